@@ -1,0 +1,30 @@
+"""What capture hands to the rest: FX graphs with shapes, and what a graph alone cannot say about them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapturedGraph:
+    """One FX graph as a compiler would hand it to its backend."""
+
+    name: str
+    """``forward``, ``backward``, ``joint`` or ``graph`` (direction unknown)."""
+    module: torch.fx.GraphModule
+    """Every placeholder and call carries ``meta["val"]`` (fake tensors, or symbolic integers with hints)."""
+    kept_inputs: frozenset[str]
+    """Placeholders that the caller keeps alive (parameters, buffers); the others are freed at their last use."""
+    parameter_names: Mapping[str, str]
+    """Placeholder name -> fully qualified name of the parameter behind it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capture:
+    """The graphs of one source, with the process groups they name."""
+
+    source: str
+    graphs: tuple[CapturedGraph, ...]
+    group_ranks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Group name -> process ranks of the group that contains process rank 0 (empty where only the size is known)."""

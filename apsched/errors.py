@@ -1,0 +1,20 @@
+"""Errors that apsched raises on purpose.
+
+    ApschedError
+    ├── InputError (also ValueError)      what the user handed in is wrong          exit 2
+    └── InfeasibleError                   no schedule keeps the caps                exit 1
+
+Every message says what was expected, what was found and what to do. Anything else that escapes is a bug of apsched.
+"""
+
+
+class ApschedError(Exception):
+    """Base of every error that apsched raises on purpose."""
+
+
+class InputError(ApschedError, ValueError):
+    """A source, file, option or graph that cannot be used; the message names it."""
+
+
+class InfeasibleError(ApschedError):
+    """No schedule keeps the caps; the message names the caps, the nodes and the least cap that would do."""

@@ -1,0 +1,94 @@
+"""The networkx DAG that stands between torch and the solver: one typed record per FX node.
+
+``dag.nodes[rank]["record"]`` is a :class:`NodeRecord`; the key of a node is its rank. ``dag.edges[u, v]["kind"]`` is
+``"data"`` (v takes a value of u) or ``"order"`` (mutation, aliasing, random state or effects keep u before v).
+``dag.graph["storages"]`` is a tuple of :class:`StorageRecord`, indexed by the storage ids that records hold;
+``dag.graph["curves"]`` maps a curve name to a :class:`apsched.price_curve.PriceCurve` (time against bytes);
+``dag.graph["name"]``, ``["cluster"]``, ``["group_ranks"]`` say where the graph comes from.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class NodeKind(StrEnum):
+    """What a node does when its turn comes."""
+
+    INPUT = "input"  # placeholder, get_attr
+    VIEW = "view"  # takes no time and no memory: views, getitem, symbolic sizes
+    COMPUTE = "compute"
+    START = "start"
+    WAIT = "wait"
+    OUTPUT = "output"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageRecord:
+    """One piece of memory; views of it and writes into it share it."""
+
+    size_bytes: int
+    """As the graph says, before the allocator rounds it."""
+    kept: bool
+    """The caller holds it before, during and after the graph (parameters, buffers)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveRecord:
+    """What a start node launches."""
+
+    kind: str
+    """``all_gather``, ``reduce_scatter``, ``all_reduce`` or ``all_to_all``."""
+    group: str
+    group_size: int
+    reduce_op: str
+    """Empty where nothing is reduced."""
+    dtype: str
+    device: str
+    input_bytes: int
+    output_bytes: int
+    size_bytes: int
+    """Counted once: an all-gather by its output, a reduce-scatter by its input, the others by their size."""
+    wait: int
+    """Rank of the wait node."""
+    on_path: bool
+    """Between two compute nodes; otherwise an FSDP collective, which can move."""
+    bucketable: bool
+    """May share a launch: FSDP, one wait, contiguous input and output, no bucket already."""
+    holds_input: bool
+    """The input stays alive until the wait (functional collectives that copy their input do not hold it)."""
+    num_members: int
+    """1 as captured; the number of members after write-back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRecord:
+    """One FX node: what it costs, what it touches, where it comes from."""
+
+    name: str
+    rank: int
+    op: str
+    target: str
+    kind: NodeKind
+    duration_us: float
+    """Time on the compute stream; of a start node, the price of its launch."""
+    cost_source: str
+    """Where the duration comes from: ``formula``, ``table``, ``profile``, ``measured``, ``copy`` or ``free``."""
+    allocates: tuple[int, ...]
+    """Storages that come to life at this node (inputs of the graph: at their placeholder)."""
+    reads: tuple[int, ...]
+    """Storages behind its tensor arguments (all of a tuple, where it takes a tuple)."""
+    writes: tuple[int, ...]
+    """Storages it mutates."""
+    aliases: tuple[int, ...]
+    """Storages of others that its result shares (views, waits, in-place and ``out=`` results)."""
+    frees: tuple[int, ...]
+    """Storages whose last use this node is, in the order as captured."""
+    module: str
+    """Fully qualified name of the module it comes from, or of the parameter that a collective serves; may be empty."""
+    direction: str
+    """``forward`` or ``backward``."""
+    dtype: str
+    """Of its (first) result; empty where it has none."""
+    role: str
+    """Empty as captured; ``copy_in`` or ``copy_out`` for the copies that write-back adds."""
+    collective: CollectiveRecord | None

@@ -1,0 +1,1 @@
+"""Workloads to schedule: plain PyTorch modules under named presets and meshes."""

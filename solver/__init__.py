@@ -1,0 +1,1 @@
+"""Problem -> schedule. Knows no torch."""
