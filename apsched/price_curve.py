@@ -33,7 +33,9 @@ class PriceCurve:
     def __post_init__(self) -> None:
         sizes, prices = self.size_bytes, self.price_ticks
         if len(sizes) != len(prices) or len(sizes) < 2 or sizes[0] != 0:
-            raise InputError(f"a price curve needs at least two points, the first at 0 bytes; found {len(sizes)} sizes and {len(prices)} prices")
+            raise InputError(
+                f"a price curve needs at least two points, the first at 0 bytes; found {len(sizes)} sizes and {len(prices)} prices"
+            )
         if any(a >= b for a, b in zip(sizes, sizes[1:], strict=False)):
             raise InputError("the sizes of a price curve must increase")
         if prices[0] < 0 or any(a > b for a, b in zip(prices, prices[1:], strict=False)):

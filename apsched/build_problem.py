@@ -1,0 +1,186 @@
+"""networkx DAG -> Problem: round to ticks and allocated bytes, name the keys, find what travels with a collective."""
+
+import networkx as nx
+
+from apsched.graph.dag import CollectiveRecord, NodeKind, NodeRecord, StorageRecord
+from apsched.graph.identity import graph_hash
+from apsched.price_curve import PriceCurve
+from apsched.problem import Collective, Key, Problem, Storage, check_problem
+from apsched.units import allocated_bytes, us_to_ticks
+
+
+def build_problem(dag: nx.DiGraph) -> Problem:
+    """Return the scheduling problem that ``dag`` states."""
+    records: list[NodeRecord] = [dag.nodes[rank]["record"] for rank in range(dag.number_of_nodes())]
+    predecessors = tuple(tuple(sorted(dag.predecessors(rank))) for rank in range(len(records)))
+    starts = [r for r in records if r.collective is not None]
+    streams = tuple(dict.fromkeys(r.collective.group for r in starts if r.collective is not None))
+    keys, key_of_start = _keys(starts, streams, dag.graph["curves"])
+    successors: list[list[int]] = [[] for _ in records]
+    for node, before in enumerate(predecessors):
+        for p in before:
+            successors[p].append(node)
+    problem = Problem(
+        name=dag.graph["name"],
+        graph_hash=graph_hash(dag),
+        node_names=tuple(r.name for r in records),
+        kinds=tuple(r.kind for r in records),
+        duration_ticks=tuple(us_to_ticks(r.duration_us) for r in records),
+        predecessors=predecessors,
+        modules=tuple(r.module for r in records),
+        storages=_storages(records, dag.graph["storages"]),
+        keys=keys,
+        collectives=tuple(
+            _collective(r, r.collective, key_of_start[r.rank], records, predecessors, successors) for r in starts if r.collective
+        ),
+        streams=streams,
+        copy_price=dag.graph["curves"]["copy"],
+    )
+    check_problem(problem)
+    return problem
+
+
+def _keys(starts: list[NodeRecord], streams: tuple[str, ...], curves: dict[str, PriceCurve]) -> tuple[tuple[Key, ...], dict[int, int]]:
+    """Return the distinct keys in order of appearance, and the index of each start's key.
+
+    The launch of a bucket costs what the cheapest captured launch of its key costs: a captured one may hold more than the launch (a
+    functional all-reduce first clones its input, a bucket does not).
+    """
+    index: dict[tuple[str, ...], int] = {}
+    key_of_start: dict[int, int] = {}
+    members: list[list[NodeRecord]] = []
+    for record in starts:
+        c = record.collective
+        assert c is not None
+        k = index.setdefault((c.kind, c.group, str(c.group_size), c.reduce_op, c.dtype, c.device), len(index))
+        if k == len(members):
+            members.append([])
+        members[k].append(record)
+        key_of_start[record.rank] = k
+    return tuple(_key(records, streams, curves) for records in members), key_of_start
+
+
+def _key(records: list[NodeRecord], streams: tuple[str, ...], curves: dict[str, PriceCurve]) -> Key:
+    c = records[0].collective
+    assert c is not None
+    return Key(
+        kind=c.kind,
+        group=c.group,
+        group_size=c.group_size,
+        reduce_op=c.reduce_op,
+        dtype=c.dtype,
+        device=c.device,
+        stream=streams.index(c.group),
+        price=curves[f"{c.kind}:{c.group}"],
+        launch_ticks=min(us_to_ticks(r.duration_us) for r in records),
+    )
+
+
+def _storages(records: list[NodeRecord], storages: tuple[StorageRecord, ...]) -> tuple[Storage, ...]:
+    birth = [-1] * len(storages)
+    uses: list[set[int]] = [set() for _ in storages]
+    for record in records:
+        for s in record.allocates:
+            if record.kind is not NodeKind.INPUT:
+                birth[s] = record.rank
+        for s in (*record.allocates, *record.reads, *record.writes, *record.aliases):
+            uses[s].add(record.rank)
+        if record.collective is not None and record.collective.holds_input:
+            for s in record.reads:
+                uses[s].add(record.collective.wait)
+    return tuple(
+        Storage(size_bytes=allocated_bytes(storage.size_bytes), birth=birth[s], kept=storage.kept, uses=tuple(sorted(uses[s])))
+        for s, storage in enumerate(storages)
+    )
+
+
+def _collective(
+    record: NodeRecord,
+    c: CollectiveRecord,
+    key: int,
+    records: list[NodeRecord],
+    predecessors: tuple[tuple[int, ...], ...],
+    successors: list[list[int]],
+) -> Collective:
+    prologue = () if c.on_path else _prologue(record.rank, records, predecessors, successors)
+    epilogue = () if c.on_path else _epilogue(c.wait, records, predecessors, successors)
+    output = (*record.allocates, *record.aliases)[0]
+    return Collective(
+        start=record.rank,
+        wait=c.wait,
+        key=key,
+        size_bytes=c.size_bytes,
+        input_bytes=c.input_bytes,
+        output_bytes=c.output_bytes,
+        input_storage=record.reads[0] if record.reads else output,
+        output_storage=output,
+        holds_input=c.holds_input,
+        on_path=c.on_path,
+        bucketable=c.bucketable,
+        prologue=prologue,
+        epilogue=epilogue,
+        module=record.module,
+    )
+
+
+def _prologue(
+    start: int, records: list[NodeRecord], predecessors: tuple[tuple[int, ...], ...], successors: list[list[int]]
+) -> tuple[int, ...]:
+    """Return the compute nodes before ``start`` that come from inputs alone and serve nothing else."""
+    chain, serving = [], {start}
+    stack = list(predecessors[start])
+    while stack:
+        node = stack.pop()
+        if node in serving or records[node].kind not in (NodeKind.COMPUTE, NodeKind.VIEW):
+            continue
+        if not serving.issuperset(successors[node]):
+            continue
+        serving.add(node)
+        chain.append(node)
+        stack += predecessors[node]
+    while True:  # keep only what depends on nothing but inputs and itself
+        kept = {
+            n
+            for n in chain
+            if all(p in chain or records[p].kind is NodeKind.INPUT or _input_view(p, records, predecessors) for p in predecessors[n])
+        }
+        if len(kept) == len(chain):
+            return tuple(sorted(n for n in chain if records[n].kind is NodeKind.COMPUTE))
+        chain = [n for n in chain if n in kept]
+
+
+def _input_view(node: int, records: list[NodeRecord], predecessors: tuple[tuple[int, ...], ...]) -> bool:
+    """Whether ``node`` is a view of a graph input."""
+    while records[node].kind is NodeKind.VIEW and len(predecessors[node]) == 1:
+        node = predecessors[node][0]
+    return records[node].kind is NodeKind.INPUT
+
+
+def _epilogue(
+    wait: int, records: list[NodeRecord], predecessors: tuple[tuple[int, ...], ...], successors: list[list[int]]
+) -> tuple[int, ...]:
+    """Return the compute nodes after ``wait`` that depend on it and inputs alone and end in outputs or in another FSDP launch."""
+    after, stack = {wait}, [wait]
+    while stack:
+        for node in successors[stack.pop()]:
+            if node not in after and records[node].kind in (NodeKind.VIEW, NodeKind.COMPUTE):
+                after.add(node)
+                stack.append(node)
+        if len(after) > _LONGEST_EPILOGUE:
+            return ()
+    mine = {wait}
+    for node in sorted(after - {wait}):
+        if all(p in mine or records[p].kind is NodeKind.INPUT or _input_view(p, records, predecessors) for p in predecessors[node]):
+            mine.add(node)
+    for node in sorted(mine - {wait}, reverse=True):
+        if not all(s in mine or records[s].kind is NodeKind.OUTPUT or _moving_start(records[s]) for s in successors[node]):
+            mine.discard(node)
+    return tuple(sorted(n for n in mine if records[n].kind is NodeKind.COMPUTE))
+
+
+def _moving_start(record: NodeRecord) -> bool:
+    return record.collective is not None and not record.collective.on_path
+
+
+_LONGEST_EPILOGUE = 64
+"""Nodes after a wait beyond which it is not a finishing chain; keeps the search linear."""

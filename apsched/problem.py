@@ -1,0 +1,193 @@
+"""The scheduling problem as integers: no torch, no networkx.
+
+A node is its rank in the graph as captured. Times are ticks, memory is bytes as the allocator takes them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from apsched.errors import InputError
+from apsched.graph.dag import NodeKind
+from apsched.price_curve import PriceCurve
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """One piece of memory: alive from its birth to its last use."""
+
+    size_bytes: int
+    """As allocated (rounded up)."""
+    birth: int
+    """Node that allocates it; -1 where it is alive before the first node."""
+    kept: bool
+    """The caller holds it throughout."""
+    uses: tuple[int, ...]
+    """Nodes that need it alive, ascending: they allocate, read, write or share it, or wait for a collective that reads it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """What members of one bucket must share, and what a bucket of it costs."""
+
+    kind: str
+    """``all_gather``, ``reduce_scatter``, ``all_reduce`` or ``all_to_all``."""
+    group: str
+    group_size: int
+    reduce_op: str
+    dtype: str
+    device: str
+    stream: int
+    """Index of the group's stream."""
+    price: PriceCurve
+    """Bytes (counted once) -> ticks on the group's stream."""
+    launch_ticks: int
+    """Price of one launch on the compute stream."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """One collective as captured."""
+
+    start: int
+    wait: int
+    key: int
+    """Index of its key."""
+    size_bytes: int
+    """Counted once: what its price depends on."""
+    input_bytes: int
+    output_bytes: int
+    input_storage: int
+    output_storage: int
+    holds_input: bool
+    """The input stays alive until the wait."""
+    on_path: bool
+    bucketable: bool
+    prologue: tuple[int, ...]
+    """Compute nodes that serve only its start (the cast of a parameter); they travel with the start."""
+    epilogue: tuple[int, ...]
+    """Compute nodes that only finish its result for the graph's outputs; they travel with the wait."""
+    module: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """All that simulate, verify and the solver know."""
+
+    name: str
+    graph_hash: str
+    node_names: tuple[str, ...]
+    kinds: tuple[NodeKind, ...]
+    duration_ticks: tuple[int, ...]
+    """Time on the compute stream; of a start, the price of its launch as captured."""
+    predecessors: tuple[tuple[int, ...], ...]
+    """For each node the nodes that must come before it (data and order)."""
+    modules: tuple[str, ...]
+    storages: tuple[Storage, ...]
+    keys: tuple[Key, ...]
+    collectives: tuple[Collective, ...]
+    """Ordered by start node."""
+    streams: tuple[str, ...]
+    """Group name of each stream."""
+    copy_price: PriceCurve
+    """Bytes copied -> ticks on the compute stream, of a copy-in or a copy-out."""
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes."""
+        return len(self.kinds)
+
+    @cached_property
+    def collective_of_node(self) -> dict[int, int]:
+        """Start or wait node -> index of its collective."""
+        return {node: c for c, collective in enumerate(self.collectives) for node in (collective.start, collective.wait)}
+
+    @cached_property
+    def travels(self) -> frozenset[int]:
+        """Compute nodes that travel with a collective instead of keeping their place among the compute nodes."""
+        return frozenset(node for c in self.collectives for node in (*c.prologue, *c.epilogue))
+
+    @cached_property
+    def spine(self) -> tuple[int, ...]:
+        """Compute nodes that keep their order (``max_compute_move`` 0), as captured."""
+        return tuple(i for i, kind in enumerate(self.kinds) if kind is NodeKind.COMPUTE and i not in self.travels)
+
+    @cached_property
+    def successors(self) -> tuple[tuple[int, ...], ...]:
+        """For each node the nodes that must come after it, ascending."""
+        after: list[list[int]] = [[] for _ in range(self.num_nodes)]
+        for node, before in enumerate(self.predecessors):
+            for p in before:
+                after[p].append(node)
+        return tuple(tuple(nodes) for nodes in after)
+
+    @cached_property
+    def kept_bytes(self) -> int:
+        """Bytes that the caller holds throughout."""
+        return sum(s.size_bytes for s in self.storages if s.kept)
+
+    @cached_property
+    def needs(self) -> tuple[tuple[int, ...], ...]:
+        """For each collective the spine nodes that need its result, ascending; empty where only outputs do."""
+        spine = frozenset(self.spine)
+        return tuple(_needing(self, c.wait, spine) for c in self.collectives)
+
+
+def _needing(problem: Problem, wait: int, spine: frozenset[int]) -> tuple[int, ...]:
+    """Return the spine nodes reached from ``wait`` through nodes that take no place of their own."""
+    seen, stack, found = {wait}, [wait], set()
+    while stack:
+        for node in problem.successors[stack.pop()]:
+            if node in spine:
+                found.add(node)
+            elif node not in seen:
+                seen.add(node)
+                stack.append(node)
+    return tuple(sorted(found))
+
+
+def check_problem(problem: Problem) -> None:
+    """Raise InputError where ``problem`` breaks what the rest relies on."""
+    n = problem.num_nodes
+    for label, values in (
+        ("node_names", problem.node_names),
+        ("duration_ticks", problem.duration_ticks),
+        ("predecessors", problem.predecessors),
+        ("modules", problem.modules),
+    ):
+        _require(len(values) == n, f"{label} has {len(values)} entries for {n} nodes")
+    for node, before in enumerate(problem.predecessors):
+        _require(
+            all(0 <= p < node for p in before), f"node {problem.node_names[node]}: predecessors must come before it in the captured order"
+        )
+    _require(all(d >= 0 for d in problem.duration_ticks), "durations must not be negative")
+    for s, storage in enumerate(problem.storages):
+        _require(storage.size_bytes >= 0, f"storage {s} has a negative size")
+        _require(-1 <= storage.birth < n, f"storage {s} is allocated by node {storage.birth}, which does not exist")
+        _require(_ascending(storage.uses) and all(0 <= u < n for u in storage.uses), f"storage {s}: uses must be nodes in ascending order")
+    for c in problem.collectives:
+        _check_collective(problem, c)
+    _require(_ascending([c.start for c in problem.collectives]), "collectives must be ordered by their start node")
+
+
+def _check_collective(problem: Problem, c: Collective) -> None:
+    n, name = problem.num_nodes, problem.node_names[c.start]
+    _require(0 <= c.start < c.wait < n, f"collective {name}: the wait must follow the start")
+    _require(
+        problem.kinds[c.start] is NodeKind.START and problem.kinds[c.wait] is NodeKind.WAIT,
+        f"collective {name}: start or wait has the wrong kind",
+    )
+    _require(0 <= c.key < len(problem.keys), f"collective {name}: key {c.key} does not exist")
+    _require(
+        all(0 <= s < len(problem.storages) for s in (c.input_storage, c.output_storage)), f"collective {name}: a storage does not exist"
+    )
+    _require(min(c.size_bytes, c.input_bytes, c.output_bytes) >= 0, f"collective {name}: negative bytes")
+
+
+def _ascending(values: Sequence[int]) -> bool:
+    return all(a < b for a, b in zip(values, values[1:], strict=False))
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise InputError(f"not a valid problem: {message}")

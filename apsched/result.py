@@ -1,0 +1,69 @@
+"""What the solver answers: schedules with their figures, a certificate, or why there is none."""
+
+from dataclasses import dataclass
+
+from apsched.schedule import Schedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """A schedule with its exact figures."""
+
+    name: str
+    """Who made it: a baseline's name, or ``apsched``."""
+    schedule: Schedule
+    step_time_ticks: int
+    exposed_ticks: int
+    peak_memory_bytes: int
+    num_launches: int
+    violations: tuple[str, ...]
+    """Caps that it breaks, a sentence each; empty where it fits."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether it keeps every cap."""
+        return not self.violations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Infeasibility:
+    """Why no schedule keeps the caps."""
+
+    caps: tuple[str, ...]
+    """Names of the caps that clash, as fields of :class:`apsched.config.Caps`."""
+    nodes: tuple[str, ...]
+    """Names of the nodes where they do."""
+    least: tuple[tuple[str, int], ...]
+    """For each of the caps, the least value that would do with the others as they are."""
+    message: str
+    """One sentence with all of that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolveResult:
+    """The answer to one problem."""
+
+    status: str
+    """``optimal`` (bound met), ``feasible`` or ``infeasible``."""
+    best: Scored | None
+    bound_ticks: int
+    """No schedule within the caps is faster."""
+    bound_source: str
+    """What the bound rests on: ``compute``, ``head``, ``stream <group>``, ``cp-sat`` ..."""
+    baselines: tuple[Scored, ...]
+    floor_memory_bytes: int
+    """The least peak for which a schedule is known, with the other caps as they are."""
+    floor_bound_bytes: int
+    """No schedule has a lower peak."""
+    solved_by: str
+    """The part of the solver that found ``best``."""
+    deterministic_work: float
+    """CP-SAT's deterministic time."""
+    infeasibility: Infeasibility | None
+
+    @property
+    def gap(self) -> float:
+        """(step time - bound) / step time; 0 where there is no schedule."""
+        if self.best is None or self.best.step_time_ticks == 0:
+            return 0.0
+        return (self.best.step_time_ticks - self.bound_ticks) / self.best.step_time_ticks

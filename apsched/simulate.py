@@ -1,0 +1,158 @@
+"""Execute a schedule on the machine of the design: one compute stream, one stream for each process group, exact memory.
+
+    t_k   = max(t_{k-1}, max over waits w just before k of end(w)) + d_k
+    end_c = max(t at the point of launch, end of the collective before c on its stream) + T_c
+
+Memory follows the order, not the clock: live bytes at a step are those of all storages born at or before it whose last use
+is at or after it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import accumulate
+
+from apsched.graph.dag import NodeKind
+from apsched.memory import live_bytes
+from apsched.problem import Problem
+from apsched.schedule import Bucket, Schedule, Step, StepKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """One launch on a group's stream."""
+
+    members: tuple[int, ...]
+    """Collectives it carries."""
+    stream: int
+    size_bytes: int
+    start_step: int
+    wait_step: int
+    begin_ticks: int
+    end_ticks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """What a schedule costs."""
+
+    begin_ticks: tuple[int, ...]
+    """When each step begins on the compute stream."""
+    end_ticks: tuple[int, ...]
+    """When each step ends on the compute stream; a wait lasts as long as the stream stands still."""
+    transfers: tuple[Transfer, ...]
+    """In order of launch."""
+    live_bytes: tuple[int, ...]
+    """At each step."""
+    in_flight_bytes: tuple[int, ...]
+    """Output bytes of FSDP collectives started and not yet waited for, at each step."""
+    step_time_ticks: int
+    exposed_ticks: int
+    """Time that the compute stream stands still, the tail after its last node included."""
+    compute_ticks: int
+    """Time that the compute stream works."""
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """The most bytes alive at any step."""
+        return max(self.live_bytes, default=0)
+
+    @property
+    def peak_in_flight_bytes(self) -> int:
+        """The most bytes in flight at any step."""
+        return max(self.in_flight_bytes, default=0)
+
+    @property
+    def num_launches(self) -> int:
+        """Number of collectives launched."""
+        return len(self.transfers)
+
+
+def simulate(problem: Problem, schedule: Schedule) -> Timeline:
+    """Return the timeline of ``schedule``, which must be complete and ordered (see ``verify``)."""
+    launched_by, waited_by = _launches(problem, schedule)
+    begin: list[int] = []
+    end: list[int] = []
+    t = 0
+    stream_free = [0] * len(problem.streams)
+    transfers: list[tuple[tuple[int, ...], int, int, int, int, int]] = []
+    transfer_of: dict[tuple[int, ...], int] = {}
+    wait_step: dict[int, int] = {}
+    for k, step in enumerate(schedule.steps):
+        begin.append(t)
+        if (members := launched_by.get(k)) is not None:
+            t += _launch_ticks(problem, step, members)
+            size = sum(problem.collectives[c].size_bytes for c in members)
+            key = problem.keys[problem.collectives[members[0]].key]
+            start = max(t, stream_free[key.stream])
+            stream_free[key.stream] = start + key.price(size)
+            transfer_of[members] = len(transfers)
+            transfers.append((members, key.stream, size, k, start, stream_free[key.stream]))
+        elif (members := waited_by.get(k)) is not None:
+            index = transfer_of[members]
+            wait_step[index] = k
+            t = max(t, transfers[index][5])
+        else:
+            t += _work_ticks(problem, schedule, step)
+        end.append(t)
+    stalled = sum(end[k] - begin[k] for k in waited_by)
+    step_time = max([t, *stream_free])
+    done = tuple(
+        Transfer(members=m, stream=s, size_bytes=b, start_step=k, wait_step=wait_step[i], begin_ticks=b0, end_ticks=e0)
+        for i, (m, s, b, k, b0, e0) in enumerate(transfers)
+    )
+    return Timeline(
+        begin_ticks=tuple(begin),
+        end_ticks=tuple(end),
+        transfers=done,
+        live_bytes=live_bytes(problem, schedule),
+        in_flight_bytes=_in_flight_bytes(problem, done, len(schedule.steps)),
+        step_time_ticks=step_time,
+        exposed_ticks=stalled + step_time - t,
+        compute_ticks=t - stalled,
+    )
+
+
+def _launches(problem: Problem, schedule: Schedule) -> tuple[dict[int, tuple[int, ...]], dict[int, tuple[int, ...]]]:
+    """Return for each launching step, and for each waiting step, the collectives it is about."""
+    launched: dict[int, tuple[int, ...]] = {}
+    waited: dict[int, tuple[int, ...]] = {}
+    for k, step in enumerate(schedule.steps):
+        if step.kind is StepKind.NODE:
+            if problem.kinds[step.index] is NodeKind.START:
+                launched[k] = (problem.collective_of_node[step.index],)
+            elif problem.kinds[step.index] is NodeKind.WAIT:
+                waited[k] = (problem.collective_of_node[step.index],)
+        elif step.kind is StepKind.START:
+            launched[k] = schedule.buckets[step.index].members
+        elif step.kind is StepKind.WAIT:
+            waited[k] = schedule.buckets[step.index].members
+    return launched, waited
+
+
+def _launch_ticks(problem: Problem, step: Step, members: tuple[int, ...]) -> int:
+    """Return the price of a launch on the compute stream: as captured, or of a bucket that of its key."""
+    if step.kind is StepKind.NODE:
+        return problem.duration_ticks[step.index]
+    return problem.keys[problem.collectives[members[0]].key].launch_ticks
+
+
+def _work_ticks(problem: Problem, schedule: Schedule, step: Step) -> int:
+    if step.kind is StepKind.NODE:
+        return problem.duration_ticks[step.index] if problem.kinds[step.index] is NodeKind.COMPUTE else 0
+    if step.kind is StepKind.COPY_IN:
+        return problem.copy_price(copy_in_bytes(problem, schedule.buckets[step.index]))
+    return problem.copy_price(problem.collectives[step.index].output_bytes)  # COPY_OUT
+
+
+def copy_in_bytes(problem: Problem, bucket: Bucket) -> int:
+    """Return the bytes that the copy-in of ``bucket`` moves: the inputs of its members."""
+    return sum(problem.collectives[c].input_bytes for c in bucket.members)
+
+
+def _in_flight_bytes(problem: Problem, transfers: Iterable[Transfer], num_steps: int) -> tuple[int, ...]:
+    delta = [0] * (num_steps + 1)
+    for transfer in transfers:
+        size = sum(problem.collectives[c].output_bytes for c in transfer.members if not problem.collectives[c].on_path)
+        delta[transfer.start_step] += size
+        delta[transfer.wait_step] -= size
+    return tuple(accumulate(delta[:num_steps]))

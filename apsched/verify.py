@@ -1,0 +1,183 @@
+"""Check a schedule against every dependence and cap. Shares no code with the solver."""
+
+from bisect import bisect_left, bisect_right
+from collections import Counter
+
+from apsched.config import Caps
+from apsched.problem import Problem
+from apsched.schedule import Schedule, Step, StepKind
+from apsched.simulate import Timeline, simulate
+
+
+def verify(problem: Problem, schedule: Schedule, caps: Caps, *, max_compute_move: int = 0) -> tuple[str, ...]:
+    """Return what is wrong with ``schedule``, a sentence each; empty where it keeps every dependence and every cap."""
+    wrong = _completeness(problem, schedule)
+    if wrong:
+        return tuple(wrong)  # the rest needs every step to exist once
+    position = _positions(problem, schedule)
+    wrong += _precedence(problem, position)
+    wrong += _bucket_order(problem, schedule)
+    wrong += _buckets(problem, schedule, caps)
+    wrong += _compute_moves(problem, position, max_compute_move)
+    if wrong:
+        return tuple(wrong)  # a timeline of an impossible order means nothing
+    timeline = simulate(problem, schedule)
+    wrong += _memory(problem, schedule, timeline, caps)
+    wrong += _prefetch(problem, position, caps)
+    return tuple(wrong)
+
+
+def _completeness(problem: Problem, schedule: Schedule) -> list[str]:
+    """Every node is there once, or, for the start and wait of a bucket's member, the steps of its bucket are."""
+    wrong = []
+    expected: Counter[Step] = Counter()
+    replaced: set[int] = set()
+    for b, bucket in enumerate(schedule.buckets):
+        if len(bucket.members) < 2:
+            wrong.append(f"bucket {b} has {len(bucket.members)} members; a bucket has at least two")
+        if not all(0 <= c < len(problem.collectives) for c in bucket.members):
+            return [*wrong, f"bucket {b} names a collective that does not exist"]
+        expected.update([Step(StepKind.COPY_IN, b), Step(StepKind.START, b), Step(StepKind.WAIT, b)])
+        for c in bucket.members:
+            member = problem.collectives[c]
+            if member.start in replaced:
+                wrong.append(f"{problem.node_names[member.start]} is a member of two buckets")
+            replaced |= {member.start, member.wait}
+            if problem.keys[member.key].kind == "all_gather":
+                expected[Step(StepKind.COPY_OUT, c)] += 1
+    expected.update(Step(StepKind.NODE, i) for i in range(problem.num_nodes) if i not in replaced)
+    found = Counter(schedule.steps)
+    wrong += [f"step {_show(problem, s)} is missing" for s in expected - found]
+    wrong += [f"step {_show(problem, s)} is there too often, or does not belong" for s in found - expected]
+    return wrong
+
+
+def _positions(problem: Problem, schedule: Schedule) -> list[int]:
+    """Return for each node the step at which its result exists (a member's start: its bucket's START)."""
+    position = [-1] * problem.num_nodes
+    waited: dict[int, int] = {}
+    started: dict[int, int] = {}
+    for k, step in enumerate(schedule.steps):
+        match step.kind:
+            case StepKind.NODE:
+                position[step.index] = k
+            case StepKind.START:
+                started[step.index] = k
+            case StepKind.WAIT:
+                waited[step.index] = k
+            case StepKind.COPY_OUT:
+                position[problem.collectives[step.index].wait] = k
+    for b, bucket in enumerate(schedule.buckets):
+        for c in bucket.members:
+            member = problem.collectives[c]
+            position[member.start] = started[b]
+            if position[member.wait] < 0:
+                position[member.wait] = waited[b]
+    return position
+
+
+def _precedence(problem: Problem, position: list[int]) -> list[str]:
+    """No node comes before one that it depends on."""
+    return [
+        f"{problem.node_names[node]} comes before {problem.node_names[p]}, which it depends on"
+        for node, before in enumerate(problem.predecessors)
+        for p in before
+        if position[p] >= position[node]
+    ]
+
+
+def _bucket_order(problem: Problem, schedule: Schedule) -> list[str]:
+    """The producers of all members come before the copy-in, that before the start, that before the wait and the copy-outs."""
+    wrong = []
+    at = {step: k for k, step in enumerate(schedule.steps)}
+    position = _positions(problem, schedule)
+    for b, bucket in enumerate(schedule.buckets):
+        copy_in, start, wait = (at[Step(kind, b)] for kind in (StepKind.COPY_IN, StepKind.START, StepKind.WAIT))
+        if not copy_in < start < wait:
+            wrong.append(f"bucket {b}: copy-in, start and wait are at steps {copy_in}, {start} and {wait}; they must follow each other")
+        for c in bucket.members:
+            member = problem.collectives[c]
+            late = [p for p in problem.predecessors[member.start] if position[p] > copy_in]
+            wrong += [f"bucket {b}: the copy-in comes before {problem.node_names[p]}, whose result it copies" for p in late]
+            if problem.keys[member.key].kind == "all_gather" and at[Step(StepKind.COPY_OUT, c)] < wait:
+                wrong.append(f"bucket {b}: {problem.node_names[member.start]} is copied out before the wait")
+    return wrong
+
+
+def _buckets(problem: Problem, schedule: Schedule, caps: Caps) -> list[str]:
+    """Members share a key, may be bucketed, and keep the caps on bytes and span."""
+    wrong = []
+    for b, bucket in enumerate(schedule.buckets):
+        members = [problem.collectives[c] for c in bucket.members]
+        if len({m.key for m in members}) > 1:
+            wrong.append(f"bucket {b}: members differ in group, kind, reduce op, dtype or device")
+        wrong += [f"bucket {b}: {problem.node_names[m.start]} cannot share a launch" for m in members if not m.bucketable]
+        size = sum(m.size_bytes for m in members)
+        if caps.bucket_cap_bytes is not None and size > caps.bucket_cap_bytes:
+            wrong.append(f"bucket {b} has {size} bytes, more than the bucket cap of {caps.bucket_cap_bytes}")
+        span = max(m.start for m in members) - min(m.start for m in members)
+        if caps.max_topo_span is not None and span > caps.max_topo_span:
+            wrong.append(f"bucket {b} spans {span} ranks, more than the topo-span cap of {caps.max_topo_span}")
+    return wrong
+
+
+def _compute_moves(problem: Problem, position: list[int], max_compute_move: int) -> list[str]:
+    """A compute node keeps its place among the compute nodes up to ``max_compute_move``."""
+    now = sorted(problem.spine, key=position.__getitem__)
+    place = {node: k for k, node in enumerate(now)}
+    return [
+        f"{problem.node_names[node]} moved by {abs(place[node] - k)} compute nodes, more than {max_compute_move}"
+        for k, node in enumerate(problem.spine)
+        if abs(place[node] - k) > max_compute_move
+    ]
+
+
+def _memory(problem: Problem, schedule: Schedule, timeline: Timeline, caps: Caps) -> list[str]:
+    """The caps on live and in-flight bytes hold at every step."""
+    wrong = []
+    for label, cap, series in (
+        ("live", caps.memory_cap_bytes, timeline.live_bytes),
+        ("in-flight", caps.in_flight_cap_bytes, timeline.in_flight_bytes),
+    ):
+        if cap is None or not series:
+            continue
+        k = max(range(len(series)), key=series.__getitem__)
+        if series[k] > cap:
+            wrong.append(f"{series[k]} {label} bytes at {_show(problem, schedule.steps[k])}, more than the cap of {cap}")
+    return wrong
+
+
+def _prefetch(problem: Problem, position: list[int], caps: Caps) -> list[str]:
+    """No start is further ahead of its first need than ``max_prefetch`` compute nodes."""
+    if caps.max_prefetch is None:
+        return []
+    return [
+        f"{problem.node_names[problem.collectives[c].start]} is launched {distance} compute nodes ahead, more than {caps.max_prefetch}"
+        for c, distance in prefetch_distances(problem, position).items()
+        if distance > caps.max_prefetch
+    ]
+
+
+def prefetch_distances(problem: Problem, position: list[int]) -> dict[int, int]:
+    """Return for each collective that a compute node needs the compute nodes between its launch and that node."""
+    steps = sorted(position[node] for node in problem.spine)
+    distances = {}
+    for c, collective in enumerate(problem.collectives):
+        if problem.needs[c]:
+            first_need = min(position[node] for node in problem.needs[c])
+            distances[c] = _count_between(steps, position[collective.start], first_need)
+    return distances
+
+
+def _count_between(steps: list[int], after: int, before: int) -> int:
+    return bisect_left(steps, before) - bisect_right(steps, after)
+
+
+def _show(problem: Problem, step: Step) -> str:
+    match step.kind:
+        case StepKind.NODE if 0 <= step.index < problem.num_nodes:
+            return problem.node_names[step.index]
+        case StepKind.COPY_OUT if 0 <= step.index < len(problem.collectives):
+            return f"copy-out of {problem.node_names[problem.collectives[step.index].start]}"
+        case _:
+            return f"{step.kind.name.lower().replace('_', '-')} {step.index}"
