@@ -28,3 +28,5 @@ class Capture:
     graphs: tuple[CapturedGraph, ...]
     group_ranks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Group name -> process ranks of the group that contains process rank 0 (empty where only the size is known)."""
+    group_sizes: Mapping[str, int] = field(default_factory=dict)
+    """Group name -> number of process ranks, of the groups whose process ranks are not known."""

@@ -1,0 +1,127 @@
+"""Captures what a function of the user's returns: ``package.module:function`` -> (module, inputs) -> graphs."""
+
+import difflib
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from apsched.capture.captured import Capture
+from apsched.errors import ApschedError, InputError
+
+_EXAMPLE = "expected package.module:function, such as my_job.model:build"
+
+
+def capture_function(source: str, **capture_options: Any) -> Capture:
+    """Import ``package.module``, call ``function()`` and capture the (module, inputs) that it returns.
+
+    ``source`` is looked up as Python does, with the current directory first. ``capture_options`` go to
+    :func:`apsched.capture.joint.capture_module`. The user's code runs here, with this process's rights.
+
+    Raises
+    ------
+    InputError
+        If there is no such module or function, if it raises (the message names the exception and the line of the user's file),
+        or if it returns something else.
+    """
+    from apsched.capture.joint import capture_module
+
+    module, inputs = call_function(source)
+    return capture_module(module, inputs, source=source, **capture_options)
+
+
+def call_function(source: str) -> tuple[torch.nn.Module, tuple[Any, ...]]:
+    """Return the (module, inputs) that the function named by ``source`` returns; a single input may stand alone."""
+    function = _find_function(source)
+    try:
+        result = function()
+    except ApschedError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise InputError(
+            f"{source}: expected (module, inputs), but the function raised {_told(error)}; call it by hand to see more"
+        ) from None
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise InputError(f"{source}: expected a tuple (module, inputs), found {_described(result)}; return model, (tokens,)")
+    module, inputs = result
+    if not isinstance(module, torch.nn.Module):
+        raise InputError(f"{source}: expected a torch.nn.Module first in (module, inputs), found {_described(module)}")
+    if isinstance(inputs, torch.Tensor):
+        inputs = (inputs,)
+    if not isinstance(inputs, tuple | list):
+        raise InputError(f"{source}: expected a tuple of inputs second in (module, inputs), found {_described(inputs)}")
+    return module, tuple(inputs)
+
+
+def _find_function(source: str) -> Callable[[], object]:
+    """Return the callable that ``source`` names."""
+    module_name, colon, path = source.partition(":")
+    if not colon or not module_name or not path or not all(part.isidentifier() for part in (*module_name.split("."), *path.split("."))):
+        raise InputError(f"{source}: {_EXAMPLE}, found {'no colon' if not colon else 'a name that Python cannot import'}")
+    found: Any = _import(source, module_name)
+    for part in path.split("."):
+        owner = found
+        found = getattr(owner, part, None)
+        if found is None:
+            public = [name for name in vars(owner) if not name.startswith("_")] if hasattr(owner, "__dict__") else []
+            near = difflib.get_close_matches(part, public, n=1)
+            known = f"did you mean {near[0]}?" if near else f"it has {', '.join(sorted(_callables(owner, public))[:8]) or 'no functions'}"
+            raise InputError(f"{source}: expected {part} in {module_name}, found no such name; {known}")
+    if not callable(found):
+        raise InputError(f"{source}: expected a function without arguments, found {_described(found)}")
+    return found  # type: ignore[no-any-return]
+
+
+def _callables(owner: object, names: list[str]) -> list[str]:
+    return [name for name in names if callable(getattr(owner, name, None))]
+
+
+def _import(source: str, module_name: str) -> object:
+    """Import the user's module, with the current directory on the path as ``python -m`` has it."""
+    here = os.getcwd()
+    added = here not in sys.path and "" not in sys.path
+    if added:
+        sys.path.insert(0, here)
+    try:
+        importlib.invalidate_caches()
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            raise InputError(
+                f"{source}: expected to import {module_name}, found no module {error.name}; "
+                "run in its directory, or install its package beside apsched"
+            ) from None
+        raise InputError(f"{source}: importing {module_name} raised {_told(error)}; install what it needs") from None
+    except (Exception, SystemExit) as error:
+        raise InputError(f"{source}: importing {module_name} raised {_told(error)}") from None
+    finally:
+        if added:
+            sys.path.remove(here)
+
+
+def _told(error: BaseException) -> str:
+    """Return the exception, its first line, and the innermost line of the user's own code that led to it."""
+    message = (str(error).strip().splitlines() or [""])[0][:300]
+    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{text} ({error.filename}:{error.lineno})"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
+    return f"{text} ({frames[-1].filename}:{frames[-1].lineno})" if frames else text
+
+
+def _is_users(filename: str) -> bool:
+    """Return whether ``filename`` is neither apsched, torch, Python nor an installed package."""
+    if filename.startswith("<"):
+        return False
+    path = Path(filename).resolve()
+    libraries = (Path(__file__).resolve().parents[1], Path(torch.__file__).resolve().parent, Path(os.__file__).resolve().parent)
+    return not any(path.is_relative_to(folder) for folder in libraries)
+
+
+def _described(value: object) -> str:
+    return f"{type(value).__name__} of {len(value)}" if isinstance(value, tuple | list) else type(value).__name__

@@ -1,0 +1,67 @@
+"""The process groups that a graph knows only by name: their sizes, and stand-ins where a shape depends on one."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+
+from apsched.capture.repro_source import ReproSource
+from apsched.capture.world import world
+from apsched.errors import InputError
+from apsched.torch_private import registered_groups
+
+_SIZES_IN_ARGUMENTS = ("_c10d_functional", "_c10d_functional_autograd", "bucketing")
+"""Libraries whose operators get the size of the group as an argument, or do not need it for their shapes."""
+
+
+def group_sizes(graph: torch.fx.Graph, source: ReproSource, where: Callable[[torch.fx.Node], str]) -> dict[str, int]:
+    """Return group name -> number of process ranks, of every group that the file sets up or a node names.
+
+    Raises
+    ------
+    InputError
+        If nothing says how large a group is, or two lines disagree.
+    """
+    sizes = dict(source.group_sizes)
+    for node in graph.nodes:
+        name, size = _argument(node, "group_name"), _argument(node, "group_size")
+        if isinstance(name, str) and isinstance(size, int) and sizes.setdefault(name, size) != size:
+            raise InputError(
+                f"{where(node)}: expected process group {name!r} to have {sizes[name]} process ranks throughout, "
+                f"found {size} at node {node.name}; write the file again"
+            )
+    for node in graph.nodes:
+        name = _argument(node, "group_name")
+        if isinstance(name, str) and name not in sizes:
+            raise InputError(
+                f"{where(node)}: expected the size of process group {name!r} of node {node.name}, found none in the file; add a last line "
+                f"setup_fake_process_groups({{{name!r}: {{'size': <process ranks>, 'rank': 0}}}})"
+            )
+    return dict(sorted(sizes.items()))
+
+
+def _argument(node: torch.fx.Node, name: str) -> object:
+    """Return the argument of ``node`` that its operator calls ``name``; None where it has none."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return None
+    for position, argument in enumerate(node.target._schema.arguments):
+        if argument.name == name:
+            return node.kwargs.get(name, node.args[position] if position < len(node.args) else None)
+    return None
+
+
+def needs_groups(graph: torch.fx.Graph) -> bool:
+    """Return whether a shape depends on a group that must exist."""
+    return any(
+        isinstance(node.target, torch._ops.OpOverload)
+        and node.target.namespace not in _SIZES_IN_ARGUMENTS
+        and _argument(node, "group_name") is not None
+        for node in graph.nodes
+    )
+
+
+@contextmanager
+def fake_groups(sizes: Mapping[str, int]) -> Iterator[None]:
+    """Run the body with fake process groups of these names and sizes; this process is rank 0 of each."""
+    with world(max(sizes.values())), registered_groups(sizes):
+        yield
