@@ -1,7 +1,8 @@
 """Every private function of torch that apsched uses: one small function per use, each with the torch file it comes from."""
 
+import contextlib
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -90,3 +91,116 @@ def registered_groups(sizes: Mapping[str, int]) -> Iterator[None]:
     finally:
         for name in added:
             c10d._unregister_process_group(name)  # type: ignore[arg-type]
+
+
+def is_composite(operator: Any) -> bool:
+    """Return whether ``operator`` is made of other operators (torch/_C/__init__.pyi, _dispatch_has_kernel_for_dispatch_key)."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), torch._C.DispatchKey.CompositeImplicitAutograd))
+
+
+def fake_mode_of(tensors: Any) -> Any:
+    """Return the fake mode of the first fake tensor among ``tensors``, or None (torch/_subclasses/fake_tensor.py)."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return next((t.fake_mode for t in tensors if isinstance(t, FakeTensor)), None)
+
+
+def set_traced_module_stack(stack: dict[str, tuple[str, type]] | None) -> None:
+    """Set or clear ``nn_module_stack`` of the nodes traced from here on (torch/fx/traceback.py, current_meta)."""
+    import torch.fx.traceback
+
+    if stack:
+        torch.fx.traceback.current_meta["nn_module_stack"] = stack
+    else:
+        torch.fx.traceback.current_meta.pop("nn_module_stack", None)
+
+
+def parameter_behind(descriptor: object) -> str | None:
+    """Return the name of the parameter that a joint input is (a part of), by ``node.meta["desc"]`` (torch/_functorch/_aot_autograd/descriptors.py)."""
+    from torch._functorch._aot_autograd.descriptors import ParamAOTInput, SubclassGetAttrAOTInput
+
+    while isinstance(descriptor, SubclassGetAttrAOTInput):
+        descriptor = descriptor.base
+    return str(descriptor.target) if isinstance(descriptor, ParamAOTInput) else None
+
+
+def is_parameter_or_buffer(descriptor: object) -> bool:
+    """Return whether a joint input belongs to the module's state (torch/_functorch/_aot_autograd/descriptors.py)."""
+    from torch._functorch._aot_autograd.descriptors import BufferAOTInput, ParamAOTInput, SubclassGetAttrAOTInput
+
+    while isinstance(descriptor, SubclassGetAttrAOTInput):
+        descriptor = descriptor.base
+    return isinstance(descriptor, BufferAOTInput | ParamAOTInput)
+
+
+def gradient_of(descriptor: object) -> str | None:
+    """Return the name of the parameter whose gradient a joint output is (torch/_functorch/_aot_autograd/descriptors.py)."""
+    from torch._functorch._aot_autograd.descriptors import GradAOTOutput, SubclassGetAttrAOTOutput
+
+    while isinstance(descriptor, SubclassGetAttrAOTOutput):
+        descriptor = descriptor.base
+    return parameter_behind(descriptor.grad_of) if isinstance(descriptor, GradAOTOutput) else None
+
+
+def partitioned_graphs(
+    module: Any, inputs: tuple[Any, ...], tag: Callable[[Any], None], is_static: Callable[[Any], bool]
+) -> tuple[Any, Any | None]:
+    """Return forward and backward graph of ``module(*inputs)`` as AOTAutograd hands them to a compiler, backward ``None`` without gradients.
+
+    ``tag`` may mark nodes of the joint graph before the min-cut partitioner; ``is_static`` says of a joint input whether it lives anyway
+    (torch/_functorch/aot_autograd.py, aot_export_joint_with_descriptors; torch/_functorch/partitioners.py).
+    """
+    from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    graphs: dict[str, Any] = {}
+
+    def partition(joint: Any, joint_inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
+        tag(joint)
+        primals = [node for node in joint.graph.find_nodes(op="placeholder") if node.name.startswith("primals")]
+        options["static_lifetime_input_indices"] = [i for i, node in enumerate(primals) if is_static(node)]
+        return min_cut_rematerialization_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **options)
+
+    def keep(name: str) -> Callable[[Any, Any], Callable[[Any], Any]]:
+        def compiler(graph: Any, _: Any) -> Callable[[Any], Any]:
+            graphs[name] = graph
+            return lambda *arguments: None
+
+        return compiler
+
+    with contextlib.ExitStack() as stack:
+        joint = aot_export_joint_with_descriptors(stack, module, inputs, decompositions={})
+        aot_compile_joint_with_descriptors(joint, partition_fn=partition, fw_compiler=keep("forward"), bw_compiler=keep("backward"))
+    return graphs["forward"], graphs.get("backward")
+
+
+def process_rank_in_group(group_name: str) -> int:
+    """Return this process rank's rank within a group known by name (torch/distributed/distributed_c10d.py, _resolve_process_group).
+
+    Raises LookupError where no process group runs, or none of that name.
+    """
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import _resolve_process_group
+
+    try:
+        return dist.get_rank(_resolve_process_group(group_name))  # type: ignore[arg-type]
+    except (RuntimeError, ValueError) as error:
+        raise LookupError(f"no process group named {group_name!r} runs") from error
+
+
+def empty_graph_like(graph: Any) -> Any:
+    """Return an empty FX graph with the tracer and the calling convention of ``graph`` (torch/fx/graph.py, _tracer_cls and _codegen)."""
+    import copy
+
+    from torch.fx import Graph
+
+    new = Graph(tracer_cls=graph._tracer_cls, tracer_extras=graph._tracer_extras)
+    new.set_codegen(copy.copy(graph._codegen))
+    return new
+
+
+def node_source(node: Any, pass_name: str) -> Any:
+    """Return the provenance record that ``meta["from_node"]`` holds for a node made from ``node`` (torch/fx/traceback.py, NodeSource)."""
+    from torch.fx.traceback import NodeSource, NodeSourceAction
+
+    return NodeSource(node, pass_name, [NodeSourceAction.CREATE, NodeSourceAction.REPLACE])

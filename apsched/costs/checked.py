@@ -1,0 +1,47 @@
+"""Guards a cost model that a user hands in: a price that is no number is an error which names the node."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from apsched.costs.model import CostModel
+from apsched.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class _CheckedCostModel:
+    cost_model: CostModel
+
+    def compute_us(self, node: torch.fx.Node) -> float:
+        """Return the price of the node, checked."""
+        return _checked_us(self.cost_model.compute_us(node), f"compute_us of node {node.name!r} ({node.target})")
+
+    def collective_us(self, kind: str, group_name: str, group_size: int, size_bytes: int) -> float:
+        """Return the price of the collective, checked."""
+        what = f"collective_us of {kind} of {size_bytes} bytes on group {group_name!r} ({group_size} ranks)"
+        return _checked_us(self.cost_model.collective_us(kind, group_name, group_size, size_bytes), what)
+
+    def cost_source(self, node: torch.fx.Node) -> str:
+        """Return where the price of the node comes from; ``model`` where the user's model does not say."""
+        source = getattr(self.cost_model, "cost_source", None)
+        return str(source(node)) if callable(source) else "model"
+
+
+def checked(cost_model: CostModel) -> CostModel:
+    """Return ``cost_model`` behind a check of each price: a finite number of microseconds, 0 or more.
+
+    Raises ``InputError`` at once when it lacks a method of the protocol, and later when a price is impossible.
+    """
+    if not isinstance(cost_model, CostModel):
+        raise InputError(
+            "a cost model needs the methods compute_us(node) and collective_us(kind, group_name, group_size, size_bytes); "
+            f"found {type(cost_model).__name__}"
+        )
+    return _CheckedCostModel(cost_model)
+
+
+def _checked_us(price: object, what: str) -> float:
+    if isinstance(price, bool) or not hasattr(price, "__float__") or not math.isfinite(float(price)) or float(price) < 0:
+        raise InputError(f"the cost model must return a finite number of microseconds, 0 or more; {what} returned {price!r}")
+    return float(price)

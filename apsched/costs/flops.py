@@ -1,0 +1,84 @@
+"""Floating point operations of a node: torch's registry, corrected and completed. A multiply-add is two.
+
+Beyond ``torch.utils.flop_counter``: causal attention computes only the pairs below the diagonal; the attention kernels for
+CPU and for other backends have formulas; grouped matrix products (experts) have one.
+"""
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+from apsched.costs.operands import as_int, shape_of, tensors_in
+from apsched.costs.traffic import op_name
+from apsched.errors import InputError
+
+_GROUPED = frozenset({"aten::_grouped_mm", "aten::_scaled_grouped_mm"})
+
+
+def is_attention(name: str) -> bool:
+    """Say whether the operator is a fused attention kernel."""
+    return "attention" in name
+
+
+def count_flops(node: torch.fx.Node, arguments: Mapping[str, Any], result: object) -> int:
+    """Return the operations of matrix products, convolutions and attention; 0 for all else, which memory bounds."""
+    target, name = node.target, op_name(node.target)
+    if name.startswith("aten::_scaled_dot_product") and "query" in arguments:
+        return _attention_flops(arguments)
+    if name in _GROUPED:
+        return _grouped_flops(*list(tensors_in(list(arguments.values())))[:2])
+    packet = target.overloadpacket if isinstance(target, torch._ops.OpOverload) else target
+    formula = flop_registry.get(packet)
+    if formula is None:
+        return 0
+    flops = _registered_flops(formula, node, arguments, result)
+    return flops // 2 if arguments.get("is_causal") or arguments.get("custom_mask_type") else flops
+
+
+def _registered_flops(formula: Any, node: torch.fx.Node, arguments: Mapping[str, Any], result: object) -> int:
+    """Call a formula of the registry: those that torch wraps take shapes, so plain tuples will do; the others take tensors."""
+    takes_shapes = hasattr(formula, "__wrapped__")
+    values = [(_shapes(value) if takes_shapes else value) for value in arguments.values()]
+    keywords = dict(zip(node.kwargs, values[len(node.args) :], strict=True))
+    try:
+        return as_int(formula(*values[: len(node.args)], **keywords, out_val=_shapes(result) if takes_shapes else result))
+    except (AssertionError, TypeError, ValueError, IndexError) as error:
+        raise InputError(
+            f"cannot count the operations of node {node.name!r} ({node.target}): torch's formula refuses its arguments ({error})"
+        ) from error
+
+
+def _shapes(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return shape_of(value)
+    return [_shapes(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _attention_flops(arguments: Mapping[str, Any]) -> int:
+    """Two products forward; backward five: scores again, and two for each of the forward ones (FlashAttention, arXiv 2205.14135)."""
+    batch, heads, num_queries, dim = shape_of(arguments["query"])
+    num_keys, value_dim = shape_of(arguments["value"])[-2:]
+    pairs = _causal_pairs(num_queries, num_keys) if arguments.get("is_causal") else num_queries * num_keys
+    backward = "grad_out" in arguments or "grad_out_" in arguments
+    dims = 3 * dim + 2 * value_dim if backward else dim + value_dim
+    return 2 * batch * heads * pairs * dims
+
+
+def _causal_pairs(num_queries: int, num_keys: int) -> int:
+    """Query i sees keys 0 to i (torch aligns ``is_causal`` at the top left)."""
+    square = min(num_queries, num_keys)
+    return square * (square + 1) // 2 + (num_queries - square) * num_keys
+
+
+def _grouped_flops(left: torch.Tensor, right: torch.Tensor) -> int:
+    """Each row (or column, or slice of the inner dim) belongs to one group, so the groups together are one product.
+
+    2-D by 3-D: M x K rows by their group's K x N; 3-D by 2-D: the same from the right; 2-D by 2-D: the inner dim is cut;
+    3-D by 3-D: a batched product.
+    """
+    batches = shape_of(left)[:-2] if left.dim() == right.dim() == 3 else ()
+    rows, inner = shape_of(left)[-2:]
+    return 2 * prod(batches) * rows * inner * shape_of(right)[-1]

@@ -1,0 +1,75 @@
+"""Compute priced by a roofline: the larger of operations over peak and bytes over bandwidth, and the floor of a kernel.
+
+    t = max(FLOPs / (peak(dtype) * efficiency), bytes / (bandwidth * efficiency)) + kernel_us
+
+Every node is priced as a kernel of its own, as eager execution and ``aot_eager`` run it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from apsched.costs.cluster import Cluster, Device
+from apsched.costs.flops import count_flops, is_attention
+from apsched.costs.operands import bound_arguments, tensors_in, touched_bytes, value_of
+from apsched.costs.traffic import op_name, touches_nothing, traffic_bytes
+from apsched.errors import InputError
+
+_COLLECTIVE_NAMESPACES = ("_c10d_functional::", "_c10d_functional_autograd::", "c10d_functional::")
+# clone their input and work in place on the clone (torch/csrc/distributed/c10d/Functional.cpp)
+_CLONING = ("::all_reduce", "::all_reduce_coalesced", "::broadcast")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roofline:
+    """Prices nodes of an FX graph on the device of a cluster."""
+
+    cluster: Cluster
+    allow_tf32: bool = False
+    """Products of fp32 matrices run in TF32, as after ``torch.set_float32_matmul_precision("high")``; off is torch's default."""
+
+    def compute_us(self, node: torch.fx.Node) -> float:
+        """Return the time of ``node`` on the compute stream, in microseconds; of a start node, the price of its launch.
+
+        Raises ``InputError`` for a node without ``meta["val"]``, and for calls of modules and methods, which hide operators.
+        """
+        if node.op in ("placeholder", "get_attr", "output"):
+            return 0.0
+        if node.op != "call_function":
+            raise InputError(f"node {node.name!r} is a {node.op}; expected a graph of operators: trace it with make_fx or AOTAutograd")
+        name = op_name(node.target)
+        if name.startswith(_COLLECTIVE_NAMESPACES):
+            return 0.0 if name.endswith("::wait_tensor") else self._launch_us(node, name)
+        arguments, result = bound_arguments(node), value_of(node)
+        if touches_nothing(node.target, arguments, result):
+            return 0.0
+        flops = count_flops(node, arguments, result)
+        memory_us = traffic_bytes(node.target, arguments, result) / self.cluster.device.memory_bytes_per_us
+        return max(self._flops_us(flops, name, arguments), memory_us) + self.cluster.device.kernel_us
+
+    def _flops_us(self, flops: int, name: str, arguments: dict[str, object]) -> float:
+        if not flops:
+            return 0.0
+        device = self.cluster.device
+        dtype = next(tensors_in(list(arguments.values()))).dtype
+        efficiency = device.attention_efficiency if is_attention(name) else device.matmul_efficiency
+        return flops / (_peak_tflops(device, dtype, allow_tf32=self.allow_tf32) * 1e6 * efficiency)
+
+    def _launch_us(self, node: torch.fx.Node, name: str) -> float:
+        if not name.endswith(_CLONING):
+            return self.cluster.launch_us
+        cloned_bytes = sum(map(touched_bytes, tensors_in(value_of(node.args[0]))))
+        return self.cluster.launch_us + 2 * cloned_bytes / self.cluster.device.memory_bytes_per_us + self.cluster.device.kernel_us
+
+
+def _peak_tflops(device: Device, dtype: torch.dtype, *, allow_tf32: bool) -> float:
+    peak = device.peak_tflops
+    if dtype == torch.bfloat16:
+        return peak.bf16
+    if dtype == torch.float16:
+        return peak.fp16
+    if dtype in (torch.float64, torch.complex128):
+        return peak.fp64 or peak.fp32 / 2
+    if dtype.itemsize == 1:
+        return peak.fp8 or peak.bf16
+    return peak.tf32 if allow_tf32 else peak.fp32

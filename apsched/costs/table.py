@@ -1,0 +1,147 @@
+"""Measured times of collectives: nccl-tests output or CSV, several files as one table. No torch here.
+
+Between two sizes the time is interpolated on logarithmic axes. Below the smallest size it is that size's time (latency);
+above the largest the bandwidth between the last two points goes on. A time that falls with size is lifted to the largest
+before it, since a smaller message can always be padded.
+"""
+
+import csv
+import io
+import math
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+
+from apsched.costs.alpha_beta import KINDS, GroupShape
+from apsched.costs.nccl_tests import Measurement, parse_nccl_tests
+from apsched.errors import InputError
+
+CSV_COLUMNS = ("kind", "group_size", "size_bytes", "time_us")
+_Key = tuple[str, int, int | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Curve:
+    size_bytes: tuple[int, ...]
+    time_us: tuple[float, ...]
+
+    def __call__(self, size_bytes: int) -> float:
+        sizes, times = self.size_bytes, self.time_us
+        if size_bytes <= sizes[0]:
+            return times[0]
+        if size_bytes > sizes[-1]:
+            return self._beyond(size_bytes)
+        k = min(bisect_right(sizes, size_bytes) - 1, len(sizes) - 2)
+        share = math.log(size_bytes / sizes[k]) / math.log(sizes[k + 1] / sizes[k])
+        return times[k] * math.exp(share * math.log(times[k + 1] / times[k]))
+
+    def _beyond(self, size_bytes: int) -> float:
+        """Go on with the bandwidth between the last two points, or with the last point's where they do not rise."""
+        sizes, times = self.size_bytes, self.time_us
+        us_per_byte = times[-1] / sizes[-1]
+        if len(sizes) > 1 and times[-1] > times[-2]:
+            us_per_byte = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
+        return times[-1] + (size_bytes - sizes[-1]) * us_per_byte
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveTable:
+    """Times by kind, number of ranks and (where the file says it) number of nodes."""
+
+    sources: tuple[str, ...]
+    curves: dict[_Key, _Curve] = field(repr=False)
+
+    def covers(self, kind: str, shape: GroupShape) -> bool:
+        """Say whether the table has this kind on a group of this shape; measurements without a shape fit by size alone."""
+        return self._curve(kind, shape) is not None
+
+    def collective_us(self, kind: str, shape: GroupShape, size_bytes: int) -> float:
+        """Return the time in microseconds; ``InputError`` where the table does not cover the kind and group."""
+        curve = self._curve(kind, shape)
+        if curve is None:
+            raise InputError(f"{', '.join(self.sources)}: no {kind} on {shape.num_ranks} ranks of {shape.num_nodes} nodes")
+        return curve(size_bytes)
+
+    def _curve(self, kind: str, shape: GroupShape) -> _Curve | None:
+        exact = self.curves.get((kind, shape.num_ranks, shape.num_nodes))
+        return exact or self.curves.get((kind, shape.num_ranks, None))
+
+
+def load_table(*paths: str | Path) -> CollectiveTable:
+    """Return the table in one or more files, each nccl-tests output or CSV (``kind,group_size,size_bytes,time_us``).
+
+    Bytes are counted once: an all-gather by its output, a reduce-scatter by its input, the others by their size.
+    Raises ``InputError`` naming file and line when a file cannot be read, has no data, or contradicts itself or another.
+    """
+    if not paths:
+        raise InputError("expected at least one file of measured collectives, found none")
+    rows: list[Measurement] = []
+    for path in map(Path, paths):
+        rows += _read(path)
+    return CollectiveTable(sources=tuple(str(path) for path in paths), curves=_curves(rows))
+
+
+def _read(path: Path) -> list[Measurement]:
+    try:
+        text = path.read_bytes().decode()
+    except OSError as error:
+        raise InputError(f"cannot read the table of collectives {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: expected nccl-tests output or CSV, found binary data") from error
+    is_csv = path.suffix.lower() == ".csv" or text.lstrip("\ufeff \n").startswith("kind,")
+    rows = _parse_csv(text, str(path)) if is_csv else parse_nccl_tests(text, str(path), path.name)
+    if not rows:
+        raise InputError(
+            f"{path}: no measurements found; expected the whole output of an nccl-tests program, "
+            f"or CSV with the header {','.join(CSV_COLUMNS)}"
+        )
+    return rows
+
+
+def _parse_csv(text: str, where: str) -> list[Measurement]:
+    reader = csv.reader(io.StringIO(text.removeprefix("\ufeff")))
+    header = tuple(name.strip() for name in next(reader, []))
+    if header != CSV_COLUMNS:
+        raise InputError(f"{where}, line 1: expected the header {','.join(CSV_COLUMNS)}; found {','.join(header)!r}")
+    return [_csv_row(cells, f"{where}, line {reader.line_num}") for cells in reader if any(cell.strip() for cell in cells)]
+
+
+def _csv_row(cells: list[str], where: str) -> Measurement:
+    try:
+        kind, group_size, size_bytes, time_us = (cell.strip() for cell in cells)
+        row = Measurement(
+            kind=kind, num_ranks=int(group_size), num_nodes=None, size_bytes=int(size_bytes), time_us=float(time_us), where=where
+        )
+    except ValueError:
+        raise InputError(f"{where}: expected {','.join(CSV_COLUMNS)} with whole numbers and a time; found {','.join(cells)!r}") from None
+    if row.kind not in KINDS:
+        close = get_close_matches(row.kind, KINDS, n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        raise InputError(f"{where}: expected a kind among {', '.join(KINDS)}; found {row.kind!r}{hint}")
+    if row.num_ranks < 1 or row.size_bytes < 1 or not (math.isfinite(row.time_us) and row.time_us > 0):
+        raise InputError(f"{where}: group size, bytes and time must be above 0; found {','.join(cells)!r}")
+    return row
+
+
+def _curves(rows: Iterable[Measurement]) -> dict[_Key, _Curve]:
+    points: dict[_Key, dict[int, Measurement]] = {}
+    for row in rows:
+        of_group = points.setdefault((row.kind, row.num_ranks, row.num_nodes), {})
+        other = of_group.setdefault(row.size_bytes, row)
+        if other.time_us != row.time_us:
+            raise InputError(
+                f"{row.where}: {row.kind} of {row.size_bytes} bytes on {row.num_ranks} ranks takes {row.time_us:g} us, "
+                f"but {other.time_us:g} us in {other.where}; keep one of them (one dtype and one operation)"
+            )
+    return {key: _curve(of_group.values()) for key, of_group in points.items()}
+
+
+def _curve(rows: Iterable[Measurement]) -> _Curve:
+    sizes: list[int] = []
+    times: list[float] = []
+    for row in sorted(rows, key=lambda row: row.size_bytes):
+        sizes.append(row.size_bytes)
+        times.append(max(row.time_us, times[-1]) if times else row.time_us)
+    return _Curve(size_bytes=tuple(sizes), time_us=tuple(times))

@@ -1,0 +1,91 @@
+"""Cluster files: those that ship load, and each kind of mistake in a user's file names the file and the key."""
+
+import subprocess
+import sys
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from apsched.costs.cluster import DEFAULT_CLUSTER, cluster_names, load_cluster
+from apsched.errors import InputError
+
+H100 = resources.files("apsched.costs.clusters").joinpath("h100.toml").read_text()
+
+
+def test_shipped_clusters_load_and_the_default_comes_first() -> None:
+    names = cluster_names()
+    assert names[0] == DEFAULT_CLUSTER == "h100"
+    assert {"h100", "h200", "a100", "b200", "cpu"} <= set(names)
+    for name in names:
+        assert load_cluster(name).name == name
+
+
+def test_h100_has_the_published_figures() -> None:
+    h100 = load_cluster()
+    assert (h100.ranks_per_node, h100.device.peak_tflops.bf16, h100.device.memory_bandwidth_gb_per_s) == (8, 989.4, 3350.0)
+    assert h100.inter_node.nic_gb_per_s == pytest.approx(47.0)  # 400 Gb/s / 8 * 0.94
+
+
+@pytest.mark.parametrize("name", cluster_names())
+def test_every_number_of_a_shipped_file_has_a_source(name: str) -> None:
+    """A number's comment stands on its line; tables name theirs in the header."""
+    for line in resources.files("apsched.costs.clusters").joinpath(f"{name}.toml").read_text().splitlines():
+        if "=" in line and '= "' not in line:
+            assert "#" in line, line
+
+
+def test_a_users_file_loads_by_path(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(H100.replace('name = "h100"', 'name = "mine"').replace("= 400.0", "= 800.0"))
+    assert load_cluster(str(path)).inter_node.gbit_per_s_per_rank == 800.0
+    assert load_cluster(path).name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("ranks_per_node = 8", "ranks_per_nod = 8", "unknown key 'ranks_per_nod' (did you mean 'ranks_per_node'?)"),
+        ("efficiency = 0.94", "eficiency = 0.94", "unknown key 'inter_node.eficiency' (did you mean 'efficiency'?)"),
+        ("launch_us = 5.0", "", "key 'launch_us' is missing"),
+        ("[intra_node]", "[intra]", "unknown key 'intra' (did you mean 'intra_node'?)"),
+        ("bf16 = 989.4", "bf16 = -989.4", "device.peak_tflops.bf16 must be finite and above 0; found -989.4"),
+        ("bf16 = 989.4", "bf16 = 0", "device.peak_tflops.bf16 must be finite and above 0; found 0"),
+        ("bf16 = 989.4", "bf16 = nan", "device.peak_tflops.bf16 must be finite and above 0; found nan"),
+        ("bf16 = 989.4", "bf16 = inf", "device.peak_tflops.bf16 must be finite and above 0; found inf"),
+        ("bf16 = 989.4", 'bf16 = "fast"', "device.peak_tflops.bf16 must be a number; found 'fast'"),
+        ("bf16 = 989.4", "bf16 = true", "device.peak_tflops.bf16 must be a number; found True"),
+        ("ranks_per_node = 8", "ranks_per_node = 7.5", "ranks_per_node must be a whole number; found 7.5"),
+        ("matmul_efficiency = 0.70", "matmul_efficiency = 70", "device.matmul_efficiency must be at most 1"),
+        ('library = "nccl"', 'library = "ncl"', "library must be one of nccl, gloo; found 'ncl' (did you mean 'nccl'?)"),
+        ('library = "nccl"', "library = 3", "library must be a non-empty string; found 3"),
+        ("[inter_node]", "[inter_node", "not a TOML file"),
+    ],
+)
+def test_mistakes_name_file_and_key(tmp_path: Path, old: str, new: str, message: str) -> None:
+    assert old in H100
+    path = tmp_path / "bad.toml"
+    path.write_text(H100.replace(old, new, 1))
+    with pytest.raises(InputError) as error:
+        load_cluster(path)
+    assert message in str(error.value)
+    assert "bad.toml" in str(error.value)
+
+
+def test_a_section_that_is_a_number_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text("device = 5\n" + H100.split("[device]")[0])
+    with pytest.raises(InputError, match=r"'device' must be a table \[device\]; found 5"):
+        load_cluster(path)
+
+
+def test_unknown_names_and_missing_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"found 'h10' \(did you mean 'h100'\?\)"):
+        load_cluster("h10")
+    with pytest.raises(InputError, match="cannot read the cluster file .*absent.toml"):
+        load_cluster(tmp_path / "absent.toml")
+
+
+def test_clusters_tables_and_prices_need_no_torch() -> None:
+    code = "import sys, apsched.costs.table, apsched.costs.alpha_beta, apsched.costs.cluster; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
