@@ -180,10 +180,10 @@ def process_rank_in_group(group_name: str) -> int:
     Raises LookupError where no process group runs, or none of that name.
     """
     import torch.distributed as dist
-    from torch.distributed.distributed_c10d import _resolve_process_group
+    from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
 
     try:
-        return dist.get_rank(_resolve_process_group(group_name))  # type: ignore[arg-type]
+        return dist.get_rank(_resolve_process_group(group_name))
     except (RuntimeError, ValueError) as error:
         raise LookupError(f"no process group named {group_name!r} runs") from error
 
@@ -204,3 +204,14 @@ def node_source(node: Any, pass_name: str) -> Any:
     from torch.fx.traceback import NodeSource, NodeSourceAction
 
     return NodeSource(node, pass_name, [NodeSourceAction.CREATE, NodeSourceAction.REPLACE])
+
+
+def storage_key(tensor: Any) -> int:
+    """Return the identity of a tensor's storage while it lives (torch/storage.py, UntypedStorage._cdata)."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def symint_hint(size: Any) -> int | None:
+    """Return the example value of a symbolic integer, ``None`` where there is none (torch/fx/experimental/sym_node.py, SymNode.hint)."""
+    hint = size.node.hint
+    return None if hint is None else int(hint)
