@@ -54,7 +54,7 @@ def as_int(size: int | torch.SymInt) -> int:
             raise InputError(
                 f"the symbolic size {size} has no example value, so it cannot be priced; mark it with a hint or capture with static shapes"
             )
-        return hint
+        return int(hint)
     return int(size)
 
 

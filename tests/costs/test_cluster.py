@@ -82,7 +82,7 @@ def test_a_section_that_is_a_number_is_refused(tmp_path: Path) -> None:
 def test_unknown_names_and_missing_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"found 'h10' \(did you mean 'h100'\?\)"):
         load_cluster("h10")
-    with pytest.raises(InputError, match="cannot read the cluster file .*absent.toml"):
+    with pytest.raises(InputError, match=r"cannot read the cluster file .*absent\.toml"):
         load_cluster(tmp_path / "absent.toml")
 
 
