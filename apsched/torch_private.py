@@ -116,7 +116,7 @@ def set_traced_module_stack(stack: dict[str, tuple[str, type]] | None) -> None:
 
 
 def parameter_behind(descriptor: object) -> str | None:
-    """Return the name of the parameter that a joint input is (a part of), by ``node.meta["desc"]`` (torch/_functorch/_aot_autograd/descriptors.py)."""
+    """Return the name of the parameter behind a joint input, by ``meta["desc"]`` (torch/_functorch/_aot_autograd/descriptors.py)."""
     from torch._functorch._aot_autograd.descriptors import ParamAOTInput, SubclassGetAttrAOTInput
 
     while isinstance(descriptor, SubclassGetAttrAOTInput):
@@ -145,7 +145,7 @@ def gradient_of(descriptor: object) -> str | None:
 def partitioned_graphs(
     module: Any, inputs: tuple[Any, ...], tag: Callable[[Any], None], is_static: Callable[[Any], bool]
 ) -> tuple[Any, Any | None]:
-    """Return forward and backward graph of ``module(*inputs)`` as AOTAutograd hands them to a compiler, backward ``None`` without gradients.
+    """Return forward and backward graph of ``module(*inputs)`` as AOTAutograd hands them to a compiler; without gradients backward is None.
 
     ``tag`` may mark nodes of the joint graph before the min-cut partitioner; ``is_static`` says of a joint input whether it lives anyway
     (torch/_functorch/aot_autograd.py, aot_export_joint_with_descriptors; torch/_functorch/partitioners.py).
@@ -161,8 +161,8 @@ def partitioned_graphs(
         options["static_lifetime_input_indices"] = [i for i, node in enumerate(primals) if is_static(node)]
         return min_cut_rematerialization_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **options)
 
-    def keep(name: str) -> Callable[[Any, Any], Callable[[Any], Any]]:
-        def compiler(graph: Any, _: Any) -> Callable[[Any], Any]:
+    def keep(name: str) -> Any:
+        def compiler(graph: Any, _: Any) -> Callable[..., None]:
             graphs[name] = graph
             return lambda *arguments: None
 
@@ -180,10 +180,10 @@ def process_rank_in_group(group_name: str) -> int:
     Raises LookupError where no process group runs, or none of that name.
     """
     import torch.distributed as dist
-    from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
+    from torch.distributed.distributed_c10d import GroupName, _resolve_process_group  # type: ignore[attr-defined]
 
     try:
-        return dist.get_rank(_resolve_process_group(group_name))
+        return dist.get_rank(_resolve_process_group(GroupName(group_name)))
     except (RuntimeError, ValueError) as error:
         raise LookupError(f"no process group named {group_name!r} runs") from error
 

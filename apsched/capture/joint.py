@@ -1,0 +1,91 @@
+"""Capture a training step: AOTAutograd's joint graph, partitioned into forward and backward as a compiler gets them."""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Node
+
+from apsched.capture.captured import Capture, CapturedGraph
+from apsched.capture.module_stack import recorded_modules
+from apsched.capture.parameters import mark_parameters, parameter_names
+from apsched.torch_private import is_parameter_or_buffer, partitioned_graphs, process_group_names
+
+Tag = Callable[[GraphModule], None]
+"""Sets ``meta["recompute"]`` on nodes of the joint graph, for the partitioner."""
+
+
+def capture_module(
+    module: nn.Module, inputs: tuple[torch.Tensor, ...], *, source: str, reshard_after_forward: bool = True, tag: Tag | None = None
+) -> Capture:
+    """Return the forward and the backward graph of ``module(*inputs)``; nothing is computed.
+
+    Parameters and inputs may be real, or fake tensors of one fake mode; parameters may be DTensors: the graph then takes
+    their local shards. With ``reshard_after_forward`` the gathered parameters are gathered again in backward. ``tag`` may
+    mark further nodes. A process group must run if the module uses one (:func:`apsched.capture.world.world`).
+
+    The graphs are called as a compiler would call them::
+
+        loss, *saved = forward(*parameters, *buffers, *inputs)     # in the order of the placeholders, DTensors as local shards
+        gradients = backward(*saved, tangent)                      # one per forward input, None where there is none
+
+    Every node has ``meta["nn_module_stack"]`` (``fwd_nn_module_stack`` in backward) where a module made it, and
+    ``meta["custom"]["apsched_parameter"]`` where it gathers a parameter or reduces its gradient.
+    """
+
+    def mark(joint: GraphModule) -> None:
+        if tag is not None:
+            tag(joint)
+        mark_parameters(joint, reshard_after_forward=reshard_after_forward)
+
+    with recorded_modules(module):
+        forward, backward = partitioned_graphs(module, inputs, mark, lambda node: is_parameter_or_buffer(node.meta.get("desc")))
+    graphs = [_captured("forward", forward, kept=forward.graph.find_nodes(op="placeholder"))]
+    if backward is not None:
+        graphs.append(_captured("backward", backward, kept=_passed_through(forward.graph, backward.graph)))
+    used = {argument for graph in graphs for argument in _group_names(graph.module)}
+    ranks = {name: ranks for name, ranks in sorted(process_group_names().items()) if name in used}
+    return Capture(source=source, graphs=tuple(graphs), group_ranks=ranks)
+
+
+def _captured(name: str, module: GraphModule, *, kept: Iterable[Node]) -> CapturedGraph:
+    kept_names = {node.name for node in kept}
+    _drop_opaque(module)
+    placeholders = {node.name for node in module.graph.find_nodes(op="placeholder")}
+    return CapturedGraph(
+        name=name, module=module, kept_inputs=frozenset(kept_names & placeholders), parameter_names=parameter_names(module.graph)
+    )
+
+
+def _drop_opaque(module: GraphModule) -> None:
+    """Remove inputs and outputs that are no tensors or numbers: DTensor's device meshes, which no node uses."""
+    graph = module.graph
+    opaque = [node for node in graph.find_nodes(op="placeholder") if not isinstance(node.meta["val"], torch.Tensor | torch.SymInt | int)]
+    output = graph.output_node()
+    opaque = [node for node in opaque if not set(node.users) - {output}]
+    keep = [k for k, value in enumerate(output.args[0]) if value not in opaque]  # type: ignore[arg-type]
+    for key in ("desc", "output_stack_traces"):
+        if key in output.meta:
+            output.meta[key] = [output.meta[key][k] for k in keep]
+    output.args = (tuple(output.args[0][k] for k in keep),)  # type: ignore[index]
+    for node in opaque:
+        graph.erase_node(node)
+    module.recompile()
+
+
+def _passed_through(forward: torch.fx.Graph, backward: torch.fx.Graph) -> list[Node]:
+    """Return the backward inputs that are forward inputs, or views of them: their memory is the caller's."""
+    saved = {value.name: value for value in forward.output_node().args[0] if isinstance(value, Node)}  # type: ignore[union-attr]
+    return [node for node in backward.find_nodes(op="placeholder") if node.name in saved and _base(saved[node.name]).op == "placeholder"]
+
+
+def _base(node: Node) -> Node:
+    while node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload) and node.target.is_view:
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _group_names(module: GraphModule) -> Iterable[str]:
+    for node in module.graph.nodes:
+        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "_c10d_functional":
+            yield from (argument for argument in (*node.args, *node.kwargs.values()) if isinstance(argument, str))

@@ -1,0 +1,90 @@
+"""Find the nodes that serve one parameter: from its shard to its first use, and from its gradient to the output."""
+
+from collections.abc import Mapping
+from operator import getitem
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.utils.checkpoint import CheckpointPolicy
+
+from apsched.torch_private import gradient_of, parameter_behind
+
+PARAMETER_KEY = "apsched_parameter"
+"""``node.meta["custom"][PARAMETER_KEY]`` is the name of the parameter that a node gathers, casts, views or reduces."""
+
+_AFTER_ALL_CHECKPOINTS = 100_000
+"""``ac_graph_id`` above that of any checkpointed region, so that the partitioner sees no boundary here (TorchTitan does the same)."""
+
+_aten, _prims = torch.ops.aten, torch.ops.prims
+_COPIES = {
+    _aten._to_copy.default,
+    _aten.cat.default,
+    _aten.clone.default,
+    _aten.constant_pad_nd.default,
+    _prims.convert_element_type.default,
+}
+
+
+def serves_alone(node: Node) -> bool:
+    """Return whether ``node`` only moves data: a view, a cast, a copy, a collective or its wait."""
+    if node.op != "call_function":
+        return False
+    if node.target is getitem or node.target in _COPIES:
+        return True
+    return isinstance(node.target, torch._ops.OpOverload) and (node.target.namespace == "_c10d_functional" or node.target.is_view)
+
+
+def gather_nodes(joint: torch.fx.Graph) -> dict[Node, str]:
+    """Return forward node -> parameter, for every node between a parameter and its first uses."""
+    owner: dict[Node, str] = {}
+    for node in joint.nodes:
+        if node.op == "placeholder":
+            name = parameter_behind(node.meta.get("desc"))
+            if name is not None:
+                owner[node] = name
+        elif serves_alone(node) and node.meta.get("partitioner_tag") != "is_backward":
+            owners = {owner.get(source) for source in node.all_input_nodes}
+            name = owners.pop() if len(owners) == 1 else None
+            if name is not None:
+                owner[node] = name
+    return {node: name for node, name in owner.items() if node.op != "placeholder"}
+
+
+def gradient_nodes(joint: torch.fx.Graph) -> dict[Node, str]:
+    """Return backward node -> parameter, for every node between the compute of a gradient and the output."""
+    output = joint.output_node()
+    descriptors = output.meta.get("desc") or ()
+    final: dict[Node, set[str | None]] = {}
+    for value, descriptor in zip(output.args[0], descriptors, strict=False):  # type: ignore[arg-type]
+        if isinstance(value, Node):
+            final.setdefault(value, set()).add(gradient_of(descriptor))
+    owner: dict[Node, str] = {}
+    for node in reversed(joint.nodes):
+        if not serves_alone(node) or node.meta.get("partitioner_tag") != "is_backward":
+            continue
+        owners = {owner.get(user) for user in node.users if user is not output} | final.get(node, set())
+        name = owners.pop() if len(owners) == 1 else None
+        if name is not None:
+            owner[node] = name
+    return owner
+
+
+def mark_parameters(joint: GraphModule, *, reshard_after_forward: bool) -> None:
+    """Name the parameter on each node that serves one, and have the partitioner gather again in backward.
+
+    The whole chain up to the last layout op is marked for recomputation: marked less, the partitioner saves a transposed
+    view or copy of every gathered parameter.
+    """
+    gathers = gather_nodes(joint.graph)
+    for node, name in (gathers | gradient_nodes(joint.graph)).items():
+        node.meta["custom"] = {**node.meta.get("custom", {}), PARAMETER_KEY: name}
+    if reshard_after_forward:
+        for node in gathers:
+            node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+            node.meta["ac_graph_id"] = _AFTER_ALL_CHECKPOINTS
+
+
+def parameter_names(graph: torch.fx.Graph) -> Mapping[str, str]:
+    """Return placeholder -> name of the parameter, for the placeholders that are one."""
+    named = ((node.name, parameter_behind(node.meta.get("desc"))) for node in graph.find_nodes(op="placeholder"))
+    return {placeholder: name for placeholder, name in named if name is not None}

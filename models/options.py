@@ -1,0 +1,45 @@
+"""What can be chosen about a preset beyond its size and mesh."""
+
+from dataclasses import dataclass
+
+import torch
+
+from apsched.errors import InputError
+
+_CHECKPOINTING = "none, full, selective or every-N (such as every-2)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """Mixed precision, activation checkpointing and resharding, named as TorchTitan does."""
+
+    param_dtype: torch.dtype = torch.bfloat16
+    """Type in which parameters are gathered and used; shards are float32."""
+    reduce_dtype: torch.dtype = torch.float32
+    """Type in which gradients are reduced."""
+    activation_checkpoint: str = "none"
+    """``none``; ``full`` (every layer is recomputed in backward); ``every-N`` (every N-th layer); ``selective``
+    (in every layer attention, collectives and every second matrix product are saved, the rest is recomputed)."""
+    reshard_after_forward: bool = True
+    """Gather parameters again in backward; otherwise gathered parameters stay from forward to backward."""
+
+    def __post_init__(self) -> None:
+        for field in ("param_dtype", "reduce_dtype"):
+            dtype = getattr(self, field)
+            if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+                raise InputError(f"{field} must be a floating-point torch.dtype; found {dtype!r}")
+        if self.activation_checkpoint not in ("none", "full", "selective"):
+            self._checkpoint_every()
+
+    def _checkpoint_every(self) -> int:
+        prefix, _, count = self.activation_checkpoint.partition("every-")
+        if prefix or not count.isdecimal() or int(count) < 1:
+            raise InputError(f"activation_checkpoint must be {_CHECKPOINTING}; found {self.activation_checkpoint!r}")
+        return int(count)
+
+    def checkpointed_layers(self, num_layers: int) -> tuple[int, ...]:
+        """Return the layers that activation checkpointing applies to."""
+        if self.activation_checkpoint == "none":
+            return ()
+        step = 1 if self.activation_checkpoint in ("full", "selective") else self._checkpoint_every()
+        return tuple(range(0, num_layers, step))

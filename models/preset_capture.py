@@ -1,0 +1,35 @@
+"""Capture a preset on a mesh of any size, on one machine without accelerators."""
+
+from apsched.capture.captured import Capture
+from apsched.capture.joint import capture_module
+from apsched.capture.world import world
+from apsched.models.build import BuiltModel, build
+from apsched.models.checkpointing import checkpoint_tag
+from apsched.models.mesh import MeshSpec
+from apsched.models.options import ModelOptions
+
+
+def capture_preset(
+    name: str,
+    *,
+    mesh: MeshSpec,
+    seq_len: int = 8192,
+    batch: int = 1,
+    num_layers: int | None = None,
+    options: ModelOptions | None = None,
+    rank: int = 0,
+) -> Capture:
+    """Return the forward and backward graph of preset ``name`` on process rank ``rank``; see :func:`apsched.models.build.build`."""
+    with world(mesh.world_size, rank):
+        return capture_built(build(name, mesh=mesh, seq_len=seq_len, batch=batch, num_layers=num_layers, options=options))
+
+
+def capture_built(built: BuiltModel) -> Capture:
+    """Return the graphs of a preset that is built already, on real or fake tensors; its process group must still run."""
+    return capture_module(
+        built.module,
+        built.inputs,
+        source=built.name,
+        reshard_after_forward=built.options.reshard_after_forward,
+        tag=checkpoint_tag(built.options, built.num_layers),
+    )
