@@ -1,0 +1,118 @@
+"""Schedule -> FX graph: nodes in exactly the order of the steps, and the buckets' nodes in place of their members'."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch.fx import GraphModule, Node
+
+from apsched.config import Caps
+from apsched.errors import InputError
+from apsched.problem import Problem
+from apsched.schedule import Schedule, Step, StepKind
+from apsched.torch_private import empty_graph_like, process_rank_in_group
+from apsched.verify import verify
+from apsched.writeback.buckets import FlatBucket, make_bucket
+from apsched.writeback.emit import Emitter
+from apsched.writeback.members import read_members
+
+_SHOWN = 5
+"""Differences that an error message lists."""
+
+
+def write_back(
+    gm: GraphModule, problem: Problem, schedule: Schedule, *, process_rank_of: Callable[[str], int] = process_rank_in_group
+) -> GraphModule:
+    """Return ``gm`` in the order of ``schedule`` and with its buckets; ``gm`` itself stays as it is.
+
+    Node i of ``problem`` is the i-th node of ``gm.graph``. ``process_rank_of`` maps a group's name to this process rank's rank in it
+    (by default that of the running process group): an all-gather bucket writes its payload in that place.
+    Each new node has ``meta["apsched"]``: ``role`` (``copy_in``, ``start``, ``wait``, ``copy_out``, or ``buffer`` and ``view``, which cost
+    nothing), ``members`` (names of the start nodes it stands for) and ``sources`` (names of the nodes it was made from).
+    The graph writes all-gather payloads with an ``out=`` kernel, so it runs without grad mode, as AOTAutograd's graphs do.
+
+    Raises
+    ------
+    InputError
+        where problem or schedule don't belong to ``gm``, or members of a bucket can't share a launch.
+    """
+    nodes = list(gm.graph.nodes)
+    _check(nodes, problem, schedule)
+    with torch.no_grad():
+        graph = _new_graph(gm, nodes, problem, schedule, process_rank_of)
+    graph.lint()
+    result = GraphModule(gm, graph, class_name=type(gm).__name__)
+    result.meta = dict(gm.meta)
+    result.shape_env = gm.shape_env
+    return result
+
+
+def _new_graph(
+    gm: GraphModule, nodes: Sequence[Node], problem: Problem, schedule: Schedule, process_rank_of: Callable[[str], int]
+) -> torch.fx.Graph:
+    graph: torch.fx.Graph = empty_graph_like(gm.graph)
+    values: dict[Node, Node] = {}
+    emitter = Emitter(graph, {node.name for node in nodes})
+    buckets = _make_buckets(emitter, nodes, problem, schedule, values, process_rank_of)
+    bucket_of = {c: buckets[b] for b, bucket in enumerate(schedule.buckets) for c in bucket.members}
+    for step in schedule.steps:
+        match step.kind:
+            case StepKind.NODE:
+                node = nodes[step.index]
+                values[node] = graph.node_copy(node, values.__getitem__)
+            case StepKind.COPY_IN:
+                buckets[step.index].copy_in()
+            case StepKind.START:
+                buckets[step.index].start()
+            case StepKind.WAIT:
+                buckets[step.index].wait()
+            case StepKind.COPY_OUT:
+                bucket_of[step.index].copy_out(step.index)
+    return graph
+
+
+def _make_buckets(
+    emitter: Emitter,
+    nodes: Sequence[Node],
+    problem: Problem,
+    schedule: Schedule,
+    values: dict[Node, Node],
+    process_rank_of: Callable[[str], int],
+) -> list[FlatBucket]:
+    buckets = []
+    for index, bucket in enumerate(schedule.buckets):
+        members = read_members(problem, nodes, bucket.members)
+        rank = _process_rank(problem, bucket.members[0], process_rank_of) if members[0].kind == "all_gather" else 0
+        buckets.append(make_bucket(emitter, index, members, values, rank))
+    return buckets
+
+
+def _process_rank(problem: Problem, collective: int, process_rank_of: Callable[[str], int]) -> int:
+    key = problem.keys[problem.collectives[collective].key]
+    try:
+        rank = process_rank_of(key.group)
+    except LookupError as error:
+        raise InputError(f"group {key.group!r}: {error}; start it, or say this process rank's place with process_rank_of") from error
+    if not 0 <= rank < key.group_size:
+        raise InputError(f"group {key.group!r} has {key.group_size} process ranks; process_rank_of says that this one is {rank}")
+    return rank
+
+
+def _check(nodes: Sequence[Node], problem: Problem, schedule: Schedule) -> None:
+    """Raise InputError unless ``problem`` is about these nodes, and ``schedule`` a complete order of them."""
+    if len(nodes) != problem.num_nodes:
+        raise InputError(
+            f"the schedule's problem has {problem.num_nodes} nodes, the graph has {len(nodes)}; "
+            "solve this graph, or apply the schedule to the one it came from"
+        )
+    different = [(node.name, name) for node, name in zip(nodes, problem.node_names, strict=True) if node.name != name]
+    if different:
+        shown = ", ".join(f"{mine} in the graph is {theirs} in the problem" for mine, theirs in different[:_SHOWN])
+        raise InputError(f"the problem isn't about this graph; {len(different)} nodes differ: {shown}; solve this graph instead")
+    if wrong := verify(problem, schedule, Caps(), max_compute_move=problem.num_nodes):
+        more = f" (and {len(wrong) - _SHOWN} more)" if len(wrong) > _SHOWN else ""
+        raise InputError(f"the schedule is no complete order of this graph: {'; '.join(wrong[:_SHOWN])}{more}; solve this graph instead")
+    inputs = [step.index for step in schedule.steps if step.kind is StepKind.NODE and nodes[step.index].op == "placeholder"]
+    if inputs != sorted(inputs):
+        raise InputError("the schedule changes the order of the graph's inputs, which its callers rely on; keep it as captured")
+    if schedule.steps[-1] != Step(StepKind.NODE, len(nodes) - 1) or nodes[-1].op != "output":
+        raise InputError("the graph's output must be the last node, and the last step of the schedule")

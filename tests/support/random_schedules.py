@@ -1,0 +1,79 @@
+"""Random legal schedules: random buckets, and a random topological order of the steps."""
+
+import random
+from collections import defaultdict
+
+from apsched.graph.dag import NodeKind
+from apsched.problem import Problem
+from apsched.schedule import Bucket, Schedule, Step, StepKind
+
+
+def random_schedule(problem: Problem, seed: int, *, max_members: int = 6) -> Schedule:
+    """Return a schedule that ``verify`` accepts without caps: nothing stays where it was but inputs, first and in order, and the output."""
+    rng = random.Random(seed)
+    buckets = _random_buckets(problem, rng, max_members)
+    while (steps := _random_order(problem, buckets, rng)) is None:
+        buckets = rng.sample(buckets, len(buckets) - 1)  # two buckets wait for each other, or a member for another
+    return Schedule(buckets=tuple(buckets), steps=steps)
+
+
+def _random_buckets(problem: Problem, rng: random.Random, max_members: int) -> list[Bucket]:
+    by_key = defaultdict(list)
+    for c, collective in enumerate(problem.collectives):
+        if collective.bucketable:
+            by_key[collective.key].append(c)
+    buckets = []
+    for collectives in by_key.values():
+        rng.shuffle(collectives)
+        while len(collectives) > 1:
+            size = rng.randint(1, max_members)
+            members, collectives = collectives[:size], collectives[size:]
+            if len(members) > 1:
+                buckets.append(Bucket(tuple(members)))
+    return buckets
+
+
+def step_precedence(problem: Problem, buckets: list[Bucket]) -> dict[Step, set[Step]]:
+    """Return for each step the steps that must come before it."""
+    needs_at: dict[int, Step] = {}
+    done_at: dict[int, Step] = {}
+    before: dict[Step, set[Step]] = {}
+    for b, bucket in enumerate(buckets):
+        copy_in, start, wait = (Step(kind, b) for kind in (StepKind.COPY_IN, StepKind.START, StepKind.WAIT))
+        before |= {copy_in: set(), start: {copy_in}, wait: {start}}
+        for c in bucket.members:
+            member = problem.collectives[c]
+            needs_at[member.start], done_at[member.start] = copy_in, start
+            needs_at[member.wait] = done_at[member.wait] = wait
+            if problem.keys[member.key].kind == "all_gather":
+                done_at[member.wait] = Step(StepKind.COPY_OUT, c)
+                before[done_at[member.wait]] = {wait}
+    for node in range(problem.num_nodes):
+        step = needs_at.setdefault(node, Step(StepKind.NODE, node))
+        done_at.setdefault(node, step)
+        before.setdefault(step, set())
+    for node, predecessors in enumerate(problem.predecessors):
+        before[needs_at[node]] |= {done_at[p] for p in predecessors if done_at[p] != needs_at[node]}
+    return before
+
+
+def _random_order(problem: Problem, buckets: list[Bucket], rng: random.Random) -> tuple[Step, ...] | None:
+    """Return inputs, then a random topological order of the rest, the output last; None where there is a cycle."""
+    before = step_precedence(problem, buckets)
+    inputs = [Step(StepKind.NODE, i) for i, kind in enumerate(problem.kinds) if kind is NodeKind.INPUT]
+    output = Step(StepKind.NODE, problem.num_nodes - 1)
+    before[output] = set(before) - {output}
+    after = defaultdict(list)
+    for step, earlier in before.items():
+        for other in earlier:
+            after[other].append(step)
+    missing = {step: len(earlier) for step, earlier in before.items()}
+    steps, ready = [], [step for step, count in missing.items() if count == 0 and step not in inputs]
+    while inputs or ready:
+        step = inputs.pop(0) if inputs else ready.pop(rng.randrange(len(ready)))
+        steps.append(step)
+        for other in sorted(after[step]):
+            missing[other] -= 1
+            if missing[other] == 0:
+                ready.append(other)
+    return tuple(steps) if len(steps) == len(before) else None
