@@ -209,9 +209,3 @@ def node_source(node: Any, pass_name: str) -> Any:
 def storage_key(tensor: Any) -> int:
     """Return the identity of a tensor's storage while it lives (torch/storage.py, UntypedStorage._cdata)."""
     return int(tensor.untyped_storage()._cdata)
-
-
-def symint_hint(size: Any) -> int | None:
-    """Return the example value of a symbolic integer, ``None`` where there is none (torch/fx/experimental/sym_node.py, SymNode.hint)."""
-    hint = size.node.hint
-    return None if hint is None else int(hint)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from apsched.errors import InputError
-from apsched.torch_private import symint_hint
+from apsched.torch_private import size_hint
 
 
 def value_of(argument: object) -> Any:
@@ -48,14 +48,12 @@ def tensors_in(value: object) -> Iterator[torch.Tensor]:
 
 def as_int(size: int | torch.SymInt) -> int:
     """Return a size, a symbolic one by its hint."""
-    if isinstance(size, torch.SymInt):
-        hint = symint_hint(size)
-        if hint is None:
-            raise InputError(
-                f"the symbolic size {size} has no example value, so it cannot be priced; mark it with a hint or capture with static shapes"
-            )
-        return int(hint)
-    return int(size)
+    if type(size) is int:
+        return size
+    try:
+        return size_hint(size)
+    except ValueError as error:
+        raise InputError(f"{error}, so it cannot be priced; capture with sizes that have example values") from error
 
 
 def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
