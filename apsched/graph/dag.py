@@ -37,7 +37,7 @@ class CollectiveRecord:
     """What a start node launches."""
 
     kind: str
-    """``all_gather``, ``reduce_scatter``, ``all_reduce`` or ``all_to_all``."""
+    """``all_gather``, ``reduce_scatter``, ``all_reduce``, ``all_to_all`` or ``broadcast``."""
     group: str
     group_size: int
     reduce_op: str
@@ -76,7 +76,7 @@ class NodeRecord:
     allocates: tuple[int, ...]
     """Storages that come to life at this node (inputs of the graph: at their placeholder)."""
     reads: tuple[int, ...]
-    """Storages behind its tensor arguments (all of a tuple, where it takes a tuple)."""
+    """Storages behind its tensor arguments (all of a tuple, where it takes a tuple); of a start node those that it sends."""
     writes: tuple[int, ...]
     """Storages it mutates."""
     aliases: tuple[int, ...]
@@ -90,5 +90,7 @@ class NodeRecord:
     dtype: str
     """Of its (first) result; empty where it has none."""
     role: str
-    """Empty as captured; ``copy_in`` or ``copy_out`` for the copies that write-back adds."""
+    """Empty as captured; for nodes that write-back adds ``copy_in``, ``copy_out``, ``start``, ``wait``, ``buffer`` or ``view``."""
+    signature: str
+    """Digest of what it computes: target, structure of its arguments, shapes, dtypes and group size; equal on all process ranks."""
     collective: CollectiveRecord | None

@@ -1,0 +1,235 @@
+"""What an FX node has to do with communication: does it start a collective, wait for one, on which group, of how many bytes.
+
+The operators are those of torch/csrc/distributed/c10d/Functional.cpp. A start returns at once, and registers its work under the
+storages of its outputs; ``wait_tensor`` of any view of such a storage waits for that work.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from apsched import torch_private
+from apsched.errors import InputError
+
+KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast")
+"""Kinds of collectives; a cost model is asked for the first four (a broadcast is priced as an all-gather of its size)."""
+
+_FUNCTIONAL_NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd")
+_KIND_OF_OPERATOR = {
+    "all_gather_into_tensor": "all_gather",
+    "all_gather_into_tensor_out": "all_gather",
+    "all_gather_into_tensor_coalesced": "all_gather",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "reduce_scatter_tensor_out": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter",
+    "all_reduce": "all_reduce",
+    "all_reduce_": "all_reduce",
+    "all_reduce_coalesced": "all_reduce",
+    "all_reduce_coalesced_": "all_reduce",
+    "all_to_all_single": "all_to_all",
+    "broadcast": "broadcast",
+    "broadcast_": "broadcast",
+}
+_CLONES_INPUT = ("all_reduce", "all_reduce_coalesced", "broadcast")  # Functional.cpp: these run in place on a clone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveCall:
+    """What a start node launches, as its arguments say."""
+
+    kind: str
+    """One of :data:`KINDS`."""
+    group: str
+    group_size: int
+    reduce_op: str
+    """Empty where nothing is reduced."""
+    input_bytes: int
+    output_bytes: int
+    holds_input: bool
+    """The input must stay alive until the wait; false where the operator works on a clone of it."""
+    coalesced: bool
+    """One launch of several transfers."""
+    in_place: bool
+    """The result goes to a tensor that was there before."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes counted once, as NCCL does: an all-gather by its output, a reduce-scatter by its input, the others by their size."""
+        return self.output_bytes if self.kind == "all_gather" else self.input_bytes
+
+
+def is_collective(node: torch.fx.Node) -> bool:
+    """Whether ``node`` starts a collective; InputError for communication that apsched cannot schedule."""
+    return collective_kind(node) is not None
+
+
+def is_wait_tensor(node: torch.fx.Node) -> bool:
+    """Whether ``node`` waits for a collective."""
+    return _operator(node)[1] == "wait_tensor" and _operator(node)[0] in (*_FUNCTIONAL_NAMESPACES, "c10d_functional")
+
+
+def is_all_gather(node: torch.fx.Node) -> bool:
+    """Whether ``node`` starts an all-gather."""
+    return collective_kind(node) == "all_gather"
+
+
+def is_reduce_scatter(node: torch.fx.Node) -> bool:
+    """Whether ``node`` starts a reduce-scatter."""
+    return collective_kind(node) == "reduce_scatter"
+
+
+def is_all_reduce(node: torch.fx.Node) -> bool:
+    """Whether ``node`` starts an all-reduce."""
+    return collective_kind(node) == "all_reduce"
+
+
+def is_all_to_all(node: torch.fx.Node) -> bool:
+    """Whether ``node`` starts an all-to-all."""
+    return collective_kind(node) == "all_to_all"
+
+
+def is_blocking_collective(node: torch.fx.Node) -> bool:
+    """Whether ``node`` runs a collective and waits for it (``_dtensor::shard_dim_alltoall``)."""
+    return _operator(node) == ("_dtensor", "shard_dim_alltoall")
+
+
+def collective_kind(node: torch.fx.Node) -> str | None:
+    """Return the kind of collective that ``node`` starts, or None; InputError for communication that apsched cannot schedule."""
+    namespace, name = _operator(node)
+    if namespace in _FUNCTIONAL_NAMESPACES:
+        if name in _KIND_OF_OPERATOR:
+            return _KIND_OF_OPERATOR[name]
+        if name in ("wait_tensor", "_wrap_tensor_autograd"):
+            return None
+    elif namespace not in ("c10d_functional", "c10d") or name == "wait_tensor":
+        return None
+    known = ", ".join(sorted(_KIND_OF_OPERATOR))
+    raise InputError(
+        f"node {node.name}: expected a functional collective (_c10d_functional: {known}), found {namespace}.{name}; "
+        "trace the model with functional collectives, and leave point-to-point communication outside of the graph"
+    )
+
+
+def reduce_op(node: torch.fx.Node) -> str:
+    """Return the reduction of a start node in lower case (``sum``, ``avg``, ...), or an empty string."""
+    return str(argument(node, "reduce_op", "")).lower()
+
+
+def group_name(node: torch.fx.Node) -> str:
+    """Return the name of the process group of a start node; of a node argument (one graph for all process ranks) its value or name."""
+    group = argument(node, "group_name", "")
+    if isinstance(group, torch.fx.Node):
+        value = group.meta.get("val")
+        group = value if isinstance(value, str) else getattr(value, "group_name", group.name)
+    return str(getattr(group, "group_name", group))
+
+
+def group_sizes(nodes: Iterable[torch.fx.Node], group_ranks: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """Return the number of process ranks of each group that the collectives among ``nodes`` use.
+
+    Sought in the arguments of any of them, in ``group_ranks``, and among the process groups that exist, in this order.
+    """
+    sizes: dict[str, int] = {}
+    unknown: dict[str, torch.fx.Node] = {}
+    for node in nodes:
+        if is_collective(node) or is_blocking_collective(node):
+            stated = argument(node, "group_size", None)
+            if isinstance(stated, int | torch.SymInt):
+                sizes.setdefault(group_name(node), torch_private.size_hint(stated))
+            else:
+                unknown.setdefault(group_name(node), node)
+    for name, node in unknown.items():
+        if name not in sizes:
+            sizes[name] = len(group_ranks.get(name, ())) or len(_existing_groups().get(name, ()))
+        if not sizes[name]:
+            raise InputError(
+                f"node {node.name}: expected the size of process group {name!r}, found it neither in the graph, nor in group_ranks, nor "
+                "among the process groups of this process; pass group_ranks={name: process ranks}"
+            )
+    return sizes
+
+
+def describe(node: torch.fx.Node, sizes: Mapping[str, int]) -> CollectiveCall:
+    """Return what the start node (or blocking collective) ``node`` launches; ``sizes`` as :func:`group_sizes` returns them."""
+    name = _operator(node)[1]
+    kind = "all_to_all" if is_blocking_collective(node) else collective_kind(node)
+    if kind is None:
+        raise InputError(f"node {node.name}: expected a node that starts a collective, found {node.target}")
+    return CollectiveCall(
+        kind=kind,
+        group=group_name(node),
+        group_size=sizes[group_name(node)],
+        reduce_op=reduce_op(node),
+        input_bytes=sum(tensor_bytes(t, node) for source in input_nodes(node) for t in tensors_of(source)),
+        output_bytes=sum(tensor_bytes(t, node) for t in tensors_of(node)),
+        holds_input=name not in _CLONES_INPUT,
+        coalesced=name.endswith(("_coalesced", "_coalesced_")),
+        in_place=name.endswith(("_out", "reduce_", "coalesced_", "broadcast_")),
+    )
+
+
+def input_nodes(node: torch.fx.Node) -> tuple[torch.fx.Node, ...]:
+    """Return the nodes whose tensors a start node sends."""
+    value = node.args[0] if node.args else next((node.kwargs[k] for k in ("input", "inputs", "tensor") if k in node.kwargs), None)
+    return tuple(leaf for leaf in (value if isinstance(value, list | tuple) else (value,)) if isinstance(leaf, torch.fx.Node))
+
+
+def tensors_of(node: torch.fx.Node) -> Iterator[torch.Tensor]:
+    """Yield the tensors of ``meta["val"]``."""
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor):
+        yield value
+    else:
+        yield from (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
+
+
+def tensor_bytes(tensor: torch.Tensor, node: torch.fx.Node) -> int:
+    """Return the bytes of the elements of ``tensor``, symbolic sizes by their hint; ``node`` is named where there is none."""
+    try:
+        return torch_private.size_hint(tensor.numel()) * tensor.element_size()
+    except ValueError as error:
+        raise InputError(f"node {node.name}: expected sizes with a hint, found {error}; trace with example inputs") from None
+
+
+def argument(node: torch.fx.Node, name: str, default: Any) -> Any:
+    """Return the argument ``name`` of an operator call, wherever it was passed."""
+    if name in node.kwargs:
+        return node.kwargs[name]
+    if isinstance(node.target, torch._ops.OpOverload):
+        position = _positions(node.target).get(name)
+        if position is not None and position < len(node.args):
+            return node.args[position]
+    return default
+
+
+@lru_cache(maxsize=4096)
+def _positions(operator: torch._ops.OpOverload) -> dict[str, int]:
+    return {argument.name: position for position, argument in enumerate(operator._schema.arguments)}
+
+
+def _operator(node: torch.fx.Node) -> tuple[str, str]:
+    """Return namespace and name of the operator that ``node`` calls; empty where it calls none."""
+    if node.op != "call_function":
+        return "", ""
+    return _qualified_name(node.target)
+
+
+@lru_cache(maxsize=4096)
+def _qualified_name(target: Any) -> tuple[str, str]:
+    if isinstance(target, torch._ops.OpOverload):
+        namespace, _, name = target._schema.name.partition("::")
+        return namespace, name
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        namespace, _, name = target._qualified_op_name.partition("::")
+        return namespace, name
+    return "", ""
+
+
+def _existing_groups() -> dict[str, tuple[int, ...]]:
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return {}
+    return torch_private.process_group_names()

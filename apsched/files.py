@@ -1,0 +1,57 @@
+"""Files appear whole or not at all."""
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+from apsched.errors import InputError
+
+
+def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write ``data`` to ``path`` so that nobody ever sees a part of it; InputError where the place cannot be written."""
+    path = Path(path)
+    if path.is_dir():
+        raise InputError(f"{path}: expected the name of a file to write, found a directory")
+    try:
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name[:64]}.", suffix=".tmp", dir=path.parent)
+    except OSError as error:
+        raise _cannot_write(path, error) from None
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, _permissions(path))
+        os.replace(temporary, path)
+    except OSError as error:
+        raise _cannot_write(path, error) from None
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+    _sync_directory(path.parent)
+
+
+def _permissions(path: Path) -> int:
+    """Return the mode of the file that is replaced, or what a newly opened file would get."""
+    with contextlib.suppress(OSError):
+        return path.stat().st_mode & 0o777
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make the new name durable where the system can."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _cannot_write(path: Path, error: OSError) -> InputError:
+    return InputError(
+        f"{path}: expected a place to write to, found: {error.strerror or error}; choose an existing directory that can be written"
+    )

@@ -1,0 +1,132 @@
+"""What an FX graph says about its nodes, before any price: kinds, storages, waits, and which collectives can move."""
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from apsched.capture.captured import CapturedGraph
+from apsched.collectives import (
+    CollectiveCall,
+    describe,
+    group_sizes,
+    input_nodes,
+    is_blocking_collective,
+    is_collective,
+    is_wait_tensor,
+    tensors_of,
+)
+from apsched.errors import InputError
+from apsched.graph.dag import NodeKind
+from apsched.graph.order import order_edges
+from apsched.graph.placement import fsdp_starts
+from apsched.graph.storages import NodeStorages, StorageTable, release, trace_storages
+from apsched.graph.tensors import is_contiguous
+from apsched.graph.waits import Waits, match_waits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Analysis:
+    """An FX graph, taken apart; all by rank."""
+
+    nodes: tuple[torch.fx.Node, ...]
+    rank_of: dict[torch.fx.Node, int]
+    kinds: tuple[NodeKind, ...]
+    table: StorageTable
+    waits: Waits
+    calls: dict[int, CollectiveCall]
+    """Of starts, and of collectives that block."""
+    fsdp: frozenset[int]
+    """Starts of FSDP collectives."""
+
+
+def analyse(captured: CapturedGraph, group_ranks: Mapping[str, tuple[int, ...]]) -> Analysis:
+    """Return the analysis of ``captured``; InputError names the node that cannot be understood."""
+    nodes = tuple(captured.module.graph.nodes)
+    for node in nodes:
+        if node.op in ("call_module", "call_method"):
+            raise InputError(
+                f"node {node.name}: expected a graph of operators, found {node.op} {node.target}; trace it with make_fx or AOTAutograd"
+            )
+    table = trace_storages(captured, nodes)
+    waits = match_waits(nodes, table.of_node)
+    kinds = tuple(_kind(node, table.of_node[rank], waited=rank in waits.later_waits) for rank, node in enumerate(nodes))
+    sizes = group_sizes(nodes, group_ranks)
+    calls = {rank: describe(node, sizes) for rank, node in enumerate(nodes) if is_collective(node) or is_blocking_collective(node)}
+    release(table, _holds(waits, calls))
+    return Analysis(
+        nodes=nodes,
+        rank_of={node: rank for rank, node in enumerate(nodes)},
+        kinds=kinds,
+        table=table,
+        waits=waits,
+        calls=calls,
+        fsdp=fsdp_starts(nodes, kinds, waits.wait_of_start, frozenset(captured.parameter_names)),
+    )
+
+
+def edges_of(analysis: Analysis) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Return the data edges, and the order edges that are no data edges; sinks come before the output."""
+    data = [(analysis.rank_of[u], rank) for rank, node in enumerate(analysis.nodes) for u in node.all_input_nodes]
+    later = [(first, wait) for wait, first in analysis.waits.later_waits.items() if first >= 0]
+    order = order_edges(analysis.nodes, analysis.kinds, analysis.table.of_node, _holds(analysis.waits, analysis.calls), later)
+    if analysis.kinds and analysis.kinds[-1] is NodeKind.OUTPUT:
+        last = len(analysis.nodes) - 1
+        has_successor = {u for u, _ in data} | {u for u, _ in order}
+        order += ((rank, last) for rank in range(last) if rank not in has_successor)
+    known = set(data)
+    return data, [edge for edge in dict.fromkeys(order) if edge not in known]
+
+
+def is_bucketable(analysis: Analysis, start: int) -> bool:
+    """Whether the collective of ``start`` may share a launch with others."""
+    node, call, wait = analysis.nodes[start], analysis.calls[start], analysis.nodes[analysis.waits.wait_of_start[start]]
+    if start not in analysis.fsdp or call.kind not in ("all_gather", "reduce_scatter", "all_reduce"):
+        return False
+    if call.coalesced or call.in_place or num_members(node) > 1:
+        return False
+    if tuple(node.users) != (wait,) or wait.args[:1] != (node,):
+        return False
+    tensors = [*tensors_of(node), *(t for source in input_nodes(node) for t in tensors_of(source))]
+    return len(tensors) == 2 and all(is_contiguous(t) for t in tensors) and tensors[0].dtype == tensors[1].dtype and _sizes_match(call)
+
+
+def num_members(node: torch.fx.Node) -> int:
+    """Return how many collectives as captured a start stands for, as write-back noted it."""
+    note = node.meta.get("apsched", {})
+    return max(len(note.get("members", ())), 1) if note.get("role") == "start" else 1
+
+
+def _sizes_match(call: CollectiveCall) -> bool:
+    """Whether input and output are each other's shares along dim 0, with nothing padded."""
+    small, large = sorted((call.input_bytes, call.output_bytes))
+    return large == small * (1 if call.kind == "all_reduce" else call.group_size)
+
+
+def _holds(waits: Waits, calls: Mapping[int, CollectiveCall]) -> list[tuple[int, int]]:
+    return [(start, wait) for start, wait in waits.wait_of_start.items() if calls[start].holds_input]
+
+
+def _kind(node: torch.fx.Node, used: NodeStorages, *, waited: bool) -> NodeKind:
+    if node.op in ("placeholder", "get_attr"):
+        return NodeKind.INPUT
+    if node.op == "output":
+        return NodeKind.OUTPUT
+    if is_wait_tensor(node):
+        return NodeKind.VIEW if waited else NodeKind.WAIT
+    if is_collective(node):
+        return NodeKind.START
+    takes_no_time = node.target is operator.getitem or _is_size_arithmetic(node)
+    views = bool(used.aliases) and not used.allocates and not used.writes
+    return NodeKind.VIEW if takes_no_time or views else NodeKind.COMPUTE
+
+
+def _is_size_arithmetic(node: torch.fx.Node) -> bool:
+    """Whether ``node`` computes sizes, strides and other numbers that python computes at once."""
+    value = node.meta.get("val")
+    if not isinstance(value, bool | int | float | torch.SymInt | torch.SymFloat | torch.SymBool):
+        return False
+    if isinstance(node.target, torch._ops.OpOverload):
+        return node.target._schema.name.partition("::")[2].startswith("sym_")
+    return not isinstance(node.target, torch._ops.HigherOrderOperator)

@@ -1,0 +1,117 @@
+"""FX graph -> networkx DAG with costs."""
+
+from collections import Counter
+from collections.abc import Mapping
+
+import networkx as nx
+import torch
+
+from apsched.capture.captured import CapturedGraph
+from apsched.collectives import is_blocking_collective, tensors_of
+from apsched.costs.checked import checked
+from apsched.costs.model import CostModel
+from apsched.graph.analysis import Analysis, analyse, edges_of, is_bucketable, num_members
+from apsched.graph.check import check_graph
+from apsched.graph.curves import COPY, collective_curves, copy_curve
+from apsched.graph.dag import CollectiveRecord, NodeKind, NodeRecord
+from apsched.graph.pricing import NodePrices
+from apsched.graph.provenance import directions, module_names
+from apsched.graph.signature import node_signature, target_name
+from apsched.graph.tensors import dtype_name
+from apsched.price_curve import PriceCurve
+
+
+def export(
+    captured: CapturedGraph, cost_model: CostModel, *, group_ranks: Mapping[str, tuple[int, ...]] | None = None, cluster_name: str = ""
+) -> nx.DiGraph:
+    """Return the DAG of ``captured`` as :mod:`apsched.graph.dag` describes it, with durations from ``cost_model``.
+
+    ``group_ranks`` maps the name of a process group to its process ranks, where the graph names a group without its size.
+
+    Raises
+    ------
+    InputError
+        where a node has no shape, communicates in a way that apsched cannot schedule, or gets an impossible price; it names the node.
+    """
+    analysis = analyse(captured, group_ranks or {})
+    cost_model = checked(cost_model)
+    curves = _curves(analysis, cost_model)
+    dag = nx.DiGraph(
+        name=captured.name,
+        cluster=cluster_name,
+        group_ranks={name: tuple(ranks) for name, ranks in (group_ranks or {}).items()},
+        storages=tuple(analysis.table.storages),
+        curves=curves,
+    )
+    data, order = edges_of(analysis)
+    dag.add_nodes_from((record.rank, {"record": record}) for record in _records(captured, analysis, cost_model, curves[COPY]))
+    dag.add_edges_from(data, kind="data")
+    dag.add_edges_from(order, kind="order")
+    check_graph(dag)
+    return dag
+
+
+def _curves(analysis: Analysis, cost_model: CostModel) -> dict[str, PriceCurve]:
+    launched = (analysis.calls[start] for start in analysis.waits.wait_of_start)
+    curves = {COPY: copy_curve(cost_model, _usual_device(analysis))}
+    return curves | collective_curves(cost_model, sorted({(call.kind, call.group, call.group_size) for call in launched}))
+
+
+def _usual_device(analysis: Analysis) -> torch.device:
+    devices = Counter(tensor.device for node in analysis.nodes for tensor in tensors_of(node))
+    return devices.most_common(1)[0][0] if devices else torch.device("cpu")
+
+
+def _records(captured: CapturedGraph, analysis: Analysis, cost_model: CostModel, copy_price: PriceCurve) -> list[NodeRecord]:
+    prices = NodePrices(cost_model, copy_price)
+    modules = module_names(captured, analysis.nodes, analysis.kinds, analysis.waits.wait_of_start, analysis.fsdp)
+    runs = directions(captured, analysis.nodes)
+    records = []
+    for rank, node in enumerate(analysis.nodes):
+        used, kind = analysis.table.of_node[rank], analysis.kinds[rank]
+        call = analysis.calls.get(rank)
+        duration_us, source = prices.price(node, kind, call if is_blocking_collective(node) else None)
+        records.append(
+            NodeRecord(
+                name=node.name,
+                rank=rank,
+                op=node.op,
+                target=target_name(node),
+                kind=kind,
+                duration_us=duration_us,
+                cost_source=source,
+                allocates=used.allocates,
+                reads=used.reads,
+                writes=used.writes,
+                aliases=used.aliases,
+                frees=used.frees,
+                module=modules[rank],
+                direction=runs[rank],
+                dtype=dtype_name(next(tensors_of(node), None)),
+                role=node.meta.get("apsched", {}).get("role", ""),
+                signature=node_signature(node, analysis.rank_of, call.group_size if call else 0),
+                collective=_collective(analysis, rank) if kind is NodeKind.START else None,
+            )
+        )
+    return records
+
+
+def _collective(analysis: Analysis, start: int) -> CollectiveRecord:
+    node, call = analysis.nodes[start], analysis.calls[start]
+    result = next(tensors_of(node), None)
+    return CollectiveRecord(
+        kind=call.kind,
+        group=call.group,
+        group_size=call.group_size,
+        reduce_op=call.reduce_op,
+        dtype=dtype_name(result),
+        device=result.device.type if result is not None else "",
+        input_bytes=call.input_bytes,
+        output_bytes=call.output_bytes,
+        size_bytes=call.size_bytes,
+        wait=analysis.waits.wait_of_start[start],
+        on_path=start not in analysis.fsdp,
+        bucketable=is_bucketable(analysis, start),
+        holds_input=call.holds_input,
+        num_members=num_members(node),
+    )

@@ -1,0 +1,61 @@
+"""Bytes, storages and layouts of the (fake) tensors in ``meta["val"]``."""
+
+from typing import Any
+
+import torch
+
+from apsched import torch_private
+from apsched.errors import InputError
+
+
+def needed_bytes(tensor: torch.Tensor, node: torch.fx.Node) -> int:
+    """Return the bytes that a storage needs to hold ``tensor``: offset and strides included, as ``torch.empty_strided`` counts them."""
+    try:
+        extent = 1
+        for size, stride in zip(tensor.shape, _strides(tensor), strict=True):
+            length = torch_private.size_hint(size)
+            if length == 0:
+                return 0
+            extent += (length - 1) * torch_private.size_hint(stride)
+        return (extent + torch_private.size_hint(tensor.storage_offset())) * tensor.element_size()
+    except ValueError as error:
+        raise InputError(f"node {node.name}: expected sizes with a hint, found {error}; trace with example inputs") from None
+
+
+def storage_bytes(tensor: torch.Tensor, node: torch.fx.Node) -> int:
+    """Return the bytes of the whole storage behind ``tensor``, which may be a view of a part of it."""
+    needed = needed_bytes(tensor, node)
+    try:
+        return max(needed, torch_private.size_hint(tensor.untyped_storage().nbytes()))
+    except (NotImplementedError, RuntimeError, ValueError):  # no storage (sparse), or a size that depends on data
+        return needed
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Return what two tensors have in common exactly when they share a storage."""
+    try:
+        return torch_private.storage_key(tensor)
+    except (NotImplementedError, RuntimeError):
+        return id(tensor)
+
+
+def is_contiguous(tensor: torch.Tensor) -> bool:
+    """Whether the elements of ``tensor`` lie one after the other, without a guard on symbolic sizes."""
+    expected = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(_strides(tensor)), strict=True):
+        length = torch_private.size_hint(size)
+        if length == 0:
+            return True
+        if length != 1 and torch_private.size_hint(stride) != expected:
+            return False
+        expected *= length
+    return True
+
+
+def dtype_name(value: Any) -> str:
+    """Return the dtype of a tensor as ``bfloat16``; empty for anything else."""
+    return str(value.dtype).removeprefix("torch.") if isinstance(value, torch.Tensor) else ""
+
+
+def _strides(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tuple(tensor.stride()) if tensor.layout is torch.strided else (0,) * tensor.dim()
