@@ -1,0 +1,185 @@
+"""Graph files: the DAG as node-link JSON, compressed with gzip, read and written without torch."""
+
+import gzip
+import os
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+import networkx as nx
+import orjson
+
+from apsched.errors import InputError
+from apsched.files import write_atomic
+from apsched.graph.check import check_graph
+from apsched.graph.dag import CollectiveRecord, NodeKind, NodeRecord, StorageRecord
+from apsched.price_curve import PriceCurve
+
+FORMAT = "apsched graph"
+VERSION = 1
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_Record = TypeVar("_Record", NodeRecord, CollectiveRecord, StorageRecord, PriceCurve)
+
+
+def save_graph(dag: nx.DiGraph, path: str | os.PathLike[str]) -> None:
+    """Write ``dag`` to ``path``, whole or not at all; the same graph gives the same bytes."""
+    write_atomic(path, to_bytes(dag))
+
+
+def load_graph(path: str | os.PathLike[str]) -> nx.DiGraph:
+    """Return the DAG in the file ``path``; InputError names the file and what is wrong with it."""
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: expected a graph file, found: {error.strerror or error}") from None
+    try:
+        return from_bytes(data)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def is_graph_file(path: str | os.PathLike[str]) -> bool:
+    """Whether ``path`` begins as graph files do (it may still be broken)."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+    except OSError:
+        return False
+
+
+def to_bytes(dag: nx.DiGraph) -> bytes:
+    """Return ``dag`` as the content of a graph file."""
+    content = {
+        "format": FORMAT,
+        "version": VERSION,
+        "directed": True,
+        "multigraph": False,
+        "graph": {
+            "name": dag.graph["name"],
+            "cluster": dag.graph["cluster"],
+            "group_ranks": dag.graph["group_ranks"],
+            "storages": [asdict(storage) for storage in dag.graph["storages"]],
+            "curves": {name: asdict(curve) for name, curve in sorted(dag.graph["curves"].items())},
+        },
+        "nodes": [{"id": rank, **asdict(dag.nodes[rank]["record"])} for rank in range(dag.number_of_nodes())],
+        "edges": [{"source": u, "target": v, "kind": kind} for u, v, kind in sorted(dag.edges(data="kind"))],
+    }
+    return gzip.compress(orjson.dumps(content), compresslevel=6, mtime=0)
+
+
+def from_bytes(data: bytes) -> nx.DiGraph:
+    """Return the DAG in the content of a graph file."""
+    content = _parse(data)
+    graph = _get(content, "graph", dict)
+    dag = nx.DiGraph(
+        name=_get(graph, "name", str),
+        cluster=_get(graph, "cluster", str),
+        group_ranks={name: _ints(ranks, f"group_ranks of {name}") for name, ranks in _get(graph, "group_ranks", dict).items()},
+        storages=tuple(_record(StorageRecord, s, f"storage {k}") for k, s in enumerate(_get(graph, "storages", list))),
+        curves={name: _record(PriceCurve, curve, f"curve {name}") for name, curve in _get(graph, "curves", dict).items()},
+    )
+    for k, node in enumerate(_get(content, "nodes", list)):
+        record = _record(NodeRecord, _without_id(node), f"node {k}")
+        dag.add_node(record.rank, record=record)
+    for k, edge in enumerate(_get(content, "edges", list)):
+        u, v, kind = (_get(edge, key, of, f"edge {k}") for key, of in (("source", int), ("target", int), ("kind", str)))
+        if u not in dag or v not in dag:
+            raise InputError(f"edge {k}: expected ranks of two nodes, found {u} and {v}")
+        dag.add_edge(u, v, kind=kind)
+    check_graph(dag)
+    return dag
+
+
+def _parse(data: bytes) -> Any:
+    if not data.startswith(_GZIP_MAGIC):
+        raise InputError("expected a graph file of apsched, found something else (not gzip); write one with `apsched capture`")
+    try:
+        content = orjson.loads(gzip.decompress(data))
+    except (OSError, EOFError, zlib.error):
+        raise InputError("the graph file is broken or cut off; write it again") from None
+    except orjson.JSONDecodeError as error:
+        raise InputError(f"expected JSON inside, found: {error}; write the file again") from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise InputError(f'expected {{"format": "{FORMAT}"}}, found {_shown(content)}; this is a file of something else')
+    version = content.get("version")
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise InputError(f"expected a version number, found {version!r}")
+    if version > VERSION:
+        raise InputError(f"written by a newer apsched (graph format {version}, this one reads up to {VERSION}); upgrade apsched")
+    return content
+
+
+def _shown(content: Any) -> str:
+    return repr(content.get("format")) if isinstance(content, dict) else type(content).__name__
+
+
+def _get(content: Any, key: str, of: type, where: str = "graph file") -> Any:
+    value = content.get(key) if isinstance(content, dict) else None
+    if not isinstance(value, of) or isinstance(value, bool):
+        raise InputError(f"{where}: expected {key!r} to be a {of.__name__}, found {_brief(value)}")
+    return value
+
+
+def _without_id(node: Any) -> Any:
+    return {key: value for key, value in node.items() if key != "id"} if isinstance(node, dict) else node
+
+
+def _record(of: type[_Record], values: Any, where: str) -> _Record:
+    """Return a record made of JSON values, each checked against the type that its field declares."""
+    expected = _FIELDS[of]
+    if not isinstance(values, dict) or values.keys() != expected.keys():
+        found = sorted(values) if isinstance(values, dict) else _brief(values)
+        raise InputError(f"{where}: expected the fields {sorted(expected)}, found {found}")
+    return of(**{name: read(values[name], f"{where}, {name}") for name, read in expected.items()})
+
+
+def _ints(value: Any, where: str) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(type(item) is int for item in value):
+        raise InputError(f"{where}: expected a list of whole numbers, found {_brief(value)}")
+    return tuple(value)
+
+
+def _plain(of: type) -> Callable[[Any, str], Any]:
+    def read(value: Any, where: str) -> Any:
+        if type(value) is int and of is float:
+            return float(value)
+        if type(value) is not of:
+            raise InputError(f"{where}: expected {of.__name__}, found {_brief(value)}")
+        return value
+
+    return read
+
+
+def _kind(value: Any, where: str) -> NodeKind:
+    if value not in tuple(NodeKind):
+        raise InputError(f"{where}: expected one of {', '.join(NodeKind)}, found {_brief(value)}")
+    return NodeKind(value)
+
+
+def _collective(value: Any, where: str) -> CollectiveRecord | None:
+    return None if value is None else _record(CollectiveRecord, value, where)
+
+
+def _reader(of: Any) -> Callable[[Any, str], Any]:
+    """Return the function that reads a JSON value of the declared type ``of``."""
+    if get_origin(of) is tuple:
+        return _ints
+    if isinstance(of, UnionType) and CollectiveRecord in get_args(of):
+        return _collective
+    return _kind if of is NodeKind else _plain(of)
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+_FIELDS: Mapping[type, dict[str, Callable[[Any, str], Any]]] = {
+    of: {f.name: _reader(get_type_hints(of)[f.name]) for f in fields(of)}
+    for of in (NodeRecord, CollectiveRecord, StorageRecord, PriceCurve)
+}
