@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -209,3 +210,27 @@ def node_source(node: Any, pass_name: str) -> Any:
 def storage_key(tensor: Any) -> int:
     """Return the identity of a tensor's storage while it lives (torch/storage.py, UntypedStorage._cdata)."""
     return int(tensor.untyped_storage()._cdata)
+
+
+@contextmanager
+def quiet_fake_tensors() -> Iterator[None]:
+    """Run the body without the traceback that torch logs when a shape is refused, before it raises (torch/_subclasses/fake_tensor.py, log)."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before = log.disabled
+    log.disabled = True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
+def graph_as_repro(module: Any) -> str:
+    """Return ``module`` as torch's own stand-alone file: ``class Repro`` and ``load_args`` (torch/_dynamo/repro/after_aot.py)."""
+    import io
+
+    from torch._dynamo.repro.after_aot import save_graph_repro
+
+    inputs = [node.meta.get("val") for node in module.graph.find_nodes(op="placeholder")]
+    text = io.StringIO()
+    save_graph_repro(text, module, inputs, "apsched", stable_output=True)
+    return text.getvalue()

@@ -7,6 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from apsched.errors import InputError
+from apsched.torch_private import quiet_fake_tensors
 
 _REASON_LENGTH = 300
 
@@ -43,5 +44,5 @@ def propagate(module: torch.fx.GraphModule, inputs: Sequence[Any], mode: FakeTen
     InputError
         If a node cannot be run on what it is given.
     """
-    with mode, torch.no_grad():
+    with quiet_fake_tensors(), mode, torch.no_grad():
         _Propagator(module, where).run(*inputs, enable_io_processing=False)

@@ -6,33 +6,43 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from apsched.capture.captured import Capture
+from apsched.capture.joint import capture_module
+from apsched.capture.world import world
 from apsched.errors import ApschedError, InputError
+from apsched.torch_private import quiet_fake_tensors
 
 _EXAMPLE = "expected package.module:function, such as my_job.model:build"
 
 
-def capture_function(source: str, **capture_options: Any) -> Capture:
+def capture_function(source: str, *, num_ranks: int | None = None, reshard_after_forward: bool = True) -> Capture:
     """Import ``package.module``, call ``function()`` and capture the (module, inputs) that it returns.
 
-    ``source`` is looked up as Python does, with the current directory first. ``capture_options`` go to
-    :func:`apsched.capture.joint.capture_module`. The user's code runs here, with this process's rights.
+    ``source`` is looked up as Python does, with the current directory first. The user's code runs here, with this process's rights:
+    as process rank 0 of a fake process group of ``num_ranks``, or where that is None in the process group that it starts itself.
+    ``reshard_after_forward`` is that of :func:`apsched.capture.joint.capture_module`.
 
     Raises
     ------
     InputError
         If there is no such module or function, if it raises (the message names the exception and the line of the user's file),
-        or if it returns something else.
+        if it returns something else, or if the module cannot be traced.
     """
-    from apsched.capture.joint import capture_module
-
-    module, inputs = call_function(source)
-    return capture_module(module, inputs, source=source, **capture_options)
+    with world(num_ranks) if num_ranks is not None else nullcontext():
+        module, inputs = call_function(source)
+        try:
+            with quiet_fake_tensors():
+                return capture_module(module, inputs, source=source, reshard_after_forward=reshard_after_forward)
+        except ApschedError:
+            raise
+        except Exception as error:
+            raise InputError(f"{source}: expected a module that AOTAutograd can trace with these inputs, found {_told(error)}") from error
 
 
 def call_function(source: str) -> tuple[torch.nn.Module, tuple[Any, ...]]:

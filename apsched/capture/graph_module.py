@@ -12,13 +12,12 @@ from torch.utils._pytree import tree_leaves
 
 from apsched.capture.captured import CapturedGraph
 from apsched.capture.fake_values import propagate
+from apsched.collectives import argument, is_collective, is_wait_tensor
 from apsched.errors import InputError
 from apsched.torch_private import size_hint
 
 _PARAMETER = re.compile(r"primals_(\d+)$")
 _GRADIENT = re.compile(r"tangents_(\d+)$")
-_COLLECTIVE_LIBRARIES = ("_c10d_functional", "_c10d_functional_autograd")
-_NOT_LAUNCHES = ("wait_tensor", "_wrap_tensor_autograd")
 _Where = Callable[[torch.fx.Node], str]
 
 
@@ -112,7 +111,7 @@ def check_graph(module: torch.fx.GraphModule, where: _Where = at_node) -> None:
             )
         if node.op in ("placeholder", "call_function"):
             _check_value(node, where)
-        if is_launch(node) and not _is_waited_for(node):
+        if _is_collective(node, where) and not _is_waited_for(node):
             raise InputError(
                 f"{where(node)}: expected a wait_tensor of the collective {node.name}, found none; "
                 "its result is never ready: keep the functional collective and its wait in one graph"
@@ -145,29 +144,22 @@ def _returns_nothing(node: torch.fx.Node) -> bool:
     return isinstance(node.target, torch._ops.HigherOrderOperator) and not node.users
 
 
-def is_launch(node: torch.fx.Node) -> bool:
-    """Return whether ``node`` launches a functional collective, which needs a wait."""
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace not in _COLLECTIVE_LIBRARIES:
-        return False
-    return target._opname not in _NOT_LAUNCHES
+def _is_collective(node: torch.fx.Node, where: _Where) -> bool:
+    """Return whether ``node`` starts a collective; refuse communication that apsched cannot schedule, at its place."""
+    try:
+        return is_collective(node)
+    except InputError as error:
+        raise InputError(f"{where(node)}: {str(error).removeprefix(f'{at_node(node)}: ')} (node {node.name})") from None
 
 
 def _is_waited_for(start: torch.fx.Node) -> bool:
     """Return whether something waits for ``start``: by its result, an item of it, or a tensor that it writes."""
     assert isinstance(start.target, torch._ops.OpOverload)
     results = [start, *(user for user in start.users if user.target is operator.getitem)]
-    for argument in start.target._schema.arguments:
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            position = start.target._schema.arguments.index(argument)
-            written = start.kwargs.get(argument.name, start.args[position] if position < len(start.args) else None)
-            results += [item for item in tree_leaves(written) if isinstance(item, torch.fx.Node)]
-    return any(_is_wait(user) for result in results for user in result.users)
-
-
-def _is_wait(node: torch.fx.Node) -> bool:
-    target = node.target
-    return isinstance(target, torch._ops.OpOverload) and target.namespace in _COLLECTIVE_LIBRARIES and target._opname == "wait_tensor"
+    for written in start.target._schema.arguments:
+        if written.alias_info is not None and written.alias_info.is_write:
+            results += [item for item in tree_leaves(argument(start, written.name, None)) if isinstance(item, torch.fx.Node)]
+    return any(is_wait_tensor(user) for result in results for user in result.users)
 
 
 def _with_values(module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> torch.fx.GraphModule:

@@ -7,6 +7,7 @@ import torch
 
 from apsched.capture.repro_source import ReproSource
 from apsched.capture.world import world
+from apsched.collectives import argument
 from apsched.errors import InputError
 from apsched.torch_private import registered_groups
 
@@ -24,14 +25,14 @@ def group_sizes(graph: torch.fx.Graph, source: ReproSource, where: Callable[[tor
     """
     sizes = dict(source.group_sizes)
     for node in graph.nodes:
-        name, size = _argument(node, "group_name"), _argument(node, "group_size")
+        name, size = argument(node, "group_name", None), argument(node, "group_size", None)
         if isinstance(name, str) and isinstance(size, int) and sizes.setdefault(name, size) != size:
             raise InputError(
                 f"{where(node)}: expected process group {name!r} to have {sizes[name]} process ranks throughout, "
                 f"found {size} at node {node.name}; write the file again"
             )
     for node in graph.nodes:
-        name = _argument(node, "group_name")
+        name = argument(node, "group_name", None)
         if isinstance(name, str) and name not in sizes:
             raise InputError(
                 f"{where(node)}: expected the size of process group {name!r} of node {node.name}, found none in the file; add a last line "
@@ -40,22 +41,12 @@ def group_sizes(graph: torch.fx.Graph, source: ReproSource, where: Callable[[tor
     return dict(sorted(sizes.items()))
 
 
-def _argument(node: torch.fx.Node, name: str) -> object:
-    """Return the argument of ``node`` that its operator calls ``name``; None where it has none."""
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return None
-    for position, argument in enumerate(node.target._schema.arguments):
-        if argument.name == name:
-            return node.kwargs.get(name, node.args[position] if position < len(node.args) else None)
-    return None
-
-
 def needs_groups(graph: torch.fx.Graph) -> bool:
     """Return whether a shape depends on a group that must exist."""
     return any(
         isinstance(node.target, torch._ops.OpOverload)
         and node.target.namespace not in _SIZES_IN_ARGUMENTS
-        and _argument(node, "group_name") is not None
+        and argument(node, "group_name", None) is not None
         for node in graph.nodes
     )
 

@@ -10,6 +10,7 @@ The format is that of ``torch/_dynamo/repro/after_aot.py`` (``fx_graph_runnable`
 """
 
 import ast
+import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ _NEXT_STATEMENT = re.compile(r"[A-Za-z_@]")  # a line that starts so ends a defi
 _SYMBOL = re.compile(r"([A-Za-z_]\w*)\s*=\s*(-?\d+)\s*$")
 _GROUPS = re.compile(r"setup_fake_process_groups\((\{.*?\}\})\)", re.DOTALL)
 _SUBMODULE = re.compile(r"\s+self\.(\w+)\s*=")
+_SELF = re.compile(r"\s+self\.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,9 +140,9 @@ def _parse_section(name: str, lines: list[str], start: int, *, class_name: str |
     end = next((row for row in range(start + 1, len(lines)) if _NEXT_STATEMENT.match(lines[row])), len(lines))
     section = lines[start:end]
     what = f"class {class_name}" if class_name is not None else "load_args"
+    if class_name is not None:
+        section = _without_unreadable_submodules(section)
     try:
-        if class_name is not None:
-            section = _without_unreadable_submodules(section)
         return _parse(section, start)
     except SyntaxError as error:
         line = error.lineno or start + 1
@@ -164,16 +166,16 @@ def _without_unreadable_submodules(section: list[str]) -> list[str]:
     torch prints the subgraphs of higher-order operators by their repr (``<lambda>()``), which nobody can read back.
     """
     end = next((row for row, line in enumerate(section) if re.match(r"\s+def forward\b", line)), len(section))
-    starts = [row for row in range(end) if _SUBMODULE.match(section[row])]
+    starts = [row for row in range(end) if _SELF.match(section[row])]
     result = list(section)
-    for start, stop in zip(starts, [*starts[1:], end], strict=True):
+    for start, stop in itertools.pairwise([*starts, end]):
         text = "\n".join(section[start:stop]).strip()
         try:
             ast.parse(text)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             match = _SUBMODULE.match(section[start])
-            assert match is not None
-            result[start:stop] = [f"{match[0]} ..."] + [""] * (stop - start - 1)
+            if match is not None:
+                result[start:stop] = [f"{match[0]} ..."] + [""] * (stop - start - 1)
     return result
 
 
