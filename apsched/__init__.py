@@ -1,3 +1,52 @@
 """apsched: the fastest communication schedule that fits the memory, with a proof of how far it can be from the best."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from apsched.capture.graph_module import capture_graph_module as capture_graph_module
+    from apsched.config import Caps as Caps
+    from apsched.config import SolveOptions as SolveOptions
+    from apsched.costs.cluster import load_cluster as load_cluster
+    from apsched.costs.cluster_model import ClusterCostModel as ClusterCostModel
+    from apsched.costs.model import CostModel as CostModel
+    from apsched.errors import ApschedError as ApschedError
+    from apsched.errors import InfeasibleError as InfeasibleError
+    from apsched.errors import InputError as InputError
+    from apsched.graph.export import export as export
+    from apsched.graph_result import Result as Result
+    from apsched.optimize import optimize as optimize
+    from apsched.pipeline import solve as solve
+
+_HOME = {
+    "ApschedError": "apsched.errors",
+    "Caps": "apsched.config",
+    "ClusterCostModel": "apsched.costs.cluster_model",
+    "CostModel": "apsched.costs.model",
+    "InfeasibleError": "apsched.errors",
+    "InputError": "apsched.errors",
+    "Result": "apsched.graph_result",
+    "SolveOptions": "apsched.config",
+    "capture_graph_module": "apsched.capture.graph_module",
+    "export": "apsched.graph.export",
+    "load_cluster": "apsched.costs.cluster",
+    "optimize": "apsched.optimize",
+    "solve": "apsched.pipeline",
+}
+"""Public name -> module; imported when first used (PEP 562), so that nothing imports torch before it is needed."""
+
+__all__ = sorted([*_HOME, "__version__"])
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'apsched' has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -1,0 +1,47 @@
+"""What a schedule amounts to in the words of the knobs it replaces: bucket size, topo-span, prefetch, in-flight bytes."""
+
+from dataclasses import dataclass
+
+from apsched.problem import Problem
+from apsched.schedule import Schedule, StepKind
+from apsched.simulate import Timeline
+from apsched.verify import prefetch_distances
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """The largest value of each quantity that a cap could limit; results, not knobs."""
+
+    bucket_bytes: int
+    """Of the largest bucket, counted once; 0 without buckets."""
+    topo_span: int
+    """Of the widest bucket; 0 without buckets."""
+    prefetch: int
+    """Compute nodes between a start and the first compute node that needs it, of the earliest launch."""
+    in_flight_bytes: int
+    """Output bytes of FSDP collectives started and not yet waited for, at the worst step."""
+
+
+def chosen(problem: Problem, schedule: Schedule, timeline: Timeline) -> Chosen:
+    """Return what ``schedule``, whose timeline is ``timeline``, amounts to."""
+    collectives = problem.collectives
+    sizes = [sum(collectives[c].size_bytes for c in bucket.members) for bucket in schedule.buckets]
+    ranks = [[collectives[c].start for c in bucket.members] for bucket in schedule.buckets]
+    return Chosen(
+        bucket_bytes=max(sizes, default=0),
+        topo_span=max((max(r) - min(r) for r in ranks), default=0),
+        prefetch=max(prefetch_distances(problem, schedule, _launch_positions(problem, schedule)).values(), default=0),
+        in_flight_bytes=timeline.peak_in_flight_bytes,
+    )
+
+
+def _launch_positions(problem: Problem, schedule: Schedule) -> list[int]:
+    """Return the step of every node that has one of its own, and of every member's start that of its bucket."""
+    position = [-1] * problem.num_nodes
+    for k, step in enumerate(schedule.steps):
+        if step.kind is StepKind.NODE:
+            position[step.index] = k
+        elif step.kind is StepKind.START:
+            for c in schedule.buckets[step.index].members:
+                position[problem.collectives[c].start] = k
+    return position

@@ -1,0 +1,46 @@
+"""``apsched capture``: a SOURCE to graph files, which are solved without torch."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import TextIO
+
+from apsched.cli.choices import cost_choice, direction, source_request
+from apsched.errors import InputError
+from apsched.out_files import check_writable, write_files
+from apsched.pipeline import loaded
+from apsched.progress import Progress
+from apsched.sources import member_path
+
+
+def run(args: argparse.Namespace, stdout: TextIO) -> None:
+    """Write a graph file for each graph of the source."""
+    from apsched.graph.graph_file import to_bytes
+
+    path = Path(args.out)
+    if path.is_dir() or path.name in ("", ".", ".."):
+        raise InputError(f"-o: expected the name of a graph file such as step.graph; found the directory {args.out!r}")
+    if path.suffix == ".py":
+        raise InputError(f"-o: expected the name of a graph file such as step.graph; found {args.out!r}, which would be read as Python")
+    request, costs, wanted = source_request(args), cost_choice(args), direction(args)
+    check_writable(path.parent)
+    with loaded(request, costs, wanted, Progress()) as source:
+        alone = len(source.graphs) == 1
+        names = [path.name if alone else member_path(path, graph.problem.name).name for graph in source.graphs]
+        files = {name: to_bytes(graph.dag) for name, graph in zip(names, source.graphs, strict=True)}
+    written = write_files(path.parent, files)
+    graphs = [
+        {
+            "name": graph.problem.name,
+            "graph_hash": graph.problem.graph_hash,
+            "num_nodes": graph.problem.num_nodes,
+            "num_collectives": len(graph.problem.collectives),
+            "file": str(file),
+        }
+        for graph, file in zip(source.graphs, written, strict=True)
+    ]
+    if args.json:
+        print(json.dumps({"schema": 1, "source": args.source, "cluster": source.cluster, "graphs": graphs}), file=stdout)
+        return
+    for graph in graphs:
+        print(f"{graph['name']}: {graph['num_nodes']} nodes, {graph['num_collectives']} collectives -> {graph['file']}", file=stdout)

@@ -1,0 +1,76 @@
+"""Reads the options of a command into the frozen records that the stages take."""
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+from apsched.config import Caps, SolveOptions
+from apsched.errors import InputError
+from apsched.options import MemoryCap, parse_count, parse_memory_cap, parse_number, parse_optional_bytes, parse_optional_count, parse_share
+from apsched.pipeline import DIRECTIONS, CostChoice
+from apsched.sources import SourceRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchChoice:
+    """What limits the schedule and the search."""
+
+    caps: Caps
+    """All caps but that on memory, which may depend on the graph."""
+    memory_cap: MemoryCap | None
+    """``None``: the device's memory."""
+    options: SolveOptions
+
+
+def source_request(args: argparse.Namespace) -> SourceRequest:
+    """Return the SOURCE and what was chosen about it."""
+    return SourceRequest(
+        source=args.source,
+        mesh=args.mesh,
+        seq_len=_count(args.seq, "--seq"),
+        batch=_count(args.batch, "--batch"),
+        num_layers=_count(args.layers, "--layers"),
+        activation_checkpoint=args.ac,
+    )
+
+
+def cost_choice(args: argparse.Namespace) -> CostChoice:
+    """Return where costs come from."""
+    return CostChoice(cluster=args.cluster, collectives=tuple(args.collectives))
+
+
+def direction(args: argparse.Namespace) -> str:
+    """Return which graphs are wanted."""
+    if args.direction not in DIRECTIONS:
+        raise InputError(f"--direction: expected forward, backward or both; found {args.direction!r}")
+    return str(args.direction)
+
+
+def search_choice(args: argparse.Namespace) -> SearchChoice:
+    """Return the caps and the options of the search."""
+    defaults = SolveOptions()
+    bucket_cap = parse_optional_bytes(args.bucket_cap, "--bucket-cap") if args.bucket_cap is not None else None
+    in_flight_cap = parse_optional_bytes(args.in_flight_cap, "--in-flight-cap") if args.in_flight_cap is not None else None
+    return SearchChoice(
+        caps=Caps(
+            bucket_cap_bytes=bucket_cap,
+            max_topo_span=parse_optional_count(args.max_topo_span, "--max-topo-span") if args.max_topo_span is not None else None,
+            max_prefetch=parse_optional_count(args.max_prefetch, "--max-prefetch") if args.max_prefetch is not None else None,
+            in_flight_cap_bytes=in_flight_cap,
+        ),
+        memory_cap=parse_memory_cap(args.memory_cap) if args.memory_cap is not None else None,
+        options=SolveOptions(
+            time_slack=parse_share(args.time_slack, "--time-slack") if args.time_slack is not None else defaults.time_slack,
+            budget=parse_number(args.budget, "--budget") if args.budget is not None else defaults.budget,
+            seed=parse_count(args.seed, "--seed") if args.seed is not None else defaults.seed,
+        ),
+    )
+
+
+def out_dir(args: argparse.Namespace, default: str) -> Path:
+    """Return the directory for output files."""
+    return Path(args.out) if args.out is not None else Path("apsched-out") / default
+
+
+def _count(text: str | None, flag: str) -> int | None:
+    return None if text is None else parse_count(text, flag, least=1)

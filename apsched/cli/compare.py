@@ -1,0 +1,32 @@
+"""``apsched compare``: every baseline beside the solver."""
+
+import argparse
+import json
+from typing import TextIO
+
+from apsched.cli.choices import cost_choice, direction, search_choice, source_request
+from apsched.cli.infeasible import refuse_infeasible
+from apsched.pipeline import loaded, resolve_caps, solve_graph
+from apsched.progress import Progress
+from apsched.report import console, print_table, report_json, summary_lines
+
+
+def run(args: argparse.Namespace, stdout: TextIO) -> None:
+    """Score baselines and solver on every graph; nothing is rewritten, nothing is written."""
+    request, costs, wanted, choice = source_request(args), cost_choice(args), direction(args), search_choice(args)
+    progress = Progress()
+    with loaded(request, costs, wanted, progress) as source:
+        results = [
+            solve_graph(graph, resolve_caps(graph, choice.caps, choice.memory_cap, progress), choice.options, progress)
+            for graph in source.graphs
+        ]
+    refuse_infeasible(results, source=args.source, cluster=source.cluster, stdout=stdout, as_json=args.json)
+    if args.json:
+        print(json.dumps(report_json(args.source, source.cluster, results)), file=stdout)
+        return
+    print_table(results, stdout, ratio=True)
+    out = console(stdout)
+    out.print()
+    for result in results:
+        for line in summary_lines(result):
+            out.print(line, markup=False)

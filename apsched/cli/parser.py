@@ -1,0 +1,122 @@
+"""The verbs and their options. Values stay text here; ``choices.py`` reads them."""
+
+import argparse
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, NoReturn, TextIO
+
+from apsched import __version__
+from apsched.errors import InputError
+
+SOURCE_HELP = "a preset (`apsched models`), package.module:function, a file that torch wrote when it traced a job, or a graph file"
+_EPILOG = "exit status: 0 done, 1 no schedule fits the caps, 2 wrong use"
+
+
+class Parser(argparse.ArgumentParser):
+    """An argparse parser whose errors are :class:`InputError`: one line, as of everything else."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what is wrong with the command line."""
+        raise InputError(f"{message} (`{self.prog} --help` shows what there is)")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all verbs; ``args.run(args, stdout)`` runs the one that was chosen."""
+    parser = Parser(
+        prog="apsched",
+        description="The fastest communication schedule of distributed training that fits the memory, "
+        "with a proof of how far it can be from the best.",
+        epilog=_EPILOG,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"apsched {__version__}")
+    verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
+
+    solve = _verb(verbs, "solve", "solve a source, write the schedule back into its graphs, and check the result")
+    _add_source(solve)
+    _add_caps(solve)
+    _add_out(solve, "DIR", "directory for schedules, graphs and rewritten modules (default: apsched-out/SOURCE-MESH)")
+
+    audit = _verb(verbs, "audit", "score the order that the graphs of a source have now, against the proven bound")
+    _add_source(audit)
+    _add_caps(audit)
+
+    compare = _verb(verbs, "compare", "score every baseline beside the solver")
+    _add_source(compare)
+    _add_caps(compare)
+
+    apply = _verb(verbs, "apply", "apply schedule files to the graphs of a source, and check the result")
+    _add_source(apply)
+    apply.add_argument("schedules", metavar="SCHEDULE", nargs="+", help="schedule files that `apsched solve` wrote, one a graph")
+    _add_out(apply, "DIR", "directory for the rewritten modules (default: apsched-out/SOURCE-MESH)")
+
+    capture = _verb(verbs, "capture", "export a source to graph files, which are solved without torch")
+    _add_source(capture)
+    _add_out(capture, "FILE", "graph file; of several graphs each gets its name before the suffix (step.forward.graph)", required=True)
+
+    for name, text in (("models", "list the presets"), ("clusters", "list the clusters that costs can be computed for")):
+        _add_json(_verb(verbs, name, text))
+    return parser
+
+
+def _verb(verbs: Any, name: str, text: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        name, help=text, description=text[0].upper() + text[1:] + ".", epilog=_EPILOG, allow_abbrev=False
+    )
+    parser.set_defaults(run=_runner(name))
+    return parser
+
+
+def _runner(name: str) -> Callable[[argparse.Namespace, TextIO], None]:
+    """Return the function that runs verb ``name``; it is imported when it runs, so that the parser stays quick."""
+
+    def run(args: argparse.Namespace, stdout: TextIO) -> None:
+        import_module(f"apsched.cli.{name}").run(args, stdout)
+
+    return run
+
+
+def _add_source(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="SOURCE", help=SOURCE_HELP)
+    group = parser.add_argument_group("source")
+    _option(group, "--mesh", "AXES", "process ranks by axis of parallelism, such as fsdp=64 or fsdp=16,tp=8 (default: fsdp=64)")
+    _option(group, "--seq", "N", "tokens in a sequence, of a preset (default: 8192)")
+    _option(group, "--batch", "N", "sequences per data-parallel process rank, of a preset (default: 1)")
+    _option(group, "--layers", "N", "number of layers, of a preset (default: all)")
+    _option(group, "--ac", "KIND", "activation checkpointing of a preset: none, full, selective or every-N (default: none)")
+    _option(group, "--direction", "WHICH", "forward, backward or both (default: both)", default="both")
+    costs = parser.add_argument_group("costs")
+    _option(costs, "--cluster", "NAME", "cluster by name (`apsched clusters`) or TOML file (default: h100)")
+    costs.add_argument(
+        "--collectives",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="measured collectives: nccl-tests output or CSV; may be given again",
+    )
+    _add_json(parser)
+
+
+def _add_caps(parser: argparse.ArgumentParser) -> None:
+    caps = parser.add_argument_group("caps")
+    _option(caps, "--memory-cap", "BYTES", "bytes, 60GiB, none, floor (the least feasible) or floor+2GiB (default: the device's memory)")
+    _option(caps, "--bucket-cap", "BYTES", "bytes of one bucket, such as 500MB (default: none)")
+    _option(caps, "--max-topo-span", "N", "ranks between the first and the last member of a bucket (default: none)")
+    _option(caps, "--max-prefetch", "N", "compute nodes between a launch and the first that needs it (default: none)")
+    _option(caps, "--in-flight-cap", "BYTES", "output bytes of collectives started and not yet waited for (default: none)")
+    search = parser.add_argument_group("search")
+    _option(search, "--time-slack", "SHARE", "share of the step time that less memory and fewer launches may cost (default: 0.1%%)")
+    _option(search, "--budget", "WORK", "deterministic work of the search, the same on every machine (default: 20)")
+    _option(search, "--seed", "N", "seed of the search (default: 0)")
+
+
+def _add_out(parser: argparse.ArgumentParser, metavar: str, text: str, *, required: bool = False) -> None:
+    parser.add_argument("-o", "--out", metavar=metavar, help=text, required=required)
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout, and nothing else")
+
+
+def _option(group: Any, flag: str, metavar: str, text: str, *, default: str | None = None) -> None:
+    group.add_argument(flag, metavar=metavar, help=text, default=default)

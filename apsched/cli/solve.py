@@ -1,0 +1,74 @@
+"""``apsched solve``: the whole line, from a SOURCE to files that were checked."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TextIO
+
+from apsched.cli.choices import cost_choice, direction, out_dir, search_choice, source_request
+from apsched.cli.infeasible import refuse_infeasible
+from apsched.graph_result import Result
+from apsched.out_files import check_writable, write_files
+from apsched.pipeline import LoadedGraph, loaded, resolve_caps, rewrite, solve_graph
+from apsched.progress import Progress
+from apsched.report import console, print_table, report_json, summary_lines
+from apsched.schedule_file import dump_schedule
+
+
+def run(args: argparse.Namespace, stdout: TextIO) -> None:
+    """Solve every graph of the source; write schedules, graphs, rewritten modules and the result."""
+    request, costs, wanted, choice = source_request(args), cost_choice(args), direction(args), search_choice(args)
+    check_writable(out_dir(args, "."))
+    progress = Progress()
+    with loaded(request, costs, wanted, progress) as source:
+        target = out_dir(args, source.slug)
+        check_writable(target)
+        results = [
+            solve_graph(graph, resolve_caps(graph, choice.caps, choice.memory_cap, progress), choice.options, progress)
+            for graph in source.graphs
+        ]
+        refuse_infeasible(results, source=args.source, cluster=source.cluster, stdout=stdout, as_json=args.json)
+        files: dict[str, bytes] = {}
+        for k, graph in enumerate(source.graphs):
+            results[k] = finish_graph(graph, results[k], files, progress)
+    report = report_json(args.source, source.cluster, results)
+    files["result.json"] = (json.dumps(report, indent=1) + "\n").encode()
+    written = write_files(target, files)
+    if args.json:
+        print(json.dumps(report), file=stdout)
+    else:
+        print_report(results, written, source.notes, stdout)
+
+
+def finish_graph(graph: LoadedGraph, result: Result, files: dict[str, bytes], progress: Progress) -> Result:
+    """Write the schedule back where there is an FX graph, check the round trip, and add the graph's files to ``files``."""
+    from apsched.graph.graph_file import to_bytes
+
+    name = graph.problem.name
+    files[f"{name}.graph"] = to_bytes(graph.dag)
+    files[f"{name}.schedule.json"] = dump_schedule(result)
+    if graph.captured is None:
+        return result
+    from apsched.module_file import dump_module
+
+    assert result.best is not None
+    rewritten = rewrite(graph, result.best, progress)
+    files[f"{name}.py"] = dump_module(rewritten.module, name)
+    return replace(result, round_trip_exact=rewritten.round_trip.exact, seconds={**result.seconds, "write_back": rewritten.seconds})
+
+
+def print_report(results: Sequence[Result], written: Sequence[Path], notes: Sequence[str], stdout: TextIO) -> None:
+    """Print the table, what was found, and where the files went."""
+    print_table(results, stdout)
+    out = console(stdout)
+    out.print()
+    for result in results:
+        for line in summary_lines(result):
+            out.print(line, markup=False)
+    if any(result.round_trip_exact is None for result in results):
+        out.print("solved from a graph file: nothing was rewritten (solve the source itself, or `apsched apply` the schedule to it)")
+    for note in notes:
+        out.print(f"note: {note}", markup=False)
+    out.print(f"files: {', '.join(str(path) for path in written)}", markup=False)

@@ -1,0 +1,70 @@
+"""What apsched answers about one graph: the schedule, its certificate, and what its check said."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from apsched.chosen import Chosen, chosen
+from apsched.config import Caps
+from apsched.problem import Problem
+from apsched.result import Scored, SolveResult
+from apsched.schedule import Schedule
+from apsched.simulate import Timeline, simulate
+from apsched.units import ticks_to_us
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One graph with the answer to it. ``best`` is ``None`` where no schedule keeps the caps."""
+
+    cluster: str
+    """Name of the cluster whose costs were used; empty for a cost model of the user's own."""
+    problem: Problem
+    caps: Caps
+    answer: SolveResult
+    timeline: Timeline | None
+    """Of the best schedule."""
+    chosen: Chosen | None
+    """Bucket size, span, prefetch and in-flight bytes of the best schedule."""
+    round_trip_exact: bool | None = None
+    """The rewritten graph, exported and simulated again, has the figures claimed; ``None`` where nothing was rewritten."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Wall time of the stages that ran."""
+
+    @property
+    def best(self) -> Scored | None:
+        """The schedule found, with its figures."""
+        return self.answer.best
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """The schedule found."""
+        return self.answer.best.schedule if self.answer.best else None
+
+    @property
+    def step_time_us(self) -> float | None:
+        """Step time of the best schedule."""
+        return ticks_to_us(self.answer.best.step_time_ticks) if self.answer.best else None
+
+    @property
+    def bound_us(self) -> float:
+        """No schedule within the caps is faster."""
+        return ticks_to_us(self.answer.bound_ticks)
+
+    @property
+    def gap(self) -> float:
+        """(step time - bound) / step time."""
+        return self.answer.gap
+
+
+def result_of(problem: Problem, caps: Caps, answer: SolveResult, *, cluster: str, seconds: Mapping[str, float]) -> Result:
+    """Return ``answer`` with the timeline of its best schedule and what that schedule chose."""
+    timeline = simulate(problem, answer.best.schedule) if answer.best else None
+    return Result(
+        cluster=cluster,
+        problem=problem,
+        caps=caps,
+        answer=answer,
+        timeline=timeline,
+        chosen=chosen(problem, answer.best.schedule, timeline) if answer.best and timeline else None,
+        seconds=dict(seconds),
+    )

@@ -1,0 +1,116 @@
+"""Reads the quantities that people type: ``60GiB``, ``none``, ``floor+2GiB``, ``0.1%``, ``500MB``. No torch here."""
+
+import math
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+from apsched.errors import InputError
+
+_UNITS = {
+    "": 1,
+    "b": 1,
+    **{f"{letter}b": 1000**power for power, letter in enumerate("kmgtp", start=1)},
+    **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgtp", start=1)},
+}
+_BYTES = re.compile(r"(?P<number>\d+(?:\.\d+)?|\.\d+)\s*(?P<unit>[a-z]*)", re.IGNORECASE)
+_BYTES_EXAMPLES = "60GiB, 500MB or 1048576"
+_LARGEST_BYTES = 2**62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryCap:
+    """A memory cap as stated: a number of bytes, none, or relative to the least that is feasible."""
+
+    size_bytes: int | None = None
+    """Bytes (above the least feasible where ``above_floor``); ``None`` for no cap."""
+    above_floor: bool = False
+
+
+def parse_bytes(text: str, label: str = "size") -> int:
+    """Return the bytes that ``text`` states, rounded down; 1 kB is 1000 bytes, 1 KiB is 1024.
+
+    Raises ``InputError``, which names ``label``, where it is no such quantity.
+    """
+    match = _BYTES.fullmatch(text.strip())
+    factor = _UNITS.get(match["unit"].lower()) if match else None
+    if match is None or factor is None:
+        raise InputError(f"{label}: expected a number of bytes such as {_BYTES_EXAMPLES}; found {text!r}")
+    size_bytes = math.floor(Fraction(match["number"]) * factor)
+    if size_bytes > _LARGEST_BYTES:
+        raise InputError(f"{label}: expected at most 4 EiB; found {text!r}")
+    return size_bytes
+
+
+def parse_optional_bytes(text: str, label: str = "size") -> int | None:
+    """Return the bytes that ``text`` states, or ``None`` for ``none``."""
+    return None if _is_none(text) else parse_bytes(text, label)
+
+
+def parse_memory_cap(text: str, label: str = "--memory-cap") -> MemoryCap:
+    """Return the cap that ``text`` states: bytes, ``none``, ``floor`` or ``floor+2GiB``."""
+    stripped = text.strip()
+    if _is_none(stripped):
+        return MemoryCap()
+    head, plus, rest = stripped.partition("+")
+    if head.strip().lower() != "floor":
+        if not _BYTES.fullmatch(stripped):
+            raise InputError(f"{label}: expected bytes such as {_BYTES_EXAMPLES}, or none, floor or floor+2GiB; found {text!r}")
+        return MemoryCap(size_bytes=parse_bytes(stripped, label))
+    return MemoryCap(size_bytes=parse_bytes(rest, label) if plus else 0, above_floor=True)
+
+
+def parse_share(text: str, label: str = "share") -> float:
+    """Return the share from 0 to 1 that ``text`` states, such as ``0.1%`` or ``0.001``."""
+    stripped = text.strip()
+    number = stripped.removesuffix("%").strip()
+    try:
+        value = float(number) / (100 if stripped.endswith("%") else 1)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= 1:
+        raise InputError(f"{label}: expected a share between 0 and 1, such as 0.1% or 0.001; found {text!r}")
+    return value
+
+
+def parse_count(text: str, label: str = "count", *, least: int = 0) -> int:
+    """Return the whole number that ``text`` states, at least ``least``."""
+    stripped = text.strip()
+    if not (stripped.isascii() and stripped.isdigit()) or not least <= int(stripped) < 2**31:
+        raise InputError(f"{label}: expected a whole number from {least} to 2147483647; found {text!r}")
+    return int(stripped)
+
+
+def parse_optional_count(text: str, label: str = "count", *, least: int = 0) -> int | None:
+    """Return the whole number that ``text`` states, or ``None`` for ``none``."""
+    return None if _is_none(text) else parse_count(text, label, least=least)
+
+
+def parse_number(text: str, label: str = "number") -> float:
+    """Return the finite number >= 0 that ``text`` states."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value >= 0):
+        raise InputError(f"{label}: expected a finite number >= 0; found {text!r}")
+    return value
+
+
+def show_bytes(size_bytes: int | None) -> str:
+    """Return ``size_bytes`` for people, in binary units: ``59.61 GiB``."""
+    if size_bytes is None:
+        return "none"
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if abs(size_bytes) >= 1024**power:
+            return f"{size_bytes / 1024**power:.2f} {unit}"
+    return f"{size_bytes} B"
+
+
+def show_us(duration_us: float) -> str:
+    """Return a duration for people: in milliseconds from one millisecond on."""
+    return f"{duration_us / 1000:,.3f} ms" if duration_us >= 1000 else f"{duration_us:.2f} µs"
+
+
+def _is_none(text: str) -> bool:
+    return text.strip().lower() == "none"

@@ -1,0 +1,46 @@
+"""Output files of a command: all of them, or none."""
+
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from apsched.errors import InputError
+from apsched.files import write_atomic
+
+
+def check_writable(directory: Path) -> None:
+    """Raise ``InputError`` where files could not be written to ``directory``, which need not exist; touches nothing."""
+    existing = directory
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir():
+        raise InputError(f"{directory}: expected a directory to write to, found that {existing} is a file; choose another place with -o")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise InputError(
+            f"{directory}: expected a directory to write to, found that {existing} cannot be written; choose another place with -o"
+        )
+
+
+def write_files(directory: Path, files: Mapping[str, bytes]) -> tuple[Path, ...]:
+    """Write ``files`` (name -> content) to ``directory``; where one fails, those written before it and new directories go again."""
+    new_directories = [folder for folder in (directory, *directory.parents) if not folder.exists()]
+    written: list[Path] = []
+    try:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{directory}: cannot make the directory: {error.strerror or error}; choose another place with -o") from None
+        for name, content in files.items():
+            existed = (directory / name).exists()
+            write_atomic(directory / name, content)
+            if not existed:
+                written.append(directory / name)
+    except BaseException:
+        for path in written:
+            path.unlink(missing_ok=True)
+        for folder in new_directories:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
+    return tuple(directory / name for name in files)

@@ -1,0 +1,291 @@
+"""The line from a SOURCE to a checked schedule: capture -> export -> problem -> solve -> verify -> write back -> round trip.
+
+Each stage is a function of its own; ``apsched solve`` is all of them, the other commands and the API use some.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import networkx as nx
+
+from apsched.build_problem import build_problem
+from apsched.config import Caps, SolveOptions
+from apsched.costs.cluster import DEFAULT_CLUSTER, Cluster, cluster_names, load_cluster
+from apsched.costs.table import CollectiveTable, load_table
+from apsched.errors import ApschedError, InputError
+from apsched.graph_result import Result, result_of
+from apsched.options import MemoryCap, show_bytes
+from apsched.problem import Problem
+from apsched.progress import Progress
+from apsched.result import Scored, SolveResult
+from apsched.sources import Opened, SourceRequest, opened
+from apsched.simulate import simulate
+from apsched.verify import verify
+
+if TYPE_CHECKING:
+    import torch
+
+    from apsched.capture.captured import CapturedGraph
+    from apsched.costs.model import CostModel
+    from apsched.round_trip import RoundTrip
+
+DIRECTIONS = ("forward", "backward", "both")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostChoice:
+    """Where costs come from: a cluster by name or TOML file, and measured tables of collectives."""
+
+    cluster: str | None = None
+    collectives: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedGraph:
+    """One graph of a source, ready to be solved."""
+
+    dag: nx.DiGraph
+    problem: Problem
+    device_memory_bytes: int | None
+    """Memory of the device that the costs stand for; ``None`` where unknown."""
+    captured: "CapturedGraph | None" = None
+    """The FX graph; ``None`` where the source was a graph file."""
+    cost_model: "CostModel | None" = None
+    group_ranks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    group_sizes: Mapping[str, int] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedSource:
+    """All graphs of a source."""
+
+    label: str
+    slug: str
+    cluster: str
+    graphs: tuple[LoadedGraph, ...]
+    notes: tuple[str, ...] = ()
+    """What the user should know about the costs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewritten:
+    """An FX graph in the order of a schedule."""
+
+    module: "torch.fx.GraphModule"
+    round_trip: "RoundTrip"
+    seconds: float
+
+
+@contextmanager
+def loaded(request: SourceRequest, costs: CostChoice, direction: str, progress: Progress) -> Iterator[LoadedSource]:
+    """Open a source and export its graphs; process groups that they need run until the body ends."""
+    cluster, table = read_costs(costs)
+    with opening(request, progress) as (source, capture_seconds):
+        if source.capture is None:
+            yield _from_graph_files(source, costs, direction)
+            return
+        names = tuple(graph.name for graph in source.capture.graphs)
+        wanted = _in_direction(names, direction, request.source)
+        yield _export_capture(source, wanted, cluster, table, capture_seconds, progress)
+
+
+@contextmanager
+def opening(request: SourceRequest, progress: Progress) -> Iterator[tuple[Opened, float]]:
+    """Open a source as the stage ``capture``; yields how many seconds that took beside it."""
+    with ExitStack() as stack:
+        with progress.stage("capture") as took:
+            source = stack.enter_context(opened(request))
+        yield source, took["seconds"]
+
+
+def read_costs(costs: CostChoice) -> tuple[Cluster, CollectiveTable | None]:
+    """Return the cluster and table that were chosen; ``InputError`` names a file that cannot be used."""
+    cluster = load_cluster(costs.cluster or DEFAULT_CLUSTER)
+    return cluster, load_table(*costs.collectives) if costs.collectives else None
+
+
+def export_graph(
+    captured: "CapturedGraph",
+    cost_model: "CostModel",
+    *,
+    cluster: str,
+    group_ranks: Mapping[str, tuple[int, ...]],
+    group_sizes: Mapping[str, int] | None = None,
+    device_memory_bytes: int | None = None,
+    progress: Progress,
+    capture_seconds: float = 0.0,
+) -> LoadedGraph:
+    """Return a captured graph as DAG and problem."""
+    from apsched.graph.export import export
+
+    with progress.stage(f"export {captured.name}") as took:
+        dag = export(captured, cost_model, group_ranks=group_ranks, cluster_name=cluster)
+        problem = build_problem(dag)
+    return LoadedGraph(
+        dag=dag,
+        problem=problem,
+        device_memory_bytes=device_memory_bytes,
+        captured=captured,
+        cost_model=cost_model,
+        group_ranks=group_ranks,
+        group_sizes=group_sizes or {},
+        seconds={"capture": capture_seconds, "export": took["seconds"]},
+    )
+
+
+def resolve_caps(graph: LoadedGraph, caps: Caps, memory_cap: MemoryCap | None, progress: Progress) -> Caps:
+    """Return ``caps`` with the memory cap in bytes: as stated, above the least feasible, or (unstated) the device's memory."""
+    if memory_cap is None:
+        if graph.device_memory_bytes is None:
+            raise InputError(
+                f"the memory of cluster {graph.dag.graph['cluster']!r} is not known here; "
+                "state --memory-cap (bytes, none, floor or floor+2GiB)"
+            )
+        return replace(caps, memory_cap_bytes=graph.device_memory_bytes)
+    if not memory_cap.above_floor:
+        return replace(caps, memory_cap_bytes=memory_cap.size_bytes)
+    from apsched.solver import least_memory
+
+    with progress.stage(f"least memory {graph.problem.name}"):
+        floor_bytes, _ = least_memory(graph.problem, replace(caps, memory_cap_bytes=None))
+    return replace(caps, memory_cap_bytes=floor_bytes + (memory_cap.size_bytes or 0))
+
+
+def solve_graph(graph: LoadedGraph, caps: Caps, options: SolveOptions, progress: Progress) -> Result:
+    """Return the answer for one graph, checked by ``verify``."""
+    from apsched.solver import solve
+
+    with progress.stage(f"solve {graph.problem.name}") as took:
+        answer = solve(graph.problem, caps, options, progress=progress.solver)
+        result = result_of(
+            graph.problem, caps, answer, cluster=graph.dag.graph["cluster"], seconds={**graph.seconds, "solve": took["seconds"]}
+        )
+        check_answer(result)
+    return replace(result, seconds={**graph.seconds, "solve": took["seconds"], "write_back": 0.0})
+
+
+def check_answer(result: Result) -> None:
+    """Raise where the solver's answer breaks a cap or its own figures: never hand on what was not verified."""
+    answer, best = result.answer, result.best
+    if best is None or result.timeline is None:
+        return
+    wrong = list(verify(result.problem, best.schedule, result.caps))
+    claimed = (best.step_time_ticks, best.peak_memory_bytes, best.num_launches)
+    found = (result.timeline.step_time_ticks, result.timeline.peak_memory_bytes, result.timeline.num_launches)
+    if claimed != found:
+        wrong.append(f"step ticks, peak bytes and launches are {found}, not {claimed} as claimed")
+    if answer.bound_ticks > best.step_time_ticks:
+        wrong.append(f"the bound of {answer.bound_ticks} ticks lies above the step time of {best.step_time_ticks}")
+    if wrong:
+        raise RuntimeError(f"{result.problem.name}: the solver's schedule fails its check, a bug of apsched: {'; '.join(wrong[:3])}")
+
+
+def rewrite(graph: LoadedGraph, scored: Scored, progress: Progress) -> Rewritten:
+    """Return the FX graph in the order of ``scored``, and whether what it does is what was claimed."""
+    from apsched.round_trip import round_trip
+    from apsched.writeback.write_back import write_back
+
+    assert graph.captured is not None
+    assert graph.cost_model is not None
+    with progress.stage(f"write back {graph.problem.name}") as took:
+        module = write_back(graph.captured.module, graph.problem, scored.schedule)
+        trip = round_trip(module, graph.captured, graph.cost_model, graph.group_ranks, simulate(graph.problem, scored.schedule))
+    return Rewritten(module=module, round_trip=trip, seconds=took["seconds"])
+
+
+def _export_capture(
+    source: Opened, wanted: tuple[str, ...], cluster: Cluster, table: CollectiveTable | None, capture_seconds: float, progress: Progress
+) -> LoadedSource:
+    from apsched.costs.cluster_model import ClusterCostModel
+
+    capture = source.capture
+    assert capture is not None
+    cost_model = ClusterCostModel(cluster, capture.group_ranks, table)
+    graphs = tuple(
+        export_graph(
+            captured,
+            cost_model,
+            cluster=cluster.name,
+            group_ranks=capture.group_ranks,
+            group_sizes=capture.group_sizes,
+            device_memory_bytes=cluster.device.memory_bytes,
+            progress=progress,
+            capture_seconds=capture_seconds,
+        )
+        for captured in capture.graphs
+        if captured.name in wanted
+    )
+    notes = tuple(f"priced by formula, not in the table: {line}" for line in cost_model.unpriced())
+    return LoadedSource(label=source.label, slug=source.slug, cluster=cluster.name, graphs=graphs, notes=notes)
+
+
+def _from_graph_files(source: Opened, costs: CostChoice, direction: str) -> LoadedSource:
+    clusters = {dag.graph["cluster"] for dag in source.dags}
+    name = next(iter(clusters)) if len(clusters) == 1 else ", ".join(sorted(clusters))
+    if costs.collectives:
+        raise InputError(f"--collectives cannot change {source.label}: a graph file holds its costs; capture it again with the table")
+    if costs.cluster is not None and load_cluster(costs.cluster).name != name:
+        raise InputError(f"--cluster cannot change {source.label}: its costs are those of {name!r}; capture it again for {costs.cluster!r}")
+    stated = costs.cluster or (name if name in cluster_names() else None)
+    memory_bytes = load_cluster(stated).device.memory_bytes if stated else None
+    wanted = _in_direction(tuple(dag.graph["name"] for dag in source.dags), direction, source.label)
+    graphs = tuple(
+        LoadedGraph(dag=dag, problem=build_problem(dag), device_memory_bytes=memory_bytes, seconds={"capture": 0.0, "export": 0.0})
+        for dag in source.dags
+        if dag.graph["name"] in wanted
+    )
+    return LoadedSource(label=source.label, slug=source.slug, cluster=name, graphs=graphs)
+
+
+def _in_direction(names: tuple[str, ...], direction: str, source: str) -> tuple[str, ...]:
+    if direction == "both":
+        return names
+    if direction not in names:
+        raise InputError(f"{source}: expected a {direction} graph, found {', '.join(names)}; choose --direction both")
+    return (direction,)
+
+
+def solve(
+    graph: "nx.DiGraph | Problem",
+    *,
+    memory_cap_bytes: int | None = None,
+    bucket_cap_bytes: int | None = None,
+    max_topo_span: int | None = None,
+    max_prefetch: int | None = None,
+    in_flight_cap_bytes: int | None = None,
+    options: SolveOptions | None = None,
+) -> Result:
+    """Return the fastest schedule of ``graph`` (a DAG of ``export`` or a graph file, or a Problem) within the caps; ``None`` is no limit.
+
+    Where no schedule keeps them, ``Result.best`` is ``None`` and ``Result.answer.infeasibility`` says why. Needs no torch.
+    """
+    caps = Caps(
+        memory_cap_bytes=memory_cap_bytes,
+        bucket_cap_bytes=bucket_cap_bytes,
+        max_topo_span=max_topo_span,
+        max_prefetch=max_prefetch,
+        in_flight_cap_bytes=in_flight_cap_bytes,
+    )
+    cluster = "" if isinstance(graph, Problem) else graph.graph["cluster"]
+    problem = graph if isinstance(graph, Problem) else build_problem(graph)
+    from apsched.solver import solve as search
+
+    answer: SolveResult = search(problem, caps, options or SolveOptions())
+    result = result_of(problem, caps, answer, cluster=cluster, seconds={})
+    check_answer(result)
+    return result
+
+
+def explain_infeasible(result: Result) -> str:
+    """Return why no schedule keeps the caps: which clash, at which nodes, and the least that would do."""
+    why = result.answer.infeasibility
+    if why is None:
+        raise ApschedError(f"{result.problem.name}: no schedule was found, and no reason")
+    least = ", ".join(
+        f"{cap} >= {value} ({show_bytes(value)})" if cap.endswith("bytes") else f"{cap} >= {value}" for cap, value in why.least
+    )
+    nodes = ", ".join(why.nodes[:5]) + (f" and {len(why.nodes) - 5} more" if len(why.nodes) > 5 else "")
+    return f"{result.problem.name}: no schedule fits: {why.message}; least that would do: {least or 'none'}; nodes: {nodes or 'none'}"

@@ -1,0 +1,35 @@
+"""A schedule file back on its graph: checked against every dependence, and against the caps it was made for."""
+
+from apsched.errors import InputError
+from apsched.problem import Problem
+from apsched.result import Scored
+from apsched.schedule_file import ScheduleFile, bind_schedule
+from apsched.simulate import simulate
+from apsched.verify import verify
+
+_SHOWN = 3
+
+
+def replay(problem: Problem, file: ScheduleFile) -> Scored:
+    """Return the schedule of ``file`` with its figures on ``problem``.
+
+    Raises ``InputError`` where the file belongs to another graph (and says what differs), where its order breaks a dependence, or
+    where it breaks a cap that it states.
+    """
+    schedule = bind_schedule(file, problem)
+    wrong = verify(problem, schedule, file.caps)
+    if wrong:
+        more = f" (and {len(wrong) - _SHOWN} more)" if len(wrong) > _SHOWN else ""
+        raise InputError(
+            f"{file.path}: not a schedule of this graph within its caps: {'; '.join(wrong[:_SHOWN])}{more}; solve the graph again"
+        )
+    timeline = simulate(problem, schedule)
+    return Scored(
+        name="replayed",
+        schedule=schedule,
+        step_time_ticks=timeline.step_time_ticks,
+        exposed_ticks=timeline.exposed_ticks,
+        peak_memory_bytes=timeline.peak_memory_bytes,
+        num_launches=timeline.num_launches,
+        violations=(),
+    )

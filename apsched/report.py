@@ -1,0 +1,124 @@
+"""What a person and a program get to see: one table, or one JSON object."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.table import Table
+
+from apsched.graph_result import Result
+from apsched.options import show_bytes, show_us
+from apsched.result import Scored
+from apsched.units import ticks_to_us
+
+SCHEMA = 1
+_WIDTH_OFF_TERMINAL = 140
+_STAGES = ("capture", "export", "solve", "write_back")
+
+
+def report_json(source: str, cluster: str, results: Iterable[Result]) -> dict[str, Any]:
+    """Return the object that ``--json`` prints."""
+    return {"schema": SCHEMA, "source": source, "cluster": cluster, "graphs": [graph_json(result) for result in results]}
+
+
+def graph_json(result: Result) -> dict[str, Any]:
+    """Return what ``--json`` says about one graph; an infeasible one also has ``infeasibility``."""
+    best, timeline = result.best, result.timeline
+    report = {
+        "name": result.problem.name,
+        "graph_hash": result.problem.graph_hash,
+        "num_nodes": result.problem.num_nodes,
+        "num_collectives": len(result.problem.collectives),
+        "status": result.answer.status,
+        "step_time_us": result.step_time_us,
+        "bound_us": result.bound_us,
+        "gap": result.gap if best else None,
+        "compute_us": ticks_to_us(timeline.compute_ticks) if timeline else None,
+        "exposed_us": ticks_to_us(timeline.exposed_ticks) if timeline else None,
+        "peak_memory_bytes": best.peak_memory_bytes if best else None,
+        "memory_cap_bytes": result.caps.memory_cap_bytes,
+        "num_launches": best.num_launches if best else None,
+        "chosen": asdict(result.chosen) if result.chosen else None,
+        "round_trip_exact": result.round_trip_exact,
+        "baselines": {scored.name: _scored_json(scored) for scored in result.answer.baselines},
+        "seconds": {stage: round(result.seconds.get(stage, 0.0), 3) for stage in _STAGES},
+    }
+    if result.answer.infeasibility is not None:
+        why = result.answer.infeasibility
+        report["infeasibility"] = {"caps": why.caps, "nodes": why.nodes, "least": dict(why.least), "message": why.message}
+    return report
+
+
+def _scored_json(scored: Scored) -> dict[str, Any]:
+    return {
+        "step_time_us": ticks_to_us(scored.step_time_ticks),
+        "peak_memory_bytes": scored.peak_memory_bytes,
+        "num_launches": scored.num_launches,
+        "fits": scored.fits,
+    }
+
+
+def print_table(results: Sequence[Result], stream: TextIO, *, rows: Sequence[Sequence[Scored]] | None = None, ratio: bool = False) -> None:
+    """Print every schedule of every graph beside the bound; ``rows`` in place of the baselines and the solution."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("graph")
+    table.add_column("schedule")
+    for heading in ("step time ms", "above bound", "exposed ms", "peak GiB", "collectives", *(["ratio to apsched"] if ratio else [])):
+        table.add_column(heading, justify="right")
+    table.add_column("fits")
+    for k, result in enumerate(results):
+        shown = rows[k] if rows is not None else _all_rows(result)
+        for first, scored in enumerate(shown):
+            table.add_row(*_cells(result, scored, name=result.problem.name if first == 0 else "", ratio=ratio))
+        bound = ["", "bound", f"{result.bound_us / 1000:,.3f}", "", "", f"{result.answer.floor_bound_bytes / 2**30:.2f}", ""]
+        table.add_row(*bound, *([""] if ratio else []), "", style="dim", end_section=k + 1 < len(results))
+    console(stream).print(table)
+
+
+def console(stream: TextIO) -> Console:
+    """Return a console that wraps lines on terminals only."""
+    width = None if stream.isatty() else _WIDTH_OFF_TERMINAL
+    return Console(file=stream, width=width, highlight=False, soft_wrap=not stream.isatty())
+
+
+def _all_rows(result: Result) -> tuple[Scored, ...]:
+    return (*result.answer.baselines, *((result.best,) if result.best else ()))
+
+
+def _cells(result: Result, scored: Scored, *, name: str, ratio: bool) -> list[str]:
+    step_us = ticks_to_us(scored.step_time_ticks)
+    above = f"{100 * (step_us / result.bound_us - 1):.2f} %" if result.bound_us > 0 else ""
+    cells = [
+        name,
+        scored.name,
+        f"{step_us / 1000:,.3f}",
+        above,
+        f"{ticks_to_us(scored.exposed_ticks) / 1000:,.3f}",
+        f"{scored.peak_memory_bytes / 2**30:.2f}",
+        f"{scored.num_launches}",
+    ]
+    if ratio:
+        best_us = result.step_time_us
+        cells.append(f"{step_us / best_us:.3f}" if best_us else "")
+    return [*cells, "yes" if scored.fits else "no"]
+
+
+def summary_lines(result: Result) -> tuple[str, ...]:
+    """Return what was found, how far it can be from the best, and what it chose."""
+    name = result.problem.name
+    cap = show_bytes(result.caps.memory_cap_bytes)
+    if result.best is None or result.chosen is None:
+        return (f"{name}: no schedule fits; memory cap {cap}",)
+    chose = result.chosen
+    lines = [
+        f"{name}: {result.answer.status}, step time {show_us(result.step_time_us or 0.0)}, bound {show_us(result.bound_us)} "
+        f"({result.answer.bound_source}), gap {100 * result.gap:.3f} %",
+        f"  memory cap {cap}, peak {show_bytes(result.best.peak_memory_bytes)}; least known {show_bytes(result.answer.floor_memory_bytes)}",
+        f"  chosen: largest bucket {show_bytes(chose.bucket_bytes)}, span {chose.topo_span}, prefetch {chose.prefetch}, "
+        f"in flight {show_bytes(chose.in_flight_bytes)}",
+    ]
+    if result.round_trip_exact is not None:
+        said = "exact to the tick and to the byte" if result.round_trip_exact else "NOT exact"
+        lines.append(f"  round trip: the rewritten graph, exported and simulated again, is {said}")
+    return tuple(lines)

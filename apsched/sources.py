@@ -1,0 +1,171 @@
+"""SOURCE, as every command takes it: a preset, ``package.module:function``, a file that torch wrote, or a graph file.
+
+No torch is imported before a source turns out to need it.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import networkx as nx
+
+from apsched.errors import InputError
+from apsched.models.presets import PRESETS
+
+if TYPE_CHECKING:
+    from apsched.capture.captured import Capture
+
+DEFAULT_MESH = "fsdp=64"
+DEFAULT_SEQ_LEN = 8192
+GRAPH_SUFFIX = ".graph"
+
+
+class SourceKind(Enum):
+    """What a SOURCE names."""
+
+    PRESET = "preset"
+    FUNCTION = "function"
+    REPRO = "file written by torch"
+    GRAPH_FILE = "graph file"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceRequest:
+    """A SOURCE and what may be chosen about it; ``None`` where nothing was."""
+
+    source: str
+    mesh: str | None = None
+    seq_len: int | None = None
+    batch: int | None = None
+    num_layers: int | None = None
+    activation_checkpoint: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """What a SOURCE holds: captured graphs, or graphs exported earlier."""
+
+    label: str
+    """The source in words that are the same on every machine: no directories."""
+    slug: str
+    """For names of files."""
+    capture: "Capture | None" = None
+    dags: tuple[nx.DiGraph, ...] = ()
+
+
+def classify(source: str) -> SourceKind:
+    """Return what ``source`` names; ``InputError`` where it names nothing."""
+    if source in PRESETS:
+        return SourceKind.PRESET
+    path = Path(source)
+    if path.is_dir():
+        raise InputError(f"{source}: expected a file, found a directory; name the file in it")
+    if path.is_file():
+        return SourceKind.REPRO if path.suffix == ".py" else SourceKind.GRAPH_FILE
+    if graph_file_set(path):
+        return SourceKind.GRAPH_FILE
+    if ":" in source and not any(mark in source for mark in ("/", "\\", " ")):
+        return SourceKind.FUNCTION
+    near = get_close_matches(source, PRESETS, n=1)
+    hint = f"; did you mean {near[0]}?" if near else "; `apsched models` lists the presets"
+    raise InputError(
+        f"expected a preset, package.module:function, a file written by torch or a graph file; found {source!r}, which is none{hint}"
+    )
+
+
+def graph_file_set(path: Path) -> tuple[Path, ...]:
+    """Return the files that ``apsched capture -o PATH`` writes for a source of several graphs, as far as they exist."""
+    return tuple(file for file in (member_path(path, name) for name in ("forward", "backward", "joint", "graph")) if file.is_file())
+
+
+def member_path(path: Path, graph_name: str) -> Path:
+    """Return the name of the file of one of several graphs: ``step.graph`` -> ``step.forward.graph``."""
+    suffix = path.suffix or GRAPH_SUFFIX
+    return path.with_name(f"{path.stem}.{graph_name}{suffix}")
+
+
+@contextmanager
+def opened(request: SourceRequest) -> Iterator[Opened]:
+    """Capture or read the source; a process group that its graphs need runs (fake, unless a real one runs) until the body ends."""
+    kind = classify(request.source)
+    _refuse_useless_options(request, kind)
+    with ExitStack() as stack:
+        match kind:
+            case SourceKind.PRESET:
+                yield _open_preset(request, stack)
+            case SourceKind.FUNCTION:
+                yield _open_function(request, stack)
+            case SourceKind.REPRO:
+                yield _open_repro(request, stack)
+            case SourceKind.GRAPH_FILE:
+                yield _open_graph_files(request)
+
+
+def _open_preset(request: SourceRequest, stack: ExitStack) -> Opened:
+    from apsched.models.preset_capture import capture_preset
+    from apsched.capture.world import world
+    from apsched.models.mesh import MeshSpec
+    from apsched.models.options import ModelOptions
+
+    mesh = MeshSpec.parse(request.mesh or DEFAULT_MESH)
+    options = ModelOptions(activation_checkpoint=request.activation_checkpoint or "none")
+    stack.enter_context(world(mesh.world_size))
+    capture = capture_preset(
+        request.source,
+        mesh=mesh,
+        seq_len=request.seq_len or DEFAULT_SEQ_LEN,
+        batch=request.batch or 1,
+        num_layers=request.num_layers,
+        options=options,
+    )
+    return Opened(label=request.source, slug=f"{request.source}-{_slug(str(mesh))}", capture=capture)
+
+
+def _open_function(request: SourceRequest, stack: ExitStack) -> Opened:
+    from apsched.capture.function import capture_function
+    from apsched.capture.world import world
+    from apsched.models.mesh import MeshSpec
+
+    if request.mesh is not None:  # the function finds a fake process group of that size
+        stack.enter_context(world(MeshSpec.parse(request.mesh).world_size))
+    capture = capture_function(request.source)
+    return Opened(label=request.source, slug=_slug(request.source), capture=capture)
+
+
+def _open_repro(request: SourceRequest, stack: ExitStack) -> Opened:
+    from apsched.capture.repro import read_repro
+    from apsched.capture.repro_groups import fake_groups
+
+    path = Path(request.source)
+    capture = read_repro(path)
+    if capture.group_sizes:
+        stack.enter_context(fake_groups(capture.group_sizes))
+    return Opened(label=path.name, slug=_slug(path.stem), capture=capture)
+
+
+def _open_graph_files(request: SourceRequest) -> Opened:
+    from apsched.graph.graph_file import load_graph
+
+    path = Path(request.source)
+    files = (path,) if path.is_file() else graph_file_set(path)
+    return Opened(label=path.name, slug=_slug(path.stem), dags=tuple(load_graph(file) for file in files))
+
+
+_OPTIONS = {"mesh": "--mesh", "seq_len": "--seq", "batch": "--batch", "num_layers": "--layers", "activation_checkpoint": "--ac"}
+
+
+def _refuse_useless_options(request: SourceRequest, kind: SourceKind) -> None:
+    """Options of presets say nothing about a graph that exists already."""
+    allowed = {SourceKind.PRESET: tuple(_OPTIONS), SourceKind.FUNCTION: ("mesh",)}.get(kind, ())
+    for field, flag in _OPTIONS.items():
+        if getattr(request, field) is not None and field not in allowed:
+            raise InputError(f"{flag} chooses how a preset is built, but {request.source!r} is a {kind.value}; leave {flag} out")
+
+
+def _slug(text: str) -> str:
+    kept = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in text.replace("=", ""))
+    return kept.strip("-.") or "graph"
