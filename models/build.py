@@ -11,7 +11,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from apsched.errors import InputError
-from apsched.models.layers import RotaryTable
+from apsched.models.deepseek import Deepseek
+from apsched.models.layers import Table
 from apsched.models.llama import Llama
 from apsched.models.mesh import Meshes, MeshSpec, build_meshes, group_of
 from apsched.models.options import ModelOptions
@@ -65,14 +66,13 @@ def build(
     config = _config(name, num_layers)
     _check(name, config, mesh, seq_len, batch)
     meshes = build_meshes(mesh, torch.device(device).type)
-    global_tokens = batch * seq_len * mesh.data_parallel_size
     with torch.device("meta"):
-        module = _module(config, seq_len, options, meshes, global_tokens)
+        module = _module(config, batch, seq_len, options, meshes)
     num_parameters = sum(parameter.numel() for parameter in module.parameters())
     with nullcontext() if materialize else FakeTensorMode():
         target = torch.device(device)
         shard_parameters(module, meshes, options, device=target, values=_initial_values(seed) if materialize else None)
-        for table in (child for child in module.modules() if isinstance(child, RotaryTable)):
+        for table in (child for child in module.modules() if isinstance(child, Table)):
             table.fill(target)
         tokens = (
             _real_tokens(config, (batch, seq_len + 1), mesh, seed) if materialize else torch.empty(batch, seq_len + 1, dtype=torch.int64)
@@ -139,7 +139,9 @@ def _real_tokens(config: Config, shape: tuple[int, int], mesh: MeshSpec, seed: i
     return torch.randint(config.vocab_size, shape, generator=generator)
 
 
-def _module(config: Config, seq_len: int, options: ModelOptions, meshes: Meshes, global_tokens: int) -> nn.Module:
-    if not isinstance(config, LlamaConfig):
-        raise InputError("deepseek")
-    return Llama(config, seq_len=seq_len, dtype=options.param_dtype, tp=group_of(meshes.dense, "tp"), global_tokens=global_tokens)
+def _module(config: Config, batch: int, seq_len: int, options: ModelOptions, meshes: Meshes) -> nn.Module:
+    dtype, global_tokens = options.param_dtype, batch * seq_len * meshes.spec.data_parallel_size
+    if isinstance(config, LlamaConfig):
+        return Llama(config, seq_len=seq_len, dtype=dtype, tp=group_of(meshes.dense, "tp"), global_tokens=global_tokens)
+    ep = group_of(meshes.expert, "ep")
+    return Deepseek(config, num_tokens=batch * seq_len, seq_len=seq_len, dtype=dtype, ep=ep, global_tokens=global_tokens)

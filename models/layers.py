@@ -70,8 +70,20 @@ class FeedForward(nn.Module):
         return result
 
 
-class RotaryTable(nn.Module):
-    """Cosines and sines of rotary position embedding, as buffers that are no part of the state dict."""
+class Table(nn.Module):
+    """Constants of a model, as buffers that are no part of the state dict."""
+
+    def declare(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """Add a buffer without values."""
+        self.register_buffer(name, torch.empty(shape, dtype=dtype), persistent=False)
+
+    def fill(self, device: torch.device) -> None:
+        """Set every buffer, on ``device``."""
+        raise NotImplementedError
+
+
+class RotaryTable(Table):
+    """Cosines and sines of rotary position embedding."""
 
     cos: torch.Tensor
     sin: torch.Tensor
@@ -80,7 +92,7 @@ class RotaryTable(nn.Module):
         super().__init__()
         self.shape, self.base = (seq_len, head_dim), base
         for name in ("cos", "sin"):
-            self.register_buffer(name, torch.empty(self.shape, dtype=dtype), persistent=False)
+            self.declare(name, self.shape, dtype)
 
     def fill(self, device: torch.device) -> None:
         """Set both buffers, on ``device``."""

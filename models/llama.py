@@ -23,13 +23,14 @@ class Attention(nn.Module):
 
     def forward(self, x_TD: torch.Tensor, seq_len: int, rope: RotaryTable) -> torch.Tensor:
         """Return the output projection, a part of a sum over ``tp``."""
-        q_BSNH, k_BSNH, v_BSNH = (
-            w(x_TD).unflatten(-1, (-1, self.head_dim)).unflatten(0, (-1, seq_len)) for w in (self.wq, self.wk, self.wv)
-        )
+        q_BSNH, k_BSNH, v_BSNH = (self._heads(w(x_TD), seq_len) for w in (self.wq, self.wk, self.wv))
         q_BNSH, k_BNSH, v_BNSH = (t.permute(0, 2, 1, 3) for t in (rope.rotate(q_BSNH), rope.rotate(k_BSNH), v_BSNH))
         y_BNSH = F.scaled_dot_product_attention(q_BNSH, k_BNSH, v_BNSH, is_causal=True, enable_gqa=True)
         y: torch.Tensor = self.wo(y_BNSH.permute(0, 2, 1, 3).reshape(x_TD.shape[0], -1))
         return y
+
+    def _heads(self, x_TD: torch.Tensor, seq_len: int) -> torch.Tensor:
+        return x_TD.view(-1, seq_len, x_TD.shape[1] // self.head_dim, self.head_dim)
 
 
 class TransformerBlock(nn.Module):
