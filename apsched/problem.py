@@ -6,6 +6,7 @@ A node is its rank in the graph as captured. Times are ticks, memory is bytes as
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 from apsched.errors import InputError
 from apsched.graph.dag import NodeKind
@@ -165,9 +166,17 @@ def check_problem(problem: Problem) -> None:
         _require(storage.size_bytes >= 0, f"storage {s} has a negative size")
         _require(-1 <= storage.birth < n, f"storage {s} is allocated by node {storage.birth}, which does not exist")
         _require(_ascending(storage.uses) and all(0 <= u < n for u in storage.uses), f"storage {s}: uses must be nodes in ascending order")
+        _require(storage.birth < 0 or storage.uses[:1] == (storage.birth,), f"storage {s}: the first use must be its birth")
     for c in problem.collectives:
         _check_collective(problem, c)
+        _check_bytes(problem, c)
     _require(_ascending([c.start for c in problem.collectives]), "collectives must be ordered by their start node")
+    belong = problem.collective_of_node
+    for node, kind in enumerate(problem.kinds):
+        _require(
+            kind not in (NodeKind.START, NodeKind.WAIT) or node in belong,
+            f"node {problem.node_names[node]}: a {kind} node must belong to a collective",
+        )
 
 
 def _check_collective(problem: Problem, c: Collective) -> None:
@@ -181,11 +190,26 @@ def _check_collective(problem: Problem, c: Collective) -> None:
     _require(
         all(0 <= s < len(problem.storages) for s in (c.input_storage, c.output_storage)), f"collective {name}: a storage does not exist"
     )
+    _require(
+        all(problem.kinds[i] is NodeKind.COMPUTE and i < c.start for i in c.prologue)
+        and all(problem.kinds[i] is NodeKind.COMPUTE and i > c.wait for i in c.epilogue),
+        f"collective {name}: a prologue is compute before the start, an epilogue compute after the wait",
+    )
+
+
+def _check_bytes(problem: Problem, c: Collective) -> None:
+    name, given, result = problem.node_names[c.start], problem.storages[c.input_storage], problem.storages[c.output_storage]
     _require(min(c.size_bytes, c.input_bytes, c.output_bytes) >= 0, f"collective {name}: negative bytes")
+    _require(c.start in given.uses and c.start in result.uses, f"collective {name}: the start must use its input and its output")
+    _require(c.wait in result.uses, f"collective {name}: the wait must use the output")
+    _require(not c.holds_input or c.wait in given.uses, f"collective {name}: the wait must use the input that it holds")
+    _require(
+        not c.bucketable or (result.birth == c.start and not result.kept), f"collective {name}: in a bucket it cannot write where it reads"
+    )
 
 
 def _ascending(values: Sequence[int]) -> bool:
-    return all(a < b for a, b in zip(values, values[1:], strict=False))
+    return all(a < b for a, b in pairwise(values))
 
 
 def _require(holds: bool, message: str) -> None:
