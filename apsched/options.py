@@ -36,7 +36,7 @@ def parse_bytes(text: str, label: str = "size") -> int:
     factor = _UNITS.get(match["unit"].lower()) if match else None
     if match is None or factor is None:
         raise InputError(f"{label}: expected a number of bytes such as {_BYTES_EXAMPLES}; found {text!r}")
-    size_bytes = math.floor(Fraction(match["number"]) * factor)
+    size_bytes: int = math.floor(Fraction(match["number"]) * factor)
     if size_bytes > _LARGEST_BYTES:
         raise InputError(f"{label}: expected at most 4 EiB; found {text!r}")
     return size_bytes

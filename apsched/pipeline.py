@@ -3,6 +3,7 @@
 Each stage is a function of its own; ``apsched solve`` is all of them, the other commands and the API use some.
 """
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,8 +21,8 @@ from apsched.options import MemoryCap, show_bytes
 from apsched.problem import Problem
 from apsched.progress import Progress
 from apsched.result import Scored, SolveResult
-from apsched.sources import Opened, SourceRequest, opened
 from apsched.simulate import simulate
+from apsched.sources import Opened, SourceKind, SourceRequest, classify, opened
 from apsched.verify import verify
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from apsched.capture.captured import CapturedGraph
     from apsched.costs.model import CostModel
     from apsched.round_trip import RoundTrip
+
+logger = logging.getLogger(__name__)
 
 DIRECTIONS = ("forward", "backward", "both")
 
@@ -96,7 +99,7 @@ def loaded(request: SourceRequest, costs: CostChoice, direction: str, progress: 
 def opening(request: SourceRequest, progress: Progress) -> Iterator[tuple[Opened, float]]:
     """Open a source as the stage ``capture``; yields how many seconds that took beside it."""
     with ExitStack() as stack:
-        with progress.stage("capture") as took:
+        with progress.stage("read" if classify(request.source) is SourceKind.GRAPH_FILE else "capture") as took:
             source = stack.enter_context(opened(request))
         yield source, took["seconds"]
 
@@ -194,6 +197,14 @@ def rewrite(graph: LoadedGraph, scored: Scored, progress: Progress) -> Rewritten
         module = write_back(graph.captured.module, graph.problem, scored.schedule)
         trip = round_trip(module, graph.captured, graph.cost_model, graph.group_ranks, simulate(graph.problem, scored.schedule))
     return Rewritten(module=module, round_trip=trip, seconds=took["seconds"])
+
+
+def with_round_trip(result: Result, rewritten: Rewritten) -> Result:
+    """Return ``result`` with what the round trip of its graph said."""
+    if not rewritten.round_trip.exact:
+        logger.warning("%s: the rewritten graph is not what was claimed: %s", result.problem.name, rewritten.round_trip.difference)
+    seconds = {**result.seconds, "write_back": rewritten.seconds}
+    return replace(result, round_trip_exact=rewritten.round_trip.exact, seconds=seconds)
 
 
 def _export_capture(

@@ -64,14 +64,14 @@ def print_table(results: Sequence[Result], stream: TextIO, *, rows: Sequence[Seq
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("graph")
     table.add_column("schedule")
-    for heading in ("step time ms", "above bound", "exposed ms", "peak GiB", "collectives", *(["ratio to apsched"] if ratio else [])):
+    for heading in ("step time ms", "above bound", "exposed ms", "peak memory", "collectives", *(["ratio to apsched"] if ratio else [])):
         table.add_column(heading, justify="right")
     table.add_column("fits")
     for k, result in enumerate(results):
         shown = rows[k] if rows is not None else _all_rows(result)
         for first, scored in enumerate(shown):
             table.add_row(*_cells(result, scored, name=result.problem.name if first == 0 else "", ratio=ratio))
-        bound = ["", "bound", f"{result.bound_us / 1000:,.3f}", "", "", f"{result.answer.floor_bound_bytes / 2**30:.2f}", ""]
+        bound = ["", "bound", f"{result.bound_us / 1000:,.3f}", "", "", show_bytes(result.answer.floor_bound_bytes), ""]
         table.add_row(*bound, *([""] if ratio else []), "", style="dim", end_section=k + 1 < len(results))
     console(stream).print(table)
 
@@ -95,7 +95,7 @@ def _cells(result: Result, scored: Scored, *, name: str, ratio: bool) -> list[st
         f"{step_us / 1000:,.3f}",
         above,
         f"{ticks_to_us(scored.exposed_ticks) / 1000:,.3f}",
-        f"{scored.peak_memory_bytes / 2**30:.2f}",
+        show_bytes(scored.peak_memory_bytes),
         f"{scored.num_launches}",
     ]
     if ratio:

@@ -106,10 +106,10 @@ def opened(request: SourceRequest) -> Iterator[Opened]:
 
 
 def _open_preset(request: SourceRequest, stack: ExitStack) -> Opened:
-    from apsched.models.preset_capture import capture_preset
     from apsched.capture.world import world
     from apsched.models.mesh import MeshSpec
     from apsched.models.options import ModelOptions
+    from apsched.models.preset_capture import capture_preset
 
     mesh = MeshSpec.parse(request.mesh or DEFAULT_MESH)
     options = ModelOptions(activation_checkpoint=request.activation_checkpoint or "none")

@@ -2,9 +2,10 @@
 
 import argparse
 import json
-from typing import TextIO
+from typing import Any, TextIO
 
 from apsched.cli.choices import cost_choice, direction, out_dir, source_request
+from apsched.cli.solve import print_files
 from apsched.errors import InputError
 from apsched.out_files import check_writable, write_files
 from apsched.pipeline import LoadedGraph, LoadedSource, loaded, rewrite
@@ -41,10 +42,10 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
             markup=False,
         )
     if written:
-        out.print(f"files: {', '.join(str(path) for path in written)}", markup=False)
+        print_files(written, stdout)
 
 
-def apply_one(graph: LoadedGraph, file: ScheduleFile, files: dict[str, bytes], progress: Progress) -> dict[str, object]:
+def apply_one(graph: LoadedGraph, file: ScheduleFile, files: dict[str, bytes], progress: Progress) -> dict[str, Any]:
     """Replay ``file`` on ``graph``; adds the rewritten module to ``files`` and returns the figures."""
     scored = replay(graph.problem, file)
     exact = None

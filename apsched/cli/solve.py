@@ -3,7 +3,6 @@
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
@@ -11,7 +10,7 @@ from apsched.cli.choices import cost_choice, direction, out_dir, search_choice, 
 from apsched.cli.infeasible import refuse_infeasible
 from apsched.graph_result import Result
 from apsched.out_files import check_writable, write_files
-from apsched.pipeline import LoadedGraph, loaded, resolve_caps, rewrite, solve_graph
+from apsched.pipeline import LoadedGraph, loaded, resolve_caps, rewrite, solve_graph, with_round_trip
 from apsched.progress import Progress
 from apsched.report import console, print_table, report_json, summary_lines
 from apsched.schedule_file import dump_schedule
@@ -56,7 +55,7 @@ def finish_graph(graph: LoadedGraph, result: Result, files: dict[str, bytes], pr
     assert result.best is not None
     rewritten = rewrite(graph, result.best, progress)
     files[f"{name}.py"] = dump_module(rewritten.module, name)
-    return replace(result, round_trip_exact=rewritten.round_trip.exact, seconds={**result.seconds, "write_back": rewritten.seconds})
+    return with_round_trip(result, rewritten)
 
 
 def print_report(results: Sequence[Result], written: Sequence[Path], notes: Sequence[str], stdout: TextIO) -> None:
@@ -71,4 +70,9 @@ def print_report(results: Sequence[Result], written: Sequence[Path], notes: Sequ
         out.print("solved from a graph file: nothing was rewritten (solve the source itself, or `apsched apply` the schedule to it)")
     for note in notes:
         out.print(f"note: {note}", markup=False)
-    out.print(f"files: {', '.join(str(path) for path in written)}", markup=False)
+    print_files(written, stdout)
+
+
+def print_files(written: Sequence[Path], stdout: TextIO) -> None:
+    """Print where files went, all to one directory."""
+    console(stdout).print(f"files in {written[0].parent}: {', '.join(path.name for path in written)}", markup=False)
