@@ -43,8 +43,8 @@ def build_problem(dag: nx.DiGraph) -> Problem:
 def _keys(starts: list[NodeRecord], streams: tuple[str, ...], curves: dict[str, PriceCurve]) -> tuple[tuple[Key, ...], dict[int, int]]:
     """Return the distinct keys in order of appearance, and the index of each start's key.
 
-    The launch of a bucket costs what the cheapest captured launch of its key costs: a captured one may hold more than the launch (a
-    functional all-reduce first clones its input, a bucket does not).
+    The launch of a bucket has a curve of its own: a captured one may hold more than the launch (a functional all-reduce first clones
+    its input, a bucket does not). What has no such curve is in no bucket.
     """
     index: dict[tuple[str, ...], int] = {}
     key_of_start: dict[int, int] = {}
@@ -63,6 +63,7 @@ def _keys(starts: list[NodeRecord], streams: tuple[str, ...], curves: dict[str, 
 def _key(records: list[NodeRecord], streams: tuple[str, ...], curves: dict[str, PriceCurve]) -> Key:
     c = records[0].collective
     assert c is not None
+    launch = curves.get(f"launch:{c.kind}:{c.group}")
     return Key(
         kind=c.kind,
         group=c.group,
@@ -72,7 +73,7 @@ def _key(records: list[NodeRecord], streams: tuple[str, ...], curves: dict[str, 
         device=c.device,
         stream=streams.index(c.group),
         price=curves[f"{c.kind}:{c.group}"],
-        launch_ticks=min(us_to_ticks(r.duration_us) for r in records),
+        launch_ticks=min(us_to_ticks(r.duration_us) for r in records) if launch is None else launch(0),
     )
 
 
@@ -102,8 +103,13 @@ def _collective(
     predecessors: tuple[tuple[int, ...], ...],
     successors: list[list[int]],
 ) -> Collective:
-    prologue = () if c.on_path else _prologue(record.rank, records, predecessors, successors)
-    epilogue = () if c.on_path else _epilogue(c.wait, records, predecessors, successors)
+    """Return the collective; only a gather has a prologue (the cast of a shard), only a reduction has an epilogue.
+
+    What precedes a reduction (a weight gradient that depends on inputs alone) and what follows a gather is compute, and keeps its place.
+    """
+    gathers = c.kind == "all_gather"
+    prologue = _prologue(record.rank, records, predecessors, successors) if gathers and not c.on_path else ()
+    epilogue = () if gathers or c.on_path else _epilogue(c.wait, records, predecessors, successors)
     output = (*record.allocates, *record.aliases)[0]
     return Collective(
         start=record.rank,
@@ -116,7 +122,7 @@ def _collective(
         output_storage=output,
         holds_input=c.holds_input,
         on_path=c.on_path,
-        bucketable=c.bucketable,
+        bucketable=c.bucketable and output in record.allocates,
         prologue=prologue,
         epilogue=epilogue,
         module=record.module,

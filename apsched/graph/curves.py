@@ -1,12 +1,14 @@
 """Price curves that travel with a graph: copies of any size, and each kind of collective on each group."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch._subclasses import FakeTensorMode
 
 from apsched.costs.model import CostModel
 from apsched.price_curve import PriceCurve, sample_curve
+from apsched.units import us_to_ticks
 
 COPY = "copy"
 
@@ -14,6 +16,11 @@ COPY = "copy"
 def collective_curve_name(kind: str, group: str) -> str:
     """Return the name of the curve of ``kind`` on ``group``."""
     return f"{kind}:{group}"
+
+
+def launch_curve_name(kind: str, group: str) -> str:
+    """Return the name of the curve of launching a bucket of ``kind`` on ``group``; it is flat."""
+    return f"launch:{kind}:{group}"
 
 
 def asked_kind(kind: str) -> str:
@@ -43,3 +50,44 @@ def collective_curves(cost_model: CostModel, groups: Iterable[tuple[str, str, in
 
 def _collective_curve(cost_model: CostModel, kind: str, group: str, group_size: int) -> PriceCurve:
     return sample_curve(lambda size_bytes: cost_model.collective_us(asked_kind(kind), group, group_size, size_bytes))
+
+
+def launch_curves(cost_model: CostModel, groups: Iterable[tuple[str, str, int]], device: torch.device) -> dict[str, PriceCurve]:
+    """Return the price of launching a bucket, for each (kind, group name, group size) that can be bucketed, by its curve's name.
+
+    No node of the captured graph has that price: a functional all-reduce clones its input first, a bucket's is in place.
+    """
+    curves = {}
+    for kind, group, size in groups:
+        if kind in _BUCKET_LAUNCHES:
+            price_ticks = us_to_ticks(_launch_us(cost_model, kind, group, size, device))
+            curves[launch_curve_name(kind, group)] = PriceCurve(size_bytes=(0, 1), price_ticks=(price_ticks, price_ticks))
+    return curves
+
+
+_BUCKET_LAUNCHES = ("all_gather", "reduce_scatter", "all_reduce")
+
+
+def _launch_us(cost_model: CostModel, kind: str, group: str, group_size: int, device: torch.device) -> float:
+    """Return what ``cost_model`` says of the launch that write-back would emit for a small bucket."""
+    c10d = torch.ops._c10d_functional
+    graph = torch.fx.Graph()
+    with FakeTensorMode():
+        one, all_of_them = torch.empty(1, device=device), torch.empty(group_size, device=device)
+
+    def holding(name: str, value: torch.Tensor) -> torch.fx.Node:
+        node = graph.placeholder(name)
+        node.meta["val"] = value
+        return node
+
+    def launch(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], value: torch.Tensor) -> float:
+        node = graph.call_function(target, args, kwargs)
+        node.meta["val"] = value
+        return cost_model.compute_us(node)
+
+    if kind == "all_gather":
+        buffer = holding("buffer", all_of_them)
+        return launch(c10d.all_gather_into_tensor_out.default, (holding("own", one), group_size, group), {"out": buffer}, all_of_them)
+    if kind == "reduce_scatter":
+        return launch(c10d.reduce_scatter_tensor.default, (holding("payload", all_of_them), "sum", group_size, group), {}, one)
+    return launch(c10d.all_reduce_.default, (holding("buffer", one), "sum", group), {}, one)

@@ -7,12 +7,12 @@ import networkx as nx
 import torch
 
 from apsched.capture.captured import CapturedGraph
-from apsched.collectives import is_blocking_collective, tensors_of
+from apsched.collectives import tensors_of
 from apsched.costs.checked import checked
 from apsched.costs.model import CostModel
 from apsched.graph.analysis import Analysis, analyse, edges_of, is_bucketable, num_members
 from apsched.graph.check import check_graph
-from apsched.graph.curves import COPY, collective_curves, copy_curve
+from apsched.graph.curves import COPY, collective_curves, copy_curve, launch_curves
 from apsched.graph.dag import CollectiveRecord, NodeKind, NodeRecord
 from apsched.graph.pricing import NodePrices
 from apsched.graph.provenance import directions, module_names
@@ -44,7 +44,7 @@ def export(
         curves=curves,
     )
     data, order = edges_of(analysis)
-    dag.add_nodes_from((record.rank, {"record": record}) for record in _records(captured, analysis, cost_model, curves[COPY]))
+    dag.add_nodes_from((record.rank, {"record": record}) for record in _records(captured, analysis, cost_model, curves))
     dag.add_edges_from(data, kind="data")
     dag.add_edges_from(order, kind="order")
     check_graph(dag)
@@ -53,8 +53,9 @@ def export(
 
 def _curves(analysis: Analysis, cost_model: CostModel) -> dict[str, PriceCurve]:
     launched = (analysis.calls[start] for start in analysis.waits.wait_of_start)
-    curves = {COPY: copy_curve(cost_model, _usual_device(analysis))}
-    return curves | collective_curves(cost_model, sorted({(call.kind, call.group, call.group_size) for call in launched}))
+    device = _usual_device(analysis)
+    groups = sorted({(call.kind, call.group, call.group_size) for call in launched})
+    return {COPY: copy_curve(cost_model, device)} | collective_curves(cost_model, groups) | launch_curves(cost_model, groups, device)
 
 
 def _usual_device(analysis: Analysis) -> torch.device:
@@ -62,15 +63,15 @@ def _usual_device(analysis: Analysis) -> torch.device:
     return devices.most_common(1)[0][0] if devices else torch.device("cpu")
 
 
-def _records(captured: CapturedGraph, analysis: Analysis, cost_model: CostModel, copy_price: PriceCurve) -> list[NodeRecord]:
-    prices = NodePrices(cost_model, copy_price)
+def _records(captured: CapturedGraph, analysis: Analysis, cost_model: CostModel, curves: dict[str, PriceCurve]) -> list[NodeRecord]:
+    prices = NodePrices(cost_model, curves)
     modules = module_names(captured, analysis.nodes, analysis.kinds, analysis.waits.wait_of_start, analysis.fsdp)
     runs = directions(captured, analysis.nodes)
     records = []
     for rank, node in enumerate(analysis.nodes):
         used, kind = analysis.table.of_node[rank], analysis.kinds[rank]
         call = analysis.calls.get(rank)
-        duration_us, source = prices.price(node, kind, call if is_blocking_collective(node) else None)
+        duration_us, source = prices.price(node, kind, call)
         records.append(
             NodeRecord(
                 name=node.name,

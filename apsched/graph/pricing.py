@@ -3,10 +3,10 @@
 import torch
 from torch.utils import _pytree as pytree
 
-from apsched.collectives import CollectiveCall, tensor_bytes, tensors_of
+from apsched.collectives import CollectiveCall, is_blocking_collective, tensor_bytes, tensors_of
 from apsched.costs.model import CostModel
 from apsched.graph.aliasing import call_effects
-from apsched.graph.curves import asked_kind
+from apsched.graph.curves import COPY, asked_kind, launch_curve_name
 from apsched.graph.dag import NodeKind
 from apsched.price_curve import PriceCurve
 from apsched.units import ticks_to_us
@@ -18,22 +18,22 @@ _FREE_ROLES = ("buffer", "view", "wait")
 class NodePrices:
     """Prices nodes; those that write-back added follow the curve by which the solver priced them, so that both agree to the tick."""
 
-    def __init__(self, cost_model: CostModel, copy_price: PriceCurve) -> None:
+    def __init__(self, cost_model: CostModel, curves: dict[str, PriceCurve]) -> None:
         self._cost_model = cost_model
-        self._copy_price = copy_price
+        self._curves = curves
 
-    def price(self, node: torch.fx.Node, kind: NodeKind, blocking: CollectiveCall | None) -> tuple[float, str]:
-        """Return duration in microseconds and its source; a collective that blocks takes its own time too."""
+    def price(self, node: torch.fx.Node, kind: NodeKind, call: CollectiveCall | None) -> tuple[float, str]:
+        """Return duration in microseconds and its source; a collective (``call``) that blocks takes its own time too."""
         role = node.meta.get("apsched", {}).get("role", "")
         if kind not in (NodeKind.COMPUTE, NodeKind.START) or role in _FREE_ROLES:
             return 0.0, "free"
         if role in _COPIES:
-            return ticks_to_us(self._copy_price(written_bytes(node))), "copy"
+            return ticks_to_us(self._curves[COPY](written_bytes(node))), "copy"
+        if role == "start" and call is not None:
+            return ticks_to_us(self._curves[launch_curve_name(call.kind, call.group)](0)), self._source(node)
         duration_us = self._cost_model.compute_us(node)
-        if blocking is not None:
-            duration_us += self._cost_model.collective_us(
-                asked_kind(blocking.kind), blocking.group, blocking.group_size, blocking.size_bytes
-            )
+        if call is not None and is_blocking_collective(node):
+            duration_us += self._cost_model.collective_us(asked_kind(call.kind), call.group, call.group_size, call.size_bytes)
         return duration_us, self._source(node)
 
     def _source(self, node: torch.fx.Node) -> str:

@@ -1,0 +1,74 @@
+"""A small sharded MLP with every kind of collective, captured by hand: gathers, reduce-scatters, all-reduces, one on the path."""
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from apsched.capture.captured import CapturedGraph
+
+c10d = torch.ops._c10d_functional
+
+
+def toy_step(group: str, world_size: int):
+    """Return a training step of stacked ``x = tanh(x @ W)``; each W has a shard in float32 and is gathered in bfloat16 or float32."""
+
+    def wait(x):
+        return c10d.wait_tensor(x)
+
+    def step(x, scale, *shards):
+        saved, outputs = [], []
+        for k, shard in enumerate(shards):
+            payload = shard.to(torch.bfloat16) if k % 3 == 0 else shard
+            whole = wait(c10d.all_gather_into_tensor(payload, world_size, group)).to(torch.float32)
+            saved.append((x, whole))
+            x = torch.tanh(x @ whole)
+        gradient = wait(c10d.all_reduce(x * scale, "sum", group))  # on the path of compute
+        loss = gradient.sum()
+        for k, (before, whole) in reversed(list(enumerate(saved))):
+            weight_gradient = before.t() @ gradient
+            gradient = gradient @ whole.t()
+            if k % 4 == 3:
+                outputs.append(wait(c10d.all_reduce(weight_gradient, "sum", group)))
+                continue
+            reduced = wait(c10d.reduce_scatter_tensor(weight_gradient, "sum" if k % 2 else "avg", world_size, group))
+            if k % 4 == 1:
+                reduced = wait(c10d.all_reduce(reduced, "sum", group))
+            outputs.append(reduced * 0.5 if k % 4 == 2 else reduced)
+        return (loss, *outputs)
+
+    return step
+
+
+def toy_inputs(world_size: int, num_shards: int, process_rank: int, width: int = 8) -> tuple[torch.Tensor, ...]:
+    """Return inputs of ``toy_step`` on one process rank."""
+    generator = torch.Generator().manual_seed(process_rank)
+    x, scale = torch.randn(4, width, generator=generator), torch.tensor(0.3)
+    return (x, scale, *(torch.randn(width // world_size, width, generator=generator) for _ in range(num_shards)))
+
+
+def capture_toy(group: str, world_size: int, *, num_shards: int = 8, process_rank: int = 0) -> CapturedGraph:
+    """Return the captured step; the shards are parameters that the caller keeps."""
+    module = make_fx(toy_step(group, world_size), tracing_mode="fake")(*toy_inputs(world_size, num_shards, process_rank))
+    shards = [node.name for node in module.graph.find_nodes(op="placeholder")][2:]
+    return CapturedGraph(
+        name="graph",
+        module=module,
+        kept_inputs=frozenset(shards),
+        parameter_names={name: f"layers.{k}.weight" for k, name in enumerate(shards)},
+    )
+
+
+class FlatCosts:
+    """A cost model of round numbers: bytes moved on the compute stream, bytes and a latency on the network."""
+
+    def compute_us(self, node: torch.fx.Node) -> float:
+        """Return a launch price for a collective, else a time that grows with the result."""
+        target = str(node.target)
+        if "_c10d_functional" in target:
+            return 3.0 + (node.meta["val"].nbytes / 100 if target.endswith("all_reduce.default") else 0.0)
+        if node.op != "call_function" or any(view in target for view in ("view", "slice", "aten.t.", "empty", "getitem")):
+            return 0.0
+        return 1.0 + node.meta["val"].nbytes / 100
+
+    def collective_us(self, kind: str, group_name: str, group_size: int, size_bytes: int) -> float:
+        """Return latency and time on the wire."""
+        return 10.0 + size_bytes / 20
