@@ -17,6 +17,13 @@ def random_schedule(problem: Problem, seed: int, *, max_members: int = 6) -> Sch
     return Schedule(buckets=tuple(buckets), steps=steps)
 
 
+def schedule_with_buckets(problem: Problem, buckets: list[Bucket], seed: int = 0) -> Schedule:
+    """Return a random order with these buckets."""
+    steps = _random_order(problem, buckets, random.Random(seed))
+    assert steps is not None, "these buckets can't be ordered"
+    return Schedule(buckets=tuple(buckets), steps=steps)
+
+
 def _random_buckets(problem: Problem, rng: random.Random, max_members: int) -> list[Bucket]:
     by_key = defaultdict(list)
     for c, collective in enumerate(problem.collectives):
