@@ -1,0 +1,112 @@
+"""The greedy schedules that people run today, as they define them; each is a schedule with exact figures.
+
+============================  =====================================================================================
+``as_captured``               the order of the graph itself, nothing shared
+``transformer_block``         one bucket a transformer block and kind, the next block's gather in flight (FSDP2, TorchTitan's default)
+``greedy_bytes``              consecutive collectives share a launch up to a byte cap (torch's bucketing, AutoParallel #481 unconstrained)
+``greedy_bytes_span``         the same, primary group only, within a topo-span (AutoParallel #481)
+============================  =====================================================================================
+
+Knobs are those of AutoParallel's ``auto_bucketing`` (#481): buckets up to 500 MB, 50 compute nodes of prefetch, 2 GB in flight,
+a topo-span of 1500.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from apsched.config import Caps
+from apsched.problem import Problem
+from apsched.result import Scored
+from apsched.schedule import Schedule, as_captured
+from apsched.simulate import simulate
+from apsched.solver.compact import Compact
+from apsched.solver.construct import Policy, construct
+from apsched.solver.expand import expand
+from apsched.solver.partition import Members, Pricer, need_order
+from apsched.verify import verify
+
+BUCKET_BYTES = 500 * 10**6
+PREFETCH_NODES = 50
+IN_FLIGHT_BYTES = 2 * 10**9
+TOPO_SPAN = 1500
+
+
+def baselines(problem: Problem, compact: Compact, caps: Caps) -> tuple[Scored, ...]:
+    """Return every baseline with its figures and the caps that it breaks."""
+    pricer = Pricer(problem, compact)
+    knobs = Caps(max_prefetch=PREFETCH_NODES, in_flight_cap_bytes=IN_FLIGHT_BYTES)
+    far = Policy(lead=np.inf, copy_out_early=True)
+
+    def greedy(max_topo_span: int | None, keys: Iterable[int]) -> Schedule:
+        limits = Caps(bucket_cap_bytes=BUCKET_BYTES, max_topo_span=max_topo_span)
+        partition = pricer.partition(greedy_buckets(pricer, limits, keys))
+        return expand(problem, compact, construct(compact, partition, far, knobs))
+
+    schedules = {
+        "as_captured": as_captured(problem.num_nodes),
+        "transformer_block": _transformer_block(problem, compact, pricer),
+        "greedy_bytes": greedy(None, range(len(problem.keys))),
+        "greedy_bytes_span": greedy(TOPO_SPAN, _primary_keys(problem)),
+    }
+    return tuple(score(problem, name, schedule, caps) for name, schedule in schedules.items())
+
+
+def score(problem: Problem, name: str, schedule: Schedule, caps: Caps) -> Scored:
+    """Return ``schedule`` with its exact figures and the caps that it breaks."""
+    timeline = simulate(problem, schedule)
+    return Scored(
+        name=name,
+        schedule=schedule,
+        step_time_ticks=timeline.step_time_ticks,
+        exposed_ticks=timeline.exposed_ticks,
+        peak_memory_bytes=timeline.peak_memory_bytes,
+        num_launches=timeline.num_launches,
+        violations=verify(problem, schedule, caps),
+    )
+
+
+def greedy_buckets(pricer: Pricer, limits: Caps, keys: Iterable[int]) -> list[Members]:
+    """Return buckets of consecutive collectives of a key, each as long as ``limits`` allow; other keys stay alone."""
+    return merge_runs(pricer, limits, keys, lambda _: 0)
+
+
+def merge_runs(pricer: Pricer, limits: Caps, keys: Iterable[int], label: Callable[[int], object]) -> list[Members]:
+    """Return buckets of neighbours (in order of urgency) with one label, as long as ``limits`` and dependences allow."""
+    merged = set(keys)
+    result: list[Members] = []
+    for key, collectives in enumerate(pricer.compact.collectives_of_key):
+        run: list[int] = []
+        for c in need_order(pricer.compact, collectives):
+            fits = key in merged and run and label(run[-1]) == label(c) and pricer.allowed((*run, c), limits)
+            if run and not fits:
+                result.append(tuple(run))
+                run = []
+            run.append(c)
+        if run:
+            result.append(tuple(run))
+    return result
+
+
+def block_of(module: str) -> str:
+    """Return the transformer block of a module or parameter name: up to its first number; outside blocks the first word."""
+    match = re.match(r"(?:[^.]+\.)*?[^.]+\.\d+(?=\.|$)", module)
+    return match.group(0) if match else module.split(".")[0]
+
+
+def _transformer_block(problem: Problem, compact: Compact, pricer: Pricer) -> Schedule:
+    blocks = [block_of(c.module) if c.module else f"?{i}" for i, c in enumerate(problem.collectives)]
+    partition = pricer.partition(merge_runs(pricer, Caps(), range(len(problem.keys)), blocks.__getitem__))
+    program = construct(compact, partition, Policy(lead=np.inf, copy_out_early=True, one_ahead=True), Caps())
+    return expand(problem, compact, program)
+
+
+def _primary_keys(problem: Problem) -> list[int]:
+    """Return the keys of the group with the most moving gathers."""
+    gathers = Counter(problem.keys[c.key].group for c in problem.collectives if not c.on_path and problem.keys[c.key].kind == "all_gather")
+    if not gathers:
+        return list(range(len(problem.keys)))
+    primary = max(sorted(gathers), key=gathers.__getitem__)
+    return [k for k, key in enumerate(problem.keys) if key.group == primary]

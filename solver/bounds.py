@@ -1,0 +1,254 @@
+"""Lower bounds on step time and on peak memory that no schedule can beat, in milliseconds of work.
+
+Every bound allows any partition into buckets and any position of every unit; compute keeps its order.
+
+Time. Let d_k be the spine durations and o_c the least work that collective c puts on the compute stream (its launch where it
+is alone; its share of the copies where it is not). With E_k a lower bound on the begin of spine node k, and R_k = E_{k-1} + d_{k-1} one on when gap k is reached:
+
+    (B1)  E_k >= R_k,  and  E_k >= sum_{i<k} d_i + sum_{c needed by k} o_c
+    (B2)  E_k >= L(gathers of a stream needed at or before k)          each must have been transferred
+    (B3)  E_need(c) >= R_ready(c) + T(c)                                an on-path collective, or a chain of them
+    (B4)  step time >= E_k + sum_{i>=k} d_i + sum_{reductions ready after k} o_c
+    (B5)  step time >= R_k + L(reductions of a stream ready at or after gap k)    they start after spine node k-1
+    (B6)  step time >= sum_i d_i + sum_c o_c                            the compute stream
+    (B7)  step time >= L(all collectives of a stream) + what must run before the first and after the last of them
+
+L(S) is the least time that the stream is busy with the collectives S in any buckets: for each key, bytes times the least price
+per byte of any bucket that the byte cap allows, and never less than the largest of them alone.
+
+Memory. At spine node k everything with a fixed life is alive, and so is every gathered weight that k or something after k needs
+and something at or before k needs, every gradient whose reduction cannot have been waited for, and every output of the graph.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from apsched.config import Caps
+from apsched.price_curve import PriceCurve
+from apsched.problem import Problem
+from apsched.solver.compact import ALL_GATHER, ALL_REDUCE, Compact, Ints
+from apsched.units import ALLOCATION_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeBound:
+    """A proven lower limit of step time, and what it rests on."""
+
+    ticks: int
+    source: str
+
+
+def step_time_bound(problem: Problem, compact: Compact, caps: Caps) -> TimeBound:
+    """Return the best of (B1) to (B7)."""
+    if not len(compact.kind):
+        return TimeBound(ticks=int(compact.spine_ticks.sum()), source="compute")
+    work = least_work(problem, compact)
+    begin, reached, begin_source = _begins(problem, compact, caps, work)
+    spine_after = np.concatenate((np.cumsum(compact.spine_ticks[::-1])[::-1], [0]))
+    candidates = [TimeBound(ticks=int(compact.spine_ticks.sum() + work.sum()), source="compute")]
+    k, total = _followed_by_compute(compact, work, begin, spine_after)
+    candidates.append(TimeBound(ticks=total, source=f"{begin_source[k]} + compute" if begin_source[k] != "compute" else "compute"))
+    candidates += _tails(problem, compact, caps, reached, begin_source)
+    candidates += _streams(problem, compact, caps, work, spine_after)
+    return max(candidates, key=lambda bound: bound.ticks)
+
+
+def least_work(problem: Problem, compact: Compact) -> Ints:
+    """Return for each collective the least time that it takes on the compute stream, alone or in a bucket."""
+    shared = np.zeros(len(compact.kind), dtype=np.int64)
+    copy_rate = _least_rate(problem.copy_price, None)
+    for c, collective in enumerate(problem.collectives):
+        own = [*collective.prologue, *collective.epilogue]
+        shared[c] = sum(problem.duration_ticks[n] for n in own)
+        alone = int(compact.launch_ticks[c])
+        if compact.bucketable[c]:
+            copies = int(collective.input_bytes * copy_rate)
+            if compact.kind[c] == ALL_GATHER:
+                copies += int(compact.copy_out_ticks[c])
+            alone = min(alone, copies)
+        shared[c] += alone
+    return shared
+
+
+def transfer_bound(problem: Problem, compact: Compact, caps: Caps, collectives: Ints) -> int:
+    """Return L(S) of ``collectives``, which share a stream: the least time that their transfers take in any buckets."""
+    total = 0
+    for key in np.unique(compact.key[collectives]):
+        mine = collectives[compact.key[collectives] == key]
+        together = mine[compact.bucketable[mine]]
+        total += int(compact.transfer_ticks[mine[~compact.bucketable[mine]]].sum())
+        if len(together):
+            total += _shared(problem.keys[key].price, caps, compact.size_bytes[together], compact.transfer_ticks[together])
+    return total
+
+
+def _shared(price: PriceCurve, caps: Caps, sizes: Ints, alone: Ints) -> int:
+    largest = int(sizes.sum())
+    if caps.bucket_cap_bytes is not None:
+        largest = min(largest, max(caps.bucket_cap_bytes, int(sizes.max())))
+    return max(int(alone.max()), int(int(sizes.sum()) * _least_rate(price, largest)))
+
+
+def _least_rate(price: PriceCurve, largest_bytes: int | None) -> float:
+    """Return the least price per byte of any size up to ``largest_bytes``; on a linear piece it is at one of the ends."""
+    sizes = [s for s in price.size_bytes if s > 0 and (largest_bytes is None or s <= largest_bytes)]
+    if largest_bytes:
+        sizes.append(largest_bytes)
+    if largest_bytes is None:  # beyond the last point the rate tends to the last slope
+        run = price.size_bytes[-1] - price.size_bytes[-2]
+        tail = (price.price_ticks[-1] - price.price_ticks[-2]) / run
+        return min([tail, *(price.price_ticks[price.size_bytes.index(s)] / s for s in sizes)]) * (1 - 1e-12)
+    return max(min((max(price(s) - 1, 0) / s for s in sizes), default=0.0) * (1 - 1e-12), 0.0)
+
+
+def _begins(problem: Problem, compact: Compact, caps: Caps, work: Ints) -> tuple[Ints, Ints, list[str]]:
+    """Return E_k and R_k for each spine node (and the end), with what E_k rests on: (B1), (B2), (B3)."""
+    num_spine = len(compact.spine_ticks)
+    floor, why = np.zeros(num_spine + 1, dtype=np.int64), ["compute"] * (num_spine + 1)
+    moving = np.nonzero((compact.kind == ALL_GATHER) & ~compact.on_path & (compact.need_gap < num_spine))[0]
+    for stream in range(compact.num_streams):
+        mine = moving[compact.stream[moving] == stream]
+        mine = mine[np.argsort(compact.need_gap[mine], kind="stable")]
+        for gap, load in _prefix_loads(problem, compact, caps, mine):
+            if load > floor[gap]:
+                floor[gap], why[gap] = load, f"gathers of group {problem.streams[stream]}"
+    by_need: dict[int, list[int]] = {}
+    for c in range(len(compact.kind)):
+        by_need.setdefault(int(compact.need_gap[c]), []).append(c)
+    begin = np.zeros(num_spine + 1, dtype=np.int64)
+    source = ["compute"] * (num_spine + 1)
+    reached = np.zeros(num_spine + 1, dtype=np.int64)
+    done = 0  # work of spine nodes before k and of collectives needed by k
+    finish: dict[int, int] = {}
+    for k in range(num_spine + 1):
+        if k:
+            reached[k] = begin[k] = begin[k - 1] + compact.spine_ticks[k - 1]
+            source[k] = source[k - 1]
+            done += int(compact.spine_ticks[k - 1])
+        if floor[k] > begin[k]:
+            begin[k], source[k] = floor[k], why[k]
+        for c in by_need.get(k, ()) if k < num_spine else ():
+            done += int(work[c])
+            end = _earliest_end(compact, c, reached, finish)
+            if end > begin[k]:
+                begin[k], source[k] = end, f"chain through {problem.node_names[problem.collectives[c].start]}"
+        if done > begin[k]:
+            begin[k], source[k] = done, "compute"
+    return begin, reached, source
+
+
+def _prefix_loads(problem: Problem, compact: Compact, caps: Caps, mine: Ints) -> list[tuple[int, int]]:
+    """Return (gap, L of the gathers needed at or before it) for each gap where one is needed; linear in the gathers."""
+    loads = []
+    size: dict[int, int] = {}
+    alone: dict[int, int] = {}
+    fixed = 0
+    for i, c in enumerate(mine):
+        key = int(compact.key[c])
+        if compact.bucketable[c]:
+            size[key] = size.get(key, 0) + int(compact.size_bytes[c])
+            alone[key] = max(alone.get(key, 0), int(compact.transfer_ticks[c]))
+        else:
+            fixed += int(compact.transfer_ticks[c])
+        gap = int(compact.need_gap[c])
+        if i + 1 == len(mine) or compact.need_gap[mine[i + 1]] != gap:
+            load = fixed
+            for k, total in size.items():
+                price = problem.keys[k].price
+                largest = total if caps.bucket_cap_bytes is None else min(total, max(caps.bucket_cap_bytes, _largest(compact, mine, k)))
+                load += max(alone[k], int(total * _least_rate(price, largest)))
+            loads.append((gap, load))
+    return loads
+
+
+def _largest(compact: Compact, mine: Ints, key: int) -> int:
+    return int(compact.size_bytes[mine[compact.key[mine] == key]].max())
+
+
+def _earliest_end(compact: Compact, c: int, reached: Ints, finish: dict[int, int]) -> int:
+    """Return a lower bound on the end of collective ``c``: its readiness, the chain before it, its launch and its transfer."""
+    if c not in finish:
+        ready = int(reached[compact.ready_gap[c]])
+        before = compact.after_list[compact.after_begin[c] : compact.after_begin[c + 1]]
+        chain = max((_earliest_end(compact, int(d), reached, finish) for d in before), default=0)
+        finish[c] = max(ready, chain) + int(compact.transfer_ticks[c])
+    return finish[c]
+
+
+def _followed_by_compute(compact: Compact, work: Ints, begin: Ints, spine_after: Ints) -> tuple[int, int]:
+    """(B4): return the k that gives most, and the bound."""
+    num_spine = len(compact.spine_ticks)
+    later = np.zeros(num_spine + 2, dtype=np.int64)
+    reductions = (compact.need_gap >= num_spine) & ((compact.kind != ALL_GATHER) | compact.on_path)
+    np.add.at(later, compact.ready_gap[reductions], work[reductions])
+    later = np.cumsum(later[::-1])[::-1]  # later[k]: ready at gap k or after, so launched after spine node k-1
+    totals = begin + spine_after + later[1:]
+    k = int(np.argmax(totals))
+    return k, int(totals[k])
+
+
+def _tails(problem: Problem, compact: Compact, caps: Caps, reached: Ints, source: list[str]) -> list[TimeBound]:
+    """(B5), for each stream."""
+    num_spine = len(compact.spine_ticks)
+    bounds = []
+    moving = np.nonzero((compact.need_gap >= num_spine) & ~compact.on_path)[0]
+    for stream in range(compact.num_streams):
+        mine = moving[compact.stream[moving] == stream]
+        mine = mine[np.argsort(-compact.ready_gap[mine], kind="stable")]
+        for i in range(len(mine)):
+            gap = compact.ready_gap[mine[i]]
+            if i + 1 < len(mine) and compact.ready_gap[mine[i + 1]] == gap:
+                continue
+            load = transfer_bound(problem, compact, caps, mine[: i + 1]) if i < _TAIL_TERMS or i + 1 == len(mine) else 0
+            ticks = int(reached[gap]) + load
+            bounds.append(TimeBound(ticks=ticks, source=f"{source[max(gap - 1, 0)]} + tail of group {problem.streams[stream]}"))
+    bounds.sort(key=lambda bound: -bound.ticks)
+    return bounds[:1]
+
+
+_TAIL_TERMS = 64
+"""Tails of at most this many reductions are tried, and the whole stream: keeps (B5) linear in their number."""
+
+
+def _streams(problem: Problem, compact: Compact, caps: Caps, work: Ints, spine_after: Ints) -> list[TimeBound]:
+    """(B7): everything on a stream, after the least that comes before any of it and before the least that comes after all of it."""
+    bounds = []
+    num_spine = len(compact.spine_ticks)
+    reached = np.concatenate(([0], np.cumsum(compact.spine_ticks)))
+    for stream in range(compact.num_streams):
+        mine = np.nonzero(compact.stream == stream)[0]
+        head = int(reached[np.minimum(compact.ready_gap[mine], num_spine)].min())
+        tail = int(spine_after[np.minimum(compact.need_gap[mine], num_spine)].min())
+        load = transfer_bound(problem, compact, caps, mine)
+        bounds.append(TimeBound(ticks=head + load + tail, source=f"stream of group {problem.streams[stream]}"))
+    return bounds
+
+
+def memory_bound(compact: Compact) -> int:
+    """Return a lower bound on the peak of any schedule, in bytes, what the caller keeps included."""
+    num_spine = len(compact.spine_ticks)
+    delta = np.zeros(num_spine + 3, dtype=np.int64)
+    for s in range(len(compact.storage_bytes)):
+        first, last = int(compact.storage_birth_spine[s]), int(compact.storage_last_spine[s])
+        size = int(compact.storage_bytes[s])
+        if first < 0:
+            first = _needed_from(compact, s)
+            if first == num_spine:  # an output may lie inside a bucket's buffer, which is rounded up once
+                size = max(size - ALLOCATION_BYTES + 1, 0)
+        if first <= last:
+            delta[first] += size
+            delta[last + 1] -= size
+    at_spine = int((compact.base_spine_bytes + np.cumsum(delta)[: num_spine + 1]).max())
+    return compact.kept_bytes + max(at_spine, int(compact.base_gap_bytes.max()))
+
+
+def _needed_from(compact: Compact, s: int) -> int:
+    """Return the first spine node at which storage ``s``, born at a float, must be alive; past the end if at none."""
+    f = int(compact.storage_birth_float[s])
+    if f < 0:
+        return 0  # alive from the beginning
+    owners = np.nonzero(compact.float_of_start == f)[0]
+    if len(owners) and compact.output_storage[owners[0]] == s and compact.kind[owners[0]] != ALL_REDUCE:
+        return int(compact.need_gap[owners[0]])
+    return len(compact.spine_ticks) + 1

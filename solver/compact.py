@@ -1,0 +1,254 @@
+"""The problem in the form that search works on: a fixed spine of compute nodes, and units that move between them.
+
+Normal form of a schedule (what search and model choose from; everything else follows):
+
+- The spine is the compute nodes in captured order. Gap g is the place before spine node g; gap m is the one after the last.
+- The launch unit of a bucket is the prologues of its members, the copy-in (if it has two members or more), and the start.
+- The wait unit is the wait, then the epilogues of members that need no copy-out. The copy-out unit of a member is its
+  copy-out and its epilogue.
+- A view stands right after the last node that it depends on, where it keeps nothing alive that would not be alive anyway.
+
+A *float* is a node of such a unit: prologue, start, wait or epilogue. Storages that only inputs, spine nodes and the output
+touch have fixed lives: they are a baseline. The rest depend on where the floats stand.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from apsched.graph.dag import NodeKind
+from apsched.problem import Problem
+
+Ints = npt.NDArray[np.int64]
+
+KIND_CODES = {"all_gather": 0, "reduce_scatter": 1, "all_reduce": 2}
+ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, OTHER_KIND = 0, 1, 2, 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compact:
+    """Arrays over spine nodes (m of them), collectives, floats and storages. CSR pairs end in ``_begin`` and ``_list``."""
+
+    spine_ticks: Ints
+    """(m,) durations."""
+    base_gap_bytes: Ints
+    """(m+1,) fixed storages alive in gap g."""
+    base_spine_bytes: Ints
+    """(m+1,) fixed storages alive at spine node k; entry m is the output."""
+    kind: Ints
+    """(C,) kind code."""
+    key: Ints
+    stream: Ints
+    size_bytes: Ints
+    input_bytes: Ints
+    output_bytes: Ints
+    launch_ticks: Ints
+    """(C,) price of launching it alone, on the compute stream."""
+    bucket_launch_ticks: Ints
+    """(C,) price of launching a bucket of its key."""
+    transfer_ticks: Ints
+    """(C,) alone, on its stream."""
+    copy_out_ticks: Ints
+    on_path: npt.NDArray[np.bool_]
+    bucketable: npt.NDArray[np.bool_]
+    start_rank: Ints
+    ready_gap: Ints
+    """(C,) first gap where its launch may stand, as far as spine nodes decide."""
+    need_gap: Ints
+    """(C,) last gap where its wait may stand; m where only outputs need it."""
+    after_begin: Ints
+    after_list: Ints
+    """Collectives whose wait must come before its launch."""
+    float_of_start: Ints
+    float_of_wait: Ints
+    collective_of_wait: Ints
+    """(F,) collective whose wait the float is; -1 for other floats."""
+    prologue_begin: Ints
+    prologue_list: Ints
+    """Floats of its prologue."""
+    epilogue_begin: Ints
+    epilogue_list: Ints
+    float_ticks: Ints
+    """(F,) duration of prologue and epilogue floats."""
+    storage_bytes: Ints
+    """(S,) storages whose life depends on floats."""
+    storage_birth_spine: Ints
+    """(S,) spine node that allocates it; -1 where it is there from the beginning or a float allocates it."""
+    storage_birth_float: Ints
+    storage_last_spine: Ints
+    """(S,) last spine node that touches it (m: the output); -1 for none."""
+    touch_begin: Ints
+    touch_list: Ints
+    """Floats that touch it."""
+    input_storage: Ints
+    """(C,) index among these storages of what it reads; -1 where that is kept."""
+    output_storage: Ints
+    kept_bytes: int
+    num_streams: int
+    collectives_of_key: tuple[tuple[int, ...], ...]
+
+
+@dataclass(slots=True)
+class _Hosts:
+    """For each node where it stands: the last spine node and the floats that it follows at once."""
+
+    spine: list[int]
+    floats: list[frozenset[int]]
+
+
+def compact(problem: Problem) -> Compact:
+    """Return ``problem`` in compact form."""
+    spine_index = {node: k for k, node in enumerate(problem.spine)}
+    float_index = _float_index(problem)
+    hosts = _hosts(problem, spine_index, float_index)
+    num_spine, num_collectives = len(problem.spine), len(problem.collectives)
+    ready, need, after = _places(problem, hosts, spine_index, float_index)
+    storages = _storages(problem, hosts)
+    moving = [s for s, (_, _, floats, _) in enumerate(storages) if floats and not problem.storages[s].kept]
+    index_of_storage = {s: i for i, s in enumerate(moving)}
+    base_gap, base_spine = _baseline(problem, storages, set(moving), num_spine)
+    touch_begin, touch_list = _csr([sorted(storages[s][2]) for s in moving])
+    after_begin, after_list = _csr(after)
+    prologue_begin, prologue_list = _csr([[float_index[n] for n in c.prologue] for c in problem.collectives])
+    epilogue_begin, epilogue_list = _csr([[float_index[n] for n in c.epilogue] for c in problem.collectives])
+    cs = problem.collectives
+    keys = [problem.keys[c.key] for c in cs]
+    floats = sorted(float_index, key=float_index.__getitem__)
+    collective_of_wait = {c.wait: i for i, c in enumerate(cs)}
+    return Compact(
+        spine_ticks=_array(problem.duration_ticks[node] for node in problem.spine),
+        base_gap_bytes=base_gap,
+        base_spine_bytes=base_spine,
+        kind=_array(KIND_CODES.get(k.kind, OTHER_KIND) for k in keys),
+        key=_array(c.key for c in cs),
+        stream=_array(k.stream for k in keys),
+        size_bytes=_array(c.size_bytes for c in cs),
+        input_bytes=_array(c.input_bytes for c in cs),
+        output_bytes=_array(c.output_bytes for c in cs),
+        launch_ticks=_array(problem.duration_ticks[c.start] for c in cs),
+        bucket_launch_ticks=_array(k.launch_ticks for k in keys),
+        transfer_ticks=_array(k.price(c.size_bytes) for c, k in zip(cs, keys, strict=True)),
+        copy_out_ticks=_array(problem.copy_price(c.output_bytes) for c in cs),
+        on_path=np.array([c.on_path for c in cs], dtype=np.bool_),
+        bucketable=np.array([c.bucketable for c in cs], dtype=np.bool_),
+        start_rank=_array(c.start for c in cs),
+        ready_gap=_array(ready),
+        need_gap=_array(need),
+        after_begin=after_begin,
+        after_list=after_list,
+        float_of_start=_array(float_index[c.start] for c in cs),
+        float_of_wait=_array(float_index[c.wait] for c in cs),
+        collective_of_wait=_array(collective_of_wait.get(n, -1) for n in floats),
+        prologue_begin=prologue_begin,
+        prologue_list=prologue_list,
+        epilogue_begin=epilogue_begin,
+        epilogue_list=epilogue_list,
+        float_ticks=_array(problem.duration_ticks[n] if problem.kinds[n] is NodeKind.COMPUTE else 0 for n in floats),
+        storage_bytes=_array(problem.storages[s].size_bytes for s in moving),
+        storage_birth_spine=_array(spine_index.get(problem.storages[s].birth, -1) for s in moving),
+        storage_birth_float=_array(float_index.get(problem.storages[s].birth, -1) for s in moving),
+        storage_last_spine=_array(storages[s][1] for s in moving),
+        touch_begin=touch_begin,
+        touch_list=touch_list,
+        input_storage=_array(index_of_storage.get(c.input_storage, -1) for c in cs),
+        output_storage=_array(index_of_storage.get(c.output_storage, -1) for c in cs),
+        kept_bytes=problem.kept_bytes,
+        num_streams=len(problem.streams),
+        collectives_of_key=tuple(tuple(c for c in range(num_collectives) if cs[c].key == k) for k in range(len(problem.keys))),
+    )
+
+
+def _float_index(problem: Problem) -> dict[int, int]:
+    nodes = sorted(n for c in problem.collectives for n in (*c.prologue, c.start, c.wait, *c.epilogue))
+    return {node: f for f, node in enumerate(dict.fromkeys(nodes))}
+
+
+def _hosts(problem: Problem, spine_index: dict[int, int], float_index: dict[int, int]) -> _Hosts:
+    hosts = _Hosts(spine=[], floats=[])
+    for node in range(problem.num_nodes):
+        if node in spine_index:
+            hosts.spine.append(spine_index[node])
+            hosts.floats.append(frozenset())
+        elif node in float_index:
+            hosts.spine.append(-1)
+            hosts.floats.append(frozenset((float_index[node],)))
+        elif problem.kinds[node] is NodeKind.OUTPUT:
+            hosts.spine.append(len(spine_index))
+            hosts.floats.append(frozenset())
+        else:
+            before = problem.predecessors[node]
+            hosts.spine.append(max((hosts.spine[p] for p in before), default=-1))
+            hosts.floats.append(frozenset().union(*(hosts.floats[p] for p in before)))
+    return hosts
+
+
+def _places(
+    problem: Problem, hosts: _Hosts, spine_index: dict[int, int], float_index: dict[int, int]
+) -> tuple[list[int], list[int], list[list[int]]]:
+    """Return for each collective its ready gap, its need gap, and the collectives whose wait comes before its launch."""
+    owner: dict[int, int] = {}  # wait and epilogue floats -> their collective
+    mine: dict[int, int] = {}  # any float -> its collective
+    for c, collective in enumerate(problem.collectives):
+        for node in (collective.wait, *collective.epilogue):
+            owner[float_index[node]] = c
+        for node in (*collective.prologue, collective.start, collective.wait, *collective.epilogue):
+            mine[float_index[node]] = c
+    num_spine = len(problem.spine)
+    ready, need = [], [num_spine] * len(problem.collectives)
+    after: list[list[int]] = []
+    for c, collective in enumerate(problem.collectives):
+        before = {p for node in (*collective.prologue, collective.start) for p in problem.predecessors[node]}
+        ready.append(1 + max((hosts.spine[p] for p in before), default=-1))
+        floats = set().union(*(hosts.floats[p] for p in before)) if before else set()
+        after.append(sorted({owner[f] for f in floats if f in owner and owner[f] != c}))
+    for k, node in enumerate(problem.spine):
+        for p in problem.predecessors[node]:
+            for f in hosts.floats[p]:
+                need[mine[f]] = min(need[mine[f]], k)
+    return ready, need, after
+
+
+def _storages(problem: Problem, hosts: _Hosts) -> list[tuple[int, int, frozenset[int], bool]]:
+    """Return (first spine node, last spine node, floats, alive from the beginning) of every storage; -1 for no spine node."""
+    result = []
+    for storage in problem.storages:
+        spine = [hosts.spine[u] for u in storage.uses if hosts.spine[u] >= 0]
+        floats = frozenset().union(*(hosts.floats[u] for u in storage.uses))
+        result.append((min(spine, default=-1), max(spine, default=-1), floats, storage.birth < 0))
+    return result
+
+
+def _baseline(
+    problem: Problem, storages: list[tuple[int, int, frozenset[int], bool]], moving: set[int], num_spine: int
+) -> tuple[Ints, Ints]:
+    """Return the bytes of storages with fixed lives in each gap and at each spine node."""
+    gap = np.zeros(num_spine + 3, dtype=np.int64)
+    at = np.zeros(num_spine + 3, dtype=np.int64)
+    for s, (first, last, _, from_beginning) in enumerate(storages):
+        storage = problem.storages[s]
+        if storage.kept or s in moving:
+            continue
+        begin = 0 if from_beginning else first
+        if not from_beginning and first < 0:
+            continue
+        # alive in the gaps between its first and last node; from the beginning: in gap 0 too
+        gap[0 if from_beginning else begin + 1] += storage.size_bytes
+        gap[last + 1] -= storage.size_bytes
+        if last >= 0:
+            at[begin] += storage.size_bytes
+            at[last + 1] -= storage.size_bytes
+        elif from_beginning:  # an input that nothing uses: alive at the very first step only
+            gap[0] += storage.size_bytes
+            gap[1] -= storage.size_bytes
+    return np.cumsum(gap)[: num_spine + 1], np.cumsum(at)[: num_spine + 1]
+
+
+def _csr(lists: list[list[int]]) -> tuple[Ints, Ints]:
+    begin = np.zeros(len(lists) + 1, dtype=np.int64)
+    begin[1:] = np.cumsum([len(values) for values in lists])
+    return begin, _array(v for values in lists for v in values)
+
+
+def _array(values: object) -> Ints:
+    return np.array(list(values), dtype=np.int64)  # type: ignore[call-overload,no-any-return]

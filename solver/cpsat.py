@@ -1,0 +1,149 @@
+"""Build the CP-SAT model, hand it a schedule to start from, solve its objectives in order, read the schedule out."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from ortools.sat.python import cp_model
+
+from apsched.config import Caps, SolveOptions
+from apsched.problem import Problem
+from apsched.solver import constraints
+from apsched.solver.compact import Compact
+from apsched.solver.evaluate import COPY_OUT, FIRE, LAUNCH, PREPARE, SPINE, WAIT, Program
+from apsched.solver.partition import Pricer
+from apsched.solver.variables import COPY, START, WAIT_UNIT, Unit, Variables, create_variables
+from apsched.solver.variables import PREPARE as PREPARE_UNIT
+from apsched.units import ALLOCATION_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exact:
+    """What CP-SAT found on a whole problem."""
+
+    program: Program | None
+    """None where none was found (infeasible, or out of work)."""
+    bound: int
+    """Of the objective asked for."""
+    optimal: bool
+    infeasible: bool
+    deterministic_work: float
+
+
+class ExactModel:
+    """The whole formulation on one problem; objectives are set one after the other on the same constraints."""
+
+    def __init__(self, problem: Problem, compact: Compact, caps: Caps, horizon_ticks: int) -> None:
+        self.problem, self.compact = problem, compact
+        self.variables = create_variables(problem, compact, caps, horizon_ticks)
+        for constraint in constraints.ALL:
+            constraint(self.variables)
+
+    def minimize_step_time(self, options: SolveOptions, hint: Program | None) -> Exact:
+        """Objective 1: step time, in ticks."""
+        return self._minimize(self.variables.step_time, options, hint)
+
+    def minimize_peak(self, options: SolveOptions, hint: Program | None) -> Exact:
+        """Objective 2: peak memory, in bytes beside what the caller keeps."""
+        exact = self._minimize(self.variables.peak_blocks, options, hint)
+        return Exact(
+            program=exact.program,
+            bound=exact.bound * ALLOCATION_BYTES,
+            optimal=exact.optimal,
+            infeasible=exact.infeasible,
+            deterministic_work=exact.deterministic_work,
+        )
+
+    def minimize_launches(self, options: SolveOptions, hint: Program | None) -> Exact:
+        """Objective 3: number of launches."""
+        v = self.variables
+        return self._minimize(sum(v.joins[h, h] for h in v.alone), options, hint)
+
+    def limit_step_time(self, ticks: int) -> None:
+        """Keep the step time at most ``ticks`` from here on."""
+        self.variables.model.add(self.variables.step_time <= ticks)
+
+    def limit_peak(self, peak_bytes: int) -> None:
+        """Keep the peak, beside what the caller keeps, at most ``peak_bytes`` from here on."""
+        self.variables.model.add(self.variables.peak_blocks <= peak_bytes // ALLOCATION_BYTES)
+
+    def limit_launches(self, num_launches: int) -> None:
+        """Keep the number of launches at most ``num_launches`` from here on."""
+        v = self.variables
+        v.model.add(sum(v.joins[h, h] for h in v.alone) <= num_launches)
+
+    def _minimize(self, objective: object, options: SolveOptions, hint: Program | None) -> Exact:
+        model = self.variables.model
+        model.minimize(objective)  # type: ignore[arg-type]
+        model.clear_hints()
+        if hint is not None:
+            add_hint(self.variables, hint)
+        solver = cp_model.CpSolver()
+        solver.parameters.num_workers = options.num_workers
+        solver.parameters.random_seed = options.seed
+        solver.parameters.max_deterministic_time = options.budget
+        status = solver.solve(model)
+        found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+        return Exact(
+            program=extract(self.problem, self.variables, solver.boolean_value, solver.value) if found else None,
+            bound=int(np.ceil(solver.best_objective_bound - 1e-6)),
+            optimal=status == cp_model.OPTIMAL,
+            infeasible=status == cp_model.INFEASIBLE,
+            deterministic_work=float(solver.response_proto.deterministic_time),
+        )
+
+
+def extract(problem: Problem, v: Variables, holds: Callable[[cp_model.LiteralT], bool], value: Callable[[cp_model.IntVar], int]) -> Program:
+    """Return the program of a solution."""
+    groups: dict[int, list[int]] = {}
+    for (c, h), joins in v.joins.items():
+        if holds(joins):
+            groups.setdefault(h, []).append(c)
+    partition = Pricer(problem, v.compact).partition(tuple(sorted(members)) for _, members in sorted(groups.items()))
+    index = {h: b for b, h in enumerate(sorted(groups))}
+    placed: list[tuple[int, int, int]] = [(v.spine_position(k), SPINE, k) for k in range(len(v.compact.spine_ticks))]
+    for (what, c), unit in v.units.items():
+        if not holds(unit.present):
+            continue
+        if what == COPY:
+            placed.append((value(unit.first), COPY_OUT, c))
+        else:
+            operation = {PREPARE_UNIT: PREPARE, WAIT_UNIT: WAIT, START: LAUNCH if holds(v.alone[c]) else FIRE}[what]
+            placed.append((value(unit.first), operation, index[c]))
+    placed.sort()
+    order = np.array([(operation, argument) for _, operation, argument in placed], dtype=np.int64).reshape(-1, 2)
+    return Program(partition=partition, operation=np.ascontiguousarray(order[:, 0]), argument=np.ascontiguousarray(order[:, 1]))
+
+
+def add_hint(v: Variables, program: Program) -> None:
+    """Hint every literal of membership and order that ``program`` decides."""
+    model = v.model
+    buckets = [tuple(sorted(b)) for b in program.partition.buckets]
+    head = {c: members[0] for members in buckets for c in members}
+    for (c, h), joins in v.joins.items():
+        model.add_hint(joins, head[c] == h)
+    for c in v.alone:
+        model.add_hint(v.alone[c], (c,) in buckets)
+        model.add_hint(v.several[c], head[c] == c and (c,) not in buckets)
+    place: dict[Unit, int] = {}
+    spine_place: dict[int, int] = {}
+    for i, (operation, argument) in enumerate(zip(program.operation.tolist(), program.argument.tolist(), strict=True)):
+        at = 2 * i
+        if operation == SPINE:
+            spine_place[argument] = at
+        elif operation == COPY_OUT:
+            place[COPY, argument] = at
+        else:
+            h = buckets[argument][0]
+            if operation in (LAUNCH, PREPARE) and len(buckets[argument]) > 1:
+                place[PREPARE_UNIT, h] = at
+            if operation in (LAUNCH, FIRE):
+                place[START, h] = at + 1
+            if operation == WAIT:
+                place[WAIT_UNIT, h] = at
+    for (i, j), before in v.before.items():
+        if i in place and j in place:
+            model.add_hint(before, place[i] < place[j])
+    for (unit, k), after in v.after_spine.items():
+        if unit in place:
+            model.add_hint(after, place[unit] > spine_place[k])

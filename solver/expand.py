@@ -1,0 +1,111 @@
+"""Program -> Schedule: every node in its place, views right after what they depend on."""
+
+import heapq
+
+from apsched.graph.dag import NodeKind
+from apsched.problem import Problem
+from apsched.schedule import Bucket, Schedule, Step, StepKind
+from apsched.solver.compact import ALL_GATHER, Compact
+from apsched.solver.evaluate import COPY_OUT, FIRE, LAUNCH, PREPARE, SPINE, WAIT, Program
+
+
+def expand(problem: Problem, compact: Compact, program: Program) -> Schedule:
+    """Return the schedule that ``program`` stands for."""
+    return _Expansion(problem, compact, program).schedule()
+
+
+class _Expansion:
+    def __init__(self, problem: Problem, compact: Compact, program: Program) -> None:
+        self.problem, self.compact, self.program = problem, compact, program
+        groups = program.partition.buckets
+        self.bucket_index = {b: i for i, b in enumerate(b for b, members in enumerate(groups) if len(members) > 1)}
+        self.members = groups
+        self.waiting_for = [len(before) for before in problem.predecessors]
+        moved = {*problem.spine, *problem.travels, *problem.collective_of_node}
+        self.follows = [i not in moved and problem.kinds[i] is not NodeKind.OUTPUT for i in range(problem.num_nodes)]
+        self.ready: list[int] = []
+        self.steps: list[Step] = []
+
+    def schedule(self) -> Schedule:
+        problem = self.problem
+        for node in range(problem.num_nodes):
+            if self.follows[node] and not problem.predecessors[node] and problem.kinds[node] is NodeKind.INPUT:
+                self._emit(node)
+        for node in range(problem.num_nodes):
+            if self.follows[node] and not problem.predecessors[node] and problem.kinds[node] is not NodeKind.INPUT:
+                heapq.heappush(self.ready, node)
+        self._release()
+        for operation, argument in zip(self.program.operation.tolist(), self.program.argument.tolist(), strict=True):
+            if operation == SPINE:
+                self._emit(problem.spine[argument])
+            elif operation in (LAUNCH, PREPARE, FIRE):
+                if operation != FIRE:
+                    self._prepare(argument)
+                if operation != PREPARE:
+                    self._start(argument)
+            elif operation == WAIT:
+                self._wait(argument)
+            elif operation == COPY_OUT:
+                self._copy_out(argument)
+            self._release()
+        for node in range(problem.num_nodes):
+            if problem.kinds[node] is NodeKind.OUTPUT:
+                self._emit(node)
+        return Schedule(buckets=tuple(Bucket(self.members[b]) for b in self.bucket_index), steps=tuple(self.steps))
+
+    def _prepare(self, b: int) -> None:
+        members = self.members[b]
+        for c in members:
+            for node in self.problem.collectives[c].prologue:
+                self._emit(node)
+                self._release()
+        if len(members) > 1:
+            self.steps.append(Step(StepKind.COPY_IN, self.bucket_index[b]))
+
+    def _start(self, b: int) -> None:
+        members = self.members[b]
+        if len(members) == 1:
+            self._emit(self.problem.collectives[members[0]].start)
+            return
+        self.steps.append(Step(StepKind.START, self.bucket_index[b]))
+        for c in members:
+            self._done(self.problem.collectives[c].start)
+
+    def _wait(self, b: int) -> None:
+        members = self.members[b]
+        if len(members) == 1:
+            self._emit(self.problem.collectives[members[0]].wait)
+        else:
+            self.steps.append(Step(StepKind.WAIT, self.bucket_index[b]))
+            if self.compact.kind[members[0]] == ALL_GATHER:
+                return
+            for c in members:
+                self._done(self.problem.collectives[c].wait)
+        self._release()
+        for c in members:
+            self._epilogue(c)
+
+    def _copy_out(self, c: int) -> None:
+        self.steps.append(Step(StepKind.COPY_OUT, c))
+        self._done(self.problem.collectives[c].wait)
+        self._release()
+        self._epilogue(c)
+
+    def _epilogue(self, c: int) -> None:
+        for node in self.problem.collectives[c].epilogue:
+            self._emit(node)
+            self._release()
+
+    def _emit(self, node: int) -> None:
+        self.steps.append(Step(StepKind.NODE, node))
+        self._done(node)
+
+    def _done(self, node: int) -> None:
+        for after in self.problem.successors[node]:
+            self.waiting_for[after] -= 1
+            if not self.waiting_for[after] and self.follows[after]:
+                heapq.heappush(self.ready, after)
+
+    def _release(self) -> None:
+        while self.ready:
+            self._emit(heapq.heappop(self.ready))

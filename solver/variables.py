@@ -1,0 +1,147 @@
+"""Variables of the CP-SAT model: one dictionary per symbol. The mathematics is in ``docs/formulation.md``.
+
+Two axes. *Position* is the place in the total order: spine node k stands at (k+1)·W, where W is more than all steps of all
+units, the inputs at 0 and the output at (m+1)·W. *Time* is ticks on the compute stream. A unit occupies an interval on both.
+"""
+
+from dataclasses import dataclass, field
+from itertools import combinations
+
+from ortools.sat.python import cp_model
+
+from apsched.config import Caps
+from apsched.problem import Problem
+from apsched.solver.compact import ALL_GATHER, Compact
+from apsched.solver.partition import Pricer
+
+PREPARE, START, WAIT_UNIT, COPY = "prepare", "start", "wait", "copy_out"
+
+Unit = tuple[str, int]
+"""(what, head of the bucket) or (copy_out, collective)."""
+Linear = cp_model.LinearExprT
+
+
+@dataclass(slots=True)
+class UnitVariables:
+    """A movable unit: where it stands and when it runs."""
+
+    present: cp_model.IntVar
+    first: cp_model.IntVar
+    """u: its first position."""
+    last: cp_model.IntVar
+    """v: its last position."""
+    begin: cp_model.IntVar
+    """s: ticks."""
+    end: cp_model.IntVar
+    """e: ticks."""
+
+
+@dataclass(slots=True)
+class Variables:
+    """All symbols of the formulation."""
+
+    model: cp_model.CpModel
+    problem: Problem
+    compact: Compact
+    caps: Caps
+    horizon_ticks: int
+    position_step: int
+    """W"""
+    joins: dict[tuple[int, int], cp_model.IntVar] = field(default_factory=dict)
+    """x[c, h]: collective c is in the bucket headed by h (its lowest member)."""
+    alone: dict[int, cp_model.IntVar] = field(default_factory=dict)
+    """y[c]: c is a bucket of one."""
+    several: dict[int, cp_model.IntVar] = field(default_factory=dict)
+    """z[h]: h heads a bucket of two or more."""
+    units: dict[Unit, UnitVariables] = field(default_factory=dict)
+    before: dict[tuple[Unit, Unit], cp_model.IntVar] = field(default_factory=dict)
+    """b[i, j]: unit i stands before unit j (where both are present)."""
+    after_spine: dict[tuple[Unit, int], cp_model.IntVar] = field(default_factory=dict)
+    """a[i, k]: unit i stands after spine node k."""
+    spine_begin: list[cp_model.IntVar] = field(default_factory=list)
+    transfer_begin: dict[int, cp_model.IntVar] = field(default_factory=dict)
+    transfer_end: dict[int, cp_model.IntVar] = field(default_factory=dict)
+    transfer_ticks: dict[int, cp_model.IntVar] = field(default_factory=dict)
+    """T[h]"""
+    copy_in_ticks: dict[int, cp_model.IntVar] = field(default_factory=dict)
+    float_position: dict[int, cp_model.IntVar] = field(default_factory=dict)
+    """p[f]: position of a prologue, start, wait or epilogue node (a member's start: its copy-in)."""
+    step_time: cp_model.IntVar | None = None
+    peak_blocks: cp_model.IntVar | None = None
+    """Peak of live bytes, in blocks of the allocator, what the caller keeps left out."""
+
+    def members(self, h: int) -> list[int]:
+        """Return the collectives that may join the bucket headed by ``h``, itself included."""
+        return [c for c, head in self.joins if head == h]
+
+    def heads(self, c: int) -> list[int]:
+        """Return the heads whose bucket ``c`` may join, itself included."""
+        return [head for member, head in self.joins if member == c]
+
+    def spine_position(self, k: int) -> int:
+        """Return the position of spine node ``k``; the output is spine node m."""
+        return (k + 1) * self.position_step
+
+    @property
+    def last_position(self) -> int:
+        """Position of the output."""
+        return self.spine_position(len(self.compact.spine_ticks))
+
+    def gathers(self, c: int) -> bool:
+        """Whether ``c`` is an all-gather, so that a bucket copies it out."""
+        return bool(self.compact.kind[c] == ALL_GATHER)
+
+
+def create_variables(problem: Problem, compact: Compact, caps: Caps, horizon_ticks: int) -> Variables:
+    """Return all variables with their domains, and the order literals of every pair of units."""
+    floats = len(compact.float_ticks)
+    v = Variables(
+        model=cp_model.CpModel(),
+        problem=problem,
+        compact=compact,
+        caps=caps,
+        horizon_ticks=horizon_ticks,
+        position_step=floats + 2 * len(compact.kind) + 2,
+    )
+    model = v.model
+    pricer = Pricer(problem, compact)
+    for h in range(len(compact.kind)):
+        for c in range(h, len(compact.kind)):
+            if c == h or (compact.key[c] == compact.key[h] and pricer.allowed((h, c), caps)):
+                v.joins[c, h] = model.new_bool_var(f"x[{c},{h}]")
+    for c in range(len(compact.kind)):
+        v.alone[c] = model.new_bool_var(f"y[{c}]")
+        v.several[c] = model.new_bool_var(f"z[{c}]")
+        for what, present in _units_of(v, c):
+            v.units[what, c] = UnitVariables(
+                present=present,
+                first=model.new_int_var(1, v.last_position - 1, f"u[{what},{c}]"),
+                last=model.new_int_var(1, v.last_position - 1, f"v[{what},{c}]"),
+                begin=model.new_int_var(0, horizon_ticks, f"s[{what},{c}]"),
+                end=model.new_int_var(0, horizon_ticks, f"e[{what},{c}]"),
+            )
+        v.transfer_ticks[c] = model.new_int_var(0, horizon_ticks, f"T[{c}]")
+        v.transfer_begin[c] = model.new_int_var(0, horizon_ticks, f"tb[{c}]")
+        v.transfer_end[c] = model.new_int_var(0, horizon_ticks, f"te[{c}]")
+        v.copy_in_ticks[c] = model.new_int_var(0, horizon_ticks, f"ci[{c}]")
+    for i, j in combinations(v.units, 2):
+        v.before[i, j] = model.new_bool_var(f"b[{i},{j}]")
+    num_spine = len(compact.spine_ticks)
+    for unit in v.units:
+        for k in range(num_spine):
+            v.after_spine[unit, k] = model.new_bool_var(f"a[{unit},{k}]")
+    v.spine_begin = [model.new_int_var(0, horizon_ticks, f"s[{k}]") for k in range(num_spine + 1)]
+    for f in range(floats):
+        v.float_position[f] = model.new_int_var(0, v.last_position, f"p[{f}]")
+    v.step_time = model.new_int_var(0, horizon_ticks, "step_time")
+    return v
+
+
+def _units_of(v: Variables, c: int) -> list[tuple[str, cp_model.IntVar]]:
+    """Return the units that exist because of ``c``, with the literal that says whether they do."""
+    units = [(START, v.joins[c, c]), (WAIT_UNIT, v.joins[c, c])]
+    if len(v.members(c)) > 1:
+        units.append((PREPARE, v.several[c]))
+    if v.gathers(c) and (len(v.members(c)) > 1 or len(v.heads(c)) > 1):
+        units.append((COPY, v.alone[c].negated()))
+    return units
