@@ -4,6 +4,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 
 from apsched.config import Caps
+from apsched.graph.dag import NodeKind
 from apsched.problem import Problem
 from apsched.schedule import Schedule, Step, StepKind
 from apsched.simulate import Timeline, simulate
@@ -16,6 +17,7 @@ def verify(problem: Problem, schedule: Schedule, caps: Caps, *, max_compute_move
         return tuple(wrong)  # the rest needs every step to exist once
     position = _positions(problem, schedule)
     wrong += _precedence(problem, position)
+    wrong += _output_last(problem, schedule)
     wrong += _bucket_order(problem, schedule)
     wrong += _buckets(problem, schedule, caps)
     wrong += _compute_moves(problem, position, max_compute_move)
@@ -23,7 +25,7 @@ def verify(problem: Problem, schedule: Schedule, caps: Caps, *, max_compute_move
         return tuple(wrong)  # a timeline of an impossible order means nothing
     timeline = simulate(problem, schedule)
     wrong += _memory(problem, schedule, timeline, caps)
-    wrong += _prefetch(problem, position, caps)
+    wrong += _prefetch(problem, schedule, position, caps)
     return tuple(wrong)
 
 
@@ -83,6 +85,15 @@ def _precedence(problem: Problem, position: list[int]) -> list[str]:
         for node, before in enumerate(problem.predecessors)
         for p in before
         if position[p] >= position[node]
+    ]
+
+
+def _output_last(problem: Problem, schedule: Schedule) -> list[str]:
+    """Nothing comes after the output: a graph ends there, and so does the life of its results."""
+    return [
+        f"{_show(problem, step)} is not the last step"
+        for step in schedule.steps[:-1]
+        if step.kind is StepKind.NODE and problem.kinds[step.index] is NodeKind.OUTPUT
     ]
 
 
@@ -147,25 +158,28 @@ def _memory(problem: Problem, schedule: Schedule, timeline: Timeline, caps: Caps
     return wrong
 
 
-def _prefetch(problem: Problem, position: list[int], caps: Caps) -> list[str]:
-    """No start is further ahead of its first need than ``max_prefetch`` compute nodes."""
+def _prefetch(problem: Problem, schedule: Schedule, position: list[int], caps: Caps) -> list[str]:
+    """No start is further ahead of the first compute node that needs its result than ``max_prefetch`` compute nodes."""
     if caps.max_prefetch is None:
         return []
     return [
-        f"{problem.node_names[problem.collectives[c].start]} is launched {distance} compute nodes ahead, more than {caps.max_prefetch}"
-        for c, distance in prefetch_distances(problem, position).items()
+        f"{problem.node_names[problem.collectives[members[0]].start]} is launched {distance} compute nodes ahead, more than {caps.max_prefetch}"
+        for members, distance in prefetch_distances(problem, schedule, position).items()
         if distance > caps.max_prefetch
     ]
 
 
-def prefetch_distances(problem: Problem, position: list[int]) -> dict[int, int]:
-    """Return for each collective that a compute node needs the compute nodes between its launch and that node."""
+def prefetch_distances(problem: Problem, schedule: Schedule, position: list[int]) -> dict[tuple[int, ...], int]:
+    """Return for each launch (its members) that a compute node needs the compute nodes between it and the first such node."""
     steps = sorted(position[node] for node in problem.spine)
+    bucketed = {c for bucket in schedule.buckets for c in bucket.members}
+    launches = [bucket.members for bucket in schedule.buckets]
+    launches += [(c,) for c in range(len(problem.collectives)) if c not in bucketed]
     distances = {}
-    for c, collective in enumerate(problem.collectives):
-        if problem.needs[c]:
-            first_need = min(position[node] for node in problem.needs[c])
-            distances[c] = _count_between(steps, position[collective.start], first_need)
+    for members in launches:
+        needs = [position[node] for c in members for node in problem.needs[c]]
+        if needs:
+            distances[members] = _count_between(steps, position[problem.collectives[members[0]].start], min(needs))
     return distances
 
 
