@@ -12,6 +12,7 @@ The format is that of ``torch/_dynamo/repro/after_aot.py`` (``fx_graph_runnable`
 import ast
 import itertools
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,7 +158,9 @@ def _parse_section(name: str, lines: list[str], start: int, *, class_name: str |
 
 def _parse(section: list[str], start: int) -> ast.stmt:
     """Return the one definition of ``section`` with the file's line numbers."""
-    return ast.parse("\n" * start + "\n".join(section) + "\n").body[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of odd literals: what is no value here is refused by line
+        return ast.parse("\n" * start + "\n".join(section) + "\n").body[0]
 
 
 def _without_unreadable_submodules(section: list[str]) -> list[str]:
