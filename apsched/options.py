@@ -13,7 +13,7 @@ _UNITS = {
     **{f"{letter}b": 1000**power for power, letter in enumerate("kmgtp", start=1)},
     **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgtp", start=1)},
 }
-_BYTES = re.compile(r"(?P<number>\d+(?:\.\d+)?|\.\d+)\s*(?P<unit>[a-z]*)", re.IGNORECASE)
+_BYTES = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*(?P<unit>[a-z]*)", re.IGNORECASE)
 _BYTES_EXAMPLES = "60GiB, 500MB or 1048576"
 _LARGEST_BYTES = 2**62
 

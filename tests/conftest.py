@@ -1,0 +1,64 @@
+"""What tests of several stages share: small graph files, made once, and a way to run a command."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from apsched.cli import main
+from apsched.graph.graph_file import save_graph
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """What a command said."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def errors(self) -> list[str]:
+        """The lines of stderr that are errors; the others are progress."""
+        return [line for line in self.stderr.splitlines() if line.startswith("apsched: error:")]
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run ``apsched ARGS`` in an empty directory, as a user would."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("APSCHED_DEBUG", raising=False)
+
+    def run(*args: object) -> Ran:
+        capsys.readouterr()
+        code = main([str(arg) for arg in args])
+        captured = capsys.readouterr()
+        return Ran(code=code, stdout=captured.out, stderr=captured.err)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def debug_graphs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The graph files of a small preset, ``forward`` and ``backward``, in a directory that tests only read."""
+    from apsched.capture.world import world
+    from apsched.costs.cluster import load_cluster
+    from apsched.costs.cluster_model import ClusterCostModel
+    from apsched.graph.export import export
+    from apsched.models.mesh import MeshSpec
+    from apsched.models.preset_capture import capture_preset
+
+    folder = tmp_path_factory.mktemp("graphs")
+    mesh = MeshSpec(fsdp=4)
+    with world(mesh.world_size):
+        capture = capture_preset("llama3-debug", mesh=mesh, seq_len=64)
+        cost_model = ClusterCostModel(load_cluster(), capture.group_ranks)
+        paths = {}
+        for graph in capture.graphs:
+            paths[graph.name] = folder / f"step.{graph.name}.graph"
+            save_graph(export(graph, cost_model, group_ranks=capture.group_ranks, cluster_name="h100"), paths[graph.name])
+    return paths
