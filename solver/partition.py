@@ -45,6 +45,7 @@ class Pricer:
         self.problem = problem
         self.compact = compact
         self._known: dict[Members, tuple[int, ...]] = {}
+        self.chain_depth = _chain_depths(compact)
 
     def figures(self, members: Members) -> tuple[int, ...]:
         """Return launch, transfer and copy-in ticks, buffer bytes in and out, ready gap and need gap of a bucket."""
@@ -98,19 +99,31 @@ class Pricer:
         )
 
     def allowed(self, members: Members, caps: Caps) -> bool:
-        """Whether ``members`` may share a launch: one key, bucketable, ready before needed, and within the caps on bytes and span."""
+        """Whether ``members`` may share a launch: one key, bucketable, ready before needed, within the caps on bytes and span.
+
+        Members wait for equally long chains of other collectives, so that no two buckets can wait for each other.
+        """
         if len(members) == 1:
             return True
         compact = self.compact
         if any(not compact.bucketable[c] for c in members) or len({int(compact.key[c]) for c in members}) > 1:
             return False
         ready, need = self.figures(members)[5:7]
-        if ready > need:
+        if ready > need or any(self.chain_depth[c] != self.chain_depth[members[0]] for c in members):
             return False
         if caps.bucket_cap_bytes is not None and sum(int(compact.size_bytes[c]) for c in members) > caps.bucket_cap_bytes:
             return False
         ranks = [int(compact.start_rank[c]) for c in members]
         return caps.max_topo_span is None or max(ranks) - min(ranks) <= caps.max_topo_span
+
+
+def _chain_depths(compact: Compact) -> list[int]:
+    """Return for each collective how many others must be waited for, one after the other, before its launch."""
+    depth: list[int] = []
+    for c in range(len(compact.kind)):  # ordered by start, so those before it are known
+        before = compact.after_list[compact.after_begin[c] : compact.after_begin[c + 1]]
+        depth.append(1 + max((depth[d] for d in before), default=-1))
+    return depth
 
 
 def singles(compact: Compact) -> list[Members]:

@@ -107,7 +107,7 @@ def create_variables(problem: Problem, compact: Compact, caps: Caps, horizon_tic
     pricer = Pricer(problem, compact)
     for h in range(len(compact.kind)):
         for c in range(h, len(compact.kind)):
-            if c == h or (compact.key[c] == compact.key[h] and pricer.allowed((h, c), caps)):
+            if c == h or pricer.allowed((h, c), caps):
                 v.joins[c, h] = model.new_bool_var(f"x[{c},{h}]")
     for c in range(len(compact.kind)):
         v.alone[c] = model.new_bool_var(f"y[{c}]")

@@ -1,0 +1,45 @@
+"""The least peak: schedules that hold every buffer as briefly as possible."""
+
+from dataclasses import dataclass
+
+from apsched.config import Caps
+from apsched.problem import Problem
+from apsched.solver.baselines import merge_runs
+from apsched.solver.compact import Compact
+from apsched.solver.construct import Policy, construct
+from apsched.solver.evaluate import Program, evaluate
+from apsched.solver.partition import Pricer, singles
+
+JUST_IN_TIME = (
+    Policy(lead=0.0, copy_out_early=True, prefetch=False, wait_reductions_at_once=True),
+    Policy(lead=0.0, copy_out_early=True, prefetch=False),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Floor:
+    """The schedule with the least peak that is known."""
+
+    program: Program
+    peak_memory_bytes: int
+
+
+def just_in_time(problem: Problem, compact: Compact, caps: Caps) -> Floor:
+    """Return the just-in-time schedule with the least peak; of equal ones the one with fewer launches in flight."""
+    pricer = Pricer(problem, compact)
+    partitions = [pricer.partition(singles(compact))]
+    small = Caps(bucket_cap_bytes=_TINY_BYTES, max_topo_span=caps.max_topo_span)
+    partitions.append(pricer.partition(merge_runs(pricer, small, range(len(problem.keys)), lambda _: 0)))
+    best: Floor | None = None
+    for partition in partitions:
+        for policy in JUST_IN_TIME:
+            program = construct(compact, partition, policy, caps, memory_cap_bytes=0 if policy.wait_reductions_at_once else None)
+            peak = evaluate(compact, program).peak_memory_bytes
+            if best is None or peak < best.peak_memory_bytes:
+                best = Floor(program=program, peak_memory_bytes=peak)
+    assert best is not None
+    return best
+
+
+_TINY_BYTES = 2**20
+"""Buckets up to this size hold next to nothing and may save rounding."""

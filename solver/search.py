@@ -1,0 +1,210 @@
+"""Large problems: a portfolio of partitions and policies, then local moves, each judged by exact evaluation.
+
+The amount of work is counted in evaluations, so that the answer does not depend on the speed of the machine.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from apsched.config import Caps, SolveOptions
+from apsched.problem import Problem
+from apsched.solver.baselines import block_of, merge_runs
+from apsched.solver.compact import Compact
+from apsched.solver.construct import Policy, construct
+from apsched.solver.evaluate import Figures, Program, evaluate
+from apsched.solver.partition import Members, Pricer
+
+LEADS = (np.inf, 16.0, 4.0, 2.0, 1.0, 0.5, 0.0)
+BYTE_CAPS = (2**16, 2**20, 2**23, 2**25, 2**26, 2**27, 2**28, 2**29, 2**30)
+_STEERING_ROUNDS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A partition under a policy, with its program and figures."""
+
+    buckets: tuple[Members, ...]
+    policy: Policy
+    steer_bytes: int | None
+    """Memory cap that the policy steered by; None for none."""
+    program: Program
+    figures: Figures
+
+    @property
+    def value(self) -> tuple[int, int, int]:
+        """Step time, peak, launches: the order of the objectives."""
+        return self.figures.step_time_ticks, self.figures.peak_memory_bytes, self.figures.num_launches
+
+
+@dataclass(slots=True)
+class Search:
+    """One search: the problem, the caps, the best so far, and the evaluations left."""
+
+    problem: Problem
+    compact: Compact
+    caps: Caps
+    options: SolveOptions
+    report: Callable[[str, int], None]
+    """Called with the stage and the best step time in ticks."""
+    evaluations_left: int
+    pricer: Pricer = field(init=False)
+    best: Candidate | None = None
+
+    def __post_init__(self) -> None:
+        self.pricer = Pricer(self.problem, self.compact)
+
+    def evaluate(self, buckets: tuple[Members, ...], policy: Policy, steer_bytes: int | None) -> Candidate | None:
+        """Return the candidate if it keeps the caps; steer lower where the policy overshot the memory cap."""
+        partition = self.pricer.partition(buckets)
+        cap = self.caps.memory_cap_bytes if steer_bytes is None else steer_bytes
+        for _ in range(_STEERING_ROUNDS):
+            self.evaluations_left -= 1
+            program = construct(self.compact, partition, policy, self.caps, cap)
+            figures = evaluate(self.compact, program)
+            if self.keeps_caps(figures):
+                return Candidate(buckets, policy, cap, program, figures)
+            if cap is None or self.caps.memory_cap_bytes is None or figures.peak_memory_bytes <= self.caps.memory_cap_bytes:
+                return None
+            cap -= figures.peak_memory_bytes - self.caps.memory_cap_bytes
+        return None
+
+    def keeps_caps(self, figures: Figures) -> bool:
+        """Whether the caps that a position can break are kept (those on buckets hold by construction)."""
+        memory, in_flight = self.caps.memory_cap_bytes, self.caps.in_flight_cap_bytes
+        return (memory is None or figures.peak_memory_bytes <= memory) and (in_flight is None or figures.peak_in_flight_bytes <= in_flight)
+
+    def consider(self, candidate: Candidate | None) -> bool:
+        """Keep ``candidate`` if it is better than the best."""
+        if candidate is None or (self.best is not None and candidate.value >= self.best.value):
+            return False
+        self.best = candidate
+        return True
+
+    # the three stages
+
+    def portfolio(self) -> None:
+        """Every partition of the portfolio under every policy; then the best partition of each key in turn."""
+        families = list(self._families())
+        for buckets in families:
+            for policy in _policies():
+                self.consider(self.evaluate(buckets, policy, None))
+        self.report("portfolio", self.best.figures.step_time_ticks if self.best else -1)
+        if self.best is None:
+            return
+        for key in range(len(self.problem.keys)):
+            for buckets in families:
+                assert self.best is not None
+                mixed = self._with_key(self.best.buckets, buckets, key)
+                if mixed != self.best.buckets:
+                    self.consider(self.evaluate(mixed, self.best.policy, None))
+        for policy in _policies():
+            self.consider(self.evaluate(self.best.buckets, policy, None))
+        self.report("portfolio", self.best.figures.step_time_ticks)
+
+    def local_moves(self, stop_at_ticks: int) -> None:
+        """Merge neighbours and split buckets while that helps, until the bound is met or the evaluations are used up."""
+        improved = True
+        while improved and self.best is not None and self.evaluations_left > 0:
+            improved = False
+            for move in self._moves(self.best.buckets):
+                if self.evaluations_left <= 0 or self.best.figures.step_time_ticks <= stop_at_ticks:
+                    return
+                buckets = move(self.best.buckets)
+                if buckets is not None and self.consider(self.evaluate(buckets, self.best.policy, None)):
+                    improved = True
+            self.report("local moves", self.best.figures.step_time_ticks)
+
+    def lower_memory(self, limit_ticks: int) -> None:
+        """Find the least peak with a step time of at most ``limit_ticks``: bisect the cap that the policies steer by."""
+        if self.best is None:
+            return
+        for policy in (self.best.policy, *_policies()):
+            low, high = 0, self.best.figures.peak_memory_bytes
+            for _ in range(_BISECTIONS):
+                middle = (low + high) // 2
+                candidate = self.evaluate(self.best.buckets, policy, middle)
+                if candidate is not None and candidate.figures.step_time_ticks <= limit_ticks:
+                    if candidate.figures.peak_memory_bytes < self.best.figures.peak_memory_bytes:
+                        self.best = candidate
+                    high = min(middle, self.best.figures.peak_memory_bytes)
+                else:
+                    low = middle
+        self.report("lower memory", self.best.figures.step_time_ticks)
+
+    def fewer_launches(self, limit_ticks: int) -> None:
+        """Merge neighbours while the step time stays within ``limit_ticks`` and the peak does not rise."""
+        if self.best is None:
+            return
+        peak = self.best.figures.peak_memory_bytes
+        i = 0
+        while self.best is not None and i + 1 < len(self.best.buckets) and self.evaluations_left > 0:
+            merged = self._merge(self.best.buckets, i)
+            candidate = self.evaluate(merged, self.best.policy, self.best.steer_bytes) if merged is not None else None
+            if candidate is not None and candidate.figures.step_time_ticks <= limit_ticks and candidate.figures.peak_memory_bytes <= peak:
+                self.best = candidate
+            else:
+                i += 1
+        self.report("fewer launches", self.best.figures.step_time_ticks)
+
+    def _families(self) -> Iterator[tuple[Members, ...]]:
+        keys = range(len(self.problem.keys))
+        blocks = [block_of(c.module) if c.module else "" for c in self.problem.collectives]
+        sizes = self.compact.size_bytes
+        seen = set()
+        for byte_cap in (0, *BYTE_CAPS):
+            limits = Caps(
+                bucket_cap_bytes=byte_cap if self.caps.bucket_cap_bytes is None else min(byte_cap, self.caps.bucket_cap_bytes),
+                max_topo_span=self.caps.max_topo_span,
+            )
+            for label in (lambda _: 0, blocks.__getitem__, lambda c, cap=byte_cap: sizes[c] * 8 <= cap):
+                buckets = self._canonical(merge_runs(self.pricer, limits, keys, label))
+                if buckets not in seen:
+                    seen.add(buckets)
+                    yield buckets
+
+    def _canonical(self, buckets: list[Members]) -> tuple[Members, ...]:
+        """Return ``buckets`` key by key, each in order of urgency: neighbours in the list are neighbours to merge."""
+        return tuple(sorted(buckets, key=lambda b: (int(self.compact.key[b[0]]), self._urgency(b), b)))
+
+    def _urgency(self, bucket: Members) -> int:
+        _, _, _, _, _, ready, need = self.pricer.figures(bucket)
+        return need if self.compact.kind[bucket[0]] == 0 else ready
+
+    def _with_key(self, base: tuple[Members, ...], other: tuple[Members, ...], key: int) -> tuple[Members, ...]:
+        of_key = self.compact.key
+        return self._canonical([b for b in base if of_key[b[0]] != key] + [b for b in other if of_key[b[0]] == key])
+
+    def _moves(self, buckets: tuple[Members, ...]) -> Iterator[Callable[[tuple[Members, ...]], tuple[Members, ...] | None]]:
+        """Yield moves by the members that they concern, so that one stays meaningful after another was taken."""
+        for left, right in zip(buckets, buckets[1:], strict=False):
+            if self.compact.key[left[0]] == self.compact.key[right[0]]:
+                yield lambda now, left=left: self._merge(now, now.index(left)) if left in now else None
+        for bucket in buckets:
+            for cut in range(1, len(bucket)):
+                yield lambda now, bucket=bucket, cut=cut: self._split(now, bucket, cut)
+
+    def _merge(self, buckets: tuple[Members, ...], i: int) -> tuple[Members, ...] | None:
+        if i + 1 >= len(buckets) or self.compact.key[buckets[i][0]] != self.compact.key[buckets[i + 1][0]]:
+            return None
+        merged = (*buckets[i], *buckets[i + 1])
+        if not self.pricer.allowed(merged, self.caps):
+            return None
+        return (*buckets[:i], merged, *buckets[i + 2 :])
+
+    def _split(self, buckets: tuple[Members, ...], bucket: Members, cut: int) -> tuple[Members, ...] | None:
+        if bucket not in buckets:
+            return None
+        i = buckets.index(bucket)
+        return (*buckets[:i], bucket[:cut], bucket[cut:], *buckets[i + 1 :])
+
+
+_BISECTIONS = 12
+
+
+def _policies() -> Iterator[Policy]:
+    for lead in LEADS:
+        for early in (True, False):
+            yield Policy(lead=lead, copy_out_early=early)
+    yield Policy(lead=0.0, copy_out_early=True, prefetch=False)

@@ -1,0 +1,223 @@
+"""Construct, improve, prove: Problem -> SolveResult."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from apsched.config import Caps, SolveOptions
+from apsched.problem import Problem
+from apsched.result import Infeasibility, Scored, SolveResult
+from apsched.schedule import Schedule
+from apsched.solver.baselines import baselines, score
+from apsched.solver.bounds import TimeBound, memory_bound, step_time_bound
+from apsched.solver.compact import Compact, compact
+from apsched.solver.cpsat import Exact, ExactModel
+from apsched.solver.evaluate import Program
+from apsched.solver.expand import expand
+from apsched.solver.explain import explain
+from apsched.solver.floor import just_in_time
+from apsched.solver.search import Search
+from apsched.units import ticks_to_us
+
+Progress = Callable[[str, float, float], None]
+"""Called with the stage, the best step time and the bound, in microseconds (nan where there is none yet)."""
+
+_SMALL_LITERALS = 6_000
+"""Order literals up to which the whole problem goes to CP-SAT."""
+_EVALUATIONS_PER_WORK = 400
+"""Evaluations of the search per unit of deterministic work in the budget."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    """The best schedule of one part of the solver."""
+
+    schedule: Schedule | None
+    bound: TimeBound
+    solved_by: str
+    deterministic_work: float = 0.0
+    proven_infeasible: bool = False
+
+
+def solve(
+    problem: Problem, caps: Caps | None = None, options: SolveOptions | None = None, *, progress: Progress | None = None
+) -> SolveResult:
+    """Return the fastest schedule found within ``caps``, with a proven bound.
+
+    Raises InputError for a problem that breaks its own specification; caps that nothing keeps are an answer, not an error.
+    """
+    caps, options = caps or Caps(), options or SolveOptions()
+    small = compact(problem)
+    bound = step_time_bound(problem, small, caps)
+
+    def report(stage: str, best_ticks: int) -> None:
+        if progress is not None:
+            progress(stage, ticks_to_us(best_ticks) if best_ticks >= 0 else float("nan"), ticks_to_us(bound.ticks))
+
+    report("bounds", -1)
+    made = baselines(problem, small, caps)
+    report("baselines", min((b.step_time_ticks for b in made if b.fits), default=-1))
+    floor_bytes, floor_bound = least_memory(problem, caps, options)
+    if _num_literals(problem) <= _SMALL_LITERALS:
+        answer = _solve_whole(problem, small, caps, options, bound, made, report)
+    else:
+        answer = _solve_by_search(problem, small, caps, options, bound, made, report)
+    scored = score(problem, "apsched", answer.schedule, caps) if answer.schedule is not None else None
+    best = _never_worse(scored, made)
+    if best is None:
+        return SolveResult(
+            status="infeasible",
+            best=None,
+            bound_ticks=answer.bound.ticks,
+            bound_source=answer.bound.source,
+            baselines=made,
+            floor_memory_bytes=floor_bytes,
+            floor_bound_bytes=floor_bound,
+            solved_by=answer.solved_by,
+            deterministic_work=answer.deterministic_work,
+            infeasibility=explain(problem, small, caps, floor_bytes, proven=answer.proven_infeasible),
+        )
+    limit = max(answer.bound.ticks, 0)
+    return SolveResult(
+        status="optimal" if best.step_time_ticks <= limit else "feasible",
+        best=best,
+        bound_ticks=min(limit, best.step_time_ticks),
+        bound_source=answer.bound.source,
+        baselines=made,
+        floor_memory_bytes=min(floor_bytes, best.peak_memory_bytes),
+        floor_bound_bytes=floor_bound,
+        solved_by=answer.solved_by if best is scored else best.name,
+        deterministic_work=answer.deterministic_work,
+        infeasibility=None,
+    )
+
+
+def least_memory(problem: Problem, caps: Caps | None = None, options: SolveOptions | None = None) -> tuple[int, int]:
+    """Return the least peak for which a schedule is known (other caps as in ``caps``), and a proven lower bound on it, in bytes."""
+    caps = _without_memory_cap(caps or Caps())
+    options = options or SolveOptions()
+    small = compact(problem)
+    known = just_in_time(problem, small, caps)
+    bound = min(memory_bound(small), known.peak_memory_bytes)
+    if _num_literals(problem) > _SMALL_LITERALS or bound == known.peak_memory_bytes:
+        return known.peak_memory_bytes, bound
+    exact = ExactModel(problem, small, caps, _horizon(problem, small)).minimize_peak(options, None)
+    if exact.program is None:
+        return known.peak_memory_bytes, bound
+    peak = score(problem, "floor", expand(problem, small, exact.program), caps).peak_memory_bytes
+    return peak, max(bound, exact.bound + small.kept_bytes)
+
+
+def _without_memory_cap(caps: Caps) -> Caps:
+    return Caps(
+        bucket_cap_bytes=caps.bucket_cap_bytes,
+        max_topo_span=caps.max_topo_span,
+        max_prefetch=caps.max_prefetch,
+        in_flight_cap_bytes=caps.in_flight_cap_bytes,
+    )
+
+
+def _num_literals(problem: Problem) -> int:
+    units = 4 * len(problem.collectives)
+    return units * (units // 2 + len(problem.spine))
+
+
+def _horizon(problem: Problem, small: Compact) -> int:
+    """Return a step time that some schedule of every partition keeps: everything one after the other, copies and all."""
+    transfers = sum(int(t) for t in small.transfer_ticks)
+    pessimistic = sum(problem.keys[c.key].price(sum(d.size_bytes for d in problem.collectives)) for c in problem.collectives)
+    copies = sum(
+        problem.copy_price(sum(d.input_bytes for d in problem.collectives)) + int(t)
+        for _, t in zip(problem.collectives, small.copy_out_ticks, strict=True)
+    )
+    launches = int(small.launch_ticks.sum() + small.bucket_launch_ticks.sum())
+    return sum(problem.duration_ticks) + transfers + pessimistic + copies + launches + 1
+
+
+def _solve_whole(
+    problem: Problem,
+    small: Compact,
+    caps: Caps,
+    options: SolveOptions,
+    bound: TimeBound,
+    made: tuple[Scored, ...],
+    report: Callable[[str, int], None],
+) -> _Answer:
+    """Small problems: the whole formulation, objective after objective."""
+    search = Search(problem=problem, compact=small, caps=caps, options=options, report=report, evaluations_left=2_000)
+    search.portfolio()
+    hint = search.best.program if search.best is not None else None
+    model = ExactModel(problem, small, caps, _horizon(problem, small))
+    first = model.minimize_step_time(options, hint)
+    work = first.deterministic_work
+    program = first.program if first.program is not None else hint
+    if program is None:
+        return _Answer(schedule=None, bound=bound, solved_by="cp-sat", deterministic_work=work, proven_infeasible=first.infeasible)
+    if first.program is not None and first.bound > bound.ticks:
+        bound = TimeBound(ticks=first.bound, source="cp-sat")
+    time = score(problem, "", expand(problem, small, program), caps).step_time_ticks
+    limit = _slack_limit(time, options, made)
+    model.limit_step_time(limit)
+    later: list[tuple[Callable[[SolveOptions, Program | None], Exact], Callable[[Program], None]]] = [
+        (
+            model.minimize_peak,
+            lambda p: model.limit_peak(score(problem, "", expand(problem, small, p), caps).peak_memory_bytes - small.kept_bytes),
+        ),
+        (model.minimize_launches, lambda p: model.limit_launches(len(p.partition.buckets))),
+    ]
+    if limit > time:
+        later.append((model.minimize_step_time, lambda _: None))
+    for minimize, then_limit in later:
+        exact = minimize(options, program)
+        work += exact.deterministic_work
+        program = exact.program or program
+        then_limit(program)
+    report("cp-sat", time)
+    return _Answer(schedule=expand(problem, small, program), bound=bound, solved_by="cp-sat", deterministic_work=work)
+
+
+def _solve_by_search(
+    problem: Problem,
+    small: Compact,
+    caps: Caps,
+    options: SolveOptions,
+    bound: TimeBound,
+    made: tuple[Scored, ...],
+    report: Callable[[str, int], None],
+) -> _Answer:
+    """Large problems: portfolio, local moves, then the second and third objective within the slack."""
+    evaluations = max(1, int(options.budget * _EVALUATIONS_PER_WORK))
+    search = Search(problem=problem, compact=small, caps=caps, options=options, report=report, evaluations_left=evaluations)
+    search.portfolio()
+    if search.best is None:
+        floor = just_in_time(problem, small, caps)
+        return _Answer(schedule=expand(problem, small, floor.program), bound=bound, solved_by="just in time")
+    search.local_moves(bound.ticks)
+    limit = _slack_limit(search.best.figures.step_time_ticks, options, made)
+    search.lower_memory(limit)
+    search.fewer_launches(limit)
+    return _Answer(schedule=expand(problem, small, search.best.program), bound=bound, solved_by="search")
+
+
+def _slack_limit(time_ticks: int, options: SolveOptions, made: tuple[Scored, ...]) -> int:
+    """Return the step time that lower memory and fewer launches may cost: never so much that a baseline that fits is faster."""
+    fastest = min((b.step_time_ticks for b in made if b.fits), default=None)
+    limit = int(time_ticks * (1 + options.time_slack))
+    return limit if fastest is None else max(time_ticks, min(limit, fastest))
+
+
+def _never_worse(scored: Scored | None, made: tuple[Scored, ...]) -> Scored | None:
+    """Return ``scored``, or the best baseline that fits where that is faster or ``scored`` breaks a cap."""
+    fitting = [s for s in (scored, *made) if s is not None and s.fits]
+    if not fitting:
+        return None
+    fastest = min(s.step_time_ticks for s in fitting)
+    if (
+        scored is not None
+        and scored.fits
+        and scored.step_time_ticks <= min((b.step_time_ticks for b in made if b.fits), default=scored.step_time_ticks)
+    ):
+        return scored
+    return next(s for s in fitting if s.step_time_ticks == fastest)
+
+
+__all__ = ["Infeasibility", "least_memory", "solve"]
