@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from apsched.capture.captured import CapturedGraph
+from apsched.capture.parameters import PARAMETER_KEY
 from apsched.graph.dag import NodeKind
 
 
@@ -25,7 +25,7 @@ def module_names(
         if kinds[rank] is NodeKind.INPUT:
             names[rank] = captured.parameter_names.get(node.name, names[rank])
     for start, wait in wait_of_start.items():
-        if start in fsdp and (parameter := parameter_before[start] or parameter_after[wait]):
+        if start in fsdp and (parameter := _noted_parameter(nodes[start]) or parameter_before[start] or parameter_after[wait]):
             names[start] = names[wait] = parameter
     return names
 
@@ -58,6 +58,12 @@ def _by_sequence_number(nodes: Sequence[torch.fx.Node]) -> list[bool]:
         result.append(0 <= number < latest)
         latest = max(latest, number)
     return result
+
+
+def _noted_parameter(node: torch.fx.Node) -> str:
+    """Return the parameter that capture noted on ``node``, or an empty string."""
+    custom = node.meta.get("custom")
+    return str(custom.get(PARAMETER_KEY, "")) if isinstance(custom, Mapping) else ""
 
 
 def _innermost_module(node: torch.fx.Node) -> str:
@@ -115,8 +121,3 @@ def _gradient_outputs(output: torch.fx.Node) -> dict[torch.fx.Node, str]:
         return {}
     names = (getattr(getattr(d, "grad_of", None), "target", "") for d in described)
     return {v: str(name) for v, name in zip(values, names, strict=True) if isinstance(v, torch.fx.Node) and name}
-
-
-def first_value(node: torch.fx.Node) -> Any:
-    """Return the first tensor of ``meta["val"]``, or None."""
-    return next((leaf for leaf in pytree.tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)), None)
