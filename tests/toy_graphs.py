@@ -47,14 +47,16 @@ def toy_inputs(world_size: int, num_shards: int, process_rank: int, width: int =
 
 def capture_toy(group: str, world_size: int, *, num_shards: int = 8, process_rank: int = 0) -> CapturedGraph:
     """Return the captured step; the shards are parameters that the caller keeps."""
-    module = make_fx(toy_step(group, world_size), tracing_mode="fake")(*toy_inputs(world_size, num_shards, process_rank))
-    shards = [node.name for node in module.graph.find_nodes(op="placeholder")][2:]
-    return CapturedGraph(
-        name="graph",
-        module=module,
-        kept_inputs=frozenset(shards),
-        parameter_names={name: f"layers.{k}.weight" for k, name in enumerate(shards)},
-    )
+    inputs = toy_inputs(world_size, num_shards, process_rank)
+    return captured_function(toy_step(group, world_size), inputs, parameters=num_shards)
+
+
+def captured_function(function, inputs: tuple[torch.Tensor, ...], *, parameters: int) -> CapturedGraph:
+    """Return the graph of ``function``; the last inputs are parameters, which the caller keeps."""
+    module = make_fx(function, tracing_mode="fake")(*inputs)
+    shards = [node.name for node in module.graph.find_nodes(op="placeholder")][len(inputs) - parameters :]
+    names = {name: f"layers.{k}.weight" for k, name in enumerate(shards)}
+    return CapturedGraph(name="graph", module=module, kept_inputs=frozenset(shards), parameter_names=names)
 
 
 class FlatCosts:
