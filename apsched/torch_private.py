@@ -143,6 +143,38 @@ def gradient_of(descriptor: object) -> str | None:
     return parameter_behind(descriptor.grad_of) if isinstance(descriptor, GradAOTOutput) else None
 
 
+@contextlib.contextmanager
+def _random_only_with_dropout() -> Iterator[None]:
+    """Keep the partitioner from saving random state for recomputed attention that drops nothing.
+
+    Attention is tagged as random whatever its dropout, and would be hidden in a higher-order operator
+    (torch/_functorch/partitioners.py, has_recomputable_rng_ops).
+    """
+    partitioners: Any = importlib.import_module("torch._functorch.partitioners")
+    original = partitioners.has_recomputable_rng_ops
+
+    def draws(joint: Any) -> bool:
+        recomputed = [node for node in joint.graph.nodes if partitioners.must_recompute(node) and _is_seeded(node)]
+        return any(_arguments(node).get("dropout_p") != 0 for node in recomputed) and original(joint)
+
+    partitioners.has_recomputable_rng_ops = draws
+    try:
+        yield
+    finally:
+        partitioners.has_recomputable_rng_ops = original
+
+
+def _is_seeded(node: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _arguments(node: Any) -> dict[str, Any]:
+    """Return the arguments of a call by name, with defaults."""
+    schema = node.target._schema.arguments
+    given: dict[str, Any] = {argument.name: value for argument, value in zip(schema, node.args, strict=False)}
+    return {argument.name: argument.default_value for argument in schema} | given | node.kwargs
+
+
 def partitioned_graphs(
     module: Any, inputs: tuple[Any, ...], tag: Callable[[Any], None], is_static: Callable[[Any], bool]
 ) -> tuple[Any, Any | None]:
@@ -170,6 +202,7 @@ def partitioned_graphs(
         return compiler
 
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_random_only_with_dropout())
         joint = aot_export_joint_with_descriptors(stack, module, inputs, decompositions={})
         aot_compile_joint_with_descriptors(joint, partition_fn=partition, fw_compiler=keep("forward"), bw_compiler=keep("backward"))
     return graphs["forward"], graphs.get("backward")

@@ -3,6 +3,8 @@
 Tags are those that ``torch.utils.checkpoint`` leaves when Dynamo traces it (``recompute`` and ``ac_graph_id``).
 """
 
+from operator import getitem
+
 import torch
 from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
@@ -12,6 +14,7 @@ from apsched.models.options import ModelOptions
 
 _ATTENTION = "_scaled_dot_product_"
 _PRODUCTS = ("mm", "bmm", "_grouped_mm")
+_REDUCTIONS = ("reduce_scatter_tensor", "all_reduce", "all_to_all_single")
 
 
 def checkpoint_tag(options: ModelOptions, num_layers: int) -> Tag | None:
@@ -29,21 +32,20 @@ def checkpoint_tag(options: ModelOptions, num_layers: int) -> Tag | None:
                 continue
             products += _operator(node) in _PRODUCTS
             node.meta["ac_graph_id"] = layer
-            node.meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE
-            if selective and _is_saved(node, products):
-                node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+            save = selective and _is_saved(node, products)
+            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE
 
     return tag
 
 
 def _is_saved(node: Node, products: int) -> bool:
-    """Return whether selective checkpointing saves ``node``: attention, collectives, every second matrix product (TorchTitan's choice)."""
+    """Return whether selective checkpointing saves ``node``: TorchTitan's choice, with its results and waits."""
     operator = _operator(node)
+    if node.target is getitem or operator == "wait_tensor":
+        return _is_saved(node.all_input_nodes[0], products)
     if operator in _PRODUCTS:
         return products % 2 == 1
-    return operator.startswith(_ATTENTION) or (
-        isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "_c10d_functional"
-    )
+    return operator.startswith(_ATTENTION) or operator in _REDUCTIONS
 
 
 def _operator(node: Node) -> str:

@@ -39,16 +39,17 @@ class LatentAttention(nn.Module):
         """Return the output projection of causal attention."""
         config = self.config
         q_BSNH = self._heads(self.wq_b(self.q_norm(self.wq_a(x_TD)) if config.q_lora_rank else x_TD), seq_len)
-        q_plain, q_turned = q_BSNH.split((config.qk_nope_head_dim, config.qk_rope_head_dim), dim=-1)
-        latent, k_turned = self.wkv_a(x_TD).split((config.kv_lora_rank, config.qk_rope_head_dim), dim=-1)
+        q_plain, q_turned = torch.split(q_BSNH, [config.qk_nope_head_dim, config.qk_rope_head_dim], dim=-1)
+        latent, k_turned = torch.split(self.wkv_a(x_TD), [config.kv_lora_rank, config.qk_rope_head_dim], dim=-1)
         kv_BSNH = self._heads(self.wkv_b(self.kv_norm(latent)), seq_len)
-        k_plain, v_BSNH = kv_BSNH.split((config.qk_nope_head_dim, config.v_head_dim), dim=-1)
+        k_plain, v_BSNH = torch.split(kv_BSNH, [config.qk_nope_head_dim, config.v_head_dim], dim=-1)
         k_turned = rope.rotate(k_turned.view(-1, seq_len, 1, config.qk_rope_head_dim)).expand(-1, -1, config.num_heads, -1)
         q_BSNH = torch.cat((q_plain, rope.rotate(q_turned)), dim=-1)
         k_BSNH = torch.cat((k_plain, k_turned), dim=-1)
         # Flash attention wants heads of one size.
         v_BSNH = F.pad(v_BSNH, (0, config.qk_head_dim - config.v_head_dim))
-        y_BNSH = F.scaled_dot_product_attention(*(t.permute(0, 2, 1, 3) for t in (q_BSNH, k_BSNH, v_BSNH)), is_causal=True)
+        q_BNSH, k_BNSH, v_BNSH = (t.permute(0, 2, 1, 3) for t in (q_BSNH, k_BSNH, v_BSNH))
+        y_BNSH = F.scaled_dot_product_attention(q_BNSH, k_BNSH, v_BNSH, is_causal=True)
         y_BSNH = y_BNSH.permute(0, 2, 1, 3)[..., : config.v_head_dim]
         y: torch.Tensor = self.wo(y_BSNH.reshape(x_TD.shape[0], -1))
         return y

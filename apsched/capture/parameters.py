@@ -78,10 +78,13 @@ def mark_parameters(joint: GraphModule, *, reshard_after_forward: bool) -> None:
     gathers = gather_nodes(joint.graph)
     for node, name in (gathers | gradient_nodes(joint.graph)).items():
         node.meta["custom"] = {**node.meta.get("custom", {}), PARAMETER_KEY: name}
-    if reshard_after_forward:
-        for node in gathers:
+    for node in gathers:
+        if reshard_after_forward:
             node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
             node.meta["ac_graph_id"] = _AFTER_ALL_CHECKPOINTS
+        else:  # activation checkpointing recomputes activations, not parameters
+            node.meta.pop("recompute", None)
+            node.meta.pop("ac_graph_id", None)
 
 
 def parameter_names(graph: torch.fx.Graph) -> Mapping[str, str]:
