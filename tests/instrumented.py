@@ -114,3 +114,19 @@ def _count(seen: dict[int, tuple[StorageWeakRef, int]]) -> int:
     for key in [key for key, (reference, _) in seen.items() if reference.expired()]:
         del seen[key]
     return sum(size for _, size in seen.values())
+
+
+def real_inputs(module: torch.fx.GraphModule) -> list[object]:
+    """Return real tensors like the fake ones of the placeholders: zeros for integers, and who shares a storage still does."""
+    storages: dict[int, torch.UntypedStorage] = {}
+    inputs: list[object] = []
+    for node in module.graph.find_nodes(op="placeholder"):
+        fake = node.meta["val"]
+        if not isinstance(fake, torch.Tensor):
+            inputs.append(int(fake))
+            continue
+        key = fake.untyped_storage()._cdata
+        if key not in storages:
+            storages[key] = torch.zeros(fake.untyped_storage().nbytes(), dtype=torch.uint8).untyped_storage()
+        inputs.append(torch.empty(0, dtype=fake.dtype).set_(storages[key], fake.storage_offset(), fake.shape, fake.stride()))
+    return inputs

@@ -1,0 +1,23 @@
+"""The memory of the DAG of captured models is what an interpreter counts on them with real tensors."""
+
+import pytest
+from instrumented import UnitCosts, live_bytes_of, real_inputs, run_counting
+
+from apsched.capture.world import world
+from apsched.graph.export import export
+from apsched.models.build import build
+from apsched.models.mesh import MeshSpec
+from apsched.models.preset_capture import capture_built
+
+
+@pytest.mark.parametrize(("preset", "mesh"), [("llama3-debug", "fsdp=4,tp=2"), ("deepseek-v3-debug", "fsdp=4,ep=2")])
+def test_forward_and_backward(preset, mesh):
+    mesh = MeshSpec.parse(mesh)
+    with world(mesh.world_size, 0):
+        capture = capture_built(build(preset, mesh=mesh, seq_len=64))
+        for graph in capture.graphs:
+            dag = export(graph, UnitCosts(), group_ranks=capture.group_ranks)
+            _, counted = run_counting(graph.module, real_inputs(graph.module), dag, graph.kept_inputs)
+            told = live_bytes_of(dag)
+            names = [node.name for node in graph.module.graph.nodes]
+            assert counted == told, [row for row in zip(names, counted, told, strict=True) if row[1] != row[2]][:20]
