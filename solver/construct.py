@@ -293,7 +293,8 @@ def _construct(
                 if launched[b]:
                     next_gather += 1
                     continue
-                if want[b] > g or ready_gap[b] > g or (need_gap[b] <= g and not last_gap):
+                needed_now = need_gap[b] <= g
+                if want[b] > g or ready_gap[b] > g:
                     break
                 if in_flight + flying_bytes[b] > in_flight_cap:
                     break
@@ -310,7 +311,7 @@ def _construct(
                         if used[k] + ahead_bytes[b] > cap:
                             room = False
                             break
-                if not room:
+                if not room and not needed_now:
                     break
                 for k in range(g, need_gap[b]):
                     used[k] += ahead_bytes[b]
