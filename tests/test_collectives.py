@@ -1,0 +1,114 @@
+"""What a node has to do with communication, read from its operator and arguments."""
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+from apsched.collectives import (
+    collective_kind,
+    describe,
+    group_name,
+    group_sizes,
+    is_all_gather,
+    is_all_reduce,
+    is_all_to_all,
+    is_blocking_collective,
+    is_collective,
+    is_reduce_scatter,
+    is_wait_tensor,
+)
+from apsched.errors import InputError
+
+c10d = torch.ops._c10d_functional
+
+
+def call(target, *args, result=(8, 4), source=(8, 4), dtype=torch.float32, **kwargs):
+    """Return a call on one tensor ``x`` (given as the string "x"), with fake values."""
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    args, kwargs = torch.utils._pytree.tree_map(lambda a: x if a == "x" else a, (args, kwargs))
+    node = graph.call_function(target, args, kwargs)
+    with FakeTensorMode():
+        x.meta["val"] = torch.empty(source, dtype=dtype)
+        node.meta["val"] = torch.empty(result, dtype=dtype)
+    return node
+
+
+def gather(**kwargs):
+    return call(c10d.all_gather_into_tensor.default, "x", 4, "dp", result=(32, 4), dtype=torch.bfloat16, **kwargs)
+
+
+def test_predicates_name_the_kind():
+    scatter = call(c10d.reduce_scatter_tensor.default, "x", "avg", 4, "dp", result=(2, 4))
+    reduce = call(c10d.all_reduce.default, "x", "sum", "dp")
+    exchange = call(c10d.all_to_all_single.default, "x", [8], [8], "ep")
+    wait = call(c10d.wait_tensor.default, "x")
+    compute = call(torch.ops.aten.relu.default, "x")
+    predicates = (is_all_gather, is_reduce_scatter, is_all_reduce, is_all_to_all, is_wait_tensor)
+    table = [[predicate(node) for predicate in predicates] for node in (gather(), scatter, reduce, exchange, wait, compute)]
+    assert table == [[row == column for column in range(5)] for row in range(6)]
+    assert [is_collective(n) for n in (gather(), wait, compute)] == [True, False, False]
+
+
+def test_bytes_are_counted_once_as_nccl_does():
+    sizes = {"dp": 4}
+    assert describe(gather(), sizes).size_bytes == 32 * 4 * 2
+    assert describe(call(c10d.reduce_scatter_tensor.default, "x", "avg", 4, "dp", result=(2, 4)), sizes).size_bytes == 8 * 4 * 4
+    reduce = describe(call(c10d.all_reduce.default, "x", "AVG", "dp"), sizes)
+    assert (reduce.size_bytes, reduce.input_bytes, reduce.output_bytes, reduce.reduce_op) == (128, 128, 128, "avg")
+
+
+@pytest.mark.parametrize(
+    ("target", "arguments", "kind", "holds", "in_place", "coalesced"),
+    [
+        (c10d.all_reduce.default, ("x", "sum", "dp"), "all_reduce", False, False, False),
+        (c10d.all_reduce_.default, ("x", "sum", "dp"), "all_reduce", True, True, False),
+        (c10d.all_reduce_coalesced.default, (["x"], "sum", "dp"), "all_reduce", False, False, True),
+        (c10d.all_reduce_coalesced_.default, (["x"], "sum", "dp"), "all_reduce", True, True, True),
+        (c10d.all_gather_into_tensor_out.default, ("x", 4, "dp"), "all_gather", True, True, False),
+        (c10d.all_gather_into_tensor_coalesced.default, (["x"], 4, "dp"), "all_gather", True, False, True),
+        (c10d.reduce_scatter_tensor_out.default, ("x", "sum", 4, "dp"), "reduce_scatter", True, True, False),
+        (c10d.reduce_scatter_tensor_coalesced.default, (["x"], "sum", 4, "dp"), "reduce_scatter", True, False, True),
+        (c10d.broadcast.default, ("x", 0, "dp"), "broadcast", False, False, False),
+        (c10d.broadcast_.default, ("x", 0, "dp"), "broadcast", True, True, False),
+    ],
+)
+def test_every_variant_says_what_it_holds_and_where_it_writes(target, arguments, kind, holds, in_place, coalesced):
+    described = describe(call(target, *arguments), {"dp": 4})
+    found = (described.kind, described.holds_input, described.in_place, described.coalesced, described.group, described.input_bytes)
+    assert found == (kind, holds, in_place, coalesced, "dp", 128)
+
+
+def test_arguments_may_be_passed_by_name():
+    node = call(c10d.all_gather_into_tensor.default, input="x", group_size=4, group_name="dp", result=(32, 4))
+    assert describe(node, group_sizes([node], {})).group_size == 4
+    assert describe(node, {"dp": 4}).input_bytes == 128
+
+
+def test_a_group_without_a_size_takes_it_from_another_node_or_from_group_ranks():
+    reduce = call(c10d.all_reduce.default, "x", "sum", "dp")
+    assert group_sizes([reduce, gather()], {}) == {"dp": 4}
+    assert group_sizes([reduce], {"dp": (0, 2, 4)}) == {"dp": 3}
+    with pytest.raises(InputError, match="node all_reduce_default: expected the size of process group 'dp'"):
+        group_sizes([reduce], {"dp": ()})
+
+
+def test_the_name_of_a_group_may_be_a_node():
+    graph = torch.fx.Graph()
+    x, group = graph.placeholder("x"), graph.placeholder("group")
+    group.meta["val"] = "dp"
+    node = graph.call_function(c10d.all_reduce.default, (x, "sum", group))
+    assert group_name(node) == "dp"
+
+
+@pytest.mark.parametrize("target", [c10d.isend.default, torch.ops.c10d.allreduce_.default])
+def test_communication_that_cannot_be_scheduled_is_refused_by_name(target):
+    with pytest.raises(InputError, match=r"^node \w+: expected a functional collective .*, found .*; trace the model"):
+        collective_kind(call(target, "x", 0, 0, "dp"))
+
+
+def test_a_collective_that_blocks_is_no_start():
+    node = call(torch.ops._dtensor.shard_dim_alltoall.default, "x", 0, 1, "tp")
+    assert is_blocking_collective(node)
+    assert not is_collective(node)
+    assert describe(node, {"tp": 2}).kind == "all_to_all"

@@ -1,0 +1,52 @@
+"""Files appear whole or not at all."""
+
+import os
+
+import pytest
+
+from apsched.errors import InputError
+from apsched.files import write_atomic
+
+
+def test_writes_and_replaces(tmp_path):
+    path = tmp_path / "a.json"
+    write_atomic(path, b"old")
+    os.chmod(path, 0o640)
+    write_atomic(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_missing_directory_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"absent/a\.json: expected a place to write to, found: No such file or directory; choose"):
+        write_atomic(tmp_path / "absent" / "a.json", b"")
+
+
+def test_a_directory_is_refused(tmp_path):
+    with pytest.raises(InputError, match="expected the name of a file to write, found a directory"):
+        write_atomic(tmp_path, b"")
+
+
+def test_what_was_there_stays_when_writing_fails(tmp_path, monkeypatch):
+    path = tmp_path / "a.json"
+    write_atomic(path, b"old")
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(InputError, match="No space left on device"):
+        write_atomic(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_an_interrupt_leaves_nothing_behind(tmp_path, monkeypatch):
+    def interrupt(descriptor):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_atomic(tmp_path / "a.json", b"new")
+    assert list(tmp_path.iterdir()) == []
