@@ -162,10 +162,11 @@ def _prefetch(problem: Problem, schedule: Schedule, position: list[int], caps: C
     """No start is further ahead of the first compute node that needs its result than ``max_prefetch`` compute nodes."""
     if caps.max_prefetch is None:
         return []
+    name, cap = problem.node_names, caps.max_prefetch
     return [
-        f"{problem.node_names[problem.collectives[members[0]].start]} is launched {distance} compute nodes ahead, more than {caps.max_prefetch}"
+        f"{name[problem.collectives[members[0]].start]} is launched {distance} compute nodes ahead, more than {cap}"
         for members, distance in prefetch_distances(problem, schedule, position).items()
-        if distance > caps.max_prefetch
+        if distance > cap
     ]
 
 
