@@ -115,14 +115,13 @@ def _shared_with(schema: Any, returned: Any) -> tuple[str, ...]:
 def _copies(node: torch.fx.Node) -> bool:
     """Whether a call that is a view where it can be one is a copy here, found by running it on the fake tensors of its arguments."""
     values = [n.meta.get("val") for n in node.all_input_nodes]
-    mode = torch_private.fake_mode_of(values)
-    if mode is None:
-        return False
-    try:
-        with mode, torch.no_grad():
-            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-            result = node.target(*args, **kwargs)  # type: ignore[operator]
-    except Exception:  # what fake tensors cannot run, the schema decides
-        return False
+    result = node.meta.get("val")
+    if (mode := torch_private.fake_mode_of(values)) is not None:
+        try:
+            with mode, torch.no_grad():
+                args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+                result = node.target(*args, **kwargs)  # type: ignore[operator]
+        except Exception:  # what fake tensors cannot run, the schema decides
+            return False
     shared = {storage_key(value) for value in values if isinstance(value, torch.Tensor)}
     return all(storage_key(leaf) not in shared for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor))

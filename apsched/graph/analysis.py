@@ -49,6 +49,7 @@ def analyse(captured: CapturedGraph, group_ranks: Mapping[str, tuple[int, ...]])
             raise InputError(
                 f"node {node.name}: expected a graph of operators, found {node.op} {node.target}; trace it with make_fx or AOTAutograd"
             )
+        _refuse_hidden_collectives(node)
     table = trace_storages(captured, nodes)
     waits = match_waits(nodes, table.of_node)
     kinds = tuple(_kind(node, table.of_node[rank], waited=rank in waits.later_waits) for rank, node in enumerate(nodes))
@@ -96,6 +97,20 @@ def num_members(node: torch.fx.Node) -> int:
     """Return how many collectives as captured a start stands for, as write-back noted it."""
     note = node.meta.get("apsched", {})
     return max(len(note.get("members", ())), 1) if note.get("role") == "start" else 1
+
+
+def _refuse_hidden_collectives(node: torch.fx.Node) -> None:
+    """Raise InputError where ``node`` is a subgraph that communicates: it would be scheduled as one piece of compute."""
+    module = node.graph.owning_module
+    if node.op != "get_attr" or module is None or not isinstance(inner := getattr(module, str(node.target), None), torch.fx.GraphModule):
+        return
+    for hidden in inner.graph.nodes:
+        if is_collective(hidden) or is_wait_tensor(hidden):
+            users = ", ".join(user.name for user in node.users)
+            raise InputError(
+                f"node {users or node.name}: expected collectives in the graph itself, found {hidden.name} in its subgraph {node.target}; "
+                "inline the subgraph (or hand in the graph as it was before control dependencies were added)"
+            )
 
 
 def _sizes_match(call: CollectiveCall) -> bool:

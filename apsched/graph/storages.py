@@ -115,6 +115,7 @@ class _Walk:
         return NodeStorages(allocates=tuple(allocates), aliases=_unique(aliases))
 
     def _call(self, node: torch.fx.Node, reads: tuple[int, ...]) -> NodeStorages:
+        _refuse_resizing(node)
         effects = call_effects(node)
         writes = self._storages_of(effects.writes)
         if collective_kind(node) is not None:
@@ -191,6 +192,17 @@ def _meta_value(node: torch.fx.Node) -> Any:
             "or run FakeTensorProp first"
         )
     return node.meta["val"]
+
+
+def _refuse_resizing(node: torch.fx.Node) -> None:
+    if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name in _RESIZES:
+        raise InputError(
+            f"node {node.name}: expected storages that keep their size, found {node.target}; trace the model without it "
+            "(memory that comes and goes inside of a tensor cannot be scheduled)"
+        )
+
+
+_RESIZES = frozenset(("inductor::resize_storage_bytes_", "aten::resize_", "aten::resize_as_", "aten::set_"))
 
 
 def _constant(node: torch.fx.Node) -> Any:

@@ -327,3 +327,31 @@ def test_what_cannot_be_used_is_refused_with_its_node():
         export(capture_of(module), UnitCosts())
     with pytest.raises(InputError, match="node relu: expected a graph of operators, found call_method relu"):
         dag_of(lambda x: x.relu(), floats(4))
+
+
+def test_memory_that_comes_and_goes_inside_of_a_tensor_is_refused():
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = torch.empty(4, device="meta")
+    resized = graph.call_function(aten.resize_.default, (x, [8]))
+    resized.meta["val"] = torch.empty(8, device="meta")
+    graph.output(resized)
+    with pytest.raises(InputError, match=r"node resize__default: expected storages that keep their size, found aten\.resize_\.default"):
+        export(capture_of(torch.fx.GraphModule(torch.nn.Module(), graph)), UnitCosts())
+
+
+def test_collectives_in_a_subgraph_are_refused():
+    inner = traced(lambda shard: gathered(shard), [floats(4, 4)])
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = torch.empty(4, 4, device="meta")
+    subgraph = graph.get_attr("inner")
+    called = graph.call_function(torch.ops.higher_order.invoke_subgraph, (subgraph, "inner", x))
+    called.meta["val"] = (torch.empty(16, 4, device="meta"),)
+    graph.output(called)
+    root = torch.nn.Module()
+    root.inner = inner
+    with pytest.raises(
+        InputError, match="node invoke_subgraph: expected collectives in the graph itself, found all_gather_into_tensor_default"
+    ):
+        export(capture_of(torch.fx.GraphModule(root, graph)), UnitCosts())
