@@ -172,7 +172,8 @@ def _arguments(node: Any) -> dict[str, Any]:
     """Return the arguments of a call by name, with defaults."""
     schema = node.target._schema.arguments
     given: dict[str, Any] = {argument.name: value for argument, value in zip(schema, node.args, strict=False)}
-    return {argument.name: argument.default_value for argument in schema} | given | node.kwargs
+    defaults: dict[str, Any] = {argument.name: argument.default_value for argument in schema}
+    return {**defaults, **given, **node.kwargs}
 
 
 def partitioned_graphs(

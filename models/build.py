@@ -77,7 +77,7 @@ def build(
         tokens = (
             _real_tokens(config, (batch, seq_len + 1), mesh, seed) if materialize else torch.empty(batch, seq_len + 1, dtype=torch.int64)
         )
-        inputs = tuple(part.to(target).contiguous() for part in (tokens[:, :-1], tokens[:, 1:]))
+        inputs = tuple(part.clone().to(target) for part in (tokens[:, :-1], tokens[:, 1:]))
     return BuiltModel(
         name=name, module=module, inputs=inputs, mesh=mesh, options=options, num_layers=config.num_layers, num_parameters=num_parameters
     )

@@ -37,6 +37,13 @@ def largest_of_parts(x: torch.Tensor, group: Group) -> torch.Tensor:
     return x.detach() if group.size == 1 else _wait(_ops.all_reduce(x.detach(), "max", group.name))
 
 
+def gather_shards(x: torch.Tensor, group: Group, dtype: torch.dtype, reduce_dtype: torch.dtype) -> torch.Tensor:
+    """Return the shards of ``group`` along dim 0, in ``dtype``; the gradient is reduce-scattered in ``reduce_dtype``."""
+    function: Any = _GatherShards
+    result: torch.Tensor = function.apply(x, group, dtype, reduce_dtype)
+    return result
+
+
 def sum_gradient(x: torch.Tensor, group: Group) -> torch.Tensor:
     """Return ``x``; its gradient is summed over ``group``, where each process rank has a part of it."""
     return x if group.size == 1 else _apply(_SumGradient, x, group)
@@ -74,6 +81,17 @@ class _GatherTokens(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         return _reduce_scatter(gradient, ctx.group), None
+
+
+class _GatherShards(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: Group, dtype: torch.dtype, reduce_dtype: torch.dtype) -> torch.Tensor:
+        ctx.group, ctx.dtype, ctx.reduce_dtype = group, x.dtype, reduce_dtype
+        return _all_gather(x.to(dtype), group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        return _reduce_scatter(gradient.to(ctx.reduce_dtype), ctx.group).to(ctx.dtype), None, None, None
 
 
 class _ScatterTokens(torch.autograd.Function):

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from apsched.errors import InputError
-from apsched.models.collectives import sum_gradient
+from apsched.models.collectives import gather_shards, sum_gradient
 from apsched.models.layers import SUMMED
 from apsched.models.mesh import ALONE, Group, Meshes, group_of
 from apsched.models.options import ModelOptions
@@ -58,16 +59,32 @@ class ParameterSharding:
 
     def gather(self, parameter: DTensor) -> torch.Tensor:
         """Return the parameter as one ``inner`` process rank uses it, in ``param_dtype``."""
-        options, fsdp = self.options, group_of(self.mesh, "fsdp")
         x = sum_gradient(parameter.to_local(), group_of(self.mesh, "replicate"))
+        fsdp = group_of(self.mesh, "fsdp")
         if fsdp.size == 1:
-            x = x.to(options.param_dtype)
+            x = x.to(self.options.param_dtype)
+        elif self.fsdp_dim == 0 and self.inner_shape[0] % fsdp.size == 0:
+            x = self._redistributed(x)
         else:
-            shape, stride = torch.Size(self.inner_shape), _strides(self.inner_shape)
-            shard = DTensor.from_local(x, self.mesh["fsdp"], (Shard(self.fsdp_dim),), run_check=False, shape=shape, stride=stride)
-            whole = shard.redistribute(placements=(Replicate(),), forward_dtype=options.param_dtype, backward_dtype=options.reduce_dtype)
-            x = whole.to_local(grad_placements=(Partial(),))
+            x = self._gathered_by_hand(x, fsdp)
         return sum_gradient(x, self.inner) if self.inner_dim is None else x
+
+    def _redistributed(self, x: torch.Tensor) -> torch.Tensor:
+        options, shape, stride = self.options, torch.Size(self.inner_shape), _strides(self.inner_shape)
+        shard = DTensor.from_local(x, self.mesh["fsdp"], (Shard(0),), run_check=False, shape=shape, stride=stride)
+        whole = shard.redistribute(placements=(Replicate(),), forward_dtype=options.param_dtype, backward_dtype=options.reduce_dtype)
+        return whole.to_local(grad_placements=(Partial(),))
+
+    def _gathered_by_hand(self, x: torch.Tensor, fsdp: Group) -> torch.Tensor:
+        """Gather along another dim, or unevenly; DTensor would make a node for every process rank of the group."""
+        dim, size = self.fsdp_dim, self.inner_shape[self.fsdp_dim]
+        part = -(-size // fsdp.size)
+        if part * fsdp.size > size:
+            x = F.pad(x, (0, 0) * (x.dim() - dim - 1) + (0, part - x.shape[dim]))
+        gathered = gather_shards(x, fsdp, self.options.param_dtype, self.options.reduce_dtype)
+        if dim:
+            gathered = gathered.view(fsdp.size, *x.shape).movedim(0, dim).flatten(dim, dim + 1)
+        return gathered.narrow(dim, 0, size) if part * fsdp.size > size else gathered
 
 
 def shard_parameters(model: nn.Module, meshes: Meshes, options: ModelOptions, *, device: torch.device, values: Values | None) -> None:
@@ -114,7 +131,7 @@ def _sharding(module: nn.Module, name: str, fqn: str, whole: torch.Tensor, meshe
             )
         shape[inner_dim] //= inner.size
     fsdp_size = group_of(mesh, "fsdp").size
-    # A dim that divides evenly needs no padding; DTensor pads dim 0 where there is none.
+    # The first dim that divides evenly; where there is none, dim 0 with padding.
     fsdp_dim = next((dim for dim, size in enumerate(shape) if size % fsdp_size == 0), 0)
     return ParameterSharding(mesh=mesh, inner=inner, inner_dim=inner_dim, fsdp_dim=fsdp_dim, inner_shape=tuple(shape), options=options)
 

@@ -18,9 +18,11 @@ _AFTER_ALL_CHECKPOINTS = 100_000
 _aten, _prims = torch.ops.aten, torch.ops.prims
 _COPIES = {
     _aten._to_copy.default,
+    _aten._unsafe_view.default,
     _aten.cat.default,
     _aten.clone.default,
     _aten.constant_pad_nd.default,
+    _aten.slice_backward.default,
     _prims.convert_element_type.default,
 }
 
