@@ -1,7 +1,8 @@
-"""Random legal schedules: random buckets, and a random topological order of the steps."""
+"""Legal schedules without a solver: random buckets in random order, or a bucket for each layer in the order as captured."""
 
 import random
 from collections import defaultdict
+from collections.abc import Callable
 
 from apsched.graph.dag import NodeKind
 from apsched.problem import Problem
@@ -64,8 +65,37 @@ def step_precedence(problem: Problem, buckets: list[Bucket]) -> dict[Step, set[S
     return before
 
 
+def layer_schedule(problem: Problem, layer_of: Callable[[str], str]) -> Schedule:
+    """Return one bucket for each layer (``layer_of`` maps a module's name to it) and key, all else as early as it was captured."""
+    by_layer = defaultdict(list)
+    for c, collective in enumerate(problem.collectives):
+        if collective.bucketable:
+            by_layer[collective.key, layer_of(collective.module)].append(c)
+    buckets = [Bucket(tuple(members)) for members in by_layer.values() if len(members) > 1]
+    steps = _order(problem, buckets, lambda ready: ready.index(min(ready, key=lambda step: _captured_at(problem, buckets, step))))
+    assert steps is not None, "one bucket for each layer can't be ordered"
+    return Schedule(buckets=tuple(buckets), steps=steps)
+
+
+def _captured_at(problem: Problem, buckets: list[Bucket], step: Step) -> tuple[int, Step]:
+    """Return the rank of the node that ``step`` stands for, the first of a bucket."""
+    if step.kind is StepKind.NODE:
+        return step.index, step
+    if step.kind is StepKind.COPY_OUT:
+        return problem.collectives[step.index].wait, step
+    members = [problem.collectives[c] for c in buckets[step.index].members]
+    return min(m.wait if step.kind is StepKind.WAIT else m.start for m in members), step
+
+
 def _random_order(problem: Problem, buckets: list[Bucket], rng: random.Random) -> tuple[Step, ...] | None:
-    """Return inputs, then a random topological order of the rest, the output last; None where there is a cycle."""
+    return _order(problem, buckets, lambda ready: rng.randrange(len(ready)))
+
+
+def _order(problem: Problem, buckets: list[Bucket], choose: Callable[[list[Step]], int]) -> tuple[Step, ...] | None:
+    """Return inputs, then a topological order of the rest, the output last; None where there is a cycle.
+
+    ``choose`` says which of the steps that are ready is next.
+    """
     before = step_precedence(problem, buckets)
     inputs = [Step(StepKind.NODE, i) for i, kind in enumerate(problem.kinds) if kind is NodeKind.INPUT]
     output = Step(StepKind.NODE, problem.num_nodes - 1)
@@ -77,7 +107,7 @@ def _random_order(problem: Problem, buckets: list[Bucket], rng: random.Random) -
     missing = {step: len(earlier) for step, earlier in before.items()}
     steps, ready = [], [step for step, count in missing.items() if count == 0 and step not in inputs]
     while inputs or ready:
-        step = inputs.pop(0) if inputs else ready.pop(rng.randrange(len(ready)))
+        step = inputs.pop(0) if inputs else ready.pop(choose(ready))
         steps.append(step)
         for other in sorted(after[step]):
             missing[other] -= 1

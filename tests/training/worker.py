@@ -1,0 +1,114 @@
+"""One of four gloo processes that train presets with captured and with rewritten graphs; writes what it found as JSON.
+
+usage: worker.py PROCESS_RANK FOLDER
+"""
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.fx import GraphModule
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from cases import CASES, NUM_STEPS, WORLD_SIZE, Case
+from random_schedules import layer_schedule, random_schedule
+
+from apsched.build_problem import build_problem
+from apsched.costs.cluster import load_cluster
+from apsched.costs.cluster_model import ClusterCostModel
+from apsched.graph.export import export
+from apsched.models.build import BuiltModel, build
+from apsched.models.mesh import MeshSpec
+from apsched.models.options import ModelOptions
+from apsched.models.preset_capture import capture_built
+from apsched.models.training import descend, forward_inputs, run_step
+from apsched.problem import Problem
+from apsched.schedule import Schedule
+from apsched.writeback.write_back import write_back
+
+ScheduleMaker = Callable[[Problem], Schedule]
+
+
+def layer_of(module: str) -> str:
+    """``layers.N`` of a module's name, or what stands before its first point."""
+    return re.match(r"(layers\.\d+|[^.]*)", module).group()
+
+
+MAKERS: dict[str, ScheduleMaker] = {
+    "layers": lambda problem: layer_schedule(problem, layer_of),
+    "random": lambda problem: random_schedule(problem, 1, max_members=12),
+}
+
+Record = list[dict[str, torch.Tensor]]
+"""For each training step the loss and the gradients, by name."""
+
+
+def parameters_of(built: BuiltModel) -> list[torch.Tensor]:
+    return forward_inputs(built)[: len(list(built.module.parameters()))]
+
+
+@torch.no_grad()
+def train(built: BuiltModel, forward: GraphModule, backward: GraphModule) -> Record:
+    """Train for some steps, and put the parameters back."""
+    start = [parameter.clone() for parameter in parameters_of(built)]
+    record = []
+    for _ in range(NUM_STEPS):
+        loss, gradients = run_step(built, forward, backward)
+        record.append({"loss": loss.clone(), **{name: gradient.clone() for name, gradient in gradients.items()}})
+        descend(built, gradients, rate=0.1)
+    for parameter, value in zip(parameters_of(built), start, strict=True):
+        parameter.copy_(value)
+    return record
+
+
+def run_case(case: Case) -> dict[str, dict[str, object]]:
+    """Train with the captured graphs, then with those that each maker's schedules give; return how far apart they are."""
+    options = ModelOptions(reduce_dtype=getattr(torch, case.reduce_dtype))
+    built = build(case.preset, mesh=MeshSpec.parse(case.mesh), seq_len=32, options=options, materialize=True, num_layers=2)
+    capture = capture_built(built)
+    modules = [captured.module for captured in capture.graphs]
+    expected = train(built, *modules)
+    costs = ClusterCostModel(load_cluster("h100"), capture.group_ranks)
+    problems = [build_problem(export(captured, costs, group_ranks=capture.group_ranks)) for captured in capture.graphs]
+    report = {}
+    for name, make in MAKERS.items():
+        schedules = [make(problem) for problem in problems]
+        rewritten = [write_back(*given) for given in zip(modules, problems, schedules, strict=True)]
+        report[name] = compare(expected, train(built, *rewritten)) | {"num_buckets": sum(len(s.buckets) for s in schedules)}
+    return report
+
+
+def compare(expected: Record, found: Record) -> dict[str, object]:
+    """Say how far apart two trainings are: relative to the largest entry of each tensor."""
+    pairs = [(name, step[name], other[name]) for step, other in zip(expected, found, strict=True) for name in step]
+    distance = {
+        name: max(((a - b).abs().max() / a.abs().max().clamp_min(1e-30)).item() for n, a, b in pairs if n == name and a.numel())
+        for name in expected[0]
+        if expected[0][name].numel()
+    }
+    return {
+        "unequal": sorted({name for name, a, b in pairs if not torch.equal(a, b)}),
+        "largest_distance": max(distance.values()),
+        "losses": [step["loss"].item() for step in expected],
+        "finite": all(bool(a.isfinite().all()) for _, a, _ in pairs),
+    }
+
+
+def main(process_rank: int, folder: Path) -> None:
+    store = dist.FileStore(str(folder / "store"), WORLD_SIZE)
+    dist.init_process_group("gloo", store=store, rank=process_rank, world_size=WORLD_SIZE, timeout=timedelta(seconds=120))
+    report = {str(case): run_case(case) for case in CASES}
+    dist.barrier()
+    (folder / f"{process_rank}.json").write_text(json.dumps(report))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(int(sys.argv[1]), Path(sys.argv[2]))
