@@ -290,13 +290,19 @@ def solve(
     return result
 
 
+_FLAGS = {
+    "memory_cap_bytes": "--memory-cap",
+    "bucket_cap_bytes": "--bucket-cap",
+    "max_topo_span": "--max-topo-span",
+    "max_prefetch": "--max-prefetch",
+    "in_flight_cap_bytes": "--in-flight-cap",
+}
+
+
 def explain_infeasible(result: Result) -> str:
     """Return why no schedule keeps the caps: which clash, at which nodes, and the least that would do."""
     why = result.answer.infeasibility
     if why is None:
         raise ApschedError(f"{result.problem.name}: no schedule was found, and no reason")
-    least = ", ".join(
-        f"{cap} >= {value} ({show_bytes(value)})" if cap.endswith("bytes") else f"{cap} >= {value}" for cap, value in why.least
-    )
-    nodes = ", ".join(why.nodes[:5]) + (f" and {len(why.nodes) - 5} more" if len(why.nodes) > 5 else "")
-    return f"{result.problem.name}: no schedule fits: {why.message}; least that would do: {least or 'none'}; nodes: {nodes or 'none'}"
+    least = [f"{_FLAGS[cap]} {value}{f' ({show_bytes(value)})' if cap.endswith('bytes') else ''}" for cap, value in why.least]
+    return f"{result.problem.name}: {why.message}" + (f"; try {' or '.join(least)}" if least else "")

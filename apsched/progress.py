@@ -1,5 +1,6 @@
 """Tells what is being worked on, on stderr: a live line on a terminal, plain lines elsewhere."""
 
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -41,8 +42,10 @@ class Progress:
 
     def solver(self, stage: str, incumbent_us: float, bound_us: float) -> None:
         """Report where the solver stands; called as often as it likes."""
-        gap = f"{100 * (incumbent_us - bound_us) / incumbent_us:.3f} %" if incumbent_us > 0 else "0 %"
-        news = f"{stage}: incumbent {show_us(incumbent_us)}, bound {show_us(bound_us)}, gap {gap}"
+        news = f"{stage}: bound {show_us(bound_us)}"
+        if math.isfinite(incumbent_us):
+            gap = (incumbent_us - bound_us) / incumbent_us if incumbent_us > 0 else 0.0
+            news = f"{stage}: incumbent {show_us(incumbent_us)}, bound {show_us(bound_us)}, gap {100 * gap:.3f} %"
         if self._live is not None and self._task is not None:
             self._live.update(self._task, description=f"{self._stage}: {news}")
         elif not self._quiet and news != self._last_news and time.perf_counter() - self._last_line >= _SECONDS_BETWEEN_LINES:

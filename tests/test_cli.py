@@ -1,0 +1,237 @@
+"""The commands as a user runs them: what they print, what they write, and how they end."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Run
+
+from apsched.build_problem import build_problem
+from apsched.graph.graph_file import load_graph
+from apsched.schedule_file import bind_schedule, load_schedule
+from apsched.simulate import simulate
+
+GRAPH_KEYS = {
+    "name",
+    "graph_hash",
+    "num_nodes",
+    "num_collectives",
+    "status",
+    "step_time_us",
+    "bound_us",
+    "gap",
+    "compute_us",
+    "exposed_us",
+    "peak_memory_bytes",
+    "memory_cap_bytes",
+    "num_launches",
+    "chosen",
+    "round_trip_exact",
+    "baselines",
+    "seconds",
+}
+PRESET = ("llama3-debug", "--mesh", "fsdp=4", "--seq", "64")
+
+
+def test_solve_a_preset_from_end_to_end(run: Run, tmp_path: Path) -> None:
+    """The JSON object has the keys that were agreed, the round trip is exact, and the files say the same."""
+    ran = run("solve", *PRESET, "--json", "--budget", "1", "-o", "out")
+    assert ran.code == 0, ran.stderr
+    report = json.loads(ran.stdout)
+    assert set(report) == {"schema", "source", "cluster", "graphs"}
+    assert (report["schema"], report["source"], report["cluster"]) == (1, "llama3-debug", "h100")
+    assert [graph["name"] for graph in report["graphs"]] == ["forward", "backward"]
+    for graph in report["graphs"]:
+        assert set(graph) == GRAPH_KEYS
+        assert set(graph["chosen"]) == {"bucket_bytes", "topo_span", "prefetch", "in_flight_bytes"}
+        assert set(graph["seconds"]) == {"capture", "export", "solve", "write_back"}
+        assert set(graph["baselines"]) == {"as_captured", "transformer_block", "greedy_bytes", "greedy_bytes_span"}
+        for baseline in graph["baselines"].values():
+            assert set(baseline) == {"step_time_us", "peak_memory_bytes", "num_launches", "fits"}
+            assert not baseline["fits"] or graph["step_time_us"] <= baseline["step_time_us"]
+        assert graph["status"] in ("optimal", "feasible")
+        assert graph["round_trip_exact"] is True
+        assert graph["bound_us"] <= graph["step_time_us"] == pytest.approx(graph["compute_us"] + graph["exposed_us"])
+        assert graph["gap"] == pytest.approx(1 - graph["bound_us"] / graph["step_time_us"])
+        assert graph["peak_memory_bytes"] <= graph["memory_cap_bytes"]
+        problem = build_problem(load_graph(tmp_path / "out" / f"{graph['name']}.graph"))
+        schedule = bind_schedule(load_schedule(tmp_path / "out" / f"{graph['name']}.schedule.json"), problem)
+        assert simulate(problem, schedule).step_time_ticks == round(graph["step_time_us"] * 1000)
+    assert json.loads((tmp_path / "out" / "result.json").read_text()) == report
+
+    audited = run("audit", "out/backward.py", "--memory-cap", "none", "--budget", "0", "--json")
+    found = json.loads(audited.stdout)["audit"][0]
+    solved = report["graphs"][1]
+    assert [found[key] for key in ("step_time_us", "peak_memory_bytes", "num_launches")] == [
+        solved[key] for key in ("step_time_us", "peak_memory_bytes", "num_launches")
+    ], "the rewritten module, read back as a file of torch's, is what was promised"
+
+    applied = run("apply", *PRESET, "out/forward.schedule.json", "--json", "-o", "again")
+    figures = json.loads(applied.stdout)["graphs"]
+    assert [(f["name"], f["step_time_us"], f["round_trip_exact"]) for f in figures] == [
+        ("forward", report["graphs"][0]["step_time_us"], True)
+    ]
+    assert (tmp_path / "again" / "forward.py").read_bytes() == (tmp_path / "out" / "forward.py").read_bytes()
+
+
+def test_capture_then_solve_without_the_source(run: Run, tmp_path: Path) -> None:
+    """Both graphs under one name; the costs go with them."""
+    ran = run("capture", *PRESET, "-o", "step.graph")
+    assert ran.code == 0, ran.stderr
+    assert "-> step.forward.graph" in ran.stdout
+    ran = run("solve", "step.graph", "--json", "--budget", "0")
+    report = json.loads(ran.stdout)
+    assert report["cluster"] == "h100"
+    assert [graph["round_trip_exact"] for graph in report["graphs"]] == [None, None]
+    assert sorted(path.name for path in (tmp_path / "apsched-out" / "step").iterdir()) == [
+        "backward.graph",
+        "backward.schedule.json",
+        "forward.graph",
+        "forward.schedule.json",
+        "result.json",
+    ]
+    ran = run("capture", "step.graph", "--direction", "backward", "-o", "only.graph")
+    assert ran.stdout.rstrip().endswith("-> only.graph")
+    assert (tmp_path / "only.graph").read_bytes() == (tmp_path / "step.backward.graph").read_bytes()
+
+
+def test_the_table_names_every_schedule(run: Run, debug_graphs: dict[str, Path]) -> None:
+    ran = run("solve", debug_graphs["backward"], "--budget", "0")
+    assert ran.code == 0
+    for word in ("as_captured", "transformer_block", "greedy_bytes", "greedy_bytes_span", "apsched", "bound", "gap", "largest bucket"):
+        assert word in ran.stdout, word
+    assert "nothing was rewritten" in ran.stdout
+    assert "files in apsched-out" in ran.stdout
+    assert "solve backward" in ran.stderr, "progress"
+    assert max(len(line) for line in ran.stdout.splitlines()) <= 160
+
+
+def test_the_same_answer_twice(run: Run, tmp_path: Path, debug_graphs: dict[str, Path]) -> None:
+    """Byte for byte, whatever the clock says."""
+    for folder in ("a", "b"):
+        assert run("solve", debug_graphs["backward"], "--budget", "1", "-o", folder).code == 0
+    for name in ("backward.graph", "backward.schedule.json"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_caps_are_kept(run: Run, debug_graphs: dict[str, Path]) -> None:
+    """And they bind: without them the schedule chose more."""
+    free = json.loads(run("solve", debug_graphs["backward"], "--memory-cap", "none", "--budget", "0", "--json").stdout)["graphs"][0]
+    assert free["memory_cap_bytes"] is None
+    options = (
+        "--bucket-cap",
+        "20KiB",
+        "--max-topo-span",
+        "60",
+        "--max-prefetch",
+        "5",
+        "--in-flight-cap",
+        "64KiB",
+        "--memory-cap",
+        "floor+1MiB",
+    )
+    ran = run("solve", debug_graphs["backward"], *options, "--budget", "0", "--json")
+    capped = json.loads(ran.stdout)["graphs"][0]
+    assert capped["chosen"]["bucket_bytes"] <= 20 * 1024 < free["chosen"]["bucket_bytes"]
+    assert capped["chosen"]["topo_span"] <= 60 < free["chosen"]["topo_span"]
+    assert capped["chosen"]["prefetch"] <= 5
+    assert capped["chosen"]["in_flight_bytes"] <= 64 * 1024 < free["chosen"]["in_flight_bytes"]
+    assert capped["step_time_us"] >= free["bound_us"]
+
+
+def test_nothing_fits(run: Run, tmp_path: Path, debug_graphs: dict[str, Path]) -> None:
+    """Exit 1, the least cap that would do, the nodes that need it, and no file; with that cap it works."""
+    ran = run("solve", debug_graphs["forward"], "--memory-cap", "1MiB", "--json", "--budget", "0", "-o", "out")
+    assert ran.code == 1
+    assert len(ran.errors) == 1
+    graph = json.loads(ran.stdout)["graphs"][0]
+    assert graph["status"] == "infeasible"
+    assert graph["step_time_us"] is None
+    least = graph["infeasibility"]["least"]["memory_cap_bytes"]
+    assert f"--memory-cap {least}" in ran.errors[0]
+    names = {record.name for record in (load_graph(debug_graphs["forward"]).nodes[i]["record"] for i in range(graph["num_nodes"]))}
+    assert set(graph["infeasibility"]["nodes"]) & names
+    assert any(node in ran.errors[0] for node in graph["infeasibility"]["nodes"])
+    assert not (tmp_path / "out").exists()
+    assert run("solve", debug_graphs["forward"], "--memory-cap", str(least), "--budget", "0").code == 0
+
+
+def test_compare_has_a_ratio(run: Run, tmp_path: Path, debug_graphs: dict[str, Path]) -> None:
+    ran = run("compare", debug_graphs["forward"], "--budget", "0")
+    assert ran.code == 0
+    assert "ratio to apsched" in ran.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_audit_says_how_far_above_the_bound(run: Run, tmp_path: Path, debug_graphs: dict[str, Path]) -> None:
+    ran = run("audit", debug_graphs["forward"], "--budget", "0")
+    assert ran.code == 0
+    assert "% above the bound" in ran.stdout
+    found = json.loads(run("audit", debug_graphs["forward"], "--budget", "0", "--json").stdout)["audit"][0]
+    assert found["above_bound"] == pytest.approx(found["step_time_us"] / found["bound_us"] - 1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_apply_without_an_fx_graph(run: Run, tmp_path: Path, debug_graphs: dict[str, Path]) -> None:
+    """The schedule is checked; there is nothing to rewrite, which is said."""
+    run("solve", debug_graphs["forward"], "--budget", "0", "-o", "out")
+    ran = run("apply", debug_graphs["forward"], "out/forward.schedule.json", "-o", "again")
+    assert ran.code == 0, ran.stderr
+    assert "nothing was rewritten" in ran.stdout
+    assert not (tmp_path / "again").exists()
+
+
+def test_lists(run: Run) -> None:
+    assert "llama3-8b" in run("models").stdout
+    assert set(json.loads(run("models", "--json").stdout)["models"]) >= {"llama3-debug", "llama3-405b", "deepseek-v3-671b"}
+    assert "h100" in run("clusters").stdout
+    assert json.loads(run("clusters", "--json").stdout)["clusters"]["h100"]["ranks_per_node"] == 8
+
+
+@pytest.mark.parametrize(
+    "args", [("--help",), ("solve", "--help"), ("models",), ("clusters",), ("solve", "GRAPH", "--budget", "0", "--json")]
+)
+def test_torch_is_imported_by_those_that_need_it(args: tuple[str, ...], tmp_path: Path, debug_graphs: dict[str, Path]) -> None:
+    """Help and lists are quick, and a graph file is solved on a machine without torch."""
+    shown = [str(debug_graphs["forward"]) if arg == "GRAPH" else arg for arg in args]
+    code = (
+        "import sys\n"
+        "class Refuse:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] == 'torch': raise ImportError('torch is not installed here')\n"
+        "sys.meta_path.insert(0, Refuse())\n"
+        "from apsched.cli import main\n"
+        "try:\n"
+        "    code = main(sys.argv[1:])\n"
+        "except SystemExit as stop:\n"
+        "    code = stop.code\n"
+        "assert 'torch' not in sys.modules\n"
+        "sys.exit(code)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *shown], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_version_and_module(tmp_path: Path) -> None:
+    import apsched
+
+    done = subprocess.run([sys.executable, "-m", "apsched", "--version"], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout.strip() == f"apsched {apsched.__version__}"
+
+
+def test_what_a_users_function_prints_stays_off_stdout(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ``--json`` stdout is one object, whatever the captured code says."""
+    (tmp_path / "chatty_job.py").write_text(
+        "import torch\n"
+        "def build():\n"
+        "    print('hello from the job')\n"
+        "    return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)), (torch.ones(2, 4),)\n"
+    )
+    monkeypatch.delitem(sys.modules, "chatty_job", raising=False)
+    ran = run("compare", "chatty_job:build", "--json", "--budget", "0")
+    assert ran.code == 0, ran.stderr
+    assert json.loads(ran.stdout)["source"] == "chatty_job:build"
+    assert "hello from the job" in ran.stderr
