@@ -1,6 +1,6 @@
 """One of four gloo processes that train presets with captured and with rewritten graphs; writes what it found as JSON.
 
-usage: worker.py PROCESS_RANK FOLDER
+usage: worker.py PROCESS_RANK WORLD_SIZE FOLDER
 """
 
 import json
@@ -12,12 +12,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.fx import GraphModule
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from cases import CASES, NUM_STEPS, WORLD_SIZE, Case
 from random_schedules import layer_schedule, random_schedule
+from torch.fx import GraphModule
+from training_cases import CASES, NUM_STEPS, Case
 
 from apsched.build_problem import build_problem
 from apsched.costs.cluster import load_cluster
@@ -69,7 +66,7 @@ def train(built: BuiltModel, forward: GraphModule, backward: GraphModule) -> Rec
 
 def run_case(case: Case) -> dict[str, dict[str, object]]:
     """Train with the captured graphs, then with those that each maker's schedules give; return how far apart they are."""
-    options = ModelOptions(reduce_dtype=getattr(torch, case.reduce_dtype))
+    options = ModelOptions(param_dtype=getattr(torch, case.param_dtype), reduce_dtype=getattr(torch, case.reduce_dtype))
     built = build(case.preset, mesh=MeshSpec.parse(case.mesh), seq_len=32, options=options, materialize=True, num_layers=2)
     capture = capture_built(built)
     modules = [captured.module for captured in capture.graphs]
@@ -100,9 +97,9 @@ def compare(expected: Record, found: Record) -> dict[str, object]:
     }
 
 
-def main(process_rank: int, folder: Path) -> None:
-    store = dist.FileStore(str(folder / "store"), WORLD_SIZE)
-    dist.init_process_group("gloo", store=store, rank=process_rank, world_size=WORLD_SIZE, timeout=timedelta(seconds=120))
+def main(process_rank: int, world_size: int, folder: Path) -> None:
+    store = dist.FileStore(str(folder / "store"), world_size)
+    dist.init_process_group("gloo", store=store, rank=process_rank, world_size=world_size, timeout=timedelta(seconds=120))
     report = {str(case): run_case(case) for case in CASES}
     dist.barrier()
     (folder / f"{process_rank}.json").write_text(json.dumps(report))
@@ -111,4 +108,4 @@ def main(process_rank: int, folder: Path) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

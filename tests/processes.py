@@ -1,0 +1,29 @@
+"""Start a script once for each process rank, and read the JSON that each writes to ``FOLDER/RANK.json``."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def run_processes(script: Path, folder: Path, world_size: int, *, timeout_s: float) -> list[dict]:
+    """Run ``script RANK WORLD_SIZE FOLDER`` in ``world_size`` processes of one thread; return what each reports."""
+    logs = [folder / f"{rank}.log" for rank in range(world_size)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(rank), str(world_size), str(folder)],
+            stdout=log.open("w"),
+            stderr=subprocess.STDOUT,
+            env=environment,
+        )
+        for rank, log in enumerate(logs)
+    ]
+    try:
+        codes = [process.wait(timeout=timeout_s) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert codes == [0] * world_size, "\n".join(log.read_text()[-2000:] for log in logs)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world_size)]

@@ -1,0 +1,34 @@
+"""Rewritten graphs train like captured ones on four gloo processes: the same bits, or close (see ``training_cases``)."""
+
+from pathlib import Path
+
+import pytest
+from processes import run_processes
+from training_cases import CASES, NUM_STEPS, WORLD_SIZE
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory) -> list[dict]:
+    """What each process found; one start of four processes runs all cases."""
+    folder = tmp_path_factory.mktemp("training")
+    return run_processes(Path(__file__).parent / "worker.py", folder, WORLD_SIZE, timeout_s=800)
+
+
+@pytest.mark.parametrize("maker", ["layers", "random"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_losses_and_gradients_are_those_of_the_captured_graphs(reports, case, maker):
+    for report in reports:
+        found = report[str(case)][maker]
+        assert found["num_buckets"] > 0
+        assert found["finite"]
+        if case.tolerance:
+            assert found["largest_distance"] <= case.tolerance
+        else:
+            assert found["unequal"] == []
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_model_learns(reports, case):
+    losses = [sum(report[str(case)]["layers"]["losses"][step] for report in reports) for step in range(NUM_STEPS)]
+    assert losses == sorted(losses, reverse=True)
+    assert len(set(losses)) == NUM_STEPS

@@ -1,0 +1,13 @@
+"""Whatever the schedule, the rewritten graph computes the bits of the captured one (two real processes: sums have one order)."""
+
+from pathlib import Path
+
+from processes import run_processes
+
+
+def test_random_schedules_give_the_same_bits(tmp_path):
+    for report in run_processes(Path(__file__).parent / "worker.py", tmp_path, 2, timeout_s=300):
+        assert report["unequal"] == []
+        assert report["kinds"] == ["all_gather", "all_reduce", "reduce_scatter"]
+        assert report["input_graph_unchanged"]
+        assert report["num_outputs"] == 9
