@@ -1,5 +1,6 @@
 """What tests of several stages share: small graph files, made once, and a way to run a command."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,3 +63,14 @@ def debug_graphs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             paths[graph.name] = folder / f"step.{graph.name}.graph"
             save_graph(export(graph, cost_model, group_ranks=capture.group_ranks, cluster_name="h100"), paths[graph.name])
     return paths
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Where ``APSCHED_NO_SKIP`` is set (``.ci/run`` has all that tests need), a skipped test is a failure."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    skipped = reporter.stats.get("skipped", []) if reporter else []
+    if os.environ.get("APSCHED_NO_SKIP") and skipped and session.exitstatus == pytest.ExitCode.OK:
+        reporter.ensure_newline()
+        reporter.write_line(f"{len(skipped)} tests were skipped, which is a failure here", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

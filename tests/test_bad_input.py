@@ -142,7 +142,7 @@ OPTIONS: dict[str, tuple[Case, str]] = {
     "no tokens": (_preset("--seq", "0"), "--seq: expected a whole number from 1"),
     "tokens in words": (_preset("--seq", "many"), "--seq: expected a whole number"),
     "half a sequence": (_preset("--batch", "0.5"), "--batch: expected a whole number"),
-    "more layers than there are": (_preset("--mesh", "fsdp=2", "--layers", "1000"), "layers"),
+    "no layers": (_preset("--mesh", "fsdp=2", "--layers", "0"), "--layers: expected a whole number from 1"),
     "unknown checkpointing": (_preset("--mesh", "fsdp=2", "--ac", "sometimes"), "activation_checkpoint must be"),
     "an unknown cluster": (_preset("--cluster", "h1000"), "did you mean 'h100'?"),
     "a cluster file that is missing": (_preset("--cluster", "mine.toml"), "cannot read the cluster file mine.toml"),
@@ -168,7 +168,7 @@ OPTIONS: dict[str, tuple[Case, str]] = {
             "--collectives",
             at.write("t.csv", "kind,group_size,size_bytes,time_us\nall_gather,4,1024,-3\n"),
         ],
-        "t.csv:2",
+        "t.csv, line 2",
     ),
     "a table for a graph file": (
         lambda at: [
