@@ -180,9 +180,10 @@ def transfers(v: Variables) -> None:
         present = v.joins[h, h]
         v.model.add(v.transfer_begin[h] >= v.units[START, h].end).only_enforce_if(present)
         v.model.add(v.transfer_end[h] == v.transfer_begin[h] + v.transfer_ticks[h]).only_enforce_if(present)
-        _, work = _steps_and_work(v, WAIT_UNIT, h)
-        v.model.add(v.units[WAIT_UNIT, h].end >= v.transfer_end[h] + work).only_enforce_if(present)
         v.model.add(v.step_time >= v.transfer_end[h]).only_enforce_if(present)
+        if h not in v.boundary.pinned:  # the wait of a pinned one stands behind the window
+            _, work = _steps_and_work(v, WAIT_UNIT, h)
+            v.model.add(v.units[WAIT_UNIT, h].end >= v.transfer_end[h] + work).only_enforce_if(present)
 
 
 def stream_order(v: Variables) -> None:
@@ -425,8 +426,41 @@ def prefetch(v: Variables) -> None:
             v.model.add(v.after_spine[(START, h), earliest] == 1).only_enforce_if(v.joins[c, h], *sooner)
 
 
+def boundary(v: Variables) -> None:
+    """(18) Boundary of a window: tb[h] >= what the stream still carries; s[k] >= the end of an earlier transfer that k waits for;
+    step time >= end of spine, of each stream and of each pinned transfer + what follows each; a pinned launch keeps its gap.
+    """
+    edge = v.boundary
+    assert v.step_time is not None
+    for h in v.alone:
+        stream = int(v.compact.stream[h])
+        v.model.add(v.transfer_begin[h] >= edge.stream_free_ticks.get(stream, 0))
+        later = max(edge.after_stream_ticks.get(stream, 0), edge.after_transfer_ticks.get(h, 0))
+        if later:
+            v.model.add(v.step_time >= v.transfer_end[h] + later).only_enforce_if(v.joins[h, h])
+    for k, ticks in edge.release_ticks.items():
+        v.model.add(v.spine_begin[k] >= ticks)
+    for c, k in edge.awaited.items():
+        v.model.add(v.spine_begin[k] >= v.transfer_end[c])
+    if edge.after_spine_ticks:
+        v.model.add(v.step_time >= v.spine_begin[-1] + edge.after_spine_ticks)
+        for unit in v.units.values():
+            v.model.add(v.step_time >= unit.end + edge.after_spine_ticks).only_enforce_if(unit.present)
+    num_spine = len(v.compact.spine_ticks)
+    for c, gap in edge.pinned.items():
+        if gap > 0:
+            v.model.add(v.after_spine[(START, c), gap - 1] == 1)
+        if gap < num_spine:
+            v.model.add(v.after_spine[(START, c), gap] == 0)
+        if num_spine:
+            v.model.add(v.after_spine[(WAIT_UNIT, c), num_spine - 1] == 1)
+    for (c, first), (d, second) in combinations(edge.pinned.items(), 2):
+        if first == second:  # as they stand in the program, which numbered them in that order
+            v.model.add(_order(v, (START, c), (START, d)) == 1)
+
+
 ALL = (
     membership, heads, bucket_caps, unit_sizes, spine_order, unit_against_spine, unit_against_unit, bucket_sequence, readiness,
-    need, transfers, stream_order, prices, positions, memory, in_flight, prefetch,
+    need, transfers, stream_order, prices, positions, memory, in_flight, prefetch, boundary,
 )  # fmt: skip
 """Every constraint of the formulation, in order."""

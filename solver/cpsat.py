@@ -12,7 +12,7 @@ from apsched.solver import constraints
 from apsched.solver.compact import Compact
 from apsched.solver.evaluate import COPY_OUT, FIRE, LAUNCH, PREPARE, SPINE, WAIT, Program
 from apsched.solver.partition import Pricer
-from apsched.solver.variables import COPY, START, WAIT_UNIT, Unit, Variables, create_variables
+from apsched.solver.variables import COPY, START, WAIT_UNIT, Boundary, Unit, Variables, create_variables
 from apsched.solver.variables import PREPARE as PREPARE_UNIT
 from apsched.units import ALLOCATION_BYTES
 
@@ -33,9 +33,9 @@ class Exact:
 class ExactModel:
     """The whole formulation on one problem; objectives are set one after the other on the same constraints."""
 
-    def __init__(self, problem: Problem, compact: Compact, caps: Caps, horizon_ticks: int) -> None:
+    def __init__(self, problem: Problem, compact: Compact, caps: Caps, horizon_ticks: int, boundary: Boundary | None = None) -> None:
         self.problem, self.compact = problem, compact
-        self.variables = create_variables(problem, compact, caps, horizon_ticks)
+        self.variables = create_variables(problem, compact, caps, horizon_ticks, boundary)
         for constraint in constraints.ALL:
             constraint(self.variables)
 

@@ -37,40 +37,87 @@ class Figures:
 
 def evaluate(compact: Compact, program: Program) -> Figures:
     """Return the exact figures of ``program``."""
-    p, c = program.partition, compact
-    step_time, peak, in_flight = _evaluate(
-        program.operation, program.argument,
-        p.bucket_of, p.member_begin, p.member_list, p.launch_ticks, p.transfer_ticks, p.copy_in_ticks, p.in_buffer_bytes, p.out_buffer_bytes,
-        c.spine_ticks, c.base_gap_bytes, c.base_spine_bytes, c.kind, c.stream, c.output_bytes, c.copy_out_ticks, c.on_path,
-        c.float_of_start, c.float_of_wait, c.collective_of_wait, c.prologue_begin, c.prologue_list, c.epilogue_begin, c.epilogue_list, c.float_ticks,
-        c.storage_bytes, c.storage_birth_spine, c.storage_birth_float, c.storage_last_spine, c.touch_begin, c.touch_list,
-        c.input_storage, c.output_storage, c.num_streams,
-    )  # fmt: skip
+    walked, lived = _figure(compact, program)
+    step_time, peak_in_flight = walked[:2]
     return Figures(
         step_time_ticks=int(step_time),
-        peak_memory_bytes=int(peak) + c.kept_bytes,
-        peak_in_flight_bytes=int(in_flight),
-        num_launches=len(p.buckets),
+        peak_memory_bytes=int(lived[0]) + compact.kept_bytes,
+        peak_in_flight_bytes=int(peak_in_flight),
+        num_launches=len(program.partition.buckets),
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Anatomy:
+    """Where everything stands in a program, position by position (position 0: the inputs; the last: the output)."""
+
+    first_position: Ints
+    """(operations,) of each operation; it reaches to the position before the next operation's."""
+    begin_ticks: Ints
+    """(operations,) when the compute stream comes to each operation."""
+    transfer_end_ticks: Ints
+    """(B,)"""
+    live_bytes: Ints
+    """(positions,) beside what the caller keeps."""
+    float_position: Ints
+    storage_first: Ints
+    """(S,) first position at which the storage is alive."""
+    storage_last: Ints
+    storage_in_buffer: Ints
+    """(S,) the bucket whose buffer holds it; -1 where it has its own memory."""
+    buffer_lives: Ints
+    """(B, 2, 2) first and last position of the output buffer and of the concatenated input; -1 where there is none."""
+
+
+def anatomy(compact: Compact, program: Program) -> Anatomy:
+    """Return where everything stands in ``program``."""
+    walked, lived = _figure(compact, program)
+    return Anatomy(
+        first_position=walked[2],
+        begin_ticks=walked[6],
+        transfer_end_ticks=walked[7],
+        float_position=walked[4],
+        live_bytes=lived[1],
+        storage_first=lived[2],
+        storage_last=lived[3],
+        storage_in_buffer=lived[4],
+        buffer_lives=lived[5],
+    )
+
+
+def _figure(compact: Compact, program: Program) -> tuple[tuple[Ints, ...], tuple[Ints, ...]]:
+    p, c = program.partition, compact
+    walked = _walk(
+        program.operation, program.argument,
+        p.bucket_of, p.member_begin, p.member_list, p.launch_ticks, p.transfer_ticks, p.copy_in_ticks,
+        c.spine_ticks, c.kind, c.stream, c.output_bytes, c.copy_out_ticks, c.on_path, c.float_of_start, c.float_of_wait,
+        c.prologue_begin, c.prologue_list, c.epilogue_begin, c.epilogue_list, c.float_ticks, c.num_streams,
+    )  # fmt: skip
+    lived = _live(
+        walked[3], walked[4], walked[5],
+        p.bucket_of, p.member_begin, p.member_list, p.in_buffer_bytes, p.out_buffer_bytes,
+        c.base_gap_bytes, c.base_spine_bytes, c.kind, c.float_of_wait, c.collective_of_wait,
+        c.storage_bytes, c.storage_birth_spine, c.storage_birth_float, c.storage_last_spine, c.touch_begin, c.touch_list,
+        c.input_storage, c.output_storage,
+    )  # fmt: skip
+    return walked, lived
+
+
 @nb.njit(cache=True)  # type: ignore[untyped-decorator]
-def _evaluate(
+def _walk(
     operation, argument,
-    bucket_of, member_begin, member_list, launch_ticks, transfer_ticks, copy_in_ticks, in_buffer_bytes, out_buffer_bytes,
-    spine_ticks, base_gap, base_spine, kind, stream, output_bytes, copy_out_ticks, on_path,
-    float_of_start, float_of_wait, collective_of_wait, prologue_begin, prologue_list, epilogue_begin, epilogue_list, float_ticks,
-    storage_bytes, birth_spine, birth_float, last_spine, touch_begin, touch_list,
-    input_storage, output_storage, num_streams,
+    bucket_of, member_begin, member_list, launch_ticks, transfer_ticks, copy_in_ticks,
+    spine_ticks, kind, stream, output_bytes, copy_out_ticks, on_path, float_of_start, float_of_wait,
+    prologue_begin, prologue_list, epilogue_begin, epilogue_list, float_ticks, num_streams,
 ):  # type: ignore[no-untyped-def]  # fmt: skip
+    """Run the program: step time, most bytes in flight, and the position of every operation, spine node, float and bucket step."""
     num_buckets = len(launch_ticks)
     num_spine = len(spine_ticks)
     spine_position = np.full(num_spine + 1, -1, np.int64)
     float_position = np.zeros(len(float_ticks), np.int64)
-    copied_in = np.zeros(num_buckets, np.int64)
-    started = np.zeros(num_buckets, np.int64)
-    waited = np.zeros(num_buckets, np.int64)
-    last_copy_out = np.zeros(num_buckets, np.int64)
+    first_position = np.zeros(len(operation), np.int64)
+    at = np.zeros((num_buckets, 4), np.int64)  # of each bucket: copy-in, start, wait, last copy-out
+    begin_ticks = np.zeros(len(operation), np.int64)
     transfer_end = np.zeros(num_buckets, np.int64)
     stream_free = np.zeros(num_streams, np.int64)
     position = 1  # position 0: the inputs
@@ -79,6 +126,8 @@ def _evaluate(
     peak_in_flight = 0
     for i in range(len(operation)):
         a = argument[i]
+        first_position[i] = position
+        begin_ticks[i] = t
         if operation[i] == 0:
             spine_position[a] = position
             t += spine_ticks[a]
@@ -94,7 +143,7 @@ def _evaluate(
                         t += float_ticks[prologue_list[q]]
                         position += 1
                 if end - begin > 1:
-                    copied_in[a] = position
+                    at[a, 0] = position
                     t += copy_in_ticks[a]
                     position += 1
             if operation[i] == 4:
@@ -102,8 +151,8 @@ def _evaluate(
             for j in range(begin, end):
                 if not on_path[member_list[j]]:
                     flying += output_bytes[member_list[j]]
-                float_position[float_of_start[member_list[j]]] = copied_in[a] if end - begin > 1 else position
-            started[a] = position
+                float_position[float_of_start[member_list[j]]] = at[a, 0] if end - begin > 1 else position
+            at[a, 1] = position
             t += launch_ticks[a]
             s = stream[member_list[begin]]
             transfer_end[a] = max(t, stream_free[s]) + transfer_ticks[a]
@@ -114,7 +163,7 @@ def _evaluate(
         elif operation[i] == 2:
             begin, end = member_begin[a], member_begin[a + 1]
             t = max(t, transfer_end[a])
-            waited[a] = position
+            at[a, 2] = position
             copies = end - begin > 1 and kind[member_list[begin]] == ALL_GATHER
             if not copies:
                 for j in range(begin, end):
@@ -133,7 +182,7 @@ def _evaluate(
         else:
             b = bucket_of[a]
             float_position[float_of_wait[a]] = position
-            last_copy_out[b] = position
+            at[b, 3] = position
             t += copy_out_ticks[a]
             position += 1
             for q in range(epilogue_begin[a], epilogue_begin[a + 1]):
@@ -144,10 +193,23 @@ def _evaluate(
     step_time = t
     for s in range(num_streams):
         step_time = max(step_time, stream_free[s])
+    return step_time, peak_in_flight, first_position, spine_position, float_position, at, begin_ticks, transfer_end
 
+
+@nb.njit(cache=True)  # type: ignore[untyped-decorator]
+def _live(
+    spine_position, float_position, at,
+    bucket_of, member_begin, member_list, in_buffer_bytes, out_buffer_bytes,
+    base_gap, base_spine, kind, float_of_wait, collective_of_wait,
+    storage_bytes, birth_spine, birth_float, last_spine, touch_begin, touch_list,
+    input_storage, output_storage,
+):  # type: ignore[no-untyped-def]  # fmt: skip
+    """Lives of all storages and buffers, and the bytes alive at every position (see ``apsched.memory``)."""
+    num_buckets = len(in_buffer_bytes)
+    position = spine_position[-1]
     delta = np.zeros(position + 2, np.int64)
     num_storages = len(storage_bytes)
-    skipped = np.full(num_storages, -1, np.int64)  # 1: lives inside a bucket's buffer
+    inside = np.full(num_storages, -1, np.int64)  # 1: lives inside a bucket's buffer
     first = np.zeros(num_storages, np.int64)
     last = np.zeros(num_storages, np.int64)
     for s in range(num_storages):
@@ -164,7 +226,7 @@ def _evaluate(
                     if kind[c] == ALL_GATHER:
                         first[output_storage[c]] = float_position[float_of_wait[c]]
                     else:
-                        skipped[output_storage[c]] = b
+                        inside[output_storage[c]] = b
     buffer_last = np.zeros(num_buckets, np.int64)
     for s in range(num_storages):
         end_position = first[s]
@@ -178,33 +240,37 @@ def _evaluate(
             end_position = max(end_position, float_position[f])
         last[s] = end_position
     for s in range(num_storages):
-        if skipped[s] >= 0:
-            buffer_last[skipped[s]] = max(buffer_last[skipped[s]], last[s])
+        if inside[s] >= 0:
+            buffer_last[inside[s]] = max(buffer_last[inside[s]], last[s])
         else:
             delta[first[s]] += storage_bytes[s]
             delta[last[s] + 1] -= storage_bytes[s]
+    buffer_lives = np.full((num_buckets, 2, 2), -1, np.int64)
     for b in range(num_buckets):
         if member_begin[b + 1] - member_begin[b] > 1:
             k = kind[member_list[member_begin[b]]]
+            buffer_lives[b, 0, 0] = at[b, 0]
             if k == ALL_GATHER:
-                delta[copied_in[b]] += out_buffer_bytes[b]
-                delta[last_copy_out[b] + 1] -= out_buffer_bytes[b]
-            elif k == ALL_REDUCE:
-                delta[copied_in[b]] += out_buffer_bytes[b]
-                delta[max(buffer_last[b], waited[b]) + 1] -= out_buffer_bytes[b]
+                buffer_lives[b, 0, 1] = at[b, 3]
             else:
-                delta[copied_in[b]] += in_buffer_bytes[b]
-                delta[waited[b] + 1] -= in_buffer_bytes[b]
-                delta[started[b]] += out_buffer_bytes[b]
-                delta[max(buffer_last[b], waited[b]) + 1] -= out_buffer_bytes[b]
-    peak = base_gap[0] + delta[0]
+                buffer_lives[b, 0, 1] = max(buffer_last[b], at[b, 2])
+            if k != ALL_GATHER and k != ALL_REDUCE:
+                buffer_lives[b, 0, 0] = at[b, 1]
+                buffer_lives[b, 1, 0] = at[b, 0]
+                buffer_lives[b, 1, 1] = at[b, 2]
+                delta[at[b, 0]] += in_buffer_bytes[b]
+                delta[at[b, 2] + 1] -= in_buffer_bytes[b]
+            delta[buffer_lives[b, 0, 0]] += out_buffer_bytes[b]
+            delta[buffer_lives[b, 0, 1] + 1] -= out_buffer_bytes[b]
+    live_bytes = np.zeros(position + 1, np.int64)
+    live_bytes[0] = base_gap[0] + delta[0]
     live = delta[0]
     k = 0
     for i in range(1, position + 1):
         live += delta[i]
         if spine_position[k] == i:
-            peak = max(peak, base_spine[k] + live)
+            live_bytes[i] = base_spine[k] + live
             k += 1
         else:
-            peak = max(peak, base_gap[k] + live)
-    return step_time, peak, peak_in_flight
+            live_bytes[i] = base_gap[k] + live
+    return live_bytes.max(), live_bytes, first, last, inside, buffer_lives

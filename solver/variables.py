@@ -36,6 +36,26 @@ class UnitVariables:
     """e: ticks."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Boundary:
+    """What a window of a larger program sees of the rest; empty where the whole problem is modelled."""
+
+    stream_free_ticks: dict[int, int] = field(default_factory=dict)
+    """Stream -> when what was launched before the window ends."""
+    release_ticks: dict[int, int] = field(default_factory=dict)
+    """Spine node -> when a transfer from before the window ends that it waits for."""
+    after_spine_ticks: int = 0
+    """From the end of the window's last operation to the end of the step, along the compute stream."""
+    after_stream_ticks: dict[int, int] = field(default_factory=dict)
+    """Stream -> from the end of the window's last transfer on it to the end of the step."""
+    after_transfer_ticks: dict[int, int] = field(default_factory=dict)
+    """Pinned collective -> from the end of its transfer, which is waited for behind the window, to the end of the step."""
+    pinned: dict[int, int] = field(default_factory=dict)
+    """Collective that belongs to the rest but is launched in the window -> the gap where it is."""
+    awaited: dict[int, int] = field(default_factory=dict)
+    """Pinned collective -> the spine node of the window that waits for it, if any."""
+
+
 @dataclass(slots=True)
 class Variables:
     """All symbols of the formulation."""
@@ -47,6 +67,7 @@ class Variables:
     horizon_ticks: int
     position_step: int
     """W"""
+    boundary: Boundary = field(default_factory=Boundary)
     joins: dict[tuple[int, int], cp_model.IntVar] = field(default_factory=dict)
     """x[c, h]: collective c is in the bucket headed by h (its lowest member)."""
     alone: dict[int, cp_model.IntVar] = field(default_factory=dict)
@@ -92,7 +113,7 @@ class Variables:
         return bool(self.compact.kind[c] == ALL_GATHER)
 
 
-def create_variables(problem: Problem, compact: Compact, caps: Caps, horizon_ticks: int) -> Variables:
+def create_variables(problem: Problem, compact: Compact, caps: Caps, horizon_ticks: int, boundary: Boundary | None = None) -> Variables:
     """Return all variables with their domains, and the order literals of every pair of units."""
     floats = len(compact.float_ticks)
     v = Variables(
@@ -102,12 +123,13 @@ def create_variables(problem: Problem, compact: Compact, caps: Caps, horizon_tic
         caps=caps,
         horizon_ticks=horizon_ticks,
         position_step=floats + 2 * len(compact.kind) + 2,
+        boundary=boundary or Boundary(),
     )
     model = v.model
     pricer = Pricer(problem, compact)
     for h in range(len(compact.kind)):
         for c in range(h, len(compact.kind)):
-            if c == h or pricer.allowed((h, c), caps):
+            if c == h or (not {c, h} & v.boundary.pinned.keys() and pricer.allowed((h, c), caps)):
                 v.joins[c, h] = model.new_bool_var(f"x[{c},{h}]")
     for c in range(len(compact.kind)):
         v.alone[c] = model.new_bool_var(f"y[{c}]")

@@ -1,0 +1,470 @@
+"""A window of a program as a small problem of its own, and the way back.
+
+The fixed operations of the window are its spine. What lies before and behind enters as a :class:`Boundary`, exactly: step time is a
+(max, +) function of what crosses a window's ends. Memory of everything that the window does not decide is a baseline; where units
+could stand that stand elsewhere now, it is an upper limit, so that a window may miss a schedule but never breaks the cap.
+"""
+
+from bisect import bisect_right
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from apsched.config import Caps
+from apsched.solver.compact import Compact, Ints
+from apsched.solver.evaluate import COPY_OUT, LAUNCH, PREPARE, SPINE, WAIT, Program, anatomy, evaluate
+from apsched.solver.partition import Members, Pricer
+from apsched.solver.variables import Boundary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Operations [first, past) of a program, and the collectives that are free in it."""
+
+    first: int
+    past: int
+    free: tuple[int, ...]
+
+
+class WindowView:
+    """The small problem of a window, and the way back."""
+
+    def __init__(self, pricer: Pricer, caps: Caps, program: Program, window: Window) -> None:
+        problem, compact = pricer.problem, pricer.compact
+        self.pricer, self.whole, self.program, self.window = pricer, compact, program, window
+        self.where = anatomy(compact, program)
+        self.origin = int(self.where.begin_ticks[window.first])
+        self.free_buckets = {int(program.partition.bucket_of[c]) for c in window.free}
+        self._cut_segments()
+        self.pinned = self._pinned()
+        self.compact = self._small_compact()
+        self.problem = replace(
+            problem, collectives=tuple(problem.collectives[c] for c in (*window.free, *(m[0] for _, m, _ in self.pinned)))
+        )
+        self.boundary, self.horizon_ticks = self._boundary()
+        self.caps = self._caps(caps)
+
+    # -- the spine of the window: runs of operations that keep their order
+
+    def _cut_segments(self) -> None:
+        """Cut the fixed operations into segments, at every gap where a free unit stands or may want to."""
+        program, window, whole = self.program, self.window, self.whole
+        wanted = {int(g) for c in window.free for g in (whole.ready_gap[c], whole.need_gap[c])}
+        self.segments: list[list[int]] = [[]]
+        self.gap_of_operation: dict[int, int] = {}
+        cut = False
+        for i in range(window.first, window.past):
+            operation, argument = int(program.operation[i]), int(program.argument[i])
+            free = operation != SPINE and self._bucket(operation, argument) in self.free_buckets
+            launch = operation == LAUNCH
+            if free or launch:
+                cut = True
+                self.gap_of_operation[i] = len(self.segments) if self.segments[-1] else len(self.segments) - 1
+                continue
+            if (cut or operation == WAIT or (operation == SPINE and argument in wanted)) and self.segments[-1]:
+                self.segments.append([])
+            cut = False
+            self.segments[-1].append(i)
+        if not self.segments[-1]:
+            self.segments.pop()
+        self.segment_starts = [segment[0] for segment in self.segments]
+
+    def _bucket(self, operation: int, argument: int) -> int:
+        return int(self.program.partition.bucket_of[argument]) if operation == COPY_OUT else argument
+
+    def _pinned(self) -> list[tuple[int, Members, int]]:
+        """Return (operation, members, gap) of launches in the window whose waits stand behind it."""
+        result = []
+        for i in range(self.window.first, self.window.past):
+            operation, argument = int(self.program.operation[i]), int(self.program.argument[i])
+            if operation == LAUNCH and argument not in self.free_buckets:
+                result.append((i, self.program.partition.buckets[argument], self.gap_of_operation[i]))
+        return result
+
+    # -- the small problem
+
+    def _small_compact(self) -> Compact:
+        whole, free, pinned = self.whole, self.window.free, self.pinned
+        spine_op = {int(self.program.argument[i]): i for i in range(len(self.program.operation)) if self.program.operation[i] == SPINE}
+        rows = np.array([*free, *(m[0] for _, m, _ in pinned)], dtype=np.int64)
+        num_free, num_segments = len(free), len(self.segments)
+        partition = self.program.partition
+        launch, transfer = whole.launch_ticks[rows].copy(), whole.transfer_ticks[rows].copy()
+        bucketable = whole.bucketable[rows].copy()
+        ready, need = np.zeros(len(rows), dtype=np.int64), np.full(len(rows), num_segments, dtype=np.int64)
+        for j, c in enumerate(free):
+            ready[j] = self._first_gap_after(spine_op.get(int(whole.ready_gap[c]) - 1, -1))
+            need[j] = self._last_gap_before(spine_op.get(int(whole.need_gap[c]), self.window.past))
+        for j, (i, _, gap) in enumerate(pinned, start=num_free):
+            b = int(self.program.argument[i])
+            launch[j], transfer[j], bucketable[j] = self._launch_work(i), partition.transfer_ticks[b], False
+            ready[j] = gap
+        after: list[list[int]] = []
+        place = {c: j for j, c in enumerate(free)}
+        for j, c in enumerate(free):
+            awaited = whole.after_list[whole.after_begin[c] : whole.after_begin[c + 1]]
+            after.append([place[int(d)] for d in awaited if int(d) in place])
+            for d in awaited:
+                if int(d) not in place:
+                    ready[j] = max(ready[j], self._first_gap_after(self._last_operation_of(int(d))))
+        after += [[] for _ in pinned]
+        self._need_before_dependents(place, need)
+        base_gap, base_spine = self._baseline()
+        return replace(
+            whole,
+            **_floats_of(whole, free, len(rows)),
+            **self._storages_of(free, spine_op),
+            spine_ticks=np.array([sum(self._work(i) for i in segment) for segment in self.segments], dtype=np.int64),
+            base_gap_bytes=base_gap,
+            base_spine_bytes=base_spine,
+            **{name: getattr(whole, name)[rows] for name in _PER_COLLECTIVE},
+            launch_ticks=launch,
+            transfer_ticks=transfer,
+            bucketable=bucketable,
+            ready_gap=ready,
+            need_gap=need,
+            after_begin=_begins(after),
+            after_list=np.array([d for ds in after for d in ds], dtype=np.int64),
+            collectives_of_key=(),
+        )
+
+    def _first_gap_after(self, i: int) -> int:
+        """Return the first gap behind operation ``i``; 0 where that is before the window."""
+        if i < self.window.first:
+            return 0
+        return bisect_right(self.segment_starts, i) if i < self.window.past else len(self.segments)
+
+    def _last_gap_before(self, i: int) -> int:
+        """Return the last gap before operation ``i``; the end where that is behind the window."""
+        if i >= self.window.past:
+            return len(self.segments)
+        return max(bisect_right(self.segment_starts, i) - 1, 0)
+
+    def _last_operation_of(self, c: int) -> int:
+        b = int(self.program.partition.bucket_of[c])
+        found = -1
+        for i in range(self.window.first, self.window.past):
+            if self.program.operation[i] != SPINE and self._bucket(int(self.program.operation[i]), int(self.program.argument[i])) == b:
+                found = i
+        return found
+
+    def _need_before_dependents(self, place: dict[int, int], need: Ints) -> None:
+        """A fixed launch in the window that waits for a free collective keeps it before itself."""
+        whole = self.whole
+        for _, members, gap in self.pinned:
+            for c in members:
+                for d in whole.after_list[whole.after_begin[c] : whole.after_begin[c + 1]]:
+                    if int(d) in place:
+                        need[place[int(d)]] = min(need[place[int(d)]], max(gap - 1, 0))
+
+    def _work(self, i: int) -> int:
+        """Return the work of a fixed operation on the compute stream, without standing still."""
+        whole, operation, argument = self.whole, int(self.program.operation[i]), int(self.program.argument[i])
+        if operation == SPINE:
+            return int(whole.spine_ticks[argument])
+        if operation == COPY_OUT:
+            return int(whole.copy_out_ticks[argument]) + self._epilogue_ticks((argument,))
+        members = self.program.partition.buckets[argument]
+        copied = len(members) > 1 and whole.kind[members[0]] == 0
+        return 0 if copied else self._epilogue_ticks(members)
+
+    def _epilogue_ticks(self, members: Members) -> int:
+        whole = self.whole
+        return sum(
+            int(whole.float_ticks[whole.epilogue_list[whole.epilogue_begin[c] : whole.epilogue_begin[c + 1]]].sum()) for c in members
+        )
+
+    def _launch_work(self, i: int) -> int:
+        whole, b = self.whole, int(self.program.argument[i])
+        work = int(self.program.partition.launch_ticks[b] + self.program.partition.copy_in_ticks[b])
+        for c in self.program.partition.buckets[b]:
+            work += int(whole.float_ticks[whole.prologue_list[whole.prologue_begin[c] : whole.prologue_begin[c + 1]]].sum())
+        return work
+
+    # -- memory
+
+    def _positions(self, i: int) -> tuple[int, int]:
+        """Return the first position of operation ``i`` and the first behind it."""
+        first = self.where.first_position
+        return int(first[i]), int(first[i + 1]) if i + 1 < len(first) else len(self.where.live_bytes) - 1
+
+    def _baseline(self) -> tuple[Ints, Ints]:
+        """Return the bytes of everything that the window does not decide, in its gaps and at its segments."""
+        live = self.where.live_bytes - self._free_bytes()
+        at = np.array(
+            [max(int(live[slice(*self._positions(i))].max()) for i in segment) for segment in self.segments] + [0], dtype=np.int64
+        )
+        gap = np.zeros(len(self.segments) + 1, dtype=np.int64)
+        for i, g in self.gap_of_operation.items():
+            first, past = self._positions(i)
+            gap[g] = max(gap[g], int(live[first:past].max()))
+        for g in range(len(gap)):
+            if not gap[g]:  # nothing stands there now: what is alive on both sides is at most the smaller of them
+                beside = [int(at[k]) for k in (g - 1, g) if 0 <= k < len(self.segments)]
+                gap[g] = max(beside, default=0)
+        return gap, at
+
+    def _free_bytes(self) -> Ints:
+        delta = np.zeros(len(self.where.live_bytes) + 1, dtype=np.int64)
+        for s in self._free_storages():
+            if self.where.storage_in_buffer[s] < 0:
+                delta[self.where.storage_first[s]] += self.whole.storage_bytes[s]
+                delta[self.where.storage_last[s] + 1] -= self.whole.storage_bytes[s]
+        partition = self.program.partition
+        for b in self.free_buckets:
+            for which, size in enumerate((partition.out_buffer_bytes[b], partition.in_buffer_bytes[b])):
+                first, last = self.where.buffer_lives[b, which]
+                if first >= 0:
+                    delta[first] += size
+                    delta[last + 1] -= size
+        return np.cumsum(delta[:-1])
+
+    def _free_storages(self) -> list[int]:
+        whole = self.whole
+        floats = set(_floats(whole, self.window.free))
+        return [
+            s
+            for s in range(len(whole.storage_bytes))
+            if not floats.isdisjoint(whole.touch_list[whole.touch_begin[s] : whole.touch_begin[s + 1]].tolist())
+        ]
+
+    def _storages_of(self, free: tuple[int, ...], spine_op: dict[int, int]) -> dict[str, Ints]:
+        """Return the storages that free collectives touch, with lives clipped to the window."""
+        whole = self.whole
+        index = {f: j for j, f in enumerate(_floats(whole, free))}
+        kept = self._free_storages()
+        place = {s: j for j, s in enumerate(kept)}
+        birth_spine, birth_float, last, touches = [], [], [], []
+        for s in kept:
+            f, k = int(whole.storage_birth_float[s]), int(whole.storage_birth_spine[s])
+            birth_float.append(index.get(f, -1))
+            birth_spine.append(self._segment_of(spine_op[k]) if f < 0 and k >= 0 else -1)
+            ends = [spine_op.get(int(whole.storage_last_spine[s]), self.window.past)] if whole.storage_last_spine[s] >= 0 else []
+            mine = []
+            for g in whole.touch_list[whole.touch_begin[s] : whole.touch_begin[s + 1]]:
+                if int(g) in index:
+                    mine.append(index[int(g)])
+                else:
+                    ends.append(self._operation_at(int(self.where.float_position[g])))
+            inside = [self._segment_of(i) for i in ends if i >= self.window.first]
+            last.append(max(inside, default=-1))
+            touches.append(mine)
+        return {
+            "storage_bytes": whole.storage_bytes[kept],
+            "storage_birth_spine": np.array(birth_spine, dtype=np.int64),
+            "storage_birth_float": np.array(birth_float, dtype=np.int64),
+            "storage_last_spine": np.array(last, dtype=np.int64),
+            "touch_begin": _begins(touches),
+            "touch_list": np.array([f for fs in touches for f in fs], dtype=np.int64),
+            "input_storage": np.array([place.get(int(whole.input_storage[c]), -1) for c in free] + [-1] * len(self.pinned), dtype=np.int64),
+            "output_storage": np.array(
+                [place.get(int(whole.output_storage[c]), -1) for c in free] + [-1] * len(self.pinned), dtype=np.int64
+            ),
+        }
+
+    def _operation_at(self, position: int) -> int:
+        return int(np.searchsorted(self.where.first_position, position, side="right")) - 1
+
+    def _segment_of(self, i: int) -> int:
+        """Return the segment of operation ``i``; -1 before the window, the number of segments behind it."""
+        if i < self.window.first:
+            return -1
+        return len(self.segments) if i >= self.window.past else max(bisect_right(self.segment_starts, i) - 1, 0)
+
+    # -- what the rest of the program says
+
+    def _boundary(self) -> tuple[Boundary, int]:
+        program, window, whole = self.program, self.window, self.whole
+        partition, ends = program.partition, self.where.transfer_end_ticks
+        stream_of = {b: int(whole.stream[members[0]]) for b, members in enumerate(partition.buckets)}
+        stream_free: dict[int, int] = {}
+        for i in range(window.first):
+            if program.operation[i] == LAUNCH:
+                b = int(program.argument[i])
+                stream_free[stream_of[b]] = max(int(ends[b]) - self.origin, 0)
+        num_free = len(window.free)
+        pinned_bucket = {int(program.argument[i]): num_free + j for j, (i, _, _) in enumerate(self.pinned)}
+        release: dict[int, int] = {}
+        awaited: dict[int, int] = {}
+        for k, segment in enumerate(self.segments):
+            for b in (int(program.argument[i]) for i in segment if program.operation[i] == WAIT):
+                if b in pinned_bucket:
+                    awaited[pinned_bucket[b]] = k
+                else:
+                    release[k] = max(release.get(k, 0), int(ends[b]) - self.origin)
+        after_spine, after_stream, after_end = tails(whole, program, window.past)
+        pinned = {num_free + j: gap for j, (_, _, gap) in enumerate(self.pinned)}
+        after_transfer = {num_free + j: after_end.get(int(program.argument[i]), 0) for j, (i, _, _) in enumerate(self.pinned)}
+        boundary = Boundary(
+            stream_free_ticks=stream_free,
+            release_ticks={k: max(t, 0) for k, t in release.items()},
+            after_spine_ticks=after_spine,
+            after_stream_ticks=after_stream,
+            after_transfer_ticks=after_transfer,
+            pinned=pinned,
+            awaited=awaited,
+        )
+        return boundary, evaluate(whole, program).step_time_ticks - self.origin
+
+    def _caps(self, caps: Caps) -> Caps:
+        """Return the caps for the window: bytes in flight of the rest are taken off, prefetch is in the ready gaps."""
+        in_flight = caps.in_flight_cap_bytes
+        if in_flight is not None:
+            in_flight = max(in_flight - self._rest_in_flight(), 0)
+        memory = caps.memory_cap_bytes
+        return replace(caps, in_flight_cap_bytes=in_flight, max_prefetch=None, memory_cap_bytes=memory)
+
+    def _rest_in_flight(self) -> int:
+        whole, program = self.whole, self.program
+        flying, most = 0, 0
+        for i in range(self.window.past):
+            operation, b = int(program.operation[i]), int(program.argument[i])
+            if operation in (LAUNCH, WAIT) and b not in self.free_buckets:
+                size = sum(int(whole.output_bytes[c]) for c in program.partition.buckets[b] if not whole.on_path[c])
+                flying += -size if operation == WAIT else size
+                if i >= self.window.first:
+                    most = max(most, flying)
+            elif i == self.window.first:
+                most = max(most, flying)
+        return most
+
+    # -- there and back
+
+    def hint(self) -> Program:
+        """Return the window's part of the program, as a program of the small problem."""
+        free, place = self.window.free, {c: j for j, c in enumerate(self.window.free)}
+        buckets = {b: tuple(place[c] for c in self.program.partition.buckets[b]) for b in sorted(self.free_buckets)}
+        pinned_bucket = {int(self.program.argument[i]): len(free) + j for j, (i, _, _) in enumerate(self.pinned)}
+        groups = [*buckets.values(), *((j,) for j in pinned_bucket.values())]
+        index = {b: k for k, b in enumerate([*buckets, *pinned_bucket])}
+        order: list[tuple[int, int]] = []
+        segment = 0
+        for i in range(self.window.first, self.window.past):
+            operation, argument = int(self.program.operation[i]), int(self.program.argument[i])
+            if i in self.gap_of_operation:
+                if operation == COPY_OUT:
+                    order.append((operation, place[argument]))
+                elif argument in index:
+                    order.append((operation, index[argument]))
+            elif segment < len(self.segments) and self.segments[segment][0] == i:
+                order.append((SPINE, segment))
+                segment += 1
+        order += [(WAIT, index[b]) for b in pinned_bucket]
+        array = np.array(order, dtype=np.int64).reshape(-1, 2)
+        partition = Pricer(self.problem, self.compact).partition(groups)
+        return Program(partition=partition, operation=np.ascontiguousarray(array[:, 0]), argument=np.ascontiguousarray(array[:, 1]))
+
+    def spliced(self, small: Program) -> Program:
+        """Return the whole program with the window's operations replaced by those of ``small``."""
+        free, old = self.window.free, self.program.partition.buckets
+        fresh = [tuple(free[j] for j in members) for members in small.partition.buckets if members[0] < len(free)]
+        kept = [b for b in range(len(old)) if b not in self.free_buckets]
+        buckets = [*(old[b] for b in kept), *fresh]
+        new_index = {b: k for k, b in enumerate(kept)}
+        fresh_index = {tuple(sorted(m)): len(kept) + k for k, m in enumerate(fresh)}
+        order: list[tuple[int, int]] = []
+
+        def keep(i: int) -> None:
+            operation, argument = int(self.program.operation[i]), int(self.program.argument[i])
+            order.append((operation, argument if operation in (SPINE, COPY_OUT) else new_index[argument]))
+
+        for i in range(self.window.first):
+            keep(i)
+        for operation, argument in zip(small.operation.tolist(), small.argument.tolist(), strict=True):
+            if operation == SPINE:
+                for i in self.segments[argument]:
+                    keep(i)
+            elif operation == COPY_OUT:
+                order.append((COPY_OUT, free[argument]))
+            elif operation != PREPARE:  # its launch takes the copy-in with it
+                members = small.partition.buckets[argument]
+                if members[0] < len(free):
+                    bucket = fresh_index[tuple(sorted(free[j] for j in members))]
+                    order.append((WAIT if operation == WAIT else LAUNCH, bucket))
+                elif operation == LAUNCH:
+                    keep(self.pinned[members[0] - len(free)][0])
+        for i in range(self.window.past, len(self.program.operation)):
+            keep(i)
+        array = np.array(order, dtype=np.int64)
+        partition = self.pricer.partition(buckets)
+        return Program(partition=partition, operation=np.ascontiguousarray(array[:, 0]), argument=np.ascontiguousarray(array[:, 1]))
+
+
+def tails(compact: Compact, program: Program, past: int) -> tuple[int, dict[int, int], dict[int, int]]:
+    """Return the longest way from the end of operation ``past - 1`` to the end of the step, in ticks.
+
+    From the compute stream; from each stream's last transfer so far; and from the end of each transfer that is waited for later.
+    """
+    p = program.partition
+    along, stream, end = 0, dict.fromkeys(range(compact.num_streams), 0), {}
+    for i in range(len(program.operation) - 1, past - 1, -1):
+        operation, a = int(program.operation[i]), int(program.argument[i])
+        if operation == SPINE:
+            along += int(compact.spine_ticks[a])
+        elif operation == COPY_OUT:
+            along += int(compact.copy_out_ticks[a]) + _float_ticks(compact, compact.epilogue_begin, compact.epilogue_list, (a,))
+        elif operation == WAIT:
+            members = p.buckets[a]
+            if not (len(members) > 1 and compact.kind[members[0]] == 0):
+                along += _float_ticks(compact, compact.epilogue_begin, compact.epilogue_list, members)
+            end[a] = along
+        else:
+            s = int(compact.stream[p.buckets[a][0]])
+            stream[s] = int(p.transfer_ticks[a]) + max(end.pop(a, 0), stream[s])
+            work = _float_ticks(compact, compact.prologue_begin, compact.prologue_list, p.buckets[a])
+            along = max(along, stream[s]) + int(p.launch_ticks[a] + p.copy_in_ticks[a]) + work
+    return along, stream, end
+
+
+def _float_ticks(compact: Compact, begin: Ints, floats: Ints, members: Members) -> int:
+    return sum(int(compact.float_ticks[floats[begin[c] : begin[c + 1]]].sum()) for c in members)
+
+
+_PER_COLLECTIVE = (
+    "kind", "key", "stream", "size_bytes", "input_bytes", "output_bytes", "bucket_launch_ticks", "copy_out_ticks", "on_path", "start_rank",
+)  # fmt: skip
+
+
+def _floats(compact: Compact, free: tuple[int, ...]) -> list[int]:
+    """Return the floats of ``free`` in the order that the small problem numbers them."""
+    result: list[int] = []
+    for c in free:
+        result += compact.prologue_list[compact.prologue_begin[c] : compact.prologue_begin[c + 1]].tolist()
+        result += [int(compact.float_of_start[c]), int(compact.float_of_wait[c])]
+        result += compact.epilogue_list[compact.epilogue_begin[c] : compact.epilogue_begin[c + 1]].tolist()
+    return result
+
+
+def _floats_of(compact: Compact, free: tuple[int, ...], num_collectives: int) -> dict[str, Ints]:
+    """Return the arrays over floats of the small problem; a pinned collective has a start and a wait of no work."""
+    floats = _floats(compact, free)
+    index = {f: j for j, f in enumerate(floats)}
+    prologues = [[index[int(f)] for f in compact.prologue_list[compact.prologue_begin[c] : compact.prologue_begin[c + 1]]] for c in free]
+    epilogues = [[index[int(f)] for f in compact.epilogue_list[compact.epilogue_begin[c] : compact.epilogue_begin[c + 1]]] for c in free]
+    starts, waits = [index[int(compact.float_of_start[c])] for c in free], [index[int(compact.float_of_wait[c])] for c in free]
+    ticks = compact.float_ticks[floats].tolist()
+    for _ in range(num_collectives - len(free)):
+        starts.append(len(ticks))
+        waits.append(len(ticks) + 1)
+        ticks += [0, 0]
+        prologues.append([])
+        epilogues.append([])
+    owner = [-1] * len(ticks)
+    for c, f in enumerate(waits):
+        owner[f] = c
+    return {
+        "float_ticks": np.array(ticks, dtype=np.int64),
+        "float_of_start": np.array(starts, dtype=np.int64),
+        "float_of_wait": np.array(waits, dtype=np.int64),
+        "collective_of_wait": np.array(owner, dtype=np.int64),
+        "prologue_begin": _begins(prologues),
+        "prologue_list": np.array([f for fs in prologues for f in fs], dtype=np.int64),
+        "epilogue_begin": _begins(epilogues),
+        "epilogue_list": np.array([f for fs in epilogues for f in fs], dtype=np.int64),
+    }
+
+
+def _begins(lists: list[list[int]]) -> Ints:
+    begin = np.zeros(len(lists) + 1, dtype=np.int64)
+    begin[1:] = np.cumsum([len(values) for values in lists])
+    return begin
