@@ -37,14 +37,14 @@ def serves_alone(node: Node) -> bool:
 
 
 def gather_nodes(joint: torch.fx.Graph) -> dict[Node, str]:
-    """Return forward node -> parameter, for every node between a parameter and its first uses."""
+    """Return node -> parameter, for every node between a parameter and its first uses, in either direction."""
     owner: dict[Node, str] = {}
     for node in joint.nodes:
         if node.op == "placeholder":
             name = parameter_behind(node.meta.get("desc"))
             if name is not None:
                 owner[node] = name
-        elif serves_alone(node) and node.meta.get("partitioner_tag") != "is_backward":
+        elif serves_alone(node):
             owners = {owner.get(source) for source in node.all_input_nodes}
             name = owners.pop() if len(owners) == 1 else None
             if name is not None:

@@ -1,5 +1,6 @@
 """Captured presets have the collectives that their mesh and options ask for."""
 
+import functools
 from collections import Counter
 
 import pytest
@@ -7,6 +8,8 @@ import torch
 
 from apsched.capture.captured import Capture, CapturedGraph
 from apsched.capture.parameters import PARAMETER_KEY
+from apsched.capture.world import world
+from apsched.models.build import build
 from apsched.models.mesh import MeshSpec
 from apsched.models.options import ModelOptions
 from apsched.models.preset_capture import capture_preset
@@ -14,6 +17,7 @@ from apsched.models.preset_capture import capture_preset
 Count = Counter[tuple[str, tuple[int, ...]]]
 
 
+@functools.cache
 def _capture(name: str, mesh: str, **options: object) -> Capture:
     return capture_preset(name, mesh=MeshSpec.parse(mesh), seq_len=32, options=ModelOptions(**options))  # type: ignore[arg-type]
 
@@ -106,8 +110,16 @@ def _source(node: torch.fx.Node) -> object:
 def test_gathered_parameters_are_gathered_again_or_saved() -> None:
     resharded, kept = _capture("llama3-debug", "fsdp=4"), _capture("llama3-debug", "fsdp=4", reshard_after_forward=False)
     assert not [node for node in _saved(resharded) if PARAMETER_KEY in node.meta.get("custom", {})]
-    assert len([node for node in _saved(kept) if PARAMETER_KEY in node.meta.get("custom", {})]) == LLAMA - 1
+    kept_parameters = {node.meta.get("custom", {}).get(PARAMETER_KEY) for node in _saved(kept)} - {None}
+    assert len(kept_parameters) == LLAMA - 1
+    gathered_bytes = sum(parameter.numel() * 2 for name, parameter in _parameters() if name != "tok_embeddings.weight")
+    assert _saved_bytes(kept) == _saved_bytes(resharded) + gathered_bytes
     assert _collectives(kept, kept.graphs[1]) == {("reduce_scatter", ALL): LLAMA}
+
+
+def _parameters() -> list[tuple[str, torch.nn.Parameter]]:
+    with world(4):
+        return list(build("llama3-debug", mesh=MeshSpec(fsdp=4), seq_len=32).module.named_parameters())
 
 
 def test_every_parameter_has_its_gather_and_its_reduction() -> None:
@@ -157,13 +169,18 @@ def test_inputs_that_live_on_are_kept() -> None:
     forward, backward = _capture("llama3-debug", "fsdp=4").graphs
     placeholders = {node.name for node in forward.module.graph.find_nodes(op="placeholder")}
     assert forward.kept_inputs == placeholders
-    assert set(backward.parameter_names) <= backward.kept_inputs <= placeholders
-    passed = {node.name for node in backward.module.graph.find_nodes(op="placeholder")}
-    assert backward.kept_inputs == passed & placeholders
+    assert set(backward.parameter_names) <= backward.kept_inputs
+    inputs = {_storage(node) for node in forward.module.graph.find_nodes(op="placeholder")}
+    saved = forward.module.graph.output_node().args[0][1:]  # type: ignore[index]
+    assert backward.kept_inputs == {node.name for node in saved if _storage(node) in inputs}  # type: ignore[union-attr,arg-type]
+
+
+def _storage(node: torch.fx.Node) -> int:
+    return node.meta["val"].untyped_storage()._cdata  # type: ignore[no-any-return]
 
 
 def test_captures_are_the_same_each_time() -> None:
-    first, second = (_capture("llama3-debug", "fsdp=2,tp=2") for _ in range(2))
+    first, second = _capture("llama3-debug", "fsdp=2,tp=2"), _capture.__wrapped__("llama3-debug", "fsdp=2,tp=2")
     for one, other in zip(first.graphs, second.graphs, strict=True):
         assert one.module.code == other.module.code
     assert first.group_ranks == second.group_ranks
