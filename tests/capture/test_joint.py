@@ -1,0 +1,106 @@
+"""Capture of modules: plain, with DTensor parameters, without gradients."""
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from apsched.capture.joint import capture_module
+from apsched.capture.parameters import PARAMETER_KEY
+from apsched.capture.world import world
+
+
+class Step(nn.Module):
+    """Two layers, a buffer and a loss."""
+
+    scale: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 4, bias=False)
+        self.register_buffer("scale", torch.full((4,), 0.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.second(torch.relu(self.first(x))) * self.scale).square().mean()
+
+
+def test_the_graphs_compute_what_the_module_computes() -> None:
+    torch.manual_seed(0)
+    module, x = Step(), torch.randn(3, 8)
+    forward, backward = capture_module(module, (x,), source="step").graphs
+    expected = module(x)
+    expected.backward()
+    loss, *saved = forward.module(*module.parameters(), *module.buffers(), x)
+    gradients = backward.module(*saved, torch.ones_like(loss))
+    assert torch.equal(loss, expected)
+    for parameter, gradient in zip(module.parameters(), gradients, strict=False):
+        assert torch.equal(parameter.grad, gradient)  # type: ignore[arg-type]
+
+
+def test_inputs_and_parameters_are_known_in_both_graphs() -> None:
+    forward, backward = capture_module(Step(), (torch.randn(3, 8),), source="step").graphs
+    assert list(forward.parameter_names.values()) == ["first.weight", "first.bias", "second.weight"]
+    assert len(forward.kept_inputs) == 5
+    assert list(backward.parameter_names.values()) == ["second.weight"]
+    assert set(backward.parameter_names) < backward.kept_inputs < set(forward.kept_inputs)
+    assert len(backward.module.graph.find_nodes(op="placeholder")) > len(backward.kept_inputs)
+
+
+def test_nodes_know_their_module() -> None:
+    forward, backward = capture_module(Step(), (torch.randn(3, 8),), source="step").graphs
+    aten = torch.ops.aten
+    addmm = forward.module.graph.find_nodes(op="call_function", target=aten.addmm.default)[0]
+    assert list(addmm.meta["nn_module_stack"]) == ["", "first"]
+    assert addmm.meta["nn_module_stack"]["first"] == ("first", nn.Linear)
+    gradients = backward.module.graph.find_nodes(op="call_function", target=aten.mm.default)
+    assert [list(node.meta["fwd_nn_module_stack"])[-1] for node in gradients] == ["second", "second", "first"]
+
+
+def test_no_hook_stays_on_the_module() -> None:
+    module = Step()
+    capture_module(module, (torch.randn(3, 8),), source="step")
+    assert not any(child._forward_pre_hooks or child._forward_hooks for child in module.modules())
+
+
+def test_a_module_without_gradients_has_no_backward() -> None:
+    module = Step().requires_grad_(False)
+    capture = capture_module(module, (torch.randn(3, 8),), source="step")
+    assert [graph.name for graph in capture.graphs] == ["forward"]
+
+
+class Sharded(nn.Module):
+    """One DTensor parameter, gathered by DTensor itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        mesh = init_device_mesh("cpu", (4,))
+        with FakeTensorMode() as mode:
+            shard = torch.empty(2, 8)
+            self.weight = nn.Parameter(DTensor.from_local(shard, mesh, (Shard(0),), run_check=False))
+        self.mode = mode
+
+    def gathered(self) -> torch.Tensor:
+        whole: DTensor = self.weight.redistribute(placements=(Replicate(),))  # type: ignore[operator]
+        return whole.to_local(grad_placements=(Partial(),))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x @ self.gathered().t()).relu().sum()
+
+
+def test_a_users_dtensor_parameter_is_seen_as_its_shard() -> None:
+    with world(4):
+        module = Sharded()
+        with module.mode:
+            x = torch.empty(3, 8, requires_grad=True)
+        capture = capture_module(module, (x,), source="sharded")
+    forward, backward = capture.graphs
+    assert capture.group_ranks == {"0": (0, 1, 2, 3)}
+    inputs = forward.module.graph.find_nodes(op="placeholder")
+    assert [tuple(node.meta["val"].shape) for node in inputs] == [(2, 8), (3, 8)]
+    assert forward.parameter_names == {inputs[0].name: "weight"}
+    for graph, operators in ((forward, ["all_gather_into_tensor"]), (backward, ["all_gather_into_tensor", "reduce_scatter_tensor"])):
+        for operator in operators:
+            target = getattr(torch.ops._c10d_functional, operator).default
+            (node,) = graph.module.graph.find_nodes(op="call_function", target=target)
+            assert node.meta["custom"][PARAMETER_KEY] == "weight"
