@@ -90,6 +90,8 @@ def is_bucketable(analysis: Analysis, start: int) -> bool:
     if tuple(node.users) != (wait,) or wait.args[:1] != (node,):
         return False
     tensors = [*tensors_of(node), *(t for source in input_nodes(node) for t in tensors_of(source))]
+    if not all(isinstance(size, int) for tensor in tensors for size in tensor.shape):
+        return False  # a bucket's buffer has a size that is known now
     return len(tensors) == 2 and all(is_contiguous(t) for t in tensors) and tensors[0].dtype == tensors[1].dtype and _sizes_match(call)
 
 

@@ -114,7 +114,7 @@ def _value(node: Node, start: Node) -> torch.Tensor:
         raise InputError(
             f"node {start.name}: {node.name} has symbolic shape {tuple(value.shape)}; leave it in no bucket, or capture static shapes"
         )
-    if value.dim() == 0 or not value.is_contiguous():
+    if not value.is_contiguous():
         layout = f"shape {tuple(value.shape)} and strides {value.stride()}"
         raise InputError(f"node {start.name}: {node.name} of {layout} isn't contiguous; leave it in no bucket")
     return value

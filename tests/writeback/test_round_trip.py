@@ -6,9 +6,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from random_schedules import random_schedule, schedule_with_buckets
+from torch.fx.experimental.proxy_tensor import make_fx
 from toy_graphs import FlatCosts, c10d, capture_toy, captured_function
 
 from apsched.build_problem import build_problem
+from apsched.capture.captured import CapturedGraph
 from apsched.capture.world import world
 from apsched.costs.cluster import load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
@@ -77,6 +79,38 @@ def test_members_without_elements_are_exact():
         trip = round_trip(module, captured, FlatCosts(), {}, simulate(problem, schedule))
         assert trip.difference == ""
         assert [out.shape for out in module(*shards)] == [shard.shape for shard in shards]
+
+
+def test_scalars_share_a_launch_and_keep_their_shape():
+    with world(2) as running:
+        group = dist.group.WORLD.group_name
+
+        def step(x, y):
+            return [c10d.wait_tensor(c10d.all_reduce(value, "sum", group)) for value in (x.sum(), y * 2)]
+
+        captured = captured_function(step, (torch.ones(3), torch.ones(3)), parameters=0)
+        problem = build_problem(export(captured, FlatCosts(), group_ranks=running.group_ranks))
+        schedule = schedule_with_buckets(problem, [Bucket((0, 1))])
+        module = write_back(captured.module, problem, schedule)
+        assert [out.shape for out in module(torch.ones(3), torch.ones(3))] == [(), (3,)]
+        assert round_trip(module, captured, FlatCosts(), running.group_ranks, simulate(problem, schedule)).difference == ""
+
+
+def test_collectives_of_symbolic_size_are_in_no_bucket():
+    with world(2) as running:
+        group = dist.group.WORLD.group_name
+
+        def step(x, y):
+            return [c10d.wait_tensor(c10d.all_reduce(value * 2, "sum", group)) for value in (x, y)]
+
+        module = make_fx(step, tracing_mode="symbolic")(torch.ones(3, 4), torch.ones(3, 4))
+        captured = CapturedGraph(name="graph", module=module, kept_inputs=frozenset(), parameter_names={})
+        costs = ClusterCostModel(load_cluster("h100"), running.group_ranks)
+        problem = build_problem(export(captured, costs, group_ranks=running.group_ranks))
+        assert [collective.bucketable for collective in problem.collectives] == [False, False]
+        schedule = random_schedule(problem, 0)
+        rewritten = write_back(module, problem, schedule)
+        assert round_trip(rewritten, captured, costs, running.group_ranks, simulate(problem, schedule)).difference == ""
 
 
 def test_a_false_claim_is_found_and_named():
