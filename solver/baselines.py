@@ -80,7 +80,13 @@ def merge_runs(pricer: Pricer, limits: Caps, keys: Iterable[int], label: Callabl
     for key, collectives in enumerate(pricer.compact.collectives_of_key):
         run: list[int] = []
         for c in need_order(pricer.compact, collectives):
-            fits = key in merged and run and label(run[-1]) == label(c) and pricer.allowed((*run, c), limits)
+            fits = (
+                key in merged
+                and run
+                and label(run[-1]) == label(c)
+                and pricer.same_depth((run[0], c))
+                and pricer.allowed((*run, c), limits)
+            )
             if run and not fits:
                 result.append(tuple(run))
                 run = []

@@ -8,10 +8,15 @@ is alone; its share of the copies where it is not). With E_k a lower bound on th
     (B1)  E_k >= R_k,  and  E_k >= sum_{i<k} d_i + sum_{c needed by k} o_c
     (B2)  E_k >= L(gathers of a stream needed at or before k)          each must have been transferred
     (B3)  E_need(c) >= R_ready(c) + T(c)                                an on-path collective, or a chain of them
-    (B4)  step time >= E_k + sum_{i>=k} d_i + sum_{reductions ready after k} o_c
+    (B4)  step time >= E_k + sum_{i>=k} d_i + W(reductions ready after k)
     (B5)  step time >= R_k + L(reductions of a stream ready at or after gap k)    they start after spine node k-1
-    (B6)  step time >= sum_i d_i + sum_c o_c                            the compute stream
+    (B6)  step time >= sum_i d_i + W(all collectives)                   the compute stream
+          and >= sum_{i<k} d_i + sum_{c needed before k} o_c + L(those) + sum_{other reductions c of it} min(launch of c, slope * bytes_c)
+                                                                       each is launched before gap k is left, or transferred after
     (B7)  step time >= L(all collectives of a stream) + what must run before the first and after the last of them
+
+W(S) is the least work of the collectives S on the compute stream: for each key either all are launched alone, or at least one bucket
+is launched and copied: W = sum over keys of min(sum of launches, launch + least copy-in + sum of o_c).
 
 L(S) is the least time that the stream is busy with the collectives S in any buckets: for each key, bytes times the least price
 per byte of any bucket that the byte cap allows, and never less than the largest of them alone.
@@ -46,10 +51,11 @@ def step_time_bound(problem: Problem, compact: Compact, caps: Caps) -> TimeBound
     work = least_work(problem, compact)
     begin, reached, begin_source = _begins(problem, compact, caps, work)
     spine_after = np.concatenate((np.cumsum(compact.spine_ticks[::-1])[::-1], [0]))
-    candidates = [TimeBound(ticks=int(compact.spine_ticks.sum() + work.sum()), source="compute")]
-    k, total = _followed_by_compute(compact, work, begin, spine_after)
+    everything = np.arange(len(compact.kind))
+    candidates = [TimeBound(ticks=int(compact.spine_ticks.sum()) + work_bound(problem, compact, work, everything), source="compute")]
+    k, total = _followed_by_compute(problem, compact, work, begin, spine_after)
     candidates.append(TimeBound(ticks=total, source=f"{begin_source[k]} + compute" if begin_source[k] != "compute" else "compute"))
-    candidates += _tails(problem, compact, caps, reached, begin_source)
+    candidates += _tails(problem, compact, caps, reached, begin_source, work)
     candidates += _streams(problem, compact, caps, work, spine_after)
     return max(candidates, key=lambda bound: bound.ticks)
 
@@ -69,6 +75,29 @@ def least_work(problem: Problem, compact: Compact) -> Ints:
             alone = min(alone, copies)
         shared[c] += alone
     return shared
+
+
+def work_bound(problem: Problem, compact: Compact, work: Ints, collectives: Ints) -> int:
+    """Return W(S): the least time that ``collectives`` take on the compute stream, at least one launch of each key included."""
+    total = 0
+    for key in np.unique(compact.key[collectives]):
+        mine = collectives[compact.key[collectives] == key]
+        total += _work_of_key(problem, compact, int(work[mine].sum()), int(_alone(problem, compact, mine).sum()), mine)
+    return total
+
+
+def _work_of_key(problem: Problem, compact: Compact, shared: int, alone: int, mine: Ints) -> int:
+    if not compact.bucketable[mine].any():
+        return alone
+    return min(alone, shared + int(compact.bucket_launch_ticks[mine[0]]) + problem.copy_price(0))
+
+
+def _alone(problem: Problem, compact: Compact, collectives: Ints) -> Ints:
+    """Return the work of each of ``collectives`` launched alone."""
+    own = [
+        sum(problem.duration_ticks[n] for n in (*problem.collectives[c].prologue, *problem.collectives[c].epilogue)) for c in collectives
+    ]
+    return compact.launch_ticks[collectives] + np.array(own, dtype=np.int64)
 
 
 def transfer_bound(problem: Problem, compact: Compact, caps: Caps, collectives: Ints) -> int:
@@ -176,35 +205,63 @@ def _earliest_end(compact: Compact, c: int, reached: Ints, finish: dict[int, int
     return finish[c]
 
 
-def _followed_by_compute(compact: Compact, work: Ints, begin: Ints, spine_after: Ints) -> tuple[int, int]:
+def _followed_by_compute(problem: Problem, compact: Compact, work: Ints, begin: Ints, spine_after: Ints) -> tuple[int, int]:
     """(B4): return the k that gives most, and the bound."""
     num_spine = len(compact.spine_ticks)
-    later = np.zeros(num_spine + 2, dtype=np.int64)
-    reductions = (compact.need_gap >= num_spine) & ((compact.kind != ALL_GATHER) | compact.on_path)
-    np.add.at(later, compact.ready_gap[reductions], work[reductions])
-    later = np.cumsum(later[::-1])[::-1]  # later[k]: ready at gap k or after, so launched after spine node k-1
-    totals = begin + spine_after + later[1:]
+    later = np.zeros(num_spine + 1, dtype=np.int64)
+    reductions = np.nonzero((compact.need_gap >= num_spine) & ((compact.kind != ALL_GATHER) | compact.on_path))[0]
+    for key in np.unique(compact.key[reductions]):
+        mine = reductions[compact.key[reductions] == key]
+        shared = _ready_after(compact, mine, work[mine])
+        alone = _ready_after(compact, mine, _alone(problem, compact, mine))
+        fixed = int(compact.bucket_launch_ticks[mine[0]]) + problem.copy_price(0) if compact.bucketable[mine].any() else 0
+        later += np.where(alone > 0, np.minimum(alone, shared + fixed), 0)
+    totals = begin + spine_after + later
     k = int(np.argmax(totals))
     return k, int(totals[k])
 
 
-def _tails(problem: Problem, compact: Compact, caps: Caps, reached: Ints, source: list[str]) -> list[TimeBound]:
-    """(B5), for each stream."""
+def _ready_after(compact: Compact, mine: Ints, ticks: Ints) -> Ints:
+    """Return for each k the sum of ``ticks`` of collectives ready at gap k+1 or later: launched after spine node k."""
+    at = np.zeros(len(compact.spine_ticks) + 2, dtype=np.int64)
+    np.add.at(at, compact.ready_gap[mine], ticks)
+    after: Ints = np.cumsum(at[::-1])[::-1][1:]
+    return after
+
+
+def _tails(problem: Problem, compact: Compact, caps: Caps, reached: Ints, source: list[str], work: Ints) -> list[TimeBound]:
+    """(B5): the best of both forms over all streams."""
     num_spine = len(compact.spine_ticks)
     bounds = []
     moving = np.nonzero((compact.need_gap >= num_spine) & ~compact.on_path)[0]
+    needed = np.nonzero(compact.need_gap < num_spine)[0]
+    steps = np.concatenate(([0], compact.spine_ticks))
+    np.add.at(steps, compact.need_gap[needed] + 1, work[needed])
+    done = np.cumsum(steps)  # done[k]: work that is behind when gap k is reached
     for stream in range(compact.num_streams):
         mine = moving[compact.stream[moving] == stream]
         mine = mine[np.argsort(-compact.ready_gap[mine], kind="stable")]
+        bytes_ticks = np.array([compact.size_bytes[c] * _least_slope(problem.keys[int(compact.key[c])].price) for c in mine]).astype(
+            np.int64
+        )
+        epilogues = np.array([sum(problem.duration_ticks[n] for n in problem.collectives[c].epilogue) for c in mine], dtype=np.int64)
+        either = np.minimum(work[mine] - epilogues, bytes_ticks)
         for i in range(len(mine)):
             gap = compact.ready_gap[mine[i]]
-            if i + 1 < len(mine) and compact.ready_gap[mine[i + 1]] == gap:
+            if (i + 1 < len(mine) and compact.ready_gap[mine[i + 1]] == gap) or (i >= _TAIL_TERMS and i + 1 < len(mine)):
                 continue
-            load = transfer_bound(problem, compact, caps, mine[: i + 1]) if i < _TAIL_TERMS or i + 1 == len(mine) else 0
-            ticks = int(reached[gap]) + load
-            bounds.append(TimeBound(ticks=ticks, source=f"{source[max(gap - 1, 0)]} + tail of group {problem.streams[stream]}"))
-    bounds.sort(key=lambda bound: -bound.ticks)
-    return bounds[:1]
+            load = transfer_bound(problem, compact, caps, mine[: i + 1])
+            where = f"tail of group {problem.streams[stream]}"
+            bounds.append(TimeBound(ticks=int(reached[gap]) + load, source=f"{source[max(gap - 1, 0)]} + {where}"))
+            largest = int(compact.transfer_ticks[mine[: i + 1]].max())
+            bounds.append(TimeBound(ticks=int(done[gap]) + largest - 1 + int(either[i + 1 :].sum()), source=f"compute + {where}"))
+    return sorted(bounds, key=lambda bound: -bound.ticks)[:1]
+
+
+def _least_slope(price: PriceCurve) -> float:
+    """Return the least price of one more byte anywhere on the curve."""
+    pieces = zip(price.size_bytes, price.size_bytes[1:], price.price_ticks, price.price_ticks[1:], strict=False)
+    return min((q - p) / (b - a) for a, b, p, q in pieces) * (1 - 1e-12)
 
 
 _TAIL_TERMS = 64

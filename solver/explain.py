@@ -1,5 +1,7 @@
 """Why nothing fits: the caps that clash, the nodes where, and the least of each cap that would do."""
 
+from dataclasses import replace
+
 from apsched.config import Caps
 from apsched.problem import Problem
 from apsched.result import Infeasibility
@@ -16,7 +18,8 @@ def explain(problem: Problem, small: Compact, caps: Caps, floor_bytes: int, *, p
     """Return the explanation for caps under which no schedule was found."""
     clashing, least, sentences = [], [], []
     nodes: list[str] = []
-    floor = just_in_time(problem, small, Caps(max_topo_span=caps.max_topo_span, bucket_cap_bytes=caps.bucket_cap_bytes))
+    floor = just_in_time(problem, small, replace(caps, in_flight_cap_bytes=None))
+    assert floor is not None  # it keeps every cap but the one on bytes in flight
     schedule = expand(problem, small, floor.program)
     timeline = simulate(problem, schedule)
     largest = max((c.output_bytes for c in problem.collectives if not c.on_path), default=0)

@@ -24,20 +24,22 @@ class Floor:
     peak_memory_bytes: int
 
 
-def just_in_time(problem: Problem, compact: Compact, caps: Caps) -> Floor:
-    """Return the just-in-time schedule with the least peak; of equal ones the one with fewer launches in flight."""
+def just_in_time(problem: Problem, compact: Compact, caps: Caps) -> Floor | None:
+    """Return the just-in-time schedule with the least peak that keeps the other caps; None where none of them does."""
     pricer = Pricer(problem, compact)
+    tiny = _TINY_BYTES if caps.bucket_cap_bytes is None else min(_TINY_BYTES, caps.bucket_cap_bytes)
+    small = Caps(bucket_cap_bytes=tiny, max_topo_span=caps.max_topo_span)
     partitions = [pricer.partition(singles(compact))]
-    small = Caps(bucket_cap_bytes=_TINY_BYTES, max_topo_span=caps.max_topo_span)
     partitions.append(pricer.partition(merge_runs(pricer, small, range(len(problem.keys)), lambda _: 0)))
     best: Floor | None = None
     for partition in partitions:
         for policy in JUST_IN_TIME:
             program = construct(compact, partition, policy, caps, memory_cap_bytes=0 if policy.wait_reductions_at_once else None)
-            peak = evaluate(compact, program).peak_memory_bytes
-            if best is None or peak < best.peak_memory_bytes:
-                best = Floor(program=program, peak_memory_bytes=peak)
-    assert best is not None
+            figures = evaluate(compact, program)
+            in_flight = caps.in_flight_cap_bytes
+            keeps = in_flight is None or figures.peak_in_flight_bytes <= in_flight
+            if keeps and (best is None or figures.peak_memory_bytes < best.peak_memory_bytes):
+                best = Floor(program=program, peak_memory_bytes=figures.peak_memory_bytes)
     return best
 
 

@@ -101,7 +101,7 @@ class Pricer:
     def allowed(self, members: Members, caps: Caps) -> bool:
         """Whether ``members`` may share a launch: one key, bucketable, ready before needed, within the caps on bytes and span.
 
-        Members wait for equally long chains of other collectives, so that no two buckets can wait for each other.
+        Chains of collectives are not looked at: see ``same_depth``.
         """
         if len(members) == 1:
             return True
@@ -109,12 +109,16 @@ class Pricer:
         if any(not compact.bucketable[c] for c in members) or len({int(compact.key[c]) for c in members}) > 1:
             return False
         ready, need = self.figures(members)[5:7]
-        if ready > need or any(self.chain_depth[c] != self.chain_depth[members[0]] for c in members):
+        if ready > need:
             return False
         if caps.bucket_cap_bytes is not None and sum(int(compact.size_bytes[c]) for c in members) > caps.bucket_cap_bytes:
             return False
         ranks = [int(compact.start_rank[c]) for c in members]
         return caps.max_topo_span is None or max(ranks) - min(ranks) <= caps.max_topo_span
+
+    def same_depth(self, members: Members) -> bool:
+        """Whether ``members`` wait for equally long chains of other collectives: then no two buckets can wait for each other."""
+        return all(self.chain_depth[c] == self.chain_depth[members[0]] for c in members)
 
 
 def _chain_depths(compact: Compact) -> list[int]:

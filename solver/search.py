@@ -189,7 +189,7 @@ class Search:
         if i + 1 >= len(buckets) or self.compact.key[buckets[i][0]] != self.compact.key[buckets[i + 1][0]]:
             return None
         merged = (*buckets[i], *buckets[i + 1])
-        if not self.pricer.allowed(merged, self.caps):
+        if not self.pricer.same_depth(merged) or not self.pricer.allowed(merged, self.caps):
             return None
         return (*buckets[:i], merged, *buckets[i + 2 :])
 

@@ -1,7 +1,7 @@
 """Construct, improve, prove: Problem -> SolveResult."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from apsched.config import Caps, SolveOptions
 from apsched.problem import Problem
@@ -92,28 +92,24 @@ def solve(
 
 
 def least_memory(problem: Problem, caps: Caps | None = None, options: SolveOptions | None = None) -> tuple[int, int]:
-    """Return the least peak for which a schedule is known (other caps as in ``caps``), and a proven lower bound on it, in bytes."""
-    caps = _without_memory_cap(caps or Caps())
-    options = options or SolveOptions()
+    """Return the least peak for which a schedule is known, with the other caps as in ``caps``, and a proven lower bound on it, in bytes.
+
+    Where no known schedule keeps the other caps, the cap on bytes in flight is left out.
+    """
+    caps, options = replace(caps or Caps(), memory_cap_bytes=None), options or SolveOptions()
     small = compact(problem)
     known = just_in_time(problem, small, caps)
-    bound = min(memory_bound(small), known.peak_memory_bytes)
-    if _num_literals(problem) > _SMALL_LITERALS or bound == known.peak_memory_bytes:
-        return known.peak_memory_bytes, bound
-    exact = ExactModel(problem, small, caps, _horizon(problem, small)).minimize_peak(options, None)
-    if exact.program is None:
-        return known.peak_memory_bytes, bound
-    peak = score(problem, "floor", expand(problem, small, exact.program), caps).peak_memory_bytes
-    return peak, max(bound, exact.bound + small.kept_bytes)
-
-
-def _without_memory_cap(caps: Caps) -> Caps:
-    return Caps(
-        bucket_cap_bytes=caps.bucket_cap_bytes,
-        max_topo_span=caps.max_topo_span,
-        max_prefetch=caps.max_prefetch,
-        in_flight_cap_bytes=caps.in_flight_cap_bytes,
-    )
+    bound = memory_bound(small)
+    if known is not None and (known.peak_memory_bytes <= bound or _num_literals(problem) > _SMALL_LITERALS):
+        return known.peak_memory_bytes, min(bound, known.peak_memory_bytes)
+    if _num_literals(problem) <= _SMALL_LITERALS:
+        exact = ExactModel(problem, small, caps, horizon_ticks(problem, small)).minimize_peak(options, known.program if known else None)
+        if exact.program is not None:
+            peak = score(problem, "floor", expand(problem, small, exact.program), caps).peak_memory_bytes
+            return peak, max(bound, exact.bound + small.kept_bytes)
+    lifted = known or just_in_time(problem, small, replace(caps, in_flight_cap_bytes=None))
+    assert lifted is not None  # without a cap on bytes in flight, just in time is always possible
+    return lifted.peak_memory_bytes, min(bound, lifted.peak_memory_bytes)
 
 
 def _num_literals(problem: Problem) -> int:
@@ -121,7 +117,7 @@ def _num_literals(problem: Problem) -> int:
     return units * (units // 2 + len(problem.spine))
 
 
-def _horizon(problem: Problem, small: Compact) -> int:
+def horizon_ticks(problem: Problem, small: Compact) -> int:
     """Return a step time that some schedule of every partition keeps: everything one after the other, copies and all."""
     transfers = sum(int(t) for t in small.transfer_ticks)
     pessimistic = sum(problem.keys[c.key].price(sum(d.size_bytes for d in problem.collectives)) for c in problem.collectives)
@@ -146,7 +142,7 @@ def _solve_whole(
     search = Search(problem=problem, compact=small, caps=caps, options=options, report=report, evaluations_left=2_000)
     search.portfolio()
     hint = search.best.program if search.best is not None else None
-    model = ExactModel(problem, small, caps, _horizon(problem, small))
+    model = ExactModel(problem, small, caps, horizon_ticks(problem, small))
     first = model.minimize_step_time(options, hint)
     work = first.deterministic_work
     program = first.program if first.program is not None else hint
