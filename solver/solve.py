@@ -11,11 +11,12 @@ from apsched.solver.baselines import baselines, score
 from apsched.solver.bounds import TimeBound, memory_bound, step_time_bound
 from apsched.solver.compact import Compact, compact
 from apsched.solver.cpsat import Exact, ExactModel
-from apsched.solver.evaluate import Program
+from apsched.solver.evaluate import Program, evaluate
 from apsched.solver.expand import expand
 from apsched.solver.explain import explain
 from apsched.solver.floor import just_in_time
 from apsched.solver.search import Search
+from apsched.solver.windows import improve
 from apsched.units import ticks_to_us
 
 Progress = Callable[[str, float, float], None]
@@ -23,6 +24,8 @@ Progress = Callable[[str, float, float], None]
 
 _SMALL_LITERALS = 6_000
 """Order literals up to which the whole problem goes to CP-SAT."""
+_SHARE_OF_WINDOWS = 0.25
+"""Of the budget, for windows that CP-SAT decides."""
 _EVALUATIONS_PER_WORK = 400
 """Evaluations of the search per unit of deterministic work in the budget."""
 
@@ -188,10 +191,19 @@ def _solve_by_search(
         floor = just_in_time(problem, small, caps)
         return _Answer(schedule=expand(problem, small, floor.program), bound=bound, solved_by="just in time")
     search.local_moves(bound.ticks)
-    limit = _slack_limit(search.best.figures.step_time_ticks, options, made)
-    search.lower_memory(limit)
-    search.fewer_launches(limit)
-    return _Answer(schedule=expand(problem, small, search.best.program), bound=bound, solved_by="search")
+    improved = improve(
+        search.pricer, caps, search.best.program, replace(options, budget=options.budget * _SHARE_OF_WINDOWS), stop_at_ticks=bound.ticks
+    )
+    report("windows", time := evaluate(small, improved.program).step_time_ticks)
+    limit = _slack_limit(time, options, made)
+    program, solved_by = improved.program, "windows"
+    if search.best.figures.step_time_ticks <= limit:
+        search.lower_memory(limit)
+        search.fewer_launches(limit)
+        program, solved_by = search.best.program, "search"
+    return _Answer(
+        schedule=expand(problem, small, program), bound=bound, solved_by=solved_by, deterministic_work=improved.deterministic_work
+    )
 
 
 def _slack_limit(time_ticks: int, options: SolveOptions, made: tuple[Scored, ...]) -> int:

@@ -5,20 +5,23 @@ hint, complete in every literal.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from apsched.config import Caps, SolveOptions
 from apsched.solver.compact import Compact
 from apsched.solver.cpsat import ExactModel
-from apsched.solver.evaluate import COPY_OUT, LAUNCH, SPINE, WAIT, Program, anatomy
+from apsched.solver.evaluate import COPY_OUT, LAUNCH, SPINE, WAIT, Program, anatomy, evaluate
+from apsched.solver.expand import expand
 from apsched.solver.partition import Pricer
 from apsched.solver.window_view import Window, WindowView
+from apsched.verify import verify
 
-MOST_FREE = 8
+MOST_FREE = 6
 """Collectives that one window decides anew."""
 _MOST_OPERATIONS = 400
+_MOST_PINNED = 12
 
 
 def windows(compact: Compact, program: Program) -> Iterator[Window]:
@@ -74,11 +77,53 @@ def _inside(program: Program, first: int, past: int, launched: list[int], last: 
     return tuple(sorted(c for b in seen if first <= launched[b] and last[b] < past for c in buckets[b]))
 
 
-def improve(pricer: Pricer, caps: Caps, program: Program, window: Window, options: SolveOptions) -> tuple[Program | None, float]:
-    """Return the program with ``window`` decided anew (None where nothing was found), and the deterministic work done."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Improved:
+    """What windows made of a program."""
+
+    program: Program
+    num_windows: int
+    """Windows decided to optimality."""
+    deterministic_work: float
+
+
+def improve(pricer: Pricer, caps: Caps, program: Program, options: SolveOptions, *, stop_at_ticks: int) -> Improved:
+    """Return ``program`` with window after window decided anew, until none helps, the work is used up or the bound is met.
+
+    ``options.budget`` is the work for all windows together; one takes at most a tenth of it.
+    """
+    best, figures = program, evaluate(pricer.compact, program)
+    work, decided, done = 0.0, 0, set[tuple[int, ...]]()
+    while figures.step_time_ticks > stop_at_ticks:
+        window = next((w for w in windows(pricer.compact, best) if w.free not in done), None)
+        if window is None or work >= options.budget or len(done) >= _MOST_WINDOWS:
+            break
+        done.add(window.free)
+        found, found_work, optimal = _decide(pricer, caps, best, window, replace(options, budget=options.budget / 10))
+        work, decided = work + found_work, decided + optimal
+        if found is None:
+            continue
+        now = evaluate(pricer.compact, found)
+        if now.step_time_ticks < figures.step_time_ticks and _fits(pricer, caps, found):
+            best, figures = found, now
+            done.clear()
+    return Improved(program=best, num_windows=decided, deterministic_work=work)
+
+
+_MOST_WINDOWS = 16
+"""Windows in a row that change nothing, after which the search stops."""
+
+
+def _decide(pricer: Pricer, caps: Caps, program: Program, window: Window, options: SolveOptions) -> tuple[Program | None, float, bool]:
+    """Return the program with ``window`` decided anew (None where nothing was found), the work done, and whether it is optimal."""
     view = WindowView(pricer, caps, program, window)
+    if len(view.pinned) > _MOST_PINNED:
+        return None, 0.0, False
     model = ExactModel(view.problem, view.compact, view.caps, view.horizon_ticks, view.boundary)
     found = model.minimize_step_time(options, view.hint())
-    if found.program is None:
-        return None, found.deterministic_work
-    return view.spliced(found.program), found.deterministic_work
+    return view.spliced(found.program) if found.program is not None else None, found.deterministic_work, found.optimal
+
+
+def _fits(pricer: Pricer, caps: Caps, program: Program) -> bool:
+    """Whether ``program`` keeps every cap, prefetch included, by the independent check."""
+    return not verify(pricer.problem, expand(pricer.problem, pricer.compact, program), caps)
