@@ -45,9 +45,9 @@ def toy_inputs(world_size: int, num_shards: int, process_rank: int, width: int =
     return (x, scale, *(torch.randn(width // world_size, width, generator=generator) for _ in range(num_shards)))
 
 
-def capture_toy(group: str, world_size: int, *, num_shards: int = 8, process_rank: int = 0) -> CapturedGraph:
+def capture_toy(group: str, world_size: int, *, num_shards: int = 8, process_rank: int = 0, width: int = 8) -> CapturedGraph:
     """Return the captured step; the shards are parameters that the caller keeps."""
-    inputs = toy_inputs(world_size, num_shards, process_rank)
+    inputs = toy_inputs(world_size, num_shards, process_rank, width)
     return captured_function(toy_step(group, world_size), inputs, parameters=num_shards)
 
 
