@@ -1,6 +1,8 @@
 """Capture a training step: AOTAutograd's joint graph, partitioned into forward and backward as a compiler gets them."""
 
-from collections.abc import Callable, Iterable
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -38,7 +40,7 @@ def capture_module(
             tag(joint)
         mark_parameters(joint, reshard_after_forward=reshard_after_forward)
 
-    with recorded_modules(module):
+    with recorded_modules(module), _rare_garbage_collection():
         forward, backward = partitioned_graphs(module, inputs, mark, lambda node: is_parameter_or_buffer(node.meta.get("desc")))
     graphs = [_captured("forward", forward, kept=forward.graph.find_nodes(op="placeholder"))]
     if backward is not None:
@@ -46,6 +48,17 @@ def capture_module(
     used = {argument for graph in graphs for argument in _group_names(graph.module)}
     ranks = {name: ranks for name, ranks in sorted(process_group_names().items()) if name in used}
     return Capture(source=source, graphs=tuple(graphs), group_ranks=ranks)
+
+
+@contextmanager
+def _rare_garbage_collection() -> Iterator[None]:
+    """Collect less often: a trace makes millions of objects that live until its end."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(200_000, *thresholds[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
 
 
 def _captured(name: str, module: GraphModule, *, kept: Iterable[Node]) -> CapturedGraph:
