@@ -29,8 +29,9 @@ def optimize(
 ) -> torch.fx.GraphModule:
     """Return ``gm`` in the fastest order and with the best buckets that the caps allow; ``gm`` itself stays as it is.
 
-    The :class:`apsched.Result` (schedule, bound, gap, figures) is at hand as ``fast.apsched_result`` and ``fast.meta["apsched_result"]`` of the
-    module returned, which was exported and simulated again to check it. Every node needs ``meta["val"]``, as the graphs that compilers hand to their backends have it.
+    The :class:`apsched.Result` (schedule, bound, gap, figures) is at hand as ``fast.apsched_result`` and ``fast.meta["apsched_result"]`` of
+    the module returned, which was exported and simulated again to check it. Every node needs ``meta["val"]``, as the graphs that compilers
+    hand to their backends have it.
 
     Parameters
     ----------

@@ -259,12 +259,16 @@ def quiet_fake_tensors() -> Iterator[None]:
 
 
 def graph_as_repro(module: Any) -> str:
-    """Return ``module`` as torch's own stand-alone file: ``class Repro`` and ``load_args`` (torch/_dynamo/repro/after_aot.py)."""
+    """Return ``module`` as torch's own stand-alone file: ``class Repro`` and ``load_args`` (torch/_dynamo/repro/after_aot.py).
+
+    Run as a program it executes the graph node by node, rather than compile it: Inductor would change the order.
+    """
     import io
+    import re
 
     from torch._dynamo.repro.after_aot import save_graph_repro
 
     inputs = [node.meta.get("val") for node in module.graph.find_nodes(op="placeholder")]
     text = io.StringIO()
-    save_graph_repro(text, module, inputs, "apsched", stable_output=True)
-    return text.getvalue()
+    save_graph_repro(text, module, inputs, "apsched", stable_output=True, command="get_args")
+    return re.sub(r"        run_repro\((.*)\)\n(?:        #.*\n?)+", r"        mod, args = run_repro(\1)\n        mod(*args)\n", text.getvalue())

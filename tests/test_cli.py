@@ -67,6 +67,9 @@ def test_solve_a_preset_from_end_to_end(run: Run, tmp_path: Path) -> None:
     assert (found["step_time_us"], found["num_launches"]) == (solved["step_time_us"], solved["num_launches"])
     assert found["peak_memory_bytes"] == pytest.approx(solved["peak_memory_bytes"], rel=0.01), "the file doesn't say which inputs are kept"
 
+    ran_alone = subprocess.run([sys.executable, "out/forward.py"], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert ran_alone.returncode == 0, ran_alone.stderr
+
     applied = run("apply", *PRESET, "out/forward.schedule.json", "--json", "-o", "again")
     figures = json.loads(applied.stdout)["graphs"]
     assert [(f["name"], f["step_time_us"], f["round_trip_exact"]) for f in figures] == [
