@@ -28,7 +28,7 @@ from apsched.verify import verify
 if TYPE_CHECKING:
     import torch
 
-    from apsched.capture.captured import CapturedGraph
+    from apsched.capture.captured import Capture, CapturedGraph
     from apsched.costs.model import CostModel
     from apsched.round_trip import RoundTrip
 
@@ -57,7 +57,6 @@ class LoadedGraph:
     """The FX graph; ``None`` where the source was a graph file."""
     cost_model: "CostModel | None" = None
     group_ranks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    group_sizes: Mapping[str, int] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -116,7 +115,6 @@ def export_graph(
     *,
     cluster: str,
     group_ranks: Mapping[str, tuple[int, ...]],
-    group_sizes: Mapping[str, int] | None = None,
     device_memory_bytes: int | None = None,
     progress: Progress,
     capture_seconds: float = 0.0,
@@ -134,7 +132,6 @@ def export_graph(
         captured=captured,
         cost_model=cost_model,
         group_ranks=group_ranks,
-        group_sizes=group_sizes or {},
         seconds={"capture": capture_seconds, "export": took["seconds"]},
     )
 
@@ -214,14 +211,14 @@ def _export_capture(
 
     capture = source.capture
     assert capture is not None
-    cost_model = ClusterCostModel(cluster, capture.group_ranks, table)
+    group_ranks = _group_ranks(capture)
+    cost_model = ClusterCostModel(cluster, group_ranks, table)
     graphs = tuple(
         export_graph(
             captured,
             cost_model,
             cluster=cluster.name,
-            group_ranks=capture.group_ranks,
-            group_sizes=capture.group_sizes,
+            group_ranks=group_ranks,
             device_memory_bytes=cluster.device.memory_bytes,
             progress=progress,
             capture_seconds=capture_seconds,
@@ -231,6 +228,12 @@ def _export_capture(
     )
     notes = tuple(f"priced by formula, not in the table: {line}" for line in cost_model.unpriced())
     return LoadedSource(label=source.label, slug=source.slug, cluster=cluster.name, graphs=graphs, notes=notes)
+
+
+def _group_ranks(capture: "Capture") -> dict[str, tuple[int, ...]]:
+    """Return the process ranks of every group; of one that is known by size only, that many from 0 on, as cost models take it to be."""
+    ranks = {name: tuple(range(size)) for name, size in capture.group_sizes.items()}
+    return ranks | {name: known for name, known in capture.group_ranks.items() if known}
 
 
 def _from_graph_files(source: Opened, costs: CostChoice, direction: str) -> LoadedSource:

@@ -87,7 +87,10 @@ def registered_groups(sizes: Mapping[str, int]) -> Iterator[None]:
     added = [name for name in sizes if name not in known]
     try:
         for name in added:
-            c10d._register_process_group(name, dist.new_group(list(range(sizes[name]))))  # type: ignore[arg-type]
+            group = dist.new_group(list(range(sizes[name])))
+            if group.group_name in added:  # the name that new_group chose is one of those asked for, maybe of another size
+                c10d._unregister_process_group(group.group_name)
+            c10d._register_process_group(name, group)  # type: ignore[arg-type]
         yield
     finally:
         for name in added:
@@ -271,4 +274,19 @@ def graph_as_repro(module: Any) -> str:
     inputs = [node.meta.get("val") for node in module.graph.find_nodes(op="placeholder")]
     text = io.StringIO()
     save_graph_repro(text, module, inputs, "apsched", stable_output=True, command="get_args")
-    return re.sub(r"        run_repro\((.*)\)\n(?:        #.*\n?)+", r"        mod, args = run_repro(\1)\n        mod(*args)\n", text.getvalue())
+    runnable = re.sub(
+        r"        run_repro\((.*)\)\n(?:        #.*\n?)+", r"        mod, args = run_repro(\1)\n        mod(*args)\n", text.getvalue()
+    )
+    return runnable.replace("    from torch._dynamo.repro.after_aot import setup_fake_process_groups\n", _SETUP_FAKE_PROCESS_GROUPS)
+
+
+_SETUP_FAKE_PROCESS_GROUPS = """\
+    def setup_fake_process_groups(groups):  # torch's own fails where a name is one that new_group chooses by itself
+        sizes = {group["size"] for group in groups.values()}
+        dist.init_process_group(backend="fake", rank=0, world_size=max(sizes), store=FakeStore())
+        made = {size: dist.new_group(list(range(size))) for size in sizes}
+        torch._C._distributed_c10d._unregister_all_process_groups()
+        for name, group in groups.items():
+            torch._C._distributed_c10d._register_process_group(name, made[group["size"]])
+
+"""
