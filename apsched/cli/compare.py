@@ -30,3 +30,5 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     for result in results:
         for line in summary_lines(result):
             out.print(line, markup=False)
+    for note in source.notes:
+        out.print(f"note: {note}", markup=False)
