@@ -23,9 +23,10 @@ from apsched.result import Scored
 from apsched.schedule import Schedule, as_captured
 from apsched.simulate import simulate
 from apsched.solver.compact import Compact
-from apsched.solver.construct import Policy, construct
 from apsched.solver.expand import expand
 from apsched.solver.partition import Members, Pricer, need_order
+from apsched.solver.place import construct
+from apsched.solver.policies import Policy
 from apsched.verify import verify
 
 BUCKET_BYTES = 500 * 10**6

@@ -6,9 +6,10 @@ from apsched.config import Caps
 from apsched.problem import Problem
 from apsched.solver.baselines import merge_runs
 from apsched.solver.compact import Compact
-from apsched.solver.construct import Policy, construct
 from apsched.solver.evaluate import Program, evaluate
 from apsched.solver.partition import Pricer, singles
+from apsched.solver.place import construct
+from apsched.solver.policies import Policy
 
 JUST_IN_TIME = (
     Policy(lead=0.0, copy_out_early=True, prefetch=False, wait_reductions_at_once=True),

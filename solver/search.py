@@ -12,9 +12,10 @@ from apsched.config import Caps, SolveOptions
 from apsched.problem import Problem
 from apsched.solver.baselines import block_of, merge_runs
 from apsched.solver.compact import Compact
-from apsched.solver.construct import Policy, construct
 from apsched.solver.evaluate import Figures, Program, evaluate
 from apsched.solver.partition import Members, Pricer
+from apsched.solver.place import construct
+from apsched.solver.policies import Policy
 
 LEADS = (np.inf, 16.0, 4.0, 2.0, 1.0, 0.5, 0.0)
 BYTE_CAPS = (2**16, 2**20, 2**23, 2**25, 2**26, 2**27, 2**28, 2**29, 2**30)
@@ -88,7 +89,7 @@ class Search:
         """Every partition of the portfolio under every policy; then the best partition of each key in turn."""
         families = list(self._families())
         for buckets in families:
-            for policy in _policies():
+            for policy in policies(self.compact):
                 self.consider(self.evaluate(buckets, policy, None))
         self.report("portfolio", self.best.figures.step_time_ticks if self.best else -1)
         if self.best is None:
@@ -99,7 +100,7 @@ class Search:
                 mixed = self._with_key(self.best.buckets, buckets, key)
                 if mixed != self.best.buckets:
                     self.consider(self.evaluate(mixed, self.best.policy, None))
-        for policy in _policies():
+        for policy in policies(self.compact):
             self.consider(self.evaluate(self.best.buckets, policy, None))
         self.report("portfolio", self.best.figures.step_time_ticks)
 
@@ -120,7 +121,7 @@ class Search:
         """Find the least peak with a step time of at most ``limit_ticks``: bisect the cap that the policies steer by."""
         if self.best is None:
             return
-        for policy in (self.best.policy, *_policies()):
+        for policy in (self.best.policy, *policies(self.compact)):
             low, high = 0, self.best.figures.peak_memory_bytes
             for _ in range(_BISECTIONS):
                 middle = (low + high) // 2
@@ -203,8 +204,10 @@ class Search:
 _BISECTIONS = 12
 
 
-def _policies() -> Iterator[Policy]:
-    for lead in LEADS:
-        for early in (True, False):
-            yield Policy(lead=lead, copy_out_early=early)
-    yield Policy(lead=0.0, copy_out_early=True, prefetch=False)
+def policies(compact: Compact) -> tuple[Policy, ...]:
+    """Return the portfolio of policies; those that use stalls only where on-path collectives make some."""
+    stalls = (False, True) if bool(compact.on_path.any()) else (False,)
+    leads = tuple(
+        Policy(lead=lead, copy_out_early=early, in_stalls=in_stalls) for in_stalls in stalls for lead in LEADS for early in (True, False)
+    )
+    return (*leads, Policy(lead=0.0, copy_out_early=True, prefetch=False))

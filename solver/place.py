@@ -1,0 +1,392 @@
+"""One forward pass over the spine that places the units of a partition as a policy says, under caps.
+
+Every gather's just-in-time bytes are reserved beforehand, so that a far prefetch cannot starve a reduction. The pass is a
+heuristic: ``apsched.solver.evaluate`` says what its program costs. Structures are named tuples of arrays, which numba takes.
+"""
+
+from typing import NamedTuple
+
+import numba as nb
+import numpy as np
+import numpy.typing as npt
+
+from apsched.config import Caps
+from apsched.solver.compact import ALL_GATHER, ALL_REDUCE, Compact, Ints
+from apsched.solver.evaluate import COPY_OUT, LAUNCH, SPINE, WAIT, Program
+from apsched.solver.partition import Partition
+from apsched.solver.policies import UNLIMITED, Policy, launch_gaps, queue, want_gaps
+
+Bools = npt.NDArray[np.bool_]
+
+TIME, HELD, FLYING, LENGTH, OUTSTANDING = 0, 1, 2, 3, 4
+
+
+class Units(NamedTuple):
+    """What the pass knows of buckets (B), collectives (C) and the spine."""
+
+    spine_ticks: Ints
+    bucket_of: Ints
+    member_begin: Ints
+    member_list: Ints
+    after_begin: Ints
+    after_list: Ints
+    need_of: Ints
+    """(C,) need gap."""
+    copy_out_work: Ints
+    """(C,) copy-out and epilogue."""
+    stream: Ints
+    """(B,)"""
+    gathered: Bools
+    """(B,) a gather that can move."""
+    copied: Bools
+    """(B,) its members are copied out."""
+    want: Ints
+    """(B,) gap where a gather wants to be launched."""
+    ready: Ints
+    """(B,) gap where a gather can, and anything else will, be launched."""
+    need: Ints
+    transfer_ticks: Ints
+    launch_work: Ints
+    wait_work: Ints
+    ahead_bytes: Ints
+    """(B,) alive between an early launch of a gather and its need."""
+    held_bytes: Ints
+    """(B,) alive between the launch and the wait of a reduction, beyond its output."""
+    flying_bytes: Ints
+    caps: Ints
+    """Memory cap beside what the caller keeps, in-flight cap."""
+
+
+class State(NamedTuple):
+    """Where the pass is."""
+
+    clock: Ints
+    """TIME, HELD bytes, FLYING bytes, LENGTH of the program, number of OUTSTANDING reductions."""
+    operation: Ints
+    argument: Ints
+    used: Ints
+    """(m+1,) bytes in use around each spine node, with everything yet to come just in time."""
+    transfer_end: Ints
+    stream_free: Ints
+    launched: Bools
+    waited: Bools
+    out: Bools
+    """(C,) copied out."""
+    outstanding: Ints
+    """Reductions launched and not waited for, oldest first."""
+
+
+def construct(compact: Compact, partition: Partition, policy: Policy, caps: Caps, memory_cap_bytes: int | None = None) -> Program:
+    """Return the program that ``policy`` makes of ``partition``; ``memory_cap_bytes`` overrides the cap to steer by."""
+    cap = caps.memory_cap_bytes if memory_cap_bytes is None else memory_cap_bytes
+    units = _units(compact, partition, policy, caps, UNLIMITED if cap is None else max(cap - compact.kept_bytes, 0))
+    p, c = partition, compact
+    used = _reserve(
+        policy.copy_out_early, p.bucket_of, p.member_begin, p.out_buffer_bytes, units.ready, p.need_gap, c.base_gap_bytes, c.base_spine_bytes,
+        c.kind, c.input_bytes, c.output_bytes, c.on_path, c.need_gap, c.storage_bytes, c.storage_birth_spine, c.storage_last_spine,
+        c.input_storage, c.output_storage,
+    )  # fmt: skip
+    num_buckets, num_collectives, num_spine = len(p.buckets), len(c.kind), len(c.spine_ticks)
+    length = num_spine + 2 * num_buckets + num_collectives
+    state = State(
+        clock=np.zeros(5, dtype=np.int64),
+        operation=np.empty(length, dtype=np.int64),
+        argument=np.empty(length, dtype=np.int64),
+        used=used,
+        transfer_end=np.zeros(num_buckets, dtype=np.int64),
+        stream_free=np.zeros(c.num_streams, dtype=np.int64),
+        launched=np.zeros(num_buckets, dtype=np.bool_),
+        waited=np.zeros(num_buckets, dtype=np.bool_),
+        out=np.zeros(num_collectives, dtype=np.bool_),
+        outstanding=np.empty(num_buckets, dtype=np.int64),
+    )
+    _place(units, state, queue(compact, partition), policy.copy_out_early, policy.wait_reductions_at_once, policy.in_stalls)
+    done = int(state.clock[LENGTH])
+    return Program(partition=partition, operation=state.operation[:done], argument=state.argument[:done])
+
+
+def _units(compact: Compact, partition: Partition, policy: Policy, caps: Caps, cap_bytes: int) -> Units:
+    p, c = partition, compact
+    first = p.member_list[p.member_begin[:-1]]
+    several = np.diff(p.member_begin) > 1
+    gathered = (c.kind[first] == ALL_GATHER) & ~c.on_path[first]
+    copied = several & (c.kind[first] == ALL_GATHER)
+    prologue, epilogue = (_sums(c.float_ticks, *csr) for csr in ((c.prologue_begin, c.prologue_list), (c.epilogue_begin, c.epilogue_list)))
+
+    def per_bucket(values: Ints) -> Ints:
+        return np.add.reduceat(values[p.member_list], p.member_begin[:-1]) if len(first) else np.zeros(0, dtype=np.int64)
+
+    inputs, outputs = per_bucket(c.input_bytes), per_bucket(c.output_bytes)
+    return Units(
+        spine_ticks=c.spine_ticks,
+        bucket_of=p.bucket_of,
+        member_begin=p.member_begin,
+        member_list=p.member_list,
+        after_begin=c.after_begin,
+        after_list=c.after_list,
+        need_of=c.need_gap,
+        copy_out_work=c.copy_out_ticks + epilogue,
+        stream=c.stream[first],
+        gathered=gathered,
+        copied=copied,
+        want=want_gaps(c, p, policy, caps),
+        ready=np.where(gathered, p.ready_gap, launch_gaps(c, p, policy)),
+        need=p.need_gap,
+        transfer_ticks=p.transfer_ticks,
+        launch_work=p.launch_ticks + p.copy_in_ticks + per_bucket(prologue),
+        wait_work=np.where(copied, 0, per_bucket(epilogue)),
+        ahead_bytes=outputs + np.where(several, 0, inputs),
+        held_bytes=np.where(c.kind[first] == ALL_REDUCE, 0, inputs),
+        flying_bytes=per_bucket(np.where(c.on_path, 0, c.output_bytes)),
+        caps=np.array([cap_bytes, UNLIMITED if caps.in_flight_cap_bytes is None else caps.in_flight_cap_bytes], dtype=np.int64),
+    )
+
+
+def _sums(values: Ints, begin: Ints, entries: Ints) -> Ints:
+    """Return for each row of a CSR pair the sum of the values that it lists."""
+    total = np.concatenate(([0], np.cumsum(values[entries])))
+    sums: Ints = total[begin[1:]] - total[begin[:-1]]
+    return sums
+
+
+@nb.njit(cache=True)  # type: ignore[untyped-decorator]
+def _reserve(
+    early, bucket_of, member_begin, out_buffer_bytes, ready_gap, need_gap, base_gap, base_spine, kind, input_bytes, output_bytes, on_path,
+    need_of, storage_bytes, birth_spine, last_spine, input_storage, output_storage,
+):  # type: ignore[no-untyped-def]  # fmt: skip
+    """Bytes in use around each spine node when every collective is launched and waited for at the last moment."""
+    num_spine = len(base_spine) - 1
+    delta = np.zeros(num_spine + 3, np.int64)
+    for c in range(len(kind)):
+        b = bucket_of[c]
+        several = member_begin[b + 1] - member_begin[b] > 1
+        out = output_storage[c]
+        last = last_spine[out] if out >= 0 else -1
+        if kind[c] == ALL_GATHER or on_path[c]:
+            begin = need_gap[b] if (early and several) or not several else need_of[c]
+            delta[begin] += output_bytes[c]
+            delta[max(begin, last) + 1] -= output_bytes[c]
+            if several:
+                until = need_gap[b] if early else need_of[c]
+                delta[need_gap[b]] += output_bytes[c]
+                delta[until + 1] -= output_bytes[c]
+            elif not on_path[c]:
+                delta[begin] += input_bytes[c]
+                delta[begin + 1] -= input_bytes[c]
+        else:
+            begin = ready_gap[b]
+            delta[begin] += output_bytes[c]
+            delta[max(begin, last) + 1] -= output_bytes[c]
+        s = input_storage[c]
+        if s >= 0 and birth_spine[s] >= 0:
+            until = max(last_spine[s], ready_gap[b])
+            delta[birth_spine[s]] += storage_bytes[s]
+            delta[until + 1] -= storage_bytes[s]
+            if several and not on_path[c]:
+                delta[ready_gap[b]] += input_bytes[c]
+                delta[ready_gap[b] + 1] -= input_bytes[c]
+    used = np.zeros(num_spine + 1, np.int64)
+    live = 0
+    for k in range(num_spine + 1):
+        live += delta[k]
+        used[k] = live + max(base_gap[k], base_spine[k])
+    return used
+
+
+@nb.njit(cache=True)  # type: ignore[untyped-decorator]
+def _place(u, s, gathers, early, at_once, in_stalls):  # type: ignore[no-untyped-def]
+    """Walk the gaps: launch what is ready, prefetch, wait for what the spine node needs, run it."""
+    num_spine, num_buckets = len(u.spine_ticks), len(u.need)
+    by_ready = np.argsort(u.ready, kind="mergesort")
+    by_need = np.argsort(u.need, kind="mergesort")
+    copies = np.argsort(u.need_of, kind="mergesort")
+    pending = np.empty(num_buckets, np.int64)  # ready, but another wait must come first
+    num_pending, next_ready, next_need, next_copy, next_gather, next_wait = 0, 0, 0, 0, 0, 0
+    for g in range(num_spine + 1):
+        last = g == num_spine
+        while next_ready < num_buckets and u.ready[by_ready[next_ready]] <= g:
+            if not u.gathered[by_ready[next_ready]]:
+                pending[num_pending] = by_ready[next_ready]
+                num_pending += 1
+            next_ready += 1
+        moved = True
+        while moved:
+            moved = _drain(u, s, g, at_once or last)
+            kept = 0
+            for i in range(num_pending):
+                b = pending[i]
+                if not s.launched[b] and _blocked(u, s, b):
+                    pending[kept] = b
+                    kept += 1
+                elif not s.launched[b]:
+                    _make_way(u, s, b)
+                    _launch(u, s, b)
+                    moved = True
+            num_pending = kept
+        next_gather = _prefetch(u, s, gathers, next_gather, g)
+        while next_need < num_buckets and (u.need[by_need[next_need]] <= g or last):
+            if in_stalls:
+                next_wait = _fill_stall(u, s, gathers, next_wait, by_need[next_need])
+            _await(u, s, by_need[next_need], g, early)
+            next_need += 1
+        while next_copy < len(copies) and u.need_of[copies[next_copy]] <= g:
+            c = copies[next_copy]
+            if u.copied[u.bucket_of[c]] and s.waited[u.bucket_of[c]] and not s.out[c]:
+                _copy_out(u, s, c)
+            next_copy += 1
+        next_gather = _prefetch(u, s, gathers, next_gather, g)
+        if not last:
+            _emit(s, SPINE, g)
+            s.clock[TIME] += u.spine_ticks[g]
+
+
+@nb.njit(cache=True)  # type: ignore[untyped-decorator]
+def _emit(s, operation, argument):  # type: ignore[no-untyped-def]
+    s.operation[s.clock[LENGTH]] = operation
+    s.argument[s.clock[LENGTH]] = argument
+    s.clock[LENGTH] += 1
+
+
+@nb.njit(cache=True)  # type: ignore[untyped-decorator]
+def _launch(u, s, b):  # type: ignore[no-untyped-def]
+    _emit(s, LAUNCH, b)
+    s.clock[TIME] += u.launch_work[b]
+    stream = u.stream[b]
+    s.transfer_end[b] = max(s.clock[TIME], s.stream_free[stream]) + u.transfer_ticks[b]
+    s.stream_free[stream] = s.transfer_end[b]
+    s.launched[b] = True
+    s.clock[FLYING] += u.flying_bytes[b]
+    if u.need[b] >= len(u.spine_ticks) and not u.gathered[b]:
+        s.outstanding[s.clock[OUTSTANDING]] = b
+        s.clock[OUTSTANDING] += 1
+        s.clock[HELD] += u.held_bytes[b]
+
+
+@nb.njit(cache=True)  # type: ignore[untyped-decorator]
+def _wait(u, s, b):  # type: ignore[no-untyped-def]
+    _emit(s, WAIT, b)
+    s.clock[TIME] = max(s.clock[TIME], s.transfer_end[b]) + u.wait_work[b]
+    s.waited[b] = True
+    s.clock[FLYING] -= u.flying_bytes[b]
+    kept = 0
+    for i in range(s.clock[OUTSTANDING]):
+        if s.outstanding[i] == b:
+            s.clock[HELD] -= u.held_bytes[b]
+        else:
+            s.outstanding[kept] = s.outstanding[i]
+            kept += 1
+    s.clock[OUTSTANDING] = kept
+
+
+@nb.njit(cache=True)  # type: ignore[untyped-decorator]
+def _copy_out(u, s, c):  # type: ignore[no-untyped-def]
+    _emit(s, COPY_OUT, c)
+    s.clock[TIME] += u.copy_out_work[c]
+    s.out[c] = True
+
+
+@nb.njit(cache=True)  # type: ignore[untyped-decorator]
+def _blocked(u, s, b):  # type: ignore[no-untyped-def]
+    """Whether a member of ``b`` depends on a collective whose result is not there yet."""
+    for j in range(u.member_begin[b], u.member_begin[b + 1]):
+        for q in range(u.after_begin[u.member_list[j]], u.after_begin[u.member_list[j] + 1]):
+            d = u.after_list[q]
+            if not s.waited[u.bucket_of[d]] or (u.copied[u.bucket_of[d]] and not s.out[d]):
+                return True
+    return False
+
+
+@nb.njit(cache=True)  # type: ignore[untyped-decorator]
+def _drain(u, s, g, all_of_them):  # type: ignore[no-untyped-def]
+    """Wait for reductions that are done, or whose bytes are needed now; return whether there was one."""
+    found = False
+    i = 0
+    while i < s.clock[OUTSTANDING]:
+        b = s.outstanding[i]
+        if all_of_them or s.transfer_end[b] <= s.clock[TIME] or s.used[g] + s.clock[HELD] > u.caps[0]:
+            _wait(u, s, b)
+            found = True
+        else:
+            i += 1
+    return found
+
+
+@nb.njit(cache=True)  # type: ignore[untyped-decorator]
+def _make_way(u, s, b):  # type: ignore[no-untyped-def]
+    """Wait for the oldest reductions until ``b`` fits under the in-flight cap."""
+    while s.clock[FLYING] + u.flying_bytes[b] > u.caps[1] and s.clock[OUTSTANDING] > 0:
+        _wait(u, s, s.outstanding[0])
+
+
+@nb.njit(cache=True)  # type: ignore[untyped-decorator]
+def _prefetch(u, s, gathers, following, g):  # type: ignore[no-untyped-def]
+    """Launch gathers in order of need while they want to, may, and fit; return the place of the next one in the queue."""
+    num_spine = len(u.spine_ticks)
+    while following < len(gathers):
+        b = gathers[following]
+        if s.launched[b]:
+            following += 1
+            continue
+        if u.want[b] > g or u.ready[b] > g or s.clock[FLYING] + u.flying_bytes[b] > u.caps[1] or _blocked(u, s, b):
+            break
+        room = s.used[g] + s.clock[HELD] + u.ahead_bytes[b] <= u.caps[0]
+        k = g + 1
+        while room and k < min(u.need[b], num_spine):
+            room = s.used[k] + u.ahead_bytes[b] <= u.caps[0]
+            k += 1
+        if not room and u.need[b] > g:
+            break
+        for k in range(g, u.need[b]):
+            s.used[k] += u.ahead_bytes[b]
+        _launch(u, s, b)
+        following += 1
+    return following
+
+
+@nb.njit(cache=True)  # type: ignore[untyped-decorator]
+def _fill_stall(u, s, gathers, following, b):  # type: ignore[no-untyped-def]
+    """Copy buckets out that have arrived, while the stream stands still for ``b`` anyway; return the next gather to look at."""
+    while following < len(gathers):
+        d = gathers[following]
+        if not s.waited[d]:
+            work = 0
+            for j in range(u.member_begin[d], u.member_begin[d + 1]):
+                work += u.copy_out_work[u.member_list[j]]
+            arrived = s.launched[d] and s.transfer_end[d] <= s.clock[TIME]
+            if not s.launched[b] or not arrived or s.clock[TIME] + work > s.transfer_end[b]:
+                break
+            _wait(u, s, d)
+            if u.copied[d]:
+                for j in range(u.member_begin[d], u.member_begin[d + 1]):
+                    _copy_out(u, s, u.member_list[j])
+        following += 1
+    return following
+
+
+@nb.njit(cache=True)  # type: ignore[untyped-decorator]
+def _await(u, s, needed, g, early):  # type: ignore[no-untyped-def]
+    """Wait for ``needed``, after launching it and waiting for what it depends on, where that is yet to be done."""
+    stack = [needed]
+    while len(stack) > 0:
+        b = stack[-1]
+        if s.waited[b]:
+            stack.pop()
+            continue
+        if not s.launched[b]:
+            deeper = -1
+            for j in range(u.member_begin[b], u.member_begin[b + 1]):
+                for q in range(u.after_begin[u.member_list[j]], u.after_begin[u.member_list[j] + 1]):
+                    if not s.waited[u.bucket_of[u.after_list[q]]]:
+                        deeper = u.bucket_of[u.after_list[q]]
+            if deeper >= 0:
+                stack.append(deeper)
+                continue
+            _make_way(u, s, b)
+            _launch(u, s, b)
+        stack.pop()
+        _wait(u, s, b)
+        if u.copied[b]:
+            for j in range(u.member_begin[b], u.member_begin[b + 1]):
+                c = u.member_list[j]
+                if early or u.need_of[c] <= g or u.need_of[c] >= len(u.spine_ticks) or len(stack) > 0:
+                    _copy_out(u, s, c)
