@@ -63,7 +63,7 @@ def step_time_bound(problem: Problem, compact: Compact, caps: Caps) -> TimeBound
 def least_work(problem: Problem, compact: Compact) -> Ints:
     """Return for each collective the least time that it takes on the compute stream, alone or in a bucket."""
     shared = np.zeros(len(compact.kind), dtype=np.int64)
-    copy_rate = _least_rate(problem.copy_price, None)
+    copy_rate = least_rate(problem.copy_price, None)
     for c, collective in enumerate(problem.collectives):
         own = [*collective.prologue, *collective.epilogue]
         shared[c] = sum(problem.duration_ticks[n] for n in own)
@@ -116,10 +116,10 @@ def _shared(price: PriceCurve, caps: Caps, sizes: Ints, alone: Ints) -> int:
     largest = int(sizes.sum())
     if caps.bucket_cap_bytes is not None:
         largest = min(largest, max(caps.bucket_cap_bytes, int(sizes.max())))
-    return max(int(alone.max()), int(int(sizes.sum()) * _least_rate(price, largest)))
+    return max(int(alone.max()), int(int(sizes.sum()) * least_rate(price, largest)))
 
 
-def _least_rate(price: PriceCurve, largest_bytes: int | None) -> float:
+def least_rate(price: PriceCurve, largest_bytes: int | None) -> float:
     """Return the least price per byte of any size up to ``largest_bytes``; on a linear piece it is at one of the ends."""
     sizes = [s for s in price.size_bytes if s > 0 and (largest_bytes is None or s <= largest_bytes)]
     if largest_bytes:
@@ -186,7 +186,7 @@ def _prefix_loads(problem: Problem, compact: Compact, caps: Caps, mine: Ints) ->
             for k, total in size.items():
                 price = problem.keys[k].price
                 largest = total if caps.bucket_cap_bytes is None else min(total, max(caps.bucket_cap_bytes, _largest(compact, mine, k)))
-                load += max(alone[k], int(total * _least_rate(price, largest)))
+                load += max(alone[k], int(total * least_rate(price, largest)))
             loads.append((gap, load))
     return loads
 
@@ -241,7 +241,7 @@ def _tails(problem: Problem, compact: Compact, caps: Caps, reached: Ints, source
     for stream in range(compact.num_streams):
         mine = moving[compact.stream[moving] == stream]
         mine = mine[np.argsort(-compact.ready_gap[mine], kind="stable")]
-        bytes_ticks = np.array([compact.size_bytes[c] * _least_slope(problem.keys[int(compact.key[c])].price) for c in mine]).astype(
+        bytes_ticks = np.array([compact.size_bytes[c] * least_slope(problem.keys[int(compact.key[c])].price) for c in mine]).astype(
             np.int64
         )
         epilogues = np.array([sum(problem.duration_ticks[n] for n in problem.collectives[c].epilogue) for c in mine], dtype=np.int64)
@@ -258,7 +258,7 @@ def _tails(problem: Problem, compact: Compact, caps: Caps, reached: Ints, source
     return sorted(bounds, key=lambda bound: -bound.ticks)[:1]
 
 
-def _least_slope(price: PriceCurve) -> float:
+def least_slope(price: PriceCurve) -> float:
     """Return the least price of one more byte anywhere on the curve."""
     pieces = zip(price.size_bytes, price.size_bytes[1:], price.price_ticks, price.price_ticks[1:], strict=False)
     return min((q - p) / (b - a) for a, b, p, q in pieces) * (1 - 1e-12)

@@ -1,0 +1,176 @@
+"""A bound by linear programming: launches, copies and transfers weighed against each other.
+
+Whether a collective is launched alone or in a bucket decides what it costs where: alone it pays its own latency on the stream and
+a launch on the compute stream; in a bucket only its bytes on the stream, but copies on the compute stream. Each of the bounds of
+``apsched.solver.bounds`` takes the cheaper of the two for itself; no schedule can take both. With y_c in [0, 1] (in a bucket):
+
+    min z   s.t.   z >= const_i + sum_c ((1 - y_c) alone_ic + y_c shared_ic)    for every row i
+
+    (R1)  the compute stream:      sum d;  alone: launch + own;  shared: copies + own
+    (R2)  a stream, all of it:     head + tail;  alone: T;  shared: bytes * least rate
+    (R3)  a stream's gathers needed at or before k, then the spine from k on:  alone: T;  shared: bytes * least rate;  gathers of the
+          stream needed later, shared: min(copy-out, slope * bytes), since a copy-out before k needs its bytes transferred before k;
+          reductions ready after k: alone: launch + own;  shared: copy-in + own
+    (R4)  the spine before k, then a stream's reductions ready at or after gap k:  the largest of them, the others alone: T, shared:
+          slope * bytes;  gathers needed before k: as in (R1);  reductions of the stream ready before: alone: min(launch, T), shared:
+          min(copy-in, slope * bytes), since each is launched before gap k or transferred after it
+
+The bound is the Lagrangian of the weights that the LP finds, evaluated anew, so that it holds whatever the LP's tolerances.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from ortools.linear_solver import pywraplp
+
+from apsched.config import Caps
+from apsched.problem import Problem
+from apsched.solver.bounds import TimeBound, least_rate, least_slope
+from apsched.solver.compact import ALL_GATHER, Compact, Ints
+
+Floats = npt.NDArray[np.float64]
+
+_MOST_ROWS = 24
+"""Gaps tried for each of (R3) and (R4) on each stream."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Costs:
+    """What each collective costs alone and in a bucket; own work is its prologue and epilogue."""
+
+    launch: Floats
+    prologue: Floats
+    epilogue: Floats
+    copy_in: Floats
+    copy_out: Floats
+    transfer: Floats
+    rate: Floats
+    """bytes * least rate of any bucket."""
+    slope: Floats
+    """bytes * least slope of the price."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    constant: float
+    alone: Floats
+    shared: Floats
+
+
+def lp_bound(problem: Problem, compact: Compact, caps: Caps) -> TimeBound:
+    """Return the Lagrangian bound of (R1) to (R4)."""
+    costs = _costs(problem, compact, caps)
+    rows = _rows(compact, costs)
+    constants = np.array([r.constant for r in rows])
+    alone, shared = np.array([r.alone for r in rows]), np.array([r.shared for r in rows])
+    shared = np.where(compact.bucketable, shared, alone)
+    weights = _weights(constants, alone, shared)
+    bound = weights @ constants + np.minimum(weights @ alone, weights @ shared).sum()
+    return TimeBound(ticks=int(bound * (1 - 1e-9)), source="launches and copies against transfers")
+
+
+def _costs(problem: Problem, compact: Compact, caps: Caps) -> _Costs:
+    copy_rate = least_rate(problem.copy_price, None)
+    rate, slope = np.zeros(len(problem.keys)), np.zeros(len(problem.keys))
+    for k, key in enumerate(problem.keys):
+        sizes = compact.size_bytes[(compact.key == k) & compact.bucketable]
+        if len(sizes):
+            largest = int(sizes.sum())
+            if caps.bucket_cap_bytes is not None:
+                largest = min(largest, max(caps.bucket_cap_bytes, int(sizes.max())))
+            rate[k], slope[k] = least_rate(key.price, largest), least_slope(key.price)
+    own = [[sum(problem.duration_ticks[n] for n in nodes) for nodes in (c.prologue, c.epilogue)] for c in problem.collectives]
+    prologue, epilogue = np.array(own, dtype=np.float64).reshape(-1, 2).T
+    return _Costs(
+        launch=compact.launch_ticks.astype(np.float64),
+        prologue=prologue,
+        epilogue=epilogue,
+        copy_in=compact.input_bytes * copy_rate,
+        copy_out=np.where(compact.kind == ALL_GATHER, compact.copy_out_ticks, 0).astype(np.float64),
+        transfer=compact.transfer_ticks.astype(np.float64),
+        rate=compact.size_bytes * rate[compact.key],
+        slope=compact.size_bytes * slope[compact.key],
+    )
+
+
+def _rows(compact: Compact, c: _Costs) -> list[_Row]:
+    num_spine = len(compact.spine_ticks)
+    own = c.prologue + c.epilogue
+    rows = [_Row(float(compact.spine_ticks.sum()), c.launch + own, c.copy_in + c.copy_out + own)]
+    before = np.concatenate(([0], np.cumsum(compact.spine_ticks))).astype(np.float64)
+    after = before[-1] - before
+    gathers = (compact.kind == ALL_GATHER) & ~compact.on_path & (compact.need_gap < num_spine)
+    reductions = ~compact.on_path & (compact.kind != ALL_GATHER) & (compact.need_gap >= num_spine)
+    for stream in range(compact.num_streams):
+        here = compact.stream == stream
+        if not here.any():
+            continue
+        head = before[np.minimum(compact.ready_gap[here], num_spine)].min()
+        tail = after[np.minimum(compact.need_gap[here], num_spine)].min()
+        rows.append(_Row(head + tail, np.where(here, c.transfer, 0.0), np.where(here, c.rate, 0.0)))
+        for k in _sample(compact.need_gap[here & gathers]):
+            rows.append(_gathers_row(compact, c, here & gathers, reductions, int(k), after))
+        for k in _sample(compact.ready_gap[here & reductions]):
+            rows.append(_reductions_row(compact, c, here & reductions, int(k), before))
+    return rows
+
+
+def _gathers_row(
+    compact: Compact, c: _Costs, gathers: npt.NDArray[np.bool_], reductions: npt.NDArray[np.bool_], k: int, after: Floats
+) -> _Row:
+    """(R3)"""
+    sooner, later = gathers & (compact.need_gap <= k), gathers & (compact.need_gap > k)
+    behind = reductions & (compact.ready_gap > k)
+    alone = np.where(sooner, c.transfer, 0.0) + np.where(behind, c.launch + c.epilogue, 0.0)
+    shared = np.where(sooner, c.rate, 0.0) + np.where(later, np.minimum(c.copy_out, c.slope), 0.0)
+    return _Row(float(after[k]), alone, shared + np.where(behind, c.copy_in + c.epilogue, 0.0))
+
+
+def _reductions_row(compact: Compact, c: _Costs, reductions: npt.NDArray[np.bool_], k: int, before: Floats) -> _Row:
+    """(R4)"""
+    last, sooner = reductions & (compact.ready_gap >= k), reductions & (compact.ready_gap < k)
+    needed = (compact.kind == ALL_GATHER) & ~compact.on_path & (compact.need_gap < k)
+    largest = int(np.argmax(np.where(last, c.transfer, -1.0)))
+    last = last.copy()
+    last[largest] = False
+    alone = np.where(last, c.transfer, 0.0) + np.where(sooner, np.minimum(c.launch, c.transfer), 0.0)
+    shared = np.where(last, c.slope, 0.0) + np.where(sooner, np.minimum(c.copy_in, c.slope), 0.0)
+    return _Row(
+        float(before[k] + c.transfer[largest] - 1),
+        alone + np.where(needed, c.launch + c.prologue, 0.0),
+        shared + np.where(needed, c.copy_in + c.copy_out + c.prologue, 0.0),
+    )
+
+
+def _sample(gaps: Ints) -> Ints:
+    """Return at most _MOST_ROWS of the distinct ``gaps``, the first and the last among them."""
+    distinct = np.unique(gaps)
+    if len(distinct) <= _MOST_ROWS:
+        return distinct
+    chosen: Ints = distinct[np.unique(np.linspace(0, len(distinct) - 1, _MOST_ROWS).round().astype(np.int64))]
+    return chosen
+
+
+def _weights(constants: Floats, alone: Floats, shared: Floats) -> Floats:
+    """Return the weights of the rows, which sum to 1: the duals of the LP."""
+    scale = float(max(constants.max(), 1.0))
+    solver = pywraplp.Solver.CreateSolver("GLOP")
+    step_time = solver.NumVar(0, solver.infinity(), "z")
+    difference = (shared - alone) / scale
+    used = np.nonzero(np.abs(difference).max(axis=0) > 0)[0]
+    shares = [solver.NumVar(0, 1, "") for _ in used]
+    rows = []
+    for i in range(len(constants)):
+        row = solver.Constraint((constants[i] + alone[i].sum()) / scale, solver.infinity())
+        row.SetCoefficient(step_time, 1.0)
+        for share, value in zip(shares, difference[i, used].tolist(), strict=True):
+            if value:
+                row.SetCoefficient(share, -value)
+        rows.append(row)
+    solver.Minimize(step_time)
+    if solver.Solve() != pywraplp.Solver.OPTIMAL:
+        return np.eye(len(constants))[0]
+    duals = np.maximum([row.dual_value() for row in rows], 0.0)
+    total = duals.sum()
+    return np.asarray(duals / total) if total > 0 else np.eye(len(constants))[0]
