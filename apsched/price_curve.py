@@ -8,6 +8,7 @@ by the solver, by ``simulate`` and by the export of the rewritten graph. So all 
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from apsched.errors import InputError
 from apsched.units import us_to_ticks
@@ -36,9 +37,9 @@ class PriceCurve:
             raise InputError(
                 f"a price curve needs at least two points, the first at 0 bytes; found {len(sizes)} sizes and {len(prices)} prices"
             )
-        if any(a >= b for a, b in zip(sizes, sizes[1:], strict=False)):
+        if any(a >= b for a, b in pairwise(sizes)):
             raise InputError("the sizes of a price curve must increase")
-        if prices[0] < 0 or any(a > b for a, b in zip(prices, prices[1:], strict=False)):
+        if prices[0] < 0 or any(a > b for a, b in pairwise(prices)):
             raise InputError("the prices of a price curve must be non-negative and must not decrease with size")
 
     def __call__(self, size_bytes: int) -> int:

@@ -251,7 +251,7 @@ def storage_key(tensor: Any) -> int:
 
 @contextmanager
 def quiet_fake_tensors() -> Iterator[None]:
-    """Run the body without the traceback that torch logs when a shape is refused, before it raises (torch/_subclasses/fake_tensor.py, log)."""
+    """Run the body without the traceback that torch logs before it refuses a shape (torch/_subclasses/fake_tensor.py, log)."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before = log.disabled
     log.disabled = True

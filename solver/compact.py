@@ -21,6 +21,7 @@ from apsched.graph.dag import NodeKind
 from apsched.problem import Problem
 
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 KIND_CODES = {"all_gather": 0, "reduce_scatter": 1, "all_reduce": 2}
 ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, OTHER_KIND = 0, 1, 2, 3
@@ -50,8 +51,8 @@ class Compact:
     transfer_ticks: Ints
     """(C,) alone, on its stream."""
     copy_out_ticks: Ints
-    on_path: npt.NDArray[np.bool_]
-    bucketable: npt.NDArray[np.bool_]
+    on_path: Bools
+    bucketable: Bools
     start_rank: Ints
     ready_gap: Ints
     """(C,) first gap where its launch may stand, as far as spine nodes decide."""
@@ -251,4 +252,4 @@ def _csr(lists: list[list[int]]) -> tuple[Ints, Ints]:
 
 
 def _array(values: object) -> Ints:
-    return np.array(list(values), dtype=np.int64)  # type: ignore[call-overload,no-any-return]
+    return np.array(list(values), dtype=np.int64)  # type: ignore[call-overload]

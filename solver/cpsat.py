@@ -75,7 +75,7 @@ class ExactModel:
     def _minimize(self, objective: object, options: SolveOptions, hint: Program | None) -> Exact:
         model = self.variables.model
         model.minimize(objective)  # type: ignore[arg-type]
-        model.clear_hints()
+        model.clear_hints()  # type: ignore[no-untyped-call]
         if hint is not None:
             add_hint(self.variables, hint)
         solver = cp_model.CpSolver()
@@ -141,9 +141,9 @@ def add_hint(v: Variables, program: Program) -> None:
                 place[START, h] = at + 1
             if operation == WAIT:
                 place[WAIT_UNIT, h] = at
-    for (i, j), before in v.before.items():
-        if i in place and j in place:
-            model.add_hint(before, place[i] < place[j])
+    for (one, other), before in v.before.items():
+        if one in place and other in place:
+            model.add_hint(before, place[one] < place[other])
     for (unit, k), after in v.after_spine.items():
         if unit in place:
             model.add_hint(after, place[unit] > spine_place[k])

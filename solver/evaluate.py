@@ -6,11 +6,12 @@ schedule that ``apsched.solver.expand`` makes of the program.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
-import numba as nb
 import numpy as np
 
-from apsched.solver.compact import ALL_GATHER, ALL_REDUCE, Compact, Ints
+from apsched.solver.compact import ALL_GATHER, ALL_REDUCE, Bools, Compact, Ints
+from apsched.solver.compiled import compiled
 from apsched.solver.partition import Partition
 
 SPINE, LAUNCH, WAIT, COPY_OUT, PREPARE, FIRE = 0, 1, 2, 3, 4, 5
@@ -38,11 +39,10 @@ class Figures:
 def evaluate(compact: Compact, program: Program) -> Figures:
     """Return the exact figures of ``program``."""
     walked, lived = _figure(compact, program)
-    step_time, peak_in_flight = walked[:2]
     return Figures(
-        step_time_ticks=int(step_time),
-        peak_memory_bytes=int(lived[0]) + compact.kept_bytes,
-        peak_in_flight_bytes=int(peak_in_flight),
+        step_time_ticks=int(walked.step_time),
+        peak_memory_bytes=int(lived.peak) + compact.kept_bytes,
+        peak_in_flight_bytes=int(walked.peak_in_flight),
         num_launches=len(program.partition.buckets),
     )
 
@@ -73,53 +73,137 @@ def anatomy(compact: Compact, program: Program) -> Anatomy:
     """Return where everything stands in ``program``."""
     walked, lived = _figure(compact, program)
     return Anatomy(
-        first_position=walked[2],
-        begin_ticks=walked[6],
-        transfer_end_ticks=walked[7],
-        float_position=walked[4],
-        live_bytes=lived[1],
-        storage_first=lived[2],
-        storage_last=lived[3],
-        storage_in_buffer=lived[4],
-        buffer_lives=lived[5],
+        first_position=walked.first_position,
+        begin_ticks=walked.begin_ticks,
+        transfer_end_ticks=walked.transfer_end,
+        float_position=walked.float_position,
+        live_bytes=lived.live_bytes,
+        storage_first=lived.first,
+        storage_last=lived.last,
+        storage_in_buffer=lived.inside,
+        buffer_lives=lived.buffer_lives,
     )
 
 
-def _figure(compact: Compact, program: Program) -> tuple[tuple[Ints, ...], tuple[Ints, ...]]:
+class _Fixed(NamedTuple):
+    """Fields of :class:`Compact`, for compiled code."""
+
+    spine_ticks: Ints
+    base_gap: Ints
+    base_spine: Ints
+    kind: Ints
+    stream: Ints
+    output_bytes: Ints
+    copy_out_ticks: Ints
+    on_path: Bools
+    float_of_start: Ints
+    float_of_wait: Ints
+    collective_of_wait: Ints
+    prologue_begin: Ints
+    prologue_list: Ints
+    epilogue_begin: Ints
+    epilogue_list: Ints
+    float_ticks: Ints
+    storage_bytes: Ints
+    birth_spine: Ints
+    birth_float: Ints
+    last_spine: Ints
+    touch_begin: Ints
+    touch_list: Ints
+    input_storage: Ints
+    output_storage: Ints
+    num_streams: int
+
+
+class _Buckets(NamedTuple):
+    """Fields of :class:`Partition`, for compiled code."""
+
+    bucket_of: Ints
+    member_begin: Ints
+    member_list: Ints
+    launch_ticks: Ints
+    transfer_ticks: Ints
+    copy_in_ticks: Ints
+    in_buffer_bytes: Ints
+    out_buffer_bytes: Ints
+
+
+class _Walked(NamedTuple):
+    step_time: int
+    peak_in_flight: int
+    first_position: Ints
+    spine_position: Ints
+    float_position: Ints
+    bucket_position: Ints
+    """(B, 4): copy-in, start, wait, last copy-out."""
+    begin_ticks: Ints
+    transfer_end: Ints
+
+
+class _Lived(NamedTuple):
+    peak: int
+    live_bytes: Ints
+    first: Ints
+    last: Ints
+    inside: Ints
+    buffer_lives: Ints
+
+
+def _figure(compact: Compact, program: Program) -> tuple[_Walked, _Lived]:
     p, c = program.partition, compact
-    walked = _walk(
-        program.operation, program.argument,
-        p.bucket_of, p.member_begin, p.member_list, p.launch_ticks, p.transfer_ticks, p.copy_in_ticks,
-        c.spine_ticks, c.kind, c.stream, c.output_bytes, c.copy_out_ticks, c.on_path, c.float_of_start, c.float_of_wait,
-        c.prologue_begin, c.prologue_list, c.epilogue_begin, c.epilogue_list, c.float_ticks, c.num_streams,
-    )  # fmt: skip
-    lived = _live(
-        walked[3], walked[4], walked[5],
-        p.bucket_of, p.member_begin, p.member_list, p.in_buffer_bytes, p.out_buffer_bytes,
-        c.base_gap_bytes, c.base_spine_bytes, c.kind, c.float_of_wait, c.collective_of_wait,
-        c.storage_bytes, c.storage_birth_spine, c.storage_birth_float, c.storage_last_spine, c.touch_begin, c.touch_list,
-        c.input_storage, c.output_storage,
-    )  # fmt: skip
-    return walked, lived
+    fixed = _Fixed(
+        spine_ticks=c.spine_ticks,
+        base_gap=c.base_gap_bytes,
+        base_spine=c.base_spine_bytes,
+        kind=c.kind,
+        stream=c.stream,
+        output_bytes=c.output_bytes,
+        copy_out_ticks=c.copy_out_ticks,
+        on_path=c.on_path,
+        float_of_start=c.float_of_start,
+        float_of_wait=c.float_of_wait,
+        collective_of_wait=c.collective_of_wait,
+        prologue_begin=c.prologue_begin,
+        prologue_list=c.prologue_list,
+        epilogue_begin=c.epilogue_begin,
+        epilogue_list=c.epilogue_list,
+        float_ticks=c.float_ticks,
+        storage_bytes=c.storage_bytes,
+        birth_spine=c.storage_birth_spine,
+        birth_float=c.storage_birth_float,
+        last_spine=c.storage_last_spine,
+        touch_begin=c.touch_begin,
+        touch_list=c.touch_list,
+        input_storage=c.input_storage,
+        output_storage=c.output_storage,
+        num_streams=c.num_streams,
+    )
+    buckets = _Buckets(
+        bucket_of=p.bucket_of,
+        member_begin=p.member_begin,
+        member_list=p.member_list,
+        launch_ticks=p.launch_ticks,
+        transfer_ticks=p.transfer_ticks,
+        copy_in_ticks=p.copy_in_ticks,
+        in_buffer_bytes=p.in_buffer_bytes,
+        out_buffer_bytes=p.out_buffer_bytes,
+    )
+    walked = _walk(program.operation, program.argument, buckets, fixed)
+    return walked, _live(walked, buckets, fixed)
 
 
-@nb.njit(cache=True)  # type: ignore[untyped-decorator]
-def _walk(
-    operation, argument,
-    bucket_of, member_begin, member_list, launch_ticks, transfer_ticks, copy_in_ticks,
-    spine_ticks, kind, stream, output_bytes, copy_out_ticks, on_path, float_of_start, float_of_wait,
-    prologue_begin, prologue_list, epilogue_begin, epilogue_list, float_ticks, num_streams,
-):  # type: ignore[no-untyped-def]  # fmt: skip
+@compiled
+def _walk(operation: Ints, argument: Ints, p: _Buckets, f: _Fixed) -> _Walked:
     """Run the program: step time, most bytes in flight, and the position of every operation, spine node, float and bucket step."""
-    num_buckets = len(launch_ticks)
-    num_spine = len(spine_ticks)
+    num_buckets = len(p.launch_ticks)
+    num_spine = len(f.spine_ticks)
     spine_position = np.full(num_spine + 1, -1, np.int64)
-    float_position = np.zeros(len(float_ticks), np.int64)
+    float_position = np.zeros(len(f.float_ticks), np.int64)
     first_position = np.zeros(len(operation), np.int64)
     at = np.zeros((num_buckets, 4), np.int64)  # of each bucket: copy-in, start, wait, last copy-out
     begin_ticks = np.zeros(len(operation), np.int64)
     transfer_end = np.zeros(num_buckets, np.int64)
-    stream_free = np.zeros(num_streams, np.int64)
+    stream_free = np.zeros(f.num_streams, np.int64)
     position = 1  # position 0: the inputs
     t = 0
     in_flight = 0
@@ -130,125 +214,120 @@ def _walk(
         begin_ticks[i] = t
         if operation[i] == 0:
             spine_position[a] = position
-            t += spine_ticks[a]
+            t += f.spine_ticks[a]
             position += 1
         elif operation[i] == 1 or operation[i] >= 4:
-            begin, end = member_begin[a], member_begin[a + 1]
+            begin, end = p.member_begin[a], p.member_begin[a + 1]
             flying = 0
             if operation[i] != 5:
                 for j in range(begin, end):
-                    c = member_list[j]
-                    for q in range(prologue_begin[c], prologue_begin[c + 1]):
-                        float_position[prologue_list[q]] = position
-                        t += float_ticks[prologue_list[q]]
+                    c = p.member_list[j]
+                    for q in range(f.prologue_begin[c], f.prologue_begin[c + 1]):
+                        float_position[f.prologue_list[q]] = position
+                        t += f.float_ticks[f.prologue_list[q]]
                         position += 1
                 if end - begin > 1:
                     at[a, 0] = position
-                    t += copy_in_ticks[a]
+                    t += p.copy_in_ticks[a]
                     position += 1
             if operation[i] == 4:
                 continue
             for j in range(begin, end):
-                if not on_path[member_list[j]]:
-                    flying += output_bytes[member_list[j]]
-                float_position[float_of_start[member_list[j]]] = at[a, 0] if end - begin > 1 else position
+                if not f.on_path[p.member_list[j]]:
+                    flying += f.output_bytes[p.member_list[j]]
+                float_position[f.float_of_start[p.member_list[j]]] = at[a, 0] if end - begin > 1 else position
             at[a, 1] = position
-            t += launch_ticks[a]
-            s = stream[member_list[begin]]
-            transfer_end[a] = max(t, stream_free[s]) + transfer_ticks[a]
+            t += p.launch_ticks[a]
+            s = f.stream[p.member_list[begin]]
+            transfer_end[a] = max(t, stream_free[s]) + p.transfer_ticks[a]
             stream_free[s] = transfer_end[a]
             position += 1
             in_flight += flying
             peak_in_flight = max(peak_in_flight, in_flight)
         elif operation[i] == 2:
-            begin, end = member_begin[a], member_begin[a + 1]
+            begin, end = p.member_begin[a], p.member_begin[a + 1]
             t = max(t, transfer_end[a])
             at[a, 2] = position
-            copies = end - begin > 1 and kind[member_list[begin]] == ALL_GATHER
+            copies = end - begin > 1 and f.kind[p.member_list[begin]] == ALL_GATHER
             if not copies:
                 for j in range(begin, end):
-                    float_position[float_of_wait[member_list[j]]] = position
+                    float_position[f.float_of_wait[p.member_list[j]]] = position
             for j in range(begin, end):
-                if not on_path[member_list[j]]:
-                    in_flight -= output_bytes[member_list[j]]
+                if not f.on_path[p.member_list[j]]:
+                    in_flight -= f.output_bytes[p.member_list[j]]
             position += 1
             if not copies:
                 for j in range(begin, end):
-                    c = member_list[j]
-                    for q in range(epilogue_begin[c], epilogue_begin[c + 1]):
-                        float_position[epilogue_list[q]] = position
-                        t += float_ticks[epilogue_list[q]]
+                    c = p.member_list[j]
+                    for q in range(f.epilogue_begin[c], f.epilogue_begin[c + 1]):
+                        float_position[f.epilogue_list[q]] = position
+                        t += f.float_ticks[f.epilogue_list[q]]
                         position += 1
         else:
-            b = bucket_of[a]
-            float_position[float_of_wait[a]] = position
+            b = p.bucket_of[a]
+            float_position[f.float_of_wait[a]] = position
             at[b, 3] = position
-            t += copy_out_ticks[a]
+            t += f.copy_out_ticks[a]
             position += 1
-            for q in range(epilogue_begin[a], epilogue_begin[a + 1]):
-                float_position[epilogue_list[q]] = position
-                t += float_ticks[epilogue_list[q]]
+            for q in range(f.epilogue_begin[a], f.epilogue_begin[a + 1]):
+                float_position[f.epilogue_list[q]] = position
+                t += f.float_ticks[f.epilogue_list[q]]
                 position += 1
     spine_position[num_spine] = position
     step_time = t
-    for s in range(num_streams):
+    for s in range(f.num_streams):
         step_time = max(step_time, stream_free[s])
-    return step_time, peak_in_flight, first_position, spine_position, float_position, at, begin_ticks, transfer_end
+    return _Walked(step_time, peak_in_flight, first_position, spine_position, float_position, at, begin_ticks, transfer_end)
 
 
-@nb.njit(cache=True)  # type: ignore[untyped-decorator]
-def _live(
-    spine_position, float_position, at,
-    bucket_of, member_begin, member_list, in_buffer_bytes, out_buffer_bytes,
-    base_gap, base_spine, kind, float_of_wait, collective_of_wait,
-    storage_bytes, birth_spine, birth_float, last_spine, touch_begin, touch_list,
-    input_storage, output_storage,
-):  # type: ignore[no-untyped-def]  # fmt: skip
+@compiled
+def _live(walked: _Walked, p: _Buckets, f: _Fixed) -> _Lived:
     """Lives of all storages and buffers, and the bytes alive at every position (see ``apsched.memory``)."""
-    num_buckets = len(in_buffer_bytes)
+    spine_position, float_position, at = walked.spine_position, walked.float_position, walked.bucket_position
+    num_buckets = len(p.in_buffer_bytes)
     position = spine_position[-1]
     delta = np.zeros(position + 2, np.int64)
-    num_storages = len(storage_bytes)
+    num_storages = len(f.storage_bytes)
     inside = np.full(num_storages, -1, np.int64)  # 1: lives inside a bucket's buffer
     first = np.zeros(num_storages, np.int64)
     last = np.zeros(num_storages, np.int64)
     for s in range(num_storages):
-        if birth_float[s] >= 0:
-            first[s] = float_position[birth_float[s]]
-        elif birth_spine[s] >= 0:
-            first[s] = spine_position[birth_spine[s]]
+        if f.birth_float[s] >= 0:
+            first[s] = float_position[f.birth_float[s]]
+        elif f.birth_spine[s] >= 0:
+            first[s] = spine_position[f.birth_spine[s]]
     for b in range(num_buckets):
-        begin, end = member_begin[b], member_begin[b + 1]
+        begin, end = p.member_begin[b], p.member_begin[b + 1]
         if end - begin > 1:
             for j in range(begin, end):
-                c = member_list[j]
-                if output_storage[c] >= 0:
-                    if kind[c] == ALL_GATHER:
-                        first[output_storage[c]] = float_position[float_of_wait[c]]
+                c = p.member_list[j]
+                if f.output_storage[c] >= 0:
+                    if f.kind[c] == ALL_GATHER:
+                        first[f.output_storage[c]] = float_position[f.float_of_wait[c]]
                     else:
-                        inside[output_storage[c]] = b
+                        inside[f.output_storage[c]] = b
     buffer_last = np.zeros(num_buckets, np.int64)
     for s in range(num_storages):
         end_position = first[s]
-        if last_spine[s] >= 0:
-            end_position = max(end_position, spine_position[last_spine[s]])
-        for q in range(touch_begin[s], touch_begin[s + 1]):
-            f = touch_list[q]
-            c = collective_of_wait[f]
-            if c >= 0 and input_storage[c] == s and member_begin[bucket_of[c] + 1] - member_begin[bucket_of[c]] > 1:
+        if f.last_spine[s] >= 0:
+            end_position = max(end_position, spine_position[f.last_spine[s]])
+        for q in range(f.touch_begin[s], f.touch_begin[s + 1]):
+            node = f.touch_list[q]
+            c = f.collective_of_wait[node]
+            if c >= 0 and f.input_storage[c] == s and p.member_begin[p.bucket_of[c] + 1] - p.member_begin[p.bucket_of[c]] > 1:
                 continue  # the copy-in frees a bucket from holding its members' inputs
-            end_position = max(end_position, float_position[f])
+            end_position = max(end_position, float_position[node])
         last[s] = end_position
     for s in range(num_storages):
         if inside[s] >= 0:
             buffer_last[inside[s]] = max(buffer_last[inside[s]], last[s])
         else:
-            delta[first[s]] += storage_bytes[s]
-            delta[last[s] + 1] -= storage_bytes[s]
+            delta[first[s]] += f.storage_bytes[s]
+            delta[last[s] + 1] -= f.storage_bytes[s]
     buffer_lives = np.full((num_buckets, 2, 2), -1, np.int64)
     for b in range(num_buckets):
-        if member_begin[b + 1] - member_begin[b] > 1:
-            k = kind[member_list[member_begin[b]]]
+        if p.member_begin[b + 1] - p.member_begin[b] > 1:
+            k = f.kind[p.member_list[p.member_begin[b]]]
             buffer_lives[b, 0, 0] = at[b, 0]
             if k == ALL_GATHER:
                 buffer_lives[b, 0, 1] = at[b, 3]
@@ -258,19 +337,19 @@ def _live(
                 buffer_lives[b, 0, 0] = at[b, 1]
                 buffer_lives[b, 1, 0] = at[b, 0]
                 buffer_lives[b, 1, 1] = at[b, 2]
-                delta[at[b, 0]] += in_buffer_bytes[b]
-                delta[at[b, 2] + 1] -= in_buffer_bytes[b]
-            delta[buffer_lives[b, 0, 0]] += out_buffer_bytes[b]
-            delta[buffer_lives[b, 0, 1] + 1] -= out_buffer_bytes[b]
+                delta[at[b, 0]] += p.in_buffer_bytes[b]
+                delta[at[b, 2] + 1] -= p.in_buffer_bytes[b]
+            delta[buffer_lives[b, 0, 0]] += p.out_buffer_bytes[b]
+            delta[buffer_lives[b, 0, 1] + 1] -= p.out_buffer_bytes[b]
     live_bytes = np.zeros(position + 1, np.int64)
-    live_bytes[0] = base_gap[0] + delta[0]
+    live_bytes[0] = f.base_gap[0] + delta[0]
     live = delta[0]
     k = 0
     for i in range(1, position + 1):
         live += delta[i]
         if spine_position[k] == i:
-            live_bytes[i] = base_spine[k] + live
+            live_bytes[i] = f.base_spine[k] + live
             k += 1
         else:
-            live_bytes[i] = base_gap[k] + live
-    return live_bytes.max(), live_bytes, first, last, inside, buffer_lives
+            live_bytes[i] = f.base_gap[k] + live
+    return _Lived(live_bytes.max(), live_bytes, first, last, inside, buffer_lives)

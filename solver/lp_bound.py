@@ -86,7 +86,7 @@ def _costs(problem: Problem, compact: Compact, caps: Caps) -> _Costs:
         launch=compact.launch_ticks.astype(np.float64),
         prologue=prologue,
         epilogue=epilogue,
-        copy_in=compact.input_bytes * copy_rate,
+        copy_in=compact.input_bytes.astype(np.float64) * copy_rate,
         copy_out=np.where(compact.kind == ALL_GATHER, compact.copy_out_ticks, 0).astype(np.float64),
         transfer=compact.transfer_ticks.astype(np.float64),
         rate=compact.size_bytes * rate[compact.key],
@@ -170,7 +170,10 @@ def _weights(constants: Floats, alone: Floats, shared: Floats) -> Floats:
         rows.append(row)
     solver.Minimize(step_time)
     if solver.Solve() != pywraplp.Solver.OPTIMAL:
-        return np.eye(len(constants))[0]
-    duals = np.maximum([row.dual_value() for row in rows], 0.0)
-    total = duals.sum()
-    return np.asarray(duals / total) if total > 0 else np.eye(len(constants))[0]
+        return np.eye(len(constants), dtype=np.float64)[0]
+    duals: Floats = np.array([max(row.dual_value(), 0.0) for row in rows], dtype=np.float64)
+    total = float(duals.sum())
+    weights: Floats = np.eye(len(constants), dtype=np.float64)[0]
+    if total > 0:
+        weights = np.array(duals / total, dtype=np.float64)
+    return weights

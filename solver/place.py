@@ -6,17 +6,14 @@ heuristic: ``apsched.solver.evaluate`` says what its program costs. Structures a
 
 from typing import NamedTuple
 
-import numba as nb
 import numpy as np
-import numpy.typing as npt
 
 from apsched.config import Caps
-from apsched.solver.compact import ALL_GATHER, ALL_REDUCE, Compact, Ints
+from apsched.solver.compact import ALL_GATHER, ALL_REDUCE, Bools, Compact, Ints
+from apsched.solver.compiled import compiled
 from apsched.solver.evaluate import COPY_OUT, LAUNCH, SPINE, WAIT, Program
 from apsched.solver.partition import Partition
 from apsched.solver.policies import UNLIMITED, Policy, launch_gaps, queue, want_gaps
-
-Bools = npt.NDArray[np.bool_]
 
 TIME, HELD, FLYING, LENGTH, OUTSTANDING = 0, 1, 2, 3, 4
 
@@ -79,10 +76,10 @@ class State(NamedTuple):
 def construct(compact: Compact, partition: Partition, policy: Policy, caps: Caps, memory_cap_bytes: int | None = None) -> Program:
     """Return the program that ``policy`` makes of ``partition``; ``memory_cap_bytes`` overrides the cap to steer by."""
     cap = caps.memory_cap_bytes if memory_cap_bytes is None else memory_cap_bytes
-    units = _units(compact, partition, policy, caps, UNLIMITED if cap is None else max(cap - compact.kept_bytes, 0))
+    units = _units(compact, partition, policy, caps, int(UNLIMITED) if cap is None else max(cap - compact.kept_bytes, 0))
     p, c = partition, compact
     used = _reserve(
-        policy.copy_out_early, p.bucket_of, p.member_begin, p.out_buffer_bytes, units.ready, p.need_gap, c.base_gap_bytes, c.base_spine_bytes,
+        policy.copy_out_early, p.bucket_of, p.member_begin, units.ready, p.need_gap, c.base_gap_bytes, c.base_spine_bytes,
         c.kind, c.input_bytes, c.output_bytes, c.on_path, c.need_gap, c.storage_bytes, c.storage_birth_spine, c.storage_last_spine,
         c.input_storage, c.output_storage,
     )  # fmt: skip
@@ -149,11 +146,12 @@ def _sums(values: Ints, begin: Ints, entries: Ints) -> Ints:
     return sums
 
 
-@nb.njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _reserve(
-    early, bucket_of, member_begin, out_buffer_bytes, ready_gap, need_gap, base_gap, base_spine, kind, input_bytes, output_bytes, on_path,
-    need_of, storage_bytes, birth_spine, last_spine, input_storage, output_storage,
-):  # type: ignore[no-untyped-def]  # fmt: skip
+    early: bool, bucket_of: Ints, member_begin: Ints, ready_gap: Ints, need_gap: Ints, base_gap: Ints, base_spine: Ints, kind: Ints,
+    input_bytes: Ints, output_bytes: Ints, on_path: Bools, need_of: Ints, storage_bytes: Ints, birth_spine: Ints, last_spine: Ints,
+    input_storage: Ints, output_storage: Ints,
+) -> Ints:  # fmt: skip
     """Bytes in use around each spine node when every collective is launched and waited for at the last moment."""
     num_spine = len(base_spine) - 1
     delta = np.zeros(num_spine + 3, np.int64)
@@ -193,8 +191,8 @@ def _reserve(
     return used
 
 
-@nb.njit(cache=True)  # type: ignore[untyped-decorator]
-def _place(u, s, gathers, early, at_once, in_stalls):  # type: ignore[no-untyped-def]
+@compiled
+def _place(u: Units, s: State, gathers: Ints, early: bool, at_once: bool, in_stalls: bool) -> None:
     """Walk the gaps: launch what is ready, prefetch, wait for what the spine node needs, run it."""
     num_spine, num_buckets = len(u.spine_ticks), len(u.need)
     by_ready = np.argsort(u.ready, kind="mergesort")
@@ -240,15 +238,15 @@ def _place(u, s, gathers, early, at_once, in_stalls):  # type: ignore[no-untyped
             s.clock[TIME] += u.spine_ticks[g]
 
 
-@nb.njit(cache=True)  # type: ignore[untyped-decorator]
-def _emit(s, operation, argument):  # type: ignore[no-untyped-def]
+@compiled
+def _emit(s: State, operation: int, argument: int) -> None:
     s.operation[s.clock[LENGTH]] = operation
     s.argument[s.clock[LENGTH]] = argument
     s.clock[LENGTH] += 1
 
 
-@nb.njit(cache=True)  # type: ignore[untyped-decorator]
-def _launch(u, s, b):  # type: ignore[no-untyped-def]
+@compiled
+def _launch(u: Units, s: State, b: int) -> None:
     _emit(s, LAUNCH, b)
     s.clock[TIME] += u.launch_work[b]
     stream = u.stream[b]
@@ -262,8 +260,8 @@ def _launch(u, s, b):  # type: ignore[no-untyped-def]
         s.clock[HELD] += u.held_bytes[b]
 
 
-@nb.njit(cache=True)  # type: ignore[untyped-decorator]
-def _wait(u, s, b):  # type: ignore[no-untyped-def]
+@compiled
+def _wait(u: Units, s: State, b: int) -> None:
     _emit(s, WAIT, b)
     s.clock[TIME] = max(s.clock[TIME], s.transfer_end[b]) + u.wait_work[b]
     s.waited[b] = True
@@ -278,15 +276,15 @@ def _wait(u, s, b):  # type: ignore[no-untyped-def]
     s.clock[OUTSTANDING] = kept
 
 
-@nb.njit(cache=True)  # type: ignore[untyped-decorator]
-def _copy_out(u, s, c):  # type: ignore[no-untyped-def]
+@compiled
+def _copy_out(u: Units, s: State, c: int) -> None:
     _emit(s, COPY_OUT, c)
     s.clock[TIME] += u.copy_out_work[c]
     s.out[c] = True
 
 
-@nb.njit(cache=True)  # type: ignore[untyped-decorator]
-def _blocked(u, s, b):  # type: ignore[no-untyped-def]
+@compiled
+def _blocked(u: Units, s: State, b: int) -> bool:
     """Whether a member of ``b`` depends on a collective whose result is not there yet."""
     for j in range(u.member_begin[b], u.member_begin[b + 1]):
         for q in range(u.after_begin[u.member_list[j]], u.after_begin[u.member_list[j] + 1]):
@@ -296,8 +294,8 @@ def _blocked(u, s, b):  # type: ignore[no-untyped-def]
     return False
 
 
-@nb.njit(cache=True)  # type: ignore[untyped-decorator]
-def _drain(u, s, g, all_of_them):  # type: ignore[no-untyped-def]
+@compiled
+def _drain(u: Units, s: State, g: int, all_of_them: bool) -> bool:
     """Wait for reductions that are done, or whose bytes are needed now; return whether there was one."""
     found = False
     i = 0
@@ -311,15 +309,15 @@ def _drain(u, s, g, all_of_them):  # type: ignore[no-untyped-def]
     return found
 
 
-@nb.njit(cache=True)  # type: ignore[untyped-decorator]
-def _make_way(u, s, b):  # type: ignore[no-untyped-def]
+@compiled
+def _make_way(u: Units, s: State, b: int) -> None:
     """Wait for the oldest reductions until ``b`` fits under the in-flight cap."""
     while s.clock[FLYING] + u.flying_bytes[b] > u.caps[1] and s.clock[OUTSTANDING] > 0:
         _wait(u, s, s.outstanding[0])
 
 
-@nb.njit(cache=True)  # type: ignore[untyped-decorator]
-def _prefetch(u, s, gathers, following, g):  # type: ignore[no-untyped-def]
+@compiled
+def _prefetch(u: Units, s: State, gathers: Ints, following: int, g: int) -> int:
     """Launch gathers in order of need while they want to, may, and fit; return the place of the next one in the queue."""
     num_spine = len(u.spine_ticks)
     while following < len(gathers):
@@ -343,8 +341,8 @@ def _prefetch(u, s, gathers, following, g):  # type: ignore[no-untyped-def]
     return following
 
 
-@nb.njit(cache=True)  # type: ignore[untyped-decorator]
-def _fill_stall(u, s, gathers, following, b):  # type: ignore[no-untyped-def]
+@compiled
+def _fill_stall(u: Units, s: State, gathers: Ints, following: int, b: int) -> int:
     """Copy buckets out that have arrived, while the stream stands still for ``b`` anyway; return the next gather to look at."""
     while following < len(gathers):
         d = gathers[following]
@@ -363,8 +361,8 @@ def _fill_stall(u, s, gathers, following, b):  # type: ignore[no-untyped-def]
     return following
 
 
-@nb.njit(cache=True)  # type: ignore[untyped-decorator]
-def _await(u, s, needed, g, early):  # type: ignore[no-untyped-def]
+@compiled
+def _await(u: Units, s: State, needed: int, g: int, early: bool) -> None:
     """Wait for ``needed``, after launching it and waiting for what it depends on, where that is yet to be done."""
     stack = [needed]
     while len(stack) > 0:

@@ -8,11 +8,11 @@ The pass is a heuristic: ``apsched.solver.evaluate`` says what its program costs
 
 from dataclasses import dataclass
 
-import numba as nb
 import numpy as np
 
 from apsched.config import Caps
 from apsched.solver.compact import ALL_GATHER, Compact, Ints
+from apsched.solver.compiled import compiled
 from apsched.solver.partition import Partition
 
 UNLIMITED = np.int64(2**62)
@@ -106,8 +106,8 @@ def _one_ahead(compact: Compact, partition: Partition) -> Ints:
     return want
 
 
-@nb.njit(cache=True)  # type: ignore[untyped-decorator]
-def _want_gaps(reached, need_gap, transfer_ticks, stream, order, num_streams, lead):  # type: ignore[no-untyped-def]
+@compiled
+def _want_gaps(reached: Ints, need_gap: Ints, transfer_ticks: Ints, stream: Ints, order: Ints, num_streams: int, lead: float) -> Ints:
     """Latest launches that still end before the need, one after the other on each stream, then ``lead`` transfers earlier."""
     want = np.zeros(len(need_gap), np.int64)
     latest = np.full(num_streams, UNLIMITED)

@@ -5,18 +5,22 @@ The amount of work is counted in evaluations, so that the answer does not depend
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
 
 import numpy as np
 
 from apsched.config import Caps, SolveOptions
 from apsched.problem import Problem
 from apsched.solver.baselines import block_of, merge_runs
-from apsched.solver.compact import Compact
+from apsched.solver.compact import Compact, Ints
 from apsched.solver.evaluate import Figures, Program, evaluate
 from apsched.solver.partition import Members, Pricer
 from apsched.solver.place import construct
 from apsched.solver.policies import Policy
 
+Move = Callable[[tuple[Members, ...]], tuple[Members, ...] | None]
+"""Buckets -> changed buckets, or None where the move is impossible by now."""
 LEADS = (np.inf, 16.0, 4.0, 2.0, 1.0, 0.5, 0.0)
 BYTE_CAPS = (2**16, 2**20, 2**23, 2**25, 2**26, 2**27, 2**28, 2**29, 2**30)
 _STEERING_ROUNDS = 4
@@ -159,7 +163,8 @@ class Search:
                 bucket_cap_bytes=byte_cap if self.caps.bucket_cap_bytes is None else min(byte_cap, self.caps.bucket_cap_bytes),
                 max_topo_span=self.caps.max_topo_span,
             )
-            for label in (lambda _: 0, blocks.__getitem__, lambda c, cap=byte_cap: sizes[c] * 8 <= cap):
+            labels: tuple[Callable[[int], object], ...] = (lambda _: 0, blocks.__getitem__, partial(_is_small, sizes, byte_cap // 8))
+            for label in labels:
                 buckets = self._canonical(merge_runs(self.pricer, limits, keys, label))
                 if buckets not in seen:
                     seen.add(buckets)
@@ -177,14 +182,17 @@ class Search:
         of_key = self.compact.key
         return self._canonical([b for b in base if of_key[b[0]] != key] + [b for b in other if of_key[b[0]] == key])
 
-    def _moves(self, buckets: tuple[Members, ...]) -> Iterator[Callable[[tuple[Members, ...]], tuple[Members, ...] | None]]:
+    def _moves(self, buckets: tuple[Members, ...]) -> Iterator[Move]:
         """Yield moves by the members that they concern, so that one stays meaningful after another was taken."""
-        for left, right in zip(buckets, buckets[1:], strict=False):
+        for left, right in pairwise(buckets):
             if self.compact.key[left[0]] == self.compact.key[right[0]]:
-                yield lambda now, left=left: self._merge(now, now.index(left)) if left in now else None
+                yield partial(self._merge_after, left)
         for bucket in buckets:
             for cut in range(1, len(bucket)):
-                yield lambda now, bucket=bucket, cut=cut: self._split(now, bucket, cut)
+                yield partial(self._split, bucket, cut)
+
+    def _merge_after(self, left: Members, buckets: tuple[Members, ...]) -> tuple[Members, ...] | None:
+        return self._merge(buckets, buckets.index(left)) if left in buckets else None
 
     def _merge(self, buckets: tuple[Members, ...], i: int) -> tuple[Members, ...] | None:
         if i + 1 >= len(buckets) or self.compact.key[buckets[i][0]] != self.compact.key[buckets[i + 1][0]]:
@@ -194,7 +202,7 @@ class Search:
             return None
         return (*buckets[:i], merged, *buckets[i + 2 :])
 
-    def _split(self, buckets: tuple[Members, ...], bucket: Members, cut: int) -> tuple[Members, ...] | None:
+    def _split(self, bucket: Members, cut: int, buckets: tuple[Members, ...]) -> tuple[Members, ...] | None:
         if bucket not in buckets:
             return None
         i = buckets.index(bucket)
@@ -211,3 +219,7 @@ def policies(compact: Compact) -> tuple[Policy, ...]:
         Policy(lead=lead, copy_out_early=early, in_stalls=in_stalls) for in_stalls in stalls for lead in LEADS for early in (True, False)
     )
     return (*leads, Policy(lead=0.0, copy_out_early=True, prefetch=False))
+
+
+def _is_small(sizes: Ints, most_bytes: int, c: int) -> bool:
+    return bool(sizes[c] <= most_bytes)

@@ -15,6 +15,7 @@ from apsched.solver.evaluate import Program, evaluate
 from apsched.solver.expand import expand
 from apsched.solver.explain import explain
 from apsched.solver.floor import just_in_time
+from apsched.solver.lp_bound import lp_bound
 from apsched.solver.search import Search
 from apsched.solver.windows import improve
 from apsched.units import ticks_to_us
@@ -50,7 +51,7 @@ def solve(
     """
     caps, options = caps or Caps(), options or SolveOptions()
     small = compact(problem)
-    bound = step_time_bound(problem, small, caps)
+    bound = best_bound(problem, small, caps)
 
     def report(stage: str, best_ticks: int) -> None:
         if progress is not None:
@@ -92,6 +93,12 @@ def solve(
         deterministic_work=answer.deterministic_work,
         infeasibility=None,
     )
+
+
+def best_bound(problem: Problem, small: Compact, caps: Caps) -> TimeBound:
+    """Return the better of the combinatorial bounds and the one by linear programming."""
+    bound = step_time_bound(problem, small, caps)
+    return max(bound, lp_bound(problem, small, caps), key=lambda b: b.ticks) if problem.collectives else bound
 
 
 def least_memory(problem: Problem, caps: Caps | None = None, options: SolveOptions | None = None) -> tuple[int, int]:
@@ -189,7 +196,8 @@ def _solve_by_search(
     search.portfolio()
     if search.best is None:
         floor = just_in_time(problem, small, caps)
-        return _Answer(schedule=expand(problem, small, floor.program), bound=bound, solved_by="just in time")
+        schedule = expand(problem, small, floor.program) if floor is not None else None
+        return _Answer(schedule=schedule, bound=bound, solved_by="just in time")
     search.local_moves(bound.ticks)
     improved = improve(
         search.pricer, caps, search.best.program, replace(options, budget=options.budget * _SHARE_OF_WINDOWS), stop_at_ticks=bound.ticks

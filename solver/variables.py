@@ -18,14 +18,14 @@ PREPARE, START, WAIT_UNIT, COPY = "prepare", "start", "wait", "copy_out"
 
 Unit = tuple[str, int]
 """(what, head of the bucket) or (copy_out, collective)."""
-Linear = cp_model.LinearExprT
+Linear = cp_model.LinearExpr | cp_model.IntVar | int
 
 
 @dataclass(slots=True)
 class UnitVariables:
     """A movable unit: where it stands and when it runs."""
 
-    present: cp_model.IntVar
+    present: cp_model.BoolVarT
     first: cp_model.IntVar
     """u: its first position."""
     last: cp_model.IntVar
@@ -87,8 +87,8 @@ class Variables:
     copy_in_ticks: dict[int, cp_model.IntVar] = field(default_factory=dict)
     float_position: dict[int, cp_model.IntVar] = field(default_factory=dict)
     """p[f]: position of a prologue, start, wait or epilogue node (a member's start: its copy-in)."""
-    step_time: cp_model.IntVar | None = None
-    peak_blocks: cp_model.IntVar | None = None
+    step_time: cp_model.IntVar = field(init=False)
+    peak_blocks: cp_model.IntVar = field(init=False)
     """Peak of live bytes, in blocks of the allocator, what the caller keeps left out."""
 
     def members(self, h: int) -> list[int]:
@@ -159,9 +159,9 @@ def create_variables(problem: Problem, compact: Compact, caps: Caps, horizon_tic
     return v
 
 
-def _units_of(v: Variables, c: int) -> list[tuple[str, cp_model.IntVar]]:
+def _units_of(v: Variables, c: int) -> list[tuple[str, cp_model.BoolVarT]]:
     """Return the units that exist because of ``c``, with the literal that says whether they do."""
-    units = [(START, v.joins[c, c]), (WAIT_UNIT, v.joins[c, c])]
+    units: list[tuple[str, cp_model.BoolVarT]] = [(START, v.joins[c, c]), (WAIT_UNIT, v.joins[c, c])]
     if len(v.members(c)) > 1:
         units.append((PREPARE, v.several[c]))
     if v.gathers(c) and (len(v.members(c)) > 1 or len(v.heads(c)) > 1):

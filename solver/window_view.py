@@ -7,6 +7,7 @@ could stand that stand elsewhere now, it is an upper limit, so that a window may
 
 from bisect import bisect_right
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,9 @@ from apsched.config import Caps
 from apsched.solver.compact import Compact, Ints
 from apsched.solver.evaluate import COPY_OUT, LAUNCH, PREPARE, SPINE, WAIT, Program, anatomy, evaluate
 from apsched.solver.partition import Members, Pricer
+from apsched.solver.tails import tails
 from apsched.solver.variables import Boundary
+from apsched.solver.window_arrays import PER_COLLECTIVE, begins, float_arrays, floats_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,18 +115,18 @@ class WindowView:
         base_gap, base_spine = self._baseline()
         return replace(
             whole,
-            **_floats_of(whole, free, len(rows)),
+            **float_arrays(whole, free, len(rows)),
             **self._storages_of(free, spine_op),
             spine_ticks=np.array([sum(self._work(i) for i in segment) for segment in self.segments], dtype=np.int64),
             base_gap_bytes=base_gap,
             base_spine_bytes=base_spine,
-            **{name: getattr(whole, name)[rows] for name in _PER_COLLECTIVE},
+            **{name: getattr(whole, name)[rows] for name in PER_COLLECTIVE},
             launch_ticks=launch,
             transfer_ticks=transfer,
             bucketable=bucketable,
             ready_gap=ready,
             need_gap=need,
-            after_begin=_begins(after),
+            after_begin=begins(after),
             after_list=np.array([d for ds in after for d in ds], dtype=np.int64),
             collectives_of_key=(),
         )
@@ -221,17 +224,17 @@ class WindowView:
 
     def _free_storages(self) -> list[int]:
         whole = self.whole
-        floats = set(_floats(whole, self.window.free))
+        floats = set(floats_of(whole, self.window.free))
         return [
             s
             for s in range(len(whole.storage_bytes))
             if not floats.isdisjoint(whole.touch_list[whole.touch_begin[s] : whole.touch_begin[s + 1]].tolist())
         ]
 
-    def _storages_of(self, free: tuple[int, ...], spine_op: dict[int, int]) -> dict[str, Ints]:
+    def _storages_of(self, free: tuple[int, ...], spine_op: dict[int, int]) -> dict[str, Any]:
         """Return the storages that free collectives touch, with lives clipped to the window."""
         whole = self.whole
-        index = {f: j for j, f in enumerate(_floats(whole, free))}
+        index = {f: j for j, f in enumerate(floats_of(whole, free))}
         kept = self._free_storages()
         place = {s: j for j, s in enumerate(kept)}
         birth_spine, birth_float, last, touches = [], [], [], []
@@ -254,7 +257,7 @@ class WindowView:
             "storage_birth_spine": np.array(birth_spine, dtype=np.int64),
             "storage_birth_float": np.array(birth_float, dtype=np.int64),
             "storage_last_spine": np.array(last, dtype=np.int64),
-            "touch_begin": _begins(touches),
+            "touch_begin": begins(touches),
             "touch_list": np.array([f for fs in touches for f in fs], dtype=np.int64),
             "input_storage": np.array([place.get(int(whole.input_storage[c]), -1) for c in free] + [-1] * len(self.pinned), dtype=np.int64),
             "output_storage": np.array(
@@ -388,83 +391,3 @@ class WindowView:
         array = np.array(order, dtype=np.int64)
         partition = self.pricer.partition(buckets)
         return Program(partition=partition, operation=np.ascontiguousarray(array[:, 0]), argument=np.ascontiguousarray(array[:, 1]))
-
-
-def tails(compact: Compact, program: Program, past: int) -> tuple[int, dict[int, int], dict[int, int]]:
-    """Return the longest way from the end of operation ``past - 1`` to the end of the step, in ticks.
-
-    From the compute stream; from each stream's last transfer so far; and from the end of each transfer that is waited for later.
-    """
-    p = program.partition
-    along, stream, end = 0, dict.fromkeys(range(compact.num_streams), 0), {}
-    for i in range(len(program.operation) - 1, past - 1, -1):
-        operation, a = int(program.operation[i]), int(program.argument[i])
-        if operation == SPINE:
-            along += int(compact.spine_ticks[a])
-        elif operation == COPY_OUT:
-            along += int(compact.copy_out_ticks[a]) + _float_ticks(compact, compact.epilogue_begin, compact.epilogue_list, (a,))
-        elif operation == WAIT:
-            members = p.buckets[a]
-            if not (len(members) > 1 and compact.kind[members[0]] == 0):
-                along += _float_ticks(compact, compact.epilogue_begin, compact.epilogue_list, members)
-            end[a] = along
-        else:
-            s = int(compact.stream[p.buckets[a][0]])
-            stream[s] = int(p.transfer_ticks[a]) + max(end.pop(a, 0), stream[s])
-            work = _float_ticks(compact, compact.prologue_begin, compact.prologue_list, p.buckets[a])
-            along = max(along, stream[s]) + int(p.launch_ticks[a] + p.copy_in_ticks[a]) + work
-    return along, stream, end
-
-
-def _float_ticks(compact: Compact, begin: Ints, floats: Ints, members: Members) -> int:
-    return sum(int(compact.float_ticks[floats[begin[c] : begin[c + 1]]].sum()) for c in members)
-
-
-_PER_COLLECTIVE = (
-    "kind", "key", "stream", "size_bytes", "input_bytes", "output_bytes", "bucket_launch_ticks", "copy_out_ticks", "on_path", "start_rank",
-)  # fmt: skip
-
-
-def _floats(compact: Compact, free: tuple[int, ...]) -> list[int]:
-    """Return the floats of ``free`` in the order that the small problem numbers them."""
-    result: list[int] = []
-    for c in free:
-        result += compact.prologue_list[compact.prologue_begin[c] : compact.prologue_begin[c + 1]].tolist()
-        result += [int(compact.float_of_start[c]), int(compact.float_of_wait[c])]
-        result += compact.epilogue_list[compact.epilogue_begin[c] : compact.epilogue_begin[c + 1]].tolist()
-    return result
-
-
-def _floats_of(compact: Compact, free: tuple[int, ...], num_collectives: int) -> dict[str, Ints]:
-    """Return the arrays over floats of the small problem; a pinned collective has a start and a wait of no work."""
-    floats = _floats(compact, free)
-    index = {f: j for j, f in enumerate(floats)}
-    prologues = [[index[int(f)] for f in compact.prologue_list[compact.prologue_begin[c] : compact.prologue_begin[c + 1]]] for c in free]
-    epilogues = [[index[int(f)] for f in compact.epilogue_list[compact.epilogue_begin[c] : compact.epilogue_begin[c + 1]]] for c in free]
-    starts, waits = [index[int(compact.float_of_start[c])] for c in free], [index[int(compact.float_of_wait[c])] for c in free]
-    ticks = compact.float_ticks[floats].tolist()
-    for _ in range(num_collectives - len(free)):
-        starts.append(len(ticks))
-        waits.append(len(ticks) + 1)
-        ticks += [0, 0]
-        prologues.append([])
-        epilogues.append([])
-    owner = [-1] * len(ticks)
-    for c, f in enumerate(waits):
-        owner[f] = c
-    return {
-        "float_ticks": np.array(ticks, dtype=np.int64),
-        "float_of_start": np.array(starts, dtype=np.int64),
-        "float_of_wait": np.array(waits, dtype=np.int64),
-        "collective_of_wait": np.array(owner, dtype=np.int64),
-        "prologue_begin": _begins(prologues),
-        "prologue_list": np.array([f for fs in prologues for f in fs], dtype=np.int64),
-        "epilogue_begin": _begins(epilogues),
-        "epilogue_list": np.array([f for fs in epilogues for f in fs], dtype=np.int64),
-    }
-
-
-def _begins(lists: list[list[int]]) -> Ints:
-    begin = np.zeros(len(lists) + 1, dtype=np.int64)
-    begin[1:] = np.cumsum([len(values) for values in lists])
-    return begin

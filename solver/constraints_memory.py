@@ -1,0 +1,144 @@
+"""Constraints (15) and (16): bytes alive, and bytes in flight, at every position of the order (see ``apsched.solver.constraints``)."""
+
+from ortools.sat.python import cp_model
+
+from apsched.solver.variables import COPY, PREPARE, START, WAIT_UNIT, Linear, Variables
+from apsched.units import ALLOCATION_BYTES
+
+
+def memory(v: Variables) -> None:
+    """(15) Memory: at every position, sum of the sizes of storages alive there <= peak <= memory cap.
+
+    A storage is alive from its birth to the last position that touches it; the buffers of buckets as in ``apsched.memory``.
+    """
+    lives = [*_fixed_lives(v), *_storage_lives(v), *_buffer_lives(v)]
+    cap = v.caps.memory_cap_bytes
+    most = (
+        sum(-(-int(b) // ALLOCATION_BYTES) for b in v.compact.storage_bytes) * 3
+        + int(v.compact.base_spine_bytes.max())
+        + int(v.compact.base_gap_bytes.max())
+    )
+    limit = most if cap is None else min(most, (cap - v.compact.kept_bytes) // ALLOCATION_BYTES)
+    v.peak_blocks = v.model.new_int_var(0, max(limit, 0), "peak")
+    if limit < 0:
+        v.model.add_bool_or([])
+    v.model.add_cumulative([i for i, _ in lives], [d for _, d in lives], v.peak_blocks).with_name("memory")
+
+
+Life = tuple[cp_model.IntervalVar, Linear]
+
+
+def _fixed_lives(v: Variables) -> list[Life]:
+    k = v.compact
+    lives: list[Life] = []
+    for g in range(len(k.base_gap_bytes)):
+        begin = v.spine_position(g - 1) + 1 if g else 0
+        for first, past, live in (
+            (begin, v.spine_position(g), k.base_gap_bytes[g]),
+            (v.spine_position(g), v.spine_position(g) + 1, k.base_spine_bytes[g]),
+        ):
+            if live and past > first:
+                lives.append((v.model.new_fixed_size_interval_var(first, past - first, f"base[{g}]"), int(live) // ALLOCATION_BYTES))
+    return lives
+
+
+def _storage_lives(v: Variables) -> list[Life]:
+    k = v.compact
+    lives: list[Life] = []
+    output_of = {int(s): c for c, s in enumerate(k.output_storage) if s >= 0}
+    for s, size in enumerate(k.storage_bytes):
+        owner = output_of.get(s)
+        inside_bucket = owner is not None and not v.gathers(owner)
+        present = v.alone[owner] if owner is not None and inside_bucket else v.model.new_constant(1)
+        first = v.model.new_int_var(0, v.last_position, f"first[{s}]")
+        last = v.model.new_int_var(0, v.last_position, f"last[{s}]")
+        _born(v, s, owner, first, last)
+        if k.storage_last_spine[s] >= 0:
+            v.model.add(last >= v.spine_position(int(k.storage_last_spine[s])))
+        for f in k.touch_list[k.touch_begin[s] : k.touch_begin[s + 1]]:
+            c = int(k.collective_of_wait[f])
+            touch = v.model.add(last >= v.float_position[int(f)])
+            if c >= 0 and k.input_storage[c] == s:
+                touch.only_enforce_if(v.alone[c])  # a bucket holds no input beyond its copy-in
+        lives.append(_life(v, first, last, present, int(size) // ALLOCATION_BYTES, f"storage[{s}]"))
+    return lives
+
+
+def _born(v: Variables, s: int, owner: int | None, first: cp_model.IntVar, last: cp_model.IntVar) -> None:
+    k = v.compact
+    f, spine = int(k.storage_birth_float[s]), int(k.storage_birth_spine[s])
+    if f < 0:
+        birth: Linear = v.spine_position(spine) if spine >= 0 else 0
+        v.model.add(first <= birth)
+        v.model.add(last >= birth)
+    elif owner is not None and v.gathers(owner) and (COPY, owner) in v.units:
+        v.model.add(first <= v.float_position[int(k.float_of_start[owner])]).only_enforce_if(v.alone[owner])
+        v.model.add(first <= v.float_position[int(k.float_of_wait[owner])]).only_enforce_if(v.alone[owner].negated())
+    else:
+        v.model.add(first <= v.float_position[f])
+
+
+def _buffer_lives(v: Variables) -> list[Life]:
+    k = v.compact
+    lives: list[Life] = []
+    for h in v.alone:
+        members = v.members(h)
+        if len(members) < 2:
+            continue
+        kind = v.problem.keys[int(k.key[h])].kind
+        copied_in, started, waited = v.units[PREPARE, h].last, v.units[START, h].last, v.units[WAIT_UNIT, h].first
+        outputs = _blocks(v, h, {c: int(k.output_bytes[c]) for c in members})
+        first = v.model.new_int_var(0, v.last_position, f"buffer_first[{h}]")
+        last = v.model.new_int_var(0, v.last_position, f"buffer_last[{h}]")
+        several = v.several[h]
+        for c in members:
+            touches = [v.units[COPY, c].first] if v.gathers(c) else _touches_of_output(v, c)
+            for position in touches:
+                v.model.add(last >= position).only_enforce_if(v.joins[c, h], several)
+        v.model.add(last >= waited).only_enforce_if(several)
+        v.model.add(first <= (started if kind == "reduce_scatter" else copied_in)).only_enforce_if(several)
+        lives.append(_life(v, first, last, several, outputs, f"buffer[{h}]"))
+        if kind == "reduce_scatter":
+            inputs = _blocks(v, h, {c: int(k.input_bytes[c]) for c in members})
+            lives.append(_life(v, copied_in, waited, several, inputs, f"concatenated[{h}]"))
+    return lives
+
+
+def _touches_of_output(v: Variables, c: int) -> list[Linear]:
+    k = v.compact
+    s = int(k.output_storage[c])
+    touches: list[Linear] = [v.float_position[int(f)] for f in k.touch_list[k.touch_begin[s] : k.touch_begin[s + 1]]]
+    if k.storage_last_spine[s] >= 0:
+        touches.append(v.spine_position(int(k.storage_last_spine[s])))
+    return touches
+
+
+def _blocks(v: Variables, h: int, bytes_of: dict[int, int]) -> cp_model.IntVar:
+    """Return the blocks that the allocator takes for the sum of the members' bytes."""
+    blocks = v.model.new_int_var(0, -(-sum(bytes_of.values()) // ALLOCATION_BYTES), f"blocks[{h}]")
+    total = sum(size * v.joins[c, h] for c, size in bytes_of.items())
+    v.model.add(ALLOCATION_BYTES * blocks >= total).only_enforce_if(v.several[h])
+    return blocks
+
+
+def _life(v: Variables, first: Linear, last: Linear, present: cp_model.BoolVarT, blocks: Linear, name: str) -> Life:
+    length = v.model.new_int_var(1, v.last_position + 1, f"length[{name}]")
+    return v.model.new_optional_interval_var(first, length, last + 1, present, name), blocks
+
+
+def in_flight(v: Variables) -> None:
+    """(16) In flight: at every position, sum of output bytes of FSDP buckets between their start and their wait <= in-flight cap."""
+    cap = v.caps.in_flight_cap_bytes
+    if cap is None:
+        return
+    k, lives = v.compact, []
+    for h in v.alone:
+        if k.on_path[h]:
+            continue
+        first, wait = v.units[START, h].last, v.units[WAIT_UNIT, h].first
+        length = v.model.new_int_var(1, v.last_position, f"flight[{h}]")
+        interval = v.model.new_optional_interval_var(first, length, wait, v.joins[h, h], f"flight[{h}]")
+        carried = v.model.new_int_var(0, sum(int(k.output_bytes[c]) for c in v.members(h)), f"carried[{h}]")
+        v.model.add(carried == sum(int(k.output_bytes[c]) * v.joins[c, h] for c in v.members(h)))
+        lives.append((interval, carried))
+    v.model.add_cumulative([i for i, _ in lives], [d for _, d in lives], cap).with_name("in_flight")

@@ -1,0 +1,56 @@
+"""Arrays of :class:`Compact` for a few collectives out of many, renumbered."""
+
+from typing import Any
+
+import numpy as np
+
+from apsched.solver.compact import Compact, Ints
+
+PER_COLLECTIVE = (
+    "kind", "key", "stream", "size_bytes", "input_bytes", "output_bytes", "bucket_launch_ticks", "copy_out_ticks", "on_path", "start_rank",
+)  # fmt: skip
+
+
+def floats_of(compact: Compact, free: tuple[int, ...]) -> list[int]:
+    """Return the floats of ``free`` in the order that the small problem numbers them."""
+    result: list[int] = []
+    for c in free:
+        result += compact.prologue_list[compact.prologue_begin[c] : compact.prologue_begin[c + 1]].tolist()
+        result += [int(compact.float_of_start[c]), int(compact.float_of_wait[c])]
+        result += compact.epilogue_list[compact.epilogue_begin[c] : compact.epilogue_begin[c + 1]].tolist()
+    return result
+
+
+def float_arrays(compact: Compact, free: tuple[int, ...], num_collectives: int) -> dict[str, Any]:
+    """Return the arrays over floats of the small problem; a pinned collective has a start and a wait of no work."""
+    floats = floats_of(compact, free)
+    index = {f: j for j, f in enumerate(floats)}
+    prologues = [[index[int(f)] for f in compact.prologue_list[compact.prologue_begin[c] : compact.prologue_begin[c + 1]]] for c in free]
+    epilogues = [[index[int(f)] for f in compact.epilogue_list[compact.epilogue_begin[c] : compact.epilogue_begin[c + 1]]] for c in free]
+    starts, waits = [index[int(compact.float_of_start[c])] for c in free], [index[int(compact.float_of_wait[c])] for c in free]
+    ticks = compact.float_ticks[floats].tolist()
+    for _ in range(num_collectives - len(free)):
+        starts.append(len(ticks))
+        waits.append(len(ticks) + 1)
+        ticks += [0, 0]
+        prologues.append([])
+        epilogues.append([])
+    owner = [-1] * len(ticks)
+    for c, f in enumerate(waits):
+        owner[f] = c
+    return {
+        "float_ticks": np.array(ticks, dtype=np.int64),
+        "float_of_start": np.array(starts, dtype=np.int64),
+        "float_of_wait": np.array(waits, dtype=np.int64),
+        "collective_of_wait": np.array(owner, dtype=np.int64),
+        "prologue_begin": begins(prologues),
+        "prologue_list": np.array([f for fs in prologues for f in fs], dtype=np.int64),
+        "epilogue_begin": begins(epilogues),
+        "epilogue_list": np.array([f for fs in epilogues for f in fs], dtype=np.int64),
+    }
+
+
+def begins(lists: list[list[int]]) -> Ints:
+    begin = np.zeros(len(lists) + 1, dtype=np.int64)
+    begin[1:] = np.cumsum([len(values) for values in lists])
+    return begin
