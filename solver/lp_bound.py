@@ -154,6 +154,8 @@ def _sample(gaps: Ints) -> Ints:
 
 def _weights(constants: Floats, alone: Floats, shared: Floats) -> Floats:
     """Return the weights of the rows, which sum to 1: the duals of the LP."""
+    first = np.zeros(len(constants))
+    first[0] = 1.0
     scale = float(max(constants.max(), 1.0))
     solver = pywraplp.Solver.CreateSolver("GLOP")
     step_time = solver.NumVar(0, solver.infinity(), "z")
@@ -170,10 +172,7 @@ def _weights(constants: Floats, alone: Floats, shared: Floats) -> Floats:
         rows.append(row)
     solver.Minimize(step_time)
     if solver.Solve() != pywraplp.Solver.OPTIMAL:
-        return np.eye(len(constants), dtype=np.float64)[0]
+        return first
     duals: Floats = np.array([max(row.dual_value(), 0.0) for row in rows], dtype=np.float64)
     total = float(duals.sum())
-    weights: Floats = np.eye(len(constants), dtype=np.float64)[0]
-    if total > 0:
-        weights = np.array(duals / total, dtype=np.float64)
-    return weights
+    return duals / total if total > 0 else first
