@@ -2,8 +2,9 @@
 
 Every bound allows any partition into buckets and any position of every unit; compute keeps its order.
 
-Time. Let d_k be the spine durations and o_c the least work that collective c puts on the compute stream (its launch where it
-is alone; its share of the copies where it is not). With E_k a lower bound on the begin of spine node k, and R_k = E_{k-1} + d_{k-1} one on when gap k is reached:
+Time. Let d_k be the spine durations and o_c the least work that collective c puts on the compute stream (its launch where it is
+alone; its share of the copies where it is not). Let E_k be a lower bound on the begin of spine node k, and
+R_k = E_{k-1} + d_{k-1} one on when gap k is reached:
 
     (B1)  E_k >= R_k,  and  E_k >= sum_{i<k} d_i + sum_{c needed by k} o_c
     (B2)  E_k >= L(gathers of a stream needed at or before k)          each must have been transferred

@@ -32,7 +32,10 @@ def heads(v: Variables) -> None:
 
 
 def bucket_caps(v: Variables) -> None:
-    """(3) Bucket cap: for all h with several: sum_c size[c] x[c,h] <= bucket cap; span: x[c,h] = x[c',h] = 1 only if |rank - rank'| <= max span."""
+    """(3) Bucket caps: for all h with several: sum_c size[c] x[c,h] <= bucket cap.
+
+    Topo-span: x[c,h] = x[c',h] = 1 only if |rank[c] - rank[c']| <= max span.
+    """
     compact, caps = v.compact, v.caps
     for h in v.alone:
         members = v.members(h)
@@ -142,7 +145,7 @@ def bucket_sequence(v: Variables) -> None:
 
 
 def readiness(v: Variables) -> None:
-    """(9) Readiness: x[c,h] implies that the bucket's first unit stands after spine node ready[c]-1 and after the waits that c depends on."""
+    """(9) Readiness: x[c,h] implies that h's units stand after spine node ready[c]-1 and after the waits that c depends on."""
     k = v.compact
     for (c, h), joins in v.joins.items():
         last_producer = int(k.ready_gap[c]) - 1
@@ -174,7 +177,7 @@ def need(v: Variables) -> None:
 
 
 def transfers(v: Variables) -> None:
-    """(11) A transfer begins after its launch and lasts T: tb >= e(start), te = tb + T; the wait ends after it: e(wait) >= te + (its work)."""
+    """(11) A transfer begins after its launch and lasts T: tb >= e(start), te = tb + T; its wait: e(wait) >= te + (its work)."""
     assert v.step_time is not None
     for h in v.alone:
         present = v.joins[h, h]

@@ -183,7 +183,7 @@ def test_a_changed_order_is_refused(tmp_path: Path) -> None:
     data = json.loads(dump_schedule(result))
     data["steps"].reverse()
     (tmp_path / "s.json").write_text(json.dumps(data))
-    with pytest.raises(InputError, match="not a schedule of this graph within its caps: .*comes before"):
+    with pytest.raises(InputError, match=r"not a schedule of this graph within its caps: .*comes before"):
         replay(result.problem, load_schedule(tmp_path / "s.json"))
 
 
@@ -192,7 +192,7 @@ def test_a_cap_that_is_broken_is_refused(tmp_path: Path) -> None:
     data = json.loads(dump_schedule(result))
     data["caps"]["memory_cap_bytes"] = result.best.peak_memory_bytes - 1
     (tmp_path / "s.json").write_text(json.dumps(data))
-    with pytest.raises(InputError, match="live bytes at .*, more than the cap"):
+    with pytest.raises(InputError, match=r"live bytes at .*, more than the cap"):
         replay(result.problem, load_schedule(tmp_path / "s.json"))
 
 
