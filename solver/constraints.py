@@ -1,7 +1,9 @@
 """Constraints of the CP-SAT model, numbered as in ``docs/formulation.md``: one function, one formula.
 
-Symbols: x[c,h] joins, y[c] alone, z[h] several, u/v first and last position, s/e begin and end in ticks of a unit, b[i,j] before,
-a[i,k] after spine node k, tb/te begin and end of a transfer, T transfer ticks, p[f] position of a float.
+Symbols. c, d: collectives; h, g: heads of buckets; i, j: units; k: spine nodes, m of them.
+x[c,h] joins, y[c] alone, z[h] several; u/v first and last position and s/e begin and end in ticks, of a unit; a[i,k]: unit i after spine
+node k; b[i,j]: unit i before unit j; s[k] begin of a spine node; tb/te/T begin, end and length of a transfer; ci copy-in ticks;
+p[f] position of a float; Z step time, M peak; size[c], in[c], out[c]: bytes that the price depends on, of input and output.
 """
 
 from itertools import combinations
@@ -16,13 +18,19 @@ Literals = list[cp_model.BoolVarT]
 
 
 def membership(v: Variables) -> None:
-    """(1) Membership: every collective is in one bucket. For all c: sum_h x[c,h] = 1."""
+    """(1) Membership: every collective is in exactly one bucket.
+
+    for all c:  sum_h x[c,h] = 1
+    """
     for c in v.alone:
         v.model.add_exactly_one(v.joins[c, h] for h in v.heads(c)).with_name(f"membership[{c}]")
 
 
 def heads(v: Variables) -> None:
-    """(2) Heads: a bucket is alone or has several. For all h: x[h,h] = y[h] + z[h]; x[c,h] <= z[h]; z[h] <= sum_{c>h} x[c,h]."""
+    """(2) Heads: the head of a bucket is alone or has several members, and only then may others join it.
+
+    for all h:  x[h,h] = y[h] + z[h],  x[c,h] <= z[h] for c > h,  z[h] <= sum_{c>h} x[c,h]
+    """
     for h in v.alone:
         others = [v.joins[c, h] for c in v.members(h) if c != h]
         v.model.add(v.joins[h, h] == v.alone[h] + v.several[h]).with_name(f"head[{h}]")
@@ -32,9 +40,9 @@ def heads(v: Variables) -> None:
 
 
 def bucket_caps(v: Variables) -> None:
-    """(3) Bucket caps: for all h with several: sum_c size[c] x[c,h] <= bucket cap.
+    """(3) Caps of a bucket: its bytes (where it has several members) and its topo-span, in ranks.
 
-    Topo-span: x[c,h] = x[c',h] = 1 only if |rank[c] - rank[c']| <= max span.
+    for all h:  z[h] implies sum_c size[c] x[c,h] <= bucket cap;  x[c,h] + x[d,h] <= 1 where |rank[c] - rank[d]| > max span
     """
     compact, caps = v.compact, v.caps
     for h in v.alone:
@@ -49,7 +57,9 @@ def bucket_caps(v: Variables) -> None:
 
 
 def unit_sizes(v: Variables) -> None:
-    """(4) Size of a unit: v = u + (number of its steps) - 1, and e >= s + (its work).
+    """(4) Size of a unit: it takes as many positions as it has steps, and at least as many ticks as it has work.
+
+        for all units i present:  v[i] = u[i] + steps[i] - 1,  e[i] >= s[i] + work[i]
 
     prepare: prologues of all members, copy-in; start: (alone: prologue,) launch; wait: epilogues of members that are not copied out;
     copy-out: the copy, the epilogue.
@@ -93,7 +103,10 @@ def _epilogue(v: Variables, c: int) -> tuple[int, int]:
 
 
 def spine_order(v: Variables) -> None:
-    """(5) Spine: s[k+1] >= s[k] + d[k]; step time >= s[m] (the end of the spine and of everything after it)."""
+    """(5) Spine: compute keeps its order, and the step ends after the spine, whose end is s[m], and after every unit.
+
+    s[k+1] >= s[k] + d[k],  Z >= s[m],  Z >= e[i] for all units i present
+    """
     for k, ticks in enumerate(v.compact.spine_ticks):
         v.model.add(v.spine_begin[k + 1] >= v.spine_begin[k] + int(ticks)).with_name(f"spine[{k}]")
     assert v.step_time is not None
@@ -103,9 +116,9 @@ def spine_order(v: Variables) -> None:
 
 
 def unit_against_spine(v: Variables) -> None:
-    """(6) A unit is before or after a spine node, in position and in time.
+    """(6) Unit against spine: a unit is before or after a spine node, in position and in time.
 
-    a[i,k]: u_i > pos(k), s_i >= s[k] + d[k];  not a[i,k]: v_i < pos(k), e_i <= s[k];  a[i,k+1] implies a[i,k].
+    a[i,k]:  u[i] > pos(k), s[i] >= s[k] + d[k];   not a[i,k]:  v[i] < pos(k), e[i] <= s[k];   a[i,k] implies a[i,k-1]
     """
     for (unit, k), after in v.after_spine.items():
         i = v.units[unit]
@@ -119,7 +132,10 @@ def unit_against_spine(v: Variables) -> None:
 
 
 def unit_against_unit(v: Variables) -> None:
-    """(7) One compute stream, one order: b[i,j]: v_i < u_j and e_i <= s_j; otherwise v_j < u_i and e_j <= s_i."""
+    """(7) Unit against unit: one compute stream, one order, for every two units that are present.
+
+    b[i,j]:  v[i] < u[j], e[i] <= s[j];   not b[i,j]:  v[j] < u[i], e[j] <= s[i]
+    """
     for (i, j), literal in v.before.items():
         one, other = v.units[i], v.units[j]
         both: Literals = [one.present, other.present]
@@ -134,7 +150,10 @@ def _order(v: Variables, i: Unit, j: Unit) -> cp_model.BoolVarT:
 
 
 def bucket_sequence(v: Variables) -> None:
-    """(8) Within a bucket: prepare before start before wait before every copy-out of a member."""
+    """(8) Sequence of a bucket: prepare, start, wait, then the copy-out of every member.
+
+    z[h] implies b[prepare h, start h];  b[start h, wait h];  x[c,h] implies b[wait h, copy-out c]
+    """
     for h in v.alone:
         if (PREPARE, h) in v.units:
             v.model.add_implication(v.several[h], _order(v, (PREPARE, h), (START, h)))
@@ -145,7 +164,11 @@ def bucket_sequence(v: Variables) -> None:
 
 
 def readiness(v: Variables) -> None:
-    """(9) Readiness: x[c,h] implies that h's units stand after spine node ready[c]-1 and after the waits that c depends on."""
+    """(9) Readiness: a bucket is prepared after all that its members are made of.
+
+    x[c,h] implies, for i = prepare h and start h:  a[i, ready[c]-1],  and for every d whose result c depends on:
+    b[wait g, i] where x[d,g],  b[copy-out d, i],  and not x[d,h]: no bucket holds an ancestor of a member
+    """
     k = v.compact
     for (c, h), joins in v.joins.items():
         last_producer = int(k.ready_gap[c]) - 1
@@ -166,7 +189,10 @@ def readiness(v: Variables) -> None:
 
 
 def need(v: Variables) -> None:
-    """(10) Need: c's result exists before spine node need[c]: its wait (x[c,h]) and its copy-out stand before it."""
+    """(10) Need: a result is there before the first spine node that needs it.
+
+    x[c,h] implies not a[wait h, need[c]];  not a[copy-out c, need[c]]     (where need[c] < m)
+    """
     num_spine = len(v.compact.spine_ticks)
     for (c, h), joins in v.joins.items():
         k = int(v.compact.need_gap[c])
@@ -177,7 +203,10 @@ def need(v: Variables) -> None:
 
 
 def transfers(v: Variables) -> None:
-    """(11) A transfer begins after its launch and lasts T: tb >= e(start), te = tb + T; its wait: e(wait) >= te + (its work)."""
+    """(11) Transfers: one begins after its launch and lasts T; its wait ends after it.
+
+    for all h with x[h,h]:  tb[h] >= e[start h],  te[h] = tb[h] + T[h],  e[wait h] >= te[h] + work[wait h],  Z >= te[h]
+    """
     assert v.step_time is not None
     for h in v.alone:
         present = v.joins[h, h]
@@ -190,7 +219,10 @@ def transfers(v: Variables) -> None:
 
 
 def stream_order(v: Variables) -> None:
-    """(12) A stream runs in order of launch: b[start h, start h'] implies tb[h'] >= te[h]."""
+    """(12) Streams: transfers of one stream follow each other in order of launch.
+
+    for all h, g of one stream with x[h,h], x[g,g]:  b[start h, start g]:  tb[g] >= te[h];   otherwise:  tb[h] >= te[g]
+    """
     for h, g in combinations(v.alone, 2):
         if v.compact.stream[h] != v.compact.stream[g]:
             continue
@@ -201,7 +233,10 @@ def stream_order(v: Variables) -> None:
 
 
 def prices(v: Variables) -> None:
-    """(13) Prices: T[h] >= price(sum_c size[c] x[c,h]) and copy-in >= copy price(sum_c input[c] x[c,h]), piece by piece of the curve."""
+    """(13) Prices: what a bucket costs depends on its bytes, by the piece [low, high] of the curve that they lie in.
+
+    y[h]:  T[h] = T of h alone;   z[h]:  T[h] >= price(sum_c size[c] x[c,h]),  ci[h] >= copy price(sum_c in[c] x[c,h])
+    """
     k = v.compact
     for h in v.alone:
         key = v.problem.keys[int(k.key[h])]
@@ -239,7 +274,12 @@ def _at_least_price(v: Variables, h: int, curve: PriceCurve, bytes_of: dict[int,
 
 
 def positions(v: Variables) -> None:
-    """(14) Positions of floats: a start stands at the end of its start unit, a member's at its copy-in; a wait at its wait or copy-out."""
+    """(14) Positions of floats: a node stands where the step of its unit stands; a member's start at its copy-in.
+
+    y[c]:  p[start] = v[start c],  p[prologue j] = u[start c] + j,  p[wait] = u[wait c],  p[epilogue j] = u[wait c] + 1 + j
+    x[c,h], z[h]:  p[start] = v[prepare h];  p[prologue j] = u[prepare h] + (prologues of members before c) + j
+    copied out:  p[wait] = u[copy-out c], p[epilogue j] = u[copy-out c] + 1 + j;  other members:  in wait h, one after the other
+    """
     k = v.compact
     for c in v.alone:
         prologue = k.prologue_list[k.prologue_begin[c] : k.prologue_begin[c + 1]]
@@ -277,7 +317,10 @@ def _stand_in(v: Variables, wait: cp_model.IntVar, epilogue: list[int], unit: Un
 
 
 def prefetch(v: Variables) -> None:
-    """(17) Prefetch: the start of h stands after spine node min_{c in h} need[c] - max prefetch - 1."""
+    """(17) Prefetch: at most so many spine nodes stand between a start and the first need of its members.
+
+    for all h:  a[start h, min_{c in h} need[c] - max prefetch - 1]     (where that is a spine node)
+    """
     most = v.caps.max_prefetch
     if most is None:
         return
@@ -295,8 +338,11 @@ def prefetch(v: Variables) -> None:
 
 
 def boundary(v: Variables) -> None:
-    """(18) Boundary of a window: tb[h] >= what the stream still carries; s[k] >= the end of an earlier transfer that k waits for;
-    step time >= end of spine, of each stream and of each pinned transfer + what follows each; a pinned launch keeps its gap.
+    """(18) Boundary of a window: what the rest of the program says, in ticks from the beginning of the window.
+
+    tb[h] >= what its stream still carries;  s[k] >= the end of an earlier transfer that k waits for;
+    Z >= s[m], e[i] + what follows on the compute stream;  Z >= te[h] + what follows on its stream, or after its wait;
+    a pinned launch keeps its gap and its place among the others there
     """
     edge = v.boundary
     assert v.step_time is not None

@@ -7,9 +7,11 @@ from apsched.units import ALLOCATION_BYTES
 
 
 def memory(v: Variables) -> None:
-    """(15) Memory: at every position, sum of the sizes of storages alive there <= peak <= memory cap.
+    """(15) Memory: the blocks of 512 bytes alive at every position are within the peak, and the peak within the memory cap.
 
-    A storage is alive from its birth to the last position that touches it; the buffers of buckets as in ``apsched.memory``.
+        for all positions p:  sum_{lives j: first[j] <= p <= last[j]} blocks[j] <= M,   512 M + kept bytes <= memory cap
+
+    A storage lives from its birth to the last position that touches it; the buffers of buckets live as in ``apsched.memory``.
     """
     lives = [*_fixed_lives(v), *_storage_lives(v), *_buffer_lives(v)]
     cap = v.caps.memory_cap_bytes
@@ -127,7 +129,10 @@ def _life(v: Variables, first: Linear, last: Linear, present: cp_model.BoolVarT,
 
 
 def in_flight(v: Variables) -> None:
-    """(16) In flight: at every position, sum of output bytes of FSDP buckets between their start and their wait <= in-flight cap."""
+    """(16) In flight: the output bytes of FSDP collectives started and not yet waited for are within their cap.
+
+    for all positions p:  sum_{h: v[start h] <= p < u[wait h]} sum_c out[c] x[c,h] <= in-flight cap
+    """
     cap = v.caps.in_flight_cap_bytes
     if cap is None:
         return
