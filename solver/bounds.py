@@ -1,29 +1,28 @@
-"""Lower bounds on step time and on peak memory that no schedule can beat, in milliseconds of work.
+"""Lower bounds on step time and on peak memory that no schedule can beat, in milliseconds of work; proofs in ``docs/formulation.md``.
 
-Every bound allows any partition into buckets and any position of every unit; compute keeps its order.
+Every bound allows any partition into buckets and any position of every unit; compute keeps its order. In ticks:
 
-Time. Let d_k be the spine durations and o_c the least work that collective c puts on the compute stream (its launch where it is
-alone; its share of the copies where it is not). Let E_k be a lower bound on the begin of spine node k, and
-R_k = E_{k-1} + d_{k-1} one on when gap k is reached:
+    d_k    duration of spine node k;  m of them
+    o_c    least work that collective c puts on the compute stream: its launch where it is alone, its share of the copies where it is not,
+           its prologue and epilogue
+    L(S)   least time that a stream is busy with the collectives S in any buckets: for each key, bytes times the least price per byte of
+           any bucket that the byte cap allows, and never less than the largest of them alone
+    W(S)   least work of the collectives S on the compute stream: for each key either all are launched alone, or at least one bucket is:
+           sum over keys of min(sum of launches, launch of a bucket + copy of nothing + sum of o_c)
+    E_k    lower bound on the begin of spine node k;  R_k on when gap k, the place before it, is reached: R_0 = 0, R_{k+1} = E_k + d_k
 
-    (B1)  E_k >= R_k,  and  E_k >= sum_{i<k} d_i + sum_{c needed by k} o_c
-    (B2)  E_k >= L(gathers of a stream needed at or before k)          each must have been transferred
-    (B3)  E_need(c) >= R_ready(c) + T(c)                                an on-path collective, or a chain of them
+    (B1)  E_k >= R_k;  E_k >= sum_{i<k} d_i + sum_{c needed at or before k} o_c
+    (B2)  E_k >= L(gathers of a stream needed at or before k)             all must have been transferred
+    (B3)  E_k >= R_ready(c) + T_c,  k = need(c)                           and along chains of collectives that wait for each other
     (B4)  step time >= E_k + sum_{i>=k} d_i + W(reductions ready after k)
-    (B5)  step time >= R_k + L(reductions of a stream ready at or after gap k)    they start after spine node k-1
-    (B6)  step time >= sum_i d_i + W(all collectives)                   the compute stream
-          and >= sum_{i<k} d_i + sum_{c needed before k} o_c + L(those) + sum_{other reductions c of it} min(launch of c, slope * bytes_c)
-                                                                       each is launched before gap k is left, or transferred after
-    (B7)  step time >= L(all collectives of a stream) + what must run before the first and after the last of them
+    (B5)  step time >= R_k + L(S),  S = reductions of a stream ready at or after gap k: they are launched behind it
+          step time >= sum_{i<k} d_i + sum_{c needed before k} o_c + max_{c in S} T_c + sum_{other reductions c of the stream} min(o_c
+          without epilogue, least slope of the price * bytes_c): each is launched before the largest of S, or transferred with or after it
+    (B6)  step time >= sum_i d_i + W(all collectives)                     the compute stream
+    (B7)  step time >= L(all collectives of a stream) + the spine before the first can start + the spine after the last must have ended
 
-W(S) is the least work of the collectives S on the compute stream: for each key either all are launched alone, or at least one bucket
-is launched and copied: W = sum over keys of min(sum of launches, launch + least copy-in + sum of o_c).
-
-L(S) is the least time that the stream is busy with the collectives S in any buckets: for each key, bytes times the least price
-per byte of any bucket that the byte cap allows, and never less than the largest of them alone.
-
-Memory. At spine node k everything with a fixed life is alive, and so is every gathered weight that k or something after k needs
-and something at or before k needs, every gradient whose reduction cannot have been waited for, and every output of the graph.
+Memory. At spine node k everything with a fixed life is alive, and so is every gathered weight needed at or before k and read at or after
+k, every gradient from its birth to its last reader on the spine, and, at the end, every output of the graph.
 """
 
 from dataclasses import dataclass
@@ -46,7 +45,7 @@ class TimeBound:
 
 
 def step_time_bound(problem: Problem, compact: Compact, caps: Caps) -> TimeBound:
-    """Return the best of (B1) to (B7)."""
+    """Return the best of all bounds on time."""
     if not len(compact.kind):
         return TimeBound(ticks=int(compact.spine_ticks.sum()), source="compute")
     work = least_work(problem, compact)
@@ -79,7 +78,7 @@ def least_work(problem: Problem, compact: Compact) -> Ints:
 
 
 def work_bound(problem: Problem, compact: Compact, work: Ints, collectives: Ints) -> int:
-    """Return W(S): the least time that ``collectives`` take on the compute stream, at least one launch of each key included."""
+    """Return W(S): the least time that ``collectives`` take on the compute stream; of all of them, beside the spine, it is (B6)."""
     total = 0
     for key in np.unique(compact.key[collectives]):
         mine = collectives[compact.key[collectives] == key]
@@ -207,7 +206,7 @@ def _earliest_end(compact: Compact, c: int, reached: Ints, finish: dict[int, int
 
 
 def _followed_by_compute(problem: Problem, compact: Compact, work: Ints, begin: Ints, spine_after: Ints) -> tuple[int, int]:
-    """(B4): return the k that gives most, and the bound."""
+    """Return the k that gives most, and the bound: (B4)."""
     num_spine = len(compact.spine_ticks)
     later = np.zeros(num_spine + 1, dtype=np.int64)
     reductions = np.nonzero((compact.need_gap >= num_spine) & ((compact.kind != ALL_GATHER) | compact.on_path))[0]
@@ -231,7 +230,7 @@ def _ready_after(compact: Compact, mine: Ints, ticks: Ints) -> Ints:
 
 
 def _tails(problem: Problem, compact: Compact, caps: Caps, reached: Ints, source: list[str], work: Ints) -> list[TimeBound]:
-    """(B5): the best of both forms over all streams."""
+    """Return the best of both forms over all streams: (B5)."""
     num_spine = len(compact.spine_ticks)
     bounds = []
     moving = np.nonzero((compact.need_gap >= num_spine) & ~compact.on_path)[0]
@@ -270,7 +269,7 @@ _TAIL_TERMS = 64
 
 
 def _streams(problem: Problem, compact: Compact, caps: Caps, work: Ints, spine_after: Ints) -> list[TimeBound]:
-    """(B7): everything on a stream, after the least that comes before any of it and before the least that comes after all of it."""
+    """Return for each stream all of its transfers, the least that comes before any and the least that comes after all: (B7)."""
     bounds = []
     num_spine = len(compact.spine_ticks)
     reached = np.concatenate(([0], np.cumsum(compact.spine_ticks)))
