@@ -170,7 +170,7 @@ class _Draft:
             event = takes.get(node, self.hosts[node][0].event)
             for p in problem.predecessors[node]:
                 for spot in self.hosts[p]:
-                    if spot.event not in (event, takes.get(p)):
+                    if spot.event != event:
                         self.strict[spot.event] |= 1 << event
         for c in range(len(problem.collectives)):
             self.strict[self.start[c]] |= 1 << self.wait[c]
