@@ -2,7 +2,7 @@
 
 Symbols. c, d: collectives; h, g: heads of buckets; i, j: units; k: spine nodes, m of them.
 x[c,h] joins, y[c] alone, z[h] several; u/v first and last position and s/e begin and end in ticks, of a unit; a[i,k]: unit i after spine
-node k; b[i,j]: unit i before unit j; s[k] begin of a spine node; tb/te/T begin, end and length of a transfer; ci copy-in ticks;
+node k; b[i,j]: unit i before unit j; s[k] begin of a spine node; tb/te/tau begin, end and length of a transfer; theta copy-in ticks;
 p[f] position of a float; Z step time, M peak; size[c], in[c], out[c]: bytes that the price depends on, of input and output.
 """
 
@@ -203,9 +203,9 @@ def need(v: Variables) -> None:
 
 
 def transfers(v: Variables) -> None:
-    """(11) Transfers: one begins after its launch and lasts T; its wait ends after it.
+    """(11) Transfers: one begins after its launch; its wait ends after it.
 
-    for all h with x[h,h]:  tb[h] >= e[start h],  te[h] = tb[h] + T[h],  e[wait h] >= te[h] + work[wait h],  Z >= te[h]
+    for all h with x[h,h]:  tb[h] >= e[start h],  te[h] = tb[h] + tau[h],  e[wait h] >= te[h] + work[wait h],  Z >= te[h]
     """
     assert v.step_time is not None
     for h in v.alone:
@@ -235,7 +235,7 @@ def stream_order(v: Variables) -> None:
 def prices(v: Variables) -> None:
     """(13) Prices: what a bucket costs depends on its bytes, by the piece [low, high] of the curve that they lie in.
 
-    y[h]:  T[h] = T of h alone;   z[h]:  T[h] >= price(sum_c size[c] x[c,h]),  ci[h] >= copy price(sum_c in[c] x[c,h])
+    y[h]:  tau[h] = T[h], that of h alone;   z[h]:  tau[h] >= price(sum_c size[c] x[c,h]),  theta[h] >= copy price(sum_c in[c] x[c,h])
     """
     k = v.compact
     for h in v.alone:

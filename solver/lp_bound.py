@@ -59,7 +59,7 @@ class _Row:
 
 
 def lp_bound(problem: Problem, compact: Compact, caps: Caps) -> TimeBound:
-    """Return the Lagrangian bound of (R1) to (R4)."""
+    """Return the Lagrangian bound of all rows."""
     costs = _costs(problem, compact, caps)
     rows = _rows(compact, costs)
     constants = np.array([r.constant for r in rows])
@@ -95,6 +95,7 @@ def _costs(problem: Problem, compact: Compact, caps: Caps) -> _Costs:
 
 
 def _rows(compact: Compact, c: _Costs) -> list[_Row]:
+    """Return all rows: (R1); for each stream (R2) and a sample of the others."""
     num_spine = len(compact.spine_ticks)
     own = c.prologue + c.epilogue
     rows = [_Row(float(compact.spine_ticks.sum()), c.launch + own, c.copy_in + c.copy_out + own)]
@@ -119,7 +120,7 @@ def _rows(compact: Compact, c: _Costs) -> list[_Row]:
 def _gathers_row(
     compact: Compact, c: _Costs, gathers: npt.NDArray[np.bool_], reductions: npt.NDArray[np.bool_], k: int, after: Floats
 ) -> _Row:
-    """(R3)"""
+    """Return (R3) for spine node ``k``."""
     sooner, later = gathers & (compact.need_gap <= k), gathers & (compact.need_gap > k)
     behind = reductions & (compact.ready_gap > k)
     alone = np.where(sooner, c.transfer, 0.0) + np.where(behind, c.launch + c.epilogue, 0.0)
@@ -128,7 +129,7 @@ def _gathers_row(
 
 
 def _reductions_row(compact: Compact, c: _Costs, reductions: npt.NDArray[np.bool_], k: int, before: Floats) -> _Row:
-    """(R4)"""
+    """Return (R4) for gap ``k``."""
     last, sooner = reductions & (compact.ready_gap >= k), reductions & (compact.ready_gap < k)
     needed = (compact.kind == ALL_GATHER) & ~compact.on_path & (compact.need_gap < k)
     largest = int(np.argmax(np.where(last, c.transfer, -1.0)))

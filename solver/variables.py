@@ -83,7 +83,7 @@ class Variables:
     transfer_begin: dict[int, cp_model.IntVar] = field(default_factory=dict)
     transfer_end: dict[int, cp_model.IntVar] = field(default_factory=dict)
     transfer_ticks: dict[int, cp_model.IntVar] = field(default_factory=dict)
-    """T[h]"""
+    """tau[h]"""
     copy_in_ticks: dict[int, cp_model.IntVar] = field(default_factory=dict)
     float_position: dict[int, cp_model.IntVar] = field(default_factory=dict)
     """p[f]: position of a prologue, start, wait or epilogue node (a member's start: its copy-in)."""
