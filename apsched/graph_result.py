@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from apsched.chosen import Chosen, chosen
 from apsched.config import Caps
 from apsched.problem import Problem
-from apsched.result import Scored, SolveResult
+from apsched.result import Score, Scored, SolveResult
 from apsched.schedule import Schedule
 from apsched.simulate import Timeline, simulate
 from apsched.units import ticks_to_us
@@ -29,6 +29,17 @@ class Result:
     """The rewritten graph, exported and simulated again, has the figures claimed; ``None`` where nothing was rewritten."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Wall time of the stages that ran."""
+    others: tuple[Score, ...] = ()
+    """Baselines that are no schedule of this problem: graphs that torch's own schedulers made."""
+    notes: tuple[str, ...] = ()
+    """What the user should know about this graph's comparison."""
+
+    @property
+    def beaten_by(self) -> tuple[Score, ...]:
+        """Baselines that fit and are faster than the schedule found; there should be none."""
+        best = self.answer.best
+        known = (*self.answer.baselines, *self.others)
+        return tuple(score for score in known if best is not None and score.fits and score.step_time_ticks < best.step_time_ticks)
 
     @property
     def best(self) -> Scored | None:

@@ -183,6 +183,19 @@ def check_answer(result: Result) -> None:
         raise RuntimeError(f"{result.problem.name}: the solver's schedule fails its check, a bug of apsched: {'; '.join(wrong[:3])}")
 
 
+def with_torch_schedulers(graph: LoadedGraph, result: Result, progress: Progress) -> Result:
+    """Return ``result`` with torch's own schedulers among the baselines; where there is no FX graph a note says so."""
+    name = graph.problem.name
+    if graph.captured is None:
+        return replace(result, notes=(f"{name}: no inductor, which needs the FX graph; a graph file has none (compare the source itself)",))
+    from apsched.inductor_baseline import torch_scores
+
+    assert graph.cost_model is not None
+    with progress.stage(f"inductor {name}"):
+        found = torch_scores(graph.captured, graph.problem, graph.cost_model, result.caps, group_ranks=graph.group_ranks)
+    return replace(result, others=found.scores, notes=found.notes, seconds={**result.seconds, **found.seconds})
+
+
 def rewrite(graph: LoadedGraph, scored: Scored, progress: Progress) -> Rewritten:
     """Return the FX graph in the order of ``scored``, and whether what it does is what was claimed."""
     from apsched.round_trip import round_trip

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from apsched.graph_result import Result
 from apsched.options import show_bytes, show_us
-from apsched.result import Scored
+from apsched.result import Score
 from apsched.units import ticks_to_us
 
 SCHEMA = 1
@@ -41,7 +41,7 @@ def graph_json(result: Result) -> dict[str, Any]:
         "num_launches": best.num_launches if best else None,
         "chosen": asdict(result.chosen) if result.chosen else None,
         "round_trip_exact": result.round_trip_exact,
-        "baselines": {scored.name: _scored_json(scored) for scored in result.answer.baselines},
+        "baselines": {score.name: _score_json(score) for score in (*result.answer.baselines, *result.others)},
         "seconds": {stage: round(result.seconds.get(stage, 0.0), 3) for stage in _STAGES},
     }
     if result.answer.infeasibility is not None:
@@ -50,16 +50,16 @@ def graph_json(result: Result) -> dict[str, Any]:
     return report
 
 
-def _scored_json(scored: Scored) -> dict[str, Any]:
+def _score_json(score: Score) -> dict[str, Any]:
     return {
-        "step_time_us": ticks_to_us(scored.step_time_ticks),
-        "peak_memory_bytes": scored.peak_memory_bytes,
-        "num_launches": scored.num_launches,
-        "fits": scored.fits,
+        "step_time_us": ticks_to_us(score.step_time_ticks),
+        "peak_memory_bytes": score.peak_memory_bytes,
+        "num_launches": score.num_launches,
+        "fits": score.fits,
     }
 
 
-def print_table(results: Sequence[Result], stream: TextIO, *, rows: Sequence[Sequence[Scored]] | None = None, ratio: bool = False) -> None:
+def print_table(results: Sequence[Result], stream: TextIO, *, rows: Sequence[Sequence[Score]] | None = None, ratio: bool = False) -> None:
     """Print every schedule of every graph beside the bound; ``rows`` in place of the baselines and the solution."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("graph")
@@ -82,11 +82,11 @@ def console(stream: TextIO) -> Console:
     return Console(file=stream, width=width, highlight=False, soft_wrap=not stream.isatty())
 
 
-def _all_rows(result: Result) -> tuple[Scored, ...]:
-    return (*result.answer.baselines, *((result.best,) if result.best else ()))
+def _all_rows(result: Result) -> tuple[Score, ...]:
+    return (*result.answer.baselines, *result.others, *((result.best,) if result.best else ()))
 
 
-def _cells(result: Result, scored: Scored, *, name: str, ratio: bool) -> list[str]:
+def _cells(result: Result, scored: Score, *, name: str, ratio: bool) -> list[str]:
     step_us = ticks_to_us(scored.step_time_ticks)
     above = f"{100 * (step_us / result.bound_us - 1):.2f} %" if result.bound_us > 0 else ""
     cells = [
@@ -117,6 +117,11 @@ def summary_lines(result: Result) -> tuple[str, ...]:
         f"  memory cap {cap}, peak {show_bytes(result.best.peak_memory_bytes)}; least known {show_bytes(result.answer.floor_memory_bytes)}",
         f"  chosen: largest bucket {show_bytes(chose.bucket_bytes)}, span {chose.topo_span}, prefetch {chose.prefetch}, "
         f"in flight {show_bytes(chose.in_flight_bytes)}",
+    ]
+    lines += [
+        f"  NOT the fastest: {score.name} fits and is {show_us(result.step_time_us - ticks_to_us(score.step_time_ticks))} faster"
+        for score in result.beaten_by
+        if result.step_time_us is not None
     ]
     if result.round_trip_exact is not None:
         said = "exact to the tick and to the byte" if result.round_trip_exact else "NOT exact"

@@ -6,12 +6,11 @@ from apsched.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scored:
-    """A schedule with its exact figures."""
+class Score:
+    """The exact figures of an order, whoever made it and in whatever terms."""
 
     name: str
     """Who made it: a baseline's name, or ``apsched``."""
-    schedule: Schedule
     step_time_ticks: int
     exposed_ticks: int
     peak_memory_bytes: int
@@ -23,6 +22,13 @@ class Scored:
     def fits(self) -> bool:
         """Whether it keeps every cap."""
         return not self.violations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored(Score):
+    """A schedule with its exact figures."""
+
+    schedule: Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -290,3 +290,80 @@ _SETUP_FAKE_PROCESS_GROUPS = """\
             torch._C._distributed_c10d._register_process_group(name, made[group["size"]])
 
 """
+
+
+def import_schedulers() -> Any:
+    """Import torch's schedulers, which takes seconds the first time; return the module of the greedy one (torch/_inductor/fx_passes)."""
+    importlib.import_module("torch._inductor.fx_passes.overlap_manual_scheduling")
+    return importlib.import_module("torch._inductor.fx_passes.overlap_scheduling")
+
+
+@contextmanager
+def _scheduling_without_a_gpu() -> Iterator[None]:
+    """Run the body with what torch's schedulers ask of a device replaced, and everything put back afterwards.
+
+    Their rooflines ask triton for the bandwidth of the memory (torch/utils/_runtime_estimation.py), although custom estimates overrule
+    the result; a table for tlparse asks nvidia-smi for the GPU (torch/_inductor/fx_passes/node_runtime_estimation.py); and so does the
+    size of the first buckets, which is that of an H100 here, 8 process ranks a node (torch/_inductor/comm_analysis.py). One of their
+    caches holds nodes, and so whole graphs (torch/_inductor/fx_passes/overlap_scheduling.py, get_group_name).
+    """
+    scheduling = import_schedulers()
+    estimation: Any = importlib.import_module("torch.utils._runtime_estimation")
+    analysis: Any = importlib.import_module("torch._inductor.comm_analysis")
+    links = analysis.InterconnectType
+    replaced: list[tuple[Any, str, Any]] = [
+        (estimation, "get_compute_time", lambda *args, **kwargs: 0.0),
+        (estimation, "get_transfer_time", lambda *args: 0.0),
+        (analysis, "detect_interconnect", lambda group_size: links.NVLINK_H100 if group_size <= 8 else links.IB_NDR),
+        (importlib.import_module("torch._inductor.fx_passes.node_runtime_estimation"), "_log_collective_benchmarks", lambda *a, **k: None),
+        (logging.getLogger("torch._inductor.fx_passes.fsdp"), "disabled", True),
+    ]
+    originals = [getattr(owner, name) for owner, name, _ in replaced]
+    try:
+        for owner, name, value in replaced:
+            setattr(owner, name, value)
+        yield
+    finally:
+        for (owner, name, _), original in zip(replaced, originals, strict=True):
+            setattr(owner, name, original)
+        scheduling.get_group_name.cache_clear()
+
+
+def schedule_overlap(module: Any, estimate_ms: Callable[[Any, int | None], float]) -> None:
+    """Reorder and bucket the graph of ``module`` in place with torch's greedy scheduler, by its defaults, and with bucketing.
+
+    ``estimate_ms(node, size_bytes)`` is the time of a node; of a collective that of its own size where ``size_bytes`` is None
+    (torch/_inductor/fx_passes/overlap_scheduling.py, schedule_overlap_bucketing).
+    """
+    with _scheduling_without_a_gpu(), torch.no_grad():
+        import_schedulers().schedule_overlap_bucketing(
+            module,
+            collective_bucketing=True,
+            insert_overlap_deps=False,
+            custom_runtime_estimation=estimate_ms,
+            compute_estimator="analytical",  # no benchmarks; custom estimates overrule it
+            bucket_mode="default",
+        )
+
+
+def schedule_overlap_by_module(module: Any, plan: list[list[str] | str], module_of: Callable[[Any], str]) -> None:
+    """Bucket FSDP collectives in place by ``plan`` (names of modules), and launch each bucket one ahead, as torch's manual scheduler does.
+
+    ``module_of(node)`` is the name of a node's module, empty where it has none (torch/_inductor/fx_passes/overlap_manual_scheduling.py).
+    """
+    with _scheduling_without_a_gpu(), torch.no_grad():
+        from torch._inductor.fx_passes.overlap_manual_scheduling import manual_overlap_bucketing
+
+        def stack(node: Any) -> list[tuple[str, type[Any]]]:
+            return [(name, torch.nn.Module)] if (name := module_of(node)) else []
+
+        manual_overlap_bucketing(module, plan, insert_overlap_deps=False, module_stack_fn=stack)
+
+
+def sources_of(node: Any) -> Iterator[tuple[str, int]]:
+    """Yield name and graph (its ``id``) of every node that ``node`` was made from, nearest first (torch/fx/traceback.py, NodeSource)."""
+    waiting = list(node.meta.get("from_node") or ())
+    while waiting:
+        source = waiting.pop(0)
+        yield source.name, source.graph_id
+        waiting += source.from_node

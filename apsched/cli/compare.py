@@ -6,7 +6,7 @@ from typing import TextIO
 
 from apsched.cli.choices import cost_choice, direction, search_choice, source_request
 from apsched.cli.infeasible import refuse_infeasible
-from apsched.pipeline import loaded, resolve_caps, solve_graph
+from apsched.pipeline import loaded, resolve_caps, solve_graph, with_torch_schedulers
 from apsched.progress import Progress
 from apsched.report import console, print_table, report_json, summary_lines
 
@@ -20,7 +20,9 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
             solve_graph(graph, resolve_caps(graph, choice.caps, choice.memory_cap, progress), choice.options, progress)
             for graph in source.graphs
         ]
-    refuse_infeasible(results, source=args.source, cluster=source.cluster, stdout=stdout, as_json=args.json)
+        refuse_infeasible(results, source=args.source, cluster=source.cluster, stdout=stdout, as_json=args.json)
+        if args.inductor:
+            results = [with_torch_schedulers(*pair, progress) for pair in zip(source.graphs, results, strict=True)]
     if args.json:
         print(json.dumps(report_json(args.source, source.cluster, results)), file=stdout)
         return
@@ -30,5 +32,5 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     for result in results:
         for line in summary_lines(result):
             out.print(line, markup=False)
-    for note in source.notes:
+    for note in (*source.notes, *(note for result in results for note in result.notes)):
         out.print(f"note: {note}", markup=False)

@@ -35,6 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
     solve = _verb(verbs, "solve", "solve a source, write the schedule back into its graphs, and check the result")
     _add_source(solve)
     _add_caps(solve)
+    _add_inductor(solve, default=False)
     _add_out(solve, "DIR", "directory for schedules, graphs and rewritten modules (default: apsched-out/SOURCE-MESH)")
 
     audit = _verb(verbs, "audit", "score the order that the graphs of a source have now, against the proven bound")
@@ -44,6 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
     compare = _verb(verbs, "compare", "score every baseline beside the solver")
     _add_source(compare)
     _add_caps(compare)
+    _add_inductor(compare, default=True)
 
     apply = _verb(verbs, "apply", "apply schedule files to the graphs of a source, and check the result")
     _add_source(apply)
@@ -108,6 +110,11 @@ def _add_caps(parser: argparse.ArgumentParser) -> None:
     _option(search, "--time-slack", "SHARE", "share of the step time that less memory and fewer launches may cost (default: 0.1%%)")
     _option(search, "--budget", "WORK", "deterministic work of the search, the same on every machine (default: 20)")
     _option(search, "--seed", "N", "seed of the search (default: 0)")
+
+
+def _add_inductor(parser: argparse.ArgumentParser, *, default: bool) -> None:
+    text = f"run torch's own schedulers, too, which takes seconds (default: {'yes' if default else 'no'})"
+    parser.add_argument("--inductor", action=argparse.BooleanOptionalAction, default=default, help=text)
 
 
 def _add_out(parser: argparse.ArgumentParser, metavar: str, text: str, *, required: bool = False) -> None:

@@ -10,7 +10,7 @@ from apsched.cli.choices import cost_choice, direction, out_dir, search_choice, 
 from apsched.cli.infeasible import refuse_infeasible
 from apsched.graph_result import Result
 from apsched.out_files import check_writable, write_files
-from apsched.pipeline import LoadedGraph, loaded, resolve_caps, rewrite, solve_graph, with_round_trip
+from apsched.pipeline import LoadedGraph, loaded, resolve_caps, rewrite, solve_graph, with_round_trip, with_torch_schedulers
 from apsched.progress import Progress
 from apsched.report import console, print_table, report_json, summary_lines
 from apsched.schedule_file import dump_schedule
@@ -29,6 +29,8 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
             for graph in source.graphs
         ]
         refuse_infeasible(results, source=args.source, cluster=source.cluster, stdout=stdout, as_json=args.json)
+        if args.inductor:
+            results = [with_torch_schedulers(*pair, progress) for pair in zip(source.graphs, results, strict=True)]
         files: dict[str, bytes] = {}
         for k, graph in enumerate(source.graphs):
             results[k] = finish_graph(graph, results[k], files, progress)
@@ -68,7 +70,7 @@ def print_report(results: Sequence[Result], written: Sequence[Path], notes: Sequ
             out.print(line, markup=False)
     if any(result.round_trip_exact is None for result in results):
         out.print("solved from a graph file: nothing was rewritten (solve the source itself, or `apsched apply` the schedule to it)")
-    for note in notes:
+    for note in (*notes, *(note for result in results for note in result.notes)):
         out.print(f"note: {note}", markup=False)
     print_files(written, stdout)
 
