@@ -57,7 +57,7 @@ def timeline_bars(problem: Problem, schedule: Schedule) -> tuple[Bar, ...]:
     bars.append(Bar("exposed", 0, ticks_to_us(end), ticks_to_us(timeline.step_time_ticks - end), ()))
     for t in timeline.transfers:
         key = problem.keys[problem.collectives[t.members[0]].key]
-        names = (" + ".join(_name(problem, c) for c in t.members), *((f"{len(t.members)} in one",) if len(t.members) > 1 else ()))
+        names = (" + ".join(_name(problem, c) for c in t.members), *((f"{len(t.members)}x",) if len(t.members) > 1 else ()))
         bars.append(Bar(key.kind, 1 + t.stream, ticks_to_us(t.begin_ticks), ticks_to_us(t.end_ticks - t.begin_ticks), names))
     return tuple(bar for bar in bars if bar.length_us > 0)
 
@@ -89,12 +89,13 @@ def plot_timeline(problem: Problem, schedule: Schedule, ax: "Axes | None" = None
     """Draw what runs when: a row for the compute stream and one for each process group; return the axes.
 
     Hatched is exposed time: the compute stream stands still, waiting for a collective. Bars that are wide enough carry the names of
-    their node, or of the parameters that the transfer serves.
+    their node, or of the parameters that the transfer serves (``4x``: four members). Axes that share theirs keep the longest time in view.
     """
     ax = _axes(ax, height=1.2 + 0.6 * (1 + len(problem.streams)))
     bars = timeline_bars(problem, schedule)
     end_us = max((bar.begin_us + bar.length_us for bar in bars), default=1.0)
     unit, scale = ("ms", 1e-3) if end_us >= 1e4 else ("us", 1.0)
+    right = max(end_us * scale, _shared_limit(ax.get_shared_x_axes().get_siblings(ax), ax.get_xlim()))
     edge = 0.3 if len(bars) <= _MOST_WITH_EDGES else 0.0
     for kind in _in_legend_order(bar.kind for bar in bars):
         for row in sorted({bar.row for bar in bars if bar.kind == kind}):
@@ -103,7 +104,7 @@ def plot_timeline(problem: Problem, schedule: Schedule, ax: "Axes | None" = None
             drawn.set_label(kind if row == _first(bars, kind) else "")
             if kind == "exposed":
                 drawn.set(hatch="////", edgecolor=CAP_COLOR)
-    ax.set_xlim(0, end_us * scale)
+    ax.set_xlim(0, right)
     ax.set_ylim(len(problem.streams) + 0.6, -0.6)
     ax.set_yticks(range(1 + len(problem.streams)), ["compute stream", *(f"group {name}" for name in problem.streams)])
     ax.set_xlabel(f"time ({unit})")
@@ -142,6 +143,7 @@ def plot_memory(problem: Problem, schedule: Schedule, cap_bytes: int | None = No
     largest = max(*live, problem.kept_bytes, cap_bytes or 0, 1)
     unit, scale = next((u, s) for u, s in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1)) if largest >= s)
     place = range(len(live))
+    top = max(1.1 * largest / scale, _shared_limit(ax.get_shared_y_axes().get_siblings(ax), ax.get_ylim()))
     ax.fill_between(place, [b / scale for b in live], step="mid", color=COLORS["compute"], alpha=0.5)
     ax.plot(place, [b / scale for b in live], drawstyle="steps-mid", color=COLORS["all_to_all"], linewidth=1.2, label="alive")
     if problem.kept_bytes:
@@ -152,11 +154,16 @@ def plot_memory(problem: Problem, schedule: Schedule, cap_bytes: int | None = No
         peak = max(range(len(live)), key=live.__getitem__)
         ax.plot([peak], [live[peak] / scale], marker="v", color="#000000", linestyle="none", label=f"peak {live[peak] / scale:.4g} {unit}")
     ax.set_xlim(0, max(len(live) - 1, 1))
-    ax.set_ylim(0, 1.1 * largest / scale)
+    ax.set_ylim(0, top)
     ax.set_xlabel("step of the schedule (position in the order)")
     ax.set_ylabel(f"memory ({unit})")
     _legend(ax)
     return ax
+
+
+def _shared_limit(siblings: "list[Axes]", limits: tuple[float, float]) -> float:
+    """Return how far axes reach that share theirs with others, so that a later picture does not cut an earlier one off."""
+    return limits[1] if len(siblings) > 1 and any(ax.has_data() for ax in siblings) else 0.0
 
 
 def _legend(ax: "Axes") -> None:

@@ -72,7 +72,7 @@ def test_kinds_and_labels(problem: Problem) -> None:
         "launch",
         "exposed",
     ]
-    assert [bar.labels for bar in bars if bar.row == 1] == [("layer.w + layer.v", "2 in one"), ("rs_z",)]
+    assert [bar.labels for bar in bars if bar.row == 1] == [("layer.w + layer.v", "2x"), ("rs_z",)]
 
 
 def test_timeline_is_labelled_with_units(problem: Problem) -> None:
@@ -115,6 +115,21 @@ def test_draws_into_given_axes(problem: Problem) -> None:
     assert plots.plot_timeline(problem, bucketed(problem), axes[0]) is axes[0]
     assert plots.plot_memory(problem, bucketed(problem), ax=axes[1]) is axes[1]
     assert not any(one.get_label().startswith("cap") for one in axes[1].lines)
+
+
+def test_shared_axes_show_all_of_each(problem: Problem) -> None:
+    """A shorter schedule drawn last does not cut the longer one off, in time or in memory."""
+    short, long = sorted((bucketed(problem), as_captured(problem.num_nodes)), key=lambda s: simulate(problem, s).step_time_ticks)
+    _, axes = pyplot.subplots(2, sharex=True)
+    for ax, order in zip(axes, (long, short), strict=True):
+        plots.plot_timeline(problem, order, ax)
+    assert axes[0].get_xlim() == (0, pytest.approx(simulate(problem, long).step_time_ticks / 1000))
+    _, axes = pyplot.subplots(2, sharey=True)
+    low, high = sorted((short, long), key=lambda s: simulate(problem, s).peak_memory_bytes)
+    for ax, order in zip(axes, (high, low), strict=True):
+        plots.plot_memory(problem, order, ax=ax)
+    assert axes[0].get_ylim()[1] > simulate(problem, high).peak_memory_bytes / KIB
+    assert simulate(problem, high).peak_memory_bytes > simulate(problem, low).peak_memory_bytes * 1.1
 
 
 def test_long_steps_are_in_milliseconds() -> None:
