@@ -1,4 +1,48 @@
-"""PLACEHOLDER"""
+"""The second opinion: the same problem as a mixed-integer linear program, through PuLP, solved by any solver that PuLP knows.
+
+Built from the Problem alone; it shares no code with the CP-SAT formulation, the compact form or the search, so that agreement means
+something. Bucket membership is a set partition over all buckets that the caps allow, each with its exact price; order is linear ordering.
+
+Sets      c, d        collectives;  h: the first member of a bucket
+          B           columns: every collective alone and every bucket that the caps on bytes and span and the data allow
+          u, v, w     events: take (prologues and copy-in), start, wait, give (copy-out and epilogue) of each c; spine nodes k; the output
+          p, q        spots: steps inside an event
+          a           pieces of memory: storages, and the buffers of the bucket of h
+Variables lambda[B]   1 where B is launched                             b[c,d]  1 where c and d share a bucket
+          o[u,v]      1 where u comes strictly before v; members of a bucket have their take, start and wait at one place,
+                      and neither is then before the other
+          t[u], e[u]  begin and end of u on the compute stream          s[c], f[c]  begin and end of c on its group's stream
+          alive[a,p]  1 where a is alive at p                           held[a,p]   bytes of a buffer alive at p
+
+====  ===============================================================================  =======================================
+(1)   sum over B holding c of lambda[B] = 1; b[c,d] = sum over B holding both           ``milp_order._membership``
+(2)   o[u,v] + o[v,u] = 1 - tie[u,v]; constants where the data decide                   ``milp_order._pairs``
+(3)   o[u,w] <= o[u,v] + o[v,w]                                                         ``milp_order._one_order``
+(4)   prefetch: sum of lambda[B] <= o[k,start[h]]                                       ``milp_order._early_enough``
+(5)   in flight: sum of output[c] (1 - o[start d,start c] - o[wait c,start d]) <= cap   ``milp_order.in_flight``
+(6)   e[u] >= t[u] + sum of work[B] lambda[B]                                           ``milp_time._compute_stream``
+(7)   t[v] >= e[u] - M (1 - o[u,v]), M = latest[u] - earliest[v]                        ``milp_time._compute_stream``
+(8)   s[c] >= e[start c]; f[c] >= s[c] + sum of T[B] lambda[B]                          ``milp_time._transfers``
+(9)   s[d] >= f[c] - M (1 - o[start c,start d]) on one stream                           ``milp_time._transfers``
+(10)  e[wait c] >= f[c] + epilogues                                                     ``milp_time._transfers``
+(11)  cut: between spine nodes j and k lies the work that must                          ``milp_time._loads``
+(12)  cut: between them lie the transfers of a stream that must                         ``milp_time._loads``
+(13)  alive[a,p] >= le(birth,p) + le(p,use) - 1 - (1 - condition)                       ``milp_memory._alive``
+(14)  held[h,p] >= sum of bytes[B] lambda[B] - M (1 - alive[h,p])                       ``milp_memory._held``
+(15)  peak >= kept + sum of bytes alive[a,p] + sum of held[h,p], peak <= cap            ``milp_memory.add_memory``
+(16)  no-good: what only the solver's tolerances let through is refused                 ``milp._Milp._refuse``
+====  ===============================================================================  =======================================
+
+le(p,q) says that p is not after q: 1 - o[q,p], or where p is the later step of one event, o[p,q]. Memory is asked for only where
+something is born: at any other step there is no more than at the one before it.
+
+Objectives, each with those before it held: step >= t[output], f[c]; peak; sum of lambda[B]. After the first the model is built again
+with the step time found as its horizon, which tightens every M.
+
+Numbers: ticks and bytes are scaled so that none in a row exceeds 10 000, since the tolerances of solvers are absolute. What counts is
+the order that comes out: it is made a schedule, verified, and scored by ``simulate``. The bound is lowered by a share of 1e-7 of the
+horizon, which the tolerances may hide, and then rounded up to a tick.
+"""
 
 import math
 from dataclasses import dataclass
@@ -12,7 +56,7 @@ from apsched.simulate import Timeline, simulate
 from apsched.solver.milp_engine import CBC, Engine
 from apsched.solver.milp_events import Events, create_events
 from apsched.solver.milp_extract import schedule_of, sequential_ticks
-from apsched.solver.milp_memory import add_memory
+from apsched.solver.milp_memory import add_memory, byte_scale
 from apsched.solver.milp_order import Order, create_order, in_flight
 from apsched.solver.milp_time import Clock, add_time
 from apsched.verify import verify
@@ -55,16 +99,10 @@ class _Milp:
     def __init__(self, problem: Problem, caps: Caps, engine: Engine) -> None:
         self.problem, self.caps, self.engine = problem, caps, engine
         self.events: Events = create_events(problem, caps)
-        self.model = pulp.LpProblem("apsched", pulp.LpMinimize)
-        self.order: Order = create_order(self.events, self.model)
-        in_flight(self.order)
-        horizon_ticks = self._horizon()
-        self.clock: Clock = add_time(self.order, horizon_ticks)
-        self.margin_ticks = _TOLERANCE * horizon_ticks
-        self.peak: pulp.LpVariable | None = None
-        self.byte_scale = max(1.0, (problem.kept_bytes + sum(s.size_bytes for s in problem.storages if not s.kept)) / 10_000)
+        self.byte_scale, self.whole_bytes = byte_scale(self.events)
         self.best: tuple[Schedule, Timeline] | None = None
         self.refusals = 0
+        self._build(self._horizon())
 
     def _horizon(self) -> int:
         captured = as_captured(self.problem.num_nodes)
@@ -72,10 +110,18 @@ class _Milp:
             return simulate(self.problem, captured).step_time_ticks
         return sequential_ticks(self.problem)
 
-    def solve(self) -> MilpResult:
+    def _build(self, horizon_ticks: int) -> None:
+        """Build the model of the schedules that take at most ``horizon_ticks``."""
+        self.model = pulp.LpProblem("apsched", pulp.LpMinimize)
+        self.order: Order = create_order(self.events, self.model)
+        in_flight(self.order)
+        self.clock: Clock = add_time(self.order, horizon_ticks)
+        self.margin_ticks = _TOLERANCE * horizon_ticks
+        self.peak: pulp.LpVariable | None = None
         if self.caps.memory_cap_bytes is not None:
-            peak = self._peak()
-            self.model += peak <= (self.caps.memory_cap_bytes + 0.5) / self.byte_scale
+            self._limit(self._peak() * 1, self.caps.memory_cap_bytes, self.byte_scale)
+
+    def solve(self) -> MilpResult:
         bound_ticks = self._relaxed_bound()
         status, bound = self._minimize(self.clock.step * 1, self.clock.scale)
         if math.isfinite(bound):
@@ -84,7 +130,7 @@ class _Milp:
             return self._result("infeasible" if status == "infeasible" else "unknown", bound_ticks, (False, False, False))
         proven = [status == "optimal", False, False]
         if proven[0]:
-            self._limit(self.clock.step * 1, self.best[1].step_time_ticks, self.clock.scale)
+            self._build(self.best[1].step_time_ticks)
             status, _ = self._minimize(self._peak() * 1, self.byte_scale)
             proven[1] = status == "optimal"
         if proven[1]:
@@ -97,7 +143,7 @@ class _Milp:
     def _peak(self) -> pulp.LpVariable:
         """Return the peak; its rows join the model when it is first asked for."""
         if self.peak is None:
-            self.peak = add_memory(self.order, self.byte_scale)
+            self.peak = add_memory(self.order, self.byte_scale, self.whole_bytes)
         return self.peak
 
     def _limit(self, objective: pulp.LpAffineExpression, value: int, scale: float) -> None:
@@ -115,7 +161,11 @@ class _Milp:
         """Return the status and the bound in ticks, bytes or launches; ``best`` is then the best schedule so far."""
         self.model.setObjective(objective)
         while True:
+            import time
+
+            t0 = time.time()
             answer = self.engine.run(self.model)
+            print("  stage", answer, round(time.time() - t0, 2))
             bound = answer.bound * scale
             if answer.status not in ("optimal", "feasible"):
                 return answer.status, bound

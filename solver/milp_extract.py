@@ -34,8 +34,8 @@ class _Emitter:
         self._release()
         for _, _, kind, index in sorted(self._decisions(position)):
             self._decide(kind, index)
-        for node, kind in enumerate(self.problem.kinds):
-            if kind is NodeKind.OUTPUT:
+        for node in range(self.problem.num_nodes):
+            if self.problem.kinds[node] is NodeKind.OUTPUT:
                 self._emit(node)
         return Schedule(buckets=tuple(Bucket(members) for members in self.buckets), steps=tuple(self.steps))
 

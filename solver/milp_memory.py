@@ -1,13 +1,18 @@
 """Rows of memory. The formulas are in :mod:`apsched.solver.milp`."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pulp
+from pulp import LpAffineExpression as Linear
 
 from apsched.problem import Storage
 from apsched.solver.milp_events import WAIT_RANK, Events, Spot
-from apsched.solver.milp_order import Linear, Order
+from apsched.solver.milp_order import Order
+
+_MOST_UNITS = 10_000
+"""Numbers in a row stay below: tolerances of solvers are absolute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,11 +27,21 @@ class Life:
     """Under which the memory exists at all."""
 
 
-def add_memory(order: Order, scale: float) -> pulp.LpVariable:
+def byte_scale(events: Events) -> tuple[float, bool]:
+    """Return the bytes that a unit of memory stands for, and whether every size is a whole number of them."""
+    problem = events.problem
+    sizes = [s.size_bytes for s in problem.storages if not s.kept] + [problem.kept_bytes]
+    sizes += [size for column in events.columns for size in (column.input_bytes, column.output_bytes)]
+    unit = math.gcd(*sizes) or 1
+    whole = sum(sizes) / unit <= _MOST_UNITS
+    return (float(unit), True) if whole else (max(1.0, sum(sizes) / _MOST_UNITS), False)
+
+
+def add_memory(order: Order, scale: float, whole: bool) -> pulp.LpVariable:
     """Add (13) to (15) to the model; return the peak, in units of ``scale`` bytes, what the caller keeps included."""
     problem = order.events.problem
     at_first = problem.kept_bytes + sum(s.size_bytes for s in problem.storages if not s.kept and s.birth < 0)
-    peak = pulp.LpVariable("peak", at_first / scale)
+    peak = pulp.LpVariable("peak", at_first / scale, cat="Integer" if whole else "Continuous")
     lives = list(_storages(order))
     buffers = list(_buffers(order))
     for i, spot in enumerate(_spots(order.events)):

@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 from itertools import combinations, permutations
 
 import pulp
+from pulp import LpAffineExpression as Linear
 
 from apsched.solver.milp_events import Events, Spot
-
-Linear = pulp.LpAffineExpression
 
 
 @dataclass(slots=True)
@@ -137,7 +136,7 @@ def _is_one(expression: Linear) -> bool:
 
 
 def _early_enough(order: Order) -> None:
-    """(4) prefetch: start[h] after spine node k where column B of first member h must not start before it: sum of lambda[B] <= o[k,start[h]]."""
+    """(4) prefetch: sum of lambda[B] <= o[k,start[h]] over the B of first member h whose start must come after spine node k."""
     events, most = order.events, order.events.caps.max_prefetch
     if most is None:
         return

@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 
 import pulp
+from pulp import LpAffineExpression as Linear
 
-from apsched.solver.milp_order import Linear, Order
+from apsched.solver.milp_events import Column, Events
+from apsched.solver.milp_order import Order
 
 
 @dataclass(slots=True)
@@ -17,6 +19,10 @@ class Clock:
     end: list[Linear]
     """Of each event on the compute stream."""
     begin: list[pulp.LpVariable]
+    earliest: list[float]
+    """For each event the compute that comes before it in every order."""
+    latest: list[float]
+    """For each event the horizon less the compute that comes after it in every order."""
 
 
 def add_time(order: Order, horizon_ticks: int) -> Clock:
@@ -24,13 +30,16 @@ def add_time(order: Order, horizon_ticks: int) -> Clock:
     events = order.events
     scale = max(1.0, horizon_ticks / 10_000)
     horizon = horizon_ticks / scale
-    begin = [pulp.LpVariable(f"t_{u}", 0, horizon) for u in range(events.num_events)]
-    end = [pulp.LpVariable(f"e_{u}", 0, horizon) for u in range(events.num_units)]
     spine = [events.problem.duration_ticks[node] / scale for node in events.problem.spine]
+    earliest = [sum(t for k, t in enumerate(spine) if events.always_before(events.spine(k), u)) for u in range(events.num_events)]
+    latest = [horizon - sum(t for k, t in enumerate(spine) if events.always_before(u, events.spine(k))) for u in range(events.num_events)]
+    begin = [pulp.LpVariable(f"t_{u}", earliest[u]) for u in range(events.num_events)]
+    end = [pulp.LpVariable(f"e_{u}", earliest[u], latest[u]) for u in range(events.num_units)]
     ends = [Linear(variable) for variable in end]
     ends += [begin[events.spine(k)] + ticks for k, ticks in enumerate(spine)]
     ends.append(Linear(begin[-1]))
-    clock = Clock(scale, horizon, pulp.LpVariable("step", 0, horizon), ends, begin)
+    step = pulp.LpVariable("step", 0, horizon, cat="Integer" if scale == 1 else "Continuous")  # whole ticks: prunes
+    clock = Clock(scale, horizon, step, ends, begin, earliest, latest)
     _compute_stream(order, clock)
     transfer_end = _transfers(order, clock)
     _loads(order, clock)
@@ -41,7 +50,7 @@ def add_time(order: Order, horizon_ticks: int) -> Clock:
 
 
 def _compute_stream(order: Order, clock: Clock) -> None:
-    """(6) e[u] >= t[u] + work[u], each kind of event its own work; (7) t[v] >= e[u] - H (1 - o[u,v]) for every pair."""
+    """(6) e[u] >= t[u] + work[u]; (7) t[v] >= e[u] - (latest[u] - earliest[v]) (1 - o[u,v]) for every pair of events."""
     events = order.events
     for c in range(len(events.take)):
         take, start, wait, give = events.take[c], events.start[c], events.wait[c], events.give[c]
@@ -60,25 +69,26 @@ def _compute_stream(order: Order, clock: Clock) -> None:
     for u in range(events.num_events):
         for v in range(events.num_events):
             if u != v and not (u >= events.num_units and v > u + 1):
-                _after(order, clock.begin[v], clock.end[u], order.before(u, v), clock.horizon)
+                _after(order, clock.begin[v], clock.end[u], order.before(u, v), clock.latest[u] - clock.earliest[v])
 
 
-def _after(order: Order, later: Linear, earlier: Linear, holds: Linear, horizon: float) -> None:
-    """Later >= earlier where ``holds`` is 1."""
+def _after(order: Order, later: Linear, earlier: Linear, holds: Linear, most: float) -> None:
+    """Later >= earlier where ``holds`` is 1; elsewhere they differ by ``most`` at most, and nothing is said."""
     if not holds and not holds.constant:
         return
-    order.model += later >= earlier - horizon * (1 - holds)
+    order.model += later >= earlier - max(0.0, most) * (1 - holds)
 
 
 def _transfers(order: Order, clock: Clock) -> list[pulp.LpVariable]:
-    """(8) f[c] >= s[c] + T, s[c] >= e[start[c]]; (9) s[d] >= f[c] - H (1 - o[start[c],start[d]]) on one stream;
+    """(8) f[c] >= s[c] + T, s[c] >= e[start[c]]; (9) on one stream s[d] >= f[c] - (latest - earliest) (1 - o[start[c],start[d]]);
 
     (10) the wait: e[wait[c]] >= f[c] + epilogues, and where it stays one event with the give, so does that.
     """
     events, problem = order.events, order.events.problem
     stream = [problem.keys[m.key].stream for m in problem.collectives]
-    begin = [pulp.LpVariable(f"s_{c}", 0, clock.horizon) for c in range(len(stream))]
-    end = [pulp.LpVariable(f"f_{c}", 0, clock.horizon) for c in range(len(stream))]
+    latest = [clock.latest[u] for u in events.wait]
+    begin = [pulp.LpVariable(f"s_{c}", clock.earliest[u]) for c, u in enumerate(events.start)]
+    end = [pulp.LpVariable(f"f_{c}", 0, latest[c]) for c in range(len(stream))]
     for c in range(len(stream)):
         mine = [(b, column) for b, column in enumerate(events.columns) if c in column.members]
         order.model += begin[c] >= clock.end[events.start[c]], f"launched_{c}"
@@ -89,36 +99,55 @@ def _transfers(order: Order, clock: Clock) -> list[pulp.LpVariable]:
         order.model += clock.end[events.wait[c]] >= end[c] + after_wait, f"waited_{c}"
         for d in range(len(stream)):
             if d != c and stream[d] == stream[c]:
-                _after(order, begin[d], end[c], order.before(events.start[c], events.start[d]), clock.horizon)
+                _after(order, begin[d], end[c], order.before(events.start[c], events.start[d]), latest[c] - clock.earliest[events.start[d]])
     return end
 
 
 def _loads(order: Order, clock: Clock) -> None:
-    """(11) cuts: t[k] >= the work that comes before spine node k in any order; (12) step >= the load of each stream."""
+    """(11) cuts: between the ends of spine node j (or the beginning) and the begin of spine node k (or the end) lies the work that comes
+
+    between them in any order, and (12) on each stream the transfers that do.
+    """
     events, problem = order.events, order.events.problem
-    done = 0.0
-    for k in range(events.num_events - events.num_units):
-        event = events.spine(k)
-        before = [order.sum_of((b, _work_before(order, b, event) / clock.scale) for b in range(len(events.columns)))]
-        order.model += clock.begin[event] >= done + pulp.lpSum(before), f"load_{k}"
-        if k < len(problem.spine):
-            done += problem.duration_ticks[problem.spine[k]] / clock.scale
-    for s in range(len(problem.streams)):
-        mine = [
-            (b, column.transfer_ticks / clock.scale)
-            for b, column in enumerate(events.columns)
-            if problem.keys[problem.collectives[column.members[0]].key].stream == s
-        ]
-        order.model += clock.step >= order.sum_of(mine), f"stream_{s}"
+    num_spine = len(problem.spine)
+    stream = [problem.keys[problem.collectives[column.members[0]].key].stream for column in events.columns]
+    for j in range(-1, num_spine):
+        since = clock.end[events.spine(j)] if j >= 0 else Linear()
+        between = 0.0
+        for k in range(j + 1, num_spine + 1):
+            until = clock.begin[events.spine(k)]
+            work = [(b, _work_between(order, b, j, k) / clock.scale) for b in range(len(events.columns))]
+            if k > j + 1 or any(ticks for _, ticks in work):
+                order.model += until >= since + between + order.sum_of(work), f"load_{j}_{k}"
+            if k < num_spine:
+                between += problem.duration_ticks[problem.spine[k]] / clock.scale
+            for s in range(len(problem.streams)):
+                sent = [
+                    (b, column.transfer_ticks / clock.scale)
+                    for b, column in enumerate(events.columns)
+                    if stream[b] == s and _sent_between(events, column, j, k)
+                ]
+                if sent:
+                    order.model += (until if k < num_spine else clock.step) >= since + order.sum_of(sent), f"stream_{s}_{j}_{k}"
 
 
-def _work_before(order: Order, b: int, event: int) -> int:
-    """Return the compute ticks of column ``b`` that come before ``event`` in every order."""
+def _sent_between(events: Events, column: Column, j: int, k: int) -> bool:
+    """Whether the transfer of ``column`` lies between spine nodes j and k in every order; the end is after everything."""
+    before = k == len(events.problem.spine) or any(events.always_before(events.wait[c], events.spine(k)) for c in column.members)
+    return before and (j < 0 or any(events.always_before(events.spine(j), events.start[c]) for c in column.members))
+
+
+def _work_between(order: Order, b: int, j: int, k: int) -> int:
+    """Return the compute ticks of column ``b`` that lie between spine nodes j and k in every order."""
     events, column = order.events, order.events.columns[b]
-    work = 0
-    for events_of, ticks in ((events.take, column.take_ticks), (events.start, column.launch_ticks), (events.wait, column.wait_ticks)):
-        if any(events.always_before(events_of[c], event) for c in column.members):
-            work += ticks
-    return work + sum(
-        ticks for c, ticks in zip(column.members, column.give_ticks, strict=True) if events.always_before(events.give[c], event)
+
+    def inside(units: tuple[int, ...], members: tuple[int, ...]) -> bool:
+        after = j < 0 or any(events.always_before(events.spine(j), units[c]) for c in members)
+        return after and any(events.always_before(units[c], events.spine(k)) for c in members)
+
+    work = sum(
+        ticks
+        for units, ticks in ((events.take, column.take_ticks), (events.start, column.launch_ticks), (events.wait, column.wait_ticks))
+        if inside(units, column.members)
     )
+    return work + sum(ticks for c, ticks in zip(column.members, column.give_ticks, strict=True) if inside(events.give, (c,)))

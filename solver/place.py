@@ -15,7 +15,9 @@ from apsched.solver.evaluate import COPY_OUT, LAUNCH, SPINE, WAIT, Program
 from apsched.solver.partition import Partition
 from apsched.solver.policies import UNLIMITED, Policy, launch_gaps, queue, want_gaps
 
-TIME, HELD, FLYING, LENGTH, OUTSTANDING = 0, 1, 2, 3, 4
+TIME, HELD, FLYING, LENGTH, OUTSTANDING, FIRST_END = 0, 1, 2, 3, 4, 5
+BLOCK = 64
+"""Spine nodes of a block: sums and maxima over long ranges go block by block."""
 
 
 class Units(NamedTuple):
@@ -58,11 +60,15 @@ class State(NamedTuple):
     """Where the pass is."""
 
     clock: Ints
-    """TIME, HELD bytes, FLYING bytes, LENGTH of the program, number of OUTSTANDING reductions."""
+    """TIME, HELD bytes, FLYING bytes, LENGTH of the program, number of OUTSTANDING reductions, FIRST_END among them."""
     operation: Ints
     argument: Ints
     used: Ints
-    """(m+1,) bytes in use around each spine node, with everything yet to come just in time."""
+    """(m+1,) bytes in use around each spine node, with everything yet to come just in time; beside what its block adds."""
+    block_added: Ints
+    """(m // BLOCK + 1,) bytes to add to every node of a block."""
+    block_most: Ints
+    """The most bytes in use in a block, its added bytes included."""
     transfer_end: Ints
     stream_free: Ints
     launched: Bools
@@ -86,10 +92,12 @@ def construct(compact: Compact, partition: Partition, policy: Policy, caps: Caps
     num_buckets, num_collectives, num_spine = len(p.buckets), len(c.kind), len(c.spine_ticks)
     length = num_spine + 2 * num_buckets + num_collectives
     state = State(
-        clock=np.zeros(5, dtype=np.int64),
+        clock=np.array([0, 0, 0, 0, 0, UNLIMITED], dtype=np.int64),
         operation=np.empty(length, dtype=np.int64),
         argument=np.empty(length, dtype=np.int64),
         used=used,
+        block_added=np.zeros(num_spine // BLOCK + 1, dtype=np.int64),
+        block_most=np.maximum.reduceat(used, np.arange(0, num_spine + 1, BLOCK)),
         transfer_end=np.zeros(num_buckets, dtype=np.int64),
         stream_free=np.zeros(c.num_streams, dtype=np.int64),
         launched=np.zeros(num_buckets, dtype=np.bool_),
@@ -207,7 +215,9 @@ def _place(u: Units, s: State, gathers: Ints, early: bool, at_once: bool, in_sta
                 pending[num_pending] = by_ready[next_ready]
                 num_pending += 1
             next_ready += 1
-        moved = True
+        # calls hand over many arrays, so most gaps, where nothing happens, make none
+        live = s.used[g] + s.block_added[g // BLOCK] + s.clock[HELD]
+        moved = num_pending > 0 or at_once or last or s.clock[FIRST_END] <= s.clock[TIME] or live > u.caps[0]
         while moved:
             moved = _drain(u, s, g, at_once or last)
             kept = 0
@@ -221,7 +231,9 @@ def _place(u: Units, s: State, gathers: Ints, early: bool, at_once: bool, in_sta
                     _launch(u, s, b)
                     moved = True
             num_pending = kept
-        next_gather = _prefetch(u, s, gathers, next_gather, g)
+        if next_gather < len(gathers) and u.want[gathers[next_gather]] <= g:
+            next_gather = _prefetch(u, s, gathers, next_gather, g)
+        before = s.clock[LENGTH]
         while next_need < num_buckets and (u.need[by_need[next_need]] <= g or last):
             if in_stalls:
                 next_wait = _fill_stall(u, s, gathers, next_wait, by_need[next_need])
@@ -232,9 +244,11 @@ def _place(u: Units, s: State, gathers: Ints, early: bool, at_once: bool, in_sta
             if u.copied[u.bucket_of[c]] and s.waited[u.bucket_of[c]] and not s.out[c]:
                 _copy_out(u, s, c)
             next_copy += 1
-        next_gather = _prefetch(u, s, gathers, next_gather, g)
+        if s.clock[LENGTH] > before and next_gather < len(gathers) and u.want[gathers[next_gather]] <= g:
+            next_gather = _prefetch(u, s, gathers, next_gather, g)
         if not last:
-            _emit(s, SPINE, g)
+            s.operation[s.clock[LENGTH]], s.argument[s.clock[LENGTH]] = SPINE, g
+            s.clock[LENGTH] += 1
             s.clock[TIME] += u.spine_ticks[g]
 
 
@@ -258,6 +272,7 @@ def _launch(u: Units, s: State, b: int) -> None:
         s.outstanding[s.clock[OUTSTANDING]] = b
         s.clock[OUTSTANDING] += 1
         s.clock[HELD] += u.held_bytes[b]
+        s.clock[FIRST_END] = min(s.clock[FIRST_END], s.transfer_end[b])
 
 
 @compiled
@@ -267,11 +282,14 @@ def _wait(u: Units, s: State, b: int) -> None:
     s.waited[b] = True
     s.clock[FLYING] -= u.flying_bytes[b]
     kept = 0
+    s.clock[FIRST_END] = UNLIMITED
     for i in range(s.clock[OUTSTANDING]):
-        if s.outstanding[i] == b:
+        other = s.outstanding[i]
+        if other == b:
             s.clock[HELD] -= u.held_bytes[b]
         else:
-            s.outstanding[kept] = s.outstanding[i]
+            s.outstanding[kept] = other
+            s.clock[FIRST_END] = min(s.clock[FIRST_END], s.transfer_end[other])
             kept += 1
     s.clock[OUTSTANDING] = kept
 
@@ -298,14 +316,15 @@ def _blocked(u: Units, s: State, b: int) -> bool:
 def _drain(u: Units, s: State, g: int, all_of_them: bool) -> bool:
     """Wait for reductions that are done, or whose bytes are needed now; return whether there was one."""
     found = False
-    i = 0
-    while i < s.clock[OUTSTANDING]:
-        b = s.outstanding[i]
-        if all_of_them or s.transfer_end[b] <= s.clock[TIME] or s.used[g] + s.clock[HELD] > u.caps[0]:
-            _wait(u, s, b)
-            found = True
-        else:
-            i += 1
+    while s.clock[OUTSTANDING] > 0:
+        short = all_of_them or _most(s, g, g + 1) + s.clock[HELD] > u.caps[0]
+        if not short and s.clock[FIRST_END] > s.clock[TIME]:
+            break
+        for i in range(s.clock[OUTSTANDING]):
+            if short or s.transfer_end[s.outstanding[i]] <= s.clock[TIME]:
+                _wait(u, s, s.outstanding[i])
+                found = True
+                break
     return found
 
 
@@ -327,18 +346,46 @@ def _prefetch(u: Units, s: State, gathers: Ints, following: int, g: int) -> int:
             continue
         if u.want[b] > g or u.ready[b] > g or s.clock[FLYING] + u.flying_bytes[b] > u.caps[1] or _blocked(u, s, b):
             break
-        room = s.used[g] + s.clock[HELD] + u.ahead_bytes[b] <= u.caps[0]
-        k = g + 1
-        while room and k < min(u.need[b], num_spine):
-            room = s.used[k] + u.ahead_bytes[b] <= u.caps[0]
-            k += 1
-        if not room and u.need[b] > g:
+        most = max(_most(s, g, g + 1) + s.clock[HELD], _most(s, g + 1, min(u.need[b], num_spine)))
+        if most + u.ahead_bytes[b] > u.caps[0] and u.need[b] > g:
             break
-        for k in range(g, u.need[b]):
-            s.used[k] += u.ahead_bytes[b]
+        _add(s, g, u.need[b], u.ahead_bytes[b])
         _launch(u, s, b)
         following += 1
     return following
+
+
+@compiled
+def _most(s: State, first: int, past: int) -> int:
+    """Return the most bytes in use around spine nodes [first, past)."""
+    most = 0
+    k = first
+    while k < past:
+        if k % BLOCK == 0 and k + BLOCK <= past:
+            most = max(most, s.block_most[k // BLOCK])
+            k += BLOCK
+        else:
+            most = max(most, s.used[k] + s.block_added[k // BLOCK])
+            k += 1
+    return most
+
+
+@compiled
+def _add(s: State, first: int, past: int, size_bytes: int) -> None:
+    """Add bytes to spine nodes [first, past)."""
+    k = first
+    while k < past:
+        block = k // BLOCK
+        if k % BLOCK == 0 and k + BLOCK <= past:
+            s.block_added[block] += size_bytes
+            s.block_most[block] += size_bytes
+            k += BLOCK
+        else:
+            end = min(past, (block + 1) * BLOCK)
+            while k < end:
+                s.used[k] += size_bytes
+                s.block_most[block] = max(s.block_most[block], s.used[k] + s.block_added[block])
+                k += 1
 
 
 @compiled

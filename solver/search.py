@@ -6,15 +6,14 @@ The amount of work is counted in evaluations, so that the answer does not depend
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
 
 from apsched.config import Caps, SolveOptions
 from apsched.problem import Problem
-from apsched.solver.baselines import block_of, merge_runs
-from apsched.solver.compact import Compact, Ints
+from apsched.solver.compact import ALL_GATHER, Compact
 from apsched.solver.evaluate import Figures, Program, evaluate
+from apsched.solver.families import canonical, families
 from apsched.solver.partition import Members, Pricer
 from apsched.solver.place import construct
 from apsched.solver.policies import Policy
@@ -22,7 +21,9 @@ from apsched.solver.policies import Policy
 Move = Callable[[tuple[Members, ...]], tuple[Members, ...] | None]
 """Buckets -> changed buckets, or None where the move is impossible by now."""
 LEADS = (np.inf, 16.0, 4.0, 2.0, 1.0, 0.5, 0.0)
-BYTE_CAPS = (2**16, 2**20, 2**23, 2**25, 2**26, 2**27, 2**28, 2**29, 2**30)
+_FIRST_POLICIES = (Policy(lead=np.inf, copy_out_early=True), Policy(lead=1.0, copy_out_early=True))
+_PROMISING = 6
+"""Partitions of the portfolio that are tried under every policy."""
 _STEERING_ROUNDS = 4
 
 
@@ -90,22 +91,29 @@ class Search:
     # the three stages
 
     def portfolio(self) -> None:
-        """Every partition of the portfolio under every policy; then the best partition of each key in turn."""
-        families = list(self._families())
-        for buckets in families:
+        """Partitions under two policies; the best of them under all; then the best partition of each key in turn."""
+        partitions = list(families(self.pricer, self.caps))
+        tried: list[tuple[tuple[int, int, int], int]] = []
+        for i, buckets in enumerate(partitions):
+            for policy in _FIRST_POLICIES:
+                candidate = self.evaluate(buckets, policy, None)
+                self.consider(candidate)
+                if candidate is not None:
+                    tried.append((candidate.value, i))
+        promising = list(dict.fromkeys(i for _, i in sorted(tried)))[:_PROMISING] or list(range(len(partitions)))
+        for i in promising:
             for policy in policies(self.compact):
-                self.consider(self.evaluate(buckets, policy, None))
-        self.report("portfolio", self.best.figures.step_time_ticks if self.best else -1)
+                self.consider(self.evaluate(partitions[i], policy, None))
         if self.best is None:
             return
-        for key in range(len(self.problem.keys)):
-            for buckets in families:
-                assert self.best is not None
-                mixed = self._with_key(self.best.buckets, buckets, key)
-                if mixed != self.best.buckets:
-                    self.consider(self.evaluate(mixed, self.best.policy, None))
-        for policy in policies(self.compact):
-            self.consider(self.evaluate(self.best.buckets, policy, None))
+        for _ in range(2):
+            for key in range(len(self.problem.keys)):
+                for buckets in partitions:
+                    mixed = self._with_key(self.best.buckets, buckets, key)
+                    if mixed != self.best.buckets:
+                        self.consider(self.evaluate(mixed, self.best.policy, None))
+            for policy in policies(self.compact):
+                self.consider(self.evaluate(self.best.buckets, policy, None))
         self.report("portfolio", self.best.figures.step_time_ticks)
 
     def local_moves(self, stop_at_ticks: int) -> None:
@@ -145,7 +153,8 @@ class Search:
         peak = self.best.figures.peak_memory_bytes
         i = 0
         while self.best is not None and i + 1 < len(self.best.buckets) and self.evaluations_left > 0:
-            merged = self._merge(self.best.buckets, i)
+            left, right = self.best.buckets[i], self.best.buckets[i + 1]
+            merged = self._merge_pair(left, right, self.best.buckets)
             candidate = self.evaluate(merged, self.best.policy, self.best.steer_bytes) if merged is not None else None
             if candidate is not None and candidate.figures.step_time_ticks <= limit_ticks and candidate.figures.peak_memory_bytes <= peak:
                 self.best = candidate
@@ -153,54 +162,29 @@ class Search:
                 i += 1
         self.report("fewer launches", self.best.figures.step_time_ticks)
 
-    def _families(self) -> Iterator[tuple[Members, ...]]:
-        keys = range(len(self.problem.keys))
-        blocks = [block_of(c.module) if c.module else "" for c in self.problem.collectives]
-        sizes = self.compact.size_bytes
-        seen = set()
-        for byte_cap in (0, *BYTE_CAPS):
-            limits = Caps(
-                bucket_cap_bytes=byte_cap if self.caps.bucket_cap_bytes is None else min(byte_cap, self.caps.bucket_cap_bytes),
-                max_topo_span=self.caps.max_topo_span,
-            )
-            labels: tuple[Callable[[int], object], ...] = (lambda _: 0, blocks.__getitem__, partial(_is_small, sizes, byte_cap // 8))
-            for label in labels:
-                buckets = self._canonical(merge_runs(self.pricer, limits, keys, label))
-                if buckets not in seen:
-                    seen.add(buckets)
-                    yield buckets
-
-    def _canonical(self, buckets: list[Members]) -> tuple[Members, ...]:
-        """Return ``buckets`` key by key, each in order of urgency: neighbours in the list are neighbours to merge."""
-        return tuple(sorted(buckets, key=lambda b: (int(self.compact.key[b[0]]), self._urgency(b), b)))
-
-    def _urgency(self, bucket: Members) -> int:
-        _, _, _, _, _, ready, need = self.pricer.figures(bucket)
-        return need if self.compact.kind[bucket[0]] == 0 else ready
-
     def _with_key(self, base: tuple[Members, ...], other: tuple[Members, ...], key: int) -> tuple[Members, ...]:
         of_key = self.compact.key
-        return self._canonical([b for b in base if of_key[b[0]] != key] + [b for b in other if of_key[b[0]] == key])
+        return canonical(self.pricer, [b for b in base if of_key[b[0]] != key] + [b for b in other if of_key[b[0]] == key])
 
     def _moves(self, buckets: tuple[Members, ...]) -> Iterator[Move]:
         """Yield moves by the members that they concern, so that one stays meaningful after another was taken."""
-        for left, right in pairwise(buckets):
-            if self.compact.key[left[0]] == self.compact.key[right[0]]:
-                yield partial(self._merge_after, left)
+        for i, left in enumerate(buckets):
+            for right in buckets[i + 1 : i + 1 + _NEIGHBOURS]:
+                if self.compact.key[left[0]] == self.compact.key[right[0]]:
+                    yield partial(self._merge_pair, left, right)
         for bucket in buckets:
             for cut in range(1, len(bucket)):
                 yield partial(self._split, bucket, cut)
 
-    def _merge_after(self, left: Members, buckets: tuple[Members, ...]) -> tuple[Members, ...] | None:
-        return self._merge(buckets, buckets.index(left)) if left in buckets else None
-
-    def _merge(self, buckets: tuple[Members, ...], i: int) -> tuple[Members, ...] | None:
-        if i + 1 >= len(buckets) or self.compact.key[buckets[i][0]] != self.compact.key[buckets[i + 1][0]]:
+    def _merge_pair(self, left: Members, right: Members, buckets: tuple[Members, ...]) -> tuple[Members, ...] | None:
+        if left not in buckets or right not in buckets:
             return None
-        merged = (*buckets[i], *buckets[i + 1])
+        merged = (*left, *right)
         if not self.pricer.same_depth(merged) or not self.pricer.allowed(merged, self.caps):
             return None
-        return (*buckets[:i], merged, *buckets[i + 2 :])
+        # a gather is as urgent as its first member, anything else as ready as its last: the list stays in order
+        stays, goes = (left, right) if self.compact.kind[left[0]] == ALL_GATHER else (right, left)
+        return tuple(merged if b == stays else b for b in buckets if b != goes)
 
     def _split(self, bucket: Members, cut: int, buckets: tuple[Members, ...]) -> tuple[Members, ...] | None:
         if bucket not in buckets:
@@ -210,6 +194,8 @@ class Search:
 
 
 _BISECTIONS = 12
+_NEIGHBOURS = 3
+"""How far apart in order of urgency two buckets may be that a move merges."""
 
 
 def policies(compact: Compact) -> tuple[Policy, ...]:
@@ -219,7 +205,3 @@ def policies(compact: Compact) -> tuple[Policy, ...]:
         Policy(lead=lead, copy_out_early=early, in_stalls=in_stalls) for in_stalls in stalls for lead in LEADS for early in (True, False)
     )
     return (*leads, Policy(lead=0.0, copy_out_early=True, prefetch=False))
-
-
-def _is_small(sizes: Ints, most_bytes: int, c: int) -> bool:
-    return bool(sizes[c] <= most_bytes)

@@ -1,0 +1,50 @@
+"""The MILP in the place of the solver: ``apsched solve --solver milp``."""
+
+from apsched.config import Caps, MilpOptions, SolveOptions
+from apsched.problem import Problem
+from apsched.result import SolveResult
+from apsched.solver.baselines import baselines, score
+from apsched.solver.compact import compact
+from apsched.solver.explain import explain
+from apsched.solver.milp import solve_milp
+from apsched.solver.solve import least_memory
+
+
+def solve_with_milp(
+    problem: Problem,
+    caps: Caps | None = None,
+    options: SolveOptions | None = None,
+    milp: MilpOptions | None = None,
+) -> SolveResult:
+    """Return the MILP's schedule where it finds one within its time limit, or the best baseline, with the MILP's bound.
+
+    The objectives are kept in strict order: ``options.time_slack`` is not used. Raises InputError where the solver cannot run, or the
+    problem is too large for the formulation.
+    """
+    caps, options, milp = caps or Caps(), options or SolveOptions(), milp or MilpOptions()
+    found = solve_milp(problem, caps, solver_name=milp.solver_name, time_limit_s=milp.time_limit_s)
+    small = compact(problem)
+    made = baselines(problem, small, caps)
+    floor_bytes, floor_bound = least_memory(problem, caps, options)
+    scored = score(problem, "milp", found.schedule, caps) if found.schedule is not None else None
+    fitting = [s for s in (scored, *made) if s is not None and s.fits]
+    best = min(fitting, key=lambda s: s.step_time_ticks, default=None)  # of equals the MILP's, which stands first
+    bound_ticks = found.bound_ticks if best is None else min(found.bound_ticks, best.step_time_ticks)
+    who = f"milp ({found.solver_name})"
+    if best is None:
+        status = "infeasible"
+    else:
+        status = "optimal" if best.step_time_ticks <= bound_ticks else "feasible"
+        floor_bytes = min(floor_bytes, best.peak_memory_bytes)
+    return SolveResult(
+        status=status,
+        best=best,
+        bound_ticks=bound_ticks,
+        bound_source=who,
+        baselines=made,
+        floor_memory_bytes=floor_bytes,
+        floor_bound_bytes=floor_bound,
+        solved_by=who if best is None or best is scored else best.name,
+        deterministic_work=0.0,
+        infeasibility=explain(problem, small, caps, floor_bytes, proven=found.status == "infeasible") if best is None else None,
+    )
