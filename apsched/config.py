@@ -30,6 +30,20 @@ class Caps:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MilpOptions:
+    """Who solves the MILP, and how long; checked where it runs."""
+
+    solver_name: str = "PULP_CBC_CMD"
+    """As PuLP calls it."""
+    time_limit_s: float = 60.0
+    """Seconds of all its solves together."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.time_limit_s < float("inf"):
+            raise InputError(f"time_limit_s: expected a finite number of seconds above 0, found {self.time_limit_s!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SolveOptions:
     """How long and in what sense to search."""
 

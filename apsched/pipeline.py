@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import networkx as nx
 
 from apsched.build_problem import build_problem
-from apsched.config import Caps, SolveOptions
+from apsched.config import Caps, MilpOptions, SolveOptions
 from apsched.costs.cluster import DEFAULT_CLUSTER, Cluster, cluster_names, load_cluster
 from apsched.costs.table import CollectiveTable, load_table
 from apsched.errors import ApschedError, InputError
@@ -154,12 +154,15 @@ def resolve_caps(graph: LoadedGraph, caps: Caps, memory_cap: MemoryCap | None, p
     return replace(caps, memory_cap_bytes=floor_bytes + (memory_cap.size_bytes or 0))
 
 
-def solve_graph(graph: LoadedGraph, caps: Caps, options: SolveOptions, progress: Progress) -> Result:
-    """Return the answer for one graph, checked by ``verify``."""
-    from apsched.solver import solve
+def solve_graph(graph: LoadedGraph, caps: Caps, options: SolveOptions, progress: Progress, *, milp: MilpOptions | None = None) -> Result:
+    """Return the answer for one graph, checked by ``verify``; with ``milp`` that of the MILP."""
+    from apsched.solver import solve, solve_with_milp
 
     with progress.stage(f"solve {graph.problem.name}") as took:
-        answer = solve(graph.problem, caps, options, progress=progress.solver)
+        if milp is not None:
+            answer = solve_with_milp(graph.problem, caps, options, milp)
+        else:
+            answer = solve(graph.problem, caps, options, progress=progress.solver)
         result = result_of(
             graph.problem, caps, answer, cluster=graph.dag.graph["cluster"], seconds={**graph.seconds, "solve": took["seconds"]}
         )

@@ -61,7 +61,7 @@ class Engine:
             try:
                 model.solve(self._solver(relaxed, left, log))
             except pulp.PulpSolverError as error:
-                raise InputError(f"the PuLP solver {self.name} failed on a model of {len(model.constraints)} rows: {error}") from error
+                raise InputError(f"the PuLP solver {self.name} failed on a model of {model.numConstraints()} rows: {error}") from error
             said = log.read_text(errors="replace") if log.exists() else ""
         return self._answer(model, said, relaxed)
 

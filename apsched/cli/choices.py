@@ -4,7 +4,7 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from apsched.config import Caps, SolveOptions
+from apsched.config import Caps, MilpOptions, SolveOptions
 from apsched.errors import InputError
 from apsched.options import MemoryCap, parse_count, parse_memory_cap, parse_number, parse_optional_bytes, parse_optional_count, parse_share
 from apsched.pipeline import DIRECTIONS, CostChoice
@@ -65,6 +65,26 @@ def search_choice(args: argparse.Namespace) -> SearchChoice:
             seed=parse_count(args.seed, "--seed") if args.seed is not None else defaults.seed,
         ),
     )
+
+
+def milp_choice(args: argparse.Namespace) -> MilpOptions | None:
+    """Return how the MILP is solved; ``None`` where CP-SAT and the search solve."""
+    name, colon, solver_name = str(args.solver).partition(":")
+    if name == "cp-sat" and not colon:
+        if args.time_limit is not None:
+            raise InputError("--time-limit: it limits --solver milp; the search is limited by --budget")
+        return None
+    if name != "milp" or (colon and not solver_name):
+        raise InputError(f"--solver: expected cp-sat, milp or milp:NAME with a solver that PuLP knows; found {args.solver!r}")
+    from apsched.solver.milp_engine import check_solver
+
+    defaults = MilpOptions()
+    chosen = MilpOptions(
+        solver_name=solver_name or defaults.solver_name,
+        time_limit_s=parse_number(args.time_limit, "--time-limit") if args.time_limit is not None else defaults.time_limit_s,
+    )
+    check_solver(chosen.solver_name)
+    return chosen
 
 
 def out_dir(args: argparse.Namespace, default: str) -> Path:

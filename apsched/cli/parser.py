@@ -36,6 +36,9 @@ def build_parser() -> argparse.ArgumentParser:
     _add_source(solve)
     _add_caps(solve)
     _add_inductor(solve, default=False)
+    second = solve.add_argument_group("second opinion")
+    _option(second, "--solver", "NAME", "cp-sat, milp (CBC) or milp:NAME with a solver that PuLP knows (default: cp-sat)", default="cp-sat")
+    _option(second, "--time-limit", "SECONDS", "of the milp, for each graph (default: 60)")
     _add_out(solve, "DIR", "directory for schedules, graphs and rewritten modules (default: apsched-out/SOURCE-MESH)")
 
     audit = _verb(verbs, "audit", "score the order that the graphs of a source have now, against the proven bound")

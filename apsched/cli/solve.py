@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-from apsched.cli.choices import cost_choice, direction, out_dir, search_choice, source_request
+from apsched.cli.choices import cost_choice, direction, milp_choice, out_dir, search_choice, source_request
 from apsched.cli.infeasible import refuse_infeasible
 from apsched.graph_result import Result
 from apsched.out_files import check_writable, write_files
@@ -19,13 +19,14 @@ from apsched.schedule_file import dump_schedule
 def run(args: argparse.Namespace, stdout: TextIO) -> None:
     """Solve every graph of the source; write schedules, graphs, rewritten modules and the result."""
     request, costs, wanted, choice = source_request(args), cost_choice(args), direction(args), search_choice(args)
+    milp = milp_choice(args)
     check_writable(out_dir(args, "."))
     progress = Progress()
     with loaded(request, costs, wanted, progress) as source:
         target = out_dir(args, source.slug)
         check_writable(target)
         results = [
-            solve_graph(graph, resolve_caps(graph, choice.caps, choice.memory_cap, progress), choice.options, progress)
+            solve_graph(graph, resolve_caps(graph, choice.caps, choice.memory_cap, progress), choice.options, progress, milp=milp)
             for graph in source.graphs
         ]
         refuse_infeasible(results, source=args.source, cluster=source.cluster, stdout=stdout, as_json=args.json)
