@@ -335,7 +335,10 @@ def schedule_overlap(module: Any, estimate_ms: Callable[[Any, int | None], float
     ``estimate_ms(node, size_bytes)`` is the time of a node; of a collective that of its own size where ``size_bytes`` is None
     (torch/_inductor/fx_passes/overlap_scheduling.py, schedule_overlap_bucketing).
     """
-    with _scheduling_without_a_gpu(), torch.no_grad():
+    from torch._inductor import config
+
+    break_cycles = {"aten_distributed_optimizations.overlap_scheduling_autofix_cycles": True}  # as its error message advises
+    with _scheduling_without_a_gpu(), torch.no_grad(), config.patch(break_cycles):
         import_schedulers().schedule_overlap_bucketing(
             module,
             collective_bucketing=True,
