@@ -284,6 +284,11 @@ def _streams(problem: Problem, compact: Compact, caps: Caps, work: Ints, spine_a
 
 def memory_bound(compact: Compact) -> int:
     """Return a lower bound on the peak of any schedule, in bytes, what the caller keeps included."""
+    return max(int(least_live_bytes(compact).max()), compact.kept_bytes + int(compact.base_gap_bytes.max()))
+
+
+def least_live_bytes(compact: Compact) -> Ints:
+    """Return the bytes that are alive at each spine node, and at the output, in every schedule; what the caller keeps included."""
     num_spine = len(compact.spine_ticks)
     delta = np.zeros(num_spine + 3, dtype=np.int64)
     for s in range(len(compact.storage_bytes)):
@@ -296,8 +301,8 @@ def memory_bound(compact: Compact) -> int:
         if first <= last:
             delta[first] += size
             delta[last + 1] -= size
-    at_spine = int((compact.base_spine_bytes + np.cumsum(delta)[: num_spine + 1]).max())
-    return compact.kept_bytes + max(at_spine, int(compact.base_gap_bytes.max()))
+    live: Ints = compact.kept_bytes + compact.base_spine_bytes + np.cumsum(delta)[: num_spine + 1]
+    return live
 
 
 def _needed_from(compact: Compact, s: int) -> int:

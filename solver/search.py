@@ -55,6 +55,8 @@ class Search:
     report: Callable[[str, int], None]
     """Called with the stage and the best step time in ticks."""
     evaluations_left: int
+    floor_bytes: int
+    """The least peak for which a schedule is known."""
     pricer: Pricer = field(init=False)
     best: Candidate | None = None
 
@@ -101,9 +103,11 @@ class Search:
                 if candidate is not None:
                     tried.append((candidate.value, i))
         promising = list(dict.fromkeys(i for _, i in sorted(tried)))[:_PROMISING] or list(range(len(partitions)))
+        steers = (None,) if self.caps.memory_cap_bytes is None else (None, self.floor_bytes)
         for i in promising:
             for policy in policies(self.compact):
-                self.consider(self.evaluate(partitions[i], policy, None))
+                for steer in steers:  # a looser cap must not lose what a tight one finds
+                    self.consider(self.evaluate(partitions[i], policy, steer))
         if self.best is None:
             return
         for _ in range(2):
@@ -111,7 +115,7 @@ class Search:
                 for buckets in partitions:
                     mixed = self._with_key(self.best.buckets, buckets, key)
                     if mixed != self.best.buckets:
-                        self.consider(self.evaluate(mixed, self.best.policy, None))
+                        self.consider(self.evaluate(mixed, self.best.policy, self.best.steer_bytes))
             for policy in policies(self.compact):
                 self.consider(self.evaluate(self.best.buckets, policy, None))
         self.report("portfolio", self.best.figures.step_time_ticks)
@@ -125,7 +129,7 @@ class Search:
                 if self.evaluations_left <= 0 or self.best.figures.step_time_ticks <= stop_at_ticks:
                     return
                 buckets = move(self.best.buckets)
-                if buckets is not None and self.consider(self.evaluate(buckets, self.best.policy, None)):
+                if buckets is not None and self.consider(self.evaluate(buckets, self.best.policy, self.best.steer_bytes)):
                     improved = True
             self.report("local moves", self.best.figures.step_time_ticks)
 

@@ -17,6 +17,7 @@ from apsched.solver.explain import explain
 from apsched.solver.floor import just_in_time
 from apsched.solver.lp_bound import lp_bound
 from apsched.solver.search import Search
+from apsched.solver.tighten import tighten
 from apsched.solver.windows import improve
 from apsched.units import ticks_to_us
 
@@ -62,9 +63,9 @@ def solve(
     report("baselines", min((b.step_time_ticks for b in made if b.fits), default=-1))
     floor_bytes, floor_bound = least_memory(problem, caps, options)
     if _num_literals(problem) <= _SMALL_LITERALS:
-        answer = _solve_whole(problem, small, caps, options, bound, made, report)
+        answer = _solve_whole(problem, small, caps, options, bound, made, floor_bytes, report)
     else:
-        answer = _solve_by_search(problem, small, caps, options, bound, made, report)
+        answer = _solve_by_search(problem, small, caps, options, bound, made, floor_bytes, report)
     scored = score(problem, "apsched", answer.schedule, caps) if answer.schedule is not None else None
     best = _never_worse(scored, made)
     if best is None:
@@ -97,8 +98,10 @@ def solve(
 
 def best_bound(problem: Problem, small: Compact, caps: Caps) -> TimeBound:
     """Return the better of the combinatorial bounds and the one by linear programming."""
-    bound = step_time_bound(problem, small, caps)
-    return max(bound, lp_bound(problem, small, caps), key=lambda b: b.ticks) if problem.collectives else bound
+    if not problem.collectives:
+        return step_time_bound(problem, small, caps)
+    forced = tighten(small, caps)
+    return max((bound(problem, forced, caps) for bound in (step_time_bound, lp_bound)), key=lambda b: b.ticks)
 
 
 def least_memory(problem: Problem, caps: Caps | None = None, options: SolveOptions | None = None) -> tuple[int, int]:
@@ -146,10 +149,13 @@ def _solve_whole(
     options: SolveOptions,
     bound: TimeBound,
     made: tuple[Scored, ...],
+    floor_bytes: int,
     report: Callable[[str, int], None],
 ) -> _Answer:
     """Small problems: the whole formulation, objective after objective."""
-    search = Search(problem=problem, compact=small, caps=caps, options=options, report=report, evaluations_left=2_000)
+    search = Search(
+        problem=problem, compact=small, caps=caps, options=options, report=report, evaluations_left=2_000, floor_bytes=floor_bytes
+    )
     search.portfolio()
     hint = search.best.program if search.best is not None else None
     model = ExactModel(problem, small, caps, horizon_ticks(problem, small))
@@ -188,11 +194,14 @@ def _solve_by_search(
     options: SolveOptions,
     bound: TimeBound,
     made: tuple[Scored, ...],
+    floor_bytes: int,
     report: Callable[[str, int], None],
 ) -> _Answer:
     """Large problems: portfolio, local moves, then the second and third objective within the slack."""
     evaluations = max(1, int(options.budget * _EVALUATIONS_PER_WORK))
-    search = Search(problem=problem, compact=small, caps=caps, options=options, report=report, evaluations_left=evaluations)
+    search = Search(
+        problem=problem, compact=small, caps=caps, options=options, report=report, evaluations_left=evaluations, floor_bytes=floor_bytes
+    )
     search.portfolio()
     if search.best is None:
         floor = just_in_time(problem, small, caps)
