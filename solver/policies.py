@@ -1,10 +1,4 @@
-"""Policies: what is launched when, before a forward pass (``apsched.solver.place``) makes a program of it.
-
-A gather is launched as soon as its *want gap* is reached and memory allows it all the way to its need; otherwise at its need.
-A reduction is launched when its inputs are ready and waited for when it is done, or earlier where the bytes it holds are
-needed. Every gather's just-in-time bytes are reserved beforehand, so that a far prefetch cannot starve a reduction.
-The pass is a heuristic: ``apsched.solver.evaluate`` says what its program costs.
-"""
+"""Policies: what is launched when, before a forward pass (``apsched.solver.place``) makes a program of it."""
 
 from dataclasses import dataclass
 
