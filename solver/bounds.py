@@ -8,7 +8,7 @@ Every bound allows any partition into buckets and any position of every unit; co
     L(S)   least time that a stream is busy with the collectives S in any buckets: for each key, bytes times the least price per byte of
            any bucket that the byte cap allows, and never less than the largest of them alone
     W(S)   least work of the collectives S on the compute stream: for each key either all are launched alone, or at least one bucket is:
-           sum over keys of min(sum of launches, launch of a bucket + copy of nothing + sum of o_c)
+           sum over keys of min(sum of launches, launch of a bucket + least copy beyond its rate + sum of o_c)
     E_k    lower bound on the begin of spine node k;  R_k on when gap k, the place before it, is reached: R_0 = 0, R_{k+1} = E_k + d_k
 
     (B1)  E_k >= R_k;  E_k >= sum_{i<k} d_i + sum_{c needed at or before k} o_c
@@ -86,10 +86,17 @@ def work_bound(problem: Problem, compact: Compact, work: Ints, collectives: Ints
     return total
 
 
+def copy_rest(problem: Problem) -> int:
+    """Return the least that any copy costs beyond its bytes at the least rate: its latency, where the price is a line."""
+    price = problem.copy_price
+    rate = least_rate(price, None)
+    return int(max(min(p - rate * s for s, p in zip(price.size_bytes, price.price_ticks, strict=True)), 0))
+
+
 def _work_of_key(problem: Problem, compact: Compact, shared: int, alone: int, mine: Ints) -> int:
     if not compact.bucketable[mine].any():
         return alone
-    return min(alone, shared + int(compact.bucket_launch_ticks[mine[0]]) + problem.copy_price(0))
+    return min(alone, shared + int(compact.bucket_launch_ticks[mine[0]]) + copy_rest(problem))
 
 
 def _alone(problem: Problem, compact: Compact, collectives: Ints) -> Ints:
@@ -214,7 +221,7 @@ def _followed_by_compute(problem: Problem, compact: Compact, work: Ints, begin: 
         mine = reductions[compact.key[reductions] == key]
         shared = _ready_after(compact, mine, work[mine])
         alone = _ready_after(compact, mine, _alone(problem, compact, mine))
-        fixed = int(compact.bucket_launch_ticks[mine[0]]) + problem.copy_price(0) if compact.bucketable[mine].any() else 0
+        fixed = int(compact.bucket_launch_ticks[mine[0]]) + copy_rest(problem) if compact.bucketable[mine].any() else 0
         later += np.where(alone > 0, np.minimum(alone, shared + fixed), 0)
     totals = begin + spine_after + later
     k = int(np.argmax(totals))
@@ -245,7 +252,8 @@ def _tails(problem: Problem, compact: Compact, caps: Caps, reached: Ints, source
             np.int64
         )
         epilogues = np.array([sum(problem.duration_ticks[n] for n in problem.collectives[c].epilogue) for c in mine], dtype=np.int64)
-        either = np.minimum(work[mine] - epilogues, bytes_ticks)
+        copies = np.where(compact.kind[mine] == ALL_GATHER, compact.copy_out_ticks[mine], 0)  # may run during the last transfer
+        either = np.minimum(np.maximum(work[mine] - epilogues - copies, 0), bytes_ticks)
         for i in range(len(mine)):
             gap = compact.ready_gap[mine[i]]
             if (i + 1 < len(mine) and compact.ready_gap[mine[i + 1]] == gap) or (i >= _TAIL_TERMS and i + 1 < len(mine)):

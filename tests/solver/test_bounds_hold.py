@@ -1,0 +1,53 @@
+"""No bound lies above what a schedule reaches, also where prices are no straight lines."""
+
+from by_hand import ByHand, line
+
+from apsched.config import Caps, SolveOptions
+from apsched.price_curve import PriceCurve
+from apsched.problem import Problem
+from apsched.solver import solve
+from apsched.solver.bounds import step_time_bound
+from apsched.solver.compact import compact
+from apsched.solver.tighten import tighten
+
+
+def assert_holds(problem: Problem) -> None:
+    result = solve(problem, Caps(), SolveOptions(time_slack=0.0))
+    assert result.best is not None
+    assert step_time_bound(problem, compact(problem), Caps()).ticks <= result.best.step_time_ticks
+
+
+def test_copies_that_cost_the_same_up_to_some_size() -> None:
+    """max(latency, bytes / bandwidth): the first bytes are free, so the latency must not be counted beside them."""
+    b = ByHand(
+        prices={"reduce_scatter": line(1)},
+        copy_price=PriceCurve(size_bytes=(0, 10240, 20480), price_ticks=(1000, 1000, 101000)),
+        bucket_launch_ticks=1,
+    )
+    x = b.input("x", 1024)
+    grads = [b.compute(f"g{i}", 10, x, size=5120) for i in range(2)]
+    starts = [b.start("reduce_scatter", f"rs{i}", g, 5120, 2560, launch_ticks=1500) for i, g in enumerate(grads)]
+    assert_holds(b.output(*(b.wait(f"w{i}", s) for i, s in enumerate(starts))))
+
+
+def test_copy_outs_for_outputs_run_beside_the_last_reduction() -> None:
+    """Gathers that only outputs need: their copies are no work before the last launch."""
+    b = ByHand(prices={"reduce_scatter": line(500), "all_gather": line(0, 100)}, copy_price=line(0, 100))
+    shards = [b.input(f"s{i}", 16, kept=True) for i in range(2)]
+    x = b.input("x", 1024)
+    starts = [b.start("all_gather", f"ag{i}", s, 16, 1024, launch_ticks=1000) for i, s in enumerate(shards)]
+    waits = [b.wait(f"w{i}", s) for i, s in enumerate(starts)]
+    g = b.compute("g", 1000, x, size=5120)
+    assert_holds(b.output(*waits, b.wait("w", b.start("reduce_scatter", "rs", g, 5120, 2560))))
+
+
+def test_an_input_that_is_not_held_may_go_before_the_wait() -> None:
+    """The memory cap forces no wait where the reduction does not hold its input."""
+    b = ByHand(prices={"reduce_scatter": line(1000)})
+    x = b.input("x", 512)
+    g = b.compute("g", 10, x, size=64 * 1024)
+    w = b.wait("w", b.start("reduce_scatter", "rs", g, 64 * 1024, 1024, holds_input=False))
+    problem, caps = b.output(w, b.compute("h", 500, x, size=64 * 1024)), Caps(memory_cap_bytes=100 * 1024)
+    result = solve(problem, caps, SolveOptions(time_slack=0.0))
+    assert result.best is not None
+    assert step_time_bound(problem, tighten(compact(problem), caps), caps).ticks <= result.best.step_time_ticks == 1010
