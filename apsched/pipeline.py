@@ -43,6 +43,8 @@ class CostChoice:
 
     cluster: str | None = None
     collectives: tuple[str, ...] = ()
+    fused: bool = True
+    """Pointwise chains are priced as Inductor fuses them; otherwise every node as a kernel of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +93,7 @@ def loaded(request: SourceRequest, costs: CostChoice, direction: str, progress: 
             return
         names = tuple(graph.name for graph in source.capture.graphs)
         wanted = _in_direction(names, direction, request.source)
-        yield _export_capture(source, wanted, cluster, table, capture_seconds, progress)
+        yield _export_capture(source, wanted, cluster, table, capture_seconds, progress, fused=costs.fused)
 
 
 @contextmanager
@@ -221,14 +223,21 @@ def with_round_trip(result: Result, rewritten: Rewritten) -> Result:
 
 
 def _export_capture(
-    source: Opened, wanted: tuple[str, ...], cluster: Cluster, table: CollectiveTable | None, capture_seconds: float, progress: Progress
+    source: Opened,
+    wanted: tuple[str, ...],
+    cluster: Cluster,
+    table: CollectiveTable | None,
+    capture_seconds: float,
+    progress: Progress,
+    *,
+    fused: bool,
 ) -> LoadedSource:
     from apsched.costs.cluster_model import ClusterCostModel
 
     capture = source.capture
     assert capture is not None
     group_ranks = _group_ranks(capture)
-    cost_model = ClusterCostModel(cluster, group_ranks, table)
+    cost_model = ClusterCostModel(cluster, group_ranks, table, fused=fused)
     graphs = tuple(
         export_graph(
             captured,
@@ -257,6 +266,8 @@ def _from_graph_files(source: Opened, costs: CostChoice, direction: str) -> Load
     name = next(iter(clusters)) if len(clusters) == 1 else ", ".join(sorted(clusters))
     if costs.collectives:
         raise InputError(f"--collectives cannot change {source.label}: a graph file holds its costs; capture it again with the table")
+    if not costs.fused:
+        raise InputError(f"--unfused cannot change {source.label}: a graph file holds its costs; capture it again with --unfused")
     if costs.cluster is not None and load_cluster(costs.cluster).name != name:
         raise InputError(f"--cluster cannot change {source.label}: its costs are those of {name!r}; capture it again for {costs.cluster!r}")
     stated = costs.cluster or (name if name in cluster_names() else None)

@@ -36,7 +36,7 @@ def source_request(args: argparse.Namespace) -> SourceRequest:
 
 def cost_choice(args: argparse.Namespace) -> CostChoice:
     """Return where costs come from."""
-    return CostChoice(cluster=args.cluster, collectives=tuple(args.collectives))
+    return CostChoice(cluster=args.cluster, collectives=tuple(args.collectives), fused=not args.unfused)
 
 
 def direction(args: argparse.Namespace) -> str:

@@ -99,6 +99,11 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="measured collectives: nccl-tests output or CSV; may be given again",
     )
+    costs.add_argument(
+        "--unfused",
+        action="store_true",
+        help="price every node as a kernel of its own (eager, aot_eager), not chains as Inductor fuses them",
+    )
     _add_json(parser)
 
 

@@ -26,10 +26,11 @@ class ClusterCostModel:
         table: CollectiveTable | None = None,
         *,
         allow_tf32: bool = False,
+        fused: bool = True,
     ) -> None:
         self.cluster = cluster
         self._table = table
-        self._roofline = Roofline(cluster=cluster, allow_tf32=allow_tf32)
+        self._roofline = Roofline(cluster=cluster, allow_tf32=allow_tf32, fused=fused)
         self._shapes = {name: group_shape(cluster, ranks) for name, ranks in (group_ranks or {}).items() if ranks}
         self._unpriced: set[tuple[str, GroupShape]] = set()
 

@@ -23,6 +23,13 @@ def is_attention(name: str) -> bool:
     return "attention" in name
 
 
+def has_flops(target: object) -> bool:
+    """Say whether the operator is a matrix product, a convolution or attention."""
+    name = op_name(target)
+    packet = target.overloadpacket if isinstance(target, torch._ops.OpOverload) else target
+    return name.startswith("aten::_scaled_dot_product") or name in _GROUPED or packet in flop_registry
+
+
 def count_flops(node: torch.fx.Node, arguments: Mapping[str, Any], result: object) -> int:
     """Return the operations of matrix products, convolutions and attention; 0 for all else, which memory bounds."""
     target, name = node.target, op_name(node.target)

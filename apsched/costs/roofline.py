@@ -2,15 +2,18 @@
 
     t = max(FLOPs / (peak(dtype) * efficiency), bytes / (bandwidth * efficiency)) + kernel_us
 
-Every node is priced as a kernel of its own, as eager execution and ``aot_eager`` run it.
+Pointwise chains and the reductions at their ends are priced as the kernels that Inductor makes of them (``apsched.costs.fusion``), or,
+with ``fused=False``, every node as a kernel of its own, as eager execution and ``aot_eager`` run it.
 """
 
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
 
 from apsched.costs.cluster import Cluster, Device
 from apsched.costs.flops import count_flops, is_attention
+from apsched.costs.fusion import Share, fused_shares
 from apsched.costs.operands import bound_arguments, tensors_in, touched_bytes, value_of
 from apsched.costs.traffic import op_name, touches_nothing, traffic_bytes
 from apsched.errors import InputError
@@ -27,6 +30,8 @@ class Roofline:
     cluster: Cluster
     allow_tf32: bool = False
     """Products of fp32 matrices run in TF32, as after ``torch.set_float32_matmul_precision("high")``; off is torch's default."""
+    fused: bool = True
+    """Price chains as Inductor fuses them."""
 
     def compute_us(self, node: torch.fx.Node) -> float:
         """Return the time of ``node`` on the compute stream, in microseconds; of a start node, the price of its launch.
@@ -43,6 +48,8 @@ class Roofline:
         arguments, result = bound_arguments(node), value_of(node)
         if touches_nothing(node.target, arguments, result):
             return 0.0
+        if self.fused and (share := _shares(node.graph).get(node)) is not None:
+            return share.traffic_bytes / self.cluster.device.memory_bytes_per_us + (self.cluster.device.kernel_us if share.first else 0.0)
         flops = count_flops(node, arguments, result)
         memory_us = traffic_bytes(node.target, arguments, result) / self.cluster.device.memory_bytes_per_us
         return max(self._flops_us(flops, name, arguments), memory_us) + self.cluster.device.kernel_us
@@ -60,6 +67,17 @@ class Roofline:
             return self.cluster.launch_us
         cloned_bytes = sum(map(touched_bytes, tensors_in(value_of(node.args[0]))))
         return self.cluster.launch_us + 2 * cloned_bytes / self.cluster.device.memory_bytes_per_us + self.cluster.device.kernel_us
+
+
+_known_shares: WeakKeyDictionary[torch.fx.Graph, tuple[int, dict[torch.fx.Node, Share]]] = WeakKeyDictionary()
+
+
+def _shares(graph: torch.fx.Graph) -> dict[torch.fx.Node, Share]:
+    """Return the shares of ``graph``, found once for as long as it has as many nodes."""
+    known = _known_shares.get(graph)
+    if known is None or known[0] != len(graph.nodes):
+        known = _known_shares[graph] = (len(graph.nodes), fused_shares(graph))
+    return known[1]
 
 
 def _peak_tflops(device: Device, dtype: torch.dtype, *, allow_tf32: bool) -> float:

@@ -1,0 +1,119 @@
+"""Which nodes become one kernel, and what memory traffic is left: pointwise chains and the reductions at their ends, as Inductor
+fuses them (torch/_inductor/scheduler.py).
+
+Two nodes are in one kernel if one takes the other's result (through views, if need be), both are pointwise operators or
+reductions, and no matrix product or attention stands between them in the graph. A kernel reads each value from outside once,
+writes each value that is used outside once, and has one floor. Nodes in place and random ones stay alone.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from apsched.costs.flops import has_flops
+from apsched.costs.operands import bound_arguments, tensors_in, touched_bytes, value_of
+from apsched.costs.traffic import op_name, touches_nothing
+
+_ALSO_POINTWISE = frozenset({"aten::_to_copy", "prims::convert_element_type"})
+_REDUCTIONS = frozenset(
+    {"aten::sum", "aten::mean", "aten::amax", "aten::amin", "aten::var", "aten::var_mean", "aten::prod", "aten::logsumexp"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a node contributes to its kernel."""
+
+    traffic_bytes: int
+    first: bool
+    """It pays the floor of the kernel."""
+
+
+def fused_shares(graph: torch.fx.Graph) -> dict[torch.fx.Node, Share]:
+    """Return the share of every node that is in a kernel with another; the rest is priced alone."""
+    free = {node for node in graph.nodes if _is_free(node)}
+    segment, fusible = _segments(graph, free)
+    kernel = {node: node for node in fusible}
+
+    def find(node: torch.fx.Node) -> torch.fx.Node:
+        while kernel[node] is not node:
+            kernel[node] = kernel[kernel[node]]
+            node = kernel[node]
+        return node
+
+    sources = {node: [_behind_views(taken, free) for taken in node.all_input_nodes] for node in fusible}
+    for node in fusible:
+        for source in sources[node]:
+            if source in kernel and segment[source] == segment[node]:
+                kernel[find(node)] = find(source)
+    sizes: dict[torch.fx.Node, int] = {}
+    for node in fusible:
+        sizes[find(node)] = sizes.get(find(node), 0) + 1
+    read: set[tuple[torch.fx.Node, torch.fx.Node]] = set()
+    begun: set[torch.fx.Node] = set()
+    shares: dict[torch.fx.Node, Share] = {}
+    for node in fusible:
+        mine = find(node)
+        if sizes[mine] < 2:
+            continue
+        traffic = 0
+        for taken, source in zip(node.all_input_nodes, sources[node], strict=True):
+            if (source not in kernel or find(source) is not mine) and (mine, taken) not in read:
+                read.add((mine, taken))
+                traffic += sum(map(touched_bytes, tensors_in(value_of(taken))))
+        if any(user not in kernel or find(user) is not mine for user in _users_behind_views(node, free)):
+            traffic += sum(map(touched_bytes, tensors_in(value_of(node))))
+        shares[node] = Share(traffic, mine not in begun)
+        begun.add(mine)
+    return shares
+
+
+def _segments(graph: torch.fx.Graph, free: set[torch.fx.Node]) -> tuple[dict[torch.fx.Node, int], list[torch.fx.Node]]:
+    """Return for each fusible node the number of products before it, and the fusible nodes in order."""
+    segment: dict[torch.fx.Node, int] = {}
+    fusible = []
+    products = 0
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        if has_flops(node.target):
+            products += 1
+        elif node not in free and _is_fusible(node):
+            segment[node] = products
+            fusible.append(node)
+    return segment, fusible
+
+
+def _is_fusible(node: torch.fx.Node) -> bool:
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
+        return False
+    if node.meta.get("apsched", {}).get("role"):  # the copies of a bucket are kernels of their own
+        return False
+    name = op_name(target)
+    return torch.Tag.pointwise in target.tags or name in _ALSO_POINTWISE or name in _REDUCTIONS
+
+
+def _is_free(node: torch.fx.Node) -> bool:
+    """Whether ``node`` shows memory of its first input, or works on sizes; a wait is a border, whatever it shows."""
+    if node.op != "call_function" or op_name(node.target).endswith("wait_tensor"):
+        return False
+    return touches_nothing(node.target, bound_arguments(node), value_of(node))
+
+
+def _behind_views(node: torch.fx.Node, free: set[torch.fx.Node]) -> torch.fx.Node:
+    """Return the node whose memory a view shows."""
+    while node in free and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _users_behind_views(node: torch.fx.Node, free: set[torch.fx.Node]) -> list[torch.fx.Node]:
+    found, stack = [], list(node.users)
+    while stack:
+        user = stack.pop()
+        if user in free:
+            stack += user.users
+        else:
+            found.append(user)
+    return found
