@@ -2,8 +2,9 @@
 fuses them (torch/_inductor/scheduler.py).
 
 Two nodes are in one kernel if one takes the other's result (through views, if need be), both are pointwise operators or
-reductions, and no matrix product or attention stands between them in the graph. A kernel reads each value from outside once,
-writes each value that is used outside once, and has one floor. Nodes in place and random ones stay alone.
+reductions, and as many matrix products or attentions lie behind the one as behind the other. A kernel reads each value from outside
+once, writes each value that is used outside once, and has one floor. Nodes in place and random ones stay alone. All of this follows
+from what depends on what, not from the order, so that a schedule changes no price.
 """
 
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ class Share:
 def fused_shares(graph: torch.fx.Graph) -> dict[torch.fx.Node, Share]:
     """Return the share of every node that is in a kernel with another; the rest is priced alone."""
     free = {node for node in graph.nodes if _is_free(node)}
-    segment, fusible = _segments(graph, free)
+    products, fusible = _fusible_nodes(graph, free)
     kernel = {node: node for node in fusible}
 
     def find(node: torch.fx.Node) -> torch.fx.Node:
@@ -44,7 +45,7 @@ def fused_shares(graph: torch.fx.Graph) -> dict[torch.fx.Node, Share]:
     sources = {node: [_behind_views(taken, free) for taken in node.all_input_nodes] for node in fusible}
     for node in fusible:
         for source in sources[node]:
-            if source in kernel and segment[source] == segment[node]:
+            if source in kernel and products[source] == products[node]:
                 kernel[find(node)] = find(source)
     sizes: dict[torch.fx.Node, int] = {}
     for node in fusible:
@@ -68,20 +69,20 @@ def fused_shares(graph: torch.fx.Graph) -> dict[torch.fx.Node, Share]:
     return shares
 
 
-def _segments(graph: torch.fx.Graph, free: set[torch.fx.Node]) -> tuple[dict[torch.fx.Node, int], list[torch.fx.Node]]:
-    """Return for each fusible node the number of products before it, and the fusible nodes in order."""
-    segment: dict[torch.fx.Node, int] = {}
+def _fusible_nodes(graph: torch.fx.Graph, free: set[torch.fx.Node]) -> tuple[dict[torch.fx.Node, int], list[torch.fx.Node]]:
+    """Return for each node the most products on a way to it, and the fusible nodes: by the fusible ones on a way to them, then by name."""
+    products: dict[torch.fx.Node, int] = {}
+    depth: dict[torch.fx.Node, int] = {}
     fusible = []
-    products = 0
     for node in graph.nodes:
-        if node.op != "call_function":
-            continue
-        if has_flops(node.target):
-            products += 1
-        elif node not in free and _is_fusible(node):
-            segment[node] = products
+        products[node] = max((products[taken] for taken in node.all_input_nodes), default=0)
+        depth[node] = max((depth[taken] for taken in node.all_input_nodes), default=0)
+        if node.op == "call_function" and has_flops(node.target):
+            products[node] += 1
+        elif node.op == "call_function" and node not in free and _is_fusible(node):
+            depth[node] += 1
             fusible.append(node)
-    return segment, fusible
+    return products, sorted(fusible, key=lambda node: (depth[node], node.name))
 
 
 def _is_fusible(node: torch.fx.Node) -> bool:
