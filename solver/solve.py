@@ -207,9 +207,10 @@ def _solve_by_search(
         floor = just_in_time(problem, small, caps)
         schedule = expand(problem, small, floor.program) if floor is not None else None
         return _Answer(schedule=schedule, bound=bound, solved_by="just in time")
-    search.local_moves(bound.ticks)
+    good_enough = int(bound.ticks * (1 + options.time_slack / 2))  # what is left would go to memory and launches anyway
+    search.local_moves(good_enough)
     improved = improve(
-        search.pricer, caps, search.best.program, replace(options, budget=options.budget * _SHARE_OF_WINDOWS), stop_at_ticks=bound.ticks
+        search.pricer, caps, search.best.program, replace(options, budget=options.budget * _SHARE_OF_WINDOWS), stop_at_ticks=good_enough
     )
     report("windows", time := evaluate(small, improved.program).step_time_ticks)
     limit = _slack_limit(time, options, made)
