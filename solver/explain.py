@@ -14,7 +14,7 @@ from apsched.solver.floor import just_in_time
 _NODES_NAMED = 5
 
 
-def explain(problem: Problem, small: Compact, caps: Caps, floor_bytes: int, *, proven: bool) -> Infeasibility:
+def explain(problem: Problem, small: Compact, caps: Caps, floor_bytes: int, floor_bound_bytes: int, *, proven: bool) -> Infeasibility:
     """Return the explanation for caps under which no schedule was found."""
     clashing, least, sentences = [], [], []
     nodes: list[str] = []
@@ -33,7 +33,8 @@ def explain(problem: Problem, small: Compact, caps: Caps, floor_bytes: int, *, p
         clashing.append("memory_cap_bytes")
         least.append(("memory_cap_bytes", floor_bytes))
         nodes += _fullest(problem, _step_names(problem, schedule), timeline, caps.memory_cap_bytes)
-        sentences.append(f"the least memory cap that would do is {floor_bytes} bytes, more than the cap of {caps.memory_cap_bytes}")
+        least_is = "the least memory cap that would do" if floor_bound_bytes >= floor_bytes else "the least memory cap known to do"
+        sentences.append(f"{least_is} is {floor_bytes} bytes, more than the cap of {caps.memory_cap_bytes}")
     if not clashing:
         clashing = [name for name in ("memory_cap_bytes", "in_flight_cap_bytes", "max_prefetch") if getattr(caps, name) is not None]
         sentences.append("no schedule keeps these caps together" if proven else "no schedule was found that keeps these caps together")

@@ -46,5 +46,7 @@ def solve_with_milp(
         floor_bound_bytes=floor_bound,
         solved_by=who if best is None or best is scored else best.name,
         deterministic_work=0.0,
-        infeasibility=explain(problem, small, caps, floor_bytes, proven=found.status == "infeasible") if best is None else None,
+        infeasibility=(
+            explain(problem, small, caps, floor_bytes, floor_bound, proven=found.status == "infeasible") if best is None else None
+        ),
     )

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from apsched.config import Caps, SolveOptions
 from apsched.problem import Problem
-from apsched.result import Infeasibility, Scored, SolveResult
+from apsched.result import Scored, SolveResult
 from apsched.schedule import Schedule
 from apsched.solver.baselines import baselines, score
 from apsched.solver.bounds import TimeBound, memory_bound, step_time_bound
@@ -79,7 +79,7 @@ def solve(
             floor_bound_bytes=floor_bound,
             solved_by=answer.solved_by,
             deterministic_work=answer.deterministic_work,
-            infeasibility=explain(problem, small, caps, floor_bytes, proven=answer.proven_infeasible),
+            infeasibility=explain(problem, small, caps, floor_bytes, floor_bound, proven=answer.proven_infeasible),
         )
     limit = max(answer.bound.ticks, 0)
     return SolveResult(
@@ -244,6 +244,3 @@ def _never_worse(scored: Scored | None, made: tuple[Scored, ...]) -> Scored | No
     ):
         return scored
     return next(s for s in fitting if s.step_time_ticks == fastest)
-
-
-__all__ = ["Infeasibility", "least_memory", "solve"]

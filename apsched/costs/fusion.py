@@ -3,7 +3,7 @@ fuses them (torch/_inductor/scheduler.py).
 
 Two nodes are in one kernel if one takes the other's result (through views, if need be), both are pointwise operators or
 reductions, and as many matrix products or attentions lie behind the one as behind the other. A kernel reads each value from outside
-once, writes each value that is used outside once, and has one floor. Nodes in place and random ones stay alone. All of this follows
+once, writes each value that is used outside once, and has one floor. Nodes in place, random ones and copies stay alone. All of this follows
 from what depends on what, not from the order, so that a schedule changes no price.
 """
 
@@ -89,9 +89,9 @@ def _is_fusible(node: torch.fx.Node) -> bool:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
         return False
-    if node.meta.get("apsched", {}).get("role"):  # the copies of a bucket are kernels of their own
-        return False
     name = op_name(target)
+    if name == "aten::clone":  # asked for to change a layout, or to copy a bucket out: a kernel of its own
+        return False
     return torch.Tag.pointwise in target.tags or name in _ALSO_POINTWISE or name in _REDUCTIONS
 
 
