@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from apsched.config import Caps, SolveOptions
+from apsched.config import Caps
 from apsched.problem import Problem
 from apsched.solver.compact import ALL_GATHER, Compact
 from apsched.solver.evaluate import Figures, Program, evaluate
@@ -51,7 +51,6 @@ class Search:
     problem: Problem
     compact: Compact
     caps: Caps
-    options: SolveOptions
     report: Callable[[str, int], None]
     """Called with the stage and the best step time in ticks."""
     evaluations_left: int
@@ -121,7 +120,7 @@ class Search:
         self.report("portfolio", self.best.figures.step_time_ticks)
 
     def local_moves(self, stop_at_ticks: int) -> None:
-        """Merge neighbours and split buckets while that helps, until the bound is met or the evaluations are used up."""
+        """Merge neighbours and split buckets while that helps, until ``stop_at_ticks`` is reached or the evaluations are used up."""
         improved = True
         while improved and self.best is not None and self.evaluations_left > 0:
             improved = False

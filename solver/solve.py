@@ -153,9 +153,7 @@ def _solve_whole(
     report: Callable[[str, int], None],
 ) -> _Answer:
     """Small problems: the whole formulation, objective after objective."""
-    search = Search(
-        problem=problem, compact=small, caps=caps, options=options, report=report, evaluations_left=2_000, floor_bytes=floor_bytes
-    )
+    search = Search(problem=problem, compact=small, caps=caps, report=report, evaluations_left=2_000, floor_bytes=floor_bytes)
     search.portfolio()
     hint = search.best.program if search.best is not None else None
     model = ExactModel(problem, small, caps, horizon_ticks(problem, small))
@@ -199,9 +197,7 @@ def _solve_by_search(
 ) -> _Answer:
     """Large problems: portfolio, local moves, then the second and third objective within the slack."""
     evaluations = max(1, int(options.budget * _EVALUATIONS_PER_WORK))
-    search = Search(
-        problem=problem, compact=small, caps=caps, options=options, report=report, evaluations_left=evaluations, floor_bytes=floor_bytes
-    )
+    search = Search(problem=problem, compact=small, caps=caps, report=report, evaluations_left=evaluations, floor_bytes=floor_bytes)
     search.portfolio()
     if search.best is None:
         floor = just_in_time(problem, small, caps)
