@@ -22,7 +22,7 @@ from apsched.graph.dag import NodeKind
 from apsched.graph.order import order_edges
 from apsched.graph.placement import fsdp_starts
 from apsched.graph.storages import NodeStorages, StorageTable, release, trace_storages
-from apsched.graph.tensors import is_contiguous
+from apsched.graph.tensors import is_cast, is_contiguous
 from apsched.graph.waits import Waits, match_waits
 
 
@@ -93,6 +93,26 @@ def is_bucketable(analysis: Analysis, start: int) -> bool:
     if not all(isinstance(size, int) for tensor in tensors for size in tensor.shape):
         return False  # a bucket's buffer has a size that is known now
     return len(tensors) == 2 and all(is_contiguous(t) for t in tensors) and tensors[0].dtype == tensors[1].dtype and _sizes_match(call)
+
+
+def cast_before(analysis: Analysis, start: int) -> torch.fx.Node | None:
+    """Return the cast whose result only the gather of ``start`` sends, where a bucket can copy in what comes before it."""
+    if analysis.calls[start].kind != "all_gather" or not is_bucketable(analysis, start):
+        return None
+    node = input_nodes(analysis.nodes[start])[0]
+    size_bytes = analysis.calls[start].input_bytes
+    while len(node.users) == 1 and len(node.all_input_nodes) == 1:
+        results, sources = list(tensors_of(node)), list(tensors_of(node.all_input_nodes[0]))
+        if len(results) != 1 or len(sources) != 1 or results[0].nbytes != size_bytes or results[0].numel() != sources[0].numel():
+            return None
+        if not (is_contiguous(results[0]) and is_contiguous(sources[0])):
+            return None
+        if is_cast(node):
+            return node if results[0].dtype != sources[0].dtype else None
+        if analysis.kinds[analysis.rank_of[node]] is not NodeKind.VIEW:
+            return None
+        node = node.all_input_nodes[0]
+    return None
 
 
 def num_members(node: torch.fx.Node) -> int:

@@ -58,6 +58,8 @@ class CollectiveRecord:
     """The input stays alive until the wait (functional collectives that copy their input do not hold it)."""
     num_members: int
     """1 as captured; the number of members after write-back."""
+    cast_bytes: int = 0
+    """Bytes of its input before a cast that serves nothing else, which a bucket does while it copies in; 0 for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from apsched.capture.captured import CapturedGraph
 from apsched.collectives import tensors_of
 from apsched.costs.checked import checked
 from apsched.costs.model import CostModel
-from apsched.graph.analysis import Analysis, analyse, edges_of, is_bucketable, num_members
+from apsched.graph.analysis import Analysis, analyse, cast_before, edges_of, is_bucketable, num_members
 from apsched.graph.check import check_graph
 from apsched.graph.curves import COPY, collective_curves, copy_curve, launch_curves
 from apsched.graph.dag import CollectiveRecord, NodeKind, NodeRecord
@@ -115,4 +115,5 @@ def _collective(analysis: Analysis, start: int) -> CollectiveRecord:
         bucketable=is_bucketable(analysis, start),
         holds_input=call.holds_input,
         num_members=num_members(node),
+        cast_bytes=sum(t.nbytes for t in tensors_of(cast.all_input_nodes[0])) if (cast := cast_before(analysis, start)) is not None else 0,
     )

@@ -19,7 +19,7 @@ from apsched.graph.dag import CollectiveRecord, NodeKind, NodeRecord, StorageRec
 from apsched.price_curve import PriceCurve
 
 FORMAT = "apsched graph"
-VERSION = 1
+VERSION = 2
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _Record = TypeVar("_Record", NodeRecord, CollectiveRecord, StorageRecord, PriceCurve)
@@ -111,6 +111,16 @@ def _parse(data: bytes) -> Any:
         raise InputError(f"expected a version number, found {version!r}")
     if version > VERSION:
         raise InputError(f"written by a newer apsched (graph format {version}, this one reads up to {VERSION}); upgrade apsched")
+    return _upgraded(content, version)
+
+
+def _upgraded(content: Any, version: int) -> Any:
+    """Return ``content`` with what version 2 added: the bytes that a bucket casts while it copies in, which version 1 did not know."""
+    nodes = content.get("nodes")
+    if version < 2 and isinstance(nodes, list):
+        for node in nodes:
+            if isinstance(node, dict) and isinstance(node.get("collective"), dict):
+                node["collective"].setdefault("cast_bytes", 0)
     return content
 
 

@@ -52,6 +52,15 @@ def is_contiguous(tensor: torch.Tensor) -> bool:
     return True
 
 
+def is_cast(node: torch.fx.Node) -> bool:
+    """Whether ``node`` changes the dtype of a tensor and nothing else."""
+    if node.target is torch.ops.prims.convert_element_type.default:
+        return True
+    return node.target is torch.ops.aten._to_copy.default and all(
+        value is None or key in ("dtype", "non_blocking") for key, value in node.kwargs.items()
+    )
+
+
 def dtype_name(value: Any) -> str:
     """Return the dtype of a tensor as ``bfloat16``; empty for anything else."""
     return str(value.dtype).removeprefix("torch.") if isinstance(value, torch.Tensor) else ""

@@ -11,7 +11,7 @@ from instrumented import UnitCosts, capture_of, traced
 
 from apsched.errors import InputError
 from apsched.graph.export import export
-from apsched.graph.graph_file import from_bytes, is_graph_file, load_graph, save_graph, to_bytes
+from apsched.graph.graph_file import VERSION, from_bytes, is_graph_file, load_graph, save_graph, to_bytes
 from apsched.graph.identity import graph_hash
 
 c10d = torch.ops._c10d_functional
@@ -65,7 +65,7 @@ BROKEN = {
     "no JSON": (lambda dag: gzip.compress(b"hello"), "expected JSON inside"),
     "other JSON": (lambda dag: gzip.compress(b'{"format": "other"}'), "found 'other'; this is a file of something else"),
     "a list": (lambda dag: gzip.compress(b"[]"), "found list"),
-    "newer": (lambda dag: rewritten(dag, lambda c: c.update(version=2)), "written by a newer apsched .*; upgrade apsched"),
+    "newer": (lambda dag: rewritten(dag, lambda c: c.update(version=VERSION + 1)), "written by a newer apsched .*; upgrade apsched"),
     "no version": (lambda dag: rewritten(dag, lambda c: c.pop("version")), "expected a version number, found None"),
     "no nodes": (lambda dag: rewritten(dag, lambda c: c.pop("nodes")), "expected 'nodes' to be a list, found None"),
     "field missing": (lambda dag: rewritten(dag, lambda c: c["nodes"][2].pop("kind")), "node 2: expected the fields"),
