@@ -1,0 +1,84 @@
+"""Problems of equal layers, made by hand: a head, layers of gathers, compute and (backward) reductions, a tail."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from apsched.problem import Problem
+from tests.by_hand import ByHand, line
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """One layer: a compute node for each entry, each with a parameter to gather, and in backward a gradient to reduce."""
+
+    ticks: tuple[int, ...] = (40, 60)
+    shard_bytes: tuple[int, ...] = (2048, 8192)
+    """0: this node has no parameter."""
+    saved_bytes: int = 1024
+    """Activation that each node leaves behind for backward (forward), or takes from forward (backward)."""
+    on_path: bool = False
+    """An all-reduce on the path (tensor parallelism) before the last node."""
+    chained: bool = False
+    """The reduce-scatter is followed by an all-reduce over replicas (HSDP)."""
+
+
+WORLD = 4
+
+
+def layered(
+    layers: Sequence[Layer] | int,
+    *,
+    backward: bool = False,
+    ticks: tuple[int, int] = (10, 1),
+    copy_ticks: tuple[int, int] = (1, 0),
+    launch_ticks: int = 1,
+    head: int = 1,
+) -> Problem:
+    """Return a problem of ``layers``; ``ticks`` is latency and price per KiB of a transfer, ``copy_ticks`` the same of a copy."""
+    layers = [Layer()] * layers if isinstance(layers, int) else list(layers)
+    price = line(*ticks)
+    b = ByHand(
+        prices={"all_gather": price, "reduce_scatter": price, "all_reduce": price},
+        copy_price=line(*copy_ticks),
+        bucket_launch_ticks=launch_ticks,
+    )
+    parameters = [
+        [b.input(f"p{i}_{j}", size, kept=True) if size else -1 for j, size in enumerate(x.shard_bytes)] for i, x in enumerate(layers)
+    ]
+    saved = [[b.input(f"a{i}_{j}", x.saved_bytes) for j in range(len(x.ticks))] if backward else [] for i, x in enumerate(layers)]
+    x = b.input("x", 512)
+    for h in range(head):
+        x = b.compute(f"head{h}", 5, x, size=512)
+    outputs = []
+    for i, layer in enumerate(layers):
+        x = _layer(b, i, layer, x, parameters[i], saved[i], outputs, backward, launch_ticks)
+    for h in range(head):
+        x = b.compute(f"tail{h}", 7, x, size=512)
+    return b.output(x, *outputs)
+
+
+def _layer(
+    b: ByHand, i: int, layer: Layer, x: int, parameters: list[int], saved: list[int], outputs: list[int], backward: bool, launch: int
+) -> int:
+    for j, (ticks, shard) in enumerate(zip(layer.ticks, layer.shard_bytes, strict=True)):
+        taken = [x]
+        if layer.on_path and j == len(layer.ticks) - 1:
+            partial = b.compute(f"partial{i}", 3, x, size=512)
+            taken = [b.wait(f"tpw{i}", b.start("all_reduce", f"tp{i}", partial, 512, 512, group="tp", on_path=True, bucketable=False))]
+        if shard:
+            start = b.start("all_gather", f"ag{i}_{j}", parameters[j], shard, shard * WORLD, launch_ticks=launch)
+            taken.append(b.wait(f"agw{i}_{j}", start))
+        if backward:
+            taken.append(saved[j])
+        x = b.compute(f"f{i}_{j}", ticks, *taken, size=512)
+        if not backward:
+            outputs.append(b.compute(f"keep{i}_{j}", 1, x, size=layer.saved_bytes))
+        elif shard:
+            gradient = b.compute(f"g{i}_{j}", ticks, x, size=shard * WORLD)
+            start = b.start("reduce_scatter", f"rs{i}_{j}", gradient, shard * WORLD, shard, launch_ticks=launch)
+            result = b.wait(f"rsw{i}_{j}", start)
+            if layer.chained:
+                start = b.start("all_reduce", f"ar{i}_{j}", result, shard, shard, group="replicate", launch_ticks=launch)
+                result = b.wait(f"arw{i}_{j}", start)
+            outputs.append(result)
+    return x

@@ -1,0 +1,140 @@
+"""Layers that repeat are found from the structure, whatever they are called and however long they take."""
+
+import random
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from apsched.problem import Problem
+from apsched.solver.compact import compact
+from apsched.solver.periods import Period, find_period, find_periods
+from tests.layered import Layer, layered
+
+PLAIN, WIDE = Layer(), Layer(ticks=(40, 60, 20), shard_bytes=(2048, 4096, 0))
+SLOW = Layer(ticks=(400, 600))
+
+
+def the_period(problem: Problem) -> Period:
+    found = find_period(compact(problem))
+    assert found is not None
+    return found
+
+
+def check(problem: Problem, period: Period) -> None:
+    """Slots are full, and what they hold looks alike: equal keys and sizes, needs and readiness one layer apart."""
+    small = compact(problem)
+    assert period.first_spine >= 0
+    assert period.past_spine <= len(small.spine_ticks)
+    for row in period.collectives:
+        assert [period.layer_of_collective[c] for c in row] == list(range(period.count))
+        assert len({(int(small.key[c]), int(small.size_bytes[c]), int(small.output_bytes[c])) for c in row}) == 1
+        for gaps in (small.need_gap, small.ready_gap):
+            steps = {int(gaps[d] - gaps[c]) for c, d in pairwise(row)}
+            assert steps in ({period.length}, {0})
+    assert sum(map(len, period.collectives)) == sum(layer >= 0 for layer in period.layer_of_collective)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("layer", [PLAIN, WIDE, replace(PLAIN, on_path=True)])
+def test_equal_layers_are_found(layer: Layer, backward: bool) -> None:
+    problem = layered([layer] * 6, backward=backward)
+    period = the_period(problem)
+    check(problem, period)
+    assert period.length * period.count <= len(problem.spine)
+    assert period.count >= 5
+    params = sum(size > 0 for size in layer.shard_bytes)
+    assert len(period.collectives) == params * (1 + backward) + layer.on_path
+
+
+def test_a_reduction_and_the_one_that_follows_it_are_in_one_layer() -> None:
+    """Nothing on the spine makes the all-reduce over replicas ready: it counts where its reduce-scatter does."""
+    problem = layered([replace(PLAIN, chained=True)] * 6, backward=True)
+    period = the_period(problem)
+    check(problem, period)
+    for c, collective in enumerate(problem.collectives):
+        if problem.keys[collective.key].group == "replicate" and period.layer_of_collective[c] >= 0:
+            before = next(d for d, other in enumerate(problem.collectives) if other.wait in problem.predecessors[collective.start])
+            assert period.layer_of_collective[before] == period.layer_of_collective[c]
+
+
+def test_durations_may_differ_between_layers() -> None:
+    """Measured layers never take equally long."""
+    rng = random.Random(3)
+    layers = [replace(PLAIN, ticks=tuple(int(t * rng.uniform(0.9, 1.1)) for t in (4000, 6000))) for _ in range(8)]
+    assert (the_period(layered(layers)).length, the_period(layered(layers)).count) == (4, 8)
+
+
+def test_layers_in_turn_make_one_repeat() -> None:
+    """Equal structure, but every second layer takes ten times as long: two layers are the loop body."""
+    problem = layered([PLAIN, SLOW] * 4)
+    period = the_period(problem)
+    check(problem, period)
+    assert (period.length, period.count) == (8, 4)
+    structure = the_period(layered([PLAIN, WIDE] * 4))
+    assert (structure.length, structure.count) == (10, 4)
+
+
+def test_two_kinds_of_layers_are_two_stretches() -> None:
+    """First layers without experts, then layers with them; a joint graph has forward, then backward."""
+    problem = layered([PLAIN] * 5 + [WIDE] * 6)
+    found = find_periods(compact(problem))
+    assert [(p.length, len(p.collectives)) for p in found] == [(4, 2), (6, 2)]
+    assert found[0].past_spine <= found[1].first_spine
+    for period in found:
+        check(problem, period)
+    assert the_period(problem) == found[1]
+
+
+@pytest.mark.parametrize("layers", [[PLAIN], [PLAIN] * 2, [PLAIN, WIDE, Layer(ticks=(1,), shard_bytes=(64,))]])
+def test_nothing_repeats(layers: list[Layer]) -> None:
+    assert find_periods(compact(layered(layers))) == ()
+
+
+def test_no_collectives_no_period() -> None:
+    assert find_periods(compact(layered([Layer(shard_bytes=(0, 0))] * 5))) == ()
+
+
+@pytest.fixture(scope="module")
+def captured() -> dict[str, Problem]:
+    """Small presets: one with experts; one with HSDP and tensor parallelism, of which every second layer is recomputed."""
+    from apsched.build_problem import build_problem
+    from apsched.capture.world import world
+    from apsched.costs.cluster import load_cluster
+    from apsched.costs.cluster_model import ClusterCostModel
+    from apsched.graph.export import export
+    from apsched.models.mesh import MeshSpec
+    from apsched.models.options import ModelOptions
+    from apsched.models.preset_capture import capture_preset
+
+    problems = {}
+    for label, preset, mesh, checkpoint, num_layers in (
+        ("moe", "deepseek-v3-debug", MeshSpec(fsdp=4, ep=2), "none", 5),
+        ("llama", "llama3-debug", MeshSpec(replicate=2, fsdp=2, tp=2), "every-2", 7),
+    ):
+        with world(mesh.world_size):
+            options = ModelOptions(activation_checkpoint=checkpoint)
+            capture = capture_preset(preset, mesh=mesh, seq_len=64, num_layers=num_layers, options=options)
+            cost_model = ClusterCostModel(load_cluster(), capture.group_ranks)
+            for graph in capture.graphs:
+                dag = export(graph, cost_model, group_ranks=capture.group_ranks, cluster_name="h100")
+                problems[f"{label} {graph.name}"] = build_problem(dag)
+    return problems
+
+
+@pytest.mark.parametrize("label", ["moe", "llama"])
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_layers_of_real_graphs(captured: dict[str, Problem], label: str, direction: str) -> None:
+    """All but about one layer, the embedding and the head lie in the repeats."""
+    problem = captured[f"{label} {direction}"]
+    period = the_period(problem)
+    check(problem, period)
+    every_second = label == "llama" and direction == "backward"
+    modules = [[problem.collectives[c].module.split(".") for c in layer] for layer in zip(*period.collectives, strict=True)]
+    for layer in modules:
+        parts = {".".join(names[2:]) for names in layer}
+        assert parts >= {"attention_norm.weight", "attention.wo.weight"}
+        # a repeat need not begin where a module does
+        assert len({names[1] for names in layer if names[0] == "layers"}) in ((2, 3) if every_second else (1, 2))
+    num_layers = len({names[1] for layer in modules for names in layer if names[0] == "layers"})
+    assert num_layers >= {"moe": 3, "llama": 6}[label]
