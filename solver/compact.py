@@ -207,6 +207,9 @@ def _places(
         for p in problem.predecessors[node]:
             for f in hosts.floats[p]:
                 need[mine[f]] = min(need[mine[f]], k)
+    for c in reversed(range(len(after))):  # what another collective takes further is needed where that one's result is
+        for d in after[c]:
+            need[d] = min(need[d], need[c])
     return ready, need, after
 
 

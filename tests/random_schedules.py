@@ -12,7 +12,7 @@ from apsched.schedule import Bucket, Schedule, Step, StepKind
 def random_schedule(problem: Problem, seed: int, *, max_members: int = 6) -> Schedule:
     """Return a schedule that ``verify`` accepts without caps: nothing stays where it was but inputs, first and in order, and the output."""
     rng = random.Random(seed)
-    buckets = _random_buckets(problem, rng, max_members)
+    buckets = random_buckets(problem, rng, max_members)
     while (steps := _random_order(problem, buckets, rng)) is None:
         buckets = rng.sample(buckets, len(buckets) - 1)  # two buckets wait for each other, or a member for another
     return Schedule(buckets=tuple(buckets), steps=steps)
@@ -25,7 +25,7 @@ def schedule_with_buckets(problem: Problem, buckets: list[Bucket], seed: int = 0
     return Schedule(buckets=tuple(buckets), steps=steps)
 
 
-def _random_buckets(problem: Problem, rng: random.Random, max_members: int) -> list[Bucket]:
+def random_buckets(problem: Problem, rng: random.Random, max_members: int) -> list[Bucket]:
     by_key = defaultdict(list)
     for c, collective in enumerate(problem.collectives):
         if collective.bucketable:

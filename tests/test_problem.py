@@ -81,7 +81,7 @@ def test_random_problems_are_valid_and_run_as_captured() -> None:
         ("reduce_scatter", False, False, False),
         ("all_reduce", False, False, True),
         ("all_reduce", False, False, False),
-        ("all_reduce", True, False, False),
+        *((kind, True, False, False) for kind in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")),
     }
 
 

@@ -1,0 +1,54 @@
+"""One semantics: the compiled evaluator and ``simulate`` agree to the tick and to the byte, on orders that no policy would make."""
+
+import random
+
+import pytest
+from random_programs import random_program
+from strategies import layered_problem, random_problem
+
+from apsched.config import Caps
+from apsched.problem import Problem
+from apsched.simulate import simulate
+from apsched.solver.compact import compact
+from apsched.solver.evaluate import PREPARE, anatomy, evaluate
+from apsched.solver.expand import expand
+from apsched.solver.partition import Pricer
+from apsched.verify import verify
+
+CHUNK = 250
+"""Problems of one test."""
+
+
+def assert_one_semantics(problem: Problem, seeds: range) -> int:
+    """Compare random programs of ``problem``; return how many had a copy-in apart from its start."""
+    small = compact(problem)
+    pricer, apart = Pricer(problem, small), 0
+    for seed in seeds:
+        program = random_program(pricer, seed)
+        schedule = expand(problem, small, program)
+        assert verify(problem, schedule, Caps()) == ()
+        timeline, figures = simulate(problem, schedule), evaluate(small, program)
+        assert figures.step_time_ticks == timeline.step_time_ticks
+        assert figures.peak_memory_bytes == timeline.peak_memory_bytes
+        assert figures.peak_in_flight_bytes == timeline.peak_in_flight_bytes
+        assert figures.num_launches == timeline.num_launches
+        live = anatomy(small, program).live_bytes[1:] + small.kept_bytes  # without the inputs, of which there may be none
+        assert set(live.tolist()) <= set(timeline.live_bytes)
+        apart += bool((program.operation == PREPARE).any())
+    return apart
+
+
+@pytest.mark.parametrize("chunk", range(6))
+def test_small_problems_of_every_sort(chunk: int) -> None:
+    """Two programs of each of 1,500 problems."""
+    apart = 0
+    for seed in range(chunk * CHUNK, (chunk + 1) * CHUNK):
+        apart += assert_one_semantics(random_problem(random.Random(seed), max_collectives=8, max_spine=6), range(seed, seed + 2))
+    assert apart > CHUNK / 10  # buckets whose copy-in stands apart are among them
+
+
+@pytest.mark.parametrize("chunk", range(3))
+def test_layered_problems(chunk: int) -> None:
+    """Dozens of collectives on several streams, buckets of up to six."""
+    for seed in range(chunk * 20, (chunk + 1) * 20):
+        assert_one_semantics(layered_problem(random.Random(seed), num_layers=2 + seed % 9), range(seed, seed + 2))
