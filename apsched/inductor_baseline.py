@@ -49,6 +49,8 @@ class InductorRun:
     """In its order and with its buckets."""
     seconds: float
     """Wall time of torch's pass alone."""
+    cpu_seconds: float
+    """Processor time of torch's pass alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,12 +163,12 @@ def _blocks(problem: Problem) -> dict[str, str]:
 
 def _timed(name: str, module: GraphModule, schedule: Callable[[], None]) -> InductorRun:
     torch_private.import_schedulers()  # not timed
-    began = time.perf_counter()
+    began, cpu_began = time.perf_counter(), time.process_time()
     schedule()
-    seconds = time.perf_counter() - began
+    seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
     module.graph.lint()
     module.recompile()
-    return InductorRun(name=name, module=module, seconds=seconds)
+    return InductorRun(name=name, module=module, seconds=seconds, cpu_seconds=cpu_seconds)
 
 
 def _copied(module: GraphModule) -> GraphModule:

@@ -1,0 +1,284 @@
+"""One case in a process of its own: ``python -m benchmarks.case FILE``, where FILE says which case, and gets what is found.
+
+In this order, so that memory can be told apart: torch captures; a small graph warms up solver and torch's pass; the graphs are exported
+and solved under each memory cap, and written back; then torch's schedulers run on the same graphs, and what they reach is solved for
+with the peak of their graph as the cap; last, one graph is solved again in other processes.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from apsched.capture.captured import Capture
+from apsched.config import Caps, SolveOptions
+from apsched.costs.cluster import DEFAULT_CLUSTER, load_cluster
+from apsched.costs.cluster_model import ClusterCostModel
+from apsched.graph_result import Result
+from apsched.inductor_baseline import INDUCTOR, INDUCTOR_MANUAL, InductorRun, run_inductor, run_inductor_manual, score_run
+from apsched.options import MemoryCap
+from apsched.pipeline import LoadedGraph, explain_infeasible, export_graph, opening, resolve_caps, solve_graph
+from apsched.progress import Progress
+from apsched.round_trip import round_trip
+from apsched.schedule_file import dump_schedule
+from apsched.sources import SourceRequest
+from apsched.writeback.write_back import write_back
+from benchmarks.again import solve_again
+from benchmarks.grid import CAPS, Case, layer_bytes
+from benchmarks.meters import held_bytes, peak_bytes, reset_peak, timed
+from benchmarks.records import Baseline, CaseRecord, GraphSize, Memory, Row, TorchRun, save_case
+
+_QUIET = Progress(quiet=True)
+_AGAIN_CAP = "floor+1 layer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseOptions:
+    """What is measured about a case."""
+
+    caps: tuple[str, ...]
+    torch_up_to_nodes: int | None
+    """Larger graphs are not given to torch's schedulers; ``None`` for all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _WarmUp:
+    cpu_s: float
+    held_bytes: int
+    """What it left behind: libraries and compiled code of the solver."""
+
+
+class _Session:
+    """The record of a case as it grows: every addition is written to the file at once, so that nothing finished gets lost."""
+
+    def __init__(self, file: Path, record: CaseRecord) -> None:
+        self._file, self.record, self._began = file, record, time.perf_counter()
+
+    def add(self, **changes: object) -> None:
+        """Put ``changes`` in place of what the record says."""
+        self.record = replace(self.record, wall_s=time.perf_counter() - self._began, **changes)  # type: ignore[arg-type]
+        save_case(self._file, self.record)
+
+    def say(self, text: str) -> None:
+        """Tell on stderr how far it is."""
+        print(f"  {time.perf_counter() - self._began:7.1f} s  {text}", file=sys.stderr, flush=True)
+
+
+def measure(case: Case, options: CaseOptions, session: _Session) -> None:
+    """Measure ``case``; the record grows in ``session``."""
+    warm = _warm_up()
+    session.add(warm_up_cpu_s=warm.cpu_s)
+    session.say(f"warm, {warm.cpu_s:.1f} s of processor time")
+    with opening(_request(case), _QUIET) as (source, _):
+        assert source.capture is not None
+        torch_bytes = held_bytes() - warm.held_bytes
+        reset_peak()
+        graphs = _exported(source.capture)
+        session.say("captured, " + ", ".join(f"{g.problem.name} {g.problem.num_nodes} nodes" for g in graphs))
+        results: dict[tuple[str, str], Result] = {}
+        for graph in graphs:
+            results |= _solve_under_caps(graph, options, session)
+            session.add(memory=Memory(torch_bytes=torch_bytes, solver_peak_bytes=peak_bytes()))
+        reset_peak()
+        for graph in graphs:
+            _compare_with_torch(graph, options, session)
+        assert session.record.memory is not None
+        session.add(memory=replace(session.record.memory, torch_pass_peak_bytes=peak_bytes()))
+        if case.again:
+            _solve_again(graphs[-1], results, session)
+    session.add(finished=True)
+
+
+def _request(case: Case) -> SourceRequest:
+    return SourceRequest(source=case.model, mesh=case.mesh, seq_len=case.seq_len, num_layers=case.num_layers)
+
+
+def _exported(capture: Capture) -> list[LoadedGraph]:
+    model = ClusterCostModel(load_cluster(DEFAULT_CLUSTER), capture.group_ranks)
+    export = partial(export_graph, cost_model=model, cluster=DEFAULT_CLUSTER, group_ranks=capture.group_ranks, progress=_QUIET)
+    return [export(graph) for graph in capture.graphs]
+
+
+def _warm_up() -> _WarmUp:
+    """Solve a small graph and let torch schedule it, so that imports and compilation are timed here and nowhere else."""
+    request = SourceRequest(source="llama3-debug", mesh="fsdp=4", seq_len=64, num_layers=4)
+    with opening(request, _QUIET) as (source, _):
+        assert source.capture is not None
+        graphs = _exported(source.capture)
+        before = held_bytes()
+        with timed() as used:
+            for graph in graphs:
+                for above_floor in (True, False):
+                    caps = resolve_caps(graph, Caps(), MemoryCap(size_bytes=0 if above_floor else None, above_floor=above_floor), _QUIET)
+                    result = solve_graph(graph, caps, SolveOptions(budget=2), _QUIET)
+                    assert result.best is not None
+                    _write_back(graph, result)
+        held = held_bytes() - before
+        for graph in graphs:
+            for name in (INDUCTOR, INDUCTOR_MANUAL):
+                _run_torch(graph, name)
+    return _WarmUp(cpu_s=used.cpu_s, held_bytes=held)
+
+
+def _solve_under_caps(graph: LoadedGraph, options: CaseOptions, session: _Session) -> dict[tuple[str, str], Result]:
+    """Solve ``graph`` under each memory cap; returns the results by direction and cap, for those that have a schedule."""
+    problem, layer = graph.problem, layer_bytes(graph.problem)
+    floor_bytes = resolve_caps(graph, Caps(), MemoryCap(size_bytes=0, above_floor=True), _QUIET).memory_cap_bytes
+    assert floor_bytes is not None
+    size = GraphSize(
+        direction=problem.name,
+        num_nodes=problem.num_nodes,
+        num_collectives=len(problem.collectives),
+        compute_ticks=sum(problem.duration_ticks[node] for node in problem.spine),
+        layer_bytes=layer,
+        floor_bytes=floor_bytes,
+        floor_bound_bytes=0,
+    )
+    session.add(graphs=(*session.record.graphs, size))
+    results = {}
+    for cap in options.caps:
+        layers = CAPS[cap]
+        row, result = _solve(graph, cap, None if layers is None else floor_bytes + layers * layer)
+        if result is not None:
+            results[problem.name, cap] = result
+            size = replace(size, floor_bound_bytes=max(size.floor_bound_bytes, result.answer.floor_bound_bytes))
+            session.add(graphs=(*session.record.graphs[:-1], size))
+        session.add(rows=(*session.record.rows, row))
+        session.say(_told(row))
+    return results
+
+
+def _solve(graph: LoadedGraph, cap: str, memory_cap_bytes: int | None) -> tuple[Row, Result | None]:
+    """Return the figures of one solve + write-back; what fails is a row that says so."""
+    row = Row(direction=graph.problem.name, cap=cap, memory_cap_bytes=memory_cap_bytes, status="failed")
+    try:
+        with timed() as solving:
+            result = solve_graph(graph, Caps(memory_cap_bytes=memory_cap_bytes), SolveOptions(), _QUIET)
+        row = replace(row, solve_cpu_s=solving.cpu_s, solve_wall_s=solving.wall_s)
+        if result.best is None or result.timeline is None:
+            return replace(row, status=result.answer.status, message=explain_infeasible(result)), None
+        with timed() as writing:
+            exact = _write_back(graph, result)
+        answer, best = result.answer, result.best
+        baselines = tuple(Baseline(name=b.name, step_ticks=b.step_time_ticks, fits=b.fits) for b in answer.baselines)
+        return replace(
+            row,
+            status=answer.status,
+            step_ticks=best.step_time_ticks,
+            bound_ticks=answer.bound_ticks,
+            bound_source=answer.bound_source,
+            solved_by=answer.solved_by,
+            exposed_ticks=result.timeline.exposed_ticks,
+            peak_bytes=best.peak_memory_bytes,
+            num_launches=best.num_launches,
+            baselines=baselines,
+            write_back_cpu_s=writing.cpu_s,
+            write_back_wall_s=writing.wall_s,
+            round_trip_exact=exact(),
+            deterministic_work=answer.deterministic_work,
+        ), result
+    except Exception as error:  # one failure must not lose the other cases
+        return replace(row, status="failed", message=_first_line(error)), None
+
+
+def _write_back(graph: LoadedGraph, result: Result) -> Callable[[], bool]:
+    """Write the schedule back; what is returned tells whether the new graph does what was claimed (not part of the time)."""
+    assert graph.captured is not None
+    assert graph.cost_model is not None
+    assert result.best is not None
+    assert result.timeline is not None
+    module = write_back(graph.captured.module, graph.problem, result.best.schedule)
+    captured, model, timeline = graph.captured, graph.cost_model, result.timeline
+    return lambda: round_trip(module, captured, model, graph.group_ranks, timeline).exact
+
+
+def _compare_with_torch(graph: LoadedGraph, options: CaseOptions, session: _Session) -> None:
+    """Run torch's schedulers on ``graph``, and solve it with the peak of each as the cap."""
+    problem = graph.problem
+    for name in (INDUCTOR, INDUCTOR_MANUAL):
+        record = TorchRun(direction=problem.name, name=name)
+        if options.torch_up_to_nodes is not None and problem.num_nodes > options.torch_up_to_nodes:
+            record = replace(record, message=f"not run: more than {options.torch_up_to_nodes} nodes")
+        else:
+            record = _torch_record(graph, record)
+        if not record.message:
+            record = replace(record, ours=_solve(graph, f"peak of {name}", record.peak_bytes)[0])
+        session.add(torch=(*session.record.torch, record))
+        session.say(f"{problem.name} {name}: {record.message or f'{record.step_ticks / 1e6:.3f} ms in {record.cpu_s:.1f} s'}")
+        if record.ours is not None:
+            session.say(_told(record.ours))
+
+
+def _torch_record(graph: LoadedGraph, record: TorchRun) -> TorchRun:
+    assert graph.captured is not None
+    assert graph.cost_model is not None
+    try:
+        run = _run_torch(graph, record.name)
+        score = score_run(run, graph.captured, graph.problem, graph.cost_model, Caps(), group_ranks=graph.group_ranks)
+    except Exception as error:  # torch's assertions are its own
+        return replace(record, message=_first_line(error))
+    return replace(
+        record,
+        step_ticks=score.step_time_ticks,
+        peak_bytes=score.peak_memory_bytes,
+        num_launches=score.num_launches,
+        cpu_s=run.cpu_seconds,
+        wall_s=run.seconds,
+    )
+
+
+def _run_torch(graph: LoadedGraph, name: str) -> InductorRun:
+    assert graph.captured is not None
+    assert graph.cost_model is not None
+    if name == INDUCTOR:
+        return run_inductor(graph.captured, graph.cost_model, group_ranks=graph.group_ranks)
+    return run_inductor_manual(graph.captured, graph.problem)
+
+
+def _solve_again(graph: LoadedGraph, results: dict[tuple[str, str], Result], session: _Session) -> None:
+    """Solve ``graph`` in two other processes, and compare their schedule files with the one found here."""
+    name = graph.problem.name
+    result = results.get((name, _AGAIN_CAP))
+    if result is None:
+        return
+    for again in solve_again(graph.dag, name, _AGAIN_CAP, result.caps.memory_cap_bytes, dump_schedule(result)):
+        session.add(again=(*session.record.again, again))
+        session.say(f"{name} again, {again.how}: {again.message or ('the same bytes' if again.same_bytes else 'OTHER BYTES')}")
+
+
+def _told(row: Row) -> str:
+    head = f"{row.direction} {row.cap}: "
+    if not row.solved:
+        return f"{head}{row.status}, {row.message}"
+    return (
+        f"{head}{row.step_ticks / 1e6:.3f} ms, bound {row.bound_ticks / 1e6:.3f} ({row.bound_source}), gap {100 * row.gap:.3f} %, "
+        f"{row.solve_cpu_s:.1f} + {row.write_back_cpu_s:.1f} s"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0]}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure the case that the file names, and write what is found over it."""
+    file = Path(arguments[0])
+    asked = json.loads(file.read_text())
+    case = Case(**asked["case"])
+    options = CaseOptions(caps=tuple(asked["caps"]), torch_up_to_nodes=asked["torch_up_to_nodes"])
+    record = CaseRecord(case=case.name, model=case.model, mesh=case.mesh, seq_len=case.seq_len, commit=asked["commit"])
+    session = _Session(file, record)
+    session.add()
+    try:
+        measure(case, options, session)
+    except Exception as error:
+        session.add(message=_first_line(error))
+        raise
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
