@@ -13,7 +13,7 @@ Every bound allows any partition into buckets and any position of every unit; co
 
     (B1)  E_k >= R_k;  E_k >= sum_{i<k} d_i + sum_{c needed at or before k} o_c
     (B2)  E_k >= L(gathers of a stream needed at or before k)             all must have been transferred
-    (B3)  E_k >= R_ready(c) + T_c,  k = need(c)                           and along chains of collectives that wait for each other
+    (B3)  E_k >= R_ready(c) + launch of c + T_c,  k = need(c)             and along chains of collectives that wait for each other
     (B4)  step time >= E_k + sum_{i>=k} d_i + W(reductions ready after k)
     (B5)  step time >= R_k + L(S),  S = reductions of a stream ready at or after gap k: they are launched behind it
           step time >= sum_{i<k} d_i + sum_{c needed before k} o_c + max_{c in S} T_c + sum_{other reductions c of the stream} min(o_c
@@ -156,6 +156,7 @@ def _begins(problem: Problem, compact: Compact, caps: Caps, work: Ints) -> tuple
     source = ["compute"] * (num_spine + 1)
     reached = np.zeros(num_spine + 1, dtype=np.int64)
     done = 0  # work of spine nodes before k and of collectives needed by k
+    takes = least_launch(problem, compact) + compact.transfer_ticks
     finish: dict[int, int] = {}
     for k in range(num_spine + 1):
         if k:
@@ -166,7 +167,7 @@ def _begins(problem: Problem, compact: Compact, caps: Caps, work: Ints) -> tuple
             begin[k], source[k] = floor[k], why[k]
         for c in by_need.get(k, ()) if k < num_spine else ():
             done += int(work[c])
-            end = _earliest_end(compact, c, reached, finish)
+            end = _earliest_end(compact, c, reached, takes, finish)
             if end > begin[k]:
                 begin[k], source[k] = end, f"chain through {problem.node_names[problem.collectives[c].start]}"
         if done > begin[k]:
@@ -202,13 +203,21 @@ def _largest(compact: Compact, mine: Ints, key: int) -> int:
     return int(compact.size_bytes[mine[compact.key[mine] == key]].max())
 
 
-def _earliest_end(compact: Compact, c: int, reached: Ints, finish: dict[int, int]) -> int:
+def least_launch(problem: Problem, compact: Compact) -> Ints:
+    """Return for each collective the least time on the compute stream that its launch takes, in a bucket with the copy-in."""
+    copies = (compact.input_bytes * least_rate(problem.copy_price, None)).astype(np.int64)
+    shared = compact.bucket_launch_ticks + copy_rest(problem) + copies
+    launch: Ints = np.where(compact.bucketable, np.minimum(compact.launch_ticks, shared), compact.launch_ticks)
+    return launch
+
+
+def _earliest_end(compact: Compact, c: int, reached: Ints, takes: Ints, finish: dict[int, int]) -> int:
     """Return a lower bound on the end of collective ``c``: its readiness, the chain before it, its launch and its transfer."""
     if c not in finish:
         ready = int(reached[compact.ready_gap[c]])
         before = compact.after_list[compact.after_begin[c] : compact.after_begin[c + 1]]
-        chain = max((_earliest_end(compact, int(d), reached, finish) for d in before), default=0)
-        finish[c] = max(ready, chain) + int(compact.transfer_ticks[c])
+        chain = max((_earliest_end(compact, int(d), reached, takes, finish) for d in before), default=0)
+        finish[c] = max(ready, chain) + int(takes[c])
     return finish[c]
 
 

@@ -51,3 +51,16 @@ def test_an_input_that_is_not_held_may_go_before_the_wait() -> None:
     result = solve(problem, caps, SolveOptions(time_slack=0.0))
     assert result.best is not None
     assert step_time_bound(problem, tighten(compact(problem), caps), caps).ticks <= result.best.step_time_ticks == 1010
+
+
+def test_the_launch_of_an_on_path_collective_takes_time_before_its_transfer() -> None:
+    """Nothing else can run then, so that the bound is the optimum."""
+    b = ByHand(prices={"all_reduce": line(200)}, bucket_launch_ticks=7)
+    x = b.input("x", 512)
+    for i in range(3):
+        x = b.compute(f"f{i}", 100, x, size=512)
+        x = b.wait(f"w{i}", b.start("all_reduce", f"ar{i}", x, 512, 512, launch_ticks=7, on_path=True))
+    problem = b.output(b.compute("last", 100, x, size=512))
+    result = solve(problem, Caps(), SolveOptions(time_slack=0.0))
+    assert result.best is not None
+    assert step_time_bound(problem, compact(problem), Caps()).ticks == result.best.step_time_ticks == 4 * 100 + 3 * 207
