@@ -184,6 +184,8 @@ def check_answer(result: Result) -> None:
         wrong.append(f"step ticks, peak bytes and launches are {found}, not {claimed} as claimed")
     if answer.bound_ticks > best.step_time_ticks:
         wrong.append(f"the bound of {answer.bound_ticks} ticks lies above the step time of {best.step_time_ticks}")
+    if answer.peak_bound_bytes > best.peak_memory_bytes or answer.launches_bound > best.num_launches:
+        wrong.append(f"peak or launches lie below their bounds of {answer.peak_bound_bytes} bytes and {answer.launches_bound} launches")
     if wrong:
         raise RuntimeError(f"{result.problem.name}: the solver's schedule fails its check, a bug of apsched: {'; '.join(wrong[:3])}")
 

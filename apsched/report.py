@@ -37,8 +37,13 @@ def graph_json(result: Result) -> dict[str, Any]:
         "compute_us": ticks_to_us(timeline.compute_ticks) if timeline else None,
         "exposed_us": ticks_to_us(timeline.exposed_ticks) if timeline else None,
         "peak_memory_bytes": best.peak_memory_bytes if best else None,
+        "peak_bound_bytes": result.answer.peak_bound_bytes,
+        "peak_gap": result.answer.peak_gap if best else None,
         "memory_cap_bytes": result.caps.memory_cap_bytes,
         "num_launches": best.num_launches if best else None,
+        "launches_bound": result.answer.launches_bound if best else None,
+        "launches_gap": result.answer.launches_gap if best else None,
+        "time_limit_us": ticks_to_us(result.answer.time_limit_ticks) if best else None,
         "chosen": asdict(result.chosen) if result.chosen else None,
         "round_trip_exact": result.round_trip_exact,
         "baselines": {score.name: _score_json(score) for score in (*result.answer.baselines, *result.others)},
@@ -110,11 +115,14 @@ def summary_lines(result: Result) -> tuple[str, ...]:
     cap = show_bytes(result.caps.memory_cap_bytes)
     if result.best is None or result.chosen is None:
         return (f"{name}: no schedule fits; memory cap {cap}",)
-    chose = result.chosen
+    chose, answer = result.chosen, result.answer
     lines = [
-        f"{name}: {result.answer.status}, step time {show_us(result.step_time_us or 0.0)}, bound {show_us(result.bound_us)} "
-        f"({result.answer.bound_source}), gap {100 * result.gap:.3f} %",
-        f"  memory cap {cap}, peak {show_bytes(result.best.peak_memory_bytes)}; least known {show_bytes(result.answer.floor_memory_bytes)}",
+        f"{name}: {answer.status}, step time {show_us(result.step_time_us or 0.0)}, bound {show_us(result.bound_us)} "
+        f"({answer.bound_source}), gap {100 * result.gap:.3f} %",
+        f"  within {show_us(ticks_to_us(answer.time_limit_ticks))}: peak {show_bytes(result.best.peak_memory_bytes)}, "
+        f"bound {show_bytes(answer.peak_bound_bytes)}, gap {100 * answer.peak_gap:.3f} %; "
+        f"collectives {result.best.num_launches}, bound {answer.launches_bound}, gap {100 * answer.launches_gap:.3f} %",
+        f"  memory cap {cap}; least peak known {show_bytes(answer.floor_memory_bytes)}",
         f"  chosen: largest bucket {show_bytes(chose.bucket_bytes)}, span {chose.topo_span}, prefetch {chose.prefetch}, "
         f"in flight {show_bytes(chose.in_flight_bytes)}",
     ]

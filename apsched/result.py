@@ -61,6 +61,12 @@ class SolveResult:
     """The least peak for which a schedule is known, with the other caps as they are."""
     floor_bound_bytes: int
     """No schedule has a lower peak."""
+    time_limit_ticks: int
+    """Step time that less memory and fewer launches could cost: the step time found and the slack."""
+    peak_bound_bytes: int
+    """No schedule within the caps and that limit has a lower peak."""
+    launches_bound: int
+    """No schedule within the caps, that limit and the peak of ``best`` has fewer launches."""
     solved_by: str
     """The part of the solver that found ``best``."""
     deterministic_work: float
@@ -73,3 +79,17 @@ class SolveResult:
         if self.best is None or self.best.step_time_ticks == 0:
             return 0.0
         return (self.best.step_time_ticks - self.bound_ticks) / self.best.step_time_ticks
+
+    @property
+    def peak_gap(self) -> float:
+        """(peak - bound) / peak; 0 where there is no schedule."""
+        if self.best is None or self.best.peak_memory_bytes == 0:
+            return 0.0
+        return (self.best.peak_memory_bytes - self.peak_bound_bytes) / self.best.peak_memory_bytes
+
+    @property
+    def launches_gap(self) -> float:
+        """(launches - bound) / launches; 0 where there is no schedule."""
+        if self.best is None or self.best.num_launches == 0:
+            return 0.0
+        return (self.best.num_launches - self.launches_bound) / self.best.num_launches

@@ -175,6 +175,11 @@ def _begins(problem: Problem, compact: Compact, caps: Caps, work: Ints) -> tuple
     return begin, reached, source
 
 
+def earliest(problem: Problem, compact: Compact, caps: Caps) -> tuple[Ints, Ints]:
+    """Return E_k and R_k for each spine node, and the end."""
+    return _begins(problem, compact, caps, least_work(problem, compact))[:2]
+
+
 def _prefix_loads(problem: Problem, compact: Compact, caps: Caps, mine: Ints) -> list[tuple[int, int]]:
     """Return (gap, L of the gathers needed at or before it) for each gap where one is needed; linear in the gathers."""
     loads = []

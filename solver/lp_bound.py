@@ -52,7 +52,9 @@ class _Costs:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class Row:
+    """Step time >= constant + what each collective costs here, alone or in a bucket, in ticks."""
+
     constant: float
     alone: Floats
     shared: Floats
@@ -60,14 +62,19 @@ class _Row:
 
 def lp_bound(problem: Problem, compact: Compact, caps: Caps) -> TimeBound:
     """Return the Lagrangian bound of all rows."""
-    costs = _costs(problem, compact, caps)
-    rows = _rows(compact, costs)
+    rows = rows_of(problem, compact, caps)
     constants = np.array([r.constant for r in rows])
     alone, shared = np.array([r.alone for r in rows]), np.array([r.shared for r in rows])
-    shared = np.where(compact.bucketable, shared, alone)
     weights = _weights(constants, alone, shared)
     bound = weights @ constants + np.minimum(weights @ alone, weights @ shared).sum()
     return TimeBound(ticks=int(bound * (1 - 1e-9)), source="launches and copies against transfers")
+
+
+def rows_of(problem: Problem, compact: Compact, caps: Caps) -> list[Row]:
+    """Return all rows, the compute stream's first; what cannot be in a bucket costs the same on both sides."""
+    return [
+        Row(r.constant, r.alone, np.where(compact.bucketable, r.shared, r.alone)) for r in _rows(compact, _costs(problem, compact, caps))
+    ]
 
 
 def _costs(problem: Problem, compact: Compact, caps: Caps) -> _Costs:
@@ -94,11 +101,11 @@ def _costs(problem: Problem, compact: Compact, caps: Caps) -> _Costs:
     )
 
 
-def _rows(compact: Compact, c: _Costs) -> list[_Row]:
+def _rows(compact: Compact, c: _Costs) -> list[Row]:
     """Return all rows: (R1); for each stream (R2) and a sample of the others."""
     num_spine = len(compact.spine_ticks)
     own = c.prologue + c.epilogue
-    rows = [_Row(float(compact.spine_ticks.sum()), c.launch + own, c.copy_in + c.copy_out + own)]
+    rows = [Row(float(compact.spine_ticks.sum()), c.launch + own, c.copy_in + c.copy_out + own)]
     before = np.concatenate(([0], np.cumsum(compact.spine_ticks))).astype(np.float64)
     after = before[-1] - before
     gathers = (compact.kind == ALL_GATHER) & ~compact.on_path & (compact.need_gap < num_spine)
@@ -109,7 +116,7 @@ def _rows(compact: Compact, c: _Costs) -> list[_Row]:
             continue
         head = before[np.minimum(compact.ready_gap[here], num_spine)].min()
         tail = after[np.minimum(compact.need_gap[here], num_spine)].min()
-        rows.append(_Row(head + tail, np.where(here, c.transfer, 0.0), np.where(here, c.rate, 0.0)))
+        rows.append(Row(head + tail, np.where(here, c.transfer, 0.0), np.where(here, c.rate, 0.0)))
         for k in _sample(compact.need_gap[here & gathers]):
             rows.append(_gathers_row(compact, c, here & gathers, reductions, int(k), after))
         for k in _sample(compact.ready_gap[here & reductions]):
@@ -119,16 +126,16 @@ def _rows(compact: Compact, c: _Costs) -> list[_Row]:
 
 def _gathers_row(
     compact: Compact, c: _Costs, gathers: npt.NDArray[np.bool_], reductions: npt.NDArray[np.bool_], k: int, after: Floats
-) -> _Row:
+) -> Row:
     """Return (R3) for spine node ``k``."""
     sooner, later = gathers & (compact.need_gap <= k), gathers & (compact.need_gap > k)
     behind = reductions & (compact.ready_gap > k)
     alone = np.where(sooner, c.transfer, 0.0) + np.where(behind, c.launch + c.epilogue, 0.0)
     shared = np.where(sooner, c.rate, 0.0) + np.where(later, np.minimum(c.copy_out, c.slope), 0.0)
-    return _Row(float(after[k]), alone, shared + np.where(behind, c.copy_in + c.epilogue, 0.0))
+    return Row(float(after[k]), alone, shared + np.where(behind, c.copy_in + c.epilogue, 0.0))
 
 
-def _reductions_row(compact: Compact, c: _Costs, reductions: npt.NDArray[np.bool_], k: int, before: Floats) -> _Row:
+def _reductions_row(compact: Compact, c: _Costs, reductions: npt.NDArray[np.bool_], k: int, before: Floats) -> Row:
     """Return (R4) for gap ``k``."""
     last, sooner = reductions & (compact.ready_gap >= k), reductions & (compact.ready_gap < k)
     needed = (compact.kind == ALL_GATHER) & ~compact.on_path & (compact.need_gap < k)
@@ -137,7 +144,7 @@ def _reductions_row(compact: Compact, c: _Costs, reductions: npt.NDArray[np.bool
     last[largest] = False
     alone = np.where(last, c.transfer, 0.0) + np.where(sooner, np.minimum(c.launch, c.transfer), 0.0)
     shared = np.where(last, c.slope, 0.0) + np.where(sooner, np.minimum(c.copy_in, c.slope), 0.0)
-    return _Row(
+    return Row(
         float(before[k] + c.transfer[largest] - 1),
         alone + np.where(needed, c.launch + c.prologue, 0.0),
         shared + np.where(needed, c.copy_in + c.copy_out + c.prologue, 0.0),

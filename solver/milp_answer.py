@@ -6,6 +6,7 @@ from apsched.result import SolveResult
 from apsched.solver.baselines import baselines, score
 from apsched.solver.compact import compact
 from apsched.solver.explain import explain
+from apsched.solver.later_bounds import later_bounds
 from apsched.solver.milp import solve_milp
 from apsched.solver.solve import least_memory
 
@@ -36,6 +37,7 @@ def solve_with_milp(
     else:
         status = "optimal" if best.step_time_ticks <= bound_ticks else "feasible"
         floor_bytes = min(floor_bytes, best.peak_memory_bytes)
+    later = later_bounds(problem, small, caps, best, 0, floor_bound) if best is not None else None
     return SolveResult(
         status=status,
         best=best,
@@ -44,6 +46,9 @@ def solve_with_milp(
         baselines=made,
         floor_memory_bytes=floor_bytes,
         floor_bound_bytes=floor_bound,
+        time_limit_ticks=later.limit_ticks if later else 0,
+        peak_bound_bytes=later.peak_bytes if later else floor_bound,
+        launches_bound=later.launches if later else 0,
         solved_by=who if best is None or best is scored else best.name,
         deterministic_work=0.0,
         infeasibility=(

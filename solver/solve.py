@@ -15,6 +15,7 @@ from apsched.solver.evaluate import Program, evaluate
 from apsched.solver.expand import expand
 from apsched.solver.explain import explain
 from apsched.solver.floor import just_in_time
+from apsched.solver.later_bounds import later_bounds
 from apsched.solver.lp_bound import lp_bound
 from apsched.solver.search import Search
 from apsched.solver.tighten import tighten
@@ -39,6 +40,12 @@ class _Answer:
     schedule: Schedule | None
     bound: TimeBound
     solved_by: str
+    limit_ticks: int = 0
+    """Step time that the later objectives could cost."""
+    peak_bound_bytes: int = 0
+    """Of the whole formulation, for schedules within that limit; 0 for none."""
+    launches_bound: int = 0
+    """Of the whole formulation, for schedules within that limit and the peak found; 0 for none."""
     deterministic_work: float = 0.0
     proven_infeasible: bool = False
 
@@ -77,11 +84,16 @@ def solve(
             baselines=made,
             floor_memory_bytes=floor_bytes,
             floor_bound_bytes=floor_bound,
+            time_limit_ticks=0,
+            peak_bound_bytes=floor_bound,
+            launches_bound=0,
             solved_by=answer.solved_by,
             deterministic_work=answer.deterministic_work,
             infeasibility=explain(problem, small, caps, floor_bytes, floor_bound, proven=answer.proven_infeasible),
         )
     limit = max(answer.bound.ticks, 0)
+    later = later_bounds(problem, small, caps, best, answer.limit_ticks, max(floor_bound, answer.peak_bound_bytes))
+    launches = answer.launches_bound if best is scored else 0  # proven for the peak of ``scored``
     return SolveResult(
         status="optimal" if best.step_time_ticks <= limit else "feasible",
         best=best,
@@ -90,6 +102,9 @@ def solve(
         baselines=made,
         floor_memory_bytes=min(floor_bytes, best.peak_memory_bytes),
         floor_bound_bytes=floor_bound,
+        time_limit_ticks=later.limit_ticks,
+        peak_bound_bytes=later.peak_bytes,
+        launches_bound=min(max(later.launches, launches), best.num_launches),
         solved_by=answer.solved_by if best is scored else best.name,
         deterministic_work=answer.deterministic_work,
         infeasibility=None,
@@ -176,13 +191,23 @@ def _solve_whole(
     ]
     if limit > time:
         later.append((model.minimize_step_time, lambda _: None))
+    bounds: list[int] = []
     for minimize, then_limit in later:
         exact = minimize(options, program)
+        bounds.append(exact.bound)
         work += exact.deterministic_work
         program = exact.program or program
         then_limit(program)
     report("cp-sat", time)
-    return _Answer(schedule=expand(problem, small, program), bound=bound, solved_by="cp-sat", deterministic_work=work)
+    return _Answer(
+        schedule=expand(problem, small, program),
+        bound=bound,
+        solved_by="cp-sat",
+        limit_ticks=limit,
+        peak_bound_bytes=bounds[0] + small.kept_bytes,
+        launches_bound=bounds[1],
+        deterministic_work=work,
+    )
 
 
 def _solve_by_search(
@@ -216,7 +241,11 @@ def _solve_by_search(
         search.fewer_launches(limit)
         program, solved_by = search.best.program, "search"
     return _Answer(
-        schedule=expand(problem, small, program), bound=bound, solved_by=solved_by, deterministic_work=improved.deterministic_work
+        schedule=expand(problem, small, program),
+        bound=bound,
+        solved_by=solved_by,
+        limit_ticks=limit,
+        deterministic_work=improved.deterministic_work,
     )
 
 

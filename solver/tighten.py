@@ -24,7 +24,7 @@ def tighten(compact: Compact, caps: Caps) -> Compact:
     for c in range(len(compact.kind)):
         if compact.on_path[c]:
             continue
-        if compact.kind[c] == REDUCE_SCATTER and compact.need_gap[c] == num_spine and _holds_input(compact, c):
+        if compact.kind[c] == REDUCE_SCATTER and compact.need_gap[c] == num_spine and holds_input(compact, c):
             short = np.nonzero(free[ready[c] : num_spine] + _counted(compact, c, ready[c], num_spine) < compact.input_bytes[c])[0]
             if len(short):
                 need[c] = ready[c] + short[0]
@@ -35,7 +35,7 @@ def tighten(compact: Compact, caps: Caps) -> Compact:
     return replace(compact, ready_gap=ready, need_gap=need)
 
 
-def _holds_input(compact: Compact, c: int) -> bool:
+def holds_input(compact: Compact, c: int) -> bool:
     """Whether the input of ``c`` is alive until its wait."""
     s = int(compact.input_storage[c])
     return s >= 0 and int(compact.float_of_wait[c]) in compact.touch_list[compact.touch_begin[s] : compact.touch_begin[s + 1]]

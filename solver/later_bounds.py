@@ -1,0 +1,288 @@
+"""Lower bounds on the later objectives: peak memory, and number of launches, of schedules that keep a limit on step time.
+
+Symbols as in ``apsched.solver.bounds``. With Z the limit on step time, D_j = Z - sum_{i>=j} d_i is the latest begin of spine node j,
+and R_k the earliest time at which gap k is reached; A_k is what is alive at spine node k in every schedule.
+
+    (P1)  peak >= A_k + output of every gather c with R_{k+1} + T_c > D_need, need > k: launched behind k it would come too late
+                      + input of every reduce-scatter c with R_ready + T_c > D_k, ready <= k: waiting for it before k would take too long
+    (L1)  launches of a key >= the least number of gaps such that each of its collectives can be launched in one of them
+    (L2)  launches of a key >= its longest chain of collectives that wait for each other; >= its bytes / cap on the bytes of a bucket
+    (L3)  launches of a key >= the least i for which i buckets are enough: sorted by need k_1 < k_2 < ..., the first i gather buckets hold
+          all that is needed before k_{i+1}, are transferred by D_{k_i}, and what is needed behind k_i is alive there; likewise
+          reduction buckets from the last one back
+    (L4)  launches >= min sum_key n_key, a linear program over the shares y_c of collectives that are in buckets
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+from ortools.linear_solver import pywraplp
+
+from apsched.config import Caps
+from apsched.price_curve import PriceCurve
+from apsched.problem import Problem
+from apsched.result import Score
+from apsched.solver.bounds import copy_rest, earliest, least_live_bytes, memory_bound
+from apsched.solver.compact import ALL_GATHER, REDUCE_SCATTER, Compact, Ints
+from apsched.solver.lp_bound import Floats, rows_of
+from apsched.solver.tighten import holds_input, tighten
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaterBounds:
+    """What no schedule with a step time of at most ``limit_ticks`` is below."""
+
+    limit_ticks: int
+    peak_bytes: int
+    launches: int
+    """With at most the peak of the best schedule."""
+
+
+def later_bounds(problem: Problem, compact: Compact, caps: Caps, best: Score, limit_ticks: int, floor_bound_bytes: int) -> LaterBounds:
+    """Return the bounds that ``best`` is measured by; ``floor_bound_bytes`` is what no schedule's peak is below, whatever its time."""
+    limit = max(limit_ticks, best.step_time_ticks)
+    peak = max(floor_bound_bytes, peak_bound(problem, compact, caps, limit))
+    launches = launches_bound(problem, compact, replace(caps, memory_cap_bytes=best.peak_memory_bytes), limit)
+    return LaterBounds(limit_ticks=limit, peak_bytes=min(peak, best.peak_memory_bytes), launches=min(launches, best.num_launches))
+
+
+def peak_bound(problem: Problem, compact: Compact, caps: Caps, limit_ticks: int) -> int:
+    """(P1) Return bytes that the peak of no schedule with a step time of at most ``limit_ticks`` is below."""
+    num_spine = len(compact.spine_ticks)
+    _, reached = earliest(problem, compact, caps)
+    latest = limit_ticks - _spine_from(compact)
+    inputs = _held_inputs(compact, np.arange(len(compact.kind)))
+    forced = np.zeros(num_spine + 2, dtype=np.int64)
+    for c in range(len(compact.kind)):
+        if compact.on_path[c]:
+            continue
+        need, ready, ticks = int(compact.need_gap[c]), int(compact.ready_gap[c]), int(compact.transfer_ticks[c])
+        if compact.kind[c] == ALL_GATHER and need < num_spine:
+            held, past = int(compact.output_bytes[c]), need
+            first = int(np.searchsorted(reached, latest[need] - ticks, side="right")) - 1
+        elif compact.kind[c] == REDUCE_SCATTER and need == num_spine and holds_input(compact, c):
+            held, first = min(int(compact.input_bytes[c]), int(inputs[c])), ready
+            past = int(np.searchsorted(latest, reached[ready] + ticks, side="left"))
+        else:
+            continue
+        if first < past:
+            forced[max(first, 0)] += held
+            forced[past] -= held
+    live = least_live_bytes(compact) + np.cumsum(forced)[: num_spine + 1]
+    return max(memory_bound(compact), int(live.max()))
+
+
+def _spine_from(compact: Compact) -> Ints:
+    """Return for each spine node, and the end, the time of the spine from it on."""
+    after: Ints = np.concatenate((np.cumsum(compact.spine_ticks[::-1])[::-1], [0]))
+    return after
+
+
+def launches_bound(problem: Problem, compact: Compact, caps: Caps, limit_ticks: int) -> int:
+    """(L4) Return a number of launches that no schedule within ``caps`` and a step time of at most ``limit_ticks`` is below.
+
+    With n_k launches and b_k buckets of several members of key k, of at most M_k members each and N_k collectives in all:
+
+        n_k >= N_k - sum_c y_c + b_k,  n_k >= (L1), (L2), (L3),  b_k >= sum_c y_c / M_k,
+        Z >= const_i + sum_c ((1 - y_c) alone_ic + y_c shared_ic)  for every row of ``apsched.solver.lp_bound``
+
+    where a bucket's launch, and the price of copying nothing, add to the row of the compute stream. What is returned is the Lagrangian
+    of the weights that the LP finds, which holds for any weights.
+    """
+    if not len(compact.kind):
+        return 0
+    forced = tighten(compact, caps)
+    rows = rows_of(problem, forced, caps)
+    excess = np.array([r.constant + r.alone.sum() for r in rows]) - limit_ticks
+    change = np.array([r.shared - r.alone for r in rows])
+    keys = range(len(problem.keys))
+    _, reached = earliest(problem, forced, caps)
+    least = [_least_of_key(problem, forced, caps, limit_ticks, reached, k) for k in keys]
+    most = [_most_members(forced, caps, k) for k in keys]
+    extra = np.array([problem.keys[k].launch_ticks + copy_rest(problem) for k in keys], dtype=np.float64)
+    weights, shares = _weights(forced, excess, change, least, most, extra)
+    total = float(weights @ excess)
+    for k in keys:
+        mine = np.nonzero(forced.key == k)[0]
+        together = mine[forced.bucketable[mine]]
+        total += (1 - shares[k]) * least[k] + shares[k] * len(mine)
+        if most[k] > 1:
+            price = (shares[k] + weights[0] * extra[k]) / most[k]
+            total += float(np.minimum(weights @ change[:, together] - shares[k] + price, 0.0).sum())
+    return max(sum(least), int(np.ceil(total * (1 - 1e-9) - 1e-6)))
+
+
+def _least_of_key(problem: Problem, compact: Compact, caps: Caps, limit_ticks: int, reached: Ints, key: int) -> int:
+    """(L1), (L2) Return the launches that the places, chains and sizes of the collectives of ``key`` force."""
+    mine = np.nonzero(compact.key == key)[0]
+    together = mine[compact.bucketable[mine]]
+    num_alone = len(mine) - len(together)
+    if not len(together):
+        return num_alone
+    done_by = limit_ticks - _spine_from(compact)[compact.need_gap[together]] - compact.transfer_ticks[together]
+    last = np.minimum(np.searchsorted(reached, done_by, side="right") - 1, compact.need_gap[together])
+    first = compact.ready_gap[together]
+    counts = [_pierced(first, np.maximum(last, first)), _longest_chain(compact, key)]
+    if caps.max_topo_span is not None:
+        ranks = compact.start_rank[together]
+        counts.append(_pierced(ranks, ranks + caps.max_topo_span))
+    counts.append(_chained_buckets(problem, compact, caps, limit_ticks, reached, together))
+    for sizes, cap in _capped(compact, caps, together):
+        counts.append(int((sizes > cap).sum()) + -(-int(sizes[sizes <= cap].sum()) // max(cap, 1)))
+    return num_alone + max(counts)
+
+
+def _chained_buckets(problem: Problem, compact: Compact, caps: Caps, limit_ticks: int, reached: Ints, mine: Ints) -> int:
+    """(L3) Return how many launches ``mine``, of one key, need.
+
+    Gathers go by node k of their need, with D_k ticks for all transfers up to the one needed there. Reductions go by gap from the
+    last one back, with Z - R_g ticks from there on.
+    """
+    num_spine = len(compact.spine_ticks)
+    free = np.full(num_spine + 1, np.inf)
+    if caps.memory_cap_bytes is not None:
+        free = (caps.memory_cap_bytes - least_live_bytes(compact)).astype(np.float64)
+    if bool(((compact.need_gap[mine] < num_spine) & (compact.kind[mine] == ALL_GATHER)).all()):
+        place, held = compact.need_gap[mine], compact.output_bytes[mine]
+        at = np.unique(place)
+        ticks, room = limit_ticks - _spine_from(compact)[at], free[at]
+        rank = np.searchsorted(at, place)
+    elif bool((compact.need_gap[mine] >= num_spine).all()):
+        place, held = compact.ready_gap[mine], _held_inputs(compact, mine)
+        at = np.unique(place)[::-1]
+        ticks, room = limit_ticks - reached[at], np.where(at > 0, free[np.maximum(at - 1, 0)], np.inf)
+        rank = np.searchsorted(-at, -place)
+    else:
+        return 1
+    size_of, held_of = np.zeros(len(at)), np.zeros(len(at))
+    np.add.at(size_of, rank, compact.size_bytes[mine])
+    np.add.at(held_of, rank, held)
+    sizes = compact.size_bytes[mine]
+    largest = float(sizes.sum() if caps.bucket_cap_bytes is None else max(caps.bucket_cap_bytes, int(sizes.max())))
+    return _fewest(np.cumsum(size_of), np.cumsum(held_of), ticks, room, _below(problem.keys[int(compact.key[mine[0]])].price), largest)
+
+
+def _held_inputs(compact: Compact, mine: Ints) -> Ints:
+    """Return the bytes of the input of each of ``mine`` that its launch alone keeps alive behind the spine node that makes it."""
+    s = compact.input_storage[mine]
+    known = (s >= 0) & (np.bincount(s[s >= 0], minlength=len(compact.storage_bytes) + 1)[s] == 1)
+    known &= (compact.storage_birth_spine[s] >= 0) & (compact.storage_last_spine[s] < compact.ready_gap[mine])
+    held: Ints = np.where(known, compact.storage_bytes[s], 0)
+    return held
+
+
+def _fewest(sizes: Floats, held: Floats, ticks: Ints, room: Floats, below: list[tuple[float, float]], largest: float) -> int:
+    """Return the least i such that i buckets can hold everything.
+
+    ``sizes`` and ``held`` are totals up to each place; i buckets, the last of which begins at place p, have ``ticks[p]`` for their
+    transfers and ``room[p]`` for what they hold beyond p. Where the next bucket begins, everything before it is in those i.
+    """
+    past = 0  # the next bucket begins at this place or before
+    for i in range(1, len(sizes) + 1):
+        begins = slice(0, past + 1)
+        reach = np.full(past + 1, i * largest)
+        for latency, slope in below:
+            spare = ticks[begins] - i * latency
+            reach = np.minimum(reach, spare / slope if slope > 0 else np.where(spare >= 0, np.inf, -1.0))
+        by_size = np.searchsorted(sizes, reach * (1 + 1e-12) + 1, side="right")
+        by_room = np.searchsorted(held, (held[begins] + room[begins]) * (1 + 1e-12) + 1, side="right")
+        past = max(past, int(np.minimum(by_size, by_room).max()))
+        if past >= len(sizes):
+            return i
+    return len(sizes)
+
+
+def _below(price: PriceCurve) -> list[tuple[float, float]]:
+    """Return lines (price of nothing, price of a byte) that the curve is nowhere below: the edges of its lower hull."""
+    hull: list[tuple[int, int]] = []
+    for point in zip(price.size_bytes, price.price_ticks, strict=True):
+        while len(hull) > 1 and (hull[-1][1] - hull[-2][1]) * (point[0] - hull[-1][0]) >= (point[1] - hull[-1][1]) * (
+            hull[-1][0] - hull[-2][0]
+        ):
+            hull.pop()
+        hull.append(point)
+    lines = [((q - p) / (b - a), a, p) for (a, p), (b, q) in pairwise(hull)]
+    last = (price.price_ticks[-1] - price.price_ticks[-2]) / (price.size_bytes[-1] - price.size_bytes[-2])
+    return [(p - slope * a, slope) for slope, a, p in lines if slope <= last]
+
+
+def _capped(compact: Compact, caps: Caps, collectives: Ints) -> Iterable[tuple[Ints, int]]:
+    """Return the bytes of ``collectives`` that a cap limits in a bucket, with the cap."""
+    if caps.bucket_cap_bytes is not None:
+        yield compact.size_bytes[collectives], caps.bucket_cap_bytes
+    if caps.in_flight_cap_bytes is not None:
+        yield compact.output_bytes[collectives], caps.in_flight_cap_bytes
+
+
+def _pierced(first: Ints, last: Ints) -> int:
+    """Return the least number of points such that each interval [first, last] has one: those that end first, one after the other."""
+    count, point = 0, -1
+    for i in np.argsort(last, kind="stable"):
+        if first[i] > point:
+            count, point = count + 1, int(last[i])
+    return count
+
+
+def _longest_chain(compact: Compact, key: int) -> int:
+    depth: list[int] = []
+    for c in range(len(compact.kind)):  # ordered by start, so those before it are known
+        before = compact.after_list[compact.after_begin[c] : compact.after_begin[c + 1]]
+        depth.append(int(compact.key[c] == key and compact.bucketable[c]) + max((depth[d] for d in before), default=0))
+    return max(depth, default=0)
+
+
+def _most_members(compact: Compact, caps: Caps, key: int) -> int:
+    """Return the most members that a bucket of ``key`` can have."""
+    mine = np.nonzero((compact.key == key) & compact.bucketable)[0]
+    if not len(mine):
+        return 1
+    counts = [_deepest(compact.ready_gap[mine], compact.need_gap[mine])]
+    if caps.max_topo_span is not None:
+        counts.append(_deepest(compact.start_rank[mine], compact.start_rank[mine] + caps.max_topo_span))
+    for sizes, cap in _capped(compact, caps, mine):
+        counts.append(int(np.searchsorted(np.cumsum(np.sort(sizes)), cap, side="right")))
+    return max(min(counts), 1)
+
+
+def _deepest(first: Ints, last: Ints) -> int:
+    """Return the most intervals [first, last] that have a point in common."""
+    begins, ends = np.sort(first), np.sort(last)
+    return int((np.arange(1, len(begins) + 1) - np.searchsorted(ends, begins, side="left")).max())
+
+
+def _weights(compact: Compact, excess: Floats, change: Floats, least: list[int], most: list[int], extra: Floats) -> tuple[Floats, Floats]:
+    """Return the duals of the rows, and for each key that of n_k >= N_k - sum y_c + b_k (at most 1); zeros where there are none."""
+    solver = pywraplp.Solver.CreateSolver("GLOP")
+    infinity, scale = solver.infinity(), float(max(np.abs(excess).max(), 1.0))
+    launches = [solver.NumVar(float(least[k]), infinity, "") for k in range(len(least))]
+    buckets = [solver.NumVar(0, infinity, "") for _ in least]
+    shares = {int(c): solver.NumVar(0, 1, "") for c in np.nonzero(compact.bucketable)[0] if most[int(compact.key[c])] > 1}
+    limits = []
+    for i in range(len(excess)):  # sum_c change_ic y_c (+ buckets) <= -excess_i
+        row = solver.Constraint(-infinity, -float(excess[i]) / scale)
+        for c, share in shares.items():
+            if change[i, c]:
+                row.SetCoefficient(share, float(change[i, c]) / scale)
+        if i == 0:
+            for k, bucket in enumerate(buckets):
+                row.SetCoefficient(bucket, float(extra[k]) / scale)
+        limits.append(row)
+    counts = []
+    for k, count in enumerate(launches):
+        row = solver.Constraint(float((compact.key == k).sum()), infinity)
+        enough = solver.Constraint(0, infinity)
+        row.SetCoefficient(count, 1)
+        row.SetCoefficient(buckets[k], -1)
+        enough.SetCoefficient(buckets[k], most[k])
+        for c, share in shares.items():
+            if compact.key[c] == k:
+                row.SetCoefficient(share, 1)
+                enough.SetCoefficient(share, -1)
+        counts.append(row)
+    solver.Minimize(sum(launches))
+    if solver.Solve() != pywraplp.Solver.OPTIMAL:
+        return np.zeros(len(excess)), np.zeros(len(least))
+    found = np.array([max(-row.dual_value(), 0.0) for row in limits]) / scale
+    return found, np.array([min(max(row.dual_value(), 0.0), 1.0) for row in counts])

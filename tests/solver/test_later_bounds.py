@@ -1,0 +1,112 @@
+"""Bounds on peak memory and on launches: no schedule is below them, and they are met where the whole problem is solved."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from by_hand import ByHand, line
+from oracle import best_schedule
+from random_schedules import random_schedule
+from strategies import random_caps, random_problem
+
+from apsched.config import Caps, SolveOptions
+from apsched.problem import Problem
+from apsched.schedule import as_captured
+from apsched.simulate import simulate
+from apsched.solver import solve
+from apsched.solver.bounds import memory_bound
+from apsched.solver.compact import compact
+from apsched.solver.later_bounds import launches_bound, peak_bound
+from apsched.verify import verify
+
+STRICT = SolveOptions(time_slack=0.0, budget=20.0)
+
+
+def test_the_optimum_of_exhaustive_search_is_not_below() -> None:
+    """Among the fastest the least peak, and among those the fewest launches; the bound on launches mostly meets them."""
+    met = higher = total = 0
+    for seed in range(150):
+        rng = random.Random(seed)
+        problem = random_problem(rng, max_collectives=5, max_spine=4)
+        caps = random_caps(rng, problem)
+        best = best_schedule(problem, caps)
+        if best is None:
+            continue
+        small, within = compact(problem), replace(caps, memory_cap_bytes=best.peak_memory_bytes)
+        peak = peak_bound(problem, small, caps, best.step_time_ticks)
+        launches = launches_bound(problem, small, within, best.step_time_ticks)
+        assert peak <= best.peak_memory_bytes, seed
+        assert launches <= best.num_launches, seed
+        total, met, higher = total + 1, met + (launches == best.num_launches), higher + (peak > memory_bound(small))
+    assert met >= 0.6 * total
+    assert higher >= 3, "a limit on time forces bytes to be in flight"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_random_schedule_is_below(seed: int) -> None:
+    """Each is measured by the bounds for its own step time and peak."""
+    problem = random_problem(random.Random(seed), max_collectives=9, max_spine=8)
+    small = compact(problem)
+    for order in (as_captured(problem.num_nodes), *(random_schedule(problem, s) for s in range(15))):
+        if verify(problem, order, Caps()):
+            continue  # it moves compute
+        timeline = simulate(problem, order)
+        assert peak_bound(problem, small, Caps(), timeline.step_time_ticks) <= timeline.peak_memory_bytes
+        within = Caps(memory_cap_bytes=timeline.peak_memory_bytes)
+        assert launches_bound(problem, small, within, timeline.step_time_ticks) <= timeline.num_launches
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_all_three_objectives_are_proven_where_the_whole_problem_is_solved(seed: int) -> None:
+    rng = random.Random(seed)
+    problem = random_problem(rng, max_collectives=5, max_spine=4)
+    caps = random_caps(rng, problem)
+    result = solve(problem, caps, STRICT)
+    if result.best is None:
+        return
+    assert (result.gap, result.peak_gap, result.launches_gap) == (0.0, 0.0, 0.0)
+    assert result.time_limit_ticks == result.best.step_time_ticks
+
+
+def four_gathers(holding: int, at_node: int) -> Problem:
+    """Four compute nodes of 100 ticks, each with a gather of 4 KiB that takes 10; ``at_node`` makes so many bytes beside its result."""
+    b = ByHand(prices={"all_gather": line(10)})
+    x = b.input("x", 512)
+    results = []
+    for i in range(4):
+        shard = b.input(f"s{i}", 2048, kept=True)
+        w = b.wait(f"w{i}", b.start("all_gather", f"ag{i}", shard, 2048, 4096))
+        results.append(b.compute(f"c{i}", 100, x, w, size=holding if i == at_node else 0))
+    return b.output(*results)
+
+
+def test_memory_forces_launches() -> None:
+    """With room for two gathers beside what is needed, all four cannot share a launch; with room for one, no two can."""
+    problem = four_gathers(512, 0)
+    small = compact(problem)
+    floor = memory_bound(small)
+    bounds = [launches_bound(problem, small, Caps(memory_cap_bytes=floor + room), 10_000) for room in (3 * 4096, 2 * 4096, 4096, 0)]
+    assert bounds == [1, 2, 2, 4]
+
+
+def test_time_forces_launches() -> None:
+    """A transfer of a byte takes a tick in a KiB: one bucket of all would let the first node wait for the last gather."""
+    b = ByHand(prices={"all_gather": line(10, 100)})
+    x = b.input("x", 512)
+    results = []
+    for i in range(4):
+        shard = b.input(f"s{i}", 2048, kept=True)
+        results.append(b.compute(f"c{i}", 1000, x, b.wait(f"w{i}", b.start("all_gather", f"ag{i}", shard, 2048, 4096)), size=512))
+    problem = b.output(*results)
+    small = compact(problem)
+    assert launches_bound(problem, small, Caps(), 4000 + 10 + 1600) == 1
+    assert launches_bound(problem, small, Caps(), 4000 + 10 + 1599) == 2
+    assert launches_bound(problem, small, Caps(), 4000 + 410) == 3, "the first alone; behind it there is time for two, not for three"
+
+
+def test_time_forces_bytes_in_flight() -> None:
+    """No wait is possible: the second gather runs beside the first node, and its output is alive there."""
+    problem = four_gathers(512, 0)
+    small = compact(problem)
+    assert peak_bound(problem, small, Caps(), 410) == memory_bound(small) + 4096
+    assert peak_bound(problem, small, Caps(), 500) == memory_bound(small)
