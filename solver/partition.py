@@ -67,7 +67,7 @@ class Pricer:
         return (
             key.launch_ticks,
             key.price(sum(c.size_bytes for c in cs)),
-            problem.copy_price(inputs),
+            problem.copy_price(sum(c.copied_bytes for c in cs)),
             allocated_bytes(inputs),
             allocated_bytes(outputs),
             ready,

@@ -57,6 +57,7 @@ def _units(compact: Compact, partition: Partition, policy: Policy, caps: Caps, c
     def per_bucket(values: Ints) -> Ints:
         return np.add.reduceat(values[p.member_list], p.member_begin[:-1]) if len(first) else np.zeros(0, dtype=np.int64)
 
+    casts = np.where(c.cast_float >= 0, c.float_ticks[c.cast_float], 0)
     inputs, outputs = per_bucket(c.input_bytes), per_bucket(c.output_bytes)
     return Units(
         spine_ticks=c.spine_ticks,
@@ -74,7 +75,7 @@ def _units(compact: Compact, partition: Partition, policy: Policy, caps: Caps, c
         ready=np.where(gathered, p.ready_gap, launch_gaps(c, p, policy)),
         need=p.need_gap,
         transfer_ticks=p.transfer_ticks,
-        launch_work=p.launch_ticks + p.copy_in_ticks + per_bucket(prologue),
+        launch_work=p.launch_ticks + p.copy_in_ticks + per_bucket(prologue) - np.where(several, per_bucket(casts), 0),
         wait_work=np.where(copied, 0, per_bucket(epilogue)),
         ahead_bytes=outputs + np.where(several, 0, inputs),
         held_bytes=np.where(c.kind[first] == ALL_REDUCE, 0, inputs),
