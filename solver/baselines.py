@@ -13,7 +13,7 @@ a topo-span of 1500.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -24,7 +24,8 @@ from apsched.schedule import Schedule, as_captured
 from apsched.simulate import simulate
 from apsched.solver.compact import Compact
 from apsched.solver.expand import expand
-from apsched.solver.partition import Members, Pricer, need_order
+from apsched.solver.group import group, merge_runs
+from apsched.solver.partition import Pricer
 from apsched.solver.place import construct
 from apsched.solver.policies import Policy
 from apsched.verify import verify
@@ -43,8 +44,8 @@ def baselines(problem: Problem, compact: Compact, caps: Caps) -> tuple[Scored, .
 
     def greedy(max_topo_span: int | None, keys: Iterable[int]) -> Schedule:
         limits = Caps(bucket_cap_bytes=BUCKET_BYTES, max_topo_span=max_topo_span)
-        partition = pricer.partition(greedy_buckets(pricer, limits, keys))
-        return expand(problem, compact, construct(compact, partition, far, knobs))
+        partition = pricer.partition_of(group(pricer, limits, keys))
+        return expand(problem, compact, construct(pricer, partition, far, knobs))
 
     schedules = {
         "as_captured": as_captured(problem.num_nodes),
@@ -69,34 +70,6 @@ def score(problem: Problem, name: str, schedule: Schedule, caps: Caps) -> Scored
     )
 
 
-def greedy_buckets(pricer: Pricer, limits: Caps, keys: Iterable[int]) -> list[Members]:
-    """Return buckets of consecutive collectives of a key, each as long as ``limits`` allow; other keys stay alone."""
-    return merge_runs(pricer, limits, keys, lambda _: 0)
-
-
-def merge_runs(pricer: Pricer, limits: Caps, keys: Iterable[int], label: Callable[[int], object]) -> list[Members]:
-    """Return buckets of neighbours (in order of urgency) with one label, as long as ``limits`` and dependences allow."""
-    merged = set(keys)
-    result: list[Members] = []
-    for key, collectives in enumerate(pricer.compact.collectives_of_key):
-        run: list[int] = []
-        for c in need_order(pricer.compact, collectives):
-            fits = (
-                key in merged
-                and run
-                and label(run[-1]) == label(c)
-                and pricer.same_depth((run[0], c))
-                and pricer.allowed((*run, c), limits)
-            )
-            if run and not fits:
-                result.append(tuple(run))
-                run = []
-            run.append(c)
-        if run:
-            result.append(tuple(run))
-    return result
-
-
 def block_of(module: str) -> str:
     """Return the transformer block of a module or parameter name: up to its first number; outside blocks the first word."""
     match = re.match(r"(?:[^.]+\.)*?[^.]+\.\d+(?=\.|$)", module)
@@ -105,8 +78,8 @@ def block_of(module: str) -> str:
 
 def _transformer_block(problem: Problem, compact: Compact, pricer: Pricer) -> Schedule:
     blocks = [block_of(c.module) if c.module else f"?{i}" for i, c in enumerate(problem.collectives)]
-    partition = pricer.partition(merge_runs(pricer, Caps(), range(len(problem.keys)), blocks.__getitem__))
-    program = construct(compact, partition, Policy(lead=np.inf, copy_out_early=True, one_ahead=True), Caps())
+    partition = pricer.partition_of(merge_runs(pricer, Caps(), range(len(problem.keys)), blocks.__getitem__))
+    program = construct(pricer, partition, Policy(lead=np.inf, copy_out_early=True, one_ahead=True), Caps())
     return expand(problem, compact, program)
 
 

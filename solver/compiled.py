@@ -1,7 +1,14 @@
-"""Compilation of the inner loops, typed: numba's own decorator hides signatures."""
+"""Compilation of the inner loops, typed: numba's own decorator hides signatures.
+
+Machine code is cached beside its file where that is writable. numba looks at one file only to tell whether code in the cache is stale,
+though what a function calls is compiled into it; here all files with compiled code count.
+"""
 
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar, cast
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar, cast
 
 import numba as nb
 
@@ -10,5 +17,32 @@ R = TypeVar("R")
 
 
 def compiled(function: Callable[P, R]) -> Callable[P, R]:
-    """Return ``function`` compiled by numba; the machine code is cached beside its file where that is writable."""
-    return cast("Callable[P, R]", nb.njit(cache=True)(function))
+    """Return ``function`` compiled by numba."""
+    return _compiled(function)
+
+
+def inlined(function: Callable[P, R]) -> Callable[P, R]:
+    """Return ``function`` to be pasted into the compiled functions that call it: handing over many arrays costs more than a short body."""
+    return _compiled(function, inline="always")
+
+
+def _compiled(function: Callable[P, R], **how: str) -> Callable[P, R]:
+    njit = cast("Any", nb.njit)
+    dispatcher = njit(cache=True, **how)(function)
+    try:
+        assert dispatcher._cache._cache_file._source_stamp
+        dispatcher._cache._cache_file._source_stamp = source_stamp()
+    except AttributeError:  # a numba whose cache cannot be told what counts: no cache rather than stale code
+        dispatcher = njit(**how)(function)
+    return cast("Callable[P, R]", dispatcher)
+
+
+@cache
+def source_stamp() -> str:
+    """Return a digest of all files with compiled code, and of those with their constants."""
+    digest = sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        text = path.read_bytes()
+        if b"apsched.solver.compiled import" in text or path.name in ("compact.py", "compiled.py"):
+            digest.update(text)
+    return digest.hexdigest()

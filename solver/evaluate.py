@@ -14,7 +14,6 @@ from apsched.solver.compact import ALL_GATHER, ALL_REDUCE, Bools, Compact, Ints
 from apsched.solver.compiled import compiled
 from apsched.solver.partition import Partition
 
-NOT_MADE = -2
 SPINE, LAUNCH, WAIT, COPY_OUT, PREPARE, FIRE = 0, 1, 2, 3, 4, 5
 
 
@@ -65,7 +64,7 @@ class Anatomy:
     """(S,) first position at which the storage is alive."""
     storage_last: Ints
     storage_in_buffer: Ints
-    """(S,) the bucket whose buffer holds it; -1 where it has its own memory; NOT_MADE where it has none."""
+    """(S,) the bucket whose buffer holds it; -1 where it has its own memory."""
     buffer_lives: Ints
     """(B, 2, 2) first and last position of the output buffer and of the concatenated input; -1 where there is none."""
 
@@ -86,7 +85,7 @@ def anatomy(compact: Compact, program: Program) -> Anatomy:
     )
 
 
-class _Fixed(NamedTuple):
+class Fixed(NamedTuple):
     """Fields of :class:`Compact`, for compiled code."""
 
     spine_ticks: Ints
@@ -102,7 +101,6 @@ class _Fixed(NamedTuple):
     collective_of_wait: Ints
     prologue_begin: Ints
     prologue_list: Ints
-    cast_float: Ints
     epilogue_begin: Ints
     epilogue_list: Ints
     float_ticks: Ints
@@ -117,7 +115,7 @@ class _Fixed(NamedTuple):
     num_streams: int
 
 
-class _Buckets(NamedTuple):
+class Buckets(NamedTuple):
     """Fields of :class:`Partition`, for compiled code."""
 
     bucket_of: Ints
@@ -130,7 +128,7 @@ class _Buckets(NamedTuple):
     out_buffer_bytes: Ints
 
 
-class _Walked(NamedTuple):
+class Walked(NamedTuple):
     step_time: int
     peak_in_flight: int
     first_position: Ints
@@ -142,7 +140,7 @@ class _Walked(NamedTuple):
     transfer_end: Ints
 
 
-class _Lived(NamedTuple):
+class Lived(NamedTuple):
     peak: int
     live_bytes: Ints
     first: Ints
@@ -151,9 +149,10 @@ class _Lived(NamedTuple):
     buffer_lives: Ints
 
 
-def _figure(compact: Compact, program: Program) -> tuple[_Walked, _Lived]:
-    p, c = program.partition, compact
-    fixed = _Fixed(
+def fixed(compact: Compact) -> Fixed:
+    """Return the fields of ``compact`` for compiled code."""
+    c = compact
+    return Fixed(
         spine_ticks=c.spine_ticks,
         base_gap=c.base_gap_bytes,
         base_spine=c.base_spine_bytes,
@@ -167,7 +166,6 @@ def _figure(compact: Compact, program: Program) -> tuple[_Walked, _Lived]:
         collective_of_wait=c.collective_of_wait,
         prologue_begin=c.prologue_begin,
         prologue_list=c.prologue_list,
-        cast_float=c.cast_float,
         epilogue_begin=c.epilogue_begin,
         epilogue_list=c.epilogue_list,
         float_ticks=c.float_ticks,
@@ -181,7 +179,11 @@ def _figure(compact: Compact, program: Program) -> tuple[_Walked, _Lived]:
         output_storage=c.output_storage,
         num_streams=c.num_streams,
     )
-    buckets = _Buckets(
+
+
+def _figure(compact: Compact, program: Program) -> tuple[Walked, Lived]:
+    p = program.partition
+    buckets = Buckets(
         bucket_of=p.bucket_of,
         member_begin=p.member_begin,
         member_list=p.member_list,
@@ -191,12 +193,13 @@ def _figure(compact: Compact, program: Program) -> tuple[_Walked, _Lived]:
         in_buffer_bytes=p.in_buffer_bytes,
         out_buffer_bytes=p.out_buffer_bytes,
     )
-    walked = _walk(program.operation, program.argument, buckets, fixed)
-    return walked, _live(walked, buckets, fixed)
+    ground = fixed(compact)
+    walked = walk(program.operation, program.argument, buckets, ground)
+    return walked, live(walked, buckets, ground)
 
 
 @compiled
-def _walk(operation: Ints, argument: Ints, p: _Buckets, f: _Fixed) -> _Walked:
+def walk(operation: Ints, argument: Ints, p: Buckets, f: Fixed) -> Walked:
     """Run the program: step time, most bytes in flight, and the position of every operation, spine node, float and bucket step."""
     num_buckets = len(p.launch_ticks)
     num_spine = len(f.spine_ticks)
@@ -226,16 +229,11 @@ def _walk(operation: Ints, argument: Ints, p: _Buckets, f: _Fixed) -> _Walked:
                 for j in range(begin, end):
                     c = p.member_list[j]
                     for q in range(f.prologue_begin[c], f.prologue_begin[c + 1]):
-                        if end - begin > 1 and f.prologue_list[q] == f.cast_float[c]:
-                            continue
                         float_position[f.prologue_list[q]] = position
                         t += f.float_ticks[f.prologue_list[q]]
                         position += 1
                 if end - begin > 1:
                     at[a, 0] = position
-                    for j in range(begin, end):
-                        if f.cast_float[p.member_list[j]] >= 0:
-                            float_position[f.cast_float[p.member_list[j]]] = position
                     t += p.copy_in_ticks[a]
                     position += 1
             if operation[i] == 4:
@@ -285,18 +283,18 @@ def _walk(operation: Ints, argument: Ints, p: _Buckets, f: _Fixed) -> _Walked:
     step_time = t
     for s in range(f.num_streams):
         step_time = max(step_time, stream_free[s])
-    return _Walked(step_time, peak_in_flight, first_position, spine_position, float_position, at, begin_ticks, transfer_end)
+    return Walked(step_time, peak_in_flight, first_position, spine_position, float_position, at, begin_ticks, transfer_end)
 
 
 @compiled
-def _live(walked: _Walked, p: _Buckets, f: _Fixed) -> _Lived:
+def live(walked: Walked, p: Buckets, f: Fixed) -> Lived:
     """Lives of all storages and buffers, and the bytes alive at every position (see ``apsched.memory``)."""
     spine_position, float_position, at = walked.spine_position, walked.float_position, walked.bucket_position
     num_buckets = len(p.in_buffer_bytes)
     position = spine_position[-1]
     delta = np.zeros(position + 2, np.int64)
     num_storages = len(f.storage_bytes)
-    inside = np.full(num_storages, -1, np.int64)  # the bucket whose buffer it lives in; NOT_MADE: of a cast that a bucket has not
+    inside = np.full(num_storages, -1, np.int64)  # 1: lives inside a bucket's buffer
     first = np.zeros(num_storages, np.int64)
     last = np.zeros(num_storages, np.int64)
     for s in range(num_storages):
@@ -309,8 +307,6 @@ def _live(walked: _Walked, p: _Buckets, f: _Fixed) -> _Lived:
         if end - begin > 1:
             for j in range(begin, end):
                 c = p.member_list[j]
-                if f.cast_float[c] >= 0:
-                    inside[f.input_storage[c]] = NOT_MADE
                 if f.output_storage[c] >= 0:
                     if f.kind[c] == ALL_GATHER:
                         first[f.output_storage[c]] = float_position[f.float_of_wait[c]]
@@ -331,7 +327,7 @@ def _live(walked: _Walked, p: _Buckets, f: _Fixed) -> _Lived:
     for s in range(num_storages):
         if inside[s] >= 0:
             buffer_last[inside[s]] = max(buffer_last[inside[s]], last[s])
-        elif inside[s] != NOT_MADE:
+        else:
             delta[first[s]] += f.storage_bytes[s]
             delta[last[s] + 1] -= f.storage_bytes[s]
     buffer_lives = np.full((num_buckets, 2, 2), -1, np.int64)
@@ -362,4 +358,4 @@ def _live(walked: _Walked, p: _Buckets, f: _Fixed) -> _Lived:
             k += 1
         else:
             live_bytes[i] = f.base_gap[k] + live
-    return _Lived(live_bytes.max(), live_bytes, first, last, inside, buffer_lives)
+    return Lived(live_bytes.max(), live_bytes, first, last, inside, buffer_lives)

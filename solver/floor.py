@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from apsched.config import Caps
 from apsched.problem import Problem
-from apsched.solver.baselines import merge_runs
 from apsched.solver.compact import Compact
 from apsched.solver.evaluate import Program, evaluate
+from apsched.solver.group import group
 from apsched.solver.partition import Pricer, singles
 from apsched.solver.place import construct
 from apsched.solver.policies import Policy
@@ -31,11 +31,11 @@ def just_in_time(problem: Problem, compact: Compact, caps: Caps) -> Floor | None
     tiny = _TINY_BYTES if caps.bucket_cap_bytes is None else min(_TINY_BYTES, caps.bucket_cap_bytes)
     small = Caps(bucket_cap_bytes=tiny, max_topo_span=caps.max_topo_span)
     partitions = [pricer.partition(singles(compact))]
-    partitions.append(pricer.partition(merge_runs(pricer, small, range(len(problem.keys)), lambda _: 0)))
+    partitions.append(pricer.partition_of(group(pricer, small, range(len(problem.keys)))))
     best: Floor | None = None
     for partition in partitions:
         for policy in JUST_IN_TIME:
-            program = construct(compact, partition, policy, caps, memory_cap_bytes=0 if policy.wait_reductions_at_once else None)
+            program = construct(pricer, partition, policy, caps, memory_cap_bytes=0 if policy.wait_reductions_at_once else None)
             figures = evaluate(compact, program)
             in_flight = caps.in_flight_cap_bytes
             keeps = in_flight is None or figures.peak_in_flight_bytes <= in_flight

@@ -7,130 +7,146 @@ Every gather's just-in-time bytes are reserved beforehand, so that a far prefetc
 import numpy as np
 
 from apsched.config import Caps
-from apsched.solver.compact import ALL_GATHER, ALL_REDUCE, Bools, Compact, Ints
+from apsched.solver.compact import ALL_GATHER, ALL_REDUCE, Ints
 from apsched.solver.compiled import compiled
-from apsched.solver.evaluate import Program
-from apsched.solver.partition import Partition
-from apsched.solver.place_pass import BLOCK, LENGTH, State, Units, place
-from apsched.solver.policies import UNLIMITED, Policy, launch_gaps, queue, want_gaps
+from apsched.solver.evaluate import Fixed, Program, fixed
+from apsched.solver.partition import Partition, Pricer
+from apsched.solver.place_pass import (
+    AHEAD,
+    COPIED,
+    FIRST,
+    FLYING,
+    GATHERED,
+    HELD,
+    LAUNCH_WORK,
+    NEED,
+    NUM_COLUMNS,
+    PAST,
+    READY,
+    STREAM,
+    TRANSFER,
+    WAIT_WORK,
+    WANT,
+    Units,
+    by_gap,
+    place,
+)
+from apsched.solver.policies import Clockwork, Policy, Rules, clockwork, launch_gap, rules, want_gaps
+from apsched.solver.tables import COPY_IN_TICKS, LAUNCH_TICKS, NEED_GAP, READY_GAP, TRANSFER_TICKS, Tables, bucket_figures
 
 
-def construct(compact: Compact, partition: Partition, policy: Policy, caps: Caps, memory_cap_bytes: int | None = None) -> Program:
+def construct(pricer: Pricer, partition: Partition, policy: Policy, caps: Caps, memory_cap_bytes: int | None = None) -> Program:
     """Return the program that ``policy`` makes of ``partition``; ``memory_cap_bytes`` overrides the cap to steer by."""
+    compact = pricer.compact
     cap = caps.memory_cap_bytes if memory_cap_bytes is None else memory_cap_bytes
-    units = _units(compact, partition, policy, caps, int(UNLIMITED) if cap is None else max(cap - compact.kept_bytes, 0))
-    p, c = partition, compact
-    used = _reserve(
-        policy.copy_out_early, p.bucket_of, p.member_begin, units.ready, p.need_gap, c.base_gap_bytes, c.base_spine_bytes,
-        c.kind, c.input_bytes, c.output_bytes, c.on_path, c.need_gap, c.storage_bytes, c.storage_birth_spine, c.storage_last_spine,
-        c.input_storage, c.output_storage,
-    )  # fmt: skip
-    num_buckets, num_collectives, num_spine = len(p.buckets), len(c.kind), len(c.spine_ticks)
-    length = num_spine + 2 * num_buckets + num_collectives
-    state = State(
-        clock=np.array([0, 0, 0, 0, 0, UNLIMITED], dtype=np.int64),
-        operation=np.empty(length, dtype=np.int64),
-        argument=np.empty(length, dtype=np.int64),
-        used=used,
-        block_added=np.zeros(num_spine // BLOCK + 1, dtype=np.int64),
-        block_most=np.maximum.reduceat(used, np.arange(0, num_spine + 1, BLOCK)),
-        transfer_end=np.zeros(num_buckets, dtype=np.int64),
-        stream_free=np.zeros(c.num_streams, dtype=np.int64),
-        launched=np.zeros(num_buckets, dtype=np.bool_),
-        waited=np.zeros(num_buckets, dtype=np.bool_),
-        out=np.zeros(num_collectives, dtype=np.bool_),
-        outstanding=np.empty(num_buckets, dtype=np.int64),
+    p = partition
+    operation, argument = lay_out(
+        pricer.tables,
+        fixed(compact),
+        clockwork(compact),
+        rules(compact, policy, caps, cap),
+        p.bucket_of,
+        p.member_begin,
+        p.member_list,
+        bucket_figures(pricer.tables, p.member_begin, p.member_list),
     )
-    place(units, state, queue(compact, partition), policy.copy_out_early, policy.wait_reductions_at_once, policy.in_stalls)
-    done = int(state.clock[LENGTH])
-    return Program(partition=partition, operation=state.operation[:done], argument=state.argument[:done])
-
-
-def _units(compact: Compact, partition: Partition, policy: Policy, caps: Caps, cap_bytes: int) -> Units:
-    p, c = partition, compact
-    first = p.member_list[p.member_begin[:-1]]
-    several = np.diff(p.member_begin) > 1
-    gathered = (c.kind[first] == ALL_GATHER) & ~c.on_path[first]
-    copied = several & (c.kind[first] == ALL_GATHER)
-    prologue, epilogue = (_sums(c.float_ticks, *csr) for csr in ((c.prologue_begin, c.prologue_list), (c.epilogue_begin, c.epilogue_list)))
-
-    def per_bucket(values: Ints) -> Ints:
-        return np.add.reduceat(values[p.member_list], p.member_begin[:-1]) if len(first) else np.zeros(0, dtype=np.int64)
-
-    casts = np.where(c.cast_float >= 0, c.float_ticks[c.cast_float], 0)
-    inputs, outputs = per_bucket(c.input_bytes), per_bucket(c.output_bytes)
-    return Units(
-        spine_ticks=c.spine_ticks,
-        bucket_of=p.bucket_of,
-        member_begin=p.member_begin,
-        member_list=p.member_list,
-        after_begin=c.after_begin,
-        after_list=c.after_list,
-        need_of=c.need_gap,
-        copy_out_work=c.copy_out_ticks + epilogue,
-        stream=c.stream[first],
-        gathered=gathered,
-        copied=copied,
-        want=want_gaps(c, p, policy, caps),
-        ready=np.where(gathered, p.ready_gap, launch_gaps(c, p, policy)),
-        need=p.need_gap,
-        transfer_ticks=p.transfer_ticks,
-        launch_work=p.launch_ticks + p.copy_in_ticks + per_bucket(prologue) - np.where(several, per_bucket(casts), 0),
-        wait_work=np.where(copied, 0, per_bucket(epilogue)),
-        ahead_bytes=outputs + np.where(several, 0, inputs),
-        held_bytes=np.where(c.kind[first] == ALL_REDUCE, 0, inputs),
-        flying_bytes=per_bucket(np.where(c.on_path, 0, c.output_bytes)),
-        caps=np.array([cap_bytes, UNLIMITED if caps.in_flight_cap_bytes is None else caps.in_flight_cap_bytes], dtype=np.int64),
-    )
-
-
-def _sums(values: Ints, begin: Ints, entries: Ints) -> Ints:
-    """Return for each row of a CSR pair the sum of the values that it lists."""
-    total = np.concatenate(([0], np.cumsum(values[entries])))
-    sums: Ints = total[begin[1:]] - total[begin[:-1]]
-    return sums
+    return Program(partition=partition, operation=operation, argument=argument)
 
 
 @compiled
-def _reserve(
-    early: bool, bucket_of: Ints, member_begin: Ints, ready_gap: Ints, need_gap: Ints, base_gap: Ints, base_spine: Ints, kind: Ints,
-    input_bytes: Ints, output_bytes: Ints, on_path: Bools, need_of: Ints, storage_bytes: Ints, birth_spine: Ints, last_spine: Ints,
-    input_storage: Ints, output_storage: Ints,
-) -> Ints:  # fmt: skip
+def lay_out(
+    t: Tables, f: Fixed, clock: Clockwork, r: Rules, bucket_of: Ints, member_begin: Ints, member_list: Ints, figures: Ints
+) -> tuple[Ints, Ints]:
+    """Return operations and arguments of the program that the rules make of a partition."""
+    rows = _rows(t, clock, r, member_begin, member_list, figures)
+    num_spine = len(f.spine_ticks)
+    in_order = by_gap(figures[:, NEED_GAP], num_spine)
+    queue = in_order[rows[in_order, GATHERED] == 1]
+    rows[:, WANT] = want_gaps(clock, r, figures, rows[:, STREAM], queue, f.num_streams)
+    units = Units(
+        rows,
+        f.spine_ticks,
+        member_list,
+        bucket_of,
+        t.after_begin,
+        t.after_list,
+        t.need_gap,
+        t.by_need,
+        t.copy_out_ticks + t.epilogue_ticks,
+        queue,
+        _reserve(t, f, r.early, bucket_of, member_begin, rows),
+        r.memory_cap,
+        r.in_flight_cap,
+        f.num_streams,
+    )
+    return place(units, r.early, r.at_once, r.in_stalls)
+
+
+@compiled
+def _rows(t: Tables, clock: Clockwork, r: Rules, member_begin: Ints, member_list: Ints, figures: Ints) -> Ints:
+    rows = np.zeros((len(figures), NUM_COLUMNS), np.int64)
+    for b in range(len(figures)):
+        begin, past = member_begin[b], member_begin[b + 1]
+        first = member_list[begin]
+        several, kind = past - begin > 1, t.kind[first]
+        prologue, epilogue, inputs, outputs, flying = 0, 0, 0, 0, 0
+        for j in range(begin, past):
+            c = member_list[j]
+            prologue += t.prologue_ticks[c]
+            epilogue += t.epilogue_ticks[c]
+            inputs += t.input_bytes[c]
+            outputs += t.output_bytes[c]
+            flying += 0 if t.on_path[c] else t.output_bytes[c]
+        gathered = kind == ALL_GATHER and not t.on_path[first]
+        copied = several and kind == ALL_GATHER
+        rows[b, STREAM], rows[b, FIRST], rows[b, PAST] = t.stream[first], begin, past
+        rows[b, GATHERED], rows[b, COPIED] = gathered, copied
+        rows[b, READY] = figures[b, READY_GAP] if gathered else launch_gap(clock, r, figures, b)
+        rows[b, NEED], rows[b, TRANSFER] = figures[b, NEED_GAP], figures[b, TRANSFER_TICKS]
+        rows[b, LAUNCH_WORK] = figures[b, LAUNCH_TICKS] + figures[b, COPY_IN_TICKS] + prologue
+        rows[b, WAIT_WORK] = 0 if copied else epilogue
+        rows[b, AHEAD] = outputs if several else outputs + inputs
+        rows[b, HELD] = 0 if kind == ALL_REDUCE else inputs
+        rows[b, FLYING] = flying
+    return rows
+
+
+@compiled
+def _reserve(t: Tables, f: Fixed, early: bool, bucket_of: Ints, member_begin: Ints, rows: Ints) -> Ints:
     """Bytes in use around each spine node when every collective is launched and waited for at the last moment."""
-    num_spine = len(base_spine) - 1
+    num_spine = len(f.spine_ticks)
     delta = np.zeros(num_spine + 3, np.int64)
-    for c in range(len(kind)):
+    for c in range(len(t.kind)):
         b = bucket_of[c]
+        ready, need = rows[b, READY], rows[b, NEED]
         several = member_begin[b + 1] - member_begin[b] > 1
-        out = output_storage[c]
-        last = last_spine[out] if out >= 0 else -1
-        if kind[c] == ALL_GATHER or on_path[c]:
-            begin = need_gap[b] if (early and several) or not several else need_of[c]
-            delta[begin] += output_bytes[c]
-            delta[max(begin, last) + 1] -= output_bytes[c]
+        out = f.output_storage[c]
+        last = f.last_spine[out] if out >= 0 else -1
+        if t.kind[c] == ALL_GATHER or t.on_path[c]:
+            begin = need if early or not several else t.need_gap[c]
+            delta[begin] += t.output_bytes[c]
+            delta[max(begin, last) + 1] -= t.output_bytes[c]
             if several:
-                until = need_gap[b] if early else need_of[c]
-                delta[need_gap[b]] += output_bytes[c]
-                delta[until + 1] -= output_bytes[c]
-            elif not on_path[c]:
-                delta[begin] += input_bytes[c]
-                delta[begin + 1] -= input_bytes[c]
+                until = need if early else t.need_gap[c]
+                delta[need] += t.output_bytes[c]
+                delta[until + 1] -= t.output_bytes[c]
+            elif not t.on_path[c]:
+                delta[begin] += t.input_bytes[c]
+                delta[begin + 1] -= t.input_bytes[c]
         else:
-            begin = ready_gap[b]
-            delta[begin] += output_bytes[c]
-            delta[max(begin, last) + 1] -= output_bytes[c]
-        s = input_storage[c]
-        if s >= 0 and birth_spine[s] >= 0:
-            until = max(last_spine[s], ready_gap[b])
-            delta[birth_spine[s]] += storage_bytes[s]
-            delta[until + 1] -= storage_bytes[s]
-            if several and not on_path[c]:
-                delta[ready_gap[b]] += input_bytes[c]
-                delta[ready_gap[b] + 1] -= input_bytes[c]
+            delta[ready] += t.output_bytes[c]
+            delta[max(ready, last) + 1] -= t.output_bytes[c]
+        s = f.input_storage[c]
+        if s >= 0 and f.birth_spine[s] >= 0:
+            until = max(f.last_spine[s], ready)
+            delta[f.birth_spine[s]] += f.storage_bytes[s]
+            delta[until + 1] -= f.storage_bytes[s]
+            if several and not t.on_path[c]:
+                delta[ready] += t.input_bytes[c]
+                delta[ready + 1] -= t.input_bytes[c]
     used = np.zeros(num_spine + 1, np.int64)
     live = 0
     for k in range(num_spine + 1):
         live += delta[k]
-        used[k] = live + max(base_gap[k], base_spine[k])
+        used[k] = live + max(f.base_gap[k], f.base_spine[k])
     return used

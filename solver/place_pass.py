@@ -1,7 +1,10 @@
-"""The forward pass over the spine, compiled. Structures are named tuples of arrays, which numba takes.
+"""The forward pass over the spine, compiled: rows of buckets in, a program out.
 
 A gather is launched as soon as its want gap is reached and memory allows it all the way to its need; otherwise at its need. A
 reduction is launched when its inputs are ready and waited for when it is done, or earlier where the bytes it holds are needed.
+
+Thousands of passes make a search, so a gap where nothing happens costs next to nothing, and so does a gather that memory holds back:
+bytes in use behind the pass only grow, so it is not looked at again before the spine node that has no room for it.
 """
 
 from typing import NamedTuple
@@ -9,307 +12,329 @@ from typing import NamedTuple
 import numpy as np
 
 from apsched.solver.compact import Bools, Ints
-from apsched.solver.compiled import compiled
+from apsched.solver.compiled import compiled, inlined
 from apsched.solver.evaluate import COPY_OUT, LAUNCH, SPINE, WAIT
 from apsched.solver.policies import UNLIMITED
 
-TIME, HELD, FLYING, LENGTH, OUTSTANDING, FIRST_END = 0, 1, 2, 3, 4, 5
+NUM_COLUMNS = 14
+STREAM, FIRST, PAST, GATHERED, COPIED, WANT, READY, NEED, TRANSFER, LAUNCH_WORK, WAIT_WORK, AHEAD, HELD, FLYING = range(NUM_COLUMNS)
+"""Columns of a bucket's row:
+
+====================  ===============================================================================
+STREAM                its stream
+FIRST, PAST           its members among those of all buckets
+GATHERED              1 for a gather that can move
+COPIED                1 where its members are copied out
+WANT                  gap where a gather wants to be launched
+READY                 gap where a gather can, and anything else will, be launched
+NEED                  gap where it must have been waited for
+TRANSFER              ticks on its stream
+LAUNCH_WORK           ticks of a launch on the compute stream, copy-in and prologues included
+WAIT_WORK             ticks of the epilogues that stand right behind its wait
+AHEAD                 bytes alive between an early launch of a gather and its need
+HELD                  bytes alive between the launch and the wait of a reduction, beyond its output
+FLYING                bytes that count against the cap on bytes in flight
+====================  ===============================================================================
+"""
+_CLOCK, _BYTES_HELD, _BYTES_FLYING, _LENGTH, _OUTSTANDING, _FIRST_END = range(6)
+_LAUNCHED, _WAITED = 1, 2
 BLOCK = 64
 """Spine nodes of a block: sums and maxima over long ranges go block by block."""
 
 
 class Units(NamedTuple):
-    """What the pass knows of buckets (B), collectives (C) and the spine."""
+    """What the pass knows of buckets (B), collectives (C) and the spine (m)."""
 
+    rows: Ints
+    """(B, NUM_COLUMNS)"""
     spine_ticks: Ints
-    bucket_of: Ints
-    member_begin: Ints
     member_list: Ints
+    bucket_of: Ints
     after_begin: Ints
     after_list: Ints
     need_of: Ints
     """(C,) need gap."""
+    by_need_of: Ints
+    """(C,) collectives by need gap."""
     copy_out_work: Ints
     """(C,) copy-out and epilogue."""
-    stream: Ints
-    """(B,)"""
-    gathered: Bools
-    """(B,) a gather that can move."""
-    copied: Bools
-    """(B,) its members are copied out."""
-    want: Ints
-    """(B,) gap where a gather wants to be launched."""
-    ready: Ints
-    """(B,) gap where a gather can, and anything else will, be launched."""
-    need: Ints
-    transfer_ticks: Ints
-    launch_work: Ints
-    wait_work: Ints
-    ahead_bytes: Ints
-    """(B,) alive between an early launch of a gather and its need."""
-    held_bytes: Ints
-    """(B,) alive between the launch and the wait of a reduction, beyond its output."""
-    flying_bytes: Ints
-    caps: Ints
-    """Memory cap beside what the caller keeps, in-flight cap."""
-
-
-class State(NamedTuple):
-    """Where the pass is."""
-
-    clock: Ints
-    """TIME, HELD bytes, FLYING bytes, LENGTH of the program, number of OUTSTANDING reductions, FIRST_END among them."""
-    operation: Ints
-    argument: Ints
+    gathers: Ints
+    """Buckets of gathers that can move, in order of need."""
     used: Ints
-    """(m+1,) bytes in use around each spine node, with everything yet to come just in time; beside what its block adds."""
-    block_added: Ints
-    """(m // BLOCK + 1,) bytes to add to every node of a block."""
-    block_most: Ints
-    """The most bytes in use in a block, its added bytes included."""
-    transfer_end: Ints
-    stream_free: Ints
-    launched: Bools
-    waited: Bools
-    out: Bools
-    """(C,) copied out."""
-    outstanding: Ints
-    """Reductions launched and not waited for, oldest first."""
+    """(m+1,) bytes in use around each spine node, with everything just in time."""
+    memory_cap: int
+    """Beside what the caller keeps."""
+    in_flight_cap: int
+    num_streams: int
 
 
 @compiled
-def place(u: Units, s: State, gathers: Ints, early: bool, at_once: bool, in_stalls: bool) -> None:
-    """Walk the gaps: launch what is ready, prefetch, wait for what the spine node needs, run it."""
-    num_spine, num_buckets = len(u.spine_ticks), len(u.need)
-    by_ready = np.argsort(u.ready, kind="mergesort")
-    by_need = np.argsort(u.need, kind="mergesort")
-    copies = np.argsort(u.need_of, kind="mergesort")
+def place(u: Units, early: bool, at_once: bool, in_stalls: bool) -> tuple[Ints, Ints]:
+    """Walk the gaps: launch what is ready, prefetch, wait for what the spine node needs, run it; return operations and arguments."""
+    rows, spine_ticks, bucket_of, member_list = u.rows, u.spine_ticks, u.bucket_of, u.member_list
+    after_begin, after_list, need_of, by_need_of = u.after_begin, u.after_list, u.need_of, u.by_need_of
+    copy_out_work, gathers = u.copy_out_work, u.gathers
+    memory_cap, in_flight_cap = u.memory_cap, u.in_flight_cap
+    num_spine, num_buckets, num_collectives = len(spine_ticks), len(rows), len(need_of)
+    used = u.used.copy()
+    block_added = np.zeros(num_spine // BLOCK + 1, np.int64)
+    block_most = np.zeros(num_spine // BLOCK + 1, np.int64)
+    for k in range(num_spine + 1):
+        block_most[k // BLOCK] = max(block_most[k // BLOCK], used[k])
+    program = np.empty((2, num_spine + 2 * num_buckets + num_collectives), np.int64)
+    clock = np.array([0, 0, 0, 0, 0, UNLIMITED], np.int64)
+    finish = np.zeros(num_buckets, np.int64)
+    status = np.zeros(num_buckets, np.int64)
+    out = np.zeros(num_collectives, np.bool_)
+    stream_free = np.zeros(u.num_streams, np.int64)
+    outstanding = np.empty(num_buckets, np.int64)
+    by_ready, by_need = by_gap(rows[:, READY], num_spine), by_gap(rows[:, NEED], num_spine)
     pending = np.empty(num_buckets, np.int64)  # ready, but another wait must come first
+    stack = np.empty(num_buckets + 1, np.int64)
     num_pending, next_ready, next_need, next_copy, next_gather, next_wait = 0, 0, 0, 0, 0, 0
+    room_from = 0  # no room for the next gather before this gap
     for g in range(num_spine + 1):
         last = g == num_spine
-        while next_ready < num_buckets and u.ready[by_ready[next_ready]] <= g:
-            if not u.gathered[by_ready[next_ready]]:
+        while next_ready < num_buckets and rows[by_ready[next_ready], READY] <= g:
+            if not rows[by_ready[next_ready], GATHERED]:
                 pending[num_pending] = by_ready[next_ready]
                 num_pending += 1
             next_ready += 1
-        # calls hand over many arrays, so most gaps, where nothing happens, make none
-        live = s.used[g] + s.block_added[g // BLOCK] + s.clock[HELD]
-        moved = num_pending > 0 or at_once or last or s.clock[FIRST_END] <= s.clock[TIME] or live > u.caps[0]
+        in_use = used[g] + block_added[g // BLOCK]
+        moved = num_pending > 0 or at_once or last or clock[_FIRST_END] <= clock[_CLOCK] or in_use + clock[_BYTES_HELD] > memory_cap
         while moved:
-            moved = _drain(u, s, g, at_once or last)
+            # wait for reductions that are done, or whose bytes are needed now
+            moved = False
+            while clock[_OUTSTANDING] > 0:
+                short = at_once or last or in_use + clock[_BYTES_HELD] > memory_cap
+                if not short and clock[_FIRST_END] > clock[_CLOCK]:
+                    break
+                for i in range(clock[_OUTSTANDING]):
+                    if short or finish[outstanding[i]] <= clock[_CLOCK]:
+                        _wait(rows, program, clock, finish, status, outstanding, outstanding[i])
+                        moved = True
+                        break
             kept = 0
             for i in range(num_pending):
                 b = pending[i]
-                if not s.launched[b] and _blocked(u, s, b):
+                if status[b]:
+                    continue
+                if _blocked(rows, member_list, after_begin, after_list, bucket_of, status, out, b):
                     pending[kept] = b
                     kept += 1
-                elif not s.launched[b]:
-                    _make_way(u, s, b)
-                    _launch(u, s, b)
-                    moved = True
+                    continue
+                while clock[_BYTES_FLYING] + rows[b, FLYING] > in_flight_cap and clock[_OUTSTANDING] > 0:
+                    _wait(rows, program, clock, finish, status, outstanding, outstanding[0])
+                _launch(rows, program, clock, finish, status, outstanding, stream_free, num_spine, b)
+                moved = True
             num_pending = kept
-        if next_gather < len(gathers) and u.want[gathers[next_gather]] <= g:
-            next_gather = _prefetch(u, s, gathers, next_gather, g)
-        before = s.clock[LENGTH]
-        while next_need < num_buckets and (u.need[by_need[next_need]] <= g or last):
-            if in_stalls:
-                next_wait = _fill_stall(u, s, gathers, next_wait, by_need[next_need])
-            _await(u, s, by_need[next_need], g, early)
-            next_need += 1
-        while next_copy < len(copies) and u.need_of[copies[next_copy]] <= g:
-            c = copies[next_copy]
-            if u.copied[u.bucket_of[c]] and s.waited[u.bucket_of[c]] and not s.out[c]:
-                _copy_out(u, s, c)
-            next_copy += 1
-        if s.clock[LENGTH] > before and next_gather < len(gathers) and u.want[gathers[next_gather]] <= g:
-            next_gather = _prefetch(u, s, gathers, next_gather, g)
-        if not last:
-            s.operation[s.clock[LENGTH]], s.argument[s.clock[LENGTH]] = SPINE, g
-            s.clock[LENGTH] += 1
-            s.clock[TIME] += u.spine_ticks[g]
-
-
-@compiled
-def _emit(s: State, operation: int, argument: int) -> None:
-    s.operation[s.clock[LENGTH]] = operation
-    s.argument[s.clock[LENGTH]] = argument
-    s.clock[LENGTH] += 1
-
-
-@compiled
-def _launch(u: Units, s: State, b: int) -> None:
-    _emit(s, LAUNCH, b)
-    s.clock[TIME] += u.launch_work[b]
-    stream = u.stream[b]
-    s.transfer_end[b] = max(s.clock[TIME], s.stream_free[stream]) + u.transfer_ticks[b]
-    s.stream_free[stream] = s.transfer_end[b]
-    s.launched[b] = True
-    s.clock[FLYING] += u.flying_bytes[b]
-    if u.need[b] >= len(u.spine_ticks) and not u.gathered[b]:
-        s.outstanding[s.clock[OUTSTANDING]] = b
-        s.clock[OUTSTANDING] += 1
-        s.clock[HELD] += u.held_bytes[b]
-        s.clock[FIRST_END] = min(s.clock[FIRST_END], s.transfer_end[b])
-
-
-@compiled
-def _wait(u: Units, s: State, b: int) -> None:
-    _emit(s, WAIT, b)
-    s.clock[TIME] = max(s.clock[TIME], s.transfer_end[b]) + u.wait_work[b]
-    s.waited[b] = True
-    s.clock[FLYING] -= u.flying_bytes[b]
-    kept = 0
-    s.clock[FIRST_END] = UNLIMITED
-    for i in range(s.clock[OUTSTANDING]):
-        other = s.outstanding[i]
-        if other == b:
-            s.clock[HELD] -= u.held_bytes[b]
-        else:
-            s.outstanding[kept] = other
-            s.clock[FIRST_END] = min(s.clock[FIRST_END], s.transfer_end[other])
-            kept += 1
-    s.clock[OUTSTANDING] = kept
-
-
-@compiled
-def _copy_out(u: Units, s: State, c: int) -> None:
-    _emit(s, COPY_OUT, c)
-    s.clock[TIME] += u.copy_out_work[c]
-    s.out[c] = True
-
-
-@compiled
-def _blocked(u: Units, s: State, b: int) -> bool:
-    """Whether a member of ``b`` depends on a collective whose result is not there yet."""
-    for j in range(u.member_begin[b], u.member_begin[b + 1]):
-        for q in range(u.after_begin[u.member_list[j]], u.after_begin[u.member_list[j] + 1]):
-            d = u.after_list[q]
-            if not s.waited[u.bucket_of[d]] or (u.copied[u.bucket_of[d]] and not s.out[d]):
-                return True
-    return False
-
-
-@compiled
-def _drain(u: Units, s: State, g: int, all_of_them: bool) -> bool:
-    """Wait for reductions that are done, or whose bytes are needed now; return whether there was one."""
-    found = False
-    while s.clock[OUTSTANDING] > 0:
-        short = all_of_them or _most(s, g, g + 1) + s.clock[HELD] > u.caps[0]
-        if not short and s.clock[FIRST_END] > s.clock[TIME]:
-            break
-        for i in range(s.clock[OUTSTANDING]):
-            if short or s.transfer_end[s.outstanding[i]] <= s.clock[TIME]:
-                _wait(u, s, s.outstanding[i])
-                found = True
+        for again in range(2):
+            # launch gathers in order of need while they want to, may, and fit
+            while g >= room_from and next_gather < len(gathers):
+                b = gathers[next_gather]
+                if status[b]:
+                    next_gather += 1
+                    continue
+                if rows[b, WANT] > g or rows[b, READY] > g or clock[_BYTES_FLYING] + rows[b, FLYING] > in_flight_cap:
+                    break
+                if _blocked(rows, member_list, after_begin, after_list, bucket_of, status, out, b):
+                    break
+                if rows[b, NEED] > g:
+                    room = memory_cap - rows[b, AHEAD]
+                    if used[g] + block_added[g // BLOCK] + clock[_BYTES_HELD] > room:
+                        break
+                    room_from = 1 + _last_above(used, block_added, block_most, g + 1, min(rows[b, NEED], num_spine), room)
+                    if room_from > g:
+                        break
+                _add(used, block_added, block_most, g, rows[b, NEED], rows[b, AHEAD])
+                _launch(rows, program, clock, finish, status, outstanding, stream_free, num_spine, b)
+                next_gather += 1
+            if again:
                 break
+            before = clock[_LENGTH]
+            while next_need < num_buckets and (rows[by_need[next_need], NEED] <= g or last):
+                needed = by_need[next_need]
+                next_need += 1
+                if in_stalls:
+                    # copy buckets out that have arrived, while the stream stands still for ``needed`` anyway
+                    while next_wait < len(gathers):
+                        d = gathers[next_wait]
+                        if status[d] != _WAITED:
+                            work = 0
+                            for j in range(rows[d, FIRST], rows[d, PAST]):
+                                work += copy_out_work[member_list[j]]
+                            arrived = status[d] == _LAUNCHED and finish[d] <= clock[_CLOCK]
+                            if not status[needed] or not arrived or clock[_CLOCK] + work > finish[needed]:
+                                break
+                            _wait(rows, program, clock, finish, status, outstanding, d)
+                            if rows[d, COPIED]:
+                                for j in range(rows[d, FIRST], rows[d, PAST]):
+                                    _copy_out(program, clock, copy_out_work, out, member_list[j])
+                        next_wait += 1
+                # wait for it, after launching it and waiting for what it depends on, where that is yet to be done
+                stack[0] = needed
+                depth = 1
+                while depth > 0:
+                    b = stack[depth - 1]
+                    if status[b] == _WAITED:
+                        depth -= 1
+                        continue
+                    if not status[b]:
+                        deeper = _first_blocking(rows, member_list, after_begin, after_list, bucket_of, status, b)
+                        if deeper >= 0:
+                            stack[depth] = deeper
+                            depth += 1
+                            continue
+                        for j in range(rows[b, FIRST], rows[b, PAST]):
+                            for q in range(after_begin[member_list[j]], after_begin[member_list[j] + 1]):
+                                if rows[bucket_of[after_list[q]], COPIED] and not out[after_list[q]]:
+                                    _copy_out(program, clock, copy_out_work, out, after_list[q])
+                        while clock[_BYTES_FLYING] + rows[b, FLYING] > in_flight_cap and clock[_OUTSTANDING] > 0:
+                            _wait(rows, program, clock, finish, status, outstanding, outstanding[0])
+                        _launch(rows, program, clock, finish, status, outstanding, stream_free, num_spine, b)
+                    depth -= 1
+                    _wait(rows, program, clock, finish, status, outstanding, b)
+                    if rows[b, COPIED]:
+                        for j in range(rows[b, FIRST], rows[b, PAST]):
+                            c = member_list[j]
+                            if early or need_of[c] <= g or need_of[c] >= num_spine or depth > 0:
+                                _copy_out(program, clock, copy_out_work, out, c)
+            while next_copy < num_collectives and need_of[by_need_of[next_copy]] <= g:
+                c = by_need_of[next_copy]
+                next_copy += 1
+                b = bucket_of[c]
+                if rows[b, COPIED] and status[b] == _WAITED and not out[c]:
+                    _copy_out(program, clock, copy_out_work, out, c)
+            if clock[_LENGTH] == before:
+                break
+        if not last:
+            _emit(program, clock, SPINE, g)
+            clock[_CLOCK] += spine_ticks[g]
+    return program[0, : clock[_LENGTH]].copy(), program[1, : clock[_LENGTH]].copy()
+
+
+@compiled
+def by_gap(gaps: Ints, num_spine: int) -> Ints:
+    """Return the indices of ``gaps``, which are at most ``num_spine``, in ascending order of gap, ties as they come."""
+    begin = np.zeros(num_spine + 2, np.int64)
+    for g in gaps:
+        begin[g + 1] += 1
+    for g in range(num_spine + 1):
+        begin[g + 1] += begin[g]
+    order = np.empty(len(gaps), np.int64)
+    for i in range(len(gaps)):
+        order[begin[gaps[i]]] = i
+        begin[gaps[i]] += 1
+    return order
+
+
+@inlined
+def _emit(program: Ints, clock: Ints, operation: int, argument: int) -> None:
+    program[0, clock[_LENGTH]] = operation
+    program[1, clock[_LENGTH]] = argument
+    clock[_LENGTH] += 1
+
+
+@inlined
+def _launch(
+    rows: Ints, program: Ints, clock: Ints, finish: Ints, status: Ints, outstanding: Ints, stream_free: Ints, num_spine: int, b: int
+) -> None:  # fmt: skip
+    _emit(program, clock, LAUNCH, b)
+    clock[_CLOCK] += rows[b, LAUNCH_WORK]
+    stream = rows[b, STREAM]
+    finish[b] = max(clock[_CLOCK], stream_free[stream]) + rows[b, TRANSFER]
+    stream_free[stream] = finish[b]
+    status[b] = _LAUNCHED
+    clock[_BYTES_FLYING] += rows[b, FLYING]
+    if rows[b, NEED] >= num_spine and not rows[b, GATHERED]:
+        outstanding[clock[_OUTSTANDING]] = b
+        clock[_OUTSTANDING] += 1
+        clock[_BYTES_HELD] += rows[b, HELD]
+        clock[_FIRST_END] = min(clock[_FIRST_END], finish[b])
+
+
+@inlined
+def _wait(rows: Ints, program: Ints, clock: Ints, finish: Ints, status: Ints, outstanding: Ints, bucket: int) -> None:
+    awaited = bucket  # the argument may be an entry of what is changed below
+    _emit(program, clock, WAIT, awaited)
+    clock[_CLOCK] = max(clock[_CLOCK], finish[awaited]) + rows[awaited, WAIT_WORK]
+    status[awaited] = _WAITED
+    clock[_BYTES_FLYING] -= rows[awaited, FLYING]
+    kept_ones = 0
+    clock[_FIRST_END] = UNLIMITED
+    for q in range(clock[_OUTSTANDING]):
+        other = outstanding[q]
+        if other == awaited:
+            clock[_BYTES_HELD] -= rows[awaited, HELD]
+        else:
+            outstanding[kept_ones] = other
+            clock[_FIRST_END] = min(clock[_FIRST_END], finish[other])
+            kept_ones += 1
+    clock[_OUTSTANDING] = kept_ones
+
+
+@inlined
+def _copy_out(program: Ints, clock: Ints, copy_out_work: Ints, out: Bools, member: int) -> None:
+    _emit(program, clock, COPY_OUT, member)
+    clock[_CLOCK] += copy_out_work[member]
+    out[member] = True
+
+
+@inlined
+def _first_blocking(
+    rows: Ints, member_list: Ints, after_begin: Ints, after_list: Ints, bucket_of: Ints, status: Ints, waiting: int
+) -> int:  # fmt: skip
+    """Return the last bucket that a member of ``waiting`` depends on and that has not been waited for; -1 for none."""
+    found = -1
+    for m in range(rows[waiting, FIRST], rows[waiting, PAST]):
+        for q in range(after_begin[member_list[m]], after_begin[member_list[m] + 1]):
+            if status[bucket_of[after_list[q]]] != _WAITED:
+                found = bucket_of[after_list[q]]
     return found
 
 
-@compiled
-def _make_way(u: Units, s: State, b: int) -> None:
-    """Wait for the oldest reductions until ``b`` fits under the in-flight cap."""
-    while s.clock[FLYING] + u.flying_bytes[b] > u.caps[1] and s.clock[OUTSTANDING] > 0:
-        _wait(u, s, s.outstanding[0])
+@inlined
+def _blocked(
+    rows: Ints, member_list: Ints, after_begin: Ints, after_list: Ints, bucket_of: Ints, status: Ints, out: Bools, waiting: int
+) -> bool:  # fmt: skip
+    """Whether a member of ``waiting`` depends on a collective whose result is not there yet."""
+    found = False
+    for m in range(rows[waiting, FIRST], rows[waiting, PAST]):
+        for q in range(after_begin[member_list[m]], after_begin[member_list[m] + 1]):
+            awaited = bucket_of[after_list[q]]
+            if status[awaited] != _WAITED or (rows[awaited, COPIED] and not out[after_list[q]]):
+                found = True
+    return found
 
 
-@compiled
-def _prefetch(u: Units, s: State, gathers: Ints, following: int, g: int) -> int:
-    """Launch gathers in order of need while they want to, may, and fit; return the place of the next one in the queue."""
-    num_spine = len(u.spine_ticks)
-    while following < len(gathers):
-        b = gathers[following]
-        if s.launched[b]:
-            following += 1
-            continue
-        if u.want[b] > g or u.ready[b] > g or s.clock[FLYING] + u.flying_bytes[b] > u.caps[1] or _blocked(u, s, b):
-            break
-        most = max(_most(s, g, g + 1) + s.clock[HELD], _most(s, g + 1, min(u.need[b], num_spine)))
-        if most + u.ahead_bytes[b] > u.caps[0] and u.need[b] > g:
-            break
-        _add(s, g, u.need[b], u.ahead_bytes[b])
-        _launch(u, s, b)
-        following += 1
-    return following
-
-
-@compiled
-def _most(s: State, first: int, past: int) -> int:
-    """Return the most bytes in use around spine nodes [first, past)."""
-    most = 0
-    k = first
-    while k < past:
-        if k % BLOCK == 0 and k + BLOCK <= past:
-            most = max(most, s.block_most[k // BLOCK])
-            k += BLOCK
+@inlined
+def _last_above(used: Ints, block_added: Ints, block_most: Ints, first: int, past: int, limit: int) -> int:
+    """Return the last of the spine nodes [first, past) around which more than ``limit`` bytes are in use; -1 for none."""
+    k = past - 1
+    found = -1
+    while k >= first and found < 0:
+        if (k + 1) % BLOCK == 0 and k + 1 - BLOCK >= first and block_most[k // BLOCK] <= limit:
+            k -= BLOCK
+        elif used[k] + block_added[k // BLOCK] > limit:
+            found = k
         else:
-            most = max(most, s.used[k] + s.block_added[k // BLOCK])
-            k += 1
-    return most
+            k -= 1
+    return found
 
 
-@compiled
-def _add(s: State, first: int, past: int, size_bytes: int) -> None:
+@inlined
+def _add(used: Ints, block_added: Ints, block_most: Ints, first: int, past: int, size_bytes: int) -> None:
     """Add bytes to spine nodes [first, past)."""
     k = first
     while k < past:
         block = k // BLOCK
         if k % BLOCK == 0 and k + BLOCK <= past:
-            s.block_added[block] += size_bytes
-            s.block_most[block] += size_bytes
+            block_added[block] += size_bytes
+            block_most[block] += size_bytes
             k += BLOCK
         else:
             end = min(past, (block + 1) * BLOCK)
             while k < end:
-                s.used[k] += size_bytes
-                s.block_most[block] = max(s.block_most[block], s.used[k] + s.block_added[block])
+                used[k] += size_bytes
+                block_most[block] = max(block_most[block], used[k] + block_added[block])
                 k += 1
-
-
-@compiled
-def _fill_stall(u: Units, s: State, gathers: Ints, following: int, b: int) -> int:
-    """Copy buckets out that have arrived, while the stream stands still for ``b`` anyway; return the next gather to look at."""
-    while following < len(gathers):
-        d = gathers[following]
-        if not s.waited[d]:
-            work = 0
-            for j in range(u.member_begin[d], u.member_begin[d + 1]):
-                work += u.copy_out_work[u.member_list[j]]
-            arrived = s.launched[d] and s.transfer_end[d] <= s.clock[TIME]
-            if not s.launched[b] or not arrived or s.clock[TIME] + work > s.transfer_end[b]:
-                break
-            _wait(u, s, d)
-            if u.copied[d]:
-                for j in range(u.member_begin[d], u.member_begin[d + 1]):
-                    _copy_out(u, s, u.member_list[j])
-        following += 1
-    return following
-
-
-@compiled
-def _await(u: Units, s: State, needed: int, g: int, early: bool) -> None:
-    """Wait for ``needed``, after launching it and waiting for what it depends on, where that is yet to be done."""
-    stack = [needed]
-    while len(stack) > 0:
-        b = stack[-1]
-        if s.waited[b]:
-            stack.pop()
-            continue
-        if not s.launched[b]:
-            deeper = -1
-            for j in range(u.member_begin[b], u.member_begin[b + 1]):
-                for q in range(u.after_begin[u.member_list[j]], u.after_begin[u.member_list[j] + 1]):
-                    if not s.waited[u.bucket_of[u.after_list[q]]]:
-                        deeper = u.bucket_of[u.after_list[q]]
-            if deeper >= 0:
-                stack.append(deeper)
-                continue
-            _make_way(u, s, b)
-            _launch(u, s, b)
-        stack.pop()
-        _wait(u, s, b)
-        if u.copied[b]:
-            for j in range(u.member_begin[b], u.member_begin[b + 1]):
-                c = u.member_list[j]
-                if early or u.need_of[c] <= g or u.need_of[c] >= len(u.spine_ticks) or len(stack) > 0:
-                    _copy_out(u, s, c)

@@ -1,13 +1,14 @@
-"""Policies: what is launched when, before a forward pass (``apsched.solver.place``) makes a program of it."""
+"""Policies: what is launched when, before a forward pass (``apsched.solver.place_pass``) makes a program of it."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from apsched.config import Caps
-from apsched.solver.compact import ALL_GATHER, Compact, Ints
+from apsched.solver.compact import Compact, Ints
 from apsched.solver.compiled import compiled
-from apsched.solver.partition import Partition
+from apsched.solver.tables import NEED_GAP, READY_GAP, TRANSFER_TICKS
 
 UNLIMITED = np.int64(2**62)
 _NEAR = 64
@@ -32,92 +33,102 @@ class Policy:
     """Wait for a reduction right after its launch: least memory, no overlap."""
 
 
-def want_gaps(compact: Compact, partition: Partition, policy: Policy, caps: Caps) -> Ints:
-    """Return for each bucket the first gap where its launch is wanted (only gathers are launched ahead of need)."""
-    num_spine = len(compact.spine_ticks)
-    if not policy.prefetch:
-        return partition.need_gap.copy()
-    if policy.one_ahead:
-        want = _one_ahead(compact, partition)
-    elif np.isinf(policy.lead):
-        want = np.zeros(len(partition.buckets), dtype=np.int64)
-    else:
-        want = _want_gaps(
-            _reached(compact),
-            partition.need_gap,
-            partition.transfer_ticks,
-            compact.stream[partition.member_list[partition.member_begin[:-1]]],
-            queue(compact, partition),
-            compact.num_streams,
-            policy.lead,
-        )
-    if policy.in_stalls:
-        want = _at_stall_before(compact, want)
-    if caps.max_prefetch is not None:
-        want = np.where(partition.need_gap < num_spine, np.maximum(want, partition.need_gap - caps.max_prefetch), want)
-    return np.minimum(want, partition.need_gap)
+class Rules(NamedTuple):
+    """A policy and caps, for compiled code."""
+
+    lead: float
+    early: bool
+    prefetch: bool
+    one_ahead: bool
+    in_stalls: bool
+    at_once: bool
+    memory_cap: int
+    """Beside what the caller keeps."""
+    in_flight_cap: int
+    max_prefetch: int
+    bucket_cap: int
+    span_cap: int
 
 
-def launch_gaps(compact: Compact, partition: Partition, policy: Policy) -> Ints:
-    """Return for each bucket that is no gather the gap where it is launched: when it is ready, or at the next stall."""
-    if not policy.in_stalls:
-        return partition.ready_gap.copy()
-    stalls = _stalls(compact)
-    later = np.searchsorted(stalls, partition.ready_gap)
-    at = np.append(stalls, UNLIMITED)[later]
-    near = (at - partition.ready_gap <= _NEAR) & (at < partition.need_gap)
-    moved: Ints = np.where(near & (partition.need_gap >= len(compact.spine_ticks)), at, partition.ready_gap)
-    return moved
+class Clockwork(NamedTuple):
+    """When the spine comes where, as far as no bucket decides it."""
+
+    reached: Ints
+    """(m+1,) when each gap is reached if only on-path collectives are waited for, one after the other."""
+    stalls: Ints
+    """Gaps where the compute stream waits for an on-path collective, ascending."""
 
 
-def _stalls(compact: Compact) -> Ints:
-    """Return the gaps where the compute stream waits for an on-path collective."""
-    return np.unique(compact.need_gap[compact.on_path])
+def rules(compact: Compact, policy: Policy, caps: Caps, memory_cap_bytes: int | None) -> Rules:
+    """Return ``policy`` under ``caps``, steered by ``memory_cap_bytes``."""
+    return Rules(
+        lead=float(policy.lead),
+        early=policy.copy_out_early,
+        prefetch=policy.prefetch,
+        one_ahead=policy.one_ahead,
+        in_stalls=policy.in_stalls,
+        at_once=policy.wait_reductions_at_once,
+        memory_cap=int(UNLIMITED) if memory_cap_bytes is None else max(memory_cap_bytes - compact.kept_bytes, 0),
+        in_flight_cap=_or_unlimited(caps.in_flight_cap_bytes),
+        max_prefetch=_or_unlimited(caps.max_prefetch),
+        bucket_cap=_or_unlimited(caps.bucket_cap_bytes),
+        span_cap=_or_unlimited(caps.max_topo_span),
+    )
 
 
-def _at_stall_before(compact: Compact, want: Ints) -> Ints:
-    stalls = _stalls(compact)
-    at = np.append(stalls, -UNLIMITED)[np.searchsorted(stalls, want, side="right") - 1]
-    return np.where(want - at <= _NEAR, at, want)
+def _or_unlimited(limit: int | None) -> int:
+    return int(UNLIMITED) if limit is None else min(limit, int(UNLIMITED))
 
 
-def _reached(compact: Compact) -> Ints:
-    """Return when each gap is reached if only on-path collectives are waited for, one after the other."""
+def clockwork(compact: Compact) -> Clockwork:
+    """Return when the spine comes where."""
     steps = np.concatenate(([0], compact.spine_ticks))
     exposed = np.nonzero(compact.on_path)[0]
     np.add.at(steps, compact.need_gap[exposed], compact.transfer_ticks[exposed])
-    return np.cumsum(steps)
+    return Clockwork(reached=np.cumsum(steps), stalls=np.unique(compact.need_gap[exposed]))
 
 
-def _one_ahead(compact: Compact, partition: Partition) -> Ints:
-    """Return for each gather the need of the one before it on its stream."""
-    want = np.zeros(len(partition.buckets), dtype=np.int64)
-    latest = np.zeros(compact.num_streams, dtype=np.int64)
-    for b in queue(compact, partition):
-        stream = compact.stream[partition.member_list[partition.member_begin[b]]]
-        want[b] = latest[stream]
-        latest[stream] = partition.need_gap[b]
+@compiled
+def want_gaps(clock: Clockwork, rules: Rules, figures: Ints, stream: Ints, queue: Ints, num_streams: int) -> Ints:
+    """Return for each bucket the first gap where its launch is wanted (only gathers are launched ahead of need)."""
+    num_buckets, num_spine = len(figures), len(clock.reached) - 1
+    want = np.zeros(num_buckets, np.int64)
+    if not rules.prefetch:
+        return figures[:, NEED_GAP].copy()
+    if rules.one_ahead:
+        # the need of the one before it on its stream
+        before = np.zeros(num_streams, np.int64)
+        for b in queue:
+            want[b] = before[stream[b]]
+            before[stream[b]] = figures[b, NEED_GAP]
+    elif not np.isinf(rules.lead):
+        # latest launches that still end before the need, one after the other on each stream, then ``lead`` transfers earlier
+        latest = np.full(num_streams, UNLIMITED)
+        for i in range(len(queue) - 1, -1, -1):
+            b = queue[i]
+            begin = min(clock.reached[figures[b, NEED_GAP]], latest[stream[b]]) - figures[b, TRANSFER_TICKS]
+            latest[stream[b]] = begin
+            at = begin - rules.lead * figures[b, TRANSFER_TICKS]
+            want[b] = 0 if at <= 0 else np.searchsorted(clock.reached, at, side="right") - 1
+    for b in range(num_buckets):
+        need = figures[b, NEED_GAP]
+        if rules.in_stalls:
+            before_it = np.searchsorted(clock.stalls, want[b], side="right") - 1
+            if before_it >= 0 and want[b] - clock.stalls[before_it] <= _NEAR:
+                want[b] = clock.stalls[before_it]
+        if need < num_spine:
+            want[b] = max(want[b], need - rules.max_prefetch)
+        want[b] = min(want[b], need)
     return want
 
 
 @compiled
-def _want_gaps(reached: Ints, need_gap: Ints, transfer_ticks: Ints, stream: Ints, order: Ints, num_streams: int, lead: float) -> Ints:
-    """Latest launches that still end before the need, one after the other on each stream, then ``lead`` transfers earlier."""
-    want = np.zeros(len(need_gap), np.int64)
-    latest = np.full(num_streams, UNLIMITED)
-    for i in range(len(order) - 1, -1, -1):
-        b = order[i]
-        begin = min(reached[need_gap[b]], latest[stream[b]]) - transfer_ticks[b]
-        latest[stream[b]] = begin
-        at = begin - lead * transfer_ticks[b]
-        want[b] = 0 if at <= 0 else np.searchsorted(reached, at, side="right") - 1
-    return want
-
-
-def queue(compact: Compact, partition: Partition) -> Ints:
-    """Return the gather buckets in order of need: the order in which they are launched."""
-    first = partition.member_list[partition.member_begin[:-1]]
-    moving = (compact.kind[first] == ALL_GATHER) & ~compact.on_path[first]
-    gathers = np.nonzero(moving)[0]
-    order: Ints = gathers[np.lexsort((gathers, partition.need_gap[gathers]))]
-    return order
+def launch_gap(clock: Clockwork, rules: Rules, figures: Ints, b: int) -> int:
+    """Return the gap where a bucket that is no gather is launched: when it is ready, or at the next stall."""
+    ready, need, num_spine = figures[b, READY_GAP], figures[b, NEED_GAP], len(clock.reached) - 1
+    if not rules.in_stalls or need < num_spine:
+        return int(ready)
+    at = np.searchsorted(clock.stalls, ready)
+    if at < len(clock.stalls) and clock.stalls[at] - ready <= _NEAR and clock.stalls[at] < need:
+        return int(clock.stalls[at])
+    return int(ready)

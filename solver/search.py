@@ -1,41 +1,39 @@
-"""Large problems: a portfolio of partitions and policies, then local moves, each judged by exact evaluation.
+"""Large problems: a portfolio of partitions and policies, then moves in all layers at once and in one place, each judged exactly.
 
 The amount of work is counted in evaluations, so that the answer does not depend on the speed of the machine.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 
 from apsched.config import Caps
 from apsched.problem import Problem
-from apsched.solver.compact import ALL_GATHER, Compact
-from apsched.solver.evaluate import Figures, Program, evaluate
-from apsched.solver.families import canonical, families
-from apsched.solver.partition import Members, Pricer
-from apsched.solver.place import construct
+from apsched.solver.compact import Compact, Ints
+from apsched.solver.evaluate import Figures, Program
+from apsched.solver.families import families
+from apsched.solver.judge import Judge
+from apsched.solver.moves import Move, Neighbourhood
+from apsched.solver.partition import Pricer
 from apsched.solver.policies import Policy
 
-Move = Callable[[tuple[Members, ...]], tuple[Members, ...] | None]
-"""Buckets -> changed buckets, or None where the move is impossible by now."""
 LEADS = (np.inf, 16.0, 4.0, 2.0, 1.0, 0.5, 0.0)
 _FIRST_POLICIES = (Policy(lead=np.inf, copy_out_early=True), Policy(lead=1.0, copy_out_early=True))
 _PROMISING = 6
 """Partitions of the portfolio that are tried under every policy."""
 _STEERING_ROUNDS = 4
+_BISECTIONS = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A partition under a policy, with its program and figures."""
+    """A partition under a policy, with its figures."""
 
-    buckets: tuple[Members, ...]
+    labels: Ints
     policy: Policy
     steer_bytes: int | None
     """Memory cap that the policy steered by; None for none."""
-    program: Program
     figures: Figures
 
     @property
@@ -53,25 +51,39 @@ class Search:
     caps: Caps
     report: Callable[[str, int], None]
     """Called with the stage and the best step time in ticks."""
-    evaluations_left: int
+    max_evaluations: int
     floor_bytes: int
     """The least peak for which a schedule is known."""
     pricer: Pricer = field(init=False)
     best: Candidate | None = None
+    _judge: Judge = field(init=False)
+    _neighbourhood: Neighbourhood = field(init=False)
+    _tried: set[tuple[bytes, Policy, int | None]] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
         self.pricer = Pricer(self.problem, self.compact)
+        self._judge = Judge(self.pricer, self.caps)
+        self._neighbourhood = Neighbourhood(self.compact)
 
-    def evaluate(self, buckets: tuple[Members, ...], policy: Policy, steer_bytes: int | None) -> Candidate | None:
+    @property
+    def evaluations(self) -> int:
+        """Evaluations so far."""
+        return self._judge.evaluations
+
+    def program(self) -> Program:
+        """Return the program of the best candidate."""
+        assert self.best is not None
+        return self._judge.program(self.best.labels, self.best.policy, self.best.steer_bytes)
+
+    def evaluate(self, labels: Ints, policy: Policy, steer_bytes: int | None) -> Candidate | None:
         """Return the candidate if it keeps the caps; steer lower where the policy overshot the memory cap."""
-        partition = self.pricer.partition(buckets)
         cap = self.caps.memory_cap_bytes if steer_bytes is None else steer_bytes
         for _ in range(_STEERING_ROUNDS):
-            self.evaluations_left -= 1
-            program = construct(self.compact, partition, policy, self.caps, cap)
-            figures = evaluate(self.compact, program)
+            figures = self._judge.figures(labels, policy, cap)
+            if figures is None:
+                return None
             if self.keeps_caps(figures):
-                return Candidate(buckets, policy, cap, program, figures)
+                return Candidate(labels, policy, cap, figures)
             if cap is None or self.caps.memory_cap_bytes is None or figures.peak_memory_bytes <= self.caps.memory_cap_bytes:
                 return None
             cap -= figures.peak_memory_bytes - self.caps.memory_cap_bytes
@@ -89,15 +101,15 @@ class Search:
         self.best = candidate
         return True
 
-    # the three stages
+    # the stages
 
     def portfolio(self) -> None:
         """Partitions under two policies; the best of them under all; then the best partition of each key in turn."""
         partitions = list(families(self.pricer, self.caps))
         tried: list[tuple[tuple[int, int, int], int]] = []
-        for i, buckets in enumerate(partitions):
+        for i, labels in enumerate(partitions):
             for policy in _FIRST_POLICIES:
-                candidate = self.evaluate(buckets, policy, None)
+                candidate = self.evaluate(labels, policy, None)
                 self.consider(candidate)
                 if candidate is not None:
                     tried.append((candidate.value, i))
@@ -111,26 +123,39 @@ class Search:
             return
         for _ in range(2):
             for key in range(len(self.problem.keys)):
-                for buckets in partitions:
-                    mixed = self._with_key(self.best.buckets, buckets, key)
-                    if mixed != self.best.buckets:
+                for labels in partitions:
+                    # labels name members, and buckets keep to one key
+                    mixed = np.where(self.compact.key == key, labels, self.best.labels)
+                    if not np.array_equal(mixed, self.best.labels):
                         self.consider(self.evaluate(mixed, self.best.policy, self.best.steer_bytes))
             for policy in policies(self.compact):
-                self.consider(self.evaluate(self.best.buckets, policy, None))
+                self.consider(self.evaluate(self.best.labels, policy, None))
         self.report("portfolio", self.best.figures.step_time_ticks)
 
-    def local_moves(self, stop_at_ticks: int) -> None:
-        """Merge neighbours and split buckets while that helps, until ``stop_at_ticks`` is reached or the evaluations are used up."""
+    def improve(self, stop_at_ticks: int) -> None:
+        """Take moves that help, in all layers at once and then one by one, until none does or the evaluations are used up."""
         improved = True
-        while improved and self.best is not None and self.evaluations_left > 0:
-            improved = False
-            for move in self._moves(self.best.buckets):
-                if self.evaluations_left <= 0 or self.best.figures.step_time_ticks <= stop_at_ticks:
-                    return
-                buckets = move(self.best.buckets)
-                if buckets is not None and self.consider(self.evaluate(buckets, self.best.policy, self.best.steer_bytes)):
-                    improved = True
-            self.report("local moves", self.best.figures.step_time_ticks)
+        while improved and not self._done(stop_at_ticks):
+            improved = self._sweep(self._neighbourhood.periodic, stop_at_ticks, "periodic moves")
+            improved |= self._sweep(self._neighbourhood.local, stop_at_ticks, "local moves")
+
+    def _sweep(self, moves: Callable[[Ints], Iterator[Move]], stop_at_ticks: int, stage: str) -> bool:
+        """Try each move of the best once, and keep what helps; return whether one did."""
+        assert self.best is not None
+        improved = False
+        for move in moves(self.best.labels):
+            if self._done(stop_at_ticks):
+                break
+            labels = self._neighbourhood.applied(move, self.best.labels)
+            trial = (labels.tobytes(), self.best.policy, self.best.steer_bytes)
+            if trial not in self._tried:
+                self._tried.add(trial)
+                improved |= self.consider(self.evaluate(labels, self.best.policy, self.best.steer_bytes))
+        self.report(stage, self.best.figures.step_time_ticks)
+        return improved
+
+    def _done(self, stop_at_ticks: int) -> bool:
+        return self.best is None or self.best.figures.step_time_ticks <= stop_at_ticks or self.evaluations >= self.max_evaluations
 
     def lower_memory(self, limit_ticks: int) -> None:
         """Find the least peak with a step time of at most ``limit_ticks``: bisect the cap that the policies steer by."""
@@ -140,7 +165,7 @@ class Search:
             low, high = 0, self.best.figures.peak_memory_bytes
             for _ in range(_BISECTIONS):
                 middle = (low + high) // 2
-                candidate = self.evaluate(self.best.buckets, policy, middle)
+                candidate = self.evaluate(self.best.labels, policy, middle)
                 if candidate is not None and candidate.figures.step_time_ticks <= limit_ticks:
                     if candidate.figures.peak_memory_bytes < self.best.figures.peak_memory_bytes:
                         self.best = candidate
@@ -150,55 +175,18 @@ class Search:
         self.report("lower memory", self.best.figures.step_time_ticks)
 
     def fewer_launches(self, limit_ticks: int) -> None:
-        """Merge neighbours while the step time stays within ``limit_ticks`` and the peak does not rise."""
+        """Join neighbours while the step time stays within ``limit_ticks`` and the peak does not rise."""
         if self.best is None:
             return
         peak = self.best.figures.peak_memory_bytes
-        i = 0
-        while self.best is not None and i + 1 < len(self.best.buckets) and self.evaluations_left > 0:
-            left, right = self.best.buckets[i], self.best.buckets[i + 1]
-            merged = self._merge_pair(left, right, self.best.buckets)
-            candidate = self.evaluate(merged, self.best.policy, self.best.steer_bytes) if merged is not None else None
+        for move in self._neighbourhood.joins(self.best.labels):
+            if self.evaluations >= self.max_evaluations:
+                break
+            labels = self._neighbourhood.applied(move, self.best.labels)
+            candidate = self.evaluate(labels, self.best.policy, self.best.steer_bytes)
             if candidate is not None and candidate.figures.step_time_ticks <= limit_ticks and candidate.figures.peak_memory_bytes <= peak:
                 self.best = candidate
-            else:
-                i += 1
         self.report("fewer launches", self.best.figures.step_time_ticks)
-
-    def _with_key(self, base: tuple[Members, ...], other: tuple[Members, ...], key: int) -> tuple[Members, ...]:
-        of_key = self.compact.key
-        return canonical(self.pricer, [b for b in base if of_key[b[0]] != key] + [b for b in other if of_key[b[0]] == key])
-
-    def _moves(self, buckets: tuple[Members, ...]) -> Iterator[Move]:
-        """Yield moves by the members that they concern, so that one stays meaningful after another was taken."""
-        for i, left in enumerate(buckets):
-            for right in buckets[i + 1 : i + 1 + _NEIGHBOURS]:
-                if self.compact.key[left[0]] == self.compact.key[right[0]]:
-                    yield partial(self._merge_pair, left, right)
-        for bucket in buckets:
-            for cut in range(1, len(bucket)):
-                yield partial(self._split, bucket, cut)
-
-    def _merge_pair(self, left: Members, right: Members, buckets: tuple[Members, ...]) -> tuple[Members, ...] | None:
-        if left not in buckets or right not in buckets:
-            return None
-        merged = (*left, *right)
-        if not self.pricer.same_depth(merged) or not self.pricer.allowed(merged, self.caps):
-            return None
-        # a gather is as urgent as its first member, anything else as ready as its last: the list stays in order
-        stays, goes = (left, right) if self.compact.kind[left[0]] == ALL_GATHER else (right, left)
-        return tuple(merged if b == stays else b for b in buckets if b != goes)
-
-    def _split(self, bucket: Members, cut: int, buckets: tuple[Members, ...]) -> tuple[Members, ...] | None:
-        if bucket not in buckets:
-            return None
-        i = buckets.index(bucket)
-        return (*buckets[:i], bucket[:cut], bucket[cut:], *buckets[i + 1 :])
-
-
-_BISECTIONS = 12
-_NEIGHBOURS = 3
-"""How far apart in order of urgency two buckets may be that a move merges."""
 
 
 def policies(compact: Compact) -> tuple[Policy, ...]:

@@ -150,7 +150,7 @@ def horizon_ticks(problem: Problem, small: Compact) -> int:
     transfers = sum(int(t) for t in small.transfer_ticks)
     pessimistic = sum(problem.keys[c.key].price(sum(d.size_bytes for d in problem.collectives)) for c in problem.collectives)
     copies = sum(
-        problem.copy_price(sum(d.copied_bytes for d in problem.collectives)) + int(t)
+        problem.copy_price(sum(d.input_bytes for d in problem.collectives)) + int(t)
         for _, t in zip(problem.collectives, small.copy_out_ticks, strict=True)
     )
     launches = int(small.launch_ticks.sum() + small.bucket_launch_ticks.sum())
@@ -168,9 +168,9 @@ def _solve_whole(
     report: Callable[[str, int], None],
 ) -> _Answer:
     """Small problems: the whole formulation, objective after objective."""
-    search = Search(problem=problem, compact=small, caps=caps, report=report, evaluations_left=2_000, floor_bytes=floor_bytes)
+    search = Search(problem=problem, compact=small, caps=caps, report=report, max_evaluations=2_000, floor_bytes=floor_bytes)
     search.portfolio()
-    hint = search.best.program if search.best is not None else None
+    hint = search.program() if search.best is not None else None
     model = ExactModel(problem, small, caps, horizon_ticks(problem, small))
     first = model.minimize_step_time(options, hint)
     work = first.deterministic_work
@@ -222,16 +222,16 @@ def _solve_by_search(
 ) -> _Answer:
     """Large problems: portfolio, local moves, then the second and third objective within the slack."""
     evaluations = max(1, int(options.budget * _EVALUATIONS_PER_WORK))
-    search = Search(problem=problem, compact=small, caps=caps, report=report, evaluations_left=evaluations, floor_bytes=floor_bytes)
+    search = Search(problem=problem, compact=small, caps=caps, report=report, max_evaluations=evaluations, floor_bytes=floor_bytes)
     search.portfolio()
     if search.best is None:
         floor = just_in_time(problem, small, caps)
         schedule = expand(problem, small, floor.program) if floor is not None else None
         return _Answer(schedule=schedule, bound=bound, solved_by="just in time")
     good_enough = int(bound.ticks * (1 + options.time_slack / 2))  # what is left would go to memory and launches anyway
-    search.local_moves(good_enough)
+    search.improve(good_enough)
     improved = improve(
-        search.pricer, caps, search.best.program, replace(options, budget=options.budget * _SHARE_OF_WINDOWS), stop_at_ticks=good_enough
+        search.pricer, caps, search.program(), replace(options, budget=options.budget * _SHARE_OF_WINDOWS), stop_at_ticks=good_enough
     )
     report("windows", time := evaluate(small, improved.program).step_time_ticks)
     limit = _slack_limit(time, options, made)
@@ -239,7 +239,7 @@ def _solve_by_search(
     if search.best.figures.step_time_ticks <= limit:
         search.lower_memory(limit)
         search.fewer_launches(limit)
-        program, solved_by = search.best.program, "search"
+        program, solved_by = search.program(), "search"
     return _Answer(
         schedule=expand(problem, small, program),
         bound=bound,

@@ -1,0 +1,95 @@
+"""Partitions by a rule: runs of neighbours, in order of urgency, that share a launch. Partitions are labels: one for each bucket."""
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from apsched.config import Caps
+from apsched.solver.compact import ALL_GATHER, Bools, Compact, Ints
+from apsched.solver.compiled import compiled
+from apsched.solver.partition import Pricer
+from apsched.solver.policies import UNLIMITED
+from apsched.solver.tables import Tables
+
+
+def urgencies(compact: Compact) -> Ints:
+    """Return for each collective the gap that says how urgent it is: a gather's need, anything else's readiness."""
+    return np.where(compact.kind == ALL_GATHER, compact.need_gap, compact.ready_gap)
+
+
+def merge_runs(pricer: Pricer, limits: Caps, keys: Iterable[int], tag: Callable[[int], object]) -> Ints:
+    """Return labels of buckets of neighbours with one tag, as long as ``limits`` and dependences allow; other keys stay alone."""
+    numbers: dict[object, int] = {}
+    tags = np.array([numbers.setdefault(tag(c), len(numbers)) for c in range(len(pricer.compact.kind))], dtype=np.int64)
+    return group(pricer, limits, keys, tags=tags)
+
+
+def group(
+    pricer: Pricer,
+    limits: Caps,
+    keys: Iterable[int],
+    *,
+    tags: Ints | None = None,
+    most_bytes: int | None = None,
+    reach_gaps: int | None = None,
+) -> Ints:
+    """Return labels of buckets of neighbours with one tag that are urgent within ``reach_gaps`` of each other.
+
+    Collectives of more than ``most_bytes`` stay alone, and neighbours on their two sides may share a bucket.
+    """
+    compact, unlimited = pricer.compact, int(UNLIMITED)
+    urgency = urgencies(compact)
+    wanted = np.isin(compact.key, np.fromiter(keys, dtype=np.int64)) & compact.bucketable
+    if most_bytes is not None:
+        wanted &= compact.size_bytes <= most_bytes
+    return canonical(
+        _runs(
+            pricer.tables,
+            np.lexsort((np.arange(len(urgency)), urgency, compact.key)),
+            np.zeros(len(urgency), dtype=np.int64) if tags is None else tags,
+            wanted,
+            urgency,
+            unlimited if limits.bucket_cap_bytes is None else limits.bucket_cap_bytes,
+            unlimited if limits.max_topo_span is None else limits.max_topo_span,
+            unlimited if reach_gaps is None else reach_gaps,
+        )
+    )
+
+
+@compiled
+def _runs(t: Tables, order: Ints, tags: Ints, wanted: Bools, urgency: Ints, bucket_cap: int, span_cap: int, reach: int) -> Ints:
+    labels = np.arange(len(order))
+    head, last, size, ready, need, low, high = -1, -1, 0, 0, 0, 0, 0
+    for c in order:
+        if not wanted[c]:
+            continue
+        rank = t.start_rank[c]
+        if (
+            head >= 0
+            and t.key[c] == t.key[head]
+            and tags[c] == tags[last]
+            and t.depth[c] == t.depth[head]
+            and urgency[c] - urgency[head] <= reach
+            and size + t.size_bytes[c] <= bucket_cap
+            and max(high, rank) - min(low, rank) <= span_cap
+            and max(ready, t.ready_gap[c]) <= min(need, t.need_gap[c])
+        ):
+            size += t.size_bytes[c]
+            ready, need, low, high = max(ready, t.ready_gap[c]), min(need, t.need_gap[c]), min(low, rank), max(high, rank)
+        else:
+            head, size, ready, need, low, high = c, t.size_bytes[c], t.ready_gap[c], t.need_gap[c], rank, rank
+        labels[c] = head
+        last = c
+    return labels
+
+
+@compiled
+def canonical(labels: Ints) -> Ints:
+    """Return ``labels`` with each bucket named by its lowest member."""
+    lowest = np.full(len(labels), -1, np.int64)
+    result = np.empty(len(labels), np.int64)
+    for c in range(len(labels)):
+        if lowest[labels[c]] < 0:
+            lowest[labels[c]] = c
+        result[c] = lowest[labels[c]]
+    return result

@@ -1,0 +1,99 @@
+"""What a partition is worth under a policy: laid out and evaluated in one compiled call."""
+
+from dataclasses import dataclass, field
+
+from apsched.config import Caps
+from apsched.solver.compact import Compact, Ints
+from apsched.solver.compiled import compiled
+from apsched.solver.evaluate import LAUNCH, SPINE, Buckets, Figures, Fixed, Program, fixed, live, walk
+from apsched.solver.partition import Pricer
+from apsched.solver.place import construct, lay_out
+from apsched.solver.policies import Clockwork, Policy, Rules, clockwork, rules
+from apsched.solver.tables import (
+    COPY_IN_TICKS,
+    IN_BUFFER,
+    LAUNCH_TICKS,
+    NEED_GAP,
+    OUT_BUFFER,
+    TRANSFER_TICKS,
+    Tables,
+    bucket_figures,
+    legal,
+    members_of,
+)
+
+
+@dataclass(slots=True)
+class Judge:
+    """Evaluates partitions, given as labels, and counts how often."""
+
+    pricer: Pricer
+    caps: Caps
+    evaluations: int = 0
+    _fixed: Fixed = field(init=False)
+    _clock: Clockwork = field(init=False)
+    _rules: dict[tuple[Policy, int | None], Rules] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._fixed, self._clock = fixed(self.compact), clockwork(self.compact)
+
+    @property
+    def compact(self) -> Compact:
+        """The problem in compact form."""
+        return self.pricer.compact
+
+    def figures(self, labels: Ints, policy: Policy, steer_bytes: int | None) -> Figures | None:
+        """Return what the buckets of ``labels`` cost under ``policy``; None where they cannot be, or the cap on prefetch is broken."""
+        known = self._rules.get((policy, steer_bytes))
+        if known is None:
+            known = self._rules[policy, steer_bytes] = rules(self.compact, policy, self.caps, steer_bytes)
+        self.evaluations += 1
+        possible, step_time, peak, in_flight, launches = judge(self.pricer.tables, self._fixed, self._clock, known, labels)
+        if not possible:
+            return None
+        return Figures(
+            step_time_ticks=step_time,
+            peak_memory_bytes=peak + self.compact.kept_bytes,
+            peak_in_flight_bytes=in_flight,
+            num_launches=launches,
+        )
+
+    def program(self, labels: Ints, policy: Policy, steer_bytes: int | None) -> Program:
+        """Return the program that ``figures`` judges."""
+        return construct(self.pricer, self.pricer.partition_of(labels), policy, self.caps, steer_bytes)
+
+
+@compiled
+def judge(t: Tables, f: Fixed, clock: Clockwork, r: Rules, labels: Ints) -> tuple[bool, int, int, int, int]:
+    """Return whether the buckets and their prefetch are legal, and their step time, peak, bytes in flight and number of launches."""
+    bucket_of, member_begin, member_list = members_of(labels)
+    if not legal(t, member_begin, member_list, r.bucket_cap, r.span_cap):
+        return False, 0, 0, 0, 0
+    figures = bucket_figures(t, member_begin, member_list)
+    operation, argument = lay_out(t, f, clock, r, bucket_of, member_begin, member_list, figures)
+    if _most_prefetch(operation, argument, figures, len(f.spine_ticks)) > r.max_prefetch:
+        return False, 0, 0, 0, 0  # a gather went ahead with one that waits for it
+    buckets = Buckets(
+        bucket_of,
+        member_begin,
+        member_list,
+        figures[:, LAUNCH_TICKS].copy(),
+        figures[:, TRANSFER_TICKS].copy(),
+        figures[:, COPY_IN_TICKS].copy(),
+        figures[:, IN_BUFFER].copy(),
+        figures[:, OUT_BUFFER].copy(),
+    )
+    walked = walk(operation, argument, buckets, f)
+    return True, walked.step_time, live(walked, buckets, f).peak, walked.peak_in_flight, len(figures)
+
+
+@compiled
+def _most_prefetch(operation: Ints, argument: Ints, figures: Ints, num_spine: int) -> int:
+    """Return the most spine nodes between a launch and the first of them that needs its result."""
+    most, gap = 0, 0
+    for i in range(len(operation)):
+        if operation[i] == SPINE:
+            gap = argument[i] + 1
+        elif operation[i] == LAUNCH and figures[argument[i], NEED_GAP] < num_spine:
+            most = max(most, figures[argument[i], NEED_GAP] - gap)
+    return most

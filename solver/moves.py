@@ -1,0 +1,152 @@
+"""Moves of search: join two buckets, cut one in two, let a member change buckets; in one place, or in every layer at once.
+
+A move names collectives, not buckets, so that it stays meaningful after others were taken, and so that its translates along the
+repeated layers are the same move with other names.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from apsched.solver.compact import Compact, Ints
+from apsched.solver.compiled import compiled
+from apsched.solver.group import canonical, urgencies
+from apsched.solver.periods import find_periods
+
+JOIN, CUT, CHANGE = 0, 1, 2
+_NEIGHBOURS = 3
+"""How far apart in order of urgency two buckets may be that a move joins."""
+_STRIDES = (1, 2, 4)
+"""Every how many layers a move that crosses layers is repeated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """One kind of change for each pair (of, to): join their buckets; cut before ``of``; ``of`` goes to the bucket of ``to``."""
+
+    kind: int
+    of: Ints
+    to: Ints
+
+
+class Neighbourhood:
+    """The moves that a problem allows."""
+
+    def __init__(self, compact: Compact) -> None:
+        self.compact = compact
+        urgency = urgencies(compact)
+        self.order = np.lexsort((np.arange(len(urgency)), urgency, compact.key))
+        self.place = np.empty(len(urgency), dtype=np.int64)
+        self.place[self.order] = np.arange(len(urgency))
+        self._find_layers()
+
+    def applied(self, move: Move, labels: Ints) -> Ints:
+        """Return ``labels`` after ``move``."""
+        return apply(labels, move.kind, move.of, move.to, self.place)
+
+    def local(self, labels: Ints) -> Iterator[Move]:
+        """Yield the moves of single buckets and single members, from the first to the last in order of urgency."""
+        for buckets in self._buckets(labels):
+            for i, bucket in enumerate(buckets):
+                for other in buckets[i + 1 : i + 1 + _NEIGHBOURS]:
+                    yield _single(JOIN, bucket[0], other[0])
+                for member in bucket[1:]:
+                    yield _single(CUT, member, member)
+                if i + 1 < len(buckets) and len(bucket) > 1:
+                    yield _single(CHANGE, bucket[-1], buckets[i + 1][0])
+                if i and len(bucket) > 1:
+                    yield _single(CHANGE, bucket[0], buckets[i - 1][0])
+
+    def periodic(self, labels: Ints) -> Iterator[Move]:
+        """Yield moves seen in the middle of the repeated layers, each with all its translates."""
+        for buckets in self._buckets(labels):
+            for bucket, other in pairwise(buckets):
+                if self._in_the_middle(bucket[0]):
+                    for stride in _STRIDES:
+                        yield from self._translated(JOIN, bucket[-1], other[0], stride)
+                        if len(bucket) > 1:
+                            yield from self._translated(CHANGE, bucket[-1], other[0], stride)
+                        if len(other) > 1:
+                            yield from self._translated(CHANGE, other[0], bucket[-1], stride)
+            for bucket in buckets:
+                for member in bucket[1:]:
+                    if self._in_the_middle(member):
+                        for stride in _STRIDES:
+                            yield from self._translated(CUT, member, member, stride)
+
+    def joins(self, labels: Ints) -> Iterator[Move]:
+        """Yield the moves that join a bucket and the next."""
+        for buckets in self._buckets(labels):
+            for bucket, other in pairwise(buckets):
+                yield _single(JOIN, bucket[0], other[0])
+
+    def _buckets(self, labels: Ints) -> list[list[list[int]]]:
+        """Return for each key its buckets in order of urgency, each with its members in that order."""
+        keys: dict[int, dict[int, list[int]]] = defaultdict(dict)
+        for c, label in zip(self.order.tolist(), labels[self.order].tolist(), strict=True):
+            keys[int(self.compact.key[c])].setdefault(label, []).append(c)
+        return [list(buckets.values()) for _, buckets in sorted(keys.items())]
+
+    # repeated layers
+
+    def _find_layers(self) -> None:
+        """Find for each collective of a repeated layer those in its place in the other layers, and its layer among them."""
+        self.alike: dict[int, tuple[tuple[int, ...], int]] = {
+            c: (row, layer) for period in find_periods(self.compact) for row in period.collectives for layer, c in enumerate(row)
+        }
+
+    def _in_the_middle(self, c: int) -> bool:
+        """Whether ``c`` is in one of the layers that moves are read off: as many as the longest stride, around the middle."""
+        if c not in self.alike:
+            return False
+        group, i = self.alike[c]
+        first = max(len(group) - _STRIDES[-1], 0) // 2
+        return first <= i < first + _STRIDES[-1]
+
+    def _translated(self, kind: int, of: int, to: int, stride: int) -> Iterator[Move]:
+        if of not in self.alike or to not in self.alike:
+            return
+        (group, i), (other, j) = self.alike[of], self.alike[to]
+        pairs = [(group[k], other[k + j - i]) for k in range(i % stride, len(group), stride) if 0 <= k + j - i < len(other)]
+        if len(pairs) > 1:
+            yield Move(kind=kind, of=np.array([a for a, _ in pairs]), to=np.array([b for _, b in pairs]))
+
+
+def _single(kind: int, of: int, to: int) -> Move:
+    return Move(kind=kind, of=np.array([of]), to=np.array([to]))
+
+
+@compiled
+def apply(labels: Ints, kind: int, of: Ints, to: Ints, place: Ints) -> Ints:
+    """Return ``labels``, a bucket named by its lowest member, after the moves."""
+    result = labels
+    for i in range(len(of)):
+        before = result
+        result = before.copy()
+        mine, theirs = before[of[i]], before[to[i]]
+        if kind == JOIN:
+            for c in range(len(labels)):
+                if before[c] == theirs:
+                    result[c] = mine
+        elif kind == CUT:
+            # either part is named by a member of its own
+            rest = -1
+            for c in range(len(labels)):
+                if before[c] == mine:
+                    if place[c] >= place[of[i]]:
+                        result[c] = of[i]
+                    else:
+                        rest = c if rest < 0 else rest
+                        result[c] = rest
+        elif mine != theirs:
+            rest = -1
+            for c in range(len(labels)):
+                if before[c] == mine and c != of[i]:
+                    rest = c if rest < 0 else rest
+                    result[c] = rest
+            result[of[i]] = theirs
+        result = canonical(result)
+    return result

@@ -1,0 +1,208 @@
+"""What compiled code knows of collectives and prices, and the figures of buckets of any members."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from apsched.price_curve import PriceCurve
+from apsched.problem import Problem
+from apsched.solver.compact import ALL_GATHER, Bools, Compact, Ints
+from apsched.solver.compiled import compiled
+from apsched.units import ALLOCATION_BYTES
+
+NUM_FIGURES = 7
+LAUNCH_TICKS, TRANSFER_TICKS, COPY_IN_TICKS, IN_BUFFER, OUT_BUFFER, READY_GAP, NEED_GAP = range(NUM_FIGURES)
+"""Columns of the figures of a bucket: ticks of its launch, transfer and copy-in; bytes of its buffers, 0 for a bucket of one; gaps."""
+
+
+class Tables(NamedTuple):
+    """Arrays over collectives (C), keys (K) and the points of price curves (the copy's comes last)."""
+
+    key: Ints
+    kind: Ints
+    stream: Ints
+    size_bytes: Ints
+    input_bytes: Ints
+    output_bytes: Ints
+    launch_ticks: Ints
+    transfer_ticks: Ints
+    prologue_ticks: Ints
+    epilogue_ticks: Ints
+    copy_out_ticks: Ints
+    on_path: Bools
+    bucketable: Bools
+    start_rank: Ints
+    ready_gap: Ints
+    need_gap: Ints
+    by_need: Ints
+    """Collectives by need gap."""
+    depth: Ints
+    """How many collectives must be waited for, one after the other, before its launch."""
+    after_begin: Ints
+    after_list: Ints
+    key_launch: Ints
+    """(K,)"""
+    curve_begin: Ints
+    """(K+2,)"""
+    curve_size: Ints
+    curve_price: Ints
+
+
+def tables(problem: Problem, compact: Compact) -> Tables:
+    """Return the tables of ``problem``."""
+    c = compact
+    curves = [*(key.price for key in problem.keys), problem.copy_price]
+    return Tables(
+        key=c.key,
+        kind=c.kind,
+        stream=c.stream,
+        size_bytes=c.size_bytes,
+        input_bytes=c.input_bytes,
+        output_bytes=c.output_bytes,
+        launch_ticks=c.launch_ticks,
+        transfer_ticks=c.transfer_ticks,
+        prologue_ticks=_sums(c.float_ticks, c.prologue_begin, c.prologue_list),
+        epilogue_ticks=_sums(c.float_ticks, c.epilogue_begin, c.epilogue_list),
+        copy_out_ticks=c.copy_out_ticks,
+        on_path=c.on_path,
+        bucketable=c.bucketable,
+        start_rank=c.start_rank,
+        ready_gap=c.ready_gap,
+        need_gap=c.need_gap,
+        by_need=np.argsort(c.need_gap, kind="stable"),
+        depth=np.array(_chain_depths(c), dtype=np.int64),
+        after_begin=c.after_begin,
+        after_list=c.after_list,
+        key_launch=np.array([key.launch_ticks for key in problem.keys], dtype=np.int64),
+        curve_begin=np.cumsum([0, *(len(curve.size_bytes) for curve in curves)]),
+        curve_size=_points(curves, "size_bytes"),
+        curve_price=_points(curves, "price_ticks"),
+    )
+
+
+def _points(curves: list[PriceCurve], name: str) -> Ints:
+    return np.array([value for curve in curves for value in getattr(curve, name)], dtype=np.int64)
+
+
+def _sums(values: Ints, begin: Ints, entries: Ints) -> Ints:
+    """Return for each row of a CSR pair the sum of the values that it lists."""
+    total = np.concatenate(([0], np.cumsum(values[entries])))
+    sums: Ints = total[begin[1:]] - total[begin[:-1]]
+    return sums
+
+
+def _chain_depths(compact: Compact) -> list[int]:
+    depth: list[int] = []
+    for c in range(len(compact.kind)):  # ordered by start, so those before it are known
+        before = compact.after_list[compact.after_begin[c] : compact.after_begin[c + 1]]
+        depth.append(1 + max((depth[d] for d in before), default=-1))
+    return depth
+
+
+@compiled
+def curve_price(t: Tables, curve: int, size_bytes: int) -> int:
+    """Return what ``apsched.price_curve.PriceCurve`` returns, in 64 bits: the quotient is guessed in floats, and the remainder set right.
+
+    The remainder of a guess that is off by little is small, so that it comes out right although the products in it wrap around.
+    """
+    begin, past = t.curve_begin[curve], t.curve_begin[curve + 1]
+    k = np.searchsorted(t.curve_size[begin:past], size_bytes, side="right") - 1
+    k = begin + min(max(k, 0), past - begin - 2)
+    rise, run, over = t.curve_price[k + 1] - t.curve_price[k], t.curve_size[k + 1] - t.curve_size[k], size_bytes - t.curve_size[k]
+    up = np.int64(float(over) * float(rise) / float(run))
+    rest = over * rise - up * run
+    while rest > 0:
+        rest -= run
+        up += 1
+    while rest <= -run:
+        rest += run
+        up -= 1
+    return int(t.curve_price[k] + up)
+
+
+@compiled
+def bucket_figures(t: Tables, member_begin: Ints, member_list: Ints) -> Ints:
+    """Return (B, NUM_FIGURES): what every bucket costs and where it may stand."""
+    figures = np.zeros((len(member_begin) - 1, NUM_FIGURES), np.int64)
+    copy = len(t.key_launch)
+    for b in range(len(figures)):
+        begin, past = member_begin[b], member_begin[b + 1]
+        first = member_list[begin]
+        ready, need = t.ready_gap[first], t.need_gap[first]
+        size, inputs, outputs = 0, 0, 0
+        for j in range(begin, past):
+            c = member_list[j]
+            size += t.size_bytes[c]
+            inputs += t.input_bytes[c]
+            outputs += t.output_bytes[c]
+            ready, need = max(ready, t.ready_gap[c]), min(need, t.need_gap[c])
+        figures[b, READY_GAP], figures[b, NEED_GAP] = ready, need
+        if past - begin == 1:
+            figures[b, LAUNCH_TICKS], figures[b, TRANSFER_TICKS] = t.launch_ticks[first], t.transfer_ticks[first]
+        else:
+            figures[b, LAUNCH_TICKS] = t.key_launch[t.key[first]]
+            figures[b, TRANSFER_TICKS] = curve_price(t, t.key[first], size)
+            figures[b, COPY_IN_TICKS] = curve_price(t, copy, inputs)
+            figures[b, IN_BUFFER] = -(-inputs // ALLOCATION_BYTES) * ALLOCATION_BYTES
+            figures[b, OUT_BUFFER] = -(-outputs // ALLOCATION_BYTES) * ALLOCATION_BYTES
+    return figures
+
+
+@compiled
+def legal(t: Tables, member_begin: Ints, member_list: Ints, bucket_cap: int, span_cap: int) -> bool:
+    """Whether every bucket may be one.
+
+    One key, bucketable, ready before needed, within the caps on bytes and span; and its members wait for equally long chains of other
+    collectives, so that no two buckets can wait for each other.
+    """
+    for b in range(len(member_begin) - 1):
+        begin, past = member_begin[b], member_begin[b + 1]
+        if past - begin == 1:
+            continue
+        first = member_list[begin]
+        ready, need, size = t.ready_gap[first], t.need_gap[first], 0
+        low, high = t.start_rank[first], t.start_rank[first]
+        for j in range(begin, past):
+            c = member_list[j]
+            if not t.bucketable[c] or t.key[c] != t.key[first] or t.depth[c] != t.depth[first]:
+                return False
+            size += t.size_bytes[c]
+            ready, need = max(ready, t.ready_gap[c]), min(need, t.need_gap[c])
+            low, high = min(low, t.start_rank[c]), max(high, t.start_rank[c])
+        if ready > need or size > bucket_cap or high - low > span_cap:
+            return False
+    return True
+
+
+@compiled
+def members_of(labels: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return (bucket_of, member_begin, member_list) of collectives with one label for each bucket; buckets by their lowest member."""
+    index = np.full(len(labels), -1, np.int64)
+    bucket_of = np.empty(len(labels), np.int64)
+    size = np.zeros(len(labels), np.int64)
+    num_buckets = 0
+    for c in range(len(labels)):
+        if index[labels[c]] < 0:
+            index[labels[c]] = num_buckets
+            num_buckets += 1
+        bucket_of[c] = index[labels[c]]
+        size[bucket_of[c]] += 1
+    begin = np.zeros(num_buckets + 1, np.int64)
+    for b in range(num_buckets):
+        begin[b + 1] = begin[b] + size[b]
+    place = begin[:num_buckets].copy()
+    member_list = np.empty(len(labels), np.int64)
+    for c in range(len(labels)):
+        member_list[place[bucket_of[c]]] = c
+        place[bucket_of[c]] += 1
+    return bucket_of, begin, member_list
+
+
+@compiled
+def gathers_that_move(t: Tables, member_begin: Ints, member_list: Ints) -> Bools:
+    """(B,) whether a bucket is of gathers that can move."""
+    moving = np.zeros(len(member_begin) - 1, np.bool_)
+    for b in range(len(moving)):
+        first = member_list[member_begin[b]]
+        moving[b] = t.kind[first] == ALL_GATHER and not t.on_path[first]
+    return moving
