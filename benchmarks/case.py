@@ -8,10 +8,12 @@ with the peak of their graph as the cap; last, one graph is solved again in othe
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+
+import torch.fx
 
 from apsched.capture.captured import Capture
 from apsched.config import Caps, SolveOptions
@@ -21,14 +23,16 @@ from apsched.graph_result import Result
 from apsched.inductor_baseline import INDUCTOR, INDUCTOR_MANUAL, InductorRun, run_inductor, run_inductor_manual, score_run
 from apsched.options import MemoryCap
 from apsched.pipeline import LoadedGraph, explain_infeasible, export_graph, opening, resolve_caps, solve_graph
+from apsched.problem import Problem
 from apsched.progress import Progress
 from apsched.round_trip import round_trip
+from apsched.schedule import Schedule
 from apsched.schedule_file import dump_schedule
 from apsched.sources import SourceRequest
 from apsched.writeback.write_back import write_back
 from benchmarks.again import solve_again
 from benchmarks.grid import CAPS, Case, layer_bytes
-from benchmarks.meters import held_bytes, peak_bytes, reset_peak, timed
+from benchmarks.meters import cpu_s, held_bytes, peak_bytes, reset_peak, timed
 from benchmarks.records import Baseline, CaseRecord, GraphSize, Memory, Row, TorchRun, save_case
 
 _QUIET = Progress(quiet=True)
@@ -51,6 +55,19 @@ class _WarmUp:
     """What it left behind: libraries and compiled code of the solver."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Graph:
+    """A graph that is measured."""
+
+    loaded: LoadedGraph
+    exact: dict[Schedule, bool] = field(default_factory=dict)
+    """Whether the graph after write-back does what was claimed, of every schedule so far."""
+
+    @property
+    def problem(self) -> Problem:
+        return self.loaded.problem
+
+
 class _Session:
     """The record of a case as it grows: every addition is written to the file at once, so that nothing finished gets lost."""
 
@@ -59,7 +76,7 @@ class _Session:
 
     def add(self, **changes: object) -> None:
         """Put ``changes`` in place of what the record says."""
-        self.record = replace(self.record, wall_s=time.perf_counter() - self._began, **changes)  # type: ignore[arg-type]
+        self.record = replace(self.record, wall_s=time.perf_counter() - self._began, cpu_s=cpu_s(), **changes)  # type: ignore[arg-type]
         save_case(self._file, self.record)
 
     def say(self, text: str) -> None:
@@ -76,19 +93,19 @@ def measure(case: Case, options: CaseOptions, session: _Session) -> None:
         assert source.capture is not None
         torch_bytes = held_bytes() - warm.held_bytes
         reset_peak()
-        graphs = _exported(source.capture)
+        graphs = [_Graph(loaded=graph) for graph in _exported(source.capture)]
         session.say("captured, " + ", ".join(f"{g.problem.name} {g.problem.num_nodes} nodes" for g in graphs))
-        results: dict[tuple[str, str], Result] = {}
+        again = None
         for graph in graphs:
-            results |= _solve_under_caps(graph, options, session)
+            again = _solve_under_caps(graph, options, session)
             session.add(memory=Memory(torch_bytes=torch_bytes, solver_peak_bytes=peak_bytes()))
         reset_peak()
         for graph in graphs:
             _compare_with_torch(graph, options, session)
         assert session.record.memory is not None
         session.add(memory=replace(session.record.memory, torch_pass_peak_bytes=peak_bytes()))
-        if case.again:
-            _solve_again(graphs[-1], results, session)
+        if case.again and again is not None:
+            _solve_again(graphs[-1], again, session)
     session.add(finished=True)
 
 
@@ -123,10 +140,10 @@ def _warm_up() -> _WarmUp:
     return _WarmUp(cpu_s=used.cpu_s, held_bytes=held)
 
 
-def _solve_under_caps(graph: LoadedGraph, options: CaseOptions, session: _Session) -> dict[tuple[str, str], Result]:
-    """Solve ``graph`` under each memory cap; returns the results by direction and cap, for those that have a schedule."""
+def _solve_under_caps(graph: _Graph, options: CaseOptions, session: _Session) -> Result | None:
+    """Solve ``graph`` under each memory cap; returns the result under the one that is solved again."""
     problem, layer = graph.problem, layer_bytes(graph.problem)
-    floor_bytes = resolve_caps(graph, Caps(), MemoryCap(size_bytes=0, above_floor=True), _QUIET).memory_cap_bytes
+    floor_bytes = resolve_caps(graph.loaded, Caps(), MemoryCap(size_bytes=0, above_floor=True), _QUIET).memory_cap_bytes
     assert floor_bytes is not None
     size = GraphSize(
         direction=problem.name,
@@ -138,30 +155,30 @@ def _solve_under_caps(graph: LoadedGraph, options: CaseOptions, session: _Sessio
         floor_bound_bytes=0,
     )
     session.add(graphs=(*session.record.graphs, size))
-    results = {}
+    again = None
     for cap in options.caps:
         layers = CAPS[cap]
         row, result = _solve(graph, cap, None if layers is None else floor_bytes + layers * layer)
         if result is not None:
-            results[problem.name, cap] = result
+            again = result if cap == _AGAIN_CAP else again
             size = replace(size, floor_bound_bytes=max(size.floor_bound_bytes, result.answer.floor_bound_bytes))
             session.add(graphs=(*session.record.graphs[:-1], size))
         session.add(rows=(*session.record.rows, row))
         session.say(_told(row))
-    return results
+    return again
 
 
-def _solve(graph: LoadedGraph, cap: str, memory_cap_bytes: int | None) -> tuple[Row, Result | None]:
+def _solve(graph: _Graph, cap: str, memory_cap_bytes: int | None) -> tuple[Row, Result | None]:
     """Return the figures of one solve + write-back; what fails is a row that says so."""
     row = Row(direction=graph.problem.name, cap=cap, memory_cap_bytes=memory_cap_bytes, status="failed")
     try:
         with timed() as solving:
-            result = solve_graph(graph, Caps(memory_cap_bytes=memory_cap_bytes), SolveOptions(), _QUIET)
+            result = solve_graph(graph.loaded, Caps(memory_cap_bytes=memory_cap_bytes), SolveOptions(), _QUIET)
         row = replace(row, solve_cpu_s=solving.cpu_s, solve_wall_s=solving.wall_s)
         if result.best is None or result.timeline is None:
             return replace(row, status=result.answer.status, message=explain_infeasible(result)), None
         with timed() as writing:
-            exact = _write_back(graph, result)
+            module = _write_back(graph.loaded, result)
         answer, best = result.answer, result.best
         baselines = tuple(Baseline(name=b.name, step_ticks=b.step_time_ticks, fits=b.fits) for b in answer.baselines)
         return replace(
@@ -173,29 +190,38 @@ def _solve(graph: LoadedGraph, cap: str, memory_cap_bytes: int | None) -> tuple[
             solved_by=answer.solved_by,
             exposed_ticks=result.timeline.exposed_ticks,
             peak_bytes=best.peak_memory_bytes,
+            peak_bound_bytes=answer.peak_bound_bytes,
             num_launches=best.num_launches,
+            launches_bound=answer.launches_bound,
             baselines=baselines,
             write_back_cpu_s=writing.cpu_s,
             write_back_wall_s=writing.wall_s,
-            round_trip_exact=exact(),
+            round_trip_exact=_exact(graph, module, result),
             deterministic_work=answer.deterministic_work,
         ), result
     except Exception as error:  # one failure must not lose the other cases
         return replace(row, status="failed", message=_first_line(error)), None
 
 
-def _write_back(graph: LoadedGraph, result: Result) -> Callable[[], bool]:
-    """Write the schedule back; what is returned tells whether the new graph does what was claimed (not part of the time)."""
+def _write_back(graph: LoadedGraph, result: Result) -> torch.fx.GraphModule:
     assert graph.captured is not None
-    assert graph.cost_model is not None
     assert result.best is not None
+    return write_back(graph.captured.module, graph.problem, result.best.schedule)
+
+
+def _exact(graph: _Graph, module: torch.fx.GraphModule, result: Result) -> bool:
+    """Return whether ``module`` does what was claimed; of schedules that were found before it is known."""
+    loaded, schedule = graph.loaded, result.schedule
+    assert loaded.captured is not None
+    assert loaded.cost_model is not None
     assert result.timeline is not None
-    module = write_back(graph.captured.module, graph.problem, result.best.schedule)
-    captured, model, timeline = graph.captured, graph.cost_model, result.timeline
-    return lambda: round_trip(module, captured, model, graph.group_ranks, timeline).exact
+    assert schedule is not None
+    if schedule not in graph.exact:
+        graph.exact[schedule] = round_trip(module, loaded.captured, loaded.cost_model, loaded.group_ranks, result.timeline).exact
+    return graph.exact[schedule]
 
 
-def _compare_with_torch(graph: LoadedGraph, options: CaseOptions, session: _Session) -> None:
+def _compare_with_torch(graph: _Graph, options: CaseOptions, session: _Session) -> None:
     """Run torch's schedulers on ``graph``, and solve it with the peak of each as the cap."""
     problem = graph.problem
     for name in (INDUCTOR, INDUCTOR_MANUAL):
@@ -203,7 +229,7 @@ def _compare_with_torch(graph: LoadedGraph, options: CaseOptions, session: _Sess
         if options.torch_up_to_nodes is not None and problem.num_nodes > options.torch_up_to_nodes:
             record = replace(record, message=f"not run: more than {options.torch_up_to_nodes} nodes")
         else:
-            record = _torch_record(graph, record)
+            record = _torch_record(graph.loaded, record)
         if not record.message:
             record = replace(record, ours=_solve(graph, f"peak of {name}", record.peak_bytes)[0])
         session.add(torch=(*session.record.torch, record))
@@ -238,13 +264,10 @@ def _run_torch(graph: LoadedGraph, name: str) -> InductorRun:
     return run_inductor_manual(graph.captured, graph.problem)
 
 
-def _solve_again(graph: LoadedGraph, results: dict[tuple[str, str], Result], session: _Session) -> None:
-    """Solve ``graph`` in two other processes, and compare their schedule files with the one found here."""
-    name = graph.problem.name
-    result = results.get((name, _AGAIN_CAP))
-    if result is None:
-        return
-    for again in solve_again(graph.dag, name, _AGAIN_CAP, result.caps.memory_cap_bytes, dump_schedule(result)):
+def _solve_again(graph: _Graph, result: Result, session: _Session) -> None:
+    """Solve ``graph`` in two other processes, and compare their schedule files with that of ``result``."""
+    name, dag = graph.problem.name, graph.loaded.dag
+    for again in solve_again(dag, name, _AGAIN_CAP, result.caps.memory_cap_bytes, dump_schedule(result)):
         session.add(again=(*session.record.again, again))
         session.say(f"{name} again, {again.how}: {again.message or ('the same bytes' if again.same_bytes else 'OTHER BYTES')}")
 

@@ -1,11 +1,14 @@
 """What the numbers must reach, and whether they do."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 
 import numpy as np
 
+from apsched.config import SolveOptions
 from apsched.inductor_baseline import INDUCTOR
 from benchmarks.records import CaseRecord, GraphSize, Row, RunRecord, TorchRun
 
@@ -122,6 +125,7 @@ def verdicts(run: RunRecord) -> tuple[Verdict, ...]:
             "what was claimed",
             lambda case, row: ("not what was claimed" for _ in range(not row.round_trip_exact)),
         ),
+        _monotone(run),
         _against_torch(run),
         _time(run),
         _growth_verdict(run),
@@ -181,6 +185,22 @@ def _never(run: RunRecord, figure: str, must: str, wrong: Callable[[CaseRecord, 
     misses = tuple(f"{told(case, row)}: {what}" for case, row in rows for what in wrong(case, row))
     found = f"{len(rows) - len(misses)} of {len(rows)}" if not misses else f"{len(misses)} misses in {len(rows)}"
     return Verdict(figure=figure, must=must, found=found, misses=misses, measured=bool(rows), always=True)
+
+
+def _monotone(run: RunRecord) -> Verdict:
+    """Compare each cap with the tighter ones on the same graph; time that bought memory or launches is no loss."""
+    slack, misses, num_pairs = SolveOptions().time_slack, [], 0
+    for case in run.cases:
+        for graph in case.graphs:
+            rows = [row for row in case.rows if row.direction == graph.direction and row.solved]
+            rows.sort(key=lambda row: math.inf if row.memory_cap_bytes is None else row.memory_cap_bytes)
+            for tighter, row in pairwise(rows):
+                num_pairs += 1
+                if row.step_ticks - tighter.step_ticks > slack * tighter.step_ticks:
+                    misses.append(f"{told(case, row)}: {100 * (row.step_ticks / tighter.step_ticks - 1):.2f} % slower than {tighter.cap}")
+    found = f"{num_pairs - len(misses)} of {num_pairs}"
+    must = f"never slower, but for the slack of {100 * slack:g} %"
+    return Verdict(figure="looser memory cap against tighter", must=must, found=found, misses=tuple(misses), measured=num_pairs > 0)
 
 
 def torch_ratio(run: TorchRun) -> float | None:
@@ -246,9 +266,9 @@ def _memory(run: RunRecord) -> Verdict:
 
 
 def _same_bytes(run: RunRecord) -> Verdict:
-    agains = [(case, again) for case in run.cases for again in case.again]
-    compared = [(case, again) for case, again in agains if not again.message]
-    failed = [f"{c.case}, {a.direction}, {a.how}: {a.message}" for c, a in agains if a.message and not a.message.startswith("not run")]
+    every = [(case, again) for case in run.cases for again in case.again]
+    compared = [(case, again) for case, again in every if not again.message]
+    failed = [f"{c.case}, {a.direction}, {a.how}: {a.message}" for c, a in every if a.message and not a.message.startswith("not run")]
     misses = [f"{case.case}, {again.direction}, {again.how}: other bytes" for case, again in compared if not again.same_bytes]
     found = f"{len(compared) - len(misses)} of {len(compared)}"
     return Verdict(

@@ -18,16 +18,22 @@ class Used:
     wall_s: float = 0.0
 
 
+def cpu_s() -> float:
+    """Return the processor time of this process so far, and of those that it started and that have ended."""
+    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
 @contextmanager
 def timed() -> Iterator[Used]:
     """Time the body; garbage of what ran before is collected first, so that nobody pays for others."""
     gc.collect()
     used = Used()
-    cpu_s, wall_s = _cpu_s(), time.perf_counter()
+    cpu_began_s, wall_began_s = cpu_s(), time.perf_counter()
     try:
         yield used
     finally:
-        used.cpu_s, used.wall_s = _cpu_s() - cpu_s, time.perf_counter() - wall_s
+        used.cpu_s, used.wall_s = cpu_s() - cpu_began_s, time.perf_counter() - wall_began_s
 
 
 def held_bytes() -> int:
@@ -45,11 +51,6 @@ def reset_peak() -> None:
 def peak_bytes() -> int:
     """Return the most memory that this process has held (resident)."""
     return _status_bytes("VmHWM")
-
-
-def _cpu_s() -> float:
-    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def _status_bytes(field: str) -> int:

@@ -38,7 +38,9 @@ class Row:
     solved_by: str = ""
     exposed_ticks: int = 0
     peak_bytes: int = 0
+    peak_bound_bytes: int = 0
     num_launches: int = 0
+    launches_bound: int = 0
     baselines: tuple[Baseline, ...] = ()
     round_trip_exact: bool = False
     solve_cpu_s: float = 0.0
@@ -56,6 +58,16 @@ class Row:
     def gap(self) -> float:
         """(step time - bound) / step time."""
         return (self.step_ticks - self.bound_ticks) / self.step_ticks if self.step_ticks else 0.0
+
+    @property
+    def peak_gap(self) -> float:
+        """(peak - bound on it) / peak, at that step time and the slack."""
+        return (self.peak_bytes - self.peak_bound_bytes) / self.peak_bytes if self.peak_bytes else 0.0
+
+    @property
+    def launches_gap(self) -> float:
+        """(launches - bound on them) / launches, at that step time, the slack and that peak."""
+        return (self.num_launches - self.launches_bound) / self.num_launches if self.num_launches else 0.0
 
     @property
     def cpu_s(self) -> float:
@@ -152,6 +164,8 @@ class CaseRecord:
     message: str = ""
     """Why it did not finish."""
     wall_s: float = 0.0
+    cpu_s: float = 0.0
+    """Processor time of everything."""
     warm_up_cpu_s: float = 0.0
     """Of solving a small graph beforehand: imports, and compiling (or loading what was compiled before)."""
     graphs: tuple[GraphSize, ...] = ()

@@ -67,6 +67,8 @@ again.
 - **exposed** is the time that the compute stream stands still.
 - **floor** is the least memory for which a schedule is known; **layer** is the gathered weights of one transformer block (the largest
   one, as allocated; embedding and output are no blocks).
+- **peak gap** and **launches gap** are the same for the second and third objective: how far memory could be from the least at that step
+  time and the slack, and the number of launches from the least at that step time and that peak.
 - **baseline** is the fastest baseline that fits the cap; **baseline / ours** its step time over ours.
 - **time** is processor time (all threads, and processes started) of solve, check by `verify` and write-back, so that others on the
   machine do not distort it; wall time is in the JSON. **/ torch** is that over the processor time of torch's
@@ -80,8 +82,8 @@ def _environment(run: RunRecord) -> str:
     known = ", ".join(f"{name} {value}" for name, value in run.environment.items())
     commits = sorted({case.commit for case in run.cases if case.commit})
     made_by = f"; apsched at {', '.join(commits)}" if commits else ""
-    total_s = sum(case.wall_s for case in run.cases)
-    return f"{known}{made_by}. {len(run.cases)} cases took {total_s / 60:.1f} minutes."
+    wall_s, cpu_s = sum(case.wall_s for case in run.cases), sum(case.cpu_s for case in run.cases)
+    return f"{known}{made_by}. {len(run.cases)} cases took {wall_s / 60:.1f} minutes, {cpu_s / 60:.1f} of processor time."
 
 
 def _verdict_grid(run: RunRecord) -> Grid:
@@ -92,7 +94,8 @@ def _verdict_grid(run: RunRecord) -> Grid:
 def _solved_grid(run: RunRecord) -> Grid:
     headings = (
         *("case", "direction", "cap", "status", "bound from", "baseline"),
-        *("cap GiB", "step ms", "bound ms", "gap %", "exposed ms", "of exposed %", "baseline / ours", "launches", "time s", "/ torch"),
+        *("cap GiB", "step ms", "bound ms", "gap %", "exposed ms", "of exposed %", "baseline / ours"),
+        *("peak GiB", "peak gap %", "launches", "launches gap %", "time s", "/ torch"),
     )
     rows = tuple(_solved_row(case, row) for case in run.cases for row in case.rows)
     return Grid(title="Every graph under every memory cap", headings=headings, rows=rows, num_left=6)
@@ -101,14 +104,15 @@ def _solved_grid(run: RunRecord) -> Grid:
 def _solved_row(case: CaseRecord, row: Row) -> tuple[str, ...]:
     cap_bytes = "" if row.memory_cap_bytes is None else f"{row.memory_cap_bytes / 2**30:.2f}"
     if not row.solved:
-        return (case.case, row.direction, row.cap, f"{row.status}: {row.message}", "", "", cap_bytes, *("",) * 9)
+        return (case.case, row.direction, row.cap, f"{row.status}: {row.message}", "", "", cap_bytes, *("",) * 12)
     best, ratio = row.best_baseline, time_ratio(case, row)
     return (
         *(case.case, row.direction, row.cap, row.status, row.bound_source, best.name if best else "none fits"),
         *(cap_bytes, _ms(row.step_ticks), _ms(row.bound_ticks), f"{100 * row.gap:.3f}", _ms(row.exposed_ticks)),
         f"{100 * gap_on_exposed(row, case.graph(row.direction)):.1f}",
         f"{best.step_ticks / row.step_ticks:.4f}" if best else "",
-        *(f"{row.num_launches}", f"{row.cpu_s:.1f}", "" if ratio is None else f"{ratio:.2f}"),
+        *(f"{row.peak_bytes / 2**30:.2f}", f"{100 * row.peak_gap:.2f}", f"{row.num_launches}", f"{100 * row.launches_gap:.1f}"),
+        *(f"{row.cpu_s:.1f}", "" if ratio is None else f"{ratio:.2f}"),
     )
 
 
@@ -172,7 +176,8 @@ def _process_grid(run: RunRecord) -> Grid:
         "above torch GB",
         "peak, torch's passes GB",
         "warm-up s",
-        "case min",
+        "case, processor min",
+        "case, wall min",
     )
     rows = []
     for case in run.cases:
@@ -187,6 +192,7 @@ def _process_grid(run: RunRecord) -> Grid:
                 _listed(case, lambda g: g.num_collectives),
                 *((f"{size / 1e9:.2f}" for size in sizes) if sizes else ("",) * 4),
                 f"{case.warm_up_cpu_s:.1f}",
+                f"{case.cpu_s / 60:.1f}",
                 f"{case.wall_s / 60:.1f}",
             )
         )

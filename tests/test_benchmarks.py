@@ -23,6 +23,10 @@ ROW = Row(
     bound_ticks=999_500,
     bound_source="compute",
     exposed_ticks=2_000,
+    peak_bytes=2**30,
+    peak_bound_bytes=3 * 2**28,
+    num_launches=40,
+    launches_bound=30,
     baselines=(
         Baseline(name="as_captured", step_ticks=1_500_000, fits=True),
         Baseline(name="greedy_bytes", step_ticks=900_000, fits=False),
@@ -49,7 +53,7 @@ CASE = CaseRecord(
     commit="abc",
     finished=True,
     graphs=(GRAPH,),
-    rows=(ROW,),
+    rows=(ROW, replace(ROW, cap="none", memory_cap_bytes=None)),
     torch=(TORCH,),
     memory=Memory(torch_bytes=10**9, solver_peak_bytes=2 * 10**9),
     again=(Again(direction="forward", cap="floor", how="1 core", same_bytes=True),),
@@ -108,6 +112,14 @@ def test_a_run_that_misses_says_where(figure: str, case: CaseRecord, misses: lis
     assert list(verdict(case, figure).misses) == misses
     assert verdict(case, figure).word == "missed"
     assert misses[0] in markdown(run_of(case), "")
+
+
+def test_a_looser_cap_may_only_cost_the_slack() -> None:
+    loose = replace(ROW, cap="none", memory_cap_bytes=None, step_ticks=1_001_000)
+    assert verdict(replace(CASE, rows=(loose, ROW)), "looser").word == "pass"
+    slower = replace(loose, step_ticks=1_010_000)
+    assert verdict(replace(CASE, rows=(slower, ROW)), "looser").misses == ("a case, forward, none: 1.00 % slower than floor",)
+    assert verdict(replace(CASE, rows=(ROW,)), "looser").word == "not measured"
 
 
 def test_exactly_at_the_limit_passes() -> None:
@@ -199,7 +211,7 @@ def test_the_table_is_made_again_from_the_numbers(tmp_path: Path, capsys: pytest
     (row,) = [line for line in text.splitlines() if line.startswith("| a case | forward | floor |")]
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     expected = ["a case", "forward", "floor", "feasible", "compute", "as_captured", "1.00", "1.000", "1.000", "0.050", "0.002", "5.0"]
-    assert cells == [*expected, "1.5000", "0", "1.0", "0.50"]
+    assert cells == [*expected, "1.5000", "1.00", "25.00", "40", "25.0", "1.0", "0.50"]
     assert "| a case | forward | inductor | 1.00 | 1.100 | 1.000 | 1.1000 | 2.0 | 1.0 | 0.50 |" in text
     assert "apsched at abc" in text
     assert "Verdicts" in capsys.readouterr().out
