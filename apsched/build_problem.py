@@ -111,6 +111,7 @@ def _collective(
     prologue = _prologue(record.rank, records, predecessors, successors) if gathers and not c.on_path else ()
     epilogue = () if gathers or c.on_path else _epilogue(c.wait, records, predecessors, successors)
     output = (*record.allocates, *record.aliases)[0]
+    cast = _cast(record.rank, prologue, records, predecessors) if c.cast_bytes else ()
     return Collective(
         start=record.rank,
         wait=c.wait,
@@ -124,6 +125,8 @@ def _collective(
         on_path=c.on_path,
         bucketable=c.bucketable and output in record.allocates,
         prologue=prologue,
+        cast=cast,
+        cast_bytes=c.cast_bytes if cast else 0,
         epilogue=epilogue,
         module=record.module,
     )
@@ -153,6 +156,20 @@ def _prologue(
         if len(kept) == len(chain):
             return tuple(sorted(n for n in chain if records[n].kind is NodeKind.COMPUTE))
         chain = [n for n in chain if n in kept]
+
+
+def _cast(start: int, prologue: tuple[int, ...], records: list[NodeRecord], predecessors: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
+    """Return the cast before ``start`` and the views between them; empty where the cast is compute of its own."""
+    chain: list[int] = []
+    node = start
+    while len(predecessors[node]) == 1:
+        (node,) = predecessors[node]
+        chain.append(node)
+        if records[node].kind is NodeKind.COMPUTE:
+            return tuple(reversed(chain)) if node in prologue else ()
+        if records[node].kind is not NodeKind.VIEW:
+            break
+    return ()
 
 
 def _input_view(node: int, records: list[NodeRecord], predecessors: tuple[tuple[int, ...], ...]) -> bool:

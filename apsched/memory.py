@@ -39,17 +39,23 @@ def lifetimes(problem: Problem, schedule: Schedule) -> list[Lifetime]:
     all-reduce      one, in place: COPY_IN to the  until COPY_IN               inside that one
                     last use of any output
     ==============  =============================  ==========================  ================================
+
+    What a cast makes of an input does not exist in a bucket: the copy-in reads what the cast would have read.
     """
     at = {(step.kind, step.index): k for k, step in enumerate(schedule.steps)}
     node_step = {step.index: k for k, step in enumerate(schedule.steps) if step.kind is StepKind.NODE}
     bucket_of_output: dict[int, int] = {}
     copied_out_at: dict[int, int] = {}
     released: dict[int, set[int]] = {}
+    not_made: set[int] = set()
     for b, bucket in enumerate(schedule.buckets):
         for c in bucket.members:
             member = problem.collectives[c]
             node_step[member.start] = at[StepKind.COPY_IN, b]
             released.setdefault(member.input_storage, set()).add(member.wait)
+            if member.cast:
+                not_made.add(member.input_storage)
+                node_step.update(dict.fromkeys(member.cast, node_step[member.start]))
             if _gathers(problem, bucket):
                 copied_out_at[member.output_storage] = node_step[member.wait] = at[StepKind.COPY_OUT, c]
             else:
@@ -58,7 +64,7 @@ def lifetimes(problem: Problem, schedule: Schedule) -> list[Lifetime]:
     lives: list[Lifetime] = []
     last_output_use = [at[StepKind.WAIT, b] for b in range(len(schedule.buckets))]
     for s, storage in enumerate(problem.storages):
-        if storage.kept:
+        if storage.kept or s in not_made:
             continue
         first = copied_out_at.get(s, 0 if storage.birth < 0 else node_step[storage.birth])
         dropped = released.get(s, ())

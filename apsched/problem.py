@@ -66,9 +66,18 @@ class Collective:
     bucketable: bool
     prologue: tuple[int, ...]
     """Compute nodes that serve only its start (the cast of a parameter); they travel with the start."""
+    cast: tuple[int, ...] = ()
+    """The last of its prologue, a cast, and views of its result: a bucket has none of them, since its copy-in casts on the way."""
+    cast_bytes: int = 0
+    """What the cast reads; 0 where there is none."""
     epilogue: tuple[int, ...]
     """Compute nodes that only finish its result for the graph's outputs; they travel with the wait."""
     module: str
+
+    @property
+    def copied_bytes(self) -> int:
+        """What it adds to the bytes of a copy-in, which reads and writes as many: half of what is read and written, rounded up."""
+        return (self.cast_bytes + self.input_bytes + 1) // 2 if self.cast else self.input_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +178,7 @@ def check_problem(problem: Problem) -> None:
         _require(storage.birth < 0 or storage.uses[:1] == (storage.birth,), f"storage {s}: the first use must be its birth")
     for c in problem.collectives:
         _check_collective(problem, c)
+        _check_cast(problem, c)
         _check_bytes(problem, c)
     _require(_ascending([c.start for c in problem.collectives]), "collectives must be ordered by their start node")
     belong = problem.collective_of_node
@@ -195,6 +205,19 @@ def _check_collective(problem: Problem, c: Collective) -> None:
         and all(problem.kinds[i] is NodeKind.COMPUTE and i > c.wait for i in c.epilogue),
         f"collective {name}: a prologue is compute before the start, an epilogue compute after the wait",
     )
+
+
+def _check_cast(problem: Problem, c: Collective) -> None:
+    name, given = problem.node_names[c.start], problem.storages[c.input_storage]
+    _require(
+        c.cast[0] == c.prologue[-1:][0] if c.cast and c.prologue else not c.cast, f"collective {name}: a cast is the last of its prologue"
+    )
+    chain = zip(c.cast, (*c.cast[1:], c.start), strict=False)
+    _require(
+        all(problem.successors[node] == (after,) for node, after in chain) and (not c.cast or given.birth == c.cast[0]),
+        f"collective {name}: a cast, and views of its result, serve nothing but the start",
+    )
+    _require(c.cast_bytes > 0 if c.cast else c.cast_bytes == 0, f"collective {name}: a cast reads bytes, and nothing else does")
 
 
 def _check_bytes(problem: Problem, c: Collective) -> None:

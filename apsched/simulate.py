@@ -145,8 +145,8 @@ def _work_ticks(problem: Problem, schedule: Schedule, step: Step) -> int:
 
 
 def copy_in_bytes(problem: Problem, bucket: Bucket) -> int:
-    """Return the bytes that the copy-in of ``bucket`` moves: the inputs of its members."""
-    return sum(problem.collectives[c].input_bytes for c in bucket.members)
+    """Return the bytes that the copy-in of ``bucket`` moves: the inputs of its members, before a cast if it casts them on the way."""
+    return sum(problem.collectives[c].copied_bytes for c in bucket.members)
 
 
 def _in_flight_bytes(problem: Problem, transfers: Iterable[Transfer], num_steps: int) -> tuple[int, ...]:

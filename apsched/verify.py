@@ -16,7 +16,7 @@ def verify(problem: Problem, schedule: Schedule, caps: Caps, *, max_compute_move
     if wrong:
         return tuple(wrong)  # the rest needs every step to exist once
     position = _positions(problem, schedule)
-    wrong += _precedence(problem, position)
+    wrong += _precedence(problem, schedule, position)
     wrong += _output_last(problem, schedule)
     wrong += _bucket_order(problem, schedule)
     wrong += _buckets(problem, schedule, caps)
@@ -44,7 +44,7 @@ def _completeness(problem: Problem, schedule: Schedule) -> list[str]:
             member = problem.collectives[c]
             if member.start in replaced:
                 wrong.append(f"{problem.node_names[member.start]} is a member of two buckets")
-            replaced |= {member.start, member.wait}
+            replaced |= {member.start, member.wait, *member.cast}
             if problem.keys[member.key].kind == "all_gather":
                 expected[Step(StepKind.COPY_OUT, c)] += 1
     expected.update(Step(StepKind.NODE, i) for i in range(problem.num_nodes) if i not in replaced)
@@ -55,14 +55,17 @@ def _completeness(problem: Problem, schedule: Schedule) -> list[str]:
 
 
 def _positions(problem: Problem, schedule: Schedule) -> list[int]:
-    """Return for each node the step at which its result exists (a member's start: its bucket's START)."""
+    """Return for each node the step at which its result exists (a member's start: its bucket's START; its cast: the COPY_IN)."""
     position = [-1] * problem.num_nodes
     waited: dict[int, int] = {}
     started: dict[int, int] = {}
+    copied: dict[int, int] = {}
     for k, step in enumerate(schedule.steps):
         match step.kind:
             case StepKind.NODE:
                 position[step.index] = k
+            case StepKind.COPY_IN:
+                copied[step.index] = k
             case StepKind.START:
                 started[step.index] = k
             case StepKind.WAIT:
@@ -73,18 +76,21 @@ def _positions(problem: Problem, schedule: Schedule) -> list[int]:
         for c in bucket.members:
             member = problem.collectives[c]
             position[member.start] = started[b]
+            for node in member.cast:
+                position[node] = copied[b]
             if position[member.wait] < 0:
                 position[member.wait] = waited[b]
     return position
 
 
-def _precedence(problem: Problem, position: list[int]) -> list[str]:
-    """No node comes before one that it depends on."""
+def _precedence(problem: Problem, schedule: Schedule, position: list[int]) -> list[str]:
+    """No node comes before one that it depends on; what a copy-in does instead of nodes, it does in their order."""
+    inside = {node for bucket in schedule.buckets for c in bucket.members for node in problem.collectives[c].cast[1:]}
     return [
         f"{problem.node_names[node]} comes before {problem.node_names[p]}, which it depends on"
         for node, before in enumerate(problem.predecessors)
         for p in before
-        if position[p] >= position[node]
+        if position[p] >= position[node] and node not in inside
     ]
 
 

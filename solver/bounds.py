@@ -62,19 +62,18 @@ def step_time_bound(problem: Problem, compact: Compact, caps: Caps) -> TimeBound
 
 def least_work(problem: Problem, compact: Compact) -> Ints:
     """Return for each collective the least time that it takes on the compute stream, alone or in a bucket."""
-    shared = np.zeros(len(compact.kind), dtype=np.int64)
+    least = np.zeros(len(compact.kind), dtype=np.int64)
     copy_rate = least_rate(problem.copy_price, None)
     for c, collective in enumerate(problem.collectives):
-        own = [*collective.prologue, *collective.epilogue]
-        shared[c] = sum(problem.duration_ticks[n] for n in own)
-        alone = int(compact.launch_ticks[c])
+        own = sum(problem.duration_ticks[n] for n in (*collective.prologue, *collective.epilogue))
+        least[c] = own + int(compact.launch_ticks[c])
         if compact.bucketable[c]:
-            copies = int(collective.input_bytes * copy_rate)
+            copies = int(collective.copied_bytes * copy_rate)
             if compact.kind[c] == ALL_GATHER:
                 copies += int(compact.copy_out_ticks[c])
-            alone = min(alone, copies)
-        shared[c] += alone
-    return shared
+            cast = problem.duration_ticks[collective.cast[0]] if collective.cast else 0
+            least[c] = min(least[c], own - cast + copies)
+    return least
 
 
 def work_bound(problem: Problem, compact: Compact, work: Ints, collectives: Ints) -> int:
@@ -210,7 +209,7 @@ def _largest(compact: Compact, mine: Ints, key: int) -> int:
 
 def least_launch(problem: Problem, compact: Compact) -> Ints:
     """Return for each collective the least time on the compute stream that its launch takes, in a bucket with the copy-in."""
-    copies = (compact.input_bytes * least_rate(problem.copy_price, None)).astype(np.int64)
+    copies = (compact.copied_bytes * least_rate(problem.copy_price, None)).astype(np.int64)
     shared = compact.bucket_launch_ticks + copy_rest(problem) + copies
     launch: Ints = np.where(compact.bucketable, np.minimum(compact.launch_ticks, shared), compact.launch_ticks)
     return launch

@@ -68,6 +68,10 @@ class Compact:
     prologue_begin: Ints
     prologue_list: Ints
     """Floats of its prologue."""
+    copied_bytes: Ints
+    """(C,) what it adds to the bytes of a copy-in."""
+    cast_float: Ints
+    """(C,) the float of its cast, which a bucket has not; -1 for none."""
     epilogue_begin: Ints
     epilogue_list: Ints
     float_ticks: Ints
@@ -143,6 +147,8 @@ def compact(problem: Problem) -> Compact:
         collective_of_wait=_array(collective_of_wait.get(n, -1) for n in floats),
         prologue_begin=prologue_begin,
         prologue_list=prologue_list,
+        copied_bytes=_array(c.copied_bytes for c in cs),
+        cast_float=_array(float_index[c.cast[0]] if c.cast else -1 for c in cs),
         epilogue_begin=epilogue_begin,
         epilogue_list=epilogue_list,
         float_ticks=_array(problem.duration_ticks[n] if problem.kinds[n] is NodeKind.COMPUTE else 0 for n in floats),

@@ -3,7 +3,8 @@
 Symbols. c, d: collectives; h, g: heads of buckets; i, j: units; k: spine nodes, m of them.
 x[c,h] joins, y[c] alone, z[h] several; u/v first and last position and s/e begin and end in ticks, of a unit; a[i,k]: unit i after spine
 node k; b[i,j]: unit i before unit j; s[k] begin of a spine node; tb/te/tau begin, end and length of a transfer; theta copy-in ticks;
-p[f] position of a float; Z step time, M peak; size[c], in[c], out[c]: bytes that the price depends on, of input and output.
+p[f] position of a float; Z step time, M peak; size[c], cp[c], in[c], out[c]: bytes that the price depends on, that a
+copy-in counts, of input and output.
 """
 
 from itertools import combinations
@@ -61,8 +62,8 @@ def unit_sizes(v: Variables) -> None:
 
         for all units i present:  v[i] = u[i] + steps[i] - 1,  e[i] >= s[i] + work[i]
 
-    prepare: prologues of all members, copy-in; start: (alone: prologue,) launch; wait: epilogues of members that are not copied out;
-    copy-out: the copy, the epilogue.
+    prepare: prologues of all members without their casts, copy-in; start: (alone: prologue,) launch; wait: epilogues of members that are
+    not copied out; copy-out: the copy, the epilogue.
     """
     for (what, c), unit in v.units.items():
         steps, work = _steps_and_work(v, what, c)
@@ -74,8 +75,8 @@ def _steps_and_work(v: Variables, what: str, c: int) -> tuple[Linear, Linear]:
     k = v.compact
     if what == PREPARE:
         members = v.members(c)
-        steps = 1 + sum(v.joins[d, c] * _prologue(v, d)[0] for d in members)
-        return steps, v.copy_in_ticks[c] + sum(v.joins[d, c] * _prologue(v, d)[1] for d in members)
+        steps = 1 + sum(v.joins[d, c] * _prologue(v, d, several=True)[0] for d in members)
+        return steps, v.copy_in_ticks[c] + sum(v.joins[d, c] * _prologue(v, d, several=True)[1] for d in members)
     if what == START:
         steps = 1 + v.alone[c] * _prologue(v, c)[0]
         alone = int(k.launch_ticks[c]) + _prologue(v, c)[1]
@@ -90,9 +91,11 @@ def _steps_and_work(v: Variables, what: str, c: int) -> tuple[Linear, Linear]:
     )
 
 
-def _prologue(v: Variables, c: int) -> tuple[int, int]:
+def _prologue(v: Variables, c: int, *, several: bool = False) -> tuple[int, int]:
     k = v.compact
     floats = k.prologue_list[k.prologue_begin[c] : k.prologue_begin[c + 1]]
+    if several:
+        floats = floats[floats != k.cast_float[c]]
     return len(floats), int(k.float_ticks[floats].sum())
 
 
@@ -235,7 +238,7 @@ def stream_order(v: Variables) -> None:
 def prices(v: Variables) -> None:
     """(13) Prices: what a bucket costs depends on its bytes, by the piece [low, high] of the curve that they lie in.
 
-    y[h]:  tau[h] = T[h], that of h alone;   z[h]:  tau[h] >= price(sum_c size[c] x[c,h]),  theta[h] >= copy price(sum_c in[c] x[c,h])
+    y[h]:  tau[h] = T[h], that of h alone;   z[h]:  tau[h] >= price(sum_c size[c] x[c,h]),  theta[h] >= copy price(sum_c cp[c] x[c,h])
     """
     k = v.compact
     for h in v.alone:
@@ -244,9 +247,9 @@ def prices(v: Variables) -> None:
         v.model.add(v.transfer_ticks[h] == int(k.transfer_ticks[h])).only_enforce_if(v.alone[h])
         if len(members) > 1:
             sizes = {c: int(k.size_bytes[c]) for c in members}
-            inputs = {c: int(k.input_bytes[c]) for c in members}
+            copied = {c: int(k.copied_bytes[c]) for c in members}
             _at_least_price(v, h, key.price, sizes, v.transfer_ticks[h])
-            _at_least_price(v, h, v.problem.copy_price, inputs, v.copy_in_ticks[h])
+            _at_least_price(v, h, v.problem.copy_price, copied, v.copy_in_ticks[h])
 
 
 _EXACT_PRODUCT = 2**53
@@ -277,7 +280,7 @@ def positions(v: Variables) -> None:
     """(14) Positions of floats: a node stands where the step of its unit stands; a member's start at its copy-in.
 
     y[c]:  p[start] = v[start c],  p[prologue j] = u[start c] + j,  p[wait] = u[wait c],  p[epilogue j] = u[wait c] + 1 + j
-    x[c,h], z[h]:  p[start] = v[prepare h];  p[prologue j] = u[prepare h] + (prologues of members before c) + j
+    x[c,h], z[h]:  p[start] = p[cast] = v[prepare h];  p[prologue j] = u[prepare h] + (prologues of members before c, casts left out) + j
     copied out:  p[wait] = u[copy-out c], p[epilogue j] = u[copy-out c] + 1 + j;  other members:  in wait h, one after the other
     """
     k = v.compact
@@ -290,9 +293,10 @@ def positions(v: Variables) -> None:
             if (PREPARE, h) in v.units:
                 unit = v.units[PREPARE, h]
                 v.model.add(start == unit.last).only_enforce_if(*several)
-                before = sum(v.joins[d, h] * _prologue(v, d)[0] for d in v.members(h) if d < c)
+                before = sum(v.joins[d, h] * _prologue(v, d, several=True)[0] for d in v.members(h) if d < c)
                 for j, f in enumerate(prologue):
-                    v.model.add(v.float_position[int(f)] == unit.first + before + j).only_enforce_if(*several)
+                    position = unit.last if f == k.cast_float[c] else unit.first + before + j  # the cast is the last of them
+                    v.model.add(v.float_position[int(f)] == position).only_enforce_if(*several)
             if not v.gathers(c):
                 unit = v.units[WAIT_UNIT, h]
                 v.model.add(wait == unit.first).only_enforce_if(v.joins[c, h])

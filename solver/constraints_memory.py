@@ -11,7 +11,8 @@ def memory(v: Variables) -> None:
 
         for all positions p:  sum_{lives j: first[j] <= p <= last[j]} blocks[j] <= M,   512 M + kept bytes <= memory cap
 
-    A storage lives from its birth to the last position that touches it; the buffers of buckets live as in ``apsched.memory``.
+    A storage lives from its birth to the last position that touches it; the buffers of buckets live as in ``apsched.memory``. What a
+    cast makes of an input lives only where the collective is alone.
     """
     lives = [*_fixed_lives(v), *_storage_lives(v), *_buffer_lives(v)]
     cap = v.caps.memory_cap_bytes
@@ -48,10 +49,13 @@ def _storage_lives(v: Variables) -> list[Life]:
     k = v.compact
     lives: list[Life] = []
     output_of = {int(s): c for c, s in enumerate(k.output_storage) if s >= 0}
+    cast_for = {int(k.input_storage[c]): c for c in range(len(k.kind)) if k.cast_float[c] >= 0}
     for s, size in enumerate(k.storage_bytes):
         owner = output_of.get(s)
         inside_bucket = owner is not None and not v.gathers(owner)
         present = v.alone[owner] if owner is not None and inside_bucket else v.model.new_constant(1)
+        if s in cast_for:
+            present = v.alone[cast_for[s]]
         first = v.model.new_int_var(0, v.last_position, f"first[{s}]")
         last = v.model.new_int_var(0, v.last_position, f"last[{s}]")
         _born(v, s, owner, first, last)

@@ -14,6 +14,7 @@ from apsched.solver.compact import ALL_GATHER, ALL_REDUCE, Bools, Compact, Ints
 from apsched.solver.compiled import compiled
 from apsched.solver.partition import Partition
 
+NOT_MADE = -2
 SPINE, LAUNCH, WAIT, COPY_OUT, PREPARE, FIRE = 0, 1, 2, 3, 4, 5
 
 
@@ -64,7 +65,7 @@ class Anatomy:
     """(S,) first position at which the storage is alive."""
     storage_last: Ints
     storage_in_buffer: Ints
-    """(S,) the bucket whose buffer holds it; -1 where it has its own memory."""
+    """(S,) the bucket whose buffer holds it; -1 where it has its own memory; NOT_MADE where it has none."""
     buffer_lives: Ints
     """(B, 2, 2) first and last position of the output buffer and of the concatenated input; -1 where there is none."""
 
@@ -101,6 +102,7 @@ class Fixed(NamedTuple):
     collective_of_wait: Ints
     prologue_begin: Ints
     prologue_list: Ints
+    cast_float: Ints
     epilogue_begin: Ints
     epilogue_list: Ints
     float_ticks: Ints
@@ -166,6 +168,7 @@ def fixed(compact: Compact) -> Fixed:
         collective_of_wait=c.collective_of_wait,
         prologue_begin=c.prologue_begin,
         prologue_list=c.prologue_list,
+        cast_float=c.cast_float,
         epilogue_begin=c.epilogue_begin,
         epilogue_list=c.epilogue_list,
         float_ticks=c.float_ticks,
@@ -229,11 +232,16 @@ def walk(operation: Ints, argument: Ints, p: Buckets, f: Fixed) -> Walked:
                 for j in range(begin, end):
                     c = p.member_list[j]
                     for q in range(f.prologue_begin[c], f.prologue_begin[c + 1]):
+                        if end - begin > 1 and f.prologue_list[q] == f.cast_float[c]:
+                            continue
                         float_position[f.prologue_list[q]] = position
                         t += f.float_ticks[f.prologue_list[q]]
                         position += 1
                 if end - begin > 1:
                     at[a, 0] = position
+                    for j in range(begin, end):
+                        if f.cast_float[p.member_list[j]] >= 0:
+                            float_position[f.cast_float[p.member_list[j]]] = position
                     t += p.copy_in_ticks[a]
                     position += 1
             if operation[i] == 4:
@@ -294,7 +302,7 @@ def live(walked: Walked, p: Buckets, f: Fixed) -> Lived:
     position = spine_position[-1]
     delta = np.zeros(position + 2, np.int64)
     num_storages = len(f.storage_bytes)
-    inside = np.full(num_storages, -1, np.int64)  # 1: lives inside a bucket's buffer
+    inside = np.full(num_storages, -1, np.int64)  # the bucket whose buffer it lives in; NOT_MADE: of a cast that a bucket has not
     first = np.zeros(num_storages, np.int64)
     last = np.zeros(num_storages, np.int64)
     for s in range(num_storages):
@@ -307,6 +315,8 @@ def live(walked: Walked, p: Buckets, f: Fixed) -> Lived:
         if end - begin > 1:
             for j in range(begin, end):
                 c = p.member_list[j]
+                if f.cast_float[c] >= 0:
+                    inside[f.input_storage[c]] = NOT_MADE
                 if f.output_storage[c] >= 0:
                     if f.kind[c] == ALL_GATHER:
                         first[f.output_storage[c]] = float_position[f.float_of_wait[c]]
@@ -327,7 +337,7 @@ def live(walked: Walked, p: Buckets, f: Fixed) -> Lived:
     for s in range(num_storages):
         if inside[s] >= 0:
             buffer_last[inside[s]] = max(buffer_last[inside[s]], last[s])
-        else:
+        elif inside[s] != NOT_MADE:
             delta[first[s]] += f.storage_bytes[s]
             delta[last[s] + 1] -= f.storage_bytes[s]
     buffer_lives = np.full((num_buckets, 2, 2), -1, np.int64)

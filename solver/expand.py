@@ -56,9 +56,11 @@ class _Expansion:
     def _prepare(self, b: int) -> None:
         members = self.members[b]
         for c in members:
+            left_out = self.problem.collectives[c].cast if len(members) > 1 else ()
             for node in self.problem.collectives[c].prologue:
-                self._emit(node)
-                self._release()
+                if node not in left_out:
+                    self._emit(node)
+                    self._release()
         if len(members) > 1:
             self.steps.append(Step(StepKind.COPY_IN, self.bucket_index[b]))
 

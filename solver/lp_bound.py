@@ -37,10 +37,11 @@ _MOST_ROWS = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Costs:
-    """What each collective costs alone and in a bucket; own work is its prologue and epilogue."""
+    """What each collective costs alone and in a bucket; own work is its prologue (in a bucket without its cast) and epilogue."""
 
     launch: Floats
     prologue: Floats
+    prologue_shared: Floats
     epilogue: Floats
     copy_in: Floats
     copy_out: Floats
@@ -92,8 +93,10 @@ def _costs(problem: Problem, compact: Compact, caps: Caps) -> _Costs:
     return _Costs(
         launch=compact.launch_ticks.astype(np.float64),
         prologue=prologue,
+        prologue_shared=prologue
+        - np.array([sum(problem.duration_ticks[n] for n in c.cast[:1]) for c in problem.collectives], dtype=np.float64),
         epilogue=epilogue,
-        copy_in=compact.input_bytes.astype(np.float64) * copy_rate,
+        copy_in=compact.copied_bytes.astype(np.float64) * copy_rate,
         copy_out=np.where(compact.kind == ALL_GATHER, compact.copy_out_ticks, 0).astype(np.float64),
         transfer=compact.transfer_ticks.astype(np.float64),
         rate=compact.size_bytes * rate[compact.key],
@@ -104,8 +107,8 @@ def _costs(problem: Problem, compact: Compact, caps: Caps) -> _Costs:
 def _rows(compact: Compact, c: _Costs) -> list[Row]:
     """Return all rows: (R1); for each stream (R2) and a sample of the others."""
     num_spine = len(compact.spine_ticks)
-    own = c.prologue + c.epilogue
-    rows = [Row(float(compact.spine_ticks.sum()), c.launch + own, c.copy_in + c.copy_out + own)]
+    alone, shared = c.prologue + c.epilogue + c.launch, c.prologue_shared + c.epilogue + c.copy_in + c.copy_out
+    rows = [Row(float(compact.spine_ticks.sum()), alone, shared)]
     before = np.concatenate(([0], np.cumsum(compact.spine_ticks))).astype(np.float64)
     after = before[-1] - before
     gathers = (compact.kind == ALL_GATHER) & ~compact.on_path & (compact.need_gap < num_spine)
@@ -147,7 +150,7 @@ def _reductions_row(compact: Compact, c: _Costs, reductions: npt.NDArray[np.bool
     return Row(
         float(before[k] + c.transfer[largest] - 1),
         alone + np.where(needed, c.launch + c.prologue, 0.0),
-        shared + np.where(needed, c.copy_in + c.copy_out + c.prologue, 0.0),
+        shared + np.where(needed, c.copy_in + c.copy_out + c.prologue_shared, 0.0),
     )
 
 

@@ -35,7 +35,7 @@ class Column:
 
     members: tuple[int, ...]
     take_ticks: int
-    """Prologues and copy-in."""
+    """Prologues (of several members, without their casts) and copy-in."""
     launch_ticks: int
     transfer_ticks: int
     wait_ticks: int
@@ -231,11 +231,11 @@ def _column(problem: Problem, members: tuple[int, ...]) -> Column:
     collectives = [problem.collectives[c] for c in members]
     key = problem.keys[collectives[0].key]
     several, gathers = len(members) > 1, key.kind == "all_gather"
-    prologues = sum(problem.duration_ticks[node] for m in collectives for node in m.prologue)
+    prologues = sum(problem.duration_ticks[node] for m in collectives for node in m.prologue if not (several and node in m.cast))
     epilogues = [sum(problem.duration_ticks[node] for node in m.epilogue) for m in collectives]
     return Column(
         members=members,
-        take_ticks=prologues + (problem.copy_price(sum(m.input_bytes for m in collectives)) if several else 0),
+        take_ticks=prologues + (problem.copy_price(sum(m.copied_bytes for m in collectives)) if several else 0),
         launch_ticks=key.launch_ticks if several else problem.duration_ticks[collectives[0].start],
         transfer_ticks=key.price(sum(m.size_bytes for m in collectives)),
         wait_ticks=0 if gathers else sum(epilogues),

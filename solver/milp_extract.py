@@ -63,10 +63,10 @@ class _Emitter:
         if kind is StepKind.NODE:
             c = problem.collective_of_node.get(index)
             if c is not None and problem.collectives[c].start == index:
-                self._prologues((c,))
+                self._prologues((c,), several=False)
             self._emit(index)
         elif kind is StepKind.COPY_IN:
-            self._prologues(self.buckets[index])
+            self._prologues(self.buckets[index], several=True)
             self.steps.append(Step(kind, index))
         else:
             self.steps.append(Step(kind, index))
@@ -80,8 +80,9 @@ class _Emitter:
                         self._done(problem.collectives[c].wait)
         self._release()
 
-    def _prologues(self, members: tuple[int, ...]) -> None:
-        for node in sorted(node for c in members for node in self.problem.collectives[c].prologue):
+    def _prologues(self, members: tuple[int, ...], *, several: bool) -> None:
+        collectives = [self.problem.collectives[c] for c in members]
+        for node in sorted(node for m in collectives for node in m.prologue if not (several and node in m.cast)):
             self._emit(node)
             self._release()
 
@@ -107,5 +108,5 @@ def sequential_ticks(problem: Problem) -> int:
         mates = [d for d in problem.collectives if d.key == c.key]
         key = problem.keys[c.key]
         total += key.price(sum(d.size_bytes for d in mates)) + key.launch_ticks
-        total += problem.copy_price(sum(d.input_bytes for d in mates)) + problem.copy_price(c.output_bytes)
+        total += problem.copy_price(sum(d.copied_bytes for d in mates)) + problem.copy_price(c.output_bytes)
     return total + 1

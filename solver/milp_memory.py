@@ -70,11 +70,16 @@ def _spots(events: Events) -> Iterator[Spot]:
 
 
 def _storages(order: Order) -> Iterator[tuple[int, Life]]:
-    """(13) lives of storages, those of bucket members apart: let go at the copy-in, born at the copy-out, or inside a buffer."""
+    """(13) lives of storages, those of bucket members apart: let go at the copy-in, born at the copy-out, or inside a buffer.
+
+    What a cast makes of an input lives only alone, and the input of a cast in a bucket until the copy-in.
+    """
     events, problem = order.events, order.events.problem
     shared = {c for pair in order.together for c in pair}
     input_of = {(problem.collectives[c].input_storage, problem.collectives[c].wait): c for c in shared}
     output_of = {problem.collectives[c].output_storage: c for c in shared}
+    cast_for = {problem.collectives[c].input_storage: c for c in shared if problem.collectives[c].cast}
+    casts = {problem.collectives[c].cast[0]: c for c in cast_for.values()}
     for s, storage in enumerate(problem.storages):
         if storage.kept or not storage.uses:
             continue
@@ -83,6 +88,12 @@ def _storages(order: Order) -> Iterator[tuple[int, Life]]:
             for node in storage.uses
             for spot in _taken(events, node)
         ]
+        uses += [
+            (Spot(events.take[casts[node]], problem.num_nodes), 1 - order.alone[casts[node]]) for node in storage.uses if node in casts
+        ]
+        if s in cast_for:
+            yield storage.size_bytes, Life(births=_birth(events, storage), uses=_last(events, uses), condition=order.alone[cast_for[s]])
+            continue
         owner = output_of.get(s)
         if owner is None:
             yield storage.size_bytes, Life(births=_birth(events, storage), uses=_last(events, uses))

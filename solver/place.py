@@ -92,7 +92,7 @@ def _rows(t: Tables, clock: Clockwork, r: Rules, member_begin: Ints, member_list
         prologue, epilogue, inputs, outputs, flying = 0, 0, 0, 0, 0
         for j in range(begin, past):
             c = member_list[j]
-            prologue += t.prologue_ticks[c]
+            prologue += t.prologue_ticks[c] - (t.cast_ticks[c] if several else 0)
             epilogue += t.epilogue_ticks[c]
             inputs += t.input_bytes[c]
             outputs += t.output_bytes[c]

@@ -150,7 +150,7 @@ def horizon_ticks(problem: Problem, small: Compact) -> int:
     transfers = sum(int(t) for t in small.transfer_ticks)
     pessimistic = sum(problem.keys[c.key].price(sum(d.size_bytes for d in problem.collectives)) for c in problem.collectives)
     copies = sum(
-        problem.copy_price(sum(d.input_bytes for d in problem.collectives)) + int(t)
+        problem.copy_price(sum(d.copied_bytes for d in problem.collectives)) + int(t)
         for _, t in zip(problem.collectives, small.copy_out_ticks, strict=True)
     )
     launches = int(small.launch_ticks.sum() + small.bucket_launch_ticks.sum())

@@ -24,9 +24,13 @@ class Tables(NamedTuple):
     size_bytes: Ints
     input_bytes: Ints
     output_bytes: Ints
+    copied_bytes: Ints
+    """What it adds to the bytes of a copy-in."""
     launch_ticks: Ints
     transfer_ticks: Ints
     prologue_ticks: Ints
+    cast_ticks: Ints
+    """The share of the prologue that a bucket has not."""
     epilogue_ticks: Ints
     copy_out_ticks: Ints
     on_path: Bools
@@ -59,9 +63,11 @@ def tables(problem: Problem, compact: Compact) -> Tables:
         size_bytes=c.size_bytes,
         input_bytes=c.input_bytes,
         output_bytes=c.output_bytes,
+        copied_bytes=c.copied_bytes,
         launch_ticks=c.launch_ticks,
         transfer_ticks=c.transfer_ticks,
         prologue_ticks=_sums(c.float_ticks, c.prologue_begin, c.prologue_list),
+        cast_ticks=np.where(c.cast_float >= 0, c.float_ticks[c.cast_float], 0),
         epilogue_ticks=_sums(c.float_ticks, c.epilogue_begin, c.epilogue_list),
         copy_out_ticks=c.copy_out_ticks,
         on_path=c.on_path,
@@ -129,12 +135,13 @@ def bucket_figures(t: Tables, member_begin: Ints, member_list: Ints) -> Ints:
         begin, past = member_begin[b], member_begin[b + 1]
         first = member_list[begin]
         ready, need = t.ready_gap[first], t.need_gap[first]
-        size, inputs, outputs = 0, 0, 0
+        size, inputs, outputs, copied = 0, 0, 0, 0
         for j in range(begin, past):
             c = member_list[j]
             size += t.size_bytes[c]
             inputs += t.input_bytes[c]
             outputs += t.output_bytes[c]
+            copied += t.copied_bytes[c]
             ready, need = max(ready, t.ready_gap[c]), min(need, t.need_gap[c])
         figures[b, READY_GAP], figures[b, NEED_GAP] = ready, need
         if past - begin == 1:
@@ -142,7 +149,7 @@ def bucket_figures(t: Tables, member_begin: Ints, member_list: Ints) -> Ints:
         else:
             figures[b, LAUNCH_TICKS] = t.key_launch[t.key[first]]
             figures[b, TRANSFER_TICKS] = curve_price(t, t.key[first], size)
-            figures[b, COPY_IN_TICKS] = curve_price(t, copy, inputs)
+            figures[b, COPY_IN_TICKS] = curve_price(t, copy, copied)
             figures[b, IN_BUFFER] = -(-inputs // ALLOCATION_BYTES) * ALLOCATION_BYTES
             figures[b, OUT_BUFFER] = -(-outputs // ALLOCATION_BYTES) * ALLOCATION_BYTES
     return figures

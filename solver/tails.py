@@ -26,9 +26,17 @@ def tails(compact: Compact, program: Program, past: int) -> tuple[int, dict[int,
         else:
             s = int(compact.stream[p.buckets[a][0]])
             stream[s] = int(p.transfer_ticks[a]) + max(end.pop(a, 0), stream[s])
-            work = _float_ticks(compact, compact.prologue_begin, compact.prologue_list, p.buckets[a])
+            work = prologue_ticks(compact, p.buckets[a])
             along = max(along, stream[s]) + int(p.launch_ticks[a] + p.copy_in_ticks[a]) + work
     return along, stream, end
+
+
+def prologue_ticks(compact: Compact, members: Members) -> int:
+    """Return the work of the prologues of a bucket, which has no casts where it has several members."""
+    work = _float_ticks(compact, compact.prologue_begin, compact.prologue_list, members)
+    if len(members) > 1:
+        work -= sum(int(compact.float_ticks[compact.cast_float[c]]) for c in members if compact.cast_float[c] >= 0)
+    return work
 
 
 def _float_ticks(compact: Compact, begin: Ints, floats: Ints, members: Members) -> int:

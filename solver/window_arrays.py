@@ -7,7 +7,8 @@ import numpy as np
 from apsched.solver.compact import Compact, Ints
 
 PER_COLLECTIVE = (
-    "kind", "key", "stream", "size_bytes", "input_bytes", "output_bytes", "bucket_launch_ticks", "copy_out_ticks", "on_path", "start_rank",
+    "kind", "key", "stream", "size_bytes", "input_bytes", "output_bytes", "copied_bytes", "bucket_launch_ticks", "copy_out_ticks",
+    "on_path", "start_rank",
 )  # fmt: skip
 
 
@@ -29,6 +30,7 @@ def float_arrays(compact: Compact, free: tuple[int, ...], num_collectives: int) 
     epilogues = [[index[int(f)] for f in compact.epilogue_list[compact.epilogue_begin[c] : compact.epilogue_begin[c + 1]]] for c in free]
     starts, waits = [index[int(compact.float_of_start[c])] for c in free], [index[int(compact.float_of_wait[c])] for c in free]
     ticks = compact.float_ticks[floats].tolist()
+    casts = [index.get(int(compact.cast_float[c]), -1) for c in free] + [-1] * (num_collectives - len(free))
     for _ in range(num_collectives - len(free)):
         starts.append(len(ticks))
         waits.append(len(ticks) + 1)
@@ -45,6 +47,7 @@ def float_arrays(compact: Compact, free: tuple[int, ...], num_collectives: int) 
         "collective_of_wait": np.array(owner, dtype=np.int64),
         "prologue_begin": begins(prologues),
         "prologue_list": np.array([f for fs in prologues for f in fs], dtype=np.int64),
+        "cast_float": np.array(casts, dtype=np.int64),
         "epilogue_begin": begins(epilogues),
         "epilogue_list": np.array([f for fs in epilogues for f in fs], dtype=np.int64),
     }

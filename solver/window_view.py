@@ -15,7 +15,7 @@ from apsched.config import Caps
 from apsched.solver.compact import Compact, Ints
 from apsched.solver.evaluate import COPY_OUT, LAUNCH, PREPARE, SPINE, WAIT, Program, anatomy, evaluate
 from apsched.solver.partition import Members, Pricer
-from apsched.solver.tails import tails
+from apsched.solver.tails import prologue_ticks, tails
 from apsched.solver.variables import Boundary
 from apsched.solver.window_arrays import PER_COLLECTIVE, begins, float_arrays, floats_of
 
@@ -180,9 +180,7 @@ class WindowView:
     def _launch_work(self, i: int) -> int:
         whole, b = self.whole, int(self.program.argument[i])
         work = int(self.program.partition.launch_ticks[b] + self.program.partition.copy_in_ticks[b])
-        for c in self.program.partition.buckets[b]:
-            work += int(whole.float_ticks[whole.prologue_list[whole.prologue_begin[c] : whole.prologue_begin[c + 1]]].sum())
-        return work
+        return work + prologue_ticks(whole, self.program.partition.buckets[b])
 
     # -- memory
 
@@ -210,7 +208,7 @@ class WindowView:
     def _free_bytes(self) -> Ints:
         delta = np.zeros(len(self.where.live_bytes) + 1, dtype=np.int64)
         for s in self._free_storages():
-            if self.where.storage_in_buffer[s] < 0:
+            if self.where.storage_in_buffer[s] == -1:
                 delta[self.where.storage_first[s]] += self.whole.storage_bytes[s]
                 delta[self.where.storage_last[s] + 1] -= self.whole.storage_bytes[s]
         partition = self.program.partition

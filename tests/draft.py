@@ -131,15 +131,22 @@ class Draft:
         rng = self.rng
         t, size = self.perhaps_view(shard), self.storages[shard.storage]["size"]
         prologue: list[int] = []
+        cast: dict = {}
         for _ in range(rng.choice((0, 0, 0, 1, 1, 2))):
             node = self.node(NodeKind.COMPUTE, "cast", rng.randint(0, 3), {t.node})
             self.use(t.storage, node)
+            cast = {"cast_bytes": size}
             size = max(1, size // 2)
             t = self.perhaps_view(Tensor(node, self.storage(size, node)))
+            cast["cast"] = tuple(dict.fromkeys((node, t.node)))
             prologue.append(node)
+        if rng.random() < 0.3:
+            cast = {}  # compute that no copy does on its way
         group = "ep" if self.experts and rng.random() < 0.4 else "dp"
         key = self.key("all_gather", group, rng.choice(("bf16", "bf16", "bf16", "fp32")))
-        return self.start(key, t, size, size * self.world, prologue=tuple(prologue))
+        c = self.start(key, t, size, size * self.world, prologue=tuple(prologue))
+        c.update(cast)
+        return c
 
     def wait_gather(self, c: dict, *, further: bool = False) -> Tensor:
         """Wait for it; ``further``: another gather, on the group of the other mesh dimension, takes its result and is waited for, too."""

@@ -58,7 +58,7 @@ class Steps:
     def _list_steps(self) -> list[Step]:
         problem = self.problem
         members = {c for bucket in self.buckets for c in bucket}
-        replaced = {node for c in members for node in (problem.collectives[c].start, problem.collectives[c].wait)}
+        replaced = {node for c in members for m in (problem.collectives[c],) for node in (m.start, m.wait, *m.cast)}
         steps = [Step(_N, i) for i in range(problem.num_nodes) if i not in replaced]
         for b, bucket in enumerate(self.buckets):
             steps += [Step(_IN, b), Step(_START, b), Step(_WAIT, b)]
@@ -80,6 +80,8 @@ class Steps:
             for c in bucket:
                 m = self.problem.collectives[c]
                 taken[m.start], there[m.start] = Step(_IN, b), Step(_START, b)
+                for node in m.cast:
+                    taken[node] = there[node] = Step(_IN, b)
                 there[m.wait] = taken[m.wait] = Step(_OUT, c) if self._kind(bucket) == "all_gather" else Step(_WAIT, b)
         return there, taken
 
@@ -87,6 +89,8 @@ class Steps:
         before = [0] * len(self.steps)
 
         def add(earlier: Step, later: Step) -> None:
+            if earlier == later:
+                return  # one step does the work of several nodes
             before[self._index(later)] |= self.bit[earlier]
 
         for node, predecessors in enumerate(self.problem.predecessors):
@@ -110,7 +114,7 @@ class Steps:
             case StepKind.NODE:
                 return problem.duration_ticks[step.index] if problem.kinds[step.index] in (NodeKind.COMPUTE, NodeKind.START) else 0
             case StepKind.COPY_IN:
-                return problem.copy_price(sum(problem.collectives[c].input_bytes for c in self.buckets[step.index]))
+                return problem.copy_price(sum(problem.collectives[c].copied_bytes for c in self.buckets[step.index]))
             case StepKind.START:
                 return problem.keys[problem.collectives[self.buckets[step.index][0]].key].launch_ticks
             case StepKind.COPY_OUT:
@@ -150,9 +154,10 @@ class Steps:
         let_go = {(problem.collectives[c].input_storage, problem.collectives[c].wait) for c in members}
         gathered = {problem.collectives[c].output_storage: c for c, b in members.items() if self._kind(self.buckets[b]) == "all_gather"}
         shared = {problem.collectives[c].output_storage: b for c, b in members.items() if self._kind(self.buckets[b]) != "all_gather"}
+        cast_away = {problem.collectives[c].input_storage for c in members if problem.collectives[c].cast}
         pieces, shared_uses = [], [0] * len(self.buckets)
         for s, storage in enumerate(problem.storages):
-            if storage.kept:
+            if storage.kept or s in cast_away:
                 continue
             uses = 0
             for node in storage.uses:
@@ -186,7 +191,8 @@ class Steps:
         problem, travels = self.problem, self.problem.travels
         leading: dict[Step, list[int]] = {}
         for m in problem.collectives:
-            leading.setdefault(self.taken_by[m.start], []).extend(self._index(Step(_N, node)) for node in m.prologue)
+            led_in = (Step(_N, node) for node in m.prologue)
+            leading.setdefault(self.taken_by[m.start], []).extend(self._index(step) for step in led_in if step in self.bit)
         for nodes in leading.values():
             nodes.sort()
         if not self.copy_in_apart:

@@ -52,6 +52,8 @@ def step_precedence(problem: Problem, buckets: list[Bucket]) -> dict[Step, set[S
         for c in bucket.members:
             member = problem.collectives[c]
             needs_at[member.start], done_at[member.start] = copy_in, start
+            needs_at |= dict.fromkeys(member.cast, copy_in)
+            done_at |= dict.fromkeys(member.cast, copy_in)
             needs_at[member.wait] = done_at[member.wait] = wait
             if problem.keys[member.key].kind == "all_gather":
                 done_at[member.wait] = Step(StepKind.COPY_OUT, c)

@@ -28,7 +28,7 @@ class NodePrices:
         if kind not in (NodeKind.COMPUTE, NodeKind.START) or role in _FREE_ROLES:
             return 0.0, "free"
         if role in _COPIES:
-            return ticks_to_us(self._curves[COPY](written_bytes(node))), "copy"
+            return ticks_to_us(self._curves[COPY](copied_bytes(node))), "copy"
         if role == "start" and call is not None:
             return ticks_to_us(self._curves[launch_curve_name(call.kind, call.group)](0)), self._source(node)
         duration_us = self._cost_model.compute_us(node)
@@ -41,7 +41,10 @@ class NodePrices:
         return str(source(node)) if callable(source) else "model"
 
 
-def written_bytes(node: torch.fx.Node) -> int:
-    """Return the bytes that ``node`` writes: those of the tensors it mutates, or else of its results."""
-    mutated = [n for n in pytree.tree_leaves(call_effects(node).writes) if isinstance(n, torch.fx.Node)]
-    return sum(tensor_bytes(t, node) for written in mutated or (node,) for t in tensors_of(written))
+def copied_bytes(node: torch.fx.Node) -> int:
+    """Return what a copy is priced by: of each tensor that it reads half of the bytes read and written, rounded up; it may cast."""
+    written = {n for n in pytree.tree_leaves(call_effects(node).writes) if isinstance(n, torch.fx.Node)}
+    itemsize = next(t for target in (*written, node) for t in tensors_of(target)).itemsize
+    given = [n for n in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(n, torch.fx.Node)]
+    read = [t for source in given if source not in written for t in tensors_of(source)]
+    return sum((tensor_bytes(t, node) // t.itemsize * (t.itemsize + itemsize) + 1) // 2 for t in read)

@@ -58,7 +58,7 @@ class FlatBucket:
         """Append the copy of a member's result, where results don't stay in the buffer."""
         raise NotImplementedError
 
-    def _call(self, target: Any, *args: Any, name: str, value: torch.Tensor, role: str, of: Source, **kwargs: Any) -> Node:
+    def _call(self, target: Any, *args: Any, name: str, value: torch.Tensor | None, role: str, of: Source, **kwargs: Any) -> Node:
         name = f"{self._name}_{name}"
         return self._emitter.call(target, args, kwargs, name=name, value=value, role=role, members=self._members, of=of)
 
@@ -92,7 +92,7 @@ class FlatBucket:
 
     def _new_value(self, *shape: int) -> torch.Tensor:
         value: torch.Tensor = self._first.payload.meta["val"]
-        return value.new_empty(shape)
+        return value.new_empty(shape, dtype=self._first.dtype)
 
     def _results_as_views(self, flat: Node) -> None:
         """Enter each member's part of ``flat`` as its result."""
@@ -108,7 +108,10 @@ class FlatBucket:
 
 
 class AllGatherBucket(FlatBucket):
-    """``empty`` [world * total], one ``cat`` into this process rank's part, gather in place, one ``clone`` a member."""
+    """``empty`` [world * total], one copy into this process rank's part, gather in place, one ``clone`` a member.
+
+    The copy casts where a member's input was cast for it alone, as FSDP2's ``all_gather_copy_in`` does.
+    """
 
     def __init__(self, emitter: Emitter, index: int, members: Sequence[Member], values: dict[Node, Node], process_rank: int) -> None:
         super().__init__(emitter, index, members, values)
@@ -130,9 +133,12 @@ class AllGatherBucket(FlatBucket):
             role="buffer",
             of=_start,
         )
-        own = self._slice(self._buffer, 0, self._rank * total, total, name=f"{self._name}_own", of=_start, members=self._members)
-        payload = self._payload_views()
-        self._own = self._call(_aten.cat.out, payload, out=own, name="copy_in", value=own.meta["val"], role="copy_in", of=_start)
+        self._own = self._slice(self._buffer, 0, self._rank * total, total, name=f"{self._name}_own", of=_start, members=self._members)
+        places = [
+            self._slice(self._own, 0, offset, member.input_numel, name=f"{member.start.name}_place", of=_start, members=(member,))
+            for member, offset in self._member_at.values()
+        ]
+        self._call(_aten._foreach_copy_.default, places, self._payload_views(), name="copy_in", value=None, role="copy_in", of=_start)
 
     def start(self) -> None:
         self._started = self._call(

@@ -28,7 +28,7 @@ class Member:
     start: Node
     wait: Node
     payload: Node
-    """The node whose result it sends."""
+    """The node whose result is copied in: what it sends, or what a cast would have made that of."""
     kind: str
     group: Any
     """As the graph hands it to the collective."""
@@ -74,7 +74,7 @@ def _read_member(problem: Problem, nodes: Sequence[Node], c: int) -> Member:
         users = ", ".join(user.name for user in start.users) or "nothing"
         raise InputError(f"node {start.name}: expected {wait.name} to be the only user of its result; found {users}; leave it in no bucket")
     arguments = _arguments(start)
-    payload = arguments["input"]
+    payload = nodes[collective.cast[0]].all_input_nodes[0] if collective.cast else arguments["input"]
     value, result = _value(payload, start), _value(start, start)
     group_size = problem.keys[collective.key].group_size
     if arguments.get("group_size", group_size) != group_size:
@@ -92,7 +92,7 @@ def _read_member(problem: Problem, nodes: Sequence[Node], c: int) -> Member:
         group=arguments["group_name"],
         group_size=group_size,
         reduce_op=arguments.get("reduce_op", ""),
-        dtype=value.dtype,
+        dtype=result.dtype,
         device=value.device,
         input_numel=value.numel(),
         output_shape=tuple(result.shape),

@@ -96,7 +96,7 @@ def test_buckets_add_one_kernel_in_and_for_gathers_one_a_member_out(captured, pr
     free = {aten.view.default, aten.slice.Tensor, aten.empty.memory_format}
     added = [node.target for node in module.graph.nodes if "apsched" in node.meta and node.target not in free]
     gathers = [b for b in schedule.buckets if problem.keys[problem.collectives[b.members[0]].key].kind == "all_gather"]
-    assert added.count(aten.cat.out) == len(gathers)
+    assert added.count(aten._foreach_copy_.default) == len(gathers)
     assert added.count(aten.cat.default) == len(schedule.buckets) - len(gathers)
     assert added.count(aten.clone.default) == sum(len(b.members) for b in gathers)
     assert added.count(c10d.wait_tensor.default) == len(schedule.buckets)
@@ -118,6 +118,8 @@ def test_values_have_the_shapes_and_storages_that_running_would_give(captured, p
             if node.target is c10d.all_gather_into_tensor_out.default:
                 values[node] = kwargs["out"]  # torch's fake kernel forgets that it returns ``out``
             mine, run = node.meta["val"], values[node]
+            if mine is None and run is None:
+                continue  # an operator that only writes
             assert (mine.shape, mine.stride(), mine.dtype, mine.device) == (run.shape, run.stride(), run.dtype, run.device), node
             if "apsched" in node.meta:
                 assert mine.storage_offset() == run.storage_offset(), node
