@@ -27,7 +27,7 @@ from apsched.result import Score
 from apsched.solver.bounds import copy_rest, earliest, least_live_bytes, memory_bound
 from apsched.solver.compact import ALL_GATHER, REDUCE_SCATTER, Compact, Ints
 from apsched.solver.lp_bound import Floats, rows_of
-from apsched.solver.tighten import holds_input, tighten
+from apsched.solver.tighten import holds_input, holds_output, tighten
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ def peak_bound(problem: Problem, compact: Compact, caps: Caps, limit_ticks: int)
         if compact.on_path[c]:
             continue
         need, ready, ticks = int(compact.need_gap[c]), int(compact.ready_gap[c]), int(compact.transfer_ticks[c])
-        if compact.kind[c] == ALL_GATHER and need < num_spine:
+        if compact.kind[c] == ALL_GATHER and need < num_spine and holds_output(compact, c):
             held, past = int(compact.output_bytes[c]), need
             first = int(np.searchsorted(reached, latest[need] - ticks, side="right")) - 1
         elif compact.kind[c] == REDUCE_SCATTER and need == num_spine and holds_input(compact, c):
@@ -99,7 +99,7 @@ def launches_bound(problem: Problem, compact: Compact, caps: Caps, limit_ticks: 
     change = np.array([r.shared - r.alone for r in rows])
     keys = range(len(problem.keys))
     _, reached = earliest(problem, forced, caps)
-    least = [_least_of_key(problem, forced, caps, limit_ticks, reached, k) for k in keys]
+    least = [_least_of_key(problem, compact, forced, caps, limit_ticks, reached, k) for k in keys]
     most = [_most_members(forced, caps, k) for k in keys]
     extra = np.array([problem.keys[k].launch_ticks + copy_rest(problem) for k in keys], dtype=np.float64)
     weights, shares = _weights(forced, excess, change, least, most, extra)
@@ -114,8 +114,8 @@ def launches_bound(problem: Problem, compact: Compact, caps: Caps, limit_ticks: 
     return max(sum(least), int(np.ceil(total * (1 - 1e-9) - 1e-6)))
 
 
-def _least_of_key(problem: Problem, compact: Compact, caps: Caps, limit_ticks: int, reached: Ints, key: int) -> int:
-    """(L1), (L2) Return the launches that the places, chains and sizes of the collectives of ``key`` force."""
+def _least_of_key(problem: Problem, captured: Compact, compact: Compact, caps: Caps, limit_ticks: int, reached: Ints, key: int) -> int:
+    """(L1), (L2) Return the launches that the places (in ``compact`` those that memory leaves), chains and sizes of ``key`` force."""
     mine = np.nonzero(compact.key == key)[0]
     together = mine[compact.bucketable[mine]]
     num_alone = len(mine) - len(together)
@@ -128,7 +128,7 @@ def _least_of_key(problem: Problem, compact: Compact, caps: Caps, limit_ticks: i
     if caps.max_topo_span is not None:
         ranks = compact.start_rank[together]
         counts.append(_pierced(ranks, ranks + caps.max_topo_span))
-    counts.append(_chained_buckets(problem, compact, caps, limit_ticks, reached, together))
+    counts.append(_chained_buckets(problem, captured, caps, limit_ticks, reached, together))
     for sizes, cap in _capped(compact, caps, together):
         counts.append(int((sizes > cap).sum()) + -(-int(sizes[sizes <= cap].sum()) // max(cap, 1)))
     return num_alone + max(counts)
@@ -145,7 +145,8 @@ def _chained_buckets(problem: Problem, compact: Compact, caps: Caps, limit_ticks
     if caps.memory_cap_bytes is not None:
         free = (caps.memory_cap_bytes - least_live_bytes(compact)).astype(np.float64)
     if bool(((compact.need_gap[mine] < num_spine) & (compact.kind[mine] == ALL_GATHER)).all()):
-        place, held = compact.need_gap[mine], compact.output_bytes[mine]
+        place = compact.need_gap[mine]
+        held = np.where([holds_output(compact, int(c)) for c in mine], compact.output_bytes[mine], 0)
         at = np.unique(place)
         ticks, room = limit_ticks - _spine_from(compact)[at], free[at]
         rank = np.searchsorted(at, place)

@@ -28,11 +28,17 @@ def tighten(compact: Compact, caps: Caps) -> Compact:
             short = np.nonzero(free[ready[c] : num_spine] + _counted(compact, c, ready[c], num_spine) < compact.input_bytes[c])[0]
             if len(short):
                 need[c] = ready[c] + short[0]
-        elif compact.kind[c] == ALL_GATHER and compact.need_gap[c] < num_spine:
+        elif compact.kind[c] == ALL_GATHER and compact.need_gap[c] < num_spine and holds_output(compact, c):
             short = np.nonzero(free[ready[c] : need[c]] < compact.output_bytes[c])[0]
             if len(short):
                 ready[c] += short[-1] + 1
     return replace(compact, ready_gap=ready, need_gap=need)
+
+
+def holds_output(compact: Compact, c: int) -> bool:
+    """Whether the output of gather ``c`` is alive until its need: not where only another collective reads it."""
+    s = int(compact.output_storage[c])
+    return s >= 0 and int(compact.storage_last_spine[s]) >= int(compact.need_gap[c])
 
 
 def holds_input(compact: Compact, c: int) -> bool:

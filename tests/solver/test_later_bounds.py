@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from by_hand import ByHand, line
-from oracle import best_schedule
+from oracle import best_schedule, least_memory
 from random_schedules import random_schedule
 from strategies import random_caps, random_problem
 
@@ -17,6 +17,7 @@ from apsched.solver import solve
 from apsched.solver.bounds import memory_bound
 from apsched.solver.compact import compact
 from apsched.solver.later_bounds import launches_bound, peak_bound
+from apsched.solver.tighten import tighten
 from apsched.verify import verify
 
 STRICT = SolveOptions(time_slack=0.0, budget=20.0)
@@ -110,3 +111,19 @@ def test_time_forces_bytes_in_flight() -> None:
     small = compact(problem)
     assert peak_bound(problem, small, Caps(), 410) == memory_bound(small) + 4096
     assert peak_bound(problem, small, Caps(), 500) == memory_bound(small)
+
+
+def test_a_gather_that_only_another_gather_reads_is_not_held_to_its_need() -> None:
+    """Its output may go as soon as the second one is done: neither the cap nor the limit on time keeps it alive at the node before."""
+    b = ByHand(prices={"all_gather": line(10)})
+    x, shard = b.input("x", 512), b.input("s", 512, kept=True)
+    first = b.wait("w0", b.start("all_gather", "ag0", shard, 512, 8192, holds_input=False))
+    second = b.wait("w1", b.start("all_gather", "ag1", first, 8192, 512, group="second", holds_input=False))
+    y = b.compute("y", 5, x, size=16384)
+    problem = b.output(b.compute("z", 5, y, second, size=512))
+    within = Caps(memory_cap_bytes=least_memory(problem, Caps()))
+    best = best_schedule(problem, within)
+    assert best is not None
+    small = compact(problem)
+    assert peak_bound(problem, small, within, best.step_time_ticks) <= best.peak_memory_bytes
+    assert (tighten(small, within).ready_gap == small.ready_gap).all(), "both gathers stand before y, when it is not there yet"
