@@ -74,8 +74,12 @@ def _read_member(problem: Problem, nodes: Sequence[Node], c: int) -> Member:
         users = ", ".join(user.name for user in start.users) or "nothing"
         raise InputError(f"node {start.name}: expected {wait.name} to be the only user of its result; found {users}; leave it in no bucket")
     arguments = _arguments(start)
-    payload = nodes[collective.cast[0]].all_input_nodes[0] if collective.cast else arguments["input"]
-    value, result = _value(payload, start), _value(start, start)
+    payload = sent = arguments["input"]
+    value, result = _value(sent, start), _value(start, start)
+    if collective.cast:
+        payload = nodes[collective.cast[0]].all_input_nodes[0]
+        if _value(payload, start).numel() != value.numel():
+            raise InputError(f"node {start.name}: {sent.name} isn't {payload.name} in another dtype; solve this graph again")
     group_size = problem.keys[collective.key].group_size
     if arguments.get("group_size", group_size) != group_size:
         raise InputError(f"node {start.name}: its group has {arguments['group_size']} process ranks, the problem says {group_size}")
@@ -92,7 +96,7 @@ def _read_member(problem: Problem, nodes: Sequence[Node], c: int) -> Member:
         group=arguments["group_name"],
         group_size=group_size,
         reduce_op=arguments.get("reduce_op", ""),
-        dtype=result.dtype,
+        dtype=value.dtype,
         device=value.device,
         input_numel=value.numel(),
         output_shape=tuple(result.shape),
