@@ -202,6 +202,18 @@ def test_the_cast_of_a_shard_travels_with_its_gather() -> None:
     assert names(problem, problem.spine) == ["shared", "a", "mixed", "b"]
 
 
+def test_a_bucket_casts_what_the_graph_says_it_may() -> None:
+    """The cast and the views behind it, where the cast serves the gather alone; half of what is read and written counts as copied."""
+    graph = Graph()
+    w, u = graph.input("w"), graph.input("u")
+    cast = graph.compute("cast", graph.compute("scale", graph.view("view", w)))
+    g1 = graph.collective("all_gather", "g1", graph.view("flat", cast), input_bytes=512, cast_bytes=1024)
+    g2 = graph.collective("all_gather", "g2", graph.compute("half", u), input_bytes=512)
+    problem = graph.problem(graph.compute("a", g1, g2))
+    assert [names(problem, c.cast) for c in problem.collectives] == [["cast", "flat"], []]
+    assert [c.copied_bytes for c in problem.collectives] == [768, 512]
+
+
 def test_what_finishes_a_reduction_travels_with_its_wait() -> None:
     """Casts and updates with inputs that end in outputs or in another reduction."""
     graph = Graph()

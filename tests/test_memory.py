@@ -124,6 +124,23 @@ def test_a_gather_bucket_with_early_copy_outs_frees_the_buffer_soon() -> None:
     }
 
 
+def test_a_bucket_makes_no_casts() -> None:
+    # as above, but v, which its owner lets go, is cast on the way: no cu, no cv, and v (2) lives until the copy-in
+    hand = ByHand()
+    u, v = hand.input("u", UNIT, kept=True), hand.input("v", 2 * UNIT)
+    a = hand.compute("a", 1)
+    cu = hand.compute("cu", 1, u, size=UNIT)
+    gu = hand.start("all_gather", "gu", cu, UNIT, 4 * UNIT, prologue=(cu,), cast=(cu,), cast_bytes=2 * UNIT)
+    b = hand.compute("b", 1, a, hand.wait("wu", gu))
+    cv = hand.compute("cv", 1, v, size=UNIT)
+    gv = hand.start("all_gather", "gv", cv, UNIT, 8 * UNIT, prologue=(cv,), cast=(cv,), cast_bytes=2 * UNIT)
+    problem = hand.output(hand.compute("c", 1, b, hand.wait("wv", gv)))
+    at = live(problem, "u v in:0 start:0 a wait:0 out:gu out:gv b c output", "gu gv")
+    kept = 1
+    assert (at["v"], at["in:0"], at["start:0"]) == (kept + 2, kept + 2 + 12, kept + 12)
+    assert live(problem, "u v cu gu wu a b cv gv wv c output")["cv"] == kept + 2 + 1
+
+
 def test_a_gather_bucket_with_late_copy_outs_holds_the_buffer_instead() -> None:
     at = live(two_gathers(), "u v cu cv in:0 start:0 a wait:0 out:gu b out:gv c output", "gu gv")
     kept = 2

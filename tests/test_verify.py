@@ -160,6 +160,24 @@ def test_prologue_and_epilogue_travel_freely() -> None:
     assert verify(problem, schedule(problem, "w cast ag a wait b output"), Caps()) == ()
 
 
+def test_a_bucket_has_no_casts_and_a_lone_gather_has_its_own() -> None:
+    hand = ByHand()
+    w, x = hand.input("w", KIB), hand.input("x", KIB)
+    starts = [hand.compute(f"cast_{name}", 1, source, size=KIB) for name, source in (("w", w), ("x", x))]
+    gathers = [
+        hand.start("all_gather", f"ag_{k}", cast, KIB, KIB, prologue=(cast,), cast=(cast,), cast_bytes=2 * KIB)
+        for k, cast in enumerate(starts)
+    ]
+    problem = hand.output(hand.compute("b", 1, *(hand.wait(f"wait_{k}", start) for k, start in enumerate(gathers))))
+    shared = "w x in:0 start:0 wait:0 out:ag_0 out:ag_1 b output"
+    assert verify(problem, schedule(problem, shared, "ag_0 ag_1"), Caps()) == ()
+    assert "cast_w is there too often" in verify(problem, schedule(problem, shared.replace("in:0", "cast_w in:0"), "ag_0 ag_1"), Caps())[0]
+    late = verify(problem, schedule(problem, "w in:0 x start:0 wait:0 out:ag_0 out:ag_1 b output", "ag_0 ag_1"), Caps())
+    assert "cast_x comes before x, which it depends on" in late
+    alone = schedule(problem, "w x ag_0 cast_x ag_1 wait_0 wait_1 b output")
+    assert "step cast_w is missing" in verify(problem, alone, Caps())
+
+
 @pytest.mark.parametrize(
     ("cap", "value", "message"),
     [
