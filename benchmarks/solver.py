@@ -191,4 +191,5 @@ def _commit() -> str:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # an interrupt, which ends the process of the case, too
     sys.exit(main())

@@ -311,3 +311,19 @@ def test_a_run_is_taken_up_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert ran == [*names, second.name]
     (file,) = tmp_path.glob("*-solver.json")
     assert [case.case for case in load_run(file).cases] == names
+
+
+def test_an_interrupted_run_keeps_what_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def in_process(case: Case, asked: dict[str, object], timeout_s: int) -> CaseRecord:
+        if case is GRID[1]:
+            raise KeyboardInterrupt
+        return replace(CASE, case=case.name)
+
+    monkeypatch.setattr(solver, "_in_process", in_process)
+    assert solver.main(["--out", str(tmp_path)]) == 130
+    assert "--resume" in capsys.readouterr().err
+    (file,) = tmp_path.glob("*-solver.json")
+    assert [case.case for case in load_run(file).cases] == [GRID[0].name]
+    assert GRID[0].name in file.with_suffix(".md").read_text()
