@@ -11,6 +11,7 @@ from itertools import pairwise
 from apsched.errors import InputError
 from apsched.graph.dag import NodeKind
 from apsched.price_curve import PriceCurve
+from apsched.restriction import UNRESTRICTED, Restriction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +74,10 @@ class Collective:
     epilogue: tuple[int, ...]
     """Compute nodes that only finish its result for the graph's outputs; they travel with the wait."""
     module: str
+    direction: str = ""
+    """``forward`` or ``backward``; empty where unknown."""
+    restriction: Restriction = UNRESTRICTED
+    """What the user's plan asks of it."""
 
     @property
     def copied_bytes(self) -> int:
@@ -101,6 +106,10 @@ class Problem:
     """Group name of each stream."""
     copy_price: PriceCurve
     """Bytes copied -> ticks on the compute stream, of a copy-in or a copy-out."""
+    rules: tuple[str, ...] = ()
+    """The rules of the plan that restricts its collectives, as the user wrote them."""
+    unrestricted: "Problem | None" = None
+    """The problem without its plan; ``None`` where there is no plan."""
 
     @property
     def num_nodes(self) -> int:
@@ -180,6 +189,7 @@ def check_problem(problem: Problem) -> None:
         _check_collective(problem, c)
         _check_cast(problem, c)
         _check_bytes(problem, c)
+        _check_restriction(problem, c)
     _require(_ascending([c.start for c in problem.collectives]), "collectives must be ordered by their start node")
     belong = problem.collective_of_node
     for node, kind in enumerate(problem.kinds):
@@ -229,6 +239,16 @@ def _check_bytes(problem: Problem, c: Collective) -> None:
     _require(
         not c.bucketable or (result.birth == c.start and not result.kept), f"collective {name}: in a bucket it cannot write where it reads"
     )
+
+
+def _check_restriction(problem: Problem, c: Collective) -> None:
+    name, asked, last = problem.node_names[c.start], c.restriction, len(problem.spine)
+    for gaps in (asked.start_gaps, asked.wait_gaps):
+        _require(gaps is None or 0 <= gaps[0] <= gaps[1] <= last, f"collective {name}: {gaps} are no gaps of {last} compute nodes")
+    _require(asked.group is None or c.bucketable, f"collective {name}: what stays alone is in no group")
+    _require(asked.wait_gaps is None or not c.bucketable, f"collective {name}: only what stays alone has a place for its wait")
+    _require(asked.group is not None or not asked.closed, f"collective {name}: only a group can be closed")
+    _require(all(0 <= rule < len(problem.rules) for rule in asked.rules), f"collective {name}: a rule does not exist")
 
 
 def _ascending(values: Sequence[int]) -> bool:

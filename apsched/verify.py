@@ -8,6 +8,7 @@ from apsched.graph.dag import NodeKind
 from apsched.problem import Problem
 from apsched.schedule import Schedule, Step, StepKind
 from apsched.simulate import Timeline, simulate
+from apsched.verify_plan import broken_rules
 
 
 def verify(problem: Problem, schedule: Schedule, caps: Caps, *, max_compute_move: int = 0) -> tuple[str, ...]:
@@ -21,6 +22,7 @@ def verify(problem: Problem, schedule: Schedule, caps: Caps, *, max_compute_move
     wrong += _bucket_order(problem, schedule)
     wrong += _buckets(problem, schedule, caps)
     wrong += _compute_moves(problem, position, max_compute_move)
+    wrong += broken_rules(problem, schedule)
     if wrong:
         return tuple(wrong)  # a timeline of an impossible order means nothing
     timeline = simulate(problem, schedule)

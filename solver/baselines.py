@@ -23,6 +23,7 @@ from apsched.result import Scored
 from apsched.schedule import Schedule, as_captured
 from apsched.simulate import simulate
 from apsched.solver.compact import Compact
+from apsched.solver.compact import compact as compact_form
 from apsched.solver.expand import expand
 from apsched.solver.group import group, merge_runs
 from apsched.solver.partition import Pricer
@@ -37,7 +38,19 @@ TOPO_SPAN = 1500
 
 
 def baselines(problem: Problem, compact: Compact, caps: Caps) -> tuple[Scored, ...]:
-    """Return every baseline with its figures and the caps that it breaks."""
+    """Return every baseline with its figures and the caps that it breaks; none knows of the user's plan, so most break that."""
+    schedules = _schedules(*_unplanned(problem, compact))
+    return tuple(score(problem, name, schedule, caps) for name, schedule in schedules.items())
+
+
+def _unplanned(problem: Problem, small: Compact) -> tuple[Problem, Compact]:
+    """Return the problem without the user's plan."""
+    if problem.unrestricted is None:
+        return problem, small
+    return problem.unrestricted, compact_form(problem.unrestricted)
+
+
+def _schedules(problem: Problem, compact: Compact) -> dict[str, Schedule]:
     pricer = Pricer(problem, compact)
     knobs = Caps(max_prefetch=PREFETCH_NODES, in_flight_cap_bytes=IN_FLIGHT_BYTES)
     far = Policy(lead=np.inf, copy_out_early=True)
@@ -47,13 +60,12 @@ def baselines(problem: Problem, compact: Compact, caps: Caps) -> tuple[Scored, .
         partition = pricer.partition_of(group(pricer, limits, keys))
         return expand(problem, compact, construct(pricer, partition, far, knobs))
 
-    schedules = {
+    return {
         "as_captured": as_captured(problem.num_nodes),
         "transformer_block": _transformer_block(problem, compact, pricer),
         "greedy_bytes": greedy(None, range(len(problem.keys))),
         "greedy_bytes_span": greedy(TOPO_SPAN, _primary_keys(problem)),
     }
-    return tuple(score(problem, name, schedule, caps) for name, schedule in schedules.items())
 
 
 def score(problem: Problem, name: str, schedule: Schedule, caps: Caps) -> Scored:

@@ -13,6 +13,7 @@ touch have fixed lives: they are a baseline. The rest depend on where the floats
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -89,6 +90,16 @@ class Compact:
     input_storage: Ints
     """(C,) index among these storages of what it reads; -1 where that is kept."""
     output_storage: Ints
+    group: Ints
+    """(C,) group of the plan whose members share one bucket; -1 for none."""
+    closed: Bools
+    """(C,) nobody joins its group."""
+    launch_last: Ints
+    """(C,) last gap where the plan lets its launch stand; m where it says nothing. The first is part of ``ready_gap``."""
+    wait_first: Ints
+    """(C,) first gap where the plan lets its wait stand."""
+    wait_last: Ints
+    """(C,) last gap where the plan lets its wait stand."""
     kept_bytes: int
     num_streams: int
     collectives_of_key: tuple[tuple[int, ...], ...]
@@ -138,7 +149,7 @@ def compact(problem: Problem) -> Compact:
         on_path=np.array([c.on_path for c in cs], dtype=np.bool_),
         bucketable=np.array([c.bucketable for c in cs], dtype=np.bool_),
         start_rank=_array(c.start for c in cs),
-        ready_gap=_array(ready),
+        ready_gap=_array(max(r, c.restriction.start_gaps[0] if c.restriction.start_gaps else 0) for r, c in zip(ready, cs, strict=True)),
         need_gap=_array(need),
         after_begin=after_begin,
         after_list=after_list,
@@ -160,10 +171,23 @@ def compact(problem: Problem) -> Compact:
         touch_list=touch_list,
         input_storage=_array(index_of_storage.get(c.input_storage, -1) for c in cs),
         output_storage=_array(index_of_storage.get(c.output_storage, -1) for c in cs),
+        **_restrictions(problem),
         kept_bytes=problem.kept_bytes,
         num_streams=len(problem.streams),
         collectives_of_key=tuple(tuple(c for c in range(num_collectives) if cs[c].key == k) for k in range(len(problem.keys))),
     )
+
+
+def _restrictions(problem: Problem) -> dict[str, Any]:
+    asked, num_spine = [c.restriction for c in problem.collectives], len(problem.spine)
+    wait_gaps = [r.wait_gaps or (0, num_spine) for r in asked]
+    return {
+        "group": _array(-1 if r.group is None else r.group for r in asked),
+        "closed": np.array([r.closed for r in asked], dtype=np.bool_),
+        "launch_last": _array(r.start_gaps[1] if r.start_gaps else num_spine for r in asked),
+        "wait_first": _array(first for first, _ in wait_gaps),
+        "wait_last": _array(last for _, last in wait_gaps),
+    }
 
 
 def _float_index(problem: Problem) -> dict[int, int]:

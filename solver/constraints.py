@@ -13,6 +13,7 @@ from ortools.sat.python import cp_model
 
 from apsched.price_curve import PriceCurve
 from apsched.solver.constraints_memory import in_flight, memory
+from apsched.solver.constraints_plan import plan
 from apsched.solver.variables import COPY, PREPARE, START, WAIT_UNIT, Linear, Unit, Variables
 
 Literals = list[cp_model.BoolVarT]
@@ -379,6 +380,6 @@ def boundary(v: Variables) -> None:
 
 ALL = (
     membership, heads, bucket_caps, unit_sizes, spine_order, unit_against_spine, unit_against_unit, bucket_sequence, readiness,
-    need, transfers, stream_order, prices, positions, memory, in_flight, prefetch, boundary,
+    need, transfers, stream_order, prices, positions, memory, in_flight, prefetch, boundary, plan,
 )  # fmt: skip
 """Every constraint of the formulation, in order."""

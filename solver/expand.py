@@ -7,6 +7,7 @@ from apsched.problem import Problem
 from apsched.schedule import Bucket, Schedule, Step, StepKind
 from apsched.solver.compact import ALL_GATHER, Compact
 from apsched.solver.evaluate import COPY_OUT, FIRE, LAUNCH, PREPARE, SPINE, WAIT, Program
+from apsched.solver.partition import Members
 
 
 def expand(problem: Problem, compact: Compact, program: Program) -> Schedule:
@@ -51,7 +52,11 @@ class _Expansion:
         for node in range(problem.num_nodes):
             if problem.kinds[node] is NodeKind.OUTPUT:
                 self._emit(node)
-        return Schedule(buckets=tuple(Bucket(self.members[b]) for b in self.bucket_index), steps=tuple(self.steps))
+        return Schedule(buckets=tuple(Bucket(self._payload(b)) for b in self.bucket_index), steps=tuple(self.steps))
+
+    def _payload(self, b: int) -> Members:
+        """Return the members of a bucket in payload order: as the plan asks, else as they are."""
+        return tuple(sorted(self.members[b], key=lambda c: self.problem.collectives[c].restriction.payload))
 
     def _prepare(self, b: int) -> None:
         members = self.members[b]

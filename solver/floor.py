@@ -7,7 +7,7 @@ from apsched.problem import Problem
 from apsched.solver.compact import Compact
 from apsched.solver.evaluate import Program, evaluate
 from apsched.solver.group import group
-from apsched.solver.partition import Pricer, singles
+from apsched.solver.partition import Pricer
 from apsched.solver.place import construct
 from apsched.solver.policies import Policy
 
@@ -30,7 +30,7 @@ def just_in_time(problem: Problem, compact: Compact, caps: Caps) -> Floor | None
     pricer = Pricer(problem, compact)
     tiny = _TINY_BYTES if caps.bucket_cap_bytes is None else min(_TINY_BYTES, caps.bucket_cap_bytes)
     small = Caps(bucket_cap_bytes=tiny, max_topo_span=caps.max_topo_span)
-    partitions = [pricer.partition(singles(compact))]
+    partitions = [pricer.partition_of(pricer.tables.atoms.leader)]
     partitions.append(pricer.partition_of(group(pricer, small, range(len(problem.keys)))))
     best: Floor | None = None
     for partition in partitions:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from apsched.config import Caps
+from apsched.solver.atoms import whole
 from apsched.solver.compact import ALL_GATHER, Bools, Compact, Ints
 from apsched.solver.compiled import compiled
 from apsched.solver.partition import Pricer
@@ -38,13 +39,17 @@ def group(
     Collectives of more than ``most_bytes`` stay alone, and neighbours on their two sides may share a bucket.
     """
     compact, unlimited = pricer.compact, int(UNLIMITED)
-    urgency = urgencies(compact)
-    wanted = np.isin(compact.key, np.fromiter(keys, dtype=np.int64)) & compact.bucketable
+    a, t = pricer.tables.atoms, pricer.tables
+    urgency = np.where(compact.kind == ALL_GATHER, a.need_gap, a.ready_gap)
+    wanted = (
+        np.isin(compact.key, np.fromiter(keys, dtype=np.int64)) & compact.bucketable & ~a.closed & (a.leader == np.arange(len(urgency)))
+    )
     if most_bytes is not None:
-        wanted &= compact.size_bytes <= most_bytes
-    return canonical(
+        wanted &= a.size_bytes <= most_bytes
+    return whole(
+        a,
         _runs(
-            pricer.tables,
+            t,
             np.lexsort((np.arange(len(urgency)), urgency, compact.key)),
             np.zeros(len(urgency), dtype=np.int64) if tags is None else tags,
             wanted,
@@ -52,32 +57,33 @@ def group(
             unlimited if limits.bucket_cap_bytes is None else limits.bucket_cap_bytes,
             unlimited if limits.max_topo_span is None else limits.max_topo_span,
             unlimited if reach_gaps is None else reach_gaps,
-        )
+        ),
     )
 
 
 @compiled
 def _runs(t: Tables, order: Ints, tags: Ints, wanted: Bools, urgency: Ints, bucket_cap: int, span_cap: int, reach: int) -> Ints:
-    labels = np.arange(len(order))
+    labels, a = np.arange(len(order)), t.atoms
     head, last, size, ready, need, low, high = -1, -1, 0, 0, 0, 0, 0
     for c in order:
         if not wanted[c]:
             continue
-        rank = t.start_rank[c]
         if (
             head >= 0
             and t.key[c] == t.key[head]
             and tags[c] == tags[last]
             and t.depth[c] == t.depth[head]
             and urgency[c] - urgency[head] <= reach
-            and size + t.size_bytes[c] <= bucket_cap
-            and max(high, rank) - min(low, rank) <= span_cap
-            and max(ready, t.ready_gap[c]) <= min(need, t.need_gap[c])
+            and size + a.size_bytes[c] <= bucket_cap
+            and max(high, a.last_rank[c]) - min(low, a.first_rank[c]) <= span_cap
+            and max(ready, a.ready_gap[c]) <= min(need, a.need_gap[c])
         ):
-            size += t.size_bytes[c]
-            ready, need, low, high = max(ready, t.ready_gap[c]), min(need, t.need_gap[c]), min(low, rank), max(high, rank)
+            size += a.size_bytes[c]
+            ready, need = max(ready, a.ready_gap[c]), min(need, a.need_gap[c])
+            low, high = min(low, a.first_rank[c]), max(high, a.last_rank[c])
         else:
-            head, size, ready, need, low, high = c, t.size_bytes[c], t.ready_gap[c], t.need_gap[c], rank, rank
+            head, size, ready, need = c, a.size_bytes[c], a.ready_gap[c], a.need_gap[c]
+            low, high = a.first_rank[c], a.last_rank[c]
         labels[c] = head
         last = c
     return labels

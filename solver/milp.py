@@ -4,7 +4,7 @@ Built from the Problem alone; it shares no code with the CP-SAT formulation, the
 something. Bucket membership is a set partition over all buckets that the caps allow, each with its exact price; order is linear ordering.
 
 Sets      c, d        collectives;  h: the first member of a bucket
-          B           columns: every collective alone and every bucket that the caps on bytes and span and the data allow
+          B           columns: every collective alone and every bucket that the caps on bytes and span, the data and the user's plan allow
           u, v, w     events: take (prologues and copy-in), start, wait, give (copy-out and epilogue) of each c; spine nodes k; the output
           p, q        spots: steps inside an event
           a           pieces of memory: storages, and the buffers of the bucket of h
@@ -16,7 +16,7 @@ Variables lambda[B]   1 where B is launched                             b[c,d]  
 
 ====  ===============================================================================  =======================================
 (1)   sum over B holding c of lambda[B] = 1; b[c,d] = sum over B holding both           ``milp_order._membership``
-(2)   o[u,v] + o[v,u] = 1 - tie[u,v]; constants where the data decide                   ``milp_order._pairs``
+(2)   o[u,v] + o[v,u] = 1 - tie[u,v]; constants where the data or the plan decide       ``milp_order._pairs``
 (3)   o[u,w] <= o[u,v] + o[v,w]                                                         ``milp_order._one_order``
 (4)   prefetch: sum of lambda[B] <= o[k,start[h]]                                       ``milp_order._early_enough``
 (5)   in flight: sum of output[c] (1 - o[start d,start c] - o[wait c,start d]) <= cap   ``milp_order.in_flight``

@@ -98,7 +98,7 @@ def create_events(problem: Problem, caps: Caps) -> Events:
             "choose --solver cp-sat, or fewer --layers"
         )
     draft = _Draft(problem, [c.bucketable for c in problem.collectives])
-    columns = tuple(_column(problem, members) for members in _allowed(problem, caps, draft))
+    columns = tuple(_column(problem, members) for members in _allowed(problem, caps, draft) if _as_planned(problem, members))
     shared = {c for column in columns if len(column.members) > 1 for c in column.members}
     draft = _Draft(problem, [c in shared for c in range(num_collectives)])
     return Events(
@@ -181,6 +181,18 @@ class _Draft:
             self.strict[k] |= 1 << (k + 1)
         for u in range(self.num_units):
             self.strict[u] |= 1 << (len(self.reach) - 1)
+        self._precede_as_planned()
+
+    def _precede_as_planned(self) -> None:
+        """Launches and waits stand between the compute nodes that the user's plan says."""
+        num_spine = len(self.problem.spine)
+        for c, collective in enumerate(self.problem.collectives):
+            asked = collective.restriction
+            for first, last, gaps in ((self.take[c], self.start[c], asked.start_gaps), (self.wait[c], self.wait[c], asked.wait_gaps)):
+                if gaps is not None and gaps[0] > 0:
+                    self.strict[self.num_units + gaps[0] - 1] |= 1 << first
+                if gaps is not None and gaps[1] < num_spine:
+                    self.strict[last] |= 1 << (self.num_units + gaps[1])
 
     def _close(self) -> None:
         """Transitive closure; a path is strict if one of its arcs is."""
@@ -206,6 +218,14 @@ def _allowed(problem: Problem, caps: Caps, draft: _Draft) -> list[tuple[int, ...
                     "lower --bucket-cap or --max-topo-span, or choose --solver cp-sat"
                 )
     return found
+
+
+def _as_planned(problem: Problem, members: tuple[int, ...]) -> bool:
+    """Whether groups of the user's plan are in ``members`` as a whole or not at all, and closed ones by themselves."""
+    groups = {problem.collectives[c].restriction.group for c in members} - {None}
+    whole = {c for c, collective in enumerate(problem.collectives) if collective.restriction.group in groups}
+    alone = not any(problem.collectives[c].restriction.closed for c in members) or whole == {*members}
+    return alone and whole <= {*members}
 
 
 def _grown(problem: Problem, caps: Caps, draft: _Draft, members: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

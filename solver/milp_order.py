@@ -62,7 +62,7 @@ def _membership(order: Order) -> None:
     for c in range(len(order.events.take)):
         mine = [order.chosen[b] for b, column in enumerate(columns) if c in column.members]
         order.model += pulp.lpSum(mine) == 1, f"membership_{c}"
-        order.alone.append(next(Linear(order.chosen[b]) for b, column in enumerate(columns) if column.members == (c,)))
+        order.alone.append(next((Linear(order.chosen[b]) for b, column in enumerate(columns) if column.members == (c,)), Linear()))
     for (c, d), several in holding.items():
         together = pulp.LpVariable(f"b_{c}_{d}", 0, 1)
         order.model += together == pulp.lpSum(several), f"together_{c}_{d}"

@@ -11,6 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from apsched.solver.atoms import atoms, whole
 from apsched.solver.compact import Compact, Ints
 from apsched.solver.compiled import compiled
 from apsched.solver.group import canonical, urgencies
@@ -37,6 +38,7 @@ class Neighbourhood:
 
     def __init__(self, compact: Compact) -> None:
         self.compact = compact
+        self.atoms = atoms(compact)
         urgency = urgencies(compact)
         self.order = np.lexsort((np.arange(len(urgency)), urgency, compact.key))
         self.place = np.empty(len(urgency), dtype=np.int64)
@@ -45,7 +47,7 @@ class Neighbourhood:
 
     def applied(self, move: Move, labels: Ints) -> Ints:
         """Return ``labels`` after ``move``."""
-        return apply(labels, move.kind, move.of, move.to, self.place)
+        return whole(self.atoms, apply(labels, move.kind, move.of, move.to, self.place))
 
     def local(self, labels: Ints) -> Iterator[Move]:
         """Yield the moves of single buckets and single members, from the first to the last in order of urgency."""

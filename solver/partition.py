@@ -88,7 +88,9 @@ class Pricer:
         compact = self.compact
         if any(not compact.bucketable[c] for c in members) or len({int(compact.key[c]) for c in members}) > 1:
             return False
-        if max(int(compact.ready_gap[c]) for c in members) > min(int(compact.need_gap[c]) for c in members):
+        if max(int(compact.ready_gap[c]) for c in members) > min(int(min(compact.need_gap[c], compact.launch_last[c])) for c in members):
+            return False
+        if compact.closed[list(members)].any() and len({int(compact.group[c]) for c in members}) > 1:
             return False
         if caps.bucket_cap_bytes is not None and sum(int(compact.size_bytes[c]) for c in members) > caps.bucket_cap_bytes:
             return False
@@ -117,8 +119,3 @@ def labels_of(partition: Partition) -> Ints:
     lowest = np.array([min(members) for members in partition.buckets], dtype=np.int64)
     labels: Ints = lowest[partition.bucket_of]
     return labels
-
-
-def singles(compact: Compact) -> list[Members]:
-    """Return the partition without buckets."""
-    return [(c,) for c in range(len(compact.kind))]

@@ -18,11 +18,13 @@ from apsched.solver.place_pass import (
     FLYING,
     GATHERED,
     HELD,
+    LATEST,
     LAUNCH_WORK,
     NEED,
     NUM_COLUMNS,
     PAST,
     READY,
+    STAYS,
     STREAM,
     TRANSFER,
     WAIT_WORK,
@@ -58,10 +60,11 @@ def lay_out(
     t: Tables, f: Fixed, clock: Clockwork, r: Rules, bucket_of: Ints, member_begin: Ints, member_list: Ints, figures: Ints
 ) -> tuple[Ints, Ints]:
     """Return operations and arguments of the program that the rules make of a partition."""
-    rows = _rows(t, clock, r, member_begin, member_list, figures)
     num_spine = len(f.spine_ticks)
+    rows = _rows(t, clock, r, member_begin, member_list, figures, num_spine)
     in_order = by_gap(figures[:, NEED_GAP], num_spine)
-    queue = in_order[rows[in_order, GATHERED] == 1]
+    queue = in_order[(rows[in_order, GATHERED] == 1) & (rows[in_order, LATEST] == num_spine)]
+    by_latest = by_gap(rows[:, LATEST], num_spine)
     rows[:, WANT] = want_gaps(clock, r, figures, rows[:, STREAM], queue, f.num_streams)
     units = Units(
         rows,
@@ -74,6 +77,7 @@ def lay_out(
         t.by_need,
         t.copy_out_ticks + t.epilogue_ticks,
         queue,
+        by_latest[rows[by_latest, LATEST] < num_spine],
         _reserve(t, f, r.early, bucket_of, member_begin, rows),
         r.memory_cap,
         r.in_flight_cap,
@@ -83,13 +87,13 @@ def lay_out(
 
 
 @compiled
-def _rows(t: Tables, clock: Clockwork, r: Rules, member_begin: Ints, member_list: Ints, figures: Ints) -> Ints:
+def _rows(t: Tables, clock: Clockwork, r: Rules, member_begin: Ints, member_list: Ints, figures: Ints, num_spine: int) -> Ints:
     rows = np.zeros((len(figures), NUM_COLUMNS), np.int64)
     for b in range(len(figures)):
         begin, past = member_begin[b], member_begin[b + 1]
         first = member_list[begin]
         several, kind = past - begin > 1, t.kind[first]
-        prologue, epilogue, inputs, outputs, flying = 0, 0, 0, 0, 0
+        prologue, epilogue, inputs, outputs, flying, latest = 0, 0, 0, 0, 0, num_spine
         for j in range(begin, past):
             c = member_list[j]
             prologue += t.prologue_ticks[c] - (t.cast_ticks[c] if several else 0)
@@ -97,12 +101,14 @@ def _rows(t: Tables, clock: Clockwork, r: Rules, member_begin: Ints, member_list
             inputs += t.input_bytes[c]
             outputs += t.output_bytes[c]
             flying += 0 if t.on_path[c] else t.output_bytes[c]
+            latest = min(latest, t.launch_last[c])
         gathered = kind == ALL_GATHER and not t.on_path[first]
         copied = several and kind == ALL_GATHER
         rows[b, STREAM], rows[b, FIRST], rows[b, PAST] = t.stream[first], begin, past
         rows[b, GATHERED], rows[b, COPIED] = gathered, copied
-        rows[b, READY] = figures[b, READY_GAP] if gathered else launch_gap(clock, r, figures, b)
-        rows[b, NEED], rows[b, TRANSFER] = figures[b, NEED_GAP], figures[b, TRANSFER_TICKS]
+        rows[b, LATEST], rows[b, STAYS] = latest, t.wait_first[first] > 0 or t.wait_last[first] < num_spine
+        rows[b, READY] = figures[b, READY_GAP] if gathered else min(launch_gap(clock, r, figures, b), latest)
+        rows[b, NEED], rows[b, TRANSFER] = min(figures[b, NEED_GAP], t.wait_last[first]), figures[b, TRANSFER_TICKS]
         rows[b, LAUNCH_WORK] = figures[b, LAUNCH_TICKS] + figures[b, COPY_IN_TICKS] + prologue
         rows[b, WAIT_WORK] = 0 if copied else epilogue
         rows[b, AHEAD] = outputs if several else outputs + inputs
@@ -123,7 +129,7 @@ def _reserve(t: Tables, f: Fixed, early: bool, bucket_of: Ints, member_begin: In
         out = f.output_storage[c]
         last = f.last_spine[out] if out >= 0 else -1
         if t.kind[c] == ALL_GATHER or t.on_path[c]:
-            begin = need if early or not several else t.need_gap[c]
+            begin = min(need if early or not several else t.need_gap[c], rows[b, LATEST])
             delta[begin] += t.output_bytes[c]
             delta[max(begin, last) + 1] -= t.output_bytes[c]
             if several:

@@ -16,8 +16,10 @@ from apsched.solver.compiled import compiled, inlined
 from apsched.solver.evaluate import COPY_OUT, LAUNCH, SPINE, WAIT
 from apsched.solver.policies import UNLIMITED
 
-NUM_COLUMNS = 14
-STREAM, FIRST, PAST, GATHERED, COPIED, WANT, READY, NEED, TRANSFER, LAUNCH_WORK, WAIT_WORK, AHEAD, HELD, FLYING = range(NUM_COLUMNS)
+NUM_COLUMNS = 16
+STREAM, FIRST, PAST, GATHERED, COPIED, WANT, READY, NEED, TRANSFER, LAUNCH_WORK, WAIT_WORK, AHEAD, HELD, FLYING, LATEST, STAYS = range(
+    NUM_COLUMNS
+)
 """Columns of a bucket's row:
 
 ====================  ===============================================================================
@@ -34,6 +36,8 @@ WAIT_WORK             ticks of the epilogues that stand right behind its wait
 AHEAD                 bytes alive between an early launch of a gather and its need
 HELD                  bytes alive between the launch and the wait of a reduction, beyond its output
 FLYING                bytes that count against the cap on bytes in flight
+LATEST                gap where the user's plan wants it launched; the number of spine nodes where it says nothing
+STAYS                 1 where its wait keeps its place, by the plan
 ====================  ===============================================================================
 """
 _CLOCK, _BYTES_HELD, _BYTES_FLYING, _LENGTH, _OUTSTANDING, _FIRST_END = range(6)
@@ -59,7 +63,9 @@ class Units(NamedTuple):
     copy_out_work: Ints
     """(C,) copy-out and epilogue."""
     gathers: Ints
-    """Buckets of gathers that can move, in order of need."""
+    """Buckets of gathers that can move, in order of need; those that the plan launches are left out."""
+    planned: Ints
+    """Buckets that the plan launches, in order of their gaps."""
     used: Ints
     """(m+1,) bytes in use around each spine node, with everything just in time."""
     memory_cap: int
@@ -73,7 +79,7 @@ def place(u: Units, early: bool, at_once: bool, in_stalls: bool) -> tuple[Ints, 
     """Walk the gaps: launch what is ready, prefetch, wait for what the spine node needs, run it; return operations and arguments."""
     rows, spine_ticks, bucket_of, member_list = u.rows, u.spine_ticks, u.bucket_of, u.member_list
     after_begin, after_list, need_of, by_need_of = u.after_begin, u.after_list, u.need_of, u.by_need_of
-    copy_out_work, gathers = u.copy_out_work, u.gathers
+    copy_out_work, gathers, planned = u.copy_out_work, u.gathers, u.planned
     memory_cap, in_flight_cap = u.memory_cap, u.in_flight_cap
     num_spine, num_buckets, num_collectives = len(spine_ticks), len(rows), len(need_of)
     used = u.used.copy()
@@ -91,7 +97,7 @@ def place(u: Units, early: bool, at_once: bool, in_stalls: bool) -> tuple[Ints, 
     by_ready, by_need = by_gap(rows[:, READY], num_spine), by_gap(rows[:, NEED], num_spine)
     pending = np.empty(num_buckets, np.int64)  # ready, but another wait must come first
     stack = np.empty(num_buckets + 1, np.int64)
-    num_pending, next_ready, next_need, next_copy, next_gather, next_wait = 0, 0, 0, 0, 0, 0
+    num_pending, next_ready, next_need, next_copy, next_gather, next_wait, next_planned = 0, 0, 0, 0, 0, 0, 0
     room_from = 0  # no room for the next gather before this gap
     for g in range(num_spine + 1):
         last = g == num_spine
@@ -152,10 +158,17 @@ def place(u: Units, early: bool, at_once: bool, in_stalls: bool) -> tuple[Ints, 
             if again:
                 break
             before = clock[_LENGTH]
-            while next_need < num_buckets and (rows[by_need[next_need], NEED] <= g or last):
-                needed = by_need[next_need]
-                next_need += 1
-                if in_stalls:
+            while True:
+                launch_only = next_planned < len(planned) and rows[planned[next_planned], LATEST] <= g
+                if launch_only:
+                    needed = planned[next_planned]
+                    next_planned += 1
+                elif next_need < num_buckets and (rows[by_need[next_need], NEED] <= g or last):
+                    needed = by_need[next_need]
+                    next_need += 1
+                else:
+                    break
+                if in_stalls and not launch_only:
                     # copy buckets out that have arrived, while the stream stands still for ``needed`` anyway
                     while next_wait < len(gathers):
                         d = gathers[next_wait]
@@ -176,7 +189,7 @@ def place(u: Units, early: bool, at_once: bool, in_stalls: bool) -> tuple[Ints, 
                 depth = 1
                 while depth > 0:
                     b = stack[depth - 1]
-                    if status[b] == _WAITED:
+                    if status[b] == _WAITED or (launch_only and depth == 1 and status[b]):
                         depth -= 1
                         continue
                     if not status[b]:
@@ -192,6 +205,8 @@ def place(u: Units, early: bool, at_once: bool, in_stalls: bool) -> tuple[Ints, 
                         while clock[_BYTES_FLYING] + rows[b, FLYING] > in_flight_cap and clock[_OUTSTANDING] > 0:
                             _wait(rows, program, clock, finish, status, outstanding, outstanding[0])
                         _launch(rows, program, clock, finish, status, outstanding, stream_free, num_spine, b)
+                        if launch_only and depth == 1:
+                            break
                     depth -= 1
                     _wait(rows, program, clock, finish, status, outstanding, b)
                     if rows[b, COPIED]:
@@ -246,7 +261,7 @@ def _launch(
     stream_free[stream] = finish[b]
     status[b] = _LAUNCHED
     clock[_BYTES_FLYING] += rows[b, FLYING]
-    if rows[b, NEED] >= num_spine and not rows[b, GATHERED]:
+    if rows[b, NEED] >= num_spine and not rows[b, GATHERED] and not rows[b, STAYS]:
         outstanding[clock[_OUTSTANDING]] = b
         clock[_OUTSTANDING] += 1
         clock[_BYTES_HELD] += rows[b, HELD]

@@ -6,6 +6,7 @@ import numpy as np
 
 from apsched.price_curve import PriceCurve
 from apsched.problem import Problem
+from apsched.solver.atoms import Atoms, atoms
 from apsched.solver.compact import ALL_GATHER, Bools, Compact, Ints
 from apsched.solver.compiled import compiled
 from apsched.units import ALLOCATION_BYTES
@@ -38,6 +39,11 @@ class Tables(NamedTuple):
     start_rank: Ints
     ready_gap: Ints
     need_gap: Ints
+    launch_last: Ints
+    wait_first: Ints
+    wait_last: Ints
+    """Where the user's plan lets a launch, and a wait, stand."""
+    atoms: Atoms
     by_need: Ints
     """Collectives by need gap."""
     depth: Ints
@@ -54,7 +60,7 @@ class Tables(NamedTuple):
 
 def tables(problem: Problem, compact: Compact) -> Tables:
     """Return the tables of ``problem``."""
-    c = compact
+    c, mine = compact, atoms(compact)
     curves = [*(key.price for key in problem.keys), problem.copy_price]
     return Tables(
         key=c.key,
@@ -75,8 +81,12 @@ def tables(problem: Problem, compact: Compact) -> Tables:
         start_rank=c.start_rank,
         ready_gap=c.ready_gap,
         need_gap=c.need_gap,
+        launch_last=c.launch_last,
+        wait_first=c.wait_first,
+        wait_last=c.wait_last,
+        atoms=mine,
         by_need=np.argsort(c.need_gap, kind="stable"),
-        depth=np.array(_chain_depths(c), dtype=np.int64),
+        depth=np.array(_chain_depths(c, mine.leader), dtype=np.int64),
         after_begin=c.after_begin,
         after_list=c.after_list,
         key_launch=np.array([key.launch_ticks for key in problem.keys], dtype=np.int64),
@@ -97,12 +107,21 @@ def _sums(values: Ints, begin: Ints, entries: Ints) -> Ints:
     return sums
 
 
-def _chain_depths(compact: Compact) -> list[int]:
-    depth: list[int] = []
-    for c in range(len(compact.kind)):  # ordered by start, so those before it are known
-        before = compact.after_list[compact.after_begin[c] : compact.after_begin[c + 1]]
-        depth.append(1 + max((depth[d] for d in before), default=-1))
-    return depth
+def _chain_depths(compact: Compact, leader: Ints) -> list[int]:
+    """Return the length of the longest chain before each collective; the same within an atom."""
+    before: dict[int, set[int]] = {int(k): set() for k in leader}
+    for c, k in enumerate(leader.tolist()):
+        before[k] |= {int(leader[d]) for d in compact.after_list[compact.after_begin[c] : compact.after_begin[c + 1]]} - {k}
+    depth: dict[int, int] = {}
+    stack = sorted(before, reverse=True)
+    while stack:
+        deeper = sorted(d for d in before[stack[-1]] if d not in depth)
+        if deeper:  # an atom may wait for one whose first member comes later
+            stack += deeper
+        else:
+            k = stack.pop()
+            depth[k] = 1 + max((depth[d] for d in before[k]), default=-1)
+    return [depth[int(k)] for k in leader]
 
 
 @compiled
@@ -157,7 +176,7 @@ def bucket_figures(t: Tables, member_begin: Ints, member_list: Ints) -> Ints:
 
 @compiled
 def legal(t: Tables, member_begin: Ints, member_list: Ints, bucket_cap: int, span_cap: int) -> bool:
-    """Whether every bucket may be one.
+    """Whether every bucket may be one; atoms are whole in ``labels`` that come from ``apsched.solver.atoms.whole``.
 
     One key, bucketable, ready before needed, within the caps on bytes and span; and its members wait for equally long chains of other
     collectives, so that no two buckets can wait for each other.
@@ -167,14 +186,16 @@ def legal(t: Tables, member_begin: Ints, member_list: Ints, bucket_cap: int, spa
         if past - begin == 1:
             continue
         first = member_list[begin]
-        ready, need, size = t.ready_gap[first], t.need_gap[first], 0
+        ready, need, size = t.ready_gap[first], min(t.need_gap[first], t.launch_last[first]), 0
         low, high = t.start_rank[first], t.start_rank[first]
         for j in range(begin, past):
             c = member_list[j]
             if not t.bucketable[c] or t.key[c] != t.key[first] or t.depth[c] != t.depth[first]:
                 return False
+            if t.atoms.closed[c] and t.atoms.leader[c] != t.atoms.leader[first]:
+                return False
             size += t.size_bytes[c]
-            ready, need = max(ready, t.ready_gap[c]), min(need, t.need_gap[c])
+            ready, need = max(ready, t.ready_gap[c]), min(need, t.need_gap[c], t.launch_last[c])
             low, high = min(low, t.start_rank[c]), max(high, t.start_rank[c])
         if ready > need or size > bucket_cap or high - low > span_cap:
             return False

@@ -15,7 +15,8 @@ from apsched.solver.compact import ALL_GATHER, REDUCE_SCATTER, Compact
 
 
 def tighten(compact: Compact, caps: Caps) -> Compact:
-    """Return ``compact`` with the ready and need gaps that the memory cap forces."""
+    """Return ``compact`` with the ready and need gaps that the user's plan and the memory cap force."""
+    compact = replace(compact, need_gap=np.minimum(compact.need_gap, compact.wait_last))
     if caps.memory_cap_bytes is None or not len(compact.kind):
         return compact
     free = caps.memory_cap_bytes - least_live_bytes(compact)  # at each spine node

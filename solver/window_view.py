@@ -17,7 +17,7 @@ from apsched.solver.evaluate import COPY_OUT, LAUNCH, PREPARE, SPINE, WAIT, Prog
 from apsched.solver.partition import Members, Pricer
 from apsched.solver.tails import prologue_ticks, tails
 from apsched.solver.variables import Boundary
-from apsched.solver.window_arrays import PER_COLLECTIVE, begins, float_arrays, floats_of
+from apsched.solver.window_arrays import GAPS, PER_COLLECTIVE, begins, float_arrays, floats_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class WindowView:
     def _cut_segments(self) -> None:
         """Cut the fixed operations into segments, at every gap where a free unit stands or may want to."""
         program, window, whole = self.program, self.window, self.whole
-        wanted = {int(g) for c in window.free for g in (whole.ready_gap[c], whole.need_gap[c])}
+        wanted = {int(getattr(whole, gap)[c]) for c in window.free for gap in GAPS}
         self.segments: list[list[int]] = [[]]
         self.gap_of_operation: dict[int, int] = {}
         cut = False
@@ -95,9 +95,13 @@ class WindowView:
         launch, transfer = whole.launch_ticks[rows].copy(), whole.transfer_ticks[rows].copy()
         bucketable = whole.bucketable[rows].copy()
         ready, need = np.zeros(len(rows), dtype=np.int64), np.full(len(rows), num_segments, dtype=np.int64)
+        launch_last, wait_first, wait_last = need.copy(), ready.copy(), need.copy()
         for j, c in enumerate(free):
             ready[j] = self._first_gap_after(spine_op.get(int(whole.ready_gap[c]) - 1, -1))
             need[j] = self._last_gap_before(spine_op.get(int(whole.need_gap[c]), self.window.past))
+            launch_last[j] = self._last_gap_before(spine_op.get(int(whole.launch_last[c]), self.window.past))
+            wait_first[j] = self._first_gap_after(spine_op.get(int(whole.wait_first[c]) - 1, -1))
+            wait_last[j] = self._last_gap_before(spine_op.get(int(whole.wait_last[c]), self.window.past))
         for j, (i, _, gap) in enumerate(pinned, start=num_free):
             b = int(self.program.argument[i])
             launch[j], transfer[j], bucketable[j] = self._launch_work(i), partition.transfer_ticks[b], False
@@ -126,6 +130,9 @@ class WindowView:
             bucketable=bucketable,
             ready_gap=ready,
             need_gap=need,
+            launch_last=launch_last,
+            wait_first=wait_first,
+            wait_last=wait_last,
             after_begin=begins(after),
             after_list=np.array([d for ds in after for d in ds], dtype=np.int64),
             collectives_of_key=(),

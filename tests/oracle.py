@@ -48,6 +48,8 @@ def best_schedule(problem: Problem, caps: Caps, *, copy_in_apart: bool = True) -
     With ``copy_in_apart`` false a copy-in stands right before its start, which may cost where a cap holds the start back.
     """
     walks = [_Walk(problem, caps, buckets, copy_in_apart) for buckets in partitions(problem, caps)]
+    if not walks:
+        return None  # no partition keeps the plan
     walks.sort(key=lambda walk: walk.least_time)
     limit = walks[0].least_time
     while True:
@@ -77,7 +79,7 @@ def least_memory(problem: Problem, caps: Caps, *, copy_in_apart: bool = True) ->
 def partitions(problem: Problem, caps: Caps) -> Iterator[tuple[tuple[int, ...], ...]]:
     """Yield every set of buckets (two or more members each) that the caps on bytes and span allow."""
     free = [c for c, collective in enumerate(problem.collectives) if collective.bucketable]
-    yield from _partitions(problem, caps, free)
+    yield from (buckets for buckets in _partitions(problem, caps, free) if _as_planned(problem, buckets))
 
 
 def _partitions(problem: Problem, caps: Caps, free: list[int]) -> Iterator[tuple[tuple[int, ...], ...]]:
@@ -101,6 +103,21 @@ def _allowed(problem: Problem, caps: Caps, bucket: tuple[int, ...]) -> bool:
     too_big = caps.bucket_cap_bytes is not None and sum(m.size_bytes for m in members) > caps.bucket_cap_bytes
     too_wide = caps.max_topo_span is not None and max(starts) - min(starts) > caps.max_topo_span
     return not too_big and not too_wide
+
+
+def _as_planned(problem: Problem, buckets: tuple[tuple[int, ...], ...]) -> bool:
+    """Whether groups of the plan are together, and closed ones by themselves."""
+    groups: dict[int, set[int]] = {}
+    for c, collective in enumerate(problem.collectives):
+        if collective.restriction.group is not None:
+            groups.setdefault(collective.restriction.group, set()).add(c)
+    for group in groups.values():
+        touched = [set(bucket) for bucket in buckets if group & set(bucket)]
+        if not (len(group) == 1 and not touched) and not (len(touched) == 1 and group <= touched[0]):
+            return False
+        if touched and any(problem.collectives[c].restriction.closed for c in group) and touched[0] != group:
+            return False
+    return True
 
 
 def _confirmed(problem: Problem, caps: Caps, value: tuple[int, int, int], schedule: Schedule) -> Optimum:

@@ -21,6 +21,8 @@ class Launch:
     in_flight_bytes: int
     earliest: int
     """Spine nodes that must be done at its start, by the cap on prefetch."""
+    latest: int
+    """Spine nodes that may be done at its start, by the plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class Steps:
         self.ticks = [self._ticks(step) for step in self.steps]
         self.launches = {self._index(start): launch for start, launch in self._launches()}
         self.launch_of_wait = {self._index(wait): self._index(start) for start, wait in self._pairs()}
+        self.planned = self._planned()
         self.pieces = self._pieces()
         self.blocks = self._decisions()
         self.moves_from: dict[int, list[tuple[int, Move]]] = {}
@@ -137,6 +140,7 @@ class Steps:
         for start, _, members in self._units():
             collectives = [self.problem.collectives[c] for c in members]
             key = self.problem.keys[collectives[0].key]
+            asked = [c.restriction.start_gaps or (0, len(place)) for c in collectives]
             needed = [place[self.problem.needs[c][0]] for c in members if self.problem.needs[c]]
             yield (
                 start,
@@ -144,9 +148,25 @@ class Steps:
                     stream=key.stream,
                     ticks=key.price(sum(m.size_bytes for m in collectives)),
                     in_flight_bytes=sum(m.output_bytes for m in collectives if not m.on_path),
-                    earliest=0 if self.caps.max_prefetch is None else min(needed, default=0) - self.caps.max_prefetch,
+                    earliest=max(
+                        0 if self.caps.max_prefetch is None else min(needed, default=0) - self.caps.max_prefetch,
+                        *(first for first, _ in asked),
+                    ),
+                    latest=min(last for _, last in asked),
                 ),
             )
+
+    def _planned(self) -> dict[int, tuple[int, int]]:
+        """For copy-ins and waits the spine nodes that must, and may, be done before, by the plan."""
+        last = len(self.problem.spine)
+        planned = {}
+        for b, bucket in enumerate(self.buckets):
+            firsts = [gaps[0] for c in bucket if (gaps := self.problem.collectives[c].restriction.start_gaps)]
+            planned[self._index(Step(_IN, b))] = max(firsts, default=0), last
+        for m in self.problem.collectives:
+            if m.restriction.wait_gaps is not None:
+                planned[self._index(Step(_N, m.wait))] = m.restriction.wait_gaps
+        return planned
 
     def _pieces(self) -> list[tuple[int, int, int]]:
         """(bytes, step that allocates or 0, steps that use) of every storage that is not kept, buffers included."""
@@ -257,10 +277,13 @@ class Steps:
         return moves
 
     def _may_start(self, done: int, k: int) -> bool:
+        spine_done = sum(1 for node in self.problem.spine if done & self.bit[Step(_N, node)])
+        first, last = self.planned.get(k, (0, spine_done))
+        if not first <= spine_done <= last:
+            return False
         if (launch := self.launches.get(k)) is None:
             return True
-        spine_done = sum(1 for node in self.problem.spine if done & self.bit[Step(_N, node)])
-        if spine_done < launch.earliest:
+        if not launch.earliest <= spine_done <= launch.latest:
             return False
         if self.caps.in_flight_cap_bytes is None:
             return True

@@ -1,0 +1,238 @@
+"""Problem + plan -> the problem as the plan restricts it: a pure function; the solver completes what the plan leaves open.
+
+Rules are about collectives that can move (they serve a parameter); what lies on the path of compute keeps to its data anyway. What
+contradicts itself, or the data, is an ``InputError`` here, which names the rule; what clashes with a cap is for the solver to say.
+"""
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+
+from apsched.errors import InputError
+from apsched.plan import Plan, Rule
+from apsched.plan_check import check_feasible
+from apsched.problem import Problem
+from apsched.restriction import Restriction
+
+_NEAREST = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Collectives that a rule wants in one bucket."""
+
+    members: tuple[int, ...]
+    closed: bool
+    rule: int
+    payload: tuple[int, ...] = ()
+    """Place of each member in the payload, where it matters."""
+
+
+@dataclass(slots=True)
+class Demands:
+    """What the rules of a plan ask of the collectives of one problem, before it is checked."""
+
+    problem: Problem
+    rules: list[str] = field(default_factory=list)
+    alone: dict[int, int] = field(default_factory=dict)
+    """Collective -> the rule that wants it in no bucket."""
+    groups: list[Group] = field(default_factory=list)
+    starts: list[tuple[int, int, int]] = field(default_factory=list)
+    """(collective, gap of its launch, rule)."""
+    waits: dict[int, int] = field(default_factory=dict)
+    """Collective -> gap of its wait."""
+
+    def name(self, c: int) -> str:
+        """Return the name of a collective for messages: its node, and what it serves."""
+        collective = self.problem.collectives[c]
+        return f"{self.problem.node_names[collective.start]}{f' ({collective.module})' if collective.module else ''}"
+
+    def wrong(self, rules: Iterable[int], what: str) -> InputError:
+        """Return the error that these rules make ``what``."""
+        return InputError(f"{self.problem.name}: {' and '.join(self.rules[r] for r in dict.fromkeys(rules))}: {what}")
+
+
+def restricted(problem: Problem, plan: Plan) -> Problem:
+    """Return ``problem`` under ``plan``; the same problem where none of its rules is about it."""
+    return impose(demands(problem, plan))
+
+
+def demands(problem: Problem, plan: Plan) -> Demands:
+    """Return what ``plan`` asks of ``problem``."""
+    asked = Demands(problem)
+    found = [(rule, matches(problem, rule)) for rule in plan.rules]
+    asked.rules = [f"rule {i + 1} ({rule})" for i, rule in enumerate(plan.rules)]
+    for i, (rule, matched) in enumerate(found):
+        if rule.forbid or rule.pin:
+            asked.alone |= {c: i for c in matched if c not in asked.alone}
+        if rule.pin:
+            for c in matched:
+                asked.starts.append((c, _gap(problem, problem.collectives[c].start), i))
+                asked.waits[c] = _gap(problem, problem.collectives[c].wait)
+        if rule.group:
+            asked.groups += _groups(asked, i, rule, matched)
+    mates = {c: group.members for group in asked.groups for c in group.members}
+    for i, (rule, matched) in enumerate(found):
+        if rule.prefetch is not None:
+            asked.starts += _prefetched(asked, i, rule.prefetch, rule.kind, matched, mates)
+        if rule.start is not None:
+            asked.starts += [(c, _start_gap(asked, i, rule, match), i) for c, match in matched.items()]
+    return asked
+
+
+def impose(asked: Demands) -> Problem:
+    """Return the problem with ``asked`` in its collectives; ``InputError`` where that is contradictory."""
+    problem = asked.problem
+    if not (asked.alone or asked.groups or asked.starts):
+        return problem
+    groups = _checked_groups(asked)
+    starts: dict[int, tuple[int, list[int]]] = {}
+    for c, gap, rule in asked.starts:
+        other, rules = starts.setdefault(c, (gap, []))
+        if other != gap:
+            raise asked.wrong([*rules, rule], f"{asked.name(c)} cannot be launched both before compute node {other} and before {gap}")
+        rules.append(rule)
+    collectives = list(problem.collectives)
+    for c, collective in enumerate(problem.collectives):
+        number, group = groups.get(c, (None, None))
+        launch = starts.get(c)
+        named = {*(launch[1] if launch else ()), *([asked.alone[c]] if c in asked.alone else []), *([group.rule] if group else [])}
+        if not named:
+            continue
+        alone = c in asked.alone or (group is not None and group.closed and len(group.members) == 1)
+        together = group is not None and len(group.members) > 1
+        collectives[c] = replace(
+            collective,
+            bucketable=collective.bucketable and not alone,
+            restriction=Restriction(
+                group=number if together else None,
+                closed=together and group is not None and group.closed,
+                payload=group.payload[group.members.index(c)] if group is not None and group.payload else 0,
+                start_gaps=(launch[0],) * 2 if launch else None,
+                wait_gaps=(asked.waits[c],) * 2 if c in asked.waits else None,
+                rules=tuple(sorted(named)),
+            ),
+        )
+    plan = replace(problem, collectives=tuple(collectives), rules=tuple(asked.rules), unrestricted=problem)
+    check_feasible(plan)
+    return plan
+
+
+def check_matches(problems: Sequence[Problem], plan: Plan) -> None:
+    """Raise ``InputError`` for a rule that matches nothing in any of ``problems``, with the nearest names."""
+    for i, rule in enumerate(plan.rules):
+        here = [p for p in problems if not (p.name in ("forward", "backward") and rule.direction not in (None, p.name))]
+        if here and not any(matches(problem, rule) for problem in here):
+            raise InputError(f"rule {i + 1} ({rule}) matches no collective of {', '.join(p.name for p in here)}: {_hint(here, rule)}")
+
+
+def matches(problem: Problem, rule: Rule) -> dict[int, re.Match[str]]:
+    """Return the collectives that ``rule`` is about, with what their names matched."""
+    pattern = re.compile(rule.match)
+    found = {}
+    for c, collective in enumerate(problem.collectives):
+        direction = problem.name if problem.name in ("forward", "backward") else collective.direction
+        if collective.on_path or not collective.module or rule.direction not in (None, direction):
+            continue
+        if rule.kind in (None, problem.keys[collective.key].kind) and (match := pattern.fullmatch(collective.module)):
+            found[c] = match
+    return found
+
+
+def _hint(problems: Sequence[Problem], rule: Rule) -> str:
+    moving = [(p, c) for p in problems for c in p.collectives if not c.on_path and c.module]
+    kinds = sorted({p.keys[c.key].kind for p, c in moving})
+    names = list(dict.fromkeys(c.module for _, c in moving))
+    pattern = re.compile(rule.match)
+    if not names:
+        return "no collective here has a name"
+    if any(pattern.fullmatch(name) for name in names):
+        return f"such names there are, but only of {' and '.join(kinds)}"
+    if any(pattern.fullmatch(module) for name in names for module in _modules(name)):
+        return rf"it names a module; what lies inside matches '{rule.match}\..*'"
+    plain = re.sub(r"\\(.)", r"\1", rule.match)
+    near = get_close_matches(plain, names, n=_NEAREST, cutoff=0.3) or names[:_NEAREST]
+    return f"the nearest names are {', '.join(near)}"
+
+
+def _modules(name: str) -> Iterator[str]:
+    """Yield the modules that hold the parameter or module ``name``, itself left out."""
+    parts = name.split(".")
+    return (".".join(parts[:k]) for k in range(len(parts) - 1, 0, -1))
+
+
+def _gap(problem: Problem, rank: int) -> int:
+    """Return the gap where a node of this rank stands: the number of compute nodes before it."""
+    return bisect_left(problem.spine, rank)
+
+
+def _groups(asked: Demands, i: int, rule: Rule, matched: dict[int, re.Match[str]]) -> list[Group]:
+    """Return the groups that ``rule`` makes of its matches: one for each kind, and each value of ``by``."""
+    problem = asked.problem
+    found: dict[tuple[str, str], list[int]] = {}
+    for c, match in matched.items():
+        found.setdefault((problem.keys[problem.collectives[c].key].kind, rule.group_name(match)), []).append(c)
+    return [Group(members=tuple(members), closed=rule.closed, rule=i) for members in found.values()]
+
+
+def _checked_groups(asked: Demands) -> dict[int, tuple[int, Group]]:
+    """Return for each collective in a group the number of the group."""
+    problem = asked.problem
+    groups: dict[int, tuple[int, Group]] = {}
+    for number, group in enumerate(asked.groups):
+        for c in group.members:
+            if c in groups:
+                raise asked.wrong([groups[c][1].rule, group.rule], f"{asked.name(c)} would be in two groups")
+            if c in asked.alone and len(group.members) > 1:
+                raise asked.wrong([asked.alone[c], group.rule], f"{asked.name(c)} cannot be alone and in a group")
+            if not problem.collectives[c].bucketable and len(group.members) > 1:
+                raise asked.wrong([group.rule], f"{asked.name(c)} cannot share a launch: it writes where it reads")
+            groups[c] = number, group
+        keys = {problem.collectives[c].key: c for c in group.members}
+        if len(keys) > 1:
+            one, other = sorted(keys.values())[:2]
+            raise asked.wrong([group.rule], f"{_differ(asked, one, other)}; narrow match, or tell them apart with by")
+    return groups
+
+
+def _differ(asked: Demands, one: int, other: int) -> str:
+    a, b = (asked.problem.keys[asked.problem.collectives[c].key] for c in (one, other))
+    fields = ("group", "reduce_op", "dtype", "device")
+    what = next(name for name in fields if getattr(a, name) != getattr(b, name))
+    label = {"group": "process group"}.get(what, what)
+    return f"{asked.name(one)} and {asked.name(other)} cannot share a launch: {label} {getattr(a, what)} and {getattr(b, what)}"
+
+
+def _prefetched(
+    asked: Demands, i: int, distance: int, kind: str | None, matched: dict[int, re.Match[str]], mates: dict[int, tuple[int, ...]]
+) -> list[tuple[int, int, int]]:
+    """Return the launches so many compute nodes before the first that needs the collective, or its group."""
+    problem = asked.problem
+    starts = []
+    for c in matched:
+        needs = [problem.needs[d][0] for d in mates.get(c, (c,)) if problem.needs[d]]
+        if needs:
+            starts.append((c, max(_gap(problem, min(needs)) - distance, 0), i))
+        elif kind is not None:
+            raise asked.wrong([i], f"no compute node needs {asked.name(c)}, so that nothing can be launched ahead of it")
+    if matched and not starts:
+        raise asked.wrong([i], "no compute node needs what it matches, so that nothing can be launched ahead of it")
+    return starts
+
+
+def _start_gap(asked: Demands, i: int, rule: Rule, match: re.Match[str]) -> int:
+    problem = asked.problem
+    if isinstance(rule.start, int):
+        if not 0 <= rule.start < problem.num_nodes:
+            raise asked.wrong([i], f"start: expected the rank of a node, below {problem.num_nodes}; found {rule.start}")
+        return _gap(problem, rule.start)
+    pattern = re.compile(rule.start_pattern(match))
+    modules = {name: k for k, name in reversed(list(enumerate(problem.modules[node] for node in problem.spine))) if name}
+    gaps = [k for name, k in modules.items() if any(pattern.fullmatch(module) for module in (name, *_modules(name)))]
+    if not gaps:
+        plain = re.sub(r"\\(.)", r"\1", pattern.pattern)
+        near = get_close_matches(plain, modules, n=_NEAREST, cutoff=0.3) or list(modules)[:_NEAREST]
+        raise asked.wrong([i], f"start: no compute node is in a module {pattern.pattern!r}; the nearest are {', '.join(near)}")
+    return min(gaps)

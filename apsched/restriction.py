@@ -1,0 +1,24 @@
+"""What a plan asks of one collective, in a form that the solver, ``verify`` and the tests read alike."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restriction:
+    """Limits on the bucket and the place of one collective; that it must stay alone is said by ``Collective.bucketable``."""
+
+    group: int | None = None
+    """Collectives with the same number are in one bucket."""
+    closed: bool = False
+    """No other collective joins the bucket of its group."""
+    payload: int = 0
+    """Members of a bucket stand in its buffer in ascending order of this; equals in any order."""
+    start_gaps: tuple[int, int] | None = None
+    """First and last gap where its launch (copy-in included) may stand: gap g is the place right before the g-th compute node."""
+    wait_gaps: tuple[int, int] | None = None
+    """First and last gap where its wait may stand; only for one that stays alone."""
+    rules: tuple[int, ...] = ()
+    """The rules of the plan (indices into ``Problem.rules``) that say so."""
+
+
+UNRESTRICTED = Restriction()

@@ -1,0 +1,86 @@
+"""Check a schedule against what the user's plan asks of each collective. Shares no code with the solver."""
+
+from apsched.problem import Problem
+from apsched.schedule import Schedule, Step, StepKind
+
+
+def broken_rules(problem: Problem, schedule: Schedule) -> list[str]:
+    """Return what ``schedule`` does against the plan, a sentence each, with the rule where one says so."""
+    if all(c.restriction.rules == () and c.restriction.group is None for c in problem.collectives):
+        return []
+    wrong = _groups(problem, schedule) + _payload(problem, schedule) + _places(problem, schedule)
+    return list(dict.fromkeys(wrong))
+
+
+def _groups(problem: Problem, schedule: Schedule) -> list[str]:
+    """The members of a group are in one bucket, of a closed one nobody else; what the plan forbids is in none."""
+    bucket_of = {c: b for b, bucket in enumerate(schedule.buckets) for c in bucket.members}
+    members: dict[int, list[int]] = {}
+    for c, collective in enumerate(problem.collectives):
+        if collective.restriction.group is not None:
+            members.setdefault(collective.restriction.group, []).append(c)
+    wrong = []
+    for group in members.values():
+        buckets = {bucket_of.get(c, -1 - c) for c in group}
+        if len(buckets) > 1:
+            wrong.append(f"{_names(problem, group)} are in {len(buckets)} launches, not in one{_rule(problem, group[0])}")
+        for c in group:
+            others = schedule.buckets[bucket_of[c]].members if c in bucket_of else (c,)
+            joined = [d for d in others if problem.collectives[d].restriction.group != problem.collectives[c].restriction.group]
+            if problem.collectives[c].restriction.closed and joined:
+                wrong.append(f"{_names(problem, joined)} joins the bucket of {_names(problem, group)}{_rule(problem, c)}")
+    return wrong
+
+
+def _payload(problem: Problem, schedule: Schedule) -> list[str]:
+    """Members stand in the buffer in the order that the plan asks for."""
+    wrong = []
+    for b, bucket in enumerate(schedule.buckets):
+        order = [problem.collectives[c].restriction.payload for c in bucket.members]
+        if order != sorted(order):
+            wrong.append(f"bucket {b}: the members stand in another payload order{_rule(problem, bucket.members[0])}")
+    return wrong
+
+
+def _places(problem: Problem, schedule: Schedule) -> list[str]:
+    """Launches and waits stand between the compute nodes that the plan says; a copy-in not before."""
+    gap = _gap_of_steps(problem, schedule)
+    wrong = []
+    launched = {c: (Step(StepKind.NODE, m.start),) * 2 for c, m in enumerate(problem.collectives)}
+    for b, bucket in enumerate(schedule.buckets):
+        launched |= dict.fromkeys(bucket.members, (Step(StepKind.COPY_IN, b), Step(StepKind.START, b)))
+    waited = {c: Step(StepKind.NODE, m.wait) for c, m in enumerate(problem.collectives)}
+    for c, collective in enumerate(problem.collectives):
+        asked, name = collective.restriction, problem.node_names[collective.start]
+        first, start = (gap[step] for step in launched[c])
+        if asked.start_gaps is not None and not (asked.start_gaps[0] <= first and start <= asked.start_gaps[1]):
+            wrong.append(f"{name} is launched behind compute node {start}, not {_between(asked.start_gaps)}{_rule(problem, c)}")
+        if asked.wait_gaps is not None and not asked.wait_gaps[0] <= gap.get(waited[c], -1) <= asked.wait_gaps[1]:
+            wrong.append(
+                f"{name} is waited for behind compute node {gap.get(waited[c])}, not {_between(asked.wait_gaps)}{_rule(problem, c)}"
+            )
+    return wrong
+
+
+def _gap_of_steps(problem: Problem, schedule: Schedule) -> dict[Step, int]:
+    """Return for each step the compute nodes that keep their order before it."""
+    spine, gaps, passed = frozenset(problem.spine), {}, 0
+    for step in schedule.steps:
+        gaps[step] = passed
+        passed += step.kind is StepKind.NODE and step.index in spine
+    return gaps
+
+
+def _between(gaps: tuple[int, int]) -> str:
+    return f"{gaps[0]}" if gaps[0] == gaps[1] else f"{gaps[0]} to {gaps[1]}"
+
+
+def _names(problem: Problem, members: list[int]) -> str:
+    names = [problem.node_names[problem.collectives[c].start] for c in members]
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _rule(problem: Problem, c: int) -> str:
+    """Return the rules that concern ``c``, for the end of a sentence."""
+    rules = problem.collectives[c].restriction.rules
+    return f" ({', '.join(problem.rules[r] for r in rules)})" if rules else ""

@@ -1,0 +1,40 @@
+"""Constraint (19): what the user's plan asks for (see ``apsched.solver.constraints``)."""
+
+from apsched.solver.variables import START, WAIT_UNIT, Variables
+
+
+def plan(v: Variables) -> None:
+    """(19) Plan: the members of a group share a bucket; launches and waits stand where the plan says.
+
+    x[c,h] = x[d,h] for all h and c, d of one group;   x[c,h] implies not a[start h, last launch gap of c];
+    a[wait c, first wait gap of c - 1],  not a[wait c, last wait gap of c]
+
+    That a launch stands behind its first gap is part of readiness, and that closed groups stay closed is part of what may join whom.
+    """
+    _together(v)
+    k, num_spine = v.compact, len(v.compact.spine_ticks)
+    for (c, h), joins in v.joins.items():
+        if (last := int(k.launch_last[c])) < num_spine:
+            v.model.add_implication(joins, v.after_spine[(START, h), last].negated())
+    for c in v.alone:
+        first, last = int(k.wait_first[c]), int(k.wait_last[c])
+        if first > 0:
+            v.model.add(v.after_spine[(WAIT_UNIT, c), first - 1] == 1)
+        if last < num_spine:
+            v.model.add(v.after_spine[(WAIT_UNIT, c), last] == 0)
+
+
+def _together(v: Variables) -> None:
+    groups: dict[int, list[int]] = {}
+    for c, group in enumerate(v.compact.group.tolist()):
+        if group >= 0:
+            groups.setdefault(group, []).append(c)
+    for first, *others in groups.values():
+        for h in v.alone:
+            literals = [v.joins[c, h] for c in (first, *others) if (c, h) in v.joins]
+            if len(literals) <= len(others):  # one of them cannot be there
+                for literal in literals:
+                    v.model.add(literal == 0)
+            else:
+                for literal in literals[1:]:
+                    v.model.add(literal == literals[0])
