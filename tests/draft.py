@@ -60,7 +60,9 @@ class Draft:
 
     rng: random.Random
     table: random.Random
-    max_ticks: int = 40
+    units: tuple[int, ...] = (1, 7, 300, 513, 1024)
+    """Sizes are small multiples of one of these, and a few bytes, all times ``grain``."""
+    grain: int = 1
     names: list[str] = field(default_factory=list)
     kinds: list[NodeKind] = field(default_factory=list)
     durations: list[int] = field(default_factory=list)
@@ -79,8 +81,8 @@ class Draft:
 
     def __post_init__(self) -> None:
         table = self.table
-        self.unit = table.choice((1, 7, 300, 513, 1024))
-        self.pace = table.choice([pace for pace in (3, 10, 40) if pace <= self.max_ticks])
+        self.unit = table.choice(self.units) * self.grain
+        self.pace = table.choice((3, 10, 40))
         self.holds = table.random() < 0.8
         self.own_stream = table.random() < 0.4
         self.experts = table.random() < 0.3
@@ -113,7 +115,7 @@ class Draft:
         return Tensor(node, t.storage)
 
     def bytes(self) -> int:
-        return self.rng.randint(1, 9) * self.unit + self.rng.choice((0, 0, 1, 5))
+        return self.rng.randint(1, 9) * self.unit + self.rng.choice((0, 0, 1, 5)) * self.grain
 
     def input(self, label: str, *, kept: bool) -> Tensor:
         node = self.node(NodeKind.INPUT, label, 0, set())

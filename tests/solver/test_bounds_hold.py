@@ -1,13 +1,19 @@
 """No bound lies above what a schedule reaches, also where prices are no straight lines."""
 
+import random
+
+import pytest
 from by_hand import ByHand, line
+from oracle import best_schedule, least_memory
+from strategies import random_caps, random_problem
 
 from apsched.config import Caps, SolveOptions
 from apsched.price_curve import PriceCurve
 from apsched.problem import Problem
 from apsched.solver import solve
-from apsched.solver.bounds import step_time_bound
+from apsched.solver.bounds import memory_bound, step_time_bound
 from apsched.solver.compact import compact
+from apsched.solver.lp_bound import lp_bound
 from apsched.solver.tighten import tighten
 
 
@@ -64,3 +70,24 @@ def test_the_launch_of_an_on_path_collective_takes_time_before_its_transfer() ->
     result = solve(problem, Caps(), SolveOptions(time_slack=0.0))
     assert result.best is not None
     assert step_time_bound(problem, compact(problem), Caps()).ticks == result.best.step_time_ticks == 4 * 100 + 3 * 207
+
+
+@pytest.mark.parametrize("chunk", range(7))
+def test_no_bound_is_above_the_optimum_of_exhaustive_search(chunk: int) -> None:
+    """700 problems: each bound on time, what the memory cap forces included, and the one on memory; a few of them meet the optimum."""
+    met = 0
+    for seed in range(chunk * 100, (chunk + 1) * 100):
+        rng = random.Random(seed)
+        problem = random_problem(rng, max_collectives=5, max_spine=4)
+        caps = random_caps(rng, problem)
+        if (best := best_schedule(problem, caps)) is None:
+            continue
+        small = compact(problem)
+        forced = tighten(small, caps)
+        bounds = [step_time_bound(problem, small, caps), step_time_bound(problem, forced, caps), lp_bound(problem, forced, caps)]
+        assert max(bound.ticks for bound in bounds) <= best.step_time_ticks, (seed, bounds)
+        met += max(bound.ticks for bound in bounds) == best.step_time_ticks
+        least = least_memory(problem, caps)
+        assert least is not None
+        assert memory_bound(small) <= least, seed
+    assert met >= 10

@@ -13,11 +13,11 @@ import pulp
 import pytest
 from oracle import best_schedule, least_memory
 from strategies import random_caps, random_problem
+from transformed import enlarged, enlarged_caps
 
 import apsched.solver
 from apsched.config import Caps, MilpOptions, SolveOptions
 from apsched.errors import InputError
-from apsched.price_curve import PriceCurve
 from apsched.problem import Problem
 from apsched.simulate import simulate
 from apsched.solver import solve, solve_with_milp
@@ -49,25 +49,6 @@ def assert_sound(problem: Problem, caps: Caps, result: MilpResult) -> None:
     timeline = simulate(problem, result.schedule)
     assert figures(result) == (timeline.step_time_ticks, timeline.peak_memory_bytes, timeline.num_launches)
     assert result.bound_ticks <= timeline.step_time_ticks
-
-
-def enlarged(problem: Problem, ticks: int, size: int) -> Problem:
-    """Return ``problem`` with every time ``ticks`` and every number of bytes ``size`` times as large."""
-
-    def curve(price: PriceCurve) -> PriceCurve:
-        return PriceCurve(size_bytes=tuple(b * size for b in price.size_bytes), price_ticks=tuple(t * ticks for t in price.price_ticks))
-
-    return replace(
-        problem,
-        duration_ticks=tuple(t * ticks for t in problem.duration_ticks),
-        copy_price=curve(problem.copy_price),
-        keys=tuple(replace(k, price=curve(k.price), launch_ticks=k.launch_ticks * ticks) for k in problem.keys),
-        storages=tuple(replace(s, size_bytes=s.size_bytes * size) for s in problem.storages),
-        collectives=tuple(
-            replace(c, size_bytes=c.size_bytes * size, input_bytes=c.input_bytes * size, output_bytes=c.output_bytes * size)
-            for c in problem.collectives
-        ),
-    )
 
 
 @pytest.mark.parametrize("seed", range(NUM_SEEDS))
@@ -106,8 +87,7 @@ def test_real_magnitudes_are_solved_too(seed: int) -> None:
     """Compute of milliseconds, storages of gigabytes: tolerances of the solver must not blur the answer."""
     problem, caps = case(seed)
     problem = enlarged(problem, 1_000_003, 3 * 10**6)
-    sizes = ("memory_cap_bytes", "bucket_cap_bytes", "in_flight_cap_bytes")
-    caps = replace(caps, **{cap: value * 3 * 10**6 for cap in sizes if (value := getattr(caps, cap)) is not None})
+    caps = enlarged_caps(caps, 3 * 10**6)
     best, result = best_schedule(problem, caps), solve_milp(problem, caps)
     if best is None:
         assert result.status == "infeasible"
