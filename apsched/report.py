@@ -34,6 +34,8 @@ def graph_json(result: Result) -> dict[str, Any]:
         "step_time_us": result.step_time_us,
         "bound_us": result.bound_us,
         "gap": result.gap if best else None,
+        "fastest_us": ticks_to_us(result.answer.fastest_ticks) if best else None,
+        "fastest_gap": result.answer.fastest_gap if best else None,
         "compute_us": ticks_to_us(timeline.compute_ticks) if timeline else None,
         "exposed_us": ticks_to_us(timeline.exposed_ticks) if timeline else None,
         "peak_memory_bytes": best.peak_memory_bytes if best else None,
@@ -119,7 +121,8 @@ def summary_lines(result: Result) -> tuple[str, ...]:
     lines = [
         f"{name}: {answer.status}, step time {show_us(result.step_time_us or 0.0)}, bound {show_us(result.bound_us)} "
         f"({answer.bound_source}), gap {100 * result.gap:.3f} %",
-        f"  within {show_us(ticks_to_us(answer.time_limit_ticks))}: peak {show_bytes(result.best.peak_memory_bytes)}, "
+        f"  fastest found {show_us(ticks_to_us(answer.fastest_ticks))}, gap {100 * answer.fastest_gap:.3f} %; "
+        f"within {show_us(ticks_to_us(answer.time_limit_ticks))}: peak {show_bytes(result.best.peak_memory_bytes)}, "
         f"bound {show_bytes(answer.peak_bound_bytes)}, gap {100 * answer.peak_gap:.3f} %; "
         f"collectives {result.best.num_launches}, bound {answer.launches_bound}, gap {100 * answer.launches_gap:.3f} %",
         f"  memory cap {cap}; least peak known {show_bytes(answer.floor_memory_bytes)}",

@@ -61,6 +61,8 @@ class SolveResult:
     """The least peak for which a schedule is known, with the other caps as they are."""
     floor_bound_bytes: int
     """No schedule has a lower peak."""
+    fastest_ticks: int
+    """The least step time found; ``best`` may be slower by the slack, for less memory and fewer launches. 0 for none."""
     time_limit_ticks: int
     """Step time that less memory and fewer launches could cost: the step time found and the slack."""
     peak_bound_bytes: int
@@ -79,6 +81,11 @@ class SolveResult:
         if self.best is None or self.best.step_time_ticks == 0:
             return 0.0
         return (self.best.step_time_ticks - self.bound_ticks) / self.best.step_time_ticks
+
+    @property
+    def fastest_gap(self) -> float:
+        """(least step time found - bound) / least step time found; 0 where there is no schedule."""
+        return (self.fastest_ticks - self.bound_ticks) / self.fastest_ticks if self.fastest_ticks else 0.0
 
     @property
     def peak_gap(self) -> float:

@@ -33,6 +33,8 @@ class Row:
     """``optimal``, ``feasible``, ``infeasible``, or ``failed`` (``message`` says how)."""
     message: str = ""
     step_ticks: int = 0
+    fastest_ticks: int = 0
+    """The least step time found, before the slack was spent on memory and launches."""
     bound_ticks: int = 0
     bound_source: str = ""
     solved_by: str = ""
@@ -58,6 +60,11 @@ class Row:
     def gap(self) -> float:
         """(step time - bound) / step time."""
         return (self.step_ticks - self.bound_ticks) / self.step_ticks if self.step_ticks else 0.0
+
+    @property
+    def fastest_gap(self) -> float:
+        """(least step time found - bound) / least step time found."""
+        return (self.fastest_ticks - self.bound_ticks) / self.fastest_ticks if self.fastest_ticks else 0.0
 
     @property
     def peak_gap(self) -> float:

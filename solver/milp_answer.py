@@ -46,6 +46,7 @@ def solve_with_milp(
         baselines=made,
         floor_memory_bytes=floor_bytes,
         floor_bound_bytes=floor_bound,
+        fastest_ticks=best.step_time_ticks if best else 0,
         time_limit_ticks=later.limit_ticks if later else 0,
         peak_bound_bytes=later.peak_bytes if later else floor_bound,
         launches_bound=later.launches if later else 0,

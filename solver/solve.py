@@ -40,6 +40,8 @@ class _Answer:
     schedule: Schedule | None
     bound: TimeBound
     solved_by: str
+    fastest_ticks: int = 0
+    """Step time before later objectives used any slack."""
     limit_ticks: int = 0
     """Step time that the later objectives could cost."""
     peak_bound_bytes: int = 0
@@ -84,6 +86,7 @@ def solve(
             baselines=made,
             floor_memory_bytes=floor_bytes,
             floor_bound_bytes=floor_bound,
+            fastest_ticks=0,
             time_limit_ticks=0,
             peak_bound_bytes=floor_bound,
             launches_bound=0,
@@ -102,6 +105,7 @@ def solve(
         baselines=made,
         floor_memory_bytes=min(floor_bytes, best.peak_memory_bytes),
         floor_bound_bytes=floor_bound,
+        fastest_ticks=min(answer.fastest_ticks or best.step_time_ticks, best.step_time_ticks),
         time_limit_ticks=later.limit_ticks,
         peak_bound_bytes=later.peak_bytes,
         launches_bound=min(max(later.launches, launches), best.num_launches),
@@ -203,6 +207,7 @@ def _solve_whole(
         schedule=expand(problem, small, program),
         bound=bound,
         solved_by="cp-sat",
+        fastest_ticks=time,
         limit_ticks=limit,
         peak_bound_bytes=bounds[0] + small.kept_bytes,
         launches_bound=bounds[1],
@@ -244,6 +249,7 @@ def _solve_by_search(
         schedule=expand(problem, small, program),
         bound=bound,
         solved_by=solved_by,
+        fastest_ticks=time,
         limit_ticks=limit,
         deterministic_work=improved.deterministic_work,
     )

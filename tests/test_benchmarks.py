@@ -20,6 +20,7 @@ ROW = Row(
     memory_cap_bytes=2**30,
     status="feasible",
     step_ticks=1_000_000,
+    fastest_ticks=1_000_000,
     bound_ticks=999_500,
     bound_source="compute",
     exposed_ticks=2_000,

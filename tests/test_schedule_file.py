@@ -42,6 +42,7 @@ def a_result(problem: Problem, schedule: Schedule, caps: Caps | None = None) -> 
         baselines=(best,),
         floor_memory_bytes=timeline.peak_memory_bytes,
         floor_bound_bytes=0,
+        fastest_ticks=timeline.step_time_ticks,
         time_limit_ticks=timeline.step_time_ticks,
         peak_bound_bytes=0,
         launches_bound=1,
