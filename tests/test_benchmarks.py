@@ -211,7 +211,21 @@ def test_the_table_is_made_again_from_the_numbers(tmp_path: Path, capsys: pytest
     text = (tmp_path / "2026-01-02-solver.md").read_text()
     (row,) = [line for line in text.splitlines() if line.startswith("| a case | forward | floor |")]
     cells = [cell.strip() for cell in row.strip("|").split("|")]
-    expected = ["a case", "forward", "floor", "feasible", "compute", "as_captured", "1.00", "1.000", "1.000", "0.050", "0.050", "0.002", "5.0"]
+    expected = [
+        "a case",
+        "forward",
+        "floor",
+        "feasible",
+        "compute",
+        "as_captured",
+        "1.00",
+        "1.000",
+        "1.000",
+        "0.050",
+        "0.050",
+        "0.002",
+        "5.0",
+    ]
     assert cells == [*expected, "1.5000", "1.00", "25.00", "40", "25.0", "1.0", "0.50"]
     assert "| a case | forward | inductor | 1.00 | 1.100 | 1.000 | 1.1000 | 2.0 | 1.0 | 0.50 |" in text
     assert "apsched at abc" in text
