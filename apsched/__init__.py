@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from apsched.graph_result import Result as Result
     from apsched.optimize import optimize as optimize
     from apsched.pipeline import solve as solve
+    from apsched.plan import Plan as Plan
+    from apsched.plan import Rule as Rule
+    from apsched.plan_file import load_plan as load_plan
 
 _HOME = {
     "ApschedError": "apsched.errors",
@@ -27,11 +30,14 @@ _HOME = {
     "CostModel": "apsched.costs.model",
     "InfeasibleError": "apsched.errors",
     "InputError": "apsched.errors",
+    "Plan": "apsched.plan",
     "Result": "apsched.graph_result",
+    "Rule": "apsched.plan",
     "SolveOptions": "apsched.config",
     "capture_graph_module": "apsched.capture.graph_module",
     "export": "apsched.graph.export",
     "load_cluster": "apsched.costs.cluster",
+    "load_plan": "apsched.plan_file",
     "optimize": "apsched.optimize",
     "solve": "apsched.pipeline",
 }

@@ -1,5 +1,7 @@
 """``apsched.optimize``: a graph module in, the same computation in a proven order out."""
 
+from os import PathLike
+
 import torch
 
 from apsched.capture.graph_module import capture_graph_module
@@ -9,7 +11,9 @@ from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.model import CostModel
 from apsched.errors import InfeasibleError, InputError
 from apsched.options import MemoryCap, parse_memory_cap
-from apsched.pipeline import explain_infeasible, export_graph, resolve_caps, rewrite, solve_graph, with_round_trip
+from apsched.pipeline import explain_infeasible, export_graph, resolve_caps, rewrite, solve_graph, under_plan, with_round_trip
+from apsched.plan import Plan
+from apsched.plan_file import as_plan
 from apsched.progress import Progress
 from apsched.torch_private import process_group_names
 
@@ -25,6 +29,7 @@ def optimize(
     max_topo_span: int | None = None,
     max_prefetch: int | None = None,
     in_flight_cap_bytes: int | None = None,
+    plan: Plan | str | PathLike[str] | None = None,
     seed: int = 0,
 ) -> torch.fx.GraphModule:
     """Return ``gm`` in the fastest order and with the best buckets that the caps allow; ``gm`` itself stays as it is.
@@ -42,6 +47,9 @@ def optimize(
         cost model's device, and no cap where the model is one of the user's own.
     bucket_cap_bytes, max_topo_span, max_prefetch, in_flight_cap_bytes
         As in :class:`apsched.Caps`; ``None`` is no limit.
+    plan
+        Rules for collectives by name of their parameter: an :class:`apsched.Plan`, or the path of a plan file. They need names, which
+        graphs of AOTAutograd have on their outputs and placeholders.
 
     Raises
     ------
@@ -62,6 +70,7 @@ def optimize(
         device_memory_bytes=cluster.device.memory_bytes if cluster else None,
         progress=progress,
     )
+    (graph,) = under_plan((graph,), as_plan(plan))
     caps = Caps(
         bucket_cap_bytes=bucket_cap_bytes, max_topo_span=max_topo_span, max_prefetch=max_prefetch, in_flight_cap_bytes=in_flight_cap_bytes
     )

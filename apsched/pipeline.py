@@ -4,9 +4,10 @@ Each stage is a function of its own; ``apsched solve`` is all of them, the other
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from os import PathLike
 from typing import TYPE_CHECKING
 
 import networkx as nx
@@ -18,8 +19,11 @@ from apsched.costs.table import CollectiveTable, load_table
 from apsched.errors import ApschedError, InputError
 from apsched.graph_result import Result, result_of
 from apsched.options import MemoryCap, show_bytes
+from apsched.plan import Plan
+from apsched.plan_file import as_plan
 from apsched.problem import Problem
 from apsched.progress import Progress
+from apsched.restrict import check_matches, restricted
 from apsched.result import Scored, SolveResult
 from apsched.simulate import simulate
 from apsched.sources import Opened, SourceKind, SourceRequest, classify, opened
@@ -138,6 +142,12 @@ def export_graph(
     )
 
 
+def under_plan(graphs: Sequence[LoadedGraph], plan: Plan) -> tuple[LoadedGraph, ...]:
+    """Return ``graphs`` with their problems restricted by ``plan``; ``InputError`` for a rule that matches nothing in any of them."""
+    check_matches([graph.problem for graph in graphs], plan)
+    return tuple(replace(graph, problem=restricted(graph.problem, plan)) for graph in graphs)
+
+
 def resolve_caps(graph: LoadedGraph, caps: Caps, memory_cap: MemoryCap | None, progress: Progress) -> Caps:
     """Return ``caps`` with the memory cap in bytes: as stated, above the least feasible, or (unstated) the device's memory."""
     if memory_cap is None:
@@ -200,6 +210,9 @@ def with_torch_schedulers(graph: LoadedGraph, result: Result, progress: Progress
     assert graph.cost_model is not None
     with progress.stage(f"inductor {name}"):
         found = torch_scores(graph.captured, graph.problem, graph.cost_model, result.caps, group_ranks=graph.group_ranks)
+    if graph.problem.rules:
+        unplanned = ("it knows nothing of the plan",)
+        found = replace(found, scores=tuple(replace(score, violations=(*score.violations, *unplanned)) for score in found.scores))
     return replace(result, others=found.scores, notes=found.notes, seconds={**result.seconds, **found.seconds})
 
 
@@ -299,10 +312,12 @@ def solve(
     max_topo_span: int | None = None,
     max_prefetch: int | None = None,
     in_flight_cap_bytes: int | None = None,
+    plan: Plan | str | PathLike[str] | None = None,
     options: SolveOptions | None = None,
 ) -> Result:
     """Return the fastest schedule of ``graph`` (a DAG of ``export`` or a graph file, or a Problem) within the caps; ``None`` is no limit.
 
+    ``plan`` has rules for collectives by name: an :class:`apsched.Plan`, or the path of a plan file. What it leaves open is decided here.
     Where no schedule keeps them, ``Result.best`` is ``None`` and ``Result.answer.infeasibility`` says why. Needs no torch.
     """
     caps = Caps(
@@ -314,6 +329,9 @@ def solve(
     )
     cluster = "" if isinstance(graph, Problem) else graph.graph["cluster"]
     problem = graph if isinstance(graph, Problem) else build_problem(graph)
+    rules = as_plan(plan)
+    check_matches([problem], rules)
+    problem = restricted(problem, rules)
     from apsched.solver import solve as search
 
     answer: SolveResult = search(problem, caps, options or SolveOptions())

@@ -1,6 +1,6 @@
 """What a person and a program get to see: one table, or one JSON object."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, TextIO
 
@@ -9,6 +9,7 @@ from rich.table import Table
 
 from apsched.graph_result import Result
 from apsched.options import show_bytes, show_us
+from apsched.plan import digest
 from apsched.result import Score
 from apsched.units import ticks_to_us
 
@@ -51,10 +52,17 @@ def graph_json(result: Result) -> dict[str, Any]:
         "baselines": {score.name: _score_json(score) for score in (*result.answer.baselines, *result.others)},
         "seconds": {stage: round(result.seconds.get(stage, 0.0), 3) for stage in _STAGES},
     }
+    if result.problem.rules:
+        report["plan"] = {"digest": digest(result.problem.rules), "rules": result.problem.rules, "not_kept_by": dict(_broken_by(result))}
     if result.answer.infeasibility is not None:
         why = result.answer.infeasibility
         report["infeasibility"] = {"caps": why.caps, "nodes": why.nodes, "least": dict(why.least), "message": why.message}
     return report
+
+
+def _broken_by(result: Result) -> Iterator[tuple[str, str]]:
+    """Yield each baseline that does not fit under the plan, with the first reason."""
+    return ((score.name, score.violations[0]) for score in (*result.answer.baselines, *result.others) if not score.fits)
 
 
 def _score_json(score: Score) -> dict[str, Any]:
@@ -129,6 +137,10 @@ def summary_lines(result: Result) -> tuple[str, ...]:
         f"  chosen: largest bucket {show_bytes(chose.bucket_bytes)}, span {chose.topo_span}, prefetch {chose.prefetch}, "
         f"in flight {show_bytes(chose.in_flight_bytes)}",
     ]
+    if result.problem.rules:
+        broken = [name for name, _ in _broken_by(result)]
+        rules = f"{len(result.problem.rules)} rule{'s' if len(result.problem.rules) > 1 else ''}"
+        lines.append(f"  plan {digest(result.problem.rules)} of {rules}" + (f"; {', '.join(broken)} do not fit under it" if broken else ""))
     lines += [
         f"  NOT the fastest: {score.name} fits and is {show_us(result.step_time_us - ticks_to_us(score.step_time_ticks))} faster"
         for score in result.beaten_by

@@ -20,6 +20,7 @@ from apsched.config import Caps
 from apsched.errors import InputError
 from apsched.files import write_atomic
 from apsched.graph_result import Result
+from apsched.plan import digest
 from apsched.problem import Problem
 from apsched.schedule import Bucket, Schedule, Step, StepKind
 
@@ -61,6 +62,7 @@ def dump_schedule(result: Result) -> bytes:
         },
         "costs": {"cluster": result.cluster},
         "caps": asdict(result.caps),
+        **({"plan": {"digest": digest(problem.rules), "rules": problem.rules}} if problem.rules else {}),
         "result": {
             "status": result.answer.status,
             "solved_by": result.answer.solved_by,

@@ -7,9 +7,10 @@ from apsched.problem import Problem
 from apsched.result import Infeasibility
 from apsched.schedule import Schedule, StepKind
 from apsched.simulate import Timeline, simulate
-from apsched.solver.compact import Compact
+from apsched.solver.compact import Compact, compact
 from apsched.solver.expand import expand
 from apsched.solver.floor import just_in_time
+from apsched.solver.plan_clash import plan_clashes
 
 _NODES_NAMED = 5
 
@@ -35,6 +36,13 @@ def explain(problem: Problem, small: Compact, caps: Caps, floor_bytes: int, floo
         nodes += _fullest(problem, _step_names(problem, schedule), timeline, caps.memory_cap_bytes)
         least_is = "the least memory cap that would do" if floor_bound_bytes >= floor_bytes else "the least memory cap known to do"
         sentences.append(f"{least_is} is {floor_bytes} bytes, more than the cap of {caps.memory_cap_bytes}")
+        sentences += _without_plan(problem, caps)
+    for clash in plan_clashes(problem, caps):
+        if clash.cap not in clashing:
+            clashing.append(clash.cap)
+            least.append((clash.cap, clash.least))
+            nodes += clash.nodes[:_NODES_NAMED]
+            sentences.append(clash.message)
     if not clashing:
         clashing = [name for name in ("memory_cap_bytes", "in_flight_cap_bytes", "max_prefetch") if getattr(caps, name) is not None]
         sentences.append("no schedule keeps these caps together" if proven else "no schedule was found that keeps these caps together")
@@ -44,6 +52,16 @@ def explain(problem: Problem, small: Compact, caps: Caps, floor_bytes: int, floo
         least=tuple(least),
         message=f"no schedule fits: {'; '.join(sentences)}" + (f" (at {', '.join(dict.fromkeys(nodes))})" if nodes else ""),
     )
+
+
+def _without_plan(problem: Problem, caps: Caps) -> list[str]:
+    """Return what the cap on memory would have to be without the user's plan, where that would do."""
+    if problem.unrestricted is None or caps.memory_cap_bytes is None:
+        return []
+    free = just_in_time(problem.unrestricted, compact(problem.unrestricted), replace(caps, in_flight_cap_bytes=None))
+    if free is None or free.peak_memory_bytes > caps.memory_cap_bytes:
+        return []
+    return [f"without the plan {free.peak_memory_bytes} bytes would do"]
 
 
 def _step_names(problem: Problem, schedule: Schedule) -> list[str]:

@@ -83,6 +83,53 @@ def test_solve_a_preset_from_end_to_end(run: Run, tmp_path: Path) -> None:
     assert (tmp_path / "again" / "forward.py").read_bytes() == (tmp_path / "out" / "forward.py").read_bytes()
 
 
+PLAN = r"""
+[[rule]]
+match = 'layers\.(\d+)\..*'
+kind = "reduce_scatter"
+group = true
+by = '\1'
+closed = true
+[[rule]]
+match = 'output\.weight'
+kind = "all_gather"
+direction = "backward"
+forbid = true
+"""
+
+
+def test_solve_under_a_plan(run: Run, tmp_path: Path) -> None:
+    """The schedule has the buckets that the plan asks for, says so, and replays; baselines that break it do not fit."""
+    (tmp_path / "plan.toml").write_text(PLAN)
+    ran = run("solve", *PRESET, "--plan", "plan.toml", "--json", "--budget", "1", "-o", "out")
+    assert ran.code == 0, ran.stderr
+    forward, backward = json.loads(ran.stdout)["graphs"]
+    assert "plan" not in forward, "no rule is about the forward graph"
+    assert backward["round_trip_exact"] is True
+    assert "launches, not in one (rule 1 (match 'layers" in backward["plan"]["not_kept_by"]["as_captured"]
+    assert not backward["baselines"]["as_captured"]["fits"]
+    written = json.loads((tmp_path / "out" / "backward.schedule.json").read_text())
+    assert written["plan"] == {key: backward["plan"][key] for key in ("digest", "rules")}
+    layers = [{m["module"].split(".")[1] for m in b["members"]} for b in written["buckets"] if b["kind"] == "reduce_scatter"]
+    num_layers = len({m["module"].split(".")[1] for b in written["buckets"] for m in b["members"] if m["module"].startswith("layers")})
+    assert sum(len(layer) == 1 for layer in layers) >= num_layers > 1
+    assert "output.weight" not in {m["module"] for b in written["buckets"] if b["kind"] == "all_gather" for m in b["members"]}
+    applied = run("apply", *PRESET, "out/backward.schedule.json", "--json", "-o", "again")
+    assert json.loads(applied.stdout)["graphs"][0]["step_time_us"] == backward["step_time_us"]
+
+    shown = run("compare", *PRESET, "--plan", "plan.toml", "--budget", "0", "--direction", "backward", "--no-inductor")
+    assert shown.code == 0, shown.stderr
+    assert f"plan {backward['plan']['digest']} of 2 rules; as_captured" in shown.stdout
+
+    (tmp_path / "typo.toml").write_text("[[rule]]\nmatch = 'outputs.weight'\nforbid = true\n")
+    ran = run("solve", *PRESET, "--plan", "typo.toml")
+    assert ran.code == 2
+    assert ran.errors == [
+        "apsched: error: rule 1 (match 'outputs.weight': forbid) matches no collective of forward, backward: "
+        "the nearest names are output.weight, norm.weight, tok_embeddings.weight"
+    ]
+
+
 def test_rewritten_modules_of_several_groups_read_back(run: Run) -> None:
     """Groups of all-to-alls and of gathers, known in the file by name and size only: the step time is the one that was promised."""
     ran = run("solve", "deepseek-v3-debug", "--mesh", "fsdp=4,ep=2", "--seq", "64", "--budget", "0", "--json", "-o", "out")

@@ -8,6 +8,8 @@ from apsched.config import Caps, MilpOptions, SolveOptions
 from apsched.errors import InputError
 from apsched.options import MemoryCap, parse_count, parse_memory_cap, parse_number, parse_optional_bytes, parse_optional_count, parse_share
 from apsched.pipeline import DIRECTIONS, CostChoice
+from apsched.plan import Plan
+from apsched.plan_file import load_plan
 from apsched.sources import SourceRequest
 
 
@@ -65,6 +67,11 @@ def search_choice(args: argparse.Namespace) -> SearchChoice:
             seed=parse_count(args.seed, "--seed") if args.seed is not None else defaults.seed,
         ),
     )
+
+
+def plan_choice(args: argparse.Namespace) -> Plan:
+    """Return the user's plan; one without rules where there is none."""
+    return load_plan(args.plan) if args.plan is not None else Plan()
 
 
 def milp_choice(args: argparse.Namespace) -> MilpOptions | None:

@@ -4,9 +4,9 @@ import argparse
 import json
 from typing import TextIO
 
-from apsched.cli.choices import cost_choice, direction, search_choice, source_request
+from apsched.cli.choices import cost_choice, direction, plan_choice, search_choice, source_request
 from apsched.cli.infeasible import refuse_infeasible
-from apsched.pipeline import loaded, resolve_caps, solve_graph, with_torch_schedulers
+from apsched.pipeline import loaded, resolve_caps, solve_graph, under_plan, with_torch_schedulers
 from apsched.progress import Progress
 from apsched.report import console, print_table, report_json, summary_lines
 
@@ -15,14 +15,15 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     """Score baselines and solver on every graph; nothing is rewritten, nothing is written."""
     request, costs, wanted, choice = source_request(args), cost_choice(args), direction(args), search_choice(args)
     progress = Progress()
+    plan = plan_choice(args)
     with loaded(request, costs, wanted, progress) as source:
+        graphs = under_plan(source.graphs, plan)
         results = [
-            solve_graph(graph, resolve_caps(graph, choice.caps, choice.memory_cap, progress), choice.options, progress)
-            for graph in source.graphs
+            solve_graph(graph, resolve_caps(graph, choice.caps, choice.memory_cap, progress), choice.options, progress) for graph in graphs
         ]
         refuse_infeasible(results, source=args.source, cluster=source.cluster, stdout=stdout, as_json=args.json)
         if args.inductor:
-            results = [with_torch_schedulers(*pair, progress) for pair in zip(source.graphs, results, strict=True)]
+            results = [with_torch_schedulers(*pair, progress) for pair in zip(graphs, results, strict=True)]
     if args.json:
         print(json.dumps(report_json(args.source, source.cluster, results)), file=stdout)
         return

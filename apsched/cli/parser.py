@@ -35,6 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
     solve = _verb(verbs, "solve", "solve a source, write the schedule back into its graphs, and check the result")
     _add_source(solve)
     _add_caps(solve)
+    _add_plan(solve)
     _add_inductor(solve, default=False)
     second = solve.add_argument_group("second opinion")
     _option(second, "--solver", "NAME", "cp-sat, milp (CBC) or milp:NAME with a solver that PuLP knows (default: cp-sat)", default="cp-sat")
@@ -48,6 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
     compare = _verb(verbs, "compare", "score every baseline beside the solver")
     _add_source(compare)
     _add_caps(compare)
+    _add_plan(compare)
     _add_inductor(compare, default=True)
 
     apply = _verb(verbs, "apply", "apply schedule files to the graphs of a source, and check the result")
@@ -118,6 +120,11 @@ def _add_caps(parser: argparse.ArgumentParser) -> None:
     _option(search, "--time-slack", "SHARE", "share of the step time that less memory and fewer launches may cost (default: 0.1%%)")
     _option(search, "--budget", "WORK", "deterministic work of the search, the same on every machine (default: 20)")
     _option(search, "--seed", "N", "seed of the search (default: 0)")
+
+
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    plan = parser.add_argument_group("plan")
+    _option(plan, "--plan", "FILE", "rules for collectives by name, in TOML or JSON: forbid, group, pin, prefetch, start (docs/files.md)")
 
 
 def _add_inductor(parser: argparse.ArgumentParser, *, default: bool) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-from apsched.cli.choices import cost_choice, direction, milp_choice, out_dir, search_choice, source_request
+from apsched.cli.choices import cost_choice, direction, milp_choice, out_dir, plan_choice, search_choice, source_request
 from apsched.cli.infeasible import refuse_infeasible
 from apsched.graph_result import Result
 from apsched.out_files import check_writable, write_files
-from apsched.pipeline import LoadedGraph, loaded, resolve_caps, rewrite, solve_graph, with_round_trip, with_torch_schedulers
+from apsched.pipeline import LoadedGraph, loaded, resolve_caps, rewrite, solve_graph, under_plan, with_round_trip, with_torch_schedulers
 from apsched.progress import Progress
 from apsched.report import console, print_table, report_json, summary_lines
 from apsched.schedule_file import dump_schedule
@@ -22,18 +22,20 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     milp = milp_choice(args)
     check_writable(out_dir(args, "."))
     progress = Progress()
+    plan = plan_choice(args)
     with loaded(request, costs, wanted, progress) as source:
+        graphs = under_plan(source.graphs, plan)
         target = out_dir(args, source.slug)
         check_writable(target)
         results = [
             solve_graph(graph, resolve_caps(graph, choice.caps, choice.memory_cap, progress), choice.options, progress, milp=milp)
-            for graph in source.graphs
+            for graph in graphs
         ]
         refuse_infeasible(results, source=args.source, cluster=source.cluster, stdout=stdout, as_json=args.json)
         if args.inductor:
-            results = [with_torch_schedulers(*pair, progress) for pair in zip(source.graphs, results, strict=True)]
+            results = [with_torch_schedulers(*pair, progress) for pair in zip(graphs, results, strict=True)]
         files: dict[str, bytes] = {}
-        for k, graph in enumerate(source.graphs):
+        for k, graph in enumerate(graphs):
             results[k] = finish_graph(graph, results[k], files, progress)
     report = report_json(args.source, source.cluster, results)
     files["result.json"] = (json.dumps(report, indent=1) + "\n").encode()

@@ -1,0 +1,83 @@
+"""Where the user's plan alone already breaks a cap: which rule, and the least cap that would do."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from apsched.config import Caps
+from apsched.problem import Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanClash:
+    """A cap that no schedule under the plan keeps."""
+
+    cap: str
+    """A field of :class:`apsched.config.Caps`."""
+    least: int
+    """What the plan needs of it."""
+    nodes: tuple[str, ...]
+    message: str
+
+
+def plan_clashes(problem: Problem, caps: Caps) -> tuple[PlanClash, ...]:
+    """Return for each cap the worst of what the plan asks beyond it."""
+    worst: dict[str, PlanClash] = {}
+    for clash in (*_groups(problem, caps), *_prefetch(problem, caps)):
+        if clash.cap not in worst or clash.least > worst[clash.cap].least:
+            worst[clash.cap] = clash
+    return tuple(worst.values())
+
+
+def _groups(problem: Problem, caps: Caps) -> Iterator[PlanClash]:
+    members: dict[int, list[int]] = {}
+    for c, collective in enumerate(problem.collectives):
+        if collective.restriction.group is not None:
+            members.setdefault(collective.restriction.group, []).append(c)
+    for group in members.values():
+        mine = [problem.collectives[c] for c in group]
+        starts = [c.start for c in mine]
+        for cap, value, what in (
+            ("bucket_cap_bytes", sum(c.size_bytes for c in mine), "bytes in one bucket"),
+            ("in_flight_cap_bytes", sum(c.output_bytes for c in mine), "bytes in flight at once"),
+            ("max_topo_span", max(starts) - min(starts), "ranks in one bucket"),
+        ):
+            limit = getattr(caps, cap)
+            if limit is not None and value > limit:
+                yield PlanClash(
+                    cap=cap,
+                    least=value,
+                    nodes=tuple(problem.node_names[c.start] for c in mine),
+                    message=f"the plan wants {value} {what}, more than {cap} of {limit}: {_rules(problem, group)}",
+                )
+
+
+def _prefetch(problem: Problem, caps: Caps) -> Iterator[PlanClash]:
+    place = {node: k for k, node in enumerate(problem.spine)}
+    for c, collective in enumerate(problem.collectives):
+        gaps = collective.restriction.start_gaps
+        if caps.max_prefetch is None or gaps is None or not problem.needs[c]:
+            continue
+        needs = [place[problem.needs[d][0]] for d in _mates(problem, c) if problem.needs[d]]  # of a bucket the first one counts
+        distance = min(need - gaps[1] for need in needs if need >= gaps[1])
+        if distance > caps.max_prefetch:
+            yield PlanClash(
+                cap="max_prefetch",
+                least=distance,
+                nodes=(problem.node_names[collective.start],),
+                message=f"the plan wants a launch {distance} compute nodes ahead, more than max_prefetch of {caps.max_prefetch}: "
+                f"{_rules(problem, [c])}",
+            )
+
+
+def _mates(problem: Problem, c: int) -> Iterator[int]:
+    """Yield the collectives that may share the launch of ``c``, itself included, as far as the plan says."""
+    mine = problem.collectives[c]
+    for d, other in enumerate(problem.collectives):
+        one_group = mine.restriction.group is not None and mine.restriction.group == other.restriction.group
+        may = mine.key == other.key and mine.bucketable and other.bucketable
+        if d == c or one_group or (may and not mine.restriction.closed and not other.restriction.closed):
+            yield d
+
+
+def _rules(problem: Problem, members: list[int]) -> str:
+    return " and ".join(problem.rules[r] for r in sorted({r for c in members for r in problem.collectives[c].restriction.rules}))
