@@ -1,17 +1,19 @@
 """What the benchmark makes of its numbers: exponents, verdicts, tables, and runs that were taken up again."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 from by_hand import ByHand
 
 from apsched.errors import InputError
+from benchmarks import case as case_process
 from benchmarks import solver
 from benchmarks.figures import Verdict, exponent, gap_on_exposed, growth, time_ratio, torch_ratio, verdicts
 from benchmarks.grid import CAPS, GRID, SMOKE, Case, layer_bytes
 from benchmarks.meters import held_bytes, peak_bytes, reset_peak, timed
-from benchmarks.records import Again, Baseline, CaseRecord, GraphSize, Memory, Row, RunRecord, TorchRun, load_run, save_run
+from benchmarks.records import Again, Baseline, CaseRecord, GraphSize, Memory, Row, RunRecord, TorchRun, load_case, load_run, save_run
 from benchmarks.table import markdown
 
 ROW = Row(
@@ -84,7 +86,7 @@ def test_a_run_that_reaches_everything_passes() -> None:
     ("figure", "case", "misses"),
     [
         ("≤ 1 %", with_row(bound_ticks=989_000), ["a case, forward, floor: 1.100 % (of exposed time 110.0 %; bound from compute)"]),
-        ("≤ 0.1 %", with_row(bound_ticks=998_000), ["only 0 of 1"]),
+        ("≤ 0.1 %", with_row(bound_ticks=998_000), ["only 0 of 1 (0 with the slack spent)"]),
         ("each baseline", with_row(step_ticks=1_500_001), ["a case, forward, floor: as_captured is faster"]),
         ("never above", with_row(bound_ticks=1_000_001), ["a case, forward, floor: the bound is above the step time"]),
         ("write-back, exported", with_row(round_trip_exact=False), ["a case, forward, floor: not what was claimed"]),
@@ -140,7 +142,7 @@ def test_what_was_not_run_is_no_pass() -> None:
 def test_half_of_the_cases_may_be_above_a_tenth_of_a_percent() -> None:
     loose = replace(ROW, bound_ticks=995_000)
     assert verdict(replace(CASE, rows=(ROW, loose)), "≤ 0.1 %").word == "pass"
-    assert verdict(replace(CASE, rows=(ROW, loose, loose)), "≤ 0.1 %").found == "1 of 3"
+    assert verdict(replace(CASE, rows=(ROW, loose, loose)), "≤ 0.1 %").found == "1 of 3 (1 with the slack spent)"
     assert verdict(replace(CASE, rows=(ROW, loose, loose)), "≤ 0.1 %").word == "missed"
 
 
@@ -293,11 +295,24 @@ def test_a_layer_is_the_largest_numbered_block() -> None:
 ASKED: dict[str, object] = {"caps": ["none"], "torch_up_to_nodes": None, "commit": "abc"}
 
 
-def test_a_case_that_fails_is_kept_with_its_message() -> None:
-    record = solver._in_process(Case(model="llama3-debug", mesh="fsdp=nonsense", seq_len=32), ASKED, timeout_s=300)
+def test_a_case_that_fails_is_kept_with_its_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it found before it failed, too."""
+    monkeypatch.setattr(case_process, "_warm_up", lambda: case_process._WarmUp(cpu_s=1.5, held_bytes=0))
+    file = tmp_path / "case.json"
+    file.write_text(json.dumps({**ASKED, "case": asdict(Case(model="llama3-debug", mesh="fsdp=nonsense", seq_len=32))}))
+    with pytest.raises(InputError):
+        case_process.main([str(file)])
+    record = load_case(file)
     assert not record.finished
     assert "nonsense" in record.message
-    assert record.warm_up_cpu_s > 0  # what it found before is kept
+    assert record.warm_up_cpu_s == 1.5
+
+
+def test_a_process_that_breaks_is_a_case_that_did_not_finish() -> None:
+    record = solver._in_process(GRID[0], {"commit": "abc"}, timeout_s=3000)  # its process is not told the caps
+    assert not record.finished
+    assert record.message == "exit status 1"
+    assert record.case == GRID[0].name
 
 
 def test_a_case_that_takes_too_long_is_ended() -> None:
