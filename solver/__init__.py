@@ -1,6 +1,7 @@
 """Problem -> schedule. Knows no torch."""
 
+from apsched.solver.least_period import CurvePoint, LeastPeriod, PeriodCurve, period_curve
 from apsched.solver.milp_answer import solve_with_milp
 from apsched.solver.solve import least_memory, solve
 
-__all__ = ["least_memory", "solve", "solve_with_milp"]
+__all__ = ["CurvePoint", "LeastPeriod", "PeriodCurve", "least_memory", "period_curve", "solve", "solve_with_milp"]

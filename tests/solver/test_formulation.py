@@ -8,13 +8,13 @@ from types import ModuleType
 
 import pytest
 
-from apsched.solver import bounds, constraints, constraints_memory, constraints_plan, lp_bound
+from apsched.solver import bounds, constraints, constraints_memory, constraints_plan, lp_bound, modulo_constraints, modulo_memory
 from apsched.solver.compact import Compact
 from apsched.solver.variables import Variables
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "formulation.md").read_text()
-HEADING = re.compile(r"^### \(([BR]?\d+)\) [^`]+: `(\w+)`$", re.MULTILINE)
+HEADING = re.compile(r"^### \(([BRM]?\d+)\) [^`]+: `(\w+)`$", re.MULTILINE)
 DOCUMENTED: list[tuple[str, str]] = HEADING.findall(TEXT)
 """(number, function) of each formula in the document."""
 
@@ -26,7 +26,7 @@ def numbered_in(*modules: ModuleType) -> list[tuple[str, str]]:
         tree = ast.parse(Path(str(module.__file__)).read_text())
         for function in (node for node in tree.body if isinstance(node, ast.FunctionDef)):
             said = ast.get_docstring(function) or ""
-            found += [(number, function.name) for number in re.findall(r"\(([BR]?\d+)\)", said)]
+            found += [(number, function.name) for number in re.findall(r"\(([BRM]?\d+)\)", said)]
     return found
 
 
@@ -55,6 +55,18 @@ def test_each_constraint_is_implemented_once() -> None:
     )
 
 
+def test_each_constraint_of_one_layer_is_documented_and_implemented_once() -> None:
+    """(M1) to (M15): in order, by name, each with its formula, in ``ALL``."""
+    documented = [item for item in DOCUMENTED if item[0].startswith("M")]
+    assert [number for number, _ in documented] == [f"M{n}" for n in range(1, 16)]
+    assert [function for _, function in documented] == [function.__name__ for function in modulo_constraints.ALL]
+    assert sorted(numbered_in(modulo_constraints, modulo_memory)) == sorted(documented)
+    for (number, _), function in zip(documented, modulo_constraints.ALL, strict=True):
+        assert (function.__doc__ or "").startswith(f"({number}) ")
+    for part in re.split(r"^### .*$", section("One layer"), flags=re.MULTILINE)[1:]:
+        assert part.count("```math") == 1
+
+
 @pytest.mark.parametrize(("module", "letter", "numbers"), [(bounds, "B", range(1, 8)), (lp_bound, "R", range(1, 5))])
 def test_each_bound_is_proven_once_and_implemented_once(module: ModuleType, letter: str, numbers: range) -> None:
     """A heading with the name of the function, whose docstring says the number; and a line in the docstring of the module."""
@@ -77,7 +89,7 @@ def test_each_constraint_has_a_formula() -> None:
 def test_the_document_names_every_constraint_that_it_refers_to() -> None:
     """No reference to a number that does not exist."""
     known = {number for number, _ in DOCUMENTED}
-    assert set(re.findall(r"\(([BR]\d+)\)", TEXT)) <= known
+    assert set(re.findall(r"\(([BRM]\d+)\)", TEXT)) <= known
     assert {n for n in re.findall(r"\((\d+)\)", TEXT) if int(n) > 0} <= known
 
 
