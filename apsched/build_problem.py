@@ -129,6 +129,7 @@ def _collective(
         cast_bytes=c.cast_bytes if cast else 0,
         epilogue=epilogue,
         module=record.module,
+        output_place=c.output_place,
         direction=record.direction,
     )
 

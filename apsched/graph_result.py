@@ -13,6 +13,21 @@ from apsched.units import ticks_to_us
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BitwisePrice:
+    """What bitwise mode costs: the same problem, caps and plan solved without it."""
+
+    step_time_us: float
+    """The fastest found without bitwise mode."""
+    cost_us: float
+    """What the fastest found in bitwise mode adds."""
+
+    @property
+    def share(self) -> float:
+        """The cost as a share of the step time without bitwise mode."""
+        return self.cost_us / self.step_time_us if self.step_time_us else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     """One graph with the answer to it. ``best`` is ``None`` where no schedule keeps the caps."""
 
@@ -33,6 +48,9 @@ class Result:
     """Baselines that are no schedule of this problem: graphs that torch's own schedulers made."""
     notes: tuple[str, ...] = ()
     """What the user should know about this graph's comparison."""
+
+    bitwise: BitwisePrice | None = None
+    """What bitwise mode costs; ``None`` where it was not asked for, changes nothing or has no schedule."""
 
     @property
     def beaten_by(self) -> tuple[Score, ...]:

@@ -30,6 +30,7 @@ def optimize(
     max_prefetch: int | None = None,
     in_flight_cap_bytes: int | None = None,
     plan: Plan | str | PathLike[str] | None = None,
+    bitwise: bool = False,
     seed: int = 0,
 ) -> torch.fx.GraphModule:
     """Return ``gm`` in the fastest order and with the best buckets that the caps allow; ``gm`` itself stays as it is.
@@ -50,6 +51,9 @@ def optimize(
     plan
         Rules for collectives by name of their parameter: an :class:`apsched.Plan`, or the path of a plan file. They need names, which
         graphs of AOTAutograd have on their outputs and placeholders.
+    bitwise
+        Reduce gradients in the buckets and payload order of eager FSDP2, so that sums are the same bit for bit. What that costs is
+        ``apsched_result.bitwise``. Parameters must have names, too.
 
     Raises
     ------
@@ -70,7 +74,7 @@ def optimize(
         device_memory_bytes=cluster.device.memory_bytes if cluster else None,
         progress=progress,
     )
-    (graph,) = under_plan((graph,), as_plan(plan))
+    (graph,) = under_plan((graph,), as_plan(plan), bitwise=bitwise)
     caps = Caps(
         bucket_cap_bytes=bucket_cap_bytes, max_topo_span=max_topo_span, max_prefetch=max_prefetch, in_flight_cap_bytes=in_flight_cap_bytes
     )

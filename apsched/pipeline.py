@@ -4,7 +4,7 @@ Each stage is a function of its own; ``apsched solve`` is all of them, the other
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from os import PathLike
@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 import networkx as nx
 
+from apsched.bitwise import BITWISE_RULE
 from apsched.build_problem import build_problem
 from apsched.config import Caps, MilpOptions, SolveOptions
 from apsched.costs.cluster import DEFAULT_CLUSTER, Cluster, cluster_names, load_cluster
 from apsched.costs.table import CollectiveTable, load_table
 from apsched.errors import ApschedError, InputError
-from apsched.graph_result import Result, result_of
+from apsched.graph_result import BitwisePrice, Result, result_of
 from apsched.options import MemoryCap, show_bytes
 from apsched.plan import Plan
 from apsched.plan_file import as_plan
@@ -27,6 +28,7 @@ from apsched.restrict import check_matches, restricted
 from apsched.result import Scored, SolveResult
 from apsched.simulate import simulate
 from apsched.sources import Opened, SourceKind, SourceRequest, classify, opened
+from apsched.units import ticks_to_us
 from apsched.verify import verify
 
 if TYPE_CHECKING:
@@ -64,6 +66,8 @@ class LoadedGraph:
     cost_model: "CostModel | None" = None
     group_ranks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
+    without_bitwise: Problem | None = None
+    """The problem as it would be without bitwise mode; ``None`` where that is not on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,10 +146,28 @@ def export_graph(
     )
 
 
-def under_plan(graphs: Sequence[LoadedGraph], plan: Plan) -> tuple[LoadedGraph, ...]:
-    """Return ``graphs`` with their problems restricted by ``plan``; ``InputError`` for a rule that matches nothing in any of them."""
+def under_plan(graphs: Sequence[LoadedGraph], plan: Plan, *, bitwise: bool = False) -> tuple[LoadedGraph, ...]:
+    """Return ``graphs`` with their problems restricted by ``plan``, and with ``bitwise`` in bitwise mode.
+
+    ``InputError`` for a rule that matches nothing in any of them.
+    """
     check_matches([graph.problem for graph in graphs], plan)
-    return tuple(replace(graph, problem=restricted(graph.problem, plan)) for graph in graphs)
+    if not bitwise:
+        return tuple(replace(graph, problem=restricted(graph.problem, plan)) for graph in graphs)
+    return tuple(
+        replace(graph, problem=restricted(graph.problem, plan, bitwise=True), without_bitwise=restricted(graph.problem, plan))
+        for graph in graphs
+    )
+
+
+def with_bitwise_price(result: Result, free: Problem, solved: Callable[[Problem], SolveResult]) -> Result:
+    """Return ``result``, of a problem in bitwise mode, with what that costs; ``free`` is the problem without it."""
+    if BITWISE_RULE not in result.problem.rules or result.best is None:
+        return result
+    other = solved(free)
+    ticks = result.answer.fastest_ticks  # a schedule in bitwise mode is one without it, too
+    least = ticks if other.best is None else min(ticks, other.fastest_ticks)
+    return replace(result, bitwise=BitwisePrice(step_time_us=ticks_to_us(least), cost_us=ticks_to_us(ticks - least)))
 
 
 def resolve_caps(graph: LoadedGraph, caps: Caps, memory_cap: MemoryCap | None, progress: Progress) -> Caps:
@@ -179,6 +201,8 @@ def solve_graph(graph: LoadedGraph, caps: Caps, options: SolveOptions, progress:
             graph.problem, caps, answer, cluster=graph.dag.graph["cluster"], seconds={**graph.seconds, "solve": took["seconds"]}
         )
         check_answer(result)
+        if graph.without_bitwise is not None:
+            result = with_bitwise_price(result, graph.without_bitwise, lambda other: solve(other, caps, options))
     return replace(result, seconds={**graph.seconds, "solve": took["seconds"], "write_back": 0.0})
 
 
@@ -313,11 +337,13 @@ def solve(
     max_prefetch: int | None = None,
     in_flight_cap_bytes: int | None = None,
     plan: Plan | str | PathLike[str] | None = None,
+    bitwise: bool = False,
     options: SolveOptions | None = None,
 ) -> Result:
     """Return the fastest schedule of ``graph`` (a DAG of ``export`` or a graph file, or a Problem) within the caps; ``None`` is no limit.
 
     ``plan`` has rules for collectives by name: an :class:`apsched.Plan`, or the path of a plan file. What it leaves open is decided here.
+    With ``bitwise``, gradients are reduced in the buckets and payload order of eager FSDP2; ``Result.bitwise`` says what that costs.
     Where no schedule keeps them, ``Result.best`` is ``None`` and ``Result.answer.infeasibility`` says why. Needs no torch.
     """
     caps = Caps(
@@ -331,13 +357,13 @@ def solve(
     problem = graph if isinstance(graph, Problem) else build_problem(graph)
     rules = as_plan(plan)
     check_matches([problem], rules)
-    problem = restricted(problem, rules)
+    free, problem = restricted(problem, rules), restricted(problem, rules, bitwise=bitwise)
     from apsched.solver import solve as search
 
     answer: SolveResult = search(problem, caps, options or SolveOptions())
     result = result_of(problem, caps, answer, cluster=cluster, seconds={})
     check_answer(result)
-    return result
+    return with_bitwise_price(result, free, lambda other: search(other, caps, options or SolveOptions()))
 
 
 _FLAGS = {

@@ -74,6 +74,8 @@ class Collective:
     epilogue: tuple[int, ...]
     """Compute nodes that only finish its result for the graph's outputs; they travel with the wait."""
     module: str
+    output_place: int = -1
+    """Place of its result among the graph's outputs, which is that of its parameter in order of registration; -1 where unknown."""
     direction: str = ""
     """``forward`` or ``backward``; empty where unknown."""
     restriction: Restriction = UNRESTRICTED

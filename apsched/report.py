@@ -54,6 +54,8 @@ def graph_json(result: Result) -> dict[str, Any]:
     }
     if result.problem.rules:
         report["plan"] = {"digest": digest(result.problem.rules), "rules": result.problem.rules, "not_kept_by": dict(_broken_by(result))}
+    if result.bitwise is not None:
+        report["bitwise"] = {**asdict(result.bitwise), "share": result.bitwise.share}
     if result.answer.infeasibility is not None:
         why = result.answer.infeasibility
         report["infeasibility"] = {"caps": why.caps, "nodes": why.nodes, "least": dict(why.least), "message": why.message}
@@ -141,6 +143,9 @@ def summary_lines(result: Result) -> tuple[str, ...]:
         broken = [name for name, _ in _broken_by(result)]
         rules = f"{len(result.problem.rules)} rule{'s' if len(result.problem.rules) > 1 else ''}"
         lines.append(f"  plan {digest(result.problem.rules)} of {rules}" + (f"; {', '.join(broken)} do not fit under it" if broken else ""))
+    if result.bitwise is not None:
+        cost = f"{result.bitwise.cost_us:,.2f} µs ({100 * result.bitwise.share:.2f} %)"
+        lines.append(f"  bitwise costs {cost}: the fastest found without it takes {show_us(result.bitwise.step_time_us)}")
     lines += [
         f"  NOT the fastest: {score.name} fits and is {show_us(result.step_time_us - ticks_to_us(score.step_time_ticks))} faster"
         for score in result.beaten_by

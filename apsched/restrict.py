@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 
+from apsched.bitwise import BITWISE_RULE, fsdp_units
 from apsched.errors import InputError
 from apsched.plan import Plan, Rule
 from apsched.plan_check import check_feasible
@@ -54,9 +55,14 @@ class Demands:
         return InputError(f"{self.problem.name}: {' and '.join(self.rules[r] for r in dict.fromkeys(rules))}: {what}")
 
 
-def restricted(problem: Problem, plan: Plan) -> Problem:
-    """Return ``problem`` under ``plan``; the same problem where none of its rules is about it."""
-    return impose(demands(problem, plan))
+def restricted(problem: Problem, plan: Plan, *, bitwise: bool = False) -> Problem:
+    """Return ``problem`` under ``plan``, and with ``bitwise`` in bitwise mode; the same problem where nothing is about it."""
+    asked = demands(problem, plan)
+    if bitwise and (units := fsdp_units(problem)):
+        rule = len(asked.rules)
+        asked.rules.append(BITWISE_RULE)
+        asked.groups += [Group(members=unit, closed=True, rule=rule, payload=tuple(range(len(unit)))) for unit in units]
+    return impose(asked)
 
 
 def demands(problem: Problem, plan: Plan) -> Demands:

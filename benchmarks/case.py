@@ -33,19 +33,11 @@ from apsched.writeback.write_back import write_back
 from benchmarks.again import solve_again
 from benchmarks.grid import CAPS, Case, layer_bytes
 from benchmarks.meters import cpu_s, held_bytes, peak_bytes, reset_peak, timed
+from benchmarks.processes import Asked
 from benchmarks.records import Baseline, CaseRecord, GraphSize, Memory, Row, TorchRun, save_case
 
 _QUIET = Progress(quiet=True)
 _AGAIN_CAP = "floor+1 layer"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CaseOptions:
-    """What is measured about a case."""
-
-    caps: tuple[str, ...]
-    torch_up_to_nodes: int | None
-    """Larger graphs are not given to torch's schedulers; ``None`` for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +73,10 @@ class _Session:
 
     def say(self, text: str) -> None:
         """Tell on stderr how far it is."""
-        print(f"  {time.perf_counter() - self._began:7.1f} s  {text}", file=sys.stderr, flush=True)
+        print(f"{self.record.case} {time.perf_counter() - self._began:7.1f} s  {text}", file=sys.stderr, flush=True)
 
 
-def measure(case: Case, options: CaseOptions, session: _Session) -> None:
+def measure(case: Case, asked: Asked, session: _Session) -> None:
     """Measure ``case``; the record grows in ``session``."""
     warm = _warm_up()
     session.add(warm_up_cpu_s=warm.cpu_s)
@@ -97,11 +89,11 @@ def measure(case: Case, options: CaseOptions, session: _Session) -> None:
         session.say("captured, " + ", ".join(f"{g.problem.name} {g.problem.num_nodes} nodes" for g in graphs))
         again = None
         for graph in graphs:
-            again = _solve_under_caps(graph, options, session)
+            again = _solve_under_caps(graph, asked, session)
             session.add(memory=Memory(torch_bytes=torch_bytes, solver_peak_bytes=peak_bytes()))
         reset_peak()
         for graph in graphs:
-            _compare_with_torch(graph, options, session)
+            _compare_with_torch(graph, asked, session)
         assert session.record.memory is not None
         session.add(memory=replace(session.record.memory, torch_pass_peak_bytes=peak_bytes()))
         if case.again and again is not None:
@@ -140,7 +132,7 @@ def _warm_up() -> _WarmUp:
     return _WarmUp(cpu_s=used.cpu_s, held_bytes=held)
 
 
-def _solve_under_caps(graph: _Graph, options: CaseOptions, session: _Session) -> Result | None:
+def _solve_under_caps(graph: _Graph, asked: Asked, session: _Session) -> Result | None:
     """Solve ``graph`` under each memory cap; returns the result under the one that is solved again."""
     problem, layer = graph.problem, layer_bytes(graph.problem)
     floor_bytes = resolve_caps(graph.loaded, Caps(), MemoryCap(size_bytes=0, above_floor=True), _QUIET).memory_cap_bytes
@@ -156,7 +148,7 @@ def _solve_under_caps(graph: _Graph, options: CaseOptions, session: _Session) ->
     )
     session.add(graphs=(*session.record.graphs, size))
     again = None
-    for cap in options.caps:
+    for cap in asked.caps:
         layers = CAPS[cap]
         row, result = _solve(graph, cap, None if layers is None else floor_bytes + layers * layer)
         if result is not None:
@@ -222,13 +214,13 @@ def _exact(graph: _Graph, module: torch.fx.GraphModule, result: Result) -> bool:
     return graph.exact[schedule]
 
 
-def _compare_with_torch(graph: _Graph, options: CaseOptions, session: _Session) -> None:
+def _compare_with_torch(graph: _Graph, asked: Asked, session: _Session) -> None:
     """Run torch's schedulers on ``graph``, and solve it with the peak of each as the cap."""
     problem = graph.problem
     for name in (INDUCTOR, INDUCTOR_MANUAL):
         record = TorchRun(direction=problem.name, name=name)
-        if options.torch_up_to_nodes is not None and problem.num_nodes > options.torch_up_to_nodes:
-            record = replace(record, message=f"not run: more than {options.torch_up_to_nodes} nodes")
+        if asked.torch_up_to_nodes is not None and problem.num_nodes > asked.torch_up_to_nodes:
+            record = replace(record, message=f"not run: more than {asked.torch_up_to_nodes} nodes")
         else:
             record = _torch_record(graph.loaded, record)
         if not record.message:
@@ -290,14 +282,14 @@ def _first_line(error: Exception) -> str:
 def main(arguments: Sequence[str]) -> int:
     """Measure the case that the file names, and write what is found over it."""
     file = Path(arguments[0])
-    asked = json.loads(file.read_text())
-    case = Case(**asked["case"])
-    options = CaseOptions(caps=tuple(asked["caps"]), torch_up_to_nodes=asked["torch_up_to_nodes"])
-    record = CaseRecord(case=case.name, model=case.model, mesh=case.mesh, seq_len=case.seq_len, commit=asked["commit"])
+    content = json.loads(file.read_text())
+    case = Case(**content.pop("case"))
+    asked = Asked(**content)
+    record = CaseRecord(case=case.name, model=case.model, mesh=case.mesh, seq_len=case.seq_len, commit=asked.commit)
     session = _Session(file, record)
     session.add()
     try:
-        measure(case, options, session)
+        measure(case, asked, session)
     except Exception as error:
         session.add(message=_first_line(error))
         raise

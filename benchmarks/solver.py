@@ -6,7 +6,6 @@ was interrupted, or had a case that failed, is taken up again by ``--resume``. E
 """
 
 import argparse
-import json
 import os
 import platform
 import re
@@ -15,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -26,7 +25,8 @@ from apsched.files import write_atomic
 from apsched.options import parse_count
 from benchmarks.figures import verdicts
 from benchmarks.grid import CAPS, GRID, SMOKE, Case
-from benchmarks.records import CaseRecord, RunRecord, load_case, load_run, save_run
+from benchmarks.processes import Asked, CaseProcesses
+from benchmarks.records import RunRecord, load_run, save_run
 from benchmarks.table import markdown, print_run
 
 _HERE = Path(__file__).resolve().parent
@@ -63,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--timeout", metavar="SECONDS", default="3600", help="of one case (default 3600); what it has found by then is kept"
     )
+    parser.add_argument("--jobs", metavar="NUMBER", default="1", help="cases at the same time (default 1)")
     parser.add_argument("--table", metavar="FILE", help="make the table from the numbers of an earlier run, and run nothing")
     parser.add_argument("--list", action="store_true", help="print the names of the cases, and run nothing")
     return parser
@@ -74,13 +75,14 @@ def _run(args: argparse.Namespace) -> int:
         print("\n".join(case.name for case in cases))
         return 0
     timeout_s = parse_count(args.timeout, "--timeout", least=1)
+    num_jobs = parse_count(args.jobs, "--jobs", least=1)
     up_to = None if args.torch_up_to is None else parse_count(args.torch_up_to, "--torch-up-to")
     with TemporaryDirectory() as scratch:
         folder = Path(args.out) if args.out is not None else Path(scratch) if args.smoke else _HERE / "results"
         folder.mkdir(parents=True, exist_ok=True)
         file, run = _begun(folder, resume=args.resume)
-        asked: dict[str, object] = {"caps": caps, "torch_up_to_nodes": up_to, "commit": _commit()}
-        run = _measure_all(cases, file, run, asked, timeout_s)
+        asked = Asked(caps=tuple(caps), torch_up_to_nodes=up_to, commit=_commit(), timeout_s=timeout_s)
+        run = _measure_all(cases, file, run, asked, num_jobs)
         print_run(run, sys.stdout)
         if not args.smoke or args.out is not None:
             print(f"{_write_table(file, run)} and {file.name}")
@@ -120,51 +122,26 @@ def _begun(folder: Path, *, resume: bool) -> tuple[Path, RunRecord]:
     return folder / f"{today}{_SUFFIX}", RunRecord(date=today, environment=environment)
 
 
-def _measure_all(cases: Sequence[Case], file: Path, run: RunRecord, asked: dict[str, object], timeout_s: int) -> RunRecord:
+def _measure_all(cases: Sequence[Case], file: Path, run: RunRecord, asked: Asked, num_jobs: int) -> RunRecord:
+    """Measure what ``run`` does not have yet, and save after every case."""
     kept = {record.case for record in run.cases if record.finished}
     todo = [case for case in cases if case.name not in kept]
-    began, done = time.perf_counter(), 0
-    for number, case in enumerate(todo, start=1):
-        left = ""
-        if done:
-            seconds = (time.perf_counter() - began) / done * sum(c.weight for c in todo[number - 1 :])
-            left = f", about {seconds / 60:.0f} minutes left"
-        print(f"[{number}/{len(todo)}] {case.name}{left}", file=sys.stderr, flush=True)
-        record = _in_process(case, asked, timeout_s)
-        run = run.with_case(record)
-        save_run(file, run)
-        _write_table(file, run)
-        done += case.weight
-        if record.message:
-            print(f"  {case.name} did not finish: {record.message}", file=sys.stderr, flush=True)
+    if num_jobs > 1:
+        todo.sort(key=lambda case: -case.weight)  # the longest first, so that nobody waits for it in the end
+    began, weights = time.perf_counter(), {case.name: case.weight for case in todo}
+    with CaseProcesses(asked, num_jobs) as processes:
+        for number, record in enumerate(processes.measure(todo), start=1):
+            run = run.with_case(record)
+            save_run(file, run)
+            _write_table(file, run)
+            done = sum(weight for name, weight in weights.items() if name in {r.case for r in run.cases})
+            left_s = (time.perf_counter() - began) / done * (sum(weights.values()) - done)
+            said = f"did not finish: {record.message}" if not record.finished else f"took {record.wall_s / 60:.1f} minutes"
+            print(f"[{number}/{len(todo)}] {record.case} {said}; about {left_s / 60:.0f} minutes left", file=sys.stderr, flush=True)
     order = {case.name: k for k, case in enumerate((*GRID, *SMOKE))}
     run = replace(run, cases=tuple(sorted(run.cases, key=lambda record: order.get(record.case, len(order)))))
     save_run(file, run)
     return run
-
-
-def _in_process(case: Case, asked: dict[str, object], timeout_s: int) -> CaseRecord:
-    """Measure ``case`` in a process of its own; what it found before it failed or took too long is kept."""
-    with TemporaryDirectory() as folder:
-        file = Path(folder) / "case.json"
-        file.write_text(json.dumps({**asked, "case": asdict(case)}))
-        command = [sys.executable, "-m", "benchmarks.case", str(file)]
-        process = subprocess.Popen(command, start_new_session=True, cwd=_HERE.parent)
-        message = ""
-        try:
-            code = process.wait(timeout=timeout_s)
-            message = "" if code == 0 else f"exit status {code}"
-        except subprocess.TimeoutExpired:
-            message = f"took more than {timeout_s} s"
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)  # its own processes, too
-                process.wait()
-        try:
-            record = load_case(file)
-        except (ValueError, KeyError, TypeError):  # it never got as far as writing
-            record = CaseRecord(case=case.name, model=case.model, mesh=case.mesh, seq_len=case.seq_len, commit=str(asked["commit"]))
-        return replace(record, finished=record.finished and not message, message=record.message or message)
 
 
 def _write_table(file: Path, run: RunRecord) -> Path:

@@ -37,7 +37,11 @@ class _Emitter:
         for node in range(self.problem.num_nodes):
             if self.problem.kinds[node] is NodeKind.OUTPUT:
                 self._emit(node)
-        return Schedule(buckets=tuple(Bucket(members) for members in self.buckets), steps=tuple(self.steps))
+        return Schedule(buckets=tuple(Bucket(self._payload(members)) for members in self.buckets), steps=tuple(self.steps))
+
+    def _payload(self, members: tuple[int, ...]) -> tuple[int, ...]:
+        """Return members in the payload order that the user's plan asks for."""
+        return tuple(sorted(members, key=lambda c: (self.problem.collectives[c].restriction.payload, c)))
 
     def _decisions(self, position: Sequence[int]) -> list[tuple[int, int, StepKind, int]]:
         """Return (position, tie-break, kind, index) of every decided step; NODE with a collective's start stands for its launch."""

@@ -4,6 +4,7 @@ A move names collectives, not buckets, so that it stays meaningful after others 
 repeated layers are the same move with other names.
 """
 
+import random
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +21,10 @@ from apsched.solver.periods import find_periods
 JOIN, CUT, CHANGE = 0, 1, 2
 _NEIGHBOURS = 3
 """How far apart in order of urgency two buckets may be that a move joins."""
+_DISTANCES = (1, 1, 1, 2, 3, -1, -1, -1, -2, -3)
+_RANDOM_KINDS = (JOIN, CUT, CHANGE, CHANGE, CHANGE)
+_SHARE_OF_LAYERS = 0.15
+"""Of random moves, how many are made in all layers."""
 _STRIDES = (1, 2, 4)
 """Every how many layers a move that crosses layers is repeated."""
 
@@ -78,6 +83,23 @@ class Neighbourhood:
                     if self._in_the_middle(member):
                         for stride in _STRIDES:
                             yield from self._translated(CUT, member, member, stride)
+
+    def at_random(self, rng: random.Random) -> Move:
+        """Return a move of two neighbours in order of urgency, in one layer or in all."""
+        size = len(self.order)
+        while True:
+            at = rng.randrange(size)
+            beside = at + rng.choice(_DISTANCES)
+            kind = rng.choice(_RANDOM_KINDS)
+            if not 0 <= beside < size:
+                continue
+            of, to = int(self.order[at]), int(self.order[beside])
+            if self.compact.key[of] != self.compact.key[to] or not (self.compact.bucketable[of] and self.compact.bucketable[to]):
+                continue
+            if rng.random() < _SHARE_OF_LAYERS:
+                for move in self._translated(kind, of, to, rng.choice(_STRIDES)):
+                    return move
+            return _single(kind, of, to)
 
     def joins(self, labels: Ints) -> Iterator[Move]:
         """Yield the moves that join a bucket and the next."""

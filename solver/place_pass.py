@@ -120,20 +120,23 @@ def place(u: Units, early: bool, at_once: bool, in_stalls: bool) -> tuple[Ints, 
                         _wait(rows, program, clock, finish, status, outstanding, outstanding[i])
                         moved = True
                         break
-            kept = 0
-            for i in range(num_pending):
-                b = pending[i]
-                if status[b]:
-                    continue
-                if _blocked(rows, member_list, after_begin, after_list, bucket_of, status, out, b):
-                    pending[kept] = b
-                    kept += 1
-                    continue
-                while clock[_BYTES_FLYING] + rows[b, FLYING] > in_flight_cap and clock[_OUTSTANDING] > 0:
-                    _wait(rows, program, clock, finish, status, outstanding, outstanding[0])
-                _launch(rows, program, clock, finish, status, outstanding, stream_free, num_spine, b)
-                moved = True
-            num_pending = kept
+            for turn in range(2):  # first what the spine needs
+                kept = 0
+                for i in range(num_pending):
+                    b = pending[i]
+                    if status[b]:
+                        continue
+                    if (turn == 0 and rows[b, NEED] >= num_spine) or _blocked(
+                        rows, member_list, after_begin, after_list, bucket_of, status, out, b
+                    ):
+                        pending[kept] = b
+                        kept += 1
+                        continue
+                    while clock[_BYTES_FLYING] + rows[b, FLYING] > in_flight_cap and clock[_OUTSTANDING] > 0:
+                        _wait(rows, program, clock, finish, status, outstanding, outstanding[0])
+                    _launch(rows, program, clock, finish, status, outstanding, stream_free, num_spine, b)
+                    moved = True
+                num_pending = kept
         for again in range(2):
             # launch gathers in order of need while they want to, may, and fit
             while g >= room_from and next_gather < len(gathers):
@@ -319,6 +322,9 @@ def _blocked(
             awaited = bucket_of[after_list[q]]
             if status[awaited] != _WAITED or (rows[awaited, COPIED] and not out[after_list[q]]):
                 found = True
+                break
+        if found:
+            break
     return found
 
 

@@ -11,7 +11,7 @@ from apsched.solver.compiled import compiled
 from apsched.solver.tables import NEED_GAP, READY_GAP, TRANSFER_TICKS
 
 UNLIMITED = np.int64(2**62)
-_NEAR = 64
+_NEAR = 256
 """Spine nodes within which a launch moves to a stall."""
 
 

@@ -3,6 +3,7 @@
 The amount of work is counted in evaluations, so that the answer does not depend on the speed of the machine.
 """
 
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -24,6 +25,13 @@ _PROMISING = 6
 """Partitions of the portfolio that are tried under every policy."""
 _STEERING_ROUNDS = 4
 _BISECTIONS = 12
+_SEED = 0
+_SHORTEST_WALK = 500
+"""Evaluations below which wandering is not worth it."""
+_THRESHOLD = 2e-4
+"""Share of the step time that a random move may cost at first."""
+_SHARE_OF_POLICIES = 0.01
+"""Of the random moves, how many change the policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +141,27 @@ class Search:
         self.report("portfolio", self.best.figures.step_time_ticks)
 
     def improve(self, stop_at_ticks: int) -> None:
-        """Take moves that help, in all layers at once and then one by one, until none does or the evaluations are used up."""
+        """Take moves that help until none does; then wander with half of the evaluations that are left, and so on."""
+        self._descend(stop_at_ticks)
+        while (left := self.max_evaluations - self.evaluations) >= _SHORTEST_WALK and not self._done(stop_at_ticks):
+            self._wander(left // 2, stop_at_ticks)
+            self._descend(stop_at_ticks)
+
+    def _descend(self, stop_at_ticks: int) -> None:
+        """Take moves that help, in all layers at once and then one by one, and other policies, until nothing does."""
         improved = True
         while improved and not self._done(stop_at_ticks):
             improved = self._sweep(self._neighbourhood.periodic, stop_at_ticks, "periodic moves")
             improved |= self._sweep(self._neighbourhood.local, stop_at_ticks, "local moves")
+            improved |= self._other_policies()
+
+    def _other_policies(self) -> bool:
+        assert self.best is not None
+        improved = False
+        for steer in dict.fromkeys((self.best.steer_bytes, None)):
+            for policy in policies(self.compact):
+                improved |= self._try(self.best.labels, policy, steer)
+        return improved
 
     def _sweep(self, moves: Callable[[Ints], Iterator[Move]], stop_at_ticks: int, stage: str) -> bool:
         """Try each move of the best once, and keep what helps; return whether one did."""
@@ -146,13 +170,39 @@ class Search:
         for move in moves(self.best.labels):
             if self._done(stop_at_ticks):
                 break
-            labels = self._neighbourhood.applied(move, self.best.labels)
-            trial = (labels.tobytes(), self.best.policy, self.best.steer_bytes)
-            if trial not in self._tried:
-                self._tried.add(trial)
-                improved |= self.consider(self.evaluate(labels, self.best.policy, self.best.steer_bytes))
+            improved |= self._try(self._neighbourhood.applied(move, self.best.labels), self.best.policy, self.best.steer_bytes)
         self.report(stage, self.best.figures.step_time_ticks)
         return improved
+
+    def _try(self, labels: Ints, policy: Policy, steer_bytes: int | None) -> bool:
+        """Consider a candidate that has not been tried yet."""
+        trial = (labels.tobytes(), policy, steer_bytes)
+        if trial in self._tried:
+            return False
+        self._tried.add(trial)
+        return self.consider(self.evaluate(labels, policy, steer_bytes))
+
+    def _wander(self, num_evaluations: int, stop_at_ticks: int) -> None:
+        """Take random moves that do not cost more than a threshold, which falls to nothing (threshold accepting)."""
+        assert self.best is not None
+        here, first = self.best, self.evaluations
+        rng = random.Random(_SEED + first)
+        highest = self.best.figures.step_time_ticks * _THRESHOLD
+        others = policies(self.compact)
+        while (done := self.evaluations - first) < num_evaluations and not self._done(stop_at_ticks):
+            threshold = highest * (1 - done / num_evaluations) * rng.random() ** 2
+            policy, labels = here.policy, here.labels
+            if rng.random() < _SHARE_OF_POLICIES:
+                policy = others[rng.randrange(len(others))]
+            else:
+                labels = self._neighbourhood.applied(self._neighbourhood.at_random(rng), here.labels)
+            if labels is here.labels and policy == here.policy:
+                continue
+            there = self.evaluate(labels, policy, here.steer_bytes)
+            if there is not None and there.figures.step_time_ticks <= here.figures.step_time_ticks + threshold:
+                here = there
+                self.consider(here)
+        self.report("random moves", self.best.figures.step_time_ticks)
 
     def _done(self, stop_at_ticks: int) -> bool:
         return self.best is None or self.best.figures.step_time_ticks <= stop_at_ticks or self.evaluations >= self.max_evaluations

@@ -27,7 +27,7 @@ Progress = Callable[[str, float, float], None]
 
 _SMALL_LITERALS = 6_000
 """Order literals up to which the whole problem goes to CP-SAT."""
-_SHARE_OF_WINDOWS = 0.25
+_SHARE_OF_WINDOWS = 0.025
 """Of the budget, for windows that CP-SAT decides."""
 _EVALUATIONS_PER_WORK = 400
 """Evaluations of the search per unit of deterministic work in the budget."""

@@ -79,7 +79,7 @@ def tables(problem: Problem, compact: Compact) -> Tables:
         on_path=c.on_path,
         bucketable=c.bucketable,
         start_rank=c.start_rank,
-        ready_gap=c.ready_gap,
+        ready_gap=_ready_gaps(c),
         need_gap=c.need_gap,
         launch_last=c.launch_last,
         wait_first=c.wait_first,
@@ -105,6 +105,15 @@ def _sums(values: Ints, begin: Ints, entries: Ints) -> Ints:
     total = np.concatenate(([0], np.cumsum(values[entries])))
     sums: Ints = total[begin[1:]] - total[begin[:-1]]
     return sums
+
+
+def _ready_gaps(compact: Compact) -> Ints:
+    """Return the ready gaps; what waits for another collective is not ready before that one."""
+    ready = compact.ready_gap.copy()
+    for c in range(len(ready)):  # ordered by start, so those before it are known
+        for d in compact.after_list[compact.after_begin[c] : compact.after_begin[c + 1]]:
+            ready[c] = max(ready[c], ready[d])
+    return ready
 
 
 def _chain_depths(compact: Compact, leader: Ints) -> list[int]:

@@ -1,6 +1,8 @@
 """What the benchmark makes of its numbers: exponents, verdicts, tables, and runs that were taken up again."""
 
 import json
+import sys
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from benchmarks import solver
 from benchmarks.figures import Verdict, exponent, gap_on_exposed, growth, time_ratio, torch_ratio, verdicts
 from benchmarks.grid import CAPS, GRID, SMOKE, Case, layer_bytes
 from benchmarks.meters import held_bytes, peak_bytes, reset_peak, timed
+from benchmarks.processes import Asked, CaseProcesses
 from benchmarks.records import Again, Baseline, CaseRecord, GraphSize, Memory, Row, RunRecord, TorchRun, load_case, load_run, save_run
 from benchmarks.table import markdown
 
@@ -292,14 +295,14 @@ def test_a_layer_is_the_largest_numbered_block() -> None:
     assert layer_bytes(build.output()) == 1024 + 512
 
 
-ASKED: dict[str, object] = {"caps": ["none"], "torch_up_to_nodes": None, "commit": "abc"}
+ASKED = Asked(caps=("none",), torch_up_to_nodes=None, commit="abc", timeout_s=3000)
 
 
 def test_a_case_that_fails_is_kept_with_its_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it found before it failed, too."""
     monkeypatch.setattr(case_process, "_warm_up", lambda: case_process._WarmUp(cpu_s=1.5, held_bytes=0))
     file = tmp_path / "case.json"
-    file.write_text(json.dumps({**ASKED, "case": asdict(Case(model="llama3-debug", mesh="fsdp=nonsense", seq_len=32))}))
+    file.write_text(json.dumps({**asdict(ASKED), "case": asdict(Case(model="llama3-debug", mesh="fsdp=nonsense", seq_len=32))}))
     with pytest.raises(InputError):
         case_process.main([str(file)])
     record = load_case(file)
@@ -308,15 +311,16 @@ def test_a_case_that_fails_is_kept_with_its_message(tmp_path: Path, monkeypatch:
     assert record.warm_up_cpu_s == 1.5
 
 
-def test_a_process_that_breaks_is_a_case_that_did_not_finish() -> None:
-    record = solver._in_process(GRID[0], {"commit": "abc"}, timeout_s=3000)  # its process is not told the caps
+def test_a_process_that_breaks_is_a_case_that_did_not_finish(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "false")
+    record = CaseProcesses(ASKED).measure_one(GRID[0])
     assert not record.finished
     assert record.message == "exit status 1"
     assert record.case == GRID[0].name
 
 
 def test_a_case_that_takes_too_long_is_ended() -> None:
-    record = solver._in_process(Case(model="llama3-debug", mesh="fsdp=4", seq_len=32), ASKED, timeout_s=1)
+    record = CaseProcesses(replace(ASKED, timeout_s=1)).measure_one(Case(model="llama3-debug", mesh="fsdp=4", seq_len=32))
     assert not record.finished
     assert record.message == "took more than 1 s"
     assert record.case == "llama3-debug fsdp=4 seq=32"
@@ -327,12 +331,12 @@ def test_a_run_is_taken_up_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     first, second, third = GRID[0], GRID[1], GRID[2]
     ran: list[str] = []
 
-    def in_process(case: Case, asked: dict[str, object], timeout_s: int) -> CaseRecord:
+    def measure_one(_: CaseProcesses, case: Case) -> CaseRecord:
         ran.append(case.name)
         broken = case is second and len(ran) < 4
         return replace(CASE, case=case.name, finished=not broken, message="broken" if broken else "")
 
-    monkeypatch.setattr(solver, "_in_process", in_process)
+    monkeypatch.setattr(CaseProcesses, "measure_one", measure_one)
     wanted = ["--cases", "^llama3-8b fsdp=(64|256) seq=(8192|2048)", "--out", str(tmp_path)]
     assert solver.main(wanted) == 1  # one did not finish
     names = [case.name for case in (first, second, third, GRID[3])]
@@ -346,14 +350,33 @@ def test_a_run_is_taken_up_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_an_interrupted_run_keeps_what_is_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def in_process(case: Case, asked: dict[str, object], timeout_s: int) -> CaseRecord:
+    def measure_one(_: CaseProcesses, case: Case) -> CaseRecord:
         if case is GRID[1]:
             raise KeyboardInterrupt
         return replace(CASE, case=case.name)
 
-    monkeypatch.setattr(solver, "_in_process", in_process)
+    monkeypatch.setattr(CaseProcesses, "measure_one", measure_one)
     assert solver.main(["--out", str(tmp_path)]) == 130
     assert "--resume" in capsys.readouterr().err
     (file,) = tmp_path.glob("*-solver.json")
     assert [case.case for case in load_run(file).cases] == [GRID[0].name]
     assert GRID[0].name in file.with_suffix(".md").read_text()
+
+
+def test_cases_run_side_by_side_and_end_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes run at once; when the first is done and nobody wants more, the other is ended, and the rest never begins."""
+    ran: list[str] = []
+    run = CaseProcesses._run
+
+    def sleeping(self: CaseProcesses, case: Case, command: object) -> str:
+        ran.append(case.name)
+        while len(ran) < 2:
+            time.sleep(0.01)
+        return run(self, case, ["sleep", "0" if case is GRID[1] else "3000"])
+
+    monkeypatch.setattr(CaseProcesses, "_run", sleeping)
+    with CaseProcesses(ASKED, 2) as processes:
+        first = next(iter(processes.measure(GRID[:3])))
+    assert first.case == GRID[1].name
+    assert set(ran) >= {GRID[0].name, GRID[1].name}
+    assert not processes._running

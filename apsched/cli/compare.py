@@ -17,7 +17,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     progress = Progress()
     plan = plan_choice(args)
     with loaded(request, costs, wanted, progress) as source:
-        graphs = under_plan(source.graphs, plan)
+        graphs = under_plan(source.graphs, plan, bitwise=args.bitwise)
         results = [
             solve_graph(graph, resolve_caps(graph, choice.caps, choice.memory_cap, progress), choice.options, progress) for graph in graphs
         ]

@@ -125,6 +125,11 @@ def _add_caps(parser: argparse.ArgumentParser) -> None:
 def _add_plan(parser: argparse.ArgumentParser) -> None:
     plan = parser.add_argument_group("plan")
     _option(plan, "--plan", "FILE", "rules for collectives by name, in TOML or JSON: forbid, group, pin, prefetch, start (docs/files.md)")
+    plan.add_argument(
+        "--bitwise",
+        action="store_true",
+        help="reduce gradients in the buckets and payload order of eager FSDP2, so that sums are bit for bit the same; prints the price",
+    )
 
 
 def _add_inductor(parser: argparse.ArgumentParser, *, default: bool) -> None:

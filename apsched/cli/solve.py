@@ -24,7 +24,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     progress = Progress()
     plan = plan_choice(args)
     with loaded(request, costs, wanted, progress) as source:
-        graphs = under_plan(source.graphs, plan)
+        graphs = under_plan(source.graphs, plan, bitwise=args.bitwise)
         target = out_dir(args, source.slug)
         check_writable(target)
         results = [

@@ -60,6 +60,9 @@ class CollectiveRecord:
     """1 as captured; the number of members after write-back."""
     cast_bytes: int = 0
     """Bytes of its input before a cast that serves nothing else, which a bucket does while it copies in; 0 for none."""
+    output_place: int = -1
+    """Where the parameter that it serves is known: place among the graph's outputs of the first that its result is part of, since
+    gradients come out in the order in which parameters were registered; else -1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

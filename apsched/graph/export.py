@@ -1,7 +1,7 @@
 """FX graph -> networkx DAG with costs."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import networkx as nx
 import torch
@@ -15,7 +15,7 @@ from apsched.graph.check import check_graph
 from apsched.graph.curves import COPY, collective_curves, copy_curve, launch_curves
 from apsched.graph.dag import CollectiveRecord, NodeKind, NodeRecord
 from apsched.graph.pricing import NodePrices
-from apsched.graph.provenance import directions, module_names
+from apsched.graph.provenance import directions, module_names, parameters_served
 from apsched.graph.signature import node_signature, target_name
 from apsched.graph.tensors import dtype_name
 from apsched.price_curve import PriceCurve
@@ -65,7 +65,11 @@ def _usual_device(analysis: Analysis) -> torch.device:
 
 def _records(captured: CapturedGraph, analysis: Analysis, cost_model: CostModel, curves: dict[str, PriceCurve]) -> list[NodeRecord]:
     prices = NodePrices(cost_model, curves)
-    modules = module_names(captured, analysis.nodes, analysis.kinds, analysis.waits.wait_of_start, analysis.fsdp)
+    waits = analysis.waits.wait_of_start
+    parameters = parameters_served(captured, analysis.nodes, analysis.kinds, waits, analysis.fsdp)
+    modules = module_names(captured, analysis.nodes, analysis.kinds, waits, parameters)
+    outputs = _output_places(analysis.nodes)
+    places = {rank: outputs.get(analysis.nodes[rank], -1) for rank in parameters}
     runs = directions(captured, analysis.nodes)
     records = []
     for rank, node in enumerate(analysis.nodes):
@@ -91,13 +95,25 @@ def _records(captured: CapturedGraph, analysis: Analysis, cost_model: CostModel,
                 dtype=dtype_name(next(tensors_of(node), None)),
                 role=node.meta.get("apsched", {}).get("role", ""),
                 signature=node_signature(node, analysis.rank_of, call.group_size if call else 0),
-                collective=_collective(analysis, rank) if kind is NodeKind.START else None,
+                collective=_collective(analysis, rank, places.get(rank, -1)) if kind is NodeKind.START else None,
             )
         )
     return records
 
 
-def _collective(analysis: Analysis, start: int) -> CollectiveRecord:
+def _output_places(nodes: Sequence[torch.fx.Node]) -> dict[torch.fx.Node, int]:
+    """Return node -> place among the graph's outputs of the first that it is part of."""
+    direct = {value: place for place, value in enumerate(nodes[-1].all_input_nodes)} if nodes and nodes[-1].op == "output" else {}
+    places: dict[torch.fx.Node, int] = {}
+    for node in reversed(nodes):
+        later = [places[user] for user in node.users if user in places]
+        later += [direct[node]] if node in direct else []
+        if later:
+            places[node] = min(later)
+    return places
+
+
+def _collective(analysis: Analysis, start: int, output_place: int) -> CollectiveRecord:
     node, call = analysis.nodes[start], analysis.calls[start]
     result = next(tensors_of(node), None)
     return CollectiveRecord(
@@ -116,4 +132,5 @@ def _collective(analysis: Analysis, start: int) -> CollectiveRecord:
         holds_input=call.holds_input,
         num_members=num_members(node),
         cast_bytes=sum(t.nbytes for t in tensors_of(cast.all_input_nodes[0])) if (cast := cast_before(analysis, start)) is not None else 0,
+        output_place=output_place,
     )

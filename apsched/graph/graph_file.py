@@ -19,7 +19,7 @@ from apsched.graph.dag import CollectiveRecord, NodeKind, NodeRecord, StorageRec
 from apsched.price_curve import PriceCurve
 
 FORMAT = "apsched graph"
-VERSION = 2
+VERSION = 3
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _Record = TypeVar("_Record", NodeRecord, CollectiveRecord, StorageRecord, PriceCurve)
@@ -115,12 +115,12 @@ def _parse(data: bytes) -> Any:
 
 
 def _upgraded(content: Any, version: int) -> Any:
-    """Return ``content`` with what version 2 added: the bytes that a bucket casts while it copies in, which version 1 did not know."""
+    """Return ``content`` with what version 2 (the bytes that a bucket casts while it copies in) and 3 (places of gradients) added."""
     nodes = content.get("nodes")
-    if version < 2 and isinstance(nodes, list):
+    if version < VERSION and isinstance(nodes, list):
         for node in nodes:
             if isinstance(node, dict) and isinstance(node.get("collective"), dict):
-                node["collective"].setdefault("cast_bytes", 0)
+                node["collective"] = {"cast_bytes": 0, "output_place": -1} | node["collective"]
     return content
 
 

@@ -15,19 +15,33 @@ def module_names(
     nodes: Sequence[torch.fx.Node],
     kinds: Sequence[NodeKind],
     wait_of_start: Mapping[int, int],
-    fsdp: frozenset[int],
+    parameters: Mapping[int, str],
 ) -> list[str]:
     """Return for each node the name of its module; for FSDP collectives and their waits the name of the parameter they serve."""
     names = [_innermost_module(node) for node in nodes]
-    parameter_before = _parameter_before(captured, nodes, kinds)
-    parameter_after = _parameter_after(captured, nodes, kinds, fsdp)
     for rank, node in enumerate(nodes):
         if kinds[rank] is NodeKind.INPUT:
             names[rank] = captured.parameter_names.get(node.name, names[rank])
-    for start, wait in wait_of_start.items():
-        if start in fsdp and (parameter := _noted_parameter(nodes[start]) or parameter_before[start] or parameter_after[wait]):
-            names[start] = names[wait] = parameter
+    for start, parameter in parameters.items():
+        names[start] = names[wait_of_start[start]] = parameter
     return names
+
+
+def parameters_served(
+    captured: CapturedGraph,
+    nodes: Sequence[torch.fx.Node],
+    kinds: Sequence[NodeKind],
+    wait_of_start: Mapping[int, int],
+    fsdp: frozenset[int],
+) -> dict[int, str]:
+    """Return for the starts of FSDP collectives the parameter that they serve, where it is known."""
+    parameter_before = _parameter_before(captured, nodes, kinds)
+    parameter_after = _parameter_after(captured, nodes, kinds, fsdp)
+    return {
+        start: parameter
+        for start, wait in wait_of_start.items()
+        if start in fsdp and (parameter := _noted_parameter(nodes[start]) or parameter_before[start] or parameter_after[wait])
+    }
 
 
 def directions(captured: CapturedGraph, nodes: Sequence[torch.fx.Node]) -> list[str]:

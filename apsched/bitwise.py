@@ -1,0 +1,94 @@
+"""Bitwise mode: gradients are reduced in the buckets, and in the payload order, of eager FSDP2, so that sums come out bit for bit.
+
+NCCL adds a chunk of the buffer in an order that depends on where it lies, so membership and payload order of a reduce-scatter decide
+the last bit. ``fully_shard`` on each transformer block and on the root makes one parameter group of each block, and one of what is left;
+the gradients of a group go into one reduce-scatter, in the order in which the group lists its parameters. With several replicas the
+all-reduce that follows has the same members. All-gathers only copy, and stay free.
+
+torch/distributed/fsdp/_fully_shard/_fsdp_init.py: ``_get_managed_modules`` lists modules children first, ``_get_managed_states`` their
+own parameters one module after the other. That is the order of ``named_parameters()`` but for modules that have parameters both of
+their own and in their children. ``named_parameters()`` is the order of the parameters among the inputs of a traced graph, and so of
+their gradients among its outputs; tracers that order inputs by first use (Dynamo) name no parameters, and are refused.
+"""
+
+import re
+from collections.abc import Iterator
+
+from apsched.errors import InputError
+from apsched.problem import Collective, Problem
+
+BITWISE_RULE = "bitwise: each FSDP unit's gradients in one bucket of their own, in order of registration"
+_UNIT = re.compile(r"(?:[^.]+\.)*?[^.]+\.\d+(?=\.)")
+
+
+def fsdp_units(problem: Problem) -> tuple[tuple[int, ...], ...]:
+    """Return the reductions of each unit and key, in payload order; ``InputError`` where the graph does not say what that is."""
+    units: dict[tuple[str, int], list[int]] = {}
+    for c in _reductions(problem):
+        collective = problem.collectives[c]
+        name = problem.node_names[collective.start]
+        if not collective.module:
+            raise InputError(
+                f"{problem.name}: bitwise needs the name of each gradient's parameter, and node {name} has none; "
+                "capture the module itself (package.module:function), or with a tracer that keeps names of parameters"
+            )
+        if collective.output_place < 0:
+            raise InputError(
+                f"{problem.name}: bitwise needs the order in which parameters were registered, which the graph does not say for {name} "
+                "(graph files written before version 3 don't); capture it again"
+            )
+        units.setdefault((unit_of(collective.module), collective.key), []).append(c)
+    return tuple(tuple(_in_payload_order(problem, members)) for members in units.values())
+
+
+def unit_of(parameter: str) -> str:
+    """Return the module that ``fully_shard`` wraps around a parameter: its transformer block (up to the first number), or the root."""
+    found = _UNIT.match(parameter)
+    return found[0] if found else ""
+
+
+def _reductions(problem: Problem) -> Iterator[int]:
+    """Yield the reduce-scatters of gradients, and the all-reduces that take their results on; DDP's all-reduces have no unit."""
+    scattered = {c.wait for c in problem.collectives if _kind(problem, c) == "reduce_scatter" and not c.on_path}
+    behind = list(scattered)
+    while behind:
+        for node in problem.successors[behind.pop()]:
+            if node not in scattered:
+                scattered.add(node)
+                behind.append(node)
+    for c, collective in enumerate(problem.collectives):
+        kind = _kind(problem, collective)
+        if not collective.on_path and (kind == "reduce_scatter" or (kind == "all_reduce" and collective.start in scattered)):
+            yield c
+
+
+def _kind(problem: Problem, collective: Collective) -> str:
+    return problem.keys[collective.key].kind
+
+
+def _in_payload_order(problem: Problem, members: list[int]) -> list[int]:
+    """Return ``members`` as their unit lists them: by place among the outputs, but parameters of children before those of a module."""
+    by_place = sorted(members, key=lambda c: problem.collectives[c].output_place)
+    tree = _Module()
+    for c in by_place:
+        tree.add(problem.collectives[c].module.split("."), c)
+    return list(tree.parameters())
+
+
+class _Module:
+    """A module as names show it: children and own parameters in order of registration."""
+
+    def __init__(self) -> None:
+        self.children: dict[str, _Module] = {}
+        self.own: list[int] = []
+
+    def add(self, path: list[str], c: int) -> None:
+        if len(path) == 1:
+            self.own.append(c)
+        else:
+            self.children.setdefault(path[0], _Module()).add(path[1:], c)
+
+    def parameters(self) -> Iterator[int]:
+        for child in self.children.values():
+            yield from child.parameters()
+        yield from self.own
