@@ -17,6 +17,7 @@ from apsched.solver.explain import explain
 from apsched.solver.floor import just_in_time
 from apsched.solver.later_bounds import later_bounds
 from apsched.solver.lp_bound import lp_bound
+from apsched.solver.path_bound import path_bound
 from apsched.solver.search import Search
 from apsched.solver.tighten import tighten
 from apsched.solver.windows import improve
@@ -116,11 +117,12 @@ def solve(
 
 
 def best_bound(problem: Problem, small: Compact, caps: Caps) -> TimeBound:
-    """Return the better of the combinatorial bounds and the one by linear programming."""
+    """Return the best of the combinatorial bounds and those by linear programming."""
     if not problem.collectives:
         return step_time_bound(problem, small, caps)
     forced = tighten(small, caps)
-    return max((bound(problem, forced, caps) for bound in (step_time_bound, lp_bound)), key=lambda b: b.ticks)
+    along_paths = path_bound(problem, replace(forced, need_gap=small.need_gap), caps)  # a reduction waited for sooner is still one
+    return max(step_time_bound(problem, forced, caps), lp_bound(problem, forced, caps), along_paths, key=lambda b: b.ticks)
 
 
 def least_memory(problem: Problem, caps: Caps | None = None, options: SolveOptions | None = None) -> tuple[int, int]:

@@ -8,13 +8,27 @@ from types import ModuleType
 
 import pytest
 
-from apsched.solver import bounds, constraints, constraints_memory, constraints_plan, lp_bound, modulo_constraints, modulo_memory
+from apsched.solver import (
+    bounds,
+    cheapest_buckets,
+    constraints,
+    constraints_memory,
+    constraints_plan,
+    lp_bound,
+    minorants,
+    modulo_constraints,
+    modulo_memory,
+    movers,
+    path_bound,
+    path_network,
+    path_pricing,
+)
 from apsched.solver.compact import Compact
 from apsched.solver.variables import Variables
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "formulation.md").read_text()
-HEADING = re.compile(r"^### \(([BRM]?\d+)\) [^`]+: `(\w+)`$", re.MULTILINE)
+HEADING = re.compile(r"^### \(([BRMW]?\d+)\) [^`]+: `(\w+)`$", re.MULTILINE)
 DOCUMENTED: list[tuple[str, str]] = HEADING.findall(TEXT)
 """(number, function) of each formula in the document."""
 
@@ -77,6 +91,18 @@ def test_each_bound_is_proven_once_and_implemented_once(module: ModuleType, lett
     assert sorted(numbered_in(module)) == sorted(documented)
 
 
+def test_each_part_of_the_bound_along_paths_is_implemented_once() -> None:
+    """(W1) to (W5): methods count, too."""
+    found = []
+    for module in (minorants, cheapest_buckets, movers, path_network, path_pricing, path_bound):
+        for node in ast.walk(ast.parse(Path(str(module.__file__)).read_text())):
+            if isinstance(node, ast.FunctionDef):
+                found += [(number, node.name) for number in re.findall(r"\((W\d+)\)", ast.get_docstring(node) or "")]
+    documented = [item for item in DOCUMENTED if item[0].startswith("W")]
+    assert [number for number, _ in documented] == [f"W{n}" for n in range(1, 6)]
+    assert sorted(found) == sorted(documented)
+
+
 def test_each_constraint_has_a_formula() -> None:
     """Between its heading and the next there is one."""
     parts = re.split(r"^#+ .*$", section("Constraints"), flags=re.MULTILINE)[1:]
@@ -89,7 +115,7 @@ def test_each_constraint_has_a_formula() -> None:
 def test_the_document_names_every_constraint_that_it_refers_to() -> None:
     """No reference to a number that does not exist."""
     known = {number for number, _ in DOCUMENTED}
-    assert set(re.findall(r"\(([BRM]\d+)\)", TEXT)) <= known
+    assert set(re.findall(r"\(([BRMW]\d+)\)", TEXT)) <= known
     assert {n for n in re.findall(r"\((\d+)\)", TEXT) if int(n) > 0} <= known
 
 

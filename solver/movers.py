@@ -1,0 +1,128 @@
+"""What the collectives of one key cost, alone and in buckets, for the bound that weighs paths (``apsched.solver.path_bound``)."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from apsched.config import Caps
+from apsched.problem import Problem
+from apsched.solver.bounds import copy_rest, least_rate
+from apsched.solver.compact import ALL_GATHER, Bools, Compact, Ints
+from apsched.solver.minorants import lines_below
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Movers:
+    """The gathers of a key that the spine needs, by need; or its reductions for outputs, latest ready gap first.
+
+    So the head of a bucket, the member that decides when it is transferred at the latest (or earliest), is the first of its members.
+    """
+
+    gathers: bool
+    stream: int
+    index: Ints
+    """(n,) collectives."""
+    gap: Ints
+    """(n,) need gap of gathers, ready gap of reductions."""
+    size_bytes: Floats
+    transfer: Floats
+    """(n,) alone."""
+    alone_work: Floats
+    """(n,) on the compute stream before the transfer, alone: launch, of a gather its prologue."""
+    shared_work: Floats
+    """(n,) the same in a bucket: its share of the copy-in, of a gather its prologue without the cast."""
+    copy_in: Floats
+    copy_out: Floats
+    """(n,) of a gather in a bucket."""
+    epilogue: Floats
+    bucket_work: float
+    """Launch of a bucket, and what its copy-in costs beyond its bytes."""
+    lines: Floats
+    """(P, 2) latency and rate of buckets, see ``lines_below``."""
+    copy_rate: float
+    """Least ticks per byte of ``size_bytes``: of the copy-out of a gather, of the copy-in of a reduction; at most the least rate."""
+    bucketable: Bools
+
+    @property
+    def least_line(self) -> tuple[float, float]:
+        """The least latency and the least rate of any bucket."""
+        return float(self.lines[:, 0].min()), float(self.lines[:, 1].min())
+
+
+def movers(problem: Problem, compact: Compact, caps: Caps) -> list[Movers]:
+    """Return gathers and reductions, one entry for each key and direction."""
+    gathers, reductions = are_gathers(compact), are_reductions(compact)
+    ready = late_ready_gap(compact)
+    found = []
+    for key in range(len(problem.keys)):
+        for mask in (gathers, reductions):
+            index = np.nonzero(mask & (compact.key == key))[0]
+            if len(index):
+                gap = compact.need_gap[index] if mask is gathers else ready[index]
+                order = np.argsort(gap if mask is gathers else -gap, kind="stable")
+                found.append(_movers(problem, compact, caps, index[order], gap[order], mask is gathers))
+    return found
+
+
+def are_gathers(compact: Compact) -> Bools:
+    """Return which collectives are gathers that the spine needs."""
+    mask: Bools = (compact.kind == ALL_GATHER) & ~compact.on_path & (compact.need_gap < len(compact.spine_ticks))
+    return mask
+
+
+def are_reductions(compact: Compact) -> Bools:
+    """Return which collectives are reductions that only outputs need."""
+    mask: Bools = (compact.kind != ALL_GATHER) & ~compact.on_path & (compact.need_gap >= len(compact.spine_ticks))
+    return mask
+
+
+def late_ready_gap(compact: Compact) -> Ints:
+    """Return the ready gap of each collective, and of what it waits for: no launch stands before it."""
+    ready = compact.ready_gap.copy()
+    for c in range(len(ready)):  # what it waits for comes before it
+        for d in compact.after_list[compact.after_begin[c] : compact.after_begin[c + 1]]:
+            ready[c] = max(ready[c], ready[d])
+    return ready
+
+
+def _movers(problem: Problem, compact: Compact, caps: Caps, index: Ints, gap: Ints, gathers: bool) -> Movers:
+    key = int(compact.key[index[0]])
+    lines, bucketable = _lines(problem, compact, caps, key)
+    own = [[sum(problem.duration_ticks[n] for n in nodes) for nodes in (c.prologue, c.epilogue, c.cast[:1])] for c in problem.collectives]
+    prologue, epilogue, cast = np.array(own, dtype=np.float64)[index].T
+    before, before_shared = (prologue, prologue - cast) if gathers else (np.zeros(len(index)), np.zeros(len(index)))
+    copy_in: Floats = compact.copied_bytes[index].astype(np.float64) * least_rate(problem.copy_price, None)
+    copy_out = compact.copy_out_ticks[index].astype(np.float64) if gathers else np.zeros(len(index))
+    size = compact.size_bytes[index].astype(np.float64)
+    copied = (copy_out if gathers else copy_in)[size > 0] / size[size > 0]
+    return Movers(
+        gathers=gathers,
+        stream=int(compact.stream[index[0]]),
+        index=index,
+        gap=gap,
+        size_bytes=size,
+        transfer=compact.transfer_ticks[index].astype(np.float64),
+        alone_work=compact.launch_ticks[index] + before,
+        shared_work=copy_in + before_shared,
+        copy_in=copy_in,
+        copy_out=copy_out,
+        epilogue=epilogue,
+        bucket_work=float(compact.bucket_launch_ticks[index[0]] + copy_rest(problem)),
+        lines=lines,
+        copy_rate=min(float(copied.min(initial=np.inf)), float(lines[:, 1].min())) * (1 - 1e-12),
+        bucketable=compact.bucketable[index] & bucketable,
+    )
+
+
+def _lines(problem: Problem, compact: Compact, caps: Caps, key: int) -> tuple[Floats, bool]:
+    """Return the lines below the price of a bucket of ``key``, and whether there can be one."""
+    sizes = np.sort(compact.size_bytes[(compact.key == key) & compact.bucketable])
+    if len(sizes) < 2:
+        return np.zeros((1, 2)), False
+    smallest, largest = int(sizes[:2].sum()), int(sizes.sum())
+    if caps.bucket_cap_bytes is not None:
+        largest = min(largest, caps.bucket_cap_bytes)
+    return lines_below(problem.keys[key].price, smallest, largest), smallest <= largest

@@ -1,0 +1,240 @@
+"""The paths through a schedule along which time cannot be saved, as a network: nodes R_g and E_g for a sample of gaps g.
+
+R_g is when the compute stream reaches gap g, E_g when spine node g begins. A path begins at time 0 or with the gathers of a stream that
+are needed at or before k (it enters at E_k), follows the compute stream, and ends with it or with the reductions of a stream that are
+ready at or after j (it leaves at R_j). Paths are kept apart by what they may count on the compute stream between these two:
+
+    BEGINNING   from time 0: whatever gathers, and launches of reductions, need
+    s           from the gathers of stream s: copy-outs of later gathers of s, launches of later reductions
+    TAIL        the same with the copy-out of the last gather before E_k: launches of later reductions
+    ON_PATH     through on-path collectives: nothing, since it may hide behind them
+
+and by their ends, since a reduction is launched before the end of the compute stream, or before a suffix of its stream or transferred in
+it: END, a stream, or SHIFT (the path goes on as ON_PATH at R_x: nothing about reductions).
+
+A vector of weights on the arcs that sum to one path is a flow from the beginning to the end.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from apsched.problem import Problem
+from apsched.solver.bounds import least_launch
+from apsched.solver.compact import Compact, Ints
+from apsched.solver.movers import Movers
+
+Floats = npt.NDArray[np.float64]
+Start = int
+"""A stream, or one of the two below."""
+Arc = tuple[str, int, int]
+"""What it does; the start class; the end class (stream or END)."""
+BEGINNING, TAIL, END, SHIFT = -1, -2, -3, -4
+_MOST_GAPS = 60
+_IDLE_SHARE = 0.05
+"""Of the busiest stream's transfers, below which a stream is left out of the network (what it adds is not counted)."""
+_ENDS = 10
+"""Gaps at either end that are always taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """Arcs in blocks of one entry for each sampled gap; ``whole_stream`` blocks have a single one."""
+
+    gaps: Ints
+    """(R,) sampled gaps, ascending, 0 and the last among them."""
+    offset: dict[Arc, int]
+    """Block -> its first arc."""
+    constant: Floats
+    """(arcs,) ticks of each arc that no decision changes."""
+    prefix_streams: tuple[int, ...]
+    """Streams of gathers."""
+    suffix_streams: tuple[int, ...]
+    """Streams of reductions."""
+    leaps: tuple[tuple[int, int], ...]
+    """Positions (from R, to E) of on-path collectives that reach across sampled gaps."""
+    has_on_path: bool
+
+    @property
+    def num_arcs(self) -> int:
+        """Number of arcs."""
+        return len(self.constant)
+
+    @property
+    def classes(self) -> tuple[tuple[Start, int], ...]:
+        """Start and end of all classes of paths but the one through on-path collectives."""
+        return tuple((start, end) for what, start, end in self.offset if what == "flow")
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Where a path may end."""
+        return END, *self.suffix_streams, *((SHIFT,) if self.has_on_path else ())
+
+    def block(self, what: str, start: int = 0, end: int = 0) -> slice:
+        """Return the arcs of a block."""
+        first = self.offset[what, start, end]
+        return slice(first, first + len(self.gaps))
+
+
+# Blocks. "flow": E_i -> R_{i+1}. "enter": a path begins with a prefix, at E_i; "enter_tail": it counts the last copy-out. "leave": it ends
+# with a suffix, at R_i. "shift": R_i, to the ON_PATH class. Of that class: "path" E_i -> R_{i+1}; "stall" R_i -> E_i; "path_enter";
+# "path_leave"; "rejoin": E_i, to TAIL. "leap": R_i -> E_j. "whole": a stream.
+
+
+def network(problem: Problem, compact: Compact, parts: list[Movers]) -> Network:
+    """Return the network for gathers and reductions ``parts``."""
+    prefix, suffix = (_busy_streams([p for p in parts if p.gathers == gathers]) for gathers in (True, False))
+    weights = _OnPath(problem, compact)
+    gaps = _sample((p.gap for p in parts), weights.leap_gaps(), len(compact.spine_ticks))
+    offset: dict[Arc, int] = {}
+    size = 0
+
+    def add(what: str, start: int = 0, end: int = 0, length: int = len(gaps)) -> None:
+        nonlocal size
+        offset[what, start, end] = size
+        size += length
+
+    for end in (END, *suffix, *((SHIFT,) if weights.exists else ())):
+        for start in (BEGINNING, *prefix, *((TAIL,) if end != SHIFT else ())):
+            add("flow", start, end)
+            if end != END:
+                add("shift" if end == SHIFT else "leave", start, end)
+        for s in prefix:
+            add("enter", s, end)
+            if end != SHIFT:
+                add("enter_tail", s, end)
+        if weights.exists and end != SHIFT:
+            add("rejoin", 0, end)
+    if weights.exists:
+        add("path")
+        add("stall")
+        for s in prefix:
+            add("path_enter", s)
+        for s in suffix:
+            add("path_leave", s)
+    leaps = weights.leaps(gaps)
+    add("leap", length=len(leaps))
+    for s in sorted({*prefix, *suffix}):
+        add("whole", s, length=1)
+    made = Network(
+        gaps=gaps,
+        offset=offset,
+        constant=np.zeros(size),
+        prefix_streams=prefix,
+        suffix_streams=suffix,
+        leaps=tuple((a, b) for a, b, _ in leaps),
+        has_on_path=weights.exists,
+    )
+    _fill(made, problem, compact, parts, weights, [w for _, _, w in leaps])
+    return made
+
+
+def _busy_streams(parts: list[Movers]) -> tuple[int, ...]:
+    """Return the streams whose transfers matter beside those of the busiest."""
+    load: dict[int, float] = {}
+    for p in parts:
+        load[p.stream] = load.get(p.stream, 0.0) + float(p.transfer.sum())
+    return tuple(s for s in sorted(load) if load[s] >= _IDLE_SHARE * max(load.values()))
+
+
+def _sample(wanted: Iterable[Ints], leap_gaps: list[int], last: int) -> Ints:
+    distinct = np.unique(np.concatenate(list(wanted)))
+    if len(distinct) > _MOST_GAPS:
+        spread = distinct[np.linspace(0, len(distinct) - 1, _MOST_GAPS - 2 * _ENDS).round().astype(np.int64)]
+        distinct = np.concatenate((distinct[:_ENDS], spread, distinct[-_ENDS:]))
+    return np.unique(np.concatenate((distinct, np.array([0, last, *leap_gaps], dtype=np.int64))))
+
+
+class _OnPath:
+    """On-path collectives as arcs from R_ready to E_need: launch and transfer, chains within a gap together."""
+
+    def __init__(self, problem: Problem, compact: Compact) -> None:
+        num_spine = len(compact.spine_ticks)
+        self.compact = compact
+        self.launch = np.zeros(num_spine + 1)  # of on-path collectives that are launched in a gap and needed behind it
+        self.stall = np.zeros(num_spine + 1)
+        self.long: dict[tuple[int, int], float] = {}
+        takes = least_launch(problem, compact)
+        ways: dict[int, dict[int, float]] = {}  # collective -> gap -> the longest chain from there to its end
+        for c in map(int, np.nonzero(compact.on_path & (compact.need_gap < num_spine))[0]):
+            mine = {int(compact.ready_gap[c]): 0.0}
+            for d in map(int, compact.after_list[compact.after_begin[c] : compact.after_begin[c + 1]]):
+                for gap, ticks in ways.get(d, {}).items():
+                    mine[gap] = max(mine.get(gap, 0.0), ticks)
+            need = int(compact.need_gap[c])
+            ways[c] = {gap: ticks + takes[c] + compact.transfer_ticks[c] for gap, ticks in mine.items()}
+            for gap, ticks in ways[c].items():
+                if gap >= need:
+                    self.stall[need] = max(self.stall[need], ticks)
+                else:
+                    self.long[gap, need] = max(self.long.get((gap, need), 0.0), ticks)
+            if compact.ready_gap[c] == need and not compact.bucketable[c]:
+                self.launch[need] += compact.launch_ticks[c]
+        self.exists = bool(ways)
+
+    def leap_gaps(self) -> list[int]:
+        """Return the gaps that long arcs touch, where there are few of them."""
+        return sorted({g for arc in self.long for g in arc}) if len(self.long) <= _MOST_GAPS else []
+
+    def leaps(self, gaps: Ints) -> list[tuple[int, int, float]]:
+        """Return long arcs between sampled gaps, by position."""
+        position = {int(g): i for i, g in enumerate(gaps)}
+        return [(position[a], position[b], w) for (a, b), w in sorted(self.long.items()) if a in position and b in position]
+
+    def between(self, first: int, past: int) -> float:
+        """Return the longest way from E_first to R_past, on-path collectives in between included."""
+        time = 0.0
+        for k in range(first, past):
+            time += (self.stall[k] if k > first else 0.0) + self.compact.spine_ticks[k]
+        return time
+
+
+def _fill(made: Network, problem: Problem, compact: Compact, parts: list[Movers], weights: _OnPath, leaps: list[float]) -> None:
+    """Write the constants of all arcs: (W5), with the least before a prefix and after a suffix."""
+    gaps, constant = made.gaps, made.constant
+    before = np.concatenate(([0], np.cumsum(compact.spine_ticks)))
+    launched = np.concatenate(([0], np.cumsum(weights.launch)))  # [g]: at gaps before g
+    run = np.append(np.diff(before[gaps]) + launched[gaps[1:]] - launched[gaps[:-1] + 1], 0.0)
+    for start, end in made.classes:
+        constant[made.block("flow", start, end)] = run + weights.launch[gaps]
+    for s in made.prefix_streams:
+        mine = [p for p in parts if p.gathers and p.stream == s]
+        lead = np.where(gaps >= min(int(p.gap.min()) for p in mine), min(_lead(p) for p in mine), 0.0)
+        for end in made.ends:
+            constant[made.block("enter", s, end)] = lead - weights.launch[gaps]
+            if end != SHIFT:
+                constant[made.block("enter_tail", s, end)] = lead - weights.launch[gaps]
+        if made.has_on_path:
+            constant[made.block("path_enter", s)] = lead
+    for s in made.suffix_streams:
+        mine = [p for p in parts if not p.gathers and p.stream == s]
+        rest = np.where(gaps <= max(int(p.gap.max()) for p in mine), min(float(p.epilogue.min()) for p in mine), 0.0)
+        for start, end in made.classes:
+            if end == s:
+                constant[made.block("leave", start, s)] = rest
+        if made.has_on_path:
+            constant[made.block("path_leave", s)] = rest
+    if made.has_on_path:
+        for end in (END, *made.suffix_streams):
+            constant[made.block("rejoin", 0, end)] = -weights.launch[gaps]
+        ways = [weights.between(a, b) for a, b in pairwise(gaps.tolist())]
+        constant[made.block("path")] = [*ways, 0.0]
+        constant[made.block("stall")] = weights.stall[gaps]
+    constant[made.offset["leap", 0, 0] : made.offset["leap", 0, 0] + len(leaps)] = leaps
+    counted = np.zeros(len(compact.kind), dtype=np.bool_)
+    for p in parts:
+        counted[p.index] = True
+    for s in {*made.prefix_streams, *made.suffix_streams}:
+        here = compact.stream == s
+        others = np.nonzero(here & ~counted & ~compact.bucketable)[0]
+        first = int(compact.ready_gap[here].min())
+        last = min(int(compact.need_gap[here].max()), len(compact.spine_ticks))
+        constant[made.offset["whole", s, 0]] = before[first] + before[-1] - before[last] + compact.transfer_ticks[others].sum()
+
+
+def _lead(part: Movers) -> float:
+    """Return the least work on the compute stream before the first transfer of a gather."""
+    return float(np.minimum(part.alone_work, np.where(part.bucketable, part.shared_work + part.bucket_work, np.inf)).min())

@@ -1,0 +1,220 @@
+"""What the cheapest buckets of a key add to each arc of the network of paths.
+
+For given weights on the arcs (a flow), each cost of a collective has a price: its transfer counts on all paths that begin with it among
+the gathers of its stream, or end with it among the reductions; its work on the compute stream on all paths that pass where it must run.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from apsched.solver.cheapest_buckets import cheapest_buckets
+from apsched.solver.compact import Bools, Compact, Ints
+from apsched.solver.movers import Movers
+from apsched.solver.path_network import BEGINNING, END, SHIFT, Network
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Priced:
+    """The cheapest buckets for some weights."""
+
+    ticks: float
+    """Their cost, weighed."""
+    added: Floats
+    """(arcs,) what they add to each arc."""
+
+
+class _Places:
+    """Where the members of a part stand among the sampled gaps: sums over arcs for members, and over members for arcs."""
+
+    def __init__(self, gap: Ints, gaps: Ints) -> None:
+        self.after: Ints = np.searchsorted(gaps, gap, side="left")
+        """First sampled gap at or after."""
+        self.before: Ints = np.searchsorted(gaps, gap, side="right") - 1
+        """Last sampled gap at or before."""
+        self.exact: Bools = self.after == self.before
+        self.num_gaps = len(gaps)
+
+    def passing(self, flow: Floats, entering: Floats) -> Floats:
+        """Return for each member the weight that passes its gap on the compute stream without entering behind it."""
+        weight: Floats = flow[self.before] - np.where(self.exact, entering[self.before], 0.0)
+        return weight
+
+    def at(self, values: Floats, where: Ints) -> Floats:
+        """Return for each gap the sum of the members' ``values`` that stand there."""
+        return _sums(where, values, self.num_gaps + 1)[: self.num_gaps]
+
+    def at_exact(self, values: Floats) -> Floats:
+        """Return the same for members whose very gap is sampled."""
+        return self.at(np.where(self.exact, values, 0.0), self.before)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pricing:
+    """One key, ready for any weights."""
+
+    net: Network
+    part: Movers
+    places: _Places
+    edge: Floats
+    """(n,) of gathers: the most that the copy-out of the last before its need counts for. Of reductions: the most that the first work
+    behind its ready gap counts for."""
+
+    def price(self, flow: Floats) -> Priced:
+        """Return the cheapest buckets where each arc has the weight ``flow``."""
+        p = self.part
+        ticks, head, line = cheapest_buckets(*(self._gather_prices(flow) if p.gathers else self._reduction_prices(flow)), p.bucketable)
+        return Priced(ticks=ticks, added=self.added(head, line))
+
+    def added(self, head: Ints, line: Ints) -> Floats:
+        """Return what buckets add to each arc: ``head`` is the head that a member rides with, or -1; ``line`` that of each head."""
+        return self._gathers_add(head, line) if self.part.gathers else self._reductions_add(head, line)
+
+    def _gather_prices(self, flow: Floats) -> tuple[Floats, Floats, Floats, Floats, Floats]:
+        """Return the rate and the fee of each head, and of each member its bytes, what it adds as a rider, and its price alone."""
+        net, p, at = self.net, self.part, self.places
+        num_gaps, whole = len(net.gaps), net.offset["whole", p.stream, 0]
+        enter, enter_tail, own, from_start = self._gather_blocks()
+        entering, entering_tail = _total(flow, enter, num_gaps), _total(flow, enter_tail, num_gaps)
+        begun_before = np.concatenate(([0.0], np.cumsum(entering)))[at.after]
+        transferred = np.append(np.cumsum((entering + entering_tail)[::-1])[::-1], 0.0)[at.after] + flow[whole]
+        first = at.passing(_total(flow, from_start, num_gaps), np.zeros(num_gaps))
+        later = at.passing(_total(flow, own, num_gaps), entering)
+        tail = np.where(at.exact, entering_tail[at.before], 0.0)
+        rate = transferred[:, None] * p.lines[:, 1] + (p.copy_rate * begun_before)[:, None]
+        fee = transferred[:, None] * p.lines[:, 0] + (first * p.bucket_work + tail * np.minimum(p.copy_out, self.edge))[:, None]
+        ride = p.copy_rate * p.size_bytes * (later - begun_before) + first * (p.shared_work + p.copy_out + p.epilogue)
+        return rate, fee, p.size_bytes, ride, transferred * p.transfer + first * (p.alone_work + p.epilogue)
+
+    def _gathers_add(self, head: Ints, line: Ints) -> Floats:
+        """Return what gathers in these buckets add to each arc: (W3)."""
+        net, p, at = self.net, self.part, self.places
+        rides, heads, load = self._loads(head, line)
+        copied = np.where(rides, p.copy_rate * p.size_bytes, 0.0)
+        begun = _sums(np.maximum(head, 0), copied, len(head)) - copied
+        work = np.where(rides, p.shared_work + p.copy_out, p.alone_work) + p.epilogue + np.where(heads, p.bucket_work, 0.0)
+        added = np.zeros(net.num_arcs)
+        prefix = np.cumsum(at.at(load, at.after))
+        not_yet = begun.sum() - np.cumsum(at.at(begun, at.after))
+        enter, enter_tail, own, from_start = self._gather_blocks()
+        for block in enter:
+            added[block] += prefix + not_yet - at.at_exact(copied)
+        for block in enter_tail:
+            added[block] += prefix + at.at_exact(np.where(heads, np.minimum(p.copy_out, self.edge), 0.0))
+        for block in own:
+            added[block] += at.at(copied, at.before)
+        for block in from_start:
+            added[block] += at.at(work, at.before)
+        added[net.offset["whole", p.stream, 0]] += load.sum()
+        return added
+
+    def _gather_blocks(self) -> tuple[list[slice], list[slice], list[slice], list[slice]]:
+        """Return the arcs that enter with the prefix, those with the last copy-out too, and those of the two classes that count copies."""
+        net, s = self.net, self.part.stream
+        tails = [net.block("enter_tail", s, e) for e in net.ends if e != SHIFT] + ([net.block("path_enter", s)] if net.has_on_path else [])
+        own, from_start = ([net.block("flow", c, e) for e in net.ends] for c in (s, BEGINNING))
+        return [net.block("enter", s, e) for e in net.ends], tails, own, from_start
+
+    def _reduction_prices(self, flow: Floats) -> tuple[Floats, Floats, Floats, Floats, Floats]:
+        """Return the same for reductions."""
+        net, p, at = self.net, self.part, self.places
+        num_gaps, whole = len(net.gaps), net.offset["whole", p.stream, 0]
+        leave, to_end, to_suffix = self._reduction_blocks()
+        enter_end, enter_suffix = _entering(net, END), _entering(net, p.stream)
+        leaving = _total(flow, leave, num_gaps)
+        transferred = np.concatenate(([0.0], np.cumsum(leaving)))[at.before + 1] + flow[whole]
+        passing = at.passing(_total(flow, to_end + to_suffix, num_gaps), _total(flow, enter_end + enter_suffix, num_gaps))
+        finished = at.passing(_total(flow, to_end, num_gaps), _total(flow, enter_end, num_gaps))
+        first = np.where(at.exact, leaving[at.before], 0.0)
+        launch, bucket_work, edge_alone, edge_shared = self._reduction_work()
+        rate = transferred[:, None] * p.lines[:, 1] + (p.copy_rate * passing)[:, None]
+        fee = transferred[:, None] * p.lines[:, 0] + (passing * bucket_work + first * edge_shared)[:, None]
+        ride = finished * p.epilogue
+        return rate, fee, p.size_bytes, ride, transferred * p.transfer + passing * launch + ride + first * edge_alone
+
+    def _reductions_add(self, head: Ints, line: Ints) -> Floats:
+        """Return what reductions in these buckets add to each arc: (W4)."""
+        net, p, at = self.net, self.part, self.places
+        rides, heads, load = self._loads(head, line)
+        launch, bucket_work, edge_alone, edge_shared = self._reduction_work()
+        copied = _sums(np.maximum(head, 0), np.where(rides, p.copy_rate * p.size_bytes, 0.0), len(head))
+        work = np.where(rides, 0.0, launch) + copied + np.where(heads, bucket_work, 0.0)
+        edge = np.where(rides, np.where(heads, edge_shared, 0.0), edge_alone)
+        added = np.zeros(net.num_arcs)
+        suffix = np.cumsum(at.at(load, at.before)[::-1])[::-1] + at.at_exact(edge)
+        leave, to_end, to_suffix = self._reduction_blocks()
+        for block in leave:
+            added[block] += suffix
+        for blocks, entering, ticks in ((to_end, END, work + p.epilogue), (to_suffix, p.stream, work)):
+            for block in blocks:
+                added[block] += at.at(ticks, at.before)
+            for block in _entering(net, entering):
+                added[block] -= at.at_exact(ticks)
+        added[net.offset["whole", p.stream, 0]] += load.sum()
+        return added
+
+    def _reduction_blocks(self) -> tuple[list[slice], list[slice], list[slice]]:
+        """Return the arcs that leave with the suffix, and those on the compute stream that end with it or with the suffix."""
+        net, s = self.net, self.part.stream
+        leave = [net.block("leave", c, s) for c, e in net.classes if e == s] + ([net.block("path_leave", s)] if net.has_on_path else [])
+        to_end, to_suffix = ([net.block("flow", c, e) for c, e in net.classes if e == end] for end in (END, s))
+        return leave, to_end, to_suffix
+
+    def _reduction_work(self) -> tuple[Floats, float, Floats, Floats]:
+        """Return the least of launch and transfer, alone and of a bucket, and the first work behind a ready gap, alone and in a bucket."""
+        p = self.part
+        edge_alone, edge_shared = np.minimum(p.alone_work, self.edge), np.minimum(p.bucket_work + p.copy_in, self.edge)
+        return np.minimum(p.alone_work, p.transfer), min(p.bucket_work, float(p.lines[:, 0].min())), edge_alone, edge_shared
+
+    def _loads(self, head: Ints, line: Ints) -> tuple[Bools, Bools, Floats]:
+        """Return who rides, who is a head, and the transfers, those of a bucket at its head."""
+        p = self.part
+        rides: Bools = head >= 0
+        heads: Bools = head == np.arange(len(head))
+        at_head = np.maximum(head, 0)
+        bytes_ticks = np.where(rides, p.size_bytes * p.lines[line[at_head], 1], 0.0)
+        load: Floats = np.where(rides, 0.0, p.transfer) + _sums(at_head, bytes_ticks, len(head)) + np.where(heads, p.lines[line, 0], 0.0)
+        return rides, heads, load
+
+
+def pricings(net: Network, compact: Compact, parts: list[Movers]) -> list[Pricing]:
+    """Return the pricing of each part."""
+    counted = [p for p in parts if p.stream in (net.prefix_streams if p.gathers else net.suffix_streams)]
+    return [Pricing(net=net, part=p, places=_Places(p.gap, net.gaps), edge=_edges(compact, parts, p)) for p in counted]
+
+
+def _edges(compact: Compact, parts: list[Movers], part: Movers) -> Floats:
+    """Return for each member the spine to the next gap that matters to its stream; 0 where several share its gap.
+
+    Gathers: back to the need before. Reductions: on to the next ready gap, and at most the least transfer of the stream.
+    """
+    here = [p for p in parts if p.stream == part.stream and p.gathers == part.gathers]
+    gaps, counts = np.unique(np.concatenate([p.gap for p in here]), return_counts=True)
+    done = np.concatenate(([0], np.cumsum(compact.spine_ticks))).astype(np.float64)[gaps]
+    steps = np.diff(done)
+    reach = np.append(np.inf, steps) if part.gathers else np.append(steps, np.inf)
+    most = np.inf if part.gathers else min(float(p.transfer.min()) for p in here)
+    edges: Floats = np.where(counts == 1, np.minimum(reach, most), 0.0)[np.searchsorted(gaps, part.gap)]
+    return edges
+
+
+def _entering(net: Network, end: int) -> list[slice]:
+    """Return the arcs that enter the compute stream behind a gap, on paths to ``end``."""
+    blocks = [net.block(what, s, end) for s in net.prefix_streams for what in ("enter", "enter_tail")]
+    return blocks + ([net.block("rejoin", 0, end)] if net.has_on_path else [])
+
+
+def _sums(where: Ints, values: Floats, length: int) -> Floats:
+    """Return for each place the sum of the values there."""
+    sums: Floats = np.bincount(where, values, length).astype(np.float64)
+    return sums
+
+
+def _total(flow: Floats, blocks: list[slice], num_gaps: int) -> Floats:
+    total: Floats = np.zeros(num_gaps)
+    for block in blocks:
+        total += flow[block]
+    return total
