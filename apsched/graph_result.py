@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from apsched.chosen import Chosen, chosen
 from apsched.config import Caps
+from apsched.critical_path import CriticalPath, critical_path
 from apsched.problem import Problem
 from apsched.result import Score, Scored, SolveResult
 from apsched.schedule import Schedule
@@ -40,6 +41,8 @@ class Result:
     """Of the best schedule."""
     chosen: Chosen | None
     """Bucket size, span, prefetch and in-flight bytes of the best schedule."""
+    path: CriticalPath | None
+    """What the step time of the best schedule rests on."""
     round_trip_exact: bool | None = None
     """The rewritten graph, exported and simulated again, has the figures claimed; ``None`` where nothing was rewritten."""
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -88,6 +91,7 @@ class Result:
 def result_of(problem: Problem, caps: Caps, answer: SolveResult, *, cluster: str, seconds: Mapping[str, float]) -> Result:
     """Return ``answer`` with the timeline of its best schedule and what that schedule chose."""
     timeline = simulate(problem, answer.best.schedule) if answer.best else None
+    path = critical_path(problem, answer.best.schedule, timeline, caps) if answer.best and timeline else None
     return Result(
         cluster=cluster,
         problem=problem,
@@ -95,5 +99,6 @@ def result_of(problem: Problem, caps: Caps, answer: SolveResult, *, cluster: str
         answer=answer,
         timeline=timeline,
         chosen=chosen(problem, answer.best.schedule, timeline) if answer.best and timeline else None,
+        path=path,
         seconds=dict(seconds),
     )

@@ -15,6 +15,8 @@ class Lifetime:
     first: int
     last: int
     size_bytes: int
+    storage: int = -1
+    """Index of the storage; -1 for a buffer of a bucket."""
 
 
 def live_bytes(problem: Problem, schedule: Schedule) -> tuple[int, ...]:
@@ -72,7 +74,7 @@ def lifetimes(problem: Problem, schedule: Schedule) -> list[Lifetime]:
         if (owner := bucket_of_output.get(s)) is not None:
             last_output_use[owner] = max(last_output_use[owner], last)
         else:
-            lives.append(Lifetime(first, last, storage.size_bytes))
+            lives.append(Lifetime(first, last, storage.size_bytes, s))
     for b, bucket in enumerate(schedule.buckets):
         lives += _buffers(problem, bucket, b, at, last_output_use[b])
     return lives

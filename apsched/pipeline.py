@@ -381,4 +381,5 @@ def explain_infeasible(result: Result) -> str:
     if why is None:
         raise ApschedError(f"{result.problem.name}: no schedule was found, and no reason")
     least = [f"{_FLAGS[cap]} {value}{f' ({show_bytes(value)})' if cap.endswith('bytes') else ''}" for cap, value in why.least]
-    return f"{result.problem.name}: {why.message}" + (f"; try {' or '.join(least)}" if least else "")
+    joined = (" and " if any(r.lifted for r in why.relaxations) else " or ").join(least)
+    return f"{result.problem.name}: {why.message}" + (f"; try {joined}" if least else "")

@@ -10,8 +10,9 @@ from rich.table import Table
 from apsched.graph_result import Result
 from apsched.options import show_bytes, show_us
 from apsched.plan import digest
-from apsched.result import Score
+from apsched.result import Infeasibility, Score
 from apsched.units import ticks_to_us
+from apsched.what_binds import binds_line, path_json
 
 SCHEMA = 1
 _WIDTH_OFF_TERMINAL = 140
@@ -48,6 +49,7 @@ def graph_json(result: Result) -> dict[str, Any]:
         "launches_gap": result.answer.launches_gap if best else None,
         "time_limit_us": ticks_to_us(result.answer.time_limit_ticks) if best else None,
         "chosen": asdict(result.chosen) if result.chosen else None,
+        "rests_on": path_json(result),
         "round_trip_exact": result.round_trip_exact,
         "baselines": {score.name: _score_json(score) for score in (*result.answer.baselines, *result.others)},
         "seconds": {stage: round(result.seconds.get(stage, 0.0), 3) for stage in _STAGES},
@@ -57,14 +59,34 @@ def graph_json(result: Result) -> dict[str, Any]:
     if result.bitwise is not None:
         report["bitwise"] = {**asdict(result.bitwise), "share": result.bitwise.share}
     if result.answer.infeasibility is not None:
-        why = result.answer.infeasibility
-        report["infeasibility"] = {"caps": why.caps, "nodes": why.nodes, "least": dict(why.least), "message": why.message}
+        report["infeasibility"] = infeasibility_json(result.answer.infeasibility)
     return report
 
 
 def _broken_by(result: Result) -> Iterator[tuple[str, str]]:
     """Yield each baseline that does not fit under the plan, with the first reason."""
     return ((score.name, score.violations[0]) for score in (*result.answer.baselines, *result.others) if not score.fits)
+
+
+def infeasibility_json(why: Infeasibility) -> dict[str, Any]:
+    """Return why nothing fits: ``least`` has the values known to do, ``relaxations`` also what is proven of them."""
+    return {
+        "caps": why.caps,
+        "clashes": why.clashes,
+        "proven": why.proven,
+        "nodes": why.nodes,
+        "least": dict(why.least),
+        "relaxations": {r.cap: {"stated": r.stated, "least": r.least, "bound": r.bound, "lifted": r.lifted} for r in why.relaxations},
+        "places": [
+            {
+                "node": place.node,
+                "live_bytes": place.live_bytes,
+                "alive": [{"what": what, "tensors": count, "bytes": size} for what, count, size in place.alive],
+            }
+            for place in why.places
+        ],
+        "message": why.message,
+    }
 
 
 def _score_json(score: Score) -> dict[str, Any]:
@@ -135,6 +157,7 @@ def summary_lines(result: Result) -> tuple[str, ...]:
         f"within {show_us(ticks_to_us(answer.time_limit_ticks))}: peak {show_bytes(result.best.peak_memory_bytes)}, "
         f"bound {show_bytes(answer.peak_bound_bytes)}, gap {100 * answer.peak_gap:.3f} %; "
         f"collectives {result.best.num_launches}, bound {answer.launches_bound}, gap {100 * answer.launches_gap:.3f} %",
+        binds_line(result),
         f"  memory cap {cap}; least peak known {show_bytes(answer.floor_memory_bytes)}",
         f"  chosen: largest bucket {show_bytes(chose.bucket_bytes)}, span {chose.topo_span}, prefetch {chose.prefetch}, "
         f"in flight {show_bytes(chose.in_flight_bytes)}",

@@ -32,17 +32,61 @@ class Scored(Score):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Relaxation:
+    """How far one cap has to give way, the others as they are, but without those that clash whatever it is."""
+
+    cap: str
+    """Its name, as a field of :class:`apsched.config.Caps`."""
+    stated: int
+    least: int | None
+    """The least value with which a schedule is known; ``None`` where none is known with any value."""
+    bound: int
+    """No lower value will do."""
+    lifted: tuple[str, ...]
+    """Caps that were left out, since they clash whatever the value of this one: they have to give way, too."""
+
+    @property
+    def proven(self) -> bool:
+        """Whether no lower value than ``least`` will do."""
+        return self.least is not None and self.least <= self.bound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FullPlace:
+    """A node where the schedule with the least memory holds more than the cap."""
+
+    node: str
+    live_bytes: int
+    alive: tuple[tuple[str, int, int], ...]
+    """What is alive there: where it comes from, how many tensors, bytes; the largest first, the rest as one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Infeasibility:
     """Why no schedule keeps the caps."""
 
-    caps: tuple[str, ...]
-    """Names of the caps that clash, as fields of :class:`apsched.config.Caps`."""
+    clashes: tuple[tuple[str, ...], ...]
+    """Sets of caps, as fields of :class:`apsched.config.Caps`, that no schedule keeps together though it can all but any one of them."""
+    proven: bool
+    """Whether the clashes are proven; otherwise no schedule was found."""
     nodes: tuple[str, ...]
-    """Names of the nodes where they do."""
-    least: tuple[tuple[str, int], ...]
-    """For each of the caps, the least value that would do with the others as they are."""
+    """Names of the nodes where they clash."""
+    relaxations: tuple[Relaxation, ...]
+    """For each cap that clashes."""
+    places: tuple[FullPlace, ...]
+    """Where memory is short, the fullest first."""
     message: str
     """One sentence with all of that."""
+
+    @property
+    def caps(self) -> tuple[str, ...]:
+        """Names of all caps that clash."""
+        return tuple(dict.fromkeys(cap for clash in self.clashes for cap in clash))
+
+    @property
+    def least(self) -> tuple[tuple[str, int], ...]:
+        """For each cap the least value known to do, where there is one (with some lifted where they have to give way, too)."""
+        return tuple((r.cap, r.least) for r in self.relaxations if r.least is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

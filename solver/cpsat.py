@@ -39,6 +39,10 @@ class ExactModel:
         for constraint in constraints.ALL:
             constraint(self.variables)
 
+    def any_schedule(self, options: SolveOptions) -> Exact:
+        """No objective: whether the constraints can be kept."""
+        return self._minimize(0, options, None)
+
     def minimize_step_time(self, options: SolveOptions, hint: Program | None) -> Exact:
         """Objective 1: step time, in ticks."""
         return self._minimize(self.variables.step_time, options, hint)

@@ -1,57 +1,81 @@
-"""Why nothing fits: the caps that clash, the nodes where, and the least of each cap that would do."""
+"""Why nothing fits: the caps that clash, the nodes where, what is alive there, and the least of each cap that would do."""
 
+import re
 from dataclasses import replace
 
-from apsched.config import Caps
+from apsched.config import Caps, SolveOptions
+from apsched.graph.dag import NodeKind
+from apsched.memory import lifetimes
+from apsched.options import show_bytes
 from apsched.problem import Problem
-from apsched.result import Infeasibility
+from apsched.result import FullPlace, Infeasibility, Relaxation
 from apsched.schedule import Schedule, StepKind
-from apsched.simulate import Timeline, simulate
+from apsched.simulate import simulate
+from apsched.solver.clash import Clash, Judge, clashes, relaxations
 from apsched.solver.compact import Compact, compact
 from apsched.solver.expand import expand
 from apsched.solver.floor import just_in_time
 from apsched.solver.plan_clash import plan_clashes
 
 _NODES_NAMED = 5
+_PLACES = 3
+_LARGEST = 4
+"""Entries of what is alive at a place, before the rest."""
+_WORDS = {
+    "memory_cap_bytes": "memory cap",
+    "in_flight_cap_bytes": "in-flight cap",
+    "max_prefetch": "prefetch cap",
+    "max_topo_span": "topo-span cap",
+    "bucket_cap_bytes": "bucket cap",
+}
 
 
-def explain(problem: Problem, small: Compact, caps: Caps, floor_bytes: int, floor_bound_bytes: int, *, proven: bool) -> Infeasibility:
+def explain(problem: Problem, small: Compact, caps: Caps, options: SolveOptions) -> Infeasibility:
     """Return the explanation for caps under which no schedule was found."""
-    clashing, least, sentences = [], [], []
-    nodes: list[str] = []
-    floor = just_in_time(problem, small, replace(caps, in_flight_cap_bytes=None))
-    assert floor is not None  # it keeps every cap but the one on bytes in flight
-    schedule = expand(problem, small, floor.program)
-    timeline = simulate(problem, schedule)
-    largest = max((c.output_bytes for c in problem.collectives if not c.on_path), default=0)
-    if caps.in_flight_cap_bytes is not None and caps.in_flight_cap_bytes < largest:
-        clashing.append("in_flight_cap_bytes")
-        least.append(("in_flight_cap_bytes", largest))
-        big = [problem.node_names[c.start] for c in problem.collectives if not c.on_path and c.output_bytes > caps.in_flight_cap_bytes]
-        nodes += big[:_NODES_NAMED]
-        sentences.append(f"one collective alone has {largest} bytes in flight, more than the in-flight cap of {caps.in_flight_cap_bytes}")
-    if caps.memory_cap_bytes is not None and caps.memory_cap_bytes < floor_bytes:
-        clashing.append("memory_cap_bytes")
-        least.append(("memory_cap_bytes", floor_bytes))
-        nodes += _fullest(problem, _step_names(problem, schedule), timeline, caps.memory_cap_bytes)
-        least_is = "the least memory cap that would do" if floor_bound_bytes >= floor_bytes else "the least memory cap known to do"
-        sentences.append(f"{least_is} is {floor_bytes} bytes, more than the cap of {caps.memory_cap_bytes}")
+    judge = Judge(problem, small, options)
+    found, proven = clashes(judge, caps)
+    relaxed = relaxations(judge, caps, found, proven, options)
+    names = {name for clash in found for name in clash}
+    places = _full_places(problem, small, caps) if "memory_cap_bytes" in names else ()
+    nodes = [place.node for place in places]
+    if caps.in_flight_cap_bytes is not None and "in_flight_cap_bytes" in names:
+        big = [c for c in problem.collectives if not c.on_path and c.output_bytes > caps.in_flight_cap_bytes]
+        nodes += [problem.node_names[c.start] for c in big[:_NODES_NAMED]]
+    planned = {clash.cap: clash for clash in plan_clashes(problem, caps)}
+    sentences = []
+    for clash in found:
+        by_plan = planned.get(clash[0]) if len(clash) == 1 else None
+        sentences.append(by_plan.message if by_plan else _told(caps, clash, relaxed, proven))
+        nodes += by_plan.nodes[:_NODES_NAMED] if by_plan else ()
+    if not found:
+        sentences.append("no schedule was found that keeps the plan")
+    if "memory_cap_bytes" in names:
         sentences += _without_plan(problem, caps)
-    for clash in plan_clashes(problem, caps):
-        if clash.cap not in clashing:
-            clashing.append(clash.cap)
-            least.append((clash.cap, clash.least))
-            nodes += clash.nodes[:_NODES_NAMED]
-            sentences.append(clash.message)
-    if not clashing:
-        clashing = [name for name in ("memory_cap_bytes", "in_flight_cap_bytes", "max_prefetch") if getattr(caps, name) is not None]
-        sentences.append("no schedule keeps these caps together" if proven else "no schedule was found that keeps these caps together")
+    nodes = list(dict.fromkeys(nodes))
     return Infeasibility(
-        caps=tuple(clashing),
-        nodes=tuple(dict.fromkeys(nodes)),
-        least=tuple(least),
-        message=f"no schedule fits: {'; '.join(sentences)}" + (f" (at {', '.join(dict.fromkeys(nodes))})" if nodes else ""),
+        clashes=found,
+        proven=proven,
+        nodes=tuple(nodes),
+        relaxations=relaxed,
+        places=places,
+        message=f"no schedule fits: {'; '.join(sentences)}" + (f" (at {', '.join(nodes)})" if nodes else ""),
     )
+
+
+def _told(caps: Caps, clash: Clash, relaxed: tuple[Relaxation, ...], proven: bool) -> str:
+    """Return one clash in words."""
+    if len(clash) > 1:
+        words = [f"{_WORDS[name]} of {_show(name, getattr(caps, name))}" for name in clash]
+        return f"{'no schedule keeps' if proven else 'no schedule was found that keeps'} {' and '.join(words)} together"
+    name = clash[0]
+    found = next(r for r in relaxed if r.cap == name)
+    limit = f"the cap of {_show(name, getattr(caps, name))}"
+    if name == "in_flight_cap_bytes" and found.proven:
+        return f"one collective alone has {_show(name, found.bound)} in flight, more than {limit}"
+    if found.least is None:
+        return f"the {_WORDS[name]} has to be at least {_show(name, found.bound)}, more than {limit}"
+    least_is = "would" if found.proven else "is known to"
+    return f"the least {_WORDS[name]} that {least_is} do is {_show(name, found.least)}, more than {limit}"
 
 
 def _without_plan(problem: Problem, caps: Caps) -> list[str]:
@@ -61,16 +85,66 @@ def _without_plan(problem: Problem, caps: Caps) -> list[str]:
     free = just_in_time(problem.unrestricted, compact(problem.unrestricted), replace(caps, in_flight_cap_bytes=None))
     if free is None or free.peak_memory_bytes > caps.memory_cap_bytes:
         return []
-    return [f"without the plan {free.peak_memory_bytes} bytes would do"]
+    return [f"without the plan {show_bytes(free.peak_memory_bytes)} would do"]
 
 
-def _step_names(problem: Problem, schedule: Schedule) -> list[str]:
-    return [
-        problem.node_names[s.index] if s.kind is StepKind.NODE else f"{s.kind.name.lower().replace('_', '-')} {s.index}"
-        for s in schedule.steps
-    ]
+def _show(name: str, value: int) -> str:
+    return show_bytes(value) if name.endswith("bytes") else str(value)
 
 
-def _fullest(problem: Problem, names: list[str], timeline: Timeline, cap: int) -> list[str]:
-    over = sorted((k for k, live in enumerate(timeline.live_bytes) if live > cap), key=lambda k: -timeline.live_bytes[k])
-    return [names[k] for k in over[:_NODES_NAMED]]
+def _full_places(problem: Problem, small: Compact, caps: Caps) -> tuple[FullPlace, ...]:
+    """Return the fullest compute nodes, one of each module, of the schedule that holds everything as briefly as it can."""
+    floor = just_in_time(problem, small, replace(caps, in_flight_cap_bytes=None))
+    assert floor is not None  # it keeps every cap but those on bytes in flight and on prefetch
+    schedule = expand(problem, small, floor.program)
+    live = simulate(problem, schedule).live_bytes
+    cap = caps.memory_cap_bytes or 0
+    places: dict[str, FullPlace] = {}
+    for k in sorted((k for k in range(len(live)) if live[k] > cap), key=lambda k: -live[k]):
+        step = schedule.steps[k]
+        if step.kind is not StepKind.NODE or problem.kinds[step.index] is not NodeKind.COMPUTE or problem.modules[step.index] in places:
+            continue
+        places[problem.modules[step.index]] = FullPlace(
+            node=problem.node_names[step.index], live_bytes=live[k], alive=_alive(problem, schedule, k)
+        )
+        if len(places) == _PLACES:
+            break
+    return tuple(places.values())
+
+
+def _alive(problem: Problem, schedule: Schedule, k: int) -> tuple[tuple[str, int, int], ...]:
+    """Return what is alive at step ``k``: like tensors of all layers together, the largest first."""
+    total: dict[str, tuple[int, int]] = {}
+    for life in lifetimes(problem, schedule):
+        if life.first <= k <= life.last:
+            label = "buffers of buckets" if life.storage < 0 else _origin(problem, life.storage)
+            count, size = total.get(label, (0, 0))
+            total[label] = count + 1, size + life.size_bytes
+    kept = [s.size_bytes for s in problem.storages if s.kept]
+    if kept:
+        total["parameters and what else the caller keeps"] = len(kept), sum(kept)
+    ranked = sorted(total.items(), key=lambda item: (-item[1][1], item[0]))
+    shown = [(label, *figures) for label, figures in ranked[:_LARGEST]]
+    rest = [figures for _, figures in ranked[_LARGEST:]]
+    if rest:
+        shown.append(("the rest", sum(count for count, _ in rest), sum(size for _, size in rest)))
+    return tuple(shown)
+
+
+def _origin(problem: Problem, storage: int) -> str:
+    """Return where a storage comes from: its module with layers as ``*`` and what made it, or that the graph was given it."""
+    uses = problem.storages[storage]
+    if uses.birth < 0:
+        module = _layerless(problem.modules[uses.uses[0]]) if uses.uses else ""
+        return f"given to the graph: {module}" if module else "given to the graph"
+    collective = problem.collective_of_node.get(uses.birth)
+    module = _layerless(problem.modules[uses.birth])
+    if collective is not None:
+        kind = problem.keys[problem.collectives[collective].key].kind
+        return f"{kind} of {_layerless(problem.collectives[collective].module) or module or problem.node_names[uses.birth]}"
+    return f"{_layerless(problem.node_names[uses.birth], '')} of {module}" if module else problem.node_names[uses.birth]
+
+
+def _layerless(name: str, put: str = "*") -> str:
+    """Return ``name`` with the numbers of layers (or of nodes) replaced."""
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", put, name) if put else re.sub(r"_\d+$", "", name)

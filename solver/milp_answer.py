@@ -7,8 +7,8 @@ from apsched.solver.baselines import baselines, score
 from apsched.solver.compact import compact
 from apsched.solver.explain import explain
 from apsched.solver.later_bounds import later_bounds
+from apsched.solver.least_memory import least_memory
 from apsched.solver.milp import solve_milp
-from apsched.solver.solve import least_memory
 
 
 def solve_with_milp(
@@ -52,7 +52,5 @@ def solve_with_milp(
         launches_bound=later.launches if later else 0,
         solved_by=who if best is None or best is scored else best.name,
         deterministic_work=0.0,
-        infeasibility=(
-            explain(problem, small, caps, floor_bytes, floor_bound, proven=found.status == "infeasible") if best is None else None
-        ),
+        infeasibility=explain(problem, small, caps, options) if best is None else None,
     )

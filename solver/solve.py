@@ -8,7 +8,7 @@ from apsched.problem import Problem
 from apsched.result import Scored, SolveResult
 from apsched.schedule import Schedule
 from apsched.solver.baselines import baselines, score
-from apsched.solver.bounds import TimeBound, memory_bound, step_time_bound
+from apsched.solver.bounds import TimeBound, step_time_bound
 from apsched.solver.compact import Compact, compact
 from apsched.solver.cpsat import Exact, ExactModel
 from apsched.solver.evaluate import Program, evaluate
@@ -16,6 +16,7 @@ from apsched.solver.expand import expand
 from apsched.solver.explain import explain
 from apsched.solver.floor import just_in_time
 from apsched.solver.later_bounds import later_bounds
+from apsched.solver.least_memory import horizon_ticks, is_small, least_memory
 from apsched.solver.lp_bound import lp_bound
 from apsched.solver.path_bound import path_bound
 from apsched.solver.search import Search
@@ -26,8 +27,6 @@ from apsched.units import ticks_to_us
 Progress = Callable[[str, float, float], None]
 """Called with the stage, the best step time and the bound, in microseconds (nan where there is none yet)."""
 
-_SMALL_LITERALS = 6_000
-"""Order literals up to which the whole problem goes to CP-SAT."""
 _SHARE_OF_WINDOWS = 0.025
 """Of the budget, for windows that CP-SAT decides."""
 _EVALUATIONS_PER_WORK = 400
@@ -50,7 +49,6 @@ class _Answer:
     launches_bound: int = 0
     """Of the whole formulation, for schedules within that limit and the peak found; 0 for none."""
     deterministic_work: float = 0.0
-    proven_infeasible: bool = False
 
 
 def solve(
@@ -72,7 +70,7 @@ def solve(
     made = baselines(problem, small, caps)
     report("baselines", min((b.step_time_ticks for b in made if b.fits), default=-1))
     floor_bytes, floor_bound = least_memory(problem, caps, options)
-    if _num_literals(problem) <= _SMALL_LITERALS:
+    if is_small(problem):
         answer = _solve_whole(problem, small, caps, options, bound, made, floor_bytes, report)
     else:
         answer = _solve_by_search(problem, small, caps, options, bound, made, floor_bytes, report)
@@ -93,7 +91,7 @@ def solve(
             launches_bound=0,
             solved_by=answer.solved_by,
             deterministic_work=answer.deterministic_work,
-            infeasibility=explain(problem, small, caps, floor_bytes, floor_bound, proven=answer.proven_infeasible),
+            infeasibility=explain(problem, small, caps, options),
         )
     limit = max(answer.bound.ticks, 0)
     later = later_bounds(problem, small, caps, best, answer.limit_ticks, max(floor_bound, answer.peak_bound_bytes))
@@ -125,44 +123,6 @@ def best_bound(problem: Problem, small: Compact, caps: Caps) -> TimeBound:
     return max(step_time_bound(problem, forced, caps), lp_bound(problem, forced, caps), along_paths, key=lambda b: b.ticks)
 
 
-def least_memory(problem: Problem, caps: Caps | None = None, options: SolveOptions | None = None) -> tuple[int, int]:
-    """Return the least peak for which a schedule is known, with the other caps as in ``caps``, and a proven lower bound on it, in bytes.
-
-    Where no known schedule keeps the other caps, the cap on bytes in flight is left out.
-    """
-    caps, options = replace(caps or Caps(), memory_cap_bytes=None), options or SolveOptions()
-    small = compact(problem)
-    known = just_in_time(problem, small, caps)
-    bound = memory_bound(small)
-    if known is not None and (known.peak_memory_bytes <= bound or _num_literals(problem) > _SMALL_LITERALS):
-        return known.peak_memory_bytes, min(bound, known.peak_memory_bytes)
-    if _num_literals(problem) <= _SMALL_LITERALS:
-        exact = ExactModel(problem, small, caps, horizon_ticks(problem, small)).minimize_peak(options, known.program if known else None)
-        if exact.program is not None:
-            peak = score(problem, "floor", expand(problem, small, exact.program), caps).peak_memory_bytes
-            return peak, max(bound, exact.bound + small.kept_bytes)
-    lifted = known or just_in_time(problem, small, replace(caps, in_flight_cap_bytes=None))
-    assert lifted is not None  # without a cap on bytes in flight, just in time is always possible
-    return lifted.peak_memory_bytes, min(bound, lifted.peak_memory_bytes)
-
-
-def _num_literals(problem: Problem) -> int:
-    units = 4 * len(problem.collectives)
-    return units * (units // 2 + len(problem.spine))
-
-
-def horizon_ticks(problem: Problem, small: Compact) -> int:
-    """Return a step time that some schedule of every partition keeps: everything one after the other, copies and all."""
-    transfers = sum(int(t) for t in small.transfer_ticks)
-    pessimistic = sum(problem.keys[c.key].price(sum(d.size_bytes for d in problem.collectives)) for c in problem.collectives)
-    copies = sum(
-        problem.copy_price(sum(d.copied_bytes for d in problem.collectives)) + int(t)
-        for _, t in zip(problem.collectives, small.copy_out_ticks, strict=True)
-    )
-    launches = int(small.launch_ticks.sum() + small.bucket_launch_ticks.sum())
-    return sum(problem.duration_ticks) + transfers + pessimistic + copies + launches + 1
-
-
 def _solve_whole(
     problem: Problem,
     small: Compact,
@@ -182,7 +142,7 @@ def _solve_whole(
     work = first.deterministic_work
     program = first.program if first.program is not None else hint
     if program is None:
-        return _Answer(schedule=None, bound=bound, solved_by="cp-sat", deterministic_work=work, proven_infeasible=first.infeasible)
+        return _Answer(schedule=None, bound=bound, solved_by="cp-sat", deterministic_work=work)
     if first.program is not None and first.bound > bound.ticks:
         bound = TimeBound(ticks=first.bound, source="cp-sat")
     time = score(problem, "", expand(problem, small, program), caps).step_time_ticks

@@ -52,6 +52,11 @@ def build_parser() -> argparse.ArgumentParser:
     _add_plan(compare)
     _add_inductor(compare, default=True)
 
+    explain = _verb(verbs, "explain", "say what the step time rests on and what one more would buy, or why no schedule fits")
+    _add_source(explain)
+    _add_caps(explain)
+    _add_plan(explain)
+
     apply = _verb(verbs, "apply", "apply schedule files to the graphs of a source, and check the result")
     _add_source(apply)
     apply.add_argument("schedules", metavar="SCHEDULE", nargs="+", help="schedule files that `apsched solve` wrote, one a graph")

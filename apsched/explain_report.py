@@ -1,0 +1,150 @@
+"""What ``apsched explain`` prints: what a step time rests on and what one more would buy, or why nothing fits."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from apsched.graph_result import Result
+from apsched.options import show_bytes, show_us
+from apsched.relax import Relaxed
+from apsched.result import Infeasibility, Relaxation
+from apsched.units import ticks_to_us
+from apsched.what_binds import memory_text, shares, where_text
+
+CAPS = {
+    "memory_cap_bytes": "--memory-cap",
+    "in_flight_cap_bytes": "--in-flight-cap",
+    "max_prefetch": "--max-prefetch",
+    "max_topo_span": "--max-topo-span",
+    "bucket_cap_bytes": "--bucket-cap",
+}
+
+_MORE = {"memory": "memory, 1 GiB", "network": "network, 1 Gb/s", "prefetch": "prefetch, 1 layer"}
+
+
+def print_binding(out: Console, result: Result, relaxed: Sequence[Relaxed]) -> None:
+    """Print who owns how much of the step time, and what one more of each thing would buy."""
+    path = result.path
+    assert path is not None
+    out.print(
+        f"{result.problem.name}: step time {show_us(ticks_to_us(path.step_time_ticks))}, bound {show_us(result.bound_us)}, "
+        f"gap {100 * result.gap:.3f} %",
+        markup=False,
+    )
+    table = _table("  rests on", right=("ms", "share", "exposed ms"), left=("where",))
+    for share in shares(result):
+        table.add_row(
+            f"  {share.label}",
+            _ms(share.ticks),
+            f"{100 * share.ticks / path.step_time_ticks:.2f} %",
+            _ms(share.exposed_ticks) if share.stretches else "",
+            where_text(result, share),
+        )
+    out.print(table)
+    if memory_text(result):
+        out.print(f"  {memory_text(result)}", markup=False)
+    table = _table("  one more of", right=("step time ms", "gain"), left=("proven", "what was changed"))
+    for more in relaxed:
+        table.add_row(f"  {_MORE[more.name]}", *_more_cells(result, more), more.change)
+    out.print()
+    out.print(table)
+
+
+def _more_cells(result: Result, more: Relaxed) -> tuple[str, str, str]:
+    if more.step_time_ticks is None:
+        return "", "", "not solved"
+    known = result.path.step_time_ticks if result.path else 0
+    gain = f"{show_us(ticks_to_us(more.gain_ticks))} ({100 * more.gain_ticks / known:.3f} %)" if more.gain_ticks else "0"
+    possible = show_us(ticks_to_us(more.possible_ticks))
+    verdict = {
+        "gains": f"at least {show_us(ticks_to_us(more.proven_ticks))}, at most {possible}",
+        "gains nothing": "gains nothing",
+        "nothing provable": f"nothing provable, at most {possible}",
+    }[more.verdict]
+    return _ms(more.step_time_ticks), gain, verdict
+
+
+def binding_json(result: Result, relaxed: Sequence[Relaxed]) -> dict[str, Any]:
+    """Return for programs the stretches of the critical path, and what one more of each thing buys."""
+    assert result.path is not None
+    stretches = [
+        {
+            "group": result.problem.streams[s.stream],
+            "where": str(s.where),
+            "begin_us": ticks_to_us(s.begin_ticks),
+            "end_us": ticks_to_us(s.end_ticks),
+            "exposed_us": ticks_to_us(s.exposed_ticks),
+            "transfers": len(s.transfers),
+            "cause": str(s.cause),
+        }
+        for s in result.path.stretches
+    ]
+    return {"stretches": stretches, "one_more": {more.name: _more_json(more) for more in relaxed}}
+
+
+def _more_json(more: Relaxed) -> dict[str, Any]:
+    def us(ticks: int | None) -> float | None:
+        return None if ticks is None else ticks_to_us(ticks)
+
+    return {
+        "change": more.change,
+        "verdict": more.verdict,
+        "step_time_us": us(more.step_time_ticks),
+        "bound_us": us(more.bound_ticks),
+        "gain_us": us(more.gain_ticks),
+        "proven_gain_us": us(more.proven_ticks),
+        "possible_gain_us": us(more.possible_ticks),
+    }
+
+
+def print_infeasible(out: Console, name: str, why: Infeasibility) -> None:
+    """Print which caps clash, how far each has to give way alone, and what is alive where memory is short."""
+    how = "no schedule fits (proven)" if why.proven else "no schedule was found that fits (not proven that none does)"
+    out.print(f"{name}: {how}", markup=False)
+    for clash in why.clashes:
+        flags = " and ".join(CAPS[cap] for cap in clash)
+        out.print(f"  {flags} cannot be kept" + (" together" if len(clash) > 1 else ""), markup=False)
+    out.print()
+    table = _table("  cap", right=("stated", "needs"), left=("with the others as they are",))
+    for relaxation in why.relaxations:
+        table.add_row(f"  {CAPS[relaxation.cap]}", _value(relaxation.cap, relaxation.stated), *_need_cells(relaxation))
+    out.print(table)
+    if why.places:
+        out.print("\n  where memory is short, with every buffer held as briefly as can be:", markup=False)
+    for k, place in enumerate(why.places):
+        out.print(f"  {place.node}: {show_bytes(place.live_bytes)} alive" + (", of it" if k == 0 else ""), markup=False)
+        alive = Table.grid(padding=(0, 2))
+        alive.add_column(justify="right", min_width=14)
+        alive.add_column()
+        for what, count, size in place.alive if k == 0 else ():
+            alive.add_row(show_bytes(size), f"{what}" + (f" ({count} tensors)" if count > 1 else ""))
+        out.print(alive)
+
+
+def _need_cells(relaxation: Relaxation) -> tuple[str, str]:
+    too = f"; {' and '.join(CAPS[cap] for cap in relaxation.lifted)} must give way, too" if relaxation.lifted else ""
+    bound = _value(relaxation.cap, relaxation.bound)
+    if relaxation.least is None:
+        return "unknown", f"proven to need {bound} or more{too}"
+    proven = "proven: no less will do" if relaxation.proven else f"known to do; proven to need {bound} or more"
+    return _value(relaxation.cap, relaxation.least), proven + too
+
+
+def _value(cap: str, value: int) -> str:
+    return show_bytes(value) if cap.endswith("bytes") else str(value)
+
+
+def _table(first: str, *, right: Sequence[str], left: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(first)
+    for heading in right:
+        table.add_column(heading, justify="right")
+    for heading in left:
+        table.add_column(heading)
+    return table
+
+
+def _ms(ticks: int) -> str:
+    return f"{ticks_to_us(ticks) / 1000:,.3f}"

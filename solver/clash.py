@@ -1,0 +1,145 @@
+"""Which caps clash, and how far each has to give way alone: decided by construction, by bounds, and, where small, by the whole model."""
+
+from dataclasses import replace
+from itertools import combinations
+
+from apsched.chosen import Chosen, chosen
+from apsched.config import Caps, SolveOptions
+from apsched.problem import Problem
+from apsched.result import Relaxation, Scored
+from apsched.schedule import as_captured
+from apsched.simulate import simulate
+from apsched.solver.baselines import score
+from apsched.solver.bounds import memory_bound
+from apsched.solver.compact import Compact
+from apsched.solver.cpsat import ExactModel
+from apsched.solver.expand import expand
+from apsched.solver.floor import just_in_time
+from apsched.solver.least_memory import horizon_ticks, is_small, least_memory
+from apsched.solver.plan_clash import plan_clashes
+
+NAMES = ("memory_cap_bytes", "in_flight_cap_bytes", "max_prefetch", "max_topo_span", "bucket_cap_bytes")
+"""Of all caps, in the order in which they are said to clash."""
+_ON_BUCKETS = ("max_topo_span", "bucket_cap_bytes")
+"""Every collective may be alone: these rarely clash with anything."""
+_EXACT_WORK = 2.0
+"""Deterministic work of one decision by the whole model, at most."""
+_MOST_UNDECIDED = 8
+"""Values of a cap that may stay undecided before a bisection stops."""
+
+Clash = tuple[str, ...]
+
+
+class Judge:
+    """Says of caps whether a schedule keeps them, and remembers."""
+
+    def __init__(self, problem: Problem, compact: Compact, options: SolveOptions) -> None:
+        self.problem, self.compact = problem, compact
+        self.options = replace(options, budget=min(options.budget, _EXACT_WORK))
+        self.largest = max((c.output_bytes for c in problem.collectives if not c.on_path), default=0)
+        self._known: dict[Caps, tuple[bool | None, Scored | None]] = {}
+
+    def __call__(self, caps: Caps) -> tuple[bool | None, Scored | None]:
+        """Return whether ``caps`` can be kept, ``None`` where that is open, and a schedule that keeps them."""
+        if caps not in self._known:
+            self._known[caps] = self._decide(caps)
+        return self._known[caps]
+
+    def _decide(self, caps: Caps) -> tuple[bool | None, Scored | None]:
+        if caps.memory_cap_bytes is not None and caps.memory_cap_bytes < memory_bound(self.compact):
+            return False, None
+        if caps.in_flight_cap_bytes is not None and caps.in_flight_cap_bytes < self.largest:
+            return False, None  # alone, a collective has all of its output in flight
+        if plan_clashes(self.problem, caps):
+            return False, None
+        floor = just_in_time(self.problem, self.compact, caps)
+        made = [] if floor is None else [expand(self.problem, self.compact, floor.program)]
+        for schedule in (*made, as_captured(self.problem.num_nodes)):
+            scored = score(self.problem, "", schedule, caps)
+            if scored.fits:
+                return True, scored
+        if not is_small(self.problem):
+            return None, None
+        exact = ExactModel(self.problem, self.compact, caps, horizon_ticks(self.problem, self.compact)).any_schedule(self.options)
+        if exact.program is not None:
+            return True, score(self.problem, "", expand(self.problem, self.compact, exact.program), caps)
+        return (False if exact.infeasible else None), None
+
+
+def stated(caps: Caps) -> tuple[str, ...]:
+    """Return the names of the caps that are set."""
+    return tuple(name for name in NAMES if getattr(caps, name) is not None)
+
+
+def clashes(judge: Judge, caps: Caps) -> tuple[tuple[Clash, ...], bool]:
+    """Return all minimal sets of caps that no schedule keeps together, and whether that is proven.
+
+    Where nothing is proven: the one set of those caps without any one of which the others can be kept, or for all that is known might.
+    """
+    names = stated(caps)
+    found: list[Clash] = []
+    for size in range(1, len(names) + 1):
+        for some in combinations(names, size):
+            if not any(set(clash) <= set(some) for clash in found) and judge(_only(caps, some))[0] is False:
+                found.append(some)
+    if found or not names:  # without caps only a plan can be at fault
+        return tuple(found), bool(found)
+    without = {name: judge(replace(caps, **{name: None}))[0] for name in names}
+    matter = tuple(name for name in names if without[name] or (without[name] is None and name not in _ON_BUCKETS))
+    return ((matter or names),), False
+
+
+def relaxations(judge: Judge, caps: Caps, found: tuple[Clash, ...], proven: bool, options: SolveOptions) -> tuple[Relaxation, ...]:
+    """Return for each cap that clashes how far it has to give way, without the caps of clashes that it has no part in."""
+    result = []
+    for name in dict.fromkeys(name for clash in found for name in clash):
+        lifted = tuple(dict.fromkeys(other for clash in found if name not in clash for other in clash))
+        others = replace(caps, **dict.fromkeys(lifted))
+        bound = getattr(caps, name) + (1 if proven else 0)
+        if name == "memory_cap_bytes":
+            least: int | None
+            least, floor_bound = least_memory(judge.problem, others, options)
+            if not judge(replace(others, memory_cap_bytes=least))[0]:
+                least = None
+            bound = max(bound, floor_bound)
+        else:
+            least, bound = _bisect(judge, others, name, bound)
+        result.append(Relaxation(cap=name, stated=getattr(caps, name), least=least, bound=bound, lifted=lifted))
+    return tuple(result)
+
+
+def _bisect(judge: Judge, caps: Caps, name: str, bound: int) -> tuple[int | None, int]:
+    """Return the least value of cap ``name`` that is known to do, and the least that is not proven impossible."""
+    if name == "in_flight_cap_bytes":
+        bound = max(bound, judge.largest)
+    bound = max([bound, *(clash.least for clash in plan_clashes(judge.problem, caps) if clash.cap == name)])
+    kept, scored = judge(replace(caps, **{name: None}))
+    if not kept or scored is None:
+        return None, bound
+    least = _used(judge.problem, name, scored)
+    low, undecided = bound, 0
+    while low < least and undecided < _MOST_UNDECIDED:
+        middle = (low + least) // 2
+        kept, scored = judge(replace(caps, **{name: middle}))
+        if kept and scored is not None:
+            least = min(middle, _used(judge.problem, name, scored))
+        else:
+            low = middle + 1
+            undecided += kept is None
+            bound = low if kept is False and not undecided else bound
+    return least, min(bound, least)
+
+
+def _used(problem: Problem, name: str, scored: Scored) -> int:
+    """Return what a schedule uses of what cap ``name`` limits."""
+    uses: Chosen = chosen(problem, scored.schedule, simulate(problem, scored.schedule))
+    return {
+        "in_flight_cap_bytes": uses.in_flight_bytes,
+        "max_prefetch": uses.prefetch,
+        "max_topo_span": uses.topo_span,
+        "bucket_cap_bytes": uses.bucket_bytes,
+    }[name]
+
+
+def _only(caps: Caps, names: tuple[str, ...]) -> Caps:
+    return Caps(**{name: getattr(caps, name) for name in names})

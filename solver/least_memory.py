@@ -1,0 +1,54 @@
+"""The least peak that the caps allow, and which problems are small enough for the whole formulation."""
+
+from dataclasses import replace
+
+from apsched.config import Caps, SolveOptions
+from apsched.problem import Problem
+from apsched.solver.baselines import score
+from apsched.solver.bounds import memory_bound
+from apsched.solver.compact import Compact, compact
+from apsched.solver.cpsat import ExactModel
+from apsched.solver.expand import expand
+from apsched.solver.floor import just_in_time
+
+_SMALL_LITERALS = 6_000
+"""Order literals up to which the whole problem goes to CP-SAT."""
+
+
+def least_memory(problem: Problem, caps: Caps | None = None, options: SolveOptions | None = None) -> tuple[int, int]:
+    """Return the least peak for which a schedule is known, with the other caps as in ``caps``, and a proven lower bound on it, in bytes.
+
+    Where no known schedule keeps the other caps, the cap on bytes in flight is left out.
+    """
+    caps, options = replace(caps or Caps(), memory_cap_bytes=None), options or SolveOptions()
+    small = compact(problem)
+    known = just_in_time(problem, small, caps)
+    bound = memory_bound(small)
+    if known is not None and (known.peak_memory_bytes <= bound or not is_small(problem)):
+        return known.peak_memory_bytes, min(bound, known.peak_memory_bytes)
+    if is_small(problem):
+        exact = ExactModel(problem, small, caps, horizon_ticks(problem, small)).minimize_peak(options, known.program if known else None)
+        if exact.program is not None:
+            peak = score(problem, "floor", expand(problem, small, exact.program), caps).peak_memory_bytes
+            return peak, max(bound, exact.bound + small.kept_bytes)
+    lifted = known or just_in_time(problem, small, replace(caps, in_flight_cap_bytes=None))
+    assert lifted is not None  # without a cap on bytes in flight, just in time is always possible
+    return lifted.peak_memory_bytes, min(bound, lifted.peak_memory_bytes)
+
+
+def is_small(problem: Problem) -> bool:
+    """Whether the whole problem goes to CP-SAT."""
+    units = 4 * len(problem.collectives)
+    return units * (units // 2 + len(problem.spine)) <= _SMALL_LITERALS
+
+
+def horizon_ticks(problem: Problem, small: Compact) -> int:
+    """Return a step time that some schedule of every partition keeps: everything one after the other, copies and all."""
+    transfers = sum(int(t) for t in small.transfer_ticks)
+    pessimistic = sum(problem.keys[c.key].price(sum(d.size_bytes for d in problem.collectives)) for c in problem.collectives)
+    copies = sum(
+        problem.copy_price(sum(d.copied_bytes for d in problem.collectives)) + int(t)
+        for _, t in zip(problem.collectives, small.copy_out_ticks, strict=True)
+    )
+    launches = int(small.launch_ticks.sum() + small.bucket_launch_ticks.sum())
+    return sum(problem.duration_ticks) + transfers + pessimistic + copies + launches + 1

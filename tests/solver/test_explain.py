@@ -1,0 +1,126 @@
+"""Caps that clash are a minimal set, and the least that would do is that of exhaustive search."""
+
+import random
+import sys
+from dataclasses import replace
+
+import pytest
+from by_hand import ByHand, line
+from oracle import best_schedule, least_memory
+from strategies import random_caps, random_problem
+
+from apsched.config import Caps, SolveOptions
+from apsched.problem import Problem
+from apsched.solver import solve
+from apsched.solver.clash import Judge, stated
+from apsched.solver.compact import compact
+from apsched.solver.explain import explain
+
+
+def infeasible_cases(num_seeds: int) -> list[tuple[int, Problem, Caps]]:
+    """Return random problems with caps of which exhaustive search says that nothing keeps them."""
+    found = []
+    for seed in range(num_seeds):
+        rng = random.Random(seed)
+        problem = random_problem(rng, max_collectives=4, max_spine=4)
+        caps = random_caps(rng, problem)
+        if rng.random() < 0.5 and caps.memory_cap_bytes is not None:
+            caps = replace(caps, memory_cap_bytes=caps.memory_cap_bytes * 3 // 4)
+        if rng.random() < 0.3 and caps.in_flight_cap_bytes is not None:
+            caps = replace(caps, in_flight_cap_bytes=caps.in_flight_cap_bytes // 3)
+        if best_schedule(problem, caps) is None:
+            found.append((seed, problem, caps))
+    return found
+
+
+CASES = infeasible_cases(60)
+
+
+@pytest.mark.parametrize(("seed", "problem", "caps"), CASES, ids=[str(seed) for seed, _, _ in CASES])
+def test_clashes_are_minimal_and_the_least_values_are_exact(seed: int, problem: Problem, caps: Caps) -> None:
+    """Each clash alone cannot be kept, and without any one of its caps it can; with the least value it can, with one less it cannot."""
+    why = explain(problem, compact(problem), caps, SolveOptions())
+    assert why.proven
+    assert why.clashes
+
+    def only(names: tuple[str, ...]) -> Caps:
+        return Caps(**{name: getattr(caps, name) for name in names})
+
+    for clash in why.clashes:
+        assert best_schedule(problem, only(clash)) is None
+        for name in clash:
+            assert best_schedule(problem, replace(only(clash), **{name: None})) is not None
+    assert [r.cap for r in why.relaxations] == list(why.caps)
+    for r in why.relaxations:
+        others = replace(caps, **dict.fromkeys(r.lifted))
+        assert r.stated == getattr(caps, r.cap) < r.bound
+        assert r.proven, r
+        assert r.least == r.bound
+        assert best_schedule(problem, replace(others, **{r.cap: r.least})) is not None
+        assert best_schedule(problem, replace(others, **{r.cap: r.least - 1})) is None
+        if r.cap == "memory_cap_bytes":
+            assert r.least == least_memory(problem, others)
+
+
+def test_there_are_cases_of_each_sort() -> None:
+    """Memory alone, in flight alone, and both."""
+    caps = {frozenset(explain(problem, compact(problem), caps, SolveOptions()).clashes) for _, problem, caps in CASES}
+    assert {frozenset({("memory_cap_bytes",)}), frozenset({("in_flight_cap_bytes",)})} <= caps
+    assert any(len(clashes) > 1 for clashes in caps)
+
+
+def early_and_late() -> Problem:
+    """An on-path gather makes 512 bytes of 8 KiB, which the node between needs no more: early is better, the prefetch cap says late."""
+    b = ByHand(prices={"reduce_scatter": line(10)})
+    x = b.input("x", 512)
+    big = b.compute("big", 10, x, size=8192)
+    small = b.wait("w", b.start("reduce_scatter", "rs", big, 8192, 512, on_path=True, bucketable=False))
+    y = b.compute("y", 10, x, size=8192)
+    return b.output(b.compute("z", 10, small, y, size=512))
+
+
+def test_caps_that_clash_only_together() -> None:
+    """Launched before y the result is 1 node early; launched behind y, both large results are alive at y."""
+    problem = early_and_late()
+    enough = least_memory(problem, Caps())
+    assert enough is not None
+    caps = Caps(memory_cap_bytes=enough, max_prefetch=0, max_topo_span=1000)
+    result = solve(problem, caps)
+    why = result.infeasibility
+    assert why is not None
+    assert why.clashes == (("memory_cap_bytes", "max_prefetch"),)
+    assert "max_topo_span" in stated(caps)
+    assert {r.cap: (r.least, r.proven) for r in why.relaxations} == {
+        "memory_cap_bytes": (least_memory(problem, Caps(max_prefetch=0)), True),
+        "max_prefetch": (1, True),
+    }
+    assert why.message.startswith("no schedule fits: no schedule keeps memory cap of")
+
+
+def test_what_is_alive_is_all_that_is_alive() -> None:
+    """The figures of a place add up; layers are told together."""
+    problem = early_and_late()
+    why = explain(problem, compact(problem), Caps(memory_cap_bytes=1024), SolveOptions())
+    assert why.places
+    for place in why.places:
+        assert sum(size for _, _, size in place.alive) == place.live_bytes > 1024
+    assert why.places[0].node in why.nodes
+
+
+def test_a_large_problem_is_judged_by_construction_and_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What neither decides stays open: the clash is then not proven, and the value that is known has a bound beside it."""
+    for module in ("clash", "least_memory"):
+        monkeypatch.setattr(sys.modules[f"apsched.solver.{module}"], "is_small", lambda _: False)
+    problem = early_and_late()
+    judge = Judge(problem, compact(problem), SolveOptions())
+    assert judge(Caps(memory_cap_bytes=0))[0] is False
+    assert judge(Caps())[0] is True
+    enough = least_memory(problem, Caps())
+    assert enough is not None
+    caps = Caps(memory_cap_bytes=enough, max_prefetch=0)
+    assert judge(caps)[0] is None
+    why = explain(problem, compact(problem), caps, SolveOptions())
+    assert not why.proven
+    assert why.message.startswith("no schedule fits: no schedule was found that keeps")
+    for r in why.relaxations:
+        assert r.least is None or r.bound <= r.least
