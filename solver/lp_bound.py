@@ -18,7 +18,7 @@ a launch on the compute stream; in a bucket only its bytes on the stream, but co
 The bound is the Lagrangian of the weights that the LP finds, evaluated anew, so that it holds whatever the LP's tolerances.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -72,10 +72,25 @@ def lp_bound(problem: Problem, compact: Compact, caps: Caps) -> TimeBound:
 
 
 def rows_of(problem: Problem, compact: Compact, caps: Caps) -> list[Row]:
-    """Return all rows, the compute stream's first; what cannot be in a bucket costs the same on both sides."""
+    """Return all rows, the compute stream's first; what cannot be in a bucket, or must be, costs the same on both sides."""
+    costs = _in_closed_groups(problem, compact, _costs(problem, compact, caps))
+    grouped = compact.group >= 0
     return [
-        Row(r.constant, r.alone, np.where(compact.bucketable, r.shared, r.alone)) for r in _rows(compact, _costs(problem, compact, caps))
+        Row(r.constant, np.where(grouped, r.shared, r.alone), np.where(compact.bucketable, r.shared, r.alone))
+        for r in _rows(compact, costs)
     ]
+
+
+def _in_closed_groups(problem: Problem, compact: Compact, costs: _Costs) -> _Costs:
+    """Return ``costs`` with the exact price of every bucket that the user's plan closes, each member bearing its share by bytes."""
+    copy_in, rate = costs.copy_in.copy(), costs.rate.copy()
+    for number in np.unique(compact.group[compact.closed]):
+        mine = np.nonzero(compact.group == number)[0]
+        key = problem.keys[int(compact.key[mine[0]])]
+        copied, size = compact.copied_bytes[mine], compact.size_bytes[mine]
+        copy_in[mine] = (problem.copy_price(int(copied.sum())) + key.launch_ticks) * copied / max(int(copied.sum()), 1)
+        rate[mine] = key.price(int(size.sum())) * size / max(int(size.sum()), 1)
+    return replace(costs, copy_in=copy_in, rate=rate)
 
 
 def _costs(problem: Problem, compact: Compact, caps: Caps) -> _Costs:
