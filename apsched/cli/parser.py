@@ -46,6 +46,10 @@ def build_parser() -> argparse.ArgumentParser:
     _add_source(audit)
     _add_caps(audit)
 
+    period = _verb(verbs, "period", "how fast one layer can repeat, however many there are, and the memory that needs")
+    _add_source(period)
+    _add_caps(period)
+
     compare = _verb(verbs, "compare", "score every baseline beside the solver")
     _add_source(compare)
     _add_caps(compare)
