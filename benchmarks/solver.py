@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--resume", action="store_true", help="take up the newest run in DIR: cases that finished are kept")
     parser.add_argument("--torch-up-to", metavar="NODES", help="leave torch's schedulers out on larger graphs")
     parser.add_argument(
-        "--timeout", metavar="SECONDS", default="3600", help="of one case (default 3600); what it has found by then is kept"
+        "--timeout", metavar="SECONDS", default="7200", help="of one case (default 7200); what it has found by then is kept"
     )
     parser.add_argument("--jobs", metavar="NUMBER", default="1", help="cases at the same time (default 1)")
     parser.add_argument("--table", metavar="FILE", help="make the table from the numbers of an earlier run, and run nothing")
