@@ -21,7 +21,7 @@ Variables lambda[B]   1 where B is launched                             b[c,d]  
 (4)   prefetch: sum of lambda[B] <= o[k,start[h]]                                       ``milp_order._early_enough``
 (5)   in flight: sum of output[c] (1 - o[start d,start c] - o[wait c,start d]) <= cap   ``milp_order.in_flight``
 (6)   e[u] >= t[u] + sum of work[B] lambda[B]                                           ``milp_time._compute_stream``
-(7)   t[v] >= e[u] - M (1 - o[u,v]), M = latest[u] - earliest[v]                        ``milp_time._compute_stream``
+(7)   t[v] >= e[u] - M (1 - o[u,v]), M = latest end of u - earliest begin of v          ``milp_time._compute_stream``
 (8)   s[c] >= e[start c]; f[c] >= s[c] + sum of T[B] lambda[B]                          ``milp_time._transfers``
 (9)   s[d] >= f[c] - M (1 - o[start c,start d]) on one stream                           ``milp_time._transfers``
 (10)  e[wait c] >= f[c] + epilogues                                                     ``milp_time._transfers``
@@ -31,13 +31,15 @@ Variables lambda[B]   1 where B is launched                             b[c,d]  
 (14)  held[h,p] >= sum of bytes[B] lambda[B] - M (1 - alive[h,p])                       ``milp_memory._held``
 (15)  peak >= kept + sum of bytes alive[a,p] + sum of held[h,p], peak <= cap            ``milp_memory.add_memory``
 (16)  no-good: what only the solver's tolerances let through is refused                 ``milp._Milp._refuse``
+(17)  windows: o[u,v] = 0 where u would end after v must begin                          ``milp_windows.windows``
 ====  ===============================================================================  =======================================
 
 le(p,q) says that p is not after q: 1 - o[q,p], or where p is the later step of one event, o[p,q]. Memory is asked for only where
 something is born: at any other step there is no more than at the one before it.
 
-Objectives, each with those before it held: step >= t[output], f[c]; peak; sum of lambda[B]. After the first the model is built again
-with the step time found as its horizon, which tightens every M.
+Objectives, each with those before it held: step >= t[output], f[c]; peak; sum of lambda[B]. The horizon is the step time of the best
+schedule at hand, which tightens every M and decides orders. Where a schedule is at hand, of an earlier objective or the caller's, the
+model asks for a better one: that there is none is the proof.
 
 Numbers: ticks and bytes are scaled so that none in a row exceeds 10 000, since the tolerances of solvers are absolute. What counts is
 the order that comes out: it is made a schedule, verified, and scored by ``simulate``. The bound is lowered by a share of 1e-7 of the
@@ -86,30 +88,35 @@ class MilpResult:
     num_binaries: int
 
 
-def solve_milp(problem: Problem, caps: Caps, *, solver_name: str = CBC, time_limit_s: float | None = None) -> MilpResult:
+def solve_milp(
+    problem: Problem, caps: Caps, *, solver_name: str = CBC, time_limit_s: float | None = None, known: Schedule | None = None
+) -> MilpResult:
     """Return the least step time within ``caps``, at that the least peak, at that the fewest launches.
 
-    ``solver_name`` is a name that PuLP knows; ``time_limit_s`` limits the seconds of all solves together. Raises InputError where the
-    solver is unknown or not installed, and where ``problem`` is too large for the formulation.
+    ``solver_name`` is a name that PuLP knows; ``time_limit_s`` limits the seconds of all solves together; ``known`` is a schedule to
+    start from, which is the answer where nothing is better. Raises InputError where the solver is unknown or not installed, and where
+    ``problem`` is too large for the formulation.
     """
-    return _Milp(problem, caps, Engine(solver_name, time_limit_s)).solve()
+    return _Milp(problem, caps, Engine(solver_name, time_limit_s), known).solve()
 
 
 class _Milp:
-    def __init__(self, problem: Problem, caps: Caps, engine: Engine) -> None:
+    def __init__(self, problem: Problem, caps: Caps, engine: Engine, known: Schedule | None) -> None:
         self.problem, self.caps, self.engine = problem, caps, engine
         self.events: Events = create_events(problem, caps)
         self.byte_scale, self.whole_bytes = byte_scale(self.events)
         self.best: tuple[Schedule, Timeline] | None = None
+        if known is not None and not verify(problem, known, caps):
+            self.best = known, simulate(problem, known)
         self.refusals = 0
         self.captured_fits = not verify(problem, as_captured(problem.num_nodes), caps)
         self._build(self._horizon())
 
     def _horizon(self) -> int:
+        """Return the longest step time asked for: less than the known schedule's, no more than that of the order as captured."""
         captured = as_captured(self.problem.num_nodes)
-        if self.captured_fits:
-            return simulate(self.problem, captured).step_time_ticks
-        return sequential_ticks(self.problem)
+        reached = simulate(self.problem, captured).step_time_ticks if self.captured_fits else sequential_ticks(self.problem)
+        return reached if self.best is None else min(reached, self.best[1].step_time_ticks - 1)
 
     def _build(self, horizon_ticks: int) -> None:
         """Build the model of the schedules that take at most ``horizon_ticks``."""
@@ -123,24 +130,33 @@ class _Milp:
             self._limit(self._peak() * 1, self.caps.memory_cap_bytes, self.byte_scale)
 
     def solve(self) -> MilpResult:
-        bound_ticks = self._relaxed_bound()
-        status, bound = self._minimize(self.clock.step * 1, self.clock.scale)
-        if math.isfinite(bound):
-            bound_ticks = max(bound_ticks, math.ceil(bound - self.margin_ticks))
+        known = self.best is not None
+        bound_ticks, status = self._relaxed_bound()
+        if status != "infeasible":
+            status, bound = self._minimize(self.clock.step * 1, self.clock.scale)
+            if math.isfinite(bound):
+                bound_ticks = max(bound_ticks, math.ceil(bound - self.margin_ticks))
         if self.best is None:
             impossible = status == "infeasible" and not self.captured_fits  # else the tolerances say so
             return self._result("infeasible" if impossible else "unknown", bound_ticks, (False, False, False))
-        proven = [status == "optimal", False, False]
+        proven = [status == "optimal" or (known and status == "infeasible"), False, False]
+        if known and status == "infeasible":
+            bound_ticks = math.ceil(self.best[1].step_time_ticks - self.margin_ticks)
         if proven[0]:
             self._build(self.best[1].step_time_ticks)
-            status, _ = self._minimize(self._peak() * 1, self.byte_scale)
-            proven[1] = status == "optimal"
+            proven[1] = self._improve(self._peak() * 1, self.best[1].peak_memory_bytes, self.byte_scale)
         if proven[1]:
+            self._build(self.best[1].step_time_ticks)
             self._limit(self._peak() * 1, self.best[1].peak_memory_bytes, self.byte_scale)
-            status, _ = self._minimize(pulp.lpSum(self.order.chosen), 1.0)
-            proven[2] = status == "optimal"
+            proven[2] = self._improve(pulp.lpSum(self.order.chosen), self.best[1].num_launches, 1.0)
         bound_ticks = min(bound_ticks, self.best[1].step_time_ticks)
         return self._result("optimal" if all(proven) else "feasible", bound_ticks, (proven[0], proven[1], proven[2]))
+
+    def _improve(self, objective: pulp.LpAffineExpression, reached: int, scale: float) -> bool:
+        """Look for less than ``reached`` bytes or launches; return whether ``best`` is then proven."""
+        self._limit(objective, reached - 1, scale)
+        status, _ = self._minimize(objective, scale)
+        return status in ("optimal", "infeasible")
 
     def _peak(self) -> pulp.LpVariable:
         """Return the peak; its rows join the model when it is first asked for."""
@@ -151,13 +167,15 @@ class _Milp:
     def _limit(self, objective: pulp.LpAffineExpression, value: int, scale: float) -> None:
         self.model += objective <= (value + 0.5) / scale
 
-    def _relaxed_bound(self) -> int:
-        """Return the bound of the linear relaxation, in ticks."""
+    def _relaxed_bound(self) -> tuple[int, str]:
+        """Return the bound of the linear relaxation, in ticks, and its status."""
+        if not self.clock.windows.possible:
+            return 0, "infeasible"
         self.model.setObjective(self.clock.step * 1)
         relaxed = self.engine.run(self.model, relaxed=True)
         if relaxed.status != "optimal":
-            return 0
-        return max(0, math.ceil(relaxed.bound * self.clock.scale - self.margin_ticks))
+            return 0, relaxed.status
+        return max(0, math.ceil(relaxed.bound * self.clock.scale - self.margin_ticks)), relaxed.status
 
     def _minimize(self, objective: pulp.LpAffineExpression, scale: float) -> tuple[str, float]:
         """Return the status and the bound in ticks, bytes or launches; ``best`` is then the best schedule so far."""

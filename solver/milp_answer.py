@@ -23,11 +23,15 @@ def solve_with_milp(
     problem is too large for the formulation.
     """
     caps, options, milp = caps or Caps(), options or SolveOptions(), milp or MilpOptions()
-    found = solve_milp(problem, caps, solver_name=milp.solver_name, time_limit_s=milp.time_limit_s)
     small = compact(problem)
     made = baselines(problem, small, caps)
+    known = min((b for b in made if b.fits), key=lambda b: b.step_time_ticks, default=None)
+    found = solve_milp(
+        problem, caps, solver_name=milp.solver_name, time_limit_s=milp.time_limit_s, known=known.schedule if known is not None else None
+    )
     floor_bytes, floor_bound = least_memory(problem, caps, options)
-    scored = score(problem, "milp", found.schedule, caps) if found.schedule is not None else None
+    answered = found.schedule is not None and (known is None or found.schedule != known.schedule or found.proven[0])
+    scored = score(problem, "milp", found.schedule, caps) if answered and found.schedule is not None else None
     fitting = [s for s in (scored, *made) if s is not None and s.fits]
     best = min(fitting, key=lambda s: s.step_time_ticks, default=None)  # of equals the MILP's, which stands first
     bound_ticks = found.bound_ticks if best is None else min(found.bound_ticks, best.step_time_ticks)

@@ -7,6 +7,7 @@ from pulp import LpAffineExpression as Linear
 
 from apsched.solver.milp_events import Column, Events
 from apsched.solver.milp_order import Order
+from apsched.solver.milp_windows import Windows, windows
 
 
 @dataclass(slots=True)
@@ -19,10 +20,12 @@ class Clock:
     end: list[Linear]
     """Of each event on the compute stream."""
     begin: list[pulp.LpVariable]
-    earliest: list[float]
-    """For each event the compute that comes before it in every order."""
-    latest: list[float]
-    """For each event the horizon less the compute that comes after it in every order."""
+    windows: Windows
+    """In ticks."""
+
+    def slack(self, latest_ticks: int, earliest_ticks: int) -> float:
+        """Return M: by how much what ends at the latest may be later than what begins at the earliest."""
+        return max(0, latest_ticks - earliest_ticks) / self.scale
 
 
 def add_time(order: Order, horizon_ticks: int) -> Clock:
@@ -31,15 +34,17 @@ def add_time(order: Order, horizon_ticks: int) -> Clock:
     scale = max(1.0, horizon_ticks / 10_000)
     horizon = horizon_ticks / scale
     spine = [events.problem.duration_ticks[node] / scale for node in events.problem.spine]
-    earliest = [sum(t for k, t in enumerate(spine) if events.always_before(events.spine(k), u)) for u in range(events.num_events)]
-    latest = [horizon - sum(t for k, t in enumerate(spine) if events.always_before(u, events.spine(k))) for u in range(events.num_events)]
-    begin = [pulp.LpVariable(f"t_{u}", earliest[u]) for u in range(events.num_events)]
-    end = [pulp.LpVariable(f"e_{u}", earliest[u], latest[u]) for u in range(events.num_units)]
+    when = windows(events, horizon_ticks)
+    begin = [pulp.LpVariable(f"t_{u}", when.earliest_begin[u] / scale) for u in range(events.num_events)]
+    end = [pulp.LpVariable(f"e_{u}", when.earliest_end[u] / scale, when.latest_end[u] / scale) for u in range(events.num_units)]
     ends = [Linear(variable) for variable in end]
     ends += [begin[events.spine(k)] + ticks for k, ticks in enumerate(spine)]
     ends.append(Linear(begin[-1]))
     step = pulp.LpVariable("step", 0, horizon, cat="Integer" if scale == 1 else "Continuous")  # whole ticks: prunes
-    clock = Clock(scale, horizon, step, ends, begin, earliest, latest)
+    clock = Clock(scale, horizon, step, ends, begin, when)
+    if not when.possible:
+        return clock
+    _decided(order, when)
     _compute_stream(order, clock)
     transfer_end = _transfers(order, clock)
     _loads(order, clock)
@@ -49,9 +54,16 @@ def add_time(order: Order, horizon_ticks: int) -> Clock:
     return clock
 
 
+def _decided(order: Order, when: Windows) -> None:
+    """(17) windows: o[u,v] = 0 where earliest_end[u] > latest_begin[v]."""
+    for (u, v), before in order.pairs.items():
+        if before and when.excludes(u, v):
+            order.model += before == 0, f"too_late_{u}_{v}"
+
+
 def _compute_stream(order: Order, clock: Clock) -> None:
-    """(6) e[u] >= t[u] + work[u]; (7) t[v] >= e[u] - (latest[u] - earliest[v]) (1 - o[u,v]) for every pair of events."""
-    events = order.events
+    """(6) e[u] >= t[u] + work[u]; (7) t[v] >= e[u] - (latest_end[u] - earliest_begin[v]) (1 - o[u,v]) for every pair of events."""
+    events, when = order.events, clock.windows
     for c in range(len(events.take)):
         take, start, wait, give = events.take[c], events.start[c], events.wait[c], events.give[c]
         mine = [(b, column) for b, column in enumerate(events.columns) if c in column.members]
@@ -69,7 +81,7 @@ def _compute_stream(order: Order, clock: Clock) -> None:
     for u in range(events.num_events):
         for v in range(events.num_events):
             if u != v and not (u >= events.num_units and v > u + 1):
-                _after(order, clock.begin[v], clock.end[u], order.before(u, v), clock.latest[u] - clock.earliest[v])
+                _after(order, clock.begin[v], clock.end[u], order.before(u, v), clock.slack(when.latest_end[u], when.earliest_begin[v]))
 
 
 def _after(order: Order, later: Linear, earlier: Linear, holds: Linear, most: float) -> None:
@@ -80,15 +92,14 @@ def _after(order: Order, later: Linear, earlier: Linear, holds: Linear, most: fl
 
 
 def _transfers(order: Order, clock: Clock) -> list[pulp.LpVariable]:
-    """(8) f[c] >= s[c] + T, s[c] >= e[start[c]]; (9) on one stream s[d] >= f[c] - (latest - earliest) (1 - o[start[c],start[d]]);
+    """(8) f[c] >= s[c] + T, s[c] >= e[start[c]]; (9) on one stream s[d] >= f[c] - M (1 - o[start[c],start[d]]);
 
     (10) the wait: e[wait[c]] >= f[c] + epilogues, and where it stays one event with the give, so does that.
     """
-    events, problem = order.events, order.events.problem
+    events, problem, when = order.events, order.events.problem, clock.windows
     stream = [problem.keys[m.key].stream for m in problem.collectives]
-    latest = [clock.latest[u] for u in events.wait]
-    begin = [pulp.LpVariable(f"s_{c}", clock.earliest[u]) for c, u in enumerate(events.start)]
-    end = [pulp.LpVariable(f"f_{c}", 0, latest[c]) for c in range(len(stream))]
+    begin = [pulp.LpVariable(f"s_{c}", when.earliest_end[u] / clock.scale) for c, u in enumerate(events.start)]
+    end = [pulp.LpVariable(f"f_{c}", 0, when.latest_end[u] / clock.scale) for c, u in enumerate(events.wait)]
     for c in range(len(stream)):
         mine = [(b, column) for b, column in enumerate(events.columns) if c in column.members]
         order.model += begin[c] >= clock.end[events.start[c]], f"launched_{c}"
@@ -99,7 +110,8 @@ def _transfers(order: Order, clock: Clock) -> list[pulp.LpVariable]:
         order.model += clock.end[events.wait[c]] >= end[c] + after_wait, f"waited_{c}"
         for d in range(len(stream)):
             if d != c and stream[d] == stream[c]:
-                _after(order, begin[d], end[c], order.before(events.start[c], events.start[d]), latest[c] - clock.earliest[events.start[d]])
+                most = clock.slack(when.latest_end[events.wait[c]], when.earliest_end[events.start[d]])
+                _after(order, begin[d], end[c], order.before(events.start[c], events.start[d]), most)
     return end
 
 
