@@ -180,14 +180,3 @@ def test_a_longer_reach_is_never_slower_and_the_answer_is_always_the_same() -> N
 
 def test_no_layers_no_curve() -> None:
     assert period_curve(layered(2)) is None
-
-
-@pytest.mark.parametrize("graph", ["moe forward", "llama forward"])
-def test_layers_of_real_graphs_run_as_scheduled(layered_presets: dict[str, Problem], graph: str) -> None:
-    """On graphs with experts, HSDP and tensor parallelism: legal, within the memory that the model counts, and no slower than it says."""
-    problem = layered_presets[graph]
-    found = least_period(model_of(problem, most_gaps=10), 1.0)
-    assert found.schedule is not None
-    layers, peak = run(problem, found.schedule)
-    assert peak <= found.schedule.peak_memory_bytes
-    assert max(layers[1:-1]) <= found.schedule.period_ticks
