@@ -168,14 +168,15 @@ class _Milp:
         self.model += objective <= (value + 0.5) / scale
 
     def _relaxed_bound(self) -> tuple[int, str]:
-        """Return the bound of the linear relaxation, in ticks, and its status."""
+        """Return the bound of the linear relaxation, or of the longest path where it has none in time, in ticks, and its status."""
+        path = max(self.clock.windows.earliest_end)
         if not self.clock.windows.possible:
-            return 0, "infeasible"
+            return path, "infeasible"
         self.model.setObjective(self.clock.step * 1)
         relaxed = self.engine.run(self.model, relaxed=True)
         if relaxed.status != "optimal":
-            return 0, relaxed.status
-        return max(0, math.ceil(relaxed.bound * self.clock.scale - self.margin_ticks)), relaxed.status
+            return path, relaxed.status
+        return max(path, math.ceil(relaxed.bound * self.clock.scale - self.margin_ticks)), relaxed.status
 
     def _minimize(self, objective: pulp.LpAffineExpression, scale: float) -> tuple[str, float]:
         """Return the status and the bound in ticks, bytes or launches; ``best`` is then the best schedule so far."""
