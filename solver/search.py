@@ -5,7 +5,7 @@ The amount of work is counted in evaluations, so that the answer does not depend
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -66,6 +66,9 @@ class Search:
     best: Candidate | None = None
     _judge: Judge = field(init=False)
     _neighbourhood: Neighbourhood = field(init=False)
+    _below: Candidate | None = None
+    """The best under the highest of the lower caps looked at."""
+    _spent_below: int = 0
     _tried: set[tuple[bytes, Policy, int | None]] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
@@ -76,7 +79,7 @@ class Search:
     @property
     def evaluations(self) -> int:
         """Evaluations so far."""
-        return self._judge.evaluations
+        return self._judge.evaluations + self._spent_below
 
     def program(self) -> Program:
         """Return the program of the best candidate."""
@@ -139,6 +142,25 @@ class Search:
             for policy in policies(self.compact):
                 self.consider(self.evaluate(self.best.labels, policy, None))
         self.report("portfolio", self.best.figures.step_time_ticks)
+
+    def look_below(self, memory_cap_bytes: int, num_evaluations: int, stop_at_ticks: int) -> None:
+        """Search under a lower memory cap, from the best that keeps it, and keep what is better than the best here."""
+        below = Search(
+            problem=self.problem,
+            compact=self.compact,
+            caps=replace(self.caps, memory_cap_bytes=memory_cap_bytes),
+            report=lambda stage, ticks: None,
+            max_evaluations=num_evaluations,
+            floor_bytes=self.floor_bytes,
+        )
+        below.portfolio()
+        if self._below is not None:
+            below.consider(self._below)
+        below.improve(stop_at_ticks)
+        self._below = below.best
+        self._spent_below += below.evaluations
+        if below.best is not None:
+            self.consider(below.best)
 
     def improve(self, stop_at_ticks: int) -> None:
         """Take moves that help until none does; then wander with half of the evaluations that are left, and so on."""

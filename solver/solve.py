@@ -9,7 +9,7 @@ from apsched.result import Scored, SolveResult
 from apsched.schedule import Schedule
 from apsched.solver.baselines import baselines, score
 from apsched.solver.bounds import TimeBound, step_time_bound
-from apsched.solver.compact import Compact, compact
+from apsched.solver.compact import ALL_GATHER, Compact, compact
 from apsched.solver.cpsat import Exact, ExactModel
 from apsched.solver.evaluate import Program, evaluate
 from apsched.solver.expand import expand
@@ -19,6 +19,7 @@ from apsched.solver.later_bounds import later_bounds
 from apsched.solver.least_memory import horizon_ticks, is_small, least_memory
 from apsched.solver.lp_bound import lp_bound
 from apsched.solver.path_bound import path_bound
+from apsched.solver.periods import find_periods
 from apsched.solver.search import Search
 from apsched.solver.tighten import tighten
 from apsched.solver.windows import improve
@@ -27,6 +28,9 @@ from apsched.units import ticks_to_us
 Progress = Callable[[str, float, float], None]
 """Called with the stage, the best step time and the bound, in microseconds (nan where there is none yet)."""
 
+_RUNGS_LAYERS = (0, 1, 3)
+_SHARE_OF_RUNG = 6
+"""One in so many of the evaluations goes to the search under one of the caps below."""
 _SHARE_OF_WINDOWS = 0.025
 """Of the budget, for windows that CP-SAT decides."""
 _EVALUATIONS_PER_WORK = 400
@@ -196,6 +200,9 @@ def _solve_by_search(
         schedule = expand(problem, small, floor.program) if floor is not None else None
         return _Answer(schedule=schedule, bound=bound, solved_by="just in time")
     good_enough = int(bound.ticks * (1 + options.time_slack / 2))  # what is left would go to memory and launches anyway
+    for rung in _rungs(small, caps, floor_bytes):
+        if search.best.figures.step_time_ticks > good_enough:
+            search.look_below(rung, evaluations // _SHARE_OF_RUNG, good_enough)
     search.improve(good_enough)
     improved = improve(
         search.pricer, caps, search.program(), replace(options, budget=options.budget * _SHARE_OF_WINDOWS), stop_at_ticks=good_enough
@@ -215,6 +222,21 @@ def _solve_by_search(
         limit_ticks=limit,
         deterministic_work=improved.deterministic_work,
     )
+
+
+def _rungs(small: Compact, caps: Caps, floor_bytes: int) -> tuple[int, ...]:
+    """Return memory caps below the one at hand, ascending: what is found under them is found under a looser one, too.
+
+    They are the floor, and one and three layers of gathered weights above it, whatever the cap; without a cap only the last.
+    """
+    gathered = [
+        sum(int(small.output_bytes[row[0]]) for row in period.collectives if small.kind[row[0]] == ALL_GATHER and not small.on_path[row[0]])
+        for period in find_periods(small)
+    ]
+    rungs = sorted({floor_bytes + layers * max(gathered, default=0) for layers in _RUNGS_LAYERS})
+    if caps.memory_cap_bytes is None:
+        return tuple(rungs[-1:])
+    return tuple(rung for rung in rungs if rung < caps.memory_cap_bytes)
 
 
 def _slack_limit(time_ticks: int, options: SolveOptions, made: tuple[Scored, ...]) -> int:

@@ -110,7 +110,7 @@ def improve(pricer: Pricer, caps: Caps, program: Program, options: SolveOptions,
     return Improved(program=best, num_windows=decided, deterministic_work=work)
 
 
-_MOST_WINDOWS = 16
+_MOST_WINDOWS = 2
 """Windows in a row that change nothing, after which the search stops."""
 
 
