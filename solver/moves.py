@@ -48,6 +48,7 @@ class Neighbourhood:
         self.order = np.lexsort((np.arange(len(urgency)), urgency, compact.key))
         self.place = np.empty(len(urgency), dtype=np.int64)
         self.place[self.order] = np.arange(len(urgency))
+        self.pairs = self._pairs()
         self._find_layers()
 
     def applied(self, move: Move, labels: Ints) -> Ints:
@@ -85,21 +86,19 @@ class Neighbourhood:
                             yield from self._translated(CUT, member, member, stride)
 
     def at_random(self, rng: random.Random) -> Move:
-        """Return a move of two neighbours in order of urgency, in one layer or in all."""
-        size = len(self.order)
-        while True:
-            at = rng.randrange(size)
-            beside = at + rng.choice(_DISTANCES)
-            kind = rng.choice(_RANDOM_KINDS)
-            if not 0 <= beside < size:
-                continue
-            of, to = int(self.order[at]), int(self.order[beside])
-            if self.compact.key[of] != self.compact.key[to] or not (self.compact.bucketable[of] and self.compact.bucketable[to]):
-                continue
-            if rng.random() < _SHARE_OF_LAYERS:
-                for move in self._translated(kind, of, to, rng.choice(_STRIDES)):
-                    return move
-            return _single(kind, of, to)
+        """Return a move of two neighbours in order of urgency, in one layer or in all; there must be ``pairs``."""
+        of, to = self.pairs[rng.randrange(len(self.pairs))]
+        kind = rng.choice(_RANDOM_KINDS)
+        if rng.random() < _SHARE_OF_LAYERS:
+            for move in self._translated(kind, of, to, rng.choice(_STRIDES)):
+                return move
+        return _single(kind, of, to)
+
+    def _pairs(self) -> list[tuple[int, int]]:
+        """Return neighbours that may share a bucket, the closer the more often."""
+        order, c = self.order.tolist(), self.compact
+        near = [(order[i], order[i + d]) for d in _DISTANCES for i in range(len(order)) if 0 <= i + d < len(order)]
+        return [(of, to) for of, to in near if c.key[of] == c.key[to] and c.bucketable[of] and c.bucketable[to]]
 
     def joins(self, labels: Ints) -> Iterator[Move]:
         """Yield the moves that join a bucket and the next."""

@@ -165,7 +165,11 @@ class Search:
     def improve(self, stop_at_ticks: int) -> None:
         """Take moves that help until none does; then wander with half of the evaluations that are left, and so on."""
         self._descend(stop_at_ticks)
-        while (left := self.max_evaluations - self.evaluations) >= _SHORTEST_WALK and not self._done(stop_at_ticks):
+        while (
+            self._neighbourhood.pairs
+            and (left := self.max_evaluations - self.evaluations) >= _SHORTEST_WALK
+            and not self._done(stop_at_ticks)
+        ):
             self._wander(left // 2, stop_at_ticks)
             self._descend(stop_at_ticks)
 
