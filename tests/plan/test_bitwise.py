@@ -8,6 +8,7 @@ import pytest
 import torch
 from by_hand import ByHand, line
 from conftest import Run
+from processes import run_processes
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
@@ -191,3 +192,11 @@ def _registered() -> list[str]:
 
     built = build("llama3-debug", mesh=MeshSpec(fsdp=4), seq_len=64, batch=1, num_layers=2, options=None)
     return [name for name, _ in built.module.named_parameters()]
+
+
+def test_gradients_are_bit_for_bit_those_of_fsdp2_s_reductions(tmp_path: Path) -> None:
+    """Four real processes: each unit's gradients, chunked, concatenated and reduced at once as ``foreach_reduce`` does it."""
+    for report in run_processes(Path(__file__).parent / "bitwise_worker.py", tmp_path, 4, timeout_s=400):
+        assert report["units"] == 3
+        assert report["gradients"] == 2 * 9 + 3
+        assert report["unequal"] == 0
