@@ -13,7 +13,8 @@ from strategies import layered_problem, random_caps, random_problem
 from apsched.config import SolveOptions
 from apsched.solver import solve
 
-SMALL_LITERALS = "_SMALL_LITERALS"
+LIMIT = "apsched.solver.least_memory", "_SMALL_LITERALS"
+"""Where the size stands up to which a problem is solved whole: module, name."""
 
 
 def digests() -> list[str]:
@@ -23,16 +24,16 @@ def digests() -> list[str]:
         rng = random.Random(seed)
         problem = random_problem(rng, max_collectives=6, max_spine=5)
         answers.append(solve(problem, random_caps(rng, problem)))
-    whole = sys.modules["apsched.solver.solve"]
-    limit = getattr(whole, SMALL_LITERALS)
-    setattr(whole, SMALL_LITERALS, -1)
+    module, name = sys.modules[LIMIT[0]], LIMIT[1]
+    limit = getattr(module, name)
+    setattr(module, name, -1)
     try:
         for seed in range(3):
             rng = random.Random(seed)
             problem = layered_problem(rng, num_layers=4)
             answers.append(solve(problem, random_caps(rng, problem), SolveOptions(budget=0.2)))
     finally:
-        setattr(whole, SMALL_LITERALS, limit)
+        setattr(module, name, limit)
     return [f"{a.status} {a.bound_ticks} {a.floor_memory_bytes} {a.deterministic_work} {a.best}" for a in answers]
 
 

@@ -23,7 +23,8 @@ QUICK = SolveOptions(budget=0.2)
 @pytest.fixture
 def by_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """No problem is small."""
-    monkeypatch.setattr(sys.modules["apsched.solver.solve"], digest_worker.SMALL_LITERALS, -1)
+    module, name = digest_worker.LIMIT
+    monkeypatch.setattr(sys.modules[module], name, -1)
 
 
 @pytest.mark.usefixtures("by_search")
