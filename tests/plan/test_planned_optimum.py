@@ -72,7 +72,7 @@ def test_the_floor_under_a_plan_is_the_least_memory_of_any_schedule(seed: int) -
 @pytest.mark.parametrize("seed", range(NUM_SEEDS))
 def test_search_and_windows_keep_the_plan(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What large problems go through, on small ones: never against the plan, never below the optimum, a bound that holds."""
-    monkeypatch.setattr(sys.modules["apsched.solver.solve"], "_SMALL_LITERALS", -1)
+    monkeypatch.setattr(sys.modules["apsched.solver.least_memory"], "_SMALL_LITERALS", -1)
     problem, caps = case(seed)
     best, result = best_schedule(problem, caps), solve(problem, caps, SolveOptions(time_slack=0.0, budget=2.0))
     if best is None:
