@@ -5,21 +5,32 @@
 
 import os
 import random
+import re
 import sys
 from collections import Counter
 from dataclasses import replace
 
 import pytest
 from oracle import best_schedule, least_memory
-from random_plans import planned
+from random_plans import named, planned
 from strategies import random_caps, random_problem
 
 from apsched.config import Caps, SolveOptions
+from apsched.errors import InputError
+from apsched.plan import Plan, Rule
 from apsched.problem import Problem
+from apsched.restrict import restricted
 from apsched.simulate import simulate
 from apsched.solver import least_memory as solver_least_memory
 from apsched.solver import solve
+from apsched.solver.compact import compact
+from apsched.solver.expand import expand
+from apsched.solver.floor import JUST_IN_TIME
+from apsched.solver.lp_bound import lp_bound
 from apsched.solver.milp import solve_milp
+from apsched.solver.partition import Pricer
+from apsched.solver.place import construct
+from apsched.solver.search import policies
 from apsched.verify import verify
 
 NUM_SEEDS = int(os.environ.get("APSCHED_PLANS", "60"))
@@ -119,3 +130,33 @@ def test_the_plans_are_not_all_of_one_sort() -> None:
         seen["infeasible"] += free is not None and under is None
     assert min(seen[what] for what in ("group", "closed", "start", "wait", "slower")) >= 4
     assert seen["infeasible"] >= 2
+
+
+@pytest.mark.parametrize("seed", range(NUM_SEEDS // 2))
+def test_the_pass_over_the_spine_keeps_the_plan(seed: int) -> None:
+    """Whatever the policy: what search places is where the plan wants it, before anything is judged."""
+    problem, _ = case(seed)
+    small = compact(problem)
+    pricer = Pricer(problem, small)
+    for policy in (*JUST_IN_TIME, *policies(small)):
+        program = construct(pricer, pricer.partition_of(pricer.tables.atoms.leader), policy, Caps())
+        assert verify(problem, expand(problem, small, program), Caps()) == ()
+
+
+@pytest.mark.parametrize("seed", range(NUM_SEEDS))
+def test_bounds_hold_where_every_bucket_is_closed(seed: int) -> None:
+    """The exact prices of closed buckets in the linear program are no more than what schedules pay."""
+    rng = random.Random(70_000 + seed)
+    problem = named(random_problem(rng, max_collectives=6, max_spine=3))
+    names: dict[int, list[str]] = {}
+    for c in problem.collectives:
+        if c.bucketable:
+            names.setdefault(c.key, []).append(re.escape(c.module))
+    rules = tuple(Rule(match="|".join(mine), group=True, closed=True) for mine in names.values())
+    try:
+        problem = restricted(problem, Plan(rules))
+    except InputError:  # the members of a group wait for each other, or are needed before all are ready
+        return
+    small, best = compact(problem), best_schedule(problem, Caps())
+    assert best is not None
+    assert lp_bound(problem, small, Caps()).ticks <= best.step_time_ticks
