@@ -165,7 +165,7 @@ def summary_lines(result: Result) -> tuple[str, ...]:
     if result.problem.rules:
         broken = [name for name, _ in _broken_by(result)]
         rules = f"{len(result.problem.rules)} rule{'s' if len(result.problem.rules) > 1 else ''}"
-        lines.append(f"  plan {digest(result.problem.rules)} of {rules}" + (f"; {', '.join(broken)} do not fit under it" if broken else ""))
+        lines.append(f"  plan {digest(result.problem.rules)} of {rules}" + (f"; it is not kept by {', '.join(broken)}" if broken else ""))
     if result.bitwise is not None:
         cost = f"{result.bitwise.cost_us:,.2f} µs ({100 * result.bitwise.share:.2f} %)"
         lines.append(f"  bitwise costs {cost}: the fastest found without it takes {show_us(result.bitwise.step_time_us)}")

@@ -19,7 +19,16 @@ _ROW_UPDATES = frozenset(
     {"aten::index_put_", "aten::_unsafe_index_put_", "aten::index_add_", "aten::index_copy_", "aten::scatter_", "aten::scatter_add_"}
 )
 _OVERWRITES = frozenset(
-    {"aten::copy_", "aten::fill_", "aten::zero_", "aten::normal_", "aten::uniform_", "aten::bernoulli_", "aten::random_"}
+    {
+        "aten::copy_",
+        "aten::fill_",
+        "aten::zero_",
+        "aten::normal_",
+        "aten::uniform_",
+        "aten::bernoulli_",
+        "aten::random_",
+        "aten::_foreach_copy_",
+    }
 )
 # views by their schema, which copy where the strides ask for it
 _VIEW_OR_COPY = frozenset({"aten::reshape", "aten::contiguous", "aten::flatten", "aten::reshape_as"})
