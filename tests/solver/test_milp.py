@@ -26,7 +26,7 @@ from apsched.solver.compact import compact
 from apsched.solver.milp import MilpResult, solve_milp
 from apsched.verify import verify
 
-NUM_SEEDS = int(os.environ.get("APSCHED_MILP", "70"))
+NUM_SEEDS = int(os.environ.get("APSCHED_MILP", "200"))
 FEW = min(NUM_SEEDS, 15)
 
 
