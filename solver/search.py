@@ -68,7 +68,6 @@ class Search:
     _neighbourhood: Neighbourhood = field(init=False)
     _below: Candidate | None = None
     """The best under the highest of the lower caps looked at."""
-    _spent_below: int = 0
     _tried: set[tuple[bytes, Policy, int | None]] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
@@ -78,8 +77,8 @@ class Search:
 
     @property
     def evaluations(self) -> int:
-        """Evaluations so far."""
-        return self._judge.evaluations + self._spent_below
+        """Evaluations so far, those under lower caps left out."""
+        return self._judge.evaluations
 
     def program(self) -> Program:
         """Return the program of the best candidate."""
@@ -144,7 +143,11 @@ class Search:
         self.report("portfolio", self.best.figures.step_time_ticks)
 
     def look_below(self, memory_cap_bytes: int, num_evaluations: int, stop_at_ticks: int) -> None:
-        """Search under a lower memory cap, from the best that keeps it, and keep what is better than the best here."""
+        """Search under a lower memory cap as if it were the cap, and keep what is better than the best here.
+
+        Called with ascending caps, each starts from what was found under the one before, so that the search under any of them is a
+        part of the search under all higher ones.
+        """
         below = Search(
             problem=self.problem,
             compact=self.compact,
@@ -158,7 +161,6 @@ class Search:
             below.consider(self._below)
         below.improve(stop_at_ticks)
         self._below = below.best
-        self._spent_below += below.evaluations
         if below.best is not None:
             self.consider(below.best)
 

@@ -29,12 +29,11 @@ Progress = Callable[[str, float, float], None]
 """Called with the stage, the best step time and the bound, in microseconds (nan where there is none yet)."""
 
 _RUNGS_LAYERS = (0, 1, 3)
-_SHARE_OF_RUNG = 6
-"""One in so many of the evaluations goes to the search under one of the caps below."""
+"""Layers of gathered weights above the floor: memory caps that are searched on the way to any looser one."""
 _SHARE_OF_WINDOWS = 0.025
 """Of the budget, for windows that CP-SAT decides."""
-_EVALUATIONS_PER_WORK = 400
-"""Evaluations of the search per unit of deterministic work in the budget."""
+_EVALUATIONS_PER_WORK = 200
+"""Evaluations of the search under one memory cap per unit of deterministic work in the budget."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +201,7 @@ def _solve_by_search(
     good_enough = int(bound.ticks * (1 + options.time_slack / 2))  # what is left would go to memory and launches anyway
     for rung in _rungs(small, caps, floor_bytes):
         if search.best.figures.step_time_ticks > good_enough:
-            search.look_below(rung, evaluations // _SHARE_OF_RUNG, good_enough)
+            search.look_below(rung, evaluations, good_enough)
     search.improve(good_enough)
     improved = improve(
         search.pricer, caps, search.program(), replace(options, budget=options.budget * _SHARE_OF_WINDOWS), stop_at_ticks=good_enough
@@ -227,16 +226,14 @@ def _solve_by_search(
 def _rungs(small: Compact, caps: Caps, floor_bytes: int) -> tuple[int, ...]:
     """Return memory caps below the one at hand, ascending: what is found under them is found under a looser one, too.
 
-    They are the floor, and one and three layers of gathered weights above it, whatever the cap; without a cap only the last.
+    They are the floor, and one and three layers of gathered weights above it, whatever the cap.
     """
     gathered = [
         sum(int(small.output_bytes[row[0]]) for row in period.collectives if small.kind[row[0]] == ALL_GATHER and not small.on_path[row[0]])
         for period in find_periods(small)
     ]
     rungs = sorted({floor_bytes + layers * max(gathered, default=0) for layers in _RUNGS_LAYERS})
-    if caps.memory_cap_bytes is None:
-        return tuple(rungs[-1:])
-    return tuple(rung for rung in rungs if rung < caps.memory_cap_bytes)
+    return tuple(rung for rung in rungs if caps.memory_cap_bytes is None or rung < caps.memory_cap_bytes)
 
 
 def _slack_limit(time_ticks: int, options: SolveOptions, made: tuple[Scored, ...]) -> int:
