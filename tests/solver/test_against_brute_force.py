@@ -8,6 +8,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from by_hand import ByHand, line
 from hypothesis import given, settings
 from oracle import best_schedule, least_memory
 from random_schedules import random_schedule
@@ -140,3 +141,15 @@ def test_no_random_schedule_beats_the_exhaustive_search(seed: int) -> None:
         assert timeline.peak_memory_bytes >= floor
         finishing = sum(problem.duration_ticks[node] for node in problem.travels)  # what random orders may place better
         assert timeline.step_time_ticks >= best.step_time_ticks - finishing
+
+
+def test_a_cap_on_prefetch_reaches_through_a_gather_that_another_takes_further() -> None:
+    """What the second gather brings is needed by the second compute node, and so is what the first one brings."""
+    hand = ByHand(prices={"all_gather": line(10)})
+    x, shard = hand.input("x", 1024), hand.input("shard", 1024, kept=True)
+    first = hand.wait("w1", hand.start("all_gather", "ag1", shard, 1024, 2048))
+    second = hand.wait("w2", hand.start("all_gather", "ag2", first, 2048, 4096, group="tp"))
+    a = hand.compute("a", 50, x, size=512)
+    problem, caps = hand.output(hand.compute("b", 5, a, second, size=512)), Caps(max_prefetch=0)
+    assert_optimal(problem, caps, solve(problem, caps, STRICT))
+    assert best_schedule(problem, Caps()) != best_schedule(problem, caps)
