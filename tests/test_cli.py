@@ -122,7 +122,7 @@ def test_solve_under_a_plan(run: Run, tmp_path: Path) -> None:
 
     shown = run("compare", *PRESET, "--plan", "plan.toml", "--budget", "0", "--direction", "backward", "--no-inductor")
     assert shown.code == 0, shown.stderr
-    assert f"plan {backward['plan']['digest']} of 2 rules; as_captured" in shown.stdout
+    assert f"plan {backward['plan']['digest']} of 2 rules; it is not kept by as_captured" in shown.stdout
 
     (tmp_path / "typo.toml").write_text("[[rule]]\nmatch = 'outputs.weight'\nforbid = true\n")
     ran = run("solve", *PRESET, "--plan", "typo.toml")
