@@ -35,6 +35,7 @@ def build_problem(dag: nx.DiGraph) -> Problem:
         ),
         streams=streams,
         copy_price=dag.graph["curves"]["copy"],
+        kernels=tuple(r.kernel for r in records),
     )
     check_problem(problem)
     return problem

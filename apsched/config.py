@@ -19,6 +19,8 @@ class Caps:
     """Compute nodes between a start and the first compute node that needs its result."""
     in_flight_cap_bytes: int | None = None
     """Output bytes of FSDP collectives started and not yet waited for."""
+    max_compute_move: int | None = 0
+    """Places among the compute nodes by which one of them may move from where it was captured."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -108,6 +108,10 @@ class Problem:
     """Group name of each stream."""
     copy_price: PriceCurve
     """Bytes copied -> ticks on the compute stream, of a copy-in or a copy-out."""
+    kernels: tuple[int, ...] = ()
+    """For each node the first of those that a compiler makes one kernel of, -1 for none; empty where nobody knows."""
+    compute_order: tuple[int, ...] = ()
+    """The compute nodes that do not travel, in the order that the solver looks at; empty for that as captured."""
     rules: tuple[str, ...] = ()
     """The rules of the plan that restricts its collectives, as the user wrote them."""
     unrestricted: "Problem | None" = None
@@ -128,9 +132,14 @@ class Problem:
         """Compute nodes that travel with a collective instead of keeping their place among the compute nodes."""
         return frozenset(node for c in self.collectives for node in (*c.prologue, *c.epilogue))
 
-    @cached_property
+    @property
     def spine(self) -> tuple[int, ...]:
-        """Compute nodes that keep their order (``max_compute_move`` 0), as captured."""
+        """Compute nodes that do not travel, in the order looked at."""
+        return self.compute_order or self.captured_spine
+
+    @cached_property
+    def captured_spine(self) -> tuple[int, ...]:
+        """Compute nodes that do not travel, as captured."""
         return tuple(i for i, kind in enumerate(self.kinds) if kind is NodeKind.COMPUTE and i not in self.travels)
 
     @cached_property

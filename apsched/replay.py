@@ -1,7 +1,4 @@
-"""A schedule file back on its graph: checked against every dependence, and against the caps it was made for.
-
-Compute may stand anywhere that the dependences allow: how far its solver could move it is no property of the graph.
-"""
+"""A schedule file back on its graph: checked against every dependence, and against the caps it was made for."""
 
 from apsched.errors import InputError
 from apsched.problem import Problem
@@ -20,7 +17,7 @@ def replay(problem: Problem, file: ScheduleFile) -> Scored:
     where it breaks a cap that it states.
     """
     schedule = bind_schedule(file, problem)
-    wrong = verify(problem, schedule, file.caps, max_compute_move=problem.num_nodes)
+    wrong = verify(problem, schedule, file.caps)
     if wrong:
         more = f" (and {len(wrong) - _SHOWN} more)" if len(wrong) > _SHOWN else ""
         raise InputError(

@@ -11,7 +11,7 @@ from apsched.simulate import Timeline, simulate
 from apsched.verify_plan import broken_rules
 
 
-def verify(problem: Problem, schedule: Schedule, caps: Caps, *, max_compute_move: int = 0) -> tuple[str, ...]:
+def verify(problem: Problem, schedule: Schedule, caps: Caps) -> tuple[str, ...]:
     """Return what is wrong with ``schedule``, a sentence each; empty where it keeps every dependence and every cap."""
     wrong = _completeness(problem, schedule)
     if wrong:
@@ -21,7 +21,7 @@ def verify(problem: Problem, schedule: Schedule, caps: Caps, *, max_compute_move
     wrong += _output_last(problem, schedule)
     wrong += _bucket_order(problem, schedule)
     wrong += _buckets(problem, schedule, caps)
-    wrong += _compute_moves(problem, position, max_compute_move)
+    wrong += _compute_moves(problem, position, caps)
     wrong += broken_rules(problem, schedule)
     if wrong:
         return tuple(wrong)  # a timeline of an impossible order means nothing
@@ -140,14 +140,16 @@ def _buckets(problem: Problem, schedule: Schedule, caps: Caps) -> list[str]:
     return wrong
 
 
-def _compute_moves(problem: Problem, position: list[int], max_compute_move: int) -> list[str]:
+def _compute_moves(problem: Problem, position: list[int], caps: Caps) -> list[str]:
     """A compute node keeps its place among the compute nodes up to ``max_compute_move``."""
-    now = sorted(problem.spine, key=position.__getitem__)
+    if caps.max_compute_move is None:
+        return []
+    now = sorted(problem.captured_spine, key=position.__getitem__)
     place = {node: k for k, node in enumerate(now)}
     return [
-        f"{problem.node_names[node]} moved by {abs(place[node] - k)} compute nodes, more than {max_compute_move}"
-        for k, node in enumerate(problem.spine)
-        if abs(place[node] - k) > max_compute_move
+        f"{problem.node_names[node]} moved by {abs(place[node] - k)} compute nodes, more than {caps.max_compute_move}"
+        for k, node in enumerate(problem.captured_spine)
+        if abs(place[node] - k) > caps.max_compute_move
     ]
 
 

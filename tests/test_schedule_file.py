@@ -50,7 +50,7 @@ def a_result(problem: Problem, schedule: Schedule, caps: Caps | None = None) -> 
         deterministic_work=0.0,
         infeasibility=None,
     )
-    return result_of(problem, caps or Caps(), answer, cluster="h100", seconds={})
+    return result_of(problem, caps or Caps(max_compute_move=None), answer, cluster="h100", seconds={})
 
 
 def bucketed(seed: int = 0) -> Result:
@@ -67,10 +67,11 @@ def bucketed(seed: int = 0) -> Result:
 def test_what_is_written_is_what_is_read(seed: int, tmp_path: Path) -> None:
     problem = random_problem(random.Random(seed), max_collectives=6)
     schedule = random_schedule(problem, seed)
-    save_schedule(tmp_path / "s.json", a_result(problem, schedule, Caps(max_prefetch=1000)))
+    caps = Caps(max_prefetch=1000, max_compute_move=100)
+    save_schedule(tmp_path / "s.json", a_result(problem, schedule, caps))
     file = load_schedule(tmp_path / "s.json")
     assert bind_schedule(file, problem) == schedule
-    assert file.caps == Caps(max_prefetch=1000)
+    assert file.caps == caps
     assert replay(problem, file).step_time_ticks == simulate(problem, schedule).step_time_ticks
 
 

@@ -44,7 +44,7 @@ ALONE = "u v a ar war gu wu b rb gv wv c wrb rc wrc output"
 
 def found(text: str, *buckets: str, caps: Caps | None = None, max_compute_move: int = 0) -> tuple[str, ...]:
     problem = gathers_and_reductions()
-    return verify(problem, schedule(problem, text, *buckets), caps or Caps(), max_compute_move=max_compute_move)
+    return verify(problem, schedule(problem, text, *buckets), caps or Caps(max_compute_move=max_compute_move))
 
 
 def test_valid_schedules_pass() -> None:
@@ -145,8 +145,8 @@ def test_compute_nodes_keep_their_place_unless_moves_are_allowed() -> None:
         "b moved by 1 compute nodes, more than 0",
         "c moved by 2 compute nodes, more than 0",
     )
-    assert verify(problem, moved, Caps(), max_compute_move=1) == ("c moved by 2 compute nodes, more than 1",)
-    assert verify(problem, moved, Caps(), max_compute_move=2) == ()
+    assert verify(problem, moved, Caps(max_compute_move=1)) == ("c moved by 2 compute nodes, more than 1",)
+    assert verify(problem, moved, Caps(max_compute_move=2)) == ()
 
 
 def test_prologue_and_epilogue_travel_freely() -> None:

@@ -7,6 +7,7 @@ once, writes each value that is used outside once, and has one floor. Nodes in p
 from what depends on what, not from the order, so that a schedule changes no price.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 
 import torch
@@ -30,9 +31,43 @@ class Share:
     """It pays the floor of the kernel."""
 
 
+def fused_kernels(graph: torch.fx.Graph) -> list[list[torch.fx.Node]]:
+    """Return the nodes of every kernel of two or more, each in graph order."""
+    free = {node for node in graph.nodes if _is_free(node)}
+    rank = {node: k for k, node in enumerate(graph.nodes)}
+    kernels: dict[torch.fx.Node, list[torch.fx.Node]] = {}
+    for node, kernel in _kernel_of(graph, free).items():
+        kernels.setdefault(kernel, []).append(node)
+    ordered = (sorted(nodes, key=rank.__getitem__) for nodes in kernels.values() if len(nodes) > 1)
+    return sorted(ordered, key=lambda nodes: rank[nodes[0]])
+
+
 def fused_shares(graph: torch.fx.Graph) -> dict[torch.fx.Node, Share]:
     """Return the share of every node that is in a kernel with another; the rest is priced alone."""
     free = {node for node in graph.nodes if _is_free(node)}
+    kernel = _kernel_of(graph, free)
+    sources = {node: [_behind_views(taken, free) for taken in node.all_input_nodes] for node in kernel}
+    sizes = Counter(kernel.values())
+    read: set[tuple[torch.fx.Node, torch.fx.Node]] = set()
+    begun: set[torch.fx.Node] = set()
+    shares: dict[torch.fx.Node, Share] = {}
+    for node, mine in kernel.items():
+        if sizes[mine] < 2:
+            continue
+        traffic = 0
+        for taken, source in zip(node.all_input_nodes, sources[node], strict=True):
+            if kernel.get(source) is not mine and (mine, taken) not in read:
+                read.add((mine, taken))
+                traffic += sum(map(touched_bytes, tensors_in(value_of(taken))))
+        if any(kernel.get(user) is not mine for user in _users_behind_views(node, free)):
+            traffic += sum(map(touched_bytes, tensors_in(value_of(node))))
+        shares[node] = Share(traffic, mine not in begun)
+        begun.add(mine)
+    return shares
+
+
+def _kernel_of(graph: torch.fx.Graph, free: set[torch.fx.Node]) -> dict[torch.fx.Node, torch.fx.Node]:
+    """Return for each fusible node the one that names its kernel, in the order of :func:`_fusible_nodes`."""
     products, fusible = _fusible_nodes(graph, free)
     kernel = {node: node for node in fusible}
 
@@ -42,31 +77,12 @@ def fused_shares(graph: torch.fx.Graph) -> dict[torch.fx.Node, Share]:
             node = kernel[node]
         return node
 
-    sources = {node: [_behind_views(taken, free) for taken in node.all_input_nodes] for node in fusible}
     for node in fusible:
-        for source in sources[node]:
+        for taken in node.all_input_nodes:
+            source = _behind_views(taken, free)
             if source in kernel and products[source] == products[node]:
                 kernel[find(node)] = find(source)
-    sizes: dict[torch.fx.Node, int] = {}
-    for node in fusible:
-        sizes[find(node)] = sizes.get(find(node), 0) + 1
-    read: set[tuple[torch.fx.Node, torch.fx.Node]] = set()
-    begun: set[torch.fx.Node] = set()
-    shares: dict[torch.fx.Node, Share] = {}
-    for node in fusible:
-        mine = find(node)
-        if sizes[mine] < 2:
-            continue
-        traffic = 0
-        for taken, source in zip(node.all_input_nodes, sources[node], strict=True):
-            if (source not in kernel or find(source) is not mine) and (mine, taken) not in read:
-                read.add((mine, taken))
-                traffic += sum(map(touched_bytes, tensors_in(value_of(taken))))
-        if any(user not in kernel or find(user) is not mine for user in _users_behind_views(node, free)):
-            traffic += sum(map(touched_bytes, tensors_in(value_of(node))))
-        shares[node] = Share(traffic, mine not in begun)
-        begun.add(mine)
-    return shares
+    return {node: find(node) for node in fusible}
 
 
 def _fusible_nodes(graph: torch.fx.Graph, free: set[torch.fx.Node]) -> tuple[dict[torch.fx.Node, int], list[torch.fx.Node]]:

@@ -99,3 +99,5 @@ class NodeRecord:
     signature: str
     """Digest of what it computes: target, structure of its arguments, shapes, dtypes and group size; equal on all process ranks."""
     collective: CollectiveRecord | None
+    kernel: int = -1
+    """Rank of the first node of the kernel that a compiler makes of it and others; -1 where it is a kernel of its own."""

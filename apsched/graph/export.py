@@ -9,6 +9,7 @@ import torch
 from apsched.capture.captured import CapturedGraph
 from apsched.collectives import tensors_of
 from apsched.costs.checked import checked
+from apsched.costs.fusion import fused_kernels
 from apsched.costs.model import CostModel
 from apsched.graph.analysis import Analysis, analyse, cast_before, edges_of, is_bucketable, num_members
 from apsched.graph.check import check_graph
@@ -71,6 +72,7 @@ def _records(captured: CapturedGraph, analysis: Analysis, cost_model: CostModel,
     outputs = _output_places(analysis.nodes)
     places = {rank: outputs.get(analysis.nodes[rank], -1) for rank in parameters}
     runs = directions(captured, analysis.nodes)
+    kernels = {node: analysis.rank_of[nodes[0]] for nodes in fused_kernels(captured.module.graph) for node in nodes}
     records = []
     for rank, node in enumerate(analysis.nodes):
         used, kind = analysis.table.of_node[rank], analysis.kinds[rank]
@@ -96,6 +98,7 @@ def _records(captured: CapturedGraph, analysis: Analysis, cost_model: CostModel,
                 role=node.meta.get("apsched", {}).get("role", ""),
                 signature=node_signature(node, analysis.rank_of, call.group_size if call else 0),
                 collective=_collective(analysis, rank, places.get(rank, -1)) if kind is NodeKind.START else None,
+                kernel=kernels.get(node, -1),
             )
         )
     return records
