@@ -27,6 +27,11 @@ class _CheckedCostModel:
         source = getattr(self.cost_model, "cost_source", None)
         return str(source(node)) if callable(source) else "model"
 
+    def collective_source(self, kind: str, group_name: str, group_size: int) -> str:
+        """Return where the price of a collective comes from; ``model`` where the user's model does not say."""
+        source = getattr(self.cost_model, "collective_source", None)
+        return str(source(kind, group_name, group_size)) if callable(source) else "model"
+
 
 def checked(cost_model: CostModel) -> CostModel:
     """Return ``cost_model`` behind a check of each price: a finite number of microseconds, 0 or more.

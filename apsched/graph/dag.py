@@ -63,6 +63,8 @@ class CollectiveRecord:
     output_place: int = -1
     """Where the parameter that it serves is known: place among the graph's outputs of the first that its result is part of, since
     gradients come out in the order in which parameters were registered; else -1."""
+    cost_source: str = ""
+    """Where its duration comes from, as :attr:`NodeRecord.cost_source`; empty where nobody knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,3 +103,5 @@ class NodeRecord:
     collective: CollectiveRecord | None
     kernel: int = -1
     """Rank of the first node of the kernel that a compiler makes of it and others; -1 where it is a kernel of its own."""
+    operation: str = ""
+    """What it computes in one line, with shapes and dtypes (:mod:`apsched.costs.operation`): by it measured costs are found again."""

@@ -11,6 +11,7 @@ from apsched.collectives import tensors_of
 from apsched.costs.checked import checked
 from apsched.costs.fusion import fused_kernels
 from apsched.costs.model import CostModel
+from apsched.costs.node_operation import node_operation
 from apsched.graph.analysis import Analysis, analyse, cast_before, edges_of, is_bucketable, num_members
 from apsched.graph.check import check_graph
 from apsched.graph.curves import COPY, collective_curves, copy_curve, launch_curves
@@ -97,11 +98,17 @@ def _records(captured: CapturedGraph, analysis: Analysis, cost_model: CostModel,
                 dtype=dtype_name(next(tensors_of(node), None)),
                 role=node.meta.get("apsched", {}).get("role", ""),
                 signature=node_signature(node, analysis.rank_of, call.group_size if call else 0),
-                collective=_collective(analysis, rank, places.get(rank, -1)) if kind is NodeKind.START else None,
+                collective=_collective(analysis, rank, places.get(rank, -1), prices.transfer_source(analysis.calls[rank]))
+                if kind is NodeKind.START
+                else None,
                 kernel=kernels.get(node, -1),
+                operation=node_operation(node) if kind in _TIMED else "",
             )
         )
     return records
+
+
+_TIMED = (NodeKind.COMPUTE, NodeKind.START, NodeKind.WAIT)
 
 
 def _output_places(nodes: Sequence[torch.fx.Node]) -> dict[torch.fx.Node, int]:
@@ -116,7 +123,7 @@ def _output_places(nodes: Sequence[torch.fx.Node]) -> dict[torch.fx.Node, int]:
     return places
 
 
-def _collective(analysis: Analysis, start: int, output_place: int) -> CollectiveRecord:
+def _collective(analysis: Analysis, start: int, output_place: int, cost_source: str) -> CollectiveRecord:
     node, call = analysis.nodes[start], analysis.calls[start]
     result = next(tensors_of(node), None)
     return CollectiveRecord(
@@ -136,4 +143,5 @@ def _collective(analysis: Analysis, start: int, output_place: int) -> Collective
         num_members=num_members(node),
         cast_bytes=sum(t.nbytes for t in tensors_of(cast.all_input_nodes[0])) if (cast := cast_before(analysis, start)) is not None else 0,
         output_place=output_place,
+        cost_source=cost_source,
     )

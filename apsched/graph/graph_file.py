@@ -19,7 +19,7 @@ from apsched.graph.dag import CollectiveRecord, NodeKind, NodeRecord, StorageRec
 from apsched.price_curve import PriceCurve
 
 FORMAT = "apsched graph"
-VERSION = 4
+VERSION = 5
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _Record = TypeVar("_Record", NodeRecord, CollectiveRecord, StorageRecord, PriceCurve)
@@ -115,15 +115,16 @@ def _parse(data: bytes) -> Any:
 
 
 def _upgraded(content: Any, version: int) -> Any:
-    """Return ``content`` with what versions 2 (the bytes that a bucket casts while it copies in), 3 (places of gradients) and 4
-    (kernels of several nodes) added."""
+    """Return ``content`` with what versions 2 (the bytes that a bucket casts while it copies in), 3 (places of gradients), 4
+    (kernels of several nodes) and 5 (operations, sources of transfers) added."""
     nodes = content.get("nodes")
     if version < VERSION and isinstance(nodes, list):
         for node in nodes:
             if isinstance(node, dict):
                 node.setdefault("kernel", -1)
+                node.setdefault("operation", "")
                 if isinstance(node.get("collective"), dict):
-                    node["collective"] = {"cast_bytes": 0, "output_place": -1} | node["collective"]
+                    node["collective"] = {"cast_bytes": 0, "output_place": -1, "cost_source": ""} | node["collective"]
     return content
 
 

@@ -36,6 +36,11 @@ class NodePrices:
             duration_us += self._cost_model.collective_us(asked_kind(call.kind), call.group, call.group_size, call.size_bytes)
         return duration_us, self._source(node)
 
+    def transfer_source(self, call: CollectiveCall) -> str:
+        """Return where the duration of a collective on its group's stream comes from."""
+        source = getattr(self._cost_model, "collective_source", None)
+        return str(source(asked_kind(call.kind), call.group, call.group_size)) if callable(source) else "model"
+
     def _source(self, node: torch.fx.Node) -> str:
         source = getattr(self._cost_model, "cost_source", None)
         return str(source(node)) if callable(source) else "model"

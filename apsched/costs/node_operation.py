@@ -1,0 +1,32 @@
+"""The operation of an FX node (see :mod:`apsched.costs.operation`)."""
+
+from typing import Any
+
+import torch
+
+from apsched.costs.operands import as_int, bound_arguments, shape_of, tensors_in, value_of
+from apsched.costs.operation import operation_text, tensor_text
+from apsched.costs.traffic import op_name
+
+
+def node_operation(node: torch.fx.Node) -> str:
+    """Return what ``node`` computes as one line; empty for inputs and outputs, and where a size depends on data."""
+    if node.op != "call_function":
+        return ""
+    try:
+        arguments = [shown for value in bound_arguments(node).values() if (shown := _argument(value)) is not None]
+        return operation_text(op_name(node.target), arguments, [_tensor(result) for result in tensors_in(value_of(node))])
+    except ValueError:
+        return ""
+
+
+def _argument(value: Any) -> str | list[str] | None:
+    if isinstance(value, torch.Tensor):
+        return _tensor(value)
+    listed = [_tensor(tensor) for tensor in tensors_in(value)]
+    return listed or None
+
+
+def _tensor(tensor: torch.Tensor) -> str:
+    strides = tuple(map(as_int, tensor.stride())) if tensor.layout is torch.strided else None
+    return tensor_text(str(tensor.dtype).removeprefix("torch."), shape_of(tensor), strides)
