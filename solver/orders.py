@@ -1,0 +1,215 @@
+"""The compact form of a problem under any order of its compute.
+
+Compute moves in blocks: a run of neighbours that a compiler makes one kernel of stays together, so that no order costs a fusion. A
+block of one node is the rule. Which blocks and collectives come before which follows from the dependences; every order that keeps them
+gives a compact form by arithmetic on arrays, without another look at the problem.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from apsched.graph.dag import NodeKind
+from apsched.problem import Problem
+from apsched.solver.compact import Compact, Ints
+
+
+class Precedence(NamedTuple):
+    """What comes before what, over blocks (K), collectives (C) and spine nodes as captured (m). CSR pairs."""
+
+    first: Ints
+    """(K+1,) first spine node of each block, as captured."""
+    block_ticks: Ints
+    """(K,)"""
+    block_of: Ints
+    """(m,)"""
+    before_begin: Ints
+    before_list: Ints
+    """Blocks before a block."""
+    behind_begin: Ints
+    behind_list: Ints
+    """Blocks behind a block."""
+    needs_begin: Ints
+    needs_list: Ints
+    """Collectives whose results a block needs."""
+    ready_begin: Ints
+    ready_list: Ints
+    """Spine nodes before the launch of a collective."""
+    feeds_begin: Ints
+    feeds_list: Ints
+    """Collectives whose launch comes behind a block."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Touched:
+    """Which spine nodes touch storages; m stands for the output."""
+
+    begin: Ints
+    nodes: Ints
+    birth: Ints
+    """(S,) spine node that allocates it; -1 for none."""
+
+
+class Orders:
+    """Orders of the compute of one problem."""
+
+    def __init__(self, problem: Problem, compact: Compact) -> None:
+        """``compact`` is the compact form of ``problem`` as captured."""
+        assert not problem.compute_order
+        self.problem, self.compact = problem, compact
+        spine_index = {node: k for k, node in enumerate(problem.spine)}
+        float_owner = {n: c for c, col in enumerate(problem.collectives) for n in (*col.prologue, col.start, col.wait, *col.epilogue)}
+        behind = _behind(problem, spine_index, float_owner)
+        self.precedence = _precedence(problem, compact, spine_index, float_owner, behind)
+        moving, fixed = [], []
+        for storage in problem.storages:
+            touching = [behind[u] for u in storage.uses]
+            if storage.kept:
+                continue
+            (moving if any(floats for _, floats in touching) else fixed).append((storage, touching))
+        num_spine = len(problem.spine)
+        self._moving = _touched([(s.birth, touching) for s, touching in moving], spine_index, num_spine)
+        self._fixed = _touched([(s.birth, touching) for s, touching in fixed], spine_index, num_spine)
+        self._fixed_bytes = np.array([s.size_bytes for s, _ in fixed], dtype=np.int64)
+        self._fixed_from_beginning = np.array([s.birth < 0 for s, _ in fixed], dtype=np.bool_)
+        self._needed_begin, self._needed_list = _needed(problem, behind)
+        begin = compact.after_begin
+        self._chained = [c for c in range(len(begin) - 1) if begin[c + 1] > begin[c]]
+
+    def compact_of(self, order: Ints) -> Compact:
+        """Return the compact form with the spine in ``order``: spine nodes as captured, in their new places."""
+        old, num_spine = self.compact, len(order)
+        place = np.empty(num_spine + 2, dtype=np.int64)
+        place[order] = np.arange(num_spine)
+        place[num_spine], place[-1] = num_spine, -1
+        p = self.precedence
+        need = _extremes(place, self._needed_begin, self._needed_list, np.minimum, num_spine)
+        for c in reversed(self._chained):
+            for d in old.after_list[old.after_begin[c] : old.after_begin[c + 1]]:
+                need[d] = min(need[d], need[c])
+        gap, at = self._baseline(place, num_spine)
+        return replace(
+            old,
+            spine_ticks=old.spine_ticks[order],
+            base_gap_bytes=gap,
+            base_spine_bytes=at,
+            ready_gap=1 + _extremes(place, p.ready_begin, p.ready_list, np.maximum, -1),
+            need_gap=need,
+            storage_birth_spine=place[self._moving.birth],
+            storage_last_spine=_extremes(place, self._moving.begin, self._moving.nodes, np.maximum, -1),
+        )
+
+    def problem_of(self, order: Ints) -> Problem:
+        """Return the problem with its compute in ``order``."""
+        spine = self.problem.captured_spine
+        return replace(self.problem, compute_order=tuple(spine[k] for k in order.tolist()))
+
+    def _baseline(self, place: Ints, num_spine: int) -> tuple[Ints, Ints]:
+        """As ``apsched.solver.compact`` has it: the bytes of storages with fixed lives in each gap and at each spine node."""
+        fixed, size, early = self._fixed, self._fixed_bytes, self._fixed_from_beginning
+        last = _extremes(place, fixed.begin, fixed.nodes, np.maximum, -1)
+        first = np.where(early, 0, _extremes(place, fixed.begin, fixed.nodes, np.minimum, num_spine))
+        gap, at = np.zeros(num_spine + 3, dtype=np.int64), np.zeros(num_spine + 3, dtype=np.int64)
+        lives = early | (last >= 0)
+        np.add.at(gap, np.where(early, 0, first + 1)[lives], size[lives])
+        np.add.at(gap, (last + 1)[lives], -size[lives])
+        used = lives & (last >= 0)
+        np.add.at(at, first[used], size[used])
+        np.add.at(at, (last + 1)[used], -size[used])
+        unused = int(size[early & (last < 0)].sum())
+        gap[0] += unused
+        gap[1] -= unused
+        return np.cumsum(gap)[: num_spine + 1], np.cumsum(at)[: num_spine + 1]
+
+
+_Behind = list[tuple[frozenset[int], frozenset[int]]]
+"""For each node the spine nodes and the collectives that it follows, through nodes that take no place of their own; itself if it is one."""
+
+
+def _behind(problem: Problem, spine_index: dict[int, int], float_owner: dict[int, int]) -> _Behind:
+    found: _Behind = []
+    nothing: frozenset[int] = frozenset()
+    for node in range(problem.num_nodes):
+        if node in spine_index:
+            found.append((frozenset((spine_index[node],)), nothing))
+        elif node in float_owner:
+            found.append((nothing, frozenset((float_owner[node],))))
+        elif problem.kinds[node] is NodeKind.OUTPUT:
+            found.append((frozenset((len(spine_index),)), nothing))
+        else:
+            before = [found[p] for p in problem.predecessors[node]]
+            found.append((nothing.union(*(s for s, _ in before)), nothing.union(*(f for _, f in before))))
+    return found
+
+
+def _precedence(
+    problem: Problem, compact: Compact, spine_index: dict[int, int], float_owner: dict[int, int], behind: _Behind
+) -> Precedence:
+    first = _block_begins(problem)
+    num_blocks = len(first) - 1
+    block_of = np.repeat(np.arange(num_blocks), np.diff(first))
+    before: list[set[int]] = [set() for _ in range(num_blocks)]
+    needs: list[set[int]] = [set() for _ in range(num_blocks)]
+    for k, node in enumerate(problem.spine):
+        mine = int(block_of[k])
+        for p in problem.predecessors[node]:
+            before[mine].update(block_of[j] for j in behind[p][0])
+            needs[mine].update(behind[p][1])
+        before[mine].discard(mine)
+    ready: list[set[int]] = []
+    feeds: list[set[int]] = [set() for _ in range(num_blocks)]
+    for c, collective in enumerate(problem.collectives):
+        nodes = (*collective.prologue, collective.start)
+        ready.append({j for node in nodes for p in problem.predecessors[node] for j in behind[p][0]})
+        for j in ready[-1]:
+            feeds[block_of[j]].add(c)
+    after: list[set[int]] = [set() for _ in range(num_blocks)]
+    for k, earlier in enumerate(before):
+        for j in earlier:
+            after[j].add(k)
+    ticks = np.concatenate(([0], np.cumsum(compact.spine_ticks)))
+    return Precedence(
+        first, ticks[first[1:]] - ticks[first[:-1]], block_of, *_csr(before), *_csr(after), *_csr(needs), *_csr(ready), *_csr(feeds)
+    )
+
+
+def _block_begins(problem: Problem) -> Ints:
+    """Return where blocks begin, and the number of spine nodes."""
+    kernels = problem.kernels or (-1,) * problem.num_nodes
+    mine = [kernels[node] for node in problem.spine]
+    begins = [k for k in range(len(mine)) if not k or mine[k] < 0 or mine[k] != mine[k - 1]]
+    return np.array([*begins, len(mine)], dtype=np.int64)
+
+
+def _needed(problem: Problem, behind: _Behind) -> tuple[Ints, Ints]:
+    """Return for each collective the spine nodes that need its result."""
+    needed: list[set[int]] = [set() for _ in problem.collectives]
+    for k, node in enumerate(problem.spine):
+        for before in problem.predecessors[node]:
+            for c in behind[before][1]:
+                needed[c].add(k)
+    return _csr(needed)
+
+
+def _touched(storages: list[tuple[int, _Behind]], spine_index: dict[int, int], num_spine: int) -> _Touched:
+    begin, nodes = _csr([set().union(*(spine for spine, _ in touching)) for _, touching in storages])
+    birth = np.array([spine_index.get(birth, num_spine + 1) for birth, _ in storages], dtype=np.int64)
+    return _Touched(begin=begin, nodes=nodes, birth=birth)
+
+
+def _csr(rows: Iterable[set[int]]) -> tuple[Ints, Ints]:
+    ordered = [sorted(row) for row in rows]
+    begin = np.zeros(len(ordered) + 1, dtype=np.int64)
+    begin[1:] = np.cumsum([len(row) for row in ordered])
+    return begin, np.array([value for row in ordered for value in row], dtype=np.int64)
+
+
+def _extremes(place: Ints, begin: Ints, nodes: Ints, of: np.ufunc, empty: int) -> Ints:
+    """Return the least or greatest place among the nodes of each row; ``empty`` for a row without any."""
+    result = np.full(len(begin) - 1, empty, dtype=np.int64)
+    some = begin[1:] > begin[:-1]
+    if some.any():
+        result[some] = of.reduceat(place[nodes], begin[:-1][some])
+    return result
