@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-import torch
 from torch.fx import GraphModule, Node
 
 from apsched import torch_private
@@ -28,6 +27,7 @@ from apsched.costs.checked import checked
 from apsched.costs.model import CostModel
 from apsched.graph.curves import asked_kind
 from apsched.graph.export import export
+from apsched.passes.copies import copied
 from apsched.problem import Problem
 from apsched.result import Score
 from apsched.schedule import as_captured
@@ -90,7 +90,7 @@ def run_inductor(captured: CapturedGraph, cost_model: CostModel, *, group_ranks:
 
     The process groups that the graph names must run (a fake one will do).
     """
-    module = _copied(captured.module)
+    module = copied(captured.module)
     prices_ms = _PricesMs(module, checked(cost_model), group_ranks)
     return _timed(INDUCTOR, module, lambda: torch_private.schedule_overlap(module, prices_ms))
 
@@ -100,7 +100,7 @@ def run_inductor_manual(captured: CapturedGraph, problem: Problem) -> InductorRu
 
     It uses no costs. Blocks are those of ``transformer_block``, read from the names of parameters.
     """
-    module = _copied(captured.module)
+    module = copied(captured.module)
     blocks = _blocks(problem)
     plan: list[list[str] | str] = list(dict.fromkeys(blocks.values()))
     return _timed(
@@ -169,16 +169,6 @@ def _timed(name: str, module: GraphModule, schedule: Callable[[], None]) -> Indu
     module.graph.lint()
     module.recompile()
     return InductorRun(name=name, module=module, seconds=seconds, cpu_seconds=cpu_seconds)
-
-
-def _copied(module: GraphModule) -> GraphModule:
-    graph: torch.fx.Graph = torch_private.empty_graph_like(module.graph)
-    values: dict[Node, Node] = {}
-    for node in module.graph.nodes:
-        values[node] = graph.node_copy(node, values.__getitem__)
-    copy = GraphModule(module, graph, class_name=type(module).__name__)
-    copy.meta, copy.shape_env = dict(module.meta), module.shape_env
-    return copy
 
 
 def _broken_bucket_caps(module: GraphModule, found: Problem, problem: Problem, caps: Caps) -> Iterator[str]:

@@ -180,11 +180,11 @@ def _arguments(node: Any) -> dict[str, Any]:
 
 
 def partitioned_graphs(
-    module: Any, inputs: tuple[Any, ...], tag: Callable[[Any], None], is_static: Callable[[Any], bool]
+    module: Any, inputs: tuple[Any, ...], prepare: Callable[[Any], Any], is_static: Callable[[Any], bool]
 ) -> tuple[Any, Any | None]:
     """Return forward and backward graph of ``module(*inputs)`` as AOTAutograd hands them to a compiler; without gradients backward is None.
 
-    ``tag`` may mark nodes of the joint graph before the min-cut partitioner; ``is_static`` says of a joint input whether it lives anyway
+    ``prepare`` returns the joint graph as the min-cut partitioner gets it; ``is_static`` says of a joint input whether it lives anyway
     (torch/_functorch/aot_autograd.py, aot_export_joint_with_descriptors; torch/_functorch/partitioners.py).
     """
     from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
@@ -193,7 +193,7 @@ def partitioned_graphs(
     graphs: dict[str, Any] = {}
 
     def partition(joint: Any, joint_inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
-        tag(joint)
+        joint = prepare(joint)
         primals = [node for node in joint.graph.find_nodes(op="placeholder") if node.name.startswith("primals")]
         options["static_lifetime_input_indices"] = [i for i, node in enumerate(primals) if is_static(node)]
         return min_cut_rematerialization_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **options)

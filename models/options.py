@@ -19,7 +19,7 @@ class ModelOptions:
     """Type in which gradients are reduced."""
     activation_checkpoint: str = "none"
     """``none``; ``full`` (every layer is recomputed in backward); ``every-N`` (every N-th layer); ``selective``
-    (in every layer attention, collectives and every second matrix product are saved, the rest is recomputed)."""
+    (in every layer attention, collectives, every second matrix product and the first residual sum are saved, the rest is recomputed)."""
     reshard_after_forward: bool = True
     """Gather parameters again in backward; otherwise gathered parameters stay from forward to backward."""
 

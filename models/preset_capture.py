@@ -4,9 +4,9 @@ from apsched.capture.captured import Capture
 from apsched.capture.joint import capture_module
 from apsched.capture.world import world
 from apsched.models.build import BuiltModel, build
-from apsched.models.checkpointing import checkpoint_tag
 from apsched.models.mesh import MeshSpec
 from apsched.models.options import ModelOptions
+from apsched.passes.checkpointing import checkpoint_activations
 
 
 def capture_preset(
@@ -31,5 +31,8 @@ def capture_built(built: BuiltModel) -> Capture:
         built.inputs,
         source=built.name,
         reshard_after_forward=built.options.reshard_after_forward,
-        tag=checkpoint_tag(built.options, built.num_layers),
+        passes=checkpoint_activations(
+            [f"layers.{layer}" for layer in built.options.checkpointed_layers(built.num_layers)],
+            selective=built.options.activation_checkpoint == "selective",
+        ),
     )

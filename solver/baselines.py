@@ -12,12 +12,12 @@ a topo-span of 1500.
 """
 
 import re
-from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
 
 from apsched.config import Caps
+from apsched.primary_group import primary_group
 from apsched.problem import Problem
 from apsched.result import Scored
 from apsched.schedule import Schedule, as_captured
@@ -97,8 +97,6 @@ def _transformer_block(problem: Problem, compact: Compact, pricer: Pricer) -> Sc
 
 def _primary_keys(problem: Problem) -> list[int]:
     """Return the keys of the group with the most moving gathers."""
-    gathers = Counter(problem.keys[c.key].group for c in problem.collectives if not c.on_path and problem.keys[c.key].kind == "all_gather")
-    if not gathers:
-        return list(range(len(problem.keys)))
-    primary = max(sorted(gathers), key=gathers.__getitem__)
-    return [k for k, key in enumerate(problem.keys) if key.group == primary]
+    gathers = (problem.keys[c.key] for c in problem.collectives if not c.on_path and problem.keys[c.key].kind == "all_gather")
+    primary = primary_group(key.group for key in gathers)
+    return [k for k, key in enumerate(problem.keys) if primary in (None, key.group)]

@@ -1,7 +1,7 @@
 """Capture a training step: AOTAutograd's joint graph, partitioned into forward and backward as a compiler gets them."""
 
 import gc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -10,21 +10,20 @@ from torch.fx import GraphModule, Node
 
 from apsched.capture.captured import Capture, CapturedGraph
 from apsched.capture.module_stack import recorded_modules
-from apsched.capture.parameters import mark_parameters, parameter_names
+from apsched.passes.lists import joint_passes
+from apsched.passes.manager import PassList, run_passes
+from apsched.passes.parameters import parameter_names
 from apsched.torch_private import is_parameter_or_buffer, partitioned_graphs, process_group_names
-
-Tag = Callable[[GraphModule], None]
-"""Sets ``meta["recompute"]`` on nodes of the joint graph, for the partitioner."""
 
 
 def capture_module(
-    module: nn.Module, inputs: tuple[torch.Tensor, ...], *, source: str, reshard_after_forward: bool = True, tag: Tag | None = None
+    module: nn.Module, inputs: tuple[torch.Tensor, ...], *, source: str, reshard_after_forward: bool = True, passes: PassList = ()
 ) -> Capture:
     """Return the forward and the backward graph of ``module(*inputs)``; nothing is computed.
 
     Parameters and inputs may be real, or fake tensors of one fake mode; parameters may be DTensors: the graph then takes
-    their local shards. With ``reshard_after_forward`` the gathered parameters are gathered again in backward. ``tag`` may
-    mark further nodes. A process group must run if the module uses one (:func:`apsched.capture.world.world`).
+    their local shards. With ``reshard_after_forward`` the gathered parameters are gathered again in backward. ``passes`` run on
+    the joint graph first (docs/passes.md). A process group must run if the module uses one (:func:`apsched.capture.world.world`).
 
     The graphs are called as a compiler would call them::
 
@@ -32,16 +31,15 @@ def capture_module(
         gradients = backward(*saved, tangent)                      # one per forward input, None where there is none
 
     Every node has ``meta["nn_module_stack"]`` (``fwd_nn_module_stack`` in backward) where a module made it, and
-    ``meta["custom"]["apsched_parameter"]`` where it gathers a parameter or reduces its gradient.
+    ``meta["custom"]["apsched_parameter"]`` where it gathers a parameter or reduces its gradient; every collective has its role
+    (:mod:`apsched.passes.roles`).
     """
 
-    def mark(joint: GraphModule) -> None:
-        if tag is not None:
-            tag(joint)
-        mark_parameters(joint, reshard_after_forward=reshard_after_forward)
+    def prepare(joint: GraphModule) -> GraphModule:
+        return run_passes(joint, (*passes, *joint_passes(reshard_after_forward=reshard_after_forward))).module
 
     with recorded_modules(module), _rare_garbage_collection():
-        forward, backward = partitioned_graphs(module, inputs, mark, lambda node: is_parameter_or_buffer(node.meta.get("desc")))
+        forward, backward = partitioned_graphs(module, inputs, prepare, lambda node: is_parameter_or_buffer(node.meta.get("desc")))
     graphs = [_captured("forward", forward, kept=forward.graph.find_nodes(op="placeholder"))]
     if backward is not None:
         graphs.append(_captured("backward", backward, kept=_passed_through(forward.graph, backward.graph)))

@@ -20,7 +20,7 @@ from apsched.collectives import (
 from apsched.errors import InputError
 from apsched.graph.dag import NodeKind
 from apsched.graph.order import order_edges
-from apsched.graph.placement import fsdp_starts
+from apsched.graph.placement import Placement, placement_of
 from apsched.graph.storages import NodeStorages, StorageTable, release, trace_storages
 from apsched.graph.tensors import is_cast, is_contiguous
 from apsched.graph.waits import Waits, match_waits
@@ -37,6 +37,7 @@ class Analysis:
     waits: Waits
     calls: dict[int, CollectiveCall]
     """Of starts, and of collectives that block."""
+    placement: Placement
     fsdp: frozenset[int]
     """Starts of FSDP collectives."""
 
@@ -56,6 +57,7 @@ def analyse(captured: CapturedGraph, group_ranks: Mapping[str, tuple[int, ...]])
     sizes = group_sizes(nodes, group_ranks)
     calls = {rank: describe(node, sizes) for rank, node in enumerate(nodes) if is_collective(node) or is_blocking_collective(node)}
     release(table, _holds(waits, calls))
+    placement = placement_of(nodes, kinds, waits.wait_of_start, frozenset(captured.parameter_names))
     return Analysis(
         nodes=nodes,
         rank_of={node: rank for rank, node in enumerate(nodes)},
@@ -63,7 +65,8 @@ def analyse(captured: CapturedGraph, group_ranks: Mapping[str, tuple[int, ...]])
         table=table,
         waits=waits,
         calls=calls,
-        fsdp=fsdp_starts(nodes, kinds, waits.wait_of_start, frozenset(captured.parameter_names)),
+        placement=placement,
+        fsdp=placement.from_inputs | placement.to_outputs,
     )
 
 

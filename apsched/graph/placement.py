@@ -1,6 +1,7 @@
 """Where collectives stand: which are FSDP collectives (they can move) and which are on the path of compute."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -16,12 +17,20 @@ _LIGHT = frozenset(
 )  # fmt: skip
 
 
-def fsdp_starts(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Ranks of the starts that can move, and why."""
+
+    from_inputs: frozenset[int]
+    to_outputs: frozenset[int]
+
+
+def placement_of(
     nodes: Sequence[torch.fx.Node],
     kinds: Sequence[NodeKind],
     wait_of_start: Mapping[int, int],
     parameters: frozenset[str],
-) -> frozenset[int]:
+) -> Placement:
     """Return the ranks of FSDP collectives: their input comes from graph inputs alone, or their output goes to graph outputs alone.
 
     Between a graph input and a start may stand views, other FSDP collectives, and compute that serves starts only: casts and the like,
@@ -34,7 +43,10 @@ def fsdp_starts(
     start_of_wait = {wait: start for start, wait in wait_of_start.items()}
     gathered = _from_inputs(nodes, kinds, before, _serves_starts(kinds, after), parameters)
     finished = _to_outputs(nodes, kinds, before, after, start_of_wait)
-    return frozenset(start for start, wait in wait_of_start.items() if gathered[start] or finished[wait])
+    return Placement(
+        from_inputs=frozenset(start for start in wait_of_start if gathered[start]),
+        to_outputs=frozenset(start for start, wait in wait_of_start.items() if finished[wait]),
+    )
 
 
 def _serves_starts(kinds: Sequence[NodeKind], after: Sequence[list[int]]) -> list[bool]:

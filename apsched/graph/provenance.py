@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from apsched.capture.captured import CapturedGraph
-from apsched.capture.parameters import PARAMETER_KEY
 from apsched.graph.dag import NodeKind
+from apsched.passes.parameters import PARAMETER_KEY
 
 
 def module_names(

@@ -7,8 +7,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from apsched.capture.joint import capture_module
-from apsched.capture.parameters import PARAMETER_KEY
 from apsched.capture.world import world
+from apsched.passes.parameters import PARAMETER_KEY
 
 
 class Step(nn.Module):

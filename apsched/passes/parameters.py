@@ -25,6 +25,7 @@ _COPIES = {
     _aten.slice_backward.default,
     _prims.convert_element_type.default,
 }
+_SCALINGS = {_aten.div.Tensor, _aten.div.Scalar, _aten.mul.Tensor, _aten.mul.Scalar}
 
 
 def serves_alone(node: Node) -> bool:
@@ -34,6 +35,16 @@ def serves_alone(node: Node) -> bool:
     if node.target is getitem or node.target in _COPIES:
         return True
     return isinstance(node.target, torch._ops.OpOverload) and (node.target.namespace == "_c10d_functional" or node.target.is_view)
+
+
+def is_scaling(node: Node) -> bool:
+    """Return whether ``node`` multiplies or divides one tensor by a number: the mean of a gradient over process ranks."""
+    return node.op == "call_function" and node.target in _SCALINGS and len(node.all_input_nodes) == 1
+
+
+def is_backward(node: Node) -> bool:
+    """Return whether a tracer or partitioner marked ``node`` as backward."""
+    return node.meta.get("partitioner_tag") == "is_backward" or bool(node.meta.get("autograd_backward"))
 
 
 def gather_nodes(joint: torch.fx.Graph) -> dict[Node, str]:
@@ -62,7 +73,7 @@ def gradient_nodes(joint: torch.fx.Graph) -> dict[Node, str]:
             final.setdefault(value, set()).add(gradient_of(descriptor))
     owner: dict[Node, str] = {}
     for node in reversed(joint.nodes):
-        if not serves_alone(node) or node.meta.get("partitioner_tag") != "is_backward":
+        if not (serves_alone(node) or is_scaling(node)) or not is_backward(node):
             continue
         owners = {owner.get(user) for user in node.users if user is not output} | final.get(node, set())
         name = owners.pop() if len(owners) == 1 else None

@@ -1,0 +1,38 @@
+"""Copies of graph modules: a pass changes a copy, never what it was given."""
+
+import torch
+from torch.fx import GraphModule, Node
+
+from apsched.torch_private import empty_graph_like
+
+
+def copied(module: GraphModule) -> GraphModule:
+    """Return a copy of ``module`` with nodes of its own; names, order and metadata (each a shallow copy) stay."""
+    graph: torch.fx.Graph = empty_graph_like(module.graph)
+    values: dict[Node, Node] = {}
+    for node in module.graph.nodes:
+        values[node] = graph.node_copy(node, values.__getitem__)
+        values[node].meta = {key: dict(value) if key == "custom" else value for key, value in node.meta.items()}
+    copy = GraphModule(module, graph, class_name=type(module).__name__)
+    copy.meta, copy.shape_env = dict(module.meta), module.shape_env
+    return copy
+
+
+def finished(module: GraphModule) -> GraphModule:
+    """Return ``module`` after its graph was changed: without what nobody uses any more, and compiled.
+
+    torch's own ``eliminate_dead_code`` keeps every wait, since it has a side effect; here a wait whose result nobody wants goes, with
+    its collective. What writes into a tensor stays.
+    """
+    for node in reversed(list(module.graph.nodes)):
+        if node.op == "call_function" and not node.users and not _has_effect(node):
+            module.graph.erase_node(node)
+    module.graph.lint()
+    module.recompile()
+    return module
+
+
+def _has_effect(node: Node) -> bool:
+    if isinstance(node.target, torch._ops.OpOverload):
+        return bool(node.target._schema.is_mutable) or not node.target._schema.returns
+    return isinstance(node.target, torch._ops.HigherOrderOperator) or node.is_impure()

@@ -1,0 +1,147 @@
+"""The one loop that runs passes: names, times, checks and logs each, and shows what it changed on request."""
+
+import difflib
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_leaves
+
+from apsched.collectives import is_collective
+from apsched.errors import InputError
+from apsched.passes.spec import check_graph
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """One pass: a function from graph module to graph module that leaves its input as it is."""
+
+    name: str
+    run: Callable[[GraphModule], GraphModule]
+    spec: Callable[[GraphModule], None] | None = None
+    """Raises InputError where a graph is not as the pass leaves it; ``None`` where there is nothing beyond :func:`check_graph`."""
+
+
+PassList = tuple[Pass, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassRecord:
+    """What the loop saw of one pass."""
+
+    name: str
+    seconds: float
+    num_nodes: tuple[int, int]
+    """Before and after."""
+    num_collectives: tuple[int, int]
+    """Before and after."""
+    diff: str
+    """Unified diff of the graphs, node by node with their tags; empty unless asked for, or where nothing changed."""
+
+    def __str__(self) -> str:
+        nodes, collectives = (f"{before} -> {after}" for before, after in (self.num_nodes, self.num_collectives))
+        return f"pass {self.name}: {self.seconds * 1000:.1f} ms, nodes {nodes}, collectives {collectives}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassRun:
+    """The module that a pass list made, and a record of each pass."""
+
+    module: GraphModule
+    records: tuple[PassRecord, ...]
+
+
+def run_passes(module: GraphModule, passes: Iterable[Pass], *, check: bool = True, diff: bool = False) -> PassRun:
+    """Return what ``passes`` make of ``module``, one after the other; ``module`` stays as it is.
+
+    With ``check`` each result must be a graph that the rest can use (``lint`` and :func:`apsched.passes.spec.check_graph`), must be called
+    as before (inputs and outputs), keep the spec of its pass, and the pass must not have changed its input.
+
+    Raises
+    ------
+    InputError
+        for the first pass that breaks this, by name.
+    """
+    passes = tuple(passes)
+    if repeated := [p.name for k, p in enumerate(passes) if p.name in {q.name for q in passes[:k]}]:
+        raise InputError(f"a pass list names each pass once; found {repeated[0]} twice: drop one of them")
+    records = []
+    for one in passes:
+        before = graph_lines(module.graph) if check or diff else []
+        began = time.perf_counter()
+        result = one.run(module)
+        seconds = time.perf_counter() - began
+        if check:
+            _check(one, module, before, result)
+        records.append(
+            PassRecord(
+                name=one.name,
+                seconds=seconds,
+                num_nodes=(len(module.graph.nodes), len(result.graph.nodes)),
+                num_collectives=(_num_collectives(module), _num_collectives(result)),
+                diff=_diff(one.name, before, graph_lines(result.graph)) if diff else "",
+            )
+        )
+        logger.info("%s", records[-1])
+        module = result
+    return PassRun(module=module, records=tuple(records))
+
+
+def without(passes: Sequence[Pass], name: str) -> PassList:
+    """Return ``passes`` without the one called ``name``; InputError where there is none."""
+    left = tuple(one for one in passes if one.name != name)
+    if len(left) == len(passes):
+        raise InputError(f"expected one of the passes {', '.join(one.name for one in passes)}; found {name!r}")
+    return left
+
+
+def graph_lines(graph: torch.fx.Graph) -> list[str]:
+    """Return one line for each node: what it calls on what, and the tags that passes and partitioners read."""
+    return [_line(node) for node in graph.nodes]
+
+
+def _line(node: Node) -> str:
+    arguments = ", ".join([*(str(a) for a in node.args), *(f"{key}={value}" for key, value in node.kwargs.items())])
+    tags = {str(key): value for key, value in node.meta.get("custom", {}).items()}
+    if "recompute" in node.meta:
+        tags["recompute"] = node.meta["recompute"]
+    shown = ", ".join(f"{key}={tags[key]}" for key in sorted(tags))
+    return f"{node.name} = {node.op} {node.target}({arguments})" + (f"  # {shown}" if shown else "")
+
+
+def _check(one: Pass, module: GraphModule, before: Sequence[str], result: GraphModule) -> None:
+    if graph_lines(module.graph) != before:
+        raise InputError(f"pass {one.name}: expected its input to stay as it is, found it changed; change a copy (apsched.passes.copies)")
+    try:
+        check_graph(result)
+        if one.spec is not None:
+            one.spec(result)
+    except InputError as error:
+        raise InputError(f"pass {one.name}: {error}") from None
+    for what, mine, theirs in zip(("inputs", "outputs"), _convention(module.graph), _convention(result.graph), strict=True):
+        if mine != theirs:
+            raise InputError(
+                f"pass {one.name}: expected a graph that is called as before, with {what} {', '.join(mine)}, "
+                f"found {', '.join(theirs)}; a pass changes what lies between inputs and outputs"
+            )
+
+
+def _convention(graph: torch.fx.Graph) -> tuple[list[str], list[str]]:
+    """Return what a caller sees: names of inputs, types and shapes of outputs."""
+    values = tree_leaves(graph.output_node().args[0], is_leaf=lambda item: item is None)
+    seen = [value.meta.get("val") if isinstance(value, Node) else value for value in values]
+    outputs = [f"{value.dtype} {list(value.shape)}" if isinstance(value, torch.Tensor) else str(value) for value in seen]
+    return [str(node.target) for node in graph.find_nodes(op="placeholder")], outputs
+
+
+def _num_collectives(module: GraphModule) -> int:
+    return sum(is_collective(node) for node in module.graph.nodes)
+
+
+def _diff(name: str, before: Sequence[str], after: Sequence[str]) -> str:
+    return "\n".join(difflib.unified_diff(before, after, f"before {name}", f"after {name}", n=1, lineterm=""))
