@@ -7,14 +7,19 @@ by its input, the others by their size); B bus bandwidth, as nccl-tests defines 
 rings leave a node through r NICs: a node sends as much as one rank does, over r NICs. Hence
 
     B = min(B_intra, r * B_nic)  across nodes with r > 1;   B_nic with r = 1;   B_intra within a node
-    t = alpha + f * S * (N-1)/N / B,   f = 1 (AG, RS), 2 (AR)
+    t = alpha + f * S * (N-1)/N / (share * B),   f = 1 (AG, RS), 2 (AR)
 
-A tree moves S up and S down: t = alpha + 2 S / B. An all-reduce within a node may be added up by the switch (NVLink SHARP).
+A tree's share of B falls with the number of nodes, and it and the switches fall short of theirs at medium sizes
+(:mod:`apsched.costs.protocols`). An all-reduce may be added up by the switches of the nodes (NVLink SHARP): within a node S goes to
+the switch and back once; on two nodes 1/r of S then crosses each NIC. On more, the NICs bound that as they bound a ring: measured on
+B200, 388 GB/s beside a ring's 389 on four nodes, 390 beside 390 on 32; so the ring prices it.
 An all-to-all sends S/N to each rank: S (N-r)/N through the rank's own NIC while S (r-1)/N go over NVLink; the slower counts.
 
-**Latency.** As NCCL's own tuner (src/graph/tuning.cc, ncclTopoTuneModel): a ring has (N-1) steps (twice for AR), of which
-(n-1) cross nodes; a tree has 2 (r-1) steps within the node and 2 log2(n) across. Each protocol has a base and a price per
+**Latency.** As NCCL's own tuner (src/graph/tuning.cc, ncclTopoTuneModel): a ring has N-1 steps (AR 2 (N-1)), of which n-1 (AR 2 n)
+cross nodes; a tree has 2 (r-1) steps within the node and 2 log2(n) across. Each protocol has a base and a price per
 hop, no less than the latency of the link. Protocols trade latency for bandwidth: the minimum over them is what NCCL picks.
+
+How far all this is from published measurements: ``docs/collectives.md``.
 """
 
 import math
@@ -24,6 +29,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from apsched.costs.cluster import Cluster
+from apsched.costs.protocols import IN_SWITCH, IN_SWITCH_MIN_RANKS, RINGS, TREES, Protocol, tree_share
 from apsched.errors import InputError
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
@@ -37,41 +43,6 @@ class GroupShape:
     num_nodes: int
     ranks_per_node: int
     """Fewest on any node: they bound how many NICs a ring can use."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Protocol:
-    """One protocol of one algorithm; latencies in microseconds."""
-
-    name: str
-    base_us: float
-    intra_hop_us: float
-    inter_hop_us: float
-    bandwidth_share: float
-    low_latency: bool = False
-    """Bound by ``low_latency_busbw_gb_per_s``."""
-
-
-# NCCL src/graph/tuning.cc: baseLat, hwLat (NVLink and NET), busBw factors of ncclTopoTuneModel
-_RINGS = {
-    "nccl": (
-        _Protocol(name="LL", base_us=6.6, intra_hop_us=0.6, inter_hop_us=2.7, bandwidth_share=0.5, low_latency=True),
-        _Protocol(name="LL128", base_us=14.0, intra_hop_us=1.9, inter_hop_us=4.0, bandwidth_share=120 / 128),
-        _Protocol(name="Simple", base_us=8.4, intra_hop_us=3.4, inter_hop_us=14.0, bandwidth_share=1.0),
-    ),
-    # gloo: one protocol; base measured (cpu.toml), hops are those of the links
-    "gloo": (_Protocol(name="TCP", base_us=300.0, intra_hop_us=0.0, inter_hop_us=0.0, bandwidth_share=1.0),),
-}
-_TREES = {
-    "nccl": (
-        _Protocol(name="LL", base_us=6.8, intra_hop_us=0.6, inter_hop_us=5.0, bandwidth_share=1 / 3.8, low_latency=True),
-        _Protocol(name="LL128", base_us=14.0, intra_hop_us=1.25, inter_hop_us=8.5, bandwidth_share=7 / 9),
-        _Protocol(name="Simple", base_us=8.4, intra_hop_us=4.0, inter_hop_us=14.0, bandwidth_share=0.92),
-    ),
-    "gloo": (),
-}
-_IN_SWITCH_US = 25.0  # NCCL src/graph/tuning.cc: hwLat, NVLS, Simple
-_IN_SWITCH_MIN_RANKS = 3  # NCCL src/transport/nvls.cc: not for two
 
 
 def group_shape(cluster: Cluster, group: int | Sequence[int]) -> GroupShape:
@@ -93,13 +64,21 @@ def collective_us(cluster: Cluster, kind: str, shape: GroupShape, size_bytes: in
         raise InputError(f"a collective cannot have {size_bytes} bytes")
     if shape.num_ranks == 1:  # a copy on the device
         return cluster.device.kernel_us + 2 * size_bytes / cluster.device.memory_bytes_per_us
+    rings = _enabled(RINGS[cluster.library], cluster, shape)
     if kind == "all_to_all":
-        return min(_all_to_all_us(cluster, protocol, shape, size_bytes) for protocol in _RINGS[cluster.library])
-    times = [_ring_us(cluster, protocol, kind, shape, size_bytes) for protocol in _RINGS[cluster.library]]
+        return min(_all_to_all_us(cluster, protocol, shape, size_bytes) for protocol in rings)
+    times = [_ring_us(cluster, protocol, kind, shape, size_bytes) for protocol in rings]
     if kind == "all_reduce":
-        times += [_tree_us(cluster, protocol, shape, size_bytes) for protocol in _TREES[cluster.library]]
+        times += [_tree_us(cluster, protocol, shape, size_bytes) for protocol in _enabled(TREES[cluster.library], cluster, shape)]
         times += _in_switch_us(cluster, shape, size_bytes)
     return min(times)
+
+
+def _enabled(protocols: Sequence[Protocol], cluster: Cluster, shape: GroupShape) -> list[Protocol]:
+    """Return those that the network takes; within a node NVLink takes all."""
+    if shape.num_nodes == 1 or cluster.library != "nccl":
+        return list(protocols)
+    return [protocol for protocol in protocols if protocol.name in cluster.inter_node.protocols.split()]
 
 
 def bus_bandwidth_gb_per_s(cluster: Cluster, shape: GroupShape) -> float:
@@ -110,45 +89,56 @@ def bus_bandwidth_gb_per_s(cluster: Cluster, shape: GroupShape) -> float:
     return nics if shape.num_nodes == shape.num_ranks else min(intra, nics)
 
 
-def _protocol_bytes_per_us(cluster: Cluster, protocol: _Protocol, shape: GroupShape) -> float:
-    bandwidth = bus_bandwidth_gb_per_s(cluster, shape) * protocol.bandwidth_share
+def _protocol_bytes_per_us(cluster: Cluster, protocol: Protocol, shape: GroupShape, size_bytes: int) -> float:
+    bandwidth = bus_bandwidth_gb_per_s(cluster, shape) * protocol.share_of_bandwidth(size_bytes)
     if protocol.low_latency:
         link = cluster.intra_node if shape.num_nodes == 1 else cluster.inter_node
         bandwidth = min(bandwidth, link.low_latency_busbw_gb_per_s)
     return bandwidth * 1e3
 
 
-def _latency_us(cluster: Cluster, protocol: _Protocol, intra_steps: float, inter_steps: float) -> float:
+def _latency_us(cluster: Cluster, protocol: Protocol, intra_steps: float, inter_steps: float) -> float:
     intra_us = max(protocol.intra_hop_us, cluster.intra_node.latency_us)
+    if inter_steps:
+        intra_us = max(intra_us, protocol.net_overhead_us)
     inter_us = max(protocol.inter_hop_us, cluster.inter_node.latency_us)
     return protocol.base_us + intra_steps * intra_us + inter_steps * inter_us
 
 
-def _ring_us(cluster: Cluster, protocol: _Protocol, kind: str, shape: GroupShape, size_bytes: int) -> float:
+def _ring_us(cluster: Cluster, protocol: Protocol, kind: str, shape: GroupShape, size_bytes: int) -> float:
     rounds = 2 if kind == "all_reduce" else 1
-    inter_steps = rounds * (shape.num_nodes - 1)
-    intra_steps = rounds * (shape.num_ranks - 1) - inter_steps
+    steps = rounds * (shape.num_ranks - 1)
+    crossing = 2 * shape.num_nodes if kind == "all_reduce" else shape.num_nodes - 1
+    inter_steps = min(crossing, steps) if shape.num_nodes > 1 else 0
     sent_bytes = rounds * size_bytes * (shape.num_ranks - 1) / shape.num_ranks
-    return _latency_us(cluster, protocol, intra_steps, inter_steps) + sent_bytes / _protocol_bytes_per_us(cluster, protocol, shape)
+    latency_us = _latency_us(cluster, protocol, steps - inter_steps, inter_steps)
+    return latency_us + sent_bytes / _protocol_bytes_per_us(cluster, protocol, shape, size_bytes)
 
 
-def _tree_us(cluster: Cluster, protocol: _Protocol, shape: GroupShape, size_bytes: int) -> float:
+def _tree_us(cluster: Cluster, protocol: Protocol, shape: GroupShape, size_bytes: int) -> float:
     widest = math.ceil(shape.num_ranks / shape.num_nodes)
     latency_us = _latency_us(cluster, protocol, 2 * (widest - 1), 2 * math.log2(shape.num_nodes))
-    return latency_us + 2 * size_bytes / _protocol_bytes_per_us(cluster, protocol, shape)
+    sent_bytes = 2 * size_bytes * (shape.num_ranks - 1) / shape.num_ranks
+    bytes_per_us = tree_share(shape.num_nodes) * _protocol_bytes_per_us(cluster, protocol, shape, size_bytes)
+    return latency_us + sent_bytes / bytes_per_us
 
 
 def _in_switch_us(cluster: Cluster, shape: GroupShape, size_bytes: int) -> list[float]:
+    """Return the time of an all-reduce in the switches; none where they cannot, or where a ring is as good."""
     busbw = cluster.intra_node.in_switch_all_reduce_busbw_gb_per_s
-    if busbw is None or shape.num_nodes > 1 or shape.num_ranks < _IN_SWITCH_MIN_RANKS:
+    simple = shape.num_nodes == 1 or "Simple" in cluster.inter_node.protocols.split()
+    if busbw is None or shape.num_nodes > 2 or shape.ranks_per_node < IN_SWITCH_MIN_RANKS or not simple:
         return []
     # each rank sends and receives S once whatever the size of the group: the busbw of the whole node gives the rate
     ranks = cluster.ranks_per_node
-    algorithm_bytes_per_us = busbw * 1e3 * ranks / (2 * (ranks - 1))
-    return [_IN_SWITCH_US + size_bytes / algorithm_bytes_per_us]
+    bytes_per_us = busbw * 1e3 * ranks / (2 * (ranks - 1))
+    if shape.num_nodes == 2:
+        bytes_per_us = min(bytes_per_us, shape.ranks_per_node * cluster.inter_node.nic_gb_per_s * 1e3)
+    latency_us = _latency_us(cluster, IN_SWITCH, 0, 2 * math.log2(shape.num_nodes))
+    return [latency_us + size_bytes / (bytes_per_us * IN_SWITCH.share_of_bandwidth(size_bytes))]
 
 
-def _all_to_all_us(cluster: Cluster, protocol: _Protocol, shape: GroupShape, size_bytes: int) -> float:
+def _all_to_all_us(cluster: Cluster, protocol: Protocol, shape: GroupShape, size_bytes: int) -> float:
     to_each_bytes = size_bytes / shape.num_ranks
     peers = shape.ranks_per_node - 1
     intra_us = peers * to_each_bytes / (cluster.intra_node.busbw_gb_per_s * 1e3 * protocol.bandwidth_share)

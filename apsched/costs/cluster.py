@@ -1,7 +1,7 @@
 """Clusters: a device, its node and its network, each a small TOML file. No torch here.
 
-The files beside this package name the source of every number. A user's own file has the same keys; a key that is unknown,
-missing or impossible is an error that names the file and the key.
+The files beside this package name the source of every number. A user's own file has the same keys, or names one of those files as
+its ``base`` and has only what differs; a key that is unknown, missing or impossible is an error that names the file and the key.
 """
 
 import math
@@ -42,14 +42,18 @@ class Device:
     """What a process can allocate."""
     memory_bandwidth_gb_per_s: float
     matmul_efficiency: float
-    """Share of the peak that large matrix products reach."""
+    """Share of the peak that large matrix products reach, those that fill the device (:mod:`apsched.costs.efficiency`)."""
     attention_efficiency: float
-    """Share of the peak that fused attention reaches."""
+    """Share of the peak that fused attention reaches, forward, with heads 128 wide."""
     memory_efficiency: float
     """Share of the memory bandwidth that copies and pointwise kernels reach."""
     kernel_us: float
     """Floor of every kernel."""
     peak_tflops: PeakTflops
+    attention_backward_efficiency: float | None = None
+    """The same of its backward; ``None``: as forward."""
+    num_processors: int | None = None
+    """Streaming multiprocessors (compute units) that share the tiles of a matrix product; ``None``: products of any shape fill it."""
 
     @property
     def memory_bytes_per_us(self) -> float:
@@ -82,6 +86,8 @@ class InterNode:
     """Bus bandwidth that the low-latency (LL) protocol reaches across nodes, over all NICs of a node."""
     latency_us: float
     """Of one hop."""
+    protocols: str = "LL LL128 Simple"
+    """Protocols of the library that the network takes: LL and LL128 need writes to arrive in order."""
 
     @property
     def nic_gb_per_s(self) -> float:
@@ -107,6 +113,17 @@ class Cluster:
 
 _SECTIONS: Mapping[str, type[Any]] = {"peak_tflops": PeakTflops, "device": Device, "intra_node": IntraNode, "inter_node": InterNode}
 _AT_MOST_ONE = ("efficiency",)
+_PROTOCOLS = ("LL", "LL128", "Simple")
+# what a number can be, by the end of its key: outside, the unit is most likely another one
+_POSSIBLE: Mapping[str, tuple[float, float, str]] = {
+    "memory_bytes": (1e8, 1e14, "bytes (80 GB is 80_000_000_000)"),
+    "gb_per_s": (1e-3, 1e6, "GB/s, 10**9 bytes a second"),
+    "gbit_per_s_per_rank": (1e-2, 1e5, "Gbit/s, 10**9 bits a second"),
+    "_us": (1e-3, 1e6, "microseconds"),
+    "peak_tflops": (1e-4, 1e6, "TFLOP/s, 10**12 operations a second"),
+    "ranks_per_node": (1, 4096, "process ranks"),
+    "num_processors": (1, 1e5, "processors of one device"),
+}
 
 
 def cluster_names() -> tuple[str, ...]:
@@ -147,12 +164,45 @@ def _parse(content: bytes, where: str) -> Cluster:
         data = tomllib.loads(content.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{where}: not a TOML file: {error}") from error
-    cluster = _build(Cluster, data, where, "")
+    cluster = _build(Cluster, _on_base(data, where), where, "")
     assert isinstance(cluster, Cluster)
+    _check_together(cluster, where)
     if cluster.library not in LIBRARIES:
         hint = _did_you_mean(cluster.library, LIBRARIES)
         raise InputError(f"{where}: library must be one of {', '.join(LIBRARIES)}; found {cluster.library!r}{hint}")
     return cluster
+
+
+def _on_base(data: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return the file's own keys over those of the cluster that it names as its ``base``."""
+    if "base" not in data:
+        return data
+    base = data.pop("base")
+    if base not in cluster_names():
+        hint = _did_you_mean(str(base), cluster_names())
+        raise InputError(f"{where}: base must be a cluster that ships with apsched ({', '.join(cluster_names())}); found {base!r}{hint}")
+    text = resources.files("apsched.costs.clusters").joinpath(f"{base}.toml").read_text()
+    return _over(_on_base(tomllib.loads(text), f"{base}.toml"), data)
+
+
+def _over(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    both = {key: base.get(key) for key in own if isinstance(own[key], dict) and isinstance(base.get(key), dict)}
+    return {**base, **own, **{key: _over(table, own[key]) for key, table in both.items() if table is not None}}
+
+
+def _check_together(cluster: Cluster, where: str) -> None:
+    unknown = [name for name in cluster.inter_node.protocols.split() if name not in _PROTOCOLS]
+    if unknown or "Simple" not in cluster.inter_node.protocols.split():
+        raise InputError(
+            f"{where}: inter_node.protocols must be names among {' '.join(_PROTOCOLS)}, Simple with them; "
+            f"found {cluster.inter_node.protocols!r}"
+        )
+    intra = cluster.intra_node
+    if intra.low_latency_busbw_gb_per_s > intra.busbw_gb_per_s:
+        raise InputError(
+            f"{where}: intra_node.low_latency_busbw_gb_per_s cannot exceed intra_node.busbw_gb_per_s; "
+            f"found {intra.low_latency_busbw_gb_per_s:g} and {intra.busbw_gb_per_s:g}"
+        )
 
 
 def _build(kind: type[Any], data: Mapping[str, object], where: str, prefix: str) -> Any:
@@ -189,7 +239,10 @@ def _checked_value(value: object, kind: object, where: str, key: str) -> object:
         raise InputError(f"{where}: {key} must be finite and above 0; found {value}")
     if key.endswith(_AT_MOST_ONE) and value > 1:
         raise InputError(f"{where}: {key} must be at most 1 (a share of the peak); found {value}")
-    if kind is int:
+    for end, (least, most, unit) in _POSSIBLE.items():
+        if (key.endswith(end) or f".{end}." in key) and not least <= value <= most:
+            raise InputError(f"{where}: {key} must be in {unit}, between {least:g} and {most:g}; found {value:g}")
+    if kind in (int, int | None):
         if value != int(value):
             raise InputError(f"{where}: {key} must be a whole number; found {value}")
         return int(value)

@@ -1,7 +1,8 @@
 """Floating point operations of a node: torch's registry, corrected and completed. A multiply-add is two.
 
 Beyond ``torch.utils.flop_counter``: causal attention computes only the pairs below the diagonal; the attention kernels for
-CPU and for other backends have formulas; grouped matrix products (experts) have one.
+CPU and for other backends have formulas; grouped matrix products (experts) have one, and so have products with scales, with an activation,
+of integers, and ``linear``.
 """
 
 from collections.abc import Mapping
@@ -15,7 +16,16 @@ from apsched.costs.operands import as_int, shape_of, tensors_in
 from apsched.costs.traffic import op_name
 from apsched.errors import InputError
 
-_GROUPED = frozenset({"aten::_grouped_mm", "aten::_scaled_grouped_mm"})
+_GROUPED = frozenset({"aten::_grouped_mm", "aten::_scaled_grouped_mm", "aten::_scaled_grouped_mm_v2"})
+# products that the registry lacks: the name of the argument whose last dimension is summed over
+_SUMMED_OVER = {
+    "aten::_scaled_mm_v2": "self",
+    "aten::_int_mm": "self",
+    "aten::_addmm_activation": "mat1",
+    "aten::addmm_": "mat1",
+    "aten::baddbmm_": "batch1",
+    "aten::linear": "input",
+}
 
 
 def is_attention(name: str) -> bool:
@@ -23,11 +33,16 @@ def is_attention(name: str) -> bool:
     return "attention" in name
 
 
+def is_grouped(name: str) -> bool:
+    """Say whether the operator multiplies one pair of matrices a group."""
+    return name in _GROUPED
+
+
 def has_flops(target: object) -> bool:
     """Say whether the operator is a matrix product, a convolution or attention."""
     name = op_name(target)
     packet = target.overloadpacket if isinstance(target, torch._ops.OpOverload) else target
-    return name.startswith("aten::_scaled_dot_product") or name in _GROUPED or packet in flop_registry
+    return name.startswith("aten::_scaled_dot_product") or name in _GROUPED or name in _SUMMED_OVER or packet in flop_registry
 
 
 def count_flops(node: torch.fx.Node, arguments: Mapping[str, Any], result: object) -> int:
@@ -37,6 +52,8 @@ def count_flops(node: torch.fx.Node, arguments: Mapping[str, Any], result: objec
         return _attention_flops(arguments)
     if name in _GROUPED:
         return _grouped_flops(*list(tensors_in(list(arguments.values())))[:2])
+    if name in _SUMMED_OVER:
+        return 2 * sum(prod(shape_of(tensor)) for tensor in tensors_in(result)) * shape_of(arguments[_SUMMED_OVER[name]])[-1]
     packet = target.overloadpacket if isinstance(target, torch._ops.OpOverload) else target
     formula = flop_registry.get(packet)
     if formula is None:

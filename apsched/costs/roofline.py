@@ -1,6 +1,6 @@
 """Compute priced by a roofline: the larger of operations over peak and bytes over bandwidth, and the floor of a kernel.
 
-    t = max(FLOPs / (peak(dtype) * efficiency), bytes / (bandwidth * efficiency)) + kernel_us
+    t = max(FLOPs / (peak(dtype) * efficiency(shape)), bytes / (bandwidth * efficiency)) + kernel_us
 
 Pointwise chains and the reductions at their ends are priced as the kernels that Inductor makes of them (``apsched.costs.fusion``), or,
 with ``fused=False``, every node as a kernel of its own, as eager execution and ``aot_eager`` run it.
@@ -12,7 +12,8 @@ from weakref import WeakKeyDictionary
 import torch
 
 from apsched.costs.cluster import Cluster, Device
-from apsched.costs.flops import count_flops, is_attention
+from apsched.costs.efficiency import attention_efficiency, product_efficiency
+from apsched.costs.flops import count_flops, is_attention, is_grouped
 from apsched.costs.fusion import Share, fused_shares
 from apsched.costs.operands import bound_arguments, tensors_in, touched_bytes, value_of
 from apsched.costs.traffic import op_name, touches_nothing, traffic_bytes
@@ -52,14 +53,17 @@ class Roofline:
             return share.traffic_bytes / self.cluster.device.memory_bytes_per_us + (self.cluster.device.kernel_us if share.first else 0.0)
         flops = count_flops(node, arguments, result)
         memory_us = traffic_bytes(node.target, arguments, result) / self.cluster.device.memory_bytes_per_us
-        return max(self._flops_us(flops, name, arguments), memory_us) + self.cluster.device.kernel_us
+        return max(self._flops_us(flops, name, arguments, result), memory_us) + self.cluster.device.kernel_us
 
-    def _flops_us(self, flops: int, name: str, arguments: dict[str, object]) -> float:
+    def _flops_us(self, flops: int, name: str, arguments: dict[str, object], result: object) -> float:
         if not flops:
             return 0.0
         device = self.cluster.device
         dtype = next(tensors_in(list(arguments.values()))).dtype
-        efficiency = device.attention_efficiency if is_attention(name) else device.matmul_efficiency
+        if is_attention(name):
+            efficiency = attention_efficiency(device, name)
+        else:
+            efficiency = product_efficiency(device, arguments, result, grouped=is_grouped(name))
         return flops / (_peak_tflops(device, dtype, allow_tf32=self.allow_tf32) * 1e6 * efficiency)
 
     def _launch_us(self, node: torch.fx.Node, name: str) -> float:

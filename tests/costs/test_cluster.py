@@ -16,7 +16,7 @@ H100 = resources.files("apsched.costs.clusters").joinpath("h100.toml").read_text
 def test_shipped_clusters_load_and_the_default_comes_first() -> None:
     names = cluster_names()
     assert names[0] == DEFAULT_CLUSTER == "h100"
-    assert {"h100", "h200", "a100", "b200", "cpu"} <= set(names)
+    assert {"h100", "h200", "a100", "b200", "mi300x", "gb200-nvl72", "h100-efa", "cpu"} <= set(names)
     for name in names:
         assert load_cluster(name).name == name
 
@@ -56,7 +56,7 @@ def test_a_users_file_loads_by_path(tmp_path: Path) -> None:
         ("bf16 = 989.4", 'bf16 = "fast"', "device.peak_tflops.bf16 must be a number; found 'fast'"),
         ("bf16 = 989.4", "bf16 = true", "device.peak_tflops.bf16 must be a number; found True"),
         ("ranks_per_node = 8", "ranks_per_node = 7.5", "ranks_per_node must be a whole number; found 7.5"),
-        ("matmul_efficiency = 0.70", "matmul_efficiency = 70", "device.matmul_efficiency must be at most 1"),
+        ("matmul_efficiency = 0.74", "matmul_efficiency = 74", "device.matmul_efficiency must be at most 1"),
         ('library = "nccl"', 'library = "ncl"', "library must be one of nccl, gloo; found 'ncl' (did you mean 'nccl'?)"),
         ('library = "nccl"', "library = 3", "library must be a non-empty string; found 3"),
         ("[inter_node]", "[inter_node", "not a TOML file"),
