@@ -81,6 +81,11 @@ def _enabled(protocols: Sequence[Protocol], cluster: Cluster, shape: GroupShape)
     return [protocol for protocol in protocols if protocol.name in cluster.inter_node.protocols.split()]
 
 
+def bus_factor(kind: str, num_ranks: int) -> float:
+    """Return bus bandwidth over size by time, as nccl-tests defines it (doc/PERFORMANCE.md)."""
+    return (2 if kind == "all_reduce" else 1) * (num_ranks - 1) / num_ranks
+
+
 def bus_bandwidth_gb_per_s(cluster: Cluster, shape: GroupShape) -> float:
     """Return what a ring over large messages reaches, as nccl-tests' busbw."""
     intra, nics = cluster.intra_node.busbw_gb_per_s, shape.ranks_per_node * cluster.inter_node.nic_gb_per_s
