@@ -291,6 +291,8 @@ def _export_capture(
         if captured.name in wanted
     )
     notes = tuple(f"priced by formula, not in the table: {line}" for line in cost_model.unpriced())
+    if table is not None:
+        notes += tuple(f"measured collectives: {line}" for line in (*table.notes, *table.beyond(cluster)))
     return LoadedSource(label=source.label, slug=source.slug, cluster=cluster.name, graphs=graphs, notes=notes)
 
 

@@ -1,8 +1,10 @@
 """Reads what ``all_gather_perf``, ``reduce_scatter_perf``, ``all_reduce_perf`` and ``alltoall_perf`` of nccl-tests print.
 
-The layout of a row is taken from the header above it, since versions differ in columns. Times are those out of place: FSDP's
-collectives have a separate output. What contradicts itself (algbw is not size / time, busbw does not fit the number of ranks)
-is an error, because then a size, a unit or the group is not what it seems to be.
+The layout of a row is taken from the header above it, since versions differ in columns; old ones leave ``redop`` blank where nothing is
+reduced. Of the two times a row has, that in place counts for an all-reduce, which torch does in place (a functional one on a clone),
+and that out of place for all else, since their results are separate. What contradicts itself (algbw is not size / time, busbw does not
+fit the number of ranks) is an error, because then a size, a unit or the group is not what it seems to be. Prefixes that launchers put
+before each line (``mpirun --tag-output``, ``srun --label``) are taken off.
 """
 
 import re
@@ -22,6 +24,7 @@ _KIND_NAMES = {
 }
 _RANK = re.compile(r"#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device")
 _STARTS = re.compile(r"#\s*Collective test starting:\s*(\S+)")
+_LAUNCHER = re.compile(r"^(?:\[\d+,\d+\]<std(?:out|err)>:\s?|\s*\d+: )")
 _TOLERANCE = 0.05
 _ROUNDING_GB_PER_S = 0.011  # bandwidths are printed with two decimals
 
@@ -64,7 +67,8 @@ def parse_nccl_tests(text: str, where: str, file_name: str) -> list[Measurement]
     """
     section = _Section(kind=kind_in_name(file_name))
     measurements = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, printed in enumerate(text.splitlines(), 1):
+        line = _LAUNCHER.sub("", printed)
         if line.lstrip().startswith("#"):
             _read_comment(section, line.strip(), f"{where}, line {number}")
         elif _is_row(section, line):
@@ -105,13 +109,18 @@ def _read_row(section: _Section, tokens: list[str], where: str) -> Measurement |
         )
     if not section.hosts:
         raise InputError(f"{where}: no lines '#  Rank  0 Group  0 Pid ... on HOST device ...' above: keep the whole output of nccl-tests")
-    time_column = section.columns.index("time")
+    columns = section.columns
+    if "redop" in columns and len(tokens) == len(columns) - 1:
+        columns = [name for name in columns if name != "redop"]
+    out_of_place = columns.index("time")
+    in_place = columns.index("time", out_of_place + 1) if columns.count("time") > 1 else out_of_place
+    time_column = in_place if section.kind == "all_reduce" else out_of_place
     try:
         size_bytes = int(tokens[0])
         time_us, algbw, busbw = (float(token) for token in tokens[time_column : time_column + 3])
-        wrong = _number_wrong(section.columns, tokens, time_column)
+        wrong = max(_number_wrong(columns, tokens, column) for column in {out_of_place, in_place})
     except (ValueError, IndexError):
-        raise InputError(f"{where}: expected the columns {' '.join(section.columns)}; found {' '.join(tokens)!r}") from None
+        raise InputError(f"{where}: expected the columns {' '.join(columns)}; found {' '.join(tokens)!r}") from None
     if wrong:
         raise InputError(
             f"{where}: the test found {wrong:g} wrong values, so its times cannot be trusted; repair the fabric and measure again"

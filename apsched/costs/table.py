@@ -2,24 +2,30 @@
 
 Between two sizes the time is interpolated on logarithmic axes. Below the smallest size it is that size's time (latency);
 above the largest the bandwidth between the last two points goes on. A time that falls with size is lifted to the largest
-before it, since a smaller message can always be padded.
+before it, since a smaller message can always be padded; where it falls by much, :attr:`CollectiveTable.notes` says so.
 """
 
 import csv
 import io
 import math
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from itertools import accumulate
 from pathlib import Path
 
-from apsched.costs.alpha_beta import KINDS, GroupShape
+from apsched.costs.alpha_beta import KINDS, GroupShape, bus_factor
+from apsched.costs.cluster import Cluster
 from apsched.costs.nccl_tests import Measurement, parse_nccl_tests
 from apsched.errors import InputError
 
 CSV_COLUMNS = ("kind", "group_size", "size_bytes", "time_us")
 _Key = tuple[str, int, int | None]
+_NOTED_FALL = 0.1
+"""Share of a time by which a larger message may be faster before it is worth a note: less is noise."""
+_IMPOSSIBLE = 1.5
+"""Times the links' bandwidth that no measurement can show: a unit is wrong, or bytes are counted otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +58,21 @@ class CollectiveTable:
 
     sources: tuple[str, ...]
     curves: dict[_Key, _Curve] = field(repr=False)
+    notes: tuple[str, ...] = ()
+    """What in it contradicts itself without being wrong: times that fall with size."""
+
+    def beyond(self, cluster: Cluster) -> tuple[str, ...]:
+        """Return a line for each kind and group that is faster than the links of ``cluster`` can be: most likely in other units."""
+        links = (cluster.intra_node.busbw_gb_per_s, cluster.intra_node.in_switch_all_reduce_busbw_gb_per_s or 0.0)
+        lines = []
+        for (kind, num_ranks, _), curve in sorted(self.curves.items(), key=lambda item: str(item[0])):
+            busbw = bus_factor(kind, num_ranks) * curve.size_bytes[-1] / curve.time_us[-1] / 1e3
+            if busbw > _IMPOSSIBLE * max(links):
+                lines.append(
+                    f"{kind} on {num_ranks} ranks: {curve.size_bytes[-1]} bytes in {curve.time_us[-1]:g} us are {busbw:.0f} GB/s of bus "
+                    f"bandwidth, more than the links of cluster {cluster.name} carry; check the units (microseconds, bytes counted once)"
+                )
+        return tuple(lines)
 
     def covers(self, kind: str, shape: GroupShape) -> bool:
         """Say whether the table has this kind on a group of this shape; measurements without a shape fit by size alone."""
@@ -80,7 +101,12 @@ def load_table(*paths: str | Path) -> CollectiveTable:
     rows: list[Measurement] = []
     for path in map(Path, paths):
         rows += _read(path)
-    return CollectiveTable(sources=tuple(str(path) for path in paths), curves=_curves(rows))
+    points = _points(rows)
+    return CollectiveTable(
+        sources=tuple(str(path) for path in paths),
+        curves={key: _curve(of_group) for key, of_group in points.items()},
+        notes=tuple(line for key, of_group in points.items() if (line := _falls(key, of_group))),
+    )
 
 
 def _read(path: Path) -> list[Measurement]:
@@ -125,7 +151,8 @@ def _csv_row(cells: list[str], where: str) -> Measurement:
     return row
 
 
-def _curves(rows: Iterable[Measurement]) -> dict[_Key, _Curve]:
+def _points(rows: Iterable[Measurement]) -> dict[_Key, list[Measurement]]:
+    """Return the measurements of each kind and group by size; ``InputError`` where two of one size differ."""
     points: dict[_Key, dict[int, Measurement]] = {}
     for row in rows:
         of_group = points.setdefault((row.kind, row.num_ranks, row.num_nodes), {})
@@ -135,13 +162,21 @@ def _curves(rows: Iterable[Measurement]) -> dict[_Key, _Curve]:
                 f"{row.where}: {row.kind} of {row.size_bytes} bytes on {row.num_ranks} ranks takes {row.time_us:g} us, "
                 f"but {other.time_us:g} us in {other.where}; keep one of them (one dtype and one operation)"
             )
-    return {key: _curve(of_group.values()) for key, of_group in points.items()}
+    return {key: sorted(of_group.values(), key=lambda row: row.size_bytes) for key, of_group in points.items()}
 
 
-def _curve(rows: Iterable[Measurement]) -> _Curve:
-    sizes: list[int] = []
-    times: list[float] = []
-    for row in sorted(rows, key=lambda row: row.size_bytes):
-        sizes.append(row.size_bytes)
-        times.append(max(row.time_us, times[-1]) if times else row.time_us)
-    return _Curve(size_bytes=tuple(sizes), time_us=tuple(times))
+def _curve(rows: Sequence[Measurement]) -> _Curve:
+    return _Curve(size_bytes=tuple(row.size_bytes for row in rows), time_us=tuple(accumulate((row.time_us for row in rows), max)))
+
+
+def _falls(key: _Key, rows: Sequence[Measurement]) -> str:
+    """Return a note on times that fall with size by more than noise; empty where there are none."""
+    largest = accumulate((row.time_us for row in rows), max)
+    falls = [(1 - row.time_us / before, row) for before, row in zip(largest, rows, strict=True) if row.time_us < (1 - _NOTED_FALL) * before]
+    if not falls:
+        return ""
+    share, worst = max(falls, key=lambda fall: fall[0])
+    return (
+        f"{key[0]} on {key[1]} ranks: {len(falls)} of {len(rows)} times fall with size, most at {worst.size_bytes} bytes by {share:.0%} "
+        f"({worst.where}); each is taken as the largest before it"
+    )

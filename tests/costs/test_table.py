@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from apsched.costs.alpha_beta import GroupShape
+from apsched.costs.cluster import load_cluster
 from apsched.costs.table import load_table
 from apsched.errors import InputError
 
@@ -87,7 +88,7 @@ def test_new_output_is_read_to_the_digit(tmp_path: Path) -> None:
 
 def test_kind_comes_from_the_file_name_in_older_output(tmp_path: Path) -> None:
     table = load_table(_write(tmp_path, "all_reduce_8xH100.txt", OLD_ALL_REDUCE), _write(tmp_path, "alltoall_perf.txt", ALLTOALL))
-    assert table.collective_us("all_reduce", _shape(8, 1), 16777216) == pytest.approx(172.8)
+    assert table.collective_us("all_reduce", _shape(8, 1), 16777216) == pytest.approx(173.0)  # in place
     assert table.collective_us("all_to_all", _shape(4, 1), 2097152) == pytest.approx(35.80)
 
 
@@ -165,6 +166,59 @@ def test_bad_tables_name_file_and_line(tmp_path: Path, name: str, text: str, mes
         load_table(path)
     assert message in str(error.value)
     assert str(path) in str(error.value)
+
+
+DATA = Path(__file__).parent / "data"
+
+
+def test_published_output_of_three_versions_on_four_fabrics_is_read_to_the_digit() -> None:
+    """Several files for several groups make one table; what an all-reduce takes in place counts, what others take out of place."""
+    names = ("all_gather_8xh100_nvlink", "reduce_scatter_8xh100_nvlink", "all_reduce_32xh100_infiniband", "alltoall_64xv100_100gbit")
+    table = load_table(*(DATA / f"{name}.txt" for name in names))
+    for kind, num_ranks, num_nodes, times in (
+        ("all_gather", 8, 1, {128: 34.73, 1 << 20: 40.10, 1 << 26: 211.38, 1 << 30: 2726.63, 1 << 33: 20935.4}),
+        ("reduce_scatter", 8, 1, {128: 35.05, 1 << 20: 40.81, 1 << 28: 719.71, 1 << 33: 20753.7}),
+        ("all_reduce", 32, 4, {8: 34.75, 1 << 18: 66.86, 1 << 20: 82.21, 1 << 22: 154.0, 1 << 23: 202.4, 1 << 31: 11501, 1 << 33: 45573}),
+        ("all_to_all", 64, 8, {1 << 28: 520935, 1 << 29: 1041974}),
+    ):
+        for size_bytes, time_us in times.items():
+            assert table.collective_us(kind, _shape(num_ranks, num_nodes), size_bytes) == pytest.approx(time_us, rel=1e-12)
+    assert not table.covers("all_gather", _shape(32, 4))
+
+
+def test_times_that_fall_with_size_are_reported(tmp_path: Path) -> None:
+    """1753.7 us at 2 MiB, 933.6 at 4 MiB: the network of a container; a few percent are noise and no note."""
+    noisy = load_table(DATA / "all_gather_16xb200_roce.txt")
+    (note,) = noisy.notes
+    assert note.startswith("all_gather on 16 ranks: 5 of 14 times fall with size, most at 4194304 bytes by 47% (")
+    assert "all_gather_16xb200_roce.txt, line 30)" in note
+    assert noisy.collective_us("all_gather", _shape(16, 2), 4194304) == pytest.approx(1753.7)
+    assert load_table(DATA / "all_gather_8xh100_nvlink.txt").notes == ()
+    assert (
+        load_table(_write(tmp_path, "t.csv", CSV)).notes[0].startswith("all_gather on 8 ranks: 1 of 4 times fall with size, most at 200000")
+    )
+
+
+def test_a_table_that_is_faster_than_the_links_is_reported(tmp_path: Path) -> None:
+    """Milliseconds for microseconds make a bandwidth that no link has."""
+    cluster = load_cluster("h100")
+    assert load_table(DATA / "all_gather_8xh100_nvlink.txt").beyond(cluster) == ()
+    table = load_table(_write(tmp_path, "ms.csv", "kind,group_size,size_bytes,time_us\nall_gather,8,1073741824,2.7\n"))
+    (line,) = table.beyond(cluster)
+    assert line.startswith("all_gather on 8 ranks: 1073741824 bytes in 2.7 us are 347972 GB/s of bus bandwidth, more than")
+
+
+@pytest.mark.parametrize("prefix", ["[1,0]<stdout>:", "[1,3]<stderr>: ", "0: "])
+def test_prefixes_of_launchers_are_taken_off(tmp_path: Path, prefix: str) -> None:
+    printed = "\n".join(prefix + line for line in NEW_ALL_GATHER.splitlines())
+    table = load_table(_write(tmp_path, "tagged.log", printed))
+    assert table.collective_us("all_gather", _shape(16, 2), 1 << 20) == pytest.approx(41.20)
+
+
+def test_wrong_values_in_either_column_are_refused(tmp_path: Path) -> None:
+    text = NEW_ALL_GATHER.replace("339.71  318.48       0", "339.71  318.48       3")
+    with pytest.raises(InputError, match="the test found 3 wrong values"):
+        load_table(_write(tmp_path, "ag.txt", text))
 
 
 def test_missing_and_binary_files_are_refused(tmp_path: Path) -> None:
