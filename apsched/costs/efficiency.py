@@ -5,9 +5,9 @@ full one (NVIDIA, "Matrix Multiplication Background User's Guide": tile and wave
 
     share = max over tiles a x b of  speed(a, b) * M N / (a b P * waves),   waves = ceil(ceil(M/a) ceil(N/b) count / P)
 
-so that a result which fills few processors (narrow slices under tensor parallelism, few rows) is slower than its operations say. Small tiles
-read more for each operation; ``speed`` is the square root of operations a byte, relative to the largest: an assumption, as the guide gives
-their order but no numbers. What share a full device reaches is the device's own figure.
+so that a result which fills few processors (narrow slices under tensor parallelism, few rows) is slower than its operations say.
+Small tiles read more for each operation; ``speed`` is the square root of operations a byte, relative to the largest: an assumption,
+as the guide gives their order but no numbers. What share a full device reaches is the device's own figure.
 """
 
 import math

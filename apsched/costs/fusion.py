@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from apsched.costs.flops import has_flops
-from apsched.costs.operands import bound_arguments, tensors_in, touched_bytes, value_of
+from apsched.costs.operands import bound_arguments, result_of, tensors_in, touched_bytes, value_of
 from apsched.costs.traffic import op_name, touches_nothing
 
 _ALSO_POINTWISE = frozenset({"aten::_to_copy", "prims::convert_element_type"})
@@ -115,7 +115,7 @@ def _is_free(node: torch.fx.Node) -> bool:
     """Whether ``node`` shows memory of its first input, or works on sizes; a wait is a border, whatever it shows."""
     if node.op != "call_function" or op_name(node.target).endswith("wait_tensor"):
         return False
-    return touches_nothing(node.target, bound_arguments(node), value_of(node))
+    return touches_nothing(node.target, bound_arguments(node), result_of(node))
 
 
 def _behind_views(node: torch.fx.Node, free: set[torch.fx.Node]) -> torch.fx.Node:

@@ -23,6 +23,13 @@ def value_of(argument: object) -> Any:
     return argument
 
 
+def result_of(node: torch.fx.Node) -> Any:
+    """Return the value of ``node``; ``None`` of an operator that returns nothing (an assertion), which has none."""
+    if "val" not in node.meta and isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.returns:
+        return None
+    return value_of(node)
+
+
 def bound_arguments(node: torch.fx.Node) -> dict[str, Any]:
     """Return the values of the arguments by their names in the schema (by position where there is no schema)."""
     values: dict[str, Any] = {}

@@ -15,7 +15,7 @@ from apsched.costs.cluster import Cluster, Device
 from apsched.costs.efficiency import attention_efficiency, product_efficiency
 from apsched.costs.flops import count_flops, is_attention, is_grouped
 from apsched.costs.fusion import Share, fused_shares
-from apsched.costs.operands import bound_arguments, tensors_in, touched_bytes, value_of
+from apsched.costs.operands import bound_arguments, result_of, tensors_in, touched_bytes, value_of
 from apsched.costs.traffic import op_name, touches_nothing, traffic_bytes
 from apsched.errors import InputError
 
@@ -46,7 +46,7 @@ class Roofline:
         name = op_name(node.target)
         if name.startswith(_COLLECTIVE_NAMESPACES):
             return 0.0 if name.endswith("::wait_tensor") else self._launch_us(node, name)
-        arguments, result = bound_arguments(node), value_of(node)
+        arguments, result = bound_arguments(node), result_of(node)
         if touches_nothing(node.target, arguments, result):
             return 0.0
         if self.fused and (share := _shares(node.graph).get(node)) is not None:

@@ -147,6 +147,13 @@ def test_waits_views_getitem_allocations_and_sizes_are_free() -> None:
         assert ROOFLINE.compute_us(node) == 0.0, node.target
 
 
+def test_an_assertion_returns_nothing_and_is_free() -> None:
+    """It has no ``meta["val"]`` to be priced by, and needs none."""
+    node = _node(aten._assert_async.msg, _fake(1, dtype=torch.bool), "positive", val=None)
+    del node.meta["val"]
+    assert ROOFLINE.compute_us(node) == 0.0
+
+
 def test_reshape_that_copies_is_priced_as_a_copy() -> None:
     x = _fake(1024, 1024)
     with FakeTensorMode():
