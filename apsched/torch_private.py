@@ -32,6 +32,26 @@ def process_group_names() -> dict[str, tuple[int, ...]]:
     return {name: tuple(get_process_group_ranks(group)) for group, name in _world.pg_names.items()}
 
 
+def ordered_group(ranks: list[int]) -> str:
+    """Return the name of a group of these process ranks in this order, made where there is none (distributed_c10d.py, new_group).
+
+    Only its members take part. Raises RuntimeError where this version of torch cannot keep an order that is not ascending.
+    """
+    import inspect
+
+    import torch.distributed as dist
+
+    for name, known in process_group_names().items():
+        if known == tuple(ranks):
+            return name
+    options: dict[str, Any] = {"use_local_synchronization": True}
+    if ranks != sorted(ranks):
+        if "sort_ranks" not in inspect.signature(dist.new_group).parameters:
+            raise RuntimeError(f"torch {torch.__version__} sorts the process ranks of a group; 2.13 can keep {ranks}")
+        options["sort_ranks"] = False
+    return str(dist.new_group(ranks, **options).group_name)
+
+
 _OP_LIBRARIES = {
     "_c10d_functional": "torch.distributed._functional_collectives",
     "_c10d_functional_autograd": "torch.distributed._functional_collectives",
