@@ -25,7 +25,7 @@ from apsched.collectives import describe, group_sizes, is_blocking_collective, i
 from apsched.config import Caps
 from apsched.costs.checked import checked
 from apsched.costs.model import CostModel
-from apsched.graph.curves import asked_kind
+from apsched.graph.curve_names import asked_kind
 from apsched.graph.export import export
 from apsched.passes.copies import copied
 from apsched.problem import Problem

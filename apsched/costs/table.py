@@ -90,6 +90,16 @@ class CollectiveTable:
         return exact or self.curves.get((kind, shape.num_ranks, None))
 
 
+def table_of(measurements: Iterable[Measurement], *sources: str) -> CollectiveTable:
+    """Return the table of ``measurements`` that come from ``sources``."""
+    points = _points(measurements)
+    return CollectiveTable(
+        sources=sources,
+        curves={key: _curve(of_group) for key, of_group in points.items()},
+        notes=tuple(line for key, of_group in points.items() if (line := _falls(key, of_group))),
+    )
+
+
 def load_table(*paths: str | Path) -> CollectiveTable:
     """Return the table in one or more files, each nccl-tests output or CSV (``kind,group_size,size_bytes,time_us``).
 
@@ -101,12 +111,7 @@ def load_table(*paths: str | Path) -> CollectiveTable:
     rows: list[Measurement] = []
     for path in map(Path, paths):
         rows += _read(path)
-    points = _points(rows)
-    return CollectiveTable(
-        sources=tuple(str(path) for path in paths),
-        curves={key: _curve(of_group) for key, of_group in points.items()},
-        notes=tuple(line for key, of_group in points.items() if (line := _falls(key, of_group))),
-    )
+    return table_of(rows, *map(str, paths))
 
 
 def _read(path: Path) -> list[Measurement]:

@@ -7,25 +7,9 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from apsched.costs.model import CostModel
+from apsched.graph.curve_names import asked_kind, collective_curve_name, launch_curve_name
 from apsched.price_curve import PriceCurve, sample_curve
 from apsched.units import us_to_ticks
-
-COPY = "copy"
-
-
-def collective_curve_name(kind: str, group: str) -> str:
-    """Return the name of the curve of ``kind`` on ``group``."""
-    return f"{kind}:{group}"
-
-
-def launch_curve_name(kind: str, group: str) -> str:
-    """Return the name of the curve of launching a bucket of ``kind`` on ``group``; it is flat."""
-    return f"launch:{kind}:{group}"
-
-
-def asked_kind(kind: str) -> str:
-    """Return the kind that a cost model is asked for: a broadcast is priced as an all-gather, since each link carries as much."""
-    return "all_gather" if kind == "broadcast" else kind
 
 
 def copy_curve(cost_model: CostModel, device: torch.device) -> PriceCurve:

@@ -14,7 +14,8 @@ from apsched.costs.model import CostModel
 from apsched.costs.node_operation import node_operation
 from apsched.graph.analysis import Analysis, analyse, cast_before, edges_of, is_bucketable, num_members
 from apsched.graph.check import check_graph
-from apsched.graph.curves import COPY, collective_curves, copy_curve, launch_curves
+from apsched.graph.curve_names import COPY
+from apsched.graph.curves import collective_curves, copy_curve, launch_curves
 from apsched.graph.dag import CollectiveRecord, NodeKind, NodeRecord
 from apsched.graph.pricing import NodePrices
 from apsched.graph.provenance import directions, module_names, parameters_served

@@ -6,7 +6,7 @@ from torch.utils import _pytree as pytree
 from apsched.collectives import CollectiveCall, is_blocking_collective, tensor_bytes, tensors_of
 from apsched.costs.model import CostModel
 from apsched.graph.aliasing import call_effects
-from apsched.graph.curves import COPY, asked_kind, launch_curve_name
+from apsched.graph.curve_names import COPY, asked_kind, launch_curve_name
 from apsched.graph.dag import NodeKind
 from apsched.price_curve import PriceCurve
 from apsched.units import ticks_to_us

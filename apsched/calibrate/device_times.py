@@ -1,0 +1,58 @@
+"""One step of a job on a GPU, taken apart: kernels belong to the operator that launched them, NCCL's to the message they name."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from apsched.calibrate.match import Matched
+from apsched.calibrate.messages import Message, is_nccl, message_of
+from apsched.calibrate.trace import Trace, Work, ancestors
+
+
+@dataclass(slots=True)
+class DeviceTimes:
+    """What one step took on the device."""
+
+    compute_us: dict[int, float]
+    """Of each pair of the match: its kernels, not those of NCCL."""
+    messages: list[tuple[Message, float]] = field(default_factory=list)
+    """Transfers with their times."""
+    transfer_us: dict[int, float] = field(default_factory=dict)
+    """Of each pair that is a start node, the kernels of NCCL that it launched."""
+    other_us: dict[str, float] = field(default_factory=dict)
+    """Kernels that no node launched, by name."""
+    span_us: float = 0.0
+    """From the begin of the first kernel to the end of the last."""
+
+
+def device_times(trace: Trace, matched: Matched, step: tuple[float, float], op_of_id: Mapping[int, int]) -> DeviceTimes:
+    """Return the times of one step: of the kernels that its operators launched, whenever they ran."""
+    pair_of_op = {pair.op: k for k, pair in enumerate(matched.pairs)}
+    times = DeviceTimes(compute_us=dict.fromkeys(range(len(matched.pairs)), 0.0))
+    within = trace.ops_within(*step)
+    mine: list[Work] = []
+    for kernel in trace.kernels:
+        index = op_of_id.get(kernel.external_id, -1)
+        if index not in within:
+            continue
+        mine.append(kernel)
+        pair = next((pair_of_op[above] for above in ancestors(trace.ops, index) if above in pair_of_op), None)
+        if is_nccl(kernel):
+            message = message_of(kernel, trace.ops[index])
+            if message is not None:
+                times.messages.append((message, kernel.duration_us))
+            if pair is not None:
+                times.transfer_us[pair] = times.transfer_us.get(pair, 0.0) + kernel.duration_us
+            elif message is None:
+                times.other_us[kernel.name] = times.other_us.get(kernel.name, 0.0) + kernel.duration_us
+        elif pair is not None:
+            times.compute_us[pair] += kernel.duration_us
+        else:
+            times.other_us[kernel.name] = times.other_us.get(kernel.name, 0.0) + kernel.duration_us
+    if mine:
+        times.span_us = max(work.end_us for work in mine) - min(work.begin_us for work in mine)
+    return times
+
+
+def op_of_external_id(trace: Trace) -> dict[int, int]:
+    """Return for each ``External id`` the operator that has it."""
+    return {op.external_id: index for index, op in enumerate(trace.ops) if op.external_id >= 0}

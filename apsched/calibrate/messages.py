@@ -1,0 +1,121 @@
+"""Collectives in a trace: what NCCL's kernels say about themselves, and which operator a transfer of gloo belongs to. No torch here.
+
+Kineto copies the arguments of ``record_param_comms`` to the kernels that it launched; older versions leave them with the operator
+(torch/csrc/profiler/util.cpp, saveNcclMeta; names of collectives: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp).
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from apsched.calibrate.trace import HostOp, Trace, Work
+
+PARAM_COMMS = "record_param_comms"
+_NCCL = "nccl"
+_KINDS = {
+    "_allgather_base": "all_gather",
+    "allgather": "all_gather",
+    "all_gather": "all_gather",
+    "allgather_coalesced": "all_gather",
+    "allgather_into_tensor_coalesced": "all_gather",
+    "_reduce_scatter_base": "reduce_scatter",
+    "reduce_scatter": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter",
+    "allreduce": "all_reduce",
+    "all_reduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce",
+    "all_to_all": "all_to_all",
+    "all_to_allv": "all_to_all",
+    "alltoall_base": "all_to_all",
+    "broadcast": "all_gather",  # priced as an all-gather of its size
+}
+# c10::toString of a ScalarType, as "dtype" has it
+_ITEM_BYTES = {
+    "Byte": 1,
+    "Char": 1,
+    "Bool": 1,
+    "Float8_e4m3fn": 1,
+    "Float8_e5m2": 1,
+    "Short": 2,
+    "Half": 2,
+    "BFloat16": 2,
+    "Int": 4,
+    "Float": 4,
+    "Long": 8,
+    "Double": 8,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """What one kernel of NCCL transferred."""
+
+    kind: str
+    size_bytes: int
+    """Counted once."""
+    ranks: tuple[int, ...]
+    """Process ranks of the group; of a group whose ranks the trace does not say, as many from 0 on."""
+
+
+def is_nccl(kernel: Work) -> bool:
+    """Whether ``kernel`` is one of NCCL's (or RCCL's)."""
+    return kernel.name.startswith((_NCCL, "rccl")) or "Collective name" in kernel.args
+
+
+def message_of(kernel: Work, launched_by: HostOp | None) -> Message | None:
+    """Return what an NCCL kernel transferred; ``None`` where the trace does not say, or nobody asks (barriers, point to point)."""
+    args = kernel.args if "Collective name" in kernel.args else launched_by.args if launched_by is not None else {}
+    kind = _KINDS.get(str(args.get("Collective name", "")).lower())
+    item_bytes = _ITEM_BYTES.get(str(args.get("dtype", "")))
+    counts = _whole(args.get("In msg nelems")), _whole(args.get("Out msg nelems"))
+    num_ranks = _whole(args.get("Group size"))
+    if kind is None or item_bytes is None or None in counts or not num_ranks:
+        return None
+    sent, received = counts
+    size_bytes = item_bytes * ((received if kind == "all_gather" else sent) or 0)
+    return Message(kind=kind, size_bytes=size_bytes, ranks=_ranks(args, num_ranks)) if size_bytes else None
+
+
+def gloo_transfers(trace: Trace, ops: Iterable[int]) -> dict[int, Work]:
+    """Return for each operator among ``ops`` that starts a collective the transfer of gloo that it caused.
+
+    gloo works off what it is given in order, so the transfer is the first with the same input that no earlier operator caused; the
+    message of a transfer is the input that its annotation shows.
+    """
+    waiting: dict[int, list[Work]] = {}
+    for work in reversed(trace.gloo):
+        waiting.setdefault(_numel(work.args), []).append(work)
+    found = {}
+    for index in ops:
+        op = trace.ops[index]
+        queue = waiting.get(_numel(op.args), [])
+        while queue and queue[-1].begin_us < op.begin_us:
+            queue.pop()
+        if queue:
+            found[index] = queue.pop()
+    return found
+
+
+def _numel(args: Mapping[str, Any]) -> int:
+    """Return the elements of the first input (all of a list)."""
+    shapes = args.get("Input Dims") or [[]]
+    first = shapes[0]
+    return sum(map(math.prod, first)) if first and isinstance(first[0], list) else math.prod(first)
+
+
+def _ranks(args: Mapping[str, Any], num_ranks: int) -> tuple[int, ...]:
+    """Return ``Process Group Ranks`` (a list, or its text, cut off by dots where long); else as many from 0 on."""
+    stated = args.get("Process Group Ranks")
+    if isinstance(stated, str):
+        stated = [int(part) for part in stated.strip("[] ").split(",") if part.strip().isdigit()]
+    if isinstance(stated, list) and len(stated) == num_ranks and all(type(rank) is int for rank in stated):
+        return tuple(stated)
+    return tuple(range(num_ranks))
+
+
+def _whole(value: Any) -> int | None:
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        return None

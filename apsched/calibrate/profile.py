@@ -1,0 +1,258 @@
+"""Traces of a job and its graphs -> measured costs, and what could not be matched with its share of time. No torch here.
+
+A cost is the mean over the steps whose time lies in the middle half: a sum of means is the mean of the sum, so the costs of a step add up
+to what a step takes, while a step that something else disturbed counts for nothing. Steps of all process ranks count alike.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+import networkx as nx
+
+from apsched.calibrate.device_times import device_times, op_of_external_id
+from apsched.calibrate.host_times import host_times
+from apsched.calibrate.match import Matched, Place, match_step, places_of, view_operators
+from apsched.calibrate.messages import gloo_transfers
+from apsched.calibrate.trace import Trace
+from apsched.costs.alpha_beta import KINDS, group_shape
+from apsched.costs.cluster import Cluster
+from apsched.costs.measured import MeasuredCosts, Price, Transfers, fitted_bytes_per_us, rising
+from apsched.errors import InputError
+from apsched.graph.curve_names import asked_kind
+from apsched.graph.dag import NodeKind
+
+SOURCE = "profile"
+_Message = tuple[str, int, int, int]
+"""Kind, ranks, nodes, bytes."""
+_Shapes = Mapping[str, tuple[int, int]]
+"""Group -> ranks, nodes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unmatched:
+    """Work in the trace that no node of the graphs did."""
+
+    name: str
+    share: float
+    """Of the time of a step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """What a profile says."""
+
+    costs: MeasuredCosts
+    num_steps: int
+    """Of all traces."""
+    num_used: int
+    """Steps in the middle half, which the costs are made of."""
+    step_us: float
+    """A step: from the first node of each graph to its last, graphs added up; on a GPU from the first kernel to the last."""
+    compute_us: float
+    """Of it, work on the compute stream, launches included."""
+    transfer_us: Mapping[str, float]
+    """By group, transfers on its stream, waits for late process ranks included."""
+    num_nodes: int
+    """Nodes that take time, or start collectives."""
+    num_matched: int
+    missing: tuple[tuple[str, int], ...]
+    """Operations of nodes that no step has, and how many nodes."""
+    unmatched: tuple[Unmatched, ...]
+    """The largest first."""
+
+
+@dataclass(slots=True)
+class _Step:
+    """One step of one trace."""
+
+    on_host: bool
+    """The host is the compute stream, and launching takes its time."""
+    duration_us: float
+    compute: dict[Place, float] = field(default_factory=dict)
+    transfers: dict[Place, float] = field(default_factory=dict)
+    messages: list[tuple[_Message, float]] = field(default_factory=list)
+    other_us: dict[str, float] = field(default_factory=dict)
+
+
+def profile_costs(dags: Sequence[nx.DiGraph], traces: Sequence[Trace], cluster: Cluster, cluster_name: str) -> Profile:
+    """Return the costs that ``traces``, one a process rank, say about the nodes of ``dags``; ``cluster`` says how ranks lie on nodes.
+
+    Raises ``InputError`` where nothing of the graphs is in a trace, or traces come from different devices.
+    """
+    devices = {trace.device for trace in traces}
+    if len(devices) != 1:
+        raise InputError(f"traces must come from one kind of device; found {', '.join(sorted(devices)) or 'no trace'}")
+    places, views = places_of(dags), view_operators(dags)
+    shapes = _group_shapes(dags, cluster)
+    used: list[_Step] = []
+    num_steps = 0
+    for trace in traces:
+        ids = op_of_external_id(trace) if trace.on_gpu else {}
+        steps = [_taken_apart(trace, match_step(places, views, trace, step), step, ids, shapes, cluster) for step in trace.steps]
+        steps = [step for step in steps if step.compute]
+        if not steps:
+            raise InputError(
+                f"{trace.path}: none of the {len(places)} nodes of the graph is in it; is it a trace of this model, with these sizes and "
+                "this mesh? (an Inductor job shows its matrix products only: profile it with backend aot_eager)"
+            )
+        num_steps += len(steps)
+        used += _middle_half(steps)
+    step_us = fmean(step.duration_us for step in used)
+    seen = {place for step in used for place in (*step.compute, *step.transfers)}
+    timed = [place for place in places if place.record.kind is not NodeKind.WAIT]
+    return Profile(
+        costs=_costs(used, device=devices.pop(), cluster_name=cluster_name),
+        num_steps=num_steps,
+        num_used=len(used),
+        step_us=step_us,
+        compute_us=fmean(sum(step.compute.values()) for step in used),
+        transfer_us=_transfer_us(used),
+        num_nodes=len(timed),
+        num_matched=len(seen.intersection(timed)),
+        missing=_missing([place for place in timed if place not in seen]),
+        unmatched=_unmatched(used, step_us),
+    )
+
+
+def _group_shapes(dags: Sequence[nx.DiGraph], cluster: Cluster) -> dict[str, tuple[int, int]]:
+    """Return ranks and nodes of every group that the graphs name."""
+    shapes = {}
+    for dag in dags:
+        for rank in range(dag.number_of_nodes()):
+            collective = dag.nodes[rank]["record"].collective
+            if collective is not None and collective.group not in shapes:
+                shape = group_shape(cluster, dag.graph["group_ranks"].get(collective.group) or collective.group_size)
+                shapes[collective.group] = (shape.num_ranks, shape.num_nodes)
+    return shapes
+
+
+def _taken_apart(
+    trace: Trace,
+    matched: Matched,
+    step: tuple[float, float],
+    ids: Mapping[int, int],
+    shapes: _Shapes,
+    cluster: Cluster,
+) -> _Step:
+    if trace.on_gpu:
+        return _device_step(trace, matched, step, ids, shapes, cluster)
+    starts = [pair.op for pair in matched.pairs if pair.place.record.kind is NodeKind.START]
+    times = host_times(trace, matched, gloo_transfers(trace, starts))
+    found = _Step(on_host=True, duration_us=sum(times.graph_us.values()))
+    found.compute = {matched.pairs[k].place: time_us for k, time_us in times.compute_us.items()}
+    found.transfers = {matched.pairs[k].place: time_us for k, time_us in times.transfer_us.items()}
+    found.messages = [(_message(place, shapes), time_us) for place, time_us in found.transfers.items()]
+    spans = _graph_spans(trace, matched)
+    for index in matched.unmatched:
+        op = trace.ops[index]
+        if any(begin <= op.begin_us <= end for begin, end in spans):
+            found.other_us[op.name] = found.other_us.get(op.name, 0.0) + op.end_us - op.begin_us
+    return found
+
+
+def _device_step(
+    trace: Trace,
+    matched: Matched,
+    step: tuple[float, float],
+    ids: Mapping[int, int],
+    shapes: _Shapes,
+    cluster: Cluster,
+) -> _Step:
+    times = device_times(trace, matched, step, ids)
+    found = _Step(on_host=False, duration_us=times.span_us, other_us=times.other_us)
+    for k, pair in enumerate(matched.pairs):
+        record = pair.place.record
+        # what a launch takes on a GPU's stream is no kernel: a start node has a price of its own only where it copies first
+        if record.kind is NodeKind.COMPUTE or (record.kind is NodeKind.START and times.compute_us[k] > 0):
+            found.compute[pair.place] = times.compute_us[k] + (cluster.launch_us if record.kind is NodeKind.START else 0.0)
+    found.transfers = {matched.pairs[k].place: time_us for k, time_us in times.transfer_us.items()}
+    for message, time_us in times.messages:
+        shape = group_shape(cluster, message.ranks)
+        found.messages.append(((message.kind, shape.num_ranks, shape.num_nodes, message.size_bytes), time_us))
+    if not times.messages:  # no metadata: what the graph says of the nodes that were matched
+        found.messages = [(_message(place, shapes), time_us) for place, time_us in found.transfers.items()]
+    return found
+
+
+def _message(place: Place, shapes: _Shapes) -> _Message:
+    collective = place.record.collective
+    assert collective is not None
+    return (asked_kind(collective.kind), *shapes[collective.group], collective.size_bytes)
+
+
+def _graph_spans(trace: Trace, matched: Matched) -> list[tuple[float, float]]:
+    spans: dict[int, tuple[float, float]] = {}
+    for pair in matched.pairs:
+        op = trace.ops[pair.op]
+        begin, _ = spans.get(pair.place.graph, (op.begin_us, 0.0))
+        spans[pair.place.graph] = (begin, op.end_us)
+    return list(spans.values())
+
+
+def _middle_half(steps: Sequence[_Step]) -> list[_Step]:
+    """Return the steps without the quarter that is fastest and the one that is slowest."""
+    ordered = sorted(steps, key=lambda step: step.duration_us)
+    cut = len(ordered) // 4
+    return ordered[cut : len(ordered) - cut]
+
+
+def _costs(steps: Sequence[_Step], *, device: str, cluster_name: str) -> MeasuredCosts:
+    by_operation: dict[str, list[float]] = {}
+    launches: dict[str, list[float]] = {}
+    transfers: dict[_Message, list[float]] = {}
+    for step in steps:
+        for place, time_us in step.compute.items():
+            by_operation.setdefault(place.record.operation, []).append(time_us)
+            if place.record.collective is not None and step.on_host:
+                launches.setdefault(asked_kind(place.record.collective.kind), []).append(time_us)
+        for message, time_us in step.messages:
+            transfers.setdefault(message, []).append(time_us)
+    return MeasuredCosts(
+        device=device,
+        cluster=cluster_name,
+        compute={operation: Price(time_us=fmean(times), source=SOURCE) for operation, times in sorted(by_operation.items())},
+        transfers=_transfers(transfers),
+        launch_us={kind: fmean(times) for kind, times in sorted(launches.items()) if kind in KINDS},
+    )
+
+
+def _transfers(times: Mapping[_Message, Sequence[float]]) -> tuple[Transfers, ...]:
+    by_shape: dict[tuple[str, int, int], dict[int, Sequence[float]]] = {}
+    for (kind, num_ranks, num_nodes, size_bytes), of_message in times.items():
+        if size_bytes > 0 and sum(of_message) > 0 and kind in KINDS:
+            by_shape.setdefault((kind, num_ranks, num_nodes), {})[size_bytes] = of_message
+    found = []
+    for (kind, num_ranks, num_nodes), of_size in sorted(by_shape.items()):
+        sizes = sorted(of_size)
+        points = rising([(size, fmean(of_size[size])) for size in sizes], [len(of_size[size]) for size in sizes])
+        slope = fitted_bytes_per_us(points)
+        found.append(Transfers(kind=kind, num_ranks=num_ranks, num_nodes=num_nodes, source=SOURCE, points=points, bytes_per_us=slope))
+    return tuple(found)
+
+
+def _transfer_us(steps: Sequence[_Step]) -> dict[str, float]:
+    groups = sorted({_group(place) for step in steps for place in step.transfers})
+    return {group: fmean(sum(t for place, t in step.transfers.items() if _group(place) == group) for step in steps) for group in groups}
+
+
+def _group(place: Place) -> str:
+    collective = place.record.collective
+    assert collective is not None
+    return collective.group
+
+
+def _missing(places: Sequence[Place]) -> tuple[tuple[str, int], ...]:
+    counts: dict[str, int] = {}
+    for place in places:
+        counts[place.record.operation] = counts.get(place.record.operation, 0) + 1
+    return tuple(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _unmatched(steps: Sequence[_Step], step_us: float) -> tuple[Unmatched, ...]:
+    totals: dict[str, float] = {}
+    for step in steps:
+        for name, time_us in step.other_us.items():
+            totals[name] = totals.get(name, 0.0) + time_us / len(steps)
+    found = [Unmatched(name=name, share=time_us / step_us if step_us else 0.0) for name, time_us in totals.items()]
+    return tuple(sorted(found, key=lambda entry: (-entry.share, entry.name)))

@@ -1,0 +1,166 @@
+"""Measured costs: what a profile or a measurement says that operations, transfers, launches and copies take. No torch here."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TypeVar
+
+from apsched.costs.nccl_tests import Measurement
+from apsched.costs.table import CollectiveTable, table_of
+from apsched.errors import InputError
+
+_Key = TypeVar("_Key", int, str)
+SOURCES = ("profile", "measured")
+_FURTHER = 4
+"""How far beyond the largest message the fitted bandwidth is laid down, in sizes of it; a table goes on like that for ever."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """What one operation takes on the compute stream."""
+
+    time_us: float
+    source: str
+    """One of :data:`SOURCES`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfers:
+    """What collectives of one kind take on a group of one shape."""
+
+    kind: str
+    num_ranks: int
+    num_nodes: int
+    source: str
+    """One of :data:`SOURCES`."""
+    points: tuple[tuple[int, float], ...]
+    """Bytes, counted once, and microseconds."""
+    bytes_per_us: float | None = None
+    """Slope of the line fitted to the points, which holds beyond the largest; ``None`` where they show none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredCosts:
+    """Costs by what is done: they hold for every graph that does the same on that device."""
+
+    device: str
+    """What they were measured on, in words."""
+    cluster: str
+    """Name or file of the cluster whose formulas price the rest."""
+    compute: Mapping[str, Price] = field(default_factory=dict)
+    """Operation (:mod:`apsched.costs.operation`) -> price; of a start node, what launching takes."""
+    transfers: tuple[Transfers, ...] = ()
+    launch_us: Mapping[str, float] = field(default_factory=dict)
+    """Kind of collective -> price of the launch of a bucket of any size."""
+    copies: tuple[tuple[int, float], ...] = ()
+    """Bytes copied, and microseconds; empty where nobody measured copies."""
+
+    @property
+    def table(self) -> CollectiveTable:
+        """The transfers as a table."""
+        return table_of((row for transfers in self.transfers for row in _rows(transfers)), self.device)
+
+    def transfer_source(self, kind: str, num_ranks: int, num_nodes: int) -> str | None:
+        """Return where the times of such collectives come from; ``None`` where there are none."""
+        of_this = (t for t in self.transfers if (t.kind, t.num_ranks, t.num_nodes) == (kind, num_ranks, num_nodes))
+        return next((t.source for t in of_this), None)
+
+    def launch_source(self, kind: str) -> str:
+        """Return where the price of launching a bucket of that kind comes from: as its transfers."""
+        return min((t.source for t in self.transfers if t.kind == kind), default="measured")
+
+    def copy_us(self, size_bytes: int) -> float | None:
+        """Return the time of a copy of ``size_bytes``: on a line between the points, beyond them at the bandwidth of the last."""
+        if not self.copies:
+            return None
+        if size_bytes <= self.copies[0][0]:
+            return self.copies[0][1]
+        for (less, less_us), (more, more_us) in zip(self.copies, self.copies[1:], strict=False):
+            if size_bytes <= more:
+                return less_us + (more_us - less_us) * (size_bytes - less) / (more - less)
+        last_bytes, last_us = self.copies[-1]
+        return last_us * size_bytes / last_bytes
+
+
+def fitted_bytes_per_us(points: tuple[tuple[int, float], ...]) -> float | None:
+    """Return beta of t = alpha + bytes / beta by the median slope over all pairs of points (Theil, Sen); ``None`` where t does not rise."""
+    slopes = [(t1 - t0) / (s1 - s0) for k, (s0, t0) in enumerate(points) for s1, t1 in points[k + 1 :] if s1 != s0]
+    us_per_byte = median(slopes) if slopes else 0.0
+    return 1 / us_per_byte if us_per_byte > 0 else None
+
+
+def rising(points: Sequence[tuple[int, float]], weights: Sequence[float]) -> tuple[tuple[int, float], ...]:
+    """Return the times that never fall with size and are nearest to ``points`` (weighted least squares, by pooling neighbours).
+
+    What is pooled keeps its weighted sum, so that as many messages as there were take as long as they did.
+    """
+    pools: list[tuple[float, float, int]] = []  # weighted sum, weight, number of points
+    for (_, time_us), weight in zip(points, weights, strict=True):
+        pools.append((time_us * weight, weight, 1))
+        while len(pools) > 1 and pools[-2][0] * pools[-1][1] >= pools[-1][0] * pools[-2][1]:
+            (sum0, weight0, num0), (sum1, weight1, num1) = pools[-2:]
+            pools[-2:] = [(sum0 + sum1, weight0 + weight1, num0 + num1)]
+    times = [total / weight for total, weight, num in pools for _ in range(num)]
+    return tuple((size_bytes, time_us) for (size_bytes, _), time_us in zip(points, times, strict=True))
+
+
+def merged(parts: list[MeasuredCosts]) -> MeasuredCosts:
+    """Return the median of what several process ranks found, point by point; the same result in whatever order they come.
+
+    Every process rank that merges the same parts gets the same costs, and so solves the same problem.
+    """
+    if len({(part.device, part.cluster) for part in parts}) != 1:
+        found = ", ".join(sorted({f"{part.device} ({part.cluster})" for part in parts}))
+        raise InputError(f"costs can only be merged where device and cluster are the same; found {found or 'none'}")
+    operations = sorted({operation for part in parts for operation in part.compute})
+    shapes = sorted({(t.kind, t.num_ranks, t.num_nodes) for part in parts for t in part.transfers})
+    return MeasuredCosts(
+        device=parts[0].device,
+        cluster=parts[0].cluster,
+        compute={
+            operation: _median_price([part.compute[operation] for part in parts if operation in part.compute]) for operation in operations
+        },
+        transfers=tuple(_median_transfers(parts, shape) for shape in shapes),
+        launch_us=_median_by_key([part.launch_us for part in parts]),
+        copies=tuple(_median_by_key([dict(part.copies) for part in parts]).items()),
+    )
+
+
+def _rows(transfers: Transfers) -> list[Measurement]:
+    points = list(transfers.points)
+    if transfers.bytes_per_us is not None:
+        size, time_us = points[-1]
+        points.append((size * _FURTHER, time_us + size * (_FURTHER - 1) / transfers.bytes_per_us))
+    return [
+        Measurement(
+            kind=transfers.kind,
+            num_ranks=transfers.num_ranks,
+            num_nodes=transfers.num_nodes,
+            size_bytes=size_bytes,
+            time_us=time_us,
+            where=transfers.source,
+        )
+        for size_bytes, time_us in points
+    ]
+
+
+def _median_price(prices: list[Price]) -> Price:
+    return Price(time_us=median(price.time_us for price in prices), source=min(price.source for price in prices))
+
+
+def _median_transfers(parts: list[MeasuredCosts], shape: tuple[str, int, int]) -> Transfers:
+    mine = [t for part in parts for t in part.transfers if (t.kind, t.num_ranks, t.num_nodes) == shape]
+    points = tuple(_median_by_key([dict(t.points) for t in mine]).items())
+    kind, num_ranks, num_nodes = shape
+    return Transfers(
+        kind=kind,
+        num_ranks=num_ranks,
+        num_nodes=num_nodes,
+        source=min(t.source for t in mine),
+        points=points,
+        bytes_per_us=fitted_bytes_per_us(points),
+    )
+
+
+def _median_by_key(tables: Sequence[Mapping[_Key, float]]) -> dict[_Key, float]:
+    return {key: median(table[key] for table in tables if key in table) for key in sorted({key for table in tables for key in table})}

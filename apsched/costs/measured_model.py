@@ -1,0 +1,79 @@
+"""The cost model of measured costs: what was measured first, the formulas of a cluster for the rest."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from apsched.collectives import collective_kind
+from apsched.costs.alpha_beta import GroupShape, group_shape
+from apsched.costs.cluster import Cluster
+from apsched.costs.cluster_model import ClusterCostModel
+from apsched.costs.measured import MeasuredCosts, Price
+from apsched.costs.node_operation import node_operation
+from apsched.costs.operands import touched_bytes, value_of
+
+
+class MeasuredCostModel:
+    """Follows :class:`apsched.costs.model.CostModel`.
+
+    ``fallback`` prices what ``costs`` lack, and collectives first where it has a table of them: whoever hands in a table means it.
+    """
+
+    def __init__(self, costs: MeasuredCosts, fallback: ClusterCostModel, group_ranks: Mapping[str, Sequence[int]] | None = None) -> None:
+        self.costs = costs
+        self._table = costs.table
+        self._fallback = fallback
+        self._shapes = {name: group_shape(fallback.cluster, ranks) for name, ranks in (group_ranks or {}).items() if ranks}
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster whose formulas price the rest."""
+        return self._fallback.cluster
+
+    def compute_us(self, node: torch.fx.Node) -> float:
+        """Return the time of ``node`` on the compute stream; of a start node, the price of its launch."""
+        price = self._price(node)
+        return self._fallback.compute_us(node) if price is None else price.time_us
+
+    def cost_source(self, node: torch.fx.Node) -> str:
+        """Return ``profile`` or ``measured`` where the price of ``node`` was, else what the formulas say."""
+        price = self._price(node)
+        return self._fallback.cost_source(node) if price is None else price.source
+
+    def collective_us(self, kind: str, group_name: str, group_size: int, size_bytes: int) -> float:
+        """Return the time of a collective; ``size_bytes`` is counted once (see the protocol)."""
+        shape = self._measured_shape(kind, group_name, group_size)
+        if shape is None:
+            return self._fallback.collective_us(kind, group_name, group_size, size_bytes)
+        return self._table.collective_us(kind, shape, size_bytes)
+
+    def collective_source(self, kind: str, group_name: str, group_size: int) -> str:
+        """Return where :meth:`collective_us` comes from."""
+        shape = self._measured_shape(kind, group_name, group_size)
+        found = None if shape is None else self.costs.transfer_source(kind, shape.num_ranks, shape.num_nodes)
+        return found or self._fallback.collective_source(kind, group_name, group_size)
+
+    def unpriced(self) -> tuple[str, ...]:
+        """Return what was asked of a table so far and was not in it, one line each."""
+        return self._fallback.unpriced()
+
+    def _price(self, node: torch.fx.Node) -> Price | None:
+        """Return the measured price of ``node``: of what it does, of any launch of its kind, or of a copy of its size."""
+        if node.op != "call_function":
+            return None
+        found = self.costs.compute.get(operation := node_operation(node))
+        if found is not None:
+            return found
+        if (kind := collective_kind(node)) is not None and kind in self.costs.launch_us:
+            return Price(time_us=self.costs.launch_us[kind], source=self.costs.launch_source(kind))
+        if operation.startswith("aten::clone(") and "{" not in operation:
+            copy_us = self.costs.copy_us(touched_bytes(value_of(node.args[0])))
+            return None if copy_us is None else Price(time_us=copy_us, source="measured")
+        return None
+
+    def _measured_shape(self, kind: str, group_name: str, group_size: int) -> GroupShape | None:
+        """Return the shape of the group where transfers of that kind on it were measured and no table goes before."""
+        if self._fallback.collective_source(kind, group_name, group_size) == "table":
+            return None
+        shape = self._shapes.get(group_name) or group_shape(self.cluster, group_size)
+        return shape if self.costs.transfer_source(kind, shape.num_ranks, shape.num_nodes) else None

@@ -1,0 +1,72 @@
+"""A graph under measured costs: what they have gets their price, the rest keeps its own. No torch here."""
+
+from dataclasses import replace
+
+import networkx as nx
+
+from apsched.costs.alpha_beta import GroupShape, group_shape
+from apsched.costs.cluster import Cluster
+from apsched.costs.measured import MeasuredCosts
+from apsched.graph.curve_names import COPY, asked_kind, collective_curve_name, launch_curve_name
+from apsched.graph.dag import CollectiveRecord, NodeKind, NodeRecord
+from apsched.price_curve import PriceCurve, sample_curve
+from apsched.units import us_to_ticks
+
+
+def repriced(dag: nx.DiGraph, costs: MeasuredCosts, cluster: Cluster) -> nx.DiGraph:
+    """Return ``dag`` at ``costs``, as an export with :class:`apsched.costs.measured_model.MeasuredCostModel` would price it.
+
+    ``cluster`` says how process ranks lie on nodes. Copies and casts that write-back added keep their price, which is that of a curve.
+    """
+    new = nx.DiGraph(**dag.graph)
+    records = [_record(dag.nodes[rank]["record"], dag, costs, cluster) for rank in range(dag.number_of_nodes())]
+    new.add_nodes_from((record.rank, {"record": record}) for record in records)
+    new.add_edges_from((u, v, {"kind": kind}) for u, v, kind in dag.edges(data="kind"))
+    new.graph["curves"] = _curves(dag, costs, cluster)
+    return new
+
+
+def _record(record: NodeRecord, dag: nx.DiGraph, costs: MeasuredCosts, cluster: Cluster) -> NodeRecord:
+    if record.kind is NodeKind.COMPUTE and not record.role:
+        price = costs.compute.get(record.operation)
+        return record if price is None else replace(record, duration_us=price.time_us, cost_source=price.source)
+    if record.collective is None:
+        return record
+    kind = asked_kind(record.collective.kind)
+    source = costs.transfer_source(kind, *_ranks_and_nodes(dag, record.collective, cluster))
+    collective = record.collective if source is None else replace(record.collective, cost_source=source)
+    price = costs.compute.get(record.operation)
+    if price is not None:
+        return replace(record, collective=collective, duration_us=price.time_us, cost_source=price.source)
+    if record.collective.kind in costs.launch_us:
+        duration_us, source = costs.launch_us[record.collective.kind], costs.launch_source(record.collective.kind)
+        return replace(record, collective=collective, duration_us=duration_us, cost_source=source)
+    return replace(record, collective=collective)
+
+
+def _curves(dag: nx.DiGraph, costs: MeasuredCosts, cluster: Cluster) -> dict[str, PriceCurve]:
+    curves: dict[str, PriceCurve] = dict(dag.graph["curves"])
+    if costs.copies:
+        curves[COPY] = sample_curve(lambda size_bytes: costs.copy_us(size_bytes) or 0.0)
+    table = costs.table
+    collectives = (dag.nodes[rank]["record"].collective for rank in range(dag.number_of_nodes()))
+    seen: dict[str, CollectiveRecord] = {collective_curve_name(c.kind, c.group): c for c in collectives if c is not None}
+    for name, collective in seen.items():
+        kind = asked_kind(collective.kind)
+        shape = _shape(dag, collective, cluster)
+        if costs.transfer_source(kind, shape.num_ranks, shape.num_nodes) is not None:
+            curves[name] = sample_curve(lambda size_bytes, kind=kind, shape=shape: table.collective_us(kind, shape, size_bytes))  # type: ignore[misc]
+        launch = launch_curve_name(collective.kind, collective.group)
+        if launch in curves and collective.kind in costs.launch_us:
+            ticks = us_to_ticks(costs.launch_us[collective.kind])
+            curves[launch] = PriceCurve(size_bytes=(0, 1), price_ticks=(ticks, ticks))
+    return curves
+
+
+def _shape(dag: nx.DiGraph, collective: CollectiveRecord, cluster: Cluster) -> GroupShape:
+    return group_shape(cluster, dag.graph["group_ranks"].get(collective.group) or collective.group_size)
+
+
+def _ranks_and_nodes(dag: nx.DiGraph, collective: CollectiveRecord, cluster: Cluster) -> tuple[int, int]:
+    shape = _shape(dag, collective, cluster)
+    return shape.num_ranks, shape.num_nodes
