@@ -45,6 +45,8 @@ class Result:
     """What the step time of the best schedule rests on."""
     round_trip_exact: bool | None = None
     """The rewritten graph, exported and simulated again, has the figures claimed; ``None`` where nothing was rewritten."""
+    cost_shares: Mapping[str, float] = field(default_factory=dict)
+    """Source of costs (``formula``, ``table``, ``profile``, ``measured``) -> share of the time of all nodes and transfers as captured."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Wall time of the stages that ran."""
     others: tuple[Score, ...] = ()

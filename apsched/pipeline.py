@@ -15,9 +15,11 @@ import networkx as nx
 from apsched.bitwise import BITWISE_RULE
 from apsched.build_problem import build_problem
 from apsched.config import Caps, MilpOptions, SolveOptions
-from apsched.costs.cluster import DEFAULT_CLUSTER, Cluster, cluster_names, load_cluster
-from apsched.costs.table import CollectiveTable, load_table
+from apsched.cost_choice import CostChoice, ReadCosts, read_costs
+from apsched.costs.cluster import cluster_names, load_cluster
 from apsched.errors import ApschedError, InputError
+from apsched.graph.cost_shares import cost_shares
+from apsched.graph.reprice import repriced
 from apsched.graph_result import BitwisePrice, Result, result_of
 from apsched.options import MemoryCap, show_bytes
 from apsched.plan import Plan
@@ -41,16 +43,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DIRECTIONS = ("forward", "backward", "both")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CostChoice:
-    """Where costs come from: a cluster by name or TOML file, and measured tables of collectives."""
-
-    cluster: str | None = None
-    collectives: tuple[str, ...] = ()
-    fused: bool = True
-    """Pointwise chains are priced as Inductor fuses them; otherwise every node as a kernel of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,14 +86,14 @@ class Rewritten:
 @contextmanager
 def loaded(request: SourceRequest, costs: CostChoice, direction: str, progress: Progress) -> Iterator[LoadedSource]:
     """Open a source and export its graphs; process groups that they need run until the body ends."""
-    cluster, table = read_costs(costs)
+    chosen = read_costs(costs)
     with opening(request, progress) as (source, capture_seconds):
         if source.capture is None:
-            yield _from_graph_files(source, costs, direction)
+            yield _from_graph_files(source, costs, chosen, direction)
             return
         names = tuple(graph.name for graph in source.capture.graphs)
         wanted = _in_direction(names, direction, request.source)
-        yield _export_capture(source, wanted, cluster, table, capture_seconds, progress, fused=costs.fused)
+        yield _export_capture(source, wanted, chosen, capture_seconds, progress, fused=costs.fused)
 
 
 @contextmanager
@@ -111,12 +103,6 @@ def opening(request: SourceRequest, progress: Progress) -> Iterator[tuple[Opened
         with progress.stage("read" if classify(request.source) is SourceKind.GRAPH_FILE else "capture") as took:
             source = stack.enter_context(opened(request))
         yield source, took["seconds"]
-
-
-def read_costs(costs: CostChoice) -> tuple[Cluster, CollectiveTable | None]:
-    """Return the cluster and table that were chosen; ``InputError`` names a file that cannot be used."""
-    cluster = load_cluster(costs.cluster or DEFAULT_CLUSTER)
-    return cluster, load_table(*costs.collectives) if costs.collectives else None
 
 
 def export_graph(
@@ -200,6 +186,7 @@ def solve_graph(graph: LoadedGraph, caps: Caps, options: SolveOptions, progress:
         result = result_of(
             graph.problem, caps, answer, cluster=graph.dag.graph["cluster"], seconds={**graph.seconds, "solve": took["seconds"]}
         )
+        result = replace(result, cost_shares=cost_shares(graph.dag))
         check_answer(result)
         if graph.without_bitwise is not None:
             result = with_bitwise_price(result, graph.without_bitwise, lambda other: solve(other, caps, options))
@@ -264,19 +251,20 @@ def with_round_trip(result: Result, rewritten: Rewritten) -> Result:
 def _export_capture(
     source: Opened,
     wanted: tuple[str, ...],
-    cluster: Cluster,
-    table: CollectiveTable | None,
+    costs: ReadCosts,
     capture_seconds: float,
     progress: Progress,
     *,
     fused: bool,
 ) -> LoadedSource:
     from apsched.costs.cluster_model import ClusterCostModel
+    from apsched.costs.measured_model import MeasuredCostModel
 
-    capture = source.capture
+    capture, cluster = source.capture, costs.cluster
     assert capture is not None
     group_ranks = _group_ranks(capture)
-    cost_model = ClusterCostModel(cluster, group_ranks, table, fused=fused)
+    formulas = ClusterCostModel(cluster, group_ranks, costs.table, fused=fused)
+    cost_model = formulas if costs.measured is None else MeasuredCostModel(costs.measured, formulas, group_ranks)
     graphs = tuple(
         export_graph(
             captured,
@@ -290,9 +278,9 @@ def _export_capture(
         for captured in capture.graphs
         if captured.name in wanted
     )
-    notes = tuple(f"priced by formula, not in the table: {line}" for line in cost_model.unpriced())
-    if table is not None:
-        notes += tuple(f"measured collectives: {line}" for line in (*table.notes, *table.beyond(cluster)))
+    notes = tuple(f"priced by formula, not in the table: {line}" for line in formulas.unpriced())
+    if costs.table is not None:
+        notes += tuple(f"measured collectives: {line}" for line in (*costs.table.notes, *costs.table.beyond(cluster)))
     return LoadedSource(label=source.label, slug=source.slug, cluster=cluster.name, graphs=graphs, notes=notes)
 
 
@@ -302,8 +290,9 @@ def _group_ranks(capture: "Capture") -> dict[str, tuple[int, ...]]:
     return ranks | {name: known for name, known in capture.group_ranks.items() if known}
 
 
-def _from_graph_files(source: Opened, costs: CostChoice, direction: str) -> LoadedSource:
-    clusters = {dag.graph["cluster"] for dag in source.dags}
+def _from_graph_files(source: Opened, costs: CostChoice, chosen: ReadCosts, direction: str) -> LoadedSource:
+    dags = source.dags if chosen.measured is None else tuple(repriced(dag, chosen.measured, chosen.cluster) for dag in source.dags)
+    clusters = {dag.graph["cluster"] for dag in dags}
     name = next(iter(clusters)) if len(clusters) == 1 else ", ".join(sorted(clusters))
     if costs.collectives:
         raise InputError(f"--collectives cannot change {source.label}: a graph file holds its costs; capture it again with the table")
@@ -313,10 +302,10 @@ def _from_graph_files(source: Opened, costs: CostChoice, direction: str) -> Load
         raise InputError(f"--cluster cannot change {source.label}: its costs are those of {name!r}; capture it again for {costs.cluster!r}")
     stated = costs.cluster or (name if name in cluster_names() else None)
     memory_bytes = load_cluster(stated).device.memory_bytes if stated else None
-    wanted = _in_direction(tuple(dag.graph["name"] for dag in source.dags), direction, source.label)
+    wanted = _in_direction(tuple(dag.graph["name"] for dag in dags), direction, source.label)
     graphs = tuple(
         LoadedGraph(dag=dag, problem=build_problem(dag), device_memory_bytes=memory_bytes, seconds={"capture": 0.0, "export": 0.0})
-        for dag in source.dags
+        for dag in dags
         if dag.graph["name"] in wanted
     )
     return LoadedSource(label=source.label, slug=source.slug, cluster=name, graphs=graphs)

@@ -51,6 +51,7 @@ def graph_json(result: Result) -> dict[str, Any]:
         "chosen": asdict(result.chosen) if result.chosen else None,
         "rests_on": path_json(result),
         "round_trip_exact": result.round_trip_exact,
+        "costs": dict(result.cost_shares),
         "baselines": {score.name: _score_json(score) for score in (*result.answer.baselines, *result.others)},
         "seconds": {stage: round(result.seconds.get(stage, 0.0), 3) for stage in _STAGES},
     }
@@ -162,6 +163,8 @@ def summary_lines(result: Result) -> tuple[str, ...]:
         f"  chosen: largest bucket {show_bytes(chose.bucket_bytes)}, span {chose.topo_span}, prefetch {chose.prefetch}, "
         f"in flight {show_bytes(chose.in_flight_bytes)}",
     ]
+    if set(result.cost_shares) - {"formula"}:
+        lines.append(f"  costs: {', '.join(f'{source} {100 * share:.1f} %' for source, share in result.cost_shares.items())}")
     if result.problem.rules:
         broken = [name for name, _ in _broken_by(result)]
         rules = f"{len(result.problem.rules)} rule{'s' if len(result.problem.rules) > 1 else ''}"

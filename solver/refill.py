@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from apsched.solver.compact import ALL_GATHER, Ints
+from apsched.solver.compact import Ints
 from apsched.solver.compiled import compiled
 from apsched.solver.evaluate import COPY_OUT, LAUNCH, SPINE, WAIT
 from apsched.solver.orders import Precedence

@@ -37,6 +37,7 @@ GRAPH_KEYS = {
     "chosen",
     "rests_on",
     "round_trip_exact",
+    "costs",
     "baselines",
     "seconds",
 }

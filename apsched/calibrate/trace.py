@@ -65,14 +65,14 @@ class Work:
 
     name: str
     begin_us: float
-    end_us: float
+    duration_us: float
     external_id: int
     args: Mapping[str, Any]
 
     @property
-    def duration_us(self) -> float:
-        """How long it ran."""
-        return self.end_us - self.begin_us
+    def end_us(self) -> float:
+        """When it ended."""
+        return self.begin_us + self.duration_us
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +185,7 @@ def _operation(name: str, args: Mapping[str, Any]) -> str:
 
 def _work(event: Mapping[str, Any]) -> Work:
     args = event.get("args", {})
-    return Work(str(event.get("name", "")), _begin(event), _end(event), _external_id(args), args)
+    return Work(str(event.get("name", "")), _begin(event), float(event["dur"]), _external_id(args), args)
 
 
 def _begin(event: Mapping[str, Any]) -> float:

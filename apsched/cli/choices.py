@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from apsched.config import Caps, MilpOptions, SolveOptions
+from apsched.cost_choice import CostChoice
 from apsched.errors import InputError
 from apsched.options import MemoryCap, parse_count, parse_memory_cap, parse_number, parse_optional_bytes, parse_optional_count, parse_share
-from apsched.pipeline import DIRECTIONS, CostChoice
+from apsched.pipeline import DIRECTIONS
 from apsched.plan import Plan
 from apsched.plan_file import load_plan
 from apsched.sources import SourceRequest
@@ -38,7 +39,7 @@ def source_request(args: argparse.Namespace) -> SourceRequest:
 
 def cost_choice(args: argparse.Namespace) -> CostChoice:
     """Return where costs come from."""
-    return CostChoice(cluster=args.cluster, collectives=tuple(args.collectives), fused=not args.unfused)
+    return CostChoice(cluster=args.cluster, costs=args.costs, collectives=tuple(args.collectives), fused=not args.unfused)
 
 
 def direction(args: argparse.Namespace) -> str:

@@ -7,11 +7,12 @@ from typing import Any, TextIO
 from apsched.cli.choices import cost_choice, direction, plan_choice, search_choice, source_request
 from apsched.cli.infeasible import refuse_infeasible
 from apsched.config import SolveOptions
+from apsched.cost_choice import CostChoice
 from apsched.costs.cluster import Cluster, cluster_names, load_cluster
 from apsched.explain_report import binding_json, print_binding, print_infeasible
 from apsched.faster_network import FasterNetwork, faster_network
 from apsched.graph_result import Result
-from apsched.pipeline import CostChoice, LoadedGraph, loaded, resolve_caps, solve_graph, under_plan
+from apsched.pipeline import LoadedGraph, loaded, resolve_caps, solve_graph, under_plan
 from apsched.progress import Progress
 from apsched.relax import Relaxed, relaxed
 from apsched.report import console, graph_json

@@ -34,6 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     solve = _verb(verbs, "solve", "solve a source, write the schedule back into its graphs, and check the result")
     _add_source(solve)
+    _add_costs(solve)
     _add_caps(solve)
     _add_plan(solve)
     _add_inductor(solve, default=False)
@@ -44,31 +45,52 @@ def build_parser() -> argparse.ArgumentParser:
 
     audit = _verb(verbs, "audit", "score the order that the graphs of a source have now, against the proven bound")
     _add_source(audit)
+    _add_costs(audit)
     _add_caps(audit)
 
     period = _verb(verbs, "period", "how fast one layer can repeat, however many there are, and the memory that needs")
     _add_source(period)
+    _add_costs(period)
     _add_caps(period)
 
     compare = _verb(verbs, "compare", "score every baseline beside the solver")
     _add_source(compare)
+    _add_costs(compare)
     _add_caps(compare)
     _add_plan(compare)
     _add_inductor(compare, default=True)
 
     explain = _verb(verbs, "explain", "say what the step time rests on and what one more would buy, or why no schedule fits")
     _add_source(explain)
+    _add_costs(explain)
     _add_caps(explain)
     _add_plan(explain)
 
     apply = _verb(verbs, "apply", "apply schedule files to the graphs of a source, and check the result")
     _add_source(apply)
+    _add_costs(apply)
     apply.add_argument("schedules", metavar="SCHEDULE", nargs="+", help="schedule files that `apsched solve` wrote, one a graph")
     _add_out(apply, "DIR", "directory for the rewritten modules (default: apsched-out/SOURCE-MESH)")
 
     capture = _verb(verbs, "capture", "export a source to graph files, which are solved without torch")
     _add_source(capture)
+    _add_costs(capture)
     _add_out(capture, "FILE", "graph file; of several graphs each gets its name before the suffix (step.forward.graph)", required=True)
+
+    calibrate = _verb(verbs, "calibrate", "read costs off a profile of a job, or measure them on the device at hand, for `--costs`")
+    how = calibrate.add_argument_group("how (one of these)")
+    how.add_argument(
+        "--trace",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="what torch.profiler exported, with record_shapes=True and steps marked by prof.step(); once for each process rank",
+    )
+    how.add_argument("--measure", action="store_true", help="run the operators here; under torchrun the collectives, too")
+    _add_source(calibrate, flag="--graph")
+    _add_json(calibrate)
+    _option(calibrate, "--cluster", "NAME", "cluster whose formulas price the rest (default: that of a graph file, else h100)")
+    _add_out(calibrate, "FILE", "file of costs, such as costs.toml", required=True)
 
     for name, text in (("models", "list the presets"), ("clusters", "list the clusters that costs can be computed for")):
         _add_json(_verb(verbs, name, text))
@@ -92,8 +114,12 @@ def _runner(name: str) -> Callable[[argparse.Namespace, TextIO], None]:
     return run
 
 
-def _add_source(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="SOURCE", help=SOURCE_HELP)
+def _add_source(parser: argparse.ArgumentParser, flag: str | None = None) -> None:
+    """Add SOURCE, as ``flag`` where there is one, and what may be chosen about it."""
+    if flag is None:
+        parser.add_argument("source", metavar="SOURCE", help=SOURCE_HELP)
+    else:
+        parser.add_argument(flag, dest="source", metavar="SOURCE", help=SOURCE_HELP, required=True)
     group = parser.add_argument_group("source")
     _option(group, "--mesh", "AXES", "process ranks by axis of parallelism, such as fsdp=64 or fsdp=16,tp=8 (default: fsdp=64)")
     _option(group, "--seq", "N", "tokens in a sequence, of a preset (default: 8192)")
@@ -101,7 +127,11 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
     _option(group, "--layers", "N", "number of layers, of a preset (default: all)")
     _option(group, "--ac", "KIND", "activation checkpointing of a preset: none, full, selective or every-N (default: none)")
     _option(group, "--direction", "WHICH", "forward, backward or both (default: both)", default="both")
+
+
+def _add_costs(parser: argparse.ArgumentParser) -> None:
     costs = parser.add_argument_group("costs")
+    _option(costs, "--costs", "FILE", "measured costs, as `apsched calibrate` writes them; --cluster prices the rest")
     _option(costs, "--cluster", "NAME", "cluster by name (`apsched clusters`) or TOML file (default: h100)")
     costs.add_argument(
         "--collectives",

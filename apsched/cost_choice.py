@@ -1,0 +1,40 @@
+"""Where the costs of a command come from, as chosen and as read. No torch here."""
+
+from dataclasses import dataclass
+
+from apsched.costs.cluster import DEFAULT_CLUSTER, Cluster, load_cluster
+from apsched.costs.measured import MeasuredCosts
+from apsched.costs.measured_file import load_costs
+from apsched.costs.table import CollectiveTable, load_table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostChoice:
+    """Where costs come from: a cluster by name or TOML file, measured tables of collectives, measured costs."""
+
+    cluster: str | None = None
+    """``None``: that of the measured costs, else the default."""
+    costs: str | None = None
+    """File of measured costs, which go before the cluster's formulas."""
+    collectives: tuple[str, ...] = ()
+    fused: bool = True
+    """Pointwise chains are priced as Inductor fuses them; otherwise every node as a kernel of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadCosts:
+    """What a :class:`CostChoice` names."""
+
+    cluster: Cluster
+    table: CollectiveTable | None = None
+    measured: MeasuredCosts | None = None
+
+
+def read_costs(costs: CostChoice) -> ReadCosts:
+    """Return what was chosen; ``InputError`` names a file that cannot be used."""
+    measured = load_costs(costs.costs) if costs.costs is not None else None
+    return ReadCosts(
+        cluster=load_cluster(costs.cluster or (measured.cluster if measured is not None else DEFAULT_CLUSTER)),
+        table=load_table(*costs.collectives) if costs.collectives else None,
+        measured=measured,
+    )

@@ -1,0 +1,169 @@
+"""Measured costs: the file, the median over process ranks, and the cost model."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from apsched.costs.cluster import load_cluster
+from apsched.costs.cluster_model import ClusterCostModel
+from apsched.costs.measured import MeasuredCosts, Price, Transfers, fitted_bytes_per_us, merged, rising
+from apsched.costs.measured_file import dump_costs, load_costs
+from apsched.costs.measured_model import MeasuredCostModel
+from apsched.costs.model import CostModel
+from apsched.costs.table import load_table
+from apsched.errors import InputError
+
+CPU = load_cluster("cpu")
+ADD = "aten::add(float32[4]) -> float32[4]"
+MM = 'aten::mm(float32[2,2], float32[2,2]{1,2}) -> "quoted\\'
+COSTS = MeasuredCosts(
+    device="a device",
+    cluster="cpu",
+    compute={ADD: Price(time_us=3.25, source="profile"), MM: Price(time_us=100.0, source="measured")},
+    transfers=(
+        Transfers(kind="all_gather", num_ranks=4, num_nodes=1, source="profile", points=((1000, 10.0), (2000, 12.0)), bytes_per_us=500.0),
+        Transfers(kind="all_reduce", num_ranks=4, num_nodes=2, source="measured", points=((512, 7.125),)),
+    ),
+    launch_us={"all_gather": 48.1},
+    copies=((1024, 1.5), (4096, 3.0)),
+)
+
+
+def _add(size: int = 4) -> torch.fx.Node:
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = torch.empty(size)
+    node = graph.call_function(torch.ops.aten.add.Tensor, (x, 1))
+    node.meta["val"] = torch.empty(size)
+    return node
+
+
+def test_the_file_comes_back_as_it_was(tmp_path):
+    path = tmp_path / "costs.toml"
+    path.write_bytes(dump_costs(COSTS))
+    assert load_costs(path) == COSTS
+    assert dump_costs(load_costs(path)) == path.read_bytes()
+
+
+@given(st.floats(0, 1e9, allow_nan=False))
+def test_a_time_is_kept_to_the_nanosecond(tmp_path_factory, time_us):
+    path = tmp_path_factory.mktemp("costs") / "costs.toml"
+    path.write_bytes(dump_costs(MeasuredCosts(device="", cluster="cpu", compute={"f()": Price(time_us=time_us, source="profile")})))
+    assert load_costs(path).compute["f()"].time_us == pytest.approx(time_us, abs=5.1e-4)
+
+
+TRANSFERS = '{good}\n[[transfers]]\nkind = "all_gather"\nranks = 1\nnodes = 1\nsource = "profile"'
+BROKEN = {
+    'format = "apsched graph"': "expected format = \"apsched costs\", found 'apsched graph'",
+    'format = "apsched costs"\nversion = 2': r"written by a newer apsched \(version 2",
+    'format = "apsched costs"\nversion = 1\ncluster = "cpu"': "expected device to be a text, found None",
+    "{good}\nbandwidth = 3": "costs: expected the keys format, .*, found bandwidth",
+    "{good}\n[compute.guessed]": "compute: expected the keys profile, measured, found guessed",
+    '{good}\n[compute.profile]\n"f()" = -1': r"'f\(\)': expected a finite number, 0 or more; found -1",
+    '{good}\n[compute.profile]\n"f()" = 1\n[compute.measured]\n"f()" = 2': r"'f\(\)' has two prices",
+    "{good}\n[launch_us]\nall_gathre = 1": "launch_us: expected a kind among .*, found 'all_gathre'",
+    TRANSFERS.replace("ranks = 1", "ranks = 0") + "\npoints = [[1, 1]]": "ranks to be a whole number from 1",
+    TRANSFERS + "\npoints = [[2, 1], [1, 1]]": "must increase; found 1 after 2",
+    TRANSFERS: "transfers 0: expected points",
+    "{good}\ncopies = [[1, 0]]": "times above 0",
+    "{good}\n[": "expected TOML as `apsched calibrate` writes it",
+}
+
+
+@pytest.mark.parametrize("text", BROKEN, ids=range(len(BROKEN)))
+def test_what_is_wrong_with_a_file_is_said(tmp_path, text):
+    path = tmp_path / "costs.toml"
+    path.write_text(text.replace("{good}", 'format = "apsched costs"\nversion = 1\ndevice = "d"\ncluster = "cpu"'))
+    with pytest.raises(InputError, match=f"costs.toml: .*{BROKEN[text]}"):
+        load_costs(path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"cannot read the costs .*absent\.toml: No such file"):
+        load_costs(tmp_path / "absent.toml")
+
+
+def test_what_was_measured_goes_first_then_the_formulas():
+    groups = {"dp": range(4), "far": (0, 1, 8, 9)}
+    formulas = ClusterCostModel(CPU, groups)
+    model = MeasuredCostModel(COSTS, formulas, groups)
+    assert isinstance(model, CostModel)
+    assert (model.compute_us(_add(4)), model.cost_source(_add(4))) == (3.25, "profile")
+    assert (model.compute_us(_add(5)), model.cost_source(_add(5))) == (formulas.compute_us(_add(5)), "formula")
+    assert model.collective_us("all_gather", "dp", 4, 1000) == 10
+    assert model.collective_us("all_gather", "dp", 4, 8000) == pytest.approx(12 + 6000 / 500)  # by the fitted bandwidth
+    assert model.collective_source("all_gather", "dp", 4) == "profile"
+    assert model.collective_source("all_reduce", "far", 4) == "measured"
+    for kind, group in (("all_gather", "far"), ("all_reduce", "dp"), ("reduce_scatter", "dp")):  # groups of another shape, another kind
+        assert model.collective_source(kind, group, 4) == "formula"
+        assert model.collective_us(kind, group, 4, 1000) == formulas.collective_us(kind, group, 4, 1000)
+
+
+def test_a_table_of_the_users_goes_before_measured_transfers(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("kind,group_size,size_bytes,time_us\nall_gather,4,1000,77\n")
+    model = MeasuredCostModel(COSTS, ClusterCostModel(CPU, None, load_table(path)))
+    assert (model.collective_us("all_gather", "dp", 4, 1000), model.collective_source("all_gather", "dp", 4)) == (77, "table")
+
+
+def test_launches_and_copies_of_any_size():
+    model = MeasuredCostModel(COSTS, ClusterCostModel(CPU))
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = torch.empty(2048, dtype=torch.uint8)
+    launch = graph.call_function(torch.ops._c10d_functional.all_gather_into_tensor.default, (x, 4, "dp"))
+    launch.meta["val"] = torch.empty(8192, dtype=torch.uint8)
+    copy = graph.call_function(torch.ops.aten.clone.default, (x,))
+    copy.meta["val"] = torch.empty(2048, dtype=torch.uint8)
+    assert (model.compute_us(launch), model.cost_source(launch)) == (48.1, "profile")
+    assert (model.compute_us(copy), model.cost_source(copy)) == (2.0, "measured")
+    assert [COSTS.copy_us(size) for size in (1, 1024, 4096, 8192)] == [1.5, 1.5, 3.0, 6.0]
+
+
+def _rank(add_us: float, gather_us: float) -> MeasuredCosts:
+    transfers = Transfers(kind="all_gather", num_ranks=2, num_nodes=1, source="measured", points=((1000, gather_us),))
+    return MeasuredCosts(
+        device="d",
+        cluster="cpu",
+        compute={ADD: Price(time_us=add_us, source="measured")},
+        transfers=(transfers,),
+        launch_us={"all_gather": gather_us},
+        copies=((64, add_us),),
+    )
+
+
+def test_ranks_agree_on_the_median_in_whatever_order_they_come():
+    parts = [_rank(3, 30), _rank(1, 50), _rank(100, 40)]
+    found = {dump_costs(merged(list(order))) for order in itertools.permutations(parts)}
+    assert len(found) == 1
+    costs = merged(parts)
+    assert costs.compute[ADD].time_us == 3
+    assert costs.transfers[0].points == ((1000, 40),)
+    assert (costs.launch_us, costs.copies) == ({"all_gather": 40}, ((64, 3),))
+
+
+def test_costs_of_different_devices_are_not_merged():
+    with pytest.raises(InputError, match=r"device and cluster are the same; found d \(cpu\), e \(cpu\)"):
+        merged([_rank(1, 1), MeasuredCosts(device="e", cluster="cpu")])
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 100), st.integers(1, 9)), min_size=1, max_size=8))
+def test_times_are_made_to_rise_and_keep_their_sum(given_points):
+    points = [(2**k, time_us) for k, (time_us, _) in enumerate(given_points)]
+    weights = [weight for _, weight in given_points]
+    times = [time_us for _, time_us in rising(points, weights)]
+    assert all(a <= b * (1 + 1e-12) for a, b in itertools.pairwise(times))
+    total = sum(time_us * weight for (_, time_us), weight in zip(points, weights, strict=True))
+    assert sum(t * w for t, w in zip(times, weights, strict=True)) == pytest.approx(total)
+    if [t for _, t in points] == sorted(t for _, t in points):
+        assert times == pytest.approx([t for _, t in points])
+
+
+def test_one_bad_point_does_not_bend_the_fit():
+    points = tuple((size, 10 + size / 200 + (90 if size == 3000 else 0)) for size in range(1000, 9000, 1000))
+    assert fitted_bytes_per_us(points) == pytest.approx(200)
+    assert fitted_bytes_per_us(((5, 1.0),)) is None
+    assert fitted_bytes_per_us(((5, 2.0), (6, 1.0))) is None
