@@ -60,6 +60,21 @@ def test_a_users_file_loads_by_path(tmp_path: Path) -> None:
         ('library = "nccl"', 'library = "ncl"', "library must be one of nccl, gloo; found 'ncl' (did you mean 'nccl'?)"),
         ('library = "nccl"', "library = 3", "library must be a non-empty string; found 3"),
         ("[inter_node]", "[inter_node", "not a TOML file"),
+        (
+            "= 84_930_000_000",
+            "= 79.1",
+            "memory_bytes must be in bytes (80 GB is 80_000_000_000), between 1e+08 and 1e+14; found 79.1",
+        ),
+        ("= 3350.0", "= 3.35e12", "device.memory_bandwidth_gb_per_s must be in GB/s"),
+        ("kernel_us = 2.0", "kernel_us = 2e-6", "device.kernel_us must be in microseconds"),
+        ("bf16 = 989.4", "bf16 = 9.894e14", "device.peak_tflops.bf16 must be in TFLOP/s"),
+        ("= 400.0", "= 4e11", "inter_node.gbit_per_s_per_rank must be in Gbit/s"),
+        ("ranks_per_node = 8", "ranks_per_node = 100000", "ranks_per_node must be in process ranks, between 1 and 4096"),
+        ("num_processors = 132", "num_processors = 132.5", "device.num_processors must be a whole number; found 132.5"),
+        ("= 141.0", "= 500.0", "low_latency_busbw_gb_per_s cannot exceed intra_node.busbw_gb_per_s; found 500 and 360"),
+        ("[inter_node]", '[inter_node]\nprotocols = "LL Simpel"', "protocols must be names among LL LL128 Simple, Simple with them"),
+        ("[inter_node]", '[inter_node]\nprotocols = "LL"', "Simple with them; found 'LL'"),
+        ('name = "h100"', 'name = "h100"\nbase = "h10"', "base must be a cluster that ships with apsched"),
     ],
 )
 def test_mistakes_name_file_and_key(tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -70,6 +85,23 @@ def test_mistakes_name_file_and_key(tmp_path: Path, old: str, new: str, message:
         load_cluster(path)
     assert message in str(error.value)
     assert "bad.toml" in str(error.value)
+
+
+def test_a_file_on_a_base_says_only_what_differs(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('base = "h100"\nname = "mine"\n[device.peak_tflops]\nbf16 = 800.0\n[inter_node]\ngbit_per_s_per_rank = 200.0\n')
+    mine, h100 = load_cluster(path), load_cluster("h100")
+    assert (mine.name, mine.device.peak_tflops.bf16, mine.inter_node.gbit_per_s_per_rank) == ("mine", 800.0, 200.0)
+    assert mine.intra_node == h100.intra_node
+    assert (mine.device.peak_tflops.fp32, mine.device.memory_bytes) == (h100.device.peak_tflops.fp32, h100.device.memory_bytes)
+    path.write_text('base = "h100-efa"\n')  # a base may have a base
+    assert load_cluster(path) == load_cluster("h100-efa")
+    path.write_text('base = "h100"\n[inter_node]\ngbits = 200.0\n')
+    with pytest.raises(InputError, match=r"mine.toml: unknown key 'inter_node.gbits'"):
+        load_cluster(path)
+    path.write_text('base = "h100"\ndevice = 3\n')
+    with pytest.raises(InputError, match=r"'device' must be a table \[device\]; found 3"):
+        load_cluster(path)
 
 
 def test_a_section_that_is_a_number_is_refused(tmp_path: Path) -> None:
