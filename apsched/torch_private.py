@@ -200,10 +200,15 @@ def _arguments(node: Any) -> dict[str, Any]:
 
 
 def partitioned_graphs(
-    module: Any, inputs: tuple[Any, ...], prepare: Callable[[Any], Any], is_static: Callable[[Any], bool]
-) -> tuple[Any, Any | None]:
-    """Return forward and backward graph of ``module(*inputs)`` as AOTAutograd hands them to a compiler; without gradients backward is None.
+    module: Any,
+    inputs: tuple[Any, ...],
+    prepare: Callable[[Any], Any],
+    is_static: Callable[[Any], bool],
+    saves: Callable[[Any], list[Any]],
+) -> tuple[Any, Any | None, int]:
+    """Return forward and backward graph of ``module(*inputs)`` as AOTAutograd hands them to a compiler, and the number of outputs proper.
 
+    Without gradients backward is None. ``saves`` says which nodes are saved, where that is decided already (else an empty list).
     ``prepare`` returns the joint graph as the min-cut partitioner gets it; ``is_static`` says of a joint input whether it lives anyway
     (torch/_functorch/aot_autograd.py, aot_export_joint_with_descriptors; torch/_functorch/partitioners.py).
     """
@@ -211,9 +216,14 @@ def partitioned_graphs(
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     graphs: dict[str, Any] = {}
+    num_outputs = 0
 
     def partition(joint: Any, joint_inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
-        joint = prepare(joint)
+        nonlocal num_outputs
+        num_outputs = num_fwd_outputs
+        joint = _without_duplicates(prepare(joint))
+        if saves(joint):
+            return _partition_saving(joint, saves(joint), num_fwd_outputs)
         primals = [node for node in joint.graph.find_nodes(op="placeholder") if node.name.startswith("primals")]
         options["static_lifetime_input_indices"] = [i for i, node in enumerate(primals) if is_static(node)]
         return min_cut_rematerialization_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **options)
@@ -229,7 +239,41 @@ def partitioned_graphs(
         stack.enter_context(_random_only_with_dropout())
         joint = aot_export_joint_with_descriptors(stack, module, inputs, decompositions={})
         aot_compile_joint_with_descriptors(joint, partition_fn=partition, fw_compiler=keep("forward"), bw_compiler=keep("backward"))
-    return graphs["forward"], graphs.get("backward")
+    return graphs["forward"], graphs.get("backward"), num_outputs
+
+
+def _without_duplicates(joint: Any) -> Any:
+    """Return ``joint`` with equal nodes merged, as the min-cut partitioner does it first (torch/_functorch/compile_utils.py)."""
+    from torch._functorch import config
+    from torch._functorch.compile_utils import fx_graph_cse
+
+    joint.graph.eliminate_dead_code()
+    if config.cse:
+        joint.graph = fx_graph_cse(joint.graph)
+    joint.recompile()
+    return joint
+
+
+def _partition_saving(joint: Any, saved: list[Any], num_fwd_outputs: int) -> tuple[Any, Any]:
+    """Return forward and backward graph of ``joint`` that hand over ``saved`` and nothing else but inputs and sizes.
+
+    What backward doesn't need is left out (torch/_functorch/partitioners.py, the end of min_cut_rematerialization_partition).
+    """
+    partitioners: Any = importlib.import_module("torch._functorch.partitioners")
+    nodes = partitioners.classify_nodes(joint, [], num_fwd_outputs)
+    values = [*nodes.inputs, *saved]
+    sizes = [node for node in nodes.required_fw_nodes if partitioners.is_sym_node(node)]
+    opaque = [node for node in values if partitioners.is_opaque_node(node)]
+    forward, backward = partitioners._extract_fwd_bwd_modules(
+        joint,
+        [node for node in values if node not in opaque and node not in sizes],
+        saved_sym_nodes=sizes,
+        saved_opaque_nodes=opaque,
+        num_fwd_outputs=num_fwd_outputs,
+        static_lifetime_input_nodes=nodes.static_lifetime_input_nodes,
+    )
+    backward = partitioners.reordering_to_mimic_autograd_engine(backward)
+    return partitioners.raise_getitems(forward), partitioners.raise_getitems(backward)
 
 
 def process_rank_in_group(group_name: str) -> int:

@@ -13,6 +13,8 @@ from apsched.capture.module_stack import recorded_modules
 from apsched.passes.lists import joint_passes
 from apsched.passes.manager import PassList, run_passes
 from apsched.passes.parameters import parameter_names
+from apsched.passes.replay import forget_spent_tags, is_tagged, replayed_saves, tag_saved
+from apsched.passes.roles import classify
 from apsched.torch_private import is_parameter_or_buffer, partitioned_graphs, process_group_names
 
 
@@ -25,6 +27,9 @@ def capture_module(
     their local shards. With ``reshard_after_forward`` the gathered parameters are gathered again in backward. ``passes`` run on
     the joint graph first (docs/passes.md). A process group must run if the module uses one (:func:`apsched.capture.world.world`).
 
+    The forward graph says what it saves. A module that runs such graphs is partitioned just as they were
+    (:mod:`apsched.passes.replay`).
+
     The graphs are called as a compiler would call them::
 
         loss, *saved = forward(*parameters, *buffers, *inputs)     # in the order of the placeholders, DTensors as local shards
@@ -36,10 +41,19 @@ def capture_module(
     """
 
     def prepare(joint: GraphModule) -> GraphModule:
+        if is_tagged(joint):
+            return run_passes(joint, (forget_spent_tags(), *passes, classify())).module
         return run_passes(joint, (*passes, *joint_passes(reshard_after_forward=reshard_after_forward))).module
 
     with recorded_modules(module), _rare_garbage_collection():
-        forward, backward = partitioned_graphs(module, inputs, prepare, lambda node: is_parameter_or_buffer(node.meta.get("desc")))
+        forward, backward, num_outputs = partitioned_graphs(
+            module,
+            inputs,
+            prepare,
+            is_static=lambda node: is_parameter_or_buffer(node.meta.get("desc")),
+            saves=lambda joint: replayed_saves(joint.graph.nodes),
+        )
+    forward = run_passes(forward, (tag_saved(num_outputs),)).module
     graphs = [_captured("forward", forward, kept=forward.graph.find_nodes(op="placeholder"))]
     if backward is not None:
         graphs.append(_captured("backward", backward, kept=_passed_through(forward.graph, backward.graph)))

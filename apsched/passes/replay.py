@@ -1,0 +1,110 @@
+"""Partition replay: a module that was partitioned once keeps its decisions when it is compiled again.
+
+A compiler that partitions a joint graph, wraps both halves into a module and hands that to ``torch.compile`` (AutoParallel does) has
+it partitioned twice. The second joint graph is another one: what the first backward recomputed stands in it twice. Equal nodes are
+merged, and the min-cut partitioner then saves what they make: every gathered parameter (AutoParallel #467, #485). So the forward graph says
+what it saved (:func:`tag_saved`), tracers copy the tags, and the second partition saves just that (:func:`replayed_saves`).
+"""
+
+from collections.abc import Iterable
+from operator import getitem
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.utils.checkpoint import CheckpointPolicy
+
+from apsched.passes.copies import copied
+from apsched.passes.manager import Pass
+from apsched.passes.parameters import is_backward
+from apsched.passes.recompute import saved_nodes
+
+SAVED_KEY = "apsched_saved"
+"""``node.meta["custom"][SAVED_KEY]`` of a node that backward gets: ``True``, or of one with several results which of them."""
+
+
+def tag_saved(num_outputs: int) -> Pass:
+    """Return the pass that marks on a forward graph what it saves; ``num_outputs`` are its outputs that are not for backward alone.
+
+    Items of a node with several results are marked on that node, by index: tracers drop the metadata of ``getitem``. They drop that of
+    views, too, which they make anew, so what a view shows is marked beside it.
+    """
+
+    def run(module: GraphModule) -> GraphModule:
+        result = copied(module)
+        for node in saved_nodes(result, num_outputs):
+            _mark_saved(node)
+        return result
+
+    return Pass(name="tag_saved", run=run)
+
+
+def _mark_saved(node: Node) -> None:
+    if node.target is getitem:
+        parent = node.all_input_nodes[0]
+        known = parent.meta.get("custom", {}).get(SAVED_KEY, ())
+        _mark(parent, tuple(sorted({*known, node.args[1]})))
+        return
+    if node.op == "call_function":
+        _mark(node, True)
+    if is_whole_view(node):
+        _mark_saved(node.all_input_nodes[0])
+
+
+def is_whole_view(node: Node) -> bool:
+    """Return whether ``node`` is a view of all of another tensor."""
+    if not isinstance(node.target, torch._ops.OpOverload) or not node.target.is_view or len(node.all_input_nodes) != 1:
+        return False
+    view, base = node.meta.get("val"), node.all_input_nodes[0].meta.get("val")
+    return isinstance(view, torch.Tensor) and isinstance(base, torch.Tensor) and view.numel() == base.numel()
+
+
+def is_tagged(module: GraphModule) -> bool:
+    """Return whether a joint graph has tags of an earlier partition."""
+    return any(SAVED_KEY in node.meta.get("custom", {}) for node in module.graph.nodes)
+
+
+def forget_spent_tags() -> Pass:
+    """Return the pass that drops recompute tags, which tracers copy, too: what they asked for has been decided.
+
+    Kept, they would be taken for new demands: the first partition has marked what borders on a checkpointed layer as ``MUST_SAVE``, whether
+    backward needs it or not.
+    """
+
+    def run(module: GraphModule) -> GraphModule:
+        result = copied(module)
+        for node in result.graph.nodes:
+            node.meta.pop("recompute", None)
+            node.meta.pop("ac_graph_id", None)
+        return result
+
+    return Pass(name="forget_spent_tags", run=run)
+
+
+def _mark(node: Node, value: object) -> None:
+    node.meta["custom"] = {**node.meta.get("custom", {}), SAVED_KEY: value}
+
+
+def replayed_saves(nodes: Iterable[Node]) -> list[Node]:
+    """Return what is to be saved of a joint graph with tags of an earlier partition; empty where there are none.
+
+    Tags on backward nodes don't count: tracers copy those of the forward node to what follows from it in backward (AutoParallel #531).
+    What somebody marked since goes before: ``MUST_SAVE`` is saved, ``PREFER_RECOMPUTE`` and ``MUST_RECOMPUTE`` are not.
+    """
+    nodes = [node for node in nodes if node.op == "call_function" and not is_backward(node)]
+    tagged = [node for node in nodes if _is_saved(node)]
+    if not tagged:
+        return []
+    wanted = {node for node in tagged if _policy(node) not in (CheckpointPolicy.PREFER_RECOMPUTE, CheckpointPolicy.MUST_RECOMPUTE)}
+    return [node for node in nodes if node in wanted or _policy(node) is CheckpointPolicy.MUST_SAVE]
+
+
+def _is_saved(node: Node) -> bool:
+    if node.target is getitem:
+        items = node.all_input_nodes[0].meta.get("custom", {}).get(SAVED_KEY, ())
+        return isinstance(items, tuple) and node.args[1] in items
+    return node.meta.get("custom", {}).get(SAVED_KEY) is True
+
+
+def _policy(node: Node) -> object:
+    node = node.all_input_nodes[0] if node.target is getitem else node
+    return node.meta.get("recompute")
