@@ -1,6 +1,5 @@
 """Every private function of torch that apsched uses: one small function per use, each with the torch file it comes from."""
 
-import contextlib
 import importlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -164,116 +163,6 @@ def gradient_of(descriptor: object) -> str | None:
     while isinstance(descriptor, SubclassGetAttrAOTOutput):
         descriptor = descriptor.base
     return parameter_behind(descriptor.grad_of) if isinstance(descriptor, GradAOTOutput) else None
-
-
-@contextlib.contextmanager
-def _random_only_with_dropout() -> Iterator[None]:
-    """Keep the partitioner from saving random state for recomputed attention that drops nothing.
-
-    Attention is tagged as random whatever its dropout, and would be hidden in a higher-order operator
-    (torch/_functorch/partitioners.py, has_recomputable_rng_ops).
-    """
-    partitioners: Any = importlib.import_module("torch._functorch.partitioners")
-    original = partitioners.has_recomputable_rng_ops
-
-    def draws(joint: Any) -> bool:
-        recomputed = [node for node in joint.graph.nodes if partitioners.must_recompute(node) and _is_seeded(node)]
-        return any(_arguments(node).get("dropout_p") != 0 for node in recomputed) and original(joint)
-
-    partitioners.has_recomputable_rng_ops = draws
-    try:
-        yield
-    finally:
-        partitioners.has_recomputable_rng_ops = original
-
-
-def _is_seeded(node: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-
-
-def _arguments(node: Any) -> dict[str, Any]:
-    """Return the arguments of a call by name, with defaults."""
-    schema = node.target._schema.arguments
-    given: dict[str, Any] = {argument.name: value for argument, value in zip(schema, node.args, strict=False)}
-    defaults: dict[str, Any] = {argument.name: argument.default_value for argument in schema}
-    return {**defaults, **given, **node.kwargs}
-
-
-def partitioned_graphs(
-    module: Any,
-    inputs: tuple[Any, ...],
-    prepare: Callable[[Any], Any],
-    is_static: Callable[[Any], bool],
-    saves: Callable[[Any], list[Any]],
-) -> tuple[Any, Any | None, int]:
-    """Return forward and backward graph of ``module(*inputs)`` as AOTAutograd hands them to a compiler, and the number of outputs proper.
-
-    Without gradients backward is None. ``saves`` says which nodes are saved, where that is decided already (else an empty list).
-    ``prepare`` returns the joint graph as the min-cut partitioner gets it; ``is_static`` says of a joint input whether it lives anyway
-    (torch/_functorch/aot_autograd.py, aot_export_joint_with_descriptors; torch/_functorch/partitioners.py).
-    """
-    from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
-
-    graphs: dict[str, Any] = {}
-    num_outputs = 0
-
-    def partition(joint: Any, joint_inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
-        nonlocal num_outputs
-        num_outputs = num_fwd_outputs
-        joint = _without_duplicates(prepare(joint))
-        if saves(joint):
-            return _partition_saving(joint, saves(joint), num_fwd_outputs)
-        primals = [node for node in joint.graph.find_nodes(op="placeholder") if node.name.startswith("primals")]
-        options["static_lifetime_input_indices"] = [i for i, node in enumerate(primals) if is_static(node)]
-        return min_cut_rematerialization_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **options)
-
-    def keep(name: str) -> Any:
-        def compiler(graph: Any, _: Any) -> Callable[..., None]:
-            graphs[name] = graph
-            return lambda *arguments: None
-
-        return compiler
-
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_random_only_with_dropout())
-        joint = aot_export_joint_with_descriptors(stack, module, inputs, decompositions={})
-        aot_compile_joint_with_descriptors(joint, partition_fn=partition, fw_compiler=keep("forward"), bw_compiler=keep("backward"))
-    return graphs["forward"], graphs.get("backward"), num_outputs
-
-
-def _without_duplicates(joint: Any) -> Any:
-    """Return ``joint`` with equal nodes merged, as the min-cut partitioner does it first (torch/_functorch/compile_utils.py)."""
-    from torch._functorch import config
-    from torch._functorch.compile_utils import fx_graph_cse
-
-    joint.graph.eliminate_dead_code()
-    if config.cse:
-        joint.graph = fx_graph_cse(joint.graph)
-    joint.recompile()
-    return joint
-
-
-def _partition_saving(joint: Any, saved: list[Any], num_fwd_outputs: int) -> tuple[Any, Any]:
-    """Return forward and backward graph of ``joint`` that hand over ``saved`` and nothing else but inputs and sizes.
-
-    What backward doesn't need is left out (torch/_functorch/partitioners.py, the end of min_cut_rematerialization_partition).
-    """
-    partitioners: Any = importlib.import_module("torch._functorch.partitioners")
-    nodes = partitioners.classify_nodes(joint, [], num_fwd_outputs)
-    values = [*nodes.inputs, *saved]
-    sizes = [node for node in nodes.required_fw_nodes if partitioners.is_sym_node(node)]
-    opaque = [node for node in values if partitioners.is_opaque_node(node)]
-    forward, backward = partitioners._extract_fwd_bwd_modules(
-        joint,
-        [node for node in values if node not in opaque and node not in sizes],
-        saved_sym_nodes=sizes,
-        saved_opaque_nodes=opaque,
-        num_fwd_outputs=num_fwd_outputs,
-        static_lifetime_input_nodes=nodes.static_lifetime_input_nodes,
-    )
-    backward = partitioners.reordering_to_mimic_autograd_engine(backward)
-    return partitioners.raise_getitems(forward), partitioners.raise_getitems(backward)
 
 
 def process_rank_in_group(group_name: str) -> int:

@@ -15,7 +15,8 @@ from apsched.passes.manager import PassList, run_passes
 from apsched.passes.parameters import parameter_names
 from apsched.passes.replay import forget_spent_tags, is_tagged, replayed_saves, tag_saved
 from apsched.passes.roles import classify
-from apsched.torch_private import is_parameter_or_buffer, partitioned_graphs, process_group_names
+from apsched.torch_private import is_parameter_or_buffer, process_group_names
+from apsched.torch_private_partition import partitioned_graphs
 
 
 def capture_module(
