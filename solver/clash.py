@@ -1,14 +1,16 @@
 """Which caps clash, and how far each has to give way alone: decided by construction, by bounds, and, where small, by the whole model."""
 
 from dataclasses import replace
+from functools import cached_property
 from itertools import combinations
 
 from apsched.chosen import Chosen, chosen
 from apsched.config import Caps, SolveOptions
 from apsched.problem import Problem
 from apsched.result import Relaxation, Scored
-from apsched.schedule import as_captured
+from apsched.schedule import Schedule, as_captured
 from apsched.simulate import simulate
+from apsched.solver.any_order import memory_bound_of_any_order
 from apsched.solver.baselines import score
 from apsched.solver.bounds import memory_bound
 from apsched.solver.compact import Compact
@@ -16,6 +18,9 @@ from apsched.solver.cpsat import ExactModel
 from apsched.solver.expand import expand
 from apsched.solver.floor import just_in_time
 from apsched.solver.least_memory import horizon_ticks, is_small, least_memory
+from apsched.solver.lower_peak import lower_peak
+from apsched.solver.move_compute import ComputeMover
+from apsched.solver.orders import may_move
 from apsched.solver.plan_clash import plan_clashes
 
 NAMES = ("memory_cap_bytes", "in_flight_cap_bytes", "max_prefetch", "max_topo_span", "bucket_cap_bytes")
@@ -46,7 +51,8 @@ class Judge:
         return self._known[caps]
 
     def _decide(self, caps: Caps) -> tuple[bool | None, Scored | None]:
-        if caps.memory_cap_bytes is not None and caps.memory_cap_bytes < memory_bound(self.compact):
+        moves = may_move(self.problem, caps)
+        if caps.memory_cap_bytes is not None and caps.memory_cap_bytes < self._memory_bound(moves=moves):
             return False, None
         if caps.in_flight_cap_bytes is not None and caps.in_flight_cap_bytes < self.largest:
             return False, None  # alone, a collective has all of its output in flight
@@ -54,6 +60,8 @@ class Judge:
             return False, None
         floor = just_in_time(self.problem, self.compact, caps)
         made = [] if floor is None else [expand(self.problem, self.compact, floor.program)]
+        if moves and caps.memory_cap_bytes is not None:
+            made += self._with_compute_moved(caps, caps.memory_cap_bytes)
         for schedule in (*made, as_captured(self.problem.num_nodes)):
             scored = score(self.problem, "", schedule, caps)
             if scored.fits:
@@ -63,7 +71,22 @@ class Judge:
         exact = ExactModel(self.problem, self.compact, caps, horizon_ticks(self.problem, self.compact)).any_schedule(self.options)
         if exact.program is not None:
             return True, score(self.problem, "", expand(self.problem, self.compact, exact.program), caps)
-        return (False if exact.infeasible else None), None
+        return (False if exact.infeasible and not moves else None), None
+
+    def _memory_bound(self, *, moves: bool) -> int:
+        return memory_bound_of_any_order(self._mover.orders) if moves else memory_bound(self.compact)
+
+    def _with_compute_moved(self, caps: Caps, enough_bytes: int) -> list[Schedule]:
+        lower = lower_peak(self._mover, replace(caps, memory_cap_bytes=None), enough_bytes)
+        if lower is None:
+            return []
+        problem, compact = self._mover.moved(lower[0])
+        floor = just_in_time(problem, compact, caps)
+        return [] if floor is None else [expand(problem, compact, floor.program)]
+
+    @cached_property
+    def _mover(self) -> ComputeMover:
+        return ComputeMover(self.problem, self.compact)
 
 
 def stated(caps: Caps) -> tuple[str, ...]:
@@ -142,4 +165,4 @@ def _used(problem: Problem, name: str, scored: Scored) -> int:
 
 
 def _only(caps: Caps, names: tuple[str, ...]) -> Caps:
-    return Caps(**{name: getattr(caps, name) for name in names})
+    return Caps(max_compute_move=caps.max_compute_move, **{name: getattr(caps, name) for name in names})

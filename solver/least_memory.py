@@ -4,12 +4,16 @@ from dataclasses import replace
 
 from apsched.config import Caps, SolveOptions
 from apsched.problem import Problem
+from apsched.solver.any_order import memory_bound_of_any_order
 from apsched.solver.baselines import score
 from apsched.solver.bounds import memory_bound
 from apsched.solver.compact import Compact, compact
 from apsched.solver.cpsat import ExactModel
 from apsched.solver.expand import expand
 from apsched.solver.floor import just_in_time
+from apsched.solver.lower_peak import lower_peak
+from apsched.solver.move_compute import ComputeMover
+from apsched.solver.orders import may_move
 
 _SMALL_LITERALS = 6_000
 """Order literals up to which the whole problem goes to CP-SAT."""
@@ -22,6 +26,16 @@ def least_memory(problem: Problem, caps: Caps | None = None, options: SolveOptio
     """
     caps, options = replace(caps or Caps(), memory_cap_bytes=None), options or SolveOptions()
     small = compact(problem)
+    least, bound = _as_captured(problem, small, caps, options)
+    if not may_move(problem, caps):
+        return least, bound
+    mover = ComputeMover(problem, small)
+    bound = min(memory_bound_of_any_order(mover.orders), least)
+    lower = lower_peak(mover, caps, bound)
+    return (least if lower is None else min(lower[1], least)), bound
+
+
+def _as_captured(problem: Problem, small: Compact, caps: Caps, options: SolveOptions) -> tuple[int, int]:
     known = just_in_time(problem, small, caps)
     bound = memory_bound(small)
     if known is not None and (known.peak_memory_bytes <= bound or not is_small(problem)):

@@ -5,15 +5,23 @@ block of one node is the rule. Which blocks and collectives come before which fo
 gives a compact form by arithmetic on arrays, without another look at the problem.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
+from apsched.config import Caps
 from apsched.graph.dag import NodeKind
 from apsched.problem import Problem
-from apsched.solver.compact import Compact, Ints
+from apsched.solver.compact import ALL_GATHER, Bools, Compact, Ints
+from apsched.units import ALLOCATION_BYTES
+
+
+def may_move(problem: Problem, caps: Caps) -> bool:
+    """Whether compute may leave its place: the cap allows it, and no rule of the user's plan names places among the compute nodes."""
+    placed = any(c.restriction.start_gaps is not None or c.restriction.wait_gaps is not None for c in problem.collectives)
+    return caps.max_compute_move != 0 and not placed
 
 
 class Precedence(NamedTuple):
@@ -27,10 +35,10 @@ class Precedence(NamedTuple):
     """(m,)"""
     before_begin: Ints
     before_list: Ints
-    """Blocks before a block."""
+    """Blocks before a block: it takes their results, or those of collectives that come behind them."""
     behind_begin: Ints
     behind_list: Ints
-    """Blocks behind a block."""
+    """Blocks behind a block, in the same sense."""
     needs_begin: Ints
     needs_list: Ints
     """Collectives whose results a block needs."""
@@ -40,6 +48,16 @@ class Precedence(NamedTuple):
     feeds_begin: Ints
     feeds_list: Ints
     """Collectives whose launch comes behind a block."""
+    touch_begin: Ints
+    touch_list: Ints
+    """Storages that a block touches; those that the caller keeps are left out."""
+    storage_bytes: Ints
+    storage_birth: Ints
+    """Block that allocates it; -1 where none does."""
+    storage_stays: Bools
+    """No block frees it: it is an output, or a collective reads it."""
+    patient: Bools
+    """(K,) no launch on the path, and nothing that one depends on, comes behind it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +67,19 @@ class _Touched:
     begin: Ints
     nodes: Ints
     birth: Ints
-    """(S,) spine node that allocates it; -1 for none."""
+    """(S,) spine node that allocates it; m + 1 for none."""
+    from_beginning: Bools
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Life:
+    """Where a storage is alive for sure."""
+
+    nodes: tuple[int, ...]
+    """Spine nodes, as captured, that touch it."""
+    from_beginning: bool
+    to_the_end: bool
+    size_bytes: int
 
 
 class Orders:
@@ -62,18 +92,17 @@ class Orders:
         spine_index = {node: k for k, node in enumerate(problem.spine)}
         float_owner = {n: c for c, col in enumerate(problem.collectives) for n in (*col.prologue, col.start, col.wait, *col.epilogue)}
         behind = _behind(problem, spine_index, float_owner)
-        self.precedence = _precedence(problem, compact, spine_index, float_owner, behind)
-        moving, fixed = [], []
-        for storage in problem.storages:
+        moving: list[tuple[int, _Behind]] = []
+        fixed: list[tuple[int, _Behind]] = []
+        for s, storage in enumerate(problem.storages):
             touching = [behind[u] for u in storage.uses]
-            if storage.kept:
-                continue
-            (moving if any(floats for _, floats in touching) else fixed).append((storage, touching))
+            if not storage.kept:
+                (moving if any(floats for _, floats in touching) else fixed).append((s, touching))
+        self.precedence = _precedence(problem, compact, spine_index, behind, (*fixed, *moving))
         num_spine = len(problem.spine)
-        self._moving = _touched([(s.birth, touching) for s, touching in moving], spine_index, num_spine)
-        self._fixed = _touched([(s.birth, touching) for s, touching in fixed], spine_index, num_spine)
-        self._fixed_bytes = np.array([s.size_bytes for s, _ in fixed], dtype=np.int64)
-        self._fixed_from_beginning = np.array([s.birth < 0 for s, _ in fixed], dtype=np.bool_)
+        self._moving = _touched(problem, moving, spine_index, num_spine)
+        self._fixed = _touched(problem, fixed, spine_index, num_spine)
+        self._fixed_bytes = np.array([problem.storages[s].size_bytes for s, _ in fixed], dtype=np.int64)
         self._needed_begin, self._needed_list = _needed(problem, behind)
         begin = compact.after_begin
         self._chained = [c for c in range(len(begin) - 1) if begin[c + 1] > begin[c]]
@@ -106,9 +135,27 @@ class Orders:
         spine = self.problem.captured_spine
         return replace(self.problem, compute_order=tuple(spine[k] for k in order.tolist()))
 
+    def lives(self) -> Iterator[Life]:
+        """Yield where each storage that the caller does not keep is alive whatever the launches and waits do."""
+        num_spine = len(self.compact.spine_ticks)
+        fixed_bytes, moving_bytes = self._fixed_bytes.tolist(), self.compact.storage_bytes.tolist()
+        result_of = {int(s): c for c, s in enumerate(self.compact.output_storage) if s >= 0}
+        for touched, sizes, moves in ((self._fixed, fixed_bytes, False), (self._moving, moving_bytes, True)):
+            for s, size in enumerate(sizes):
+                nodes = touched.nodes[touched.begin[s] : touched.begin[s + 1]].tolist()
+                by_float = moves and int(self.compact.storage_birth_float[s]) >= 0
+                if by_float and s in result_of and self.compact.kind[result_of[s]] != ALL_GATHER:
+                    size = max(size - ALLOCATION_BYTES + 1, 0)  # it may lie inside a bucket's buffer, which is rounded up once
+                yield Life(
+                    nodes=tuple(k for k in nodes if k < num_spine),
+                    from_beginning=bool(touched.from_beginning[s]),
+                    to_the_end=num_spine in nodes,
+                    size_bytes=size,
+                )
+
     def _baseline(self, place: Ints, num_spine: int) -> tuple[Ints, Ints]:
         """As ``apsched.solver.compact`` has it: the bytes of storages with fixed lives in each gap and at each spine node."""
-        fixed, size, early = self._fixed, self._fixed_bytes, self._fixed_from_beginning
+        fixed, size, early = self._fixed, self._fixed_bytes, self._fixed.from_beginning
         last = _extremes(place, fixed.begin, fixed.nodes, np.maximum, -1)
         first = np.where(early, 0, _extremes(place, fixed.begin, fixed.nodes, np.minimum, num_spine))
         gap, at = np.zeros(num_spine + 3, dtype=np.int64), np.zeros(num_spine + 3, dtype=np.int64)
@@ -145,41 +192,81 @@ def _behind(problem: Problem, spine_index: dict[int, int], float_owner: dict[int
 
 
 def _precedence(
-    problem: Problem, compact: Compact, spine_index: dict[int, int], float_owner: dict[int, int], behind: _Behind
+    problem: Problem,
+    compact: Compact,
+    spine_index: dict[int, int],
+    behind: _Behind,
+    storages: Sequence[tuple[int, _Behind]],
 ) -> Precedence:
-    first = _block_begins(problem)
+    ready: list[set[int]] = []
+    before_launch: list[set[int]] = []  # spine nodes before the launch, through other collectives, too
+    for c, collective in enumerate(problem.collectives):
+        nodes = (*collective.prologue, collective.start)
+        ready.append({j for node in nodes for p in problem.predecessors[node] for j in behind[p][0]})
+        chained = compact.after_list[compact.after_begin[c] : compact.after_begin[c + 1]]
+        before_launch.append(ready[-1].union(*(before_launch[d] for d in chained)))
+    needs_of = [{c for p in problem.predecessors[node] for c in behind[p][1]} for node in problem.spine]
+    first = _block_begins(problem, [set().union(*(before_launch[c] for c in needed)) for needed in needs_of])
     num_blocks = len(first) - 1
     block_of = np.repeat(np.arange(num_blocks), np.diff(first))
     before: list[set[int]] = [set() for _ in range(num_blocks)]
     needs: list[set[int]] = [set() for _ in range(num_blocks)]
     for k, node in enumerate(problem.spine):
         mine = int(block_of[k])
-        for p in problem.predecessors[node]:
-            before[mine].update(block_of[j] for j in behind[p][0])
-            needs[mine].update(behind[p][1])
+        needs[mine] |= needs_of[k]
+        nodes_before = {j for p in problem.predecessors[node] for j in behind[p][0]}.union(*(before_launch[c] for c in needs_of[k]))
+        before[mine].update(int(block_of[j]) for j in nodes_before)
         before[mine].discard(mine)
-    ready: list[set[int]] = []
-    feeds: list[set[int]] = [set() for _ in range(num_blocks)]
-    for c, collective in enumerate(problem.collectives):
-        nodes = (*collective.prologue, collective.start)
-        ready.append({j for node in nodes for p in problem.predecessors[node] for j in behind[p][0]})
-        for j in ready[-1]:
-            feeds[block_of[j]].add(c)
-    after: list[set[int]] = [set() for _ in range(num_blocks)]
-    for k, earlier in enumerate(before):
-        for j in earlier:
-            after[j].add(k)
+    feeds = _turned([{int(block_of[j]) for j in nodes} for nodes in ready], num_blocks)
     ticks = np.concatenate(([0], np.cumsum(compact.spine_ticks)))
+    touched = [{int(block_of[k]) for spine, _ in touching for k in spine if k < len(block_of)} for _, touching in storages]
+    births = [problem.storages[s].birth for s, _ in storages]
+    sent = {c.input_storage for c in problem.collectives}
     return Precedence(
-        first, ticks[first[1:]] - ticks[first[:-1]], block_of, *_csr(before), *_csr(after), *_csr(needs), *_csr(ready), *_csr(feeds)
+        first,
+        ticks[first[1:]] - ticks[first[:-1]],
+        block_of,
+        *_csr(before),
+        *_csr(_turned(before, num_blocks)),
+        *_csr(needs),
+        *_csr(ready),
+        *_csr(feeds),
+        *_csr(_turned(touched, num_blocks)),
+        np.array([problem.storages[s].size_bytes for s, _ in storages], dtype=np.int64),
+        np.array([block_of[spine_index[birth]] if birth in spine_index else -1 for birth in births], dtype=np.int64),
+        np.array([s in sent or any(len(block_of) in spine for spine, _ in touching) for s, touching in storages], dtype=np.bool_),
+        _patient(compact, before, [{int(block_of[j]) for j in nodes} for nodes in before_launch]),
     )
 
 
-def _block_begins(problem: Problem) -> Ints:
-    """Return where blocks begin, and the number of spine nodes."""
+def _patient(compact: Compact, before: list[set[int]], before_launch: list[set[int]]) -> Bools:
+    """Return for each block whether no launch on the path comes behind it."""
+    patient = np.ones(len(before), dtype=np.bool_)
+    for c in np.nonzero(compact.on_path)[0]:
+        patient[list(before_launch[c])] = False
+    for k in reversed(range(len(before))):
+        if not patient[k]:
+            patient[list(before[k])] = False
+    return patient
+
+
+def _turned(rows: list[set[int]], num_columns: int) -> list[set[int]]:
+    """Return for each value the rows that have it."""
+    columns: list[set[int]] = [set() for _ in range(num_columns)]
+    for row, values in enumerate(rows):
+        for value in values:
+            columns[value].add(row)
+    return columns
+
+
+def _block_begins(problem: Problem, through_collectives: list[set[int]]) -> Ints:
+    """Return where blocks begin, and the number of spine nodes; no block has a node that needs a collective of another (the sets)."""
     kernels = problem.kernels or (-1,) * problem.num_nodes
     mine = [kernels[node] for node in problem.spine]
-    begins = [k for k in range(len(mine)) if not k or mine[k] < 0 or mine[k] != mine[k - 1]]
+    begins: list[int] = []
+    for k in range(len(mine)):
+        if not k or mine[k] < 0 or mine[k] != mine[k - 1] or any(j >= begins[-1] for j in through_collectives[k]):
+            begins.append(k)
     return np.array([*begins, len(mine)], dtype=np.int64)
 
 
@@ -193,10 +280,15 @@ def _needed(problem: Problem, behind: _Behind) -> tuple[Ints, Ints]:
     return _csr(needed)
 
 
-def _touched(storages: list[tuple[int, _Behind]], spine_index: dict[int, int], num_spine: int) -> _Touched:
+def _touched(problem: Problem, storages: list[tuple[int, _Behind]], spine_index: dict[int, int], num_spine: int) -> _Touched:
     begin, nodes = _csr([set().union(*(spine for spine, _ in touching)) for _, touching in storages])
-    birth = np.array([spine_index.get(birth, num_spine + 1) for birth, _ in storages], dtype=np.int64)
-    return _Touched(begin=begin, nodes=nodes, birth=birth)
+    births = [problem.storages[s].birth for s, _ in storages]
+    return _Touched(
+        begin=begin,
+        nodes=nodes,
+        birth=np.array([spine_index.get(birth, num_spine + 1) for birth in births], dtype=np.int64),
+        from_beginning=np.array([birth < 0 for birth in births], dtype=np.bool_),
+    )
 
 
 def _csr(rows: Iterable[set[int]]) -> tuple[Ints, Ints]:

@@ -1,24 +1,25 @@
-"""Keep the order of the compute; where the stream would stand still, run what is ready and comes later.
+"""Keep the order of the compute; put off what nothing waits for; where the stream would stand still, run what is ready.
 
-One pass over a program (launches, waits and copies around the spine in some order) on the clock. At a wait that would stall, it takes
-blocks that come later, may run now, and lie within the cap on moves, until the stall is filled. What goes early makes what it passed
-late: weight gradients of one layer run while the gradients of activations of the next are on the wire. What must not be put off any
-further, runs first. Reductions and on-path collectives are launched as soon as their inputs are there.
+One pass over a program (launches, waits and copies around the spine in some order) on the clock. Blocks that no launch on the path
+depends on (weight gradients) may be put off. At a wait that would stall, blocks that were put off, or come later, run until the stall is
+filled: weight gradients of one layer while activations of the next are on the wire. What may not be put off any further runs first.
+Reductions and on-path collectives are launched as soon as their inputs are there.
 
-The bytes of what goes early are added to those that the program has at each operation until its old place; that leaves launches out
-that move along, so the order is evaluated anew afterwards.
+Memory is counted along: what the program has at each operation, and the difference that the new order makes, storage by storage. Where
+it would not fit, nothing is put off and nothing runs ahead, and what frees memory runs. Launches move along, which is left out here; so
+the order is evaluated anew afterwards.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-from apsched.solver.compact import Ints
+from apsched.solver.compact import Bools, Ints
 from apsched.solver.compiled import compiled
 from apsched.solver.evaluate import COPY_OUT, LAUNCH, SPINE, WAIT
 from apsched.solver.orders import Precedence
 
-_NEVER = np.int64(2**62)
+_NEVER = 2**62
 
 
 class Units(NamedTuple):
@@ -35,174 +36,301 @@ class Units(NamedTuple):
     """(C,) copy-out and epilogue; 0 where there is none."""
     transfer_ticks: Ints
     stream: Ints
-    waits_for_use: Ints
-    """(B,) 1 for a gather that can move: launched where the program has it, not as soon as it can be."""
+    placed: Bools
+    """(B,) a gather that can move: launched where the program has it, not as soon as it can be."""
     after_begin: Ints
     after_list: Ints
     num_streams: int
 
 
-class Taste(NamedTuple):
-    """Which block fills a stall."""
+class Pass(NamedTuple):
+    """A program to go over."""
 
+    order: Ints
+    """(K,) blocks."""
+    operation: Ints
+    argument: Ints
+    """Of SPINE the block, at its first node; other nodes of a block have no operation."""
+    live_bytes: Ints
+    """Most that is alive at each operation."""
+
+
+class Taste(NamedTuple):
+    """How far to go."""
+
+    put_off: int
+    """Places among the compute nodes by which patient blocks are put off at most."""
     overrun: float
-    """How far a block may reach beyond the end of the stall, as a share of its own length."""
-    longest: bool
-    """Of those that may run, the longest that fits; otherwise the first in order."""
+    """How far a block may reach beyond the end of a stall, as a share of its own length."""
+
+
+class _State(NamedTuple):
+    scalars: Ints
+    done: Bools
+    result: Ints
+    blocks_left: Ints
+    inputs_left: Ints
+    launched: Bools
+    waited: Bools
+    copied: Bools
+    finish: Ints
+    stream_free: Ints
+    uses_left: Ints
+
+
+_NUM_SCALARS = 5
+_CLOCK, _NUM_BLOCKS, _NUM_NODES, _LIVE, _OLDEST = range(_NUM_SCALARS)
+"""The clock; blocks and nodes that have run; bytes beyond those at the beginning; the first block as captured that has not run."""
 
 
 @compiled
-def refill(
-    p: Precedence, u: Units, order: Ints, operation: Ints, argument: Ints, added_bytes: Ints, live_bytes: Ints, room_bytes: int,
-    max_move: int, taste: Taste,
-) -> Ints:  # fmt: skip
-    """Return the blocks in a new order.
-
-    ``order`` (K,) are the blocks as the program has them; ``operation`` and ``argument`` the program, with the block's place in
-    ``order`` as argument of SPINE for its first spine node, and none for the others. ``added_bytes`` (K,) are the bytes that a block
-    adds when it runs (births less deaths); ``live_bytes`` (operations,) what is alive; ``room_bytes`` what may be.
-    """
+def refill(p: Precedence, u: Units, program: Pass, room_bytes: int, max_move: int, taste: Taste) -> Ints:
+    """Return the blocks in a new order, none of them more than ``max_move`` nodes from where it was captured if ``program`` has none."""
     num_blocks, num_buckets = len(p.block_ticks), len(u.launch_work)
-    blocks_left = p.before_begin[1:] - p.before_begin[:-1]
-    inputs_left = p.ready_begin[1:] - p.ready_begin[:-1]
-    launched, waited = np.zeros(num_buckets, np.bool_), np.zeros(num_buckets, np.bool_)
-    copied = np.zeros(len(u.bucket_of), np.bool_)
-    finish = np.full(num_buckets, _NEVER)
-    stream_free = np.zeros(u.num_streams, np.int64)
-    done = np.zeros(num_blocks, np.bool_)
-    at = np.zeros(num_blocks, np.int64)  # where in the program a block stands
-    for i in range(len(operation)):
-        if operation[i] == SPINE:
-            at[order[argument[i]]] = i
-    live = live_bytes.copy()
-    result = np.empty(num_blocks, np.int64)
-    state = np.zeros(3, np.int64)  # clock, number of blocks run, spine nodes run
-    oldest = 0  # first block as captured that has not run
-    cursor = 0  # first place in ``order`` that has not run
-    for i in range(len(operation)):
-        a = argument[i]
-        if operation[i] == SPINE:
-            block = order[a]
-            if done[block]:
-                continue
-            while True:
-                while oldest < num_blocks and done[oldest]:
-                    oldest += 1
-                size = p.first[block + 1] - p.first[block]
-                if oldest == block or state[2] + size <= p.first[oldest] + max_move:
-                    break
-                _run(p, u, oldest, state, done, result, blocks_left, inputs_left, launched, waited, copied, finish, stream_free)
-            if not done[block]:
-                _run(p, u, block, state, done, result, blocks_left, inputs_left, launched, waited, copied, finish, stream_free)
-        elif operation[i] == LAUNCH:
-            if not launched[a]:
-                _launch(u, a, state, launched, finish, stream_free)
-        elif operation[i] == COPY_OUT:
-            if not copied[a]:
-                copied[a] = True
-                state[0] += u.copy_out_work[a]
-        elif operation[i] == WAIT and not waited[a]:
-            if not launched[a]:
-                _launch(u, a, state, launched, finish, stream_free)
-            while state[0] < finish[a]:
-                while oldest < num_blocks and done[oldest]:
-                    oldest += 1
-                while cursor < num_blocks and done[order[cursor]]:
+    usual_bytes = _live_along(p, program.order)
+    state = _State(
+        np.zeros(_NUM_SCALARS, np.int64),
+        np.zeros(num_blocks, np.bool_),
+        np.empty(num_blocks, np.int64),
+        p.before_begin[1:] - p.before_begin[:-1],
+        p.ready_begin[1:] - p.ready_begin[:-1],
+        np.zeros(num_buckets, np.bool_),
+        np.zeros(num_buckets, np.bool_),
+        np.zeros(len(u.bucket_of), np.bool_),
+        np.full(num_buckets, _NEVER),
+        np.zeros(u.num_streams, np.int64),
+        _uses(p),
+    )
+    scalars, done = state.scalars, state.done
+    place = np.empty(num_blocks, np.int64)
+    place[program.order] = np.arange(num_blocks)
+    at = np.zeros(num_blocks, np.int64)
+    for i in range(len(program.operation)):
+        if program.operation[i] == SPINE:
+            at[program.argument[i]] = i
+    cursor = 0  # first place in the program that has not run
+    passed = 0  # places of the program that are behind
+    for i in range(len(program.operation)):
+        a = program.argument[i]
+        if program.operation[i] == LAUNCH:
+            if not state.launched[a]:
+                _launch(u, a, state)
+        elif program.operation[i] == COPY_OUT:
+            if not state.copied[a]:
+                state.copied[a] = True
+                scalars[_CLOCK] += u.copy_out_work[a]
+        elif program.operation[i] == SPINE:
+            passed = place[a] + 1
+            while not done[a]:
+                while done[program.order[cursor]]:
                     cursor += 1
-                if oldest == num_blocks:
+                due = program.order[cursor]
+                fits = program.live_bytes[i] + scalars[_LIVE] - usual_bytes[passed] <= room_bytes
+                may_wait = fits and p.patient[due] and scalars[_NUM_NODES] - p.first[due] < taste.put_off
+                if may_wait:
                     break
-                chosen = -1
-                stall = finish[a] - state[0]
-                for place in range(cursor, num_blocks):
-                    block = order[place]
-                    if p.first[block] - state[2] > max_move:
-                        if place - cursor > 2 * max_move:
-                            break
-                        continue
-                    if done[block] or blocks_left[block] > 0:
-                        continue
-                    size = p.first[block + 1] - p.first[block]
-                    if block != oldest and state[2] + size > p.first[oldest] + max_move:
-                        continue
-                    ticks = p.block_ticks[block]
-                    if ticks - stall > taste.overrun * ticks:
-                        continue
-                    if taste.longest and chosen >= 0 and ticks <= p.block_ticks[chosen]:
-                        continue
-                    possible = True
-                    for q in range(p.needs_begin[block], p.needs_begin[block + 1]):
-                        b = u.bucket_of[p.needs_list[q]]
-                        if not waited[b] and finish[b] > state[0]:
-                            possible = False
-                    if not possible:
-                        continue
-                    if added_bytes[block] > 0:
-                        for j in range(i, at[block]):
-                            if live[j] + added_bytes[block] > room_bytes:
-                                possible = False
-                                break
-                    if not possible:
-                        continue
-                    chosen = block
-                    if not taste.longest:
-                        break
+                _run_in_time(p, u, due, state, max_move)
+            if not (done[a] or p.patient[a]):
+                _run_with_all_before(p, u, a, state, max_move)
+        elif program.operation[i] == WAIT and not state.waited[a]:
+            if not state.launched[a]:
+                _launch(u, a, state)
+            while scalars[_CLOCK] < state.finish[a]:
+                while cursor < num_blocks and done[program.order[cursor]]:
+                    cursor += 1
+                chosen = _filling(p, u, program, state, at, usual_bytes, i, a, cursor, passed, room_bytes, max_move, taste.overrun)
                 if chosen < 0:
                     break
-                for j in range(i, at[chosen]):
-                    live[j] += added_bytes[chosen]
-                _run(p, u, chosen, state, done, result, blocks_left, inputs_left, launched, waited, copied, finish, stream_free)
-            state[0] = max(state[0], finish[a]) + u.wait_work[a]
-            waited[a] = True
-    return result
+                _run(p, u, chosen, state)
+            scalars[_CLOCK] = max(scalars[_CLOCK], state.finish[a]) + u.wait_work[a]
+            state.waited[a] = True
+    for block in program.order:
+        if not done[block]:
+            _run_with_all_before(p, u, block, state, max_move)
+    return state.result
 
 
 @compiled
-def _run(
-    p: Precedence, u: Units, block: int, state: Ints, done: Ints, result: Ints, blocks_left: Ints, inputs_left: Ints, launched: Ints,
-    waited: Ints, copied: Ints, finish: Ints, stream_free: Ints,
-) -> None:  # fmt: skip
+def _is_late(p: Precedence, block: int, state: _State, max_move: int) -> bool:
+    """Whether the oldest block would be more than ``max_move`` nodes late if ``block`` ran before it.
+
+    Others are not: those that follow it as captured have more time, by as many nodes as lie between.
+    """
+    oldest = state.scalars[_OLDEST]
+    after = state.scalars[_NUM_NODES] + p.first[block + 1] - p.first[block]
+    return bool(block != oldest and after > p.first[oldest] + max_move)
+
+
+@compiled
+def _is_early(p: Precedence, block: int, state: _State, max_move: int) -> bool:
+    """Whether ``block`` would be more than ``max_move`` nodes early now."""
+    return bool(p.first[block] - state.scalars[_NUM_NODES] > max_move)
+
+
+@compiled
+def _run_in_time(p: Precedence, u: Units, block: int, state: _State, max_move: int) -> None:
+    """Run ``block``, and before it what may not wait for it."""
+    while not state.done[block] and (_is_late(p, block, state, max_move) or _is_early(p, block, state, max_move)):
+        _run(p, u, state.scalars[_OLDEST], state)
+    if not state.done[block]:
+        _run(p, u, block, state)
+
+
+@compiled
+def _filling(
+    p: Precedence, u: Units, program: Pass, state: _State, at: Ints, usual_bytes: Ints, i: int, awaited: int, cursor: int,
+    passed: int, room_bytes: int, max_move: int, overrun: float,
+) -> int:  # fmt: skip
+    """Return the first block in order that may run in the stall before operation ``i``; -1 for none."""
+    scalars = state.scalars
+    num_blocks, clock = len(p.block_ticks), scalars[_CLOCK]
+    stall = state.finish[awaited] - clock
+    drift = scalars[_LIVE] - usual_bytes[passed]
+    for place in range(cursor, num_blocks):
+        block = program.order[place]
+        if _is_early(p, block, state, max_move):
+            if place - cursor > 2 * max_move:
+                return -1
+            continue
+        if state.done[block] or state.blocks_left[block] > 0:
+            continue
+        if _is_late(p, block, state, max_move):
+            continue
+        if p.block_ticks[block] - stall > overrun * p.block_ticks[block]:
+            continue
+        possible = True
+        for q in range(p.needs_begin[block], p.needs_begin[block + 1]):
+            b = u.bucket_of[p.needs_list[q]]
+            if not state.waited[b] and state.finish[b] > clock:
+                possible = False
+        if not possible:
+            continue
+        births, deaths = _bytes_of(p, block, state)
+        added = births - deaths
+        if births > 0:
+            if program.live_bytes[i] + drift + births > room_bytes:
+                continue
+            for j in range(i, at[block]):
+                if added > 0 and program.live_bytes[j] + drift + added > room_bytes:
+                    possible = False
+                    break
+        if possible:
+            return int(block)
+    return -1
+
+
+@compiled
+def _uses(p: Precedence) -> Ints:
+    uses = np.zeros(len(p.storage_bytes), np.int64)
+    for s in p.touch_list:
+        uses[s] += 1
+    return uses
+
+
+@compiled
+def _live_along(p: Precedence, order: Ints) -> Ints:
+    """(K+1,) bytes of the storages that only blocks touch, behind so many places of ``order``, beyond those at the beginning."""
+    uses = _uses(p)
+    live = np.zeros(len(order) + 1, np.int64)
+    for place in range(len(order)):
+        change = 0
+        for q in range(p.touch_begin[order[place]], p.touch_begin[order[place] + 1]):
+            s = p.touch_list[q]
+            change += p.storage_bytes[s] if p.storage_birth[s] == order[place] else 0
+            uses[s] -= 1
+            change -= p.storage_bytes[s] if not uses[s] and not p.storage_stays[s] else 0
+        live[place + 1] = live[place] + change
+    return live
+
+
+@compiled
+def _bytes_of(p: Precedence, block: int, state: _State) -> tuple[int, int]:
+    """Return the bytes that ``block`` allocates, and those that it frees if it runs now."""
+    births, deaths = 0, 0
+    for q in range(p.touch_begin[block], p.touch_begin[block + 1]):
+        s = p.touch_list[q]
+        births += p.storage_bytes[s] if p.storage_birth[s] == block else 0
+        deaths += p.storage_bytes[s] if state.uses_left[s] == 1 and not p.storage_stays[s] else 0
+    return births, deaths
+
+
+@compiled
+def _run_with_all_before(p: Precedence, u: Units, block: int, state: _State, max_move: int) -> None:
+    """Run what was put off and ``block`` depends on, then ``block``."""
+    stack = np.empty(len(p.block_ticks), np.int64)
+    stack[0] = block
+    depth = 1
+    while depth > 0:
+        top = stack[depth - 1]
+        deeper = -1
+        if not state.done[top]:
+            for q in range(p.before_begin[top], p.before_begin[top + 1]):
+                if not state.done[p.before_list[q]]:
+                    deeper = p.before_list[q]
+                    break
+            if deeper < 0:
+                _run_in_time(p, u, top, state, max_move)
+        if deeper >= 0:
+            stack[depth] = deeper
+            depth += 1
+        else:
+            depth -= 1
+
+
+@compiled
+def _run(p: Precedence, u: Units, block: int, state: _State) -> None:
     """Run ``block`` after the waits and copies that it needs; launch what becomes ready."""
+    scalars = state.scalars
     for q in range(p.needs_begin[block], p.needs_begin[block + 1]):
         c = p.needs_list[q]
         b = u.bucket_of[c]
-        if not launched[b]:
-            _launch(u, b, state, launched, finish, stream_free)
-        if not waited[b]:
-            state[0] = max(state[0], finish[b]) + u.wait_work[b]
-            waited[b] = True
-        if not copied[c]:
-            copied[c] = True
-            state[0] += u.copy_out_work[c]
-    state[0] += p.block_ticks[block]
-    done[block] = True
-    result[state[1]] = block
-    state[1] += 1
-    state[2] += p.first[block + 1] - p.first[block]
+        if not state.launched[b]:
+            _launch(u, b, state)
+        if not state.waited[b]:
+            scalars[_CLOCK] = max(scalars[_CLOCK], state.finish[b]) + u.wait_work[b]
+            state.waited[b] = True
+        if not state.copied[c]:
+            state.copied[c] = True
+            scalars[_CLOCK] += u.copy_out_work[c]
+    births, deaths = _bytes_of(p, block, state)
+    for q in range(p.touch_begin[block], p.touch_begin[block + 1]):
+        state.uses_left[p.touch_list[q]] -= 1
+    scalars[_LIVE] += births - deaths
+    scalars[_CLOCK] += p.block_ticks[block]
+    state.done[block] = True
+    state.result[scalars[_NUM_BLOCKS]] = block
+    scalars[_NUM_BLOCKS] += 1
+    scalars[_NUM_NODES] += p.first[block + 1] - p.first[block]
+    while scalars[_OLDEST] < len(p.block_ticks) and state.done[scalars[_OLDEST]]:
+        scalars[_OLDEST] += 1
     for q in range(p.behind_begin[block], p.behind_begin[block + 1]):
-        blocks_left[p.behind_list[q]] -= 1
+        state.blocks_left[p.behind_list[q]] -= 1
     for q in range(p.feeds_begin[block], p.feeds_begin[block + 1]):
         c = p.feeds_list[q]
         for r in range(p.ready_begin[c], p.ready_begin[c + 1]):
             if p.block_of[p.ready_list[r]] == block:
-                inputs_left[c] -= 1
+                state.inputs_left[c] -= 1
         b = u.bucket_of[c]
-        if launched[b] or u.waits_for_use[b]:
-            continue
-        ready = True
-        for j in range(u.member_begin[b], u.member_begin[b + 1]):
-            d = u.member_list[j]
-            if inputs_left[d] > 0:
-                ready = False
-            for r in range(u.after_begin[d], u.after_begin[d + 1]):
-                if not waited[u.bucket_of[u.after_list[r]]]:
-                    ready = False
-        if ready:
-            _launch(u, b, state, launched, finish, stream_free)
+        if not state.launched[b] and not u.placed[b] and _is_ready(u, b, state):
+            _launch(u, b, state)
 
 
 @compiled
-def _launch(u: Units, b: int, state: Ints, launched: Ints, finish: Ints, stream_free: Ints) -> None:
-    state[0] += u.launch_work[b]
-    finish[b] = max(state[0], stream_free[u.stream[b]]) + u.transfer_ticks[b]
-    stream_free[u.stream[b]] = finish[b]
-    launched[b] = True
+def _is_ready(u: Units, b: int, state: _State) -> bool:
+    ready = True
+    for j in range(u.member_begin[b], u.member_begin[b + 1]):
+        d = u.member_list[j]
+        if state.inputs_left[d] > 0:
+            ready = False
+        for r in range(u.after_begin[d], u.after_begin[d + 1]):
+            if not state.waited[u.bucket_of[u.after_list[r]]]:
+                ready = False
+    return ready
+
+
+@compiled
+def _launch(u: Units, b: int, state: _State) -> None:
+    state.scalars[_CLOCK] += u.launch_work[b]
+    state.finish[b] = max(state.scalars[_CLOCK], state.stream_free[u.stream[b]]) + u.transfer_ticks[b]
+    state.stream_free[u.stream[b]] = state.finish[b]
+    state.launched[b] = True

@@ -20,7 +20,7 @@ from apsched.solver.partition import Pricer
 from apsched.solver.policies import Policy
 
 LEADS = (np.inf, 16.0, 4.0, 2.0, 1.0, 0.5, 0.0)
-_FIRST_POLICIES = (Policy(lead=np.inf, copy_out_early=True), Policy(lead=1.0, copy_out_early=True))
+FIRST_POLICIES = (Policy(lead=np.inf, copy_out_early=True), Policy(lead=1.0, copy_out_early=True))
 _PROMISING = 6
 """Partitions of the portfolio that are tried under every policy."""
 _STEERING_ROUNDS = 4
@@ -80,6 +80,10 @@ class Search:
         """Evaluations so far, those under lower caps left out."""
         return self._judge.evaluations
 
+    def around(self, problem: Problem, compact: Compact) -> "Search":
+        """Return a new search for the same under another order of the compute."""
+        return replace(self, problem=problem, compact=compact, best=None, _below=None)
+
     def program(self) -> Program:
         """Return the program of the best candidate."""
         assert self.best is not None
@@ -118,7 +122,7 @@ class Search:
         partitions = list(families(self.pricer, self.caps))
         tried: list[tuple[tuple[int, int, int], int]] = []
         for i, labels in enumerate(partitions):
-            for policy in _FIRST_POLICIES:
+            for policy in FIRST_POLICIES:
                 candidate = self.evaluate(labels, policy, None)
                 self.consider(candidate)
                 if candidate is not None:

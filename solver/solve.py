@@ -3,21 +3,29 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from apsched.config import Caps, SolveOptions
 from apsched.problem import Problem
 from apsched.result import Scored, SolveResult
 from apsched.schedule import Schedule
+from apsched.solver.any_order import without_places
 from apsched.solver.baselines import baselines, score
 from apsched.solver.bounds import TimeBound, step_time_bound
-from apsched.solver.compact import ALL_GATHER, Compact, compact
+from apsched.solver.compact import ALL_GATHER, Compact, Ints, compact
 from apsched.solver.cpsat import Exact, ExactModel
 from apsched.solver.evaluate import Program, evaluate
 from apsched.solver.expand import expand
 from apsched.solver.explain import explain
 from apsched.solver.floor import just_in_time
+from apsched.solver.judge import Judge
 from apsched.solver.later_bounds import later_bounds
 from apsched.solver.least_memory import horizon_ticks, is_small, least_memory
+from apsched.solver.lower_peak import lower_peak
 from apsched.solver.lp_bound import lp_bound
+from apsched.solver.move_compute import ComputeMover, Moved
+from apsched.solver.orders import Orders, may_move
+from apsched.solver.partition import Pricer
 from apsched.solver.path_bound import path_bound
 from apsched.solver.periods import find_periods
 from apsched.solver.search import Search
@@ -32,6 +40,8 @@ _RUNGS_LAYERS = (0, 1, 3)
 """Layers of gathered weights above the floor: memory caps that are searched on the way to any looser one."""
 _SHARE_OF_WINDOWS = 0.025
 """Of the budget, for windows that CP-SAT decides."""
+_ROUNDS_OF_ORDERS = 2
+"""How often other orders of the compute are looked for, each time around the buckets found last."""
 _EVALUATIONS_PER_WORK = 200
 """Evaluations of the search under one memory cap per unit of deterministic work in the budget."""
 
@@ -53,6 +63,11 @@ class _Answer:
     """Of the whole formulation, for schedules within that limit and the peak found; 0 for none."""
     deterministic_work: float = 0.0
 
+    @property
+    def value(self) -> tuple[bool, int]:
+        """The lower the better."""
+        return self.schedule is None, self.fastest_ticks
+
 
 def solve(
     problem: Problem, caps: Caps | None = None, options: SolveOptions | None = None, *, progress: Progress | None = None
@@ -63,7 +78,8 @@ def solve(
     """
     caps, options = caps or Caps(), options or SolveOptions()
     small = compact(problem)
-    bound = best_bound(problem, small, caps)
+    mover = ComputeMover(problem, small) if may_move(problem, caps) else None
+    bound = best_bound(problem, small, caps) if mover is None else moving_bound(problem, small, mover.orders, caps)
 
     def report(stage: str, best_ticks: int) -> None:
         if progress is not None:
@@ -74,9 +90,9 @@ def solve(
     report("baselines", min((b.step_time_ticks for b in made if b.fits), default=-1))
     floor_bytes, floor_bound = least_memory(problem, caps, options)
     if is_small(problem):
-        answer = _solve_whole(problem, small, caps, options, bound, made, floor_bytes, report)
+        answer = _solve_whole(problem, small, mover, caps, options, bound, made, floor_bytes, report)
     else:
-        answer = _solve_by_search(problem, small, caps, options, bound, made, floor_bytes, report)
+        answer = _solve_by_search(problem, small, mover, caps, options, bound, made, floor_bytes, report)
     scored = score(problem, "apsched", answer.schedule, caps) if answer.schedule is not None else None
     best = _never_worse(scored, made)
     if best is None:
@@ -97,7 +113,8 @@ def solve(
             infeasibility=explain(problem, small, caps, options),
         )
     limit = max(answer.bound.ticks, 0)
-    later = later_bounds(problem, small, caps, best, answer.limit_ticks, max(floor_bound, answer.peak_bound_bytes))
+    places = small if mover is None else without_places(small)
+    later = later_bounds(problem, places, caps, best, answer.limit_ticks, max(floor_bound, answer.peak_bound_bytes))
     launches = answer.launches_bound if best is scored else 0  # proven for the peak of ``scored``
     return SolveResult(
         status="optimal" if best.step_time_ticks <= limit else "feasible",
@@ -126,9 +143,18 @@ def best_bound(problem: Problem, small: Compact, caps: Caps) -> TimeBound:
     return max(step_time_bound(problem, forced, caps), lp_bound(problem, forced, caps), along_paths, key=lambda b: b.ticks)
 
 
+def moving_bound(problem: Problem, small: Compact, orders: Orders, caps: Caps) -> TimeBound:
+    """Return the best of the bounds that hold for every order of the compute."""
+    places = without_places(small)
+    if not problem.collectives:
+        return step_time_bound(problem, places, caps)
+    return max(step_time_bound(problem, places, caps), lp_bound(problem, places, caps), key=lambda b: b.ticks)
+
+
 def _solve_whole(
     problem: Problem,
     small: Compact,
+    mover: ComputeMover | None,
     caps: Caps,
     options: SolveOptions,
     bound: TimeBound,
@@ -136,17 +162,43 @@ def _solve_whole(
     floor_bytes: int,
     report: Callable[[str, int], None],
 ) -> _Answer:
-    """Small problems: the whole formulation, objective after objective."""
+    """Small problems: the whole formulation; where compute may move, again for the best order that the rules find."""
     search = Search(problem=problem, compact=small, caps=caps, report=report, max_evaluations=2_000, floor_bytes=floor_bytes)
     search.portfolio()
     hint = search.program() if search.best is not None else None
+    answer = _solve_exactly(problem, small, caps, options, bound, made, hint, report, all_orders=mover is None)
+    if mover is None or search.best is None:
+        return answer
+    found = mover.improve(Moved(blocks=mover.captured, candidate=search.best), caps, bound.ticks)
+    if np.array_equal(found.blocks, mover.captured):
+        return answer
+    moved, places = mover.moved(found.blocks)
+    program = Judge(Pricer(moved, places), caps).program(found.candidate.labels, found.candidate.policy, found.candidate.steer_bytes)
+    other = _solve_exactly(moved, places, caps, options, bound, made, program, report, all_orders=False)
+    work = answer.deterministic_work + other.deterministic_work
+    return replace(min(answer, other, key=lambda a: a.value), deterministic_work=work)
+
+
+def _solve_exactly(
+    problem: Problem,
+    small: Compact,
+    caps: Caps,
+    options: SolveOptions,
+    bound: TimeBound,
+    made: tuple[Scored, ...],
+    hint: Program | None,
+    report: Callable[[str, int], None],
+    *,
+    all_orders: bool,
+) -> _Answer:
+    """The whole formulation, objective after objective; its bounds count where this order of the compute is the only one."""
     model = ExactModel(problem, small, caps, horizon_ticks(problem, small))
     first = model.minimize_step_time(options, hint)
     work = first.deterministic_work
     program = first.program if first.program is not None else hint
     if program is None:
         return _Answer(schedule=None, bound=bound, solved_by="cp-sat", deterministic_work=work)
-    if first.program is not None and first.bound > bound.ticks:
+    if all_orders and first.program is not None and first.bound > bound.ticks:
         bound = TimeBound(ticks=first.bound, source="cp-sat")
     time = score(problem, "", expand(problem, small, program), caps).step_time_ticks
     limit = _slack_limit(time, options, made)
@@ -174,8 +226,8 @@ def _solve_whole(
         solved_by="cp-sat",
         fastest_ticks=time,
         limit_ticks=limit,
-        peak_bound_bytes=bounds[0] + small.kept_bytes,
-        launches_bound=bounds[1],
+        peak_bound_bytes=bounds[0] + small.kept_bytes if all_orders else 0,
+        launches_bound=bounds[1] if all_orders else 0,
         deterministic_work=work,
     )
 
@@ -183,6 +235,7 @@ def _solve_whole(
 def _solve_by_search(
     problem: Problem,
     small: Compact,
+    mover: ComputeMover | None,
     caps: Caps,
     options: SolveOptions,
     bound: TimeBound,
@@ -190,37 +243,66 @@ def _solve_by_search(
     floor_bytes: int,
     report: Callable[[str, int], None],
 ) -> _Answer:
-    """Large problems: portfolio, local moves, then the second and third objective within the slack."""
+    """Large problems: portfolio, local moves, other orders of the compute, then the second and third objective within the slack."""
     evaluations = max(1, int(options.budget * _EVALUATIONS_PER_WORK))
     search = Search(problem=problem, compact=small, caps=caps, report=report, max_evaluations=evaluations, floor_bytes=floor_bytes)
     search.portfolio()
+    blocks = mover.captured if mover is not None else None
+    if search.best is None and mover is not None and caps.memory_cap_bytes is not None:
+        lower = lower_peak(mover, replace(caps, memory_cap_bytes=None), caps.memory_cap_bytes)
+        if lower is not None:
+            blocks = lower[0]
+            search = search.around(*mover.moved(blocks))
+            search.portfolio()
     if search.best is None:
-        floor = just_in_time(problem, small, caps)
-        schedule = expand(problem, small, floor.program) if floor is not None else None
+        floor = just_in_time(search.problem, search.compact, caps)
+        schedule = expand(search.problem, search.compact, floor.program) if floor is not None else None
         return _Answer(schedule=schedule, bound=bound, solved_by="just in time")
     good_enough = int(bound.ticks * (1 + options.time_slack / 2))  # what is left would go to memory and launches anyway
     for rung in _rungs(small, caps, floor_bytes):
         if search.best.figures.step_time_ticks > good_enough:
             search.look_below(rung, evaluations, good_enough)
     search.improve(good_enough)
+    if mover is not None and blocks is not None and search.best.figures.step_time_ticks > good_enough:
+        search = _with_compute_moved(mover, blocks, search, good_enough)
     improved = improve(
         search.pricer, caps, search.program(), replace(options, budget=options.budget * _SHARE_OF_WINDOWS), stop_at_ticks=good_enough
     )
-    report("windows", time := evaluate(small, improved.program).step_time_ticks)
+    report("windows", time := evaluate(search.compact, improved.program).step_time_ticks)
     limit = _slack_limit(time, options, made)
     program, solved_by = improved.program, "windows"
-    if search.best.figures.step_time_ticks <= limit:
+    if search.best is not None and search.best.figures.step_time_ticks <= limit:
         search.lower_memory(limit)
         search.fewer_launches(limit)
         program, solved_by = search.program(), "search"
     return _Answer(
-        schedule=expand(problem, small, program),
+        schedule=expand(search.problem, search.compact, program),
         bound=bound,
         solved_by=solved_by,
         fastest_ticks=time,
         limit_ticks=limit,
         deterministic_work=improved.deterministic_work,
     )
+
+
+def _with_compute_moved(mover: ComputeMover, blocks: Ints, search: Search, good_enough: int) -> Search:
+    """Return the search around the best order of the compute that is found; ``search``, around ``blocks``, where none is better."""
+    best = search
+    for _ in range(_ROUNDS_OF_ORDERS):
+        assert best.best is not None
+        found = mover.improve(Moved(blocks=blocks, candidate=best.best), search.caps, good_enough)
+        if np.array_equal(found.blocks, blocks):
+            break
+        blocks = found.blocks
+        around = search.around(*mover.moved(blocks))
+        around.consider(found.candidate)
+        around.portfolio()
+        around.improve(good_enough)
+        assert around.best is not None
+        if best.best.value <= around.best.value:
+            break
+        best = around
+    return best
 
 
 def _rungs(small: Compact, caps: Caps, floor_bytes: int) -> tuple[int, ...]:

@@ -2,9 +2,9 @@
 fuses them (torch/_inductor/scheduler.py).
 
 Two nodes are in one kernel if one takes the other's result (through views, if need be), both are pointwise operators or
-reductions, and as many matrix products or attentions lie behind the one as behind the other. A kernel reads each value from outside
-once, writes each value that is used outside once, and has one floor. Nodes in place, random ones and copies stay alone. All of this follows
-from what depends on what, not from the order, so that a schedule changes no price.
+reductions, and as many matrix products, attentions or collectives lie behind the one as behind the other. A kernel reads each value
+from outside once, writes each value that is used outside once, and has one floor. Nodes in place, random ones and copies stay alone. All
+of this follows from what depends on what, not from the order, so that a schedule changes no price.
 """
 
 from collections import Counter
@@ -86,14 +86,14 @@ def _kernel_of(graph: torch.fx.Graph, free: set[torch.fx.Node]) -> dict[torch.fx
 
 
 def _fusible_nodes(graph: torch.fx.Graph, free: set[torch.fx.Node]) -> tuple[dict[torch.fx.Node, int], list[torch.fx.Node]]:
-    """Return for each node the most products on a way to it, and the fusible nodes: by the fusible ones on a way to them, then by name."""
+    """Return for each node the most products and waits on a way to it, and the fusible nodes: by those on a way to them, then by name."""
     products: dict[torch.fx.Node, int] = {}
     depth: dict[torch.fx.Node, int] = {}
     fusible = []
     for node in graph.nodes:
         products[node] = max((products[taken] for taken in node.all_input_nodes), default=0)
         depth[node] = max((depth[taken] for taken in node.all_input_nodes), default=0)
-        if node.op == "call_function" and has_flops(node.target):
+        if node.op == "call_function" and (has_flops(node.target) or _waits(node)):
             products[node] += 1
         elif node.op == "call_function" and node not in free and _is_fusible(node):
             depth[node] += 1
@@ -113,9 +113,13 @@ def _is_fusible(node: torch.fx.Node) -> bool:
 
 def _is_free(node: torch.fx.Node) -> bool:
     """Whether ``node`` shows memory of its first input, or works on sizes; a wait is a border, whatever it shows."""
-    if node.op != "call_function" or op_name(node.target).endswith("wait_tensor"):
+    if node.op != "call_function" or _waits(node):
         return False
     return touches_nothing(node.target, bound_arguments(node), result_of(node))
+
+
+def _waits(node: torch.fx.Node) -> bool:
+    return node.op == "call_function" and op_name(node.target).endswith("wait_tensor")
 
 
 def _behind_views(node: torch.fx.Node, free: set[torch.fx.Node]) -> torch.fx.Node:

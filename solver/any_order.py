@@ -1,0 +1,74 @@
+"""What holds whatever the order of the compute: a compact form without places, and a bound on memory."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from apsched.solver.compact import Compact, Ints
+from apsched.solver.orders import Orders
+
+
+def without_places(compact: Compact) -> Compact:
+    """Return ``compact`` with every collective ready from the beginning and needed by the output only, and no memory in use.
+
+    Every schedule around the compute in any order is one of this problem, since its compute nodes depend on nothing: bounds on time
+    and launches of this one hold for all orders.
+    """
+    zeros, last = np.zeros_like(compact.ready_gap), len(compact.spine_ticks)
+    unused = np.full_like(compact.storage_bytes, -1)
+    return replace(
+        compact,
+        ready_gap=zeros,
+        need_gap=zeros + last,
+        base_gap_bytes=np.zeros_like(compact.base_gap_bytes),
+        base_spine_bytes=np.zeros_like(compact.base_spine_bytes),
+        storage_bytes=np.zeros_like(compact.storage_bytes),
+        storage_birth_spine=unused,
+        storage_last_spine=unused,
+        kept_bytes=0,
+    )
+
+
+def memory_bound_of_any_order(orders: Orders) -> int:
+    """Return bytes that the peak of no schedule is below, whatever the order of the compute; what the caller keeps included.
+
+    At spine node k everything is alive that is there from the beginning, or is touched by k or a node that comes before it in every
+    order, and is touched by k or a node that comes behind it in every order. Work: nodes times words of a set of nodes.
+    """
+    p, num_spine = orders.precedence, len(orders.compact.spine_ticks)
+    until = [0] * num_spine  # as bits: the node, and those before it in every order
+    since = [0] * num_spine  # the node, and those behind it
+    for block, first, past in zip(range(len(p.block_ticks)), p.first[:-1].tolist(), p.first[1:].tolist(), strict=True):
+        seen = _union(until, [p.first[j + 1] - 1 for j in p.before_list[p.before_begin[block] : p.before_begin[block + 1]]])
+        for k in range(first, past):
+            seen |= 1 << k
+            until[k] = seen
+    for block, first, past in reversed(list(zip(range(len(p.block_ticks)), p.first[:-1].tolist(), p.first[1:].tolist(), strict=True))):
+        seen = _union(since, [p.first[j] for j in p.behind_list[p.behind_begin[block] : p.behind_begin[block + 1]]])
+        for k in reversed(range(first, past)):
+            seen |= 1 << k
+            since[k] = seen
+    live = np.zeros(num_spine, dtype=np.int64)
+    for life in orders.lives():
+        alive = (1 << num_spine) - 1
+        if not life.from_beginning:
+            alive &= _union(since, life.nodes)
+        if not life.to_the_end:
+            alive &= _union(until, life.nodes)
+        if alive:
+            live += life.size_bytes * _bits(alive, num_spine)
+    return orders.compact.kept_bytes + int(live.max(initial=0))
+
+
+def _union(sets: list[int], nodes: Iterable[int]) -> int:
+    result = 0
+    for k in nodes:
+        result |= sets[k]
+    return result
+
+
+def _bits(number: int, count: int) -> Ints:
+    packed = np.frombuffer(number.to_bytes(count // 8 + 1, "little"), dtype=np.uint8)
+    bits: Ints = np.unpackbits(packed, count=count, bitorder="little").astype(np.int64)
+    return bits

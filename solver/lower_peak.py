@@ -1,0 +1,86 @@
+"""Less memory by moving compute: what runs where the peak is, runs earlier or later, as long as that lowers the peak.
+
+At the block with the peak, a stretch of neighbours is parted in two: the block and what it depends on go first, or the block and what
+depends on it go last. Each is judged by the least peak of launches and waits around it.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from apsched.config import Caps
+from apsched.solver.compact import Ints
+from apsched.solver.evaluate import SPINE, anatomy
+from apsched.solver.floor import Floor, just_in_time
+from apsched.solver.move_compute import ComputeMover
+
+_STRETCHES = (1, 2, 4, 8, 16, 32, 64)
+"""Blocks."""
+_ROUNDS = 32
+
+
+def lower_peak(mover: ComputeMover, caps: Caps, enough_bytes: int) -> tuple[Ints, int] | None:
+    """Return blocks in an order with a lower peak, at best of ``enough_bytes``, and that peak; None where none is found.
+
+    Caps other than that on memory are kept.
+    """
+    known = _floor(mover, mover.captured, caps)
+    if known is None:
+        return None
+    blocks, floor = mover.captured, known
+    least = blocks, known.peak_memory_bytes
+    seen = {blocks.tobytes()}
+    for _ in range(_ROUNDS):
+        if least[1] <= enough_bytes:
+            break
+        best: tuple[int, int, Ints, Floor] | None = None
+        for number, there in enumerate(_neighbours(mover, blocks, floor)):
+            if there.tobytes() in seen or not mover.is_near(there, caps):
+                continue
+            found = _floor(mover, there, caps)
+            if found is not None and (best is None or (found.peak_memory_bytes, number) < best[:2]):
+                best = found.peak_memory_bytes, number, there, found
+        if best is None or best[0] > floor.peak_memory_bytes:
+            break
+        _, _, blocks, floor = best  # as high is good enough: the peak may stand at another block now
+        seen.add(blocks.tobytes())
+        if floor.peak_memory_bytes < least[1]:
+            least = blocks, floor.peak_memory_bytes
+    return least if least[1] < known.peak_memory_bytes else None
+
+
+def _floor(mover: ComputeMover, blocks: Ints, caps: Caps) -> Floor | None:
+    return just_in_time(*mover.moved(blocks), caps)
+
+
+def _neighbours(mover: ComputeMover, blocks: Ints, floor: Floor) -> Iterator[Ints]:
+    place = _place_of_peak(mover, blocks, floor)
+    p = mover.orders.precedence
+    for length in _STRETCHES:
+        begin, past = max(place - length, 0), min(place + length + 1, len(blocks))
+        needed = {int(blocks[place])}
+        for block in blocks[begin:place][::-1].tolist():
+            if not needed.isdisjoint(p.behind_list[p.behind_begin[block] : p.behind_begin[block + 1]].tolist()):
+                needed.add(block)
+        yield _parted(blocks, begin, place + 1, needed, first=True)
+        following = {int(blocks[place])}
+        for block in blocks[place + 1 : past].tolist():
+            if not following.isdisjoint(p.before_list[p.before_begin[block] : p.before_begin[block + 1]].tolist()):
+                following.add(block)
+        yield _parted(blocks, place, past, following, first=False)
+
+
+def _parted(blocks: Ints, begin: int, past: int, chosen: set[int], *, first: bool) -> Ints:
+    """Return ``blocks`` with those of the stretch that are chosen before, or behind, the others of it."""
+    inside = np.isin(blocks[begin:past], list(chosen))
+    one, other = blocks[begin:past][inside], blocks[begin:past][~inside]
+    return np.concatenate((blocks[:begin], *((one, other) if first else (other, one)), blocks[past:]))
+
+
+def _place_of_peak(mover: ComputeMover, blocks: Ints, floor: Floor) -> int:
+    """Return which of ``blocks`` runs where, or last before, the most is alive."""
+    stands = anatomy(mover.moved(blocks)[1], floor.program)
+    at = int(np.searchsorted(stands.first_position, int(np.argmax(stands.live_bytes)), side="right"))
+    nodes = int((floor.program.operation[:at] == SPINE).sum())
+    ends = np.cumsum(np.diff(mover.orders.precedence.first)[blocks])
+    return min(int(np.searchsorted(ends, max(nodes - 1, 0), side="right")), len(blocks) - 1)

@@ -1,0 +1,159 @@
+"""Move compute: orders by the rule of ``apsched.solver.refill``, each judged exactly, then buckets for the best of them.
+
+The rule is a heuristic with two tastes, and its result depends on the program that it goes over; so several tastes are tried, each
+again and again on what came out, until nothing changes. What an order is worth is decided by laying out the same buckets anew around
+it, under a few policies. All of it is repeated with the buckets that search finds for the best order.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from apsched.config import Caps
+from apsched.problem import Problem
+from apsched.solver.compact import ALL_GATHER, Compact, Ints
+from apsched.solver.evaluate import SPINE, anatomy
+from apsched.solver.judge import Judge
+from apsched.solver.orders import Orders
+from apsched.solver.partition import Partition, Pricer
+from apsched.solver.refill import Pass, Taste, Units, refill
+from apsched.solver.search import FIRST_POLICIES, Candidate
+
+_OVERRUNS = (1.0, 0.2)
+_SHARES_PUT_OFF = (0.25, 0.5, 1.0, 0.0)
+"""Of the cap on moves, how far patient compute is put off."""
+_REPEATS = 4
+"""How often the rule goes over its own result."""
+_STEERING_ROUNDS = 3
+_UNLIMITED = 2**62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """Buckets under a policy around compute in some order."""
+
+    blocks: Ints
+    candidate: Candidate
+
+
+class ComputeMover:
+    """Looks for better orders of the compute of one problem."""
+
+    def __init__(self, problem: Problem, compact: Compact) -> None:
+        self.problem = problem
+        self.orders = Orders(problem, compact)
+        self.evaluations = 0
+        """Orders judged, each under several policies."""
+
+    @property
+    def captured(self) -> Ints:
+        """The blocks as captured."""
+        return np.arange(len(self.orders.precedence.block_ticks))
+
+    def spine(self, blocks: Ints) -> Ints:
+        """Return the spine nodes of ``blocks`` in their order."""
+        first = self.orders.precedence.first
+        sizes = np.diff(first)[blocks]
+        ends = np.cumsum(sizes)
+        nodes: Ints = np.repeat(first[blocks] - (ends - sizes), sizes) + np.arange(int(ends[-1]) if len(ends) else 0)
+        return nodes
+
+    def moved(self, blocks: Ints) -> tuple[Problem, Compact]:
+        """Return the problem with its compute in the order of ``blocks``, and its compact form."""
+        spine = self.spine(blocks)
+        return self.orders.problem_of(spine), self.orders.compact_of(spine)
+
+    def is_near(self, blocks: Ints, caps: Caps) -> bool:
+        """Whether no node is further from where it was captured than the cap allows."""
+        spine = self.spine(blocks)
+        return caps.max_compute_move is None or int(np.abs(spine - np.arange(len(spine))).max(initial=0)) <= caps.max_compute_move
+
+    def improve(self, start: Moved, caps: Caps, stop_at_ticks: int) -> Moved:
+        """Return the best order found for the buckets of ``start``, which is that of ``start`` if no other is better."""
+        best = start
+        most = len(self.orders.compact.spine_ticks) if caps.max_compute_move is None else caps.max_compute_move
+        for share in _SHARES_PUT_OFF:
+            for overrun in _OVERRUNS:
+                if best.candidate.figures.step_time_ticks <= stop_at_ticks:
+                    return best
+                here = start
+                for _ in range(_REPEATS):
+                    there = self._refilled(here, caps, most, Taste(int(share * most), overrun))
+                    if there is None or np.array_equal(there.blocks, here.blocks):
+                        break
+                    here = there
+                    best = min(best, here, key=lambda m: m.candidate.value)
+        return best
+
+    def _refilled(self, here: Moved, caps: Caps, max_move: int, taste: Taste) -> Moved | None:
+        """Return what the rule makes of ``here``; None where that does not fit."""
+        program, units = self._pass(here, caps)
+        room = _UNLIMITED if caps.memory_cap_bytes is None else caps.memory_cap_bytes - self.orders.compact.kept_bytes
+        for _ in range(_STEERING_ROUNDS):
+            blocks = refill(self.orders.precedence, units, program, room, max_move, taste)
+            found, excess = self.judged(blocks, here.candidate, caps)
+            if found is not None:
+                return found
+            room -= excess
+        return None
+
+    def judged(self, blocks: Ints, like: Candidate, caps: Caps) -> tuple[Moved | None, int]:
+        """Return the best of a few policies for the buckets of ``like`` around ``blocks``, and by how many bytes none of them fits."""
+        problem, compact = self.moved(blocks)
+        judge = Judge(Pricer(problem, compact), caps)
+        self.evaluations += 1
+        best: Candidate | None = None
+        excess = _UNLIMITED
+        for policy in dict.fromkeys((like.policy, *FIRST_POLICIES, *(replace(p, in_stalls=True) for p in FIRST_POLICIES))):
+            figures = judge.figures(like.labels, policy, caps.memory_cap_bytes)
+            if figures is None or (caps.in_flight_cap_bytes is not None and figures.peak_in_flight_bytes > caps.in_flight_cap_bytes):
+                continue
+            if caps.memory_cap_bytes is not None and figures.peak_memory_bytes > caps.memory_cap_bytes:
+                excess = min(excess, figures.peak_memory_bytes - caps.memory_cap_bytes)
+                continue
+            candidate = Candidate(like.labels, policy, caps.memory_cap_bytes, figures)
+            if best is None or candidate.value < best.value:
+                best = candidate
+        return (Moved(blocks=blocks, candidate=best) if best is not None else None), excess
+
+    def _pass(self, here: Moved, caps: Caps) -> tuple[Pass, Units]:
+        problem, compact = self.moved(here.blocks)
+        pricer = Pricer(problem, compact)
+        program = Judge(pricer, caps).program(here.candidate.labels, here.candidate.policy, here.candidate.steer_bytes)
+        stands = anatomy(compact, program)
+        p, spine = self.orders.precedence, self.spine(here.blocks)
+        block = p.block_of[spine]
+        is_spine = program.operation == SPINE
+        argument, kept = program.argument.copy(), np.ones(len(program.operation), dtype=np.bool_)
+        kept[is_spine] = (p.first[block] == spine)[argument[is_spine]]
+        argument[is_spine] = block[argument[is_spine]]
+        live = np.maximum.reduceat(stands.live_bytes, stands.first_position)
+        return Pass(here.blocks, program.operation[kept], argument[kept], live[kept]), _units(pricer, program.partition)
+
+
+def _units(pricer: Pricer, partition: Partition) -> Units:
+    t, num_buckets = pricer.tables, len(partition.buckets)
+    several = (np.diff(partition.member_begin) > 1)[partition.bucket_of]
+    first = partition.member_list[partition.member_begin[:-1]]
+    gathers = t.kind == ALL_GATHER
+    copied = several & gathers
+
+    def total(ticks: Ints) -> Ints:
+        sums = np.zeros(num_buckets, dtype=np.int64)
+        np.add.at(sums, partition.bucket_of, ticks)
+        return sums
+
+    return Units(
+        partition.bucket_of,
+        partition.member_begin,
+        partition.member_list,
+        partition.launch_ticks + partition.copy_in_ticks + total(np.where(several, t.prologue_ticks - t.cast_ticks, t.prologue_ticks)),
+        total(np.where(copied, 0, t.epilogue_ticks)),
+        np.where(copied, t.copy_out_ticks + t.epilogue_ticks, 0),
+        partition.transfer_ticks,
+        t.stream[first],
+        (gathers & ~t.on_path)[first],
+        t.after_begin,
+        t.after_list,
+        int(t.stream.max()) + 1 if len(t.stream) else 0,
+    )
