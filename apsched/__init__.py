@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from apsched.calibrate.here import measure as measure
     from apsched.capture.graph_module import capture_graph_module as capture_graph_module
     from apsched.config import Caps as Caps
     from apsched.config import SolveOptions as SolveOptions
     from apsched.costs.cluster import load_cluster as load_cluster
     from apsched.costs.cluster_model import ClusterCostModel as ClusterCostModel
+    from apsched.costs.measured_file import load_costs as load_costs
+    from apsched.costs.measured_model import MeasuredCostModel as MeasuredCostModel
     from apsched.costs.model import CostModel as CostModel
     from apsched.errors import ApschedError as ApschedError
     from apsched.errors import InfeasibleError as InfeasibleError
@@ -30,6 +33,7 @@ _HOME = {
     "CostModel": "apsched.costs.model",
     "InfeasibleError": "apsched.errors",
     "InputError": "apsched.errors",
+    "MeasuredCostModel": "apsched.costs.measured_model",
     "Plan": "apsched.plan",
     "Result": "apsched.graph_result",
     "Rule": "apsched.plan",
@@ -37,7 +41,9 @@ _HOME = {
     "capture_graph_module": "apsched.capture.graph_module",
     "export": "apsched.graph.export",
     "load_cluster": "apsched.costs.cluster",
+    "load_costs": "apsched.costs.measured_file",
     "load_plan": "apsched.plan_file",
+    "measure": "apsched.calibrate.here",
     "optimize": "apsched.optimize",
     "solve": "apsched.pipeline",
 }

@@ -8,6 +8,7 @@ from apsched.capture.graph_module import capture_graph_module
 from apsched.config import Caps, SolveOptions
 from apsched.costs.cluster import DEFAULT_CLUSTER, load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
+from apsched.costs.measured_model import MeasuredCostModel
 from apsched.costs.model import CostModel
 from apsched.errors import InfeasibleError, InputError
 from apsched.options import MemoryCap, parse_memory_cap
@@ -64,7 +65,7 @@ def optimize(
     """
     group_ranks = _group_ranks()
     model = cost_model if cost_model is not None else ClusterCostModel(load_cluster(DEFAULT_CLUSTER), group_ranks)
-    cluster = model.cluster if isinstance(model, ClusterCostModel) else None
+    cluster = model.cluster if isinstance(model, ClusterCostModel | MeasuredCostModel) else None
     progress = Progress(quiet=True)
     graph = export_graph(
         capture_graph_module(gm),

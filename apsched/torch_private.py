@@ -214,6 +214,18 @@ def quiet_fake_tensors() -> Iterator[None]:
         log.disabled = before
 
 
+def hold_stream() -> None:
+    """Keep the current CUDA stream busy for about a millisecond, while the host gets ahead (torch/cuda/__init__.py, _sleep)."""
+    torch.cuda._sleep(2_000_000)  # type: ignore[no-untyped-call]
+
+
+def group_of_name(group_name: str) -> Any:
+    """Return the process group of that name (torch/distributed/distributed_c10d.py, _resolve_process_group)."""
+    from torch.distributed.distributed_c10d import GroupName, _resolve_process_group  # type: ignore[attr-defined]
+
+    return _resolve_process_group(GroupName(group_name))
+
+
 def graph_as_repro(module: Any) -> str:
     """Return ``module`` as torch's own stand-alone file: ``class Repro`` and ``load_args`` (torch/_dynamo/repro/after_aot.py).
 

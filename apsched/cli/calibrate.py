@@ -1,29 +1,23 @@
 """``apsched calibrate``: costs from a profile of a job, or from the device at hand, as a file for ``--costs``."""
 
 import argparse
-import json
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
-from rich.table import Table
-
-from apsched.calibrate.predict import Prediction, predicted
-from apsched.calibrate.profile import Profile, profile_costs
+from apsched.calibrate.predict import predicted
+from apsched.calibrate.profile import profile_costs
 from apsched.calibrate.trace import load_trace
+from apsched.cli import calibrate_report as report
 from apsched.cli.choices import direction, source_request
 from apsched.cost_choice import CostChoice
 from apsched.costs.cluster import load_cluster
-from apsched.costs.measured_file import dump_costs
+from apsched.costs.measured import MeasuredCosts
+from apsched.costs.measured_file import dump_costs, load_costs
 from apsched.errors import InputError
 from apsched.files import write_atomic
-from apsched.options import show_us
 from apsched.out_files import check_writable
 from apsched.pipeline import loaded
 from apsched.progress import Progress
-from apsched.report import console
-
-_SHOWN = 8
 
 
 def run(args: argparse.Namespace, stdout: TextIO) -> None:
@@ -33,10 +27,13 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
         raise InputError(f"-o: expected the name of a file such as costs.toml; found {args.out!r}")
     if bool(args.trace) == args.measure:
         raise InputError("expected --trace FILE (a profile of a job) or --measure (this device), and not both")
-    request, wanted = source_request(args), direction(args)
     check_writable(path.parent)
+    (_measure if args.measure else _read_traces)(args, path, stdout)
+
+
+def _read_traces(args: argparse.Namespace, path: Path, stdout: TextIO) -> None:
     progress = Progress()
-    with loaded(request, CostChoice(cluster=args.cluster), wanted, progress) as source:
+    with loaded(source_request(args), CostChoice(cluster=args.cluster), direction(args), progress) as source:
         dags = [graph.dag for graph in source.graphs]
         name = args.cluster or source.cluster
         cluster = load_cluster(name)
@@ -44,68 +41,30 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
             profile = profile_costs(dags, [load_trace(trace) for trace in args.trace], cluster, name)
             prediction = predicted(dags, profile.costs, cluster)
     write_atomic(path, dump_costs(profile.costs))
-    if args.json:
-        print(json.dumps(_json(profile, prediction, str(path))), file=stdout)
-    else:
-        _print(profile, prediction, str(path), stdout)
+    report.print_profile(profile, prediction, args.out, stdout, as_json=args.json)
 
 
-def _rows(profile: Profile, prediction: Prediction) -> list[tuple[str, float, float]]:
-    """Return what, measured and predicted, in microseconds."""
-    groups = sorted({*profile.transfer_us, *prediction.transfer_us})
-    return [
-        ("step", profile.step_us, prediction.step_us),
-        ("compute stream", profile.compute_us, prediction.compute_us),
-        *((f"stream of group {group}", profile.transfer_us.get(group, 0.0), prediction.transfer_us.get(group, 0.0)) for group in groups),
-    ]
+def _measure(args: argparse.Namespace, path: Path, stdout: TextIO) -> None:
+    """Measure on this device; under torchrun with all process ranks, of which the first one writes."""
+    from apsched.calibrate.job import job
+
+    known = load_costs(path) if path.is_file() else None
+    with job() as here:
+        progress = Progress(quiet=here.rank > 0)
+        with loaded(source_request(args), CostChoice(cluster=args.cluster), direction(args), progress) as source:
+            graphs = [(graph.captured.module, graph.dag) for graph in source.graphs if graph.captured is not None]
+            if not graphs:
+                raise InputError(f"{args.source}: --measure runs operators, and a graph file has none; hand in what it was captured from")
+            with progress.stage("measure"):
+                name = args.cluster or source.cluster
+                measured = here.measure(graphs, name, load_cluster(name), _of_this_run(known, name))
+    if here.rank == 0:
+        write_atomic(path, dump_costs(measured.costs))
+        report.print_measured(measured, args.out, stdout, as_json=args.json)
 
 
-def _json(profile: Profile, prediction: Prediction, path: str) -> dict[str, Any]:
-    return {
-        "schema": 1,
-        "file": path,
-        "device": profile.costs.device,
-        "steps": profile.num_steps,
-        "steps_used": profile.num_used,
-        "nodes": profile.num_nodes,
-        "nodes_matched": profile.num_matched,
-        "streams": {what: {"measured_us": measured, "predicted_us": said} for what, measured, said in _rows(profile, prediction)},
-        "unmatched": [asdict(entry) for entry in profile.unmatched],
-        "missing": [{"operation": operation, "nodes": count} for operation, count in profile.missing],
-        "missing_us": prediction.unpriced_us,
-    }
-
-
-def _print(profile: Profile, prediction: Prediction, path: str, stdout: TextIO) -> None:
-    out = console(stdout)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("")
-    for heading in ("measured", "predicted", "difference"):
-        table.add_column(heading, justify="right")
-    for what, measured, said in _rows(profile, prediction):
-        table.add_row(what, show_us(measured), show_us(said), f"{100 * (said / measured - 1):+.1f} %" if measured else "")
-    out.print(table)
-    out.print()
-    out.print(
-        f"{profile.num_matched} of {profile.num_nodes} nodes matched; "
-        f"costs are means over {profile.num_used} of {profile.num_steps} steps, those in the middle half",
-        markup=False,
-    )
-    other = sum(entry.share for entry in profile.unmatched)
-    if profile.unmatched:
-        out.print(f"not in the graph: {100 * other:.1f} % of a step", markup=False)
-        for entry in profile.unmatched[:_SHOWN]:
-            out.print(f"  {100 * entry.share:5.1f} %  {entry.name}", markup=False)
-        _print_more(out, len(profile.unmatched))
-    if profile.missing:
-        share = prediction.unpriced_us / prediction.compute_us if prediction.compute_us else 0.0
-        out.print(f"not in the trace, priced by the formulas of the cluster: {100 * share:.1f} % of the compute predicted", markup=False)
-        for operation, count in profile.missing[:_SHOWN]:
-            out.print(f"  {count:5d} x  {operation}", markup=False)
-        _print_more(out, len(profile.missing))
-    out.print(f"costs of {profile.costs.device} in {path}; use them with --costs {path}", markup=False)
-
-
-def _print_more(out: Any, count: int) -> None:
-    if count > _SHOWN:
-        out.print(f"  and {count - _SHOWN} more (--json has all)", markup=False)
+def _of_this_run(known: MeasuredCosts | None, cluster_name: str) -> MeasuredCosts | None:
+    """Return costs that were measured before; not those of a profile, which mean something else."""
+    if known is None or known.cluster != cluster_name or any(price.source != "measured" for price in known.compute.values()):
+        return None
+    return known

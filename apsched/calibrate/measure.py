@@ -1,0 +1,95 @@
+"""Run what graphs compute on the device at hand, each distinct operation once, and note how long it takes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import networkx as nx
+import torch
+from torch.fx import GraphModule, Node
+
+from apsched.calibrate.arguments import real_call
+from apsched.calibrate.stopwatch import duration_us
+from apsched.costs.measured import MeasuredCosts, Price, rising
+from apsched.graph.dag import NodeKind
+
+SOURCE = "measured"
+_COPY_BYTES = tuple(4**k for k in range(8, 14))  # 64 KiB to 64 MiB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What was measured, and what could not be."""
+
+    costs: MeasuredCosts
+    num_measured: int
+    """Operations that ran here."""
+    num_known: int
+    """Operations whose price was known from before."""
+    failed: Mapping[str, str] = field(default_factory=dict)
+    """Operation -> why it cannot run here."""
+
+
+def device_at_hand() -> torch.device:
+    """Return the GPU of this process, or the CPU."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def device_name(device: torch.device) -> str:
+    """Return what costs are called after: the GPU's name, or the CPU with its threads."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"cpu, {torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}"
+
+
+def measure_compute(
+    graphs: Sequence[tuple[GraphModule, nx.DiGraph]],
+    device: torch.device,
+    cluster_name: str,
+    known: MeasuredCosts | None = None,
+    tell: Callable[[int, int], None] = lambda done, total: None,
+) -> Measured:
+    """Return what the compute nodes of ``graphs`` (each with its DAG) take on ``device``, and copies.
+
+    What ``known`` has for the same device stays; ``tell`` hears how many operations of how many are done.
+    """
+    name = device_name(device)
+    kept = dict(known.compute) if known is not None and known.device == name else {}
+    distinct = _distinct(graphs)
+    prices = {operation: kept[operation] for operation in distinct if operation in kept}
+    failed: dict[str, str] = {}
+    todo = [(operation, node) for operation, node in distinct.items() if operation not in prices]
+    with torch.no_grad():
+        for done, (operation, node) in enumerate(todo):
+            tell(done, len(todo))
+            try:
+                prices[operation] = Price(time_us=_node_us(node, device), source=SOURCE)
+            except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
+                failed[operation] = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        copies = known.copies if known is not None and known.device == name and known.copies else _copies(device)
+    costs = MeasuredCosts(device=name, cluster=cluster_name, compute=prices, copies=copies)
+    return Measured(costs=costs, num_measured=len(todo) - len(failed), num_known=len(distinct) - len(todo), failed=failed)
+
+
+def _distinct(graphs: Sequence[tuple[GraphModule, nx.DiGraph]]) -> dict[str, Node]:
+    """Return a node for each operation of compute nodes, in the order in which they first stand."""
+    found: dict[str, Node] = {}
+    for module, dag in graphs:
+        for rank, node in enumerate(module.graph.nodes):
+            record = dag.nodes[rank]["record"]
+            if record.kind is NodeKind.COMPUTE and record.operation:
+                found.setdefault(record.operation, node)
+    return found
+
+
+def _node_us(node: Node, device: torch.device) -> float:
+    target, args, kwargs = real_call(node, device)
+    return duration_us(lambda: target(*args, **kwargs), device)
+
+
+def _copies(device: torch.device) -> tuple[tuple[int, float], ...]:
+    """Return what a copy of so many bytes takes, made to rise with size."""
+    points = []
+    for size_bytes in _COPY_BYTES:
+        source = torch.empty(size_bytes, dtype=torch.uint8, device=device)
+        points.append((size_bytes, duration_us(source.clone, device)))
+    return rising(points, [1.0] * len(points))

@@ -1,0 +1,49 @@
+"""How long a call takes on the device at hand: by events on a GPU's stream, by the clock on a CPU."""
+
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+
+from apsched.torch_private import hold_stream
+
+_WARM_UPS = 2
+_BATCHES = 5
+_BATCH_US = 2_000.0
+"""What a batch of calls takes at least, so that the clock's own time is nothing; a slow call is a batch of its own."""
+_MOST_CALLS = 200
+
+
+def duration_us(call: Callable[[], object], device: torch.device) -> float:
+    """Return the median over batches of what one ``call`` takes; it is called a few times before, to warm up."""
+    for _ in range(_WARM_UPS):
+        call()
+    timed = _on_gpu_us if device.type == "cuda" else _on_cpu_us
+    calls = max(1, min(_MOST_CALLS, int(_BATCH_US / max(timed(call, 1), 1e-3))))
+    return median(timed(call, calls) / calls for _ in range(_BATCHES))
+
+
+def _on_cpu_us(call: Callable[[], object], calls: int) -> float:
+    begin = time.perf_counter_ns()
+    for _ in range(calls):
+        call()
+    return (time.perf_counter_ns() - begin) / 1e3
+
+
+def _on_gpu_us(call: Callable[[], object], calls: int) -> float:
+    """Return the time between two events; the stream is held back first, so that the host's own time is not in it."""
+    begin, end = timing_event(), timing_event()
+    torch.cuda.synchronize()
+    hold_stream()
+    begin.record()
+    for _ in range(calls):
+        call()
+    end.record()
+    torch.cuda.synchronize()
+    return float(begin.elapsed_time(end)) * 1e3
+
+
+def timing_event() -> torch.cuda.Event:
+    """Return an event that knows when it happened."""
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

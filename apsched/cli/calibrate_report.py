@@ -1,0 +1,122 @@
+"""What ``apsched calibrate`` prints."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, TextIO
+
+from rich.console import Console
+from rich.table import Table
+
+from apsched.calibrate.predict import Prediction
+from apsched.calibrate.profile import Profile
+from apsched.costs.measured import MeasuredCosts
+from apsched.options import show_us
+from apsched.report import console
+
+if TYPE_CHECKING:
+    from apsched.calibrate.measure import Measured
+
+_SHOWN = 8
+
+
+def print_profile(profile: Profile, prediction: Prediction, path: str, stdout: TextIO, *, as_json: bool) -> None:
+    """Print what was measured beside what the costs predict, and what could not be matched."""
+    rows = _rows(profile, prediction)
+    if as_json:
+        content = {
+            "schema": 1,
+            "file": path,
+            "device": profile.costs.device,
+            "steps": profile.num_steps,
+            "steps_used": profile.num_used,
+            "nodes": profile.num_nodes,
+            "nodes_matched": profile.num_matched,
+            "streams": {what: {"measured_us": measured, "predicted_us": said} for what, measured, said in rows},
+            "unmatched": [asdict(entry) for entry in profile.unmatched],
+            "missing": [{"operation": operation, "nodes": count} for operation, count in profile.missing],
+            "missing_us": prediction.unpriced_us,
+        }
+        print(json.dumps(content), file=stdout)
+        return
+    out = console(stdout)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("")
+    for heading in ("measured", "predicted", "difference"):
+        table.add_column(heading, justify="right")
+    for what, measured, said in rows:
+        table.add_row(what, show_us(measured), show_us(said), f"{100 * (said / measured - 1):+.1f} %" if measured else "")
+    out.print(table)
+    out.print()
+    out.print(
+        f"{profile.num_matched} of {profile.num_nodes} nodes matched; "
+        f"costs are means over {profile.num_used} of {profile.num_steps} steps, those in the middle half",
+        markup=False,
+    )
+    if profile.unmatched:
+        other = sum(entry.share for entry in profile.unmatched)
+        lines = [f"{100 * entry.share:5.1f} %  {entry.name}" for entry in profile.unmatched]
+        _print_list(out, f"not in the graph: {100 * other:.1f} % of a step", lines)
+    if profile.missing:
+        share = prediction.unpriced_us / prediction.compute_us if prediction.compute_us else 0.0
+        _print_list(
+            out,
+            f"not in the trace, priced by the formulas of the cluster: {100 * share:.1f} % of the compute predicted",
+            [f"{count:5d} x  {operation}" for operation, count in profile.missing],
+        )
+    _print_file(out, profile.costs, path)
+
+
+def print_measured(measured: "Measured", path: str, stdout: TextIO, *, as_json: bool) -> None:
+    """Print what ran here, what was known, and what cannot run."""
+    groups = sorted({(t.kind, t.num_ranks, t.num_nodes) for t in measured.costs.transfers})
+    if as_json:
+        content = {
+            "schema": 1,
+            "file": path,
+            "device": measured.costs.device,
+            "measured": measured.num_measured,
+            "known": measured.num_known,
+            "failed": dict(measured.failed),
+            "transfers": [{"kind": kind, "ranks": ranks, "nodes": nodes} for kind, ranks, nodes in groups],
+        }
+        print(json.dumps(content), file=stdout)
+        return
+    out = console(stdout)
+    known = f", {measured.num_known} known from before" if measured.num_known else ""
+    out.print(f"{measured.num_measured} operations measured{known}", markup=False)
+    if groups:
+        out.print(f"collectives: {', '.join(f'{kind} on {ranks} ranks of {nodes} nodes' for kind, ranks, nodes in groups)}", markup=False)
+    else:
+        out.print(
+            "collectives: not measured, priced by the formulas of the cluster (run under torchrun with all process ranks)", markup=False
+        )
+    if measured.failed:
+        _print_list(out, "cannot run here, priced by the formulas:", [f"{name}: {why}" for name, why in _sorted(measured.failed)])
+    _print_file(out, measured.costs, path)
+
+
+def _rows(profile: Profile, prediction: Prediction) -> list[tuple[str, float, float]]:
+    """Return what, measured and predicted, in microseconds."""
+    groups = sorted({*profile.transfer_us, *prediction.transfer_us})
+    return [
+        ("step", profile.step_us, prediction.step_us),
+        ("compute stream", profile.compute_us, prediction.compute_us),
+        *((f"stream of group {group}", profile.transfer_us.get(group, 0.0), prediction.transfer_us.get(group, 0.0)) for group in groups),
+    ]
+
+
+def _sorted(failed: Mapping[str, str]) -> list[tuple[str, str]]:
+    return sorted(failed.items())
+
+
+def _print_list(out: Console, heading: str, lines: Sequence[str]) -> None:
+    out.print(heading, markup=False)
+    for line in lines[:_SHOWN]:
+        out.print(f"  {line}", markup=False)
+    if len(lines) > _SHOWN:
+        out.print(f"  and {len(lines) - _SHOWN} more (--json has all)", markup=False)
+
+
+def _print_file(out: Any, costs: MeasuredCosts, path: str) -> None:
+    out.print(f"costs of {costs.device} in {path}; use them with --costs {path}", markup=False)

@@ -1,0 +1,75 @@
+"""One of several gloo processes that run a preset under the profiler, and measure it; writes traces, graphs and what was measured.
+
+usage: gloo_worker.py PROCESS_RANK WORLD_SIZE FOLDER
+"""
+
+import json
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile, schedule
+
+import apsched
+from apsched.costs.cluster import load_cluster
+from apsched.costs.cluster_model import ClusterCostModel
+from apsched.costs.measured_file import dump_costs
+from apsched.graph.export import export
+from apsched.graph.graph_file import save_graph
+from apsched.models.build import build
+from apsched.models.mesh import MeshSpec
+from apsched.models.options import ModelOptions
+from apsched.models.preset_capture import capture_built
+from apsched.models.training import run_step
+
+NUM_STEPS = 8
+OPTIONS = ModelOptions(param_dtype=torch.float32, reduce_dtype=torch.float32)
+
+
+def main(process_rank: int, world_size: int, folder: Path) -> None:
+    store = dist.FileStore(str(folder / "store"), world_size)
+    dist.init_process_group("gloo", store=store, rank=process_rank, world_size=world_size, timeout=timedelta(seconds=120))
+    built = build("llama3-debug", mesh=MeshSpec.parse(f"fsdp={world_size}"), seq_len=512, options=OPTIONS, materialize=True)
+    capture = capture_built(built)
+    forward, backward = (captured.module for captured in capture.graphs)
+
+    def step() -> None:
+        dist.barrier()
+        with torch.no_grad():
+            run_step(built, forward, backward)
+
+    step()
+    with profile(
+        activities=[ProfilerActivity.CPU],
+        record_shapes=True,
+        schedule=schedule(wait=0, warmup=1, active=NUM_STEPS),
+        on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(folder / f"trace.{process_rank}.json")),
+    ) as profiler:
+        for _ in range(1 + NUM_STEPS):
+            step()
+            profiler.step()
+    if process_rank == 0:
+        costs = ClusterCostModel(load_cluster("cpu"), capture.group_ranks)
+        for captured in capture.graphs:
+            save_graph(export(captured, costs, group_ranks=capture.group_ranks, cluster_name="cpu"), folder / f"step.{captured.name}.graph")
+    model = apsched.measure(forward, cluster="cpu")
+    again = apsched.measure(forward, cluster="cpu", known=model.costs)
+    fast = apsched.optimize(forward, cost_model=model)
+    report = {
+        "costs": dump_costs(model.costs).decode(),
+        "compute_again": {name: price.time_us for name, price in again.costs.compute.items()},
+        "compute": {name: price.time_us for name, price in model.costs.compute.items()},
+        "order": [node.name for node in fast.graph.nodes],
+        "shares": dict(fast.apsched_result.cost_shares),
+        "exact": fast.apsched_result.round_trip_exact,
+    }
+    (folder / f"{process_rank}.json").write_text(json.dumps(report))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

@@ -1,0 +1,121 @@
+"""A real job of two gloo processes, profiled and measured: what must hold however busy the machine is.
+
+How well costs foretell steps that they were not made of is measured by ``python -m benchmarks.calibration``, not here: it takes a machine
+that does nothing else.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import Run
+from processes import run_processes
+
+from apsched.calibrate.predict import predicted
+from apsched.calibrate.profile import profile_costs
+from apsched.calibrate.trace import load_trace
+from apsched.costs.cluster import load_cluster
+from apsched.graph.dag import NodeKind
+from apsched.graph.graph_file import load_graph
+
+CPU = load_cluster("cpu")
+WORLD_SIZE = 2
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """What the job left; one start of two processes."""
+    folder = tmp_path_factory.mktemp("gloo")
+    run_processes(Path(__file__).parent / "gloo_worker.py", folder, WORLD_SIZE, timeout_s=300)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def dags(folder):
+    return [load_graph(folder / f"step.{name}.graph") for name in ("forward", "backward")]
+
+
+@pytest.fixture(scope="module")
+def traces(folder):
+    return [load_trace(folder / f"trace.{rank}.json") for rank in range(WORLD_SIZE)]
+
+
+@pytest.fixture(scope="module")
+def reports(folder):
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(WORLD_SIZE)]
+
+
+def test_every_node_and_every_transfer_is_found(dags, traces):
+    profile = profile_costs(dags, traces, CPU, "cpu")
+    assert profile.costs.device == "cpu"
+    assert profile.missing == ()
+    assert profile.num_matched == profile.num_nodes > 250
+    assert profile.num_steps == 16
+    assert sum(entry.share for entry in profile.unmatched) < 0.5
+    sizes = {
+        (r.collective.kind, r.collective.size_bytes)
+        for dag in dags
+        for r in (dag.nodes[rank]["record"] for rank in range(dag.number_of_nodes()))
+        if r.kind is NodeKind.START
+    }
+    assert {(t.kind, size) for t in profile.costs.transfers for size, _ in t.points} == sizes
+    assert {(t.num_ranks, t.num_nodes) for t in profile.costs.transfers} == {(2, 1)}
+    assert set(profile.costs.launch_us) == {"all_gather", "reduce_scatter"}
+
+
+@pytest.mark.parametrize("step", range(3))
+def test_the_costs_of_a_step_add_up_to_that_step(dags, traces, step):
+    """Every moment belongs to somebody, so what one step of one process rank says gives the time of that step again."""
+    for trace in traces:
+        profile = profile_costs(dags, [replace(trace, steps=trace.steps[step : step + 1])], CPU, "cpu")
+        prediction = predicted(dags, profile.costs, CPU)
+        (group,) = profile.transfer_us
+        # to the nanosecond that ticks are, a few hundred times
+        assert prediction.compute_us == pytest.approx(profile.compute_us, abs=2)
+        assert profile.step_us == pytest.approx(
+            profile.compute_us + profile.transfer_us[group] + sum(e.share for e in profile.unmatched) * profile.step_us, rel=0.01
+        )
+        assert prediction.transfer_us[group] == pytest.approx(profile.transfer_us[group], rel=0.05)
+        assert prediction.step_us == pytest.approx(profile.step_us, rel=0.05)
+
+
+def test_the_command_reads_traces_and_solve_takes_the_costs(folder, run: Run, tmp_path):
+    costs = tmp_path / "costs.toml"
+    traces = [argument for rank in range(WORLD_SIZE) for argument in ("--trace", str(folder / f"trace.{rank}.json"))]
+    ran = run("calibrate", *traces, "--graph", str(folder / "step.graph"), "-o", str(costs), "--json")
+    assert ran.code == 0, ran.stderr
+    report = json.loads(ran.stdout)
+    assert (report["nodes_matched"], report["missing"], report["device"]) == (report["nodes"], [], "cpu")
+    assert set(report["streams"]) == {"step", "compute stream", "stream of group 0"}
+    ran = run("audit", str(folder / "step.graph"), "--costs", str(costs), "--memory-cap", "none", "--budget", "1", "--json")
+    assert ran.code == 0, ran.stderr
+    captured = json.loads(ran.stdout)["audit"]
+    assert [graph["graph"]["costs"] for graph in captured] == [{"profile": 1.0}] * 2
+    said = sum(graph["step_time_us"] for graph in captured)
+    assert said == pytest.approx(report["streams"]["step"]["predicted_us"], abs=2)  # files keep nanoseconds
+
+
+def test_the_report_for_people_names_the_file(folder, run: Run, tmp_path):
+    costs = tmp_path / "costs.toml"
+    ran = run("calibrate", "--trace", str(folder / "trace.0.json"), "--graph", str(folder / "step.graph"), "-o", str(costs))
+    assert ran.code == 0, ran.stderr
+    assert "compute stream" in ran.stdout
+    assert f"costs of cpu in {costs}; use them with --costs {costs}" in ran.stdout
+
+
+def test_all_process_ranks_agree_on_what_they_measured(reports):
+    """Equal costs, byte for byte, and so the same schedule, although each rank measured for itself."""
+    assert reports[0]["costs"] == reports[1]["costs"]
+    assert reports[0]["order"] == reports[1]["order"]
+    for report in reports:
+        assert report["exact"]
+        assert report["shares"]["measured"] > 0.99
+        assert report["compute_again"] == report["compute"]  # known from before: not measured again
+
+
+def test_without_a_way_or_with_two_the_command_says_so(run: Run):
+    for arguments in ((), ("--trace", "t.json", "--measure")):
+        ran = run("calibrate", *arguments, "--graph", "llama3-debug", "-o", "costs.toml")
+        assert ran.code == 2
+        assert "expected --trace FILE (a profile of a job) or --measure (this device), and not both" in ran.stderr

@@ -1,0 +1,112 @@
+"""Operations measured on the device at hand: all of them run, once, and what they take is kept."""
+
+import json
+
+import pytest
+import torch
+from conftest import Run
+
+from apsched.calibrate.arguments import real_call
+from apsched.calibrate.stopwatch import duration_us
+from apsched.costs.measured_file import load_costs
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Threads that wait for each other take for ever on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("preset", "layers"), [("llama3-debug", "1"), ("deepseek-v3-debug", "2")])
+def test_every_operation_of_a_model_runs_here_and_the_second_time_none(run: Run, tmp_path, preset, layers):
+    path = tmp_path / "costs.toml"
+    arguments = (
+        "calibrate",
+        "--measure",
+        "--graph",
+        preset,
+        "--mesh",
+        "fsdp=4",
+        "--seq",
+        "64",
+        "--cluster",
+        "cpu",
+        "-o",
+        str(path),
+        "--json",
+    )
+    first = run(*arguments)
+    assert first.code == 0, first.stderr
+    report = json.loads(first.stdout)
+    assert report["failed"] == {}
+    assert report["known"] == 0
+    costs = load_costs(path)
+    assert len(costs.compute) == report["measured"] > 50
+    assert all(price.time_us > 0 and price.source == "measured" for price in costs.compute.values())
+    assert costs.device.startswith("cpu, ")
+    assert costs.transfers == ()  # one process: the formulas price what four would do
+    before = path.read_bytes()
+    again = json.loads(run(*arguments).stdout)
+    assert (again["measured"], again["known"]) == (0, report["measured"])
+    assert path.read_bytes() == before
+
+
+def test_costs_price_the_source_that_they_were_measured_for(run: Run, tmp_path):
+    path = tmp_path / "costs.toml"
+    source = ("llama3-debug", "--mesh", "fsdp=4", "--seq", "64", "--layers", "1")
+    assert run("calibrate", "--measure", "--graph", *source, "--cluster", "cpu", "-o", str(path)).code == 0
+    ran = run("audit", *source, "--costs", str(path), "--budget", "1", "--json")
+    assert ran.code == 0, ran.stderr
+    report = json.loads(ran.stdout)
+    assert report["cluster"] == "cpu"  # the cluster of the costs, where none is chosen
+    for graph in report["audit"]:
+        assert set(graph["graph"]["costs"]) == {"measured", "formula"}
+
+
+def test_a_graph_file_has_no_operators_to_run(run: Run, tmp_path):
+    graph = tmp_path / "step.graph"
+    assert run("capture", "llama3-debug", "--mesh", "fsdp=2", "--seq", "64", "--layers", "1", "-o", str(graph)).code == 0
+    ran = run("calibrate", "--measure", "--graph", str(graph), "-o", str(tmp_path / "costs.toml"))
+    assert ran.code == 2
+    assert "a graph file has none; hand in what it was captured from" in ran.stderr
+
+
+def _node(target, *values, result=None):
+    graph = torch.fx.Graph()
+    args = []
+    for value in values:
+        args.append(graph.placeholder("x") if isinstance(value, torch.Tensor) else value)
+        if isinstance(value, torch.Tensor):
+            args[-1].meta["val"] = value
+    node = graph.call_function(target, tuple(args))
+    node.meta["val"] = result
+    return node
+
+
+def test_arguments_have_shapes_strides_and_dtypes_of_the_graph():
+    x, index = torch.empty(6, 4, dtype=torch.bfloat16).t(), torch.empty(500, dtype=torch.int64)
+    target, (made, axis, rows), _ = real_call(_node(torch.ops.aten.index_select.default, x, 0, index), CPU)
+    assert (made.shape, made.stride(), made.dtype, axis) == (x.shape, x.stride(), x.dtype, 0)
+    assert set(rows.tolist()) == {0, 1, 2, 3}  # rows that there are
+    assert target(made, axis, rows).shape == (500, 6)
+    expanded = torch.empty(1).expand(8, 3)
+    _, (made, _), _ = real_call(_node(torch.ops.aten.div.Tensor, expanded, 2), CPU)
+    assert (made.shape, made.stride(), made.untyped_storage().nbytes()) == ((8, 3), (0, 0), 4)
+
+
+def test_offsets_of_a_grouped_product_cut_its_rows_into_equal_parts():
+    x, w, offs = torch.empty(64, 16, dtype=torch.bfloat16), torch.empty(4, 16, 32, dtype=torch.bfloat16), torch.empty(4, dtype=torch.int32)
+    _, args, _ = real_call(_node(torch.ops.aten._grouped_mm.default, x, w, offs), CPU)
+    assert args[2].tolist() == [16, 32, 48, 64]
+    assert args[2].dtype == torch.int32
+
+
+def test_the_stopwatch_tells_much_work_from_little():
+    """A million times the bytes; a busy machine makes both slower."""
+    small, large = torch.zeros(64, dtype=torch.uint8), torch.zeros(2**26, dtype=torch.uint8)
+    assert duration_us(large.clone, CPU) > 10 * duration_us(small.clone, CPU) > 0
