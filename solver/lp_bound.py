@@ -31,12 +31,14 @@ from apsched.solver.compact import ALL_GATHER, Compact, Ints
 
 Floats = npt.NDArray[np.float64]
 
+WEIGHED = "launches and copies against transfers"
+"""What such a bound rests on."""
 _MOST_ROWS = 24
 """Gaps tried for each of (R3) and (R4) on each stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Costs:
+class Costs:
     """What each collective costs alone and in a bucket; own work is its prologue (in a bucket without its cast) and epilogue."""
 
     launch: Floats
@@ -63,25 +65,35 @@ class Row:
 
 def lp_bound(problem: Problem, compact: Compact, caps: Caps) -> TimeBound:
     """Return the Lagrangian bound of all rows."""
-    rows = rows_of(problem, compact, caps)
+    return TimeBound(ticks=lagrangian(rows_of(problem, compact, caps)), source=WEIGHED)
+
+
+def lagrangian(rows: list[Row]) -> int:
+    """Return the bound that weights of ``rows`` give, in ticks; the weights are the duals of the LP."""
     constants = np.array([r.constant for r in rows])
     alone, shared = np.array([r.alone for r in rows]), np.array([r.shared for r in rows])
     weights = _weights(constants, alone, shared)
     bound = weights @ constants + np.minimum(weights @ alone, weights @ shared).sum()
-    return TimeBound(ticks=int(bound * (1 - 1e-9)), source="launches and copies against transfers")
+    return int(bound * (1 - 1e-9))
 
 
 def rows_of(problem: Problem, compact: Compact, caps: Caps) -> list[Row]:
-    """Return all rows, the compute stream's first; what cannot be in a bucket, or must be, costs the same on both sides."""
-    costs = _in_closed_groups(problem, compact, _costs(problem, compact, caps))
+    """Return all rows, the compute stream's first."""
+    return decidable(compact, _rows(compact, costs_of(problem, compact, caps)))
+
+
+def decidable(compact: Compact, rows: list[Row]) -> list[Row]:
+    """Return ``rows`` where what cannot be in a bucket, or must be, costs the same on both sides."""
     grouped = compact.group >= 0
-    return [
-        Row(r.constant, np.where(grouped, r.shared, r.alone), np.where(compact.bucketable, r.shared, r.alone))
-        for r in _rows(compact, costs)
-    ]
+    return [Row(r.constant, np.where(grouped, r.shared, r.alone), np.where(compact.bucketable, r.shared, r.alone)) for r in rows]
 
 
-def _in_closed_groups(problem: Problem, compact: Compact, costs: _Costs) -> _Costs:
+def costs_of(problem: Problem, compact: Compact, caps: Caps) -> Costs:
+    """Return what each collective costs alone and in a bucket; in a closed group of the plan, its share of that bucket."""
+    return _in_closed_groups(problem, compact, _costs(problem, compact, caps))
+
+
+def _in_closed_groups(problem: Problem, compact: Compact, costs: Costs) -> Costs:
     """Return ``costs`` with the exact price of every bucket that the user's plan closes, each member bearing its share by bytes."""
     copy_in, rate = costs.copy_in.copy(), costs.rate.copy()
     for number in np.unique(compact.group[compact.closed]):
@@ -93,7 +105,7 @@ def _in_closed_groups(problem: Problem, compact: Compact, costs: _Costs) -> _Cos
     return replace(costs, copy_in=copy_in, rate=rate)
 
 
-def _costs(problem: Problem, compact: Compact, caps: Caps) -> _Costs:
+def _costs(problem: Problem, compact: Compact, caps: Caps) -> Costs:
     copy_rate = least_rate(problem.copy_price, None)
     rate, slope = np.zeros(len(problem.keys)), np.zeros(len(problem.keys))
     for k, key in enumerate(problem.keys):
@@ -105,7 +117,7 @@ def _costs(problem: Problem, compact: Compact, caps: Caps) -> _Costs:
             rate[k], slope[k] = least_rate(key.price, largest), least_slope(key.price)
     own = [[sum(problem.duration_ticks[n] for n in nodes) for nodes in (c.prologue, c.epilogue)] for c in problem.collectives]
     prologue, epilogue = np.array(own, dtype=np.float64).reshape(-1, 2).T
-    return _Costs(
+    return Costs(
         launch=compact.launch_ticks.astype(np.float64),
         prologue=prologue,
         prologue_shared=prologue
@@ -119,7 +131,7 @@ def _costs(problem: Problem, compact: Compact, caps: Caps) -> _Costs:
     )
 
 
-def _rows(compact: Compact, c: _Costs) -> list[Row]:
+def _rows(compact: Compact, c: Costs) -> list[Row]:
     """Return all rows: (R1); for each stream (R2) and a sample of the others."""
     num_spine = len(compact.spine_ticks)
     alone, shared = c.prologue + c.epilogue + c.launch, c.prologue_shared + c.epilogue + c.copy_in + c.copy_out
@@ -143,7 +155,7 @@ def _rows(compact: Compact, c: _Costs) -> list[Row]:
 
 
 def _gathers_row(
-    compact: Compact, c: _Costs, gathers: npt.NDArray[np.bool_], reductions: npt.NDArray[np.bool_], k: int, after: Floats
+    compact: Compact, c: Costs, gathers: npt.NDArray[np.bool_], reductions: npt.NDArray[np.bool_], k: int, after: Floats
 ) -> Row:
     """Return (R3) for spine node ``k``."""
     sooner, later = gathers & (compact.need_gap <= k), gathers & (compact.need_gap > k)
@@ -153,7 +165,7 @@ def _gathers_row(
     return Row(float(after[k]), alone, shared + np.where(behind, c.copy_in + c.epilogue, 0.0))
 
 
-def _reductions_row(compact: Compact, c: _Costs, reductions: npt.NDArray[np.bool_], k: int, before: Floats) -> Row:
+def _reductions_row(compact: Compact, c: Costs, reductions: npt.NDArray[np.bool_], k: int, before: Floats) -> Row:
     """Return (R4) for gap ``k``."""
     last, sooner = reductions & (compact.ready_gap >= k), reductions & (compact.ready_gap < k)
     needed = (compact.kind == ALL_GATHER) & ~compact.on_path & (compact.need_gap < k)

@@ -103,7 +103,10 @@ class Orders:
         self._moving = _touched(problem, moving, spine_index, num_spine)
         self._fixed = _touched(problem, fixed, spine_index, num_spine)
         self._fixed_bytes = np.array([problem.storages[s].size_bytes for s, _ in fixed], dtype=np.int64)
-        self._needed_begin, self._needed_list = _needed(problem, behind)
+        self.before = _csr({j for p in problem.predecessors[node] for j in behind[p][0]} for node in problem.spine)
+        """Spine nodes before a spine node, CSR; finer than blocks."""
+        self.needed = _needed(problem, behind)
+        """Spine nodes that need the result of a collective, CSR."""
         begin = compact.after_begin
         self._chained = [c for c in range(len(begin) - 1) if begin[c + 1] > begin[c]]
 
@@ -114,7 +117,7 @@ class Orders:
         place[order] = np.arange(num_spine)
         place[num_spine], place[-1] = num_spine, -1
         p = self.precedence
-        need = _extremes(place, self._needed_begin, self._needed_list, np.minimum, num_spine)
+        need = _extremes(place, *self.needed, np.minimum, num_spine)
         for c in reversed(self._chained):
             for d in old.after_list[old.after_begin[c] : old.after_begin[c + 1]]:
                 need[d] = min(need[d], need[c])

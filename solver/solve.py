@@ -24,7 +24,8 @@ from apsched.solver.least_memory import horizon_ticks, is_small, least_memory
 from apsched.solver.lower_peak import lower_peak
 from apsched.solver.lp_bound import lp_bound
 from apsched.solver.move_compute import ComputeMover, Moved
-from apsched.solver.orders import Orders, may_move
+from apsched.solver.moving_bound import moving_bound
+from apsched.solver.orders import may_move
 from apsched.solver.partition import Pricer
 from apsched.solver.path_bound import path_bound
 from apsched.solver.periods import find_periods
@@ -141,14 +142,6 @@ def best_bound(problem: Problem, small: Compact, caps: Caps) -> TimeBound:
     forced = tighten(small, caps)
     along_paths = path_bound(problem, replace(forced, need_gap=small.need_gap), caps)  # a reduction waited for sooner is still one
     return max(step_time_bound(problem, forced, caps), lp_bound(problem, forced, caps), along_paths, key=lambda b: b.ticks)
-
-
-def moving_bound(problem: Problem, small: Compact, orders: Orders, caps: Caps) -> TimeBound:
-    """Return the best of the bounds that hold for every order of the compute."""
-    places = without_places(small)
-    if not problem.collectives:
-        return step_time_bound(problem, places, caps)
-    return max(step_time_bound(problem, places, caps), lp_bound(problem, places, caps), key=lambda b: b.ticks)
 
 
 def _solve_whole(

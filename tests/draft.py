@@ -63,6 +63,8 @@ class Draft:
     units: tuple[int, ...] = (1, 7, 300, 513, 1024)
     """Sizes are small multiples of one of these, and a few bytes, all times ``grain``."""
     grain: int = 1
+    chained: float = 0.8
+    """How often a compute node takes the result of the one before."""
     names: list[str] = field(default_factory=list)
     kinds: list[NodeKind] = field(default_factory=list)
     durations: list[int] = field(default_factory=list)
@@ -161,7 +163,7 @@ class Draft:
     def spine_node(self, i: int) -> None:
         rng = self.rng
         taken = list(self.given.get(i, ()))
-        if self.spine and rng.random() < 0.8:
+        if self.spine and rng.random() < self.chained:
             taken.append(self.spine[-1])
         node = self.node(NodeKind.COMPUTE, "compute", rng.randint(0, self.pace), {t.node for t in taken})
         in_place = self.spine and rng.random() < 0.1

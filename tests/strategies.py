@@ -52,7 +52,7 @@ def random_caps(rng: random.Random, problem: Problem) -> Caps:
 def random_problem(rng: random.Random, *, max_collectives: int = 4, max_spine: int = 5, **sizes) -> Problem:
     """Return a problem of FSDP (gathers and reductions), HSDP (reduce-scatter, then all-reduce), DDP and on-path collectives.
 
-    ``sizes`` are ``units`` and ``grain`` of :class:`draft.Draft`.
+    ``sizes`` are ``units``, ``grain`` and ``chained`` of :class:`draft.Draft`.
     """
     draft = Draft(rng, rng, **sizes)
     num_spine = rng.randint(2, max_spine)

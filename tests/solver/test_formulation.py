@@ -19,6 +19,10 @@ from apsched.solver import (
     modulo_constraints,
     modulo_memory,
     movers,
+    moving_bound,
+    moving_heads,
+    moving_items,
+    one_machine,
     path_bound,
     path_network,
     path_pricing,
@@ -28,7 +32,7 @@ from apsched.solver.variables import Variables
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "formulation.md").read_text()
-HEADING = re.compile(r"^### \(([BRMW]?\d+)\) [^`]+: `(\w+)`$", re.MULTILINE)
+HEADING = re.compile(r"^### \(([BRMWV]?\d+)\) [^`]+: `(\w+)`$", re.MULTILINE)
 DOCUMENTED: list[tuple[str, str]] = HEADING.findall(TEXT)
 """(number, function) of each formula in the document."""
 
@@ -40,7 +44,7 @@ def numbered_in(*modules: ModuleType) -> list[tuple[str, str]]:
         tree = ast.parse(Path(str(module.__file__)).read_text())
         for function in (node for node in tree.body if isinstance(node, ast.FunctionDef)):
             said = ast.get_docstring(function) or ""
-            found += [(number, function.name) for number in re.findall(r"\(([BRM]?\d+)\)", said)]
+            found += [(number, function.name) for number in re.findall(r"\(([BRMV]?\d+)\)", said)]
     return found
 
 
@@ -103,6 +107,15 @@ def test_each_part_of_the_bound_along_paths_is_implemented_once() -> None:
     assert sorted(found) == sorted(documented)
 
 
+def test_each_bound_for_any_order_is_implemented_once() -> None:
+    """(V1) to (V6), over the files that make it up."""
+    expected = [f"V{n}" for n in range(1, 7)]
+    documented = [item for item in DOCUMENTED if item[0].startswith("V")]
+    assert [number for number, _ in documented] == lines_of(moving_bound, "V") == expected
+    found = numbered_in(moving_bound, moving_heads, moving_items, one_machine)
+    assert sorted(found) == sorted(documented)
+
+
 def test_each_constraint_has_a_formula() -> None:
     """Between its heading and the next there is one."""
     parts = re.split(r"^#+ .*$", section("Constraints"), flags=re.MULTILINE)[1:]
@@ -115,7 +128,7 @@ def test_each_constraint_has_a_formula() -> None:
 def test_the_document_names_every_constraint_that_it_refers_to() -> None:
     """No reference to a number that does not exist."""
     known = {number for number, _ in DOCUMENTED}
-    assert set(re.findall(r"\(([BRMW]\d+)\)", TEXT)) <= known
+    assert set(re.findall(r"\(([BRMWV]\d+)\)", TEXT)) <= known
     assert {n for n in re.findall(r"\((\d+)\)", TEXT) if int(n) > 0} <= known
 
 

@@ -1,0 +1,90 @@
+"""When an item can begin at the earliest, whatever the order of the compute; with time reversed, what must follow its end.
+
+Along what comes before an item times add up. But its ancestors also share streams: those that cannot begin before t, all of them, run
+between t and its begin, on the compute stream one after the other, and so do their transfers on each group's stream. Between two
+chained on-path collectives this counts all compute that depends on the first and that the second depends on, not only the longest
+way; as what is found for the first enters what is found for the second, it adds up along the chain.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from apsched.solver.compact import Bools, Ints
+from apsched.solver.compiled import compiled
+
+
+class Ticks(NamedTuple):
+    """What items take, in ticks: (N,) each."""
+
+    first: Ints
+    """No begin is before it."""
+    span: Ints
+    """From begin to end."""
+    work: Ints
+    """On the compute stream, between its begin and the begin of whatever comes after it."""
+    load: Ints
+    """On its group's stream, likewise; 0 for spine nodes."""
+    stream: Ints
+    """Of its group; 0 for spine nodes."""
+
+
+@compiled
+def earliest(before_begin: Ints, before_list: Ints, place: Ints, ticks: Ticks, num_streams: int, gates: Bools, max_move: int) -> Ints:
+    """Return the earliest begin of each item, (V1); the ancestors of ``gates`` are looked at together.
+
+    ``max_move`` is how far a compute node may move; the number of compute nodes where it may move anywhere.
+    """
+    num_items = len(place)
+    begin = np.zeros(num_items, np.int64)
+    by_begin = np.empty(num_items, np.int64)
+    before = np.zeros(num_items, np.bool_)
+    run = np.zeros(num_streams + 1, np.int64)
+    done = np.zeros(num_items + 1, np.int64)  # [s]: when the first s spine nodes as captured have all ended
+    worked = np.int64(0)
+    for i in range(num_items):
+        at = ticks.first[i]
+        for q in range(before_begin[i], before_begin[i + 1]):
+            at = max(at, begin[before_list[q]] + ticks.span[before_list[q]])
+        if place[i] > 2 * max_move:
+            at = max(at, done[place[i] - 2 * max_move])
+        if gates[i]:
+            mark_ancestors(before_begin, before_list, place, i, max_move, before)
+            run[:] = 0
+            for a in range(i - 1, -1, -1):
+                j = by_begin[a]
+                if before[j]:
+                    run[0] += ticks.work[j]
+                    at = max(at, begin[j] + run[0])
+                    if ticks.load[j] > 0:
+                        s = ticks.stream[j] + 1
+                        run[s] += ticks.load[j]
+                        at = max(at, begin[j] + run[s])
+        begin[i] = at
+        if place[i] >= 0:
+            worked += ticks.work[i]
+            done[place[i] + 1] = max(done[place[i]], at + ticks.span[i], worked)
+        a = i
+        while a > 0 and begin[by_begin[a - 1]] > at:
+            by_begin[a] = by_begin[a - 1]
+            a -= 1
+        by_begin[a] = i
+    return begin
+
+
+@compiled
+def mark_ancestors(before_begin: Ints, before_list: Ints, place: Ints, item: int, max_move: int, before: Bools) -> None:
+    """Mark what comes before ``item`` in every order: (V2)."""
+    before[:] = False
+    before[item] = True
+    latest = np.int64(-1)  # place of the latest spine node found
+    for j in range(item, -1, -1):
+        if place[j] >= 0:
+            if place[j] < latest - 2 * max_move:
+                before[j] = True
+            elif before[j] and latest < 0:
+                latest = place[j]
+        if before[j]:
+            for q in range(before_begin[j], before_begin[j + 1]):
+                before[before_list[q]] = True
+    before[item] = False

@@ -1,0 +1,83 @@
+"""Compute nodes and collectives as one acyclic graph of items, for the bounds that hold whatever the order of the compute.
+
+Items are spine nodes and collectives in captured order, by the rank of the node or of the start. An item takes ``span_ticks`` from its
+begin to its end at least: a spine node its duration, a collective its launch and its transfer.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from apsched.solver.compact import Compact, Ints
+from apsched.solver.orders import Orders
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Items:
+    """N items, what comes before each, and where they were captured."""
+
+    of_spine: Ints
+    """(m,) item of each spine node."""
+    of_collective: Ints
+    """(C,) item of each collective."""
+    before_begin: Ints
+    before_list: Ints
+    """Items that end before an item begins."""
+    place: Ints
+    """(N,) place among the spine nodes as captured; -1 for collectives."""
+
+    def __len__(self) -> int:
+        return len(self.place)
+
+    def spread(self, of_spine: Ints, of_collective: Ints) -> Ints:
+        """Return one array over items."""
+        values = np.empty(len(self), dtype=np.int64)
+        values[self.of_spine], values[self.of_collective] = of_spine, of_collective
+        return values
+
+    def backwards(self) -> "Items":
+        """Return the items with time reversed: the last is the first, and what comes after an item comes before it."""
+        last = len(self) - 1
+        after = np.repeat(np.arange(len(self)), np.diff(self.before_begin))
+        begin, before = _rows(last - self.before_list, last - after, len(self))
+        place = self.place[::-1]
+        return Items(
+            of_spine=last - self.of_spine,
+            of_collective=last - self.of_collective,
+            before_begin=begin,
+            before_list=before,
+            place=np.where(place < 0, -1, len(self.of_spine) - 1 - place),
+        )
+
+
+def items_of(compact: Compact, orders: Orders) -> Items:
+    """Return the items of the problem of ``orders``, whose compact form as captured is ``compact``."""
+    spine = np.array(orders.problem.captured_spine, dtype=np.int64)
+    num_spine, num_collectives = len(spine), len(compact.start_rank)
+    item = np.empty(num_spine + num_collectives, dtype=np.int64)
+    item[np.argsort(np.concatenate((spine, compact.start_rank)))] = np.arange(len(item))
+    of_spine, of_collective = item[:num_spine], item[num_spine:]
+    needed_begin, needed_list = orders.needed
+    p = orders.precedence
+    pairs = [  # (later, earlier)
+        (of_spine[_owners(orders.before[0])], of_spine[orders.before[1]]),
+        (of_spine[needed_list], of_collective[_owners(needed_begin)]),
+        (of_collective[_owners(p.ready_begin)], of_spine[p.ready_list]),
+        (of_collective[_owners(compact.after_begin)], of_collective[compact.after_list]),
+    ]
+    begin, before = _rows(np.concatenate([a for a, _ in pairs]), np.concatenate([b for _, b in pairs]), len(item))
+    place = np.full(len(item), -1, dtype=np.int64)
+    place[of_spine] = np.arange(num_spine)
+    return Items(of_spine=of_spine, of_collective=of_collective, before_begin=begin, before_list=before, place=place)
+
+
+def _owners(begin: Ints) -> Ints:
+    """Return the row of each entry of a CSR pair."""
+    owners: Ints = np.repeat(np.arange(len(begin) - 1), np.diff(begin))
+    return owners
+
+
+def _rows(row: Ints, value: Ints, num_rows: int) -> tuple[Ints, Ints]:
+    begin = np.zeros(num_rows + 1, dtype=np.int64)
+    begin[1:] = np.cumsum(np.bincount(row, minlength=num_rows))
+    return begin, value[np.argsort(row, kind="stable")]

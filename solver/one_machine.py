@@ -1,0 +1,56 @@
+"""Jobs on one stream that have heads and tails: what the stream takes at least."""
+
+from heapq import heappop, heappush
+
+import numpy as np
+
+from apsched.solver.compact import Ints
+from apsched.solver.compiled import compiled
+
+
+@compiled
+def one_machine(head: Ints, tail: Ints, ticks: Ints) -> int:
+    """Return the longest of min head + sum of ticks + min tail over all sets of jobs, (V3).
+
+    Jackson's rule gives it: of the jobs that may run, run the one with the longest tail, and let those that come interrupt it.
+    """
+    by_head = np.argsort(head)
+    left = ticks.copy()
+    heap = [(np.int64(0), np.int64(0))]
+    heap.pop()
+    clock, best, k = np.int64(0), np.int64(0), 0
+    while k < len(by_head) or len(heap) > 0:
+        if len(heap) == 0:
+            clock = max(clock, head[by_head[k]])
+        while k < len(by_head) and head[by_head[k]] <= clock:
+            heappush(heap, (-tail[by_head[k]], by_head[k]))
+            k += 1
+        while len(heap) > 0 and (k == len(by_head) or clock < head[by_head[k]]):
+            job = heap[0][1]
+            run = left[job] if k == len(by_head) else min(left[job], head[by_head[k]] - clock)
+            clock += run
+            left[job] -= run
+            if left[job] == 0:
+                heappop(heap)
+                best = max(best, clock + tail[job])
+    return int(best)
+
+
+@compiled
+def critical_jobs(head: Ints, tail: Ints, ticks: Ints) -> tuple[int, int, int]:
+    """Return min head + sum of ticks + min tail of the set for which it is longest, with its least head and its least tail.
+
+    Sets are all jobs with at least some head and some tail: at most 256 of the heads are tried.
+    """
+    by_tail = np.argsort(-tail)
+    heads = np.unique(head)
+    best, best_head, best_tail = np.int64(-1), np.int64(0), np.int64(0)
+    step = max(len(heads) // 256, 1)
+    for h in heads[::step]:
+        total = np.int64(0)
+        for j in by_tail:
+            if head[j] >= h:
+                total += ticks[j]
+                if h + total + tail[j] > best:
+                    best, best_head, best_tail = h + total + tail[j], h, tail[j]
+    return int(best), int(best_head), int(best_tail)

@@ -1,0 +1,154 @@
+"""Bounds that hold where compute may move: never above the best of all orders, and tight where the machine is simple."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+from by_hand import ByHand, line
+from oracle import best_schedule
+from strategies import random_caps, random_problem
+
+from apsched.config import Caps
+from apsched.problem import Problem
+from apsched.solver.compact import compact
+from apsched.solver.moving_bound import moving_bound
+from apsched.solver.one_machine import critical_jobs, one_machine
+from apsched.solver.orders import Orders
+
+
+def bound_of(problem: Problem, caps: Caps) -> tuple[int, str]:
+    small = compact(problem)
+    bound = moving_bound(problem, small, Orders(problem, small), caps)
+    return bound.ticks, bound.source
+
+
+def orders_within(problem: Problem, max_move: int | None) -> Iterator[tuple[int, ...]]:
+    """Yield all orders of the compute that the dependences and the cap allow."""
+    spine = problem.captured_spine
+    ancestors: list[set[int]] = []
+    for before in problem.predecessors:
+        ancestors.append(set(before).union(*(ancestors[p] for p in before)))
+
+    def extend(done: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        if len(done) == len(spine):
+            yield done
+        for k, node in enumerate(spine):
+            if node in done or (max_move is not None and abs(len(done) - k) > max_move):
+                continue
+            if all(other in done or other not in ancestors[node] for other in spine):
+                yield from extend((*done, node))
+
+    return extend(())
+
+
+def best_in_any_order(problem: Problem, caps: Caps) -> int | None:
+    """Return the least step time over all orders of the compute."""
+    found = []
+    for order in orders_within(problem, caps.max_compute_move):
+        best = best_schedule(replace(problem, compute_order=order), caps)
+        if best is not None:
+            found.append(best.step_time_ticks)
+    return min(found, default=None)
+
+
+@pytest.mark.parametrize("chunk", range(6))
+def test_no_bound_is_above_the_optimum_over_all_orders(chunk: int) -> None:
+    """300 problems against exhaustive search over orders, buckets and places; some meet the optimum, and in some order matters."""
+    met = moved = 0
+    for seed in range(chunk * 50, (chunk + 1) * 50):
+        rng = random.Random(seed)
+        problem = random_problem(rng, max_collectives=rng.randint(2, 4), max_spine=5, chained=rng.choice((0.2, 0.5, 0.8)))
+        caps = replace(random_caps(rng, problem), memory_cap_bytes=None, max_prefetch=None, max_compute_move=rng.choice((None, None, 1, 2)))
+        best = best_in_any_order(problem, caps)
+        if best is None:
+            continue
+        bound, source = bound_of(problem, caps)
+        assert bound <= best, (seed, source)
+        met += bound == best
+        captured = best_schedule(problem, caps)
+        moved += captured is not None and best < captured.step_time_ticks
+    assert met >= 10
+    assert moved >= 3
+
+
+def jobs(rng: random.Random, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return tuple(np.array([rng.randint(0, most) for _ in range(count)], dtype=np.int64) for most in (20, 20, 9))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_one_machine_is_the_longest_set_of_jobs(seed: int) -> None:
+    """Least head, all ticks, least tail: over all sets; and the set that is named reaches it."""
+    rng = random.Random(seed)
+    count = rng.randint(1, 7)
+    head, tail, ticks = jobs(rng, count)
+    sets = [list(s) for size in range(1, count + 1) for s in combinations(range(count), size)]
+    longest = max(int(head[s].min() + ticks[s].sum() + tail[s].min()) for s in sets)
+    assert one_machine(head, tail, ticks) == longest
+    value, least_head, least_tail = critical_jobs(head, tail, ticks)
+    assert value == longest
+    mine = (head >= least_head) & (tail >= least_tail)
+    assert least_head + int(ticks[mine].sum()) + least_tail == longest
+
+
+def two_branches(num_layers: int) -> Problem:
+    """On-path collectives in a chain; between two of them two branches that both must run; three weight gradients a layer."""
+    b = ByHand(prices={"all_reduce": line(50), "reduce_scatter": line(10)})
+    x = b.input("x", 512)
+    outputs = []
+    for i in range(num_layers):
+        grads = [b.compute(f"g{i}.{j}", 15, x, size=512) for j in range(3)]
+        left, right = b.compute(f"l{i}", 30, x, size=512), b.compute(f"r{i}", 40, x, size=512)
+        y = b.compute(f"m{i}", 5, left, right, size=512)
+        x = b.wait(f"w{i}", b.start("all_reduce", f"ar{i}", y, 512, 512, group="tp", on_path=True))
+        outputs += [b.wait(f"v{i}.{j}", b.start("reduce_scatter", f"rs{i}.{j}", g, 512, 512)) for j, g in enumerate(grads)]
+    return b.output(x, *outputs)
+
+
+def test_all_compute_between_chained_collectives_counts() -> None:
+    """Both branches, though each alone is on no longest way; gradients fill the stalls, and the reduction of the last sticks out by 5."""
+    caps = Caps(max_compute_move=None)
+    assert bound_of(two_branches(3), caps) == (3 * (30 + 40 + 5 + 50) + 5, "compute between collectives on the path")
+    assert best_in_any_order(two_branches(1), caps) == bound_of(two_branches(1), caps)[0] == 30 + 40 + 5 + 3 * 15 + 10
+
+
+def test_a_cap_on_moves_keeps_what_is_far_behind_there() -> None:
+    """Gradients that may not move far run before the next layer: the bound knows it, and grows as the cap falls."""
+    problem = two_branches(8)
+    bounds = [bound_of(problem, Caps(max_compute_move=w))[0] for w in (None, 8, 4, 2, 1)]
+    assert bounds == sorted(bounds)
+    assert bounds[0] == 8 * 125 + 5
+    assert bounds[-1] > bounds[0] + 7 * 45  # those of all layers but the last run before the chain goes on
+
+
+def test_twice_the_cap_on_moves_is_how_far_two_nodes_may_pass_each_other() -> None:
+    """Two places each: the last of four passes the first, and by one place each it does not."""
+    b = ByHand(prices={"reduce_scatter": line(200)})
+    x = b.input("x", 512)
+    others = [b.compute(f"f{i}", ticks, x, size=512) for i, ticks in enumerate((100, 1, 1))]
+    grad = b.compute("g", 1, x, size=512)
+    problem = b.output(*others, b.wait("w", b.start("reduce_scatter", "rs", grad, 512, 512)))
+    assert [best_in_any_order(problem, Caps(max_compute_move=w)) for w in (1, 2)] == [302, 202]
+    assert [bound_of(problem, Caps(max_compute_move=w))[0] for w in (1, 2)] == [301, 201]
+
+
+def test_transfers_that_cannot_begin_sooner_are_the_bound_of_their_stream() -> None:
+    """Reductions behind the first compute, one after the other, and what must follow the last of them."""
+    b = ByHand(prices={"reduce_scatter": line(100)})
+    x = b.input("x", 512)
+    first = b.compute("first", 7, x, size=512)
+    grads = [b.compute(f"g{i}", 1, first, size=512) for i in range(4)]
+    starts = [b.start("reduce_scatter", f"rs{i}", g, 512, 512, bucketable=False) for i, g in enumerate(grads)]
+    last = b.compute("norm", 3, *(b.wait(f"w{i}", s) for i, s in enumerate(starts)), size=512)
+    problem = b.output(last)
+    assert bound_of(problem, Caps(max_compute_move=None)) == (7 + 1 + 400 + 3, "stream of group dp")
+    assert best_in_any_order(problem, Caps(max_compute_move=None)) == 411
+
+
+def test_without_collectives_it_is_the_compute() -> None:
+    b = ByHand()
+    x = b.input("x", 512)
+    problem = b.output(b.compute("a", 7, x), b.compute("b", 8, x))
+    assert bound_of(problem, Caps(max_compute_move=None)) == (15, "compute")
