@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from apsched.costs.cluster_model import ClusterCostModel as ClusterCostModel
     from apsched.costs.measured_file import load_costs as load_costs
     from apsched.costs.measured_model import MeasuredCostModel as MeasuredCostModel
+    from apsched.costs.measured_model import load_cost_model as load_cost_model
     from apsched.costs.model import CostModel as CostModel
     from apsched.errors import ApschedError as ApschedError
     from apsched.errors import InfeasibleError as InfeasibleError
@@ -41,6 +42,7 @@ _HOME = {
     "capture_graph_module": "apsched.capture.graph_module",
     "export": "apsched.graph.export",
     "load_cluster": "apsched.costs.cluster",
+    "load_cost_model": "apsched.costs.measured_model",
     "load_costs": "apsched.costs.measured_file",
     "load_plan": "apsched.plan_file",
     "measure": "apsched.calibrate.here",

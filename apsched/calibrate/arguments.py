@@ -8,6 +8,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from apsched.costs.operands import as_int, bound_arguments, tensors_in, value_of
+from apsched.costs.traffic import op_name
 
 
 def real_call(node: Node, device: torch.device) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -31,7 +32,7 @@ def real_call(node: Node, device: torch.device) -> tuple[Any, tuple[Any, ...], d
         return device if isinstance(value, torch.device) else value
 
     args, kwargs = pytree.tree_map(real, (tuple(node.args), dict(node.kwargs)), is_leaf=lambda value: isinstance(value, Node))
-    target = _STAND_INS.get(str(getattr(node.target, "_opname", "")), node.target) if device.type == "cuda" else node.target
+    target = STAND_INS.get(op_name(node.target), node.target) if device.type == "cuda" else node.target
     return target, args, kwargs
 
 
@@ -93,7 +94,7 @@ class _AttentionBackward:
 
 
 # a graph captured without a GPU has the CPU's attention; on a GPU the one that a job would run there is measured
-_STAND_INS: dict[str, Any] = {
-    "_scaled_dot_product_flash_attention_for_cpu": _attention,
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _AttentionBackward(),
+STAND_INS: dict[str, Any] = {
+    "aten::_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _AttentionBackward(),
 }

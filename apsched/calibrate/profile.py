@@ -60,6 +60,9 @@ class Profile:
     """Operations of nodes that no step has, and how many nodes."""
     unmatched: tuple[Unmatched, ...]
     """The largest first."""
+    late_share: float | None
+    """Of the time of transfers, what waits for process ranks that come late: what one took longer than the one of its group that came last.
+    ``None`` where there are not as many steps of several process ranks."""
 
 
 @dataclass(slots=True)
@@ -86,7 +89,7 @@ def profile_costs(dags: Sequence[nx.DiGraph], traces: Sequence[Trace], cluster: 
     places, views = places_of(dags), view_operators(dags)
     shapes = _group_shapes(dags, cluster)
     used: list[_Step] = []
-    num_steps = 0
+    taken_apart: list[list[_Step]] = []
     for trace in traces:
         ids = op_of_external_id(trace) if trace.on_gpu else {}
         steps = [_taken_apart(trace, match_step(places, views, trace, step), step, ids, shapes, cluster) for step in trace.steps]
@@ -96,14 +99,14 @@ def profile_costs(dags: Sequence[nx.DiGraph], traces: Sequence[Trace], cluster: 
                 f"{trace.path}: none of the {len(places)} nodes of the graph is in it; is it a trace of this model, with these sizes and "
                 "this mesh? (an Inductor job shows its matrix products only: profile it with backend aot_eager)"
             )
-        num_steps += len(steps)
+        taken_apart.append(steps)
         used += _middle_half(steps)
     step_us = fmean(step.duration_us for step in used)
     seen = {place for step in used for place in (*step.compute, *step.transfers)}
     timed = [place for place in places if place.record.kind is not NodeKind.WAIT]
     return Profile(
         costs=_costs(used, device=devices.pop(), cluster_name=cluster_name),
-        num_steps=num_steps,
+        num_steps=sum(map(len, taken_apart)),
         num_used=len(used),
         step_us=step_us,
         compute_us=fmean(sum(step.compute.values()) for step in used),
@@ -112,6 +115,7 @@ def profile_costs(dags: Sequence[nx.DiGraph], traces: Sequence[Trace], cluster: 
         num_matched=len(seen.intersection(timed)),
         missing=_missing([place for place in timed if place not in seen]),
         unmatched=_unmatched(used, step_us),
+        late_share=_late_share(taken_apart),
     )
 
 
@@ -240,6 +244,19 @@ def _group(place: Place) -> str:
     collective = place.record.collective
     assert collective is not None
     return collective.group
+
+
+def _late_share(steps: Sequence[Sequence[_Step]]) -> float | None:
+    """Return how much of the time of transfers is not that of the shortest of the same transfer; steps are the same by their number."""
+    if len(steps) < 2 or len({len(of_rank) for of_rank in steps}) != 1:
+        return None
+    total = shortest = 0.0
+    for same in zip(*steps, strict=True):
+        for place in set(same[0].transfers).intersection(*(step.transfers for step in same[1:])):
+            times = [step.transfers[place] for step in same]
+            total += fmean(times)
+            shortest += min(times)
+    return 1 - shortest / total if total else None
 
 
 def _missing(places: Sequence[Place]) -> tuple[tuple[str, int], ...]:

@@ -36,6 +36,7 @@ def print_profile(profile: Profile, prediction: Prediction, path: str, stdout: T
             "unmatched": [asdict(entry) for entry in profile.unmatched],
             "missing": [{"operation": operation, "nodes": count} for operation, count in profile.missing],
             "missing_us": prediction.unpriced_us,
+            "late_share": profile.late_share,
         }
         print(json.dumps(content), file=stdout)
         return
@@ -53,6 +54,8 @@ def print_profile(profile: Profile, prediction: Prediction, path: str, stdout: T
         f"costs are means over {profile.num_used} of {profile.num_steps} steps, those in the middle half",
         markup=False,
     )
+    if profile.late_share is not None:
+        out.print(f"waiting for late process ranks: {100 * profile.late_share:.1f} % of the time of transfers", markup=False)
     if profile.unmatched:
         other = sum(entry.share for entry in profile.unmatched)
         lines = [f"{100 * entry.share:5.1f} %  {entry.name}" for entry in profile.unmatched]

@@ -1,16 +1,20 @@
 """The cost model of measured costs: what was measured first, the formulas of a cluster for the rest."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from apsched.collectives import collective_kind
 from apsched.costs.alpha_beta import GroupShape, group_shape
-from apsched.costs.cluster import Cluster
+from apsched.costs.cluster import Cluster, load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.measured import MeasuredCosts, Price
+from apsched.costs.measured_file import load_costs
 from apsched.costs.node_operation import node_operation
 from apsched.costs.operands import touched_bytes, value_of
+from apsched.torch_private import process_group_names
 
 
 class MeasuredCostModel:
@@ -77,3 +81,16 @@ class MeasuredCostModel:
             return None
         shape = self._shapes.get(group_name) or group_shape(self.cluster, group_size)
         return shape if self.costs.transfer_source(kind, shape.num_ranks, shape.num_nodes) else None
+
+
+def load_cost_model(
+    path: str | Path, group_ranks: Mapping[str, Sequence[int]] | None = None, *, cluster: str | None = None
+) -> MeasuredCostModel:
+    """Return the cost model of the measured costs in ``path``, for ``apsched.optimize`` and ``apsched.export``.
+
+    ``group_ranks`` are by default those of the process groups that run here, and ``cluster`` the one that the file names.
+    """
+    costs = load_costs(path)
+    if group_ranks is None:
+        group_ranks = process_group_names() if dist.is_available() and dist.is_initialized() else {}
+    return MeasuredCostModel(costs, ClusterCostModel(load_cluster(cluster or costs.cluster), group_ranks), group_ranks)

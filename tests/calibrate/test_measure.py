@@ -6,9 +6,10 @@ import pytest
 import torch
 from conftest import Run
 
-from apsched.calibrate.arguments import real_call
+from apsched.calibrate.arguments import STAND_INS, real_call
 from apsched.calibrate.stopwatch import duration_us
 from apsched.costs.measured_file import load_costs
+from apsched.costs.traffic import op_name
 
 CPU = torch.device("cpu")
 
@@ -104,6 +105,17 @@ def test_offsets_of_a_grouped_product_cut_its_rows_into_equal_parts():
     _, args, _ = real_call(_node(torch.ops.aten._grouped_mm.default, x, w, offs), CPU)
     assert args[2].tolist() == [16, 32, 48, 64]
     assert args[2].dtype == torch.int32
+
+
+def test_the_attention_that_a_gpu_runs_gives_what_the_cpus_gives():
+    """On a GPU another operator stands in for the CPU's; it computes the same."""
+    q, k = torch.randn(1, 4, 32, 16), torch.randn(1, 4, 32, 16)
+    forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    out, lse = forward(q, k, k, 0.0, True)
+    torch.testing.assert_close(STAND_INS[op_name(forward)](q, k, k, 0.0, True), out)
+    backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+    gradients = STAND_INS[op_name(backward)](out, q, k, k, out, lse, 0.0, True)
+    torch.testing.assert_close(list(gradients), list(backward(out, q, k, k, out, lse, 0.0, True)))
 
 
 def test_the_stopwatch_tells_much_work_from_little():

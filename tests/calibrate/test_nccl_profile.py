@@ -133,6 +133,22 @@ def test_the_launch_of_an_all_reduce_has_the_price_of_its_copy(tmp_path):
         assert profile.costs.compute[record.operation].time_us == pytest.approx(3.5 + H100.launch_us)
 
 
+def test_waiting_for_late_ranks_is_told_where_all_ranks_were_profiled(dags, tmp_path):
+    """The second rank comes 50 us late to everything: the first one waits, its transfers take 50 us longer."""
+    paths = [traced(dags).save(tmp_path / "late.json"), tmp_path / "early.json"]
+    waiting = traced(dags)
+    for event in waiting.events:
+        if event["cat"] == "kernel" and event["name"].startswith("nccl"):
+            event["dur"] += 50
+    waiting.save(paths[1])
+    profile = profile_costs(dags, [load_trace(path) for path in paths], H100, "h100")
+    alone = profile_costs(dags, [load_trace(paths[0])], H100, "h100")
+    num_starts = sum(r.kind is NodeKind.START for r in records_of(dags))
+    (group,) = profile.transfer_us
+    assert profile.late_share == pytest.approx(25 * num_starts / (alone.transfer_us[group] + 25 * num_starts))
+    assert alone.late_share is None
+
+
 def test_a_trace_of_something_else_is_refused(dags, tmp_path):
     trace = KinetoTrace()
     trace.step(0, lambda: trace.operator("aten::relu", [[3]], ["float"], [("relu", 1.0, 7, {})]))

@@ -11,7 +11,7 @@ from apsched.costs.cluster import load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.measured import MeasuredCosts, Price, Transfers, fitted_bytes_per_us, merged, rising
 from apsched.costs.measured_file import dump_costs, load_costs
-from apsched.costs.measured_model import MeasuredCostModel
+from apsched.costs.measured_model import MeasuredCostModel, load_cost_model
 from apsched.costs.model import CostModel
 from apsched.costs.table import load_table
 from apsched.errors import InputError
@@ -100,6 +100,14 @@ def test_what_was_measured_goes_first_then_the_formulas():
     for kind, group in (("all_gather", "far"), ("all_reduce", "dp"), ("reduce_scatter", "dp")):  # groups of another shape, another kind
         assert model.collective_source(kind, group, 4) == "formula"
         assert model.collective_us(kind, group, 4, 1000) == formulas.collective_us(kind, group, 4, 1000)
+
+
+def test_a_file_becomes_a_cost_model(tmp_path):
+    path = tmp_path / "costs.toml"
+    path.write_bytes(dump_costs(COSTS))
+    model = load_cost_model(path, {"dp": range(4)})
+    assert (model.cluster.name, model.compute_us(_add(4)), model.collective_us("all_gather", "dp", 4, 1000)) == ("cpu", 3.25, 10)
+    assert load_cost_model(path, cluster="a100").cluster.name == "a100"
 
 
 def test_a_table_of_the_users_goes_before_measured_transfers(tmp_path):
