@@ -25,19 +25,19 @@ class DeviceTimes:
 
 
 def device_times(trace: Trace, matched: Matched, step: tuple[float, float], op_of_id: Mapping[int, int]) -> DeviceTimes:
-    """Return the times of one step: of the kernels that its operators launched, whenever they ran."""
+    """Return the times of one step: of kernels that its operators launched, whenever they ran, and of those during it that none did."""
     pair_of_op = {pair.op: k for k, pair in enumerate(matched.pairs)}
     times = DeviceTimes(compute_us=dict.fromkeys(range(len(matched.pairs)), 0.0))
     within = trace.ops_within(*step)
     mine: list[Work] = []
     for kernel in trace.kernels:
         index = op_of_id.get(kernel.external_id, -1)
-        if index not in within:
+        if index not in within and (index >= 0 or not step[0] <= kernel.begin_us < step[1]):
             continue
         mine.append(kernel)
         pair = next((pair_of_op[above] for above in ancestors(trace.ops, index) if above in pair_of_op), None)
         if is_nccl(kernel):
-            message = message_of(kernel, trace.ops[index])
+            message = message_of(kernel, trace.ops[index] if index >= 0 else None)
             if message is not None:
                 times.messages.append((message, kernel.duration_us))
             if pair is not None:

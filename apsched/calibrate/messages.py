@@ -105,13 +105,19 @@ def _numel(args: Mapping[str, Any]) -> int:
 
 
 def _ranks(args: Mapping[str, Any], num_ranks: int) -> tuple[int, ...]:
-    """Return ``Process Group Ranks`` (a list, or its text, cut off by dots where long); else as many from 0 on."""
+    """Return ``Process Group Ranks``: a list, or its text, of which the profiler keeps the first 30; a long one goes on as it begins.
+
+    Where the trace has no ranks, as many from 0 on.
+    """
     stated = args.get("Process Group Ranks")
     if isinstance(stated, str):
         stated = [int(part) for part in stated.strip("[] ").split(",") if part.strip().isdigit()]
-    if isinstance(stated, list) and len(stated) == num_ranks and all(type(rank) is int for rank in stated):
-        return tuple(stated)
-    return tuple(range(num_ranks))
+    if not isinstance(stated, list) or not stated or not all(type(rank) is int for rank in stated):
+        return tuple(range(num_ranks))
+    if len(stated) < num_ranks:
+        stride = stated[1] - stated[0] if len(stated) > 1 else 1
+        stated = [*stated, *(stated[-1] + stride * k for k in range(1, 1 + num_ranks - len(stated)))]
+    return tuple(stated[:num_ranks])
 
 
 def _whole(value: Any) -> int | None:

@@ -102,8 +102,10 @@ def profile_costs(dags: Sequence[nx.DiGraph], traces: Sequence[Trace], cluster: 
         taken_apart.append(steps)
         used += _middle_half(steps)
     step_us = fmean(step.duration_us for step in used)
-    seen = {place for step in used for place in (*step.compute, *step.transfers)}
     timed = [place for place in places if place.record.kind is not NodeKind.WAIT]
+    seen = {place for step in used for place in (*step.compute, *step.transfers)}
+    messages = {message for step in used for message, _ in step.messages}
+    seen.update(place for place in timed if place.record.kind is NodeKind.START and _message(place, shapes) in messages)
     return Profile(
         costs=_costs(used, device=devices.pop(), cluster_name=cluster_name),
         num_steps=sum(map(len, taken_apart)),

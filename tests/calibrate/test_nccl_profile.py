@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 from calibrate.kineto import KinetoTrace, run_node
 
+from apsched.calibrate.messages import Message, is_nccl, message_of
 from apsched.calibrate.predict import predicted
 from apsched.calibrate.profile import profile_costs
-from apsched.calibrate.trace import load_trace
+from apsched.calibrate.trace import Work, load_trace
 from apsched.capture.world import world
 from apsched.costs.cluster import load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
@@ -147,6 +148,57 @@ def test_waiting_for_late_ranks_is_told_where_all_ranks_were_profiled(dags, tmp_
     (group,) = profile.transfer_us
     assert profile.late_share == pytest.approx(25 * num_starts / (alone.transfer_us[group] + 25 * num_starts))
     assert alone.late_share is None
+
+
+def test_collectives_of_an_eager_job_are_known_by_their_messages(dags, tmp_path):
+    """c10d's own operators instead of functional ones: no start node is matched, its message is."""
+    trace = traced(dags)
+    for event in trace.events:
+        if event["name"].startswith("_c10d_functional::"):
+            event["name"] = "c10d::" + event["name"].partition("::")[2]
+    profile = profile_costs(dags, [load_trace(trace.save(tmp_path / "t.json"))], H100, "h100")
+    assert profile.missing == ()
+    assert {(t.kind, t.num_ranks, t.num_nodes) for t in profile.costs.transfers} == {("all_gather", 16, 2), ("reduce_scatter", 16, 2)}
+
+
+def test_kernels_that_no_operator_launched_are_listed(dags, tmp_path):
+    trace = traced(dags, num_steps=1)
+    kernel = next(e for e in trace.events if e["cat"] == "kernel")
+    trace.events.append(kernel | {"name": "triton_poi_fused_0", "dur": 77.0, "args": {"device": 0, "stream": 7}})
+    profile = profile_costs(dags, [load_trace(trace.save(tmp_path / "t.json"))], H100, "h100")
+    assert [entry.name for entry in profile.unmatched] == ["triton_poi_fused_0"]
+    assert profile.unmatched[0].share == pytest.approx(77 / profile.step_us)
+
+
+def _nccl(**args):
+    said = {"Collective name": "_allgather_base", "In msg nelems": 100, "Out msg nelems": 6400, "Group size": 64, "dtype": "BFloat16"}
+    return Work("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 0.0, 1.0, 1, {**said, **args})
+
+
+@pytest.mark.parametrize(
+    ("args", "kind", "size_bytes", "ranks"),
+    [
+        ({}, "all_gather", 12_800, range(64)),
+        ({"Process Group Ranks": "[0, 8, 16, 24, ...]"}, "all_gather", 12_800, range(0, 512, 8)),  # cut off where long
+        ({"Process Group Ranks": [5, 7], "Group size": 2}, "all_gather", 12_800, (5, 7)),
+        ({"Collective name": "_reduce_scatter_base", "dtype": "Float"}, "reduce_scatter", 400, range(64)),
+        ({"Collective name": "reduce_scatter_tensor_coalesced"}, "reduce_scatter", 200, range(64)),
+        ({"Collective name": "allreduce", "dtype": "Double"}, "all_reduce", 800, range(64)),
+        ({"Collective name": "all_to_allv"}, "all_to_all", 200, range(64)),
+        ({"Collective name": "allgather_into_tensor_coalesced"}, "all_gather", 12_800, range(64)),
+    ],
+)
+def test_messages_count_bytes_once(args, kind, size_bytes, ranks):
+    kernel = _nccl(**args)
+    assert is_nccl(kernel)
+    assert message_of(kernel, None) == Message(kind=kind, size_bytes=size_bytes, ranks=tuple(ranks))
+
+
+@pytest.mark.parametrize(
+    "args", [{"Collective name": "send"}, {"dtype": "QInt8"}, {"In msg nelems": 0, "Out msg nelems": 0}, {"Group size": None}]
+)
+def test_messages_that_say_too_little_are_left_out(args):
+    assert message_of(_nccl(**args), None) is None
 
 
 def test_a_trace_of_something_else_is_refused(dags, tmp_path):
