@@ -39,7 +39,8 @@ def earliest(before_begin: Ints, before_list: Ints, place: Ints, ticks: Ticks, n
     begin = np.zeros(num_items, np.int64)
     by_begin = np.empty(num_items, np.int64)
     before = np.zeros(num_items, np.bool_)
-    run = np.zeros(num_streams + 1, np.int64)
+    follows = np.zeros(num_items, np.int64)
+    run, least = np.zeros(num_streams + 1, np.int64), np.zeros(num_streams + 1, np.int64)
     done = np.zeros(num_items + 1, np.int64)  # [s]: when the first s spine nodes as captured have all ended
     worked = np.int64(0)
     for i in range(num_items):
@@ -49,17 +50,20 @@ def earliest(before_begin: Ints, before_list: Ints, place: Ints, ticks: Ticks, n
         if place[i] > 2 * max_move:
             at = max(at, done[place[i] - 2 * max_move])
         if gates[i]:
-            mark_ancestors(before_begin, before_list, place, i, max_move, before)
+            mark_ancestors(before_begin, before_list, place, ticks.span, i, max_move, before, follows)
             run[:] = 0
+            least[:] = follows.max()
             for a in range(i - 1, -1, -1):
                 j = by_begin[a]
                 if before[j]:
                     run[0] += ticks.work[j]
-                    at = max(at, begin[j] + run[0])
+                    least[0] = min(least[0], follows[j])
+                    at = max(at, begin[j] + run[0] + least[0])
                     if ticks.load[j] > 0:
                         s = ticks.stream[j] + 1
                         run[s] += ticks.load[j]
-                        at = max(at, begin[j] + run[s])
+                        least[s] = min(least[s], follows[j])
+                        at = max(at, begin[j] + run[s] + least[s])
         begin[i] = at
         if place[i] >= 0:
             worked += ticks.work[i]
@@ -73,9 +77,12 @@ def earliest(before_begin: Ints, before_list: Ints, place: Ints, ticks: Ticks, n
 
 
 @compiled
-def mark_ancestors(before_begin: Ints, before_list: Ints, place: Ints, item: int, max_move: int, before: Bools) -> None:
-    """Mark what comes before ``item`` in every order: (V2)."""
+def mark_ancestors(
+    before_begin: Ints, before_list: Ints, place: Ints, span: Ints, item: int, max_move: int, before: Bools, follows: Ints
+) -> None:
+    """Mark what comes before ``item`` in every order, (V2), and write what follows the end of each before ``item`` begins."""
     before[:] = False
+    follows[:] = 0
     before[item] = True
     latest = np.int64(-1)  # place of the latest spine node found
     for j in range(item, -1, -1):
@@ -85,6 +92,8 @@ def mark_ancestors(before_begin: Ints, before_list: Ints, place: Ints, item: int
             elif before[j] and latest < 0:
                 latest = place[j]
         if before[j]:
+            after = follows[j] + span[j] if j < item else np.int64(0)
             for q in range(before_begin[j], before_begin[j + 1]):
                 before[before_list[q]] = True
+                follows[before_list[q]] = max(follows[before_list[q]], after)
     before[item] = False

@@ -39,7 +39,7 @@ class Items:
         """Return the items with time reversed: the last is the first, and what comes after an item comes before it."""
         last = len(self) - 1
         after = np.repeat(np.arange(len(self)), np.diff(self.before_begin))
-        begin, before = _rows(last - self.before_list, last - after, len(self))
+        begin, before = rows_from(last - self.before_list, last - after, len(self))
         place = self.place[::-1]
         return Items(
             of_spine=last - self.of_spine,
@@ -65,7 +65,7 @@ def items_of(compact: Compact, orders: Orders) -> Items:
         (of_collective[_owners(p.ready_begin)], of_spine[p.ready_list]),
         (of_collective[_owners(compact.after_begin)], of_collective[compact.after_list]),
     ]
-    begin, before = _rows(np.concatenate([a for a, _ in pairs]), np.concatenate([b for _, b in pairs]), len(item))
+    begin, before = rows_from(np.concatenate([a for a, _ in pairs]), np.concatenate([b for _, b in pairs]), len(item))
     place = np.full(len(item), -1, dtype=np.int64)
     place[of_spine] = np.arange(num_spine)
     return Items(of_spine=of_spine, of_collective=of_collective, before_begin=begin, before_list=before, place=place)
@@ -77,7 +77,8 @@ def _owners(begin: Ints) -> Ints:
     return owners
 
 
-def _rows(row: Ints, value: Ints, num_rows: int) -> tuple[Ints, Ints]:
+def rows_from(row: Ints, value: Ints, num_rows: int) -> tuple[Ints, Ints]:
+    """Return as CSR the pairs (row, value)."""
     begin = np.zeros(num_rows + 1, dtype=np.int64)
     begin[1:] = np.cumsum(np.bincount(row, minlength=num_rows))
     return begin, value[np.argsort(row, kind="stable")]

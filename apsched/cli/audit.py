@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from dataclasses import asdict
 from typing import TextIO
 
 from apsched.cli.choices import cost_choice, direction, search_choice, source_request
@@ -11,6 +12,7 @@ from apsched.progress import Progress
 from apsched.report import console, graph_json, print_table
 from apsched.result import Scored
 from apsched.units import ticks_to_us
+from apsched.what_if_chunked import line, what_if_chunked
 
 AS_CAPTURED = "as_captured"
 
@@ -24,8 +26,12 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
             solve_graph(graph, resolve_caps(graph, choice.caps, choice.memory_cap, progress), choice.options, progress)
             for graph in source.graphs
         ]
+        asked = zip(source.graphs, results, strict=True) if args.what_if_chunked else ()
+        chunked = [what_if_chunked(graph.dag, graph.problem, result.caps) for graph, result in asked]
     if args.json:
         graphs = [{**_captured_json(result), "graph": graph_json(result)} for result in results]
+        for graph, found in zip(graphs, chunked, strict=False):
+            graph["what_if_chunked"] = asdict(found)
         print(json.dumps({"schema": 1, "source": args.source, "cluster": source.cluster, "audit": graphs}), file=stdout)
         return
     print_table(results, stdout, rows=[(as_captured(result),) for result in results])
@@ -33,6 +39,8 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     out.print()
     for result in results:
         out.print(verdict(result), markup=False)
+    for result, found in zip(results, chunked, strict=False):
+        out.print(line(result.problem.name, found), markup=False)
 
 
 def as_captured(result: Result) -> Scored:

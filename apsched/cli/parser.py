@@ -47,6 +47,11 @@ def build_parser() -> argparse.ArgumentParser:
     _add_source(audit)
     _add_costs(audit)
     _add_caps(audit)
+    audit.add_argument(
+        "--what-if-chunked",
+        action="store_true",
+        help="also the bound if collectives on the path, and the matrix products around them, were split in two: what is there to win",
+    )
 
     period = _verb(verbs, "period", "how fast one layer can repeat, however many there are, and the memory that needs")
     _add_source(period)

@@ -22,6 +22,7 @@ from apsched.solver import (
     moving_bound,
     moving_heads,
     moving_items,
+    moving_jobs,
     one_machine,
     path_bound,
     path_network,
@@ -112,7 +113,7 @@ def test_each_bound_for_any_order_is_implemented_once() -> None:
     expected = [f"V{n}" for n in range(1, 7)]
     documented = [item for item in DOCUMENTED if item[0].startswith("V")]
     assert [number for number, _ in documented] == lines_of(moving_bound, "V") == expected
-    found = numbered_in(moving_bound, moving_heads, moving_items, one_machine)
+    found = numbered_in(moving_bound, moving_heads, moving_items, moving_jobs, one_machine)
     assert sorted(found) == sorted(documented)
 
 

@@ -1,0 +1,81 @@
+"""What if on-path collectives, and the compute around them, were split in parts that overlap? An idealised bound.
+
+Each part of a split node takes its share of the time, and follows only the same part of what the node follows where that is split,
+too; of what is not split it follows all, and all parts come before what is not split behind them. A part of a collective costs what its
+bytes cost by themselves, and a launch. Nothing else is lost: no matrix product gets less efficient by halves, no launch of compute is
+paid. So this is no bound on schedules of the program as it is, but on what asynchronous tensor parallelism could make of it at best.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from apsched.problem import Problem
+from apsched.solver.bounds import TimeBound
+from apsched.solver.compact import Bools, Ints
+from apsched.solver.moving_items import Items, rows_from
+from apsched.solver.moving_jobs import Loose, Work, bounds_of, ends_of
+
+
+def chunked_bound(whole: Loose, problem: Problem, split: frozenset[int], num_parts: int) -> TimeBound:
+    """Return the bound with compute anywhere, and the nodes of ``split`` (compute, and starts on the path) in ``num_parts`` parts.
+
+    ``whole`` is what is known of ``problem``.
+    """
+    split_spine = np.array([node in split for node in problem.captured_spine], dtype=np.bool_)
+    split_collective = np.array([c.start in split and c.on_path and not c.bucketable for c in problem.collectives], dtype=np.bool_)
+    parts = _split(whole, split_spine, split_collective, num_parts, _price_of_part(problem, num_parts))
+    found = bounds_of(parts, ends_of(parts, None))
+    return max(found, key=lambda bound: bound.ticks)
+
+
+def _price_of_part(problem: Problem, num_parts: int) -> Ints:
+    return np.array([problem.keys[c.key].price(c.size_bytes // num_parts) for c in problem.collectives], dtype=np.int64)
+
+
+def _split(loose: Loose, split_spine: Bools, split_collective: Bools, num_parts: int, transfer_of_part: Ints) -> Loose:
+    """Return ``loose`` with the parts of an item beside each other."""
+    old = loose.items
+    is_split = np.zeros(len(old), dtype=np.bool_)
+    is_split[old.of_spine], is_split[old.of_collective] = split_spine, split_collective
+    copies = np.where(is_split, num_parts, 1)
+    first = np.concatenate(([0], np.cumsum(copies)))
+    spine, collective = (
+        np.repeat(np.arange(len(split_spine)), copies[old.of_spine]),
+        np.repeat(np.arange(len(split_collective)), copies[old.of_collective]),
+    )
+
+    def renumbered(items: Ints) -> Ints:
+        begin = np.cumsum(copies[items]) - copies[items]
+        numbers: Ints = np.repeat(first[items] - begin, copies[items]) + np.arange(int(copies[items].sum()))
+        return numbers
+
+    later, earlier = np.repeat(np.arange(len(old)), np.diff(old.before_begin)), old.before_list
+    pairs: list[tuple[Ints, Ints]] = []
+    for i in range(num_parts):
+        for j in range(num_parts):
+            together = is_split[later] & is_split[earlier] & (i != j)
+            exists = (i < copies[later]) & (j < copies[earlier]) & ~together
+            pairs.append((first[later[exists]] + i, first[earlier[exists]] + j))
+    begin, before = rows_from(np.concatenate([a for a, _ in pairs]), np.concatenate([b for _, b in pairs]), int(first[-1]))
+    place = np.full(int(first[-1]), -1, dtype=np.int64)
+    of_spine = renumbered(old.of_spine)
+    place[of_spine] = np.arange(len(of_spine))
+    items = Items(of_spine=of_spine, of_collective=renumbered(old.of_collective), before_begin=begin, before_list=before, place=place)
+    work, whole = loose.work, ~split_collective[collective]
+    return replace(
+        loose,
+        items=items,
+        spine_ticks=np.where(split_spine, loose.spine_ticks // num_parts, loose.spine_ticks)[spine],
+        work=Work(
+            prologue=work.prologue[collective],
+            launch=work.launch[collective],
+            main=work.main[collective],
+            epilogue=work.epilogue[collective],
+            transfer=np.where(whole, work.transfer[collective], transfer_of_part[collective]),
+            load=np.where(whole, work.load[collective], transfer_of_part[collective]),
+        ),
+        stream=loose.stream[collective],
+        on_path=loose.on_path[collective],
+        copied_out=loose.copied_out[collective],
+    )
