@@ -19,6 +19,7 @@ from apsched.solver.expand import expand
 from apsched.solver.explain import explain
 from apsched.solver.floor import just_in_time
 from apsched.solver.judge import Judge
+from apsched.solver.late_waits import late_waits
 from apsched.solver.later_bounds import later_bounds
 from apsched.solver.least_memory import horizon_ticks, is_small, least_memory
 from apsched.solver.lower_peak import lower_peak
@@ -214,7 +215,7 @@ def _solve_exactly(
         then_limit(program)
     report("cp-sat", time)
     return _Answer(
-        schedule=expand(problem, small, program),
+        schedule=expand(problem, small, late_waits(small, program, caps)),
         bound=bound,
         solved_by="cp-sat",
         fastest_ticks=time,
@@ -269,7 +270,7 @@ def _solve_by_search(
         search.fewer_launches(limit)
         program, solved_by = search.program(), "search"
     return _Answer(
-        schedule=expand(search.problem, search.compact, program),
+        schedule=expand(search.problem, search.compact, late_waits(search.compact, program, caps)),
         bound=bound,
         solved_by=solved_by,
         fastest_ticks=time,

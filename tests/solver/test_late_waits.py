@@ -1,0 +1,103 @@
+"""Late waits cost nothing in the model, and keep what a schedule gains where the model is wrong."""
+
+import random
+
+import numpy as np
+import pytest
+from by_hand import ByHand, line
+from random_programs import random_program
+from strategies import layered_problem, random_problem
+
+from apsched.config import Caps
+from apsched.problem import Problem
+from apsched.solver.compact import compact
+from apsched.solver.evaluate import FIRE, LAUNCH, PREPARE, SPINE, WAIT, Program, anatomy, evaluate
+from apsched.solver.expand import expand
+from apsched.solver.late_waits import late_waits
+from apsched.solver.partition import Pricer
+from apsched.verify import verify
+
+KIB = 1024
+
+
+def fixed_part(program: Program) -> list[tuple[int, int]]:
+    """Return what late waits leave in its order: compute and launches."""
+    kept = np.isin(program.operation, (SPINE, LAUNCH, PREPARE, FIRE))
+    return list(zip(program.operation[kept].tolist(), program.argument[kept].tolist(), strict=True))
+
+
+def check(problem: Problem, seeds: range) -> int:
+    """Compare random programs of ``problem`` with what becomes of them; return how many changed."""
+    small, changed = compact(problem), 0
+    pricer = Pricer(problem, small)
+    for seed in seeds:
+        before = random_program(pricer, seed)
+        was = evaluate(small, before)
+        caps = Caps(memory_cap_bytes=was.peak_memory_bytes, in_flight_cap_bytes=was.peak_in_flight_bytes if seed % 2 else None)
+        after = late_waits(small, before, caps)
+        now = evaluate(small, after)
+        assert verify(problem, expand(problem, small, after), caps) == ()
+        assert fixed_part(after) == fixed_part(before)
+        assert now.step_time_ticks <= was.step_time_ticks
+        assert now.peak_memory_bytes <= was.peak_memory_bytes
+        changed += after is not before
+    return changed
+
+
+@pytest.mark.parametrize("chunk", range(2))
+def test_they_cost_nothing_and_keep_every_dependence(chunk: int) -> None:
+    small = sum(check(random_problem(random.Random(seed), max_collectives=8, max_spine=6), range(seed, seed + 2)) for seed in _seeds(chunk))
+    layered = sum(check(layered_problem(random.Random(seed), num_layers=2 + seed % 6), range(seed, seed + 2)) for seed in _seeds(chunk)[:8])
+    assert small > 12  # of 120
+    assert layered > 4  # of 16
+
+
+def _seeds(chunk: int) -> range:
+    return range(60 * chunk, 60 * chunk + 60)
+
+
+def gradients(*, room: bool) -> Problem:
+    """Two gradients of 8 KiB, each reduced in 10 us behind compute of 20 us; an activation of 16 KiB at the end, if there is no room."""
+    b = ByHand(prices={"reduce_scatter": line(10_000)}, copy_price=line(2_000), bucket_launch_ticks=1_000)
+    x = b.input("x", 512)
+    y = b.compute("y", 20_000, x, size=8 * KIB)
+    g = b.wait("g", b.start("reduce_scatter", "rs_y", y, 8 * KIB, KIB, launch_ticks=1_000))
+    middle = b.compute("middle", 20_000, x, size=512)
+    other = b.compute("other", 20_000, middle, size=512)
+    big = b.compute("big", 20_000, other, size=512 if room else 16 * KIB)
+    end = b.compute("end", 20_000, big, size=512)
+    return b.output(g, end)
+
+
+def program_of(problem: Problem, *, wait_before: int) -> Program:
+    """Return the program that launches at once and waits before that compute node."""
+    spine = [(SPINE, k) for k in range(len(problem.spine))]
+    table = [*spine[:1], (LAUNCH, 0), *spine[1:wait_before], (WAIT, 0), *spine[wait_before:]]
+    partition = Pricer(problem, compact(problem)).partition([(0,)])
+    operation, argument = np.array(table, dtype=np.int64).T
+    return Program(partition=partition, operation=operation.copy(), argument=argument.copy())
+
+
+def wait_of(program: Program) -> int:
+    """Return the compute nodes before the wait."""
+    at = int(np.nonzero(program.operation == WAIT)[0][0])
+    return int((program.operation[:at] == SPINE).sum())
+
+
+def test_a_wait_goes_as_far_as_memory_allows() -> None:
+    """With room to the end; where a large activation comes, to right before it."""
+    for room, expected in ((True, 5), (False, 3)):
+        problem = gradients(room=room)
+        small = compact(problem)
+        before = program_of(problem, wait_before=2)
+        assert anatomy(small, before).transfer_end_ticks[0] <= 41_000
+        after = late_waits(small, before, Caps())
+        assert wait_of(after) == expected, room
+        assert evaluate(small, after).peak_memory_bytes == evaluate(small, before).peak_memory_bytes
+
+
+def test_a_wait_that_is_due_stays() -> None:
+    problem = gradients(room=False)
+    small = compact(problem)
+    before = program_of(problem, wait_before=3)
+    assert late_waits(small, before, Caps()) is before
