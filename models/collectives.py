@@ -44,9 +44,13 @@ def gather_shards(x: torch.Tensor, group: Group, dtype: torch.dtype, reduce_dtyp
     return result
 
 
-def sum_gradient(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """Return ``x``; its gradient is summed over ``group``, where each process rank has a part of it."""
-    return x if group.size == 1 else _apply(_SumGradient, x, group)
+def sum_gradient(x: torch.Tensor, group: Group, reduce_dtype: torch.dtype) -> torch.Tensor:
+    """Return ``x``; its gradient is summed in ``reduce_dtype`` over ``group``, where each process rank has a part of it."""
+    if group.size == 1:
+        return x
+    function: Any = _SumGradient
+    result: torch.Tensor = function.apply(x, group, reduce_dtype)
+    return result
 
 
 def _apply(function: Any, x: torch.Tensor, group: Group) -> torch.Tensor:
@@ -128,10 +132,11 @@ class _SumOfParts(torch.autograd.Function):
 
 class _SumGradient(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Group) -> torch.Tensor:
-        ctx.group = group
+    def forward(ctx: Any, x: torch.Tensor, group: Group, reduce_dtype: torch.dtype) -> torch.Tensor:
+        ctx.group, ctx.dtype, ctx.reduce_dtype = group, x.dtype, reduce_dtype
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _wait(_ops.all_reduce(gradient.contiguous(), "sum", ctx.group.name)), None
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        parts = gradient.contiguous().to(ctx.reduce_dtype)
+        return _wait(_ops.all_reduce(parts, "sum", ctx.group.name)).to(ctx.dtype), None, None

@@ -59,7 +59,7 @@ class ParameterSharding:
 
     def gather(self, parameter: DTensor) -> torch.Tensor:
         """Return the parameter as one ``inner`` process rank uses it, in ``param_dtype``."""
-        x = sum_gradient(parameter.to_local(), group_of(self.mesh, "replicate"))
+        x = sum_gradient(parameter.to_local(), group_of(self.mesh, "replicate"), self.options.reduce_dtype)
         fsdp = group_of(self.mesh, "fsdp")
         if fsdp.size == 1:
             x = x.to(self.options.param_dtype)
@@ -67,7 +67,7 @@ class ParameterSharding:
             x = self._redistributed(x)
         else:
             x = self._gathered_by_hand(x, fsdp)
-        return sum_gradient(x, self.inner) if self.inner_dim is None else x
+        return sum_gradient(x, self.inner, x.dtype) if self.inner_dim is None else x
 
     def _redistributed(self, x: torch.Tensor) -> torch.Tensor:
         options, shape, stride = self.options, torch.Size(self.inner_shape), _strides(self.inner_shape)

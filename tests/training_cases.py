@@ -2,9 +2,10 @@
 
 A reduction over two process ranks gives the same bits in any order. Over four, gloo's (like NCCL's) order of summation depends on where
 an element lies in the buffer, so a bucket may round differently, whatever its payload order. It can't where sums are exact: gradients
-that were computed in bfloat16 have 8 bits, so that float64 (53 bits), and but for values 2^16 apart float32 (24 bits), add them without
-rounding. Only gradients computed in float32 differ: by a few float32 roundings (2^-24) relative to a tensor's largest entry in each
-step, which training carries on.
+that were computed in bfloat16 have 8 bits, so that float64 (53 bits) adds them without rounding. Float32 (24 bits) does but for values
+2^16 apart, and such there are: of llama3-debug's gradients over four replicas, one entry adds 7.6e-5, -1.9e-4, -4.5e-9 and -3.5e-4, with
+two possible sums. So what must be bit for bit over four process ranks is reduced in float64. Gradients computed in float32 differ: by a
+few float32 roundings (2^-24) relative to a tensor's largest entry in each step, which training carries on.
 """
 
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ CASES = (
     Case("llama3-debug", "fsdp=4", reduce_dtype="float64"),
     Case("llama3-debug", "fsdp=4", param_dtype="float32", tolerance=2**-16),
     Case("llama3-debug", "replicate=2,fsdp=2"),
-    Case("llama3-debug", "replicate=4", tolerance=2**-16),  # on some processors one entry rounds
+    Case("llama3-debug", "replicate=4", reduce_dtype="float64"),
     Case("llama3-debug", "replicate=4", param_dtype="float32", tolerance=2**-16),
     Case("llama3-debug", "fsdp=2,tp=2"),
     Case("deepseek-v3-debug", "fsdp=4,ep=2", reduce_dtype="float64"),

@@ -184,3 +184,21 @@ def test_captures_are_the_same_each_time() -> None:
     for one, other in zip(first.graphs, second.graphs, strict=True):
         assert one.module.code == other.module.code
     assert first.group_ranks == second.group_ranks
+
+
+@pytest.mark.parametrize(
+    ("mesh", "reduce_dtype"),
+    [
+        ("replicate=4", torch.bfloat16),
+        ("replicate=4", torch.float64),
+        ("replicate=2,fsdp=2", torch.float64),
+        ("fsdp=2,tp=2", torch.float64),
+    ],
+)
+def test_gradients_are_reduced_over_data_parallel_ranks_in_the_type_asked_for(mesh: str, reduce_dtype: torch.dtype) -> None:
+    capture = _capture("llama3-debug", mesh, reduce_dtype=reduce_dtype)
+    reductions = [node for node in capture.graphs[1].module.graph.nodes if _is_start(node) and "reduce" in str(node.target)]
+    tensor_parallel = {(0, 1)} if mesh == "fsdp=2,tp=2" else set()
+    reduced = [node for node in reductions if capture.group_ranks[node.args[-1]] not in tensor_parallel]
+    assert {node.meta["val"].dtype for node in reduced} == {reduce_dtype}
+    assert {node.meta["val"].dtype for node in capture.graphs[1].module.graph.output_node().args[0][:LLAMA]} == {torch.float32}
