@@ -14,7 +14,7 @@ def reports(tmp_path_factory) -> list[dict]:
     return run_processes(Path(__file__).parent / "worker.py", folder, WORLD_SIZE, timeout_s=800)
 
 
-@pytest.mark.parametrize("maker", ["layers", "random"])
+@pytest.mark.parametrize("maker", ["layers", "random", "solved"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_losses_and_gradients_are_those_of_the_captured_graphs(reports, case, maker):
     for report in reports:
@@ -25,6 +25,13 @@ def test_losses_and_gradients_are_those_of_the_captured_graphs(reports, case, ma
             assert found["largest_distance"] <= case.tolerance
         else:
             assert found["unequal"] == []
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "tp=" in case.mesh or "ep=" in case.mesh], ids=str)
+def test_compute_was_moved_where_it_hides_what_is_on_the_path(reports, case):
+    for report in reports:
+        assert min(report[str(case)]["solved"]["num_moved"]) > 0
+        assert min(report[str(case)]["random"]["num_moved"]) > 50
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

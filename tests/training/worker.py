@@ -12,11 +12,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from random_schedules import layer_schedule, random_schedule
+from random_schedules import compute_moves, layer_schedule, random_schedule
 from torch.fx import GraphModule
 from training_cases import CASES, NUM_STEPS, Case
 
 from apsched.build_problem import build_problem
+from apsched.config import Caps, SolveOptions
 from apsched.costs.cluster import load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.graph.export import export
@@ -27,6 +28,7 @@ from apsched.models.preset_capture import capture_built
 from apsched.models.training import descend, forward_inputs, run_step
 from apsched.problem import Problem
 from apsched.schedule import Schedule
+from apsched.solver.solve import solve
 from apsched.writeback.write_back import write_back
 
 ScheduleMaker = Callable[[Problem], Schedule]
@@ -37,9 +39,20 @@ def layer_of(module: str) -> str:
     return re.match(r"(layers\.\d+|[^.]*)", module).group()
 
 
+def solved_with_moves(problem: Problem) -> Schedule:
+    """Return what process rank 0 solves with compute free to move, on every process rank."""
+    answer = [None]
+    if dist.get_rank() == 0:
+        best = solve(problem, Caps(max_compute_move=200), SolveOptions(budget=0.5)).best
+        answer = [best.schedule]
+    dist.broadcast_object_list(answer, src=0)
+    return answer[0]
+
+
 MAKERS: dict[str, ScheduleMaker] = {
     "layers": lambda problem: layer_schedule(problem, layer_of),
     "random": lambda problem: random_schedule(problem, 1, max_members=12),
+    "solved": solved_with_moves,
 }
 
 Record = list[dict[str, torch.Tensor]]
@@ -77,7 +90,10 @@ def run_case(case: Case) -> dict[str, dict[str, object]]:
     for name, make in MAKERS.items():
         schedules = [make(problem) for problem in problems]
         rewritten = [write_back(*given) for given in zip(modules, problems, schedules, strict=True)]
-        report[name] = compare(expected, train(built, *rewritten)) | {"num_buckets": sum(len(s.buckets) for s in schedules)}
+        report[name] = compare(expected, train(built, *rewritten)) | {
+            "num_buckets": sum(len(s.buckets) for s in schedules),
+            "num_moved": [sum(map(bool, compute_moves(*given))) for given in zip(problems, schedules, strict=True)],
+        }
     return report
 
 
@@ -99,7 +115,9 @@ def compare(expected: Record, found: Record) -> dict[str, object]:
 
 def main(process_rank: int, world_size: int, folder: Path) -> None:
     store = dist.FileStore(str(folder / "store"), world_size)
-    dist.init_process_group("gloo", store=store, rank=process_rank, world_size=world_size, timeout=timedelta(seconds=120))
+    dist.init_process_group(
+        "gloo", store=store, rank=process_rank, world_size=world_size, timeout=timedelta(seconds=600)
+    )  # it compiles the solver first
     report = {str(case): run_case(case) for case in CASES}
     dist.barrier()
     (folder / f"{process_rank}.json").write_text(json.dumps(report))
