@@ -4,7 +4,8 @@ Nothing is known of the order of the compute but what depends on what, and how f
 and, with time reversed, from the end are the heads and tails of jobs: compute and launches on the compute stream, transfers on the
 streams of their groups.
 
-    (V1)  begin of an item >= t + sum of what its ancestors that cannot begin before t take on any one stream; >= end of what is before it
+    (V1)  begin of an item >= t + sum of what its ancestors that cannot begin before t take on any one stream + least that follows any of
+          them; >= end of what is before it
     (V2)  a node comes before another if it is its ancestor, or was captured more than twice the cap on moves before it
     (V3)  step time >= min head + sum of ticks + min tail of any jobs that share a stream
     (V4)  jobs of the compute stream: compute; of collectives their least launch, copies, prologue and epilogue

@@ -1,7 +1,8 @@
 """When an item can begin at the earliest, whatever the order of the compute; with time reversed, what must follow its end.
 
 Along what comes before an item times add up. But its ancestors also share streams: those that cannot begin before t, all of them, run
-between t and its begin, on the compute stream one after the other, and so do their transfers on each group's stream. Between two
+between t and its begin, on the compute stream one after the other, and so do their transfers on each group's stream; and what has to
+follow the last of them runs after that. Between two
 chained on-path collectives this counts all compute that depends on the first and that the second depends on, not only the longest
 way; as what is found for the first enters what is found for the second, it adds up along the chain.
 """
