@@ -16,6 +16,7 @@ from apsched.solver.place_pass import (
     COPIED,
     FIRST,
     FLYING,
+    FREED,
     GATHERED,
     HELD,
     LATEST,
@@ -66,6 +67,7 @@ def lay_out(
     queue = in_order[(rows[in_order, GATHERED] == 1) & (rows[in_order, LATEST] == num_spine)]
     by_latest = by_gap(rows[:, LATEST], num_spine)
     rows[:, WANT] = want_gaps(clock, r, figures, rows[:, STREAM], queue, f.num_streams)
+    used = _reserve(t, f, r.early, bucket_of, member_begin, rows)
     units = Units(
         rows,
         f.spine_ticks,
@@ -78,7 +80,7 @@ def lay_out(
         t.copy_out_ticks + t.epilogue_ticks,
         queue,
         by_latest[rows[by_latest, LATEST] < num_spine],
-        _reserve(t, f, r.early, bucket_of, member_begin, rows),
+        used,
         r.memory_cap,
         r.in_flight_cap,
         f.num_streams,
@@ -119,7 +121,7 @@ def _rows(t: Tables, clock: Clockwork, r: Rules, member_begin: Ints, member_list
 
 @compiled
 def _reserve(t: Tables, f: Fixed, early: bool, bucket_of: Ints, member_begin: Ints, rows: Ints) -> Ints:
-    """Bytes in use around each spine node when every collective is launched and waited for at the last moment."""
+    """Bytes in use around each spine node when every collective is launched and waited for at the last moment; fills column FREED."""
     num_spine = len(f.spine_ticks)
     delta = np.zeros(num_spine + 3, np.int64)
     for c in range(len(t.kind)):
@@ -150,6 +152,8 @@ def _reserve(t: Tables, f: Fixed, early: bool, bucket_of: Ints, member_begin: In
             if several and not t.on_path[c]:
                 delta[ready] += t.input_bytes[c]
                 delta[ready + 1] -= t.input_bytes[c]
+            if rows[b, HELD] > 0 and not t.on_path[c]:
+                rows[b, FREED] += (f.storage_bytes[s] if until == ready else 0) + (t.input_bytes[c] if several else 0)
     used = np.zeros(num_spine + 1, np.int64)
     live = 0
     for k in range(num_spine + 1):

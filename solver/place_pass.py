@@ -16,10 +16,10 @@ from apsched.solver.compiled import compiled, inlined
 from apsched.solver.evaluate import COPY_OUT, LAUNCH, SPINE, WAIT
 from apsched.solver.policies import UNLIMITED
 
-NUM_COLUMNS = 16
-STREAM, FIRST, PAST, GATHERED, COPIED, WANT, READY, NEED, TRANSFER, LAUNCH_WORK, WAIT_WORK, AHEAD, HELD, FLYING, LATEST, STAYS = range(
-    NUM_COLUMNS
-)
+NUM_COLUMNS = 17
+(
+    STREAM, FIRST, PAST, GATHERED, COPIED, WANT, READY, NEED, TRANSFER, LAUNCH_WORK, WAIT_WORK, AHEAD, HELD, FREED, FLYING, LATEST, STAYS,
+) = range(NUM_COLUMNS)  # fmt: skip
 """Columns of a bucket's row:
 
 ====================  ===============================================================================
@@ -35,6 +35,7 @@ LAUNCH_WORK           ticks of a launch on the compute stream, copy-in and prolo
 WAIT_WORK             ticks of the epilogues that stand right behind its wait
 AHEAD                 bytes alive between an early launch of a gather and its need
 HELD                  bytes alive between the launch and the wait of a reduction, beyond its output
+FREED                 bytes that are in use until a reduction is launched when it is ready: its inputs, and the buffer that they fill
 FLYING                bytes that count against the cap on bytes in flight
 LATEST                gap where the user's plan wants it launched; the number of spine nodes where it says nothing
 STAYS                 1 where its wait keeps its place, by the plan
@@ -135,6 +136,9 @@ def place(u: Units, early: bool, at_once: bool, in_stalls: bool) -> tuple[Ints, 
                     while clock[_BYTES_FLYING] + rows[b, FLYING] > in_flight_cap and clock[_OUTSTANDING] > 0:
                         _wait(rows, program, clock, finish, status, outstanding, outstanding[0])
                     _launch(rows, program, clock, finish, status, outstanding, stream_free, num_spine, b)
+                    if g == rows[b, READY]:  # from here on they are held, until the wait
+                        used[g] -= rows[b, FREED]
+                        in_use -= rows[b, FREED]
                     moved = True
                 num_pending = kept
         for again in range(2):

@@ -116,3 +116,17 @@ def test_a_partition_is_legal_where_every_pair_and_the_caps_allow_it(seed: int) 
 def test_compiled_code_in_the_cache_is_stale_when_what_it_calls_changes() -> None:
     """numba itself looks at the file of a function, not at those of the functions that it calls."""
     assert judge_function._cache._cache_file._source_stamp == source_stamp()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("seed", [7, 12, 33, 56, 59, 64, 70, 76, 80, 87, 92])
+def test_a_gradient_that_fits_is_held_until_its_reduction_is_done(seed: int) -> None:
+    """Under a cap of what the same order took without one, nothing needs to be waited for sooner: each byte is counted once."""
+    problem = layered_problem(random.Random(seed), num_layers=4, backward=True)
+    judge = Judge(Pricer(problem, small := compact(problem)), Caps())
+    at_need = Policy(lead=0.0, copy_out_early=True, prefetch=False)
+    free = judge.figures(labels := np.arange(len(small.kind)), at_need, None)
+    assert free is not None
+    tight = judge.figures(labels, at_need, free.peak_memory_bytes)
+    assert tight is not None
+    assert tight.step_time_ticks == free.step_time_ticks
+    assert tight.peak_memory_bytes <= free.peak_memory_bytes
