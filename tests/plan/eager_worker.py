@@ -1,0 +1,168 @@
+"""One of four gloo processes that train a preset as graphs in bitwise mode, and under eager ``fully_shard``; writes hashes as JSON.
+
+usage: eager_worker.py PROCESS_RANK WORLD_SIZE FOLDER
+"""
+
+import hashlib
+import json
+import sys
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
+from torch.distributed.tensor import DTensor
+from torch.fx import GraphModule
+
+from apsched.build_problem import build_problem
+from apsched.config import Caps, SolveOptions
+from apsched.costs.cluster import load_cluster
+from apsched.costs.cluster_model import ClusterCostModel
+from apsched.graph.export import export
+from apsched.models.build import BuiltModel, build
+from apsched.models.layers import RotaryTable
+from apsched.models.llama import Llama
+from apsched.models.mesh import ALONE, MeshSpec
+from apsched.models.options import ModelOptions
+from apsched.models.preset_capture import capture_built
+from apsched.models.presets import PRESETS, LlamaConfig
+from apsched.models.training import descend, run_step
+from apsched.plan import Plan
+from apsched.problem import Problem
+from apsched.restrict import restricted
+from apsched.solver import solve
+from apsched.writeback.write_back import write_back
+
+NUM_STEPS, SEQ_LEN, RATE = 3, 32, 0.5
+
+
+def built_model(world_size: int) -> BuiltModel:
+    options = ModelOptions(param_dtype=torch.float32, reduce_dtype=torch.float32)
+    return build("llama3-debug", mesh=MeshSpec(fsdp=world_size), seq_len=SEQ_LEN, options=options, materialize=True)
+
+
+def digest(shards: Mapping[str, torch.Tensor]) -> str:
+    """Return a hash of the bits of all weights, in order of registration."""
+    result = hashlib.sha256()
+    for name, shard in shards.items():
+        result.update(name.encode() + shard.detach().contiguous().numpy().tobytes())
+    return result.hexdigest()
+
+
+def shards_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {n: p.detach().to_local() if isinstance(p, DTensor) else p.detach() for n, p in module.named_parameters()}
+
+
+class Sent(torch.fx.Interpreter):
+    """Runs a graph and keeps a hash of each buffer that goes into a reduce-scatter, in the order of launches."""
+
+    def __init__(self, module: GraphModule) -> None:
+        super().__init__(module)
+        self.hashes: list[str] = []
+
+    def run_node(self, n: torch.fx.Node) -> object:
+        if "reduce_scatter_tensor" in str(n.target):
+            self.hashes.append(bits(self.fetch_args_kwargs_from_env(n)[0][0]))
+        return super().run_node(n)
+
+
+def bits(tensor: torch.Tensor) -> str:
+    return hashlib.sha256(tensor.detach().contiguous().numpy().tobytes()).hexdigest()
+
+
+def eager(whole: dict[str, torch.Tensor], inputs: tuple[torch.Tensor, ...], world_size: int) -> tuple[list[str], list[str]]:
+    """Train under ``fully_shard`` on each block and the root; gradients are summed, as the graphs do it.
+
+    Returns the hash of the weights after each step, and of the buffers that the first step reduces.
+    """
+    config = PRESETS["llama3-debug"]
+    assert isinstance(config, LlamaConfig)
+    with torch.device("meta"):
+        model = Llama(config, seq_len=SEQ_LEN, dtype=torch.float32, tp=ALONE, global_tokens=SEQ_LEN * world_size)
+    model = model.to_empty(device="cpu")
+    model.load_state_dict(whole)
+    for table in (child for child in model.modules() if isinstance(child, RotaryTable)):
+        table.fill(torch.device("cpu"))
+    for block in model.layers:
+        fully_shard(block)
+    fully_shard(model)
+    units = [child for child in model.modules() if isinstance(child, FSDPModule)]
+    for unit in units:
+        unit.set_gradient_divide_factor(1.0)
+        unit.set_force_sum_reduction_for_comms(True)
+    found: list[str] = []
+    sent: list[str] = []
+
+    class Watched(DefaultReduceScatter):
+        def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if not found:
+                sent.append(bits(input_tensor))
+            return super().__call__(output_tensor, input_tensor, *args, **kwargs)
+
+    for unit in units:
+        unit.set_custom_reduce_scatter(Watched())
+    for _ in range(NUM_STEPS):
+        model(*inputs).backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.to_local().sub_(parameter.grad.to_local(), alpha=RATE)
+                parameter.grad = None
+        found.append(digest(shards_of(model)))
+    return found, sent
+
+
+def graphs_of(built: BuiltModel, *, bitwise: bool) -> list[GraphModule]:
+    """Return forward and backward graph as solved; without ``bitwise``, with gradients reduced one by one, as captured."""
+    capture = capture_built(built)
+    if not bitwise:
+        return [graph.module for graph in capture.graphs]
+    costs = ClusterCostModel(load_cluster("h100"), capture.group_ranks)
+    made = []
+    for graph in capture.graphs:
+        problem: Problem = build_problem(export(graph, costs, group_ranks=capture.group_ranks))
+        problem = restricted(problem, Plan(), bitwise=True)
+        best = solve(problem, Caps(), SolveOptions(budget=0.0)).best
+        assert best is not None
+        made.append(write_back(graph.module, problem, best.schedule))
+    return made
+
+
+def trained(world_size: int, *, bitwise: bool) -> tuple[list[str], list[str]]:
+    """Return the hash of the weights after each step, and of the buffers that the first step reduces."""
+    built = built_model(world_size)
+    forward, backward = graphs_of(built, bitwise=bitwise)
+    found: list[str] = []
+    sent: list[str] = []
+    with torch.no_grad():
+        for _ in range(NUM_STEPS):
+            watched = Sent(backward)
+            _, gradients = run_step(built, forward, watched.run)
+            sent = sent or watched.hashes
+            descend(built, gradients, rate=RATE)
+            found.append(digest(shards_of(built.module)))
+    return found, sent
+
+
+def main(rank: int, world_size: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), world_size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=240))
+    built = built_model(world_size)
+    start = digest(shards_of(built.module))
+    whole = {name: parameter.detach().full_tensor() for name, parameter in built.module.named_parameters()}
+    report = {"start": start}
+    report["bitwise"], report["bitwise sent"] = trained(world_size, bitwise=True)
+    report["alone"], report["alone sent"] = trained(world_size, bitwise=False)
+    report["eager"], report["eager sent"] = eager(whole, built.inputs, world_size)
+    (folder / f"{rank}.json").write_text(json.dumps(report))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
