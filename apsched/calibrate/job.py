@@ -29,10 +29,16 @@ class Job:
     """A real process group runs."""
 
     def measure(
-        self, graphs: Sequence[tuple[GraphModule, nx.DiGraph]], cluster_name: str, cluster: Cluster, known: MeasuredCosts | None = None
+        self,
+        graphs: Sequence[tuple[GraphModule, nx.DiGraph]],
+        cluster_name: str,
+        cluster: Cluster,
+        known: MeasuredCosts | None = None,
+        *,
+        fused: bool = True,
     ) -> Measured:
         """Return what the nodes of ``graphs`` take here, and with a process group their collectives, agreed on by all process ranks."""
-        measured = measure_compute(graphs, self.device, cluster_name, known)
+        measured = measure_compute(graphs, self.device, cluster_name, known, fused=fused)
         if not self.connected:
             return measured
         transfers, launch_us = measure_collectives([dag for _, dag in graphs], cluster, self.device)

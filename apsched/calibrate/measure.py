@@ -1,6 +1,6 @@
 """Run what graphs compute on the device at hand, each distinct operation once, and note how long it takes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import networkx as nx
@@ -46,21 +46,22 @@ def measure_compute(
     device: torch.device,
     cluster_name: str,
     known: MeasuredCosts | None = None,
-    tell: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    fused: bool = True,
 ) -> Measured:
     """Return what the compute nodes of ``graphs`` (each with its DAG) take on ``device``, and copies.
 
-    What ``known`` has for the same device stays; ``tell`` hears how many operations of how many are done.
+    What ``known`` has for the same device stays. Operators run one by one, so with ``fused`` those that a compiler makes one kernel of
+    with others are left out: together they take less.
     """
     name = device_name(device)
     kept = dict(known.compute) if known is not None and known.device == name else {}
-    distinct = _distinct(graphs)
+    distinct = _distinct(graphs, fused=fused)
     prices = {operation: kept[operation] for operation in distinct if operation in kept}
     failed: dict[str, str] = {}
     todo = [(operation, node) for operation, node in distinct.items() if operation not in prices]
     with torch.no_grad():
-        for done, (operation, node) in enumerate(todo):
-            tell(done, len(todo))
+        for operation, node in todo:
             try:
                 prices[operation] = Price(time_us=_node_us(node, device), source=SOURCE)
             except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
@@ -70,15 +71,18 @@ def measure_compute(
     return Measured(costs=costs, num_measured=len(todo) - len(failed), num_known=len(distinct) - len(todo), failed=failed)
 
 
-def _distinct(graphs: Sequence[tuple[GraphModule, nx.DiGraph]]) -> dict[str, Node]:
-    """Return a node for each operation of compute nodes, in the order in which they first stand."""
+def _distinct(graphs: Sequence[tuple[GraphModule, nx.DiGraph]], *, fused: bool) -> dict[str, Node]:
+    """Return a node for each operation of compute nodes, in the order in which they first stand; with ``fused`` none that is ever fused."""
     found: dict[str, Node] = {}
+    in_kernels: set[str] = set()
     for module, dag in graphs:
         for rank, node in enumerate(module.graph.nodes):
             record = dag.nodes[rank]["record"]
             if record.kind is NodeKind.COMPUTE and record.operation:
                 found.setdefault(record.operation, node)
-    return found
+                if record.kernel >= 0:
+                    in_kernels.add(record.operation)
+    return {operation: node for operation, node in found.items() if not fused or operation not in in_kernels}
 
 
 def _node_us(node: Node, device: torch.device) -> float:

@@ -13,14 +13,18 @@ _BATCHES = 5
 _BATCH_US = 2_000.0
 """What a batch of calls takes at least, so that the clock's own time is nothing; a slow call is a batch of its own."""
 _MOST_CALLS = 200
+_SLOW_US = 200_000.0
+"""A call of that length is timed once."""
 
 
 def duration_us(call: Callable[[], object], device: torch.device) -> float:
-    """Return the median over batches of what one ``call`` takes; it is called a few times before, to warm up."""
-    for _ in range(_WARM_UPS):
-        call()
+    """Return the median over batches of what one ``call`` takes; it is called before, to warm up."""
     timed = _on_gpu_us if device.type == "cuda" else _on_cpu_us
-    calls = max(1, min(_MOST_CALLS, int(_BATCH_US / max(timed(call, 1), 1e-3))))
+    for _ in range(_WARM_UPS):
+        once_us = timed(call, 1)
+    if once_us > _SLOW_US:
+        return once_us
+    calls = max(1, min(_MOST_CALLS, int(_BATCH_US / max(once_us, 1e-3))))
     return median(timed(call, calls) / calls for _ in range(_BATCHES))
 
 

@@ -25,6 +25,8 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     path = Path(args.out)
     if path.is_dir() or path.name in ("", ".", ".."):
         raise InputError(f"-o: expected the name of a file such as costs.toml; found {args.out!r}")
+    if args.unfused and not args.measure:
+        raise InputError("--unfused says what --measure runs; a profile shows what ran")
     if bool(args.trace) == args.measure:
         raise InputError("expected --trace FILE (a profile of a job) or --measure (this device), and not both")
     check_writable(path.parent)
@@ -51,13 +53,14 @@ def _measure(args: argparse.Namespace, path: Path, stdout: TextIO) -> None:
     known = load_costs(path) if path.is_file() else None
     with job() as here:
         progress = Progress(quiet=here.rank > 0)
-        with loaded(source_request(args), CostChoice(cluster=args.cluster), direction(args), progress) as source:
+        choice = CostChoice(cluster=args.cluster, fused=not args.unfused)
+        with loaded(source_request(args), choice, direction(args), progress) as source:
             graphs = [(graph.captured.module, graph.dag) for graph in source.graphs if graph.captured is not None]
             if not graphs:
                 raise InputError(f"{args.source}: --measure runs operators, and a graph file has none; hand in what it was captured from")
             with progress.stage("measure"):
                 name = args.cluster or source.cluster
-                measured = here.measure(graphs, name, load_cluster(name), _of_this_run(known, name))
+                measured = here.measure(graphs, name, load_cluster(name), _of_this_run(known, name), fused=not args.unfused)
     if here.rank == 0:
         write_atomic(path, dump_costs(measured.costs))
         report.print_measured(measured, args.out, stdout, as_json=args.json)

@@ -92,6 +92,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="what torch.profiler exported, with record_shapes=True and steps marked by prof.step(); once for each process rank",
     )
     how.add_argument("--measure", action="store_true", help="run the operators here; under torchrun the collectives, too")
+    how.add_argument("--unfused", action="store_true", help="run what Inductor would fuse, too, one by one, as eager and aot_eager jobs do")
     _add_source(calibrate, flag="--graph")
     _add_json(calibrate)
     _option(calibrate, "--cluster", "NAME", "cluster whose formulas price the rest (default: that of a graph file, else h100)")

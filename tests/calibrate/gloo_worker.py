@@ -54,8 +54,8 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
         costs = ClusterCostModel(load_cluster("cpu"), capture.group_ranks)
         for captured in capture.graphs:
             save_graph(export(captured, costs, group_ranks=capture.group_ranks, cluster_name="cpu"), folder / f"step.{captured.name}.graph")
-    model = apsched.measure(forward, cluster="cpu")
-    again = apsched.measure(forward, cluster="cpu", known=model.costs)
+    model = apsched.measure(forward, cluster="cpu", fused=False)
+    again = apsched.measure(forward, cluster="cpu", known=model.costs, fused=False)
     fast = apsched.optimize(forward, cost_model=model)
     report = {
         "costs": dump_costs(model.costs).decode(),

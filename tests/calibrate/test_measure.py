@@ -1,13 +1,17 @@
 """Operations measured on the device at hand: all of them run, once, and what they take is kept."""
 
 import json
+import socket
 
 import pytest
 import torch
+import torch.distributed as dist
 from conftest import Run
 
 from apsched.calibrate.arguments import STAND_INS, real_call
+from apsched.calibrate.job import job
 from apsched.calibrate.stopwatch import duration_us
+from apsched.capture.world import world
 from apsched.costs.measured_file import load_costs
 from apsched.costs.traffic import op_name
 
@@ -26,21 +30,8 @@ def _one_thread():
 @pytest.mark.parametrize(("preset", "layers"), [("llama3-debug", "1"), ("deepseek-v3-debug", "2")])
 def test_every_operation_of_a_model_runs_here_and_the_second_time_none(run: Run, tmp_path, preset, layers):
     path = tmp_path / "costs.toml"
-    arguments = (
-        "calibrate",
-        "--measure",
-        "--graph",
-        preset,
-        "--mesh",
-        "fsdp=4",
-        "--seq",
-        "64",
-        "--cluster",
-        "cpu",
-        "-o",
-        str(path),
-        "--json",
-    )
+    source = (preset, "--layers", layers, "--mesh", "fsdp=4", "--seq", "64", "--cluster", "cpu")
+    arguments = ("calibrate", "--measure", "--unfused", "--graph", *source, "-o", str(path), "--json")
     first = run(*arguments)
     assert first.code == 0, first.stderr
     report = json.loads(first.stdout)
@@ -67,6 +58,34 @@ def test_costs_price_the_source_that_they_were_measured_for(run: Run, tmp_path):
     assert report["cluster"] == "cpu"  # the cluster of the costs, where none is chosen
     for graph in report["audit"]:
         assert set(graph["graph"]["costs"]) == {"measured", "formula"}
+
+
+def test_what_inductor_fuses_is_left_to_the_formulas(run: Run, tmp_path):
+    """Operators one by one take longer than the kernel that a compiler makes of them."""
+    names = {}
+    for flags in ((), ("--unfused",)):
+        path = tmp_path / f"costs{len(flags)}.toml"
+        source = ("--graph", "llama3-debug", "--mesh", "fsdp=2", "--seq", "32", "--layers", "1", "--cluster", "cpu")
+        assert run("calibrate", "--measure", *flags, *source, "-o", str(path)).code == 0
+        names[flags] = {operation.partition("(")[0] for operation in load_costs(path).compute}
+    assert "aten::mm" in names[()]
+    assert "aten::rsqrt" not in names[()]
+    assert names[()] < names["--unfused",]
+    ran = run("calibrate", "--trace", "t.json", "--unfused", *source, "-o", "costs.toml")
+    assert (ran.code, "a profile shows what ran" in ran.stderr) == (2, True)
+
+
+def test_a_job_that_torchrun_started_gets_a_process_group_and_ends_it(monkeypatch):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}.items():
+        monkeypatch.setenv(name, value)
+    with job() as here:
+        assert (here.connected, here.rank, dist.get_world_size()) == (True, 0, 1)
+    assert not dist.is_initialized()
+    with world(2), job() as here:
+        assert not here.connected  # a fake process group has nothing to measure
 
 
 def test_a_graph_file_has_no_operators_to_run(run: Run, tmp_path):
