@@ -21,6 +21,7 @@ from apsched.costs.cluster import DEFAULT_CLUSTER, load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.graph_result import Result
 from apsched.inductor_baseline import INDUCTOR, INDUCTOR_MANUAL, InductorRun, run_inductor, run_inductor_manual, score_run
+from apsched.moved import compute_places, moved_compute
 from apsched.options import MemoryCap
 from apsched.pipeline import LoadedGraph, explain_infeasible, export_graph, opening, resolve_caps, solve_graph
 from apsched.problem import Problem
@@ -31,8 +32,9 @@ from apsched.schedule_file import dump_schedule
 from apsched.sources import SourceRequest
 from apsched.writeback.write_back import write_back
 from benchmarks.again import solve_again
-from benchmarks.grid import CAPS, Case, layer_bytes
+from benchmarks.grid import CAPS, COMPUTE_MOVE, TORCH_PEAK, Case, layer_bytes, more_memory
 from benchmarks.meters import cpu_s, held_bytes, peak_bytes, reset_peak, timed
+from benchmarks.noise import noise_of, waits_at_the_end, waits_when_done
 from benchmarks.processes import Asked
 from benchmarks.records import Baseline, CaseRecord, GraphSize, Memory, Row, TorchRun, save_case
 
@@ -87,6 +89,11 @@ def measure(case: Case, asked: Asked, session: _Session) -> None:
         reset_peak()
         graphs = [_Graph(loaded=graph) for graph in _exported(source.capture)]
         session.say("captured, " + ", ".join(f"{g.problem.name} {g.problem.num_nodes} nodes" for g in graphs))
+        if asked.moves:
+            for graph in graphs:
+                _with_and_without_moves(graph, case, session)
+            session.add(finished=True)
+            return
         again = None
         for graph in graphs:
             again = _solve_under_caps(graph, asked, session)
@@ -102,7 +109,7 @@ def measure(case: Case, asked: Asked, session: _Session) -> None:
 
 
 def _request(case: Case) -> SourceRequest:
-    return SourceRequest(source=case.model, mesh=case.mesh, seq_len=case.seq_len, num_layers=case.num_layers)
+    return SourceRequest(source=case.model, mesh=case.mesh, seq_len=case.seq_len, batch=case.batch, num_layers=case.num_layers)
 
 
 def _exported(capture: Capture) -> list[LoadedGraph]:
@@ -132,25 +139,38 @@ def _warm_up() -> _WarmUp:
     return _WarmUp(cpu_s=used.cpu_s, held_bytes=held)
 
 
+def _with_and_without_moves(graph: _Graph, case: Case, session: _Session) -> None:
+    """Solve ``graph`` with the peak of torch's schedule as the cap, with compute as captured and moved, and moved with more memory."""
+    problem = graph.problem
+    size = _size(graph.problem, floor_bytes=0)
+    record = _torch_record(graph.loaded, TorchRun(direction=problem.name, name=INDUCTOR))
+    session.add(graphs=(*session.record.graphs, size), torch=(*session.record.torch, record))
+    session.say(f"{problem.name} {record.name}: {record.message or f'{record.step_ticks / 1e6:.3f} ms'}")
+    caps = [(TORCH_PEAK, 0.0, 0), *((more_memory(share), share, COMPUTE_MOVE) for share in (0.0, *case.more_memory))]
+    for cap, share, move in caps if not record.message else ():
+        row, result = _solve(graph, cap, int(record.peak_bytes * (1 + share)), move)
+        if result is not None and result.schedule is not None and not share:
+            kinds = {
+                "as solved": result.schedule,
+                "when done": waits_when_done(problem, result.schedule),
+                "at the end": waits_at_the_end(problem, result.schedule),
+            }
+            row = replace(row, noise=tuple(noise for waits, schedule in kinds.items() for noise in noise_of(problem, schedule, waits)))
+        session.add(rows=(*session.record.rows, row))
+        session.say(f"moved by at most {move}, {_told(row)}")
+
+
 def _solve_under_caps(graph: _Graph, asked: Asked, session: _Session) -> Result | None:
     """Solve ``graph`` under each memory cap; returns the result under the one that is solved again."""
-    problem, layer = graph.problem, layer_bytes(graph.problem)
+    problem = graph.problem
     floor_bytes = resolve_caps(graph.loaded, Caps(), MemoryCap(size_bytes=0, above_floor=True), _QUIET).memory_cap_bytes
     assert floor_bytes is not None
-    size = GraphSize(
-        direction=problem.name,
-        num_nodes=problem.num_nodes,
-        num_collectives=len(problem.collectives),
-        compute_ticks=sum(problem.duration_ticks[node] for node in problem.spine),
-        layer_bytes=layer,
-        floor_bytes=floor_bytes,
-        floor_bound_bytes=0,
-    )
+    size = _size(problem, floor_bytes)
     session.add(graphs=(*session.record.graphs, size))
     again = None
     for cap in asked.caps:
         layers = CAPS[cap]
-        row, result = _solve(graph, cap, None if layers is None else floor_bytes + layers * layer)
+        row, result = _solve(graph, cap, None if layers is None else floor_bytes + layers * size.layer_bytes)
         if result is not None:
             again = result if cap == _AGAIN_CAP else again
             size = replace(size, floor_bound_bytes=max(size.floor_bound_bytes, result.answer.floor_bound_bytes))
@@ -160,12 +180,25 @@ def _solve_under_caps(graph: _Graph, asked: Asked, session: _Session) -> Result 
     return again
 
 
-def _solve(graph: _Graph, cap: str, memory_cap_bytes: int | None) -> tuple[Row, Result | None]:
+def _size(problem: Problem, floor_bytes: int) -> GraphSize:
+    return GraphSize(
+        direction=problem.name,
+        num_nodes=problem.num_nodes,
+        num_collectives=len(problem.collectives),
+        compute_ticks=sum(problem.duration_ticks[node] for node in problem.spine),
+        layer_bytes=layer_bytes(problem),
+        floor_bytes=floor_bytes,
+        floor_bound_bytes=0,
+    )
+
+
+def _solve(graph: _Graph, cap: str, memory_cap_bytes: int | None, compute_move: int = 0) -> tuple[Row, Result | None]:
     """Return the figures of one solve + write-back; what fails is a row that says so."""
-    row = Row(direction=graph.problem.name, cap=cap, memory_cap_bytes=memory_cap_bytes, status="failed")
+    row = Row(direction=graph.problem.name, cap=cap, memory_cap_bytes=memory_cap_bytes, status="failed", max_compute_move=compute_move)
+    caps = Caps(memory_cap_bytes=memory_cap_bytes, max_compute_move=compute_move)
     try:
         with timed() as solving:
-            result = solve_graph(graph.loaded, Caps(memory_cap_bytes=memory_cap_bytes), SolveOptions(), _QUIET)
+            result = solve_graph(graph.loaded, caps, SolveOptions(), _QUIET)
         row = replace(row, solve_cpu_s=solving.cpu_s, solve_wall_s=solving.wall_s)
         if result.best is None or result.timeline is None:
             return replace(row, status=result.answer.status, message=explain_infeasible(result)), None
@@ -191,6 +224,8 @@ def _solve(graph: _Graph, cap: str, memory_cap_bytes: int | None) -> tuple[Row, 
             write_back_wall_s=writing.wall_s,
             round_trip_exact=_exact(graph, module, result),
             deterministic_work=answer.deterministic_work,
+            moved_nodes=len(moved_compute(graph.problem, best.schedule)),
+            compute_move=max((abs(k - place) for k, place in enumerate(compute_places(graph.problem, best.schedule))), default=0),
         ), result
     except Exception as error:  # one failure must not lose the other cases
         return replace(row, status="failed", message=_first_line(error)), None

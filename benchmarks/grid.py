@@ -16,16 +16,22 @@ class Case:
     model: str
     mesh: str
     seq_len: int
+    batch: int = 1
+    """Of one process rank."""
     num_layers: int | None = None
     """``None``: as published."""
     again: bool = False
     """Solve its last graph (backward) again in other processes, and compare the schedule files byte for byte."""
 
+    more_memory: tuple[float, ...] = ()
+    """Shares beyond the peak of torch's graph at which moved compute is solved, too: what memory buys."""
+
     @property
     def name(self) -> str:
         """What people and ``--cases`` call it."""
+        batch = "" if self.batch == 1 else f" batch={self.batch}"
         layers = "" if self.num_layers is None else f" layers={self.num_layers}"
-        return f"{self.model} {self.mesh} seq={self.seq_len}{layers}"
+        return f"{self.model} {self.mesh} seq={self.seq_len}{batch}{layers}"
 
     @property
     def weight(self) -> int:
@@ -49,6 +55,28 @@ def _grid() -> tuple[Case, ...]:
 
 GRID = _grid()
 SMOKE = (Case(model="llama3-8b", mesh="fsdp=8,tp=8", seq_len=2048, num_layers=2, again=True),)
+
+MOVES_GRID = (
+    *(Case(model="llama3-8b", mesh=mesh, seq_len=8192, batch=batch) for mesh in ("fsdp=8,tp=8", "fsdp=32,tp=8") for batch in (1, 2, 4)),
+    *(
+        Case(model="deepseek-v3-16b", mesh=mesh, seq_len=8192, more_memory=(0.025, 0.05, 0.1, 0.2))
+        for mesh in ("fsdp=64,ep=8", "fsdp=128,ep=8")
+    ),
+)
+"""Collectives between compute nodes, which only moving compute can hide. With one sequence on 8 process ranks LLaMA-3 8B is bound by FSDP's
+own stream, so that nothing on the compute stream can help much; hence the batches."""
+MOVES_SMOKE = (Case(model="llama3-8b", mesh="fsdp=8,tp=8", seq_len=2048, num_layers=2, more_memory=(0.1,)),)
+
+TORCH_PEAK = "torch's peak"
+"""The memory cap under which compute is moved: the peak of the graph that torch's ``schedule_overlap_bucketing`` makes."""
+COMPUTE_MOVE = 200
+"""Places by which compute may move, where it may."""
+
+
+def more_memory(share: float) -> str:
+    """Return the name of a memory cap above ``TORCH_PEAK``."""
+    return f"{TORCH_PEAK} + {100 * share:g} %" if share else TORCH_PEAK
+
 
 CAPS: dict[str, int | None] = {"floor": 0, "floor+1 layer": 1, "floor+3 layers": 3, "none": None}
 """Name of a memory cap -> layers of gathered weights above the least feasible memory; ``None`` for no cap."""

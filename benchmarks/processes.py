@@ -30,6 +30,8 @@ class Asked:
     """State of the code."""
     timeout_s: int
     """Of one case."""
+    moves: bool = False
+    """Whether the question is what moving compute gains."""
 
 
 @dataclass(slots=True)

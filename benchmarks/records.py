@@ -23,6 +23,19 @@ class Baseline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Noise:
+    """One schedule under durations that are not those of the model."""
+
+    waits: str
+    """Where its waits stand: ``as solved``, ``when done`` or ``at the end``."""
+    sigma: float
+    """Of the lognormal factor on each node and each transfer."""
+    mean_ticks: int
+    worst_ticks: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One graph solved under one memory cap."""
 
@@ -50,6 +63,13 @@ class Row:
     write_back_cpu_s: float = 0.0
     write_back_wall_s: float = 0.0
     deterministic_work: float = 0.0
+    max_compute_move: int | None = 0
+    """Cap on moves of compute nodes, in places."""
+    moved_nodes: int = 0
+    """The fewest compute nodes that have to move to make this order."""
+    compute_move: int = 0
+    """Places by which the one moved that moved furthest."""
+    noise: tuple["Noise", ...] = ()
 
     @property
     def solved(self) -> bool:
@@ -243,4 +263,10 @@ def _case(data: dict[str, Any]) -> CaseRecord:
 
 
 def _row(data: dict[str, Any]) -> Row:
-    return Row(**data | {"baselines": tuple(Baseline(**baseline) for baseline in data["baselines"])})
+    return Row(
+        **data
+        | {
+            "baselines": tuple(Baseline(**baseline) for baseline in data["baselines"]),
+            "noise": tuple(Noise(**noise) for noise in data.get("noise", ())),
+        }
+    )

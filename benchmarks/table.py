@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from apsched.units import ticks_to_us
-from benchmarks.figures import gap_on_exposed, growth, time_ratio, torch_ratio, verdicts
+from benchmarks.figures import Verdict, gap_on_exposed, growth, time_ratio, torch_ratio, verdicts
 from benchmarks.records import CaseRecord, GraphSize, Row, RunRecord
 
 _WIDTH_OFF_TERMINAL = 280
@@ -27,32 +27,43 @@ class Grid:
     """So many columns from the left are words; the others are numbers."""
 
 
-def grids(run: RunRecord) -> tuple[Grid, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a benchmark says about its numbers."""
+
+    title: str
+    preamble: str
+    verdicts: Callable[[RunRecord], tuple[Verdict, ...]]
+    grids: tuple[Callable[[RunRecord], Grid], ...]
+
+
+def grids(run: RunRecord, report: Report) -> tuple[Grid, ...]:
     """Return all tables of ``run``, the verdicts first."""
-    return (_verdict_grid(run), _solved_grid(run), _torch_grid(run), _growth_grid(run), _process_grid(run))
+    return (_verdict_grid(report.verdicts(run)), *(grid(run) for grid in report.grids))
 
 
-def markdown(run: RunRecord, notes: str) -> str:
-    """Return the dated report; ``notes`` are those that somebody wrote by hand."""
-    missed = [(verdict, miss) for verdict in verdicts(run) for miss in verdict.misses]
-    parts = [f"# The solver, measured on {run.date}", _PREAMBLE, _environment(run), *(_markdown_grid(grid) for grid in grids(run))]
+def markdown(run: RunRecord, notes: str, report: Report) -> str:
+    """Return the dated page; ``notes`` are those that somebody wrote by hand."""
+    missed = [(verdict, miss) for verdict in report.verdicts(run) for miss in verdict.misses]
+    tables = (_markdown_grid(grid) for grid in grids(run, report))
+    parts = [f"# {report.title}, measured on {run.date}", report.preamble, _environment(run), *tables]
     parts.append("## Misses\n\n" + ("\n".join(f"- {v.figure}, {v.must}: {_escaped(miss)}" for v, miss in missed) or "None."))
     if notes.strip():
         parts.append("## Notes\n\n" + notes.strip())
     return "\n\n".join(parts) + "\n"
 
 
-def print_run(run: RunRecord, stream: TextIO) -> None:
+def print_run(run: RunRecord, stream: TextIO, report: Report) -> None:
     """Print every table of ``run``, and what is missed."""
     console = Console(file=stream, width=None if stream.isatty() else _WIDTH_OFF_TERMINAL, highlight=False)
-    for grid in reversed(grids(run)):  # the verdicts last, where people look
+    for grid in reversed(grids(run, report)):  # the verdicts last, where people look
         table = Table(title=grid.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
         for k, heading in enumerate(grid.headings):
             table.add_column(heading, justify="left" if k < grid.num_left else "right")
         for row in grid.rows:
             table.add_row(*row)
         console.print(table)
-    for verdict in verdicts(run):
+    for verdict in report.verdicts(run):
         for miss in verdict.misses:
             console.print(f"missed: {verdict.figure}, {verdict.must}: {miss}", markup=False)
 
@@ -87,8 +98,8 @@ def _environment(run: RunRecord) -> str:
     return f"{known}{made_by}. {len(run.cases)} cases took {wall_s / 60:.1f} minutes, {cpu_s / 60:.1f} of processor time."
 
 
-def _verdict_grid(run: RunRecord) -> Grid:
-    rows = tuple((v.figure, v.must, v.found, v.word if v.word != "missed" else f"missed ({len(v.misses)})") for v in verdicts(run))
+def _verdict_grid(verdicts: Iterable[Verdict]) -> Grid:
+    rows = tuple((v.figure, v.must, v.found, v.word if v.word != "missed" else f"missed ({len(v.misses)})") for v in verdicts)
     return Grid(title="Verdicts", headings=("figure", "must reach", "found", "verdict"), rows=rows, num_left=4)
 
 
@@ -109,8 +120,8 @@ def _solved_row(case: CaseRecord, row: Row) -> tuple[str, ...]:
     best, ratio = row.best_baseline, time_ratio(case, row)
     return (
         *(case.case, row.direction, row.cap, row.status, row.bound_source, best.name if best else "none fits"),
-        *(cap_bytes, _ms(row.step_ticks), _ms(row.bound_ticks), f"{100 * row.gap:.3f}", f"{100 * row.fastest_gap:.3f}"),
-        _ms(row.exposed_ticks),
+        *(cap_bytes, in_ms(row.step_ticks), in_ms(row.bound_ticks), f"{100 * row.gap:.3f}", f"{100 * row.fastest_gap:.3f}"),
+        in_ms(row.exposed_ticks),
         f"{100 * gap_on_exposed(row, case.graph(row.direction)):.1f}",
         f"{best.step_ticks / row.step_ticks:.4f}" if best else "",
         *(f"{row.peak_bytes / 2**30:.2f}", f"{100 * row.peak_gap:.2f}", f"{row.num_launches}", f"{100 * row.launches_gap:.1f}"),
@@ -142,8 +153,8 @@ def _torch_grid(run: RunRecord) -> Grid:
             ours = made.ours
             rows.append(
                 (
-                    *(case.case, made.direction, made.name, f"{made.peak_bytes / 2**30:.2f}", _ms(made.step_ticks)),
-                    _ms(ours.step_ticks) if ours is not None and ours.solved else (ours.status if ours is not None else ""),
+                    *(case.case, made.direction, made.name, f"{made.peak_bytes / 2**30:.2f}", in_ms(made.step_ticks)),
+                    in_ms(ours.step_ticks) if ours is not None and ours.solved else (ours.status if ours is not None else ""),
                     *("" if ratio is None else f"{ratio:.4f}", f"{made.cpu_s:.1f}", f"{middle:.1f}"),
                     f"{middle / made.cpu_s:.2f}" if made.cpu_s > 0 else "",
                 )
@@ -205,7 +216,7 @@ def _listed(case: CaseRecord, number: Callable[[GraphSize], int]) -> str:
     return ", ".join(str(number(graph)) for graph in case.graphs)
 
 
-def _ms(ticks: int) -> str:
+def in_ms(ticks: int) -> str:
     return f"{ticks_to_us(ticks) / 1000:.3f}"
 
 
@@ -221,3 +232,8 @@ def _line(cells: Iterable[str]) -> str:
 
 def _escaped(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
+
+
+SOLVER_REPORT = Report(
+    title="The solver", preamble=_PREAMBLE, verdicts=verdicts, grids=(_solved_grid, _torch_grid, _growth_grid, _process_grid)
+)

@@ -17,7 +17,7 @@ from benchmarks.grid import CAPS, GRID, SMOKE, Case, layer_bytes
 from benchmarks.meters import held_bytes, peak_bytes, reset_peak, timed
 from benchmarks.processes import Asked, CaseProcesses
 from benchmarks.records import Again, Baseline, CaseRecord, GraphSize, Memory, Row, RunRecord, TorchRun, load_case, load_run, save_run
-from benchmarks.table import markdown
+from benchmarks.table import SOLVER_REPORT, markdown
 
 ROW = Row(
     direction="forward",
@@ -117,7 +117,7 @@ def test_a_run_that_reaches_everything_passes() -> None:
 def test_a_run_that_misses_says_where(figure: str, case: CaseRecord, misses: list[str]) -> None:
     assert list(verdict(case, figure).misses) == misses
     assert verdict(case, figure).word == "missed"
-    assert misses[0] in markdown(run_of(case), "")
+    assert misses[0] in markdown(run_of(case), "", SOLVER_REPORT)
 
 
 def test_a_looser_cap_may_only_cost_the_slack() -> None:
@@ -238,14 +238,14 @@ def test_the_table_is_made_again_from_the_numbers(tmp_path: Path, capsys: pytest
 
 
 def test_notes_stand_in_the_table() -> None:
-    assert markdown(run_of(CASE), "By hand: the bound is loose.\n").endswith("## Notes\n\nBy hand: the bound is loose.\n")
-    assert "## Notes" not in markdown(run_of(CASE), " \n")
+    assert markdown(run_of(CASE), "By hand: the bound is loose.\n", SOLVER_REPORT).endswith("## Notes\n\nBy hand: the bound is loose.\n")
+    assert "## Notes" not in markdown(run_of(CASE), " \n", SOLVER_REPORT)
 
 
 def test_every_table_has_as_many_cells_as_headings() -> None:
     broken = replace(ROW, status="failed", message="x | y")
     failed = replace(CASE, rows=(ROW, broken), torch=(TORCH, replace(TORCH, message="no")), memory=None)
-    tables = [part.splitlines() for part in markdown(run_of(failed), "").split("\n\n") if part.startswith("|")]
+    tables = [part.splitlines() for part in markdown(run_of(failed), "", SOLVER_REPORT).split("\n\n") if part.startswith("|")]
     assert len(tables) == 5
     for lines in tables:
         assert len({line.replace("\\|", "").count("|") for line in lines}) == 1

@@ -1,0 +1,33 @@
+"""Which compute nodes a schedule moves."""
+
+from bisect import bisect_left
+
+from apsched.problem import Problem
+from apsched.schedule import Schedule, StepKind
+
+
+def compute_places(problem: Problem, schedule: Schedule) -> tuple[int, ...]:
+    """Return the compute nodes that do not travel with a collective as the schedule runs them: for each its place as captured."""
+    place = {node: k for k, node in enumerate(problem.captured_spine)}
+    return tuple(place[step.index] for step in schedule.steps if step.kind is StepKind.NODE and step.index in place)
+
+
+def moved_compute(problem: Problem, schedule: Schedule) -> frozenset[int]:
+    """Return the fewest compute nodes that have to move to make the order of ``schedule`` out of the one as captured.
+
+    All others keep their order among each other: they are a longest increasing subsequence of places as captured.
+    """
+    places = compute_places(problem, schedule)
+    ends: list[int] = []  # smallest last place of an increasing subsequence of each length
+    at: list[int] = []  # where in ``places`` that is
+    before = [-1] * len(places)
+    for k, place in enumerate(places):
+        length = bisect_left(ends, place)
+        before[k] = at[length - 1] if length else -1
+        ends[length : length + 1], at[length : length + 1] = [place], [k]
+    kept: set[int] = set()
+    k = at[-1] if at else -1
+    while k >= 0:
+        kept.add(places[k])
+        k = before[k]
+    return frozenset(node for k, node in enumerate(problem.captured_spine) if k not in kept)
