@@ -11,6 +11,7 @@ streams of their groups.
     (V4)  jobs of the compute stream: compute; of collectives their least launch, copies, prologue and epilogue
     (V5)  jobs of a group's stream: transfers at the least rate of any bucket, or alone
     (V6)  the rows of the LP: all of the compute stream, and the sets for which (V3) is longest, weighed against each other
+    (V7)  buckets weighed along a chain of items that follow each other in every order, as along paths where the order is fixed
 
 What a memory cap forces in the order as captured it need not force in another one, so none of that enters.
 """
@@ -20,6 +21,7 @@ import numpy as np
 from apsched.config import Caps
 from apsched.problem import Problem
 from apsched.solver.bounds import TimeBound, least_launch, least_work, work_bound
+from apsched.solver.chain_bound import chain_bound
 from apsched.solver.compact import ALL_GATHER, Compact
 from apsched.solver.lp_bound import WEIGHED, Costs, Row, costs_of, decidable, lagrangian
 from apsched.solver.moving_items import items_of
@@ -27,6 +29,8 @@ from apsched.solver.moving_jobs import Ends, Loose, Work, bounds_of, compute_job
 from apsched.solver.one_machine import critical_jobs
 from apsched.solver.orders import Orders
 
+_BUSY = 0.8
+"""Share of the best bound that the transfers of some stream take, from which on their buckets are looked at."""
 _AS_GOOD = 5e-4
 """Of several bounds that differ by less than this share, the first says what the best of them rests on."""
 
@@ -45,6 +49,9 @@ def moving_bound(problem: Problem, compact: Compact, orders: Orders, caps: Caps)
         TimeBound(ticks=lagrangian(_rows(compact, loose, ends, costs)), source=WEIGHED),
     ]
     best = max(bound.ticks for bound in found)
+    if max(np.bincount(loose.stream, weights=loose.work.load)) >= _BUSY * best:
+        found.append(chain_bound(problem, compact, loose, ends, caps))
+        best = max(best, found[-1].ticks)
     return TimeBound(ticks=best, source=next(bound.source for bound in found if bound.ticks >= best * (1 - _AS_GOOD)))
 
 

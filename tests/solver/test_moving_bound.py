@@ -13,8 +13,11 @@ from strategies import random_caps, random_problem
 
 from apsched.config import Caps
 from apsched.problem import Problem
+from apsched.solver.chain_bound import between, chain_bound, levels
 from apsched.solver.compact import compact
-from apsched.solver.moving_bound import moving_bound
+from apsched.solver.lp_bound import costs_of
+from apsched.solver.moving_bound import loose_program, moving_bound
+from apsched.solver.moving_jobs import ends_of
 from apsched.solver.one_machine import critical_jobs, one_machine
 from apsched.solver.orders import Orders
 
@@ -23,6 +26,12 @@ def bound_of(problem: Problem, caps: Caps) -> tuple[int, str]:
     small = compact(problem)
     bound = moving_bound(problem, small, Orders(problem, small), caps)
     return bound.ticks, bound.source
+
+
+def chain_bound_of(problem: Problem, caps: Caps) -> int:
+    small = compact(problem)
+    loose = loose_program(problem, small, Orders(problem, small), costs_of(problem, small, caps))
+    return chain_bound(problem, small, loose, ends_of(loose, caps.max_compute_move), caps).ticks
 
 
 def orders_within(problem: Problem, max_move: int | None) -> Iterator[tuple[int, ...]]:
@@ -67,6 +76,7 @@ def test_no_bound_is_above_the_optimum_over_all_orders(chunk: int) -> None:
             continue
         bound, source = bound_of(problem, caps)
         assert bound <= best, (seed, source)
+        assert chain_bound_of(problem, caps) <= best, seed
         met += bound == best
         captured = best_schedule(problem, caps)
         moved += captured is not None and best < captured.step_time_ticks
@@ -145,6 +155,39 @@ def test_transfers_that_cannot_begin_sooner_are_the_bound_of_their_stream() -> N
     problem = b.output(last)
     assert bound_of(problem, Caps(max_compute_move=None)) == (7 + 1 + 400 + 3, "stream of group dp")
     assert best_in_any_order(problem, Caps(max_compute_move=None)) == 411
+
+
+def test_steps_of_a_chain_count_all_that_runs_between() -> None:
+    """0 -> {1, 2} -> 3 -> 5 with 4 beside: both branches between 0 and 3; 4 follows none of them."""
+    begin, before = np.array([0, 0, 1, 2, 4, 4, 5]), np.array([0, 0, 1, 2, 3])
+    ticks = np.array([5, 7, 8, 1, 50, 2])
+    chain = np.array([0, 3, 5])
+    assert between(begin, before, ticks, ticks, chain).tolist() == [5 + 7 + 8, 1]
+    assert between(begin, before, ticks, ticks // 10, chain).tolist() == [5 + 8, 1]  # off the compute stream the longer branch counts
+    level, limit = levels(begin, before, chain)
+    assert level.tolist() == [0, 0, 0, 1, -1, 2]
+    assert limit.tolist() == [1, 1, 1, 2, 3, 3]  # nothing is over before its own begin
+
+
+def gathered_layers(num_layers: int) -> Problem:
+    """A chain of compute with a gather and a reduction for each node; transfers take longer than compute."""
+    b = ByHand(prices={"all_gather": line(20, 10), "reduce_scatter": line(20, 10)})
+    shards = [b.input(f"s{i}", 512, kept=True) for i in range(num_layers)]
+    x = b.input("x", 512)
+    outputs = []
+    for i, shard in enumerate(shards):
+        x = b.compute(f"c{i}", 10, x, b.wait(f"w{i}", b.start("all_gather", f"ag{i}", shard, 512, 1024)), size=1024)
+        outputs.append(b.wait(f"v{i}", b.start("reduce_scatter", f"rs{i}", x, 1024, 512)))
+    return b.output(x, *outputs)
+
+
+def test_a_chain_counts_the_latency_of_buckets() -> None:
+    """One bucket would keep the stream idle, each alone costs latency: more than bytes at the best rate, no more than the optimum."""
+    problem, caps = gathered_layers(3), Caps(max_compute_move=None)
+    best = best_in_any_order(problem, caps)
+    assert best is not None
+    assert 6 * 10 < chain_bound_of(problem, caps) <= best
+    assert bound_of(gathered_layers(12), caps) == (chain_bound_of(gathered_layers(12), caps), "buckets weighed along a chain")
 
 
 def test_without_collectives_it_is_the_compute() -> None:

@@ -1,0 +1,127 @@
+"""Buckets weighed along a chain of items that follow each other in every order: the bound along paths, where compute may move.
+
+The items of a chain begin one after the other, whatever the order of the rest, and between two of them at least all compute runs that
+follows the one and that the other follows. That is a program with a fixed order: its compute nodes are the steps of the chain, a gather
+is needed before the first of them that it comes before, a reduction is ready behind the last of them that it comes behind. What
+launches and copies take is left out, since they may hide behind what the chain waits for.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from apsched.config import Caps
+from apsched.price_curve import PriceCurve
+from apsched.problem import Problem
+from apsched.solver.bounds import TimeBound
+from apsched.solver.compact import Compact, Ints
+from apsched.solver.compiled import compiled
+from apsched.solver.moving_items import Items
+from apsched.solver.moving_jobs import Ends, Loose
+from apsched.solver.path_bound import path_bound
+
+_MOST_STEPS = 160
+_FREE = PriceCurve(size_bytes=(0, 1), price_ticks=(0, 0))
+
+
+def chain_bound(problem: Problem, compact: Compact, loose: Loose, ends: Ends, caps: Caps) -> TimeBound:
+    """Return the bound of the program that a chain is, (V7)."""
+    chain = _chain(loose, ends)
+    items, work = loose.items, loose.work
+    span = items.spread(loose.spine_ticks, work.launch + work.transfer)
+    alone = items.spread(loose.spine_ticks, work.main)
+    steps = between(items.before_begin, items.before_list, span, alone, chain)
+    head, tail = items.spread(ends.head_of_spine, ends.head), items.spread(ends.tail_of_spine, ends.tail)
+    ticks = np.concatenate((head[chain[:1]], steps, (span + tail)[chain[-1:]]))
+    level, limit = levels(items.before_begin, items.before_list, chain)
+    free = np.zeros_like(compact.launch_ticks)
+    never = np.full_like(compact.need_gap, len(ticks))
+    as_chain = replace(
+        compact,
+        spine_ticks=ticks,
+        ready_gap=level[items.of_collective] + 1,
+        need_gap=np.where(compact.on_path, never, limit[items.of_collective] + 1),
+        launch_ticks=free,
+        bucket_launch_ticks=free,
+        copy_out_ticks=free,
+        copied_bytes=free,
+    )
+    bare = tuple(replace(c, prologue=(), epilogue=(), cast=(), cast_bytes=0) for c in problem.collectives)
+    found = path_bound(replace(problem, collectives=bare, copy_price=_FREE), as_chain, caps)
+    return replace(found, source="buckets weighed along a chain")
+
+
+def _chain(loose: Loose, ends: Ends) -> Ints:
+    """Return items of the longest way through the program, ascending: its collectives on the path, or a sample where there are none."""
+    items = loose.items
+    span = items.spread(loose.spine_ticks, loose.work.launch + loose.work.transfer)
+    head, tail = items.spread(ends.head_of_spine, ends.head), items.spread(ends.tail_of_spine, ends.tail)
+    middle = int(np.argmax(head + span + tail))
+    back = _way(items, head + span, middle)[::-1]
+    after = items.backwards()
+    onward = [len(items) - 1 - i for i in _way(after, (tail + span)[::-1], len(items) - 1 - middle)]
+    way = np.array([*back, middle, *onward], dtype=np.int64)
+    on_path = np.zeros(len(items), dtype=np.bool_)
+    on_path[items.of_collective] = loose.on_path
+    wanted = way[on_path[way]] if on_path[way].any() else way
+    chosen: Ints = wanted[np.unique(np.linspace(0, len(wanted) - 1, min(len(wanted), _MOST_STEPS)).round().astype(np.int64))]
+    return chosen
+
+
+def _way(items: Items, end: Ints, item: int) -> list[int]:
+    """Return the items before ``item``, each the one before the next that ends last."""
+    way = []
+    while items.before_begin[item] < items.before_begin[item + 1]:
+        before = items.before_list[items.before_begin[item] : items.before_begin[item + 1]]
+        item = int(before[np.argmax(end[before])])
+        way.append(item)
+    return way
+
+
+@compiled
+def between(before_begin: Ints, before_list: Ints, span: Ints, work: Ints, chain: Ints) -> Ints:
+    """Return for each step of ``chain`` but the last the least time from its begin to that of the next."""
+    ticks = np.zeros(len(chain) - 1, np.int64)
+    longest = np.full(len(span), -1, np.int64)  # from the end of the first to the begin of an item; -1 where that does not follow it
+    before = np.zeros(len(span), np.bool_)
+    for i in range(len(chain) - 1):
+        first, last = chain[i], chain[i + 1]
+        longest[first : last + 1] = -1
+        before[first : last + 1] = False
+        for j in range(first + 1, last + 1):
+            for q in range(before_begin[j], before_begin[j + 1]):
+                p = before_list[q]
+                if p == first:
+                    longest[j] = max(longest[j], 0)
+                elif p > first and longest[p] >= 0:
+                    longest[j] = max(longest[j], longest[p] + span[p])
+        before[last] = True
+        total = np.int64(0)
+        for j in range(last, first, -1):
+            if before[j]:
+                if j < last and longest[j] >= 0:
+                    total += work[j]
+                for q in range(before_begin[j], before_begin[j + 1]):
+                    if before_list[q] > first:
+                        before[before_list[q]] = True
+        ticks[i] = span[first] + max(longest[last], total)
+    return ticks
+
+
+@compiled
+def levels(before_begin: Ints, before_list: Ints, chain: Ints) -> tuple[Ints, Ints]:
+    """Return for each item the last step of ``chain`` that it follows or is, and the first following it; -1 and past the end for none."""
+    num_items, num_steps = len(before_begin) - 1, len(chain)
+    step = np.full(num_items, -1, np.int64)
+    step[chain] = np.arange(num_steps)
+    level = np.full(num_items, -1, np.int64)
+    limit = np.full(num_items, num_steps, np.int64)
+    for j in range(num_items):
+        level[j] = step[j]
+        for q in range(before_begin[j], before_begin[j + 1]):
+            level[j] = max(level[j], level[before_list[q]])
+    for j in range(num_items - 1, -1, -1):
+        first = step[j] if step[j] >= 0 else limit[j]
+        for q in range(before_begin[j], before_begin[j + 1]):
+            limit[before_list[q]] = min(limit[before_list[q]], first)
+    return level, limit
