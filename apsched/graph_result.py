@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from apsched.chosen import Chosen, chosen
 from apsched.config import Caps
 from apsched.critical_path import CriticalPath, critical_path
+from apsched.metrics import Metrics, metrics_of
 from apsched.problem import Problem
 from apsched.result import Score, Scored, SolveResult
 from apsched.schedule import Schedule
@@ -43,6 +44,8 @@ class Result:
     """Bucket size, span, prefetch and in-flight bytes of the best schedule."""
     path: CriticalPath | None
     """What the step time of the best schedule rests on."""
+    metrics: Metrics | None = None
+    """What the best schedule makes of the collectives."""
     round_trip_exact: bool | None = None
     """The rewritten graph, exported and simulated again, has the figures claimed; ``None`` where nothing was rewritten."""
     cost_shares: Mapping[str, float] = field(default_factory=dict)
@@ -102,5 +105,6 @@ def result_of(problem: Problem, caps: Caps, answer: SolveResult, *, cluster: str
         timeline=timeline,
         chosen=chosen(problem, answer.best.schedule, timeline) if answer.best and timeline else None,
         path=path,
+        metrics=metrics_of(problem, answer.best.schedule, timeline, caps) if answer.best and timeline else None,
         seconds=dict(seconds),
     )

@@ -188,6 +188,7 @@ def solve_graph(graph: LoadedGraph, caps: Caps, options: SolveOptions, progress:
         )
         result = replace(result, cost_shares=cost_shares(graph.dag))
         check_answer(result)
+        _log_metrics(result)
         if graph.without_bitwise is not None:
             result = with_bitwise_price(result, graph.without_bitwise, lambda other: solve(other, caps, options))
     return replace(result, seconds={**graph.seconds, "solve": took["seconds"], "write_back": 0.0})
@@ -211,6 +212,11 @@ def check_answer(result: Result) -> None:
         raise RuntimeError(f"{result.problem.name}: the solver's schedule fails its check, a bug of apsched: {'; '.join(wrong[:3])}")
 
 
+def _log_metrics(result: Result) -> None:
+    for line in result.metrics.lines() if result.metrics else ():
+        logger.info("%s: %s", result.problem.name, line)
+
+
 def with_torch_schedulers(graph: LoadedGraph, result: Result, progress: Progress) -> Result:
     """Return ``result`` with torch's own schedulers among the baselines; where there is no FX graph a note says so."""
     name = graph.problem.name
@@ -229,7 +235,7 @@ def with_torch_schedulers(graph: LoadedGraph, result: Result, progress: Progress
 
 def rewrite(graph: LoadedGraph, scored: Scored, progress: Progress) -> Rewritten:
     """Return the FX graph in the order of ``scored``, and whether what it does is what was claimed."""
-    from apsched.round_trip import round_trip
+    from apsched.round_trip import round_trip, with_names_checked
     from apsched.writeback.write_back import write_back
 
     assert graph.captured is not None
@@ -237,6 +243,7 @@ def rewrite(graph: LoadedGraph, scored: Scored, progress: Progress) -> Rewritten
     with progress.stage(f"write back {graph.problem.name}") as took:
         module = write_back(graph.captured.module, graph.problem, scored.schedule)
         trip = round_trip(module, graph.captured, graph.cost_model, graph.group_ranks, simulate(graph.problem, scored.schedule))
+        trip = with_names_checked(trip, module, graph.problem, scored.schedule)
     return Rewritten(module=module, round_trip=trip, seconds=took["seconds"])
 
 
@@ -354,6 +361,7 @@ def solve(
     answer: SolveResult = search(problem, caps, options or SolveOptions())
     result = result_of(problem, caps, answer, cluster=cluster, seconds={})
     check_answer(result)
+    _log_metrics(result)
     return with_bitwise_price(result, free, lambda other: search(other, caps, options or SolveOptions()))
 
 

@@ -50,6 +50,7 @@ def graph_json(result: Result) -> dict[str, Any]:
         "time_limit_us": ticks_to_us(result.answer.time_limit_ticks) if best else None,
         "chosen": asdict(result.chosen) if result.chosen else None,
         "rests_on": path_json(result),
+        "metrics": asdict(result.metrics) if result.metrics else None,
         "round_trip_exact": result.round_trip_exact,
         "costs": dict(result.cost_shares),
         "baselines": {score.name: _score_json(score) for score in (*result.answer.baselines, *result.others)},

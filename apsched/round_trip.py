@@ -1,16 +1,21 @@
 """What was promised is what runs: export the rewritten graph again, simulate it, and compare with the claim."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from apsched.build_problem import build_problem
 from apsched.capture.captured import CapturedGraph
+from apsched.collectives import is_collective
 from apsched.costs.model import CostModel
 from apsched.graph.export import export
-from apsched.schedule import as_captured
+from apsched.problem import Problem
+from apsched.schedule import Schedule, as_captured
 from apsched.simulate import Timeline, simulate
+
+_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,3 +56,26 @@ def round_trip(
         exact=not differences,
         difference="; ".join(differences),
     )
+
+
+def with_names_checked(trip: RoundTrip, rewritten: GraphModule, problem: Problem, schedule: Schedule) -> RoundTrip:
+    """Return ``trip``, not exact where a launch of ``rewritten`` cannot be told by the names of the collectives that it stands for.
+
+    Metrics, reports and traces find launches by these names; a node that was renamed, or lost its note, would drop out of them silently.
+    """
+    found = Counter(_members(node) for node in rewritten.graph.nodes if is_collective(node))
+    in_bucket = {c for bucket in schedule.buckets for c in bucket.members}
+    alone = [(c,) for c in range(len(problem.collectives)) if c not in in_bucket]
+    launches = [*(bucket.members for bucket in schedule.buckets), *alone]
+    wanted = Counter(tuple(problem.node_names[problem.collectives[c].start] for c in members) for members in launches)
+    if found == wanted:
+        return trip
+    lost = ", ".join("+".join(names) for names in [*(wanted - found)][:_SHOWN]) or "none"
+    strange = ", ".join("+".join(names) for names in [*(found - wanted)][:_SHOWN]) or "none"
+    difference = f"launches by name: lost {lost}; unknown {strange}"
+    return replace(trip, exact=False, difference="; ".join(filter(None, (trip.difference, difference))))
+
+
+def _members(start: Node) -> tuple[str, ...]:
+    note = start.meta.get("apsched", {})
+    return tuple(note["members"]) if note.get("role") == "start" else (start.name,)
