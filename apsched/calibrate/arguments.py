@@ -1,6 +1,6 @@
 """Real arguments for one node of a graph: tensors of its shapes, strides and dtypes, with values that are valid where values matter."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -32,7 +32,8 @@ def real_call(node: Node, device: torch.device) -> tuple[Any, tuple[Any, ...], d
         return device if isinstance(value, torch.device) else value
 
     args, kwargs = pytree.tree_map(real, (tuple(node.args), dict(node.kwargs)), is_leaf=lambda value: isinstance(value, Node))
-    target = STAND_INS.get(op_name(node.target), node.target) if device.type == "cuda" else node.target
+    stand_in = STAND_INS.get(op_name(node.target)) if device.type == "cuda" else None
+    target = node.target if stand_in is None else stand_in()
     return target, args, kwargs
 
 
@@ -94,7 +95,7 @@ class _AttentionBackward:
 
 
 # a graph captured without a GPU has the CPU's attention; on a GPU the one that a job would run there is measured
-STAND_INS: dict[str, Any] = {
-    "aten::_scaled_dot_product_flash_attention_for_cpu": _attention,
-    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _AttentionBackward(),
+STAND_INS: dict[str, Callable[[], Any]] = {
+    "aten::_scaled_dot_product_flash_attention_for_cpu": lambda: _attention,
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _AttentionBackward,
 }
