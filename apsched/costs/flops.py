@@ -2,7 +2,7 @@
 
 Beyond ``torch.utils.flop_counter``: causal attention computes only the pairs below the diagonal; the attention kernels for
 CPU and for other backends have formulas; grouped matrix products (experts) have one, and so have products with scales, with an activation,
-of integers, and ``linear``.
+of integers, and ``linear``; of packed sequences (``varlen_attn``) the tokens are counted, not so many of the longest.
 """
 
 from collections.abc import Mapping
@@ -27,10 +27,13 @@ _SUMMED_OVER = {
     "aten::linear": "input",
 }
 
+_PACKED = "torch_attn::_varlen_attn"
+_ATTENTIONS = ("aten::_scaled_dot_product", _PACKED)
+
 
 def is_attention(name: str) -> bool:
     """Say whether the operator is a fused attention kernel."""
-    return "attention" in name
+    return "attention" in name or "_attn" in name
 
 
 def is_grouped(name: str) -> bool:
@@ -42,7 +45,7 @@ def has_flops(target: object) -> bool:
     """Say whether the operator is a matrix product, a convolution or attention."""
     name = op_name(target)
     packet = target.overloadpacket if isinstance(target, torch._ops.OpOverload) else target
-    return name.startswith("aten::_scaled_dot_product") or name in _GROUPED or name in _SUMMED_OVER or packet in flop_registry
+    return name.startswith(_ATTENTIONS) or name in _GROUPED or name in _SUMMED_OVER or packet in flop_registry
 
 
 def count_flops(node: torch.fx.Node, arguments: Mapping[str, Any], result: object) -> int:
@@ -50,6 +53,8 @@ def count_flops(node: torch.fx.Node, arguments: Mapping[str, Any], result: objec
     target, name = node.target, op_name(node.target)
     if name.startswith("aten::_scaled_dot_product") and "query" in arguments:
         return _attention_flops(arguments)
+    if name.startswith(_PACKED) or arguments.get("cum_seq_q") is not None:
+        return _packed_flops(arguments)
     if name in _GROUPED:
         return _grouped_flops(*list(tensors_in(list(arguments.values())))[:2])
     if name in _SUMMED_OVER:
@@ -79,6 +84,24 @@ def _shapes(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return shape_of(value)
     return [_shapes(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _packed_flops(arguments: Mapping[str, Any]) -> int:
+    """Sequences one after the other, T tokens in n of them, the longest Q by K: no more than T K pairs, nor n Q K; a window bounds K."""
+    num_tokens, heads, dim = shape_of(arguments["query"])
+    value_dim = shape_of(arguments["value"])[-1]
+    ends = arguments.get("cu_seq_q", arguments.get("cum_seq_q"))
+    num_sequences, longest, keys = shape_of(ends)[0] - 1, as_int(arguments["max_q"]), as_int(arguments["max_k"])
+    left, right = arguments.get("window_size") or (arguments.get("window_size_left"), arguments.get("window_size_right"))
+    left, right = (None if side is None or as_int(side) < 0 else as_int(side) for side in (left, right))
+    causal = bool(arguments.get("is_causal")) or (left is None and right == 0)
+    queries = min(num_tokens, num_sequences * longest)
+    if left is not None and (causal or right is not None) and left + (right or 0) + 1 < keys:
+        pairs = queries * (left + (0 if causal else right or 0) + 1)
+    else:
+        pairs = queries * (keys + 1) // 2 if causal else queries * keys
+    backward = "grad_out" in arguments
+    return 2 * heads * pairs * (3 * dim + 2 * value_dim if backward else dim + value_dim)
 
 
 def _attention_flops(arguments: Mapping[str, Any]) -> int:

@@ -9,11 +9,14 @@ import pytest
 import torch
 import torch._inductor.fx_passes.bucketing  # registers the bucketing operators
 import torch.distributed._functional_collectives  # registers the collectives' meta functions
+import torch.nn.attention.varlen  # registers its operators
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from apsched.costs.cluster import load_cluster
 from apsched.costs.efficiency import filled_share
+from apsched.costs.flops import count_flops
+from apsched.costs.operands import bound_arguments
 from apsched.costs.roofline import Roofline
 from apsched.errors import InputError
 
@@ -107,6 +110,55 @@ def test_registered_attention_with_is_causal_is_halved() -> None:
     efficient = aten._scaled_dot_product_efficient_attention.default
     price = _price(efficient, q, q, q, None, True, 0.0, True, val=(q, _fake(1, 32, s, dtype=torch.float32)))
     assert price == pytest.approx(2 * 32 * s * (s + 1) / 2 * 256 / BF16_ATTENTION + FLOOR_US)
+
+
+@pytest.mark.parametrize(
+    ("window", "is_causal", "pairs"),
+    [
+        (None, False, 8192 * 2048),
+        (None, True, 8192 * 2049 // 2),
+        ([-1, 0], False, 8192 * 2049 // 2),  # how torch says causal
+        ([-1, -1], False, 8192 * 2048),
+        ([511, 0], False, 8192 * 512),  # a sliding window
+        ([511, 0], True, 8192 * 512),
+        ([4095, 0], True, 8192 * 2049 // 2),  # as wide as the sequences
+    ],
+)
+@pytest.mark.parametrize("backward", [False, True])
+def test_packed_sequences_count_their_tokens(window: list[int] | None, is_causal: bool, pairs: int, backward: bool) -> None:
+    """8192 tokens in sixteen documents of at most 2048: not sixteen times 2048 by 2048 pairs, as torch's formula has it."""
+    heads, dim = 32, 128
+    q, k = _fake(8192, heads, dim), _fake(8192, 8, dim)
+    ends, lse = _fake(17, dtype=torch.int32), _fake(heads, 8192, dtype=torch.float32)
+    if backward:
+        target, state = torch.ops.torch_attn._varlen_attn_backward.default, _fake(2, dtype=torch.uint64)
+        price = _price(target, q, q, k, k, q, lse, ends, ends, 2048, 2048, is_causal, state, window_size=window, val=(q, k, k))
+        expected = 2 * heads * pairs * 5 * dim / BF16_ATTENTION_BACKWARD
+    else:
+        target = torch.ops.torch_attn._varlen_attn.default
+        price = _price(target, q, k, k, ends, ends, 2048, 2048, is_causal, window_size=window, val=(q, lse, ends))
+        expected = 2 * heads * pairs * 2 * dim / BF16_ATTENTION
+    assert price == pytest.approx(expected + FLOOR_US)
+
+
+def test_documents_as_long_as_they_can_be_are_a_batch() -> None:
+    """Four sequences of 2048: the pairs of a batch of four."""
+    q = _fake(8192, 32, 128)
+    price = _price(torch.ops.torch_attn._varlen_attn.default, q, q, q, _fake(5, dtype=torch.int32), None, 2048, 2048, val=(q, q, q))
+    assert price == pytest.approx(2 * 32 * 4 * 2048 * 2048 * 256 / BF16_ATTENTION + FLOOR_US)
+
+
+@pytest.mark.parametrize(
+    ("target", "args", "flops"),
+    [
+        (aten._addmm_activation.default, ((4096,), (8192, 2048), (2048, 4096)), 2 * 8192 * 2048 * 4096),
+        (aten.linear.default, ((8, 1024, 2048), (4096, 2048)), 2 * 8192 * 2048 * 4096),
+        (aten.addmm_.default, ((8192, 4096), (8192, 2048), (2048, 4096)), 2 * 8192 * 2048 * 4096),
+    ],
+)
+def test_products_that_torch_s_registry_lacks_have_operations(target: Any, args: tuple[Any, ...], flops: int) -> None:
+    node = _node(target, *(_fake(*shape) for shape in args), val=_fake(8, 1024, 4096) if len(args[0]) == 3 else _fake(8192, 4096))
+    assert count_flops(node, bound_arguments(node), node.meta["val"]) == flops
 
 
 @pytest.mark.parametrize(
