@@ -9,6 +9,7 @@ import pytest
 from conftest import Run
 
 from apsched.build_problem import build_problem
+from apsched.costs.cluster import load_cluster
 from apsched.graph.graph_file import load_graph
 from apsched.schedule_file import bind_schedule, load_schedule
 from apsched.simulate import simulate
@@ -246,6 +247,18 @@ def test_lists(run: Run) -> None:
     assert set(json.loads(run("models", "--json").stdout)["models"]) >= {"llama3-debug", "llama3-405b", "deepseek-v3-671b"}
     assert "h100" in run("clusters").stdout
     assert json.loads(run("clusters", "--json").stdout)["clusters"]["h100"]["ranks_per_node"] == 8
+    assert set(json.loads(run("clusters", "h100", "--json").stdout)["clusters"]) == {"h100"}
+
+
+def test_the_file_of_a_cluster_is_a_start_for_ones_own(run: Run, tmp_path: Path) -> None:
+    shown = run("clusters", "h100-efa").stdout
+    assert 'base = "h100"' in shown
+    assert "# bf16 = 989.4 # datasheet, dense" in shown  # what it has from its base
+    (tmp_path / "mine.toml").write_text(shown.replace('name = "h100-efa"', 'name = "mine"'))
+    assert load_cluster(tmp_path / "mine.toml").inter_node == load_cluster("h100-efa").inter_node
+    ran = run("clusters", "h100-ef")
+    assert ran.code == 2
+    assert "found 'h100-ef' (did you mean 'h100-efa'?)" in ran.stderr
 
 
 @pytest.mark.parametrize("args", ["--help", "solve --help", "models", "clusters", "solve GRAPH --budget 0 --json"])

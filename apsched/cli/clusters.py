@@ -7,14 +7,17 @@ from typing import TextIO
 
 from rich.table import Table
 
-from apsched.costs.cluster import DEFAULT_CLUSTER, cluster_names, load_cluster
+from apsched.costs.cluster import DEFAULT_CLUSTER, cluster_names, cluster_text, load_cluster
 from apsched.options import show_bytes
 from apsched.report import console
 
 
 def run(args: argparse.Namespace, stdout: TextIO) -> None:
-    """List the clusters by name."""
-    clusters = {name: load_cluster(name) for name in cluster_names()}
+    """List the clusters by name, or show one."""
+    if args.name is not None and not args.json:
+        print(cluster_text(args.name), file=stdout, end="")
+        return
+    clusters = {name: load_cluster(name) for name in ([args.name] if args.name is not None else cluster_names())}
     if args.json:
         shown = {name: asdict(cluster) for name, cluster in clusters.items()}
         print(json.dumps({"schema": 1, "default": DEFAULT_CLUSTER, "clusters": shown}), file=stdout)

@@ -98,8 +98,12 @@ def build_parser() -> argparse.ArgumentParser:
     _option(calibrate, "--cluster", "NAME", "cluster whose formulas price the rest (default: that of a graph file, else h100)")
     _add_out(calibrate, "FILE", "file of costs, such as costs.toml", required=True)
 
-    for name, text in (("models", "list the presets"), ("clusters", "list the clusters that costs can be computed for")):
-        _add_json(_verb(verbs, name, text))
+    _add_json(_verb(verbs, "models", "list the presets"))
+    clusters = _verb(verbs, "clusters", "list the clusters that costs can be computed for, or show the file of one")
+    clusters.add_argument(
+        "name", metavar="NAME", nargs="?", help="print its file, where every number names its source: a start for your own"
+    )
+    _add_json(clusters)
     return parser
 
 

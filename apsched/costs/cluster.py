@@ -154,6 +154,17 @@ def load_cluster(name_or_path: str | Path = DEFAULT_CLUSTER) -> Cluster:
     return _parse(content, str(path))
 
 
+def cluster_text(name: str) -> str:
+    """Return the file of a cluster that ships with the package; that of its base follows as comment lines."""
+    if name not in cluster_names():
+        raise InputError(f"expected a cluster among {', '.join(cluster_names())}; found {name!r}{_did_you_mean(name, cluster_names())}")
+    text = resources.files("apsched.costs.clusters").joinpath(f"{name}.toml").read_text()
+    base = tomllib.loads(text).get("base")
+    if base is None:
+        return text
+    return text + f"\n# what it has from {base}:\n" + "".join(f"# {line}\n" if line else "#\n" for line in cluster_text(base).splitlines())
+
+
 @lru_cache
 def _shipped(name: str) -> Cluster:
     return _parse(resources.files("apsched.costs.clusters").joinpath(f"{name}.toml").read_bytes(), f"{name}.toml")

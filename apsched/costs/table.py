@@ -21,6 +21,7 @@ from apsched.costs.nccl_tests import Measurement, parse_nccl_tests
 from apsched.errors import InputError
 
 CSV_COLUMNS = ("kind", "group_size", "size_bytes", "time_us")
+CSV_COLUMNS_WITH_NODES = ("kind", "group_size", "num_nodes", "size_bytes", "time_us")
 _Key = tuple[str, int, int | None]
 _NOTED_FALL = 0.1
 """Share of a time by which a larger message may be faster before it is worth a note: less is noise."""
@@ -101,7 +102,10 @@ def table_of(measurements: Iterable[Measurement], *sources: str) -> CollectiveTa
 
 
 def load_table(*paths: str | Path) -> CollectiveTable:
-    """Return the table in one or more files, each nccl-tests output or CSV (``kind,group_size,size_bytes,time_us``).
+    """Return the table in one or more files, each nccl-tests output or CSV.
+
+    The columns of CSV are ``kind,group_size,size_bytes,time_us``, or ``kind,group_size,num_nodes,size_bytes,time_us`` where groups of one
+    size lie differently on the nodes; without nodes a row counts for a group of that size, however it lies.
 
     Bytes are counted once: an all-gather by its output, a reduce-scatter by its input, the others by their size.
     Raises ``InputError`` naming file and line when a file cannot be read, has no data, or contradicts itself or another.
@@ -134,25 +138,35 @@ def _read(path: Path) -> list[Measurement]:
 def _parse_csv(text: str, where: str) -> list[Measurement]:
     reader = csv.reader(io.StringIO(text.removeprefix("\ufeff")))
     header = tuple(name.strip() for name in next(reader, []))
-    if header != CSV_COLUMNS:
-        raise InputError(f"{where}, line 1: expected the header {','.join(CSV_COLUMNS)}; found {','.join(header)!r}")
-    return [_csv_row(cells, f"{where}, line {reader.line_num}") for cells in reader if any(cell.strip() for cell in cells)]
+    if header not in (CSV_COLUMNS, CSV_COLUMNS_WITH_NODES):
+        raise InputError(
+            f"{where}, line 1: expected the header {','.join(CSV_COLUMNS)} (or with num_nodes after group_size); found {','.join(header)!r}"
+        )
+    return [_csv_row(header, cells, f"{where}, line {reader.line_num}") for cells in reader if any(cell.strip() for cell in cells)]
 
 
-def _csv_row(cells: list[str], where: str) -> Measurement:
+def _csv_row(header: tuple[str, ...], cells: list[str], where: str) -> Measurement:
     try:
-        kind, group_size, size_bytes, time_us = (cell.strip() for cell in cells)
+        values = dict(zip(header, (cell.strip() for cell in cells), strict=True))
+        num_nodes = int(values["num_nodes"]) if "num_nodes" in values else None
         row = Measurement(
-            kind=kind, num_ranks=int(group_size), num_nodes=None, size_bytes=int(size_bytes), time_us=float(time_us), where=where
+            kind=values["kind"],
+            num_ranks=int(values["group_size"]),
+            num_nodes=num_nodes,
+            size_bytes=int(values["size_bytes"]),
+            time_us=float(values["time_us"]),
+            where=where,
         )
     except ValueError:
-        raise InputError(f"{where}: expected {','.join(CSV_COLUMNS)} with whole numbers and a time; found {','.join(cells)!r}") from None
+        raise InputError(f"{where}: expected {','.join(header)} with whole numbers and a time; found {','.join(cells)!r}") from None
     if row.kind not in KINDS:
         close = get_close_matches(row.kind, KINDS, n=1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
         raise InputError(f"{where}: expected a kind among {', '.join(KINDS)}; found {row.kind!r}{hint}")
     if row.num_ranks < 1 or row.size_bytes < 1 or not (math.isfinite(row.time_us) and row.time_us > 0):
         raise InputError(f"{where}: group size, bytes and time must be above 0; found {','.join(cells)!r}")
+    if num_nodes is not None and not 1 <= num_nodes <= row.num_ranks:
+        raise InputError(f"{where}: {row.num_ranks} ranks lie on 1 to {row.num_ranks} nodes; found {num_nodes}")
     return row
 
 

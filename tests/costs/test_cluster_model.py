@@ -6,12 +6,15 @@ from typing import Any
 import pytest
 import torch
 
+from apsched.capture.world import world
+from apsched.costs.alpha_beta import collective_us, group_shape
 from apsched.costs.checked import checked
 from apsched.costs.cluster import load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.model import CostModel
 from apsched.costs.table import load_table
 from apsched.errors import InputError
+from apsched.models.mesh import MeshSpec, build_meshes, group_of
 
 H100 = load_cluster()
 TABLE = "kind,group_size,size_bytes,time_us\nall_gather,8,1000,10\nall_gather,8,10000,10\n"
@@ -89,3 +92,35 @@ def test_impossible_prices_name_the_node(price: Any) -> None:
 def test_an_object_without_the_methods_is_refused() -> None:
     with pytest.raises(InputError, match=r"needs the methods compute_us\(node\) and collective_us"):
         checked(object())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "group", "shape"),
+    [
+        ("fsdp=64", "fsdp", (64, 8, 8)),
+        ("fsdp=8,tp=8", "fsdp", (8, 8, 1)),  # one rank of each node: a rail of its own
+        ("fsdp=8,tp=8", "tp", (8, 1, 8)),
+        ("fsdp=16,tp=4", "fsdp", (16, 8, 2)),
+        ("replicate=4,fsdp=16", "replicate", (4, 4, 1)),
+        ("replicate=4,fsdp=16", "fsdp", (16, 2, 8)),
+        ("replicate=8,fsdp=8", "fsdp", (8, 1, 8)),  # sharded within nodes, replicated across
+        ("fsdp=6,tp=2", "fsdp", (6, 2, 2)),  # the last node half full
+    ],
+)
+def test_the_shape_of_a_group_follows_from_the_mesh(mesh: str, group: str, shape: tuple[int, int, int]) -> None:
+    """Process ranks fill nodes of eight in order; the last axis changes first."""
+    spec = MeshSpec.parse(mesh)
+    with world(spec.world_size) as running:
+        name = group_of(build_meshes(spec, "cpu").dense, group).name
+        ranks = running.group_ranks[name]
+    found = group_shape(H100, ranks)
+    assert (found.num_ranks, found.num_nodes, found.ranks_per_node) == shape
+    model = ClusterCostModel(H100, {"g": ranks})
+    assert model.collective_us("all_gather", "g", shape[0], 1 << 28) == collective_us(H100, "all_gather", found, 1 << 28)
+
+
+def test_a_group_with_fewer_ranks_a_node_has_fewer_nics() -> None:
+    """Sixteen ranks: eight a node leave over eight NICs, two over two, one over one."""
+    prices = [collective_us(H100, "all_gather", group_shape(H100, range(0, 128, step)[:16]), 1 << 30) for step in (1, 4, 8)]
+    assert prices[0] < prices[1] < prices[2]
+    assert prices[1] == pytest.approx(prices[2] / 2, rel=0.05)

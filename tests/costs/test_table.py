@@ -128,6 +128,20 @@ def test_interpolation_lifting_and_extrapolation_by_hand(tmp_path: Path) -> None
     assert sampled == sorted(sampled)
 
 
+def test_csv_may_say_how_a_group_lies_on_nodes(tmp_path: Path) -> None:
+    """Eight ranks of one node and eight on eight nodes; three nodes are not in it, and a row without nodes counts for any."""
+    header = "kind,group_size,num_nodes,size_bytes,time_us\n"
+    spread = _write(tmp_path, "nodes.csv", header + "all_gather,8,1,1000,10\nall_gather,8,8,1000,70\n")
+    table = load_table(spread)
+    assert [table.collective_us("all_gather", _shape(8, nodes), 1000) for nodes in (1, 8)] == [10, 70]
+    assert not table.covers("all_gather", _shape(8, 4))
+    both = load_table(spread, _write(tmp_path, "any.csv", "kind,group_size,size_bytes,time_us\nall_gather,8,1000,30\n"))
+    assert [both.collective_us("all_gather", _shape(8, nodes), 1000) for nodes in (1, 4, 8)] == [10, 30, 70]
+    for bad in ("0", "9", "x", ""):
+        with pytest.raises(InputError, match=r"line 2: (8 ranks lie on 1 to 8 nodes|expected kind,group_size,num_nodes)"):
+            load_table(_write(tmp_path, "bad.csv", f"{header}all_gather,8,{bad},1000,10\n"))
+
+
 def test_one_point_extrapolates_by_its_bandwidth(tmp_path: Path) -> None:
     table = load_table(_write(tmp_path, "t.csv", "kind,group_size,size_bytes,time_us\nall_reduce,2,1000,10\n"))
     assert table.collective_us("all_reduce", _shape(2, 1), 5000) == pytest.approx(50)
@@ -137,7 +151,7 @@ def test_one_point_extrapolates_by_its_bandwidth(tmp_path: Path) -> None:
     ("name", "text", "message"),
     [
         ("t.csv", "", "line 1: expected the header kind,group_size,size_bytes,time_us"),
-        ("t.csv", "kind,ranks,size,time\n", "line 1: expected the header kind,group_size,size_bytes,time_us; found 'kind,ranks,size,time'"),
+        ("t.csv", "kind,ranks,size,time\n", "time_us (or with num_nodes after group_size); found 'kind,ranks,size,time'"),
         ("t.csv", "kind,group_size,size_bytes,time_us\n", "no measurements found"),
         ("t.csv", CSV + "all_gather,8,1e6,70\n", "line 6: expected kind,group_size,size_bytes,time_us with whole numbers"),
         ("t.csv", CSV + "all_gather,8,1000000\n", "line 6: expected kind,group_size,size_bytes,time_us"),
