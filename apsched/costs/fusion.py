@@ -1,25 +1,48 @@
-"""Which nodes become one kernel, and what memory traffic is left: pointwise chains and the reductions at their ends, as Inductor
-fuses them (torch/_inductor/scheduler.py).
+"""Which nodes become one kernel, and what memory traffic is left: as Inductor fuses them (torch/_inductor/ir.py, scheduler.py).
 
-Two nodes are in one kernel if one takes the other's result (through views, if need be), both are pointwise operators or
-reductions, and as many matrix products, attentions or collectives lie behind the one as behind the other. A kernel reads each value
-from outside once, writes each value that is used outside once, and has one floor. Nodes in place, random ones and copies stay alone. All
-of this follows from what depends on what, not from the order, so that a schedule changes no price.
+A *fusible* node is a pointwise operator, a reduction, or a copy that changes a layout. One that is pointwise, and that nothing but fusible
+nodes takes, is *inlined*: it is computed anew in every kernel that needs it and never written, unless several take it and it reads much
+(``realize_reads_threshold``). The other fusible nodes are *written*: each reads what it is computed from through inlined nodes and views.
+
+Two written nodes are in one kernel if they run over as many elements, as many matrix products, attentions or waits lie behind the one as
+behind the other, and either one reads what the other wrote, or both read the same value and have results of one size. A kernel reads each
+value from outside once, writes what is needed outside once, and has one floor. Nodes in place, random ones, and the copies of buckets stay
+alone. All of this follows from what depends on what, not from the order, so that a schedule changes no price.
 """
 
 from collections import Counter
 from dataclasses import dataclass
+from math import prod
 
 import torch
 
 from apsched.costs.flops import has_flops
-from apsched.costs.operands import bound_arguments, result_of, tensors_in, touched_bytes, value_of
-from apsched.costs.traffic import op_name, touches_nothing
+from apsched.costs.operands import bound_arguments, result_of, shape_of, tensors_in, touched_bytes, value_of
+from apsched.costs.traffic import COLLECTIVE_NAMESPACES, op_name, touches_nothing
 
-_ALSO_POINTWISE = frozenset({"aten::_to_copy", "prims::convert_element_type"})
+_ALSO_POINTWISE = frozenset(
+    {
+        "aten::_to_copy",
+        "prims::convert_element_type",
+        "aten::clone",  # where it stands between others: to change a layout
+        "aten::cat",  # lowered to a choice by index
+        "aten::stack",
+        "aten::constant_pad_nd",
+        "aten::triu",
+        "aten::tril",
+        # a reduction inside, which the same kernel reads: taken as read once
+        "aten::_softmax",
+        "aten::_softmax_backward_data",
+        "aten::_log_softmax",
+        "aten::_log_softmax_backward_data",
+        "aten::nll_loss_backward",  # a choice by the target's index
+    }
+)
+_NOT_READ = {"aten::nll_loss_backward": "self"}
 _REDUCTIONS = frozenset(
     {"aten::sum", "aten::mean", "aten::amax", "aten::amin", "aten::var", "aten::var_mean", "aten::prod", "aten::logsumexp"}
 )
+_MAX_INLINED_READS = 4  # torch/_inductor/config.py: realize_reads_threshold
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,84 +54,200 @@ class Share:
     """It pays the floor of the kernel."""
 
 
+@dataclass(slots=True)
+class _Fusion:
+    """Everything about a graph that decides kernels."""
+
+    free: set[torch.fx.Node]
+    level: dict[torch.fx.Node, int]
+    """Most products and waits on a way to the node."""
+    fusible: list[torch.fx.Node]
+    """By the fusible nodes on a way to them, then by name."""
+    written: list[torch.fx.Node]
+    """Those of ``fusible`` that are not inlined."""
+    reads: dict[torch.fx.Node, dict[torch.fx.Node, None]]
+    """For each fusible node the tensors that it reads: results of written and of other nodes, or views of them, in order."""
+    kernel: dict[torch.fx.Node, torch.fx.Node]
+    """For each written node the one that names its kernel."""
+
+
 def fused_kernels(graph: torch.fx.Graph) -> list[list[torch.fx.Node]]:
-    """Return the nodes of every kernel of two or more, each in graph order."""
-    free = {node for node in graph.nodes if _is_free(node)}
+    """Return the nodes of every kernel of two or more, each in graph order; an inlined node is in the first that needs it."""
+    fusion = _fuse(graph)
     rank = {node: k for k, node in enumerate(graph.nodes)}
+    kernel_of = dict(fusion.kernel)
+    for node in reversed(fusion.fusible):
+        if node not in kernel_of:
+            users = [user for user in _users_behind_views(node, fusion.free) if user in kernel_of]
+            nearest = min(users, key=lambda user: (fusion.level[user], user.name), default=None)
+            if nearest is not None:
+                kernel_of[node] = kernel_of[nearest]
     kernels: dict[torch.fx.Node, list[torch.fx.Node]] = {}
-    for node, kernel in _kernel_of(graph, free).items():
+    for node, kernel in kernel_of.items():
         kernels.setdefault(kernel, []).append(node)
     ordered = (sorted(nodes, key=rank.__getitem__) for nodes in kernels.values() if len(nodes) > 1)
     return sorted(ordered, key=lambda nodes: rank[nodes[0]])
 
 
 def fused_shares(graph: torch.fx.Graph) -> dict[torch.fx.Node, Share]:
-    """Return the share of every node that is in a kernel with another; the rest is priced alone."""
-    free = {node for node in graph.nodes if _is_free(node)}
-    kernel = _kernel_of(graph, free)
-    sources = {node: [_behind_views(taken, free) for taken in node.all_input_nodes] for node in kernel}
-    sizes = Counter(kernel.values())
-    read: set[tuple[torch.fx.Node, torch.fx.Node]] = set()
+    """Return the share of every fusible node that is in a kernel with another, inlined ones among them; the rest is priced alone."""
+    fusion = _fuse(graph)
+    sizes = Counter(fusion.kernel.values())
     begun: set[torch.fx.Node] = set()
+    read: set[tuple[torch.fx.Node, torch.fx.Node]] = set()
+    unread_bytes: dict[tuple[torch.fx.Node, torch.fx.Node], int] = {}
     shares: dict[torch.fx.Node, Share] = {}
-    for node, mine in kernel.items():
-        if sizes[mine] < 2:
+    for node in fusion.fusible:
+        mine = fusion.kernel.get(node)
+        if mine is None:
+            shares[node] = Share(0, False)
+            continue
+        if sizes[mine] == 1 and not _takes_inlined(node, fusion):
             continue
         traffic = 0
-        for taken, source in zip(node.all_input_nodes, sources[node], strict=True):
-            if kernel.get(source) is not mine and (mine, taken) not in read:
+        for taken in fusion.reads[node]:
+            source = _behind_views(taken, fusion.free)
+            if fusion.kernel.get(source) is not mine and (mine, taken) not in read:
                 read.add((mine, taken))
-                traffic += sum(map(touched_bytes, tensors_in(value_of(taken))))
-        if any(kernel.get(user) is not mine for user in _users_behind_views(node, free)):
-            traffic += sum(map(touched_bytes, tensors_in(value_of(node))))
+                left = unread_bytes.setdefault((mine, source), max(_bytes_of(source), _bytes_of(taken)))
+                unread_bytes[mine, source] = left - min(left, _bytes_of(taken))
+                traffic += min(left, _bytes_of(taken))
+        if _is_needed_outside(node, mine, fusion):
+            traffic += _bytes_of(node)
         shares[node] = Share(traffic, mine not in begun)
         begun.add(mine)
     return shares
 
 
-def _kernel_of(graph: torch.fx.Graph, free: set[torch.fx.Node]) -> dict[torch.fx.Node, torch.fx.Node]:
-    """Return for each fusible node the one that names its kernel, in the order of :func:`_fusible_nodes`."""
-    products, fusible = _fusible_nodes(graph, free)
-    kernel = {node: node for node in fusible}
+def _bytes_of(node: torch.fx.Node) -> int:
+    return sum(map(touched_bytes, tensors_in(value_of(node))))
+
+
+def _takes_inlined(node: torch.fx.Node, fusion: _Fusion) -> bool:
+    sources = (_behind_views(taken, fusion.free) for taken in node.all_input_nodes)
+    return any(source in fusion.reads and source not in fusion.kernel for source in sources)
+
+
+def _is_needed_outside(node: torch.fx.Node, mine: torch.fx.Node, fusion: _Fusion) -> bool:
+    """Say whether anything but the kernel ``mine`` takes the result of ``node``, be it through inlined nodes."""
+    seen: set[torch.fx.Node] = set()
+    stack = _users_behind_views(node, fusion.free)
+    while stack:
+        user = stack.pop()
+        if user in fusion.reads and user not in fusion.kernel:
+            if user not in seen:
+                seen.add(user)
+                stack += _users_behind_views(user, fusion.free)
+        elif fusion.kernel.get(user) is not mine:
+            return True
+    return False
+
+
+def _fuse(graph: torch.fx.Graph) -> _Fusion:
+    free = {node for node in graph.nodes if _is_free(node)}
+    level, fusible = _levels(graph, free)
+    chosen = set(fusible)
+    reads: dict[torch.fx.Node, dict[torch.fx.Node, None]] = {}
+    written: list[torch.fx.Node] = []
+    inlined: set[torch.fx.Node] = set()
+    for node in fusible:
+        mine: dict[torch.fx.Node, None] = {}
+        for taken in _read_arguments(node):
+            source = _behind_views(taken, free)
+            mine.update(reads[source] if source in inlined else {taken: None})
+        reads[node] = mine
+        users = _users_behind_views(node, free)
+        is_taken_inside = bool(users) and all(user in chosen for user in users)
+        reads_little = len(users) == 1 or len(mine) <= _MAX_INLINED_READS
+        if is_taken_inside and reads_little and op_name(node.target) not in _REDUCTIONS:
+            inlined.add(node)
+        else:
+            written.append(node)
+    fusion = _Fusion(free=free, level=level, fusible=fusible, written=written, reads=reads, kernel={node: node for node in written})
+    _join(fusion)
+    return fusion
+
+
+def _join(fusion: _Fusion) -> None:
+    """Put written nodes into kernels: those that read one another, then those that read the same."""
+    parent = fusion.kernel
+    readers: dict[tuple[torch.fx.Node, int, int, int], torch.fx.Node] = {}
 
     def find(node: torch.fx.Node) -> torch.fx.Node:
-        while kernel[node] is not node:
-            kernel[node] = kernel[kernel[node]]
-            node = kernel[node]
+        while parent[node] is not node:
+            parent[node] = parent[parent[node]]
+            node = parent[node]
         return node
 
-    for node in fusible:
-        for taken in node.all_input_nodes:
-            source = _behind_views(taken, free)
-            if source in kernel and products[source] == products[node]:
-                kernel[find(node)] = find(source)
-    return {node: find(node) for node in fusible}
+    for node in fusion.written:
+        elements, result = _elements(node), _result_elements(node)
+        feeds_collective = any(_is_collective(user) for user in node.users)  # a bucket may do its work while it copies in
+        for taken in fusion.reads[node]:
+            source = _behind_views(taken, fusion.free)
+            if source in parent:
+                if fusion.level[source] == fusion.level[node] and _elements(source) == elements:
+                    parent[find(node)] = find(source)
+            elif not (_belongs_to_collective(source) or feeds_collective):
+                other = readers.setdefault((source, fusion.level[node], elements, result), node)
+                parent[find(node)] = find(other)
+    for node in fusion.written:
+        parent[node] = find(node)
 
 
-def _fusible_nodes(graph: torch.fx.Graph, free: set[torch.fx.Node]) -> tuple[dict[torch.fx.Node, int], list[torch.fx.Node]]:
+def _elements(node: torch.fx.Node) -> int:
+    """Return how many elements the node runs over: those of its result, or of what it reduces."""
+    if op_name(node.target) in _REDUCTIONS:
+        return max((prod(shape_of(tensor)) for taken in node.all_input_nodes for tensor in tensors_in(value_of(taken))), default=0)
+    return _result_elements(node)
+
+
+def _result_elements(node: torch.fx.Node) -> int:
+    return max((prod(shape_of(tensor)) for tensor in tensors_in(value_of(node))), default=0)
+
+
+def _levels(graph: torch.fx.Graph, free: set[torch.fx.Node]) -> tuple[dict[torch.fx.Node, int], list[torch.fx.Node]]:
     """Return for each node the most products and waits on a way to it, and the fusible nodes: by those on a way to them, then by name."""
-    products: dict[torch.fx.Node, int] = {}
+    level: dict[torch.fx.Node, int] = {}
     depth: dict[torch.fx.Node, int] = {}
     fusible = []
     for node in graph.nodes:
-        products[node] = max((products[taken] for taken in node.all_input_nodes), default=0)
+        level[node] = max((level[taken] for taken in node.all_input_nodes), default=0)
         depth[node] = max((depth[taken] for taken in node.all_input_nodes), default=0)
         if node.op == "call_function" and (has_flops(node.target) or _waits(node)):
-            products[node] += 1
+            level[node] += 1
         elif node.op == "call_function" and node not in free and _is_fusible(node):
             depth[node] += 1
             fusible.append(node)
-    return products, sorted(fusible, key=lambda node: (depth[node], node.name))
+    return level, sorted(fusible, key=lambda node: (depth[node], node.name))
 
 
 def _is_fusible(node: torch.fx.Node) -> bool:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
         return False
-    name = op_name(target)
-    if name == "aten::clone":  # asked for to change a layout, or to copy a bucket out: a kernel of its own
+    if node.meta.get("apsched", {}).get("role", "") or next(tensors_in(node.meta.get("val")), None) is None:
         return False
+    name = op_name(target)
     return torch.Tag.pointwise in target.tags or name in _ALSO_POINTWISE or name in _REDUCTIONS
+
+
+def _read_arguments(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """Return the nodes whose values the operator reads, not only the shape of."""
+    unread = _NOT_READ.get(op_name(node.target))
+    if unread is None:
+        return list(node.all_input_nodes)
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    skipped = node.args[names.index(unread)]
+    return [taken for taken in node.all_input_nodes if taken is not skipped]
+
+
+def _is_collective(node: torch.fx.Node) -> bool:
+    return node.op == "call_function" and op_name(node.target).startswith(COLLECTIVE_NAMESPACES)
+
+
+def _belongs_to_collective(node: torch.fx.Node) -> bool:
+    """Say whether a bucket may give this value as a part of a larger one: sharing it must not join kernels."""
+    return _waits(node) or bool(node.meta.get("apsched", {}).get("role", ""))
 
 
 def _is_free(node: torch.fx.Node) -> bool:

@@ -16,10 +16,9 @@ from apsched.costs.efficiency import attention_efficiency, product_efficiency
 from apsched.costs.flops import count_flops, is_attention, is_grouped
 from apsched.costs.fusion import Share, fused_shares
 from apsched.costs.operands import bound_arguments, result_of, tensors_in, touched_bytes, value_of
-from apsched.costs.traffic import op_name, touches_nothing, traffic_bytes
+from apsched.costs.traffic import COLLECTIVE_NAMESPACES, op_name, touches_nothing, traffic_bytes
 from apsched.errors import InputError
 
-_COLLECTIVE_NAMESPACES = ("_c10d_functional::", "_c10d_functional_autograd::", "c10d_functional::")
 # clone their input and work in place on the clone (torch/csrc/distributed/c10d/Functional.cpp)
 _CLONING = ("::all_reduce", "::all_reduce_coalesced", "::broadcast")
 
@@ -44,7 +43,7 @@ class Roofline:
         if node.op != "call_function":
             raise InputError(f"node {node.name!r} is a {node.op}; expected a graph of operators: trace it with make_fx or AOTAutograd")
         name = op_name(node.target)
-        if name.startswith(_COLLECTIVE_NAMESPACES):
+        if name.startswith(COLLECTIVE_NAMESPACES):
             return 0.0 if name.endswith("::wait_tensor") else self._launch_us(node, name)
         arguments, result = bound_arguments(node), result_of(node)
         if touches_nothing(node.target, arguments, result):

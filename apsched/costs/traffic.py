@@ -4,14 +4,16 @@ Each tensor argument is read once and each result is written once; views touch n
 written once; an expanded argument counts what lies behind it; lookups read the rows they gather, not the table.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from apsched.costs.operands import as_int, tensors_in, touched_bytes
+from apsched.costs.operands import as_int, shape_of, tensors_in, touched_bytes
 from apsched.torch_private import storage_key
 
+COLLECTIVE_NAMESPACES = ("_c10d_functional::", "_c10d_functional_autograd::", "c10d_functional::")
 # read as many bytes as they give, besides indices
 _LOOKUPS = frozenset({"aten::embedding", "aten::index", "aten::index_select", "aten::gather", "aten::take", "aten::take_along_dim"})
 # read and rewrite as many bytes of their first argument as the values have
@@ -65,6 +67,9 @@ def traffic_bytes(target: object, arguments: Mapping[str, Any], result: object) 
     if name in _LOOKUPS:
         _, *indices = arguments.values()
         return 2 * written + sum(map(touched_bytes, tensors_in(indices)))
+    if name == "aten::nll_loss_forward":  # gathers one number a target
+        picked = arguments["self"].element_size() * math.prod(shape_of(arguments["target"]))
+        return picked + touched_bytes(arguments["target"]) + written
     if name == "aten::embedding_dense_backward":  # clears the table, then adds rows into it
         return written + 3 * touched_bytes(arguments["grad_output"]) + touched_bytes(arguments["indices"])
     if name in _ROW_UPDATES:

@@ -5,7 +5,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from apsched.costs.cluster import load_cluster
-from apsched.costs.fusion import fused_shares
+from apsched.costs.fusion import fused_kernels, fused_shares
 from apsched.costs.roofline import Roofline
 
 H100 = load_cluster("h100")
@@ -33,10 +33,10 @@ def test_chain_reads_its_inputs_and_writes_its_result_once() -> None:
 
 
 def test_value_that_a_product_takes_is_written() -> None:
-    """h = exp(x) + 1 feeds a product: x is read, h is written, and exp(x) is neither."""
+    """h = exp(x) + 1 feeds a product: x is read, h is written, and exp(x) is inlined in it."""
     graph = graph_of(lambda x, w: torch.mm(torch.exp(x) + 1, w), matrix(), matrix())
     shares = {node.name: share.traffic_bytes for node, share in fused_shares(graph).items()}
-    assert shares == {"exp": SIZE_BYTES, "add": SIZE_BYTES}
+    assert shares == {"exp": 0, "add": 2 * SIZE_BYTES}
 
 
 def test_product_is_a_border() -> None:
@@ -76,5 +76,81 @@ def test_fused_price_is_the_traffic_and_one_floor() -> None:
     assert priced(graph, fused=False) == pytest.approx(2 * expected)
 
 
-def test_copies_stay_kernels_of_their_own() -> None:
-    assert not fused_shares(graph_of(lambda x: torch.exp(torch.exp(x).clone()), matrix()))
+def traffic(function, *inputs: torch.Tensor) -> tuple[int, int]:
+    """Return matrices' worth of traffic, and kernels."""
+    shares = fused_shares(graph_of(function, *inputs)).values()
+    return sum(share.traffic_bytes for share in shares) // SIZE_BYTES, sum(share.first for share in shares)
+
+
+def test_a_chain_that_two_kernels_need_is_computed_in_both() -> None:
+    """exp(x) + 1 before the product, and again after it: nothing of it is written but what the product takes."""
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = torch.exp(x)
+        return torch.mm(h + 1, w) * h, w
+
+    assert traffic(function, matrix(), matrix()) == (2 + 3, 2)  # x, h + 1; x, the product, the result
+
+
+def test_a_long_chain_that_several_need_is_written() -> None:
+    """Five values into one that two products' inputs need: computing it twice would read five more."""
+
+    def function(a, b, c, d, e):
+        h = a * b + c * d + e
+        return torch.mm(h + 1, a), torch.mm(torch.exp(h).t(), a)
+
+    few, _ = traffic(lambda a, b: (torch.mm((a * b) + 1, a), torch.mm(torch.exp(a * b).t(), a)), matrix(), matrix())
+    assert few == 2 + 2  # one kernel: two reads, two writes
+    assert traffic(function, *(matrix() for _ in range(5))) == (5 + 2, 1)
+
+
+def test_kernels_that_read_the_same_are_one() -> None:
+    """x is read once for both results; results of another size, or on either side of a product, are kernels of their own."""
+    assert traffic(lambda x, w: (torch.exp(x) + 1, torch.sin(x) + 1), matrix(), matrix()) == (3, 1)
+    assert traffic(lambda x, w: (torch.exp(x) + 1, (torch.sin(x) + 1).sum(0)), matrix(), matrix())[1] == 2
+    assert traffic(lambda x, w: (torch.exp(x) + 1, torch.sin(x) * torch.mm(x, w)), matrix(), matrix()) == (2 + 3, 2)
+
+
+def test_two_halves_of_one_value_are_one_read() -> None:
+    """Rotary embedding: both halves of the heads, each twice, put together again."""
+
+    def rotate(x: torch.Tensor) -> torch.Tensor:
+        left, right = x[:, :512], x[:, 512:]
+        return torch.cat((left * 2 - right, left + right * 2), 1)
+
+    assert traffic(rotate, matrix()) == (2, 1)
+
+
+def test_a_change_of_layout_is_part_of_the_kernel_around_it() -> None:
+    assert traffic(lambda x: torch.exp(torch.exp(x).t().clone(memory_format=torch.contiguous_format)), matrix()) == (2, 1)
+    assert not fused_shares(graph_of(lambda x: x.t().clone(memory_format=torch.contiguous_format), matrix()))
+
+
+def test_copies_of_buckets_stay_kernels_of_their_own() -> None:
+    """Their price follows the curve by which the solver priced them, so nothing around them may change with them."""
+    graph = graph_of(lambda x: torch.exp(torch.exp(x).clone()), matrix())
+    for node in graph.nodes:
+        if "clone" in node.name:
+            node.meta["apsched"] = {"role": "copy_out"}
+    assert not fused_shares(graph)
+
+
+def test_the_loss_reads_the_scores_of_the_targets_alone() -> None:
+    """Gradients of a cross entropy: the log-softmax is read and the gradient written; what the target picks is a choice by index."""
+    logits, target = torch.randn(1024, 4096), torch.zeros(1024, dtype=torch.int64)
+
+    def backward(log_probabilities: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        aten = torch.ops.aten
+        one, weight = torch.ones(()), torch.ones(())
+        picked = aten.nll_loss_backward(one, log_probabilities, target, None, 1, -100, weight)
+        return aten._log_softmax_backward_data(picked, log_probabilities, 1, torch.float32)
+
+    graph = graph_of(backward, logits, target)
+    shares = fused_shares(graph)
+    matrices = sum(share.traffic_bytes for share in shares.values()) / (1024 * 4096 * 4)
+    assert matrices == pytest.approx(2, rel=0.01)
+
+
+def test_inlined_nodes_are_in_the_kernel_that_needs_them() -> None:
+    graph = graph_of(lambda x, w: torch.mm(torch.exp(x) + 1, w) * x, matrix(), matrix())
+    assert [[node.name for node in kernel] for kernel in fused_kernels(graph)] == [["exp", "add"]]
