@@ -68,7 +68,7 @@ def traffic_bytes(target: object, arguments: Mapping[str, Any], result: object) 
         _, *indices = arguments.values()
         return 2 * written + sum(map(touched_bytes, tensors_in(indices)))
     if name == "aten::nll_loss_forward":  # gathers one number a target
-        picked = arguments["self"].element_size() * math.prod(shape_of(arguments["target"]))
+        picked: int = arguments["self"].element_size() * math.prod(shape_of(arguments["target"]))
         return picked + touched_bytes(arguments["target"]) + written
     if name == "aten::embedding_dense_backward":  # clears the table, then adds rows into it
         return written + 3 * touched_bytes(arguments["grad_output"]) + touched_bytes(arguments["indices"])
