@@ -6,8 +6,8 @@ nodes takes, is *inlined*: it is computed anew in every kernel that needs it and
 
 Two written nodes are in one kernel if they run over as many elements, as many matrix products, attentions or waits lie behind the one as
 behind the other, and either one reads what the other wrote, or both read the same value and have results of one size. A kernel reads each
-value from outside once, writes what is needed outside once, and has one floor. Nodes in place, random ones, and the copies of buckets stay
-alone. All of this follows from what depends on what, not from the order, so that a schedule changes no price.
+value from outside once, writes what is needed outside once, and has one floor. Nodes in place, random ones, and copies into or out of a
+bucket stay alone. All of this follows from what depends on what, not from the order, so that a schedule changes no price.
 """
 
 from collections import Counter
@@ -38,6 +38,7 @@ _ALSO_POINTWISE = frozenset(
         "aten::nll_loss_backward",  # a choice by the target's index
     }
 )
+_COPIES = frozenset({"aten::clone", "aten::cat", "aten::stack"})
 _NOT_READ = {"aten::nll_loss_backward": "self"}
 _REDUCTIONS = frozenset(
     {"aten::sum", "aten::mean", "aten::amax", "aten::amin", "aten::var", "aten::var_mean", "aten::prod", "aten::logsumexp"}
@@ -215,7 +216,7 @@ def _levels(graph: torch.fx.Graph, free: set[torch.fx.Node]) -> tuple[dict[torch
         depth[node] = max((depth[taken] for taken in node.all_input_nodes), default=0)
         if node.op == "call_function" and (has_flops(node.target) or _waits(node)):
             level[node] += 1
-        elif node.op == "call_function" and node not in free and _is_fusible(node):
+        elif node.op == "call_function" and node not in free and _is_fusible(node) and not _copies_bucket(node, free):
             depth[node] += 1
             fusible.append(node)
     return level, sorted(fusible, key=lambda node: (depth[node], node.name))
@@ -229,6 +230,15 @@ def _is_fusible(node: torch.fx.Node) -> bool:
         return False
     name = op_name(target)
     return torch.Tag.pointwise in target.tags or name in _ALSO_POINTWISE or name in _REDUCTIONS
+
+
+def _copies_bucket(node: torch.fx.Node, free: set[torch.fx.Node]) -> bool:
+    """Say whether the node copies into or out of what a collective moves: whoever made the bucket, it costs the bytes that it moves."""
+    if op_name(node.target) not in _COPIES:
+        return False
+    return any(_waits(_behind_views(taken, free)) for taken in node.all_input_nodes) or any(
+        _is_collective(user) for user in _users_behind_views(node, free)
+    )
 
 
 def _read_arguments(node: torch.fx.Node) -> list[torch.fx.Node]:

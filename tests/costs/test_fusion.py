@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.distributed._functional_collectives  # registers the collectives
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from apsched.costs.cluster import load_cluster
@@ -132,6 +133,25 @@ def test_copies_of_buckets_stay_kernels_of_their_own() -> None:
     for node in graph.nodes:
         if "clone" in node.name:
             node.meta["apsched"] = {"role": "copy_out"}
+    assert not fused_shares(graph)
+
+
+def test_copies_beside_collectives_are_copies_of_a_bucket_whoever_made_it() -> None:
+    """torch's own bucketing clones out of what was gathered, and concatenates what it reduces."""
+    c10d = torch.ops._c10d_functional
+    graph = torch.fx.Graph()
+    value = torch.empty(64)
+
+    def node(target, *args) -> torch.fx.Node:
+        made = graph.placeholder("p") if target is None else graph.call_function(target, args)
+        made.meta["val"] = value.clone()
+        return made
+
+    waited = node(c10d.wait_tensor.default, node(None))
+    copied_out = node(torch.ops.aten.clone.default, node(torch.ops.aten.view.default, waited, [64]))
+    gradient = node(torch.ops.aten.exp.default, copied_out)
+    copied_in = node(torch.ops.aten.cat.default, [gradient])
+    graph.output(node(c10d.reduce_scatter_tensor.default, copied_in, "sum", 1, "0"))
     assert not fused_shares(graph)
 
 
