@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from apsched.errors import InputError
 from apsched.graph.dag import NodeKind
+from apsched.moved import moved_compute
 from apsched.problem import Problem
 from apsched.schedule import Schedule, Step, StepKind
 from apsched.simulate import Timeline, simulate
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 COLORS = {
     "compute": "#56B4E9",
+    "moved compute": "#332288",
     "copy": "#F0E442",
     "launch": "#000000",
     "exposed": "#FFFFFF",
@@ -28,7 +30,10 @@ COLORS = {
     "all_to_all": "#0072B2",
     "broadcast": "#999999",
 }
-"""Kind of a bar -> its colour."""
+"""Kind of a bar -> its colour. Moved compute is indigo of Paul Tol's muted scheme (https://sronpersonalpages.nl/~pault/): much darker than
+other compute, so that it is told apart without colours, too."""
+_DARK = ("moved compute", "all_to_all", "launch")
+"""Kinds with white names in them."""
 CAP_COLOR = "#D55E00"
 
 _HEIGHT = 0.8
@@ -52,7 +57,8 @@ class Bar(NamedTuple):
 def timeline_bars(problem: Problem, schedule: Schedule) -> tuple[Bar, ...]:
     """Return what ``plot_timeline`` draws; bars of no length are left out."""
     timeline = simulate(problem, schedule)
-    bars = [_compute_bar(problem, schedule, timeline, k) for k in range(len(schedule.steps))]
+    moved = moved_compute(problem, schedule)
+    bars = [_compute_bar(problem, schedule, timeline, k, moved) for k in range(len(schedule.steps))]
     end = timeline.end_ticks[-1] if timeline.end_ticks else 0
     bars.append(Bar("exposed", 0, ticks_to_us(end), ticks_to_us(timeline.step_time_ticks - end), ()))
     for t in timeline.transfers:
@@ -62,11 +68,13 @@ def timeline_bars(problem: Problem, schedule: Schedule) -> tuple[Bar, ...]:
     return tuple(bar for bar in bars if bar.length_us > 0)
 
 
-def _compute_bar(problem: Problem, schedule: Schedule, timeline: Timeline, k: int) -> Bar:
+def _compute_bar(problem: Problem, schedule: Schedule, timeline: Timeline, k: int, moved: frozenset[int]) -> Bar:
     step = schedule.steps[k]
     begin, end = timeline.begin_ticks[k], timeline.end_ticks[k]
     kind = _kind_of_step(problem, step)
     labels = (problem.node_names[step.index],) if kind == "compute" else ()
+    if kind == "compute" and step.index in moved:
+        kind = "moved compute"
     return Bar(kind, 0, ticks_to_us(begin), ticks_to_us(end - begin), labels)
 
 
@@ -88,7 +96,8 @@ def _name(problem: Problem, c: int) -> str:
 def plot_timeline(problem: Problem, schedule: Schedule, ax: "Axes | None" = None) -> "Axes":
     """Draw what runs when: a row for the compute stream and one for each process group; return the axes.
 
-    Hatched is exposed time: the compute stream stands still, waiting for a collective. Bars that are wide enough carry the names of
+    Hatched is exposed time: the compute stream stands still, waiting for a collective. Dark is compute that does not run in the order
+    as captured (the fewest nodes whose moving makes this order). Bars that are wide enough carry the names of
     their node, or of the parameters that the transfer serves (``4x``: four members). Axes that share theirs keep the longest time in view.
     """
     ax = _axes(ax, height=1.2 + 0.6 * (1 + len(problem.streams)))
@@ -130,7 +139,8 @@ def _write_labels(ax: "Axes", bars: tuple[Bar, ...], scale: float) -> None:
         room = bar.length_us * scale * points_per_unit
         label = next((text for text in bar.labels if 0.62 * _LABEL_POINTS * len(text) + 2 < room), "")
         if label:
-            ax.text((bar.begin_us + bar.length_us / 2) * scale, bar.row, label, ha="center", va="center", fontsize=_LABEL_POINTS)
+            place, color = (bar.begin_us + bar.length_us / 2) * scale, "white" if bar.kind in _DARK else "black"
+            ax.text(place, bar.row, label, ha="center", va="center", fontsize=_LABEL_POINTS, color=color)
 
 
 def plot_memory(problem: Problem, schedule: Schedule, cap_bytes: int | None = None, ax: "Axes | None" = None) -> "Axes":

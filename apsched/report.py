@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from apsched.graph_result import Result
+from apsched.moved import compute_places, moved_compute
 from apsched.options import show_bytes, show_us
 from apsched.plan import digest
 from apsched.result import Infeasibility, Score
@@ -145,6 +146,22 @@ def _cells(result: Result, scored: Score, *, name: str, ratio: bool) -> list[str
     return [*cells, "yes" if scored.fits else "no"]
 
 
+def _moved_line(result: Result) -> str:
+    """Return which compute nodes moved, and how far; empty where none could."""
+    if result.schedule is None or result.caps.max_compute_move == 0:
+        return ""
+    most = "any number of" if result.caps.max_compute_move is None else f"at most {result.caps.max_compute_move}"
+    nodes = moved_compute(result.problem, result.schedule)
+    if not nodes:
+        return f"  moved: no compute node, of {len(result.problem.captured_spine)} that could move by {most} places"
+    ticks = sum(result.problem.duration_ticks[node] for node in nodes)
+    furthest = max(abs(k - place) for k, place in enumerate(compute_places(result.problem, result.schedule)))
+    return (
+        f"  moved: {len(nodes)} of {len(result.problem.captured_spine)} compute nodes, {show_us(ticks_to_us(ticks))} of work, "
+        f"by up to {furthest} places"
+    )
+
+
 def summary_lines(result: Result) -> tuple[str, ...]:
     """Return what was found, how far it can be from the best, and what it chose."""
     name = result.problem.name
@@ -164,6 +181,8 @@ def summary_lines(result: Result) -> tuple[str, ...]:
         f"  chosen: largest bucket {show_bytes(chose.bucket_bytes)}, span {chose.topo_span}, prefetch {chose.prefetch}, "
         f"in flight {show_bytes(chose.in_flight_bytes)}",
     ]
+    if moved := _moved_line(result):
+        lines.append(moved)
     if set(result.cost_shares) - {"formula"}:
         lines.append(f"  costs: {', '.join(f'{source} {100 * share:.1f} %' for source, share in result.cost_shares.items())}")
     if result.problem.rules:

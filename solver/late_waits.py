@@ -61,6 +61,8 @@ class _Course:
 
 def late_waits(compact: Compact, program: Program, caps: Caps) -> Program:
     """Return ``program`` with its waits as late as its peak, its step time and ``caps`` allow."""
+    if not program.partition.buckets:
+        return program
     limits = evaluate(compact, program)
     in_flight_cap = limits.peak_in_flight_bytes if caps.in_flight_cap_bytes is not None else int(UNLIMITED)
     best = program

@@ -94,6 +94,18 @@ def test_timeline_draws_each_kind_in_its_colour(problem: Problem) -> None:
     assert len(set(plots.COLORS.values())) == len(plots.COLORS)
 
 
+def test_moved_compute_has_a_colour_of_its_own() -> None:
+    """Only the node that was put off; those that it lets pass have not moved. Its name is white on dark."""
+    b = ByHand()
+    x = b.input("x", 512)
+    p = b.output(*[b.compute(f"n{k}", 20_000, x, size=512) for k in range(4)])
+    put_off = schedule(p, "x n0 n2 n3 n1 output")
+    assert [bar.kind for bar in plots.timeline_bars(p, put_off)] == ["compute", "compute", "compute", "moved compute"]
+    ax = plots.plot_timeline(p, put_off)
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["compute", "moved compute"]
+    assert {text.get_text(): text.get_color() for text in ax.texts} == {"n0": "black", "n2": "black", "n3": "black", "n1": "white"}
+
+
 def test_memory_is_what_simulate_says(problem: Problem) -> None:
     """The curve, the peak, what is kept and the cap, in KiB."""
     order = bucketed(problem)

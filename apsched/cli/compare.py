@@ -9,6 +9,7 @@ from apsched.cli.infeasible import refuse_infeasible
 from apsched.pipeline import loaded, resolve_caps, solve_graph, under_plan, with_torch_schedulers
 from apsched.progress import Progress
 from apsched.report import console, print_table, report_json, summary_lines
+from apsched.without_moves import with_compute_as_captured
 
 
 def run(args: argparse.Namespace, stdout: TextIO) -> None:
@@ -24,6 +25,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
         refuse_infeasible(results, source=args.source, cluster=source.cluster, stdout=stdout, as_json=args.json)
         if args.inductor:
             results = [with_torch_schedulers(*pair, progress) for pair in zip(graphs, results, strict=True)]
+        results = [with_compute_as_captured(*pair, choice.options, progress) for pair in zip(graphs, results, strict=True)]
     if args.json:
         print(json.dumps(report_json(args.source, source.cluster, results)), file=stdout)
         return

@@ -101,3 +101,13 @@ def test_a_wait_that_is_due_stays() -> None:
     small = compact(problem)
     before = program_of(problem, wait_before=3)
     assert late_waits(small, before, Caps()) is before
+
+
+def test_without_collectives_there_is_nothing_to_do() -> None:
+    b = ByHand()
+    problem = b.output(b.compute("y", 1_000, b.input("x", 512), size=512))
+    small = compact(problem)
+    program = Program(
+        partition=Pricer(problem, small).partition([]), operation=np.array([SPINE], dtype=np.int64), argument=np.array([0], dtype=np.int64)
+    )
+    assert late_waits(small, program, Caps()) is program
