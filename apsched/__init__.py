@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from apsched.plan import Plan as Plan
     from apsched.plan import Rule as Rule
     from apsched.plan_file import load_plan as load_plan
+    from apsched.writeback.hold_order import hold_order as hold_order
 
 _HOME = {
     "ApschedError": "apsched.errors",
@@ -41,6 +42,7 @@ _HOME = {
     "SolveOptions": "apsched.config",
     "capture_graph_module": "apsched.capture.graph_module",
     "export": "apsched.graph.export",
+    "hold_order": "apsched.writeback.hold_order",
     "load_cluster": "apsched.costs.cluster",
     "load_cost_model": "apsched.costs.measured_model",
     "load_costs": "apsched.costs.measured_file",

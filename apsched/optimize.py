@@ -38,7 +38,8 @@ def optimize(
 
     The :class:`apsched.Result` (schedule, bound, gap, figures) is at hand as ``fast.apsched_result`` and ``fast.meta["apsched_result"]`` of
     the module returned, which was exported and simulated again to check it. Every node needs ``meta["val"]``, as the graphs that compilers
-    hand to their backends have it.
+    hand to their backends have it. Who runs the result node by node has its order; full Inductor would change it, and keeps it where
+    :func:`apsched.hold_order` has been over it.
 
     Parameters
     ----------

@@ -2,7 +2,7 @@
 
 import importlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -326,6 +326,17 @@ def schedule_overlap_by_module(module: Any, plan: list[list[str] | str], module_
             return [(name, torch.nn.Module)] if (name := module_of(node)) else []
 
         manual_overlap_bucketing(module, plan, insert_overlap_deps=False, module_stack_fn=stack)
+
+
+def add_control_deps(graph: Any, behind: Mapping[Any, Iterable[Any]]) -> None:
+    """Wrap nodes of ``graph``, given in its order, so that Inductor runs each behind others beside its arguments.
+
+    torch/_inductor/fx_passes/control_dependencies.py, preserve_node_ordering; lowered in torch/_inductor/lowering.py.
+    """
+    from torch._inductor.fx_passes.control_dependencies import preserve_node_ordering
+    from torch.utils._ordered_set import OrderedSet
+
+    preserve_node_ordering(graph, {node: OrderedSet(before) for node, before in behind.items()})
 
 
 def sources_of(node: Any) -> Iterator[tuple[str, int]]:

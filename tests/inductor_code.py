@@ -1,0 +1,113 @@
+"""What full Inductor makes of a graph: generated code, read for the order of launches, waits and kernels. Nothing is compiled or run."""
+
+import re
+from collections import Counter
+
+import torch
+from torch._inductor import config
+from torch._inductor.compile_fx import compile_fx_inner
+from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.graph import GraphLowering
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from apsched.collectives import collective_kind, is_wait_tensor
+
+_CALL = re.compile(
+    r"torch\.ops\._c10d_functional\.(?P<collective>\w+?)(_into_tensor|_tensor|_single|_)?(_out)?\.default\("
+    r"|extern_kernels\.(?P<product>\w+)\(|torch\.ops\.aten\.(?P<attention>_scaled_dot_product\w+)\.default\(|(?P<kernel>cpp_fused\w*)\("
+)
+_PRODUCTS = ("mm", "bmm")
+
+
+class _GeneratedError(Exception):
+    """Carries the code out of Inductor before it is compiled."""
+
+
+def decomposed(module: GraphModule) -> GraphModule:
+    """Return a captured graph in the operators that Inductor lowers, traced on its own fake tensors, without what nobody uses."""
+    values = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
+    with values[0].fake_mode, torch.no_grad():
+        traced = make_fx(module, decomposition_table=select_decomp_table())(*values)
+    traced.graph.eliminate_dead_code()
+    traced.recompile()
+    return traced
+
+
+def generated_code(module: GraphModule, **settings: object) -> str:
+    """Return the python code that Inductor generates for a graph."""
+
+    def stop(graph: GraphLowering) -> None:
+        raise _GeneratedError(graph.codegen()[0].value)
+
+    original = GraphLowering.compile_to_module
+    GraphLowering.compile_to_module = stop
+    try:
+        with config.patch(fx_graph_cache=False, **settings), torch.no_grad():
+            compile_fx_inner(module, [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")])
+    except Exception as error:
+        found = error
+        while found is not None and not isinstance(found, _GeneratedError):
+            found = found.__cause__ or found.__context__ or getattr(found, "inner_exception", None)
+        if found is None:
+            raise
+        return str(found)
+    finally:
+        GraphLowering.compile_to_module = original
+    raise AssertionError("Inductor generated no code")
+
+
+def calls_of(code: str) -> list[str]:
+    """Return what the code calls, in order: kinds of collectives, ``wait``, names of products and attentions, and ``kernel``."""
+    calls = []
+    for line in code[code.index("def call(") :].splitlines():
+        if (found := _CALL.search(line)) and "assert_" not in line:
+            name = found["collective"] or found["product"] or found["attention"] or "kernel"
+            calls.append({"addmm": "mm", "baddbmm": "bmm"}.get(name, name))  # Inductor adds while it multiplies
+    return calls
+
+
+def calls_of_graph(module: GraphModule) -> list[str]:
+    """Return the same of a graph, but for kernels: what becomes one is Inductor's choice."""
+    calls = []
+    for node in module.graph.nodes:
+        if is_wait_tensor(node):
+            calls.append("wait")
+        elif (kind := collective_kind(node)) is not None:
+            calls.append(kind)
+        elif node.op == "call_function":
+            name = getattr(node.target, "_opname", "")
+            if name in _PRODUCTS or name.startswith("_scaled_dot_product"):
+                calls.append(name)
+    return calls
+
+
+EVENTS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "wait")
+
+
+def segments_of(calls: list[str]) -> list[tuple[str, dict[str, int]]]:
+    """Return every launch and wait, with what is called between the one before it and it; the end comes last."""
+    segments, here = [], Counter()
+    for call in [*calls, "end"]:
+        if call in (*EVENTS, "end"):
+            segments.append((call, dict(here)))
+            here = Counter()
+        elif call != "kernel":
+            here[call] += 1
+    return segments
+
+
+_LAUNCH = re.compile(r"(buf\d+) = torch\.ops\._c10d_functional\.\w+\.default\((?:reinterpret_tensor\()?(buf\d+),")
+
+
+def freed_in_flight(code: str) -> tuple[int, list[str]]:
+    """Return how many launches read a buffer, and the lines that free or reuse such a buffer before the wait."""
+    lines = code[code.index("def call(") :].splitlines()
+    num_launches, wrong = 0, []
+    for k, line in enumerate(lines):
+        if (found := _LAUNCH.search(line)) and "wait_tensor" not in line:
+            num_launches += 1
+            result, sent = found.groups()
+            waited = next(j for j in range(k, len(lines)) if f"wait_tensor.default({result})" in lines[j])
+            wrong += [other for other in lines[k + 1 : waited] if re.search(rf"(del|=) {sent}\b", other)]
+    return num_launches, wrong

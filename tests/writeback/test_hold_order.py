@@ -1,0 +1,160 @@
+"""Full Inductor keeps the order of a graph that is held, in the code that it generates, and its kernels stay whole."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from inductor_code import calls_of, calls_of_graph, decomposed, freed_in_flight, generated_code, segments_of
+from random_schedules import compute_moves, random_schedule
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+from toy_graphs import FlatCosts, c10d, captured_function, toy_inputs, toy_step
+
+from apsched.build_problem import build_problem
+from apsched.capture.captured import CapturedGraph
+from apsched.capture.world import world
+from apsched.config import Caps, SolveOptions
+from apsched.costs.cluster import load_cluster
+from apsched.costs.cluster_model import ClusterCostModel
+from apsched.graph.dag import NodeKind
+from apsched.graph.export import export
+from apsched.models.build import build
+from apsched.models.mesh import MeshSpec
+from apsched.models.preset_capture import capture_built
+from apsched.problem import Problem
+from apsched.solver.solve import solve
+from apsched.writeback.hold_order import hold_order
+from apsched.writeback.write_back import write_back
+
+WORLD_SIZE = 4
+SEEDS = range(3)
+
+
+@pytest.fixture(scope="module")
+def running_world():
+    with world(WORLD_SIZE) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def group(running_world) -> str:
+    return dist.group.WORLD.group_name
+
+
+@pytest.fixture(scope="module")
+def toy(group) -> CapturedGraph:
+    captured = captured_function(toy_step(group, WORLD_SIZE), toy_inputs(WORLD_SIZE, 6, 0), parameters=6)
+    return replace(captured, module=decomposed(captured.module))
+
+
+def rewritten(toy: CapturedGraph, seed: int) -> GraphModule:
+    problem = build_problem(export(toy, FlatCosts()))
+    return write_back(toy.module, problem, random_schedule(problem, seed))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("reorder_for_peak_memory", [True, False])
+def test_launches_waits_and_products_stay_where_a_random_schedule_has_them(toy, seed, reorder_for_peak_memory):
+    module = rewritten(toy, seed)
+    code = generated_code(hold_order(module), reorder_for_peak_memory=reorder_for_peak_memory)
+    assert segments_of(calls_of(code)) == segments_of(calls_of_graph(module))
+    num_launches, wrong = freed_in_flight(code)
+    assert num_launches > 0
+    assert wrong == []
+
+
+def test_they_do_not_without_being_held(toy):
+    modules = [rewritten(toy, seed) for seed in SEEDS]
+    assert any(segments_of(calls_of(generated_code(module))) != segments_of(calls_of_graph(module)) for module in modules)
+
+
+@pytest.mark.parametrize(("preset", "mesh", "direction"), [("llama3-debug", "fsdp=2,tp=2", 1), ("deepseek-v3-debug", "fsdp=4,ep=2", 0)])
+def test_moved_compute_stays_where_the_solver_put_it(running_world, preset, mesh, direction):
+    capture = capture_built(build(preset, mesh=MeshSpec.parse(mesh), seq_len=32, num_layers=1))
+    captured = capture.graphs[direction]
+    captured = replace(captured, module=decomposed(captured.module), kept_inputs=frozenset(), parameter_names={})
+    costs = ClusterCostModel(load_cluster("h100"), capture.group_ranks)
+    problem = build_problem(export(captured, costs, group_ranks=capture.group_ranks))
+    schedule = solve(problem, Caps(max_compute_move=200), SolveOptions(budget=0.5)).best.schedule
+    assert any(compute_moves(problem, schedule))
+    module = write_back(captured.module, problem, schedule)
+    code = generated_code(hold_order(module))
+    assert segments_of(calls_of(code)) == segments_of(calls_of_graph(module))
+    assert freed_in_flight(code)[1] == []
+    assert calls_of(code).count("kernel") <= num_priced_kernels(problem)
+
+
+def num_priced_kernels(problem: Problem) -> int:
+    """Return of how many kernels the costs speak."""
+    compute = [node for node, kind in enumerate(problem.kinds) if kind is NodeKind.COMPUTE]
+    alone = [node for node in compute if problem.kernels[node] < 0 and "mm" not in problem.node_names[node]]
+    return len(alone) + len({problem.kernels[node] for node in compute} - {-1})
+
+
+def chain(group: str):
+    """A launch stands between the nodes of a pointwise chain, and a product that needs nothing of it."""
+
+    def step(x, y, shard):
+        a = torch.sin(x) * 2
+        started = c10d.all_gather_into_tensor(shard, WORLD_SIZE, group)
+        b = torch.exp(a + 1).sum(dim=1)
+        product = y @ y
+        whole = c10d.wait_tensor(started)
+        return b, product @ whole
+
+    return make_fx(step, tracing_mode="fake")(torch.ones(8, 8), torch.ones(8, 8), torch.ones(2, 8))
+
+
+def test_a_chain_across_a_launch_stays_one_kernel(group):
+    module = chain(group)
+    held = hold_order(module)
+    calls = calls_of(generated_code(held))
+    assert calls == ["all_gather", "kernel", "mm", "wait", "mm"] or calls == ["all_gather", "mm", "kernel", "wait", "mm"]
+    assert calls_of(generated_code(module)).count("kernel") == 1
+
+
+def test_what_a_launch_needs_comes_before_it_and_the_rest_of_its_chain_behind(group):
+    def step(x, y):
+        a = torch.sin(x)
+        started = c10d.all_gather_into_tensor(a, WORLD_SIZE, group)
+        b = torch.exp(a)
+        product = y @ y
+        return c10d.wait_tensor(started), b, product
+
+    module = make_fx(step, tracing_mode="fake")(torch.ones(8, 8), torch.ones(8, 8))
+    calls = calls_of(generated_code(hold_order(module)))
+    assert sorted(calls[2:4]) == ["kernel", "mm"]
+    assert (calls[:2], calls[4:]) == (["kernel", "all_gather"], ["wait"])
+
+
+def test_the_graph_itself_stays_as_it_is_and_names_are_kept(toy):
+    module = rewritten(toy, 0)
+    code = module.code
+    held = hold_order(module)
+    assert module.code == code
+    assert [node.name for node in held.graph.find_nodes(op="placeholder")] == [n.name for n in module.graph.find_nodes(op="placeholder")]
+    names = {node.name for node in module.graph.nodes}
+    assert names <= {node.name for node in held.graph.nodes}
+
+
+def test_what_is_written_is_not_written_before_it_is_read(group):
+    """A chain that reads a buffer is not put off behind a node that writes it."""
+
+    def step(x, shard):
+        buffer = x + 1
+        a = torch.sin(buffer)
+        started = c10d.all_gather_into_tensor(shard, WORLD_SIZE, group)
+        buffer.mul_(2)
+        waited = c10d.wait_tensor(started)
+        return torch.exp(a), buffer, waited
+
+    module = make_fx(step, tracing_mode="fake")(torch.ones(8, 8), torch.ones(4, 8))
+    names = [node.name for node in hold_order(module).graph.nodes]
+    assert names.index("sin") < names.index("mul_") < names.index("exp")
+
+
+def test_a_graph_without_collectives_is_not_touched():
+    module = make_fx(lambda x: torch.sin(x) @ x, tracing_mode="fake")(torch.ones(4, 4))
+    held = hold_order(module)
+    assert [(node.name, node.target) for node in held.graph.nodes] == [(node.name, node.target) for node in module.graph.nodes]
