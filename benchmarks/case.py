@@ -146,10 +146,11 @@ def _with_and_without_moves(graph: _Graph, case: Case, session: _Session) -> Non
     record = _torch_record(graph.loaded, TorchRun(direction=problem.name, name=INDUCTOR))
     session.add(graphs=(*session.record.graphs, size), torch=(*session.record.torch, record))
     session.say(f"{problem.name} {record.name}: {record.message or f'{record.step_ticks / 1e6:.3f} ms'}")
-    caps = [(TORCH_PEAK, 0.0, 0), *((more_memory(share), share, COMPUTE_MOVE) for share in (0.0, *case.more_memory))]
+    caps = [(TORCH_PEAK, 0.0, move) for move in (0, COMPUTE_MOVE, *case.other_moves)]
+    caps += [(more_memory(share), share, COMPUTE_MOVE) for share in case.more_memory]
     for cap, share, move in caps if not record.message else ():
         row, result = _solve(graph, cap, int(record.peak_bytes * (1 + share)), move)
-        if result is not None and result.schedule is not None and not share:
+        if result is not None and result.schedule is not None and not share and move in (0, COMPUTE_MOVE):
             kinds = {
                 "as solved": result.schedule,
                 "when done": waits_when_done(problem, result.schedule),

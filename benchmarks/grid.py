@@ -25,6 +25,8 @@ class Case:
 
     more_memory: tuple[float, ...] = ()
     """Shares beyond the peak of torch's graph at which moved compute is solved, too: what memory buys."""
+    other_moves: tuple[int, ...] = ()
+    """Other caps on moves, in places, at the peak of torch's graph: how the default was chosen."""
 
     @property
     def name(self) -> str:
@@ -56,16 +58,21 @@ def _grid() -> tuple[Case, ...]:
 GRID = _grid()
 SMOKE = (Case(model="llama3-8b", mesh="fsdp=8,tp=8", seq_len=2048, num_layers=2, again=True),)
 
+_OTHER_MOVES = (25, 50, 100, 400)
 MOVES_GRID = (
-    *(Case(model="llama3-8b", mesh=mesh, seq_len=8192, batch=batch) for mesh in ("fsdp=8,tp=8", "fsdp=32,tp=8") for batch in (1, 2, 4)),
     *(
-        Case(model="deepseek-v3-16b", mesh=mesh, seq_len=8192, more_memory=(0.025, 0.05, 0.1, 0.2))
+        Case(model="llama3-8b", mesh=mesh, seq_len=8192, batch=batch, other_moves=_OTHER_MOVES if batch == 2 else ())
+        for mesh in ("fsdp=8,tp=8", "fsdp=32,tp=8")
+        for batch in (1, 2, 4)
+    ),
+    *(
+        Case(model="deepseek-v3-16b", mesh=mesh, seq_len=8192, more_memory=(0.025, 0.05, 0.1, 0.2), other_moves=_OTHER_MOVES)
         for mesh in ("fsdp=64,ep=8", "fsdp=128,ep=8")
     ),
 )
 """Collectives between compute nodes, which only moving compute can hide. With one sequence on 8 process ranks LLaMA-3 8B is bound by FSDP's
 own stream, so that nothing on the compute stream can help much; hence the batches."""
-MOVES_SMOKE = (Case(model="llama3-8b", mesh="fsdp=8,tp=8", seq_len=2048, num_layers=2, more_memory=(0.1,)),)
+MOVES_SMOKE = (Case(model="llama3-8b", mesh="fsdp=8,tp=8", seq_len=2048, num_layers=2, more_memory=(0.1,), other_moves=(25,)),)
 
 TORCH_PEAK = "torch's peak"
 """The memory cap under which compute is moved: the peak of the graph that torch's ``schedule_overlap_bucketing`` makes."""

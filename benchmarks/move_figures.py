@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks.figures import Verdict, told
-from benchmarks.grid import TORCH_PEAK
+from benchmarks.grid import COMPUTE_MOVE, TORCH_PEAK
 from benchmarks.records import CaseRecord, Noise, Row, RunRecord, TorchRun
 from benchmarks.table import Grid, Report, in_ms
 
@@ -25,6 +25,8 @@ class Pair:
     moved: Row
     more: tuple[Row, ...]
     """Compute moved, with more memory."""
+    by_reach: tuple[tuple[int | None, Row], ...] = ()
+    """Every cap on moves, and what it gives."""
 
     @property
     def told(self) -> str:
@@ -59,10 +61,15 @@ def pairs(run: RunRecord) -> Iterator[Pair]:
     for case in run.cases:
         for torch in case.torch:
             rows = [row for row in case.rows if row.direction == torch.direction]
-            here = {row.max_compute_move == 0: row for row in rows if row.cap == TORCH_PEAK}
-            if len(here) == 2 and here[False].solved:
+            here = {row.max_compute_move: row for row in rows if row.cap == TORCH_PEAK}
+            if {0, COMPUTE_MOVE} <= here.keys() and here[COMPUTE_MOVE].solved:
                 yield Pair(
-                    case=case, torch=torch, captured=here[True], moved=here[False], more=tuple(row for row in rows if row.cap != TORCH_PEAK)
+                    case=case,
+                    torch=torch,
+                    captured=here[0],
+                    moved=here[COMPUTE_MOVE],
+                    more=tuple(row for row in rows if row.cap != TORCH_PEAK),
+                    by_reach=tuple(sorted(here.items(), key=lambda item: item[0] or 0)),
                 )
 
 
@@ -135,7 +142,7 @@ def _finished(run: RunRecord) -> Verdict:
 
 
 def _within_peak(run: RunRecord) -> Verdict:
-    rows = [(case, row) for case in run.cases for row in case.rows if row.cap == TORCH_PEAK and row.max_compute_move != 0]
+    rows = [(case, row) for case in run.cases for row in case.rows if row.cap == TORCH_PEAK and row.max_compute_move == COMPUTE_MOVE]
     misses = tuple(f"{told(case, row)}: {row.message}" for case, row in rows if row.status == "infeasible")
     found = f"{len(rows) - len(misses)} of {len(rows)}"
     return Verdict(figure="schedules within the peak of torch's", must="all", found=found, misses=misses, measured=bool(rows))
@@ -249,6 +256,20 @@ def _memory_grid(run: RunRecord) -> Grid:
     return Grid(title="What more memory buys", headings=headings, rows=tuple(rows), num_left=3)
 
 
+def _reach_grid(run: RunRecord) -> Grid:
+    headings = ("case", "direction", "places", "step ms", "over captured", "peak GiB", "nodes moved", "by at most", "time s")
+    rows = []
+    for pair in pairs(run):
+        for reach, row in pair.by_reach if len(pair.by_reach) > 2 else ():
+            if not row.solved:
+                rows.append((pair.case.case, row.direction, f"{reach}", row.status, *("",) * 5))
+                continue
+            ratio = f"{row.step_ticks / pair.captured.step_ticks:.4f}" if pair.captured.solved else ""
+            told = (pair.case.case, row.direction, f"{reach}", in_ms(row.step_ticks), ratio, _gib(row.peak_bytes))
+            rows.append((*told, f"{row.moved_nodes}", f"{row.compute_move}", f"{row.cpu_s:.1f}"))
+    return Grid(title="How far compute may move", headings=headings, rows=tuple(rows), num_left=2)
+
+
 def _gib(size_bytes: int | None) -> str:
     return "" if size_bytes is None else f"{size_bytes / 2**30:.2f}"
 
@@ -265,4 +286,6 @@ Made by `python -m benchmarks.moves`; the raw numbers are in the JSON file besid
   waits where the model says that the transfer is over; **at the end**: waits that only outputs need right before the output,
   whatever memory that takes."""
 
-MOVES_REPORT = Report(title="Moved compute", preamble=_PREAMBLE, verdicts=verdicts, grids=(_step_grid, _noise_grid, _memory_grid))
+MOVES_REPORT = Report(
+    title="Moved compute", preamble=_PREAMBLE, verdicts=verdicts, grids=(_step_grid, _noise_grid, _memory_grid, _reach_grid)
+)

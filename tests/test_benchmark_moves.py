@@ -69,7 +69,8 @@ def solved(**changes) -> CaseRecord:
         noise=tuple(replace(n, mean_ticks=960_000) for n in captured.noise),
     )
     more = replace(moved, cap=more_memory(0.1), memory_cap_bytes=2**30 * 11 // 10)
-    return replace(CASE, rows=(captured, replace(moved, **changes), more), torch=(replace(TORCH, ours=None),))
+    near = replace(moved, max_compute_move=25, step_ticks=980_000)
+    return replace(CASE, rows=(captured, near, replace(moved, **changes), more), torch=(replace(TORCH, ours=None),))
 
 
 def words(case: CaseRecord) -> dict[str, str]:
@@ -123,7 +124,8 @@ def test_numbers_and_tables(tmp_path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "| a case | forward | compute | 1.00 | 1.100 | 1.000 | 0.950 | 0.8636 | 1 |" in text
     assert "torch's peak + 10 %" in text
     tables = [part.splitlines() for part in markdown(run_of(solved()), "", MOVES_REPORT).split("\n\n") if part.startswith("|")]
-    assert len(tables) == 4
+    assert len(tables) == 5
+    assert "| a case | forward | 25 | 0.980 | 0.9800 |" in text
     for lines in tables:
         assert len({line.count("|") for line in lines}) == 1
     assert "Verdicts" in capsys.readouterr().out
