@@ -142,10 +142,20 @@ def _finished(run: RunRecord) -> Verdict:
 
 
 def _within_peak(run: RunRecord) -> Verdict:
-    rows = [(case, row) for case in run.cases for row in case.rows if row.cap == TORCH_PEAK and row.max_compute_move == COMPUTE_MOVE]
-    misses = tuple(f"{told(case, row)}: {row.message}" for case, row in rows if row.status == "infeasible")
+    rows = [
+        (case, row, next(torch.peak_bytes for torch in case.torch if torch.direction == row.direction))
+        for case in run.cases
+        for row in case.rows
+        if row.cap == TORCH_PEAK and row.max_compute_move == COMPUTE_MOVE
+    ]
+    misses = [f"{told(case, row)}: {row.message}" for case, row, _ in rows if row.status == "infeasible"]
+    misses += [
+        f"{told(case, row)}: {row.peak_bytes - peak} bytes more than the {peak} of torch's"
+        for case, row, peak in rows
+        if row.solved and row.peak_bytes > peak
+    ]
     found = f"{len(rows) - len(misses)} of {len(rows)}"
-    return Verdict(figure="schedules within the peak of torch's", must="all", found=found, misses=misses, measured=bool(rows))
+    return Verdict(figure="schedules within the peak of torch's", must="all", found=found, misses=tuple(misses), measured=bool(rows))
 
 
 def _each(
@@ -277,7 +287,8 @@ def _gib(size_bytes: int | None) -> str:
 _PREAMBLE = """\
 Made by `python -m benchmarks.moves`; the raw numbers are in the JSON file beside this page, and `--table` makes the page from them again.
 
-- **torch** is `schedule_overlap_bucketing` on the same graph at the same costs; its peak is the memory cap of both other columns.
+- **torch** is `schedule_overlap_bucketing` on the same graph at the same costs; its peak is the memory cap of both other columns
+  (where nothing is known to fit that, but does with 0.1 % more, then the least that does; a miss all the same).
   **captured** keeps the compute in its order, **moved** lets each node move by at most 200 places among the compute nodes.
 - **gap** is (step time - bound) / step time; the bound holds for every order of the compute.
 - **time** is processor time of solve, check and write-back; **/ captured** is that over the time with compute as captured.

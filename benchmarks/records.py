@@ -70,6 +70,8 @@ class Row:
     compute_move: int = 0
     """Places by which the one moved that moved furthest."""
     noise: tuple["Noise", ...] = ()
+    least_cap_bytes: int = 0
+    """Where nothing fits: the least memory cap that is known to do; 0 for none."""
 
     @property
     def solved(self) -> bool:

@@ -98,6 +98,7 @@ def test_what_is_reached_passes() -> None:
         ),
         ({"status": "failed", "message": "it broke"}, "solved and checked by verify"),
         ({"status": "infeasible"}, "schedules within the peak of torch's"),
+        ({"peak_bytes": 2**30 + 512}, "schedules within the peak of torch's"),
     ],
 )
 def test_what_is_not_reached_is_missed(changes: dict, figure: str) -> None:
