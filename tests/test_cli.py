@@ -38,6 +38,7 @@ GRAPH_KEYS = {
     "chosen",
     "rests_on",
     "round_trip_exact",
+    "metrics",
     "costs",
     "baselines",
     "seconds",

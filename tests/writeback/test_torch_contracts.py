@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from torch.fx import Graph, GraphModule
 
-from apsched.torch_private import empty_graph_like, node_source, process_rank_in_group
+from apsched.torch_private import empty_graph_like, group_of_name, node_source, process_rank_in_group
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
@@ -59,6 +59,14 @@ def test_arguments_of_functional_collectives(operator, arguments):
 
 def test_process_rank_is_found_by_the_name_of_the_group(group):
     assert process_rank_in_group(group) == 0
+
+
+def test_a_group_is_found_by_its_name(group):
+    assert group_of_name(group).size() == 1
+
+
+def test_a_stream_can_be_held_back():
+    assert callable(torch.cuda._sleep)  # what it does needs a GPU
 
 
 def test_unknown_groups_are_a_lookup_error(group):
