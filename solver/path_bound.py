@@ -4,6 +4,8 @@ For any weights on the paths through a schedule, their mean is a bound for the b
 buckets that were cheapest so far (cutting planes); what is returned is the best mean of any round, so that the LP proves nothing.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 from ortools.linear_solver import pywraplp
@@ -19,10 +21,10 @@ from apsched.solver.path_pricing import pricings
 Floats = npt.NDArray[np.float64]
 
 
-_MOST_ROUNDS = 60
+_MOST_ROUNDS = 80
 _MOST_PIVOTS = 4_000
 """Of one LP; where that is not enough the weights found so far stand."""
-_CLOSE = 2e-4
+_CLOSE = 2e-5
 """Share of the bound that further rounds may still win when they stop."""
 _LEAST_STEP = 0.2
 """Of the way from the best weights to those of the LP: a full step overshoots."""
@@ -154,12 +156,22 @@ class _Master:
 
     def solve(self) -> tuple[float, Floats] | None:
         """Return the value in ticks and the weights, or None where the LP fails."""
-        parameters = pywraplp.MPSolverParameters()
-        parameters.SetIntegerParam(parameters.PRESOLVE, parameters.PRESOLVE_OFF)
-        if self.solver.Solve(parameters) != pywraplp.Solver.OPTIMAL and self.solver.Solve() != pywraplp.Solver.OPTIMAL:
+        if not any(self.solver.Solve(parameters) == pywraplp.Solver.OPTIMAL for parameters in _ways_to_solve()):
             return None
         weights = np.array([max(arc.solution_value(), 0.0) for arc in self.arcs])
         return self.solver.Objective().Value() / _US, weights
+
+
+def _ways_to_solve() -> Iterator[pywraplp.MPSolverParameters]:
+    """Yield from where the last LP stood; with presolve; and from scratch by the dual simplex, for those that go round in circles."""
+    for presolve, dual in ((False, False), (True, False), (False, True)):
+        parameters = pywraplp.MPSolverParameters()
+        if not presolve:
+            parameters.SetIntegerParam(parameters.PRESOLVE, parameters.PRESOLVE_OFF)
+        if dual:
+            parameters.SetIntegerParam(parameters.INCREMENTALITY, parameters.INCREMENTALITY_OFF)
+            parameters.SetIntegerParam(parameters.LP_ALGORITHM, parameters.DUAL)
+        yield parameters
 
 
 def _all(block: slice) -> list[int]:
