@@ -16,6 +16,7 @@ from difflib import get_close_matches
 from torch import nn
 
 from apsched.errors import InputError
+from apsched.passes.blocks import blocks_of
 from apsched.plan import KINDS, Plan, Rule
 from apsched.problem import Problem
 
@@ -66,25 +67,6 @@ def _keys_of(problems: Sequence[Problem], name: str, kind: str) -> dict[str, int
             return {}
         keys.update((problem.name, c.key) for c in mine)
     return keys
-
-
-def blocks_of(module: nn.Module) -> tuple[str, ...]:
-    """Return the names of the blocks of a model: the children of its outermost ``ModuleList`` and ``ModuleDict``, whatever their class.
-
-    A ``ModuleDict`` holds blocks where its children are of one class; otherwise it is a set of parts that have names.
-    """
-    found: list[str] = []
-
-    def visit(name: str, parent: nn.Module) -> None:
-        for key, child in parent.named_children():
-            path = f"{name}.{key}" if name else key
-            if _holds_blocks(child):
-                found.extend(f"{path}.{own}" for own, block in child.named_children() if any(True for _ in block.parameters()))
-            else:
-                visit(path, child)
-
-    visit("", module)
-    return tuple(found)
 
 
 def block_buckets(module: nn.Module) -> ModuleBuckets:
@@ -175,12 +157,6 @@ def _modules(name: str) -> list[str]:
     """Return the modules around ``name``, outermost first."""
     parts = name.split(".")
     return [".".join(parts[:k]) for k in range(1, len(parts))]
-
-
-def _holds_blocks(module: nn.Module) -> bool:
-    if isinstance(module, nn.ModuleList):
-        return len(module) > 0
-    return isinstance(module, nn.ModuleDict) and len(module) > 0 and len({type(child).__name__ for child in module.values()}) == 1
 
 
 def _label(label: str, names: Sequence[str]) -> str:

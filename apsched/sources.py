@@ -132,7 +132,7 @@ def _open_function(request: SourceRequest, stack: ExitStack) -> Opened:
 
     if request.mesh is not None:  # the function finds a fake process group of that size
         stack.enter_context(world(MeshSpec.parse(request.mesh).world_size))
-    capture = capture_function(request.source)
+    capture = capture_function(request.source, activation_checkpoint=request.activation_checkpoint or "none")
     return Opened(label=request.source, slug=_slug(request.source), capture=capture)
 
 
@@ -160,7 +160,7 @@ _OPTIONS = {"mesh": "--mesh", "seq_len": "--seq", "batch": "--batch", "num_layer
 
 def _refuse_useless_options(request: SourceRequest, kind: SourceKind) -> None:
     """Options of presets say nothing about a graph that exists already."""
-    allowed = {SourceKind.PRESET: tuple(_OPTIONS), SourceKind.FUNCTION: ("mesh",)}.get(kind, ())
+    allowed = {SourceKind.PRESET: tuple(_OPTIONS), SourceKind.FUNCTION: ("mesh", "activation_checkpoint")}.get(kind, ())
     for field, flag in _OPTIONS.items():
         if getattr(request, field) is not None and field not in allowed:
             raise InputError(f"{flag} chooses how a preset is built, but {request.source!r} is a {kind.value}; leave {flag} out")

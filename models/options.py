@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from apsched.errors import InputError
-
-_CHECKPOINTING = "none, full, selective or every-N (such as every-2)"
+from apsched.passes.checkpointing import Checkpointing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,18 +27,4 @@ class ModelOptions:
             dtype = getattr(self, field)
             if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
                 raise InputError(f"{field} must be a floating-point torch.dtype; found {dtype!r}")
-        if self.activation_checkpoint not in ("none", "full", "selective"):
-            self._checkpoint_every()
-
-    def _checkpoint_every(self) -> int:
-        prefix, _, count = self.activation_checkpoint.partition("every-")
-        if prefix or not count.isdecimal() or int(count) < 1:
-            raise InputError(f"activation_checkpoint must be {_CHECKPOINTING}; found {self.activation_checkpoint!r}")
-        return int(count)
-
-    def checkpointed_layers(self, num_layers: int) -> tuple[int, ...]:
-        """Return the layers that activation checkpointing applies to."""
-        if self.activation_checkpoint == "none":
-            return ()
-        step = 1 if self.activation_checkpoint in ("full", "selective") else self._checkpoint_every()
-        return tuple(range(0, num_layers, step))
+        Checkpointing.parse(self.activation_checkpoint)

@@ -6,7 +6,8 @@ from apsched.capture.world import world
 from apsched.models.build import BuiltModel, build
 from apsched.models.mesh import MeshSpec
 from apsched.models.options import ModelOptions
-from apsched.passes.checkpointing import checkpoint_activations
+from apsched.passes.blocks import blocks_of
+from apsched.passes.checkpointing import Checkpointing
 
 
 def capture_preset(
@@ -31,8 +32,5 @@ def capture_built(built: BuiltModel) -> Capture:
         built.inputs,
         source=built.name,
         reshard_after_forward=built.options.reshard_after_forward,
-        passes=checkpoint_activations(
-            [f"layers.{layer}" for layer in built.options.checkpointed_layers(built.num_layers)],
-            selective=built.options.activation_checkpoint == "selective",
-        ),
+        passes=Checkpointing.parse(built.options.activation_checkpoint).passes(blocks_of(built.module)),
     )

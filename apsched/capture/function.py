@@ -16,17 +16,22 @@ from apsched.capture.captured import Capture
 from apsched.capture.joint import capture_module
 from apsched.capture.world import world
 from apsched.errors import ApschedError, InputError
+from apsched.passes.blocks import blocks_of
+from apsched.passes.checkpointing import Checkpointing
 from apsched.torch_private import quiet_fake_tensors
 
 _EXAMPLE = "expected package.module:function, such as my_job.model:build"
 
 
-def capture_function(source: str, *, num_ranks: int | None = None, reshard_after_forward: bool = True) -> Capture:
+def capture_function(
+    source: str, *, num_ranks: int | None = None, reshard_after_forward: bool = True, activation_checkpoint: str = "none"
+) -> Capture:
     """Import ``package.module``, call ``function()`` and capture the (module, inputs) that it returns.
 
     ``source`` is looked up as Python does, with the current directory first. The user's code runs here, with this process's rights:
     as process rank 0 of a fake process group of ``num_ranks``, or where that is None in the process group that it starts itself.
-    ``reshard_after_forward`` is that of :func:`apsched.capture.joint.capture_module`.
+    ``reshard_after_forward`` is that of :func:`apsched.capture.joint.capture_module`; ``activation_checkpoint`` (``none``, ``full``,
+    ``every-N``, ``selective``) is about the blocks of the module (:func:`apsched.passes.blocks.blocks_of`).
 
     Raises
     ------
@@ -36,9 +41,16 @@ def capture_function(source: str, *, num_ranks: int | None = None, reshard_after
     """
     with world(num_ranks) if num_ranks is not None else nullcontext():
         module, inputs = call_function(source)
+        checkpointing, blocks = Checkpointing.parse(activation_checkpoint), blocks_of(module)
+        if checkpointing.every and not blocks:
+            raise InputError(
+                f"{source}: activation checkpointing needs layers in a ModuleList or ModuleDict, and {type(module).__name__} has none; "
+                "leave it out, or call torch.utils.checkpoint in the module"
+            )
         try:
             with quiet_fake_tensors():
-                return capture_module(module, inputs, source=source, reshard_after_forward=reshard_after_forward)
+                passes = checkpointing.passes(blocks)
+                return capture_module(module, inputs, source=source, reshard_after_forward=reshard_after_forward, passes=passes)
         except ApschedError:
             raise
         except Exception as error:

@@ -135,7 +135,7 @@ def _add_source(parser: argparse.ArgumentParser, flag: str | None = None) -> Non
     _option(group, "--seq", "N", "tokens in a sequence, of a preset (default: 8192)")
     _option(group, "--batch", "N", "sequences per data-parallel process rank, of a preset (default: 1)")
     _option(group, "--layers", "N", "number of layers, of a preset (default: all)")
-    _option(group, "--ac", "KIND", "activation checkpointing of a preset: none, full, selective or every-N (default: none)")
+    _option(group, "--ac", "KIND", "activation checkpointing of layers: none, full, selective or every-N (default: none)")
     _option(group, "--direction", "WHICH", "forward, backward or both (default: both)", default="both")
 
 

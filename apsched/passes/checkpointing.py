@@ -4,12 +4,14 @@ Tags are those that ``torch.utils.checkpoint`` leaves when Dynamo traces it (``r
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from operator import getitem
 
 import torch
 from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
+from apsched.errors import InputError
 from apsched.passes.copies import copied
 from apsched.passes.manager import Pass, PassList
 from apsched.passes.parameters import is_backward
@@ -17,6 +19,32 @@ from apsched.passes.parameters import is_backward
 _ATTENTION = "_scaled_dot_product_"
 _PRODUCTS = ("mm", "addmm", "bmm", "_grouped_mm")
 _REDUCTIONS = ("reduce_scatter_tensor", "all_reduce", "all_to_all_single")
+_CHOICES = "none, full, selective or every-N (such as every-2)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpointing:
+    """What people choose about activation checkpointing."""
+
+    every: int
+    """Every so many layers are recomputed; 0 for none."""
+    selective: bool = False
+    """What is heavy is saved in them."""
+
+    @classmethod
+    def parse(cls, text: str) -> "Checkpointing":
+        """Return the choice that ``text`` names: ``none``, ``full``, ``selective`` or ``every-N``."""
+        known = {"none": cls(every=0), "full": cls(every=1), "selective": cls(every=1, selective=True)}
+        if text in known:
+            return known[text]
+        prefix, _, count = text.partition("every-")
+        if prefix or not count.isdecimal() or int(count) < 1:
+            raise InputError(f"activation_checkpoint must be {_CHOICES}; found {text!r}")
+        return cls(every=int(count))
+
+    def passes(self, layers: Sequence[str]) -> PassList:
+        """Return the pass for a model whose layers have these names; none where nothing is recomputed."""
+        return checkpoint_activations(layers[:: self.every], selective=self.selective) if self.every else ()
 
 
 def checkpoint_activations(layers: Sequence[str], *, selective: bool = False) -> PassList:

@@ -43,9 +43,3 @@ def test_unknown_activation_checkpointing_is_refused(text: str) -> None:
 def test_dtypes_must_be_floating_point() -> None:
     with pytest.raises(InputError, match=r"param_dtype must be a floating-point torch\.dtype; found torch\.int8"):
         ModelOptions(param_dtype=torch.int8)
-
-
-def test_checkpointed_layers() -> None:
-    assert ModelOptions().checkpointed_layers(4) == ()
-    assert ModelOptions(activation_checkpoint="full").checkpointed_layers(3) == (0, 1, 2)
-    assert ModelOptions(activation_checkpoint="every-2").checkpointed_layers(5) == (0, 2, 4)
