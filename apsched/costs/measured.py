@@ -1,7 +1,9 @@
 """Measured costs: what a profile or a measurement says that operations, transfers, launches and copies take. No torch here."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import median
 from typing import TypeVar
 
@@ -11,6 +13,7 @@ from apsched.errors import InputError
 
 _Key = TypeVar("_Key", int, str)
 SOURCES = ("profile", "measured")
+_POINTS_PER_OCTAVE = 4
 _FURTHER = 4
 """How far beyond the largest message the fitted bandwidth is laid down, in sizes of it; a table goes on like that for ever."""
 
@@ -140,8 +143,23 @@ def _rows(transfers: Transfers) -> list[Measurement]:
             time_us=time_us,
             where=transfers.source,
         )
-        for size_bytes, time_us in points
+        for size_bytes, time_us in _on_lines(points)
     ]
+
+
+def _on_lines(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Return ``points`` and, between two that lie far apart, some on the line between them.
+
+    Messages of a job are few and far apart, and what a transfer takes is a line, t = alpha + bytes / beta; a table, whose points lie close
+    together, is drawn on logarithmic axes, and would put a message between 4 KiB and 1 MiB up to a third too high.
+    """
+    dense = [points[0]]
+    for (less, less_us), (more, more_us) in pairwise(points):
+        steps = math.ceil(_POINTS_PER_OCTAVE * math.log2(more / less))
+        sizes = sorted({round(less * (more / less) ** (k / steps)) for k in range(1, steps)} - {less, more}) if steps > 1 else []
+        dense += [(size, less_us + (more_us - less_us) * (size - less) / (more - less)) for size in sizes]
+        dense.append((more, more_us))
+    return dense
 
 
 def _median_price(prices: list[Price]) -> Price:

@@ -71,13 +71,13 @@ def test_the_costs_of_a_step_add_up_to_that_step(dags, traces, step):
         profile = profile_costs(dags, [replace(trace, steps=trace.steps[step : step + 1])], CPU, "cpu")
         prediction = predicted(dags, profile.costs, CPU)
         (group,) = profile.transfer_us
-        # to the nanosecond that ticks are, a few hundred times
+        # compute to the nanosecond that ticks are, a few hundred times; transfers as the table of all messages has them
         assert prediction.compute_us == pytest.approx(profile.compute_us, abs=2)
         assert profile.step_us == pytest.approx(
             profile.compute_us + profile.transfer_us[group] + sum(e.share for e in profile.unmatched) * profile.step_us, rel=1e-3
         )
-        assert prediction.transfer_us[group] == pytest.approx(profile.transfer_us[group], rel=0.05)
-        assert prediction.step_us == pytest.approx(profile.step_us, rel=0.05)
+        assert prediction.transfer_us[group] == pytest.approx(profile.transfer_us[group], rel=0.1)
+        assert prediction.step_us == pytest.approx(profile.step_us, rel=0.1)
 
 
 def test_the_command_reads_traces_and_solve_takes_the_costs(folder, run: Run, tmp_path):

@@ -102,6 +102,15 @@ def test_what_was_measured_goes_first_then_the_formulas():
         assert model.collective_us(kind, group, 4, 1000) == formulas.collective_us(kind, group, 4, 1000)
 
 
+def test_between_messages_far_apart_time_is_a_line():
+    """And not one on logarithmic axes, as in a table, which would say 28 us for 64 KiB here."""
+    transfers = Transfers(kind="all_gather", num_ranks=4, num_nodes=1, source="profile", points=((4096, 20.0), (2**20, 41.0)))
+    model = MeasuredCostModel(MeasuredCosts(device="d", cluster="cpu", transfers=(transfers,)), ClusterCostModel(CPU))
+    for size_bytes in (4096, 5000, 65536, 300_000, 2**20):
+        expected = 20 + 21 * (size_bytes - 4096) / (2**20 - 4096)
+        assert model.collective_us("all_gather", "dp", 4, size_bytes) == pytest.approx(expected, rel=2e-3)
+
+
 def test_a_file_becomes_a_cost_model(tmp_path):
     path = tmp_path / "costs.toml"
     path.write_bytes(dump_costs(COSTS))
