@@ -20,6 +20,10 @@ class Chosen:
     """Compute nodes between a start and the first compute node that needs it, of the earliest launch."""
     in_flight_bytes: int
     """Output bytes of FSDP collectives started and not yet waited for, at the worst step."""
+    moved_nodes: int
+    """Compute nodes that are not in their place among the compute nodes as captured."""
+    compute_move: int
+    """Places by which the one that moved furthest did."""
 
 
 def chosen(problem: Problem, schedule: Schedule, timeline: Timeline) -> Chosen:
@@ -27,12 +31,22 @@ def chosen(problem: Problem, schedule: Schedule, timeline: Timeline) -> Chosen:
     collectives = problem.collectives
     sizes = [sum(collectives[c].size_bytes for c in bucket.members) for bucket in schedule.buckets]
     ranks = [[collectives[c].start for c in bucket.members] for bucket in schedule.buckets]
+    moves = _moves(problem, schedule)
     return Chosen(
         bucket_bytes=max(sizes, default=0),
         topo_span=max((max(r) - min(r) for r in ranks), default=0),
         prefetch=max(prefetch_distances(problem, schedule, _launch_positions(problem, schedule)).values(), default=0),
         in_flight_bytes=timeline.peak_in_flight_bytes,
+        moved_nodes=sum(move > 0 for move in moves),
+        compute_move=max(moves, default=0),
     )
+
+
+def _moves(problem: Problem, schedule: Schedule) -> list[int]:
+    """Return for each compute node that does not travel by how many places it moved."""
+    place = {node: k for k, node in enumerate(problem.captured_spine)}
+    now = [step.index for step in schedule.steps if step.kind is StepKind.NODE and step.index in place]
+    return [abs(k - place[node]) for k, node in enumerate(now)]
 
 
 def _launch_positions(problem: Problem, schedule: Schedule) -> list[int]:

@@ -4,6 +4,9 @@ from dataclasses import dataclass, fields
 
 from apsched.errors import InputError
 
+DEFAULT_COMPUTE_MOVE = 200
+"""Places by which compute may move where nobody says otherwise: two layers of LLaMA, further gains nothing."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caps:

@@ -5,7 +5,7 @@ from os import PathLike
 import torch
 
 from apsched.capture.graph_module import capture_graph_module
-from apsched.config import Caps, SolveOptions
+from apsched.config import DEFAULT_COMPUTE_MOVE, Caps, SolveOptions
 from apsched.costs.cluster import DEFAULT_CLUSTER, load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.measured_model import MeasuredCostModel
@@ -30,6 +30,7 @@ def optimize(
     max_topo_span: int | None = None,
     max_prefetch: int | None = None,
     in_flight_cap_bytes: int | None = None,
+    max_compute_move: int | None = DEFAULT_COMPUTE_MOVE,
     plan: Plan | str | PathLike[str] | None = None,
     bitwise: bool = False,
     seed: int = 0,
@@ -48,7 +49,7 @@ def optimize(
     memory_cap_bytes
         Live bytes at any node. Text is read as by ``--memory-cap``: ``"none"``, ``"floor"``, ``"60GiB"``. ``None`` is the memory of the
         cost model's device, and no cap where the model is one of the user's own.
-    bucket_cap_bytes, max_topo_span, max_prefetch, in_flight_cap_bytes
+    bucket_cap_bytes, max_topo_span, max_prefetch, in_flight_cap_bytes, max_compute_move
         As in :class:`apsched.Caps`; ``None`` is no limit.
     plan
         Rules for collectives by name of their parameter: an :class:`apsched.Plan`, or the path of a plan file. They need names, which
@@ -78,7 +79,11 @@ def optimize(
     )
     (graph,) = under_plan((graph,), as_plan(plan), bitwise=bitwise)
     caps = Caps(
-        bucket_cap_bytes=bucket_cap_bytes, max_topo_span=max_topo_span, max_prefetch=max_prefetch, in_flight_cap_bytes=in_flight_cap_bytes
+        bucket_cap_bytes=bucket_cap_bytes,
+        max_topo_span=max_topo_span,
+        max_prefetch=max_prefetch,
+        in_flight_cap_bytes=in_flight_cap_bytes,
+        max_compute_move=max_compute_move,
     )
     memory_cap = _memory_cap(memory_cap_bytes, has_device=cluster is not None)
     result = solve_graph(graph, resolve_caps(graph, caps, memory_cap, progress), SolveOptions(seed=seed), progress)

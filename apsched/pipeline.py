@@ -14,7 +14,7 @@ import networkx as nx
 
 from apsched.bitwise import BITWISE_RULE
 from apsched.build_problem import build_problem
-from apsched.config import Caps, MilpOptions, SolveOptions
+from apsched.config import DEFAULT_COMPUTE_MOVE, Caps, MilpOptions, SolveOptions
 from apsched.cost_choice import CostChoice, ReadCosts, read_costs
 from apsched.costs.cluster import cluster_names, load_cluster
 from apsched.errors import ApschedError, InputError
@@ -334,6 +334,7 @@ def solve(
     max_topo_span: int | None = None,
     max_prefetch: int | None = None,
     in_flight_cap_bytes: int | None = None,
+    max_compute_move: int | None = DEFAULT_COMPUTE_MOVE,
     plan: Plan | str | PathLike[str] | None = None,
     bitwise: bool = False,
     options: SolveOptions | None = None,
@@ -350,6 +351,7 @@ def solve(
         max_topo_span=max_topo_span,
         max_prefetch=max_prefetch,
         in_flight_cap_bytes=in_flight_cap_bytes,
+        max_compute_move=max_compute_move,
     )
     cluster = "" if isinstance(graph, Problem) else graph.graph["cluster"]
     problem = graph if isinstance(graph, Problem) else build_problem(graph)

@@ -4,7 +4,7 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from apsched.config import Caps, MilpOptions, SolveOptions
+from apsched.config import DEFAULT_COMPUTE_MOVE, Caps, MilpOptions, SolveOptions
 from apsched.cost_choice import CostChoice
 from apsched.errors import InputError
 from apsched.options import MemoryCap, parse_count, parse_memory_cap, parse_number, parse_optional_bytes, parse_optional_count, parse_share
@@ -60,6 +60,7 @@ def search_choice(args: argparse.Namespace) -> SearchChoice:
             max_topo_span=parse_optional_count(args.max_topo_span, "--max-topo-span") if args.max_topo_span is not None else None,
             max_prefetch=parse_optional_count(args.max_prefetch, "--max-prefetch") if args.max_prefetch is not None else None,
             in_flight_cap_bytes=in_flight_cap,
+            max_compute_move=_compute_move(args.max_compute_move),
         ),
         memory_cap=parse_memory_cap(args.memory_cap) if args.memory_cap is not None else None,
         options=SolveOptions(
@@ -68,6 +69,10 @@ def search_choice(args: argparse.Namespace) -> SearchChoice:
             seed=parse_count(args.seed, "--seed") if args.seed is not None else defaults.seed,
         ),
     )
+
+
+def _compute_move(text: str | None) -> int | None:
+    return DEFAULT_COMPUTE_MOVE if text is None else parse_optional_count(text, "--max-compute-move")
 
 
 def plan_choice(args: argparse.Namespace) -> Plan:

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import Any, NoReturn, TextIO
 
 from apsched import __version__
+from apsched.config import DEFAULT_COMPUTE_MOVE
 from apsched.errors import InputError
 
 SOURCE_HELP = "a preset (`apsched models`), package.module:function, a file that torch wrote when it traced a job, or a graph file"
@@ -165,6 +166,10 @@ def _add_caps(parser: argparse.ArgumentParser) -> None:
     _option(caps, "--max-topo-span", "N", "ranks between the first and the last member of a bucket (default: none)")
     _option(caps, "--max-prefetch", "N", "compute nodes between a launch and the first that needs it (default: none)")
     _option(caps, "--in-flight-cap", "BYTES", "output bytes of collectives started and not yet waited for (default: none)")
+    text = (
+        f"places among the compute nodes by which one may move, 0 for as captured, or none for no limit (default: {DEFAULT_COMPUTE_MOVE})"
+    )
+    _option(caps, "--max-compute-move", "N", text)
     search = parser.add_argument_group("search")
     _option(search, "--time-slack", "SHARE", "share of the step time that less memory and fewer launches may cost (default: 0.1%%)")
     _option(search, "--budget", "WORK", "deterministic work of the search, the same on every machine (default: 20)")
