@@ -24,12 +24,17 @@ def least_memory(problem: Problem, caps: Caps | None = None, options: SolveOptio
 
     Where no known schedule keeps the other caps, the cap on bytes in flight is left out.
     """
-    caps, options = replace(caps or Caps(), memory_cap_bytes=None), options or SolveOptions()
+    caps, options = caps or Caps(), options or SolveOptions()
     small = compact(problem)
+    return least_memory_with(problem, small, ComputeMover(problem, small) if may_move(problem, caps) else None, caps, options)
+
+
+def least_memory_with(problem: Problem, small: Compact, mover: ComputeMover | None, caps: Caps, options: SolveOptions) -> tuple[int, int]:
+    """As :func:`least_memory`; with a ``mover`` where compute may move."""
+    caps = replace(caps, memory_cap_bytes=None)
     least, bound = _as_captured(problem, small, caps, options)
-    if not may_move(problem, caps):
+    if mover is None:
         return least, bound
-    mover = ComputeMover(problem, small)
     bound = min(memory_bound_of_any_order(mover.orders), least)
     lower = lower_peak(mover, caps, bound)
     return (least if lower is None else min(lower[1], least)), bound

@@ -42,6 +42,7 @@ class ComputeMover:
     def __init__(self, problem: Problem, compact: Compact) -> None:
         self.problem = problem
         self.orders = Orders(problem, compact)
+        self._pricer = Pricer(problem, compact)
         self.evaluations = 0
         """Orders judged, each under several policies."""
 
@@ -100,7 +101,7 @@ class ComputeMover:
     def judged(self, blocks: Ints, like: Candidate, caps: Caps) -> tuple[Moved | None, int]:
         """Return the best of a few policies for the buckets of ``like`` around ``blocks``, and by how many bytes none of them fits."""
         problem, compact = self.moved(blocks)
-        judge = Judge(Pricer(problem, compact), caps)
+        judge = Judge(Pricer(problem, compact, self._pricer), caps)
         self.evaluations += 1
         best: Candidate | None = None
         excess = _UNLIMITED
@@ -118,7 +119,7 @@ class ComputeMover:
 
     def _pass(self, here: Moved, caps: Caps) -> tuple[Pass, Units]:
         problem, compact = self.moved(here.blocks)
-        pricer = Pricer(problem, compact)
+        pricer = Pricer(problem, compact, self._pricer)
         program = Judge(pricer, caps).program(here.candidate.labels, here.candidate.policy, here.candidate.steer_bytes)
         stands = anatomy(compact, program)
         p, spine = self.orders.precedence, self.spine(here.blocks)

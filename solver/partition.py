@@ -16,9 +16,11 @@ from apsched.solver.tables import (
     OUT_BUFFER,
     READY_GAP,
     TRANSFER_TICKS,
+    Tables,
     bucket_figures,
     members_of,
     tables,
+    with_places,
 )
 
 Members = tuple[int, ...]
@@ -52,10 +54,11 @@ class Partition:
 class Pricer:
     """Figures of buckets from their members."""
 
-    def __init__(self, problem: Problem, compact: Compact) -> None:
+    def __init__(self, problem: Problem, compact: Compact, like: "Pricer | None" = None) -> None:
+        """``like`` is a pricer of the same problem under another order of its compute."""
         self.problem = problem
         self.compact = compact
-        self.tables = tables(problem, compact)
+        self.tables: Tables = tables(problem, compact) if like is None else with_places(like.tables, compact)
 
     def figures(self, members: Members) -> tuple[int, ...]:
         """Return launch, transfer and copy-in ticks, buffer bytes in and out, ready gap and need gap of a bucket."""

@@ -4,7 +4,7 @@ The amount of work is counted in evaluations, so that the answer does not depend
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -80,9 +80,15 @@ class Search:
         """Evaluations so far, those under lower caps left out."""
         return self._judge.evaluations
 
-    def around(self, problem: Problem, compact: Compact) -> "Search":
+    @property
+    def step_time_ticks(self) -> int:
+        """Step time of the best candidate."""
+        assert self.best is not None
+        return self.best.figures.step_time_ticks
+
+    def around(self, problem: Problem, compact: Compact, max_evaluations: int) -> "Search":
         """Return a new search for the same under another order of the compute."""
-        return replace(self, problem=problem, compact=compact, best=None, _below=None)
+        return replace(self, problem=problem, compact=compact, max_evaluations=max_evaluations, best=None, _below=None)
 
     def program(self) -> Program:
         """Return the program of the best candidate."""
@@ -145,6 +151,13 @@ class Search:
             for policy in policies(self.compact):
                 self.consider(self.evaluate(self.best.labels, policy, None))
         self.report("portfolio", self.best.figures.step_time_ticks)
+
+    def descend_by_rungs(self, rungs: Sequence[int], num_evaluations: int, stop_at_ticks: int) -> None:
+        """Improve under each of the lower caps ``rungs``, ascending, and then under the cap itself."""
+        for rung in rungs:
+            if self.step_time_ticks > stop_at_ticks:
+                self.look_below(rung, num_evaluations, stop_at_ticks)
+        self.improve(stop_at_ticks)
 
     def look_below(self, memory_cap_bytes: int, num_evaluations: int, stop_at_ticks: int) -> None:
         """Search under a lower memory cap as if it were the cap, and keep what is better than the best here.

@@ -18,16 +18,14 @@ from apsched.solver.evaluate import Program, evaluate
 from apsched.solver.expand import expand
 from apsched.solver.explain import explain
 from apsched.solver.floor import just_in_time
-from apsched.solver.judge import Judge
 from apsched.solver.late_waits import late_waits
 from apsched.solver.later_bounds import later_bounds
-from apsched.solver.least_memory import horizon_ticks, is_small, least_memory
+from apsched.solver.least_memory import horizon_ticks, is_small, least_memory_with
 from apsched.solver.lower_peak import lower_peak
 from apsched.solver.lp_bound import lp_bound
 from apsched.solver.move_compute import ComputeMover, Moved
 from apsched.solver.moving_bound import moving_bound
 from apsched.solver.orders import may_move
-from apsched.solver.partition import Pricer
 from apsched.solver.path_bound import path_bound
 from apsched.solver.periods import find_periods
 from apsched.solver.search import Search
@@ -44,6 +42,10 @@ _SHARE_OF_WINDOWS = 0.025
 """Of the budget, for windows that CP-SAT decides."""
 _ROUNDS_OF_ORDERS = 2
 """How often other orders of the compute are looked for, each time around the buckets found last."""
+_WORTH_MOVING = 0.98
+"""Share of the step time as captured up to which moving compute is all that is looked at."""
+_SHARE_AS_CAPTURED = 4
+"""Where compute may move, one in so many evaluations goes to buckets around it as captured."""
 _EVALUATIONS_PER_WORK = 200
 """Evaluations of the search under one memory cap per unit of deterministic work in the budget."""
 
@@ -90,7 +92,7 @@ def solve(
     report("bounds", -1)
     made = baselines(problem, small, caps)
     report("baselines", min((b.step_time_ticks for b in made if b.fits), default=-1))
-    floor_bytes, floor_bound = least_memory(problem, caps, options)
+    floor_bytes, floor_bound = least_memory_with(problem, small, mover, caps, options)
     if is_small(problem):
         answer = _solve_whole(problem, small, mover, caps, options, bound, made, floor_bytes, report)
     else:
@@ -161,14 +163,22 @@ def _solve_whole(
     search.portfolio()
     hint = search.program() if search.best is not None else None
     answer = _solve_exactly(problem, small, caps, options, bound, made, hint, report, all_orders=mover is None)
-    if mover is None or search.best is None:
+    if mover is None:
         return answer
-    found = mover.improve(Moved(blocks=mover.captured, candidate=search.best), caps, bound.ticks)
-    if np.array_equal(found.blocks, mover.captured):
+    blocks = mover.captured
+    if answer.schedule is None and (lower := _with_lower_peak(mover, caps)) is not None:
+        blocks = lower
+        search = search.around(*mover.moved(blocks), search.max_evaluations)
+        search.portfolio()
+    if search.best is not None:
+        found = mover.improve(Moved(blocks=blocks, candidate=search.best), caps, bound.ticks)
+        blocks = found.blocks
+        search = search.around(*mover.moved(blocks), search.max_evaluations)
+        search.consider(found.candidate)
+    if np.array_equal(blocks, mover.captured):
         return answer
-    moved, places = mover.moved(found.blocks)
-    program = Judge(Pricer(moved, places), caps).program(found.candidate.labels, found.candidate.policy, found.candidate.steer_bytes)
-    other = _solve_exactly(moved, places, caps, options, bound, made, program, report, all_orders=False)
+    hint = search.program() if search.best is not None else None
+    other = _solve_exactly(search.problem, search.compact, caps, options, bound, made, hint, report, all_orders=False)
     work = answer.deterministic_work + other.deterministic_work
     return replace(min(answer, other, key=lambda a: a.value), deterministic_work=work)
 
@@ -239,26 +249,32 @@ def _solve_by_search(
 ) -> _Answer:
     """Large problems: portfolio, local moves, other orders of the compute, then the second and third objective within the slack."""
     evaluations = max(1, int(options.budget * _EVALUATIONS_PER_WORK))
-    search = Search(problem=problem, compact=small, caps=caps, report=report, max_evaluations=evaluations, floor_bytes=floor_bytes)
+    first = evaluations if mover is None else max(1, evaluations // _SHARE_AS_CAPTURED)
+    search = Search(problem=problem, compact=small, caps=caps, report=report, max_evaluations=first, floor_bytes=floor_bytes)
     search.portfolio()
     blocks = mover.captured if mover is not None else None
-    if search.best is None and mover is not None and caps.memory_cap_bytes is not None:
-        lower = lower_peak(mover, replace(caps, memory_cap_bytes=None), caps.memory_cap_bytes)
-        if lower is not None:
-            blocks = lower[0]
-            search = search.around(*mover.moved(blocks))
-            search.portfolio()
+    if search.best is None and mover is not None and (lower := _with_lower_peak(mover, caps)) is not None:
+        blocks = lower
+        search = search.around(*mover.moved(blocks), first)
+        search.portfolio()
     if search.best is None:
         floor = just_in_time(search.problem, search.compact, caps)
         schedule = expand(search.problem, search.compact, floor.program) if floor is not None else None
         return _Answer(schedule=schedule, bound=bound, solved_by="just in time")
     good_enough = int(bound.ticks * (1 + options.time_slack / 2))  # what is left would go to memory and launches anyway
-    for rung in _rungs(small, caps, floor_bytes):
-        if search.best.figures.step_time_ticks > good_enough:
-            search.look_below(rung, evaluations, good_enough)
-    search.improve(good_enough)
-    if mover is not None and blocks is not None and search.best.figures.step_time_ticks > good_enough:
-        search = _with_compute_moved(mover, blocks, search, good_enough)
+    rungs = _rungs(small, caps, floor_bytes)
+    if mover is None or blocks is None:
+        search.descend_by_rungs(rungs, evaluations, good_enough)
+    else:
+        search.improve(good_enough)
+        moved = _with_compute_moved(mover, blocks, search, evaluations // 2, good_enough)
+        if moved.step_time_ticks > search.step_time_ticks * _WORTH_MOVING and moved.step_time_ticks > good_enough:
+            # little to gain, so that buckets around the compute as captured may be worth as much
+            search.max_evaluations = evaluations
+            search.descend_by_rungs(rungs, evaluations, good_enough)
+            again = _with_compute_moved(mover, blocks, search, evaluations // 2, good_enough)
+            moved = min(moved, again, key=lambda s: s.step_time_ticks)
+        search = moved
     improved = improve(
         search.pricer, caps, search.program(), replace(options, budget=options.budget * _SHARE_OF_WINDOWS), stop_at_ticks=good_enough
     )
@@ -279,7 +295,15 @@ def _solve_by_search(
     )
 
 
-def _with_compute_moved(mover: ComputeMover, blocks: Ints, search: Search, good_enough: int) -> Search:
+def _with_lower_peak(mover: ComputeMover, caps: Caps) -> Ints | None:
+    """Return blocks in an order that may keep a cap on memory which they do not keep as captured."""
+    if caps.memory_cap_bytes is None:
+        return None
+    lower = lower_peak(mover, replace(caps, memory_cap_bytes=None), caps.memory_cap_bytes)
+    return None if lower is None else lower[0]
+
+
+def _with_compute_moved(mover: ComputeMover, blocks: Ints, search: Search, evaluations: int, good_enough: int) -> Search:
     """Return the search around the best order of the compute that is found; ``search``, around ``blocks``, where none is better."""
     best = search
     for _ in range(_ROUNDS_OF_ORDERS):
@@ -288,12 +312,12 @@ def _with_compute_moved(mover: ComputeMover, blocks: Ints, search: Search, good_
         if np.array_equal(found.blocks, blocks):
             break
         blocks = found.blocks
-        around = search.around(*mover.moved(blocks))
+        around = search.around(*mover.moved(blocks), evaluations)
         around.consider(found.candidate)
         around.portfolio()
         around.improve(good_enough)
         assert around.best is not None
-        if best.best.value <= around.best.value:
+        if best.step_time_ticks <= around.step_time_ticks:
             break
         best = around
     return best

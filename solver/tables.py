@@ -96,6 +96,13 @@ def tables(problem: Problem, compact: Compact) -> Tables:
     )
 
 
+def with_places(t: Tables, compact: Compact) -> Tables:
+    """Return ``t`` with the places that collectives have in ``compact``, the same problem under another order of its compute."""
+    return t._replace(
+        atoms=atoms(compact), ready_gap=_ready_gaps(compact), need_gap=compact.need_gap, by_need=np.argsort(compact.need_gap, kind="stable")
+    )
+
+
 def _points(curves: list[PriceCurve], name: str) -> Ints:
     return np.array([value for curve in curves for value in getattr(curve, name)], dtype=np.int64)
 

@@ -56,7 +56,7 @@ def test_solve_a_preset_from_end_to_end(run: Run, tmp_path: Path) -> None:
     assert [graph["name"] for graph in report["graphs"]] == ["forward", "backward"]
     for graph in report["graphs"]:
         assert set(graph) == GRAPH_KEYS
-        assert set(graph["chosen"]) == {"bucket_bytes", "topo_span", "prefetch", "in_flight_bytes"}
+        assert set(graph["chosen"]) == {"bucket_bytes", "topo_span", "prefetch", "in_flight_bytes", "moved_nodes", "compute_move"}
         assert set(graph["seconds"]) == {"capture", "export", "solve", "write_back"}
         assert set(graph["baselines"]) == {"as_captured", "transformer_block", "greedy_bytes", "greedy_bytes_span"}
         for baseline in graph["baselines"].values():

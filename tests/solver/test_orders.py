@@ -1,0 +1,172 @@
+"""Compute in another order: the compact form, the rules that find orders, and what the solver makes of them."""
+
+import random
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+from random_schedules import random_schedule
+from strategies import layered_problem, random_caps, random_problem
+
+from apsched.config import Caps
+from apsched.problem import Problem
+from apsched.schedule import StepKind
+from apsched.simulate import simulate
+from apsched.solver import solve
+from apsched.solver.any_order import memory_bound_of_any_order
+from apsched.solver.compact import Compact, compact
+from apsched.solver.evaluate import evaluate
+from apsched.solver.expand import expand
+from apsched.solver.floor import just_in_time
+from apsched.solver.judge import Judge
+from apsched.solver.least_memory import least_memory
+from apsched.solver.lower_peak import lower_peak
+from apsched.solver.move_compute import ComputeMover, Moved
+from apsched.solver.orders import Orders
+from apsched.solver.partition import Pricer
+from apsched.solver.search import Search
+from apsched.verify import verify
+
+SEEDS = range(40)
+
+
+def random_order(problem: Problem, seed: int) -> np.ndarray:
+    """Return the spine in an order that the dependences allow."""
+    place = {node: k for k, node in enumerate(problem.captured_spine)}
+    steps = random_schedule(problem, seed).steps
+    return np.array([place[s.index] for s in steps if s.kind is StepKind.NODE and s.index in place], dtype=np.int64)
+
+
+def same(a: Compact, b: Compact) -> list[str]:
+    """Return the fields in which two compact forms differ."""
+    pairs = [(f.name, getattr(a, f.name), getattr(b, f.name)) for f in fields(a)]
+    return [name for name, x, y in pairs if not (np.array_equal(x, y) if isinstance(x, np.ndarray) else x == y)]
+
+
+def with_kernels(problem: Problem, seed: int) -> Problem:
+    """Return ``problem`` with kernels of a few neighbours, as a compiler makes them."""
+    rng, kernels = random.Random(seed), [-1] * problem.num_nodes
+    spine = list(problem.captured_spine)
+    while spine:
+        run = [spine.pop(0) for _ in range(min(rng.randint(1, 3), len(spine)))]
+        if len(run) > 1:
+            for node in run:
+                kernels[node] = run[0]
+    return replace(problem, kernels=tuple(kernels))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_arrays_say_what_the_problem_says(seed: int) -> None:
+    problem = random_problem(random.Random(seed), max_collectives=6)
+    orders = Orders(problem, compact(problem))
+    for order in (np.arange(len(problem.spine)), random_order(problem, seed), random_order(problem, seed + 1000)):
+        assert same(orders.compact_of(order), compact(orders.problem_of(order))) == []
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_figures_are_those_of_the_simulation(seed: int) -> None:
+    """Whatever the order, the evaluator and the simulation agree to the tick and the byte."""
+    problem = random_problem(random.Random(seed), max_collectives=6)
+    small = compact(problem)
+    orders = Orders(problem, small)
+    order = random_order(problem, seed)
+    moved, places = orders.problem_of(order), orders.compact_of(order)
+    search = Search(problem=moved, compact=places, caps=Caps(), report=lambda *_: None, max_evaluations=50, floor_bytes=0)
+    search.portfolio()
+    program = search.program()
+    schedule = expand(moved, places, program)
+    assert verify(problem, schedule, Caps(max_compute_move=None)) == ()
+    timeline, figures = simulate(problem, schedule), evaluate(places, program)
+    assert (timeline.step_time_ticks, timeline.peak_memory_bytes) == (figures.step_time_ticks, figures.peak_memory_bytes)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("max_move", [1, 3, None])
+def test_rules_keep_dependences_kernels_and_the_cap_on_moves(seed: int, max_move: int | None) -> None:
+    rng = random.Random(seed)
+    problem = with_kernels(layered_problem(rng, num_layers=4), seed)
+    small, caps = compact(problem), Caps(max_compute_move=max_move)
+    mover = ComputeMover(problem, small)
+    search = Search(problem=problem, compact=small, caps=caps, report=lambda *_: None, max_evaluations=50, floor_bytes=0)
+    search.portfolio()
+    assert search.best is not None
+    found = mover.improve(Moved(blocks=mover.captured, candidate=search.best), caps, 0)
+    assert found.candidate.figures.step_time_ticks <= search.best.figures.step_time_ticks
+    moved, places = mover.moved(found.blocks)
+    best = found.candidate
+    program = Judge(Pricer(moved, places), caps).program(best.labels, best.policy, best.steer_bytes)
+    schedule = expand(moved, places, program)
+    assert verify(problem, schedule, caps) == ()
+    assert simulate(problem, schedule).step_time_ticks == best.figures.step_time_ticks
+    spine, block_of = mover.spine(found.blocks).tolist(), mover.orders.precedence.block_of
+    together = [k for k in range(len(spine) - 1) if block_of[k] == block_of[k + 1]]
+    assert all(spine.index(k + 1) == spine.index(k) + 1 for k in together)
+    assert together
+    assert all(problem.kernels[problem.captured_spine[k]] == problem.kernels[problem.captured_spine[k + 1]] >= 0 for k in together)
+
+
+def test_moving_fills_stalls_and_keeps_the_memory() -> None:
+    """Over layered problems: faster in total by a good part, at the least memory as captured, never slower, never over the cap."""
+    captured_ticks = moved_ticks = 0
+    for seed in range(30):
+        problem = layered_problem(random.Random(seed), num_layers=5, backward=True)
+        cap, _ = least_memory(problem, Caps())
+        before, after = (solve(problem, Caps(memory_cap_bytes=cap, max_compute_move=move)) for move in (0, None))
+        assert before.best is not None
+        assert after.best is not None
+        assert verify(problem, after.best.schedule, Caps(memory_cap_bytes=cap, max_compute_move=None)) == ()
+        captured_ticks += before.fastest_ticks
+        moved_ticks += after.fastest_ticks
+    assert moved_ticks < 0.99 * captured_ticks
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_memory_bound_holds_for_every_order(seed: int) -> None:
+    """No random schedule, whose compute is anywhere, has a lower peak; nor has what lower_peak finds."""
+    problem = with_kernels(random_problem(random.Random(seed), max_collectives=5, max_spine=8), seed)
+    small = compact(problem)
+    mover = ComputeMover(problem, small)
+    bound = memory_bound_of_any_order(Orders(replace(problem, kernels=()), small))
+    for k in range(40):
+        assert bound <= simulate(problem, random_schedule(problem, 100 * seed + k)).peak_memory_bytes
+    bound = memory_bound_of_any_order(mover.orders)
+    found = lower_peak(mover, Caps(max_compute_move=None), bound)
+    known = just_in_time(problem, small, Caps())
+    assert known is not None
+    assert bound <= known.peak_memory_bytes
+    if found is not None:
+        floor = just_in_time(*mover.moved(found[0]), Caps())
+        assert floor is not None
+        assert bound <= found[1] == floor.peak_memory_bytes < known.peak_memory_bytes
+
+
+def test_least_memory_is_lower_where_compute_may_move() -> None:
+    """And the solver finds a schedule there, which it cannot as captured."""
+    lower = 0
+    for seed in range(200):
+        problem = random_problem(random.Random(seed), max_collectives=4, max_spine=8)
+        as_captured, _ = least_memory(problem, Caps())
+        moved, bound = least_memory(problem, Caps(max_compute_move=None))
+        assert bound <= moved <= as_captured
+        if moved < as_captured:
+            lower += 1
+            answer = solve(problem, Caps(memory_cap_bytes=moved, max_compute_move=None))
+            assert answer.best is not None
+            assert answer.best.peak_memory_bytes <= moved
+            assert solve(problem, Caps(memory_cap_bytes=moved)).best is None
+    assert lower
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_what_moves_is_never_slower_than_what_does_not(seed: int) -> None:
+    """Small problems under random caps: moving only adds schedules; the answer says so, and keeps every cap."""
+    rng = random.Random(seed)
+    problem = random_problem(rng, max_collectives=4, max_spine=7)
+    caps = random_caps(rng, problem)
+    before, after = solve(problem, caps), solve(problem, replace(caps, max_compute_move=2))
+    if before.best is None:
+        return
+    assert after.best is not None
+    assert after.fastest_ticks <= before.fastest_ticks
+    assert after.bound_ticks <= before.fastest_ticks
+    assert verify(problem, after.best.schedule, replace(caps, max_compute_move=2)) == ()
