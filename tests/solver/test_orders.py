@@ -5,10 +5,11 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
+from layered import Layer, layered
 from random_schedules import random_schedule
 from strategies import layered_problem, random_caps, random_problem
 
-from apsched.config import Caps
+from apsched.config import Caps, SolveOptions
 from apsched.problem import Problem
 from apsched.schedule import StepKind
 from apsched.simulate import simulate
@@ -19,7 +20,7 @@ from apsched.solver.evaluate import evaluate
 from apsched.solver.expand import expand
 from apsched.solver.floor import just_in_time
 from apsched.solver.judge import Judge
-from apsched.solver.least_memory import least_memory
+from apsched.solver.least_memory import is_small, least_memory
 from apsched.solver.lower_peak import lower_peak
 from apsched.solver.move_compute import ComputeMover, Moved
 from apsched.solver.orders import Orders
@@ -28,6 +29,7 @@ from apsched.solver.search import Search
 from apsched.verify import verify
 
 SEEDS = range(40)
+QUICK = SolveOptions(budget=1)
 
 
 def random_order(problem: Problem, seed: int) -> np.ndarray:
@@ -106,28 +108,25 @@ def test_rules_keep_dependences_kernels_and_the_cap_on_moves(seed: int, max_move
 
 
 def test_moving_fills_stalls_and_keeps_the_memory() -> None:
-    """Over layered problems: faster in total by a good part, at the least memory as captured, never slower, never over the cap."""
-    captured_ticks = moved_ticks = 0
-    for seed in range(30):
-        problem = layered_problem(random.Random(seed), num_layers=5, backward=True)
-        cap, _ = least_memory(problem, Caps())
-        before, after = (solve(problem, Caps(memory_cap_bytes=cap, max_compute_move=move)) for move in (0, None))
-        assert before.best is not None
-        assert after.best is not None
-        assert verify(problem, after.best.schedule, Caps(memory_cap_bytes=cap, max_compute_move=None)) == ()
-        captured_ticks += before.fastest_ticks
-        moved_ticks += after.fastest_ticks
-    assert moved_ticks < 0.99 * captured_ticks
+    """Weight gradients hide the all-reduce on the path of every layer, at the least memory as captured."""
+    num_layers = 12
+    problem = layered([Layer(ticks=(40, 60), on_path=True)] * num_layers, backward=True, ticks=(30, 1))
+    assert not is_small(problem)
+    cap, _ = least_memory(problem, Caps(), QUICK)
+    before, after = (solve(problem, Caps(memory_cap_bytes=cap, max_compute_move=move), QUICK) for move in (0, None))
+    assert after.best is not None
+    assert verify(problem, after.best.schedule, Caps(memory_cap_bytes=cap, max_compute_move=None)) == ()
+    assert after.fastest_ticks <= before.fastest_ticks - 20 * (num_layers - 1)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(25))
 def test_memory_bound_holds_for_every_order(seed: int) -> None:
     """No random schedule, whose compute is anywhere, has a lower peak; nor has what lower_peak finds."""
     problem = with_kernels(random_problem(random.Random(seed), max_collectives=5, max_spine=8), seed)
     small = compact(problem)
     mover = ComputeMover(problem, small)
     bound = memory_bound_of_any_order(Orders(replace(problem, kernels=()), small))
-    for k in range(40):
+    for k in range(20):
         assert bound <= simulate(problem, random_schedule(problem, 100 * seed + k)).peak_memory_bytes
     bound = memory_bound_of_any_order(mover.orders)
     found = lower_peak(mover, Caps(max_compute_move=None), bound)
@@ -143,27 +142,27 @@ def test_memory_bound_holds_for_every_order(seed: int) -> None:
 def test_least_memory_is_lower_where_compute_may_move() -> None:
     """And the solver finds a schedule there, which it cannot as captured."""
     lower = 0
-    for seed in range(200):
+    for seed in range(40):
         problem = random_problem(random.Random(seed), max_collectives=4, max_spine=8)
         as_captured, _ = least_memory(problem, Caps())
         moved, bound = least_memory(problem, Caps(max_compute_move=None))
         assert bound <= moved <= as_captured
         if moved < as_captured:
             lower += 1
-            answer = solve(problem, Caps(memory_cap_bytes=moved, max_compute_move=None))
+            answer = solve(problem, Caps(memory_cap_bytes=moved, max_compute_move=None), QUICK)
             assert answer.best is not None
             assert answer.best.peak_memory_bytes <= moved
-            assert solve(problem, Caps(memory_cap_bytes=moved)).best is None
+            assert solve(problem, Caps(memory_cap_bytes=moved), QUICK).best is None
     assert lower
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(25))
 def test_what_moves_is_never_slower_than_what_does_not(seed: int) -> None:
     """Small problems under random caps: moving only adds schedules; the answer says so, and keeps every cap."""
     rng = random.Random(seed)
     problem = random_problem(rng, max_collectives=4, max_spine=7)
     caps = random_caps(rng, problem)
-    before, after = solve(problem, caps), solve(problem, replace(caps, max_compute_move=2))
+    before, after = solve(problem, caps, QUICK), solve(problem, replace(caps, max_compute_move=2), QUICK)
     if before.best is None:
         return
     assert after.best is not None
