@@ -1,10 +1,18 @@
 """The pass lists that apsched itself runs: values, to be joined, cut and added to."""
 
-from apsched.passes.manager import PassList
+from apsched.passes.duplicates import deduplicate_gathers, fuse_summed_scatters
+from apsched.passes.manager import PassList, without
 from apsched.passes.recompute import recompute_gathers
 from apsched.passes.roles import classify
+from apsched.passes.round_trips import undo_round_trips
 
 
 def joint_passes(*, reshard_after_forward: bool = True) -> PassList:
     """Return what runs on a joint graph before it is partitioned."""
     return (classify(), recompute_gathers(reshard_after_forward=reshard_after_forward))
+
+
+def shortening_passes(*, bitwise: bool) -> PassList:
+    """Return what takes work out of a joint graph, to be handed to ``capture_module``; with ``bitwise`` only what rounds nothing anew."""
+    passes = (deduplicate_gathers(), undo_round_trips(), fuse_summed_scatters())
+    return without(passes, "fuse_summed_scatters") if bitwise else passes

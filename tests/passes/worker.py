@@ -23,7 +23,7 @@ from apsched.collectives import collective_kind, is_collective
 from apsched.models.mesh import group_of
 from apsched.passes.chained_gathers import flat_mesh, fuse_chained_gathers
 from apsched.passes.copies import copied
-from apsched.passes.duplicates import deduplicate_gathers, fuse_summed_scatters
+from apsched.passes.lists import shortening_passes
 from apsched.passes.manager import Pass, run_passes
 from apsched.passes.round_trips import undo_round_trips
 
@@ -104,8 +104,8 @@ def on_one_axis(mesh: DeviceMesh) -> dict[str, dict[str, object]]:
     x = values(100 + group.rank, ROWS, WIDTH).round()  # whole numbers: sums are exact in any order
     twice = ReadTwice(group, seed=0)
     return {
-        "gathers twice": before_partition(twice, x, (deduplicate_gathers(),)),
-        "sums first": before_partition(twice, x, (deduplicate_gathers(), fuse_summed_scatters())),
+        "gathers twice": before_partition(twice, x, shortening_passes(bitwise=True)),
+        "sums first": before_partition(twice, x, shortening_passes(bitwise=False)),
         "there and back": before_partition(ThereAndBack(mesh, whole_too=True), x, (undo_round_trips(),)),
         "only back": before_partition(ThereAndBack(mesh, whole_too=False), x, (undo_round_trips(),)),
         "other part": before_partition(
