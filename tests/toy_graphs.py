@@ -4,6 +4,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from apsched.capture.captured import CapturedGraph
+from apsched.collectives import tensors_of
 
 c10d = torch.ops._c10d_functional
 
@@ -69,7 +70,7 @@ class FlatCosts:
             return 3.0 + (node.meta["val"].nbytes / 100 if target.endswith("all_reduce.default") else 0.0)
         if node.op != "call_function" or any(view in target for view in ("view", "slice", "aten.t.", "empty", "getitem")):
             return 0.0
-        return 1.0 + node.meta["val"].nbytes / 100
+        return 1.0 + sum(tensor.nbytes for tensor in tensors_of(node)) / 100
 
     def collective_us(self, kind: str, group_name: str, group_size: int, size_bytes: int) -> float:
         """Return latency and time on the wire."""
