@@ -12,6 +12,8 @@ streams of their groups.
     (V5)  jobs of a group's stream: transfers at the least rate of any bucket, or alone
     (V6)  the rows of the LP: all of the compute stream, and the sets for which (V3) is longest, weighed against each other
     (V7)  buckets weighed along a chain of items that follow each other in every order, as along paths where the order is fixed
+    (V8)  step time >= compute before the last reduction + its transfer + sum over others of its stream of the lesser of the compute that
+          only they need and their transfer
 
 What a memory cap forces in the order as captured it need not force in another one, so none of that enters.
 """
@@ -28,6 +30,7 @@ from apsched.solver.moving_items import items_of
 from apsched.solver.moving_jobs import Ends, Loose, Work, bounds_of, compute_jobs, ends_of, jobs_of_streams, tail_of_main
 from apsched.solver.one_machine import critical_jobs
 from apsched.solver.orders import Orders
+from apsched.solver.tail_bound import tail_bound
 
 _BUSY = 0.8
 """Share of the best bound that the transfers of some stream take, from which on their buckets are looked at."""
@@ -46,6 +49,7 @@ def moving_bound(problem: Problem, compact: Compact, orders: Orders, caps: Caps)
     found = [
         *bounds_of(loose, ends),
         TimeBound(ticks=int(compact.spine_ticks.sum()) + work, source="compute"),
+        tail_bound(compact, loose, ends, costs, caps.max_compute_move),
         TimeBound(ticks=lagrangian(_rows(compact, loose, ends, costs)), source=WEIGHED),
     ]
     best = max(bound.ticks for bound in found)

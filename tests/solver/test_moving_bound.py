@@ -20,6 +20,7 @@ from apsched.solver.moving_bound import loose_program, moving_bound
 from apsched.solver.moving_jobs import ends_of
 from apsched.solver.one_machine import critical_jobs, one_machine
 from apsched.solver.orders import Orders
+from apsched.solver.tail_bound import tail_bound
 
 
 def bound_of(problem: Problem, caps: Caps) -> tuple[int, str]:
@@ -32,6 +33,13 @@ def chain_bound_of(problem: Problem, caps: Caps) -> int:
     small = compact(problem)
     loose = loose_program(problem, small, Orders(problem, small), costs_of(problem, small, caps))
     return chain_bound(problem, small, loose, ends_of(loose, caps.max_compute_move), caps).ticks
+
+
+def tail_bound_of(problem: Problem, caps: Caps) -> int:
+    small = compact(problem)
+    costs = costs_of(problem, small, caps)
+    loose = loose_program(problem, small, Orders(problem, small), costs)
+    return tail_bound(small, loose, ends_of(loose, caps.max_compute_move), costs, caps.max_compute_move).ticks
 
 
 def orders_within(problem: Problem, max_move: int | None) -> Iterator[tuple[int, ...]]:
@@ -77,6 +85,7 @@ def test_no_bound_is_above_the_optimum_over_all_orders(chunk: int) -> None:
         bound, source = bound_of(problem, caps)
         assert bound <= best, (seed, source)
         assert chain_bound_of(problem, caps) <= best, seed
+        assert tail_bound_of(problem, caps) <= best, seed
         met += bound == best
         captured = best_schedule(problem, caps)
         moved += captured is not None and best < captured.step_time_ticks
@@ -188,6 +197,22 @@ def test_a_chain_counts_the_latency_of_buckets() -> None:
     assert best is not None
     assert 6 * 10 < chain_bound_of(problem, caps) <= best
     assert bound_of(gathered_layers(12), caps) == (chain_bound_of(gathered_layers(12), caps), "buckets weighed along a chain")
+
+
+def test_compute_left_to_the_end_is_no_way_around_the_tail() -> None:
+    """A chain with a long last reduction; gradients beside it could run during that, but their own reductions follow it."""
+    b = ByHand(prices={"reduce_scatter": line(0, 60)})
+    x = b.input("x", 512)
+    outputs = []
+    for i in range(4):
+        grad = b.compute(f"g{i}", 20, x, size=512)
+        outputs.append(b.wait(f"v{i}", b.start("reduce_scatter", f"rs{i}", grad, 512, 256)))
+        x = b.compute(f"c{i}", 30, x, size=2048)
+    outputs.append(b.wait("v", b.start("reduce_scatter", "rs", x, 2048, 1024)))
+    problem, caps = b.output(*outputs), Caps(max_compute_move=None)
+    best = best_in_any_order(problem, caps)
+    assert best == 4 * (20 + 30) + 120
+    assert bound_of(problem, caps) == (best - 2, "compute + tail of group dp")  # rounding
 
 
 def test_without_collectives_it_is_the_compute() -> None:

@@ -1,0 +1,74 @@
+"""What sticks out at the end, whatever the order of the compute: a reduction that is ready late, against all others of its stream.
+
+Compute that a later order leaves to the end, to run beside the transfer of the last reduction, makes gradients whose own transfers then
+follow that one on its stream. Either way it costs: before the last launch its time on the compute stream, behind it that of its
+reduction.
+"""
+
+import numpy as np
+
+from apsched.solver.bounds import TimeBound
+from apsched.solver.compact import ALL_GATHER, Compact, Ints
+from apsched.solver.compiled import compiled
+from apsched.solver.lp_bound import Costs
+from apsched.solver.moving_heads import mark_ancestors
+from apsched.solver.moving_jobs import Ends, Loose
+
+_MOST_LAST = 12
+"""Reductions tried as the last of each stream."""
+_SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
+"""Weights tried of the busiest other stream."""
+
+
+def tail_bound(compact: Compact, loose: Loose, ends: Ends, costs: Costs, max_move: int | None) -> TimeBound:
+    """Return the best bound over reductions that may be the last of their stream, (V8)."""
+    items, spine_ticks = loose.items, loose.spine_ticks
+    reductions = np.nonzero((compact.kind != ALL_GATHER) & ~loose.on_path)[0]
+    behind = np.minimum(costs.transfer, np.where(compact.bucketable, costs.slope, costs.transfer)).astype(np.int64)
+    load = np.bincount(loose.stream[reductions], weights=behind[reductions], minlength=len(loose.streams))
+    span = items.spread(spine_ticks, loose.work.launch + loose.work.transfer)
+    before, follows = np.zeros(len(items), np.bool_), np.zeros(len(items), np.int64)
+    best = TimeBound(ticks=0, source="compute")
+    for stream in np.unique(loose.stream[reductions]).tolist():
+        here = reductions[loose.stream[reductions] == stream]
+        others = [s for s in np.argsort(-load, kind="stable").tolist() if s != stream and load[s] > 0][:1]
+        away = reductions[np.isin(loose.stream[reductions], others)]
+        owner = owners(items.before_begin, items.before_list, items.of_collective, here, away)[items.of_spine]
+        late = here[np.argsort(-(ends.head + loose.work.transfer)[here], kind="stable")][:_MOST_LAST]
+        for last in late.tolist():
+            most = len(spine_ticks) if max_move is None else max_move
+            mark_ancestors(items.before_begin, items.before_list, items.place, span, int(items.of_collective[last]), most, before, follows)
+            done = before[items.of_spine]
+            mine = before[items.of_collective]
+            own = np.bincount(owner[~done & (owner >= 0)], weights=spine_ticks[~done & (owner >= 0)], minlength=len(mine))
+            sooner = own.astype(np.int64) + loose.work.main
+            run = int(spine_ticks[done].sum()) + int(loose.work.main[mine].sum() + loose.work.main[last])
+            open_here, open_away = here[~mine[here] & (here != last)], away[~mine[away]]
+            for share in _SHARES if len(away) else (0.0,):
+                ticks = run + (1 - share) * (float(costs.transfer[last]) - 1)
+                ticks += np.minimum(sooner, (1 - share) * behind)[open_here].sum() + np.minimum(sooner, share * behind)[open_away].sum()
+                if ticks * (1 - 1e-9) > best.ticks:
+                    best = TimeBound(ticks=int(ticks * (1 - 1e-9)), source=f"compute + tail of group {loose.streams[stream]}")
+    return best
+
+
+@compiled
+def owners(before_begin: Ints, before_list: Ints, of_collective: Ints, here: Ints, away: Ints) -> Ints:
+    """Return for each item a collective of ``here``, or else of ``away``, that it is or comes before; -1 for none."""
+    owner = np.full(len(before_begin) - 1, -1, np.int64)
+    rank = np.zeros(len(of_collective), np.int64)
+    rank[here], rank[away] = 2, 1
+    collective = np.full(len(owner), -1, np.int64)
+    for c in range(len(of_collective)):
+        if rank[c] > 0:
+            collective[of_collective[c]] = c
+    for j in range(len(owner) - 1, -1, -1):
+        if collective[j] >= 0:
+            owner[j] = collective[j]
+        if owner[j] < 0:
+            continue
+        for q in range(before_begin[j], before_begin[j + 1]):
+            p = before_list[q]
+            if owner[p] < 0 or rank[owner[p]] < rank[owner[j]]:
+                owner[p] = owner[j]
+    return owner
