@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from apsched.moved import furthest_move, moved_compute
 from apsched.problem import Problem
 from apsched.schedule import Schedule, StepKind
 from apsched.simulate import Timeline
@@ -21,9 +22,9 @@ class Chosen:
     in_flight_bytes: int
     """Output bytes of FSDP collectives started and not yet waited for, at the worst step."""
     moved_nodes: int
-    """Compute nodes that are not in their place among the compute nodes as captured."""
+    """The fewest compute nodes that have to move to make the order out of the one as captured."""
     compute_move: int
-    """Places by which the one that moved furthest did."""
+    """Places by which the compute node stands apart from its own that does most."""
 
 
 def chosen(problem: Problem, schedule: Schedule, timeline: Timeline) -> Chosen:
@@ -31,22 +32,14 @@ def chosen(problem: Problem, schedule: Schedule, timeline: Timeline) -> Chosen:
     collectives = problem.collectives
     sizes = [sum(collectives[c].size_bytes for c in bucket.members) for bucket in schedule.buckets]
     ranks = [[collectives[c].start for c in bucket.members] for bucket in schedule.buckets]
-    moves = _moves(problem, schedule)
     return Chosen(
         bucket_bytes=max(sizes, default=0),
         topo_span=max((max(r) - min(r) for r in ranks), default=0),
         prefetch=max(prefetch_distances(problem, schedule, _launch_positions(problem, schedule)).values(), default=0),
         in_flight_bytes=timeline.peak_in_flight_bytes,
-        moved_nodes=sum(move > 0 for move in moves),
-        compute_move=max(moves, default=0),
+        moved_nodes=len(moved_compute(problem, schedule)),
+        compute_move=furthest_move(problem, schedule),
     )
-
-
-def _moves(problem: Problem, schedule: Schedule) -> list[int]:
-    """Return for each compute node that does not travel by how many places it moved."""
-    place = {node: k for k, node in enumerate(problem.captured_spine)}
-    now = [step.index for step in schedule.steps if step.kind is StepKind.NODE and step.index in place]
-    return [abs(k - place[node]) for k, node in enumerate(now)]
 
 
 def _launch_positions(problem: Problem, schedule: Schedule) -> list[int]:

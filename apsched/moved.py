@@ -31,3 +31,8 @@ def moved_compute(problem: Problem, schedule: Schedule) -> frozenset[int]:
         kept.add(places[k])
         k = before[k]
     return frozenset(node for k, node in enumerate(problem.captured_spine) if k not in kept)
+
+
+def furthest_move(problem: Problem, schedule: Schedule) -> int:
+    """Return by how many places among the compute nodes the one stands apart from its own that does most."""
+    return max((abs(k - place) for k, place in enumerate(compute_places(problem, schedule))), default=0)

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from apsched.graph_result import Result
-from apsched.moved import compute_places, moved_compute
+from apsched.moved import furthest_move, moved_compute
 from apsched.options import show_bytes, show_us
 from apsched.plan import digest
 from apsched.result import Infeasibility, Score
@@ -155,7 +155,7 @@ def _moved_line(result: Result) -> str:
     if not nodes:
         return f"  moved: no compute node, of {len(result.problem.captured_spine)} that could move by {most} places"
     ticks = sum(result.problem.duration_ticks[node] for node in nodes)
-    furthest = max(abs(k - place) for k, place in enumerate(compute_places(result.problem, result.schedule)))
+    furthest = furthest_move(result.problem, result.schedule)
     return (
         f"  moved: {len(nodes)} of {len(result.problem.captured_spine)} compute nodes, {show_us(ticks_to_us(ticks))} of work, "
         f"by up to {furthest} places"

@@ -21,7 +21,7 @@ from apsched.costs.cluster import DEFAULT_CLUSTER, load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.graph_result import Result
 from apsched.inductor_baseline import INDUCTOR, INDUCTOR_MANUAL, InductorRun, run_inductor, run_inductor_manual, score_run
-from apsched.moved import compute_places, moved_compute
+from apsched.moved import furthest_move, moved_compute
 from apsched.options import MemoryCap
 from apsched.pipeline import LoadedGraph, explain_infeasible, export_graph, opening, resolve_caps, solve_graph
 from apsched.problem import Problem
@@ -233,7 +233,7 @@ def _solve(graph: _Graph, cap: str, memory_cap_bytes: int | None, compute_move: 
             round_trip_exact=_exact(graph, module, result),
             deterministic_work=answer.deterministic_work,
             moved_nodes=len(moved_compute(graph.problem, best.schedule)),
-            compute_move=max((abs(k - place) for k, place in enumerate(compute_places(graph.problem, best.schedule))), default=0),
+            compute_move=furthest_move(graph.problem, best.schedule),
         ), result
     except Exception as error:  # one failure must not lose the other cases
         return replace(row, status="failed", message=_first_line(error)), None

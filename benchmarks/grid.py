@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 
+from apsched.config import DEFAULT_COMPUTE_MOVE
 from apsched.models.presets import PRESETS
 from apsched.problem import Problem
 from apsched.solver.baselines import block_of
@@ -76,7 +77,7 @@ MOVES_SMOKE = (Case(model="llama3-8b", mesh="fsdp=8,tp=8", seq_len=2048, num_lay
 
 TORCH_PEAK = "torch's peak"
 """The memory cap under which compute is moved: the peak of the graph that torch's ``schedule_overlap_bucketing`` makes."""
-COMPUTE_MOVE = 200
+COMPUTE_MOVE = DEFAULT_COMPUTE_MOVE
 """Places by which compute may move, where it may."""
 
 

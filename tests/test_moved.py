@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 from by_hand import ByHand, schedule
 
-from apsched.moved import compute_places, moved_compute
+from apsched.moved import compute_places, furthest_move, moved_compute
 from apsched.problem import Problem
 from apsched.schedule import as_captured
 
@@ -33,6 +33,7 @@ def test_one_that_is_put_off_moves_and_those_that_it_lets_pass_do_not() -> None:
     assert names(problem, "n1 n2 n3 n0 n4 n5") == {"n0"}
     assert names(problem, "n0 n4 n1 n2 n3 n5") == {"n4"}
     assert names(problem, "n5 n1 n2 n3 n4 n0") == {"n0", "n5"}
+    assert furthest_move(problem, schedule(problem, "x n1 n2 n3 n0 n4 n5 output")) == 3
 
 
 @pytest.mark.parametrize("seed", range(30))
