@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
-import meshes
+import mesh_modules
 import torch
 import torch.distributed as dist
-from meshes import ROWS, WIDTH, ByHand, Exchanged, ReadTwice, Redistributed, ThereAndBack, values
+from mesh_modules import ROWS, WIDTH, ByHand, Exchanged, ReadTwice, Redistributed, ThereAndBack, values
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.fx import GraphModule
@@ -94,7 +94,7 @@ def on_two_axes(mesh: DeviceMesh) -> dict[str, dict[str, object]]:
     fuse = (fuse_chained_gathers(flat_mesh(mesh)),)
     found = {f"dtensor {how}": after_partition(Redistributed(mesh, columns=how == "columns"), x, fuse) for how in ("rows", "columns")}
     for axes in (("dp", "tp"), ("tp", "dp")):
-        for between in (meshes.nothing, meshes.cancelling, meshes.turned, meshes.cast, meshes.also_used):
+        for between in (mesh_modules.nothing, mesh_modules.cancelling, mesh_modules.turned, mesh_modules.cast, mesh_modules.also_used):
             found[f"{between.__name__} {'-'.join(axes)}"] = after_partition(ByHand(mesh, axes, between), x, fuse)
     return found
 
