@@ -82,7 +82,7 @@ class _Session:
 
 def measure(case: Case, asked: Asked, session: _Session) -> None:
     """Measure ``case``; the record grows in ``session``."""
-    warm = _warm_up()
+    warm = _warm_up(asked)
     session.add(warm_up_cpu_s=warm.cpu_s)
     session.say(f"warm, {warm.cpu_s:.1f} s of processor time")
     with opening(_request(case), _QUIET) as (source, _):
@@ -120,9 +120,10 @@ def _exported(capture: Capture) -> list[LoadedGraph]:
     return [export(graph) for graph in capture.graphs]
 
 
-def _warm_up() -> _WarmUp:
+def _warm_up(asked: Asked) -> _WarmUp:
     """Solve a small graph and let torch schedule it, so that imports and compilation are timed here and nowhere else."""
-    request = SourceRequest(source="llama3-debug", mesh="fsdp=4", seq_len=64, num_layers=4)
+    request = SourceRequest(source="llama3-debug", mesh="fsdp=2,tp=2" if asked.moves else "fsdp=4", seq_len=64, num_layers=4)
+    free = Caps(max_compute_move=COMPUTE_MOVE if asked.moves else 0)
     with opening(request, _QUIET) as (source, _):
         assert source.capture is not None
         graphs = _exported(source.capture)
@@ -130,7 +131,7 @@ def _warm_up() -> _WarmUp:
         with timed() as used:
             for graph in graphs:
                 for above_floor in (True, False):
-                    caps = resolve_caps(graph, Caps(), MemoryCap(size_bytes=0 if above_floor else None, above_floor=above_floor), _QUIET)
+                    caps = resolve_caps(graph, free, MemoryCap(size_bytes=0 if above_floor else None, above_floor=above_floor), _QUIET)
                     result = solve_graph(graph, caps, SolveOptions(budget=2), _QUIET)
                     assert result.best is not None
                     _write_back(graph, result)

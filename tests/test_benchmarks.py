@@ -300,7 +300,7 @@ ASKED = Asked(caps=("none",), torch_up_to_nodes=None, commit="abc", timeout_s=30
 
 def test_a_case_that_fails_is_kept_with_its_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it found before it failed, too."""
-    monkeypatch.setattr(case_process, "_warm_up", lambda: case_process._WarmUp(cpu_s=1.5, held_bytes=0))
+    monkeypatch.setattr(case_process, "_warm_up", lambda _: case_process._WarmUp(cpu_s=1.5, held_bytes=0))
     file = tmp_path / "case.json"
     file.write_text(json.dumps({**asdict(ASKED), "case": asdict(Case(model="llama3-debug", mesh="fsdp=nonsense", seq_len=32))}))
     with pytest.raises(InputError):
