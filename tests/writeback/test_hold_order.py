@@ -1,11 +1,14 @@
 """Full Inductor keeps the order of a graph that is held, in the code that it generates, and its kernels stay whole."""
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from inductor_code import calls_of, calls_of_graph, decomposed, freed_in_flight, generated_code, segments_of
+from processes import run_processes
 from random_schedules import compute_moves, random_schedule
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -158,3 +161,11 @@ def test_a_graph_without_collectives_is_not_touched():
     module = make_fx(lambda x: torch.sin(x) @ x, tracing_mode="fake")(torch.ones(4, 4))
     held = hold_order(module)
     assert [(node.name, node.target) for node in held.graph.nodes] == [(node.name, node.target) for node in module.graph.nodes]
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
+def test_held_and_compiled_it_computes_what_was_captured_on_two_processes(tmp_path):
+    for report in run_processes(Path(__file__).parent / "inductor_worker.py", tmp_path, 2, timeout_s=600):
+        assert min(report["num_moved"]) > 5
+        assert report["largest"] > 0.1
+        assert report["largest_distance"] < 1e-5 * report["largest"]
