@@ -77,9 +77,9 @@ class ComputeMover:
             for overrun in _OVERRUNS:
                 if best.candidate.figures.step_time_ticks <= stop_at_ticks:
                     return best
-                here = start
+                here, taste = start, Taste(int(share * most), overrun)
                 for _ in range(_REPEATS):
-                    there = self._refilled(here, caps, most, Taste(int(share * most), overrun))
+                    there = self._refilled(here, caps, most, taste)
                     if there is None or np.array_equal(there.blocks, here.blocks):
                         break
                     here = there

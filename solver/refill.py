@@ -108,6 +108,11 @@ def refill(p: Precedence, u: Units, program: Pass, room_bytes: int, max_move: in
     for i in range(len(program.operation)):
         if program.operation[i] == SPINE:
             at[program.argument[i]] = i
+    needed = np.zeros(num_buckets, np.bool_)  # the stream stands still for them only: what outputs alone need is waited for at the end
+    for c in p.needs_list:
+        needed[u.bucket_of[c]] = True
+    for c in u.after_list:
+        needed[u.bucket_of[c]] = True
     cursor = 0  # first place in the program that has not run
     passed = 0  # places of the program that are behind
     for i in range(len(program.operation)):
@@ -132,7 +137,7 @@ def refill(p: Precedence, u: Units, program: Pass, room_bytes: int, max_move: in
                 _run_in_time(p, u, due, state, max_move)
             if not (done[a] or p.patient[a]):
                 _run_with_all_before(p, u, a, state, max_move)
-        elif program.operation[i] == WAIT and not state.waited[a]:
+        elif program.operation[i] == WAIT and needed[a] and not state.waited[a]:
             if not state.launched[a]:
                 _launch(u, a, state)
             while scalars[_CLOCK] < state.finish[a]:
@@ -144,10 +149,28 @@ def refill(p: Precedence, u: Units, program: Pass, room_bytes: int, max_move: in
                 _run(p, u, chosen, state)
             scalars[_CLOCK] = max(scalars[_CLOCK], state.finish[a]) + u.wait_work[a]
             state.waited[a] = True
-    for block in program.order:
-        if not done[block]:
-            _run_with_all_before(p, u, block, state, max_move)
+    tails = _tails(p, u)
+    while scalars[_NUM_BLOCKS] < num_blocks:  # what was put off to the end: what is followed by most goes first (Jackson's rule)
+        chosen = -1
+        for block in range(scalars[_OLDEST], num_blocks):
+            if not done[block] and not state.blocks_left[block] and (chosen < 0 or tails[block] > tails[chosen]):
+                chosen = block
+        _run_in_time(p, u, chosen, state, max_move)
     return state.result
+
+
+@compiled
+def _tails(p: Precedence, u: Units) -> Ints:
+    """(K,) ticks that follow a block at least, as long as nothing else is in the way: blocks behind it, and transfers."""
+    tails = np.zeros(len(p.block_ticks), np.int64)
+    for block in range(len(tails) - 1, -1, -1):
+        for q in range(p.feeds_begin[block], p.feeds_begin[block + 1]):
+            b = u.bucket_of[p.feeds_list[q]]
+            tails[block] = max(tails[block], u.launch_work[b] + u.transfer_ticks[b])
+        for q in range(p.behind_begin[block], p.behind_begin[block + 1]):
+            after = p.behind_list[q]
+            tails[block] = max(tails[block], p.block_ticks[after] + tails[after])
+    return tails
 
 
 @compiled
