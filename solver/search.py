@@ -153,7 +153,9 @@ class Search:
         self.report("portfolio", self.best.figures.step_time_ticks)
 
     def descend_by_rungs(self, rungs: Sequence[int], num_evaluations: int, stop_at_ticks: int) -> None:
-        """Improve under each of the lower caps ``rungs``, ascending, and then under the cap itself."""
+        """Improve the start here, then under each of the lower caps ``rungs``, ascending, and then under the cap itself."""
+        if rungs:
+            self.descend(stop_at_ticks)  # from its own start, too, not only from what fits lower caps
         for rung in rungs:
             if self.step_time_ticks > stop_at_ticks:
                 self.look_below(rung, num_evaluations, stop_at_ticks)
@@ -175,6 +177,7 @@ class Search:
         )
         below.portfolio()
         if self._below is not None:
+            below.descend(stop_at_ticks)
             below.consider(self._below)
         below.improve(stop_at_ticks)
         self._below = below.best
@@ -183,16 +186,16 @@ class Search:
 
     def improve(self, stop_at_ticks: int) -> None:
         """Take moves that help until none does; then wander with half of the evaluations that are left, and so on."""
-        self._descend(stop_at_ticks)
+        self.descend(stop_at_ticks)
         while (
             self._neighbourhood.pairs
             and (left := self.max_evaluations - self.evaluations) >= _SHORTEST_WALK
             and not self._done(stop_at_ticks)
         ):
             self._wander(left // 2, stop_at_ticks)
-            self._descend(stop_at_ticks)
+            self.descend(stop_at_ticks)
 
-    def _descend(self, stop_at_ticks: int) -> None:
+    def descend(self, stop_at_ticks: int) -> None:
         """Take moves that help, in all layers at once and then one by one, and other policies, until nothing does."""
         improved = True
         while improved and not self._done(stop_at_ticks):
