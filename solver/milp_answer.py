@@ -1,6 +1,7 @@
 """The MILP in the place of the solver: ``apsched solve --solver milp``."""
 
 from apsched.config import Caps, MilpOptions, SolveOptions
+from apsched.errors import InputError
 from apsched.problem import Problem
 from apsched.result import SolveResult
 from apsched.solver.baselines import baselines, score
@@ -19,10 +20,12 @@ def solve_with_milp(
 ) -> SolveResult:
     """Return the MILP's schedule where it finds one within its time limit, or the best baseline, with the MILP's bound.
 
-    The objectives are kept in strict order: ``options.time_slack`` is not used. Raises InputError where the solver cannot run, or the
-    problem is too large for the formulation.
+    The objectives are kept in strict order: ``options.time_slack`` is not used. Raises InputError where the solver cannot run, the
+    problem is too large for the formulation, or compute may move, which it does not decide.
     """
     caps, options, milp = caps or Caps(), options or SolveOptions(), milp or MilpOptions()
+    if caps.max_compute_move != 0:
+        raise InputError(f"max_compute_move: the MILP keeps compute as captured; expected 0, found {caps.max_compute_move!r}")
     small = compact(problem)
     made = baselines(problem, small, caps)
     known = min((b for b in made if b.fits), key=lambda b: b.step_time_ticks, default=None)

@@ -188,6 +188,7 @@ OPTIONS: dict[str, tuple[Case, str]] = {
     "a bucket cap in parsecs": (_option("--bucket-cap", "5 parsecs"), "--bucket-cap: expected a number of bytes"),
     "half a rank of span": (_option("--max-topo-span", "1.5"), "--max-topo-span: expected a whole number"),
     "a negative prefetch": (_option("--max-prefetch", "-1"), "--max-prefetch: expected a whole number"),
+    "a move of half a node": (_option("--max-compute-move", "0.5"), "--max-compute-move: expected a whole number"),
     "an empty in-flight cap": (_option("--in-flight-cap", ""), "--in-flight-cap: expected a number of bytes"),
     "twice as slow": (_option("--time-slack", "200%"), "--time-slack: expected a share"),
     "a slack in words": (_option("--time-slack", "some"), "--time-slack: expected a share"),

@@ -30,6 +30,7 @@ def test_it_solves_within_its_limit_and_the_bound_names_it(run: Run, tmp_path: P
         (("--solver", "milp:CPC"), "expected the name of a PuLP solver, found 'CPC'; those that run here:"),
         (("--solver", "milp", "--time-limit", "0"), "time_limit_s: expected a finite number of seconds above 0"),
         (("--solver", "milp", "--time-limit", "soon"), "--time-limit: expected a finite number"),
+        (("--solver", "milp", "--max-compute-move", "5"), "the milp keeps compute as captured; expected 0, found '5'"),
         (("--time-limit", "5"), "--time-limit: it limits --solver milp"),
     ],
 )

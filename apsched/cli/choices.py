@@ -60,7 +60,7 @@ def search_choice(args: argparse.Namespace) -> SearchChoice:
             max_topo_span=parse_optional_count(args.max_topo_span, "--max-topo-span") if args.max_topo_span is not None else None,
             max_prefetch=parse_optional_count(args.max_prefetch, "--max-prefetch") if args.max_prefetch is not None else None,
             in_flight_cap_bytes=in_flight_cap,
-            max_compute_move=_compute_move(args.max_compute_move),
+            max_compute_move=_compute_move(args),
         ),
         memory_cap=parse_memory_cap(args.memory_cap) if args.memory_cap is not None else None,
         options=SolveOptions(
@@ -71,7 +71,13 @@ def search_choice(args: argparse.Namespace) -> SearchChoice:
     )
 
 
-def _compute_move(text: str | None) -> int | None:
+def _compute_move(args: argparse.Namespace) -> int | None:
+    """Return how far compute may move; the MILP keeps it as captured."""
+    if str(getattr(args, "solver", "")).startswith("milp"):
+        if args.max_compute_move not in (None, "0"):
+            raise InputError(f"--max-compute-move: the milp keeps compute as captured; expected 0, found {args.max_compute_move!r}")
+        return 0
+    text = getattr(args, "max_compute_move", None)
     return DEFAULT_COMPUTE_MOVE if text is None else parse_optional_count(text, "--max-compute-move")
 
 

@@ -37,6 +37,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_source(solve)
     _add_costs(solve)
     _add_caps(solve)
+    _add_moves(solve)
     _add_plan(solve)
     _add_inductor(solve, default=False)
     second = solve.add_argument_group("second opinion")
@@ -48,6 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_source(audit)
     _add_costs(audit)
     _add_caps(audit)
+    _add_moves(audit)
     audit.add_argument(
         "--what-if-chunked",
         action="store_true",
@@ -63,6 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_source(compare)
     _add_costs(compare)
     _add_caps(compare)
+    _add_moves(compare)
     _add_plan(compare)
     _add_inductor(compare, default=True)
 
@@ -70,6 +73,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_source(explain)
     _add_costs(explain)
     _add_caps(explain)
+    _add_moves(explain)
     _add_plan(explain)
 
     apply = _verb(verbs, "apply", "apply schedule files to the graphs of a source, and check the result")
@@ -166,14 +170,15 @@ def _add_caps(parser: argparse.ArgumentParser) -> None:
     _option(caps, "--max-topo-span", "N", "ranks between the first and the last member of a bucket (default: none)")
     _option(caps, "--max-prefetch", "N", "compute nodes between a launch and the first that needs it (default: none)")
     _option(caps, "--in-flight-cap", "BYTES", "output bytes of collectives started and not yet waited for (default: none)")
-    text = (
-        f"places among the compute nodes by which one may move, 0 for as captured, or none for no limit (default: {DEFAULT_COMPUTE_MOVE})"
-    )
-    _option(caps, "--max-compute-move", "N", text)
     search = parser.add_argument_group("search")
     _option(search, "--time-slack", "SHARE", "share of the step time that less memory and fewer launches may cost (default: 0.1%%)")
     _option(search, "--budget", "WORK", "deterministic work of the search, the same on every machine (default: 20)")
     _option(search, "--seed", "N", "seed of the search (default: 0)")
+
+
+def _add_moves(parser: argparse.ArgumentParser) -> None:
+    text = f"places among the compute nodes by which one may move: 0 for as captured, none for no limit (default: {DEFAULT_COMPUTE_MOVE})"
+    _option(parser.add_argument_group("compute"), "--max-compute-move", "N", text)
 
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from dataclasses import replace
 from typing import TextIO
 
 from rich.table import Table
@@ -22,7 +23,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     with loaded(request, costs, wanted, progress) as source:
         curves = []
         for graph in source.graphs:
-            caps = resolve_caps(graph, choice.caps, choice.memory_cap, progress)
+            caps = resolve_caps(graph, replace(choice.caps, max_compute_move=0), choice.memory_cap, progress)
             with progress.stage(f"period {graph.problem.name}"):
                 curves.append((graph, period_curve(graph.problem, caps, budget=choice.options.budget)))
     if args.json:
