@@ -36,19 +36,17 @@ def memory_bound_of_any_order(orders: Orders) -> int:
     At spine node k everything is alive that is there from the beginning, or is touched by k or a node that comes before it in every
     order, and is touched by k or a node that comes behind it in every order. Work: nodes times words of a set of nodes.
     """
-    p, num_spine = orders.precedence, len(orders.compact.spine_ticks)
-    until = [0] * num_spine  # as bits: the node, and those before it in every order
-    since = [0] * num_spine  # the node, and those behind it
-    for block, first, past in zip(range(len(p.block_ticks)), p.first[:-1].tolist(), p.first[1:].tolist(), strict=True):
-        seen = _union(until, [p.first[j + 1] - 1 for j in p.before_list[p.before_begin[block] : p.before_begin[block + 1]]])
-        for k in range(first, past):
-            seen |= 1 << k
-            until[k] = seen
-    for block, first, past in reversed(list(zip(range(len(p.block_ticks)), p.first[:-1].tolist(), p.first[1:].tolist(), strict=True))):
-        seen = _union(since, [p.first[j] for j in p.behind_list[p.behind_begin[block] : p.behind_begin[block + 1]]])
-        for k in reversed(range(first, past)):
-            seen |= 1 << k
-            since[k] = seen
+    num_spine = len(orders.compact.spine_ticks)
+    begin, listed = orders.surely_before
+    until = [1 << k for k in range(num_spine)]  # as bits: the node, and those before it in every order
+    since = [1 << k for k in range(num_spine)]  # the node, and those behind it
+    before = [listed[begin[k] : begin[k + 1]].tolist() for k in range(num_spine)]
+    for k in range(num_spine):
+        for j in before[k]:
+            until[k] |= until[j]
+    for k in reversed(range(num_spine)):
+        for j in before[k]:
+            since[j] |= since[k]
     live = np.zeros(num_spine, dtype=np.int64)
     for life in orders.lives():
         alive = (1 << num_spine) - 1

@@ -107,6 +107,8 @@ class Orders:
         """Spine nodes before a spine node, CSR; finer than blocks."""
         self.needed = _needed(problem, behind)
         """Spine nodes that need the result of a collective, CSR."""
+        self.surely_before = _csr(_nodes_before(problem, _before_launches(problem, compact, behind)[1], behind))
+        """As ``before``, and also through collectives."""
         begin = compact.after_begin
         self._chained = [c for c in range(len(begin) - 1) if begin[c + 1] > begin[c]]
 
@@ -201,23 +203,16 @@ def _precedence(
     behind: _Behind,
     storages: Sequence[tuple[int, _Behind]],
 ) -> Precedence:
-    ready: list[set[int]] = []
-    before_launch: list[set[int]] = []  # spine nodes before the launch, through other collectives, too
-    for c, collective in enumerate(problem.collectives):
-        nodes = (*collective.prologue, collective.start)
-        ready.append({j for node in nodes for p in problem.predecessors[node] for j in behind[p][0]})
-        chained = compact.after_list[compact.after_begin[c] : compact.after_begin[c + 1]]
-        before_launch.append(ready[-1].union(*(before_launch[d] for d in chained)))
+    ready, before_launch = _before_launches(problem, compact, behind)
     needs_of = [{c for p in problem.predecessors[node] for c in behind[p][1]} for node in problem.spine]
     first = _block_begins(problem, [set().union(*(before_launch[c] for c in needed)) for needed in needs_of])
     num_blocks = len(first) - 1
     block_of = np.repeat(np.arange(num_blocks), np.diff(first))
     before: list[set[int]] = [set() for _ in range(num_blocks)]
     needs: list[set[int]] = [set() for _ in range(num_blocks)]
-    for k, node in enumerate(problem.spine):
+    for k, nodes_before in enumerate(_nodes_before(problem, before_launch, behind)):
         mine = int(block_of[k])
         needs[mine] |= needs_of[k]
-        nodes_before = {j for p in problem.predecessors[node] for j in behind[p][0]}.union(*(before_launch[c] for c in needs_of[k]))
         before[mine].update(int(block_of[j]) for j in nodes_before)
         before[mine].discard(mine)
     feeds = _turned([{int(block_of[j]) for j in nodes} for nodes in ready], num_blocks)
@@ -240,6 +235,25 @@ def _precedence(
         np.array([s in sent or any(len(block_of) in spine for spine, _ in touching) for s, touching in storages], dtype=np.bool_),
         _patient(compact, before, [{int(block_of[j]) for j in nodes} for nodes in before_launch]),
     )
+
+
+def _before_launches(problem: Problem, compact: Compact, behind: _Behind) -> tuple[list[set[int]], list[set[int]]]:
+    """Return the spine nodes before the launch of each collective: those that it takes its input from, and also through others."""
+    ready: list[set[int]] = []
+    before_launch: list[set[int]] = []
+    for c, collective in enumerate(problem.collectives):
+        nodes = (*collective.prologue, collective.start)
+        ready.append({j for node in nodes for p in problem.predecessors[node] for j in behind[p][0]})
+        chained = compact.after_list[compact.after_begin[c] : compact.after_begin[c + 1]]
+        before_launch.append(ready[-1].union(*(before_launch[d] for d in chained)))
+    return ready, before_launch
+
+
+def _nodes_before(problem: Problem, before_launch: list[set[int]], behind: _Behind) -> Iterator[set[int]]:
+    """Yield for each spine node those that come before it: it takes their results, or those of collectives that come behind them."""
+    for node in problem.spine:
+        spine = [behind[p][0] for p in problem.predecessors[node]]
+        yield set().union(*spine, *(before_launch[c] for p in problem.predecessors[node] for c in behind[p][1]))
 
 
 def _patient(compact: Compact, before: list[set[int]], before_launch: list[set[int]]) -> Bools:
