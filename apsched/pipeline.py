@@ -157,7 +157,11 @@ def with_bitwise_price(result: Result, free: Problem, solved: Callable[[Problem]
 
 
 def resolve_caps(graph: LoadedGraph, caps: Caps, memory_cap: MemoryCap | None, progress: Progress) -> Caps:
-    """Return ``caps`` with the memory cap in bytes: as stated, above the least feasible, or (unstated) the device's memory."""
+    """Return ``caps`` for ``graph``: the memory cap in bytes, as stated, above the least feasible, or (unstated) the device's memory.
+
+    Compute stays as captured where no collective is on the path: there it has nothing to hide.
+    """
+    caps = _moving_where_it_pays(graph.problem, caps)
     if memory_cap is None:
         if graph.device_memory_bytes is None:
             raise InputError(
@@ -172,6 +176,10 @@ def resolve_caps(graph: LoadedGraph, caps: Caps, memory_cap: MemoryCap | None, p
     with progress.stage(f"least memory {graph.problem.name}"):
         floor_bytes, _ = least_memory(graph.problem, replace(caps, memory_cap_bytes=None))
     return replace(caps, memory_cap_bytes=floor_bytes + (memory_cap.size_bytes or 0))
+
+
+def _moving_where_it_pays(problem: Problem, caps: Caps) -> Caps:
+    return caps if any(c.on_path for c in problem.collectives) else replace(caps, max_compute_move=0)
 
 
 def solve_graph(graph: LoadedGraph, caps: Caps, options: SolveOptions, progress: Progress, *, milp: MilpOptions | None = None) -> Result:
@@ -341,6 +349,7 @@ def solve(
 ) -> Result:
     """Return the fastest schedule of ``graph`` (a DAG of ``export`` or a graph file, or a Problem) within the caps; ``None`` is no limit.
 
+    Where no collective is on the path compute stays as captured, whatever ``max_compute_move`` says (``Result.caps`` has what held).
     ``plan`` has rules for collectives by name: an :class:`apsched.Plan`, or the path of a plan file. What it leaves open is decided here.
     With ``bitwise``, gradients are reduced in the buckets and payload order of eager FSDP2; ``Result.bitwise`` says what that costs.
     Where no schedule keeps them, ``Result.best`` is ``None`` and ``Result.answer.infeasibility`` says why. Needs no torch.
@@ -360,6 +369,7 @@ def solve(
     free, problem = restricted(problem, rules), restricted(problem, rules, bitwise=bitwise)
     from apsched.solver import solve as search
 
+    caps = _moving_where_it_pays(problem, caps)
     answer: SolveResult = search(problem, caps, options or SolveOptions())
     result = result_of(problem, caps, answer, cluster=cluster, seconds={})
     check_answer(result)

@@ -177,7 +177,7 @@ def _add_caps(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_moves(parser: argparse.ArgumentParser) -> None:
-    text = f"places among the compute nodes by which one may move: 0 for as captured, none for no limit (default: {DEFAULT_COMPUTE_MOVE})"
+    text = f"places among the compute nodes by which one may move where a collective is on the path: 0, {DEFAULT_COMPUTE_MOVE} (default), none for no limit"
     _option(parser.add_argument_group("compute"), "--max-compute-move", "N", text)
 
 
