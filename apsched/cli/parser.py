@@ -177,7 +177,7 @@ def _add_caps(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_moves(parser: argparse.ArgumentParser) -> None:
-    text = f"places among the compute nodes by which one may move where a collective is on the path: 0, {DEFAULT_COMPUTE_MOVE} (default), none for no limit"
+    text = f"places by which a compute node may move where a collective is on the path; 0: as captured (default: {DEFAULT_COMPUTE_MOVE})"
     _option(parser.add_argument_group("compute"), "--max-compute-move", "N", text)
 
 
