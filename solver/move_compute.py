@@ -43,8 +43,6 @@ class ComputeMover:
         self.problem = problem
         self.orders = Orders(problem, compact)
         self._pricer = Pricer(problem, compact)
-        self.evaluations = 0
-        """Orders judged, each under several policies."""
 
     @property
     def captured(self) -> Ints:
@@ -102,7 +100,6 @@ class ComputeMover:
         """Return the best of a few policies for the buckets of ``like`` around ``blocks``, and by how many bytes none of them fits."""
         problem, compact = self.moved(blocks)
         judge = Judge(Pricer(problem, compact, self._pricer), caps)
-        self.evaluations += 1
         best: Candidate | None = None
         excess = _UNLIMITED
         for policy in dict.fromkeys((like.policy, *FIRST_POLICIES, *(replace(p, in_stalls=True) for p in FIRST_POLICIES))):
