@@ -5,20 +5,11 @@ from os import PathLike
 import torch
 
 from apsched.capture.graph_module import capture_graph_module
-from apsched.config import DEFAULT_COMPUTE_MOVE, Caps, SolveOptions
-from apsched.costs.cluster import DEFAULT_CLUSTER, load_cluster
-from apsched.costs.cluster_model import ClusterCostModel
-from apsched.costs.measured_model import MeasuredCostModel
+from apsched.compiler.scheduled import scheduled
+from apsched.compiler.settings import Settings, memory_cap_of
+from apsched.config import DEFAULT_COMPUTE_MOVE
 from apsched.costs.model import CostModel
-from apsched.errors import InfeasibleError, InputError
-from apsched.options import MemoryCap, parse_memory_cap
-from apsched.pipeline import explain_infeasible, export_graph, resolve_caps, rewrite, solve_graph, under_plan, with_round_trip
 from apsched.plan import Plan
-from apsched.plan_file import as_plan
-from apsched.progress import Progress
-from apsched.torch_private import process_group_names
-
-RESULT = "apsched_result"
 
 
 def optimize(
@@ -65,51 +56,17 @@ def optimize(
     InfeasibleError
         Where no schedule keeps the caps; the message says the least that would do.
     """
-    group_ranks = _group_ranks()
-    model = cost_model if cost_model is not None else ClusterCostModel(load_cluster(DEFAULT_CLUSTER), group_ranks)
-    cluster = model.cluster if isinstance(model, ClusterCostModel | MeasuredCostModel) else None
-    progress = Progress(quiet=True)
-    graph = export_graph(
-        capture_graph_module(gm),
-        model,
-        cluster=cluster.name if cluster else "",
-        group_ranks=group_ranks,
-        device_memory_bytes=cluster.device.memory_bytes if cluster else None,
-        progress=progress,
-    )
-    (graph,) = under_plan((graph,), as_plan(plan), bitwise=bitwise)
-    caps = Caps(
-        bucket_cap_bytes=bucket_cap_bytes,
+    memory_cap_of(memory_cap_bytes, "memory_cap_bytes")
+    settings = Settings(
+        cost_model=cost_model,
+        memory_cap=memory_cap_bytes,
+        bucket_cap=bucket_cap_bytes,
         max_topo_span=max_topo_span,
         max_prefetch=max_prefetch,
-        in_flight_cap_bytes=in_flight_cap_bytes,
+        in_flight_cap=in_flight_cap_bytes,
         max_compute_move=max_compute_move,
+        plan=plan,
+        bitwise=bitwise,
+        seed=seed,
     )
-    memory_cap = _memory_cap(memory_cap_bytes, has_device=cluster is not None)
-    result = solve_graph(graph, resolve_caps(graph, caps, memory_cap, progress), SolveOptions(seed=seed), progress)
-    if result.best is None:
-        raise InfeasibleError(explain_infeasible(result))
-    rewritten = rewrite(graph, result.best, progress)
-    result = with_round_trip(result, rewritten)
-    rewritten.module.meta[RESULT] = result
-    setattr(rewritten.module, RESULT, result)
-    return rewritten.module
-
-
-def _memory_cap(stated: int | str | None, *, has_device: bool) -> MemoryCap | None:
-    """Return the cap as stated; ``None`` stands for the device's memory."""
-    match stated:
-        case None:
-            return None if has_device else MemoryCap()
-        case str():
-            return parse_memory_cap(stated, "memory_cap_bytes")
-        case int() if not isinstance(stated, bool) and stated >= 0:
-            return MemoryCap(size_bytes=stated)
-    raise InputError(f"memory_cap_bytes: expected a whole number >= 0, a text such as '60GiB', or None; found {stated!r}")
-
-
-def _group_ranks() -> dict[str, tuple[int, ...]]:
-    """Return the process groups that run in this process."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return {}
-    return process_group_names()
+    return scheduled(capture_graph_module(gm), settings)

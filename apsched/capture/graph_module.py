@@ -1,7 +1,7 @@
 """Takes a ``torch.fx.GraphModule`` from the API."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 from apsched.capture.captured import CapturedGraph
 from apsched.capture.fake_values import propagate
 from apsched.errors import InputError
+from apsched.passes.parameters import parameter_names as described_parameters
 from apsched.passes.spec import at_node, check_graph
 
 _PARAMETER = re.compile(r"primals_(\d+)$")
@@ -23,13 +24,14 @@ def capture_graph_module(
     *,
     name: str | None = None,
     kept_inputs: Iterable[str] | None = None,
+    parameter_names: Mapping[str, str] | None = None,
     example_inputs: Sequence[Any] | None = None,
 ) -> CapturedGraph:
     """Return the captured form of ``module``, which is not changed.
 
     ``name`` and ``kept_inputs`` default to what the names of the placeholders say, as AOTAutograd gives them (:func:`direction_of`,
-    :func:`kept_by_name`). ``example_inputs`` (real or fake tensors and integers, one for each placeholder) are needed only where nodes
-    have no ``meta["val"]``; nothing is computed on them.
+    :func:`kept_by_name`), ``parameter_names`` (placeholder -> parameter) to what its descriptors say. ``example_inputs`` (real or fake
+    tensors and integers, one for each placeholder) are needed only where nodes have no ``meta["val"]``; nothing is computed on them.
 
     Raises
     ------
@@ -49,7 +51,8 @@ def capture_graph_module(
         raise InputError(
             f"expected kept_inputs to name placeholders of the graph, found {unknown[0]!r}; the graph has {_few(placeholders)}"
         )
-    return CapturedGraph(name=name, module=module, kept_inputs=kept, parameter_names={})
+    names = described_parameters(module.graph) if parameter_names is None else parameter_names
+    return CapturedGraph(name=name, module=module, kept_inputs=kept, parameter_names=names)
 
 
 def direction_of(graph: torch.fx.Graph) -> str:

@@ -1,0 +1,63 @@
+"""``schedule_graph``: the one function that every surface in a compiler calls."""
+
+import logging
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from apsched.capture.graph_module import capture_graph_module
+from apsched.collectives import is_collective
+from apsched.compiler.scheduled import RESULT, scheduled
+from apsched.compiler.settings import Settings
+from apsched.errors import ApschedError
+from apsched.graph_result import Result
+from apsched.options import show_bytes, show_us
+from apsched.units import ticks_to_us
+
+logger = logging.getLogger(__name__)
+
+
+def schedule_graph(
+    gm: torch.fx.GraphModule,
+    settings: Settings,
+    *,
+    name: str | None = None,
+    kept_inputs: Iterable[str] | None = None,
+    parameter_names: Mapping[str, str] | None = None,
+) -> torch.fx.GraphModule:
+    """Return ``gm`` scheduled; ``gm`` itself, the same object, where it has no collectives, or with ``on_error="fallback"`` on an error.
+
+    Every node needs ``meta["val"]``; see :func:`apsched.capture.graph_module.capture_graph_module` for the other arguments, which
+    matter to memory (``kept_inputs``: placeholders that the caller keeps alive) and plans (``parameter_names``: placeholder -> name),
+    and follow from the names and descriptors that AOTAutograd gives placeholders where they are not given. What is returned runs
+    in graph order; its :class:`apsched.Result` is ``module.meta["apsched_result"]``. One line is logged for each graph.
+
+    Raises
+    ------
+    ApschedError
+        (``InputError``, ``InfeasibleError``) with ``on_error="raise"``, where the graph cannot be scheduled.
+    """
+    try:
+        if not any(is_collective(node) for node in gm.graph.nodes):
+            return gm
+        captured = capture_graph_module(gm, name=name, kept_inputs=kept_inputs, parameter_names=parameter_names)
+        fast = scheduled(captured, settings)
+    except Exception as error:
+        if settings.on_error == "raise":
+            raise
+        unexpected = not isinstance(error, ApschedError)
+        logger.warning("%s stays as it was: %s", name or "graph", error, exc_info=unexpected)
+        return gm
+    logger.info("%s", told(fast.meta[RESULT]))
+    return fast
+
+
+def told(result: Result) -> str:
+    """Return the line that is logged about a scheduled graph."""
+    assert result.best is not None
+    before = next((b for b in result.answer.baselines if b.name == "as_captured"), None)
+    was = f" (as captured {show_us(ticks_to_us(before.step_time_ticks))}, {before.num_launches})" if before else ""
+    return (
+        f"{result.problem.name}: step time {show_us(result.step_time_us or 0.0)} with {result.best.num_launches} collectives{was}, "
+        f"gap {100 * result.gap:.3f} %, peak {show_bytes(result.best.peak_memory_bytes)}, {result.seconds['solve']:.1f} s"
+    )

@@ -1,0 +1,118 @@
+"""What a user may choose where graphs are scheduled inside of a compiler; one frozen value that every surface takes."""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from apsched.config import DEFAULT_COMPUTE_MOVE, Caps, SolveOptions
+from apsched.costs.cluster import DEFAULT_CLUSTER, load_cluster
+from apsched.costs.cluster_model import ClusterCostModel
+from apsched.costs.model import CostModel
+from apsched.errors import InputError
+from apsched.options import MemoryCap, parse_memory_cap, parse_optional_bytes
+from apsched.plan import Plan
+from apsched.plan_file import as_plan
+
+ON_ERROR = ("raise", "fallback")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How graphs are scheduled in this job. Checked when it is made, so that a mistake shows before anything is traced.
+
+    Sizes are bytes or texts as on the command line (``"60GiB"``); ``None`` is no limit unless said otherwise.
+    """
+
+    cluster: str | Path | None = None
+    """Device and network that prices stand for: a name of ``apsched clusters`` or a TOML file; ``None``: ``h100``."""
+    cost_model: CostModel | None = None
+    """Prices of the user's own, in place of a cluster."""
+    memory_cap: int | str | None = None
+    """Live bytes at any node: also ``"none"``, ``"floor"``, ``"floor+2GiB"``. ``None``: the memory of the device that costs stand for."""
+    bucket_cap: int | str | None = None
+    max_topo_span: int | None = None
+    max_prefetch: int | None = None
+    in_flight_cap: int | str | None = None
+    max_compute_move: int | None = DEFAULT_COMPUTE_MOVE
+    """Places by which compute may move, where a collective is on the path."""
+    plan: Plan | str | PathLike[str] | None = None
+    """Rules for collectives by name of their parameter; a file is read once, here."""
+    bitwise: bool = False
+    """Reduce gradients in the buckets and payload order of eager FSDP2."""
+    budget: float = SolveOptions().budget
+    """Deterministic work of the search for one graph, not seconds; see :class:`apsched.SolveOptions`."""
+    seed: int = 0
+    on_error: str = "raise"
+    """``raise``: a problem in apsched stops compilation with its error. ``fallback``: it is logged, and the graph stays as it was."""
+    progress: bool = False
+    """Tell on stderr where the solver stands, on process rank 0."""
+
+    def __post_init__(self) -> None:
+        if self.cluster is not None and self.cost_model is not None:
+            raise InputError("cluster and cost_model: expected one of them, found both; a cost model has its own prices")
+        if self.on_error not in ON_ERROR:
+            raise InputError(f"on_error: expected {' or '.join(map(repr, ON_ERROR))}, found {self.on_error!r}")
+        for name in ("bitwise", "progress"):
+            if not isinstance(getattr(self, name), bool):
+                raise InputError(f"{name}: expected True or False, found {getattr(self, name)!r}")
+        if self.cost_model is None:
+            load_cluster(self.cluster or DEFAULT_CLUSTER)
+        object.__setattr__(self, "plan", as_plan(self.plan))
+        _ = self.caps, self.stated_memory_cap, self.solve_options
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> "Settings":
+        """Return the settings with these names and values; ``InputError`` for a name that there is not."""
+        known = [field.name for field in fields(cls)]
+        for name in settings:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                raise InputError(f"expected a setting, found {name!r}; " + (f"did you mean {near[0]!r}?" if near else ", ".join(known)))
+        return cls(**settings)
+
+    @cached_property
+    def caps(self) -> Caps:
+        """All caps but that on memory, which depends on the graph."""
+        return Caps(
+            bucket_cap_bytes=_optional_bytes(self.bucket_cap, "bucket_cap"),
+            max_topo_span=self.max_topo_span,
+            max_prefetch=self.max_prefetch,
+            in_flight_cap_bytes=_optional_bytes(self.in_flight_cap, "in_flight_cap"),
+            max_compute_move=self.max_compute_move,
+        )
+
+    @cached_property
+    def stated_memory_cap(self) -> MemoryCap | None:
+        """The cap on memory as stated; ``None``: the memory of the device, where the costs stand for one."""
+        return memory_cap_of(self.memory_cap, "memory_cap")
+
+    @cached_property
+    def solve_options(self) -> SolveOptions:
+        """How long to search."""
+        return SolveOptions(budget=self.budget, seed=self.seed)
+
+    def prices(self, group_ranks: Mapping[str, tuple[int, ...]]) -> CostModel:
+        """Return the prices to schedule by; ``group_ranks`` are the process groups that run here."""
+        if self.cost_model is not None:
+            return self.cost_model
+        return ClusterCostModel(load_cluster(self.cluster or DEFAULT_CLUSTER), group_ranks)
+
+
+def memory_cap_of(stated: int | str | None, label: str) -> MemoryCap | None:
+    """Return a cap on memory as stated; ``InputError``, which names ``label``, where it is none."""
+    match stated:
+        case None:
+            return None
+        case str():
+            return parse_memory_cap(stated, label)
+        case int() if not isinstance(stated, bool) and stated >= 0:
+            return MemoryCap(size_bytes=stated)
+    raise InputError(f"{label}: expected a whole number >= 0, a text such as '60GiB', or None; found {stated!r}")
+
+
+def _optional_bytes(stated: int | str | None, label: str) -> int | None:
+    return parse_optional_bytes(stated, label) if isinstance(stated, str) else stated
