@@ -78,9 +78,9 @@ class Judge:
 
     def _with_compute_moved(self, caps: Caps, enough_bytes: int) -> list[Schedule]:
         lower = lower_peak(self._mover, replace(caps, memory_cap_bytes=None), enough_bytes)
-        if lower is None:
+        if not lower:
             return []
-        problem, compact = self._mover.moved(lower[0])
+        problem, compact = self._mover.moved(lower[-1].blocks)
         floor = just_in_time(problem, compact, caps)
         return [] if floor is None else [expand(problem, compact, floor.program)]
 

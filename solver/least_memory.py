@@ -1,22 +1,42 @@
 """The least peak that the caps allow, and which problems are small enough for the whole formulation."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from apsched.config import Caps, SolveOptions
 from apsched.problem import Problem
 from apsched.solver.any_order import memory_bound_of_any_order
 from apsched.solver.baselines import score
 from apsched.solver.bounds import memory_bound
-from apsched.solver.compact import Compact, compact
+from apsched.solver.compact import Compact, Ints, compact
 from apsched.solver.cpsat import ExactModel
 from apsched.solver.expand import expand
 from apsched.solver.floor import just_in_time
-from apsched.solver.lower_peak import lower_peak
+from apsched.solver.lower_peak import Lowered, lower_peak
 from apsched.solver.move_compute import ComputeMover
 from apsched.solver.orders import may_move
 
 _SMALL_LITERALS = 6_000
 """Order literals up to which the whole problem goes to CP-SAT."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeastMemory:
+    """How little memory is needed."""
+
+    peak_bytes: int
+    """The least peak for which a schedule is known."""
+    bound_bytes: int
+    """No schedule has a lower peak."""
+    as_captured_bytes: int
+    """The least peak for which a schedule is known with the compute in its order."""
+    lowered: tuple[Lowered, ...] = ()
+    """Orders of the compute with lower and lower peaks."""
+
+    def blocks_within(self, cap_bytes: int | None) -> Ints | None:
+        """Return the first of the orders whose peak is within ``cap_bytes``, the lowest where none is; None where it is as captured."""
+        if cap_bytes is None or cap_bytes >= self.as_captured_bytes or not self.lowered:
+            return None
+        return next((lower for lower in self.lowered if lower.peak_bytes <= cap_bytes), self.lowered[-1]).blocks
 
 
 def least_memory(problem: Problem, caps: Caps | None = None, options: SolveOptions | None = None) -> tuple[int, int]:
@@ -26,18 +46,20 @@ def least_memory(problem: Problem, caps: Caps | None = None, options: SolveOptio
     """
     caps, options = caps or Caps(), options or SolveOptions()
     small = compact(problem)
-    return least_memory_with(problem, small, ComputeMover(problem, small) if may_move(problem, caps) else None, caps, options)
+    found = least_memory_with(problem, small, ComputeMover(problem, small) if may_move(problem, caps) else None, caps, options)
+    return found.peak_bytes, found.bound_bytes
 
 
-def least_memory_with(problem: Problem, small: Compact, mover: ComputeMover | None, caps: Caps, options: SolveOptions) -> tuple[int, int]:
+def least_memory_with(problem: Problem, small: Compact, mover: ComputeMover | None, caps: Caps, options: SolveOptions) -> LeastMemory:
     """As :func:`least_memory`; with a ``mover`` where compute may move."""
     caps = replace(caps, memory_cap_bytes=None)
     least, bound = _as_captured(problem, small, caps, options)
     if mover is None:
-        return least, bound
+        return LeastMemory(peak_bytes=least, bound_bytes=bound, as_captured_bytes=least)
     bound = min(memory_bound_of_any_order(mover.orders), least)
-    lower = lower_peak(mover, caps, bound)
-    return (least if lower is None else min(lower[1], least)), bound
+    lowered = lower_peak(mover, caps, bound)
+    lowest = min((lower.peak_bytes for lower in lowered), default=least)
+    return LeastMemory(peak_bytes=min(lowest, least), bound_bytes=bound, as_captured_bytes=least, lowered=lowered)
 
 
 def _as_captured(problem: Problem, small: Compact, caps: Caps, options: SolveOptions) -> tuple[int, int]:

@@ -5,6 +5,7 @@ depends on it go last. Each is judged by the least peak of launches and waits ar
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,19 +20,27 @@ _STRETCHES = (1, 2, 4, 8, 16, 32, 64)
 _ROUNDS = 32
 
 
-def lower_peak(mover: ComputeMover, caps: Caps, enough_bytes: int) -> tuple[Ints, int] | None:
-    """Return blocks in an order with a lower peak, at best of ``enough_bytes``, and that peak; None where none is found.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lowered:
+    """An order of the blocks, and the least peak that is known for it."""
+
+    blocks: Ints
+    peak_bytes: int
+
+
+def lower_peak(mover: ComputeMover, caps: Caps, enough_bytes: int) -> tuple[Lowered, ...]:
+    """Return blocks in orders with lower and lower peaks, the last at best of ``enough_bytes``; none where none is found.
 
     Caps other than that on memory are kept.
     """
     known = _floor(mover, mover.captured, caps)
     if known is None:
-        return None
+        return ()
     blocks, floor = mover.captured, known
-    least = blocks, known.peak_memory_bytes
+    least, found_so_far = known.peak_memory_bytes, list[Lowered]()
     seen = {blocks.tobytes()}
     for _ in range(_ROUNDS):
-        if least[1] <= enough_bytes:
+        if least <= enough_bytes:
             break
         best: tuple[int, int, Ints, Floor] | None = None
         for number, there in enumerate(_neighbours(mover, blocks, floor)):
@@ -44,9 +53,10 @@ def lower_peak(mover: ComputeMover, caps: Caps, enough_bytes: int) -> tuple[Ints
             break
         _, _, blocks, floor = best  # as high is good enough: the peak may stand at another block now
         seen.add(blocks.tobytes())
-        if floor.peak_memory_bytes < least[1]:
-            least = blocks, floor.peak_memory_bytes
-    return least if least[1] < known.peak_memory_bytes else None
+        if floor.peak_memory_bytes < least:
+            least = floor.peak_memory_bytes
+            found_so_far.append(Lowered(blocks=blocks, peak_bytes=least))
+    return tuple(found_so_far)
 
 
 def _floor(mover: ComputeMover, blocks: Ints, caps: Caps) -> Floor | None:

@@ -20,8 +20,7 @@ from apsched.solver.explain import explain
 from apsched.solver.floor import just_in_time
 from apsched.solver.late_waits import late_waits
 from apsched.solver.later_bounds import later_bounds
-from apsched.solver.least_memory import horizon_ticks, is_small, least_memory_with
-from apsched.solver.lower_peak import lower_peak
+from apsched.solver.least_memory import LeastMemory, horizon_ticks, is_small, least_memory_with
 from apsched.solver.lp_bound import lp_bound
 from apsched.solver.move_compute import ComputeMover, Moved
 from apsched.solver.moving_bound import moving_bound
@@ -92,11 +91,11 @@ def solve(
     report("bounds", -1)
     made = baselines(problem, small, caps)
     report("baselines", min((b.step_time_ticks for b in made if b.fits), default=-1))
-    floor_bytes, floor_bound = least_memory_with(problem, small, mover, caps, options)
+    floor = least_memory_with(problem, small, mover, caps, options)
     if is_small(problem):
-        answer = _solve_whole(problem, small, mover, caps, options, bound, made, floor_bytes, report)
+        answer = _solve_whole(problem, small, mover, caps, options, bound, made, floor, report)
     else:
-        answer = _solve_by_search(problem, small, mover, caps, options, bound, made, floor_bytes, report)
+        answer = _solve_by_search(problem, small, mover, caps, options, bound, made, floor, report)
     scored = score(problem, "apsched", answer.schedule, caps) if answer.schedule is not None else None
     best = _never_worse(scored, made)
     if best is None:
@@ -106,11 +105,11 @@ def solve(
             bound_ticks=answer.bound.ticks,
             bound_source=answer.bound.source,
             baselines=made,
-            floor_memory_bytes=floor_bytes,
-            floor_bound_bytes=floor_bound,
+            floor_memory_bytes=floor.peak_bytes,
+            floor_bound_bytes=floor.bound_bytes,
             fastest_ticks=0,
             time_limit_ticks=0,
-            peak_bound_bytes=floor_bound,
+            peak_bound_bytes=floor.bound_bytes,
             launches_bound=0,
             solved_by=answer.solved_by,
             deterministic_work=answer.deterministic_work,
@@ -118,7 +117,7 @@ def solve(
         )
     limit = max(answer.bound.ticks, 0)
     places = small if mover is None else without_places(small)
-    later = later_bounds(problem, places, caps, best, answer.limit_ticks, max(floor_bound, answer.peak_bound_bytes))
+    later = later_bounds(problem, places, caps, best, answer.limit_ticks, max(floor.bound_bytes, answer.peak_bound_bytes))
     launches = answer.launches_bound if best is scored else 0  # proven for the peak of ``scored``
     return SolveResult(
         status="optimal" if best.step_time_ticks <= limit else "feasible",
@@ -126,8 +125,8 @@ def solve(
         bound_ticks=min(limit, best.step_time_ticks),
         bound_source=answer.bound.source,
         baselines=made,
-        floor_memory_bytes=min(floor_bytes, best.peak_memory_bytes),
-        floor_bound_bytes=floor_bound,
+        floor_memory_bytes=min(floor.peak_bytes, best.peak_memory_bytes),
+        floor_bound_bytes=floor.bound_bytes,
         fastest_ticks=min(answer.fastest_ticks or best.step_time_ticks, best.step_time_ticks),
         time_limit_ticks=later.limit_ticks,
         peak_bound_bytes=later.peak_bytes,
@@ -155,18 +154,18 @@ def _solve_whole(
     options: SolveOptions,
     bound: TimeBound,
     made: tuple[Scored, ...],
-    floor_bytes: int,
+    floor: LeastMemory,
     report: Callable[[str, int], None],
 ) -> _Answer:
     """Small problems: the whole formulation; where compute may move, again for the best order that the rules find."""
-    search = Search(problem=problem, compact=small, caps=caps, report=report, max_evaluations=2_000, floor_bytes=floor_bytes)
+    search = Search(problem=problem, compact=small, caps=caps, report=report, max_evaluations=2_000, floor_bytes=floor.peak_bytes)
     search.portfolio()
     hint = search.program() if search.best is not None else None
     answer = _solve_exactly(problem, small, caps, options, bound, made, hint, report, all_orders=mover is None)
     if mover is None:
         return answer
     blocks = mover.captured
-    if answer.schedule is None and (lower := _with_lower_peak(mover, caps)) is not None:
+    if answer.schedule is None and (lower := floor.blocks_within(caps.memory_cap_bytes)) is not None:
         blocks = lower
         search = search.around(*mover.moved(blocks), search.max_evaluations)
         search.portfolio()
@@ -244,25 +243,24 @@ def _solve_by_search(
     options: SolveOptions,
     bound: TimeBound,
     made: tuple[Scored, ...],
-    floor_bytes: int,
+    floor: LeastMemory,
     report: Callable[[str, int], None],
 ) -> _Answer:
     """Large problems: portfolio, local moves, other orders of the compute, then the second and third objective within the slack."""
     evaluations = max(1, int(options.budget * _EVALUATIONS_PER_WORK))
     first = evaluations if mover is None else max(1, evaluations // _SHARE_AS_CAPTURED)
-    search = Search(problem=problem, compact=small, caps=caps, report=report, max_evaluations=first, floor_bytes=floor_bytes)
-    search.portfolio()
+    search = Search(problem=problem, compact=small, caps=caps, report=report, max_evaluations=first, floor_bytes=floor.peak_bytes)
     blocks = mover.captured if mover is not None else None
-    if search.best is None and mover is not None and (lower := _with_lower_peak(mover, caps)) is not None:
+    if mover is not None and (lower := floor.blocks_within(caps.memory_cap_bytes)) is not None:
         blocks = lower
         search = search.around(*mover.moved(blocks), first)
-        search.portfolio()
+    search.portfolio()
     if search.best is None:
-        floor = just_in_time(search.problem, search.compact, caps)
-        schedule = expand(search.problem, search.compact, floor.program) if floor is not None else None
+        least = just_in_time(search.problem, search.compact, caps)
+        schedule = expand(search.problem, search.compact, least.program) if least is not None else None
         return _Answer(schedule=schedule, bound=bound, solved_by="just in time")
     good_enough = int(bound.ticks * (1 + options.time_slack / 2))  # what is left would go to memory and launches anyway
-    rungs = _rungs(small, caps, floor_bytes)
+    rungs = _rungs(small, caps, floor.peak_bytes)
     if mover is None or blocks is None:
         search.descend_by_rungs(rungs, evaluations, good_enough)
     else:
@@ -293,14 +291,6 @@ def _solve_by_search(
         limit_ticks=limit,
         deterministic_work=improved.deterministic_work,
     )
-
-
-def _with_lower_peak(mover: ComputeMover, caps: Caps) -> Ints | None:
-    """Return blocks in an order that may keep a cap on memory which they do not keep as captured."""
-    if caps.memory_cap_bytes is None:
-        return None
-    lower = lower_peak(mover, replace(caps, memory_cap_bytes=None), caps.memory_cap_bytes)
-    return None if lower is None else lower[0]
 
 
 def _with_compute_moved(mover: ComputeMover, blocks: Ints, search: Search, evaluations: int, good_enough: int) -> Search:

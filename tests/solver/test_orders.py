@@ -20,7 +20,7 @@ from apsched.solver.evaluate import evaluate
 from apsched.solver.expand import expand
 from apsched.solver.floor import just_in_time
 from apsched.solver.judge import Judge
-from apsched.solver.least_memory import is_small, least_memory
+from apsched.solver.least_memory import is_small, least_memory, least_memory_with
 from apsched.solver.lower_peak import lower_peak
 from apsched.solver.move_compute import ComputeMover, Moved
 from apsched.solver.orders import Orders
@@ -132,10 +132,30 @@ def test_memory_bound_holds_for_every_order(seed: int) -> None:
     known = just_in_time(problem, small, Caps())
     assert known is not None
     assert bound <= known.peak_memory_bytes
-    if found is not None:
-        floor = just_in_time(*mover.moved(found[0]), Caps())
+    peaks = [known.peak_memory_bytes]
+    for lower in found:
+        floor = just_in_time(*mover.moved(lower.blocks), Caps())
         assert floor is not None
-        assert bound <= found[1] == floor.peak_memory_bytes < known.peak_memory_bytes
+        assert bound <= lower.peak_bytes == floor.peak_memory_bytes < peaks[-1]
+        peaks.append(lower.peak_bytes)
+
+
+def test_a_cap_below_what_captured_order_needs_goes_to_an_order_that_keeps_it() -> None:
+    """The order as captured where that is enough, else the first of the lower ones within the cap, or the lowest."""
+    several = 0
+    for seed in range(30):
+        problem = random_problem(random.Random(seed), max_collectives=3, max_spine=16)
+        small = compact(problem)
+        floor = least_memory_with(problem, small, ComputeMover(problem, small), Caps(max_compute_move=None), QUICK)
+        assert floor.blocks_within(None) is None
+        assert floor.blocks_within(floor.as_captured_bytes) is None
+        lower = [found for found in floor.lowered if found.peak_bytes < floor.as_captured_bytes]
+        for found in lower:
+            assert floor.blocks_within(found.peak_bytes) is found.blocks
+        if lower:
+            assert floor.blocks_within(lower[-1].peak_bytes - 1) is lower[-1].blocks
+        several += len(lower) > 1
+    assert several
 
 
 def test_least_memory_is_lower_where_compute_may_move() -> None:
