@@ -1,4 +1,4 @@
-"""SOURCE, as every command takes it: a preset, ``package.module:function``, a file that torch wrote, or a graph file.
+"""SOURCE, as every command takes it: a preset, ``hf:CONFIG.json``, ``package.module:function``, a file that torch wrote, or a graph file.
 
 No torch is imported before a source turns out to need it.
 """
@@ -22,12 +22,14 @@ if TYPE_CHECKING:
 DEFAULT_MESH = "fsdp=64"
 DEFAULT_SEQ_LEN = 8192
 GRAPH_SUFFIX = ".graph"
+TRANSFORMERS_PREFIX = "hf:"
 
 
 class SourceKind(Enum):
     """What a SOURCE names."""
 
     PRESET = "preset"
+    TRANSFORMERS = "configuration of Transformers"
     FUNCTION = "function"
     REPRO = "file written by torch"
     GRAPH_FILE = "graph file"
@@ -61,6 +63,8 @@ def classify(source: str) -> SourceKind:
     """Return what ``source`` names; ``InputError`` where it names nothing."""
     if source in PRESETS:
         return SourceKind.PRESET
+    if source.startswith(TRANSFORMERS_PREFIX):
+        return SourceKind.TRANSFORMERS
     path = Path(source)
     if path.is_dir():
         raise InputError(f"{source}: expected a file, found a directory; name the file in it")
@@ -73,7 +77,8 @@ def classify(source: str) -> SourceKind:
     near = get_close_matches(source, PRESETS, n=1)
     hint = f"; did you mean {near[0]}?" if near else "; `apsched models` lists the presets"
     raise InputError(
-        f"expected a preset, package.module:function, a file written by torch or a graph file; found {source!r}, which is none{hint}"
+        "expected a preset, hf:CONFIG.json, package.module:function, a file written by torch or a graph file; "
+        f"found {source!r}, which is none{hint}"
     )
 
 
@@ -97,6 +102,8 @@ def opened(request: SourceRequest) -> Iterator[Opened]:
         match kind:
             case SourceKind.PRESET:
                 yield _open_preset(request, stack)
+            case SourceKind.TRANSFORMERS:
+                yield _open_transformers(request, stack)
             case SourceKind.FUNCTION:
                 yield _open_function(request, stack)
             case SourceKind.REPRO:
@@ -123,6 +130,28 @@ def _open_preset(request: SourceRequest, stack: ExitStack) -> Opened:
         options=options,
     )
     return Opened(label=request.source, slug=f"{request.source}-{_slug(str(mesh))}", capture=capture)
+
+
+def _open_transformers(request: SourceRequest, stack: ExitStack) -> Opened:
+    from apsched.capture.world import world
+    from apsched.models.hf import build_from_config
+    from apsched.models.mesh import MeshSpec
+    from apsched.models.options import ModelOptions
+    from apsched.models.preset_capture import capture_built
+
+    path = Path(request.source.removeprefix(TRANSFORMERS_PREFIX))
+    mesh = MeshSpec.parse(request.mesh or DEFAULT_MESH)
+    stack.enter_context(world(mesh.world_size))
+    built = build_from_config(
+        path,
+        mesh=mesh,
+        seq_len=request.seq_len or DEFAULT_SEQ_LEN,
+        batch=request.batch or 1,
+        num_layers=request.num_layers,
+        options=ModelOptions(activation_checkpoint=request.activation_checkpoint or "none"),
+    )
+    name = path.name if path.is_dir() or path.stem != "config" else path.resolve().parent.name
+    return Opened(label=built.name, slug=_slug(f"{name.removesuffix('.json')}-{mesh}"), capture=capture_built(built))
 
 
 def _open_function(request: SourceRequest, stack: ExitStack) -> Opened:
@@ -160,7 +189,12 @@ _OPTIONS = {"mesh": "--mesh", "seq_len": "--seq", "batch": "--batch", "num_layer
 
 def _refuse_useless_options(request: SourceRequest, kind: SourceKind) -> None:
     """Options of presets say nothing about a graph that exists already."""
-    allowed = {SourceKind.PRESET: tuple(_OPTIONS), SourceKind.FUNCTION: ("mesh", "activation_checkpoint")}.get(kind, ())
+    built = tuple(_OPTIONS)
+    allowed = {
+        SourceKind.PRESET: built,
+        SourceKind.TRANSFORMERS: built,
+        SourceKind.FUNCTION: ("mesh", "activation_checkpoint"),
+    }.get(kind, ())
     for field, flag in _OPTIONS.items():
         if getattr(request, field) is not None and field not in allowed:
             raise InputError(f"{flag} chooses how a preset is built, but {request.source!r} is a {kind.value}; leave {flag} out")

@@ -71,12 +71,11 @@ def build(
     num_parameters = sum(parameter.numel() for parameter in module.parameters())
     with nullcontext() if materialize else FakeTensorMode():
         target = torch.device(device)
-        shard_parameters(module, meshes, options, device=target, values=_initial_values(seed) if materialize else None)
+        shard_parameters(module, meshes, options, device=target, values=initial_values(seed) if materialize else None)
         for table in (child for child in module.modules() if isinstance(child, Table)):
             table.fill(target)
-        tokens = (
-            _real_tokens(config, (batch, seq_len + 1), mesh, seed) if materialize else torch.empty(batch, seq_len + 1, dtype=torch.int64)
-        )
+        shape = (batch, seq_len + 1)
+        tokens = real_tokens(config.vocab_size, shape, mesh, seed) if materialize else torch.empty(shape, dtype=torch.int64)
         inputs = tuple(part.clone().to(target) for part in (tokens[:, :-1], tokens[:, 1:]))
     return BuiltModel(
         name=name, module=module, inputs=inputs, mesh=mesh, options=options, num_layers=config.num_layers, num_parameters=num_parameters
@@ -123,7 +122,9 @@ def _check_experts(name: str, config: DeepseekConfig, mesh: MeshSpec, seq_len: i
         )
 
 
-def _initial_values(seed: int) -> Values:
+def initial_values(seed: int) -> Values:
+    """Return values that depend on nothing but ``seed`` and the names of parameters."""
+
     def values(name: str, shape: torch.Size) -> torch.Tensor:
         if len(shape) == 1:
             return torch.ones(shape)
@@ -133,10 +134,11 @@ def _initial_values(seed: int) -> Values:
     return values
 
 
-def _real_tokens(config: Config, shape: tuple[int, int], mesh: MeshSpec, seed: int) -> torch.Tensor:
+def real_tokens(vocab_size: int, shape: tuple[int, int], mesh: MeshSpec, seed: int) -> torch.Tensor:
+    """Return tokens that depend on nothing but ``seed`` and the data-parallel rank."""
     data_rank = dist.get_rank() // mesh.tp  # tp process ranks share their tokens
     generator = torch.Generator().manual_seed(seed * 2**32 + 2**31 + data_rank)
-    return torch.randint(config.vocab_size, shape, generator=generator)
+    return torch.randint(vocab_size, shape, generator=generator)
 
 
 def _module(config: Config, batch: int, seq_len: int, options: ModelOptions, meshes: Meshes) -> nn.Module:

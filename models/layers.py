@@ -16,6 +16,10 @@ SUMMED = "summed"
 """A parameter that is whole on every ``tp`` process rank and whose gradient is summed over them (sequence-parallel norms)."""
 
 
+WHOLE = "whole"
+"""A parameter that is whole on every ``tp`` process rank, all of which see the same activations: their gradients are the same, too."""
+
+
 class ColumnLinear(nn.Linear):
     """Linear layer whose outputs are split over ``tp``."""
 

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from apsched.errors import InputError
 from apsched.models.collectives import gather_shards, sum_gradient
-from apsched.models.layers import SUMMED
+from apsched.models.layers import SUMMED, WHOLE
 from apsched.models.mesh import ALONE, Group, Meshes, group_of
 from apsched.models.options import ModelOptions
 from apsched.torch_private import strided_shard
@@ -120,7 +120,9 @@ def _sharding(module: nn.Module, name: str, fqn: str, whole: torch.Tensor, meshe
     if split is None:
         raise InputError(f"parameter {fqn} has no rule for tensor parallelism; drop 'tp' from the mesh")
     inner_dim = split if isinstance(split, int) else None
-    if split not in (SUMMED, inner_dim):
+    if split == WHOLE:
+        inner = ALONE
+    if split not in (SUMMED, WHOLE, inner_dim):
         raise AssertionError(f"unknown rule {split!r} for {fqn}")
     shape = list(whole.shape)
     if inner_dim is not None:

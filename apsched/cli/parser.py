@@ -9,7 +9,9 @@ from apsched import __version__
 from apsched.config import DEFAULT_COMPUTE_MOVE
 from apsched.errors import InputError
 
-SOURCE_HELP = "a preset (`apsched models`), package.module:function, a file that torch wrote when it traced a job, or a graph file"
+SOURCE_HELP = (
+    "a preset (`apsched models`), hf:CONFIG.json, package.module:function, a file that torch wrote when it traced a job, or a graph file"
+)
 _EPILOG = "exit status: 0 done, 1 no schedule fits the caps, 2 wrong use"
 
 

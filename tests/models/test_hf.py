@@ -1,0 +1,128 @@
+"""Models of Transformers, from a configuration on disk: captured as they are, with their own numbers, and refused where they do not fit."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from processes import run_processes
+
+from apsched.capture.captured import Capture
+from apsched.collectives import is_collective
+from apsched.errors import InputError
+from apsched.sources import SourceRequest, opened
+
+pytest.importorskip("transformers", reason="needs the extra hf")
+
+FOLDER = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def configs():
+    sys.path.insert(0, str(FOLDER))
+    import hf_configs
+
+    sys.path.remove(str(FOLDER))
+    return hf_configs
+
+
+def captured(path: Path, mesh: str, **chosen: object) -> Capture:
+    with opened(SourceRequest(source=f"hf:{path}", mesh=mesh, seq_len=32, **chosen)) as source:
+        return source.capture
+
+
+def gathered(capture: Capture, name: str) -> list[str]:
+    """Return the parameters that one graph gathers, or whose gradients it reduces."""
+    graph = next(g for g in capture.graphs if g.name == name)
+    customs = [n.meta["custom"] for n in graph.module.graph.nodes if is_collective(n)]
+    return [custom["apsched_parameter"] for custom in customs if "apsched_parameter" in custom]
+
+
+@pytest.mark.parametrize(("name", "per_layer"), [("llama", 9), ("qwen3", 11), ("mixtral", 9)])
+def test_each_parameter_is_gathered_under_its_own_name(configs, tmp_path, name, per_layer):
+    capture = captured(configs.written(tmp_path, name, num_hidden_layers=1), "fsdp=4")
+    forward = gathered(capture, "forward")
+    tied = configs.CONFIGS[name].get("tie_word_embeddings", False)
+    assert len(forward) == per_layer + (2 if tied else 3), "each once, a tied embedding too"
+    assert {"model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight", "model.norm.weight"} <= set(forward)
+    graph = capture.graphs[0].module.graph
+    stacks = {list(n.meta["nn_module_stack"])[-1] for n in graph.nodes if n.meta.get("nn_module_stack")}
+    assert {"model.layers.0.mlp.gate_proj" if name != "mixtral" else "model.layers.0.mlp.experts", "model.rotary_emb"} <= stacks
+
+
+def test_layers_mesh_and_checkpointing_can_be_chosen(configs, tmp_path):
+    path = configs.written(tmp_path, "llama")
+    capture = captured(path, "replicate=2,fsdp=2", num_layers=1, activation_checkpoint="full")
+    assert len(gathered(capture, "forward")) == 9 + 3
+    assert [len(ranks) for ranks in capture.group_ranks.values()] == [2, 2]
+    recomputed = [n for n in capture.graphs[1].module.graph.nodes if "scaled_dot_product_flash_attention_for_cpu.default" in str(n.target)]
+    assert len(recomputed) == 1, "attention of the layer, in backward"
+
+
+def test_a_configuration_is_a_source_like_any_other(configs, run, tmp_path):
+    configs.written(tmp_path, "llama")
+    ran = run("capture", "hf:llama.json", "--mesh", "fsdp=2,tp=2", "--seq", "32", "--layers", "1", "-o", "step.graph", "--json")
+    assert ran.code == 0, ran.stderr
+    assert [graph["name"] for graph in json.loads(ran.stdout)["graphs"]] == ["forward", "backward"]
+    (tmp_path / "tiny").mkdir()
+    configs.written(tmp_path / "tiny", "llama").rename(tmp_path / "tiny" / "config.json")
+    ran = run("audit", "hf:tiny", "--mesh", "fsdp=2", "--seq", "32", "--layers", "1", "--budget", "0")
+    assert ran.code == 0, ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "mesh", "found"),
+    [
+        ("llama", {"model_type": "gpt2"}, "fsdp=2", "found 'gpt2'"),
+        ("llama", {"num_attention_heads": 3}, "fsdp=2", "that Transformers accepts, found"),
+        ("llama", {}, "tp=4", "tp must divide the 2 key-value heads; found tp=4"),
+        ("llama", {"attention_bias": True}, "tp=2", "biases have no tensor-parallel form"),
+        ("llama", {}, "fsdp=2,ep=2", "drop ep=2"),
+        ("qwen3", {}, "tp=2", "tie_word_embeddings"),
+        ("mixtral", {}, "tp=2", "mixtral has no tensor-parallel form"),
+        ("mixtral", {"sliding_window": 16}, "fsdp=2", "sliding window of 16 tokens"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(configs, tmp_path, name, changes, mesh, found):
+    with pytest.raises(InputError, match=found) as error:
+        captured(configs.written(tmp_path, name, **changes), mesh)
+    assert f"{name}.json" in str(error.value)
+
+
+def test_files_that_are_no_configuration_are_refused(run, tmp_path):
+    (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "list.json").write_text("[]")
+    for name, found in (("missing.json", "No such file"), ("broken.json", "expected JSON"), ("list.json", "found None")):
+        ran = run("capture", f"hf:{name}", "-o", "x.graph")
+        assert ran.code == 2
+        assert found in ran.errors[0]
+
+
+def test_without_transformers_the_extra_is_named(configs, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(InputError, match=r"pip install 'apsched\[hf\]'"):
+        captured(configs.written(tmp_path, "llama"), "fsdp=2")
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory) -> list[dict]:
+    return run_processes(FOLDER / "hf_worker.py", tmp_path_factory.mktemp("hf"), 2, timeout_s=300)
+
+
+def test_graphs_compute_what_transformers_computes(reports):
+    """Loss and every gradient, against the eager model of Transformers with the same weights and tokens."""
+    for report in reports:
+        for case, found in report.items():
+            assert found["names"], case
+            rough = case.startswith("mixtral")  # in bfloat16
+            assert found["loss"] == pytest.approx(found["expected"], rel=1e-2 if rough else 1e-6), case
+            assert rough or found["distance"] < 2e-5, case
+
+
+def test_rewritten_graphs_compute_the_same_bits(reports):
+    """Sums of two values have one order only."""
+    for report in reports:
+        for case, found in report.items():
+            assert found["same loss"], case
+            assert found["unequal"] == [], case
+        assert min(report["llama fsdp=2"]["buckets"]) >= 1
