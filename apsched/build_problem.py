@@ -2,6 +2,7 @@
 
 import networkx as nx
 
+from apsched.graph.curve_names import coalesced_curve_name, launch_curve_name
 from apsched.graph.dag import CollectiveRecord, NodeKind, NodeRecord, StorageRecord
 from apsched.graph.identity import graph_hash
 from apsched.price_curve import PriceCurve
@@ -53,7 +54,9 @@ def _keys(starts: list[NodeRecord], streams: tuple[str, ...], curves: dict[str, 
     for record in starts:
         c = record.collective
         assert c is not None
-        k = index.setdefault((c.kind, c.group, str(c.group_size), c.reduce_op, c.dtype, c.device), len(index))
+        priced = coalesced_curve_name(c.kind, c.group) in curves
+        several = str(c.num_coalesced) if priced else "0"
+        k = index.setdefault((c.kind, c.group, str(c.group_size), c.reduce_op, c.dtype, c.device, several), len(index))
         if k == len(members):
             members.append([])
         members[k].append(record)
@@ -64,7 +67,8 @@ def _keys(starts: list[NodeRecord], streams: tuple[str, ...], curves: dict[str, 
 def _key(records: list[NodeRecord], streams: tuple[str, ...], curves: dict[str, PriceCurve]) -> Key:
     c = records[0].collective
     assert c is not None
-    launch = curves.get(f"launch:{c.kind}:{c.group}")
+    launch, coalesced = curves.get(launch_curve_name(c.kind, c.group)), curves.get(coalesced_curve_name(c.kind, c.group))
+    member_ticks = None if coalesced is None else coalesced(0)
     return Key(
         kind=c.kind,
         group=c.group,
@@ -73,9 +77,14 @@ def _key(records: list[NodeRecord], streams: tuple[str, ...], curves: dict[str, 
         dtype=c.dtype,
         device=c.device,
         stream=streams.index(c.group),
-        price=curves[f"{c.kind}:{c.group}"],
+        price=_raised(curves[f"{c.kind}:{c.group}"], (member_ticks or 0) * c.num_coalesced),
         launch_ticks=min(us_to_ticks(r.duration_us) for r in records) if launch is None else launch(0),
+        coalesced_member_ticks=member_ticks,
     )
+
+
+def _raised(price: PriceCurve, ticks: int) -> PriceCurve:
+    return PriceCurve(size_bytes=price.size_bytes, price_ticks=tuple(p + ticks for p in price.price_ticks)) if ticks else price
 
 
 def _storages(records: list[NodeRecord], storages: tuple[StorageRecord, ...]) -> tuple[Storage, ...]:

@@ -42,7 +42,8 @@ def lifetimes(problem: Problem, schedule: Schedule) -> list[Lifetime]:
                     last use of any output
     ==============  =============================  ==========================  ================================
 
-    What a cast makes of an input does not exist in a bucket: the copy-in reads what the cast would have read.
+    What a cast makes of an input does not exist in such a bucket: the copy-in reads what the cast would have read. A coalesced bucket
+    has no buffers: inputs and outputs of its members live as those of a collective alone, outputs from the START, inputs to the WAIT.
     """
     at = {(step.kind, step.index): k for k, step in enumerate(schedule.steps)}
     node_step = {step.index: k for k, step in enumerate(schedule.steps) if step.kind is StepKind.NODE}
@@ -53,6 +54,9 @@ def lifetimes(problem: Problem, schedule: Schedule) -> list[Lifetime]:
     for b, bucket in enumerate(schedule.buckets):
         for c in bucket.members:
             member = problem.collectives[c]
+            if bucket.coalesced:
+                node_step[member.start], node_step[member.wait] = at[StepKind.START, b], at[StepKind.WAIT, b]
+                continue
             node_step[member.start] = at[StepKind.COPY_IN, b]
             released.setdefault(member.input_storage, set()).add(member.wait)
             if member.cast:
@@ -76,7 +80,8 @@ def lifetimes(problem: Problem, schedule: Schedule) -> list[Lifetime]:
         else:
             lives.append(Lifetime(first, last, storage.size_bytes, s))
     for b, bucket in enumerate(schedule.buckets):
-        lives += _buffers(problem, bucket, b, at, last_output_use[b])
+        if not bucket.coalesced:
+            lives += _buffers(problem, bucket, b, at, last_output_use[b])
     return lives
 
 

@@ -45,6 +45,9 @@ class Key:
     """Bytes (counted once) -> ticks on the group's stream."""
     launch_ticks: int
     """Price of one launch on the compute stream."""
+    coalesced_member_ticks: int | None = None
+    """What each member of a coalesced bucket adds to the price of its bytes, on the group's stream; ``None``: nobody priced that form,
+    and the solver does not look at it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +83,11 @@ class Collective:
     """``forward`` or ``backward``; empty where unknown."""
     restriction: Restriction = UNRESTRICTED
     """What the user's plan asks of it."""
+
+    @property
+    def may_be_coalesced(self) -> bool:
+        """Whether a bucket that it is in needs no buffer, as far as it is concerned."""
+        return self.bucketable and not self.restriction.flat
 
     @property
     def copied_bytes(self) -> int:

@@ -116,6 +116,7 @@ def impose(asked: Demands) -> Problem:
                 group=number if together else None,
                 closed=together and group is not None and group.closed,
                 payload=group.payload[group.members.index(c)] if group is not None and group.payload else 0,
+                flat=group is not None and bool(group.payload),
                 start_gaps=(launch[0],) * 2 if launch else None,
                 wait_gaps=(asked.waits[c],) * 2 if c in asked.waits else None,
                 rules=tuple(sorted(named)),

@@ -13,6 +13,8 @@ class Restriction:
     """No other collective joins the bucket of its group."""
     payload: int = 0
     """Members of a bucket stand in its buffer in ascending order of this; equals in any order."""
+    flat: bool = False
+    """Sums depend on where it lies in the buffer of its bucket, which therefore must have one."""
     start_gaps: tuple[int, int] | None = None
     """First and last gap where its launch (copy-in included) may stand: gap g is the place right before the g-th compute node."""
     wait_gaps: tuple[int, int] | None = None

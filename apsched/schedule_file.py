@@ -3,10 +3,11 @@
 Equal input gives the same file, byte for byte: no times, no paths. A node goes by rank and name, a bucket by number::
 
     {"format": "apsched-schedule", "version": 1, "graph": {...}, "caps": {...}, "result": {...},
-     "buckets": [{"kind": ..., "group": ..., "bytes": ..., "members": [{"rank": 7, "node": ..., "module": ...}, ...]}, ...],
+     "buckets": [{"kind": ..., "group": ..., "dtype": ..., "bytes": ..., "members": [{"rank": 7, "node": ..., "module": ...}, ...]}, ...],
      "steps": ["4 mm", "copy_in 0", "start 0", "9 mm_1", "wait 0", "copy_out 7 all_gather_into_tensor", ...]}
 
-The rank is what counts (names of nodes may differ between process ranks of one job, see ``graph.identity``); the name is for people.
+A coalesced bucket has ``"form": "coalesced"`` before its members. The rank is what counts (names of nodes may differ between process
+ranks of one job, see ``graph.identity``); the name is for people.
 """
 
 import json
@@ -25,7 +26,10 @@ from apsched.problem import Problem
 from apsched.schedule import Bucket, Schedule, Step, StepKind
 
 FORMAT = "apsched-schedule"
-VERSION = 1
+VERSION = 2
+_FLAT_VERSION = 1
+"""Of files without coalesced buckets, which older readers understand."""
+COALESCED = "coalesced"
 _WORDS = {StepKind.COPY_IN: "copy_in", StepKind.START: "start", StepKind.WAIT: "wait"}
 _KINDS = {word: kind for kind, word in _WORDS.items()}
 _LARGEST_FILE_BYTES = 1 << 30
@@ -44,6 +48,8 @@ class ScheduleFile:
     buckets: tuple[tuple[tuple[int, str], ...], ...]
     """Rank and name of the start nodes of each bucket, in payload order."""
     steps: tuple[str, ...]
+    coalesced: frozenset[int] = frozenset()
+    """Buckets that are coalesced."""
 
 
 def dump_schedule(result: Result) -> bytes:
@@ -53,7 +59,7 @@ def dump_schedule(result: Result) -> bytes:
     problem, schedule = result.problem, result.best.schedule
     head = {
         "format": FORMAT,
-        "version": VERSION,
+        "version": VERSION if any(bucket.coalesced for bucket in schedule.buckets) else _FLAT_VERSION,
         "graph": {
             "name": problem.name,
             "hash": problem.graph_hash,
@@ -104,7 +110,8 @@ def bind_schedule(file: ScheduleFile, problem: Problem) -> Schedule:
     if file.graph["hash"] != problem.graph_hash:
         raise InputError(f"{file.path}: the schedule belongs to another graph: {_difference(file, problem)}; solve this graph instead")
     starts = {c.start: i for i, c in enumerate(problem.collectives)}
-    buckets = tuple(Bucket(tuple(_collective(rank, name, starts, file) for rank, name in members)) for members in file.buckets)
+    members = [tuple(_collective(rank, name, starts, file) for rank, name in bucket) for bucket in file.buckets]
+    buckets = tuple(Bucket(mine, coalesced=b in file.coalesced) for b, mine in enumerate(members))
     steps = tuple(_step(text, file, problem.num_nodes, starts) for text in file.steps)
     return Schedule(buckets=buckets, steps=steps)
 
@@ -119,6 +126,7 @@ def _bucket_text(problem: Problem, bucket: Bucket) -> str:
     members = [problem.collectives[c] for c in bucket.members]
     key = problem.keys[members[0].key]
     head = {"kind": key.kind, "group": key.group, "dtype": key.dtype, "bytes": sum(m.size_bytes for m in members)}
+    head |= {"form": COALESCED} if bucket.coalesced else {}
     listed = ",\n  ".join(json.dumps({"rank": m.start, "node": problem.node_names[m.start], "module": m.module}) for m in members)
     return f'{json.dumps(head)[:-1]}, "members": [\n  {listed}]}}'
 
@@ -181,6 +189,7 @@ def _checked(data: dict[str, Any], path: str) -> ScheduleFile:
         claimed=_object(data, "result", path),
         buckets=tuple(_members(bucket, b, path) for b, bucket in enumerate(_array(data, "buckets", path))),
         steps=tuple(steps),
+        coalesced=frozenset(b for b, bucket in enumerate(_array(data, "buckets", path)) if _is_coalesced(bucket, b, path)),
     )
 
 
@@ -220,6 +229,13 @@ def _members(bucket: object, b: int, path: str) -> tuple[tuple[int, str], ...]:
     ):
         raise InputError(f"{path}: expected bucket {b} to list its members by rank and node, found {_brief(bucket)}")
     return tuple((member["rank"], member["node"]) for member in members)
+
+
+def _is_coalesced(bucket: Mapping[str, Any], b: int, path: str) -> bool:
+    form = bucket.get("form", "flat")
+    if form not in ("flat", COALESCED):
+        raise InputError(f"{path}: expected the form of bucket {b} to be flat or {COALESCED}, found {_brief(form)}")
+    return bool(form == COALESCED)
 
 
 def _is_rank(value: object) -> bool:

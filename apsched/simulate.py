@@ -25,6 +25,7 @@ class Transfer:
     """Collectives it carries."""
     stream: int
     size_bytes: int
+    coalesced: bool
     start_step: int
     wait_step: int
     begin_ticks: int
@@ -74,7 +75,7 @@ def simulate(problem: Problem, schedule: Schedule) -> Timeline:
     end: list[int] = []
     t = 0
     stream_free = [0] * len(problem.streams)
-    transfers: list[tuple[tuple[int, ...], int, int, int, int, int]] = []
+    transfers: list[tuple[tuple[int, ...], int, int, bool, int, int, int]] = []
     transfer_of: dict[tuple[int, ...], int] = {}
     wait_step: dict[int, int] = {}
     for k, step in enumerate(schedule.steps):
@@ -82,23 +83,24 @@ def simulate(problem: Problem, schedule: Schedule) -> Timeline:
         if (members := launched_by.get(k)) is not None:
             t += _launch_ticks(problem, step, members)
             size = sum(problem.collectives[c].size_bytes for c in members)
+            coalesced = step.kind is StepKind.START and schedule.buckets[step.index].coalesced
             key = problem.keys[problem.collectives[members[0]].key]
             start = max(t, stream_free[key.stream])
-            stream_free[key.stream] = start + key.price(size)
+            stream_free[key.stream] = start + key.price(size) + (len(members) * (key.coalesced_member_ticks or 0) if coalesced else 0)
             transfer_of[members] = len(transfers)
-            transfers.append((members, key.stream, size, k, start, stream_free[key.stream]))
+            transfers.append((members, key.stream, size, coalesced, k, start, stream_free[key.stream]))
         elif (members := waited_by.get(k)) is not None:
             index = transfer_of[members]
             wait_step[index] = k
-            t = max(t, transfers[index][5])
+            t = max(t, transfers[index][-1])
         else:
             t += _work_ticks(problem, schedule, step)
         end.append(t)
     stalled = sum(end[k] - begin[k] for k in waited_by)
     step_time = max([t, *stream_free])
     done = tuple(
-        Transfer(members=m, stream=s, size_bytes=b, start_step=k, wait_step=wait_step[i], begin_ticks=b0, end_ticks=e0)
-        for i, (m, s, b, k, b0, e0) in enumerate(transfers)
+        Transfer(members=m, stream=s, size_bytes=b, coalesced=f, start_step=k, wait_step=wait_step[i], begin_ticks=b0, end_ticks=e0)
+        for i, (m, s, b, f, k, b0, e0) in enumerate(transfers)
     )
     return Timeline(
         begin_ticks=tuple(begin),

@@ -6,7 +6,7 @@ from collections import Counter
 from apsched.config import Caps
 from apsched.graph.dag import NodeKind
 from apsched.problem import Problem
-from apsched.schedule import Schedule, Step, StepKind
+from apsched.schedule import Bucket, Schedule, Step, StepKind
 from apsched.simulate import Timeline, simulate
 from apsched.verify_plan import broken_rules
 
@@ -41,13 +41,13 @@ def _completeness(problem: Problem, schedule: Schedule) -> list[str]:
             wrong.append(f"bucket {b} has {len(bucket.members)} members; a bucket has at least two")
         if not all(0 <= c < len(problem.collectives) for c in bucket.members):
             return [*wrong, f"bucket {b} names a collective that does not exist"]
-        expected.update([Step(StepKind.COPY_IN, b), Step(StepKind.START, b), Step(StepKind.WAIT, b)])
+        expected.update([Step(StepKind.START, b), Step(StepKind.WAIT, b)] + ([] if bucket.coalesced else [Step(StepKind.COPY_IN, b)]))
         for c in bucket.members:
             member = problem.collectives[c]
             if member.start in replaced:
                 wrong.append(f"{problem.node_names[member.start]} is a member of two buckets")
-            replaced |= {member.start, member.wait, *member.cast}
-            if problem.keys[member.key].kind == "all_gather":
+            replaced |= {member.start, member.wait, *(() if bucket.coalesced else member.cast)}
+            if problem.keys[member.key].kind == "all_gather" and not bucket.coalesced:
                 expected[Step(StepKind.COPY_OUT, c)] += 1
     expected.update(Step(StepKind.NODE, i) for i in range(problem.num_nodes) if i not in replaced)
     found = Counter(schedule.steps)
@@ -57,7 +57,7 @@ def _completeness(problem: Problem, schedule: Schedule) -> list[str]:
 
 
 def _positions(problem: Problem, schedule: Schedule) -> list[int]:
-    """Return for each node the step at which its result exists (a member's start: its bucket's START; its cast: the COPY_IN)."""
+    """Return for each node the step at which its result exists (a member's start: its bucket's START; its cast, flat: the COPY_IN)."""
     position = [-1] * problem.num_nodes
     waited: dict[int, int] = {}
     started: dict[int, int] = {}
@@ -78,7 +78,7 @@ def _positions(problem: Problem, schedule: Schedule) -> list[int]:
         for c in bucket.members:
             member = problem.collectives[c]
             position[member.start] = started[b]
-            for node in member.cast:
+            for node in () if bucket.coalesced else member.cast:
                 position[node] = copied[b]
             if position[member.wait] < 0:
                 position[member.wait] = waited[b]
@@ -87,7 +87,8 @@ def _positions(problem: Problem, schedule: Schedule) -> list[int]:
 
 def _precedence(problem: Problem, schedule: Schedule, position: list[int]) -> list[str]:
     """No node comes before one that it depends on; what a copy-in does instead of nodes, it does in their order."""
-    inside = {node for bucket in schedule.buckets for c in bucket.members for node in problem.collectives[c].cast[1:]}
+    flat = [bucket for bucket in schedule.buckets if not bucket.coalesced]
+    inside = {node for bucket in flat for c in bucket.members for node in problem.collectives[c].cast[1:]}
     return [
         f"{problem.node_names[node]} comes before {problem.node_names[p]}, which it depends on"
         for node, before in enumerate(problem.predecessors)
@@ -111,6 +112,10 @@ def _bucket_order(problem: Problem, schedule: Schedule) -> list[str]:
     at = {step: k for k, step in enumerate(schedule.steps)}
     position = _positions(problem, schedule)
     for b, bucket in enumerate(schedule.buckets):
+        if bucket.coalesced:
+            start, wait = at[Step(StepKind.START, b)], at[Step(StepKind.WAIT, b)]
+            wrong += [] if start < wait else [f"bucket {b}: start and wait are at steps {start} and {wait}; they must follow each other"]
+            continue
         copy_in, start, wait = (at[Step(kind, b)] for kind in (StepKind.COPY_IN, StepKind.START, StepKind.WAIT))
         if not copy_in < start < wait:
             wrong.append(f"bucket {b}: copy-in, start and wait are at steps {copy_in}, {start} and {wait}; they must follow each other")
@@ -131,6 +136,7 @@ def _buckets(problem: Problem, schedule: Schedule, caps: Caps) -> list[str]:
         if len({m.key for m in members}) > 1:
             wrong.append(f"bucket {b}: members differ in group, kind, reduce op, dtype or device")
         wrong += [f"bucket {b}: {problem.node_names[m.start]} cannot share a launch" for m in members if not m.bucketable]
+        wrong += [f"bucket {b}: {reason}" for reason in _form(problem, bucket)]
         size = sum(m.size_bytes for m in members)
         if caps.bucket_cap_bytes is not None and size > caps.bucket_cap_bytes:
             wrong.append(f"bucket {b} has {size} bytes, more than the bucket cap of {caps.bucket_cap_bytes}")
@@ -138,6 +144,14 @@ def _buckets(problem: Problem, schedule: Schedule, caps: Caps) -> list[str]:
         if caps.max_topo_span is not None and span > caps.max_topo_span:
             wrong.append(f"bucket {b} spans {span} ranks, more than the topo-span cap of {caps.max_topo_span}")
     return wrong
+
+
+def _form(problem: Problem, bucket: Bucket) -> list[str]:
+    """Gathers and reduce-scatters may be coalesced, unless the plan rests on the payload order of a flat buffer."""
+    members = [problem.collectives[c] for c in bucket.members] if bucket.coalesced else []
+    kinds = {problem.keys[m.key].kind for m in members} - {"all_gather", "reduce_scatter"}
+    wrong = [f"{', '.join(sorted(kinds))} cannot be coalesced"] if kinds else []
+    return wrong + [f"{problem.node_names[m.start]} must be in a flat bucket" for m in members if m.restriction.flat]
 
 
 def _compute_moves(problem: Problem, position: list[int], caps: Caps) -> list[str]:

@@ -48,7 +48,8 @@ def _places(problem: Problem, schedule: Schedule) -> list[str]:
     wrong = []
     launched = {c: (Step(StepKind.NODE, m.start),) * 2 for c, m in enumerate(problem.collectives)}
     for b, bucket in enumerate(schedule.buckets):
-        launched |= dict.fromkeys(bucket.members, (Step(StepKind.COPY_IN, b), Step(StepKind.START, b)))
+        kind = StepKind.START if bucket.coalesced else StepKind.COPY_IN
+        launched |= dict.fromkeys(bucket.members, (Step(kind, b), Step(StepKind.START, b)))
     waited = {c: Step(StepKind.NODE, m.wait) for c, m in enumerate(problem.collectives)}
     for c, collective in enumerate(problem.collectives):
         asked, name = collective.restriction, problem.node_names[collective.start]

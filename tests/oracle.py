@@ -1,11 +1,11 @@
 """Exhaustive search over the design's decisions, for small problems. Shares no code with the solver.
 
-What is enumerated: every partition of the bucketable collectives of each key into buckets (any subsets), and for each partition
-every order of the decisions: starts, waits, copy-ins, copy-outs, among each other and between the compute nodes, which keep the order as
-captured. The rest follows from the decisions (the normal form of the solver):
+What is enumerated: every partition of the bucketable collectives of each key into buckets (any subsets), flat or, where that has a
+price, coalesced, and for each of these every order of the decisions: starts, waits, copy-ins, copy-outs, among each other and between the
+compute nodes, which keep the order as captured. The rest follows from the decisions (the normal form of the solver):
 
 - inputs come first, the output last;
-- the prologue of a collective stands right before its start or, in a bucket, right before the copy-in;
+- the prologue of a collective stands right before its start or, in a flat bucket, right before the copy-in;
 - views, and the epilogue of a collective, come as soon as what they depend on is there, smallest node first.
 
 The order of the payload changes neither time nor memory, so members are listed in ascending order.
@@ -17,7 +17,7 @@ one that is no worse in all of these is enough. A limit on time that starts at a
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, compress, product
 
 from oracle_steps import Move, Steps
 
@@ -47,7 +47,7 @@ def best_schedule(problem: Problem, caps: Caps, *, copy_in_apart: bool = True) -
 
     With ``copy_in_apart`` false a copy-in stands right before its start, which may cost where a cap holds the start back.
     """
-    walks = [_Walk(problem, caps, buckets, copy_in_apart) for buckets in partitions(problem, caps)]
+    walks = [_Walk(problem, caps, buckets, copy_in_apart, forms) for buckets, forms in _launches(problem, caps)]
     if not walks:
         return None  # no partition keeps the plan
     walks.sort(key=lambda walk: walk.least_time)
@@ -71,9 +71,22 @@ def best_schedule(problem: Problem, caps: Caps, *, copy_in_apart: bool = True) -
 
 def least_memory(problem: Problem, caps: Caps, *, copy_in_apart: bool = True) -> int | None:
     """Return the least peak that a schedule within the other caps can have, or None where none keeps them."""
-    walks = (_Walk(problem, caps, buckets, copy_in_apart) for buckets in partitions(problem, caps))
+    walks = (_Walk(problem, caps, buckets, copy_in_apart, forms) for buckets, forms in _launches(problem, caps))
     peaks = [walk.least_peak() for walk in walks]
     return min((peak for peak in peaks if peak is not None), default=None)
+
+
+def _launches(problem: Problem, caps: Caps) -> Iterator[tuple[tuple[tuple[int, ...], ...], frozenset[int]]]:
+    """Yield every set of buckets with every choice of those that are coalesced."""
+    for buckets in partitions(problem, caps):
+        free = [b for b, members in enumerate(buckets) if _may_be_coalesced(problem, members)]
+        for chosen in product((False, True), repeat=len(free)):
+            yield buckets, frozenset(compress(free, chosen))
+
+
+def _may_be_coalesced(problem: Problem, members: tuple[int, ...]) -> bool:
+    priced = problem.keys[problem.collectives[members[0]].key].coalesced_member_ticks is not None
+    return priced and not any(problem.collectives[c].restriction.flat for c in members)
 
 
 def partitions(problem: Problem, caps: Caps) -> Iterator[tuple[tuple[int, ...], ...]]:
@@ -130,8 +143,10 @@ def _confirmed(problem: Problem, caps: Caps, value: tuple[int, int, int], schedu
 class _Walk(Steps):
     """The search with the buckets given."""
 
-    def __init__(self, problem: Problem, caps: Caps, buckets: tuple[tuple[int, ...], ...], copy_in_apart: bool) -> None:
-        super().__init__(problem, caps, buckets, copy_in_apart)
+    def __init__(
+        self, problem: Problem, caps: Caps, buckets: tuple[tuple[int, ...], ...], copy_in_apart: bool, coalesced: frozenset[int]
+    ) -> None:
+        super().__init__(problem, caps, buckets, copy_in_apart, coalesced)
         self.least_time = self._rest(self.first.after)((0, 0, *(0 for _ in problem.streams)))
 
     def least_peak(self) -> int | None:
@@ -212,7 +227,8 @@ class _Walk(Steps):
             blocks.append(label[3])
             label = label[2]
         steps = tuple(self.steps[k] for block in reversed(blocks) for k in block)
-        return Schedule(buckets=tuple(Bucket(members) for members in self.buckets), steps=steps)
+        buckets = tuple(Bucket(members, coalesced=b in self.coalesced) for b, members in enumerate(self.buckets))
+        return Schedule(buckets=buckets, steps=steps)
 
 
 _Label = tuple[tuple[int, ...], tuple[tuple[int, int], ...], "_Label | None", tuple[int, ...]]

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from apsched.config import Caps
 from apsched.graph.dag import NodeKind
-from apsched.problem import Problem
+from apsched.problem import Key, Problem
 from apsched.schedule import Step, StepKind
 
 _N, _IN, _START, _WAIT, _OUT = StepKind.NODE, StepKind.COPY_IN, StepKind.START, StepKind.WAIT, StepKind.COPY_OUT
@@ -40,8 +40,18 @@ class Move:
 class Steps:
     """The steps that there are with the buckets given. A set of steps is an integer, one bit each."""
 
-    def __init__(self, problem: Problem, caps: Caps, buckets: tuple[tuple[int, ...], ...], copy_in_apart: bool = True) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        caps: Caps,
+        buckets: tuple[tuple[int, ...], ...],
+        copy_in_apart: bool = True,
+        coalesced: frozenset[int] = frozenset(),
+    ) -> None:
         self.problem, self.caps, self.buckets, self.copy_in_apart = problem, caps, buckets, copy_in_apart
+        self.coalesced = coalesced
+        self.flat = {b: bucket for b, bucket in enumerate(buckets) if b not in coalesced}
+        self.in_flat = {c: b for b, bucket in self.flat.items() for c in bucket}
         self.steps = self._list_steps()
         self.bit = {step: 1 << k for k, step in enumerate(self.steps)}
         self.produced_by, self.taken_by = self._places()
@@ -61,11 +71,12 @@ class Steps:
     def _list_steps(self) -> list[Step]:
         problem = self.problem
         members = {c for bucket in self.buckets for c in bucket}
-        replaced = {node for c in members for m in (problem.collectives[c],) for node in (m.start, m.wait, *m.cast)}
+        replaced = {node for c in members for m in (problem.collectives[c],) for node in (m.start, m.wait)}
+        replaced |= {node for c in self.in_flat for node in problem.collectives[c].cast}
         steps = [Step(_N, i) for i in range(problem.num_nodes) if i not in replaced]
         for b, bucket in enumerate(self.buckets):
-            steps += [Step(_IN, b), Step(_START, b), Step(_WAIT, b)]
-            if self._kind(bucket) == "all_gather":
+            steps += [Step(_START, b), Step(_WAIT, b)] if b in self.coalesced else [Step(_IN, b), Step(_START, b), Step(_WAIT, b)]
+            if self._kind(bucket) == "all_gather" and b in self.flat:
                 steps += [Step(_OUT, c) for c in bucket]
         return steps
 
@@ -82,6 +93,10 @@ class Steps:
         for b, bucket in enumerate(self.buckets):
             for c in bucket:
                 m = self.problem.collectives[c]
+                if b in self.coalesced:
+                    taken[m.start] = there[m.start] = Step(_START, b)
+                    taken[m.wait] = there[m.wait] = Step(_WAIT, b)
+                    continue
                 taken[m.start], there[m.start] = Step(_IN, b), Step(_START, b)
                 for node in m.cast:
                     taken[node] = there[node] = Step(_IN, b)
@@ -100,8 +115,10 @@ class Steps:
             for p in predecessors:
                 add(self.produced_by[p], self.taken_by[node])
         for b, bucket in enumerate(self.buckets):
-            add(Step(_IN, b), Step(_START, b))
             add(Step(_START, b), Step(_WAIT, b))
+            if b in self.coalesced:
+                continue
+            add(Step(_IN, b), Step(_START, b))
             if self._kind(bucket) == "all_gather":
                 for c in bucket:
                     add(Step(_WAIT, b), Step(_OUT, c))
@@ -146,7 +163,7 @@ class Steps:
                 start,
                 Launch(
                     stream=key.stream,
-                    ticks=key.price(sum(m.size_bytes for m in collectives)),
+                    ticks=key.price(sum(m.size_bytes for m in collectives)) + self._for_members(start, key, len(members)),
                     in_flight_bytes=sum(m.output_bytes for m in collectives if not m.on_path),
                     earliest=max(
                         0 if self.caps.max_prefetch is None else min(needed, default=0) - self.caps.max_prefetch,
@@ -156,13 +173,18 @@ class Steps:
                 ),
             )
 
+    def _for_members(self, start: Step, key: Key, num_members: int) -> int:
+        """What a coalesced bucket pays for each member."""
+        return num_members * (key.coalesced_member_ticks or 0) if start.kind is _START and start.index in self.coalesced else 0
+
     def _planned(self) -> dict[int, tuple[int, int]]:
         """For copy-ins and waits the spine nodes that must, and may, be done before, by the plan."""
         last = len(self.problem.spine)
         planned = {}
         for b, bucket in enumerate(self.buckets):
             firsts = [gaps[0] for c in bucket if (gaps := self.problem.collectives[c].restriction.start_gaps)]
-            planned[self._index(Step(_IN, b))] = max(firsts, default=0), last
+            if b in self.flat:
+                planned[self._index(Step(_IN, b))] = max(firsts, default=0), last
         for m in self.problem.collectives:
             if m.restriction.wait_gaps is not None:
                 planned[self._index(Step(_N, m.wait))] = m.restriction.wait_gaps
@@ -170,7 +192,7 @@ class Steps:
 
     def _pieces(self) -> list[tuple[int, int, int]]:
         """(bytes, step that allocates or 0, steps that use) of every storage that is not kept, buffers included."""
-        problem, members = self.problem, {c: b for b, bucket in enumerate(self.buckets) for c in bucket}
+        problem, members = self.problem, self.in_flat
         let_go = {(problem.collectives[c].input_storage, problem.collectives[c].wait) for c in members}
         gathered = {problem.collectives[c].output_storage: c for c, b in members.items() if self._kind(self.buckets[b]) == "all_gather"}
         shared = {problem.collectives[c].output_storage: b for c, b in members.items() if self._kind(self.buckets[b]) != "all_gather"}
@@ -189,7 +211,7 @@ class Steps:
                 pieces.append((storage.size_bytes, self.bit[Step(_OUT, gathered[s])], uses))
             else:
                 pieces.append((storage.size_bytes, 0 if storage.birth < 0 else self.bit[self.taken_by[storage.birth]], uses))
-        for b, bucket in enumerate(self.buckets):
+        for b, bucket in self.flat.items():
             pieces += self._buffers(b, bucket, shared_uses[b])
         return pieces
 
@@ -216,7 +238,7 @@ class Steps:
         for nodes in leading.values():
             nodes.sort()
         if not self.copy_in_apart:
-            for b in range(len(self.buckets)):
+            for b in self.flat:
                 leading[Step(_START, b)] = [*leading.pop(Step(_IN, b)), self._index(Step(_IN, b))]
         led = {k for steps in leading.values() for k in steps}
         decided = [

@@ -44,8 +44,13 @@ def random_buckets(problem: Problem, rng: random.Random, max_members: int) -> li
             size = rng.randint(1, max_members)
             members, collectives = collectives[:size], collectives[size:]
             if len(members) > 1:
-                buckets.append(Bucket(tuple(members)))
+                buckets.append(Bucket(tuple(members), coalesced=_may_be_coalesced(problem, members) and rng.random() < 0.5))
     return buckets
+
+
+def _may_be_coalesced(problem: Problem, members: list[int]) -> bool:
+    priced = problem.keys[problem.collectives[members[0]].key].coalesced_member_ticks is not None
+    return priced and all(problem.collectives[c].may_be_coalesced for c in members)
 
 
 def step_precedence(problem: Problem, buckets: list[Bucket]) -> dict[Step, set[Step]]:
@@ -55,9 +60,13 @@ def step_precedence(problem: Problem, buckets: list[Bucket]) -> dict[Step, set[S
     before: dict[Step, set[Step]] = {}
     for b, bucket in enumerate(buckets):
         copy_in, start, wait = (Step(kind, b) for kind in (StepKind.COPY_IN, StepKind.START, StepKind.WAIT))
-        before |= {copy_in: set(), start: {copy_in}, wait: {start}}
+        before |= {start: set(), wait: {start}} if bucket.coalesced else {copy_in: set(), start: {copy_in}, wait: {start}}
         for c in bucket.members:
             member = problem.collectives[c]
+            if bucket.coalesced:
+                needs_at[member.start] = done_at[member.start] = start
+                needs_at[member.wait] = done_at[member.wait] = wait
+                continue
             needs_at[member.start], done_at[member.start] = copy_in, start
             needs_at |= dict.fromkeys(member.cast, copy_in)
             done_at |= dict.fromkeys(member.cast, copy_in)

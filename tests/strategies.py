@@ -6,13 +6,13 @@ strategies hand the first and the last one that hypothesis controls, so that a f
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from draft import Draft, Tensor
 from hypothesis import strategies as st
 
 from apsched.config import Caps
-from apsched.problem import Problem
+from apsched.problem import Key, Problem
 from apsched.schedule import as_captured
 from apsched.simulate import simulate
 
@@ -24,11 +24,29 @@ def a_problem(draw, max_collectives: int = 4, max_spine: int = 5) -> Problem:
 
 
 @st.composite
+def a_problem_with_forms(draw, max_collectives: int = 4, max_spine: int = 5) -> Problem:
+    """A problem in which some buckets may be coalesced."""
+    rng = draw(st.randoms(use_true_random=False))
+    return with_coalesced_price(random_problem(rng, max_collectives=max_collectives, max_spine=max_spine), rng)
+
+
+@st.composite
 def a_problem_with_caps(draw, max_collectives: int = 4, max_spine: int = 5) -> tuple[Problem, Caps]:
     """A problem and caps, of which some bind, some do not and some cannot hold."""
     rng = draw(st.randoms(use_true_random=False))
     problem = random_problem(rng, max_collectives=max_collectives, max_spine=max_spine)
     return problem, random_caps(rng, problem)
+
+
+def with_coalesced_price(problem: Problem, rng: random.Random) -> Problem:
+    """Return ``problem`` with prices for coalesced launches, of most gathers and reduce-scatters, from nothing to more than a launch."""
+
+    def price(key: Key) -> int | None:
+        most = max(key.launch_ticks, key.price(0), 1)
+        return rng.choice((0, 1, rng.randint(0, most), 2 * most)) if key.kind in ("all_gather", "reduce_scatter") else None
+
+    keys = tuple(replace(key, coalesced_member_ticks=price(key) if rng.random() < 0.9 else None) for key in problem.keys)
+    return replace(problem, keys=keys)
 
 
 def random_caps(rng: random.Random, problem: Problem) -> Caps:

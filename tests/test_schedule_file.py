@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from random_schedules import random_schedule
-from strategies import random_problem
+from strategies import random_problem, with_coalesced_price
 
 from apsched.config import Caps
 from apsched.errors import InputError
@@ -94,6 +94,19 @@ def test_a_person_can_read_it() -> None:
     assert not {"time", "date", "path", "host"} & set(data)
 
 
+def test_the_form_of_a_bucket_is_kept_and_only_then_told(tmp_path: Path) -> None:
+    """A file of flat buckets is what it was before there was another form; older readers refuse one that has it."""
+    result = bucketed()
+    assert json.loads(dump_schedule(result))["version"] == 1
+    assert b'"form"' not in dump_schedule(result)
+    rng = random.Random(5)
+    problem = with_coalesced_price(result.problem, rng)
+    coalesced = next(s for s in (random_schedule(problem, seed) for seed in range(99)) if any(b.coalesced for b in s.buckets))
+    save_schedule(tmp_path / "s.json", a_result(problem, coalesced))
+    assert json.loads((tmp_path / "s.json").read_text())["version"] == 2
+    assert bind_schedule(load_schedule(tmp_path / "s.json"), problem) == coalesced
+
+
 def test_names_of_nodes_are_for_people(tmp_path: Path) -> None:
     """Process ranks of one job name nodes differently and still share a schedule: equal hash, other names."""
     result = bucketed()
@@ -135,7 +148,7 @@ def _set(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
     ("change", "message"),
     [
         (_set("format", "something"), "expected a schedule file of apsched"),
-        (_set("version", 2), "expected version 1 of the file or older, found version 2; update apsched"),
+        (_set("version", 3), "expected version 2 of the file or older, found version 3; update apsched"),
         (_set("version", "1"), "expected a version number"),
         (_set("version", True), "expected a version number"),
         (_set("version", 0), "expected a version number"),
@@ -149,6 +162,7 @@ def _set(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
         (_set("steps", [1, 2]), "expected node names and bucket steps as strings"),
         (_set("buckets", [{"members": [{"node": "x"}]}]), "expected bucket 0 to list its members by rank and node"),
         (_set("buckets", ["x"]), "expected bucket 0 to list its members"),
+        (lambda data: data["buckets"][0].__setitem__("form", "round"), "expected the form of bucket 0 to be flat or coalesced, found str"),
         (lambda data: data.pop("buckets"), "expected a list at 'buckets', found nothing"),
     ],
 )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from apsched.costs.model import CostModel
+from apsched.costs.model import CostModel, coalesced_member_us
 from apsched.errors import InputError
 
 
@@ -21,6 +21,12 @@ class _CheckedCostModel:
         """Return the price of the collective, checked."""
         what = f"collective_us of {kind} of {size_bytes} bytes on group {group_name!r} ({group_size} ranks)"
         return _checked_us(self.cost_model.collective_us(kind, group_name, group_size, size_bytes), what)
+
+    def coalesced_member_us(self, kind: str, group_name: str, group_size: int) -> float | None:
+        """Return what each member adds to a coalesced launch, checked; ``None`` where there is no price."""
+        price_us = coalesced_member_us(self.cost_model, kind, group_name, group_size)
+        what = f"coalesced_member_us of {kind} on group {group_name!r} ({group_size} ranks)"
+        return None if price_us is None else _checked_us(price_us, what)
 
     def cost_source(self, node: torch.fx.Node) -> str:
         """Return where the price of the node comes from; ``model`` where the user's model does not say."""

@@ -109,6 +109,8 @@ class Cluster:
     device: Device
     intra_node: IntraNode
     inter_node: InterNode
+    coalesced_member_us: float | None = None
+    """What each member adds to one launch of several transfers (ncclGroupStart), on the group's stream; ``None``: buckets are flat."""
 
 
 _SECTIONS: Mapping[str, type[Any]] = {"peak_tflops": PeakTflops, "device": Device, "intra_node": IntraNode, "inter_node": InterNode}

@@ -47,6 +47,10 @@ class ClusterCostModel:
             self._unpriced.add((kind, shape))
         return collective_us(self.cluster, kind, shape, size_bytes)
 
+    def coalesced_member_us(self, kind: str, group_name: str, group_size: int) -> float | None:
+        """Return what each member adds to a coalesced launch; ``None`` where the cluster does not say."""
+        return self.cluster.coalesced_member_us
+
     def cost_source(self, node: torch.fx.Node) -> str:
         """Return ``free`` for a node that takes no time, else ``formula``: where :meth:`compute_us` comes from."""
         return "formula" if self.compute_us(node) else "free"

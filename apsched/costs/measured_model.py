@@ -57,6 +57,10 @@ class MeasuredCostModel:
         found = None if shape is None else self.costs.transfer_source(kind, shape.num_ranks, shape.num_nodes)
         return found or self._fallback.collective_source(kind, group_name, group_size)
 
+    def coalesced_member_us(self, kind: str, group_name: str, group_size: int) -> float | None:
+        """Return what each member adds to a coalesced launch, as the cluster says."""
+        return self._fallback.coalesced_member_us(kind, group_name, group_size)
+
     def unpriced(self) -> tuple[str, ...]:
         """Return what was asked of a table so far and was not in it, one line each."""
         return self._fallback.unpriced()

@@ -1,4 +1,14 @@
-"""The protocol that every source of durations follows (design: costs)."""
+"""The protocol that every source of durations follows (design: costs).
+
+A model may also price coalesced launches, one launch of n transfers of S bytes in all, by a third method:
+``coalesced_member_us(kind, group_name, group_size) -> float | None``, what each member adds on the group's stream, so that
+
+    t = collective_us(kind, group_name, group_size, S) + n * coalesced_member_us(kind, group_name, group_size)
+
+NCCL launches what is called between ncclGroupStart and ncclGroupEnd as one kernel, and chooses algorithm and protocol for operations
+within a factor of four in size by the sum of their bytes (src/enqueue.cc, ncclPrepareTasks); what is left is a term for each of them.
+Where the method is missing, or returns ``None``, buckets are flat.
+"""
 
 from typing import Protocol, runtime_checkable
 
@@ -23,3 +33,9 @@ class CostModel(Protocol):
         as NCCL does: an all-gather by its output, a reduce-scatter by its input, the others by their size.
         """
         ...
+
+
+def coalesced_member_us(cost_model: CostModel, kind: str, group_name: str, group_size: int) -> float | None:
+    """Return what each member adds to a coalesced launch, in microseconds; ``None`` where ``cost_model`` has no price for it."""
+    price = getattr(cost_model, "coalesced_member_us", None)
+    return price(kind, group_name, group_size) if callable(price) else None

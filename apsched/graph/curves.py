@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch._subclasses import FakeTensorMode
 
-from apsched.costs.model import CostModel
-from apsched.graph.curve_names import asked_kind, collective_curve_name, launch_curve_name
+from apsched.costs.model import CostModel, coalesced_member_us
+from apsched.graph.curve_names import asked_kind, coalesced_curve_name, collective_curve_name, launch_curve_name
 from apsched.price_curve import PriceCurve, sample_curve
 from apsched.units import us_to_ticks
 
@@ -49,6 +49,21 @@ def launch_curves(cost_model: CostModel, groups: Iterable[tuple[str, str, int]],
     return curves
 
 
+def coalesced_curves(cost_model: CostModel, groups: Iterable[tuple[str, str, int]]) -> dict[str, PriceCurve]:
+    """Return what a member adds to a coalesced launch, by the curve's name, for each (kind, group name, group size) that has a price.
+
+    Not of all-reduces: the functional one clones its inputs, which is the copy that a launch without a buffer would save.
+    """
+    curves = {}
+    for kind, group, size in groups:
+        member_us = coalesced_member_us(cost_model, kind, group, size) if kind in _COALESCED else None
+        if member_us is not None:
+            price_ticks = us_to_ticks(member_us)
+            curves[coalesced_curve_name(kind, group)] = PriceCurve(size_bytes=(0, 1), price_ticks=(price_ticks, price_ticks))
+    return curves
+
+
+_COALESCED = ("all_gather", "reduce_scatter")
 _BUCKET_LAUNCHES = ("all_gather", "reduce_scatter", "all_reduce")
 
 

@@ -65,6 +65,8 @@ class CollectiveRecord:
     gradients come out in the order in which parameters were registered; else -1."""
     cost_source: str = ""
     """Where its duration comes from, as :attr:`NodeRecord.cost_source`; empty where nobody knows."""
+    num_coalesced: int = 0
+    """Transfers that it launches together, each with memory of its own; 0 where it is no coalesced operator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

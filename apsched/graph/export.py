@@ -15,7 +15,7 @@ from apsched.costs.node_operation import node_operation
 from apsched.graph.analysis import Analysis, analyse, cast_before, edges_of, is_bucketable, num_members
 from apsched.graph.check import check_graph
 from apsched.graph.curve_names import COPY
-from apsched.graph.curves import collective_curves, copy_curve, launch_curves
+from apsched.graph.curves import coalesced_curves, collective_curves, copy_curve, launch_curves
 from apsched.graph.dag import CollectiveRecord, NodeKind, NodeRecord
 from apsched.graph.pricing import NodePrices
 from apsched.graph.provenance import directions, module_names, parameters_served
@@ -58,7 +58,8 @@ def _curves(analysis: Analysis, cost_model: CostModel) -> dict[str, PriceCurve]:
     launched = (analysis.calls[start] for start in analysis.waits.wait_of_start)
     device = _usual_device(analysis)
     groups = sorted({(call.kind, call.group, call.group_size) for call in launched})
-    return {COPY: copy_curve(cost_model, device)} | collective_curves(cost_model, groups) | launch_curves(cost_model, groups, device)
+    priced = collective_curves(cost_model, groups) | coalesced_curves(cost_model, groups)
+    return {COPY: copy_curve(cost_model, device)} | priced | launch_curves(cost_model, groups, device)
 
 
 def _usual_device(analysis: Analysis) -> torch.device:
@@ -145,4 +146,5 @@ def _collective(analysis: Analysis, start: int, output_place: int, cost_source: 
         cast_bytes=sum(t.nbytes for t in tensors_of(cast.all_input_nodes[0])) if (cast := cast_before(analysis, start)) is not None else 0,
         output_place=output_place,
         cost_source=cost_source,
+        num_coalesced=len([*tensors_of(node)]) if call.coalesced else 0,
     )

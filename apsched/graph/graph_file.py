@@ -19,7 +19,7 @@ from apsched.graph.dag import CollectiveRecord, NodeKind, NodeRecord, StorageRec
 from apsched.price_curve import PriceCurve
 
 FORMAT = "apsched graph"
-VERSION = 5
+VERSION = 6
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _Record = TypeVar("_Record", NodeRecord, CollectiveRecord, StorageRecord, PriceCurve)
@@ -116,7 +116,7 @@ def _parse(data: bytes) -> Any:
 
 def _upgraded(content: Any, version: int) -> Any:
     """Return ``content`` with what versions 2 (the bytes that a bucket casts while it copies in), 3 (places of gradients), 4
-    (kernels of several nodes) and 5 (operations, sources of transfers) added."""
+    (kernels of several nodes), 5 (operations, sources of transfers) and 6 (transfers launched together) added."""
     nodes = content.get("nodes")
     if version < VERSION and isinstance(nodes, list):
         for node in nodes:
@@ -124,7 +124,7 @@ def _upgraded(content: Any, version: int) -> Any:
                 node.setdefault("kernel", -1)
                 node.setdefault("operation", "")
                 if isinstance(node.get("collective"), dict):
-                    node["collective"] = {"cast_bytes": 0, "output_place": -1, "cost_source": ""} | node["collective"]
+                    node["collective"] = {"cast_bytes": 0, "output_place": -1, "cost_source": "", "num_coalesced": 0} | node["collective"]
     return content
 
 
