@@ -7,12 +7,14 @@ import torch
 
 from apsched.capture.graph_module import capture_graph_module
 from apsched.collectives import is_collective
-from apsched.compiler.scheduled import RESULT, scheduled
+from apsched.compiler.inductor_settings import check_inductor
+from apsched.compiler.scheduled import RESULT, running_groups, scheduled
 from apsched.compiler.settings import Settings
 from apsched.errors import ApschedError
 from apsched.graph_result import Result
 from apsched.options import show_bytes, show_us
 from apsched.units import ticks_to_us
+from apsched.writeback.hold_order import hold_order
 
 logger = logging.getLogger(__name__)
 
@@ -24,13 +26,15 @@ def schedule_graph(
     name: str | None = None,
     kept_inputs: Iterable[str] | None = None,
     parameter_names: Mapping[str, str] | None = None,
+    held: bool = False,
 ) -> torch.fx.GraphModule:
     """Return ``gm`` scheduled; ``gm`` itself, the same object, where it has no collectives, or with ``on_error="fallback"`` on an error.
 
     Every node needs ``meta["val"]``; see :func:`apsched.capture.graph_module.capture_graph_module` for the other arguments, which
     matter to memory (``kept_inputs``: placeholders that the caller keeps alive) and plans (``parameter_names``: placeholder -> name),
     and follow from the names and descriptors that AOTAutograd gives placeholders where they are not given. What is returned runs
-    in graph order; its :class:`apsched.Result` is ``module.meta["apsched_result"]``. One line is logged for each graph.
+    in graph order, with ``held`` also through full Inductor; its :class:`apsched.Result` is ``module.meta["apsched_result"]``.
+    One line is logged for each graph.
 
     Raises
     ------
@@ -40,15 +44,20 @@ def schedule_graph(
     try:
         if not any(is_collective(node) for node in gm.graph.nodes):
             return gm
+        if held:
+            check_inductor()
         captured = capture_graph_module(gm, name=name, kept_inputs=kept_inputs, parameter_names=parameter_names)
         fast = scheduled(captured, settings)
+        result = fast.meta[RESULT]
+        if held:
+            fast = hold_order(fast, group_ranks=running_groups())
     except Exception as error:
         if settings.on_error == "raise":
             raise
         unexpected = not isinstance(error, ApschedError)
         logger.warning("%s stays as it was: %s", name or "graph", error, exc_info=unexpected)
         return gm
-    logger.info("%s", told(fast.meta[RESULT]))
+    logger.info("%s", told(result))
     return fast
 
 

@@ -8,6 +8,7 @@ import torch
 from apsched.capture.captured import CapturedGraph
 from apsched.graph.dag import NodeKind
 from apsched.passes.parameters import PARAMETER_KEY
+from apsched.torch_private import gradient_of
 
 
 def module_names(
@@ -133,5 +134,5 @@ def _gradient_outputs(output: torch.fx.Node) -> dict[torch.fx.Node, str]:
     described: Any = output.meta.get("desc")
     if not isinstance(values, list | tuple) or not isinstance(described, list | tuple) or len(values) != len(described):
         return {}
-    names = (getattr(getattr(d, "grad_of", None), "target", "") for d in described)
-    return {v: str(name) for v, name in zip(values, names, strict=True) if isinstance(v, torch.fx.Node) and name}
+    names = map(gradient_of, described)
+    return {v: name for v, name in zip(values, names, strict=True) if isinstance(v, torch.fx.Node) and name}

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from operator import getitem
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from apsched.torch_private import gradient_of, parameter_behind
@@ -82,14 +82,14 @@ def gradient_nodes(joint: torch.fx.Graph) -> dict[Node, str]:
     return owner
 
 
-def mark_parameters(joint: GraphModule, *, reshard_after_forward: bool) -> None:
+def mark_parameters(joint: torch.fx.Graph, *, reshard_after_forward: bool) -> None:
     """Name the parameter on each node that serves one, and have the partitioner gather again in backward.
 
     The whole chain up to the last layout op is marked for recomputation: marked less, the partitioner saves a transposed
     view or copy of every gathered parameter.
     """
-    gathers = gather_nodes(joint.graph)
-    for node, name in (gathers | gradient_nodes(joint.graph)).items():
+    gathers = gather_nodes(joint)
+    for node, name in (gathers | gradient_nodes(joint)).items():
         node.meta["custom"] = {**node.meta.get("custom", {}), PARAMETER_KEY: name}
     for node in gathers:
         if reshard_after_forward:

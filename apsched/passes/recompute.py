@@ -19,7 +19,7 @@ def recompute_gathers(*, reshard_after_forward: bool = True) -> Pass:
 
     def run(module: GraphModule) -> GraphModule:
         result = copied(module)
-        mark_parameters(result, reshard_after_forward=reshard_after_forward)
+        mark_parameters(result.graph, reshard_after_forward=reshard_after_forward)
         return result
 
     return Pass(name="recompute_gathers", run=run, spec=_check_chains if reshard_after_forward else None)

@@ -1,0 +1,74 @@
+"""Scheduling under full Inductor: passes for its hooks, each with a key for its caches."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch.fx import Graph, GraphModule
+
+from apsched.compiler.fingerprint import fingerprint
+from apsched.compiler.schedule_graph import schedule_graph
+from apsched.compiler.scheduled import RESULT
+from apsched.compiler.settings import Settings
+from apsched.graph_result import Result
+from apsched.passes.parameters import is_backward, mark_parameters
+from apsched.plan import digest
+from apsched.torch_private_compile import name_parameters, replace_graph
+
+
+@dataclass(frozen=True, eq=False)
+class InductorPass(CustomGraphPass):
+    """For ``torch._inductor.config.post_grad_custom_post_pass``: schedules a graph in place, with its order held.
+
+    The key of Inductor's caches is computed before the pass runs, from the graph and from ``uuid``.
+    """
+
+    settings: Settings
+    names: Mapping[int, str] = field(default_factory=dict)
+    """Position -> name, of the inputs that are parameters, where the graph's own descriptors do not say."""
+    results: list[Result] = field(default_factory=list)
+
+    def __call__(self, graph: Graph) -> None:
+        """Schedule ``graph``; it stays as it is where it has no collectives."""
+        name_parameters(graph, self.names)
+        module = graph.owning_module or GraphModule(torch.nn.Module(), graph)
+        fast = schedule_graph(module, self.settings, held=True)
+        if fast is not module:
+            self.results.append(fast.meta[RESULT])
+            replace_graph(graph, fast)
+
+    def uuid(self) -> str | None:
+        """Return what the result depends on beside the graph; ``None``, which turns Inductor's caches off, where that has no name."""
+        return fingerprint(self.settings, sorted(self.names.items()))
+
+
+@dataclass(frozen=True, eq=False)
+class ParameterPass(CustomGraphPass):
+    """For ``joint_custom_pre_pass``: says which inputs are parameters, and whether they are gathered again in backward."""
+
+    names: Mapping[int, str]
+    reshard_after_forward: bool | None
+
+    def __call__(self, graph: Graph) -> None:
+        """Tag the nodes of a joint graph in place; nothing on others."""
+        name_parameters(graph, self.names)
+        if self.reshard_after_forward is not None and any(is_backward(node) for node in graph.nodes):
+            mark_parameters(graph, reshard_after_forward=self.reshard_after_forward)
+
+    def uuid(self) -> str:
+        """Return what it does."""
+        return digest(map(repr, ("parameters", self.reshard_after_forward, *sorted(self.names.items()))))
+
+
+def inductor_pass(**settings: Any) -> InductorPass:
+    """Return a pass that schedules the collectives of a graph inside of Inductor::
+
+        torch._inductor.config.post_grad_custom_post_pass = apsched.inductor_pass(cluster="h100", memory_cap="60GiB")
+
+    for whoever calls Inductor otherwise than by ``torch.compile(backend=apsched.backend(inductor=True))``, which sets this up by itself.
+    It is asked for with forward, backward and inference graphs; the setting must still be there when backward is compiled, which
+    is at the first backward. ``settings`` are those of :class:`apsched.compiler.settings.Settings`.
+    """
+    return InductorPass(Settings.of(settings))
