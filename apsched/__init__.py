@@ -8,6 +8,8 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from apsched.calibrate.here import measure as measure
     from apsched.capture.graph_module import capture_graph_module as capture_graph_module
+    from apsched.compiler.backend import backend as backend
+    from apsched.compiler.inductor_pass import inductor_pass as inductor_pass
     from apsched.config import Caps as Caps
     from apsched.config import SolveOptions as SolveOptions
     from apsched.costs.cluster import load_cluster as load_cluster
@@ -40,9 +42,11 @@ _HOME = {
     "Result": "apsched.graph_result",
     "Rule": "apsched.plan",
     "SolveOptions": "apsched.config",
+    "backend": "apsched.compiler.backend",
     "capture_graph_module": "apsched.capture.graph_module",
     "export": "apsched.graph.export",
     "hold_order": "apsched.writeback.hold_order",
+    "inductor_pass": "apsched.compiler.inductor_pass",
     "load_cluster": "apsched.costs.cluster",
     "load_cost_model": "apsched.costs.measured_model",
     "load_costs": "apsched.costs.measured_file",

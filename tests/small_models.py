@@ -1,0 +1,43 @@
+"""Small models whose parameters are gathered when read, as a user would write them with what torch has."""
+
+import torch
+import torch.nn.utils.parametrize as parametrize
+from torch import nn
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+
+WIDTH = 8
+
+
+class Gathered(nn.Module):
+    """Reading a parameter gathers it; its gradient is reduced to the shard."""
+
+    def forward(self, shard):
+        return shard.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+
+
+def shard(model, mesh):
+    """Make every parameter a shard that is gathered when it is read."""
+    for module in list(model.modules()):
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            module.register_parameter(name, nn.Parameter(distribute_tensor(parameter.detach(), mesh, [Shard(0)])))
+            parametrize.register_parametrization(module, name, Gathered(), unsafe=True)
+    return model
+
+
+class Broken(nn.Module):
+    """Two parts, between which Dynamo breaks the graph."""
+
+    def __init__(self, num_layers=2):
+        super().__init__()
+        self.first = layers(num_layers)
+        self.second = layers(num_layers)
+
+    def forward(self, x):
+        x = self.first(x)
+        torch._dynamo.graph_break()
+        return self.second(x)
+
+
+def layers(num_layers=2):
+    """Return linear layers with a nonlinearity behind each."""
+    return nn.Sequential(*(layer for _ in range(num_layers) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())))
