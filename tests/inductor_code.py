@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from apsched.collectives import collective_kind, is_wait_tensor
 
 _CALL = re.compile(
-    r"torch\.ops\._c10d_functional\.(?P<collective>\w+?)(_into_tensor|_tensor|_single|_)?(_out)?\.default\("
+    r"torch\.ops\._c10d_functional\.(?P<collective>\w+?)(_into_tensor|_tensor|_single|_)?(_coalesced)?(_out)?\.default\("
     r"|extern_kernels\.(?P<product>\w+)\(|torch\.ops\.aten\.(?P<attention>_scaled_dot_product\w+)\.default\(|(?P<kernel>cpp_fused\w*)\("
 )
 _PRODUCTS = ("mm", "bmm")
@@ -98,16 +98,28 @@ def segments_of(calls: list[str]) -> list[tuple[str, dict[str, int]]]:
 
 
 _LAUNCH = re.compile(r"(buf\d+) = torch\.ops\._c10d_functional\.\w+\.default\((?:reinterpret_tensor\()?(buf\d+),")
+_COALESCED = re.compile(r"(buf\d+) = torch\.ops\._c10d_functional\.\w+_coalesced\.default\(\[(.*)\],")
 
 
 def freed_in_flight(code: str) -> tuple[int, list[str]]:
-    """Return how many launches read a buffer, and the lines that free or reuse such a buffer before the wait."""
+    """Return how many transfers read a buffer, and the lines that free or reuse such a buffer before the wait."""
     lines = code[code.index("def call(") :].splitlines()
-    num_launches, wrong = 0, []
+    num_transfers, wrong = 0, []
     for k, line in enumerate(lines):
-        if (found := _LAUNCH.search(line)) and "wait_tensor" not in line:
-            num_launches += 1
-            result, sent = found.groups()
+        for result, sent in _transfers(line, lines[k + 1 :]):
+            num_transfers += 1
             waited = next(j for j in range(k, len(lines)) if f"wait_tensor.default({result})" in lines[j])
             wrong += [other for other in lines[k + 1 : waited] if re.search(rf"(del|=) {sent}\b", other)]
-    return num_launches, wrong
+    return num_transfers, wrong
+
+
+def _transfers(line: str, later: list[str]) -> list[tuple[str, str]]:
+    """Return result and buffer sent of each transfer that ``line`` launches."""
+    if (found := _COALESCED.search(line)) is not None:
+        launched, sent = found.groups()
+        arguments = re.findall(r"\b(?:buf|arg)\d+(?:_\d+)?", sent)
+        parts = {name: f"= {launched}[{i}]" for i, name in enumerate(arguments) if name.startswith("buf")}
+        return [(next(other.split()[0] for other in later if other.endswith(part)), name) for name, part in parts.items()]
+    if (found := _LAUNCH.search(line)) is not None and "wait_tensor" not in line:
+        return [found.groups()]
+    return []

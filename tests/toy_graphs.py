@@ -75,3 +75,11 @@ class FlatCosts:
     def collective_us(self, kind: str, group_name: str, group_size: int, size_bytes: int) -> float:
         """Return latency and time on the wire."""
         return 10.0 + size_bytes / 20
+
+
+class CoalescedCosts(FlatCosts):
+    """The same, with a price for launches of several transfers."""
+
+    def coalesced_member_us(self, kind: str, group_name: str, group_size: int) -> float:
+        """Return what each member adds."""
+        return 1.5

@@ -32,7 +32,7 @@ class Emitter:
         kwargs: dict[str, Any] | None = None,
         *,
         name: str,
-        value: torch.Tensor | None,
+        value: torch.Tensor | list[torch.Tensor] | None,
         role: str,
         members: Sequence[Member],
         of: Source,

@@ -23,6 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from torch.fx import Graph, GraphModule, Node
 
 from apsched.capture.captured import CapturedGraph
+from apsched.collectives import is_wait_tensor
 from apsched.costs.fusion import fused_kernels
 from apsched.graph.analysis import Analysis, analyse, edges_of
 from apsched.graph.dag import NodeKind
@@ -106,7 +107,7 @@ def _control_dependencies(analysis: Analysis, places: Sequence[int]) -> Iterator
     producers = _producers(analysis)
     segments: dict[int, list[int]] = {}
     for rank, kind in enumerate(kinds):
-        if kind is NodeKind.COMPUTE or kind in _EVENTS:
+        if kind is NodeKind.COMPUTE or kind in _EVENTS or is_wait_tensor(nodes[rank]):  # later waits: of a coalesced launch
             segments.setdefault(places[rank], []).append(rank)
     event: int | None = None
     for place in range(0, max(segments, default=0) + 1, 2):

@@ -27,6 +27,8 @@ class Member:
     """Index in the problem."""
     start: Node
     wait: Node
+    sent: Node
+    """The node whose result it sends."""
     payload: Node
     """The node whose result is copied in: what it sends, or what a cast would have made that of."""
     kind: str
@@ -91,6 +93,7 @@ def _read_member(problem: Problem, nodes: Sequence[Node], c: int) -> Member:
         collective=c,
         start=start,
         wait=wait,
+        sent=sent,
         payload=payload,
         kind=kind,
         group=arguments["group_name"],

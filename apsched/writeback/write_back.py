@@ -12,6 +12,7 @@ from apsched.schedule import Schedule, Step, StepKind
 from apsched.torch_private import empty_graph_like, process_rank_in_group
 from apsched.verify import verify
 from apsched.writeback.buckets import FlatBucket, make_bucket
+from apsched.writeback.coalesced import CoalescedBucket
 from apsched.writeback.emit import Emitter
 from apsched.writeback.members import read_members
 
@@ -53,14 +54,15 @@ def _new_graph(
     values: dict[Node, Node] = {}
     emitter = Emitter(graph, {node.name for node in nodes})
     buckets = _make_buckets(emitter, nodes, problem, schedule, values, process_rank_of)
-    bucket_of = {c: buckets[b] for b, bucket in enumerate(schedule.buckets) for c in bucket.members}
+    flat = {b: bucket for b, bucket in enumerate(buckets) if isinstance(bucket, FlatBucket)}
+    bucket_of = {c: flat[b] for b in flat for c in schedule.buckets[b].members}
     for step in schedule.steps:
         match step.kind:
             case StepKind.NODE:
                 node = nodes[step.index]
                 values[node] = graph.node_copy(node, values.__getitem__)
             case StepKind.COPY_IN:
-                buckets[step.index].copy_in()
+                flat[step.index].copy_in()
             case StepKind.START:
                 buckets[step.index].start()
             case StepKind.WAIT:
@@ -77,10 +79,13 @@ def _make_buckets(
     schedule: Schedule,
     values: dict[Node, Node],
     process_rank_of: Callable[[str], int],
-) -> list[FlatBucket]:
-    buckets = []
+) -> list[FlatBucket | CoalescedBucket]:
+    buckets: list[FlatBucket | CoalescedBucket] = []
     for index, bucket in enumerate(schedule.buckets):
         members = read_members(problem, nodes, bucket.members)
+        if bucket.coalesced:
+            buckets.append(CoalescedBucket(emitter, index, members, values))
+            continue
         rank = _process_rank(problem, bucket.members[0], process_rank_of) if members[0].kind == "all_gather" else 0
         buckets.append(make_bucket(emitter, index, members, values, rank))
     return buckets

@@ -12,7 +12,7 @@ from processes import run_processes
 from random_schedules import compute_moves, random_schedule
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
-from toy_graphs import FlatCosts, c10d, captured_function, toy_inputs, toy_step
+from toy_graphs import CoalescedCosts, c10d, captured_function, toy_inputs, toy_step
 
 from apsched.build_problem import build_problem
 from apsched.capture.captured import CapturedGraph
@@ -52,7 +52,7 @@ def toy(group) -> CapturedGraph:
 
 
 def rewritten(toy: CapturedGraph, seed: int) -> GraphModule:
-    problem = build_problem(export(toy, FlatCosts()))
+    problem = build_problem(export(toy, CoalescedCosts()))
     return write_back(toy.module, problem, random_schedule(problem, seed))
 
 

@@ -9,5 +9,6 @@ def test_random_schedules_give_the_same_bits(tmp_path):
     for report in run_processes(Path(__file__).parent / "worker.py", tmp_path, 2, timeout_s=300):
         assert report["unequal"] == []
         assert report["kinds"] == ["all_gather", "all_reduce", "reduce_scatter"]
+        assert report["coalesced"] == ["all_gather", "reduce_scatter"]
         assert report["input_graph_unchanged"]
         assert report["num_outputs"] == 9

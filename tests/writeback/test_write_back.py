@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from random_schedules import random_schedule, schedule_with_buckets
-from toy_graphs import FlatCosts, capture_toy
+from toy_graphs import CoalescedCosts, FlatCosts, capture_toy
 
 from apsched.build_problem import build_problem
 from apsched.capture.captured import CapturedGraph
@@ -315,3 +315,23 @@ def test_a_start_with_other_users_is_refused(captured, problem):
     bucket = Bucket(tuple(collectives_of_kind(grown, "all_gather")))
     with pytest.raises(InputError, match="to be the only user of its result; found"):
         write_back(changed.module, grown, schedule_with_buckets(grown, [bucket]))
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter"])
+def test_a_coalesced_bucket_is_one_launch_and_a_wait_for_each_member(captured, kind):
+    """No buffer, no copy: it sends what the members sent, casts included, and notes which collectives it stands for."""
+    problem = build_problem(export(captured, CoalescedCosts()))
+    members = tuple(collectives_of_kind(problem, kind)[:3])
+    schedule = schedule_with_buckets(problem, [Bucket(members, coalesced=True)])
+    module = write_back(captured.module, problem, schedule)
+    starts = [problem.node_names[problem.collectives[c].start] for c in members]
+    (launch,) = calls_of(module, "start")
+    old = {node.name: node for node in captured.module.graph.nodes}
+    assert [sent.name for sent in launch.args[0]] == [old[name].args[0].name for name in starts]
+    assert [value.shape for value in launch.meta["val"]] == [old[name].meta["val"].shape for name in starts]
+    assert launch.meta["apsched"] == {"role": "start", "members": starts, "sources": starts}
+    assert launch.meta["custom"] == {"region": "step"}
+    waits = calls_of(module, "wait")
+    assert [wait.meta["apsched"]["members"] for wait in waits] == [[name] for name in starts]
+    assert [part.args for wait in waits for part in wait.all_input_nodes] == [(launch, place) for place in range(len(members))]
+    assert calls_of(module, "buffer", "copy_in", "copy_out") == []

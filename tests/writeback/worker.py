@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from random_schedules import random_schedule
-from toy_graphs import FlatCosts, capture_toy, toy_inputs
+from toy_graphs import CoalescedCosts, capture_toy, toy_inputs
 
 from apsched.build_problem import build_problem
 from apsched.graph.export import export
@@ -23,20 +23,27 @@ SEEDS = range(60)
 
 def compare(rank: int, world_size: int) -> dict[str, object]:
     captured = capture_toy(dist.group.WORLD.group_name, world_size, num_shards=NUM_SHARDS, process_rank=rank)
-    problem = build_problem(export(captured, FlatCosts()))
+    problem = build_problem(export(captured, CoalescedCosts()))
     inputs = toy_inputs(world_size, NUM_SHARDS, rank)
     code = captured.module.code
     expected = captured.module(*inputs)
-    unequal, kinds = [], set()
+    unequal, kinds, coalesced = [], set(), set()
     for seed in SEEDS:
         schedule = random_schedule(problem, seed)
         kinds |= {problem.keys[problem.collectives[bucket.members[0]].key].kind for bucket in schedule.buckets}
+        coalesced |= {problem.keys[problem.collectives[bucket.members[0]].key].kind for bucket in schedule.buckets if bucket.coalesced}
         module = write_back(captured.module, problem, schedule)
         for _ in range(2):  # twice: nothing is left over from the first
             found = module(*inputs)
             unequal += [(seed, k) for k, (a, b) in enumerate(zip(expected, found, strict=True)) if not torch.equal(a, b)]
             unequal += [(seed, k) for k, (a, b) in enumerate(zip(expected, found, strict=True)) if a.stride() != b.stride()]
-    return {"unequal": unequal, "kinds": sorted(kinds), "input_graph_unchanged": captured.module.code == code, "num_outputs": len(expected)}
+    return {
+        "unequal": unequal,
+        "kinds": sorted(kinds),
+        "coalesced": sorted(coalesced),
+        "input_graph_unchanged": captured.module.code == code,
+        "num_outputs": len(expected),
+    }
 
 
 def main(rank: int, world_size: int, folder: Path) -> None:
