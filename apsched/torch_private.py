@@ -31,6 +31,21 @@ def process_group_names() -> dict[str, tuple[int, ...]]:
     return {name: tuple(get_process_group_ranks(group)) for group, name in _world.pg_names.items()}
 
 
+def job_store() -> Any:
+    """Return a connection of its own to the store that process ranks of this job share (distributed_c10d.py, _get_default_store)."""
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    store: Any = _get_default_store()
+    return store.clone()
+
+
+def default_group() -> Any:
+    """Return the process group of the whole job; another object after another start (distributed_c10d.py, _get_default_group)."""
+    from torch.distributed.distributed_c10d import _get_default_group
+
+    return _get_default_group()
+
+
 def ordered_group(ranks: list[int]) -> str:
     """Return the name of a group of these process ranks in this order, made where there is none (distributed_c10d.py, new_group).
 

@@ -1,0 +1,157 @@
+"""The solver as a job calls it: the answer of a schedule file, the cache or the solver, on one process rank for all with the graph."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from apsched.agreement.answer_text import dump_answer, parse_answer
+from apsched.agreement.cache import Cache
+from apsched.agreement.problem_digest import answer_digest, problem_digest, versions
+from apsched.agreement.round import Round
+from apsched.config import Caps, SolveOptions
+from apsched.errors import InputError
+from apsched.plan import digest as rules_digest
+from apsched.problem import Problem
+from apsched.result import Scored, SolveResult
+from apsched.schedule import Schedule
+from apsched.schedule_file import ScheduleFile, bind_schedule
+from apsched.simulate import simulate
+from apsched.verify import verify
+
+logger = logging.getLogger(__name__)
+
+Solve = Callable[[Problem, Caps, SolveOptions], SolveResult]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """Where answers may come from beside the solver."""
+
+    cache: Cache | None = None
+    schedules: tuple[ScheduleFile, ...] = ()
+    """Schedules to replay in place of solving; one of them must belong to the graph."""
+    start: Schedule | None = None
+    """What the solver starts from: the address of an answer has it, too."""
+
+
+def answered(
+    problem: Problem, caps: Caps, options: SolveOptions, solve: Solve, *, sources: Sources | None = None, round_: Round | None = None
+) -> SolveResult:
+    """Return the answer for ``problem``; with ``round_`` the same schedule on all process ranks that have its graph.
+
+    It was verified within ``caps`` here, whoever gave it. ``solve`` runs on one process rank, and only where no source has the answer.
+    """
+    sources = sources or Sources()
+    if round_ is None or not round_.parties:
+        return _found(problem, caps, options, solve, sources)
+    asked = {**_asked(caps, options), "plan": rules_digest(problem.rules) if problem.rules else "none"}
+    asked |= {f"version of {name}": number for name, number in versions()}
+    costs = problem_digest(problem)
+
+    def solved() -> bytes:
+        return costs.encode() + dump_answer(_found(problem, caps, options, solve, sources))
+
+    data, solver = round_.shared(problem.graph_hash, asked, solved)
+    answer = parse_answer(data[len(costs) :])
+    if solver == round_.job.rank:
+        return answer
+    if data[: len(costs)] != costs.encode():
+        logger.warning("%s: costs here are not those of process rank %d, which solved; its schedule is used", problem.name, solver)
+        answer = _at_other_costs(problem, answer, solver)
+    if wrong := _wrong(problem, caps, answer):
+        raise InputError(f"{problem.name}: the schedule of process rank {solver} does not fit this graph: {wrong}")
+    return answer
+
+
+def _found(problem: Problem, caps: Caps, options: SolveOptions, solve: Solve, sources: Sources) -> SolveResult:
+    """Return the answer from a schedule file, the cache or the solver, in this order."""
+    if sources.schedules:
+        return _replayed(problem, caps, sources.schedules)
+    if sources.cache is None:
+        return solve(problem, caps, options)
+    address = answer_digest(problem, caps, options, sources.start)
+    kept = sources.cache.read(address)
+    if kept is not None:
+        try:
+            answer = parse_answer(kept)
+            wrong = _wrong(problem, caps, answer)
+        except InputError as error:
+            wrong = str(error)
+        if not wrong:
+            logger.info("%s: answer taken from the cache (%s)", problem.name, address[:12])
+            return answer
+        logger.warning("%s: what the cache has (%s) is not used, and replaced: %s", problem.name, address[:12], wrong)
+    answer = solve(problem, caps, options)
+    sources.cache.write(address, dump_answer(answer))
+    return answer
+
+
+def _replayed(problem: Problem, caps: Caps, files: Sequence[ScheduleFile]) -> SolveResult:
+    """Return the schedule file of this graph as an answer; ``InputError`` says what differs where none is of this graph."""
+    file = next((f for f in files if f.graph["hash"] == problem.graph_hash), None)
+    if file is None:
+        file = next((f for f in files if f.graph["name"] == problem.name), files[0])
+    schedule = bind_schedule(file, problem)
+    if wrong := verify(problem, schedule, file.caps):
+        raise InputError(f"{file.path}: not a schedule of this graph within its caps: {'; '.join(wrong[:3])}; solve the graph again")
+    if wrong := verify(problem, schedule, caps):
+        raise InputError(f"{file.path}: its schedule breaks what this job asks for: {'; '.join(wrong[:3])}; solve again with these caps")
+    best = _scored(problem, schedule, "replayed")
+    return _of_schedule(best, f"none: replayed from {file.path}", "schedule file")
+
+
+def _at_other_costs(problem: Problem, answer: SolveResult, solver: int) -> SolveResult:
+    """Return ``answer`` with the figures that its schedule has at the costs here, where nothing is proven."""
+    if answer.best is None:
+        return answer
+    best = _scored(problem, answer.best.schedule, answer.best.name)
+    return replace(_of_schedule(best, f"none: process rank {solver} has other costs", answer.solved_by), baselines=())
+
+
+def _of_schedule(best: Scored, bound_source: str, solved_by: str) -> SolveResult:
+    return SolveResult(
+        status="feasible",
+        best=best,
+        bound_ticks=0,
+        bound_source=bound_source,
+        baselines=(),
+        floor_memory_bytes=best.peak_memory_bytes,
+        floor_bound_bytes=0,
+        fastest_ticks=best.step_time_ticks,
+        time_limit_ticks=best.step_time_ticks,
+        peak_bound_bytes=0,
+        launches_bound=0,
+        solved_by=solved_by,
+        deterministic_work=0.0,
+        infeasibility=None,
+    )
+
+
+def _scored(problem: Problem, schedule: Schedule, name: str) -> Scored:
+    timeline = simulate(problem, schedule)
+    return Scored(
+        name=name,
+        schedule=schedule,
+        step_time_ticks=timeline.step_time_ticks,
+        exposed_ticks=timeline.exposed_ticks,
+        peak_memory_bytes=timeline.peak_memory_bytes,
+        num_launches=timeline.num_launches,
+        violations=(),
+    )
+
+
+def _wrong(problem: Problem, caps: Caps, answer: SolveResult) -> str:
+    """Return what is wrong with the schedule of ``answer`` here; empty for nothing."""
+    if answer.best is None:
+        return "" if answer.infeasibility is not None else "neither a schedule nor a reason"
+    schedule = answer.best.schedule
+    wrong = verify(problem, schedule, caps)
+    if wrong:
+        return "; ".join(wrong[:3])
+    here = _scored(problem, schedule, answer.best.name)
+    same = replace(here, violations=answer.best.violations) == answer.best
+    return "" if same else "its figures are not those that it states"
+
+
+def _asked(caps: Caps, options: SolveOptions) -> dict[str, str]:
+    return {key: str(value) for key, value in (asdict(caps) | asdict(options)).items()}

@@ -1,0 +1,140 @@
+"""Answers kept in a directory that many jobs may share: one file an answer, named by what it depends on.
+
+    apsched-answer 1 <sha256 of the rest> <bytes of the rest>\n<rest>
+
+A file appears whole or not at all, and is read only where its checksum holds. Nothing that goes wrong with the directory stops a job:
+it is logged, and the answer is solved. The files used least recently go first where there are more bytes than the limit.
+"""
+
+import contextlib
+import hashlib
+import logging
+import os
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from apsched.errors import ApschedError
+from apsched.files import write_atomic
+
+logger = logging.getLogger(__name__)
+
+DIRECTORY_VARIABLE = "APSCHED_CACHE"
+DEFAULT_LIMIT_BYTES = 1 << 30
+_SUFFIX = ".answer"
+_MAGIC = b"apsched-answer 1"
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_UNFINISHED = re.compile(r"\.[0-9a-f]{64}\..*\.tmp")
+_OLD_S = 3600.0
+"""Age beyond which a half-written file has no writer any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One answer in the cache."""
+
+    digest: str
+    size_bytes: int
+    used_s: float
+    """When it was last used, in seconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cache:
+    """The answers in one directory."""
+
+    directory: Path
+    limit_bytes: int = DEFAULT_LIMIT_BYTES
+
+    def read(self, digest: str) -> bytes | None:
+        """Return what was written under ``digest``; ``None`` where there is nothing, or nothing that can be trusted."""
+        path = self._path(digest)
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            logger.warning("cache %s cannot be read (%s); solving instead", path, error.strerror or error)
+            return None
+        head, _, body = content.partition(b"\n")
+        if head != _head(body):
+            logger.warning("cache %s is damaged; solving again, and replacing it", path)
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)
+        return body
+
+    def write(self, digest: str, body: bytes) -> bool:
+        """Keep ``body`` under ``digest``; return whether it is kept. Never raises for a directory that cannot be written."""
+        path = self._path(digest)
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, _head(body) + b"\n" + body)
+            self.shrink(keep=digest)
+        except (OSError, ApschedError) as error:
+            logger.warning("cache %s is left as it is: %s", self.directory, error)
+            return False
+        return True
+
+    def entries(self) -> tuple[Entry, ...]:
+        """Return what there is, used most recently first."""
+        found = []
+        for path in self._files(f"*{_SUFFIX}"):
+            with contextlib.suppress(OSError):  # another process may remove it meanwhile
+                known = path.stat()
+                if _DIGEST.fullmatch(path.name.removesuffix(_SUFFIX)):
+                    found.append(Entry(digest=path.name.removesuffix(_SUFFIX), size_bytes=known.st_size, used_s=known.st_mtime))
+        return tuple(sorted(found, key=lambda e: (-e.used_s, e.digest)))
+
+    def shrink(self, keep: str = "") -> None:
+        """Remove what was used least recently beyond the limit (``keep`` is the last to go), and what killed writers left."""
+        total = 0
+        for entry in sorted(self.entries(), key=lambda e: e.digest != keep):
+            total += entry.size_bytes
+            if total > self.limit_bytes:
+                self._remove(self._path(entry.digest))
+        for path in self._unfinished():
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > _OLD_S:
+                    self._remove(path)
+
+    def clear(self) -> tuple[int, int]:
+        """Remove all answers and what killed writers left; return how many answers and how many bytes of them are gone."""
+        gone = [entry for entry in self.entries() if self._remove(self._path(entry.digest))]
+        for path in self._unfinished():
+            self._remove(path)
+        return len(gone), sum(entry.size_bytes for entry in gone)
+
+    def _path(self, digest: str) -> Path:
+        return self.directory / f"{digest}{_SUFFIX}"
+
+    def _files(self, pattern: str) -> list[Path]:
+        try:
+            return sorted(self.directory.glob(pattern))
+        except OSError:
+            return []
+
+    def _unfinished(self) -> list[Path]:
+        return [path for path in self._files(".*.tmp") if _UNFINISHED.fullmatch(path.name)]
+
+    def _remove(self, path: Path) -> bool:
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            logger.warning("cache %s cannot be removed (%s)", path, error.strerror or error)
+            return False
+        return True
+
+
+def default_directory() -> Path:
+    """Return ``$APSCHED_CACHE``, else ``apsched`` in the user's directory for caches (``$XDG_CACHE_HOME``, else ``~/.cache``)."""
+    if stated := os.environ.get(DIRECTORY_VARIABLE):
+        return Path(stated)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "apsched"
+
+
+def _head(body: bytes) -> bytes:
+    return b"%s %s %d" % (_MAGIC, hashlib.sha256(body).hexdigest().encode(), len(body))

@@ -1,0 +1,119 @@
+"""The job as seen from one process rank: its store, who it is, and how it waits for others without ever hanging.
+
+A process rank that works (it exports, solves, writes back) beats: a counter of its own in the store rises. One that waits watches the
+counter of the one it waits for, and beats whenever that rises; so work anywhere is seen along a whole chain of waits, and where nobody
+works any more, everybody is through after the deadline, whoever waits for whom.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from weakref import WeakKeyDictionary
+
+import torch
+
+from apsched import torch_private
+from apsched.agreement.job_store import JobStore, Store
+from apsched.errors import AgreementError
+
+DEFAULT_DEADLINE_S = 30.0
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.25
+_BEATS_IN_DEADLINE = 8
+
+
+class Job:
+    """One process rank of a job."""
+
+    def __init__(self, store: Store, rank: int, *, prefix: str = "apsched/", deadline_s: float = DEFAULT_DEADLINE_S) -> None:
+        self.rank, self.deadline_s = rank, deadline_s
+        self.store = JobStore(store, prefix, timeout_s=deadline_s)
+        self._rounds: dict[str, int] = {}
+
+    def next_round(self, group: str) -> int:
+        """Return how many graphs with collectives in ``group`` came before this one: the same on all its process ranks."""
+        number = self._rounds.get(group, 0)
+        self._rounds[group] = number + 1
+        return number
+
+    def beat(self) -> None:
+        """Say that there is progress here, or at somebody waited for."""
+        self.store.add(_beats(self.rank))
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Beat while the body runs."""
+        done = threading.Event()
+
+        def beat() -> None:
+            try:
+                while not done.wait(self.deadline_s / _BEATS_IN_DEADLINE):
+                    self.beat()
+            except AgreementError:
+                return  # the body meets the same when it next talks to the store
+
+        self.beat()
+        thread = threading.Thread(target=beat, name="apsched-beat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    def wait(self, poll: Callable[[], Iterable[int]], share_of_deadline: float, began_s: float | None = None) -> tuple[int, ...]:
+        """Call ``poll`` until it returns nobody; it returns the process ranks that are still waited for.
+
+        Returns those that were silent for that share of the deadline, from ``began_s`` on (now); none where all have come.
+        """
+        began_s = time.monotonic() if began_s is None else began_s
+        patience_s, pause_s = self.deadline_s * share_of_deadline, _SHORTEST_PAUSE_S
+        heard: dict[int, tuple[int, float]] = {}
+        asked_s = 0.0
+        while missing := tuple(poll()):
+            now = time.monotonic()
+            if now - asked_s >= min(1.0, self.deadline_s / _BEATS_IN_DEADLINE):
+                asked_s = now
+                before = {rank: heard.get(rank) for rank in missing}
+                counts = {rank: self.store.add(_beats(rank), 0) for rank in missing}
+                heard = {r: _latest(before[r], counts[r], now, began_s) for r in missing}
+                if any(last_s == now for _, last_s in heard.values()):
+                    self.beat()
+                silent = tuple(rank for rank in missing if now - heard[rank][1] > patience_s)
+                if silent:
+                    return silent
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S, self.deadline_s / 20)
+        return ()
+
+
+def running_job(deadline_s: float = DEFAULT_DEADLINE_S) -> Job | None:
+    """Return the job that this process is part of; ``None`` where it is alone, or its process groups are fake."""
+    dist = torch.distributed
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1 or dist.get_backend() == "fake":
+        return None
+    group = torch_private.default_group()
+    job = _JOBS.get(group)
+    if job is None:
+        run = os.environ.get("TORCHELASTIC_RUN_ID", "")
+        prefix = f"apsched/{run}/{len(_STARTED)}/"  # a job that starts its process groups anew may get the same store again
+        _STARTED.append(prefix)
+        job = _JOBS[group] = Job(torch_private.job_store(), dist.get_rank(), prefix=prefix, deadline_s=deadline_s)
+    job.deadline_s = job.store.timeout_s = deadline_s
+    return job
+
+
+_JOBS: "WeakKeyDictionary[object, Job]" = WeakKeyDictionary()
+_STARTED: list[str] = []
+
+
+def _latest(before: tuple[int, float] | None, count: int, now_s: float, began_s: float) -> tuple[int, float]:
+    """Return the count of beats and when it rose last, as far as is known here."""
+    if before is None:
+        return count, began_s
+    return before if before[0] == count else (count, now_s)
+
+
+def _beats(rank: int) -> str:
+    return f"beats/{rank}"

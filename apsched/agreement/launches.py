@@ -1,0 +1,120 @@
+"""What a graph launches on each process group, in its order, in words that mean the same on all process ranks.
+
+A collective is known by its number among those of its group as captured: that is the same on every process rank of the group, whatever
+else their graphs hold (stages of a pipeline), or the job would hang without apsched, too.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from apsched.collectives import collective_kind, group_name, input_nodes, is_blocking_collective, reduce_op, tensor_bytes, tensors_of
+from apsched.errors import InputError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One launch."""
+
+    what: str
+    """Kind, reduction, dtype, bytes in and out."""
+    members: tuple[int, ...]
+    """Numbers of the collectives that share it, in payload order."""
+    names: tuple[str, ...]
+    """What they are for (a parameter, else a node), for people: not compared."""
+
+    def __str__(self) -> str:
+        shown = ", ".join(self.names[:_SHOWN]) + (f" and {len(self.names) - _SHOWN} more" if len(self.names) > _SHOWN else "")
+        return f"{self.what} of {shown}"
+
+
+_SHOWN = 3
+
+
+def launches_of(
+    module: torch.fx.GraphModule, captured: torch.fx.GraphModule, names: Mapping[str, str] | None = None
+) -> dict[str, tuple[Launch, ...]]:
+    """Return group -> its launches, in the order of ``module``, which was made from ``captured`` (or is that).
+
+    ``names`` maps a start node to what it is for.
+    """
+    numbers: dict[str, tuple[str, int]] = {}
+    counts: dict[str, int] = {}
+    for node in captured.graph.nodes:
+        if (group := _group_of(node)) is not None:
+            numbers[node.name] = (group, counts.setdefault(group, 0))
+            counts[group] += 1
+    launches: dict[str, list[Launch]] = {group: [] for group in counts}
+    for node in module.graph.nodes:
+        if (group := _group_of(node)) is None:
+            continue
+        note = node.meta.get("apsched", {})
+        members = tuple(note["members"]) if note.get("role") == "start" else (node.name,)
+        strange = [name for name in members if numbers.get(name, ("", 0))[0] != group]
+        if strange:
+            raise InputError(f"node {node.name}: its group {group!r} has no collective {strange[0]!r} in the graph as captured")
+        shown = tuple((names or {}).get(name) or name for name in members)
+        launches.setdefault(group, []).append(Launch(what=_what(node), members=tuple(numbers[n][1] for n in members), names=shown))
+    return {group: tuple(listed) for group, listed in launches.items()}
+
+
+def groups_of(module: torch.fx.GraphModule) -> tuple[str, ...]:
+    """Return the names of the groups that ``module`` communicates in, by first appearance."""
+    return tuple(dict.fromkeys(group for node in module.graph.nodes if (group := _group_of(node)) is not None))
+
+
+def order_digest(launches: Sequence[Launch]) -> str:
+    """Return a digest of a launch order; names do not count."""
+    return hashlib.sha256(repr([(launch.what, launch.members) for launch in launches]).encode()).hexdigest()
+
+
+def dump_launches(launches: Sequence[Launch]) -> bytes:
+    """Return ``launches`` as JSON."""
+    return json.dumps([[launch.what, launch.members, launch.names] for launch in launches]).encode()
+
+
+def parse_launches(text: bytes) -> tuple[Launch, ...]:
+    """Return what :func:`dump_launches` wrote."""
+    return tuple(Launch(what=what, members=tuple(members), names=tuple(names)) for what, members, names in json.loads(text))
+
+
+def first_difference(mine: Sequence[Launch], theirs: Sequence[Launch]) -> str:
+    """Return where two launch orders part, in one clause about the first."""
+    for number, (a, b) in enumerate(zip(mine, theirs, strict=False), start=1):
+        if (a.what, a.members) != (b.what, b.members):
+            return f"launch {number} is {a}, there it is {b}{_telling(a, b)}"
+    if len(mine) < len(theirs):
+        return f"it ends after {len(mine)} launches, there launch {len(mine) + 1} is {theirs[len(mine)]}"
+    return f"launch {len(theirs) + 1} is {mine[len(theirs)]}, there it ends after {len(theirs)} launches"
+
+
+def _telling(a: Launch, b: Launch) -> str:
+    """Return what tells two launches apart whose text is the same."""
+    return "" if str(a) != str(b) else f" (collectives {list(a.members)}, there {list(b.members)}, by their place in the graph as captured)"
+
+
+def _group_of(node: torch.fx.Node) -> str | None:
+    try:
+        return group_name(node) if is_blocking_collective(node) or collective_kind(node) is not None else None
+    except InputError:
+        return None  # apsched does not schedule a graph with such a node; others say so
+
+
+def _what(node: torch.fx.Node) -> str:
+    """Return what a launch does, as far as its peers must know."""
+    sent = [tensor for source in input_nodes(node) for tensor in tensors_of(source)]
+    dtype = str(sent[0].dtype).removeprefix("torch.") if sent else ""
+    sizes = [sum(_bytes(tensor, node) for tensor in tensors) for tensors in (sent, tensors_of(node))]
+    kind = "shard_dim_alltoall" if is_blocking_collective(node) else str(collective_kind(node))
+    size = "" if kind == "all_to_all" else f"{sizes[0]} -> {sizes[1]} bytes"  # each process rank may send as much as it likes
+    return " ".join(word for word in (kind, reduce_op(node), dtype, size) if word)
+
+
+def _bytes(tensor: torch.Tensor, node: torch.fx.Node) -> int:
+    try:
+        return tensor_bytes(tensor, node)
+    except InputError:
+        return 0  # it depends on data; each process rank may have its own

@@ -1,0 +1,307 @@
+"""One graph, and what the process ranks of its groups tell each other about it: who solves, the answer, and what each will launch.
+
+Everything is said in groups of process ranks that communicate in the graph: only they must agree, so that stages of a pipeline may compile
+other graphs, and more or fewer of them. In each group the lowest process rank is its *speaker*.
+
+1. A process rank whose graph is that of the speaker of one of its groups takes the answer of the lowest such speaker; one that finds
+   nobody lower with its graph solves. Whoever speaks for a group hands on what it got.
+2. Each says in each of its groups what it will launch there, and the speaker compares. What speakers found goes up, to the lowest process
+   rank that can be reached, and comes down to all as one verdict, so that nobody begins unless all may.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from apsched.agreement.job import Job
+from apsched.agreement.launches import Launch, dump_launches, first_difference, order_digest, parse_launches
+from apsched.errors import AgreementError, ApschedError, InfeasibleError, InputError
+
+_ORDERS_BY, _FINDINGS_BY, _VERDICT_BY = 0.8, 0.9, 1.0
+"""Shares of the deadline: who is nearer to the cause gives up first, and names it."""
+_LINGER = 0.1
+"""Share of the deadline for which process rank 0 stays where something is wrong; a tenth of that at least."""
+_ERRORS: dict[str, type[ApschedError]] = {e.__name__: e for e in (InputError, InfeasibleError, AgreementError)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Party:
+    """A process group of this graph, as it is talked about."""
+
+    name: str
+    """As this process rank calls it."""
+    ranks: tuple[int, ...]
+    key: str
+    """What it is called in the store: the same on all its process ranks."""
+
+    @property
+    def speaker(self) -> int:
+        """Its lowest process rank."""
+        return min(self.ranks)
+
+
+class Round:
+    """What is said about one graph; a context: an error that leaves it is told to the others, so that nobody waits in vain."""
+
+    def __init__(self, job: Job, groups: Mapping[str, Sequence[int]]) -> None:
+        """``groups`` are those that the graph communicates in, with their process ranks, by first appearance."""
+        self.job = job
+        self.parties = _parties(job, groups)
+        self._asked = 0
+        self._told = False
+
+    def __enter__(self) -> "Round":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is None:
+            return
+        try:
+            if not self._told:
+                self._tell_failure(error)
+            self._until_heard()
+        except AgreementError:
+            return  # the store is gone, and the others see that for themselves
+
+    # the answer
+
+    def shared(self, identity: str, asked: Mapping[str, str], solve: Callable[[], bytes]) -> tuple[bytes, int]:
+        """Return the answer for all process ranks with this ``identity``, and who gave it; ``solve`` is called on one of them.
+
+        ``asked`` are the settings that an answer depends on; it is an ``AgreementError`` where they differ. An error of ``solve`` is
+        raised on all of them, in the same words.
+        """
+        step, self._asked = f"answer {self._asked}", self._asked + 1
+        try:
+            return self._shared(step, {"identity": identity, "asked": dict(asked)}, solve)
+        except ApschedError as error:
+            self._tell_failure(error, orders=False)
+            raise
+
+    def _shared(self, step: str, mine: Mapping[str, Any], solve: Callable[[], bytes]) -> tuple[bytes, int]:
+        for party in self._spoken_for():
+            self._say(party, f"{step} identity", mine)
+        leader = min(self._same_graph(step, mine), key=lambda p: (p.speaker, p.key), default=None)
+        if leader is not None:
+            said = self._hear(leader, step, leader.speaker, "the answer")
+            _raise_failure(said)
+            data, solver = self._read(leader, f"{step} data") or b"", int(said["solver"])
+        else:
+            solver = self.job.rank
+            try:
+                with self.job.working():
+                    data = solve()
+            except Exception as error:
+                raise _in_words(error, self.job.rank) from error
+        for party in self._spoken_for():
+            self._write(party, f"{step} data", data)
+            self._say(party, step, {"solver": solver})
+        return data, solver
+
+    def _same_graph(self, step: str, mine: Mapping[str, Any]) -> list[Party]:
+        """Return the parties whose speaker is lower and has this graph."""
+        same = []
+        for party in self.parties:
+            if party.speaker == self.job.rank:
+                continue
+            theirs = self._hear(party, f"{step} identity", party.speaker, "which graph it has")
+            _raise_failure(theirs)
+            if theirs["identity"] != mine["identity"]:
+                continue
+            if theirs["asked"] != mine["asked"]:
+                raise AgreementError(
+                    f"process rank {self.job.rank} and process rank {party.speaker} have the same graph, but ask for different schedules: "
+                    f"{_differences(mine['asked'], theirs['asked'])}; give all process ranks the same settings"
+                )
+            same.append(party)
+        return same
+
+    # the check
+
+    def check(self, launches: Mapping[str, Sequence[Launch]]) -> None:
+        """Return where all process ranks will launch the same in every group; ``AgreementError`` on all of them where not."""
+        parent = min((p for p in self.parties if p.speaker < self.job.rank), key=lambda p: (p.speaker, p.key), default=None)
+        for party in self.parties:
+            order = launches.get(party.name, ())
+            self._write(party, f"launches {self.job.rank}", dump_launches(order))
+            said = {"digest": order_digest(order), "up": party is parent}
+            self._say(party, f"order {self.job.rank}", said)
+        self._told = True
+        wrong = self._findings()
+        if parent is not None:
+            self._say(parent, f"up {self.job.rank}", {"wrong": wrong})
+            verdict = self._hear(parent, "verdict", parent.speaker, "its verdict", _VERDICT_BY, or_else=wrong)
+            wrong = verdict["wrong"]
+        for party in self._spoken_for():
+            self._say(party, "verdict", {"wrong": wrong})
+        if wrong:
+            raise AgreementError(wrong)
+
+    def _findings(self) -> str:
+        """Return what is wrong in the groups that this process rank speaks for, and in those below; empty for nothing."""
+        began_s = time.monotonic()
+        mine = self._spoken_for()
+        orders, silent = self._collect("order", [(party, rank) for party in mine for rank in party.ranks], _ORDERS_BY, began_s)
+        wrong = next(filter(None, (self._compared(party, orders, silent) for party in mine)), "")
+        below = [key for key, order in orders.items() if order.get("up")]
+        ups, silent = self._collect("up", below, _FINDINGS_BY, began_s)
+        told = next((up["wrong"] for up in ups.values() if up["wrong"]), "")
+        late = next((self._silence(silent, party, "what they found", _FINDINGS_BY) for party, rank in below if rank in silent), "")
+        return wrong or told or late
+
+    def _collect(
+        self, what: str, sources: Sequence[tuple[Party, int]], share: float, began_s: float
+    ) -> tuple[dict[tuple[Party, int], dict[str, Any]], tuple[int, ...]]:
+        """Return what each process rank says in each group, until one says that it failed; and those that say nothing."""
+        said: dict[tuple[Party, int], dict[str, Any]] = {}
+
+        def missing() -> tuple[int, ...]:
+            for party, rank in sources:
+                if (party, rank) not in said and (text := self._read(party, f"{what} {rank}")) is not None:
+                    said[party, rank] = json.loads(text)
+            if any("failed" in s for s in said.values()):
+                return ()
+            return tuple(dict.fromkeys(rank for party, rank in sources if (party, rank) not in said))
+
+        silent = self.job.wait(missing, share, began_s)
+        return {source: said[source] for source in sources if source in said}, silent
+
+    def _compared(self, party: Party, said: Mapping[tuple[Party, int], Mapping[str, Any]], silent: tuple[int, ...]) -> str:
+        """Return what is wrong with the launch orders in one group; empty for nothing."""
+        orders = {rank: order for (where, rank), order in said.items() if where == party}
+        for order in orders.values():
+            if "failed" in order:
+                return str(order["message"])
+        missing = [rank for rank in party.ranks if rank in silent and rank not in orders]
+        if missing:
+            return self._silence(missing, party, "what to launch", _ORDERS_BY)
+        if len(orders) < len(party.ranks):
+            return ""  # another group has failed already
+        digests = [order["digest"] for order in orders.values()]
+        usual = max(dict.fromkeys(digests), key=digests.count)
+        others = [rank for rank, order in orders.items() if order["digest"] != usual]
+        if not others:
+            return ""
+        usually = [rank for rank in orders if rank not in others]
+        mine, theirs = (parse_launches(self._read(party, f"launches {rank}") or b"[]") for rank in (others[0], usually[0]))
+        more = f" (and {_ranks(others[1:])} differ, too)" if others[1:] else ""
+        return (
+            f"process rank {others[0]} would not launch what {_ranks(usually)} would in group {party.name!r} of {_ranks(party.ranks)}: "
+            f"{first_difference(mine, theirs)}{more}. Nothing was launched. Run the same model, options, schedule files and versions on all"
+        )
+
+    # saying and hearing
+
+    def _hear(
+        self, party: Party, what: str, speaker: int, about: str, share: float = _ORDERS_BY, or_else: str | None = None
+    ) -> dict[str, Any]:
+        """Return what ``speaker`` says; where it says nothing, raise that, or return it as a verdict."""
+        text: bytes | None = None
+
+        def missing() -> tuple[int, ...]:
+            nonlocal text
+            text = self._read(party, what)
+            return () if text is not None else (speaker,)
+
+        silent = self.job.wait(missing, share)
+        if text is not None:
+            said: dict[str, Any] = json.loads(text)
+            return said
+        silence = self._silence(silent, party, about, share)
+        if or_else is None:
+            raise AgreementError(silence)
+        return {"wrong": or_else or silence}
+
+    def _silence(self, silent: Sequence[int], party: Party, about: str, share: float) -> str:
+        plural = len(silent) > 1
+        return (
+            f"{_ranks(silent)} {'have' if plural else 'has'} not said {about} in group {party.name!r} of {_ranks(party.ranks)}, "
+            f"and {'have' if plural else 'has'} done nothing for {share * self.job.deadline_s:.1f} s: ended, hanging, or at another graph. "
+            f"Nothing was launched. See the log of {'those process ranks' if plural else 'that process rank'}, or raise deadline_s"
+        )
+
+    def _tell_failure(self, error: BaseException, *, orders: bool = True) -> None:
+        """Tell all who may wait for this process rank why it gave up."""
+        said = {"failed": type(error).__name__, "message": str(_in_words(error, self.job.rank))}
+        for party in self._spoken_for():
+            for number in range(self._asked or 1):
+                for what in (f"answer {number} identity", f"answer {number}"):
+                    if self._read(party, what) is None:
+                        self._say(party, what, said)
+        if orders:
+            for party in self.parties:
+                self._say(party, f"order {self.job.rank}", said)
+
+    def _until_heard(self) -> None:
+        """On process rank 0, which may hold the store: stay for a moment, so that the others hear what is wrong before it ends."""
+        heard = {f"{party.key}/heard": len(party.ranks) for party in self.parties}
+        for key in heard:
+            self.job.store.add(key)
+        most_s, began_s = _LINGER * self.job.deadline_s, time.monotonic()
+        while self.job.rank == 0 and (waited_s := time.monotonic() - began_s) < most_s:
+            if waited_s > most_s / 10 and all(self.job.store.add(key, 0) >= count for key, count in heard.items()):
+                return
+            time.sleep(most_s / 50)
+
+    def _spoken_for(self) -> tuple[Party, ...]:
+        return tuple(party for party in self.parties if party.speaker == self.job.rank)
+
+    def _say(self, party: Party, what: str, said: Mapping[str, Any]) -> None:
+        self._write(party, what, json.dumps(said).encode())
+
+    def _write(self, party: Party, what: str, value: bytes) -> None:
+        self.job.store.set(f"{party.key}/{what}", value)
+
+    def _read(self, party: Party, what: str) -> bytes | None:
+        return self.job.store.get_long(f"{party.key}/{what}")
+
+
+def _raise_failure(said: Mapping[str, Any]) -> None:
+    if "failed" in said:
+        raise _ERRORS.get(said["failed"], ApschedError)(said["message"])
+
+
+def _parties(job: Job, groups: Mapping[str, Sequence[int]]) -> tuple[Party, ...]:
+    """Return the groups of more than one process rank, each with a key: its process ranks, which of its like, which graph of it."""
+    parties: list[Party] = []
+    seen: dict[tuple[int, ...], int] = {}
+    for name, ranks in groups.items():
+        if len(ranks) < 2:
+            continue
+        number = seen[tuple(ranks)] = seen.get(tuple(ranks), -1) + 1
+        members = hashlib.sha256(repr(tuple(ranks)).encode()).hexdigest()[:16]
+        group = f"group/{members}/{number}"
+        parties.append(Party(name=name, ranks=tuple(ranks), key=f"{group}/{job.next_round(group)}"))
+    return tuple(parties)
+
+
+def _in_words(error: BaseException, rank: int) -> ApschedError:
+    """Return ``error`` as it is told to all: of its kind where apsched raised it on purpose, and with the process rank."""
+    said = f"process rank {rank}: "
+    if isinstance(error, ApschedError):
+        text = str(error)
+        return _ERRORS.get(type(error).__name__, ApschedError)(text if text.startswith("process rank") else said + text)
+    if not isinstance(error, Exception):
+        return AgreementError(f"{said}stopped ({type(error).__name__})")
+    return ApschedError(f"{said}unexpected {type(error).__name__}: {error} (a bug of apsched)")
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """Return process ranks as people write them."""
+    if len(ranks) == 1:
+        return f"process rank {ranks[0]}"
+    whole = list(ranks) == list(range(ranks[0], ranks[0] + len(ranks)))
+    listed = f"{ranks[0]} to {ranks[-1]}" if whole and len(ranks) > 2 else ", ".join(map(str, ranks[:8])) + (", ..." if ranks[8:] else "")
+    return f"process ranks {listed}"
+
+
+def _differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
+    return "; ".join(
+        f"{key} {mine.get(key, 'nothing')} here, {theirs.get(key, 'nothing')} there"
+        for key in sorted({*mine, *theirs})
+        if mine.get(key) != theirs.get(key)
+    )

@@ -1,0 +1,245 @@
+"""What process ranks tell each other about a graph: threads in place of processes, one store, every way to fail."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import pytest
+import torch.distributed as dist
+
+from apsched.agreement.job import Job
+from apsched.agreement.launches import Launch
+from apsched.agreement.round import Round
+from apsched.errors import AgreementError, InfeasibleError
+
+DEADLINE_S = 1.0
+ALL = {"dp": (0, 1, 2, 3)}
+MESH = [{"tp": (0, 1), "dp": (0, 2)}, {"tp": (0, 1), "dp": (1, 3)}, {"tp": (2, 3), "dp": (0, 2)}, {"tp": (2, 3), "dp": (1, 3)}]
+
+Body = Callable[[Job], object]
+
+
+def run(*bodies: Body, store: dist.Store | None = None) -> list[object]:
+    """Run each body as a process rank; return what it returns or raises."""
+    store = store or dist.HashStore()
+    found: list[object] = [None] * len(bodies)
+
+    def rank(number: int) -> None:
+        try:
+            found[number] = bodies[number](Job(store, number, deadline_s=DEADLINE_S))
+        except Exception as error:
+            found[number] = error
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(len(bodies))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert not any(thread.is_alive() for thread in threads)
+    return found
+
+
+def launch(number: int, what: str = "all_gather bfloat16 8 -> 32 bytes") -> Launch:
+    return Launch(what=what, members=(number,), names=(f"layers.{number}.weight",))
+
+
+USUAL = tuple(launch(k) for k in range(4))
+SWAPPED = (USUAL[0], USUAL[2], USUAL[1], USUAL[3])
+
+
+def ask(
+    groups: Mapping[str, Sequence[int]],
+    *,
+    graph: str = "one",
+    asked: Mapping[str, str] | None = None,
+    orders: Mapping[str, Sequence[Launch]] | None = None,
+    solve: Callable[[], bytes] | None = None,
+    late_s: float = 0.0,
+) -> Body:
+    """Return a process rank that shares an answer and checks its order; it returns the answer and who solved."""
+
+    def body(job: Job) -> object:
+        time.sleep(late_s)
+        with Round(job, groups) as talk:
+            answer = talk.shared(graph, asked or {}, solve or (lambda: f"of {job.rank}".encode()))
+            talk.check({name: (orders or {}).get(name, USUAL) for name in groups})
+        return answer
+
+    return body
+
+
+def test_the_lowest_process_rank_solves_for_all():
+    assert run(*[ask(ALL)] * 4) == [(b"of 0", 0)] * 4
+
+
+def test_an_answer_reaches_who_shares_no_group_with_the_solver():
+    assert run(*[ask(groups) for groups in MESH]) == [(b"of 0", 0)] * 4
+
+
+def test_a_large_answer_arrives_whole():
+    large = bytes(range(256)) * 12_000
+    assert [answer for answer, _ in run(*[ask(groups, solve=lambda: large) for groups in MESH])] == [large] * 4
+
+
+def test_stages_of_a_pipeline_solve_for_themselves():
+    first, second = {"dp": (0, 1)}, {"dp": (2, 3)}
+    graphs = [ask(first, graph="a"), ask(first, graph="a"), ask(second, graph="b"), ask(second, graph="b")]
+    assert run(*graphs) == [(b"of 0", 0)] * 2 + [(b"of 2", 2)] * 2
+
+
+def test_stages_may_share_a_group_and_have_other_numbers_of_graphs():
+    both = {"world": (0, 1, 2, 3)}
+
+    def first(job: Job) -> object:
+        return [ask({"dp": (0, 1)}, graph="a")(job), ask({"dp": (0, 1)} | both, graph="b")(job)]
+
+    def second(job: Job) -> object:
+        return [ask({"dp": (2, 3)} | both, graph="c")(job)]
+
+    found = run(first, first, second, second)
+    assert found == [[(b"of 0", 0), (b"of 0", 0)]] * 2 + [[(b"of 2", 2)]] * 2
+
+
+def test_the_same_graph_again_is_another_round():
+    def twice(job: Job) -> object:
+        return [ask(ALL, solve=lambda: b"first")(job), ask(ALL, solve=lambda: b"second")(job)]
+
+    assert run(*[twice] * 4) == [[(b"first", 0), (b"second", 0)]] * 4
+
+
+def all_say(found: list[object], *words: str) -> None:
+    for error in found:
+        assert isinstance(error, AgreementError), found
+        assert all(word in str(error) for word in words), error
+
+
+@pytest.mark.parametrize("groups", [[ALL] * 4, MESH], ids=["one group", "mesh"])
+@pytest.mark.parametrize("odd", range(4))
+def test_another_order_is_an_error_on_every_process_rank(groups, odd):
+    bodies = [ask(g, orders={"dp": SWAPPED} if rank == odd else None) for rank, g in enumerate(groups)]
+    found = run(*bodies)
+    all_say(found, "group 'dp'", "launch 2 is all_gather bfloat16 8 -> 32 bytes of layers.", "Nothing was launched")
+    assert len({str(error) for error in found}) == 1
+    if len(groups[0]) == 1:
+        all_say(found, f"process rank {odd} would not launch what process ranks")
+
+
+def test_a_launch_that_is_missing_is_named():
+    all_say(run(ask(ALL), ask(ALL), ask(ALL, orders={"dp": USUAL[:3]}), ask(ALL)), "process rank 2", "it ends after 3", "layers.3.weight")
+
+
+def test_payload_order_counts():
+    buckets = [(Launch(what="w", members=order, names=("a", "b")),) for order in ((0, 1), (1, 0))]
+    all_say(run(*[ask({"dp": (0, 1)}, orders={"dp": b}) for b in buckets]), "(collectives [1, 0], there [0, 1]")
+
+
+def test_another_graph_is_solved_apart_and_judged_by_its_launches():
+    other = tuple(launch(k, "reduce_scatter float32 8 -> 2 bytes") for k in range(4))
+    all_say(run(ask(ALL), ask(ALL), ask(ALL, graph="other", orders={"dp": other}), ask(ALL)), "process rank 2", "reduce_scatter")
+
+
+def test_other_settings_are_named():
+    found = run(*[ask(ALL, asked={"budget": "20.0" if rank < 3 else "1.0"}) for rank in range(4)])
+    all_say(found, "process rank 3", "budget 1.0 here, 20.0 there")
+
+
+def test_an_error_of_the_solver_is_the_same_on_all():
+    def fails() -> bytes:
+        raise InfeasibleError("nothing fits")
+
+    found = run(*[ask(groups, solve=fails) for groups in MESH])
+    assert [(type(error), str(error)) for error in found] == [(InfeasibleError, "process rank 0: nothing fits")] * 4
+
+
+def test_a_bug_in_the_solver_is_told_too():
+    found = run(*[ask(groups, solve=lambda: b"%d" % (1 // 0)) for groups in MESH])
+    assert {str(error) for error in found} == {
+        "process rank 0: unexpected ZeroDivisionError: integer division or modulo by zero (a bug of apsched)"
+    }
+
+
+def test_a_fallback_on_all_process_ranks_goes_on():
+    def falls_back(job: Job) -> object:
+        with Round(job, MESH[job.rank]) as talk:
+            with pytest.raises(InfeasibleError):
+                talk.shared("one", {}, nothing_fits)
+            talk.check(dict.fromkeys(MESH[job.rank], USUAL))
+        return "as captured"
+
+    def nothing_fits() -> bytes:
+        raise InfeasibleError("nothing fits")
+
+    assert run(*[falls_back] * 4) == ["as captured"] * 4
+
+
+@pytest.mark.parametrize("groups", [[ALL] * 4, MESH], ids=["one group", "mesh"])
+@pytest.mark.parametrize("failing", range(4))
+def test_an_error_before_the_talk_is_told_at_once(groups, failing):
+    def breaks(job: Job) -> object:
+        with Round(job, groups[job.rank]):
+            raise InfeasibleError("my own")
+
+    bodies = [breaks if rank == failing else ask(g) for rank, g in enumerate(groups)]
+    began = time.monotonic()
+    found = run(*bodies)
+    assert all("my own" in str(error) for error in found), found
+    assert time.monotonic() - began < 0.8 * DEADLINE_S, "told, not timed out"
+
+
+@pytest.mark.parametrize("gone", range(4))
+def test_one_that_never_comes_is_an_error_on_all_others(gone):
+    found = run(*[(lambda job: None) if rank == gone else ask(groups) for rank, groups in enumerate(MESH)])
+    all_say([error for rank, error in enumerate(found) if rank != gone], "done nothing for", "Nothing was launched")
+
+
+@pytest.mark.parametrize("gone", range(4))
+def test_one_that_goes_after_the_answer_is_named(gone):
+    def leaves(job: Job) -> object:
+        talk = Round(job, ALL)
+        return talk.shared("one", {}, lambda: b"")
+
+    found = run(*[leaves if rank == gone else ask(ALL) for rank in range(4)])
+    others = [error for rank, error in enumerate(found) if rank != gone]
+    all_say(others, f"process rank {gone} has not said", "has done nothing for")
+
+
+def test_one_that_is_late_is_waited_for():
+    assert run(ask(ALL), ask(ALL), ask(ALL, late_s=0.5 * DEADLINE_S), ask(ALL)) == [(b"of 0", 0)] * 4
+
+
+def test_a_solver_may_take_longer_than_the_deadline():
+    def slow() -> bytes:
+        time.sleep(2.5 * DEADLINE_S)
+        return b"at last"
+
+    assert run(*[ask(groups, solve=slow) for groups in MESH]) == [(b"at last", 0)] * 4
+
+
+def test_groups_in_another_order_of_graphs_do_not_hang():
+    """Each waits for the other in another group: nobody works, so nobody is waited for."""
+    one, two = {"a": (0, 1, 2)}, {"b": (0, 1, 3)}
+
+    def first(job: Job) -> object:
+        return [ask(one)(job), ask(two)(job)]
+
+    def second(job: Job) -> object:
+        return [ask(two)(job), ask(one)(job)]
+
+    all_say(run(first, second)[:2], "done nothing for")
+
+
+def test_a_store_that_is_gone_is_an_error():
+    class Gone(dist.HashStore):
+        def check(self, keys):  # as a TCP store whose server has ended
+            raise dist.DistNetworkError("connection reset")
+
+    all_say(run(*[ask(ALL)] * 4, store=Gone()), "the store of the job is gone (connection reset)")
+
+
+def test_a_store_that_hangs_is_an_error():
+    class Hanging(dist.HashStore):
+        def check(self, keys):
+            time.sleep(10 * DEADLINE_S)
+            return False
+
+    all_say(run(*[ask(ALL)] * 2, store=Hanging()), "the store of the job has not answered for 1 s")
