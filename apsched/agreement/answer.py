@@ -55,12 +55,13 @@ def answered(
     answer = parse_answer(data[len(costs) :])
     if solver == round_.job.rank:
         return answer
-    if data[: len(costs)] != costs.encode():
-        logger.warning("%s: costs here are not those of process rank %d, which solved; its schedule is used", problem.name, solver)
-        answer = _at_other_costs(problem, answer, solver)
-    if wrong := _wrong(problem, caps, answer):
+    same_costs = data[: len(costs)] == costs.encode()
+    if wrong := _wrong(problem, caps, answer, figures=same_costs):
         raise InputError(f"{problem.name}: the schedule of process rank {solver} does not fit this graph: {wrong}")
-    return answer
+    if same_costs:
+        return answer
+    logger.warning("%s: costs here are not those of process rank %d, which solved; its schedule is used", problem.name, solver)
+    return _at_other_costs(problem, answer, solver)
 
 
 def _found(problem: Problem, caps: Caps, options: SolveOptions, solve: Solve, sources: Sources) -> SolveResult:
@@ -140,14 +141,16 @@ def _scored(problem: Problem, schedule: Schedule, name: str) -> Scored:
     )
 
 
-def _wrong(problem: Problem, caps: Caps, answer: SolveResult) -> str:
-    """Return what is wrong with the schedule of ``answer`` here; empty for nothing."""
+def _wrong(problem: Problem, caps: Caps, answer: SolveResult, *, figures: bool = True) -> str:
+    """Return what is wrong with the schedule of ``answer`` here, or (``figures``) with what it says of it; empty for nothing."""
     if answer.best is None:
         return "" if answer.infeasibility is not None else "neither a schedule nor a reason"
     schedule = answer.best.schedule
     wrong = verify(problem, schedule, caps)
     if wrong:
         return "; ".join(wrong[:3])
+    if not figures:
+        return ""
     here = _scored(problem, schedule, answer.best.name)
     same = replace(here, violations=answer.best.violations) == answer.best
     return "" if same else "its figures are not those that it states"

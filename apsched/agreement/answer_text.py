@@ -73,7 +73,7 @@ def _scored(scored: Scored) -> dict[str, Any]:
     schedule = scored.schedule
     return {key: getattr(scored, key) for key in _FIGURES} | {
         "violations": scored.violations,
-        "buckets": [bucket.members for bucket in schedule.buckets],
+        "buckets": [(bucket.members, bucket.coalesced) for bucket in schedule.buckets],
         "kinds": [int(step.kind) for step in schedule.steps],
         "indices": [step.index for step in schedule.steps],
     }
@@ -81,7 +81,7 @@ def _scored(scored: Scored) -> dict[str, Any]:
 
 def _parse_scored(data: dict[str, Any]) -> Scored:
     steps = tuple(Step(_KINDS[kind], index) for kind, index in zip(data["kinds"], data["indices"], strict=True))
-    buckets = tuple(Bucket(tuple(members)) for members in data["buckets"])
+    buckets = tuple(Bucket(tuple(members), coalesced=coalesced) for members, coalesced in data["buckets"])
     return Scored(
         **{key: data[key] for key in _FIGURES},
         violations=tuple(data["violations"]),

@@ -110,7 +110,8 @@ def _what(node: torch.fx.Node) -> str:
     sizes = [sum(_bytes(tensor, node) for tensor in tensors) for tensors in (sent, tensors_of(node))]
     kind = "shard_dim_alltoall" if is_blocking_collective(node) else str(collective_kind(node))
     size = "" if kind == "all_to_all" else f"{sizes[0]} -> {sizes[1]} bytes"  # each process rank may send as much as it likes
-    return " ".join(word for word in (kind, reduce_op(node), dtype, size) if word)
+    form = "coalesced" if "_coalesced" in str(node.target) else ""  # as many transfers as members in one launch
+    return " ".join(word for word in (form, kind, reduce_op(node), dtype, size) if word)
 
 
 def _bytes(tensor: torch.Tensor, node: torch.fx.Node) -> int:

@@ -8,14 +8,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from apsched import __version__
 from apsched.config import Caps, SolveOptions
 from apsched.problem import Problem
 from apsched.schedule import Schedule
 
 _NAMES = ("name", "node_names", "streams")
 """Fields of a problem that may differ from process rank to process rank, and that no answer depends on."""
-_SOLVERS = ("ortools", "numpy", "numba")
+_PACKAGES = ("apsched", "ortools", "numpy", "numba")
 
 
 def problem_digest(problem: Problem) -> str:
@@ -34,7 +33,7 @@ def answer_digest(problem: Problem, caps: Caps, options: SolveOptions, start: Sc
 
 def versions() -> tuple[tuple[str, str], ...]:
     """Return the versions of all that an answer depends on."""
-    return (("apsched", __version__), *((package, _version(package)) for package in _SOLVERS))
+    return tuple((package, _version(package)) for package in _PACKAGES)
 
 
 @lru_cache(maxsize=1)

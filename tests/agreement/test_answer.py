@@ -1,0 +1,215 @@
+"""An answer as bytes, its address, and where it comes from: a schedule file, the cache, another process rank, the solver."""
+
+import logging
+import random
+import threading
+from dataclasses import fields, replace
+
+import pytest
+import torch.distributed as dist
+from random_schedules import random_schedule
+from strategies import random_caps, random_problem
+
+from apsched.agreement.answer import Sources, answered
+from apsched.agreement.answer_text import dump_answer, parse_answer
+from apsched.agreement.cache import Cache
+from apsched.agreement.job import Job
+from apsched.agreement.problem_digest import answer_digest, problem_digest
+from apsched.agreement.round import Round
+from apsched.config import Caps, SolveOptions
+from apsched.errors import ApschedError, InputError
+from apsched.graph_result import result_of
+from apsched.price_curve import PriceCurve
+from apsched.problem import Problem
+from apsched.result import SolveResult
+from apsched.schedule import as_captured
+from apsched.schedule_file import load_schedule, save_schedule
+from apsched.solver import solve
+
+OPTIONS = SolveOptions(budget=0.5)
+FREE = Caps()
+
+
+def a_problem(seed: int = 7) -> Problem:
+    return random_problem(random.Random(seed), max_collectives=5)
+
+
+class Counting:
+    """The solver, and how often it was called."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, problem: Problem, caps: Caps, options: SolveOptions) -> SolveResult:
+        self.calls += 1
+        return solve(problem, caps, options)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_an_answer_is_read_as_it_was(seed):
+    rng = random.Random(seed)
+    problem = random_problem(rng)
+    answer = solve(problem, random_caps(rng, problem), OPTIONS)
+    assert parse_answer(dump_answer(answer)) == answer
+    if answer.best is not None:
+        schedule = random_schedule(problem, seed)  # with buckets of every form
+        other = replace(answer, best=replace(answer.best, schedule=schedule))
+        assert parse_answer(dump_answer(other)) == other
+
+
+def test_infeasible_answers_are_read_as_they_were():
+    problem = a_problem()
+    answer = solve(problem, Caps(memory_cap_bytes=1, max_prefetch=0, bucket_cap_bytes=0), OPTIONS)
+    assert answer.infeasibility is not None
+    assert parse_answer(dump_answer(answer)) == answer
+
+
+@pytest.mark.parametrize("content", [b"", b"abc", dump_answer(solve(a_problem(), FREE, OPTIONS))[:-5]], ids=["empty", "foreign", "cut"])
+def test_anything_else_is_refused(content):
+    with pytest.raises(InputError, match="expected an answer of the solver"):
+        parse_answer(content)
+
+
+# the address
+
+
+def changed(problem: Problem) -> dict[str, Problem]:
+    """Return ``problem`` with one thing changed, each of which an answer depends on."""
+    first, key, c = problem.storages[0], problem.keys[0], problem.collectives[0]
+    dearer = PriceCurve(size_bytes=key.price.size_bytes, price_ticks=tuple(t + 1 for t in key.price.price_ticks))
+    ticks = problem.duration_ticks
+    return {
+        "graph_hash": replace(problem, graph_hash="other"),
+        "kinds": replace(problem, kinds=tuple(reversed(problem.kinds))),
+        "duration_ticks": replace(problem, duration_ticks=(ticks[0] + 1, *ticks[1:])),
+        "predecessors": replace(problem, predecessors=(*problem.predecessors[:-1], problem.predecessors[-1][:-1])),
+        "modules": replace(problem, modules=("other", *problem.modules[1:])),
+        "storages": replace(problem, storages=(replace(first, size_bytes=first.size_bytes + 512), *problem.storages[1:])),
+        "keys": replace(problem, keys=(replace(key, price=dearer), *problem.keys[1:])),
+        "collectives": replace(problem, collectives=(replace(c, bucketable=not c.bucketable), *problem.collectives[1:])),
+        "copy_price": replace(problem, copy_price=dearer),
+        "kernels": replace(problem, kernels=(0,) * problem.num_nodes),
+        "compute_order": replace(problem, compute_order=tuple(reversed(problem.spine))),
+        "rules": replace(problem, rules=("match '.*': forbid",)),
+        "unrestricted": replace(problem, unrestricted=problem),
+    }
+
+
+def test_an_address_has_all_that_an_answer_depends_on():
+    """A field that is new in ``Problem`` is in the digest, or is named here as one that no answer depends on."""
+    problem = a_problem()
+    assert {*changed(problem)} == {f.name for f in fields(Problem)} - {"name", "node_names", "streams"}
+    digests = [problem_digest(p) for p in (problem, *changed(problem).values())]
+    assert len({*digests}) == len(digests)
+
+
+def test_names_are_no_part_of_an_address():
+    problem = a_problem()
+    renamed = replace(
+        problem,
+        name="another",
+        node_names=tuple(f"n{i}" for i in range(problem.num_nodes)),
+        streams=tuple(f"{s}x" for s in problem.streams),
+        keys=tuple(replace(key, group=f"{key.group}x") for key in problem.keys),
+    )
+    assert problem_digest(renamed) == problem_digest(problem)
+
+
+def test_caps_options_and_start_are_part_of_an_address(monkeypatch):
+    problem = a_problem()
+    start = as_captured(problem.num_nodes)
+    addresses = [
+        answer_digest(problem, FREE, OPTIONS),
+        answer_digest(problem, FREE, OPTIONS, start),
+        *(answer_digest(problem, replace(FREE, **{f.name: 1}), OPTIONS) for f in fields(Caps)),
+        *(answer_digest(problem, FREE, replace(OPTIONS, **{f.name: 1})) for f in fields(SolveOptions) if f.name != "num_workers"),
+        answer_digest(problem, FREE, replace(OPTIONS, num_workers=2)),
+    ]
+    monkeypatch.setattr("apsched.agreement.problem_digest.solver_code", lambda: "of another version")
+    addresses.append(answer_digest(problem, FREE, OPTIONS))
+    assert len({*addresses}) == len(addresses)
+
+
+# where answers come from
+
+
+def test_what_was_solved_once_is_in_the_cache(tmp_path):
+    problem, counting, sources = a_problem(), Counting(), Sources(cache=Cache(directory=tmp_path))
+    answers = [answered(problem, FREE, OPTIONS, counting, sources=sources) for _ in range(2)]
+    assert answers == [solve(problem, FREE, OPTIONS)] * 2
+    assert counting.calls == 1
+    answered(problem, FREE, replace(OPTIONS, seed=1), counting, sources=sources)
+    assert counting.calls == 2
+
+
+def test_what_does_not_fit_the_graph_is_solved_again_and_replaced(tmp_path, caplog):
+    """A whole entry under the right name whose answer is that of another problem: the checksum holds, the verification does not."""
+    problem, counting, cache = a_problem(), Counting(), Cache(directory=tmp_path)
+    address = answer_digest(problem, FREE, OPTIONS)
+    cache.write(address, dump_answer(solve(a_problem(8), FREE, OPTIONS)))
+    with caplog.at_level(logging.WARNING):
+        answer = answered(problem, FREE, OPTIONS, counting, sources=Sources(cache=cache))
+    assert answer == solve(problem, FREE, OPTIONS)
+    assert counting.calls == 1
+    assert "is not used, and replaced" in caplog.text
+    assert parse_answer(cache.read(address) or b"") == answer
+
+
+def test_a_schedule_file_is_replayed(tmp_path):
+    problem, counting = a_problem(), Counting()
+    answer = solve(problem, FREE, OPTIONS)
+    save_schedule(tmp_path / "mine.json", result_of(problem, FREE, answer, cluster="", seconds={}))
+    other = replace(a_problem(8), graph_hash="another")
+    save_schedule(tmp_path / "other.json", result_of(other, FREE, solve(other, FREE, OPTIONS), cluster="", seconds={}))
+    files = tuple(load_schedule(tmp_path / name) for name in ("other.json", "mine.json"))
+    found = answered(problem, FREE, OPTIONS, counting, sources=Sources(schedules=files))
+    assert counting.calls == 0
+    assert (found.best.schedule, found.best.step_time_ticks) == (answer.best.schedule, answer.best.step_time_ticks)
+    with pytest.raises(InputError, match=r"other\.json: the schedule belongs to another graph"):
+        answered(problem, FREE, OPTIONS, counting, sources=Sources(schedules=files[:1]))
+    with pytest.raises(InputError, match=r"mine\.json: its schedule breaks what this job asks for: .*more than the cap of 1"):
+        answered(problem, Caps(memory_cap_bytes=1), OPTIONS, counting, sources=Sources(schedules=files))
+
+
+def of_two(mine: Problem, theirs: Problem, counting: Counting) -> list[object]:
+    """Return what two process ranks with these problems get."""
+    store, found = dist.HashStore(), [None, None]
+
+    def rank(number: int, problem: Problem) -> None:
+        try:
+            with Round(Job(store, number, deadline_s=20.0), {"dp": (0, 1)}) as talk:
+                found[number] = answered(problem, FREE, OPTIONS, counting, round_=talk)
+        except ApschedError as error:
+            found[number] = error
+
+    threads = [threading.Thread(target=rank, args=arguments) for arguments in enumerate((mine, theirs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=100)
+    return found
+
+
+def test_one_process_rank_solves_and_the_other_verifies():
+    counting, problem = Counting(), a_problem()
+    assert of_two(problem, problem, counting) == [solve(problem, FREE, OPTIONS)] * 2
+    assert counting.calls == 1
+
+
+def test_costs_of_one_process_rank_do_not_change_the_schedule(caplog):
+    counting, problem = Counting(), a_problem()
+    dearer = replace(problem, duration_ticks=tuple(t * 2 for t in problem.duration_ticks))
+    with caplog.at_level(logging.WARNING):
+        mine, theirs = of_two(problem, dearer, counting)
+    assert counting.calls == 1
+    assert theirs.best.schedule == mine.best.schedule
+    assert theirs.best.step_time_ticks > mine.best.step_time_ticks
+    assert (theirs.bound_ticks, theirs.bound_source) == (0, "none: process rank 0 has other costs")
+    assert "costs here are not those of process rank 0" in caplog.text
+
+
+def test_a_schedule_that_does_not_fit_here_is_refused():
+    """Equal hashes, other dependences: cannot be, and is found all the same."""
+    problem, counting = a_problem(), Counting()
+    other = replace(a_problem(8), graph_hash=problem.graph_hash)
+    assert "the schedule of process rank 0 does not fit this graph" in str(of_two(problem, other, counting)[1])
