@@ -86,14 +86,26 @@ class Rewritten:
 @contextmanager
 def loaded(request: SourceRequest, costs: CostChoice, direction: str, progress: Progress) -> Iterator[LoadedSource]:
     """Open a source and export its graphs; process groups that they need run until the body ends."""
-    chosen = read_costs(costs)
+    with loaded_at(request, (costs,), direction, progress) as (source,):
+        yield source
+
+
+@contextmanager
+def loaded_at(
+    request: SourceRequest, choices: Sequence[CostChoice], direction: str, progress: Progress
+) -> Iterator[tuple[LoadedSource, ...]]:
+    """As :func:`loaded`, for several choices of costs: the source is captured once."""
+    read = [read_costs(costs) for costs in choices]
     with opening(request, progress) as (source, capture_seconds):
         if source.capture is None:
-            yield _from_graph_files(source, costs, chosen, direction)
+            yield tuple(_from_graph_files(source, costs, chosen, direction) for costs, chosen in zip(choices, read, strict=True))
             return
         names = tuple(graph.name for graph in source.capture.graphs)
         wanted = _in_direction(names, direction, request.source)
-        yield _export_capture(source, wanted, chosen, capture_seconds, progress, fused=costs.fused)
+        yield tuple(
+            _export_capture(source, wanted, chosen, capture_seconds, progress, fused=costs.fused)
+            for costs, chosen in zip(choices, read, strict=True)
+        )
 
 
 @contextmanager
@@ -161,7 +173,7 @@ def resolve_caps(graph: LoadedGraph, caps: Caps, memory_cap: MemoryCap | None, p
 
     Compute stays as captured where no collective is on the path: there it has nothing to hide.
     """
-    caps = _moving_where_it_pays(graph.problem, caps)
+    caps = moving_where_it_pays(graph.problem, caps)
     if memory_cap is None:
         if graph.device_memory_bytes is None:
             raise InputError(
@@ -178,7 +190,8 @@ def resolve_caps(graph: LoadedGraph, caps: Caps, memory_cap: MemoryCap | None, p
     return replace(caps, memory_cap_bytes=floor_bytes + (memory_cap.size_bytes or 0))
 
 
-def _moving_where_it_pays(problem: Problem, caps: Caps) -> Caps:
+def moving_where_it_pays(problem: Problem, caps: Caps) -> Caps:
+    """Return ``caps`` with compute as captured where no collective is on the path: there it has nothing to hide."""
     return caps if any(c.on_path for c in problem.collectives) else replace(caps, max_compute_move=0)
 
 
@@ -369,7 +382,7 @@ def solve(
     free, problem = restricted(problem, rules), restricted(problem, rules, bitwise=bitwise)
     from apsched.solver import solve as search
 
-    caps = _moving_where_it_pays(problem, caps)
+    caps = moving_where_it_pays(problem, caps)
     answer: SolveResult = search(problem, caps, options or SolveOptions())
     result = result_of(problem, caps, answer, cluster=cluster, seconds={})
     check_answer(result)

@@ -102,7 +102,7 @@ def load_schedule(path: str | Path) -> ScheduleFile:
             content = file.read(_LARGEST_FILE_BYTES + 1)
     except OSError as error:
         raise InputError(f"cannot read the schedule file {path}: {error.strerror or error}") from None
-    return _parse(content, str(path))
+    return parse_schedule(content, str(path))
 
 
 def bind_schedule(file: ScheduleFile, problem: Problem) -> Schedule:
@@ -149,7 +149,8 @@ def _version(package: str) -> str:
         return ""
 
 
-def _parse(content: bytes, path: str) -> ScheduleFile:
+def parse_schedule(content: bytes, path: str) -> ScheduleFile:
+    """Return what the content of the schedule file ``path`` says; ``InputError`` names it and what is wrong with it."""
     if len(content) > _LARGEST_FILE_BYTES:
         raise InputError(f"{path}: expected a schedule file, found more than {_LARGEST_FILE_BYTES} bytes")
     data = _json(content, path)

@@ -105,6 +105,26 @@ def build_parser() -> argparse.ArgumentParser:
     _option(calibrate, "--cluster", "NAME", "cluster whose formulas price the rest (default: that of a graph file, else h100)")
     _add_out(calibrate, "FILE", "file of costs, such as costs.toml", required=True)
 
+    study = _verb(verbs, "study", "answer a grid of questions: a memory/time frontier, other meshes, clusters, options; go on after a stop")
+    _add_source(study)
+    _add_costs(study)
+    _add_caps(study)
+    _add_moves(study)
+    _add_plan(study)
+    grid = study.add_argument_group("study")
+    grid.add_argument(
+        "--vary",
+        metavar="NAME=VALUES",
+        action="append",
+        default=[],
+        help="an option and its values: seq=2048,8192, memory_cap=floor..none:20, mesh=fsdp=64|fsdp=8,tp=8 (docs/studies.md); "
+        "may be given again",
+    )
+    grid.add_argument("--full", action="store_true", help="solve at every memory cap, whatever is known from others")
+    _option(grid, "--slowdown", "SHARE", "say the least memory that is at most so much slower than the fastest (default: 2%%)")
+    _option(grid, "--jobs", "N", "processes on this machine (default: one a core)")
+    _add_out(study, "DIR", "directory of the study, where an earlier run is gone on with (default: apsched-out/study-SOURCE)")
+
     _add_json(_verb(verbs, "models", "list the presets"))
     clusters = _verb(verbs, "clusters", "list the clusters that costs can be computed for, or show the file of one")
     clusters.add_argument(

@@ -1,0 +1,166 @@
+"""``apsched study``: a grid of questions, answered once and kept."""
+
+import argparse
+import json
+import os
+import platform
+import uuid
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from itertools import product
+from pathlib import Path
+from typing import Any, TextIO
+
+from apsched.cli.choices import cost_choice, direction, plan_choice, search_choice, source_request
+from apsched.errors import InfeasibleError, InputError
+from apsched.options import parse_count, parse_share
+from apsched.out_files import check_writable
+from apsched.progress import Progress
+from apsched.report import console
+from apsched.study.axes import SPEEDS, SWITCHES, Axis, MemoryAxis, parse_vary
+from apsched.study.engine import Engine, LocalEngine
+from apsched.study.eta import Board
+from apsched.study.prepare import Prepared, prepare
+from apsched.study.run import Live, chains
+from apsched.study.run import run as answer
+from apsched.study.setting import Setting
+from apsched.study.show import Line, print_study
+from apsched.study.speeds import Speeds, parse_times
+from apsched.study.store import FILE, Point, Store
+
+_DEFAULT_SLOWDOWN = "2%"
+
+
+def run(args: argparse.Namespace, stdout: TextIO) -> None:
+    """Answer all that is open of the grid, and print all of it."""
+    axes, memory = parse_vary(args.vary)
+    if memory is None:
+        choice = search_choice(args)
+        memory = MemoryAxis(caps=(choice.memory_cap,))
+    elif args.memory_cap is not None:
+        raise InputError("--memory-cap: --vary memory_cap states it already; leave one out")
+    slowdown = parse_share(args.slowdown or _DEFAULT_SLOWDOWN, "--slowdown")
+    engine = _engine(args)
+    combinations = list(product(*(axis.values for axis in axes)))
+    labels = [dict(zip((axis.name for axis in axes), values, strict=True)) for values in combinations]
+    settings = [_setting(_with(args, axes, values)) for values in combinations]
+    directory = Path(args.out) if args.out is not None else Path("apsched-out") / f"study-{_slug(args.source)}"
+    check_writable(directory)
+    store = Store(directory, create=True)
+    run_id = uuid.uuid4().hex
+    store.begin_run(run_id, _command(args), _versions(), _now())
+    prepared = prepare(settings, store, Progress())
+    lives = chains(prepared, memory, store, full=args.full)
+    labelled = _labelled(prepared, settings, labels)
+    board = Board(lives, engine.slots)
+    try:
+        answer(lives, engine, run_id, board.told)
+    except KeyboardInterrupt:
+        _print(lives, labelled, slowdown, store, args, stdout)
+        raise
+    store.end_run(run_id, _now(), sum(len(live.known) for live in lives))
+    _print(lives, labelled, slowdown, store, args, stdout)
+    if not any(outcome.step_ticks is not None for live in lives for outcome in live.known.values()):
+        raise InfeasibleError(f"no schedule fits at any point of the study; {store.directory / FILE} says what would do")
+
+
+def _print(
+    lives: tuple[Live, ...], labels: list[dict[str, str]], slowdown: float, store: Store, args: argparse.Namespace, out: TextIO
+) -> None:
+    lines = [
+        Line(
+            labels=label,
+            graph=live.prepared.graph.name,
+            points=live.points(),
+            expected=len(live.chain.names(live.known)) or live.chain.expected(),
+        )
+        for live, label in zip(lives, labels, strict=True)
+    ]
+    if args.json:
+        print(json.dumps({"schema": 1, "study": str(store.directory), "lines": [_line_json(line) for line in lines]}), file=out)
+        return
+    print_study(lines, slowdown, out)
+    console(out).print(f"study in {store.directory}: {FILE}, graphs, schedules", markup=False)
+
+
+def _line_json(line: Line) -> dict[str, Any]:
+    return {"labels": dict(line.labels), "graph": line.graph, "points": [point_json(point) for point in line.points]}
+
+
+def point_json(point: Point) -> dict[str, Any]:
+    """Return what ``--json`` says of a point."""
+    return {
+        "point_id": point.point_id,
+        "memory_cap": point.memory_cap,
+        "how": point.outcome.how,
+        "seconds": round(point.outcome.seconds, 3),
+        "schedule": point.schedule,
+        "described": dict(point.described),
+        **point.outcome.report,
+    }
+
+
+def _with(args: argparse.Namespace, axes: tuple[Axis, ...], values: tuple[str, ...]) -> argparse.Namespace:
+    """Return the arguments with the values of one combination."""
+    changed: dict[str, Any] = {}
+    for axis, value in zip(axes, values, strict=True):
+        if axis.name in SWITCHES:
+            if value not in ("yes", "no"):
+                raise InputError(f"--vary {axis.name}: expected yes or no, found {value!r}")
+            changed[axis.name] = value == "yes"
+        elif axis.name == "collectives":
+            changed[axis.name] = [] if value == "none" else [value]
+        elif axis.name in ("plan", "costs") and value == "none":
+            changed[axis.name] = None
+        else:
+            changed[axis.name] = value
+    return argparse.Namespace(**{**vars(args), **changed})
+
+
+def _setting(args: argparse.Namespace) -> Setting:
+    choice = search_choice(args)
+    speeds = {name: parse_times(getattr(args, name), name) for name in SPEEDS if getattr(args, name, None) is not None}
+    return Setting(
+        request=source_request(args),
+        costs=cost_choice(args),
+        direction=direction(args),
+        caps=choice.caps,
+        options=choice.options,
+        plan=plan_choice(args),
+        bitwise=args.bitwise,
+        speeds=Speeds(**speeds),
+    )
+
+
+def _labelled(prepared: tuple[Prepared, ...], settings: list[Setting], labels: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Return the labels of each graph's setting."""
+    by_setting = {id(setting): label for setting, label in zip(settings, labels, strict=True)}
+    return [by_setting[id(one.setting)] for one in prepared]
+
+
+def _engine(args: argparse.Namespace) -> Engine:
+    jobs = parse_count(args.jobs, "--jobs", least=1) if args.jobs is not None else os.cpu_count() or 1
+    return LocalEngine(jobs)
+
+
+def _slug(source: str) -> str:
+    kept = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in Path(source).name)
+    return kept.strip("-.") or "source"
+
+
+def _command(args: argparse.Namespace) -> dict[str, Any]:
+    return {name: value for name, value in vars(args).items() if name != "run"}
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in ("apsched", "ortools", "numpy", "numba", "torch"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = ""
+    return found
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,199 @@
+"""Memory caps on one graph: which to solve, and which to answer from the others.
+
+Along a cap everything is monotone: a schedule with peak p is one under every cap >= p, and a bound holds under every tighter cap. So
+
+1. solve under the loosest cap, which also says where the floor is and what the fastest schedule needs;
+2. solve under the tightest cap that is not below the floor;
+3. solve in the middle of where most is unknown, ``MOST_SOLVES`` in all: between neighbours a < b that were solved the step time lies
+   between T(b) and T(a), so that n caps between them leave n (T(a) - T(b)) unknown;
+4. answer the others in ascending order, each from the caps that were solved and from the cap before it
+   (:mod:`apsched.solver.along_caps`);
+5. where a tighter cap has a faster schedule than one that was solved, or a looser cap a higher bound, take that.
+
+What comes next depends on the answers alone, not on when they came: any number of workers, and a run that was stopped and resumed,
+end with the same points.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from apsched.errors import InputError
+from apsched.options import MemoryCap
+from apsched.solver import Known
+from apsched.study.axes import MemoryRange
+from apsched.study.work import ALONG, BETTERED, INFEASIBLE, Outcome
+
+MOST_SOLVES = 3
+_UNLIMITED = 2**62
+
+Stated = MemoryCap | MemoryRange | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """The next thing to do: a solve, or with ``starts`` an answer from other caps."""
+
+    name: str
+    """Of the cap, as :func:`cap_name` says."""
+    memory_cap: MemoryCap | None
+    starts: tuple[str, ...] = ()
+    """Names of caps whose schedules are known."""
+    known: Known | None = None
+    how: str = ALONG
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """The memory caps that are asked of one graph under one setting."""
+
+    stated: tuple[Stated, ...]
+    full: bool
+    """Solve under every cap, whatever is known under others."""
+    slack: float
+    """Share of the step time below which a difference is not worth a solve."""
+
+    @property
+    def first(self) -> MemoryCap | None:
+        """The loosest cap."""
+        ends = [cap.last if isinstance(cap, MemoryRange) else cap for cap in self.stated]
+        return max(ends, key=_looseness)
+
+    @property
+    def first_name(self) -> str:
+        """Name of the loosest cap."""
+        return cap_name(self.first)
+
+    def expected(self) -> int:
+        """Return how many points there are at most."""
+        return sum(cap.count if isinstance(cap, MemoryRange) else 1 for cap in self.stated)
+
+    def names(self, known: Mapping[str, Outcome]) -> tuple[str, ...]:
+        """Return the names of all caps, ascending, as far as they can be known."""
+        top = known.get(self.first_name)
+        if top is None:
+            return ()
+        first = {top.memory_cap_bytes: self.first_name}
+        return tuple(first.get(cap, _bytes_name(cap)) for cap in self._caps(top))
+
+    def next_jobs(self, known: Mapping[str, Outcome]) -> tuple[Job, ...]:
+        """Return what can be done now; nothing where all is done."""
+        top = known.get(self.first_name)
+        if top is None:
+            return (Job(name=self.first_name, memory_cap=self.first),)
+        names = dict(zip(self._caps(top), self.names(known), strict=True))
+        missing = [cap for cap, name in names.items() if name not in known]
+        hopeless = [cap for cap in missing if top.step_ticks is None or (cap is not None and cap < top.solved_floor_bytes)]
+        if self.full or hopeless:
+            return tuple(_solve(cap) for cap in (missing if self.full else hopeless))
+        caps = [cap for cap in names if cap is None or cap >= top.solved_floor_bytes]
+        if ends := [cap for cap in dict.fromkeys((caps[-1], caps[0])) if cap in missing]:
+            return tuple(_solve(cap) for cap in ends)
+        outcomes = {cap: known[name] for cap, name in names.items() if cap in caps and name in known}
+        if (worth := self._worth_solving(caps, outcomes)) is not None:
+            return (_solve(worth),)
+        solved = tuple(names[cap] for cap in caps if cap in outcomes and outcomes[cap].how != ALONG and outcomes[cap].status != INFEASIBLE)
+        before: tuple[str, ...] = ()
+        for cap in caps:
+            if cap in missing:
+                return (_along(cap, names[cap], (*before, *solved), caps, outcomes) if before else _solve(cap),)
+            before = (names[cap],) if outcomes[cap].status != INFEASIBLE else before
+        for tighter, cap in pairwise(caps):
+            if outcomes[tighter].status == INFEASIBLE:
+                continue
+            if _faster(outcomes[tighter], outcomes[cap]) or _bound(cap, caps, outcomes)[0] > outcomes[cap].bound_ticks:
+                return (_along(cap, names[cap], (names[tighter], names[cap]), caps, outcomes, how=_bettered(outcomes[cap])),)
+        return ()
+
+    def _caps(self, top: Outcome) -> list[int | None]:
+        """Return all caps in bytes, ascending, each once."""
+        found = {cap for stated in self.stated for cap in _resolved(stated, top)}
+        return sorted(found, key=lambda cap: _UNLIMITED if cap is None else cap)
+
+    def _worth_solving(self, caps: Sequence[int | None], outcomes: Mapping[int | None, Outcome]) -> int | None:
+        """Return the cap in the middle of where most is unknown; ``None`` where nothing is, or enough was solved."""
+        solved = [k for k, cap in enumerate(caps) if cap in outcomes and outcomes[cap].how != ALONG]
+        best, middle = 0, None
+        for a, b in pairwise(solved):
+            between = [k for k in range(a + 1, b) if caps[k] not in outcomes]
+            slower, faster = outcomes[caps[a]].step_ticks, outcomes[caps[b]].step_ticks
+            if not between or slower is None or faster is None or slower - faster <= self.slack * faster:
+                continue
+            if len(solved) < MOST_SOLVES and len(between) * (slower - faster) > best:
+                best, middle = len(between) * (slower - faster), caps[between[len(between) // 2]]
+        return middle
+
+
+def cap_name(cap: MemoryCap | None) -> str:
+    """Return the name of a cap in a study: ``device``, ``none``, bytes, ``floor`` or ``floor+`` bytes."""
+    if cap is None:
+        return "device"
+    if cap.above_floor:
+        return f"floor+{cap.size_bytes}" if cap.size_bytes else "floor"
+    return _bytes_name(cap.size_bytes)
+
+
+def _bytes_name(cap_bytes: int | None) -> str:
+    return "none" if cap_bytes is None else str(cap_bytes)
+
+
+def _looseness(cap: MemoryCap | None) -> tuple[int, int]:
+    if cap is None:
+        return -1, 0
+    return 0 if cap.above_floor else 1, _UNLIMITED if cap.size_bytes is None else cap.size_bytes
+
+
+def _resolved(stated: Stated, top: Outcome) -> list[int | None]:
+    """Return the caps that ``stated`` stands for, by what is known under the loosest cap."""
+    if stated is None:
+        return [top.memory_cap_bytes]
+    if not isinstance(stated, MemoryRange):
+        return [_in_bytes(stated, top)]
+    low, high = _in_bytes(stated.first, top), _in_bytes(stated.last, top)
+    assert low is not None
+    most = high if high is not None else max(top.solved_peak_bytes or low, low)
+    if most < low:
+        raise InputError(f"--vary memory_cap: expected a range that rises; found one from {low} to {most} bytes, the floor counted in")
+    caps: list[int | None] = [low + (most - low) * k // max(stated.count - 1, 1) for k in range(stated.count)]
+    return [*caps[:-1], high] if stated.count > 1 else caps
+
+
+def _in_bytes(cap: MemoryCap, top: Outcome) -> int | None:
+    return (cap.size_bytes or 0) + top.solved_floor_bytes if cap.above_floor else cap.size_bytes
+
+
+def _solve(cap: int | None) -> Job:
+    return Job(name=_bytes_name(cap), memory_cap=MemoryCap(size_bytes=cap))
+
+
+def _along(
+    cap: int | None,
+    name: str,
+    starts: tuple[str, ...],
+    caps: Sequence[int | None],
+    outcomes: Mapping[int | None, Outcome],
+    how: str = ALONG,
+) -> Job:
+    bound_ticks, bound_source = _bound(cap, caps, outcomes)
+    known = Known(
+        bound_ticks=bound_ticks,
+        bound_source=bound_source,
+        floor_memory_bytes=min(o.floor_memory_bytes for o in outcomes.values()),
+        floor_bound_bytes=max(o.floor_bound_bytes for o in outcomes.values()),
+    )
+    return Job(name=name, memory_cap=MemoryCap(size_bytes=cap), starts=tuple(dict.fromkeys(starts)), known=known, how=how)
+
+
+def _bound(cap: int | None, caps: Sequence[int | None], outcomes: Mapping[int | None, Outcome]) -> tuple[int, str]:
+    """Return the highest bound known under this cap or a looser one."""
+    looser = [outcomes[c] for c in caps[caps.index(cap) :] if c in outcomes]
+    best = max(looser, key=lambda outcome: outcome.bound_ticks)
+    return best.bound_ticks, best.bound_source
+
+
+def _faster(one: Outcome, other: Outcome) -> bool:
+    return one.value[:4] < other.value[:4]
+
+
+def _bettered(outcome: Outcome) -> str:
+    return ALONG if outcome.how == ALONG else BETTERED

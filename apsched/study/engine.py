@@ -1,0 +1,109 @@
+"""Where questions are answered: any executor of ``concurrent.futures``, that of this machine unless said otherwise."""
+
+import multiprocessing
+import signal
+from collections.abc import Callable
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor
+from typing import Any, Protocol
+
+_SECONDS_TO_END = 5.0
+
+
+class Engine(Protocol):
+    """An executor that functions of ``apsched.study.work`` are handed to, and what it needs around."""
+
+    @property
+    def slots(self) -> int:
+        """How many questions it gets at a time."""
+
+    def executor(self) -> Executor:
+        """Return the executor; a new one after :meth:`lost`."""
+
+    def is_lost(self, error: BaseException) -> bool:
+        """Whether ``error`` says that a worker was lost, so that the question may be asked again."""
+
+    def lost(self) -> None:
+        """Get over a worker that was lost."""
+
+    def stop(self) -> None:
+        """Stop at once; what runs is lost."""
+
+
+class GivenEngine:
+    """An executor that somebody else made, and ends."""
+
+    def __init__(self, executor: Executor, slots: int = 64) -> None:
+        self._executor, self.slots = executor, slots
+
+    def executor(self) -> Executor:
+        """Return it."""
+        return self._executor
+
+    def is_lost(self, error: BaseException) -> bool:
+        """Workers are its own business."""
+        return isinstance(error, CancelledError)
+
+    def lost(self) -> None:
+        """Nothing to do."""
+
+    def stop(self) -> None:
+        """Hand in no more; what runs is left to its owner."""
+
+
+class Here(Executor):
+    """Runs everything in this process, when it is handed in."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run ``fn``; an interrupt goes through to whoever called."""
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+class LocalEngine:
+    """Processes on this machine; one alone is this process itself."""
+
+    def __init__(self, jobs: int) -> None:
+        self.slots = jobs
+        self._pool: ProcessPoolExecutor | None = None
+        self._others = {process.pid for process in multiprocessing.active_children()}
+
+    def executor(self) -> Executor:
+        """Return the pool; workers are spawned, so that they share nothing with a process that has torch loaded."""
+        if self.slots == 1:
+            return Here()
+        if self._pool is None:
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(self.slots, mp_context=context, initializer=_ignore_interrupts)
+        return self._pool
+
+    def is_lost(self, error: BaseException) -> bool:
+        """Whether the pool lost a worker, and with it everything in flight."""
+        return isinstance(error, (BrokenExecutor, CancelledError))
+
+    def lost(self) -> None:
+        """Forget a pool that lost a worker."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool = None
+
+    def stop(self) -> None:
+        """End the workers, whatever they do."""
+        if self._pool is None:
+            return
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        workers = [process for process in multiprocessing.active_children() if process.pid not in self._others]
+        for process in workers:
+            process.terminate()
+        for process in workers:
+            process.join(_SECONDS_TO_END)
+            process.kill()
+        self._pool = None
+
+
+def _ignore_interrupts() -> None:
+    """Leave Ctrl-C to the parent, which ends its workers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

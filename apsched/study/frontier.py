@@ -1,0 +1,94 @@
+"""Memory against step time: what a frontier says, point by point and as a whole. All from answers that are kept."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from apsched.options import show_bytes
+from apsched.study.store import Point
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeastMemory:
+    """The least memory that a step time takes, as far as known."""
+
+    step_limit_us: float
+    peak_memory_bytes: int
+    step_time_us: float
+    refuted_bytes: int | None
+    """With this cap no schedule is as fast (proven); ``None`` where nothing is refuted."""
+
+
+def fitting(points: Sequence[Point]) -> tuple[Point, ...]:
+    """Return the points with a schedule, by ascending caps."""
+    found = [point for point in points if point.outcome.step_ticks is not None]
+    return tuple(sorted(found, key=lambda p: float("inf") if p.outcome.memory_cap_bytes is None else p.outcome.memory_cap_bytes))
+
+
+def needed_bytes(point: Point) -> int:
+    """Return the cap of a point, or without one the peak of its schedule."""
+    cap = point.outcome.memory_cap_bytes
+    return point.outcome.peak_memory_bytes or 0 if cap is None else cap
+
+
+def prices_ms_per_gib(points: Sequence[Point]) -> tuple[float | None, ...]:
+    """Return for each point what the GiB between it and the one before buy: ms of step time each; ``None`` for the first."""
+    prices: list[float | None] = [None]
+    for tighter, looser in pairwise(points):
+        gib = (needed_bytes(looser) - needed_bytes(tighter)) / GIB
+        faster_ms = ((tighter.step_time_us or 0.0) - (looser.step_time_us or 0.0)) / 1000
+        prices.append(faster_ms / gib if gib > 0 else None)
+    return tuple(prices[: len(points)])
+
+
+def least_memory(points: Sequence[Point], slowdown: float) -> LeastMemory | None:
+    """Return the least memory with which a step is at most ``slowdown`` slower than the fastest of ``points``."""
+    points = fitting(points)
+    if not points:
+        return None
+    limit = min(point.step_time_us or 0.0 for point in points) * (1 + slowdown)
+    enough = [point for point in points if (point.step_time_us or 0.0) <= limit]
+    best = min(enough, key=lambda point: (point.outcome.peak_memory_bytes or 0, point.step_time_us or 0.0))
+    refuted = [needed_bytes(point) for point in points if point.bound_us > limit]
+    return LeastMemory(
+        step_limit_us=limit,
+        peak_memory_bytes=best.outcome.peak_memory_bytes or 0,
+        step_time_us=best.step_time_us or 0.0,
+        refuted_bytes=max(refuted, default=None),
+    )
+
+
+def rests_on(point: Point) -> str:
+    """Return what owns most of the step time beside compute, with its share; memory where it is full and a stall follows."""
+    shares = point.outcome.report.get("shares") or []
+    total = sum(share["us"] for share in shares)
+    largest = max((share for share in shares if share["label"] != "compute"), key=lambda share: share["us"], default=None)
+    compute = sum(share["us"] for share in shares if share["label"] == "compute")
+    if largest is None or not total:
+        return "compute"
+    text = "compute" if compute >= largest["us"] else largest["label"]
+    share = max(compute, largest["us"]) / total
+    full = (point.outcome.report.get("rests_on") or {}).get("memory_full_at")
+    return f"{text} {100 * share:.0f} %" + ("; memory full" if full else "")
+
+
+def bucketing(points: Sequence[Point]) -> str:
+    """Return in a line where buckets pay: where the schedules found have any, and what they gain over none at all."""
+    points = fitting(points)
+    if not points:
+        return ""
+    with_buckets = [point for point in points if _has_buckets(point)]
+    if not with_buckets:
+        return "buckets pay nowhere: no schedule found has one"
+    largest = max(point.outcome.report["chosen"]["bucket_bytes"] for point in with_buckets)
+    text = f"buckets pay at {len(with_buckets)} of {len(points)} caps"
+    if len(with_buckets) < len(points):
+        below = [needed_bytes(point) for point in points if not _has_buckets(point)]
+        text += f"; not at {show_bytes(min(below))}" + (f" to {show_bytes(max(below))}" if len(below) > 1 else "")
+    return f"{text}; the largest that pays anywhere has {show_bytes(largest)}"
+
+
+def _has_buckets(point: Point) -> bool:
+    return bool((point.outcome.report.get("chosen") or {}).get("bucket_bytes"))

@@ -1,0 +1,170 @@
+"""Answers what is still open: hands questions to an engine, keeps each answer as it comes, and asks what follows from it."""
+
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from apsched.errors import ApschedError
+from apsched.study.axes import MemoryAxis
+from apsched.study.chain import Chain, Job
+from apsched.study.engine import Engine
+from apsched.study.prepare import Prepared
+from apsched.study.setting import point_id
+from apsched.study.store import Point, Store
+from apsched.study.work import ALONG, Asked, Outcome, point_along_caps, solve_point
+
+MOST_ATTEMPTS = 4
+"""How often a question is asked again whose worker was lost."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Live:
+    """One chain while it is answered."""
+
+    prepared: Prepared
+    chain: Chain
+    store: Store
+    known: dict[str, Outcome] = field(default_factory=dict)
+    """Name of a cap -> the answer that is kept."""
+    in_flight: set[Job] = field(default_factory=set)
+    done: set[Job] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.look_up((self.first,))
+        self.look_up(self.chain.names(self.known))
+
+    @property
+    def first(self) -> str:
+        """Name of the loosest cap, which is solved first."""
+        return self.chain.first_name
+
+    def id_of(self, name: str) -> str:
+        """Return the name of the point under the cap ``name``."""
+        return point_id(self.prepared.graph.graph_id, self.prepared.setting.described(), name)
+
+    def look_up(self, names: Sequence[str]) -> None:
+        """Read what is kept under these caps."""
+        for name in names:
+            kept = self.store.point(self.id_of(name))
+            if kept is not None and not (self.chain.full and kept.outcome.how == ALONG):
+                self.known[name] = kept.outcome
+
+    def ready(self) -> tuple[Job, ...]:
+        """Return the jobs that can be handed out now."""
+        return tuple(job for job in self.chain.next_jobs(self.known) if job not in self.in_flight and job not in self.done)
+
+    def points(self) -> tuple[Point, ...]:
+        """Return the answers there are, by ascending caps."""
+        names = self.chain.names(self.known) or (self.first,)
+        return tuple(point for name in names if name in self.known and (point := self.store.point(self.id_of(name))) is not None)
+
+
+def chains(prepared: Sequence[Prepared], memory: MemoryAxis, store: Store, *, full: bool) -> tuple[Live, ...]:
+    """Return a chain for each setting and graph, with what is kept of it."""
+    return tuple(
+        Live(prepared=one, chain=Chain(stated=memory.caps, full=full, slack=one.setting.options.time_slack), store=store)
+        for one in prepared
+    )
+
+
+def run(lives: Sequence[Live], engine: Engine, run_id: str, told: Callable[[], None] = lambda: None) -> None:
+    """Answer all that is open; ``told`` is called after each answer. An interrupt stops the engine and goes on up."""
+    ready = deque((live, job) for live in lives for job in _taken(live))
+    futures: dict[Future[Outcome], tuple[Live, Job]] = {}
+    attempts: dict[tuple[str, Job], int] = {}
+    try:
+        while ready or futures:
+            while ready and len(futures) < engine.slots:
+                live, job = ready.popleft()
+                futures[_submitted(live, job, engine)] = live, job
+                if engine.slots == 1:
+                    break
+            for future in wait(futures, return_when=FIRST_COMPLETED).done:
+                live, job = futures.pop(future)
+                live.in_flight.discard(job)
+                error = future.exception() if not future.cancelled() else None
+                if future.cancelled() or (error is not None and engine.is_lost(error)):
+                    name = live.id_of(job.name), job
+                    attempts[name] = attempts.get(name, 0) + 1
+                    if attempts[name] >= MOST_ATTEMPTS:
+                        raise ApschedError(f"a worker was lost {MOST_ATTEMPTS} times on one question; what is answered is kept") from error
+                    engine.lost()
+                    ready.appendleft((live, job))
+                    live.in_flight.add(job)
+                    continue
+                if error is not None:
+                    raise error
+                _keep(live, job, future.result(), run_id)
+                ready.extendleft((live, job) for job in reversed(_taken(live)))
+                told()
+    except BaseException:
+        with _uninterrupted():
+            engine.stop()
+        raise
+
+
+def _taken(live: Live) -> tuple[Job, ...]:
+    jobs = live.ready()
+    live.in_flight.update(jobs)
+    return jobs
+
+
+def _submitted(live: Live, job: Job, engine: Engine) -> Future[Outcome]:
+    asked = _asked(live)
+    if not job.starts:
+        return _handed(engine, solve_point, asked, job.memory_cap)
+    starts = tuple(live.store.schedule_content(point) for name in job.starts if (point := live.store.point(live.id_of(name))) is not None)
+    assert job.memory_cap is not None
+    return _handed(engine, point_along_caps, asked, job.memory_cap.size_bytes, starts, job.known, job.how)
+
+
+def _handed(engine: Engine, function: Callable[..., Outcome], *args: Any) -> Future[Outcome]:
+    try:
+        return engine.executor().submit(function, *args)
+    except Exception as error:
+        if not engine.is_lost(error):
+            raise
+        engine.lost()
+        return engine.executor().submit(function, *args)
+
+
+def _asked(live: Live) -> Asked:
+    setting, graph = live.prepared.setting, live.prepared.graph
+    return Asked(
+        graph=live.store.graph_content(graph),
+        caps=setting.caps,
+        device_memory_bytes=graph.device_memory_bytes,
+        options=setting.options,
+        plan=setting.plan,
+        bitwise=setting.bitwise,
+    )
+
+
+def _keep(live: Live, job: Job, outcome: Outcome, run_id: str) -> None:
+    described: Mapping[str, Any] = live.prepared.setting.described()
+    live.done.add(job)
+    if (before := live.known.get(job.name)) is not None:
+        outcome = replace(outcome, solved_floor_bytes=before.solved_floor_bytes, solved_peak_bytes=before.solved_peak_bytes)
+    live.store.add_result(live.id_of(job.name), live.prepared.graph.graph_id, job.name, described, run_id, outcome)
+    live.look_up((job.name,))
+    if not live.known.get(job.name):
+        live.known[job.name] = outcome
+    live.look_up([name for name in live.chain.names(live.known) if name not in live.known])
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ignore Ctrl-C in the body: cleaning up takes a moment, and people press it twice."""
+    if threading.current_thread() is not threading.main_thread():  # which alone gets it
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,70 @@
+"""One combination of options: everything but the memory cap, which a frontier runs along."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from apsched import __version__
+from apsched.config import Caps, SolveOptions
+from apsched.cost_choice import CostChoice
+from apsched.plan import Plan
+from apsched.sources import DEFAULT_MESH, DEFAULT_SEQ_LEN, SourceKind, SourceRequest, classify
+from apsched.study.speeds import Speeds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What is asked, the memory cap left open."""
+
+    request: SourceRequest
+    costs: CostChoice
+    direction: str
+    caps: Caps
+    """All but the memory cap."""
+    options: SolveOptions
+    plan: Plan = field(default_factory=Plan)
+    bitwise: bool = False
+    speeds: Speeds = field(default_factory=Speeds)
+
+    def described(self) -> dict[str, Any]:
+        """Return the options in words that are the same on every machine, by the names that ``--vary`` takes."""
+        request, caps = self.request, self.caps
+        kind = classify(request.source)
+        preset = kind is SourceKind.PRESET
+        return {
+            "source": request.source if kind in (SourceKind.PRESET, SourceKind.FUNCTION) else Path(request.source).name,
+            "mesh": request.mesh or (DEFAULT_MESH if preset else None),
+            "seq": request.seq_len or (DEFAULT_SEQ_LEN if preset else None),
+            "batch": request.batch or (1 if preset else None),
+            "layers": request.num_layers,
+            "ac": request.activation_checkpoint or ("none" if preset else None),
+            "cluster": Path(self.costs.cluster).name if self.costs.cluster else None,
+            "costs": Path(self.costs.costs).name if self.costs.costs else None,
+            "collectives": [Path(name).name for name in self.costs.collectives],
+            "unfused": not self.costs.fused,
+            **self.speeds.described(),
+            **{name.removesuffix("_bytes"): value for name, value in asdict(caps).items() if name != "memory_cap_bytes"},
+            "plan": [str(rule) for rule in self.plan.rules],
+            "bitwise": self.bitwise,
+            "time_slack": self.options.time_slack,
+            "budget": self.options.budget,
+            "seed": self.options.seed,
+        }
+
+
+def digest(content: Mapping[str, Any] | bytes) -> str:
+    """Return a short digest: 24 hexadecimal digits."""
+    data = content if isinstance(content, bytes) else json.dumps(content, sort_keys=True).encode()
+    return hashlib.sha256(data).hexdigest()[:24]
+
+
+def point_id(graph_id: str, described: Mapping[str, Any], memory_cap: str) -> str:
+    """Return the name of a point: the same question to the same version about the same graph has the same name."""
+    searched = {name: described[name] for name in (*_SEARCH, "plan", "bitwise", "time_slack", "budget", "seed")}
+    return digest({"graph": graph_id, "memory_cap": memory_cap, "version": __version__, **searched})
+
+
+_SEARCH = ("bucket_cap", "max_topo_span", "max_prefetch", "in_flight_cap", "max_compute_move")

@@ -1,0 +1,113 @@
+"""What a study prints: one table of all points, and under it what frontiers say."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+from rich.table import Table
+
+from apsched.options import show_bytes, show_us
+from apsched.report import console
+from apsched.study.frontier import bucketing, fitting, least_memory, prices_ms_per_gib, rests_on
+from apsched.study.store import Point
+from apsched.study.work import ALONG
+
+AS_CAPTURED = "as_captured"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One graph under one setting, along its memory caps."""
+
+    labels: Mapping[str, str]
+    """Values of the axes other than memory."""
+    graph: str
+    points: tuple[Point, ...]
+    expected: int
+    """How many points there are when all is done."""
+
+    @property
+    def title(self) -> str:
+        """The graph and the axes in one line."""
+        return ", ".join([self.graph, *(f"{name} {value}" for name, value in self.labels.items())])
+
+
+def print_study(lines: Sequence[Line], slowdown: float, stream: TextIO) -> None:
+    """Print every point beside its bound, the order as captured and the best baseline that fits; the price of memory along caps."""
+    axes = list(dict.fromkeys(name for line in lines for name in line.labels))
+    along = any(len(line.points) > 1 for line in lines)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in (*axes, "graph"):
+        table.add_column(heading)
+    right = ("memory cap", "step ms", "bound ms", "gap", "captured ms", "baseline ms", "peak", "launches")
+    for heading in (*right, *(["ms per GiB"] if along else [])):
+        table.add_column(heading, justify="right")
+    table.add_column("rests on")
+    for line in lines:
+        prices = dict(zip((p.point_id for p in fitting(line.points)), prices_ms_per_gib(fitting(line.points)), strict=True))
+        for k, point in enumerate(line.points):
+            first = [line.labels.get(axis, "") for axis in axes] + [line.graph] if k == 0 else [""] * (len(axes) + 1)
+            cells = [*first, *_cells(point)]
+            if along:
+                price = prices.get(point.point_id)
+                cells.append("" if price is None else f"{price:,.3f}")
+            table.add_row(*cells, rests_on(point) if point.outcome.step_ticks is not None else _least(point))
+        if line.points:
+            table.add_section()
+    out = console(stream)
+    out.print(table)
+    for line in lines:
+        for text in _said(line, slowdown):
+            out.print(text, markup=False)
+
+
+def _cells(point: Point) -> list[str]:
+    outcome = point.outcome
+    cap = "none" if outcome.memory_cap_bytes is None else show_bytes(outcome.memory_cap_bytes)
+    if outcome.step_ticks is None:
+        return [cap, "none fits", f"{point.bound_us / 1000:,.3f}", "", "", "", "", ""]
+    baselines: Mapping[str, Any] = outcome.report["baselines"]
+    fit = {name: found["step_time_us"] for name, found in baselines.items() if found["fits"]}
+    return [
+        cap,
+        f"{(point.step_time_us or 0) / 1000:,.3f}",
+        f"{point.bound_us / 1000:,.3f}",
+        f"{100 * (point.gap or 0):.2f} %",
+        f"{fit[AS_CAPTURED] / 1000:,.3f}" if AS_CAPTURED in fit else "",
+        f"{min(fit.values()) / 1000:,.3f}" if fit else "none fits",
+        show_bytes(outcome.peak_memory_bytes),
+        f"{outcome.num_launches}",
+    ]
+
+
+def _least(point: Point) -> str:
+    least = (point.outcome.report.get("infeasibility") or {}).get("least", {})
+    return "; ".join(f"{name} needs {show_bytes(value) if name.endswith('bytes') else value}" for name, value in least.items())
+
+
+def _said(line: Line, slowdown: float) -> list[str]:
+    """Return what a frontier says as a whole; nothing for a single point."""
+    points = fitting(line.points)
+    said = [f"  note: {note}" for note in (line.points[0].graph.notes if line.points else ())]
+    if len(points) > 1:
+        least = least_memory(points, slowdown)
+        assert least is not None
+        text = (
+            f"  {100 * slowdown:g} % slower than the fastest, {show_us(least.step_limit_us)}: {show_bytes(least.peak_memory_bytes)} "
+            f"will do ({show_us(least.step_time_us)})"
+        )
+        if least.refuted_bytes is not None:
+            text += f"; {show_bytes(least.refuted_bytes)} will not (proven)"
+        said += [text, f"  {bucketing(points)}", _cost(points)]
+    if len(line.points) < line.expected:
+        said.append(f"  {len(line.points)} of {line.expected} points; the same command goes on from there")
+    return [f"{line.title}:", *said] if said else []
+
+
+def _cost(points: Sequence[Point]) -> str:
+    """Return what the frontier took, beside a solve of its own under the loosest cap."""
+    solved = [p for p in points if p.outcome.how != ALONG]
+    seconds = sum(p.outcome.seconds for p in points)
+    one = max(solved, key=lambda p: float("inf") if p.outcome.memory_cap_bytes is None else p.outcome.memory_cap_bytes)
+    times = f", {seconds / one.outcome.seconds:.1f} times the solve under the loosest cap" if one.outcome.seconds > 0 else ""
+    return f"  {len(points)} points, {len(solved)} of them solved, the others answered from those: {seconds:.1f} s{times}"

@@ -1,0 +1,316 @@
+"""A study on disk: a directory with ``study.sqlite``, graph files and schedule files.
+
+Tables, each a plain list that a report or pandas reads:
+
+- ``graphs``: one row a graph at some costs: where it comes from (``described``: JSON, as typed), its size, its file;
+- ``captures``: which graphs a source gave with some options, so that nothing is captured twice;
+- ``points``: one row a question: a graph, a memory cap, all other options (``described``: JSON);
+- ``results``: its answer: figures in microseconds and bytes, ``report`` (JSON, as ``apsched solve --json`` says of a graph);
+- ``runs``: who asked what, with which versions, when.
+
+Files are written before the row that names them, and a row is written whole: a stop at any moment loses at most what is in flight.
+Several processes may write: rows have unique names, the better of two answers to one question stays, and writers wait for each other.
+"""
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from apsched.errors import InputError
+from apsched.files import write_atomic
+from apsched.study.work import ALONG, BETTERED, INFEASIBLE, SOLVED, Outcome
+from apsched.units import ticks_to_us
+
+FILE = "study.sqlite"
+FORMAT = 1
+_BUSY_SECONDS = 60.0
+_SCHEMA = """
+create table if not exists study (format integer not null);
+create table if not exists runs (
+    run_id text primary key, command text not null, versions text not null, began_utc text not null, ended_utc text, points integer
+);
+create table if not exists graphs (
+    graph_id text primary key, name text not null, graph_hash text not null, cluster text not null, described text not null,
+    num_nodes integer not null, num_collectives integer not null, device_memory_bytes integer, notes text not null, file text not null
+);
+create table if not exists captures (capture_id text primary key, graph_ids text not null);
+create table if not exists points (
+    point_id text primary key, graph_id text not null references graphs, memory_cap text not null, described text not null,
+    run_id text not null
+);
+create table if not exists results (
+    point_id text primary key references points, status text not null, how text not null, memory_cap_bytes integer,
+    step_ticks integer, bound_ticks integer not null, bound_source text not null, peak_memory_bytes integer, num_launches integer,
+    floor_memory_bytes integer not null, floor_bound_bytes integer not null, solved_floor_bytes integer not null,
+    solved_peak_bytes integer, seconds real not null, report text not null, schedule text
+);
+create view if not exists answers as
+    select graphs.name as graph, graphs.cluster, points.*, results.step_ticks / 1000.0 as step_time_us,
+           results.bound_ticks / 1000.0 as bound_us, results.status, results.how, results.memory_cap_bytes, results.peak_memory_bytes,
+           results.num_launches, results.floor_memory_bytes, results.seconds, results.schedule
+    from points join graphs using (graph_id) join results using (point_id);
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphRow:
+    """A graph at some costs."""
+
+    graph_id: str
+    name: str
+    graph_hash: str
+    cluster: str
+    described: Mapping[str, Any]
+    num_nodes: int
+    num_collectives: int
+    device_memory_bytes: int | None
+    notes: tuple[str, ...]
+    file: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A question and its answer."""
+
+    point_id: str
+    graph: GraphRow
+    memory_cap: str
+    """As it was stated."""
+    described: Mapping[str, Any]
+    """All other options, by the names that ``--vary`` takes."""
+    outcome: Outcome
+    """Without its schedule, which is in the file ``schedule``."""
+    schedule: str | None
+    """Name of the schedule file, from the directory of the study."""
+
+    @property
+    def step_time_us(self) -> float | None:
+        """Step time of the schedule found."""
+        return None if self.outcome.step_ticks is None else ticks_to_us(self.outcome.step_ticks)
+
+    @property
+    def bound_us(self) -> float:
+        """No schedule is faster."""
+        return ticks_to_us(self.outcome.bound_ticks)
+
+    @property
+    def gap(self) -> float | None:
+        """(step time - bound) / step time."""
+        return None if not self.step_time_us else 1 - self.bound_us / self.step_time_us
+
+
+class Store:
+    """One study on disk."""
+
+    def __init__(self, directory: Path, *, create: bool = False) -> None:
+        self.directory = directory
+        path = directory / FILE
+        if not create and not path.is_file():
+            raise InputError(
+                f"{directory}: expected the directory of a study, found no {FILE} in it; `apsched study SOURCE -o DIR` makes one"
+            )
+        if create:
+            for folder in ("graphs", "schedules"):
+                (directory / folder).mkdir(parents=True, exist_ok=True)
+        with self._open() as db:
+            if create:
+                db.executescript(_SCHEMA)
+                db.execute("insert into study select ? where not exists (select * from study)", (FORMAT,))
+            found = db.execute("select format from study").fetchone()
+            if found is None or found[0] > FORMAT:
+                raise InputError(f"{path}: expected a study of format {FORMAT} or older, found {found and found[0]}; update apsched")
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        path = self.directory / FILE
+        try:
+            with closing(sqlite3.connect(path, timeout=_BUSY_SECONDS)) as db:
+                db.execute("pragma journal_mode = wal")
+                db.execute("pragma foreign_keys = on")
+                with db:
+                    yield db
+        except sqlite3.DatabaseError as error:
+            raise InputError(f"{path}: expected the file of a study, found: {error}") from None
+
+    # graphs
+
+    def add_graph(self, row: GraphRow, content: bytes) -> None:
+        """Keep a graph and its file; one that is there stays."""
+        path = self.directory / row.file
+        if not path.is_file():
+            write_atomic(path, content)
+        about = (row.graph_id, row.name, row.graph_hash, row.cluster, _json(row.described), row.num_nodes, row.num_collectives)
+        values = (*about, row.device_memory_bytes, _json(row.notes), row.file)
+        with self._open() as db:
+            db.execute(f"insert or ignore into graphs values ({_marks(values)})", values)
+
+    def graph(self, graph_id: str) -> GraphRow | None:
+        """Return a graph; ``None`` where it or its file is not there."""
+        with self._open() as db:
+            found = db.execute("select * from graphs where graph_id = ?", (graph_id,)).fetchone()
+        row = _graph_row(found) if found else None
+        return row if row is not None and (self.directory / row.file).is_file() else None
+
+    def graph_content(self, row: GraphRow) -> bytes:
+        """Return the content of a graph's file."""
+        return (self.directory / row.file).read_bytes()
+
+    def add_capture(self, capture_id: str, graph_ids: tuple[str, ...]) -> None:
+        """Remember which graphs a source gave."""
+        with self._open() as db:
+            db.execute("insert or replace into captures values (?, ?)", (capture_id, _json(graph_ids)))
+
+    def capture(self, capture_id: str) -> tuple[GraphRow, ...] | None:
+        """Return the graphs that a source gave; ``None`` where they are not there."""
+        with self._open() as db:
+            found = db.execute("select graph_ids from captures where capture_id = ?", (capture_id,)).fetchone()
+        rows = [self.graph(graph_id) for graph_id in json.loads(found[0])] if found else [None]
+        return None if None in rows else tuple(row for row in rows if row is not None)
+
+    # points
+
+    def add_result(
+        self, point_id: str, graph_id: str, memory_cap: str, described: Mapping[str, Any], run_id: str, outcome: Outcome
+    ) -> None:
+        """Keep an answer, unless a better one to the same question is there."""
+        schedule = None
+        if outcome.schedule is not None:
+            schedule = f"schedules/{point_id}.schedule.json"
+        with self._open() as db:
+            db.execute("begin immediate")
+            known = db.execute(f"select {', '.join(_VALUE)} from results where point_id = ?", (point_id,)).fetchone()
+            if known is not None and _value(*known) <= outcome.value:
+                if outcome.how == SOLVED:  # what is kept is better, and the question needs no other solve
+                    db.execute(
+                        "update results set how = ?, bound_ticks = max(bound_ticks, min(step_ticks, ?)), solved_floor_bytes = ?, "
+                        "solved_peak_bytes = ? where point_id = ? and how = ? and step_ticks is not null",
+                        (BETTERED, outcome.bound_ticks, outcome.solved_floor_bytes, outcome.solved_peak_bytes, point_id, ALONG),
+                    )
+                return
+            if schedule is not None and outcome.schedule is not None:
+                write_atomic(self.directory / schedule, outcome.schedule)
+            db.execute("insert or ignore into points values (?, ?, ?, ?, ?)", (point_id, graph_id, memory_cap, _json(described), run_id))
+            values = (
+                point_id,
+                outcome.status,
+                outcome.how,
+                outcome.memory_cap_bytes,
+                outcome.step_ticks,
+                outcome.bound_ticks,
+                outcome.bound_source,
+                outcome.peak_memory_bytes,
+                outcome.num_launches,
+                outcome.floor_memory_bytes,
+                outcome.floor_bound_bytes,
+                outcome.solved_floor_bytes,
+                outcome.solved_peak_bytes,
+                outcome.seconds,
+                _json(outcome.report),
+                schedule,
+            )
+            db.execute(f"insert or replace into results values ({_marks(values)})", values)
+
+    def points(self, point_ids: frozenset[str] | None = None) -> tuple[Point, ...]:
+        """Return the points with these names, or all, in the order of their names."""
+        with self._open() as db:
+            graphs = {row[0]: _graph_row(row) for row in db.execute("select * from graphs")}
+            rows = db.execute(
+                "select points.graph_id, points.memory_cap, points.described, results.* from points join results using (point_id) "
+                "order by point_id"
+            ).fetchall()
+        found = (_point(graphs[graph_id], cap, described, row) for graph_id, cap, described, *row in rows)
+        return tuple(point for point in found if point_ids is None or point.point_id in point_ids)
+
+    def point(self, point_id: str) -> Point | None:
+        """Return one point; ``None`` where it has no answer."""
+        with self._open() as db:
+            row = db.execute(
+                "select points.graph_id, points.memory_cap, points.described, results.* from points join results using (point_id) "
+                "where point_id = ?",
+                (point_id,),
+            ).fetchone()
+            if row is None:
+                return None
+            graph = _graph_row(db.execute("select * from graphs where graph_id = ?", (row[0],)).fetchone())
+        return _point(graph, row[1], row[2], row[3:])
+
+    def schedule_content(self, point: Point) -> bytes:
+        """Return the content of the schedule file of a point that has one."""
+        assert point.schedule is not None
+        return (self.directory / point.schedule).read_bytes()
+
+    # runs
+
+    def begin_run(self, run_id: str, command: Mapping[str, Any], versions: Mapping[str, str], now_utc: str) -> None:
+        """Note who asks what."""
+        with self._open() as db:
+            db.execute("insert into runs values (?, ?, ?, ?, null, null)", (run_id, _json(command), _json(versions), now_utc))
+
+    def end_run(self, run_id: str, now_utc: str, num_points: int) -> None:
+        """Note that a run ended, with how many points."""
+        with self._open() as db:
+            db.execute("update runs set ended_utc = ?, points = ? where run_id = ?", (now_utc, num_points, run_id))
+
+    def runs(self) -> tuple[tuple[Any, ...], ...]:
+        """Return the rows of ``runs``, the first first."""
+        with self._open() as db:
+            return tuple(db.execute("select * from runs order by began_utc, run_id").fetchall())
+
+
+_VALUE = ("step_ticks", "peak_memory_bytes", "num_launches", "bound_ticks")
+
+
+def _value(step_ticks: int | None, peak: int | None, launches: int | None, bound_ticks: int) -> tuple[bool, int, int, int, int]:
+    return step_ticks is None, step_ticks or 0, peak or 0, launches or 0, -bound_ticks
+
+
+def _graph_row(row: tuple[Any, ...]) -> GraphRow:
+    graph_id, name, graph_hash, cluster, described, num_nodes, num_collectives, memory, notes, file = row
+    return GraphRow(
+        graph_id=graph_id,
+        name=name,
+        graph_hash=graph_hash,
+        cluster=cluster,
+        described=json.loads(described),
+        num_nodes=num_nodes,
+        num_collectives=num_collectives,
+        device_memory_bytes=memory,
+        notes=tuple(json.loads(notes)),
+        file=file,
+    )
+
+
+def _point(graph: GraphRow, memory_cap: str, described: str, row: Any) -> Point:
+    point_id, status, how, cap, step, bound, source, peak, launches, *more = row
+    floor, floor_bound, solved_floor, solved_peak, seconds, report, schedule = more
+    outcome = Outcome(
+        status=status,
+        how=how,
+        memory_cap_bytes=cap,
+        step_ticks=step,
+        bound_ticks=bound,
+        bound_source=source,
+        peak_memory_bytes=peak,
+        num_launches=launches,
+        floor_memory_bytes=floor,
+        floor_bound_bytes=floor_bound,
+        report=json.loads(report),
+        solved_floor_bytes=solved_floor,
+        solved_peak_bytes=solved_peak,
+        schedule=None,
+        seconds=seconds,
+    )
+    assert (step is None) == (status == INFEASIBLE)
+    return Point(point_id=point_id, graph=graph, memory_cap=memory_cap, described=json.loads(described), outcome=outcome, schedule=schedule)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _marks(values: tuple[Any, ...]) -> str:
+    return ", ".join("?" * len(values))

@@ -1,0 +1,143 @@
+"""Many memory caps on one problem, for less than a solve each: what is known under some of them is used under all others.
+
+A schedule with peak p is one under every cap >= p, and no schedule under a cap is faster than a bound proven for a looser one. So
+under a cap between two that were solved only a short search is left to do: the buckets of the schedules known, laid out anew under
+this cap, and moves from the best of them on. The answer is exact and checked as any other; its bound is that of the looser cap.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from apsched.config import Caps, SolveOptions
+from apsched.problem import Problem
+from apsched.result import Scored, SolveResult
+from apsched.schedule import Schedule, StepKind
+from apsched.solver.any_order import without_places
+from apsched.solver.baselines import baselines, score
+from apsched.solver.compact import Compact, Ints, compact
+from apsched.solver.expand import expand
+from apsched.solver.late_waits import late_waits
+from apsched.solver.later_bounds import later_bounds
+from apsched.solver.move_compute import ComputeMover
+from apsched.solver.orders import may_move
+from apsched.solver.search import Search, policies
+
+_EVALUATIONS_PER_WORK = 25
+"""Evaluations under one cap per unit of work in the budget: an eighth of those of a solve."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What is proven about a problem under a looser cap, or under any."""
+
+    bound_ticks: int
+    bound_source: str
+    floor_memory_bytes: int
+    floor_bound_bytes: int
+
+
+class AlongCaps:
+    """One problem under one memory cap after another; the other caps stay."""
+
+    def __init__(self, problem: Problem, caps: Caps, options: SolveOptions) -> None:
+        self._problem, self._options = problem, options
+        self._caps = replace(caps, memory_cap_bytes=None)
+        self._small = compact(problem)
+        self._mover = ComputeMover(problem, self._small) if may_move(problem, caps) else None
+        self._made = baselines(problem, self._small, self._caps)
+        self._scored: dict[Schedule, Scored] = {}
+
+    def at(self, memory_cap_bytes: int | None, starts: Sequence[Schedule], known: Known) -> SolveResult:
+        """Return the answer under a cap that one of ``starts``, at least, keeps."""
+        caps = replace(self._caps, memory_cap_bytes=memory_cap_bytes)
+        made = tuple(self._judged(scored, caps) for scored in self._made)
+        fitting = [s for s in (*(self._judged(self._score(start), caps) for start in starts), *made) if s.fits]
+        assert fitting, "no schedule to start from keeps the cap"
+        best = min(fitting, key=_value)
+        solved_by = "another cap" if best.name == "apsched" else best.name
+        if (found := self._searched(caps, starts, known, best)) is not None and _value(found) < _value(best):
+            best, solved_by = found, "search along caps"
+        places = self._small if self._mover is None else without_places(self._small)
+        later = later_bounds(self._problem, places, caps, best, best.step_time_ticks, known.floor_bound_bytes)
+        return SolveResult(
+            status="optimal" if best.step_time_ticks <= known.bound_ticks else "feasible",
+            best=best,
+            bound_ticks=min(known.bound_ticks, best.step_time_ticks),
+            bound_source=known.bound_source,
+            baselines=made,
+            floor_memory_bytes=min(known.floor_memory_bytes, best.peak_memory_bytes),
+            floor_bound_bytes=known.floor_bound_bytes,
+            fastest_ticks=best.step_time_ticks,
+            time_limit_ticks=later.limit_ticks,
+            peak_bound_bytes=later.peak_bytes,
+            launches_bound=later.launches,
+            solved_by=solved_by,
+            deterministic_work=0.0,
+            infeasibility=None,
+        )
+
+    def _score(self, schedule: Schedule) -> Scored:
+        """Return a schedule that comes back at several caps, judged without a memory cap."""
+        if schedule not in self._scored:
+            self._scored[schedule] = score(self._problem, "apsched", schedule, self._caps)
+        return self._scored[schedule]
+
+    def _judged(self, scored: Scored, caps: Caps) -> Scored:
+        """Return what was judged without a memory cap with what it breaks under this one."""
+        if caps.memory_cap_bytes is None or scored.peak_memory_bytes <= caps.memory_cap_bytes:
+            return scored
+        return score(self._problem, scored.name, scored.schedule, caps)
+
+    def _searched(self, caps: Caps, starts: Sequence[Schedule], known: Known, best: Scored) -> Scored | None:
+        """Return what a short search finds from the buckets of ``starts``, around the compute of the best."""
+        good_enough = int(known.bound_ticks * (1 + self._options.time_slack / 2))
+        evaluations = int(self._options.budget * _EVALUATIONS_PER_WORK)
+        if best.step_time_ticks <= good_enough or not self._problem.collectives or not evaluations:
+            return None
+        problem, small = self._around(best.schedule)
+        search = Search(
+            problem=problem,
+            compact=small,
+            caps=caps,
+            report=lambda stage, ticks: None,
+            max_evaluations=evaluations,
+            floor_bytes=known.floor_memory_bytes,
+        )
+        for labels in _distinct(tuple(_labels(self._problem, start) for start in (best.schedule, *starts))):
+            for policy in policies(small):
+                for steer in (None, known.floor_memory_bytes):
+                    if search.evaluations < evaluations:
+                        search.consider(search.evaluate(labels, policy, steer))
+        if search.best is None:
+            return None
+        search.descend(good_enough)
+        return score(self._problem, "apsched", expand(problem, small, late_waits(small, search.program(), caps)), caps)
+
+    def _around(self, schedule: Schedule) -> tuple[Problem, Compact]:
+        """Return the problem with its compute in the order of ``schedule``."""
+        if self._mover is None:
+            return self._problem, self._small
+        place = {node: k for k, node in enumerate(self._problem.spine)}
+        spine = np.array([place[s.index] for s in schedule.steps if s.kind is StepKind.NODE and s.index in place], dtype=np.int64)
+        blocks = self._mover.orders.precedence.block_of[spine]
+        first = np.ones(len(blocks), dtype=np.bool_)
+        first[1:] = blocks[1:] != blocks[:-1]
+        return self._mover.moved(blocks[first])
+
+
+def _labels(problem: Problem, schedule: Schedule) -> Ints:
+    """Return for each collective the lowest member of its bucket in ``schedule``."""
+    labels = np.arange(len(problem.collectives))
+    for bucket in schedule.buckets:
+        labels[list(bucket.members)] = min(bucket.members)
+    return labels
+
+
+def _distinct(all_labels: Sequence[Ints]) -> list[Ints]:
+    return list({labels.tobytes(): labels for labels in all_labels}.values())
+
+
+def _value(scored: Scored) -> tuple[int, int, int]:
+    return scored.step_time_ticks, scored.peak_memory_bytes, scored.num_launches

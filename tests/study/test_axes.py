@@ -1,0 +1,59 @@
+"""``--vary``: what is typed, and what it stands for."""
+
+import pytest
+
+from apsched.errors import InputError
+from apsched.options import MemoryCap
+from apsched.study.axes import Axis, MemoryAxis, MemoryRange, parse_vary
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("seq=2048,8192", ("2048", "8192")),
+        ("seq=2048..8192:4", ("2048", "4096", "6144", "8192")),
+        ("seq=8..9:3", ("8", "9")),
+        ("budget=0..1:3", ("0", "0.5", "1")),
+        ("cluster=h100,h200,my.toml", ("h100", "h200", "my.toml")),
+        ("max-prefetch=none,30", ("none", "30")),
+        ("mesh=fsdp=64,fsdp=128,fsdp=256", ("fsdp=64", "fsdp=128", "fsdp=256")),
+        ("mesh=fsdp=8,tp=8", ("fsdp=8,tp=8",)),
+        ("mesh=fsdp=64|fsdp=8,tp=8", ("fsdp=64", "fsdp=8,tp=8")),
+        ("mesh=fsdp=8,tp=8,fsdp=16,tp=4", ("fsdp=8,tp=8", "fsdp=16,tp=4")),
+        ("mesh=replicate=64|fsdp=64", ("replicate=64", "fsdp=64")),
+        ("network=1x,2x", ("1x", "2x")),
+    ],
+)
+def test_values(text: str, values: tuple[str, ...]) -> None:
+    axes, memory = parse_vary([text])
+    assert axes == (Axis(name=text.partition("=")[0].replace("-", "_"), values=values),)
+    assert memory is None
+
+
+def test_memory_caps_are_an_axis_of_their_own() -> None:
+    axes, memory = parse_vary(["memory_cap=floor..none:20", "memory_cap=40GiB,floor+1GiB", "seq=8", "seq=8,9"])
+    assert axes == (Axis(name="seq", values=("8", "9")),)
+    whole = MemoryRange(first=MemoryCap(size_bytes=0, above_floor=True), last=MemoryCap(), count=20)
+    assert memory == MemoryAxis(caps=(whole, MemoryCap(size_bytes=40 * 2**30), MemoryCap(size_bytes=2**30, above_floor=True)))
+    assert parse_vary(["memory_cap=..:20"])[1] == MemoryAxis(caps=(whole,))
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("seq", "NAME=VALUES"),
+        ("seq=", "NAME=VALUES"),
+        ("memry_cap=1", "did you mean 'memory_cap'"),
+        ("seq=1,,2", "between the separators"),
+        ("mesh=fsdp=2..8:3", "ranges are for"),
+        ("seq=4..8:0", "from 1"),
+        ("seq=4..8:999999", "at most"),
+        ("memory_cap=none..60GiB:3", "begins with"),
+        ("memory_cap=60GiB..40GiB:3", "rises"),
+        ("memory_cap=lots", "expected bytes"),
+    ],
+)
+def test_what_is_wrong_is_said(text: str, word: str) -> None:
+    with pytest.raises(InputError, match="--vary") as error:
+        parse_vary([text])
+    assert word in str(error.value)

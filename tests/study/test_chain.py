@@ -1,0 +1,120 @@
+"""Along memory caps: few solves, every cap answered, monotone, and the same whatever order answers come in."""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from apsched.options import MemoryCap
+from apsched.study.axes import MemoryRange
+from apsched.study.chain import MOST_SOLVES, Chain, Job
+from apsched.study.work import SOLVED, Outcome
+
+FLOOR, TOP = 100, 2000
+WHOLE = MemoryRange(first=MemoryCap(size_bytes=0, above_floor=True), last=MemoryCap(), count=20)
+
+
+def outcome(job: Job, step: int, bound: int, peak: int) -> Outcome:
+    assert job.memory_cap is not None
+    cap = job.memory_cap.size_bytes
+    return Outcome(
+        status="feasible",
+        how=job.how if job.starts else SOLVED,
+        memory_cap_bytes=FLOOR + (cap or 0) if job.memory_cap.above_floor else cap,
+        step_ticks=step,
+        bound_ticks=bound,
+        bound_source="test",
+        peak_memory_bytes=peak,
+        num_launches=1,
+        floor_memory_bytes=FLOOR,
+        floor_bound_bytes=FLOOR,
+        report={},
+        solved_floor_bytes=FLOOR,
+        solved_peak_bytes=peak,
+        schedule=b"",
+        seconds=1.0,
+    )
+
+
+def answered(chain: Chain, step_of: Callable[[int], int], rng: random.Random | None = None) -> tuple[dict[str, Outcome], list[Job]]:
+    """Answer a chain: a solve is a little off by chance of its cap, other answers take the best of what they start from."""
+    known: dict[str, Outcome] = {}
+    jobs: list[Job] = []
+    while ready := chain.next_jobs(known):
+        job = rng.choice(ready) if rng else ready[0]
+        jobs.append(job)
+        if job.starts:
+            assert job.known is not None
+            cap = job.memory_cap.size_bytes if job.memory_cap else None
+            fit = [known[n] for n in job.starts if cap is None or (known[n].peak_memory_bytes or 0) <= cap]
+            assert fit, "one of the starts keeps the cap"
+            best = min(fit, key=lambda o: o.value[:4])
+            bound = min(job.known.bound_ticks, best.step_ticks or 0)
+            own = known.get(job.name, best)
+            found = replace(best, memory_cap_bytes=cap, how=job.how, bound_ticks=bound)
+            known[job.name] = replace(found, solved_floor_bytes=own.solved_floor_bytes, solved_peak_bytes=own.solved_peak_bytes)
+            continue
+        assert job.memory_cap is not None
+        cap = job.memory_cap.size_bytes
+        used = TOP if cap is None else FLOOR + cap if job.memory_cap.above_floor else cap
+        known[job.name] = outcome(job, step_of(used), 900, min(used, TOP))
+    return known, jobs
+
+
+@given(st.integers(0, 2**32))
+def test_a_frontier_is_monotone_whatever_the_solves_say(seed: int) -> None:
+    """Twenty caps take at most three solves; a looser cap never has a slower schedule or a higher bound."""
+    steps = random.Random(seed)
+    times: dict[int, int] = {}
+
+    def step_of(cap: int) -> int:
+        return times.setdefault(cap, 1000 + steps.randrange(500))
+
+    chain = Chain(stated=(WHOLE,), full=False, slack=0.001)
+    known, jobs = answered(chain, step_of)
+    names = chain.names(known)
+    assert len(names) == 20
+    assert set(names) == set(known)
+    assert sum(not job.starts for job in jobs) <= MOST_SOLVES
+    values = [known[name] for name in names]
+    for tighter, looser in pairwise(values):
+        assert (tighter.step_ticks or 0) >= (looser.step_ticks or 0)
+        assert tighter.bound_ticks >= looser.bound_ticks
+    again, _ = answered(chain, step_of, random.Random(seed + 1))
+    assert again == known
+
+
+def test_what_a_stopped_run_left_is_gone_on_with() -> None:
+    """From any prefix of the answers the rest comes out the same."""
+    chain = Chain(stated=(WHOLE,), full=False, slack=0.001)
+    whole, jobs = answered(chain, lambda cap: 3000 - cap)
+    known: dict[str, Outcome] = {}
+    for job in jobs:
+        assert job in chain.next_jobs(known)
+        known[job.name] = whole[job.name]
+    assert not chain.next_jobs(known)
+
+
+def test_full_solves_everything() -> None:
+    chain = Chain(stated=(WHOLE,), full=True, slack=0.001)
+    _, jobs = answered(chain, lambda cap: 3000 - cap)
+    assert len(jobs) == 20
+    assert not any(job.starts for job in jobs)
+
+
+def test_nothing_is_solved_between_equals() -> None:
+    """Where the floor is as fast as no cap at all, two solves say all."""
+    chain = Chain(stated=(WHOLE,), full=False, slack=0.001)
+    _, jobs = answered(chain, lambda cap: 1000)
+    assert sum(not job.starts for job in jobs) == 2
+
+
+def test_caps_below_the_floor_are_solved_for_their_explanation() -> None:
+    stated = (MemoryCap(size_bytes=50), MemoryCap(size_bytes=500), MemoryCap(size_bytes=1000))
+    known, jobs = answered(Chain(stated=stated, full=False, slack=0.001), lambda cap: 3000 - cap)
+    assert set(known) == {"50", "500", "1000"}
+    assert {job.name for job in jobs if not job.starts} == {"50", "500", "1000"}
+    assert Chain(stated=(None,), full=False, slack=0.0).first_name == "device"
