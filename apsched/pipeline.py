@@ -17,11 +17,11 @@ from apsched.build_problem import build_problem
 from apsched.config import DEFAULT_COMPUTE_MOVE, Caps, MilpOptions, SolveOptions
 from apsched.cost_choice import CostChoice, ReadCosts, read_costs
 from apsched.costs.cluster import cluster_names, load_cluster
-from apsched.errors import ApschedError, InputError
+from apsched.errors import InputError
 from apsched.graph.cost_shares import cost_shares
 from apsched.graph.reprice import repriced
 from apsched.graph_result import BitwisePrice, Result, result_of
-from apsched.options import MemoryCap, show_bytes
+from apsched.options import MemoryCap
 from apsched.plan import Plan
 from apsched.plan_file import as_plan
 from apsched.problem import Problem
@@ -388,22 +388,3 @@ def solve(
     check_answer(result)
     _log_metrics(result)
     return with_bitwise_price(result, free, lambda other: search(other, caps, options or SolveOptions()))
-
-
-_FLAGS = {
-    "memory_cap_bytes": "--memory-cap",
-    "bucket_cap_bytes": "--bucket-cap",
-    "max_topo_span": "--max-topo-span",
-    "max_prefetch": "--max-prefetch",
-    "in_flight_cap_bytes": "--in-flight-cap",
-}
-
-
-def explain_infeasible(result: Result) -> str:
-    """Return why no schedule keeps the caps: which clash, at which nodes, and the least that would do."""
-    why = result.answer.infeasibility
-    if why is None:
-        raise ApschedError(f"{result.problem.name}: no schedule was found, and no reason")
-    least = [f"{_FLAGS[cap]} {value}{f' ({show_bytes(value)})' if cap.endswith('bytes') else ''}" for cap, value in why.least]
-    joined = (" and " if any(r.lifted for r in why.relaxations) else " or ").join(least)
-    return f"{result.problem.name}: {why.message}" + (f"; try {joined}" if least else "")

@@ -21,9 +21,10 @@ from apsched.costs.cluster import DEFAULT_CLUSTER, load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.graph_result import Result
 from apsched.inductor_baseline import INDUCTOR, INDUCTOR_MANUAL, InductorRun, run_inductor, run_inductor_manual, score_run
+from apsched.infeasible import explain_infeasible
 from apsched.moved import furthest_move, moved_compute
 from apsched.options import MemoryCap
-from apsched.pipeline import LoadedGraph, explain_infeasible, export_graph, opening, resolve_caps, solve_graph
+from apsched.pipeline import LoadedGraph, export_graph, opening, resolve_caps, solve_graph
 from apsched.problem import Problem
 from apsched.progress import Progress
 from apsched.round_trip import round_trip

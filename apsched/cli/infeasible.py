@@ -6,7 +6,7 @@ from typing import TextIO
 
 from apsched.errors import InfeasibleError
 from apsched.graph_result import Result
-from apsched.pipeline import explain_infeasible
+from apsched.infeasible import explain_infeasible
 from apsched.report import report_json
 
 

@@ -7,8 +7,9 @@ from apsched.compiler.settings import Settings
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.measured_model import MeasuredCostModel
 from apsched.errors import InfeasibleError
+from apsched.infeasible import explain_infeasible
 from apsched.options import MemoryCap
-from apsched.pipeline import explain_infeasible, export_graph, resolve_caps, rewrite, solve_graph, under_plan, with_round_trip
+from apsched.pipeline import export_graph, resolve_caps, rewrite, solve_graph, under_plan, with_round_trip
 from apsched.plan_file import as_plan
 from apsched.progress import Progress
 from apsched.torch_private import process_group_names
