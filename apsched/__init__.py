@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from apsched.errors import InputError as InputError
     from apsched.graph.export import export as export
     from apsched.graph_result import Result as Result
+    from apsched.integrations.fsdp2 import apply_fsdp2 as apply_fsdp2
+    from apsched.integrations.fsdp2 import fsdp2_plan as fsdp2_plan
     from apsched.optimize import optimize as optimize
     from apsched.pipeline import solve as solve
     from apsched.plan import Plan as Plan
@@ -42,9 +44,11 @@ _HOME = {
     "Result": "apsched.graph_result",
     "Rule": "apsched.plan",
     "SolveOptions": "apsched.config",
+    "apply_fsdp2": "apsched.integrations.fsdp2",
     "backend": "apsched.compiler.backend",
     "capture_graph_module": "apsched.capture.graph_module",
     "export": "apsched.graph.export",
+    "fsdp2_plan": "apsched.integrations.fsdp2",
     "hold_order": "apsched.writeback.hold_order",
     "inductor_pass": "apsched.compiler.inductor_pass",
     "load_cluster": "apsched.costs.cluster",

@@ -1,0 +1,262 @@
+"""A solved schedule as settings of eager FSDP2: no graph, only the public setters of ``fully_shard``'s modules.
+
+What FSDP2 can be told, and so what of a schedule it keeps: which gathers run in which order, before which unit each is launched, which
+parameters stay from forward to backward, and how many reduce-scatters may be in flight. Reduce-scatters it launches itself, each as
+soon as its unit's backward has ended. What does not fit is refused.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from apsched.build_problem import build_problem
+from apsched.errors import InputError
+from apsched.graph_result import Result
+from apsched.integrations.fsdp2_units import ROOT, Unit, launches_of, movable, units_of
+from apsched.integrations.prefetch_order import Hook, Launch, prefetch_lists
+from apsched.module_buckets import ModuleBuckets
+from apsched.moved import moved_compute
+from apsched.plan import Plan
+from apsched.problem import Problem
+from apsched.replay import replay
+from apsched.schedule import Schedule, StepKind
+from apsched.schedule_file import load_schedule
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+logger = logging.getLogger(__name__)
+
+Solved = tuple[Problem, Schedule]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitSettings:
+    """What one unit is told."""
+
+    name: str
+    forward_prefetch: tuple[str, ...]
+    """Units whose gathers its hook launches in forward, in order."""
+    backward_prefetch: tuple[str, ...] | None
+    """``None`` where only forward was solved: backward stays as it is."""
+    reshard_after_forward: bool
+    unshard_in_backward: bool
+    """Otherwise backward does not need its parameters (an embedding's)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fsdp2Settings:
+    """What a model is told."""
+
+    units: tuple[UnitSettings, ...]
+    """In the order in which they run."""
+    reduce_scatter_buffers: int
+    """Reduce-scatters in flight."""
+
+
+def apply_fsdp2(model: nn.Module, solved: Result | Iterable[Result] | str | PathLike[str]) -> Fsdp2Settings:
+    """Set up ``model``, on which ``fully_shard`` was called, to gather as ``solved`` says; returns what was set.
+
+    ``solved`` are the results of the forward and the backward graph, or the directory in which ``apsched solve`` wrote them. Every process
+    rank must be given the same. Call it once the model is built, before the first step.
+
+    Raises
+    ------
+    InputError
+        where FSDP2 cannot do what the schedule says; the message names the bucket, and the nearest that it can do. Nothing is set then.
+    """
+    units = units_of(model)
+    settings = fsdp2_settings(units, _solved(solved))
+    handles = {unit.name: unit.handle for unit in units}
+    told = {setting.name: setting for setting in settings.units}
+    for name, handle in handles.items():
+        one = told[name]
+        handle.set_modules_to_forward_prefetch([handles[other] for other in one.forward_prefetch])
+        if one.backward_prefetch is None:
+            continue
+        # An empty list would bring torch's own prefetch back; a unit that prefetches itself launches nothing.
+        handle.set_modules_to_backward_prefetch([handles[other] for other in one.backward_prefetch] or [handle])
+        handle.set_reshard_after_forward(one.reshard_after_forward, recurse=False)
+        handle.set_unshard_in_backward(one.unshard_in_backward)
+    if any(one.backward_prefetch is not None for one in settings.units):
+        _set_buffers(model, settings.reduce_scatter_buffers)
+    return settings
+
+
+def fsdp2_plan(model: nn.Module, graph: "nx.DiGraph | Problem") -> Plan:
+    """Return the plan under which a schedule of ``graph`` can be set up on ``model``: a bucket for each unit of ``fully_shard``.
+
+    Solve both graphs under theirs, with compute as captured::
+
+        results = [apsched.solve(graph, plan=apsched.fsdp2_plan(model, graph), max_compute_move=0) for graph in (forward, backward)]
+        apsched.apply_fsdp2(model, results)
+    """
+    problem = graph if isinstance(graph, Problem) else build_problem(graph)
+    return ModuleBuckets(buckets={unit.name: unit.parameters for unit in units_of(model)}).plan([problem])
+
+
+def fsdp2_settings(units: Sequence[Unit], solved: Mapping[str, Solved]) -> Fsdp2Settings:
+    """Return what the units have to be told; ``solved`` are the schedules by graph: ``forward``, and ``backward`` where there is one."""
+    by_parameter = {name: unit for unit in units for name in unit.parameters}
+    problem, schedule = solved["forward"]
+    launches = launches_of(problem, schedule, "all_gather", by_parameter)
+    if not launches:
+        raise InputError("forward: expected gathers of parameters, found none; FSDP2 has nothing to be told")
+    hooks = _forward_hooks(units, _needs(problem, by_parameter))
+    ahead = prefetch_lists(hooks, launches)
+    names = [hook.unit for hook in hooks]
+    behind: dict[str, tuple[str, ...]] | None = None
+    gathered, buffers = set(names), 1
+    if "backward" in solved:
+        behind, gathered = _backward(units, names, solved["backward"], by_parameter)
+        buffers = _reductions_in_flight(*solved["backward"], by_parameter, names)
+    kept = {unit.name for unit in units if unit.name not in gathered and _is_saved(problem, unit)}
+    return Fsdp2Settings(
+        units=tuple(
+            UnitSettings(
+                name=name,
+                forward_prefetch=ahead[name],
+                backward_prefetch=behind[name] if behind is not None else None,
+                reshard_after_forward=name not in kept,
+                unshard_in_backward=name in gathered or name in kept,
+            )
+            for name in names
+        ),
+        reduce_scatter_buffers=buffers,
+    )
+
+
+def _forward_hooks(units: Sequence[Unit], needs: Mapping[str, int]) -> list[Hook]:
+    """Return the hooks in the order in which they run: by first need, the units around a unit before it."""
+    first = {unit.name: _first_need(unit, units, needs) for unit in units}
+    missing = [unit.name for unit in units if unit.parameters and unit.name not in needs]
+    if missing:
+        raise InputError(
+            f"forward: expected gathers of the parameters of {missing[0]}, found none; the schedule is of another model or mesh"
+        )
+    order = sorted(units, key=lambda unit: (first[unit.name], -sum(unit.holds(other) for other in units)))
+    return [Hook(unit=unit.name, need=first[unit.name]) for unit in order]
+
+
+def _first_need(unit: Unit, units: Sequence[Unit], needs: Mapping[str, int]) -> int:
+    """Return the first need of a unit or of one inside of it: its hook runs before theirs; that of a root without parameters before all."""
+    if unit.name == ROOT and not unit.parameters:
+        return -1
+    return min((needs[u.name] for u in units if (u is unit or unit.holds(u)) and u.name in needs), default=-1)
+
+
+def _backward(
+    units: Sequence[Unit], forward: Sequence[str], solved: Solved, by_parameter: Mapping[str, Unit]
+) -> tuple[dict[str, tuple[str, ...]], set[str]]:
+    """Return what each unit prefetches in backward, and which units are gathered there."""
+    problem, schedule = solved
+    launches = launches_of(problem, schedule, "all_gather", by_parameter)
+    needs = _needs(problem, by_parameter)
+    around = {unit.name: [name for name in forward if _named(units, name).holds(unit)] for unit in units}
+    order = list(dict.fromkeys(name for unit in reversed(forward) for name in (*around[unit], unit)))
+    hooks = [Hook(unit=name, need=_backward_need(_named(units, name), units, needs)) for name in order]
+    known = [hook for hook in hooks if hook.need is not None]
+    for before, after in pairwise(known):
+        if (before.need or 0) > (after.need or 0):
+            raise InputError(f"backward: expected to need {before.unit} before {after.unit}, as forward in reverse; found the opposite")
+    return prefetch_lists(hooks, launches), {launch.unit for launch in launches}
+
+
+def _backward_need(unit: Unit, units: Sequence[Unit], needs: Mapping[str, int]) -> int | None:
+    inside = [needs[u.name] for u in units if (u is unit or unit.holds(u)) and u.name in needs]
+    if unit.name == ROOT and not unit.parameters:
+        return -1
+    return min(inside, default=None)
+
+
+def _needs(problem: Problem, by_parameter: Mapping[str, Unit]) -> dict[str, int]:
+    """Return for each unit that is gathered how many compute nodes lie before the first that needs it."""
+    place = {node: k for k, node in enumerate(problem.spine)}
+    found: dict[str, int] = {}
+    gathers = set(movable(problem, "all_gather"))
+    for c, needed in zip(problem.collectives, problem.needs, strict=True):
+        if c in gathers and needed and c.module in by_parameter:
+            name = by_parameter[c.module].name
+            found[name] = min(found.get(name, len(place)), place[needed[0]])
+    return found
+
+
+def _reductions_in_flight(problem: Problem, schedule: Schedule, by_parameter: Mapping[str, Unit], forward: Sequence[str]) -> int:
+    """Return how many reduce-scatters hold their input at once; their order must be that in which backward ends."""
+    launches: Sequence[Launch] = launches_of(problem, schedule, "reduce_scatter", by_parameter)
+    order = [launch.unit for launch in launches]
+    expected = [name for name in reversed(forward) if name in order]
+    if order != expected:
+        k = next(k for k, (a, b) in enumerate(zip(order, expected, strict=True)) if a != b)
+        raise InputError(
+            f"backward: FSDP2 reduces each unit when its backward has ended, {expected[k]} before {order[k]}, and the schedule the other "
+            "way round; nearest is the order of the graph: solve with --bitwise"
+        )
+    alone = {c.start: c.wait for c in movable(problem, "reduce_scatter")}
+    waits = set(alone.values())
+    reduces = [problem.keys[problem.collectives[bucket.members[0]].key].kind == "reduce_scatter" for bucket in schedule.buckets]
+    in_flight = most = 0
+    for step in schedule.steps:
+        if (step.kind is StepKind.COPY_IN and reduces[step.index]) or (step.kind is StepKind.NODE and step.index in alone):
+            in_flight += 1
+            most = max(most, in_flight)
+        elif (step.kind is StepKind.WAIT and reduces[step.index]) or (step.kind is StepKind.NODE and step.index in waits):
+            in_flight -= 1
+    return max(most, 1)
+
+
+def _is_saved(forward: Problem, unit: Unit) -> bool:
+    """Return whether the forward graph hands on gathered parameters of a unit: their storage is alive at its end."""
+    gathers = [c for c in movable(forward, "all_gather") if c.module in unit.parameters]
+    return any(forward.storages[c.output_storage].uses[-1] == forward.num_nodes - 1 for c in gathers)
+
+
+def _named(units: Sequence[Unit], name: str) -> Unit:
+    return next(unit for unit in units if unit.name == name)
+
+
+def _set_buffers(model: nn.Module, count: int) -> None:
+    setter = getattr(model, "set_reduce_scatter_max_input_buffers", None)
+    if setter is not None:
+        setter(count)
+    elif count > 1:
+        logger.warning("this torch keeps one reduce-scatter in flight; the schedule has %d (torch 2.13 can be told so)", count)
+
+
+def _solved(solved: Result | Iterable[Result] | str | PathLike[str]) -> dict[str, Solved]:
+    """Return problem and schedule by name of the graph."""
+    if isinstance(solved, str | PathLike):
+        pairs = list(_from_directory(Path(solved)))
+    else:
+        results = [solved] if isinstance(solved, Result) else list(solved)
+        without = next((result.problem.name for result in results if result.schedule is None), None)
+        if without is not None:
+            raise InputError(f"{without}: expected a schedule, found that none fits the caps")
+        pairs = [(result.problem, result.schedule) for result in results if result.schedule is not None]
+    found = {problem.name: (problem, schedule) for problem, schedule in pairs}
+    if "forward" not in found or not set(found) <= {"forward", "backward"} or len(found) < len(pairs):
+        names = ", ".join(problem.name for problem, _ in pairs) or "none"
+        raise InputError(f"expected results of a forward and a backward graph, found {names}; FSDP2 runs them one after the other")
+    for problem, schedule in pairs:
+        if moved_compute(problem, schedule):
+            raise InputError(f"{problem.name}: the schedule moves compute, and FSDP2 cannot; solve with max_compute_move=0")
+    return found
+
+
+def _from_directory(folder: Path) -> Iterable[Solved]:
+    from apsched.graph.graph_file import load_graph
+
+    names = [name for name in ("forward", "backward") if (folder / f"{name}.schedule.json").is_file()]
+    if not names:
+        raise InputError(
+            f"{folder}: expected what `apsched solve -o` writes (forward.graph, forward.schedule.json, ...), found no schedule"
+        )
+    for name in names:
+        problem = build_problem(load_graph(folder / f"{name}.graph"))
+        yield problem, replay(problem, load_schedule(folder / f"{name}.schedule.json")).schedule

@@ -1,0 +1,149 @@
+"""The units that ``fully_shard`` made of a model, and what a schedule launches for each."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from apsched.errors import InputError
+from apsched.integrations.prefetch_order import Launch
+from apsched.problem import Collective, Problem
+from apsched.schedule import Schedule, StepKind
+from apsched.torch_private_fsdp import fsdp_unit_of
+
+ROOT = "(root)"
+_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """What one call of ``fully_shard`` made: modules that are gathered, and reduced, as one."""
+
+    name: str
+    modules: tuple[str, ...]
+    handle: FSDPModule
+    """The first of the modules."""
+    parameters: tuple[str, ...]
+
+    def holds(self, other: "Unit") -> bool:
+        """Return whether ``other`` lies inside."""
+        return other is not self and all(
+            any(not outer or inner.startswith(f"{outer}.") for outer in self.modules) for inner in other.modules
+        )
+
+
+def units_of(model: nn.Module) -> tuple[Unit, ...]:
+    """Return the units of ``model`` in order of registration; ``InputError`` where ``fully_shard`` has not been called on it."""
+    modules: dict[int, list[tuple[str, FSDPModule]]] = {}
+    owner: dict[str, int] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, FSDPModule):
+            unit, num_groups = fsdp_unit_of(module)
+            if num_groups > 1:
+                raise InputError(
+                    f"{_plain(name) or ROOT}: expected one group of parameters in each unit, found {num_groups} (one mesh each)"
+                )
+            modules.setdefault(unit, []).append((_plain(name), module))
+            owner[name] = unit
+    if "" not in owner:
+        raise InputError("expected a model on which fully_shard was called, found none; call it on the blocks, then on the model")
+    parameters: dict[int, list[str]] = {unit: [] for unit in modules}
+    for name, _ in model.named_parameters():
+        inside = next(path for path in _paths(name) if path in owner)
+        parameters[owner[inside]].append(_plain(name))
+    return tuple(
+        Unit(
+            name="+".join(name or ROOT for name, _ in members),
+            modules=tuple(name for name, _ in members),
+            handle=members[0][1],
+            parameters=tuple(parameters[unit]),
+        )
+        for unit, members in modules.items()
+    )
+
+
+def launches_of(problem: Problem, schedule: Schedule, kind: str, units: Mapping[str, Unit]) -> tuple[Launch, ...]:
+    """Return the launches of a kind, each of which must be one unit's; ``units`` are by parameter.
+
+    Raises
+    ------
+    InputError
+        for a bucket that is not what one unit's parameters make, with the nearest that is.
+    """
+    return tuple(
+        Launch(unit=_unit_of(problem, members, kind, units).name, gap=gap)
+        for members, gap in _launched(problem, schedule)
+        if problem.keys[members[0].key].kind == kind
+    )
+
+
+def movable(problem: Problem, kind: str) -> Iterator[Collective]:
+    """Yield the collectives of a kind that serve parameters."""
+    return (c for c in problem.collectives if not c.on_path and problem.keys[c.key].kind == kind)
+
+
+def _launched(problem: Problem, schedule: Schedule) -> Iterator[tuple[tuple[Collective, ...], int]]:
+    """Yield what each launch of the schedule carries, without collectives on the path, and how many compute nodes lie before it."""
+    spine, starts = frozenset(problem.spine), {c.start: c for c in problem.collectives}
+    gap = 0
+    for step in schedule.steps:
+        if step.kind is StepKind.NODE and step.index in spine:
+            gap += 1
+        elif step.kind is StepKind.START:
+            yield tuple(problem.collectives[c] for c in schedule.buckets[step.index].members), gap
+        elif step.kind is StepKind.NODE and step.index in starts and not starts[step.index].on_path:
+            yield (starts[step.index],), gap
+
+
+def _unit_of(problem: Problem, members: tuple[Collective, ...], kind: str, units: Mapping[str, Unit]) -> Unit:
+    found: dict[str, Unit] = {}
+    for c in members:
+        if c.module not in units:
+            raise InputError(f"{problem.name}: {_unknown(problem, c, units)}")
+        unit = units[c.module]
+        found[unit.name] = unit
+    names = [c.module for c in members]
+    if len(found) > 1:
+        raise _inexpressible(problem, kind, names, f"its parameters lie in {len(found)} units ({_some(list(found))})")
+    (unit,) = found.values()
+    left = [c.module for c in movable(problem, kind) if c.module in unit.parameters and c.module not in names]
+    if left:
+        raise _inexpressible(problem, kind, names, f"the unit {unit.name} has {_some(left)}, too")
+    return unit
+
+
+def _inexpressible(problem: Problem, kind: str, names: list[str], why: str) -> InputError:
+    verb = "gather" if kind == "all_gather" else "reduce"
+    return InputError(
+        f"{problem.name}: FSDP2 cannot {verb} {_some(names)} as one: {why}; nearest is one bucket for each unit: "
+        "solve with plan=apsched.fsdp2_plan(model, graph), or call fully_shard on other modules"
+    )
+
+
+def _unknown(problem: Problem, c: Collective, units: Mapping[str, Unit]) -> str:
+    if not c.module:
+        return f"expected the name of the parameter that {problem.node_names[c.start]} serves, found none; capture the module itself"
+    near = get_close_matches(c.module, list(units), n=1)
+    hint = f"the nearest name is {near[0]}" if near else "the schedule is of another model"
+    return f"expected {c.module} among the parameters of the model, found none of that name; {hint}"
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
+def _paths(name: str) -> list[str]:
+    """Return the modules around ``name``, innermost first, down to the root."""
+    parts = name.split(".")
+    return [".".join(parts[:k]) for k in range(len(parts) - 1, -1, -1)]
+
+
+def _plain(name: str) -> str:
+    """Return a name without those of wrappers around modules."""
+    name = f"{name}."
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name[:-1]

@@ -1,0 +1,188 @@
+"""One of two gloo processes that train a model under ``fully_shard``, as torch has it and as a schedule says; reports as JSON.
+
+usage: fsdp2_worker.py PROCESS_RANK WORLD_SIZE FOLDER
+"""
+
+import json
+import sys
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
+
+import apsched
+from apsched.build_problem import build_problem
+from apsched.config import SolveOptions
+from apsched.costs.cluster import load_cluster
+from apsched.costs.cluster_model import ClusterCostModel
+from apsched.graph.export import export
+from apsched.models.build import BuiltModel, build, initial_values
+from apsched.models.layers import RotaryTable
+from apsched.models.llama import Llama
+from apsched.models.mesh import ALONE, MeshSpec
+from apsched.models.options import ModelOptions
+from apsched.models.preset_capture import capture_built
+from apsched.models.presets import PRESETS
+from apsched.problem import Problem
+from apsched.schedule import Schedule, StepKind
+
+SEQ_LEN, NUM_LAYERS, NUM_STEPS = 32, 3, 2
+CASES: dict[str, dict[str, Any]] = {
+    "free": {},
+    "near": {"max_prefetch": 30},
+    "kept": {"reshard_after_forward": False},
+}
+
+
+def built_model(world_size: int, *, reshard_after_forward: bool = True) -> BuiltModel:
+    options = ModelOptions(param_dtype=torch.float32, reduce_dtype=torch.float32, reshard_after_forward=reshard_after_forward)
+    return build("llama3-debug", mesh=MeshSpec(fsdp=world_size), seq_len=SEQ_LEN, num_layers=NUM_LAYERS, options=options, materialize=True)
+
+
+def eager_model(world_size: int) -> Llama:
+    """Return the model of :func:`built_model` under ``fully_shard``: each block, norm with output, the root with the embedding."""
+    config = PRESETS["llama3-debug"]
+    with torch.device("meta"):
+        model = Llama(config, seq_len=SEQ_LEN, dtype=torch.float32, tp=ALONE, global_tokens=SEQ_LEN * world_size)
+        model.layers.extend(type(model.layers[0])(config) for _ in range(NUM_LAYERS - len(model.layers)))
+    model = model.to_empty(device="cpu")
+    values = initial_values(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(values(name, parameter.shape))
+    for table in (child for child in model.modules() if isinstance(child, RotaryTable)):
+        table.fill(torch.device("cpu"))
+    for block in model.layers:
+        fully_shard(block)
+    fully_shard([model.norm, model.output])
+    fully_shard(model)
+    for unit in (child for child in model.modules() if isinstance(child, FSDPModule)):
+        unit.set_gradient_divide_factor(1.0)
+        unit.set_force_sum_reduction_for_comms(True)
+    return model
+
+
+def watched(model: Llama) -> list[str]:
+    """Return the list that fills with what happens: gathers, reductions, and units that begin to compute."""
+    events: list[str] = []
+
+    def gather(name: str) -> DefaultAllGather:
+        class Watched(DefaultAllGather):
+            def __call__(self, *args: Any, **kwargs: Any) -> Any:
+                events.append(f"gather {name}")
+                return super().__call__(*args, **kwargs)
+
+        return Watched()
+
+    def reduce(name: str) -> DefaultReduceScatter:
+        class Watched(DefaultReduceScatter):
+            def __call__(self, *args: Any, **kwargs: Any) -> Any:
+                events.append(f"reduce {name}")
+                return super().__call__(*args, **kwargs)
+
+        return Watched()
+
+    units = {"(root)": model, "norm+output": model.norm}
+    units |= {f"layers.{k}": block for k, block in enumerate(model.layers)}
+    for name, module in units.items():
+        module.set_custom_all_gather(gather(name))
+        module.set_custom_reduce_scatter(reduce(name))
+        module.register_forward_pre_hook(lambda *_, name=name: events.append(f"compute {name}"))
+        module.register_full_backward_pre_hook(lambda *_, name=name: events.append(f"compute {name}"))
+    return events
+
+
+def trained(model: Llama, inputs: tuple[torch.Tensor, ...], events: list[str]) -> tuple[list[float], list[list[str]]]:
+    """Train for some steps; returns the losses, and what happened in forward and backward of the last step."""
+    losses, seen = [], []
+    for _ in range(NUM_STEPS):
+        events.clear()
+        loss = model(*inputs)
+        forward = list(events)
+        events.clear()
+        loss.backward()
+        seen = [forward, list(events)]
+        losses.append(loss.item())
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.to_local().sub_(parameter.grad.to_local(), alpha=0.5)
+                parameter.grad = None
+    return losses, seen
+
+
+def unit_of(parameter: str) -> str:
+    """Return the unit of a parameter, by its name alone."""
+    first, second = parameter.split(".")[:2]
+    return {"norm": "norm+output", "output": "norm+output", "tok_embeddings": "(root)"}.get(first, f"{first}.{second}")
+
+
+def in_schedule(problem: Problem, schedule: Schedule, kind: str) -> list[tuple[str, int]]:
+    """Return unit of each launch of a kind, in order, and the compute nodes before it: read off the steps, one by one."""
+    done, found = 0, []
+    starts = {c.start: k for k, c in enumerate(problem.collectives)}
+    for step in schedule.steps:
+        members: tuple[int, ...] = ()
+        if step.kind is StepKind.START:
+            members = schedule.buckets[step.index].members
+        elif step.kind is StepKind.NODE and step.index in starts:
+            members = (starts[step.index],)
+        elif step.kind is StepKind.NODE and step.index in problem.captured_spine:
+            done += 1
+        if members and problem.keys[problem.collectives[members[0]].key].kind == kind:
+            (unit,) = {unit_of(problem.collectives[c].module) for c in members}
+            found.append((unit, done))
+    return found
+
+
+def run_case(world_size: int, name: str, chosen: dict[str, Any]) -> dict[str, Any]:
+    chosen = dict(chosen)
+    built = built_model(world_size, reshard_after_forward=chosen.pop("reshard_after_forward", True))
+    capture = capture_built(built)
+    costs = ClusterCostModel(load_cluster("h100"), capture.group_ranks)
+    problems = [build_problem(export(graph, costs, group_ranks=capture.group_ranks)) for graph in capture.graphs]
+    model = eager_model(world_size)
+    chosen |= {"max_compute_move": 0, "options": SolveOptions(budget=0.0)}
+    results: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        results = [apsched.solve(p, plan=apsched.fsdp2_plan(model, p), **chosen) for p in problems]
+    dist.broadcast_object_list(results, src=0)
+    settings = apsched.apply_fsdp2(model, results)
+    losses, seen = trained(model, built.inputs, watched(model))
+    spine = {p.name: {node: k for k, node in enumerate(p.spine)} for p in problems}
+    needs: dict[str, dict[str, int]] = {p.name: {} for p in problems}
+    for p in problems:
+        for c, needed in zip(p.collectives, p.needs, strict=True):
+            if p.keys[c.key].kind == "all_gather" and needed:
+                unit = unit_of(c.module)
+                needs[p.name][unit] = min(needs[p.name].get(unit, 10**9), spine[p.name][needed[0]])
+    return {
+        "losses": losses,
+        "seen": seen,
+        "gathers": [in_schedule(r.problem, r.schedule, "all_gather") for r in results],
+        "reductions": in_schedule(results[1].problem, results[1].schedule, "reduce_scatter"),
+        "needs": [needs[p.name] for p in problems],
+        "settings": asdict(settings),
+        "in flight at most": model._get_fsdp_state()._comm_ctx.reduce_scatter_max_input_buffers,
+    }
+
+
+def main(rank: int, world_size: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), world_size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=240))
+    report: dict[str, Any] = {name: run_case(world_size, name, chosen) for name, chosen in CASES.items()}
+    model = eager_model(world_size)
+    losses, seen = trained(model, built_model(world_size).inputs, watched(model))
+    report["untouched"] = {"losses": losses, "seen": seen}
+    (folder / f"{rank}.json").write_text(json.dumps(report))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

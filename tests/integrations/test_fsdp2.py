@@ -1,0 +1,203 @@
+"""A schedule as settings of eager FSDP2: two real processes gather in that order, with the same losses; what cannot be is refused."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from processes import run_processes
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.fsdp import fully_shard
+
+import apsched
+from apsched.build_problem import build_problem
+from apsched.capture.joint import capture_module
+from apsched.capture.world import world
+from apsched.config import SolveOptions
+from apsched.costs.cluster import load_cluster
+from apsched.costs.cluster_model import ClusterCostModel
+from apsched.errors import InputError
+from apsched.graph.export import export
+from apsched.graph.graph_file import save_graph
+from apsched.graph_result import Result
+from apsched.integrations.prefetch_order import Hook, Launch, prefetch_lists
+from apsched.models.layers import FeedForward
+from apsched.models.mesh import MeshSpec, build_meshes
+from apsched.models.options import ModelOptions
+from apsched.models.sharding import shard_parameters
+from apsched.problem import Problem
+from apsched.schedule_file import save_schedule
+
+CASES = ("free", "near", "kept")
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory) -> list[dict]:
+    return run_processes(Path(__file__).parent / "fsdp2_worker.py", tmp_path_factory.mktemp("fsdp2"), 2, timeout_s=400)
+
+
+def happened(events: list[str], what: str) -> list[tuple[str, list[str]]]:
+    """Return the units that something happened to, in order, each with the units that had begun to compute."""
+    found, begun = [], []
+    for event in events:
+        verb, unit = event.split()
+        if verb == "compute":
+            begun.append(unit)
+        elif verb == what:
+            found.append((unit, list(begun)))
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("direction", [0, 1])
+def test_gathers_run_in_the_order_of_the_schedule(reports, case, direction):
+    """Each within the unit in which the schedule has it, or at the boundary before."""
+    for report in reports:
+        found, expected = happened(report[case]["seen"][direction], "gather"), report[case]["gathers"][direction]
+        assert [unit for unit, _ in found] == [unit for unit, _ in expected]
+        needs = report[case]["needs"][direction]
+        for (unit, begun), (_, gap) in zip(found, expected, strict=True):
+            in_schedule = {name for name, need in needs.items() if need < gap}
+            assert len(in_schedule - set(begun)) <= 1, f"{unit} is launched at the boundary before"
+            assert not set(begun) & {name for name, need in needs.items() if need > gap}, f"{unit} is not launched late"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_reductions_run_in_the_order_of_the_schedule(reports, case):
+    for report in reports:
+        found = [unit for unit, _ in happened(report[case]["seen"][1], "reduce")]
+        assert (
+            found
+            == [unit for unit, _ in report[case]["reductions"]]
+            == [unit for unit, _ in happened(report["untouched"]["seen"][1], "reduce")]
+        )
+        assert report[case]["in flight at most"] == report[case]["settings"]["reduce_scatter_buffers"] > 1
+
+
+def test_torch_alone_gathers_otherwise(reports):
+    """What the cases above compare is not what happens anyway."""
+    seen = {case: tuple(map(tuple, reports[0][case]["seen"])) for case in (*CASES, "untouched")}
+    assert len(set(seen.values())) == len(seen)
+    assert happened(reports[0]["kept"]["seen"][1], "gather") == [], "parameters are kept from forward"
+
+
+def test_losses_stay_the_same(reports):
+    for report in reports:
+        assert len(set(report["untouched"]["losses"])) == 2
+        for case in CASES:
+            assert report[case]["losses"] == report["untouched"]["losses"]
+
+
+def test_prefetch_lists_by_hand():
+    """Launched at compute node 3, within b: the hook of b. At 9, where d begins: d gathers itself, unless one before it goes first."""
+    hooks = [Hook(unit=name, need=need) for name, need in (("a", 0), ("b", 2), ("c", 5), ("d", 9))]
+    launches = [Launch(unit=name, gap=gap) for name, gap in (("a", 0), ("b", 0), ("c", 3), ("d", 9))]
+    assert prefetch_lists(hooks, launches) == {"a": ("b",), "b": ("c",), "c": (), "d": ()}
+    overtaken = [Launch(unit=name, gap=gap) for name, gap in (("a", 0), ("b", 2), ("d", 5), ("c", 5))]
+    assert prefetch_lists(hooks, overtaken) == {"a": (), "b": ("d",), "c": (), "d": ()}
+    too_early = [Launch(unit=name, gap=0) for name in "bacd"]
+    with pytest.raises(InputError, match="gathers b before a"):
+        prefetch_lists(hooks, too_early)
+    with_root = prefetch_lists([Hook(unit="root", need=-1), *hooks], too_early)
+    assert with_root == {"root": ("b",), "a": ("c", "d"), "b": (), "c": (), "d": ()}
+
+
+class Net(nn.Module):
+    """A first layer, which stays with the root, and two blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(FeedForward(8, 16) for _ in range(2))
+        self.first = nn.Linear(8, 8, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for layer in self.layers:
+            x = layer(x)
+        return x.float().sum()
+
+
+@pytest.fixture
+def model():
+    with world(2):
+        model = Net()
+        for layer in model.layers:
+            fully_shard(layer)
+        yield fully_shard(model)
+
+
+def problems_of() -> tuple[list[Problem], list[object]]:
+    """Capture the model as graphs over the two process ranks that run."""
+    module, options = Net(), ModelOptions(param_dtype=torch.float32)
+    module, meshes = module.to("meta"), build_meshes(MeshSpec(fsdp=2), "cpu")
+    with FakeTensorMode():
+        shard_parameters(module, meshes, options, device=torch.device("cpu"), values=None)
+        inputs = (torch.empty(4, 8),)
+    capture = capture_module(module, inputs, source="net")
+    costs = ClusterCostModel(load_cluster("h100"), capture.group_ranks)
+    graphs = [export(graph, costs, group_ranks=capture.group_ranks) for graph in capture.graphs]
+    return [build_problem(graph) for graph in graphs], graphs
+
+
+def solved(problem: Problem, **chosen: object) -> Result:
+    return apsched.solve(problem, max_compute_move=0, options=SolveOptions(budget=0.0), **chosen)
+
+
+def test_buckets_across_units_are_refused_with_the_nearest(model):
+    problems, _ = problems_of()
+    with pytest.raises(InputError, match=r"FSDP2 cannot gather .* as one: .*nearest is one bucket for each unit.*fsdp2_plan"):
+        apsched.apply_fsdp2(model, [solved(problem) for problem in problems])
+
+
+def test_a_part_of_a_unit_is_refused(model):
+    problems, _ = problems_of()
+    alone = apsched.Plan((apsched.Rule(match=".*", forbid=True),))
+    with pytest.raises(InputError, match=r"the unit layers.0 has layers.0.w\d.weight"):
+        apsched.apply_fsdp2(model, [solved(problem, plan=alone) for problem in problems])
+
+
+def test_schedules_of_something_else_are_refused(model):
+    problems, _ = problems_of()
+    forward, backward = (solved(problem, plan=apsched.fsdp2_plan(model, problem)) for problem in problems)
+    with pytest.raises(InputError, match="expected a model on which fully_shard was called"):
+        apsched.apply_fsdp2(Net(), [forward, backward])
+    with pytest.raises(InputError, match="expected results of a forward and a backward graph, found backward"):
+        apsched.apply_fsdp2(model, backward)
+    other = replace(
+        forward,
+        problem=replace(forward.problem, collectives=tuple(replace(c, module=f"model.{c.module}") for c in forward.problem.collectives)),
+    )
+    with pytest.raises(InputError, match=r"expected model\.first\.weight among the parameters .*nearest name is first\.weight"):
+        apsched.apply_fsdp2(model, [other])
+
+
+def test_the_directory_of_apsched_solve_will_do(model, tmp_path):
+    problems, graphs = problems_of()
+    results = [solved(problem, plan=apsched.fsdp2_plan(model, problem)) for problem in problems]
+    for graph, result in zip(graphs, results, strict=True):
+        save_graph(graph, tmp_path / f"{result.problem.name}.graph")
+        save_schedule(tmp_path / f"{result.problem.name}.schedule.json", result)
+    expected = apsched.apply_fsdp2(model, results)
+    assert apsched.apply_fsdp2(model, tmp_path) == expected
+    assert [unit.name for unit in expected.units] == ["(root)", "layers.0", "layers.1"]
+    forward_only = apsched.apply_fsdp2(model, results[0])
+    assert {unit.backward_prefetch for unit in forward_only.units} == {None}
+    with pytest.raises(InputError, match="found no schedule"):
+        apsched.apply_fsdp2(model, tmp_path / "elsewhere")
+
+
+def test_contract_of_the_private_attributes(model):
+    """Modules that one call wraps share a unit; each unit here has one group of parameters."""
+    from apsched.torch_private_fsdp import fsdp_unit_of
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = (nn.Linear(2, 2) for _ in range(3))
+
+    two = Two()
+    fully_shard([two.a, two.b])
+    fully_shard(two.c)
+    assert fsdp_unit_of(two.a) == fsdp_unit_of(two.b) != fsdp_unit_of(two.c)
+    assert {fsdp_unit_of(module)[1] for module in (two.a, two.c, model)} == {1}
