@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING
 
@@ -195,15 +196,24 @@ def moving_where_it_pays(problem: Problem, caps: Caps) -> Caps:
     return caps if any(c.on_path for c in problem.collectives) else replace(caps, max_compute_move=0)
 
 
-def solve_graph(graph: LoadedGraph, caps: Caps, options: SolveOptions, progress: Progress, *, milp: MilpOptions | None = None) -> Result:
-    """Return the answer for one graph, checked by ``verify``; with ``milp`` that of the MILP."""
+Search = Callable[[Problem, Caps, SolveOptions], SolveResult]
+
+
+def solve_graph(
+    graph: LoadedGraph,
+    caps: Caps,
+    options: SolveOptions,
+    progress: Progress,
+    *,
+    milp: MilpOptions | None = None,
+    search: Search | None = None,
+) -> Result:
+    """Return the answer for one graph, checked by ``verify``; with ``milp`` that of the MILP, with ``search`` of what stands in for it."""
     from apsched.solver import solve, solve_with_milp
 
+    search = search or partial(solve, progress=progress.solver)
     with progress.stage(f"solve {graph.problem.name}") as took:
-        if milp is not None:
-            answer = solve_with_milp(graph.problem, caps, options, milp)
-        else:
-            answer = solve(graph.problem, caps, options, progress=progress.solver)
+        answer = search(graph.problem, caps, options) if milp is None else solve_with_milp(graph.problem, caps, options, milp)
         result = result_of(
             graph.problem, caps, answer, cluster=graph.dag.graph["cluster"], seconds={**graph.seconds, "solve": took["seconds"]}
         )

@@ -1,21 +1,21 @@
 """The solver as a job calls it: the answer of a schedule file, the cache or the solver, on one process rank for all with the graph."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
 from apsched.agreement.answer_text import dump_answer, parse_answer
 from apsched.agreement.cache import Cache
 from apsched.agreement.problem_digest import answer_digest, problem_digest, versions
+from apsched.agreement.replayed import answer_of, replayed, scored
 from apsched.agreement.round import Round
 from apsched.config import Caps, SolveOptions
 from apsched.errors import InputError
 from apsched.plan import digest as rules_digest
 from apsched.problem import Problem
-from apsched.result import Scored, SolveResult
+from apsched.result import SolveResult
 from apsched.schedule import Schedule
-from apsched.schedule_file import ScheduleFile, bind_schedule
-from apsched.simulate import simulate
+from apsched.schedule_file import ScheduleFile
 from apsched.verify import verify
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ def answered(
 def _found(problem: Problem, caps: Caps, options: SolveOptions, solve: Solve, sources: Sources) -> SolveResult:
     """Return the answer from a schedule file, the cache or the solver, in this order."""
     if sources.schedules:
-        return _replayed(problem, caps, sources.schedules)
+        return replayed(problem, caps, sources.schedules)
     if sources.cache is None:
         return solve(problem, caps, options)
     address = answer_digest(problem, caps, options, sources.start)
@@ -87,58 +87,12 @@ def _found(problem: Problem, caps: Caps, options: SolveOptions, solve: Solve, so
     return answer
 
 
-def _replayed(problem: Problem, caps: Caps, files: Sequence[ScheduleFile]) -> SolveResult:
-    """Return the schedule file of this graph as an answer; ``InputError`` says what differs where none is of this graph."""
-    file = next((f for f in files if f.graph["hash"] == problem.graph_hash), None)
-    if file is None:
-        file = next((f for f in files if f.graph["name"] == problem.name), files[0])
-    schedule = bind_schedule(file, problem)
-    if wrong := verify(problem, schedule, file.caps):
-        raise InputError(f"{file.path}: not a schedule of this graph within its caps: {'; '.join(wrong[:3])}; solve the graph again")
-    if wrong := verify(problem, schedule, caps):
-        raise InputError(f"{file.path}: its schedule breaks what this job asks for: {'; '.join(wrong[:3])}; solve again with these caps")
-    best = _scored(problem, schedule, "replayed")
-    return _of_schedule(best, f"none: replayed from {file.path}", "schedule file")
-
-
 def _at_other_costs(problem: Problem, answer: SolveResult, solver: int) -> SolveResult:
     """Return ``answer`` with the figures that its schedule has at the costs here, where nothing is proven."""
     if answer.best is None:
         return answer
-    best = _scored(problem, answer.best.schedule, answer.best.name)
-    return replace(_of_schedule(best, f"none: process rank {solver} has other costs", answer.solved_by), baselines=())
-
-
-def _of_schedule(best: Scored, bound_source: str, solved_by: str) -> SolveResult:
-    return SolveResult(
-        status="feasible",
-        best=best,
-        bound_ticks=0,
-        bound_source=bound_source,
-        baselines=(),
-        floor_memory_bytes=best.peak_memory_bytes,
-        floor_bound_bytes=0,
-        fastest_ticks=best.step_time_ticks,
-        time_limit_ticks=best.step_time_ticks,
-        peak_bound_bytes=0,
-        launches_bound=0,
-        solved_by=solved_by,
-        deterministic_work=0.0,
-        infeasibility=None,
-    )
-
-
-def _scored(problem: Problem, schedule: Schedule, name: str) -> Scored:
-    timeline = simulate(problem, schedule)
-    return Scored(
-        name=name,
-        schedule=schedule,
-        step_time_ticks=timeline.step_time_ticks,
-        exposed_ticks=timeline.exposed_ticks,
-        peak_memory_bytes=timeline.peak_memory_bytes,
-        num_launches=timeline.num_launches,
-        violations=(),
-    )
+    best = scored(problem, answer.best.schedule, answer.best.name)
+    return replace(answer_of(best, f"none: process rank {solver} has other costs", answer.solved_by), baselines=())
 
 
 def _wrong(problem: Problem, caps: Caps, answer: SolveResult, *, figures: bool = True) -> str:
@@ -151,7 +105,7 @@ def _wrong(problem: Problem, caps: Caps, answer: SolveResult, *, figures: bool =
         return "; ".join(wrong[:3])
     if not figures:
         return ""
-    here = _scored(problem, schedule, answer.best.name)
+    here = scored(problem, schedule, answer.best.name)
     same = replace(here, violations=answer.best.violations) == answer.best
     return "" if same else "its figures are not those that it states"
 

@@ -2,19 +2,20 @@
 
 import logging
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 
 import torch
 
+from apsched.agreement.graph_round import check_launches, round_of
+from apsched.agreement.round import Round
 from apsched.capture.graph_module import capture_graph_module
 from apsched.collectives import is_collective
-from apsched.compiler.inductor_settings import check_inductor
-from apsched.compiler.scheduled import RESULT, running_groups, scheduled
+from apsched.compiler.scheduled import RESULT, scheduled
 from apsched.compiler.settings import Settings
-from apsched.errors import ApschedError
+from apsched.errors import AgreementError, ApschedError
 from apsched.graph_result import Result
 from apsched.options import show_bytes, show_us
 from apsched.units import ticks_to_us
-from apsched.writeback.hold_order import hold_order
 
 logger = logging.getLogger(__name__)
 
@@ -39,26 +40,49 @@ def schedule_graph(
     Raises
     ------
     ApschedError
-        (``InputError``, ``InfeasibleError``) with ``on_error="raise"``, where the graph cannot be scheduled.
+        (``InputError``, ``InfeasibleError``) with ``on_error="raise"``, where the graph cannot be scheduled; ``AgreementError`` whatever
+        ``on_error`` says, where process ranks of the job would launch different collectives, or one of them does not answer.
     """
+    talk = round_of(gm, settings.deadline_s)
+    with talk or nullcontext():
+        fast = _scheduled_or_as_it_was(gm, settings, talk, name, kept_inputs, parameter_names)
+        result: Result | None = fast.meta.get(RESULT) if fast is not gm else None
+        if talk is not None:
+            check_launches(talk, fast, gm, _names(result))
+    if result is not None:
+        logger.info("%s", told(result))
+    return fast
+
+
+def _scheduled_or_as_it_was(
+    gm: torch.fx.GraphModule,
+    settings: Settings,
+    talk: Round | None,
+    name: str | None,
+    kept_inputs: Iterable[str] | None,
+    parameter_names: Mapping[str, str] | None,
+) -> torch.fx.GraphModule:
     try:
         if not any(is_collective(node) for node in gm.graph.nodes):
             return gm
-        if held:
-            check_inductor()
         captured = capture_graph_module(gm, name=name, kept_inputs=kept_inputs, parameter_names=parameter_names)
-        fast = scheduled(captured, settings)
-        result = fast.meta[RESULT]
-        if held:
-            fast = hold_order(fast, group_ranks=running_groups())
+        return scheduled(captured, settings, talk)
+    except AgreementError:
+        raise  # the other process ranks may run something else, whatever this one does
     except Exception as error:
         if settings.on_error == "raise":
             raise
         unexpected = not isinstance(error, ApschedError)
         logger.warning("%s stays as it was: %s", name or "graph", error, exc_info=unexpected)
         return gm
-    logger.info("%s", told(result))
-    return fast
+
+
+def _names(result: Result | None) -> dict[str, str]:
+    """Return start node -> the parameter or module that it serves."""
+    if result is None:
+        return {}
+    problem = result.problem
+    return {problem.node_names[c.start]: c.module for c in problem.collectives if c.module}
 
 
 def told(result: Result) -> str:
@@ -66,7 +90,8 @@ def told(result: Result) -> str:
     assert result.best is not None
     before = next((b for b in result.answer.baselines if b.name == "as_captured"), None)
     was = f" (as captured {show_us(ticks_to_us(before.step_time_ticks))}, {before.num_launches})" if before else ""
+    gap = f"gap {100 * result.gap:.3f} %" if result.answer.bound_ticks else f"bound {result.answer.bound_source}"
     return (
         f"{result.problem.name}: step time {show_us(result.step_time_us or 0.0)} with {result.best.num_launches} collectives{was}, "
-        f"gap {100 * result.gap:.3f} %, peak {show_bytes(result.best.peak_memory_bytes)}, {result.seconds['solve']:.1f} s"
+        f"{gap}, peak {show_bytes(result.best.peak_memory_bytes)}, {result.seconds['solve']:.1f} s"
     )

@@ -1,9 +1,16 @@
 """The line from a captured graph to a scheduled one: export, problem, caps, solve, verify, write back, round trip."""
 
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+
 import torch
 
+from apsched.agreement.answer import answered
+from apsched.agreement.round import Round
 from apsched.capture.captured import CapturedGraph
 from apsched.compiler.settings import Settings
+from apsched.config import Caps, SolveOptions
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.measured_model import MeasuredCostModel
 from apsched.errors import InfeasibleError
@@ -11,42 +18,59 @@ from apsched.infeasible import explain_infeasible
 from apsched.options import MemoryCap
 from apsched.pipeline import export_graph, resolve_caps, rewrite, solve_graph, under_plan, with_round_trip
 from apsched.plan_file import as_plan
+from apsched.problem import Problem
 from apsched.progress import Progress
+from apsched.result import SolveResult
+from apsched.solver import solve
 from apsched.torch_private import process_group_names
 
 RESULT = "apsched_result"
 """Key in ``meta`` of a scheduled module, and its attribute: the :class:`apsched.Result`."""
 
 
-def scheduled(captured: CapturedGraph, settings: Settings) -> torch.fx.GraphModule:
+def scheduled(captured: CapturedGraph, settings: Settings, talk: Round | None = None) -> torch.fx.GraphModule:
     """Return the module of ``captured`` in the fastest order that ``settings`` allow; what was captured stays as it is.
 
-    ``InputError`` where the graph cannot be scheduled, ``InfeasibleError`` where no schedule keeps the caps.
+    With ``talk`` one process rank solves for all that have this graph. ``InputError`` where the graph cannot be scheduled,
+    ``InfeasibleError`` where no schedule keeps the caps.
     """
     group_ranks = running_groups()
     model = settings.prices(group_ranks)
     cluster = model.cluster if isinstance(model, ClusterCostModel | MeasuredCostModel) else None
     progress = Progress(quiet=not (settings.progress and process_rank() == 0))
-    graph = export_graph(
-        captured,
-        model,
-        cluster=cluster.name if cluster else "",
-        group_ranks=group_ranks,
-        device_memory_bytes=cluster.device.memory_bytes if cluster else None,
-        progress=progress,
-    )
-    (graph,) = under_plan((graph,), as_plan(settings.plan), bitwise=settings.bitwise)
-    stated = settings.stated_memory_cap
-    if stated is None and cluster is None:
-        stated = MemoryCap()
-    result = solve_graph(graph, resolve_caps(graph, settings.caps, stated, progress), settings.solve_options, progress)
+    with _working(talk):
+        graph = export_graph(
+            captured,
+            model,
+            cluster=cluster.name if cluster else "",
+            group_ranks=group_ranks,
+            device_memory_bytes=cluster.device.memory_bytes if cluster else None,
+            progress=progress,
+        )
+        (graph,) = under_plan((graph,), as_plan(settings.plan), bitwise=settings.bitwise)
+        stated = settings.stated_memory_cap
+        if stated is None and cluster is None:
+            stated = MemoryCap()
+        caps = resolve_caps(graph, settings.caps, stated, progress)
+    if talk is not None:
+        graph = replace(graph, without_bitwise=None)  # what bitwise mode costs takes a second solve, for which a job would wait
+
+    def search(problem: Problem, caps: Caps, options: SolveOptions) -> SolveResult:
+        return answered(problem, caps, options, partial(solve, progress=progress.solver), sources=settings.answers, round_=talk)
+
+    result = solve_graph(graph, caps, settings.solve_options, progress, search=search)
     if result.best is None:
         raise InfeasibleError(explain_infeasible(result))
-    rewritten = rewrite(graph, result.best, progress)
+    with _working(talk):
+        rewritten = rewrite(graph, result.best, progress)
     result = with_round_trip(result, rewritten)
     rewritten.module.meta[RESULT] = result
     setattr(rewritten.module, RESULT, result)
     return rewritten.module
+
+
+def _working(talk: Round | None) -> AbstractContextManager[None]:
+    return nullcontext() if talk is None else talk.job.working()
 
 
 def running_groups() -> dict[str, tuple[int, ...]]:

@@ -1,19 +1,24 @@
 """What a user may choose where graphs are scheduled inside of a compiler; one frozen value that every surface takes."""
 
 import difflib
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from apsched.agreement.answer import Sources
+from apsched.agreement.cache import DEFAULT_LIMIT_BYTES, DIRECTORY_VARIABLE, Cache, default_directory
+from apsched.agreement.job import DEFAULT_DEADLINE_S
+from apsched.agreement.replayed import schedule_files
 from apsched.config import DEFAULT_COMPUTE_MOVE, Caps, SolveOptions
 from apsched.costs.cluster import DEFAULT_CLUSTER, load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.model import CostModel
 from apsched.errors import InputError
-from apsched.options import MemoryCap, parse_memory_cap, parse_optional_bytes
+from apsched.options import MemoryCap, parse_bytes, parse_memory_cap, parse_optional_bytes
 from apsched.plan import Plan
 from apsched.plan_file import as_plan
 
@@ -50,19 +55,30 @@ class Settings:
     """``raise``: a problem in apsched stops compilation with its error. ``fallback``: it is logged, and the graph stays as it was."""
     progress: bool = False
     """Tell on stderr where the solver stands, on process rank 0."""
+    deadline_s: float | None = DEFAULT_DEADLINE_S
+    """In a job of several processes one process rank solves for all, and before the first collective all compare what they will launch;
+    so long one waits for another that does nothing. ``None``: they do not talk, and each solves for itself."""
+    cache: str | PathLike[str] | bool | None = None
+    """Directory that keeps answers, which jobs may share; ``True``: ``apsched cache`` says which. ``None``: ``$APSCHED_CACHE``, if set."""
+    cache_limit: int | str = DEFAULT_LIMIT_BYTES
+    """Bytes of that directory; what was used least recently goes first."""
+    schedule: str | PathLike[str] | Sequence[str | PathLike[str]] | None = None
+    """Schedule files (or directories of ``*.schedule.json``) to replay in place of solving; one must belong to each graph."""
 
     def __post_init__(self) -> None:
         if self.cluster is not None and self.cost_model is not None:
             raise InputError("cluster and cost_model: expected one of them, found both; a cost model has its own prices")
         if self.on_error not in ON_ERROR:
             raise InputError(f"on_error: expected {' or '.join(map(repr, ON_ERROR))}, found {self.on_error!r}")
+        if self.deadline_s is not None and not 0 < self.deadline_s < float("inf"):
+            raise InputError(f"deadline_s: expected a finite number of seconds above 0, or None; found {self.deadline_s!r}")
         for name in ("bitwise", "progress"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(f"{name}: expected True or False, found {getattr(self, name)!r}")
         if self.cost_model is None:
             load_cluster(self.cluster or DEFAULT_CLUSTER)
         object.__setattr__(self, "plan", as_plan(self.plan))
-        _ = self.caps, self.stated_memory_cap, self.solve_options
+        _ = self.caps, self.stated_memory_cap, self.solve_options, self.answers
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> "Settings":
@@ -94,6 +110,21 @@ class Settings:
     def solve_options(self) -> SolveOptions:
         """How long to search."""
         return SolveOptions(budget=self.budget, seed=self.seed)
+
+    @cached_property
+    def answers(self) -> Sources:
+        """Where answers come from beside the solver."""
+        return Sources(cache=self._kept_answers(), schedules=schedule_files(self.schedule))
+
+    def _kept_answers(self) -> Cache | None:
+        limit = self.cache_limit
+        limit_bytes = parse_bytes(limit, "cache_limit") if isinstance(limit, str) else limit
+        if isinstance(limit_bytes, bool) or not isinstance(limit_bytes, int) or limit_bytes < 0:
+            raise InputError(f"cache_limit: expected a whole number of bytes >= 0 or a text such as '1GiB', found {limit!r}")
+        if self.cache is False or (self.cache is None and not os.environ.get(DIRECTORY_VARIABLE)):
+            return None
+        directory = default_directory() if self.cache is None or self.cache is True else Path(self.cache)
+        return Cache(directory=directory.expanduser(), limit_bytes=limit_bytes)
 
     def prices(self, group_ranks: Mapping[str, tuple[int, ...]]) -> CostModel:
         """Return the prices to schedule by; ``group_ranks`` are the process groups that run here."""

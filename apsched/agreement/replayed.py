@@ -1,0 +1,79 @@
+"""Schedule files in place of the solver."""
+
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+
+from apsched.config import Caps
+from apsched.errors import InputError
+from apsched.problem import Problem
+from apsched.result import Scored, SolveResult
+from apsched.schedule import Schedule
+from apsched.schedule_file import ScheduleFile, bind_schedule, load_schedule
+from apsched.simulate import simulate
+from apsched.verify import verify
+
+
+def schedule_files(stated: str | PathLike[str] | Sequence[str | PathLike[str]] | None) -> tuple[ScheduleFile, ...]:
+    """Return the schedule files of a path, of several, or of directories (``*.schedule.json``); ``InputError`` where there is none."""
+    if stated is None:
+        return ()
+    files: list[ScheduleFile] = []
+    for path in map(Path, [stated] if isinstance(stated, str | PathLike) else stated):
+        inside = sorted(path.glob("*.schedule.json")) if path.is_dir() else [path]
+        if not inside:
+            raise InputError(
+                f"{path}: expected schedule files (*.schedule.json) in this directory, found none; write them with apsched solve"
+            )
+        files += map(load_schedule, inside)
+    if not files:
+        raise InputError(f"schedule: expected schedule files, found {stated!r}")
+    return tuple(files)
+
+
+def replayed(problem: Problem, caps: Caps, files: Sequence[ScheduleFile]) -> SolveResult:
+    """Return the schedule file of this graph as an answer; ``InputError`` says what differs where none is of this graph."""
+    file = next((f for f in files if f.graph["hash"] == problem.graph_hash), None)
+    if file is None:
+        file = next((f for f in files if f.graph["name"] == problem.name), files[0])
+    schedule = bind_schedule(file, problem)
+    if wrong := verify(problem, schedule, file.caps):
+        raise InputError(f"{file.path}: not a schedule of this graph within its caps: {'; '.join(wrong[:3])}; solve the graph again")
+    if wrong := verify(problem, schedule, caps):
+        raise InputError(f"{file.path}: its schedule breaks what this job asks for: {'; '.join(wrong[:3])}; solve again with these caps")
+    best = scored(problem, schedule, "replayed")
+    return answer_of(best, f"none: replayed from {file.path}", "schedule file")
+
+
+def answer_of(best: Scored, bound_source: str, solved_by: str) -> SolveResult:
+    """Return ``best`` as an answer of which nothing is proven; ``bound_source`` says why."""
+    return SolveResult(
+        status="feasible",
+        best=best,
+        bound_ticks=0,
+        bound_source=bound_source,
+        baselines=(),
+        floor_memory_bytes=best.peak_memory_bytes,
+        floor_bound_bytes=0,
+        fastest_ticks=best.step_time_ticks,
+        time_limit_ticks=best.step_time_ticks,
+        peak_bound_bytes=0,
+        launches_bound=0,
+        solved_by=solved_by,
+        deterministic_work=0.0,
+        infeasibility=None,
+    )
+
+
+def scored(problem: Problem, schedule: Schedule, name: str) -> Scored:
+    """Return ``schedule``, which must keep all dependences, with its figures."""
+    timeline = simulate(problem, schedule)
+    return Scored(
+        name=name,
+        schedule=schedule,
+        step_time_ticks=timeline.step_time_ticks,
+        exposed_ticks=timeline.exposed_ticks,
+        peak_memory_bytes=timeline.peak_memory_bytes,
+        num_launches=timeline.num_launches,
+        violations=(),
+    )
