@@ -4,10 +4,11 @@ A node is its rank in the graph as captured. Times are ticks, memory is bytes as
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
+from apsched.contention import Contention
 from apsched.errors import InputError
 from apsched.graph.dag import NodeKind
 from apsched.price_curve import PriceCurve
@@ -124,6 +125,8 @@ class Problem:
     """The rules of the plan that restricts its collectives, as the user wrote them."""
     unrestricted: "Problem | None" = None
     """The problem without its plan; ``None`` where there is no plan."""
+    contention: Contention | None = None
+    """Who slows whom; ``None``: nobody does."""
 
     @property
     def num_nodes(self) -> int:
@@ -182,6 +185,12 @@ def _needing(problem: Problem, wait: int, spine: frozenset[int]) -> tuple[int, .
                 seen.add(node)
                 stack.append(node)
     return tuple(sorted(found))
+
+
+def with_contention(problem: Problem, contention: Contention | None) -> Problem:
+    """Return ``problem``, and the one without its plan, on a machine where streams and compute slow each other down like that."""
+    free = problem.unrestricted
+    return replace(problem, contention=contention, unrestricted=None if free is None else replace(free, contention=contention))
 
 
 def check_problem(problem: Problem) -> None:

@@ -3,6 +3,8 @@
     t_k   = max(t_{k-1}, max over waits w just before k of end(w)) + d_k
     end_c = max(t at the point of launch, end of the collective before c on its stream) + T_c
 
+Where the problem has contention (:mod:`apsched.contention`), durations grow with what else runs (:class:`apsched.clocks.SharedClock`).
+
 Memory follows the order, not the clock: live bytes at a step are those of all storages born at or before it whose last use
 is at or after it.
 """
@@ -11,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 
+from apsched.clocks import Clock, FreeClock, SharedClock
 from apsched.graph.dag import NodeKind
 from apsched.memory import live_bytes
 from apsched.problem import Problem
@@ -73,34 +76,33 @@ def simulate(problem: Problem, schedule: Schedule) -> Timeline:
     launched_by, waited_by = _launches(problem, schedule)
     begin: list[int] = []
     end: list[int] = []
-    t = 0
-    stream_free = [0] * len(problem.streams)
-    transfers: list[tuple[tuple[int, ...], int, int, bool, int, int, int]] = []
+    clock = clock_of(problem)
+    transfers: list[tuple[tuple[int, ...], int, int, bool, int]] = []
     transfer_of: dict[tuple[int, ...], int] = {}
     wait_step: dict[int, int] = {}
     for k, step in enumerate(schedule.steps):
-        begin.append(t)
+        begin.append(clock.now)
         if (members := launched_by.get(k)) is not None:
-            t += _launch_ticks(problem, step, members)
+            clock.run(_launch_ticks(problem, step, members))
             size = sum(problem.collectives[c].size_bytes for c in members)
             coalesced = step.kind is StepKind.START and schedule.buckets[step.index].coalesced
             key = problem.keys[problem.collectives[members[0]].key]
-            start = max(t, stream_free[key.stream])
-            stream_free[key.stream] = start + key.price(size) + (len(members) * (key.coalesced_member_ticks or 0) if coalesced else 0)
-            transfer_of[members] = len(transfers)
-            transfers.append((members, key.stream, size, coalesced, k, start, stream_free[key.stream]))
+            ticks = key.price(size) + (len(members) * (key.coalesced_member_ticks or 0) if coalesced else 0)
+            transfer_of[members] = clock.launch(key.stream, ticks, key.price(0))
+            transfers.append((members, key.stream, size, coalesced, k))
         elif (members := waited_by.get(k)) is not None:
             index = transfer_of[members]
             wait_step[index] = k
-            t = max(t, transfers[index][-1])
+            clock.wait(index)
         else:
-            t += _work_ticks(problem, schedule, step)
-        end.append(t)
+            clock.run(_work_ticks(problem, schedule, step))
+        end.append(clock.now)
+    t = clock.now
     stalled = sum(end[k] - begin[k] for k in waited_by)
-    step_time = max([t, *stream_free])
+    step_time = clock.finish()
     done = tuple(
-        Transfer(members=m, stream=s, size_bytes=b, coalesced=f, start_step=k, wait_step=wait_step[i], begin_ticks=b0, end_ticks=e0)
-        for i, (m, s, b, f, k, b0, e0) in enumerate(transfers)
+        Transfer(members=m, stream=s, size_bytes=b, coalesced=f, start_step=k, wait_step=wait_step[i], begin_ticks=begins, end_ticks=ends)
+        for i, ((m, s, b, f, k), begins, ends) in enumerate(zip(transfers, clock.begins, clock.ends, strict=True))
     )
     return Timeline(
         begin_ticks=tuple(begin),
@@ -112,6 +114,13 @@ def simulate(problem: Problem, schedule: Schedule) -> Timeline:
         exposed_ticks=stalled + step_time - t,
         compute_ticks=t - stalled,
     )
+
+
+def clock_of(problem: Problem) -> Clock:
+    """Return the clock of the machine that ``problem`` runs on."""
+    if problem.contention is None:
+        return FreeClock(len(problem.streams))
+    return SharedClock([problem.contention.links_of(group) for group in problem.streams], problem.contention.factor)
 
 
 def _launches(problem: Problem, schedule: Schedule) -> tuple[dict[int, tuple[int, ...]], dict[int, tuple[int, ...]]]:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from apsched.graph.dag import NodeKind
 from apsched.problem import Problem
+from apsched.solver.shares import Shares, shares
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -103,6 +104,8 @@ class Compact:
     kept_bytes: int
     num_streams: int
     collectives_of_key: tuple[tuple[int, ...], ...]
+    shares: Shares | None
+    """Who slows whom; ``None``: nobody does."""
 
 
 @dataclass(slots=True)
@@ -175,6 +178,7 @@ def compact(problem: Problem) -> Compact:
         kept_bytes=problem.kept_bytes,
         num_streams=len(problem.streams),
         collectives_of_key=tuple(tuple(c for c in range(num_collectives) if cs[c].key == k) for k in range(len(problem.keys))),
+        shares=shares(problem),
     )
 
 

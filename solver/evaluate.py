@@ -198,6 +198,10 @@ def _figure(compact: Compact, program: Program) -> tuple[Walked, Lived]:
     )
     ground = fixed(compact)
     walked = walk(program.operation, program.argument, buckets, ground)
+    if compact.shares is not None:
+        from apsched.solver.shared_clock import with_shared_clock  # it takes its arguments from here
+
+        walked = with_shared_clock(walked, program.operation, program.argument, buckets, ground, compact.shares)
     return walked, live(walked, buckets, ground)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from apsched.config import Caps
+from apsched.errors import InputError
 from apsched.problem import Problem
 from apsched.solver.compact import compact
 from apsched.solver.loop_body import loop_body
@@ -102,6 +103,8 @@ def period_curve(
 
     The memory cap of ``caps`` holds for all points, the other caps as well. Deterministic: ``budget`` counts work, not seconds.
     """
+    if problem.contention is not None:
+        raise InputError("contention: one layer for all depths is found without it; leave it out")
     small = compact(problem)
     period = find_period(small)
     if period is None:

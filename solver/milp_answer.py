@@ -26,6 +26,8 @@ def solve_with_milp(
     caps, options, milp = caps or Caps(), options or SolveOptions(), milp or MilpOptions()
     if caps.max_compute_move != 0:
         raise InputError(f"max_compute_move: the MILP keeps compute as captured; expected 0, found {caps.max_compute_move!r}")
+    if problem.contention is not None:
+        raise InputError("contention: the MILP does not know it; leave it out, or solve with cp-sat")
     small = compact(problem)
     made = baselines(problem, small, caps)
     known = min((b for b in made if b.fits), key=lambda b: b.step_time_ticks, default=None)

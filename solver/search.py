@@ -152,6 +152,14 @@ class Search:
                 self.consider(self.evaluate(self.best.labels, policy, None))
         self.report("portfolio", self.best.figures.step_time_ticks)
 
+    def try_buckets(self, buckets: Sequence[Sequence[int]]) -> None:
+        """Consider these buckets, all others alone, under all policies."""
+        labels = np.arange(len(self.compact.kind))
+        for members in buckets:
+            labels[list(members)] = min(members)
+        for policy in policies(self.compact):
+            self.consider(self.evaluate(labels, policy, None))
+
     def descend_by_rungs(self, rungs: Sequence[int], num_evaluations: int, stop_at_ticks: int) -> None:
         """Improve the start here, then under each of the lower caps ``rungs``, ascending, and then under the cap itself."""
         if rungs:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from apsched.config import Caps, SolveOptions
-from apsched.problem import Problem
+from apsched.problem import Problem, with_contention
 from apsched.result import Scored, SolveResult
 from apsched.schedule import Schedule
 from apsched.solver.any_order import without_places
@@ -28,6 +28,7 @@ from apsched.solver.orders import may_move
 from apsched.solver.path_bound import path_bound
 from apsched.solver.periods import find_periods
 from apsched.solver.search import Search
+from apsched.solver.shared_bounds import shared_bound
 from apsched.solver.tighten import tighten
 from apsched.solver.windows import improve
 from apsched.units import ticks_to_us
@@ -88,15 +89,21 @@ def solve(
         if progress is not None:
             progress(stage, ticks_to_us(best_ticks) if best_ticks >= 0 else float("nan"), ticks_to_us(bound.ticks))
 
+    if problem.contention is not None:
+        bound = max(bound, shared_bound(problem, small, caps, in_order=mover is None), key=lambda b: b.ticks)
+
     report("bounds", -1)
     made = baselines(problem, small, caps)
     report("baselines", min((b.step_time_ticks for b in made if b.fits), default=-1))
     floor = least_memory_with(problem, small, mover, caps, options)
-    if is_small(problem):
+    free = _without_contention(problem, caps, options) if problem.contention is not None else None
+    if is_small(problem) and problem.contention is None:
         answer = _solve_whole(problem, small, mover, caps, options, bound, made, floor, report)
     else:
-        answer = _solve_by_search(problem, small, mover, caps, options, bound, made, floor, report)
+        answer = _solve_by_search(problem, small, mover, caps, options, bound, made, floor, report, free)
     scored = score(problem, "apsched", answer.schedule, caps) if answer.schedule is not None else None
+    if free is not None and (scored is None or not scored.fits or free.step_time_ticks < answer.fastest_ticks):
+        scored, answer = free, replace(answer, solved_by=f"{answer.solved_by} without contention", fastest_ticks=free.step_time_ticks)
     best = _never_worse(scored, made)
     if best is None:
         return SolveResult(
@@ -135,6 +142,12 @@ def solve(
         deterministic_work=answer.deterministic_work,
         infeasibility=None,
     )
+
+
+def _without_contention(problem: Problem, caps: Caps, options: SolveOptions) -> Scored | None:
+    """Return the answer on the machine without contention, with its figures on the one with it."""
+    best = solve(with_contention(problem, None), caps, options).best
+    return None if best is None else score(problem, "apsched", best.schedule, caps)
 
 
 def best_bound(problem: Problem, small: Compact, caps: Caps) -> TimeBound:
@@ -245,8 +258,12 @@ def _solve_by_search(
     made: tuple[Scored, ...],
     floor: LeastMemory,
     report: Callable[[str, int], None],
+    like: Scored | None,
 ) -> _Answer:
-    """Large problems: portfolio, local moves, other orders of the compute, then the second and third objective within the slack."""
+    """Large problems: portfolio, local moves, other orders of the compute, then the second and third objective within the slack.
+
+    The buckets of ``like`` are tried, too.
+    """
     evaluations = max(1, int(options.budget * _EVALUATIONS_PER_WORK))
     first = evaluations if mover is None else max(1, evaluations // _SHARE_AS_CAPTURED)
     search = Search(problem=problem, compact=small, caps=caps, report=report, max_evaluations=first, floor_bytes=floor.peak_bytes)
@@ -255,6 +272,8 @@ def _solve_by_search(
         blocks = lower
         search = search.around(*mover.moved(blocks), first)
     search.portfolio()
+    if like is not None:
+        search.try_buckets([bucket.members for bucket in like.schedule.buckets])
     if search.best is None:
         least = just_in_time(search.problem, search.compact, caps)
         schedule = expand(search.problem, search.compact, least.program) if least is not None else None

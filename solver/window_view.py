@@ -136,6 +136,7 @@ class WindowView:
             after_begin=begins(after),
             after_list=np.array([d for ds in after for d in ds], dtype=np.int64),
             collectives_of_key=(),
+            shares=None,  # a window proposes, the clock of the whole program judges
         )
 
     def _first_gap_after(self, i: int) -> int:

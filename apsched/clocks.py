@@ -1,0 +1,156 @@
+"""The clocks of the machine: when each step and each transfer ends. ``simulate`` drives one of them through a schedule.
+
+Both have the same face: ``run`` some work on the compute stream, ``launch`` a transfer on a stream, ``wait`` for one, ``finish``.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """The time of the compute stream, and of every transfer."""
+
+    now: int
+    """When the compute stream gets on."""
+    begins: list[int]
+    """Of every transfer; complete when finished."""
+    ends: list[int]
+
+    def run(self, ticks: int) -> None:
+        """Let the compute stream do so much work."""
+
+    def launch(self, stream: int, ticks: int, latency_ticks: int) -> int:
+        """Put a transfer on a stream and return its index."""
+
+    def wait(self, transfer: int) -> None:
+        """Let the compute stream stand still until a transfer has ended."""
+
+    def finish(self) -> int:
+        """Let all transfers end, and return when the last of everything does."""
+
+
+class FreeClock:
+    """Nobody slows anybody: sums and maxima."""
+
+    def __init__(self, num_streams: int) -> None:
+        self.now = 0
+        self.begins: list[int] = []
+        self.ends: list[int] = []
+        self._free = [0] * num_streams
+
+    def run(self, ticks: int) -> None:
+        """Work."""
+        self.now += ticks
+
+    def launch(self, stream: int, ticks: int, latency_ticks: int) -> int:
+        """Begin when launched and the stream is free."""
+        begin = max(self.now, self._free[stream])
+        self._free[stream] = begin + ticks
+        self.begins.append(begin)
+        self.ends.append(begin + ticks)
+        return len(self.ends) - 1
+
+    def wait(self, transfer: int) -> None:
+        """Stand still."""
+        self.now = max(self.now, self.ends[transfer])
+
+    def finish(self) -> int:
+        """Return the end."""
+        return max([self.now, *self._free])
+
+
+@dataclass(slots=True)
+class _Flow:
+    """A transfer and what is left of it."""
+
+    index: int
+    latency: int
+    moving: Fraction
+
+
+class SharedClock:
+    """Streams share links, and compute is slower while a transfer runs: see :mod:`apsched.contention`. Exact, in fractions of a tick."""
+
+    def __init__(self, links_of_stream: Sequence[Sequence[int]], factor: Fraction) -> None:
+        self.now = 0
+        self.begins: list[int] = []
+        self.ends: list[int] = []
+        self._links = links_of_stream
+        self._factor = factor
+        self._queues: list[deque[_Flow]] = [deque() for _ in links_of_stream]
+
+    def run(self, ticks: int) -> None:
+        """Work, more slowly while something is transferred."""
+        left = Fraction(ticks)
+        while left > 0:
+            speed = 1 / self._factor if any(self._queues) else Fraction(1)
+            until = self.now + ceil(left / speed)
+            change = self._next_change()
+            if change is not None:
+                until = min(until, change)
+            left -= speed * (until - self.now)
+            self._go_to(until)
+
+    def launch(self, stream: int, ticks: int, latency_ticks: int) -> int:
+        """Join the queue of the stream."""
+        index = len(self.ends)
+        self.begins.append(self.now)
+        self.ends.append(-1)
+        self._queues[stream].append(_Flow(index, latency_ticks, Fraction(ticks - latency_ticks)))
+        return index
+
+    def wait(self, transfer: int) -> None:
+        """Stand still."""
+        while self.ends[transfer] < 0:
+            change = self._next_change()
+            assert change is not None
+            self._go_to(change)
+
+    def finish(self) -> int:
+        """Return the end; the compute stream is where it was."""
+        now = self.now
+        while (change := self._next_change()) is not None:
+            self._go_to(change)
+        end, self.now = self.now, now
+        return end
+
+    def _speeds(self) -> list[Fraction]:
+        """Return the speed of the head of each stream: 1 during latency, then the share that its fullest link leaves."""
+        on_link: dict[int, int] = {}
+        for stream, queue in enumerate(self._queues):
+            if queue and not queue[0].latency:
+                for link in self._links[stream]:
+                    on_link[link] = on_link.get(link, 0) + 1
+        return [
+            Fraction(1, max((on_link.get(link, 1) for link in self._links[stream]), default=1))
+            if queue and not queue[0].latency
+            else Fraction(1)
+            for stream, queue in enumerate(self._queues)
+        ]
+
+    def _next_change(self) -> int | None:
+        """Return the next tick at which a head moves bytes or ends; ``None`` where nothing is transferred."""
+        heads = [(queue[0], speed) for queue, speed in zip(self._queues, self._speeds(), strict=True) if queue]
+        return min((self.now + (flow.latency or ceil(flow.moving / speed)) for flow, speed in heads), default=None)
+
+    def _go_to(self, until: int) -> None:
+        """Let time pass up to the next change, at most, and let end what is done."""
+        passed = until - self.now
+        self.now = until
+        for queue, speed in zip(self._queues, self._speeds(), strict=True):
+            if not queue:
+                continue
+            head = queue[0]
+            if head.latency:
+                head.latency -= passed
+            else:
+                head.moving -= speed * passed
+            if not head.latency and head.moving <= 0:
+                self.ends[head.index] = until
+                queue.popleft()
+                if queue:
+                    self.begins[queue[0].index] = until

@@ -1,0 +1,110 @@
+"""Lower bounds on step time under contention; proofs in ``docs/formulation.md``.
+
+Contention makes nothing faster, so every bound without it holds. What it adds, with A the least time in which anything is transferred,
+f the factor by which compute is slower then, and L, W, E, d as in ``apsched.solver.bounds``:
+
+    (C1)  a link is to the bytes of all its streams what a stream is to its transfers: (B1) to (B7) and (R1) to (R4) hold with the
+          streams of a link taken as one and prices without latency
+    (C2)  step time >= sum_i d_i + W(all collectives) + (1 - 1/f) A
+    (C3)  step time >= (E_k + tail_j) / f + sum_{k <= i < j} d_i + (1 - 1/f) A  for k < j,
+          tail_j = L(reductions of a stream that are ready at gap j or behind it)
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from apsched.config import Caps
+from apsched.price_curve import PriceCurve
+from apsched.problem import Problem
+from apsched.solver.bounds import TimeBound, earliest, least_work, step_time_bound, transfer_bound, work_bound
+from apsched.solver.compact import ALL_GATHER, Compact, Ints
+from apsched.solver.lp_bound import lp_bound
+from apsched.solver.shares import Shares
+from apsched.solver.tighten import tighten
+
+_TAILS = 64
+"""Tails of at most this many sizes are tried of each stream."""
+
+
+def shared_bound(problem: Problem, compact: Compact, caps: Caps, *, in_order: bool) -> TimeBound:
+    """Return the best of the bounds that contention adds; not ``in_order``: those for any order of the compute."""
+    shares = compact.shares
+    assert shares is not None
+    if in_order:
+        compact = tighten(compact, caps)
+    everything = np.arange(len(compact.kind))
+    found = [TimeBound(ticks=0, source="contention")]
+    busy = max((transfer_bound(problem, compact, caps, mine) for mine in _of_each_stream(compact)), default=0)
+    for link, name in enumerate(problem.contention.links if problem.contention else ()):
+        users = _users(shares, link)
+        if len(set(compact.stream[everything[np.isin(compact.stream, users)]].tolist())) < 2:
+            continue
+        as_one, merged = _as_one_stream(problem, compact, users)
+        load = transfer_bound(as_one, merged, caps, everything[merged.stream == 0])
+        busy = max(busy, load)
+        bounds = [TimeBound(ticks=load, source="")]
+        if in_order:
+            bounds += [step_time_bound(as_one, merged, caps), lp_bound(as_one, merged, caps)]
+        found.append(TimeBound(ticks=max(bound.ticks for bound in bounds), source=f"link {name}"))
+    if shares.full_speed > shares.slow_speed and len(everything):
+        work = work_bound(problem, compact, least_work(problem, compact), everything)
+        slow = (shares.full_speed - shares.slow_speed) * busy // shares.full_speed
+        found.append(TimeBound(ticks=int(compact.spine_ticks.sum()) + work + slow, source="slower compute"))
+        if in_order:
+            found.append(_between(problem, compact, caps, shares, busy))
+    return max(found, key=lambda bound: bound.ticks)
+
+
+def _of_each_stream(compact: Compact) -> list[Ints]:
+    return [mine for stream in range(compact.num_streams) if len(mine := np.nonzero(compact.stream == stream)[0])]
+
+
+def _users(shares: Shares, link: int) -> list[int]:
+    return [s for s in range(len(shares.link_begin) - 1) if link in shares.link_list[shares.link_begin[s] : shares.link_begin[s + 1]]]
+
+
+def _as_one_stream(problem: Problem, compact: Compact, users: list[int]) -> tuple[Problem, Compact]:
+    """Return the problem in which the streams ``users`` are one, the first, and its transfers have no latency: (C1)."""
+    others = [stream for stream in range(compact.num_streams) if stream not in users]
+    number = np.array([0 if stream in users else 1 + others.index(stream) for stream in range(compact.num_streams)], dtype=np.int64)
+    latency = np.array([k.price(0) if k.stream in users else 0 for k in problem.keys], dtype=np.int64)
+    keys = tuple(
+        replace(k, stream=int(number[k.stream]), price=_without_latency(k.price) if k.stream in users else k.price) for k in problem.keys
+    )
+    merged = replace(
+        compact,
+        stream=number[compact.stream],
+        transfer_ticks=compact.transfer_ticks - latency[compact.key],
+        num_streams=1 + len(others),
+    )
+    return replace(problem, keys=keys, streams=("of the link", *(problem.streams[stream] for stream in others))), merged
+
+
+def _without_latency(price: PriceCurve) -> PriceCurve:
+    return PriceCurve(size_bytes=price.size_bytes, price_ticks=tuple(p - price.price_ticks[0] for p in price.price_ticks))
+
+
+def _between(problem: Problem, compact: Compact, caps: Caps, shares: Shares, busy: int) -> TimeBound:
+    """Return the best of (C3) over heads and tails."""
+    full, slow, num_spine = shares.full_speed, shares.slow_speed, len(compact.spine_ticks)
+    begin, _ = earliest(problem, compact, caps)
+    done = np.concatenate(([0], np.cumsum(compact.spine_ticks)))
+    heads = np.maximum.accumulate(begin * slow - done * full)  # [k]: the best head at k or before
+    best = 0
+    for j, tail in _tails(problem, compact, caps, num_spine):
+        if j > 0:
+            best = max(best, int(heads[j - 1]) + tail * slow + int(done[j]) * full + (full - slow) * busy)
+    return TimeBound(ticks=best // full, source="slower compute")
+
+
+def _tails(problem: Problem, compact: Compact, caps: Caps, num_spine: int) -> list[tuple[int, int]]:
+    """Return (j, least time to transfer reductions of one stream that are ready at gap j or behind)."""
+    found = [(num_spine, 0)]
+    moving = np.nonzero((compact.need_gap >= num_spine) & ~compact.on_path & (compact.kind != ALL_GATHER))[0]
+    for stream in range(compact.num_streams):
+        mine = moving[compact.stream[moving] == stream]
+        mine = mine[np.argsort(-compact.ready_gap[mine], kind="stable")]
+        for i in range(min(len(mine), _TAILS)):
+            found.append((int(compact.ready_gap[mine[i]]), transfer_bound(problem, compact, caps, mine[: i + 1])))
+    return found

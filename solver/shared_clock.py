@@ -1,0 +1,170 @@
+"""The clock of a program under contention, compiled: what ``apsched.clocks.SharedClock`` is to ``simulate``, with which it shares no code.
+
+Everything is a whole number: a transfer moves ``parts`` of its bytes in a tick when alone and ``parts / n`` when n share a link; a tick of
+compute is ``full_speed`` units of work, of which ``slow_speed`` are done in a tick while something is transferred. What runs ends with
+the first whole tick by which its work is done, so the next change is always at a whole tick.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from apsched.solver.compact import ALL_GATHER, Ints
+from apsched.solver.compiled import compiled
+from apsched.solver.evaluate import Buckets, Fixed, Walked
+from apsched.solver.shares import Shares
+
+_NEVER = 2**62
+
+
+class _State(NamedTuple):
+    """Transfers under way."""
+
+    queue: Ints
+    """(S, B) buckets launched on each stream, in order."""
+    first: Ints
+    """(S,) the one under way."""
+    past: Ints
+    latency: Ints
+    """(S,) left of the latency of the one under way."""
+    moving: Ints
+    """(S,) parts left of its bytes."""
+    speed: Ints
+    """(S,) parts in a tick."""
+    on_link: Ints
+    end: Ints
+    """(B,) -1 until the transfer has ended."""
+
+
+@compiled
+def with_shared_clock(walked: Walked, operation: Ints, argument: Ints, p: Buckets, f: Fixed, s: Shares) -> Walked:
+    """Return ``walked``, whose clock knows no contention, with the times that hold under it."""
+    num_buckets = len(p.launch_ticks)
+    state = _State(
+        np.zeros((f.num_streams, num_buckets), np.int64),
+        np.zeros(f.num_streams, np.int64),
+        np.zeros(f.num_streams, np.int64),
+        np.zeros(f.num_streams, np.int64),
+        np.zeros(f.num_streams, np.int64),
+        np.zeros(f.num_streams, np.int64),
+        np.zeros(s.num_links, np.int64),
+        np.full(num_buckets, -1, np.int64),
+    )
+    begin_ticks = np.zeros(len(operation), np.int64)
+    t = 0
+    for i in range(len(operation)):
+        a = argument[i]
+        begin_ticks[i] = t
+        if operation[i] == 0:
+            t = _run(state, p, s, t, f.spine_ticks[a])
+        elif operation[i] == 1 or operation[i] >= 4:
+            begin, past = p.member_begin[a], p.member_begin[a + 1]
+            if operation[i] != 5:
+                for j in range(begin, past):
+                    c = p.member_list[j]
+                    for q in range(f.prologue_begin[c], f.prologue_begin[c + 1]):
+                        if past - begin == 1 or f.prologue_list[q] != f.cast_float[c]:
+                            t = _run(state, p, s, t, f.float_ticks[f.prologue_list[q]])
+                if past - begin > 1:
+                    t = _run(state, p, s, t, p.copy_in_ticks[a])
+            if operation[i] != 4:
+                t = _run(state, p, s, t, p.launch_ticks[a])
+                stream = f.stream[p.member_list[begin]]
+                state.queue[stream, state.past[stream]] = a
+                state.past[stream] += 1
+                if state.past[stream] - state.first[stream] == 1:
+                    _begin(state, p, s, stream)
+        elif operation[i] == 2:
+            while state.end[a] < 0:
+                t = _go(state, p, s, t, _NEVER)
+            begin, past = p.member_begin[a], p.member_begin[a + 1]
+            if past - begin == 1 or f.kind[p.member_list[begin]] != ALL_GATHER:
+                for j in range(begin, past):
+                    t = _finish(state, p, f, s, t, p.member_list[j])
+        else:
+            t = _run(state, p, s, t, f.copy_out_ticks[a])
+            t = _finish(state, p, f, s, t, a)
+    step_time = t
+    while _busy(state):
+        step_time = _go(state, p, s, step_time, _NEVER)
+    return Walked(
+        step_time,
+        walked.peak_in_flight,
+        walked.first_position,
+        walked.spine_position,
+        walked.float_position,
+        walked.bucket_position,
+        begin_ticks,
+        state.end,
+    )
+
+
+@compiled
+def _finish(state: _State, p: Buckets, f: Fixed, s: Shares, t: int, c: int) -> int:
+    """Run the epilogue of collective ``c``."""
+    for q in range(f.epilogue_begin[c], f.epilogue_begin[c + 1]):
+        t = _run(state, p, s, t, f.float_ticks[f.epilogue_list[q]])
+    return t
+
+
+@compiled
+def _busy(state: _State) -> bool:
+    """Whether anything is transferred."""
+    return bool((state.first < state.past).any())
+
+
+@compiled
+def _begin(state: _State, p: Buckets, s: Shares, stream: int) -> None:
+    """Begin with the transfer that is first on ``stream``."""
+    b = state.queue[stream, state.first[stream]]
+    state.latency[stream] = min(s.latency_ticks[p.member_list[p.member_begin[b]]], p.transfer_ticks[b])
+    state.moving[stream] = (p.transfer_ticks[b] - state.latency[stream]) * s.parts
+
+
+@compiled
+def _run(state: _State, p: Buckets, s: Shares, t: int, ticks: int) -> int:
+    """Do ``ticks`` of work on the compute stream from ``t`` on, and return when it is done."""
+    left = ticks * s.full_speed
+    while left > 0:
+        if not _busy(state):
+            return int(t - (-left // s.full_speed))
+        until = _go(state, p, s, t, t - (-left // s.slow_speed))
+        left -= (until - t) * s.slow_speed
+        t = until
+    return t
+
+
+@compiled
+def _go(state: _State, p: Buckets, s: Shares, t: int, limit: int) -> int:
+    """Let time pass from ``t`` to ``limit`` or to the next change of a transfer, whichever is first; return when that is."""
+    num_streams = len(state.first)
+    state.on_link[:] = 0
+    for stream in range(num_streams):
+        if state.first[stream] < state.past[stream] and state.latency[stream] == 0:
+            for q in range(s.link_begin[stream], s.link_begin[stream + 1]):
+                state.on_link[s.link_list[q]] += 1
+    passed = limit - t
+    for stream in range(num_streams):
+        if state.first[stream] == state.past[stream]:
+            continue
+        if state.latency[stream] > 0:
+            passed = min(passed, state.latency[stream])
+            continue
+        sharing = 1
+        for q in range(s.link_begin[stream], s.link_begin[stream + 1]):
+            sharing = max(sharing, state.on_link[s.link_list[q]])
+        state.speed[stream] = s.parts // sharing
+        passed = min(passed, -(-state.moving[stream] // state.speed[stream]))
+    for stream in range(num_streams):
+        if state.first[stream] == state.past[stream]:
+            continue
+        if state.latency[stream] > 0:
+            state.latency[stream] -= passed
+        else:
+            state.moving[stream] -= passed * state.speed[stream]
+        if state.latency[stream] == 0 and state.moving[stream] <= 0:
+            state.end[state.queue[stream, state.first[stream]]] = t + passed
+            state.first[stream] += 1
+            if state.first[stream] < state.past[stream]:
+                _begin(state, p, s, stream)
+    return int(t + passed)

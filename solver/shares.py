@@ -1,0 +1,47 @@
+"""Contention as arrays, for compiled code; see ``apsched.contention``."""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from apsched.problem import Problem
+
+Ints = npt.NDArray[np.int64]
+
+
+class Shares(NamedTuple):
+    """Who slows whom. CSR pairs end in ``_begin`` and ``_list``."""
+
+    num_links: int
+    link_begin: Ints
+    link_list: Ints
+    """Links of each stream."""
+    latency_ticks: Ints
+    """(C,) price of no bytes of the key of each collective: what a transfer takes before it moves bytes."""
+    parts: int
+    """A transfer alone on its links moves so many parts of its bytes in a tick; n of them on a link share it."""
+    full_speed: int
+    """Work that the compute stream does in a tick while nothing is transferred; a tick of work is so much."""
+    slow_speed: int
+    """The same while something is."""
+
+
+def shares(problem: Problem) -> Shares | None:
+    """Return the contention of ``problem``; ``None`` where it has none."""
+    contention = problem.contention
+    if contention is None:
+        return None
+    links = [contention.links_of(group) for group in problem.streams]
+    begin = np.zeros(len(links) + 1, dtype=np.int64)
+    begin[1:] = np.cumsum([len(mine) for mine in links])
+    full_speed, slow_speed = contention.slowdown
+    return Shares(
+        num_links=len(contention.links),
+        link_begin=begin,
+        link_list=np.array([link for mine in links for link in mine], dtype=np.int64),
+        latency_ticks=np.array([problem.keys[c.key].price(0) for c in problem.collectives], dtype=np.int64),
+        parts=contention.parts(),
+        full_speed=full_speed,
+        slow_speed=slow_speed,
+    )

@@ -1,0 +1,19 @@
+"""Random contention for random problems."""
+
+import random
+
+from apsched.contention import Contention
+from apsched.problem import Problem, with_contention
+
+
+def random_contention(rng: random.Random, problem: Problem) -> Contention:
+    """Return any of the two rules, or both, with one or two links."""
+    links = tuple(f"link {k}" for k in range(rng.randint(0, 2)))
+    groups = tuple((group, tuple(k for k in range(len(links)) if rng.random() < 0.8)) for group in problem.streams)
+    slowdown = rng.choice(((1, 1), (6, 5), (5, 4), (2, 1), (1138, 1000), (3, 1)))
+    return Contention(links=links, links_of_group=groups, slowdown=slowdown)
+
+
+def contended(problem: Problem, seed: int) -> Problem:
+    """Return ``problem`` on a machine with random contention."""
+    return with_contention(problem, random_contention(random.Random(seed), problem))

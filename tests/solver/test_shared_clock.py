@@ -1,0 +1,75 @@
+"""One semantics under contention, too: the compiled clock and ``simulate`` agree to the tick; and nobody gets faster by it."""
+
+import random
+
+import numpy as np
+import pytest
+from contended import contended
+from random_programs import random_program
+from strategies import layered_problem, random_problem
+
+from apsched.config import Caps
+from apsched.contention import Contention
+from apsched.problem import Problem, with_contention
+from apsched.simulate import simulate
+from apsched.solver.compact import compact
+from apsched.solver.evaluate import anatomy, evaluate
+from apsched.solver.expand import expand
+from apsched.solver.judge import Judge
+from apsched.solver.partition import Pricer
+from apsched.solver.search import policies
+
+
+def assert_one_semantics(problem: Problem, seed: int) -> bool:
+    """Compare a random program of ``problem``; return whether contention made it slower."""
+    small = compact(problem)
+    program = random_program(Pricer(problem, small), seed)
+    schedule = expand(problem, small, program)
+    timeline, figures, where = simulate(problem, schedule), evaluate(small, program), anatomy(small, program)
+    assert figures.step_time_ticks == timeline.step_time_ticks
+    assert figures.peak_memory_bytes == timeline.peak_memory_bytes
+    ends = {frozenset(transfer.members): transfer.end_ticks for transfer in timeline.transfers}
+    found = zip(program.partition.buckets, where.transfer_end_ticks.tolist(), strict=True)
+    assert {frozenset(members): end for members, end in found} == ends
+    free = simulate(with_contention(problem, None), schedule)
+    pairs = [*zip(timeline.end_ticks, free.end_ticks, strict=True)]
+    pairs += [(t.end_ticks, f.end_ticks) for t, f in zip(timeline.transfers, free.transfers, strict=True)]
+    assert all(slowed >= alone for slowed, alone in pairs)
+    assert (timeline.live_bytes, timeline.in_flight_bytes) == (free.live_bytes, free.in_flight_bytes)
+    return timeline.step_time_ticks > free.step_time_ticks
+
+
+@pytest.mark.parametrize("chunk", range(2))
+def test_small_problems(chunk: int) -> None:
+    slower = 0
+    for seed in range(chunk * 300, (chunk + 1) * 300):
+        slower += assert_one_semantics(contended(random_problem(random.Random(seed), max_collectives=8, max_spine=6), seed), seed)
+    assert slower > 40
+
+
+def test_layered_problems() -> None:
+    problems = [contended(layered_problem(random.Random(seed), num_layers=2 + seed % 9), seed) for seed in range(40)]
+    assert sum(assert_one_semantics(problem, seed) for seed, problem in enumerate(problems)) > 20
+
+
+def test_what_search_judges_is_what_its_program_takes() -> None:
+    for seed in range(20):
+        problem = contended(layered_problem(random.Random(seed), num_layers=3), seed)
+        small = compact(problem)
+        judge = Judge(Pricer(problem, small), Caps())
+        labels = np.arange(len(problem.collectives))
+        for policy in policies(small)[:4]:
+            figures = judge.figures(labels, policy, None)
+            assert figures is not None
+            schedule = expand(problem, small, judge.program(labels, policy, None))
+            assert figures.step_time_ticks == simulate(problem, schedule).step_time_ticks
+
+
+def test_no_contention_is_the_machine_without_it() -> None:
+    """Links that nobody shares, and compute that nothing slows, leave every time as it is."""
+    for seed in range(50):
+        problem = random_problem(random.Random(seed), max_collectives=8, max_spine=6)
+        idle = Contention(links=tuple(problem.streams), links_of_group=tuple((group, (k,)) for k, group in enumerate(problem.streams)))
+        program = random_program(Pricer(problem, compact(problem)), seed)
+        schedule = expand(problem, compact(problem), program)
+        assert simulate(with_contention(problem, idle), schedule) == simulate(problem, schedule)

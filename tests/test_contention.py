@@ -1,0 +1,118 @@
+"""The two rules by hand: shares of a link, compute beside a collective, whole ticks."""
+
+from fractions import Fraction
+
+import pytest
+
+from apsched.clocks import SharedClock
+from apsched.contention import Contention
+from apsched.errors import InputError
+
+
+def shared(links, factor=Fraction(1)) -> SharedClock:
+    return SharedClock(links, factor)
+
+
+def test_two_on_a_link_share_it_until_one_ends():
+    clock = shared([(0,), (0,)])
+    clock.launch(0, 100, 0)
+    clock.run(20)
+    clock.launch(1, 100, 0)  # alone up to 20: 80 left, then half speed each
+    assert clock.finish() == 200  # all work on the link, without a pause
+    assert clock.begins == [0, 20]
+    assert clock.ends == [180, 200]
+
+
+def test_other_links_are_not_shared():
+    clock = shared([(0,), (1,)])
+    clock.launch(0, 100, 0)
+    clock.launch(1, 100, 0)
+    clock.finish()
+    assert clock.ends == [100, 100]
+
+
+def test_the_fullest_link_counts():
+    clock = shared([(0,), (0, 1), (1,), (1,)])
+    for stream in range(4):
+        clock.launch(stream, 60, 0)
+    clock.finish()
+    # a third each for those on link 1; stream 0 gets the half that two on its link give it
+    assert clock.ends == [120, 180, 180, 180]
+
+
+def test_latency_hinders_nobody():
+    clock = shared([(0,), (0,)])
+    clock.launch(0, 100, 0)
+    clock.launch(1, 60, 50)  # 50 of latency, then 10 of bytes at half speed
+    clock.finish()
+    assert clock.ends == [110, 70]
+
+
+def test_one_stream_is_in_order_and_alone():
+    clock = shared([(0,)])
+    clock.launch(0, 10, 4)
+    clock.launch(0, 10, 4)
+    clock.finish()
+    assert (clock.begins, clock.ends) == ([0, 10], [10, 20])
+
+
+def test_compute_is_slower_beside_a_collective_only():
+    clock = shared([()], Fraction(5, 4))
+    clock.launch(0, 50, 10)
+    clock.run(60)  # 50 ticks do 40 of it, 20 more alone
+    assert clock.now == 70
+    clock.run(60)
+    assert clock.now == 130
+
+
+def test_a_wait_stands_still_as_long_as_it_takes():
+    clock = shared([(0,), (0,)], Fraction(2))
+    clock.launch(0, 30, 0)
+    clock.launch(1, 50, 0)
+    clock.run(10)
+    clock.wait(0)
+    assert clock.now == 60
+    clock.run(5)
+    assert clock.now == 70
+    clock.wait(1)
+    assert clock.now == 80
+
+
+def test_times_are_whole_ticks_rounded_up():
+    clock = shared([(0,), (0,), (0,)], Fraction(3))
+    for stream, ticks in enumerate((1, 1, 2)):
+        clock.launch(stream, ticks, 0)
+    clock.run(1)
+    assert clock.now == 3
+    clock.finish()
+    assert clock.ends == [3, 3, 4]
+
+
+def test_nothing_takes_no_time():
+    clock = shared([(0,), (0,)], Fraction(2))
+    clock.launch(0, 0, 0)
+    clock.launch(1, 10, 0)
+    clock.run(0)
+    clock.wait(0)
+    assert clock.now == 0
+    assert clock.finish() == 10
+
+
+def test_parts_divide_among_all_that_share():
+    groups = tuple((name, (0, 1) if name == "a" else (1,)) for name in "abcd")
+    assert Contention(links=("x", "y"), links_of_group=groups).parts() == 12
+    assert Contention().parts() == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"slowdown": (1, 2)}, "at least 1"),
+        ({"slowdown": (0, 0)}, "at least 1"),
+        ({"links": ("nic",), "links_of_group": (("a", (1,)),)}, "links below 1"),
+        ({"links": ("nic",), "links_of_group": tuple((str(k), (0,)) for k in range(17))}, "at most 16 groups"),
+    ],
+)
+def test_the_impossible_is_refused(wrong, said):
+    with pytest.raises(InputError, match=said):
+        Contention(**wrong)
