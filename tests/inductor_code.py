@@ -2,13 +2,17 @@
 
 import re
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import torch
+from torch._functorch import config as functorch_config
 from torch._inductor import config
 from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.graph import GraphLowering
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Interpreter
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from apsched.collectives import collective_kind, is_wait_tensor
@@ -17,7 +21,7 @@ _CALL = re.compile(
     r"torch\.ops\._c10d_functional\.(?P<collective>\w+?)(_into_tensor|_tensor|_single|_)?(_coalesced)?(_out)?\.default\("
     r"|extern_kernels\.(?P<product>\w+)\(|torch\.ops\.aten\.(?P<attention>_scaled_dot_product\w+)\.default\(|(?P<kernel>cpp_fused\w*)\("
 )
-_PRODUCTS = ("mm", "bmm")
+_PRODUCTS = {"mm": "mm", "bmm": "bmm", "addmm": "mm", "baddbmm": "bmm"}  # Inductor adds while it multiplies, or does not
 
 
 class _GeneratedError(Exception):
@@ -57,13 +61,32 @@ def generated_code(module: GraphModule, **settings: object) -> str:
     raise AssertionError("Inductor generated no code")
 
 
+@contextmanager
+def interpreted() -> Iterator[list[str]]:
+    """Have Inductor generate code, which is listed, but compile none: graphs are interpreted, which needs no C++ compiler."""
+    codes = []
+
+    def interpret(graph: GraphLowering) -> SimpleNamespace:
+        codes.append(graph.codegen()[0].value)
+        module = graph.orig_gm
+        return SimpleNamespace(call=lambda arguments: Interpreter(module).run(*arguments), __file__="")
+
+    original = GraphLowering.compile_to_module
+    GraphLowering.compile_to_module = interpret
+    try:
+        with config.patch(fx_graph_cache=False), functorch_config.patch(enable_autograd_cache=False):
+            yield codes
+    finally:
+        GraphLowering.compile_to_module = original
+
+
 def calls_of(code: str) -> list[str]:
     """Return what the code calls, in order: kinds of collectives, ``wait``, names of products and attentions, and ``kernel``."""
     calls = []
     for line in code[code.index("def call(") :].splitlines():
         if (found := _CALL.search(line)) and "assert_" not in line:
             name = found["collective"] or found["product"] or found["attention"] or "kernel"
-            calls.append({"addmm": "mm", "baddbmm": "bmm"}.get(name, name))  # Inductor adds while it multiplies
+            calls.append(_PRODUCTS.get(name, name))
     return calls
 
 
@@ -78,7 +101,7 @@ def calls_of_graph(module: GraphModule) -> list[str]:
         elif node.op == "call_function":
             name = getattr(node.target, "_opname", "")
             if name in _PRODUCTS or name.startswith("_scaled_dot_product"):
-                calls.append(name)
+                calls.append(_PRODUCTS.get(name, name))
     return calls
 
 
@@ -97,19 +120,23 @@ def segments_of(calls: list[str]) -> list[tuple[str, dict[str, int]]]:
     return segments
 
 
-_LAUNCH = re.compile(r"(buf\d+) = torch\.ops\._c10d_functional\.\w+\.default\((?:reinterpret_tensor\()?(buf\d+),")
+_LAUNCH = re.compile(
+    r"(?:(?P<result>buf\d+) = )?torch\.ops\._c10d_functional\.(?!wait_tensor)\w+\.default\("
+    r"(?:reinterpret_tensor\()?(?P<sent>\w+),.*?(?:out=(?P<out>buf\d+))?\)$"
+)
 _COALESCED = re.compile(r"(buf\d+) = torch\.ops\._c10d_functional\.\w+_coalesced\.default\(\[(.*)\],")
 
 
 def freed_in_flight(code: str) -> tuple[int, list[str]]:
-    """Return how many transfers read a buffer, and the lines that free or reuse such a buffer before the wait."""
+    """Return how many transfers read a buffer, and the lines that free or reuse a buffer in flight before the wait."""
     lines = code[code.index("def call(") :].splitlines()
     num_transfers, wrong = 0, []
     for k, line in enumerate(lines):
-        for result, sent in _transfers(line, lines[k + 1 :]):
+        for result, sent in _transfers(line.strip(), lines[k + 1 :]):
             num_transfers += 1
-            waited = next(j for j in range(k, len(lines)) if f"wait_tensor.default({result})" in lines[j])
-            wrong += [other for other in lines[k + 1 : waited] if re.search(rf"(del|=) {sent}\b", other)]
+            wait = re.compile(rf"wait_tensor\.default\((reinterpret_tensor\()?{result}\b")
+            waited = next(j for j in range(k, len(lines)) if wait.search(lines[j]))
+            wrong += [other for other in lines[k + 1 : waited] if re.search(rf"(del|=) ({sent}|{result})\b", other)]
     return num_transfers, wrong
 
 
@@ -120,6 +147,6 @@ def _transfers(line: str, later: list[str]) -> list[tuple[str, str]]:
         arguments = re.findall(r"\b(?:buf|arg)\d+(?:_\d+)?", sent)
         parts = {name: f"= {launched}[{i}]" for i, name in enumerate(arguments) if name.startswith("buf")}
         return [(next(other.split()[0] for other in later if other.endswith(part)), name) for name, part in parts.items()]
-    if (found := _LAUNCH.search(line)) is not None and "wait_tensor" not in line:
-        return [found.groups()]
+    if (found := _LAUNCH.search(line)) is not None:
+        return [(found["result"] or found["out"] or found["sent"], found["sent"])]
     return []

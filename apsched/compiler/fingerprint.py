@@ -38,6 +38,7 @@ def fingerprint(settings: Settings, *more: object) -> str | None:
         settings.bitwise,
         settings.solve_options,
         settings.on_error,
+        [(file.graph, file.steps, file.buckets) for file in settings.answers.schedules],
         *more,
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()

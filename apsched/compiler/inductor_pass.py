@@ -8,6 +8,7 @@ import torch
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Graph, GraphModule
 
+from apsched.agreement.job import running_job
 from apsched.compiler.fingerprint import fingerprint
 from apsched.compiler.schedule_graph import schedule_graph
 from apsched.compiler.scheduled import RESULT
@@ -40,7 +41,12 @@ class InductorPass(CustomGraphPass):
             replace_graph(graph, fast)
 
     def uuid(self) -> str | None:
-        """Return what the result depends on beside the graph; ``None``, which turns Inductor's caches off, where that has no name."""
+        """Return what the result depends on beside the graph, for the key of Inductor's caches; ``None`` turns them off.
+
+        They are off where process ranks compare what they will launch: one that finds its code in a cache would not answer the others.
+        """
+        if self.settings.deadline_s is not None and running_job(self.settings.deadline_s) is not None:
+            return None
         return fingerprint(self.settings, sorted(self.names.items()))
 
 

@@ -8,14 +8,16 @@ import torch
 
 from apsched.agreement.graph_round import check_launches, round_of
 from apsched.agreement.round import Round
-from apsched.capture.graph_module import capture_graph_module
+from apsched.capture.graph_module import capture_graph_module, direction_of
 from apsched.collectives import is_collective
-from apsched.compiler.scheduled import RESULT, scheduled
+from apsched.compiler.inductor_settings import check_inductor
+from apsched.compiler.scheduled import RESULT, running_groups, scheduled
 from apsched.compiler.settings import Settings
 from apsched.errors import AgreementError, ApschedError
 from apsched.graph_result import Result
 from apsched.options import show_bytes, show_us
 from apsched.units import ticks_to_us
+from apsched.writeback.hold_order import hold_order
 
 logger = logging.getLogger(__name__)
 
@@ -45,13 +47,13 @@ def schedule_graph(
     """
     talk = round_of(gm, settings.deadline_s)
     with talk or nullcontext():
-        fast = _scheduled_or_as_it_was(gm, settings, talk, name, kept_inputs, parameter_names)
+        fast, run = _scheduled_or_as_it_was(gm, settings, talk, name, kept_inputs, parameter_names, held=held)
         result: Result | None = fast.meta.get(RESULT) if fast is not gm else None
         if talk is not None:
             check_launches(talk, fast, gm, _names(result))
     if result is not None:
         logger.info("%s", told(result))
-    return fast
+    return run
 
 
 def _scheduled_or_as_it_was(
@@ -61,20 +63,26 @@ def _scheduled_or_as_it_was(
     name: str | None,
     kept_inputs: Iterable[str] | None,
     parameter_names: Mapping[str, str] | None,
-) -> torch.fx.GraphModule:
+    *,
+    held: bool,
+) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """Return the graph scheduled, and as it is to be run: with ``held`` with control dependencies, which hide what is launched."""
     try:
         if not any(is_collective(node) for node in gm.graph.nodes):
-            return gm
+            return gm, gm
+        if held:
+            check_inductor()
         captured = capture_graph_module(gm, name=name, kept_inputs=kept_inputs, parameter_names=parameter_names)
-        return scheduled(captured, settings, talk)
+        fast = scheduled(captured, settings, talk)
+        return fast, hold_order(fast, group_ranks=running_groups()) if held else fast
     except AgreementError:
         raise  # the other process ranks may run something else, whatever this one does
     except Exception as error:
         if settings.on_error == "raise":
             raise
         unexpected = not isinstance(error, ApschedError)
-        logger.warning("%s stays as it was: %s", name or "graph", error, exc_info=unexpected)
-        return gm
+        logger.warning("%s stays as it was: %s", name or direction_of(gm.graph), error, exc_info=unexpected)
+        return gm, gm
 
 
 def _names(result: Result | None) -> dict[str, str]:

@@ -28,6 +28,7 @@ from apsched.costs.fusion import fused_kernels
 from apsched.graph.analysis import Analysis, analyse, edges_of
 from apsched.graph.dag import NodeKind
 from apsched.torch_private import add_control_deps, empty_graph_like
+from apsched.writeback.in_flight import keep_what_is_sent
 
 _EVENTS = (NodeKind.START, NodeKind.WAIT)
 _FIRST = -1
@@ -45,8 +46,10 @@ def hold_order(gm: GraphModule, *, group_ranks: Mapping[str, tuple[int, ...]] | 
     Raises
     ------
     InputError
-        where a node cannot be understood; it names the node.
+        where a node cannot be understood, or where Inductor would overwrite what is in flight (:mod:`apsched.writeback.in_flight`);
+        it names the node.
     """
+    gm = keep_what_is_sent(gm)
     captured = CapturedGraph(name="", module=gm, kept_inputs=frozenset(), parameter_names={})
     analysis = analyse(captured, group_ranks or {})
     places = _places(analysis)

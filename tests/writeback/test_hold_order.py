@@ -20,6 +20,7 @@ from apsched.capture.world import world
 from apsched.config import Caps, SolveOptions
 from apsched.costs.cluster import load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
+from apsched.errors import InputError
 from apsched.graph.dag import NodeKind
 from apsched.graph.export import export
 from apsched.models.build import build
@@ -169,3 +170,40 @@ def test_held_and_compiled_it_computes_what_was_captured_on_two_processes(tmp_pa
         assert min(report["num_moved"]) > 5
         assert report["largest"] > 0.1
         assert report["largest_distance"] < 1e-5 * report["largest"]
+
+
+def into_a_buffer(group: str, *, shared: bool):
+    """A gather into ``out``, and work between its launch and its wait that could use the memory of what is sent."""
+
+    def step(x, y):
+        sent = torch.sin(x)
+        out = torch.empty(8 * WORLD_SIZE, 8)
+        started = c10d.all_gather_into_tensor_out(sent, WORLD_SIZE, group, out=out)
+        other = torch.exp(torch.cos(y) @ y) @ y
+        waited = c10d.wait_tensor(started)
+        return (waited, other, out) if shared else (waited, other)
+
+    return make_fx(step, tracing_mode="fake")(torch.ones(8, 8), torch.ones(8, 8))
+
+
+def test_what_is_sent_is_not_overwritten_in_flight(group, monkeypatch):
+    """Inductor alone would: it takes the input of a collective with ``out`` for dead from the launch on."""
+    module = into_a_buffer(group, shared=False)
+    before = module.code
+    num_launches, wrong = freed_in_flight(generated_code(hold_order(module)))
+    assert (num_launches, wrong) == (1, [])
+    assert module.code == before
+    monkeypatch.setattr("apsched.writeback.hold_order.keep_what_is_sent", lambda gm: gm)
+    num_launches, wrong = freed_in_flight(generated_code(hold_order(module)))
+    assert num_launches == 1
+    assert any("# reuse" in line for line in wrong)
+
+
+def test_where_that_cannot_be_helped_it_is_refused(group):
+    module = into_a_buffer(group, shared=True)
+    with pytest.raises(InputError, match=r"node all_gather_into_tensor_out: expected a collective into a new buffer, found out=empty"):
+        hold_order(module)
+    off = {"allow_buffer_reuse": False, "inplace_buffers": False, "memory_planning": False}
+    with torch._inductor.config.patch(off):
+        code = generated_code(hold_order(module))
+    assert not [line for line in freed_in_flight(code)[1] if "reuse" in line]
