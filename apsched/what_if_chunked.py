@@ -17,6 +17,7 @@ from apsched.options import show_us
 from apsched.problem import Problem
 from apsched.solver.chunked_bound import chunked_bound
 from apsched.solver.compact import compact
+from apsched.solver.forms import without_copies
 from apsched.solver.lp_bound import costs_of
 from apsched.solver.moving_bound import loose_program, moving_bound
 from apsched.solver.orders import Orders
@@ -46,6 +47,7 @@ def what_if_chunked(dag: nx.DiGraph, problem: Problem, caps: Caps) -> WhatIfChun
     orders = Orders(problem, small)
     split = around_path(dag)
     whole = moving_bound(problem, small, orders, replace(caps, max_compute_move=None)).ticks
+    problem, small = without_copies(problem, small)
     parts = chunked_bound(loose_program(problem, small, orders, costs_of(problem, small, caps)), problem, split, NUM_PARTS).ticks
     return WhatIfChunked(
         num_parts=NUM_PARTS,

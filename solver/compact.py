@@ -46,6 +46,10 @@ class Compact:
     size_bytes: Ints
     input_bytes: Ints
     output_bytes: Ints
+    coalesces: Bools
+    """(C,) a bucket may carry it without a buffer, and that has a price."""
+    member_ticks: Ints
+    """(C,) what it adds to the transfer of such a bucket."""
     launch_ticks: Ints
     """(C,) price of launching it alone, on the compute stream."""
     bucket_launch_ticks: Ints
@@ -145,6 +149,8 @@ def compact(problem: Problem) -> Compact:
         size_bytes=_array(c.size_bytes for c in cs),
         input_bytes=_array(c.input_bytes for c in cs),
         output_bytes=_array(c.output_bytes for c in cs),
+        coalesces=np.array([c.may_be_coalesced and k.coalesced_member_ticks is not None for c, k in zip(cs, keys, strict=True)], np.bool_),
+        member_ticks=_array(k.coalesced_member_ticks or 0 for k in keys),
         launch_ticks=_array(problem.duration_ticks[c.start] for c in cs),
         bucket_launch_ticks=_array(k.launch_ticks for k in keys),
         transfer_ticks=_array(k.price(c.size_bytes) for c, k in zip(cs, keys, strict=True)),

@@ -1,19 +1,20 @@
 """Constraints of the CP-SAT model, numbered as in ``docs/formulation.md``: one function, one formula.
 
 Symbols. c, d: collectives; h, g: heads of buckets; i, j: units; k: spine nodes, m of them.
-x[c,h] joins, y[c] alone, z[h] several; u/v first and last position and s/e begin and end in ticks, of a unit; a[i,k]: unit i after spine
-node k; b[i,j]: unit i before unit j; s[k] begin of a spine node; tb/te/tau begin, end and length of a transfer; theta copy-in ticks;
-p[f] position of a float; Z step time, M peak; size[c], cp[c], in[c], out[c]: bytes that the price depends on, that a
-copy-in counts, of input and output.
+x[c,h] joins, y[c] alone, z[h] heads a flat bucket, w[h] a coalesced one, j[c,h] x and w, l[c] memory of its own; u/v first and last
+position and s/e begin and end in ticks, of a unit; a[i,k]: unit i after spine node k; b[i,j]: unit i before unit j; s[k] begin of a spine
+node; tb/te/tau begin, end and length of a transfer; theta copy-in ticks; p[f] position of a float; Z step time, M peak; size[c], cp[c],
+in[c], out[c]: bytes that the price depends on, that a copy-in counts, of input and output; member[c]: ticks for it in a coalesced bucket.
 """
 
 from itertools import combinations
 
 from ortools.sat.python import cp_model
 
-from apsched.price_curve import PriceCurve
+from apsched.solver.constraints_forms import forms
 from apsched.solver.constraints_memory import in_flight, memory
 from apsched.solver.constraints_plan import plan
+from apsched.solver.constraints_prices import prices
 from apsched.solver.variables import COPY, PREPARE, START, WAIT_UNIT, Linear, Unit, Variables
 
 Literals = list[cp_model.BoolVarT]
@@ -31,27 +32,33 @@ def membership(v: Variables) -> None:
 def heads(v: Variables) -> None:
     """(2) Heads: the head of a bucket is alone or has several members, and only then may others join it.
 
-    for all h:  x[h,h] = y[h] + z[h],  x[c,h] <= z[h] for c > h,  z[h] <= sum_{c>h} x[c,h]
+    for all h:  x[h,h] = y[h] + z[h] + w[h],  x[c,h] <= z[h] + w[h] for c > h,  z[h], w[h] <= sum_{c>h} x[c,h]
     """
     for h in v.alone:
         others = [v.joins[c, h] for c in v.members(h) if c != h]
-        v.model.add(v.joins[h, h] == v.alone[h] + v.several[h]).with_name(f"head[{h}]")
+        either = [v.several[h], *v.coalesced_literal(h)]
+        v.model.add(v.joins[h, h] == v.alone[h] + sum(either)).with_name(f"head[{h}]")
         for literal in others:
-            v.model.add_implication(literal, v.several[h])
-        v.model.add_bool_or([*others, v.several[h].negated()])
+            if len(either) == 1:
+                v.model.add_implication(literal, either[0])
+            else:
+                v.model.add_bool_or([literal.negated(), *either])
+        for form in either:
+            v.model.add_bool_or([*others, form.negated()])
 
 
 def bucket_caps(v: Variables) -> None:
     """(3) Caps of a bucket: its bytes (where it has several members) and its topo-span, in ranks.
 
-    for all h:  z[h] implies sum_c size[c] x[c,h] <= bucket cap;  x[c,h] + x[d,h] <= 1 where |rank[c] - rank[d]| > max span
+    for all h:  z[h], and w[h], imply sum_c size[c] x[c,h] <= bucket cap;  x[c,h] + x[d,h] <= 1 where |rank[c] - rank[d]| > max span
     """
     compact, caps = v.compact, v.caps
     for h in v.alone:
         members = v.members(h)
         if caps.bucket_cap_bytes is not None:
             total = sum(int(compact.size_bytes[c]) * v.joins[c, h] for c in members)
-            v.model.add(total <= caps.bucket_cap_bytes).only_enforce_if(v.several[h]).with_name(f"bucket_cap[{h}]")
+            for form in (v.several[h], *v.coalesced_literal(h)):
+                v.model.add(total <= caps.bucket_cap_bytes).only_enforce_if(form).with_name(f"bucket_cap[{h}]")
         if caps.max_topo_span is not None:
             for c, d in combinations(members, 2):
                 if abs(int(compact.start_rank[c] - compact.start_rank[d])) > caps.max_topo_span:
@@ -63,8 +70,8 @@ def unit_sizes(v: Variables) -> None:
 
         for all units i present:  v[i] = u[i] + steps[i] - 1,  e[i] >= s[i] + work[i]
 
-    prepare: prologues of all members without their casts, copy-in; start: (alone: prologue,) launch; wait: epilogues of members that are
-    not copied out; copy-out: the copy, the epilogue.
+    prepare: prologues of all members without their casts, copy-in; start: (alone, coalesced: prologues,) launch; wait: epilogues of members
+    that are not copied out; copy-out: the copy, the epilogue.
     """
     for (what, c), unit in v.units.items():
         steps, work = _steps_and_work(v, what, c)
@@ -79,17 +86,26 @@ def _steps_and_work(v: Variables, what: str, c: int) -> tuple[Linear, Linear]:
         steps = 1 + sum(v.joins[d, c] * _prologue(v, d, several=True)[0] for d in members)
         return steps, v.copy_in_ticks[c] + sum(v.joins[d, c] * _prologue(v, d, several=True)[1] for d in members)
     if what == START:
-        steps = 1 + v.alone[c] * _prologue(v, c)[0]
+        steps = 1 + v.alone[c] * _prologue(v, c)[0] + sum(v.carried[d, c] * _prologue(v, d)[0] for d in _carried(v, c))
         alone = int(k.launch_ticks[c]) + _prologue(v, c)[1]
-        return steps, v.alone[c] * alone + v.several[c] * int(k.bucket_launch_ticks[c])
+        shared = (v.several[c] + sum(v.coalesced_literal(c))) * int(k.bucket_launch_ticks[c])
+        return steps, v.alone[c] * alone + shared + sum(v.carried[d, c] * _prologue(v, d)[1] for d in _carried(v, c))
     if what == COPY:
         return 1 + _epilogue(v, c)[0], int(k.copy_out_ticks[c]) + _epilogue(v, c)[1]
     if v.gathers(c):
-        return 1 + v.alone[c] * _epilogue(v, c)[0], v.alone[c] * _epilogue(v, c)[1]
+        return (
+            1 + v.alone[c] * _epilogue(v, c)[0] + sum(v.carried[d, c] * _epilogue(v, d)[0] for d in _carried(v, c)),
+            v.alone[c] * _epilogue(v, c)[1] + sum(v.carried[d, c] * _epilogue(v, d)[1] for d in _carried(v, c)),
+        )
     return (
         1 + sum(v.joins[d, c] * _epilogue(v, d)[0] for d in v.members(c)),
         sum(v.joins[d, c] * _epilogue(v, d)[1] for d in v.members(c)),
     )
+
+
+def _carried(v: Variables, h: int) -> list[int]:
+    """Return the collectives that a coalesced bucket headed by h may hold."""
+    return [c for c in v.members(h) if (c, h) in v.carried]
 
 
 def _prologue(v: Variables, c: int, *, several: bool = False) -> tuple[int, int]:
@@ -236,51 +252,11 @@ def stream_order(v: Variables) -> None:
         v.model.add(v.transfer_begin[h] >= v.transfer_end[g]).only_enforce_if(*both, first.negated())
 
 
-def prices(v: Variables) -> None:
-    """(13) Prices: what a bucket costs depends on its bytes, by the piece [low, high] of the curve that they lie in.
-
-    y[h]:  tau[h] = T[h], that of h alone;   z[h]:  tau[h] >= price(sum_c size[c] x[c,h]),  theta[h] >= copy price(sum_c cp[c] x[c,h])
-    """
-    k = v.compact
-    for h in v.alone:
-        key = v.problem.keys[int(k.key[h])]
-        members = v.members(h)
-        v.model.add(v.transfer_ticks[h] == int(k.transfer_ticks[h])).only_enforce_if(v.alone[h])
-        if len(members) > 1:
-            sizes = {c: int(k.size_bytes[c]) for c in members}
-            copied = {c: int(k.copied_bytes[c]) for c in members}
-            _at_least_price(v, h, key.price, sizes, v.transfer_ticks[h])
-            _at_least_price(v, h, v.problem.copy_price, copied, v.copy_in_ticks[h])
-
-
-_EXACT_PRODUCT = 2**53
-"""Beyond it the slope of a piece is rounded down to a fraction that CP-SAT's 64-bit sums can hold."""
-
-
-def _at_least_price(v: Variables, h: int, curve: PriceCurve, bytes_of: dict[int, int], price: cp_model.IntVar) -> None:
-    total = sum(size * v.joins[c, h] for c, size in bytes_of.items())
-    largest = sum(bytes_of.values())
-    pieces = []
-    last = len(curve.size_bytes) - 2
-    for k, (low, high) in enumerate(zip(curve.size_bytes, curve.size_bytes[1:], strict=False)):
-        if low > largest:
-            break
-        here = v.model.new_bool_var(f"piece[{h},{k}]")
-        pieces.append(here)
-        v.model.add(total >= low).only_enforce_if(here)
-        if k < last:
-            v.model.add(total <= high).only_enforce_if(here)
-        rise, run = curve.price_ticks[k + 1] - curve.price_ticks[k], high - low
-        while run * max(v.horizon_ticks, 1) > _EXACT_PRODUCT or rise * max(largest, 1) > _EXACT_PRODUCT:
-            rise, run = rise // 2, -(-run // 2)
-        v.model.add(price * run >= curve.price_ticks[k] * run + (total - low) * rise).only_enforce_if(here, v.several[h])
-    v.model.add_exactly_one(pieces)
-
-
 def positions(v: Variables) -> None:
     """(14) Positions of floats: a node stands where the step of its unit stands; a member's start at its copy-in.
 
     y[c]:  p[start] = v[start c],  p[prologue j] = u[start c] + j,  p[wait] = u[wait c],  p[epilogue j] = u[wait c] + 1 + j
+    j[c,h]:  the same in start h and wait h, prologues and epilogues of members one after the other
     x[c,h], z[h]:  p[start] = p[cast] = v[prepare h];  p[prologue j] = u[prepare h] + (prologues of members before c, casts left out) + j
     copied out:  p[wait] = u[copy-out c], p[epilogue j] = u[copy-out c] + 1 + j;  other members:  in wait h, one after the other
     """
@@ -304,6 +280,8 @@ def positions(v: Variables) -> None:
                 before = sum(v.joins[d, h] * _epilogue(v, d)[0] for d in v.members(h) if d < c)
                 for j, f in enumerate(epilogue):
                     v.model.add(v.float_position[int(f)] == unit.first + 1 + before + j).only_enforce_if(v.joins[c, h])
+            if (c, h) in v.carried:
+                _stand_together(v, c, h)
         alone = v.alone[c]
         v.model.add(start == v.units[START, c].last).only_enforce_if(alone)
         for j, f in enumerate(prologue):
@@ -311,7 +289,23 @@ def positions(v: Variables) -> None:
         if v.gathers(c):
             _stand_in(v, wait, epilogue.tolist(), (WAIT_UNIT, c), alone)
             if (COPY, c) in v.units:
-                _stand_in(v, wait, epilogue.tolist(), (COPY, c), alone.negated())
+                _stand_in(v, wait, epilogue.tolist(), (COPY, c), v.loose[c].negated())
+
+
+def _stand_together(v: Variables, c: int, h: int) -> None:
+    """Prologue, start, wait and epilogue of ``c`` in the coalesced bucket of ``h``; waits of reductions are placed anyway."""
+    k, here = v.compact, v.carried[c, h]
+    sooner = [d for d in v.members(h) if d < c]
+    unit, waited = v.units[START, h], v.units[WAIT_UNIT, h]
+    v.model.add(v.float_position[int(k.float_of_start[c])] == unit.last).only_enforce_if(here)
+    before = sum(v.joins[d, h] * _prologue(v, d)[0] for d in sooner)
+    for i, f in enumerate(k.prologue_list[k.prologue_begin[c] : k.prologue_begin[c + 1]]):
+        v.model.add(v.float_position[int(f)] == unit.first + before + i).only_enforce_if(here)
+    if v.gathers(c):
+        v.model.add(v.float_position[int(k.float_of_wait[c])] == waited.first).only_enforce_if(here)
+        before = sum(v.joins[d, h] * _epilogue(v, d)[0] for d in sooner)
+        for i, f in enumerate(k.epilogue_list[k.epilogue_begin[c] : k.epilogue_begin[c + 1]]):
+            v.model.add(v.float_position[int(f)] == waited.first + 1 + before + i).only_enforce_if(here)
 
 
 def _stand_in(v: Variables, wait: cp_model.IntVar, epilogue: list[int], unit: Unit, if_present: cp_model.BoolVarT) -> None:
@@ -380,6 +374,6 @@ def boundary(v: Variables) -> None:
 
 ALL = (
     membership, heads, bucket_caps, unit_sizes, spine_order, unit_against_spine, unit_against_unit, bucket_sequence, readiness,
-    need, transfers, stream_order, prices, positions, memory, in_flight, prefetch, boundary, plan,
+    need, transfers, stream_order, prices, positions, memory, in_flight, prefetch, boundary, plan, forms,
 )  # fmt: skip
 """Every constraint of the formulation, in order."""

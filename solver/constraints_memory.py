@@ -11,8 +11,8 @@ def memory(v: Variables) -> None:
 
         for all positions p:  sum_{lives j: first[j] <= p <= last[j]} blocks[j] <= M,   512 M + kept bytes <= memory cap
 
-    A storage lives from its birth to the last position that touches it; the buffers of buckets live as in ``apsched.memory``. What a
-    cast makes of an input lives only where the collective is alone.
+    A storage lives from its birth to the last position that touches it; the buffers of flat buckets live as in ``apsched.memory``. What a
+    cast makes of an input lives only where the collective is in no flat bucket.
     """
     lives = [*_fixed_lives(v), *_storage_lives(v), *_buffer_lives(v)]
     cap = v.caps.memory_cap_bytes
@@ -53,9 +53,9 @@ def _storage_lives(v: Variables) -> list[Life]:
     for s, size in enumerate(k.storage_bytes):
         owner = output_of.get(s)
         inside_bucket = owner is not None and not v.gathers(owner)
-        present = v.alone[owner] if owner is not None and inside_bucket else v.model.new_constant(1)
+        present = v.loose[owner] if owner is not None and inside_bucket else v.model.new_constant(1)
         if s in cast_for:
-            present = v.alone[cast_for[s]]
+            present = v.loose[cast_for[s]]
         first = v.model.new_int_var(0, v.last_position, f"first[{s}]")
         last = v.model.new_int_var(0, v.last_position, f"last[{s}]")
         _born(v, s, owner, first, last)
@@ -65,7 +65,7 @@ def _storage_lives(v: Variables) -> list[Life]:
             c = int(k.collective_of_wait[f])
             touch = v.model.add(last >= v.float_position[int(f)])
             if c >= 0 and k.input_storage[c] == s:
-                touch.only_enforce_if(v.alone[c])  # a bucket holds no input beyond its copy-in
+                touch.only_enforce_if(v.loose[c])  # a flat bucket holds no input beyond its copy-in
         lives.append(_life(v, first, last, present, int(size) // ALLOCATION_BYTES, f"storage[{s}]"))
     return lives
 
@@ -78,8 +78,8 @@ def _born(v: Variables, s: int, owner: int | None, first: cp_model.IntVar, last:
         v.model.add(first <= birth)
         v.model.add(last >= birth)
     elif owner is not None and v.gathers(owner) and (COPY, owner) in v.units:
-        v.model.add(first <= v.float_position[int(k.float_of_start[owner])]).only_enforce_if(v.alone[owner])
-        v.model.add(first <= v.float_position[int(k.float_of_wait[owner])]).only_enforce_if(v.alone[owner].negated())
+        v.model.add(first <= v.float_position[int(k.float_of_start[owner])]).only_enforce_if(v.loose[owner])
+        v.model.add(first <= v.float_position[int(k.float_of_wait[owner])]).only_enforce_if(v.loose[owner].negated())
     else:
         v.model.add(first <= v.float_position[f])
 

@@ -103,7 +103,9 @@ def extract(problem: Problem, v: Variables, holds: Callable[[cp_model.LiteralT],
     for (c, h), joins in v.joins.items():
         if holds(joins):
             groups.setdefault(h, []).append(c)
-    partition = Pricer(problem, v.compact).partition(tuple(sorted(members)) for _, members in sorted(groups.items()))
+    coalesced = np.zeros(len(v.compact.kind), dtype=np.bool_)
+    coalesced[[h for h, literal in v.coalesced.items() if holds(literal)]] = True
+    partition = Pricer(problem, v.compact).partition((tuple(sorted(members)) for _, members in sorted(groups.items())), coalesced)
     index = {h: b for b, h in enumerate(sorted(groups))}
     placed: list[tuple[int, int, int]] = [(v.spine_position(k), SPINE, k) for k in range(len(v.compact.spine_ticks))]
     for (what, c), unit in v.units.items():
@@ -112,7 +114,7 @@ def extract(problem: Problem, v: Variables, holds: Callable[[cp_model.LiteralT],
         if what == COPY:
             placed.append((value(unit.first), COPY_OUT, c))
         else:
-            operation = {PREPARE_UNIT: PREPARE, WAIT_UNIT: WAIT, START: LAUNCH if holds(v.alone[c]) else FIRE}[what]
+            operation = {PREPARE_UNIT: PREPARE, WAIT_UNIT: WAIT, START: FIRE if holds(v.several[c]) else LAUNCH}[what]
             placed.append((value(unit.first), operation, index[c]))
     placed.sort()
     order = np.array([(operation, argument) for _, operation, argument in placed], dtype=np.int64).reshape(-1, 2)
@@ -124,11 +126,18 @@ def add_hint(v: Variables, program: Program) -> None:
     model = v.model
     buckets = [tuple(sorted(b)) for b in program.partition.buckets]
     head = {c: members[0] for members in buckets for c in members}
+    flat = {members[0] for members, is_flat in zip(buckets, program.partition.flat.tolist(), strict=True) if is_flat}
     for (c, h), joins in v.joins.items():
         model.add_hint(joins, head[c] == h)
     for c in v.alone:
         model.add_hint(v.alone[c], (c,) in buckets)
-        model.add_hint(v.several[c], head[c] == c and (c,) not in buckets)
+        model.add_hint(v.several[c], c in flat)
+    for h, literal in v.coalesced.items():
+        model.add_hint(literal, head[h] == h and h not in flat and (h,) not in buckets)
+    for (c, h), literal in v.carried.items():
+        model.add_hint(literal, head[c] == h and h not in flat and (h,) not in buckets)
+    for c in {c for c, _ in v.carried}:
+        model.add_hint(v.loose[c], head[c] not in flat)
     place: dict[Unit, int] = {}
     spine_place: dict[int, int] = {}
     for i, (operation, argument) in enumerate(zip(program.operation.tolist(), program.argument.tolist(), strict=True)):
@@ -139,7 +148,7 @@ def add_hint(v: Variables, program: Program) -> None:
             place[COPY, argument] = at
         else:
             h = buckets[argument][0]
-            if operation in (LAUNCH, PREPARE) and len(buckets[argument]) > 1:
+            if operation in (LAUNCH, PREPARE) and h in flat:
                 place[PREPARE_UNIT, h] = at
             if operation in (LAUNCH, FIRE):
                 place[START, h] = at + 1

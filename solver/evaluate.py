@@ -123,6 +123,7 @@ class Buckets(NamedTuple):
     bucket_of: Ints
     member_begin: Ints
     member_list: Ints
+    flat: Bools
     launch_ticks: Ints
     transfer_ticks: Ints
     copy_in_ticks: Ints
@@ -190,6 +191,7 @@ def _figure(compact: Compact, program: Program) -> tuple[Walked, Lived]:
         bucket_of=p.bucket_of,
         member_begin=p.member_begin,
         member_list=p.member_list,
+        flat=p.flat,
         launch_ticks=p.launch_ticks,
         transfer_ticks=p.transfer_ticks,
         copy_in_ticks=p.copy_in_ticks,
@@ -236,12 +238,12 @@ def walk(operation: Ints, argument: Ints, p: Buckets, f: Fixed) -> Walked:
                 for j in range(begin, end):
                     c = p.member_list[j]
                     for q in range(f.prologue_begin[c], f.prologue_begin[c + 1]):
-                        if end - begin > 1 and f.prologue_list[q] == f.cast_float[c]:
+                        if p.flat[a] and f.prologue_list[q] == f.cast_float[c]:
                             continue
                         float_position[f.prologue_list[q]] = position
                         t += f.float_ticks[f.prologue_list[q]]
                         position += 1
-                if end - begin > 1:
+                if p.flat[a]:
                     at[a, 0] = position
                     for j in range(begin, end):
                         if f.cast_float[p.member_list[j]] >= 0:
@@ -253,7 +255,7 @@ def walk(operation: Ints, argument: Ints, p: Buckets, f: Fixed) -> Walked:
             for j in range(begin, end):
                 if not f.on_path[p.member_list[j]]:
                     flying += f.output_bytes[p.member_list[j]]
-                float_position[f.float_of_start[p.member_list[j]]] = at[a, 0] if end - begin > 1 else position
+                float_position[f.float_of_start[p.member_list[j]]] = at[a, 0] if p.flat[a] else position
             at[a, 1] = position
             t += p.launch_ticks[a]
             s = f.stream[p.member_list[begin]]
@@ -266,7 +268,7 @@ def walk(operation: Ints, argument: Ints, p: Buckets, f: Fixed) -> Walked:
             begin, end = p.member_begin[a], p.member_begin[a + 1]
             t = max(t, transfer_end[a])
             at[a, 2] = position
-            copies = end - begin > 1 and f.kind[p.member_list[begin]] == ALL_GATHER
+            copies = p.flat[a] and f.kind[p.member_list[begin]] == ALL_GATHER
             if not copies:
                 for j in range(begin, end):
                     float_position[f.float_of_wait[p.member_list[j]]] = position
@@ -316,7 +318,7 @@ def live(walked: Walked, p: Buckets, f: Fixed) -> Lived:
             first[s] = spine_position[f.birth_spine[s]]
     for b in range(num_buckets):
         begin, end = p.member_begin[b], p.member_begin[b + 1]
-        if end - begin > 1:
+        if p.flat[b]:
             for j in range(begin, end):
                 c = p.member_list[j]
                 if f.cast_float[c] >= 0:
@@ -334,7 +336,7 @@ def live(walked: Walked, p: Buckets, f: Fixed) -> Lived:
         for q in range(f.touch_begin[s], f.touch_begin[s + 1]):
             node = f.touch_list[q]
             c = f.collective_of_wait[node]
-            if c >= 0 and f.input_storage[c] == s and p.member_begin[p.bucket_of[c] + 1] - p.member_begin[p.bucket_of[c]] > 1:
+            if c >= 0 and f.input_storage[c] == s and p.flat[p.bucket_of[c]]:
                 continue  # the copy-in frees a bucket from holding its members' inputs
             end_position = max(end_position, float_position[node])
         last[s] = end_position
@@ -346,7 +348,7 @@ def live(walked: Walked, p: Buckets, f: Fixed) -> Lived:
             delta[last[s] + 1] -= f.storage_bytes[s]
     buffer_lives = np.full((num_buckets, 2, 2), -1, np.int64)
     for b in range(num_buckets):
-        if p.member_begin[b + 1] - p.member_begin[b] > 1:
+        if p.flat[b]:
             k = f.kind[p.member_list[p.member_begin[b]]]
             buffer_lives[b, 0, 0] = at[b, 0]
             if k == ALL_GATHER:

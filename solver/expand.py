@@ -20,6 +20,7 @@ class _Expansion:
         self.problem, self.compact, self.program = problem, compact, program
         groups = program.partition.buckets
         self.bucket_index = {b: i for i, b in enumerate(b for b, members in enumerate(groups) if len(members) > 1)}
+        self.flat = program.partition.flat.tolist()
         self.members = groups
         self.waiting_for = [len(before) for before in problem.predecessors]
         moved = {*problem.spine, *problem.travels, *problem.collective_of_node}
@@ -52,7 +53,8 @@ class _Expansion:
         for node in range(problem.num_nodes):
             if problem.kinds[node] is NodeKind.OUTPUT:
                 self._emit(node)
-        return Schedule(buckets=tuple(Bucket(self._payload(b)) for b in self.bucket_index), steps=tuple(self.steps))
+        buckets = tuple(Bucket(self._payload(b), coalesced=not self.flat[b]) for b in self.bucket_index)
+        return Schedule(buckets=buckets, steps=tuple(self.steps))
 
     def _payload(self, b: int) -> Members:
         """Return the members of a bucket in payload order: as the plan asks, else as they are."""
@@ -61,12 +63,12 @@ class _Expansion:
     def _prepare(self, b: int) -> None:
         members = self.members[b]
         for c in members:
-            left_out = self.problem.collectives[c].cast if len(members) > 1 else ()
+            left_out = self.problem.collectives[c].cast if self.flat[b] else ()
             for node in self.problem.collectives[c].prologue:
                 if node not in left_out:
                     self._emit(node)
                     self._release()
-        if len(members) > 1:
+        if self.flat[b]:
             self.steps.append(Step(StepKind.COPY_IN, self.bucket_index[b]))
 
     def _start(self, b: int) -> None:
@@ -84,7 +86,7 @@ class _Expansion:
             self._emit(self.problem.collectives[members[0]].wait)
         else:
             self.steps.append(Step(StepKind.WAIT, self.bucket_index[b]))
-            if self.compact.kind[members[0]] == ALL_GATHER:
+            if self.flat[b] and self.compact.kind[members[0]] == ALL_GATHER:
                 return
             for c in members:
                 self._done(self.problem.collectives[c].wait)

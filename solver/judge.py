@@ -13,6 +13,7 @@ from apsched.solver.shared_clock import with_shared_clock
 from apsched.solver.shares import Shares
 from apsched.solver.tables import (
     COPY_IN_TICKS,
+    FLAT,
     IN_BUFFER,
     LAUNCH_TICKS,
     NEED_GAP,
@@ -68,7 +69,7 @@ class Judge:
 
     def program(self, labels: Ints, policy: Policy, steer_bytes: int | None) -> Program:
         """Return the program that ``figures`` judges."""
-        return construct(self.pricer, self.pricer.partition_of(labels), policy, self.caps, steer_bytes)
+        return construct(self.pricer, self.pricer.partition_of(labels, policy.coalesced_of(len(labels))), policy, self.caps, steer_bytes)
 
 
 @compiled
@@ -77,7 +78,7 @@ def judge(t: Tables, f: Fixed, clock: Clockwork, r: Rules, labels: Ints) -> tupl
     bucket_of, member_begin, member_list = members_of(labels)
     if not legal(t, member_begin, member_list, r.bucket_cap, r.span_cap):
         return False, 0, 0, 0, 0
-    figures = bucket_figures(t, member_begin, member_list)
+    figures = bucket_figures(t, member_begin, member_list, r.coalesced)
     operation, argument = lay_out(t, f, clock, r, bucket_of, member_begin, member_list, figures)
     if _most_prefetch(operation, argument, figures, len(f.spine_ticks)) > r.max_prefetch:
         return False, 0, 0, 0, 0  # a gather went ahead with one that waits for it
@@ -85,6 +86,7 @@ def judge(t: Tables, f: Fixed, clock: Clockwork, r: Rules, labels: Ints) -> tupl
         bucket_of,
         member_begin,
         member_list,
+        figures[:, FLAT] == 1,
         figures[:, LAUNCH_TICKS].copy(),
         figures[:, TRANSFER_TICKS].copy(),
         figures[:, COPY_IN_TICKS].copy(),

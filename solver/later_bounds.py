@@ -26,6 +26,7 @@ from apsched.problem import Problem
 from apsched.result import Score
 from apsched.solver.bounds import copy_rest, earliest, least_live_bytes, memory_bound
 from apsched.solver.compact import ALL_GATHER, REDUCE_SCATTER, Compact, Ints
+from apsched.solver.forms import without_copies
 from apsched.solver.lp_bound import Floats, rows_of
 from apsched.solver.tighten import holds_input, holds_output, tighten
 
@@ -42,6 +43,7 @@ class LaterBounds:
 
 def later_bounds(problem: Problem, compact: Compact, caps: Caps, best: Score, limit_ticks: int, floor_bound_bytes: int) -> LaterBounds:
     """Return the bounds that ``best`` is measured by; ``floor_bound_bytes`` is what no schedule's peak is below, whatever its time."""
+    problem, compact = without_copies(problem, compact)
     limit = max(limit_ticks, best.step_time_ticks)
     peak = max(floor_bound_bytes, peak_bound(problem, compact, caps, limit))
     launches = launches_bound(problem, compact, replace(caps, memory_cap_bytes=best.peak_memory_bytes), limit)

@@ -92,4 +92,5 @@ def horizon_ticks(problem: Problem, small: Compact) -> int:
         for _, t in zip(problem.collectives, small.copy_out_ticks, strict=True)
     )
     launches = int(small.launch_ticks.sum() + small.bucket_launch_ticks.sum())
+    pessimistic += int(small.member_ticks.sum())
     return sum(problem.duration_ticks) + transfers + pessimistic + copies + launches + 1

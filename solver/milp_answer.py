@@ -21,7 +21,7 @@ def solve_with_milp(
     """Return the MILP's schedule where it finds one within its time limit, or the best baseline, with the MILP's bound.
 
     The objectives are kept in strict order: ``options.time_slack`` is not used. Raises InputError where the solver cannot run, the
-    problem is too large for the formulation, or compute may move, which it does not decide.
+    problem is too large for the formulation, or compute may move or buckets be coalesced, which it does not decide.
     """
     caps, options, milp = caps or Caps(), options or SolveOptions(), milp or MilpOptions()
     if caps.max_compute_move != 0:
@@ -29,6 +29,8 @@ def solve_with_milp(
     if problem.contention is not None:
         raise InputError("contention: the MILP does not know it; leave it out, or solve with cp-sat")
     small = compact(problem)
+    if small.coalesces.any():
+        raise InputError("coalesced_member_us: the MILP knows flat buckets only; expected costs without it, or --solver cp-sat")
     made = baselines(problem, small, caps)
     known = min((b for b in made if b.fits), key=lambda b: b.step_time_ticks, default=None)
     found = solve_milp(

@@ -102,7 +102,8 @@ class ComputeMover:
         judge = Judge(Pricer(problem, compact, self._pricer), caps)
         best: Candidate | None = None
         excess = _UNLIMITED
-        for policy in dict.fromkeys((like.policy, *FIRST_POLICIES, *(replace(p, in_stalls=True) for p in FIRST_POLICIES))):
+        others = [replace(p, coalesced=like.policy.coalesced) for p in FIRST_POLICIES]
+        for policy in dict.fromkeys((like.policy, *others, *(replace(p, in_stalls=True) for p in others))):
             figures = judge.figures(like.labels, policy, caps.memory_cap_bytes)
             if figures is None or (caps.in_flight_cap_bytes is not None and figures.peak_in_flight_bytes > caps.in_flight_cap_bytes):
                 continue
@@ -131,10 +132,10 @@ class ComputeMover:
 
 def _units(pricer: Pricer, partition: Partition) -> Units:
     t, num_buckets = pricer.tables, len(partition.buckets)
-    several = (np.diff(partition.member_begin) > 1)[partition.bucket_of]
+    flat = partition.flat[partition.bucket_of]
     first = partition.member_list[partition.member_begin[:-1]]
     gathers = t.kind == ALL_GATHER
-    copied = several & gathers
+    copied = flat & gathers
 
     def total(ticks: Ints) -> Ints:
         sums = np.zeros(num_buckets, dtype=np.int64)
@@ -145,7 +146,7 @@ def _units(pricer: Pricer, partition: Partition) -> Units:
         partition.bucket_of,
         partition.member_begin,
         partition.member_list,
-        partition.launch_ticks + partition.copy_in_ticks + total(np.where(several, t.prologue_ticks - t.cast_ticks, t.prologue_ticks)),
+        partition.launch_ticks + partition.copy_in_ticks + total(np.where(flat, t.prologue_ticks - t.cast_ticks, t.prologue_ticks)),
         total(np.where(copied, 0, t.epilogue_ticks)),
         np.where(copied, t.copy_out_ticks + t.epilogue_ticks, 0),
         partition.transfer_ticks,

@@ -25,6 +25,7 @@ from apsched.problem import Problem
 from apsched.solver.bounds import TimeBound, least_launch, least_work, work_bound
 from apsched.solver.chain_bound import chain_bound
 from apsched.solver.compact import ALL_GATHER, Compact
+from apsched.solver.forms import without_copies
 from apsched.solver.lp_bound import WEIGHED, Costs, Row, costs_of, decidable, lagrangian
 from apsched.solver.moving_items import items_of
 from apsched.solver.moving_jobs import Ends, Loose, Work, bounds_of, compute_jobs, ends_of, jobs_of_streams, tail_of_main
@@ -42,6 +43,7 @@ def moving_bound(problem: Problem, compact: Compact, orders: Orders, caps: Caps)
     """Return the best bound on any schedule in which compute moves within ``caps``; ``compact`` is as captured."""
     if not len(compact.kind):
         return TimeBound(ticks=int(compact.spine_ticks.sum()), source="compute")
+    problem, compact = without_copies(problem, compact)
     costs = costs_of(problem, compact, caps)
     loose = loose_program(problem, compact, orders, costs)
     ends = ends_of(loose, caps.max_compute_move)

@@ -7,9 +7,10 @@ import numpy as np
 
 from apsched.config import Caps
 from apsched.problem import Problem
-from apsched.solver.compact import Compact, Ints
+from apsched.solver.compact import Bools, Compact, Ints
 from apsched.solver.tables import (
     COPY_IN_TICKS,
+    FLAT,
     IN_BUFFER,
     LAUNCH_TICKS,
     NEED_GAP,
@@ -35,20 +36,28 @@ class Partition:
     """(C,)"""
     member_begin: Ints
     member_list: Ints
+    flat: Bools
+    """(B,) it has several members, and a buffer."""
     launch_ticks: Ints
     """(B,) on the compute stream."""
     transfer_ticks: Ints
     """(B,) on the group's stream."""
     copy_in_ticks: Ints
-    """(B,) 0 for a bucket of one."""
+    """(B,) 0 where it is not flat."""
     in_buffer_bytes: Ints
-    """(B,) concatenated input as allocated; 0 for a bucket of one."""
+    """(B,) concatenated input as allocated; 0 where it is not flat."""
     out_buffer_bytes: Ints
-    """(B,) gathered or reduced buffer as allocated; 0 for a bucket of one."""
+    """(B,) gathered or reduced buffer as allocated; 0 where it is not flat."""
     ready_gap: Ints
     """(B,)"""
     need_gap: Ints
     """(B,)"""
+
+    @property
+    def coalesced(self) -> Bools:
+        """(B,) it has several members, and no buffer."""
+        mask: Bools = (np.diff(self.member_begin) > 1) & ~self.flat
+        return mask
 
 
 class Pricer:
@@ -59,27 +68,31 @@ class Pricer:
         self.problem = problem
         self.compact = compact
         self.tables: Tables = tables(problem, compact) if like is None else with_places(like.tables, compact)
+        self._none = np.zeros(len(compact.kind), dtype=np.bool_)
 
     def figures(self, members: Members) -> tuple[int, ...]:
-        """Return launch, transfer and copy-in ticks, buffer bytes in and out, ready gap and need gap of a bucket."""
+        """Return the figures of a bucket, flat where it has several members."""
         begin = np.array([0, len(members)], dtype=np.int64)
-        return tuple(bucket_figures(self.tables, begin, np.array(members, dtype=np.int64))[0].tolist())
+        return tuple(bucket_figures(self.tables, begin, np.array(members, dtype=np.int64), self._none)[0].tolist())
 
-    def partition(self, buckets: Iterable[Members]) -> Partition:
-        """Return ``buckets``, which must cover every collective once, as arrays."""
+    def partition(self, buckets: Iterable[Members], coalesced: Bools | None = None) -> Partition:
+        """Return ``buckets``, which must cover every collective once, as arrays.
+
+        ``coalesced`` (C,) says of the first member of a bucket whether that is coalesced, where it may be.
+        """
         buckets = tuple(buckets)
         bucket_of = np.empty(len(self.compact.kind), dtype=np.int64)
         begin = np.zeros(len(buckets) + 1, dtype=np.int64)
         np.cumsum([len(b) for b in buckets], out=begin[1:])
         members = np.fromiter((c for b in buckets for c in b), dtype=np.int64, count=int(begin[-1]))
         bucket_of[members] = np.repeat(np.arange(len(buckets)), np.diff(begin))
-        return self._partition(buckets, bucket_of, begin, members)
+        return self._partition(buckets, bucket_of, begin, members, coalesced)
 
-    def partition_of(self, labels: Ints) -> Partition:
+    def partition_of(self, labels: Ints, coalesced: Bools | None = None) -> Partition:
         """Return the partition in which collectives with one label (the index of one of them) share a bucket."""
         bucket_of, begin, members = members_of(labels)
         buckets = tuple(tuple(run.tolist()) for run in np.split(members, begin[1:-1])) if len(members) else ()
-        return self._partition(buckets, bucket_of, begin, members)
+        return self._partition(buckets, bucket_of, begin, members, coalesced)
 
     def allowed(self, members: Members, caps: Caps) -> bool:
         """Whether ``members`` may share a launch: one key, bucketable, ready before needed, within the caps on bytes and span.
@@ -100,13 +113,15 @@ class Pricer:
         ranks = [int(compact.start_rank[c]) for c in members]
         return caps.max_topo_span is None or max(ranks) - min(ranks) <= caps.max_topo_span
 
-    def _partition(self, buckets: tuple[Members, ...], bucket_of: Ints, begin: Ints, members: Ints) -> Partition:
-        figures = np.ascontiguousarray(bucket_figures(self.tables, begin, members).T)
+    def _partition(self, buckets: tuple[Members, ...], bucket_of: Ints, begin: Ints, members: Ints, coalesced: Bools | None) -> Partition:
+        coalesced = self._none if coalesced is None else coalesced
+        figures = np.ascontiguousarray(bucket_figures(self.tables, begin, members, coalesced).T)
         return Partition(
             buckets=buckets,
             bucket_of=bucket_of,
             member_begin=begin,
             member_list=members,
+            flat=figures[FLAT] == 1,
             launch_ticks=figures[LAUNCH_TICKS],
             transfer_ticks=figures[TRANSFER_TICKS],
             copy_in_ticks=figures[COPY_IN_TICKS],

@@ -35,7 +35,7 @@ from apsched.solver.place_pass import (
     place,
 )
 from apsched.solver.policies import Clockwork, Policy, Rules, clockwork, launch_gap, rules, want_gaps
-from apsched.solver.tables import COPY_IN_TICKS, LAUNCH_TICKS, NEED_GAP, READY_GAP, TRANSFER_TICKS, Tables, bucket_figures
+from apsched.solver.tables import COPY_IN_TICKS, FLAT, LAUNCH_TICKS, NEED_GAP, READY_GAP, TRANSFER_TICKS, Tables, bucket_figures
 
 
 def construct(pricer: Pricer, partition: Partition, policy: Policy, caps: Caps, memory_cap_bytes: int | None = None) -> Program:
@@ -51,7 +51,7 @@ def construct(pricer: Pricer, partition: Partition, policy: Policy, caps: Caps, 
         p.bucket_of,
         p.member_begin,
         p.member_list,
-        bucket_figures(pricer.tables, p.member_begin, p.member_list),
+        bucket_figures(pricer.tables, p.member_begin, p.member_list, p.coalesced[p.bucket_of]),
     )
     return Program(partition=partition, operation=operation, argument=argument)
 
@@ -67,7 +67,7 @@ def lay_out(
     queue = in_order[(rows[in_order, GATHERED] == 1) & (rows[in_order, LATEST] == num_spine)]
     by_latest = by_gap(rows[:, LATEST], num_spine)
     rows[:, WANT] = want_gaps(clock, r, figures, rows[:, STREAM], queue, f.num_streams)
-    used = _reserve(t, f, r.early, bucket_of, member_begin, rows)
+    used = _reserve(t, f, r.early, bucket_of, figures, rows)
     units = Units(
         rows,
         f.spine_ticks,
@@ -94,18 +94,18 @@ def _rows(t: Tables, clock: Clockwork, r: Rules, member_begin: Ints, member_list
     for b in range(len(figures)):
         begin, past = member_begin[b], member_begin[b + 1]
         first = member_list[begin]
-        several, kind = past - begin > 1, t.kind[first]
+        flat, kind = figures[b, FLAT] == 1, t.kind[first]
         prologue, epilogue, inputs, outputs, flying, latest = 0, 0, 0, 0, 0, num_spine
         for j in range(begin, past):
             c = member_list[j]
-            prologue += t.prologue_ticks[c] - (t.cast_ticks[c] if several else 0)
+            prologue += t.prologue_ticks[c] - (t.cast_ticks[c] if flat else 0)
             epilogue += t.epilogue_ticks[c]
             inputs += t.input_bytes[c]
             outputs += t.output_bytes[c]
             flying += 0 if t.on_path[c] else t.output_bytes[c]
             latest = min(latest, t.launch_last[c])
         gathered = kind == ALL_GATHER and not t.on_path[first]
-        copied = several and kind == ALL_GATHER
+        copied = flat and kind == ALL_GATHER
         rows[b, STREAM], rows[b, FIRST], rows[b, PAST] = t.stream[first], begin, past
         rows[b, GATHERED], rows[b, COPIED] = gathered, copied
         rows[b, LATEST], rows[b, STAYS] = latest, t.wait_first[first] > 0 or t.wait_last[first] < num_spine
@@ -113,28 +113,28 @@ def _rows(t: Tables, clock: Clockwork, r: Rules, member_begin: Ints, member_list
         rows[b, NEED], rows[b, TRANSFER] = min(figures[b, NEED_GAP], t.wait_last[first]), figures[b, TRANSFER_TICKS]
         rows[b, LAUNCH_WORK] = figures[b, LAUNCH_TICKS] + figures[b, COPY_IN_TICKS] + prologue
         rows[b, WAIT_WORK] = 0 if copied else epilogue
-        rows[b, AHEAD] = outputs if several else outputs + inputs
+        rows[b, AHEAD] = outputs if flat else outputs + inputs
         rows[b, HELD] = 0 if kind == ALL_REDUCE else inputs
         rows[b, FLYING] = flying
     return rows
 
 
 @compiled
-def _reserve(t: Tables, f: Fixed, early: bool, bucket_of: Ints, member_begin: Ints, rows: Ints) -> Ints:
+def _reserve(t: Tables, f: Fixed, early: bool, bucket_of: Ints, figures: Ints, rows: Ints) -> Ints:
     """Bytes in use around each spine node when every collective is launched and waited for at the last moment; fills column FREED."""
     num_spine = len(f.spine_ticks)
     delta = np.zeros(num_spine + 3, np.int64)
     for c in range(len(t.kind)):
         b = bucket_of[c]
         ready, need = rows[b, READY], rows[b, NEED]
-        several = member_begin[b + 1] - member_begin[b] > 1
+        flat = figures[b, FLAT] == 1
         out = f.output_storage[c]
         last = f.last_spine[out] if out >= 0 else -1
         if t.kind[c] == ALL_GATHER or t.on_path[c]:
-            begin = min(need if early or not several else t.need_gap[c], rows[b, LATEST])
+            begin = min(need if early or not flat else t.need_gap[c], rows[b, LATEST])
             delta[begin] += t.output_bytes[c]
             delta[max(begin, last) + 1] -= t.output_bytes[c]
-            if several:
+            if flat:
                 until = need if early else t.need_gap[c]
                 delta[need] += t.output_bytes[c]
                 delta[until + 1] -= t.output_bytes[c]
@@ -149,11 +149,11 @@ def _reserve(t: Tables, f: Fixed, early: bool, bucket_of: Ints, member_begin: In
             until = max(f.last_spine[s], ready)
             delta[f.birth_spine[s]] += f.storage_bytes[s]
             delta[until + 1] -= f.storage_bytes[s]
-            if several and not t.on_path[c]:
+            if flat and not t.on_path[c]:
                 delta[ready] += t.input_bytes[c]
                 delta[ready + 1] -= t.input_bytes[c]
             if rows[b, HELD] > 0 and not t.on_path[c]:
-                rows[b, FREED] += (f.storage_bytes[s] if until == ready else 0) + (t.input_bytes[c] if several else 0)
+                rows[b, FREED] += (f.storage_bytes[s] if until == ready else 0) + (t.input_bytes[c] if flat else 0)
     used = np.zeros(num_spine + 1, np.int64)
     live = 0
     for k in range(num_spine + 1):

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from apsched.config import Caps
-from apsched.solver.compact import Compact, Ints
+from apsched.solver.compact import Bools, Compact, Ints
 from apsched.solver.compiled import compiled
 from apsched.solver.tables import NEED_GAP, READY_GAP, TRANSFER_TICKS
 
@@ -31,6 +31,12 @@ class Policy:
     """Launch, and copy out, while the compute stream stands still for an on-path collective anyway."""
     wait_reductions_at_once: bool = False
     """Wait for a reduction right after its launch: least memory, no overlap."""
+    coalesced: bytes = b""
+    """For each collective 1 where a bucket that it is the first of is coalesced, if it may be; empty for none."""
+
+    def coalesced_of(self, num_collectives: int) -> Bools:
+        """Return ``coalesced`` as an array."""
+        return np.frombuffer(self.coalesced or bytes(num_collectives), dtype=np.bool_)
 
 
 class Rules(NamedTuple):
@@ -48,6 +54,7 @@ class Rules(NamedTuple):
     max_prefetch: int
     bucket_cap: int
     span_cap: int
+    coalesced: Bools
 
 
 class Clockwork(NamedTuple):
@@ -73,6 +80,7 @@ def rules(compact: Compact, policy: Policy, caps: Caps, memory_cap_bytes: int | 
         max_prefetch=_or_unlimited(caps.max_prefetch),
         bucket_cap=_or_unlimited(caps.bucket_cap_bytes),
         span_cap=_or_unlimited(caps.max_topo_span),
+        coalesced=policy.coalesced_of(len(compact.kind)).copy(),
     )
 
 

@@ -14,6 +14,7 @@ from apsched.problem import Problem
 from apsched.solver.compact import Compact, Ints
 from apsched.solver.evaluate import Figures, Program
 from apsched.solver.families import families
+from apsched.solver.forms import flipped, flips, in_forms, like
 from apsched.solver.judge import Judge
 from apsched.solver.moves import Move, Neighbourhood
 from apsched.solver.partition import Pricer
@@ -32,6 +33,8 @@ _THRESHOLD = 2e-4
 """Share of the step time that a random move may cost at first."""
 _SHARE_OF_POLICIES = 0.01
 """Of the random moves, how many change the policy."""
+_SHARE_OF_FORMS = 0.15
+"""How many change the form of a bucket, where that has a price."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +131,7 @@ class Search:
         partitions = list(families(self.pricer, self.caps))
         tried: list[tuple[tuple[int, int, int], int]] = []
         for i, labels in enumerate(partitions):
-            for policy in FIRST_POLICIES:
+            for policy in in_forms(self.compact, FIRST_POLICIES):
                 candidate = self.evaluate(labels, policy, None)
                 self.consider(candidate)
                 if candidate is not None:
@@ -136,7 +139,7 @@ class Search:
         promising = list(dict.fromkeys(i for _, i in sorted(tried)))[:_PROMISING] or list(range(len(partitions)))
         steers = (None,) if self.caps.memory_cap_bytes is None else (None, self.floor_bytes)
         for i in promising:
-            for policy in policies(self.compact):
+            for policy in in_forms(self.compact, policies(self.compact)):
                 for steer in steers:  # a looser cap must not lose what a tight one finds
                     self.consider(self.evaluate(partitions[i], policy, steer))
         if self.best is None:
@@ -148,7 +151,7 @@ class Search:
                     mixed = np.where(self.compact.key == key, labels, self.best.labels)
                     if not np.array_equal(mixed, self.best.labels):
                         self.consider(self.evaluate(mixed, self.best.policy, self.best.steer_bytes))
-            for policy in policies(self.compact):
+            for policy in like(self.best.policy, policies(self.compact)):
                 self.consider(self.evaluate(self.best.labels, policy, None))
         self.report("portfolio", self.best.figures.step_time_ticks)
 
@@ -209,13 +212,24 @@ class Search:
         while improved and not self._done(stop_at_ticks):
             improved = self._sweep(self._neighbourhood.periodic, stop_at_ticks, "periodic moves")
             improved |= self._sweep(self._neighbourhood.local, stop_at_ticks, "local moves")
+            improved |= self._other_forms(stop_at_ticks)
             improved |= self._other_policies()
+
+    def _other_forms(self, stop_at_ticks: int) -> bool:
+        """Try buckets in their other form, many at once and then one by one."""
+        assert self.best is not None
+        improved = False
+        for mask in flips(self.compact, self.best.labels, self.best.policy, self._neighbourhood.alike):
+            if self._done(stop_at_ticks):
+                break
+            improved |= self._try(self.best.labels, flipped(self.best.policy, mask), self.best.steer_bytes)
+        return improved
 
     def _other_policies(self) -> bool:
         assert self.best is not None
         improved = False
         for steer in dict.fromkeys((self.best.steer_bytes, None)):
-            for policy in policies(self.compact):
+            for policy in like(self.best.policy, policies(self.compact)):
                 improved |= self._try(self.best.labels, policy, steer)
         return improved
 
@@ -245,11 +259,14 @@ class Search:
         rng = random.Random(_SEED + first)
         highest = self.best.figures.step_time_ticks * _THRESHOLD
         others = policies(self.compact)
+        forms = np.nonzero(self.compact.coalesces)[0].tolist()
         while (done := self.evaluations - first) < num_evaluations and not self._done(stop_at_ticks):
             threshold = highest * (1 - done / num_evaluations) * rng.random() ** 2
             policy, labels = here.policy, here.labels
             if rng.random() < _SHARE_OF_POLICIES:
-                policy = others[rng.randrange(len(others))]
+                policy = replace(others[rng.randrange(len(others))], coalesced=policy.coalesced)
+            elif forms and rng.random() < _SHARE_OF_FORMS:
+                policy = flipped(policy, labels == labels[rng.choice(forms)])
             else:
                 labels = self._neighbourhood.applied(self._neighbourhood.at_random(rng), here.labels)
             if labels is here.labels and policy == here.policy:
@@ -267,7 +284,7 @@ class Search:
         """Find the least peak with a step time of at most ``limit_ticks``: bisect the cap that the policies steer by."""
         if self.best is None:
             return
-        for policy in (self.best.policy, *policies(self.compact)):
+        for policy in (self.best.policy, *like(self.best.policy, policies(self.compact))):
             low, high = 0, self.best.figures.peak_memory_bytes
             for _ in range(_BISECTIONS):
                 middle = (low + high) // 2

@@ -18,6 +18,7 @@ from apsched.solver.evaluate import Program, evaluate
 from apsched.solver.expand import expand
 from apsched.solver.explain import explain
 from apsched.solver.floor import just_in_time
+from apsched.solver.forms import without_copies
 from apsched.solver.late_waits import late_waits
 from apsched.solver.later_bounds import later_bounds
 from apsched.solver.least_memory import LeastMemory, horizon_ticks, is_small, least_memory_with
@@ -154,6 +155,7 @@ def best_bound(problem: Problem, small: Compact, caps: Caps) -> TimeBound:
     """Return the best of the combinatorial bounds and those by linear programming."""
     if not problem.collectives:
         return step_time_bound(problem, small, caps)
+    problem, small = without_copies(problem, small)
     forced = tighten(small, caps)
     along_paths = path_bound(problem, replace(forced, need_gap=small.need_gap), caps)  # a reduction waited for sooner is still one
     return max(step_time_bound(problem, forced, caps), lp_bound(problem, forced, caps), along_paths, key=lambda b: b.ticks)

@@ -11,9 +11,10 @@ from apsched.solver.compact import ALL_GATHER, Bools, Compact, Ints
 from apsched.solver.compiled import compiled
 from apsched.units import ALLOCATION_BYTES
 
-NUM_FIGURES = 7
-LAUNCH_TICKS, TRANSFER_TICKS, COPY_IN_TICKS, IN_BUFFER, OUT_BUFFER, READY_GAP, NEED_GAP = range(NUM_FIGURES)
-"""Columns of the figures of a bucket: ticks of its launch, transfer and copy-in; bytes of its buffers, 0 for a bucket of one; gaps."""
+NUM_FIGURES = 8
+LAUNCH_TICKS, TRANSFER_TICKS, COPY_IN_TICKS, IN_BUFFER, OUT_BUFFER, READY_GAP, NEED_GAP, FLAT = range(NUM_FIGURES)
+"""Columns of the figures of a bucket: ticks of its launch, transfer and copy-in; bytes of its buffers, 0 where it has none; gaps; 1 where
+it has several members and a buffer."""
 
 
 class Tables(NamedTuple):
@@ -27,6 +28,8 @@ class Tables(NamedTuple):
     output_bytes: Ints
     copied_bytes: Ints
     """What it adds to the bytes of a copy-in."""
+    coalesces: Bools
+    member_ticks: Ints
     launch_ticks: Ints
     transfer_ticks: Ints
     prologue_ticks: Ints
@@ -70,6 +73,8 @@ def tables(problem: Problem, compact: Compact) -> Tables:
         input_bytes=c.input_bytes,
         output_bytes=c.output_bytes,
         copied_bytes=c.copied_bytes,
+        coalesces=c.coalesces,
+        member_ticks=c.member_ticks,
         launch_ticks=c.launch_ticks,
         transfer_ticks=c.transfer_ticks,
         prologue_ticks=_sums(c.float_ticks, c.prologue_begin, c.prologue_list),
@@ -162,8 +167,11 @@ def curve_price(t: Tables, curve: int, size_bytes: int) -> int:
 
 
 @compiled
-def bucket_figures(t: Tables, member_begin: Ints, member_list: Ints) -> Ints:
-    """Return (B, NUM_FIGURES): what every bucket costs and where it may stand."""
+def bucket_figures(t: Tables, member_begin: Ints, member_list: Ints, coalesced: Bools) -> Ints:
+    """Return (B, NUM_FIGURES): what every bucket costs and where it may stand.
+
+    A bucket of several is coalesced where its first member is among ``coalesced`` (C,) and all of its members may be.
+    """
     figures = np.zeros((len(member_begin) - 1, NUM_FIGURES), np.int64)
     copy = len(t.key_launch)
     for b in range(len(figures)):
@@ -171,8 +179,11 @@ def bucket_figures(t: Tables, member_begin: Ints, member_list: Ints) -> Ints:
         first = member_list[begin]
         ready, need = t.ready_gap[first], t.need_gap[first]
         size, inputs, outputs, copied = 0, 0, 0, 0
+        flat = past - begin > 1 and not coalesced[first]
         for j in range(begin, past):
             c = member_list[j]
+            if past - begin > 1 and not t.coalesces[c]:
+                flat = True
             size += t.size_bytes[c]
             inputs += t.input_bytes[c]
             outputs += t.output_bytes[c]
@@ -184,6 +195,10 @@ def bucket_figures(t: Tables, member_begin: Ints, member_list: Ints) -> Ints:
         else:
             figures[b, LAUNCH_TICKS] = t.key_launch[t.key[first]]
             figures[b, TRANSFER_TICKS] = curve_price(t, t.key[first], size)
+        if past - begin > 1 and not flat:
+            figures[b, TRANSFER_TICKS] += (past - begin) * t.member_ticks[first]
+        if flat:
+            figures[b, FLAT] = 1
             figures[b, COPY_IN_TICKS] = curve_price(t, copy, copied)
             figures[b, IN_BUFFER] = -(-inputs // ALLOCATION_BYTES) * ALLOCATION_BYTES
             figures[b, OUT_BUFFER] = -(-outputs // ALLOCATION_BYTES) * ALLOCATION_BYTES

@@ -20,21 +20,21 @@ def tails(compact: Compact, program: Program, past: int) -> tuple[int, dict[int,
             along += int(compact.copy_out_ticks[a]) + _float_ticks(compact, compact.epilogue_begin, compact.epilogue_list, (a,))
         elif operation == WAIT:
             members = p.buckets[a]
-            if not (len(members) > 1 and compact.kind[members[0]] == ALL_GATHER):
+            if not (p.flat[a] and compact.kind[members[0]] == ALL_GATHER):
                 along += _float_ticks(compact, compact.epilogue_begin, compact.epilogue_list, members)
             end[a] = along
         else:
             s = int(compact.stream[p.buckets[a][0]])
             stream[s] = int(p.transfer_ticks[a]) + max(end.pop(a, 0), stream[s])
-            work = prologue_ticks(compact, p.buckets[a])
+            work = prologue_ticks(compact, p.buckets[a], flat=bool(p.flat[a]))
             along = max(along, stream[s]) + int(p.launch_ticks[a] + p.copy_in_ticks[a]) + work
     return along, stream, end
 
 
-def prologue_ticks(compact: Compact, members: Members) -> int:
-    """Return the work of the prologues of a bucket, which has no casts where it has several members."""
+def prologue_ticks(compact: Compact, members: Members, *, flat: bool) -> int:
+    """Return the work of the prologues of a bucket, which has no casts where it is flat."""
     work = _float_ticks(compact, compact.prologue_begin, compact.prologue_list, members)
-    if len(members) > 1:
+    if flat:
         work -= sum(int(compact.float_ticks[compact.cast_float[c]]) for c in members if compact.cast_float[c] >= 0)
     return work
 

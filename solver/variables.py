@@ -73,7 +73,13 @@ class Variables:
     alone: dict[int, cp_model.IntVar] = field(default_factory=dict)
     """y[c]: c is a bucket of one."""
     several: dict[int, cp_model.IntVar] = field(default_factory=dict)
-    """z[h]: h heads a bucket of two or more."""
+    """z[h]: h heads a flat bucket of two or more."""
+    coalesced: dict[int, cp_model.IntVar] = field(default_factory=dict)
+    """w[h]: h heads a coalesced bucket; only where it can."""
+    carried: dict[tuple[int, int], cp_model.IntVar] = field(default_factory=dict)
+    """j[c, h]: c is in the coalesced bucket headed by h."""
+    loose: dict[int, cp_model.IntVar] = field(default_factory=dict)
+    """l[c]: c has memory of its own: it is alone, or in a coalesced bucket."""
     units: dict[Unit, UnitVariables] = field(default_factory=dict)
     before: dict[tuple[Unit, Unit], cp_model.IntVar] = field(default_factory=dict)
     """b[i, j]: unit i stands before unit j (where both are present)."""
@@ -98,6 +104,10 @@ class Variables:
     def heads(self, c: int) -> list[int]:
         """Return the heads whose bucket ``c`` may join, itself included."""
         return [head for member, head in self.joins if member == c]
+
+    def coalesced_literal(self, h: int) -> list[cp_model.IntVar]:
+        """Return w[h], where h can head a coalesced bucket."""
+        return [self.coalesced[h]] if h in self.coalesced else []
 
     def spine_position(self, k: int) -> int:
         """Return the position of spine node ``k``; the output is spine node m."""
@@ -131,9 +141,16 @@ def create_variables(problem: Problem, compact: Compact, caps: Caps, horizon_tic
         for c in range(h, len(compact.kind)):
             if c == h or (not {c, h} & v.boundary.pinned.keys() and pricer.allowed((h, c), caps)):
                 v.joins[c, h] = model.new_bool_var(f"x[{c},{h}]")
+    for c, h in v.joins:
+        if c != h and h not in v.coalesced and compact.coalesces[c] and compact.coalesces[h]:
+            v.coalesced[h] = model.new_bool_var(f"w[{h}]")
+    for c, h in v.joins:
+        if h in v.coalesced and compact.coalesces[c]:
+            v.carried[c, h] = model.new_bool_var(f"j[{c},{h}]")
     for c in range(len(compact.kind)):
         v.alone[c] = model.new_bool_var(f"y[{c}]")
         v.several[c] = model.new_bool_var(f"z[{c}]")
+        v.loose[c] = model.new_bool_var(f"l[{c}]") if any((c, h) in v.carried for h in v.heads(c)) else v.alone[c]
         for what, present in _units_of(v, c):
             v.units[what, c] = UnitVariables(
                 present=present,
@@ -165,5 +182,5 @@ def _units_of(v: Variables, c: int) -> list[tuple[str, cp_model.BoolVarT]]:
     if len(v.members(c)) > 1:
         units.append((PREPARE, v.several[c]))
     if v.gathers(c) and (len(v.members(c)) > 1 or len(v.heads(c)) > 1):
-        units.append((COPY, v.alone[c].negated()))
+        units.append((COPY, v.loose[c].negated()))
     return units

@@ -8,7 +8,7 @@ from apsched.solver.compact import Compact, Ints
 
 PER_COLLECTIVE = (
     "kind", "key", "stream", "size_bytes", "input_bytes", "output_bytes", "copied_bytes", "bucket_launch_ticks", "copy_out_ticks",
-    "on_path", "start_rank", "group", "closed",
+    "coalesces", "member_ticks", "on_path", "start_rank", "group", "closed",
 )  # fmt: skip
 GAPS = ("ready_gap", "need_gap", "launch_last", "wait_first", "wait_last")
 """Where a collective may stand."""

@@ -176,7 +176,7 @@ class WindowView:
         if operation == COPY_OUT:
             return int(whole.copy_out_ticks[argument]) + self._epilogue_ticks((argument,))
         members = self.program.partition.buckets[argument]
-        copied = len(members) > 1 and whole.kind[members[0]] == 0
+        copied = self.program.partition.flat[argument] and whole.kind[members[0]] == 0
         return 0 if copied else self._epilogue_ticks(members)
 
     def _epilogue_ticks(self, members: Members) -> int:
@@ -188,7 +188,7 @@ class WindowView:
     def _launch_work(self, i: int) -> int:
         whole, b = self.whole, int(self.program.argument[i])
         work = int(self.program.partition.launch_ticks[b] + self.program.partition.copy_in_ticks[b])
-        return work + prologue_ticks(whole, self.program.partition.buckets[b])
+        return work + prologue_ticks(whole, self.program.partition.buckets[b], flat=bool(self.program.partition.flat[b]))
 
     # -- memory
 
@@ -360,7 +360,10 @@ class WindowView:
                 segment += 1
         order += [(WAIT, index[b]) for b in pinned_bucket]
         array = np.array(order, dtype=np.int64).reshape(-1, 2)
-        partition = Pricer(self.problem, self.compact).partition(groups)
+        old = self.program.partition
+        coalesced = np.zeros(len(self.compact.kind), dtype=np.bool_)
+        coalesced[: len(free)] = old.coalesced[old.bucket_of[list(free)]]
+        partition = Pricer(self.problem, self.compact).partition(groups, coalesced)
         return Program(partition=partition, operation=np.ascontiguousarray(array[:, 0]), argument=np.ascontiguousarray(array[:, 1]))
 
     def spliced(self, small: Program) -> Program:
@@ -395,5 +398,7 @@ class WindowView:
         for i in range(self.window.past, len(self.program.operation)):
             keep(i)
         array = np.array(order, dtype=np.int64)
-        partition = self.pricer.partition(buckets)
+        coalesced = self.program.partition.coalesced[self.program.partition.bucket_of]
+        coalesced[list(free)] = small.partition.coalesced[small.partition.bucket_of[: len(free)]]
+        partition = self.pricer.partition(buckets, coalesced)
         return Program(partition=partition, operation=np.ascontiguousarray(array[:, 0]), argument=np.ascontiguousarray(array[:, 1]))

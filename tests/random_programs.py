@@ -23,7 +23,9 @@ def random_program(pricer: Pricer, seed: int, *, max_members: int = 6) -> Progra
         buckets = rng.sample(buckets, len(buckets) - 1)  # two buckets wait for each other, or a member for another
     shared = {c for bucket in buckets for c in bucket.members}
     alone = [(c,) for c in range(len(problem.collectives)) if c not in shared]
-    partition = pricer.partition([*(bucket.members for bucket in buckets), *alone])
+    coalesced = np.zeros(len(problem.collectives), dtype=np.bool_)
+    coalesced[[c for bucket in buckets if bucket.coalesced for c in bucket.members]] = True
+    partition = pricer.partition([*(bucket.members for bucket in buckets), *alone], coalesced)
     operations = _operations(problem, buckets, order, partition.bucket_of, rng)
     table = np.array(operations, dtype=np.int64).reshape(-1, 2)
     return Program(partition=partition, operation=np.ascontiguousarray(table[:, 0]), argument=np.ascontiguousarray(table[:, 1]))
@@ -83,6 +85,8 @@ def _operations(problem: Problem, buckets: list[Bucket], order: list[Step], buck
             operations.append((LAUNCH if problem.kinds[step.index] is NodeKind.START else WAIT, b))
         elif step.kind is StepKind.COPY_IN:
             operations.append((PREPARE, step.index))
+        elif step.kind is StepKind.START and buckets[step.index].coalesced:
+            operations.append((LAUNCH, step.index))
         elif step.kind is StepKind.START:
             if operations[-1] == (PREPARE, step.index) and rng.random() < 0.5:
                 operations[-1] = (LAUNCH, step.index)

@@ -8,10 +8,12 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from by_hand import ByHand, line
 from draft import Draft, Tensor
 from hypothesis import strategies as st
 
 from apsched.config import Caps
+from apsched.price_curve import PriceCurve
 from apsched.problem import Key, Problem
 from apsched.schedule import as_captured
 from apsched.simulate import simulate
@@ -39,14 +41,57 @@ def a_problem_with_caps(draw, max_collectives: int = 4, max_spine: int = 5) -> t
 
 
 def with_coalesced_price(problem: Problem, rng: random.Random) -> Problem:
-    """Return ``problem`` with prices for coalesced launches, of most gathers and reduce-scatters, from nothing to more than a launch."""
+    """Return ``problem`` with prices for coalesced launches, of most gathers and reduce-scatters; launches and copies may cost more.
+
+    Where both do, a bucket that needs no copies beats all others.
+    """
 
     def price(key: Key) -> int | None:
         most = max(key.launch_ticks, key.price(0), 1)
         return rng.choice((0, 1, rng.randint(0, most), 2 * most)) if key.kind in ("all_gather", "reduce_scatter") else None
 
-    keys = tuple(replace(key, coalesced_member_ticks=price(key) if rng.random() < 0.9 else None) for key in problem.keys)
-    return replace(problem, keys=keys)
+    most = max(key.price(0) for key in problem.keys)
+    launch, latency, factor = rng.choice((0, rng.randint(0, 2 * most))), rng.randint(0, 2 * most), rng.choice((1, 3, 10))
+    keys = tuple(
+        replace(key, coalesced_member_ticks=price(key) if rng.random() < 0.9 else None, launch_ticks=key.launch_ticks + launch)
+        for key in problem.keys
+    )
+    old, starts = problem.copy_price, {c.start for c in problem.collectives}
+    return replace(
+        problem,
+        keys=keys,
+        duration_ticks=tuple(ticks + launch * (node in starts) for node, ticks in enumerate(problem.duration_ticks)),
+        copy_price=PriceCurve(size_bytes=old.size_bytes, price_ticks=tuple(latency + factor * ticks for ticks in old.price_ticks)),
+    )
+
+
+def problem_for_coalescing(rng: random.Random, *, most_gathers: int = 3, most_reductions: int = 2) -> Problem:
+    """Return gathers and reductions of one group whose launches and copies cost much, and members of coalesced launches little."""
+    launch, copy = rng.randint(0, 60), line(rng.randint(0, 60), rng.randint(0, 30))
+    prices = {kind: line(rng.randint(1, 50), rng.randint(0, 20)) for kind in ("all_gather", "reduce_scatter")}
+    hand = ByHand(prices=prices, copy_price=copy, bucket_launch_ticks=launch)
+    num_spine = rng.randint(1, 3)
+    shards = [hand.input(f"s{i}", 512 * rng.randint(1, 4), kept=True) for i in range(rng.randint(1, most_gathers))]
+    cast = [hand.compute(f"cast{i}", rng.randint(1, 20), s, size=512) if rng.random() < 0.3 else -1 for i, s in enumerate(shards)]
+    sizes = [512 * rng.randint(1, 4) for _ in shards]
+    gathers = []
+    for i, (shard, size) in enumerate(zip(shards, sizes, strict=True)):
+        extra = {} if cast[i] < 0 else {"prologue": (cast[i],), "cast": (cast[i],), "cast_bytes": 2 * size}
+        gathers.append(hand.start("all_gather", f"g{i}", shard if cast[i] < 0 else cast[i], size, 2 * size, launch_ticks=launch, **extra))
+    needs = [sorted(rng.sample(range(len(shards)), rng.randint(0, len(shards)))) for _ in range(num_spine)]
+    longest, needs[0] = rng.choice((60, 400)), needs[0] if rng.random() < 0.5 else []
+    waits = [hand.wait(f"w{i}", start) for i, start in enumerate(gathers)]
+    left, reductions = rng.randint(0, most_reductions), []
+    before: list[int] = []
+    for k in range(num_spine):
+        before = [hand.compute(f"c{k}", rng.randint(0, longest), *before, *(waits[i] for i in needs[k]), size=512 * rng.randint(1, 8))]
+        if left and rng.random() < 0.7:
+            left -= 1
+            reductions.append(hand.start("reduce_scatter", f"r{k}", before[0], 512, 256, launch_ticks=launch))
+    outputs = [hand.wait(f"x{i}", start) for i, start in enumerate(reductions)]
+    problem = hand.output(*before, *outputs, *waits)
+    member = rng.choice((0, 0, 1, rng.randint(0, 40)))
+    return replace(problem, keys=tuple(replace(key, coalesced_member_ticks=member) for key in problem.keys))
 
 
 def random_caps(rng: random.Random, problem: Problem) -> Caps:

@@ -4,7 +4,7 @@ import random
 
 import pytest
 from random_programs import random_program
-from strategies import layered_problem, random_problem
+from strategies import layered_problem, random_problem, with_coalesced_price
 
 from apsched.config import Caps
 from apsched.problem import Problem
@@ -45,6 +45,19 @@ def test_small_problems_of_every_sort(chunk: int) -> None:
     for seed in range(chunk * CHUNK, (chunk + 1) * CHUNK):
         apart += assert_one_semantics(random_problem(random.Random(seed), max_collectives=8, max_spine=6), range(seed, seed + 2))
     assert apart > CHUNK / 10  # buckets whose copy-in stands apart are among them
+
+
+def test_buckets_of_either_form() -> None:
+    coalesced = 0
+    for seed in range(CHUNK):
+        rng = random.Random(seed)
+        problem = with_coalesced_price(random_problem(rng, max_collectives=8, max_spine=6), rng)
+        assert_one_semantics(problem, range(seed, seed + 2))
+        coalesced += bool(random_program(Pricer(problem, compact(problem)), seed).partition.coalesced.any())
+    for seed in range(20):
+        rng = random.Random(seed)
+        assert_one_semantics(with_coalesced_price(layered_problem(rng, num_layers=2 + seed % 9), rng), range(seed, seed + 2))
+    assert coalesced > CHUNK / 10
 
 
 @pytest.mark.parametrize("chunk", range(3))

@@ -1,0 +1,65 @@
+"""Forms of buckets: which are coalesced, as search tries it, and what bounds may still charge where some may be.
+
+A coalesced bucket is one launch of several transfers, without buffer and copies: what flat ones cost in copies it pays for each member
+on its stream. Search notes for each collective whether a bucket that it is the first of is coalesced (``Policy.coalesced``); a *flip*
+changes that for all members of a bucket.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from apsched.price_curve import PriceCurve
+from apsched.problem import Problem
+from apsched.solver.compact import Bools, Compact, Ints
+from apsched.solver.policies import Policy
+
+_FREE = PriceCurve(size_bytes=(0, 1), price_ticks=(0, 0))
+
+
+def without_copies(problem: Problem, compact: Compact) -> tuple[Problem, Compact]:
+    """Return the problem as bounds see it: with copies for nothing, where some bucket may be coalesced, else as it is.
+
+    Take any schedule, and make each of its coalesced buckets a flat one with its copy-in right before the start and its copy-outs right
+    behind the wait. Here that costs nothing, the transfer no more than before, and everything else keeps its time and place: no schedule
+    is faster than one of flat buckets with free copies. What a memory cap forces (``apsched.solver.tighten``) is concluded for a
+    collective alone, whose input and output live as those of a member of a coalesced bucket.
+    """
+    if not compact.coalesces.any():
+        return problem, compact
+    return replace(problem, copy_price=_FREE), replace(compact, copy_out_ticks=np.zeros_like(compact.copy_out_ticks))
+
+
+def in_forms(compact: Compact, policies: Iterable[Policy]) -> Iterator[Policy]:
+    """Yield ``policies``, each with flat buckets and, where some may be, with all of those coalesced."""
+    everything = compact.coalesces.tobytes()
+    for policy in policies:
+        yield policy
+        if compact.coalesces.any():
+            yield replace(policy, coalesced=everything)
+
+
+def like(policy: Policy, policies: Iterable[Policy]) -> tuple[Policy, ...]:
+    """Return ``policies`` with buckets of the forms that ``policy`` has."""
+    return tuple(replace(other, coalesced=policy.coalesced) for other in policies) if policy.coalesced else tuple(policies)
+
+
+def flips(compact: Compact, labels: Ints, policy: Policy, alike: dict[int, tuple[tuple[int, ...], int]]) -> Iterator[Bools]:
+    """Yield sets of collectives, as masks, whose buckets to flip: those of a key in one form, those of all repeated layers, single ones."""
+    now = policy.coalesced_of(len(labels))
+    several = (np.bincount(labels, minlength=len(labels))[labels] > 1) & compact.coalesces
+    for key in np.unique(compact.key[several]):
+        for form in (True, False):
+            yield (compact.key == key) & (now != form)
+    heads = [int(h) for h in np.unique(labels[several])]
+    for row in dict.fromkeys(alike[h][0] for h in heads if h in alike):
+        yield np.isin(labels, labels[list(row)])
+    for h in heads:
+        yield labels == h
+
+
+def flipped(policy: Policy, mask: Bools) -> Policy:
+    """Return ``policy`` with the collectives of ``mask`` the other way round."""
+    now = policy.coalesced_of(len(mask)) ^ mask
+    return replace(policy, coalesced=now.tobytes() if now.any() else b"")

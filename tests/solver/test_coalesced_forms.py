@@ -1,0 +1,134 @@
+"""The choice between flat and coalesced buckets: optimal where exhaustive search says so, and no bound above what it finds."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from oracle import Optimum, best_schedule, least_memory
+from strategies import layered_problem, problem_for_coalescing, random_caps, random_problem, with_coalesced_price
+
+from apsched.config import Caps, SolveOptions
+from apsched.errors import InputError
+from apsched.problem import Problem
+from apsched.solver import solve
+from apsched.solver.bounds import memory_bound
+from apsched.solver.compact import compact
+from apsched.solver.forms import without_copies
+from apsched.solver.later_bounds import launches_bound, peak_bound
+from apsched.solver.least_memory import is_small
+from apsched.solver.milp_answer import solve_with_milp
+from apsched.solver.search import Search
+from apsched.solver.solve import best_bound
+from apsched.verify import verify
+
+STRICT = SolveOptions(time_slack=0.0, budget=20.0)
+
+
+def case(seed: int) -> tuple[Problem, Caps]:
+    """Return a problem with prices for both forms, and caps; every third has a memory cap near the least that is possible."""
+    rng = random.Random(seed)
+    problem = problem_for_coalescing(rng) if seed % 2 else with_coalesced_price(random_problem(rng, max_collectives=4, max_spine=4), rng)
+    caps = random_caps(rng, problem) if seed % 4 < 2 else Caps()
+    if seed % 3 == 0 and (floor := least_memory(problem, caps)) is not None:
+        caps = replace(caps, memory_cap_bytes=floor + rng.choice((0, 512, 4096)))
+    return problem, caps
+
+
+def coalesced(best: Optimum) -> bool:
+    return any(bucket.coalesced for bucket in best.schedule.buckets)
+
+
+@pytest.mark.parametrize("chunk", range(3))
+def test_no_bound_is_above_the_optimum_with_either_form(chunk: int) -> None:
+    """A bound that charges copies or flat prices breaks on one in five of these."""
+    num_coalesced = met = 0
+    for seed in range(chunk * 100, chunk * 100 + 100):
+        problem, caps = case(seed)
+        best = best_schedule(problem, caps)
+        if best is None:
+            continue
+        small = compact(problem)
+        bound = best_bound(problem, small, caps)
+        assert bound.ticks <= best.step_time_ticks, seed
+        assert memory_bound(small) <= least_memory(problem, caps), seed
+        num_coalesced += coalesced(best)
+        met += bound.ticks == best.step_time_ticks
+    assert num_coalesced > 15
+    assert met > 5
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_optimum_is_that_of_exhaustive_search(seed: int) -> None:
+    """Step time, then peak, then launches, as without forms; bounds on the later objectives hold for what has all the time."""
+    problem, caps = case(seed)
+    best, result = best_schedule(problem, caps), solve(problem, caps, STRICT)
+    if best is None:
+        assert result.status == "infeasible"
+        return
+    assert result.best is not None
+    assert verify(problem, result.best.schedule, caps) == ()
+    assert (result.best.step_time_ticks, result.best.peak_memory_bytes, result.best.num_launches) == best.value
+    assert result.status == "optimal"
+    assert result.peak_bound_bytes <= best.peak_memory_bytes
+    assert result.launches_bound <= best.num_launches
+
+
+def test_search_alone_finds_as_much_with_forms_as_without() -> None:
+    """Without CP-SAT: moves flip forms, so that the optimum is met as often as where there is nothing to choose."""
+    found = {False: 0, True: 0}
+    for seed in range(1, 121, 2):
+        problem, caps = case(seed)
+        for priced, keys in ((True, problem.keys), (False, tuple(replace(key, coalesced_member_ticks=None) for key in problem.keys))):
+            here = replace(problem, keys=keys)
+            best = best_schedule(here, caps)
+            search = Search(problem=here, compact=compact(here), caps=caps, report=lambda *_: None, max_evaluations=2_000, floor_bytes=0)
+            search.portfolio()
+            if best is not None and search.best is not None:
+                search.improve(best.step_time_ticks)
+                found[priced] += search.step_time_ticks == best.step_time_ticks
+    assert found[True] >= found[False] > 20
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_large_problems_gain_by_it_where_members_cost_nothing(seed: int) -> None:
+    """Never slower than flat buckets, by the same search; and bounds on all objectives hold for what it finds, in windows too."""
+    rng = random.Random(seed)
+    flat = layered_problem(rng, num_layers=12)
+    priced = replace(flat, keys=tuple(replace(k, coalesced_member_ticks=0 if k.kind != "all_reduce" else None) for k in flat.keys))
+    assert not is_small(priced)
+    options = SolveOptions(budget=3.0)
+    one, other = solve(flat, Caps(), options), solve(priced, Caps(), options)
+    assert one.best is not None
+    assert other.best is not None
+    assert verify(priced, other.best.schedule, Caps()) == ()
+    assert other.best.step_time_ticks <= one.best.step_time_ticks * 1.001
+    assert other.bound_ticks <= other.best.step_time_ticks
+    limit, small = other.best.step_time_ticks, compact(priced)
+    assert peak_bound(priced, small, Caps(), limit) <= other.best.peak_memory_bytes
+    at_peak = Caps(memory_cap_bytes=other.best.peak_memory_bytes)
+    assert launches_bound(*without_copies(priced, small), at_peak, limit) <= other.best.num_launches
+    moved = solve(priced, Caps(max_compute_move=4), options)
+    assert moved.best is not None
+    assert verify(priced, moved.best.schedule, Caps(max_compute_move=4)) == ()
+    assert moved.bound_ticks <= moved.best.step_time_ticks
+
+
+def test_the_milp_says_that_it_has_one_form() -> None:
+    with pytest.raises(InputError, match="coalesced_member_us: the MILP knows flat buckets only"):
+        solve_with_milp(problem_for_coalescing(random.Random(1)))
+
+
+def test_a_price_that_never_pays_changes_nothing() -> None:
+    """With members dearer than any copy the schedule is that of a problem without the price."""
+    for seed in range(6):
+        problem = problem_for_coalescing(random.Random(seed))
+        dear = replace(problem, keys=tuple(replace(key, coalesced_member_ticks=10**6) for key in problem.keys))
+        unpriced = replace(problem, keys=tuple(replace(key, coalesced_member_ticks=None) for key in problem.keys))
+        one, other = solve(dear, Caps(), STRICT).best, solve(unpriced, Caps(), STRICT).best
+        assert one is not None
+        assert other is not None
+        assert (one.step_time_ticks, one.peak_memory_bytes, one.num_launches) == (
+            other.step_time_ticks,
+            other.peak_memory_bytes,
+            other.num_launches,
+        )
