@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from apsched.integrations.fsdp2 import apply_fsdp2 as apply_fsdp2
     from apsched.integrations.fsdp2 import fsdp2_plan as fsdp2_plan
     from apsched.optimize import optimize as optimize
-    from apsched.pipeline import solve as solve
     from apsched.plan import Plan as Plan
     from apsched.plan import Rule as Rule
     from apsched.plan_file import load_plan as load_plan
+    from apsched.solve_problem import solve as solve
     from apsched.writeback.hold_order import hold_order as hold_order
 
 _HOME = {
@@ -57,7 +57,7 @@ _HOME = {
     "load_plan": "apsched.plan_file",
     "measure": "apsched.calibrate.here",
     "optimize": "apsched.optimize",
-    "solve": "apsched.pipeline",
+    "solve": "apsched.solve_problem",
 }
 """Public name -> module; imported when first used (PEP 562), so that nothing imports torch before it is needed."""
 

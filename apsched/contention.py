@@ -68,3 +68,9 @@ class Contention:
         if self.slowdown != (1, 1):
             said.append(f"compute slower by {float(self.factor):.4g} while a collective runs")
         return "; ".join(said) or "none"
+
+
+def contention_json(contention: Contention) -> dict[str, object]:
+    """Return what reports and schedule files say of ``contention``."""
+    groups = {group: [contention.links[link] for link in links] for group, links in contention.links_of_group}
+    return {"links": groups, "compute_slowdown": float(contention.factor)}

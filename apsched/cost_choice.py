@@ -1,7 +1,8 @@
 """Where the costs of a command come from, as chosen and as read. No torch here."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from apsched.contention_choice import ContentionChoice
 from apsched.costs.cluster import DEFAULT_CLUSTER, Cluster, load_cluster
 from apsched.costs.measured import MeasuredCosts
 from apsched.costs.measured_file import load_costs
@@ -19,6 +20,8 @@ class CostChoice:
     collectives: tuple[str, ...] = ()
     fused: bool = True
     """Pointwise chains are priced as Inductor fuses them; otherwise every node as a kernel of its own."""
+    contention: ContentionChoice = field(default_factory=ContentionChoice)
+    """Who slows whom."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

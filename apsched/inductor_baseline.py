@@ -28,7 +28,7 @@ from apsched.costs.model import CostModel
 from apsched.graph.curve_names import asked_kind
 from apsched.graph.export import export
 from apsched.passes.copies import copied
-from apsched.problem import Problem
+from apsched.problem import Problem, with_contention
 from apsched.result import Score
 from apsched.schedule import as_captured
 from apsched.simulate import simulate
@@ -118,7 +118,8 @@ def score_run(
     group_ranks: Mapping[str, tuple[int, ...]],
 ) -> Score:
     """Return the figures of the graph that torch made: exported, priced and simulated as the captured one was."""
-    found = build_problem(export(replace(captured, module=run.module), cost_model, group_ranks=group_ranks))
+    dag = export(replace(captured, module=run.module), cost_model, group_ranks=group_ranks)
+    found = with_contention(build_problem(dag), problem.contention)
     schedule = as_captured(found.num_nodes)
     timeline = simulate(found, schedule)
     return Score(

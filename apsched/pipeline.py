@@ -8,23 +8,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from os import PathLike
 from typing import TYPE_CHECKING
 
 import networkx as nx
 
 from apsched.bitwise import BITWISE_RULE
 from apsched.build_problem import build_problem
-from apsched.config import DEFAULT_COMPUTE_MOVE, Caps, MilpOptions, SolveOptions
+from apsched.config import Caps, MilpOptions, SolveOptions
+from apsched.contention_choice import contended
 from apsched.cost_choice import CostChoice, ReadCosts, read_costs
-from apsched.costs.cluster import cluster_names, load_cluster
+from apsched.costs.cluster import Cluster, cluster_names, load_cluster
 from apsched.errors import InputError
 from apsched.graph.cost_shares import cost_shares
 from apsched.graph.reprice import repriced
 from apsched.graph_result import BitwisePrice, Result, result_of
 from apsched.options import MemoryCap
 from apsched.plan import Plan
-from apsched.plan_file import as_plan
 from apsched.problem import Problem
 from apsched.progress import Progress
 from apsched.restrict import check_matches, restricted
@@ -99,12 +98,13 @@ def loaded_at(
     read = [read_costs(costs) for costs in choices]
     with opening(request, progress) as (source, capture_seconds):
         if source.capture is None:
-            yield tuple(_from_graph_files(source, costs, chosen, direction) for costs, chosen in zip(choices, read, strict=True))
+            files = (_from_graph_files(source, costs, chosen, direction) for costs, chosen in zip(choices, read, strict=True))
+            yield tuple(_contended(file, costs) for file, costs in zip(files, choices, strict=True))
             return
         names = tuple(graph.name for graph in source.capture.graphs)
         wanted = _in_direction(names, direction, request.source)
         yield tuple(
-            _export_capture(source, wanted, chosen, capture_seconds, progress, fused=costs.fused)
+            _contended(_export_capture(source, wanted, chosen, capture_seconds, progress, fused=costs.fused), costs, chosen.cluster)
             for costs, chosen in zip(choices, read, strict=True)
         )
 
@@ -219,7 +219,7 @@ def solve_graph(
         )
         result = replace(result, cost_shares=cost_shares(graph.dag))
         check_answer(result)
-        _log_metrics(result)
+        log_metrics(result)
         if graph.without_bitwise is not None:
             result = with_bitwise_price(result, graph.without_bitwise, lambda other: solve(other, caps, options))
     return replace(result, seconds={**graph.seconds, "solve": took["seconds"], "write_back": 0.0})
@@ -243,7 +243,8 @@ def check_answer(result: Result) -> None:
         raise RuntimeError(f"{result.problem.name}: the solver's schedule fails its check, a bug of apsched: {'; '.join(wrong[:3])}")
 
 
-def _log_metrics(result: Result) -> None:
+def log_metrics(result: Result) -> None:
+    """Log what the schedule makes of the collectives."""
     for line in result.metrics.lines() if result.metrics else ():
         logger.info("%s: %s", result.problem.name, line)
 
@@ -273,7 +274,8 @@ def rewrite(graph: LoadedGraph, scored: Scored, progress: Progress) -> Rewritten
     assert graph.cost_model is not None
     with progress.stage(f"write back {graph.problem.name}") as took:
         module = write_back(graph.captured.module, graph.problem, scored.schedule)
-        trip = round_trip(module, graph.captured, graph.cost_model, graph.group_ranks, simulate(graph.problem, scored.schedule))
+        claimed = simulate(graph.problem, scored.schedule)
+        trip = round_trip(module, graph.captured, graph.cost_model, graph.group_ranks, claimed, graph.problem.contention)
         trip = with_names_checked(trip, module, graph.problem, scored.schedule)
     return Rewritten(module=module, round_trip=trip, seconds=took["seconds"])
 
@@ -322,6 +324,14 @@ def _export_capture(
     return LoadedSource(label=source.label, slug=source.slug, cluster=cluster.name, graphs=graphs, notes=notes)
 
 
+def _contended(source: LoadedSource, costs: CostChoice, cluster: Cluster | None = None) -> LoadedSource:
+    """Return ``source`` with the contention that is asked for; of graph files the cluster is known by name."""
+    stated = costs.cluster or (source.cluster if source.cluster in cluster_names() else None)
+    cluster = cluster or (load_cluster(stated) if stated else None)
+    graphs = (replace(g, problem=contended(g.problem, costs.contention, cluster, g.dag.graph["group_ranks"])) for g in source.graphs)
+    return replace(source, graphs=tuple(graphs))
+
+
 def _group_ranks(capture: "Capture") -> dict[str, tuple[int, ...]]:
     """Return the process ranks of every group; of one that is known by size only, that many from 0 on, as cost models take it to be."""
     ranks = {name: tuple(range(size)) for name, size in capture.group_sizes.items()}
@@ -355,46 +365,3 @@ def _in_direction(names: tuple[str, ...], direction: str, source: str) -> tuple[
     if direction not in names:
         raise InputError(f"{source}: expected a {direction} graph, found {', '.join(names)}; choose --direction both")
     return (direction,)
-
-
-def solve(
-    graph: "nx.DiGraph | Problem",
-    *,
-    memory_cap_bytes: int | None = None,
-    bucket_cap_bytes: int | None = None,
-    max_topo_span: int | None = None,
-    max_prefetch: int | None = None,
-    in_flight_cap_bytes: int | None = None,
-    max_compute_move: int | None = DEFAULT_COMPUTE_MOVE,
-    plan: Plan | str | PathLike[str] | None = None,
-    bitwise: bool = False,
-    options: SolveOptions | None = None,
-) -> Result:
-    """Return the fastest schedule of ``graph`` (a DAG of ``export`` or a graph file, or a Problem) within the caps; ``None`` is no limit.
-
-    Where no collective is on the path compute stays as captured, whatever ``max_compute_move`` says (``Result.caps`` has what held).
-    ``plan`` has rules for collectives by name: an :class:`apsched.Plan`, or the path of a plan file. What it leaves open is decided here.
-    With ``bitwise``, gradients are reduced in the buckets and payload order of eager FSDP2; ``Result.bitwise`` says what that costs.
-    Where no schedule keeps them, ``Result.best`` is ``None`` and ``Result.answer.infeasibility`` says why. Needs no torch.
-    """
-    caps = Caps(
-        memory_cap_bytes=memory_cap_bytes,
-        bucket_cap_bytes=bucket_cap_bytes,
-        max_topo_span=max_topo_span,
-        max_prefetch=max_prefetch,
-        in_flight_cap_bytes=in_flight_cap_bytes,
-        max_compute_move=max_compute_move,
-    )
-    cluster = "" if isinstance(graph, Problem) else graph.graph["cluster"]
-    problem = graph if isinstance(graph, Problem) else build_problem(graph)
-    rules = as_plan(plan)
-    check_matches([problem], rules)
-    free, problem = restricted(problem, rules), restricted(problem, rules, bitwise=bitwise)
-    from apsched.solver import solve as search
-
-    caps = moving_where_it_pays(problem, caps)
-    answer: SolveResult = search(problem, caps, options or SolveOptions())
-    result = result_of(problem, caps, answer, cluster=cluster, seconds={})
-    check_answer(result)
-    _log_metrics(result)
-    return with_bitwise_price(result, free, lambda other: search(other, caps, options or SolveOptions()))

@@ -7,6 +7,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.table import Table
 
+from apsched.contention import contention_json
 from apsched.graph_result import Result
 from apsched.moved import furthest_move, moved_compute
 from apsched.options import show_bytes, show_us
@@ -57,6 +58,8 @@ def graph_json(result: Result) -> dict[str, Any]:
         "baselines": {score.name: _score_json(score) for score in (*result.answer.baselines, *result.others)},
         "seconds": {stage: round(result.seconds.get(stage, 0.0), 3) for stage in _STAGES},
     }
+    if (contention := result.problem.contention) is not None:
+        report["contention"] = contention_json(contention)
     if result.problem.rules:
         report["plan"] = {"digest": digest(result.problem.rules), "rules": result.problem.rules, "not_kept_by": dict(_broken_by(result))}
     if result.bitwise is not None:
@@ -181,6 +184,8 @@ def summary_lines(result: Result) -> tuple[str, ...]:
         f"  chosen: largest bucket {show_bytes(chose.bucket_bytes)}, span {chose.topo_span}, prefetch {chose.prefetch}, "
         f"in flight {show_bytes(chose.in_flight_bytes)}",
     ]
+    if result.problem.contention is not None:
+        lines.append(f"  contention: {result.problem.contention}")
     if moved := _moved_line(result):
         lines.append(moved)
     if set(result.cost_shares) - {"formula"}:

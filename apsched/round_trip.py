@@ -9,9 +9,10 @@ from torch.fx import GraphModule, Node
 from apsched.build_problem import build_problem
 from apsched.capture.captured import CapturedGraph
 from apsched.collectives import is_collective
+from apsched.contention import Contention
 from apsched.costs.model import CostModel
 from apsched.graph.export import export
-from apsched.problem import Problem
+from apsched.problem import Problem, with_contention
 from apsched.schedule import Schedule, as_captured
 from apsched.simulate import Timeline, simulate
 
@@ -36,13 +37,14 @@ def round_trip(
     cost_model: CostModel,
     group_ranks: Mapping[str, tuple[int, ...]],
     claimed: Timeline,
+    contention: Contention | None = None,
 ) -> RoundTrip:
     """Return the figures of ``rewritten``, which stands for ``captured.module``, beside those of ``claimed``.
 
-    ``cost_model`` and ``group_ranks`` are those that ``captured`` was exported with.
+    ``cost_model`` and ``group_ranks`` are those that ``captured`` was exported with, ``contention`` that of its problem.
     """
     dag = export(replace(captured, module=rewritten), cost_model, group_ranks=group_ranks)
-    problem = build_problem(dag)
+    problem = with_contention(build_problem(dag), contention)
     found = simulate(problem, as_captured(problem.num_nodes))
     figures = (
         ("step time", " ticks", claimed.step_time_ticks, found.step_time_ticks),

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from apsched.config import Caps
+from apsched.contention import contention_json
 from apsched.errors import InputError
 from apsched.files import write_atomic
 from apsched.graph_result import Result
@@ -66,7 +67,10 @@ def dump_schedule(result: Result) -> bytes:
             "num_nodes": problem.num_nodes,
             "num_collectives": len(problem.collectives),
         },
-        "costs": {"cluster": result.cluster},
+        "costs": {
+            "cluster": result.cluster,
+            **({"contention": contention_json(problem.contention)} if problem.contention is not None else {}),
+        },
         "caps": asdict(result.caps),
         **({"plan": {"digest": digest(problem.rules), "rules": problem.rules}} if problem.rules else {}),
         "result": {

@@ -27,11 +27,11 @@ from apsched.graph.export import export
 from apsched.inductor_baseline import InductorRun, run_inductor, run_inductor_manual, score_run, torch_scores
 from apsched.models.mesh import MeshSpec
 from apsched.models.preset_capture import capture_preset
-from apsched.pipeline import solve
 from apsched.problem import Problem
 from apsched.report import graph_json, summary_lines
 from apsched.schedule import as_captured
 from apsched.simulate import simulate
+from apsched.solve_problem import solve
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional

@@ -4,7 +4,7 @@ import pytest
 from layered import Layer, layered
 
 from apsched.config import SolveOptions
-from apsched.pipeline import solve
+from apsched.solve_problem import solve
 
 QUICK = SolveOptions(budget=1)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from apsched.config import DEFAULT_COMPUTE_MOVE, Caps, MilpOptions, SolveOptions
+from apsched.contention_choice import ContentionChoice, parse_contention
 from apsched.cost_choice import CostChoice
 from apsched.errors import InputError
 from apsched.options import MemoryCap, parse_count, parse_memory_cap, parse_number, parse_optional_bytes, parse_optional_count, parse_share
@@ -39,7 +40,14 @@ def source_request(args: argparse.Namespace) -> SourceRequest:
 
 def cost_choice(args: argparse.Namespace) -> CostChoice:
     """Return where costs come from."""
-    return CostChoice(cluster=args.cluster, costs=args.costs, collectives=tuple(args.collectives), fused=not args.unfused)
+    asked = getattr(args, "contention", None)
+    return CostChoice(
+        cluster=args.cluster,
+        costs=args.costs,
+        collectives=tuple(args.collectives),
+        fused=not args.unfused,
+        contention=parse_contention(asked) if asked is not None else ContentionChoice(),
+    )
 
 
 def direction(args: argparse.Namespace) -> str:

@@ -40,6 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_costs(solve)
     _add_caps(solve)
     _add_moves(solve)
+    _add_contention(solve)
     _add_plan(solve)
     _add_inductor(solve, default=False)
     second = solve.add_argument_group("second opinion")
@@ -52,6 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_costs(audit)
     _add_caps(audit)
     _add_moves(audit)
+    _add_contention(audit)
     audit.add_argument(
         "--what-if-chunked",
         action="store_true",
@@ -68,6 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_costs(compare)
     _add_caps(compare)
     _add_moves(compare)
+    _add_contention(compare)
     _add_plan(compare)
     _add_inductor(compare, default=True)
 
@@ -76,11 +79,13 @@ def build_parser() -> argparse.ArgumentParser:
     _add_costs(explain)
     _add_caps(explain)
     _add_moves(explain)
+    _add_contention(explain)
     _add_plan(explain)
 
     apply = _verb(verbs, "apply", "apply schedule files to the graphs of a source, and check the result")
     _add_source(apply)
     _add_costs(apply)
+    _add_contention(apply)
     apply.add_argument("schedules", metavar="SCHEDULE", nargs="+", help="schedule files that `apsched solve` wrote, one a graph")
     _add_out(apply, "DIR", "directory for the rewritten modules (default: apsched-out/SOURCE-MESH)")
 
@@ -196,6 +201,11 @@ def _add_caps(parser: argparse.ArgumentParser) -> None:
     _option(search, "--time-slack", "SHARE", "share of the step time that less memory and fewer launches may cost (default: 0.1%%)")
     _option(search, "--budget", "WORK", "deterministic work of the search, the same on every machine (default: 20)")
     _option(search, "--seed", "N", "seed of the search (default: 0)")
+
+
+def _add_contention(parser: argparse.ArgumentParser) -> None:
+    text = "who slows whom: links (groups on one link share it), compute (slower beside collectives), compute=1.2, or both (default: none)"
+    _option(parser.add_argument_group("contention"), "--contention", "WHAT", text)
 
 
 def _add_moves(parser: argparse.ArgumentParser) -> None:

@@ -111,6 +111,8 @@ class Cluster:
     inter_node: InterNode
     coalesced_member_us: float | None = None
     """What each member adds to one launch of several transfers (ncclGroupStart), on the group's stream; ``None``: buckets are flat."""
+    compute_slowdown: float | None = None
+    """Factor by which compute takes longer while a collective runs, where that is asked for (``--contention compute``)."""
 
 
 _SECTIONS: Mapping[str, type[Any]] = {"peak_tflops": PeakTflops, "device": Device, "intra_node": IntraNode, "inter_node": InterNode}
@@ -124,6 +126,7 @@ _POSSIBLE: Mapping[str, tuple[float, float, str]] = {
     "_us": (1e-3, 1e6, "microseconds"),
     "peak_tflops": (1e-4, 1e6, "TFLOP/s, 10**12 operations a second"),
     "ranks_per_node": (1, 4096, "process ranks"),
+    "compute_slowdown": (1, 10, "times the duration without a collective beside it"),
     "num_processors": (1, 1e5, "processors of one device"),
 }
 
