@@ -15,6 +15,7 @@ from apsched.collectives import (
     is_blocking_collective,
     is_collective,
     is_wait_tensor,
+    tensor_bytes,
     tensors_of,
 )
 from apsched.errors import InputError
@@ -106,7 +107,9 @@ def cast_before(analysis: Analysis, start: int) -> torch.fx.Node | None:
     size_bytes = analysis.calls[start].input_bytes
     while len(node.users) == 1 and len(node.all_input_nodes) == 1:
         results, sources = list(tensors_of(node)), list(tensors_of(node.all_input_nodes[0]))
-        if len(results) != 1 or len(sources) != 1 or results[0].nbytes != size_bytes or results[0].numel() != sources[0].numel():
+        if len(results) != 1 or len(sources) != 1:
+            return None
+        if tensor_bytes(results[0], node) != size_bytes or results[0].numel() != sources[0].numel():
             return None
         if not (is_contiguous(results[0]) and is_contiguous(sources[0])):
             return None

@@ -7,7 +7,7 @@ import networkx as nx
 import torch
 
 from apsched.capture.captured import CapturedGraph
-from apsched.collectives import tensors_of
+from apsched.collectives import tensor_bytes, tensors_of
 from apsched.costs.checked import checked
 from apsched.costs.fusion import fused_kernels
 from apsched.costs.model import CostModel
@@ -143,8 +143,12 @@ def _collective(analysis: Analysis, start: int, output_place: int, cost_source: 
         bucketable=is_bucketable(analysis, start),
         holds_input=call.holds_input,
         num_members=num_members(node),
-        cast_bytes=sum(t.nbytes for t in tensors_of(cast.all_input_nodes[0])) if (cast := cast_before(analysis, start)) is not None else 0,
+        cast_bytes=_bytes_of(cast.all_input_nodes[0]) if (cast := cast_before(analysis, start)) is not None else 0,
         output_place=output_place,
         cost_source=cost_source,
         num_coalesced=len([*tensors_of(node)]) if call.coalesced else 0,
     )
+
+
+def _bytes_of(node: torch.fx.Node) -> int:
+    return sum(tensor_bytes(tensor, node) for tensor in tensors_of(node))

@@ -1,0 +1,133 @@
+"""What must hold of a random program: it is captured, solved within random caps, written back, and does on real tensors what it did before."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from instrumented import capture_of, live_bytes_of, run_counting, traced
+from random_fx import RandomProgram
+from random_schedules import random_schedule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from apsched.build_problem import build_problem
+from apsched.config import Caps, SolveOptions
+from apsched.graph.export import export
+from apsched.problem import Problem
+from apsched.round_trip import round_trip, with_names_checked
+from apsched.schedule import Schedule
+from apsched.simulate import simulate
+from apsched.solver import least_memory, solve
+from apsched.verify import verify
+from apsched.writeback.write_back import write_back
+
+_SYMBOLIC_EVERY = 5
+
+
+@dataclass(frozen=True)
+class RandomCosts:
+    """Prices that depend on operator, size and seed: now latency counts, now bandwidth, now compute."""
+
+    seed: int
+
+    def compute_us(self, node: torch.fx.Node) -> float:
+        if node.op != "call_function":
+            return 0.0
+        return random.Random(f"{self.seed} {node.target}").choice([0.0, 1.0, 3.0, 20.0])
+
+    def collective_us(self, kind: str, group_name: str, group_size: int, size_bytes: int) -> float:
+        rng = random.Random(f"{self.seed} {kind}")
+        return rng.choice([1.0, 10.0, 50.0]) + size_bytes * rng.choice([0.001, 0.02, 0.2])
+
+
+def module_of(program: RandomProgram, groups: Sequence[str], *, symbolic: bool) -> torch.fx.GraphModule:
+    """Return the graph of the very operators of ``program``, with fake values: all of them, or with symbolic sizes, as make_fx traces them."""
+    names = {"aten": torch.ops.aten, "c10d": torch.ops._c10d_functional, "prims": torch.ops.prims, "torch": torch}
+    exec(program.source(groups), names)
+    if symbolic:
+        return make_fx(names["program"], tracing_mode="symbolic")(*program.tensors(0))
+    return traced(names["program"], program.tensors(0))
+
+
+def failure_of(program: RandomProgram, groups: Sequence[str], seed: int, *, solved: bool) -> str:
+    """Return what does not hold of ``program``; empty where all does. Every process rank of ``groups`` calls this at once."""
+    try:
+        module = module_of(program, groups, symbolic=seed % _SYMBOLIC_EVERY == 0)
+        placeholders = module.graph.find_nodes(op="placeholder")
+        kept = frozenset(node.name for node, i in zip(placeholders, program.inputs, strict=True) if i.kept)
+        captured = capture_of(module, sorted(kept))
+        costs = RandomCosts(seed)
+        dag = export(captured, costs)
+        problem = build_problem(dag)
+        caps, schedule, claimed_peak = _scheduled(problem, seed, solved=solved)
+        if violations := list(verify(problem, schedule, caps)):
+            return f"verify: {violations[0]}"
+        rewritten = write_back(module, problem, schedule)
+        claimed = simulate(problem, schedule)
+        trip = with_names_checked(round_trip(rewritten, captured, costs, {}, claimed), rewritten, problem, schedule)
+        if not trip.exact:
+            return f"round trip: {trip.difference}"
+        if claimed_peak is not None and claimed.peak_memory_bytes != claimed_peak:
+            return f"the solver claims a peak of {claimed_peak} bytes, simulate of {claimed.peak_memory_bytes}"
+        again = export(capture_of(rewritten, sorted(kept)), costs)
+        before = _run(module, dag, program, kept, seed)
+        after = _run(rewritten, again, program, kept, seed)
+    except Exception as error:  # whatever it is, it is a finding
+        return f"{type(error).__name__}: {error}"
+    for name, found, told in (("captured", before.live, live_bytes_of(dag)), ("rewritten", after.live, live_bytes_of(again))):
+        if found != told:
+            at = next(k for k, (a, b) in enumerate(zip(found, told, strict=True)) if a != b)
+            return f"memory of the {name} graph: {found[at]} bytes counted at node {at}, {told[at]} told"
+    if caps.memory_cap_bytes is not None and max(after.live) > caps.memory_cap_bytes:
+        return f"memory: {max(after.live)} bytes counted, cap {caps.memory_cap_bytes}"
+    for what, a, b in (("output", before.outputs, after.outputs), ("input", before.inputs, after.inputs)):
+        for k, (x, y) in enumerate(zip(a, b, strict=True)):
+            if not torch.equal(x.nan_to_num(), y.nan_to_num()):
+                return f"{what} {k} differs by {(x.double() - y.double()).abs().max().item():.3g}"
+    return ""
+
+
+def _scheduled(problem: Problem, seed: int, *, solved: bool) -> tuple[Caps, Schedule, int | None]:
+    """Return caps, a schedule that keeps them, and the peak that the solver claims for it."""
+    rng = random.Random(seed)
+    if not solved:
+        return Caps(max_compute_move=None), random_schedule(problem, seed), None
+    caps = Caps(
+        bucket_cap_bytes=rng.choice([None, None, 256, 1024]),
+        max_topo_span=rng.choice([None, None, 5, 30]),
+        max_prefetch=rng.choice([None, None, 2, 10]),
+        max_compute_move=rng.choice([0, 3, 200]),
+    )
+    if rng.random() < 0.7:
+        floor_bytes, _ = least_memory(problem, caps)
+        caps = Caps(
+            memory_cap_bytes=floor_bytes + rng.choice([0, 512, 4096]),
+            bucket_cap_bytes=caps.bucket_cap_bytes,
+            max_topo_span=caps.max_topo_span,
+            max_prefetch=caps.max_prefetch,
+            max_compute_move=caps.max_compute_move,
+        )
+    answer = solve(problem, caps, SolveOptions(budget=0.05, seed=seed % 1000))
+    if answer.best is None:
+        raise AssertionError(f"no schedule fits {caps}, though the least memory was asked for: {answer.infeasibility}")
+    if answer.bound_ticks > answer.best.step_time_ticks:
+        raise AssertionError(f"bound {answer.bound_ticks} above the step time {answer.best.step_time_ticks}")
+    if answer.best.step_time_ticks != simulate(problem, answer.best.schedule).step_time_ticks:
+        raise AssertionError("the solver's step time is not that of simulate")
+    return caps, answer.best.schedule, answer.best.peak_memory_bytes
+
+
+@dataclass(frozen=True)
+class _Ran:
+    outputs: list[torch.Tensor]
+    inputs: list[torch.Tensor]
+    live: list[int]
+
+
+def _run(module: torch.fx.GraphModule, dag, program: RandomProgram, names: frozenset[str], seed: int) -> _Ran:
+    inputs = program.tensors(100 * seed + dist.get_rank())
+    kept = [tensor for tensor, i in zip(inputs, program.inputs, strict=True) if i.kept]
+    torch.manual_seed(seed + dist.get_rank())
+    outputs, live = run_counting(module, inputs, dag, names, expected=live_bytes_of(dag))
+    return _Ran(list(outputs), kept, live)
