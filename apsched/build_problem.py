@@ -203,13 +203,19 @@ def _epilogue(
                 stack.append(node)
         if len(after) > _LONGEST_EPILOGUE:
             return ()
-    mine = {wait}
-    for node in sorted(after - {wait}):
-        if all(p in mine or records[p].kind is NodeKind.INPUT or _input_view(p, records, predecessors) for p in predecessors[node]):
-            mine.add(node)
-    for node in sorted(mine - {wait}, reverse=True):
-        if not all(s in mine or records[s].kind is NodeKind.OUTPUT or _moving_start(records[s]) for s in successors[node]):
-            mine.discard(node)
+    mine, known = after, len(after)
+    while True:  # what was left out may be needed by, or need, what was kept
+        fed = {wait}
+        for node in sorted(mine - {wait}):
+            if all(p in fed or records[p].kind is NodeKind.INPUT or _input_view(p, records, predecessors) for p in predecessors[node]):
+                fed.add(node)
+        mine = set(fed)
+        for node in sorted(fed - {wait}, reverse=True):
+            if not all(s in mine or records[s].kind is NodeKind.OUTPUT or _moving_start(records[s]) for s in successors[node]):
+                mine.discard(node)
+        if len(mine) == known:
+            break
+        known = len(mine)
     return tuple(sorted(n for n in mine if records[n].kind is NodeKind.COMPUTE))
 
 

@@ -169,10 +169,13 @@ def with_bitwise_price(result: Result, free: Problem, solved: Callable[[Problem]
     return replace(result, bitwise=BitwisePrice(step_time_us=ticks_to_us(least), cost_us=ticks_to_us(ticks - least)))
 
 
-def resolve_caps(graph: LoadedGraph, caps: Caps, memory_cap: MemoryCap | None, progress: Progress) -> Caps:
+def resolve_caps(
+    graph: LoadedGraph, caps: Caps, memory_cap: MemoryCap | None, progress: Progress, options: SolveOptions | None = None
+) -> Caps:
     """Return ``caps`` for ``graph``: the memory cap in bytes, as stated, above the least feasible, or (unstated) the device's memory.
 
-    Compute stays as captured where no collective is on the path: there it has nothing to hide.
+    ``options`` are those that solve it: what a smaller budget knows of the least memory is less. Compute stays as captured where no
+    collective is on the path: there it has nothing to hide.
     """
     caps = moving_where_it_pays(graph.problem, caps)
     if memory_cap is None:
@@ -187,7 +190,7 @@ def resolve_caps(graph: LoadedGraph, caps: Caps, memory_cap: MemoryCap | None, p
     from apsched.solver import least_memory
 
     with progress.stage(f"least memory {graph.problem.name}"):
-        floor_bytes, _ = least_memory(graph.problem, replace(caps, memory_cap_bytes=None))
+        floor_bytes, _ = least_memory(graph.problem, replace(caps, memory_cap_bytes=None), options)
     return replace(caps, memory_cap_bytes=floor_bytes + (memory_cap.size_bytes or 0))
 
 

@@ -9,6 +9,7 @@ from apsched.solver.baselines import score
 from apsched.solver.bounds import memory_bound
 from apsched.solver.compact import Compact, Ints, compact
 from apsched.solver.cpsat import ExactModel
+from apsched.solver.evaluate import Program
 from apsched.solver.expand import expand
 from apsched.solver.floor import just_in_time
 from apsched.solver.lower_peak import Lowered, lower_peak
@@ -29,6 +30,8 @@ class LeastMemory:
     """No schedule has a lower peak."""
     as_captured_bytes: int
     """The least peak for which a schedule is known with the compute in its order."""
+    as_captured: Program | None
+    """That schedule; None where it does not keep the other caps."""
     lowered: tuple[Lowered, ...] = ()
     """Orders of the compute with lower and lower peaks."""
 
@@ -53,28 +56,28 @@ def least_memory(problem: Problem, caps: Caps | None = None, options: SolveOptio
 def least_memory_with(problem: Problem, small: Compact, mover: ComputeMover | None, caps: Caps, options: SolveOptions) -> LeastMemory:
     """As :func:`least_memory`; with a ``mover`` where compute may move."""
     caps = replace(caps, memory_cap_bytes=None)
-    least, bound = _as_captured(problem, small, caps, options)
+    least, bound, program = _as_captured(problem, small, caps, options)
     if mover is None:
-        return LeastMemory(peak_bytes=least, bound_bytes=bound, as_captured_bytes=least)
+        return LeastMemory(peak_bytes=least, bound_bytes=bound, as_captured_bytes=least, as_captured=program)
     bound = min(memory_bound_of_any_order(mover.orders), least)
     lowered = lower_peak(mover, caps, bound)
     lowest = min((lower.peak_bytes for lower in lowered), default=least)
-    return LeastMemory(peak_bytes=min(lowest, least), bound_bytes=bound, as_captured_bytes=least, lowered=lowered)
+    return LeastMemory(peak_bytes=min(lowest, least), bound_bytes=bound, as_captured_bytes=least, as_captured=program, lowered=lowered)
 
 
-def _as_captured(problem: Problem, small: Compact, caps: Caps, options: SolveOptions) -> tuple[int, int]:
+def _as_captured(problem: Problem, small: Compact, caps: Caps, options: SolveOptions) -> tuple[int, int, Program | None]:
     known = just_in_time(problem, small, caps)
     bound = memory_bound(small)
     if known is not None and (known.peak_memory_bytes <= bound or not is_small(problem)):
-        return known.peak_memory_bytes, min(bound, known.peak_memory_bytes)
+        return known.peak_memory_bytes, min(bound, known.peak_memory_bytes), known.program
     if is_small(problem):
         exact = ExactModel(problem, small, caps, horizon_ticks(problem, small)).minimize_peak(options, known.program if known else None)
         if exact.program is not None:
             peak = score(problem, "floor", expand(problem, small, exact.program), caps).peak_memory_bytes
-            return peak, max(bound, exact.bound + small.kept_bytes)
+            return peak, max(bound, exact.bound + small.kept_bytes), exact.program
     lifted = known or just_in_time(problem, small, replace(caps, in_flight_cap_bytes=None))
     assert lifted is not None  # without a cap on bytes in flight, just in time is always possible
-    return lifted.peak_memory_bytes, min(bound, lifted.peak_memory_bytes)
+    return lifted.peak_memory_bytes, min(bound, lifted.peak_memory_bytes), known.program if known is not None else None
 
 
 def is_small(problem: Problem) -> bool:

@@ -33,7 +33,7 @@ def lower_peak(mover: ComputeMover, caps: Caps, enough_bytes: int) -> tuple[Lowe
 
     Caps other than that on memory are kept.
     """
-    known = _floor(mover, mover.captured, caps)
+    known = _floor(mover, mover.captured, caps) if len(mover.captured) else None
     if known is None:
         return ()
     blocks, floor = mover.captured, known

@@ -175,7 +175,7 @@ def _solve_whole(
     """Small problems: the whole formulation; where compute may move, again for the best order that the rules find."""
     search = Search(problem=problem, compact=small, caps=caps, report=report, max_evaluations=2_000, floor_bytes=floor.peak_bytes)
     search.portfolio()
-    hint = search.program() if search.best is not None else None
+    hint = search.program() if search.best is not None else _if_within(floor.as_captured, small, caps)
     answer = _solve_exactly(problem, small, caps, options, bound, made, hint, report, all_orders=mover is None)
     if mover is None:
         return answer
@@ -192,9 +192,18 @@ def _solve_whole(
     if np.array_equal(blocks, mover.captured):
         return answer
     hint = search.program() if search.best is not None else None
+    if hint is None and (lowest := just_in_time(search.problem, search.compact, caps)) is not None:
+        hint = _if_within(lowest.program, search.compact, caps)
     other = _solve_exactly(search.problem, search.compact, caps, options, bound, made, hint, report, all_orders=False)
     work = answer.deterministic_work + other.deterministic_work
     return replace(min(answer, other, key=lambda a: a.value), deterministic_work=work)
+
+
+def _if_within(program: Program | None, small: Compact, caps: Caps) -> Program | None:
+    """Return ``program`` where it keeps the cap on memory."""
+    if program is None or caps.memory_cap_bytes is None or evaluate(small, program).peak_memory_bytes <= caps.memory_cap_bytes:
+        return program
+    return None
 
 
 def _solve_exactly(

@@ -15,7 +15,6 @@ from apsched.collectives import input_nodes
 from apsched.graph.dag import NodeKind
 from apsched.units import allocated_bytes
 
-
 _MOMENTS = 200
 
 

@@ -237,6 +237,17 @@ def test_what_compute_needs_is_no_epilogue() -> None:
     assert "norm" in names(problem, problem.spine)
 
 
+def test_what_needs_compute_is_no_epilogue() -> None:
+    """``scale`` belongs to the compute, since ``layer`` needs it; so does ``update``, which needs ``scale``."""
+    graph = Graph()
+    rs = graph.collective("reduce_scatter", "rs", graph.compute("a", graph.input("w")), output_bytes=512)
+    scale = graph.compute("scale", rs)
+    layer = graph.compute("layer", scale, graph.compute("b", graph.input("x")))
+    problem = graph.problem(layer, graph.compute("update", rs, scale))
+    assert problem.collectives[0].epilogue == ()
+    assert names(problem, problem.spine) == ["a", "scale", "b", "layer", "update"]
+
+
 def test_compute_keeps_its_place_where_only_one_collective_and_inputs_surround_it() -> None:
     """A layer that takes one gathered weight is no epilogue of the gather, nor a gradient of inputs a prologue of its reduction."""
     graph = Graph()

@@ -23,7 +23,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     progress = Progress()
     with loaded(request, costs, wanted, progress) as source:
         results = [
-            solve_graph(graph, resolve_caps(graph, choice.caps, choice.memory_cap, progress), choice.options, progress)
+            solve_graph(graph, resolve_caps(graph, choice.caps, choice.memory_cap, progress, choice.options), choice.options, progress)
             for graph in source.graphs
         ]
         asked = zip(source.graphs, results, strict=True) if args.what_if_chunked else ()

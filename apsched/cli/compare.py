@@ -20,7 +20,8 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     with loaded(request, costs, wanted, progress) as source:
         graphs = under_plan(source.graphs, plan, bitwise=args.bitwise)
         results = [
-            solve_graph(graph, resolve_caps(graph, choice.caps, choice.memory_cap, progress), choice.options, progress) for graph in graphs
+            solve_graph(graph, resolve_caps(graph, choice.caps, choice.memory_cap, progress, choice.options), choice.options, progress)
+            for graph in graphs
         ]
         refuse_infeasible(results, source=args.source, cluster=source.cluster, stdout=stdout, as_json=args.json)
         if args.inductor:

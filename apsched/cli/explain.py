@@ -27,7 +27,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     bought: list[tuple[Relaxed, ...]] = []
     with loaded(request, costs, wanted, progress) as source:
         for graph in under_plan(source.graphs, plan, bitwise=args.bitwise):
-            caps = resolve_caps(graph, choice.caps, choice.memory_cap, progress)
+            caps = resolve_caps(graph, choice.caps, choice.memory_cap, progress, choice.options)
             result = solve_graph(graph, caps, choice.options, progress)
             results.append(result)
             bought.append(_one_more(graph, result, costs, choice.options, progress) if result.best else ())

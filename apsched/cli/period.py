@@ -23,7 +23,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     with loaded(request, costs, wanted, progress) as source:
         curves = []
         for graph in source.graphs:
-            caps = resolve_caps(graph, replace(choice.caps, max_compute_move=0), choice.memory_cap, progress)
+            caps = resolve_caps(graph, replace(choice.caps, max_compute_move=0), choice.memory_cap, progress, choice.options)
             with progress.stage(f"period {graph.problem.name}"):
                 curves.append((graph, period_curve(graph.problem, caps, budget=choice.options.budget)))
     if args.json:

@@ -28,7 +28,9 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
         target = out_dir(args, source.slug)
         check_writable(target)
         results = [
-            solve_graph(graph, resolve_caps(graph, choice.caps, choice.memory_cap, progress), choice.options, progress, milp=milp)
+            solve_graph(
+                graph, resolve_caps(graph, choice.caps, choice.memory_cap, progress, choice.options), choice.options, progress, milp=milp
+            )
             for graph in graphs
         ]
         refuse_infeasible(results, source=args.source, cluster=source.cluster, stdout=stdout, as_json=args.json)

@@ -51,7 +51,7 @@ def scheduled(captured: CapturedGraph, settings: Settings, talk: Round | None = 
         stated = settings.stated_memory_cap
         if stated is None and cluster is None:
             stated = MemoryCap()
-        caps = resolve_caps(graph, settings.caps, stated, progress)
+        caps = resolve_caps(graph, settings.caps, stated, progress, settings.solve_options)
     if talk is not None:
         graph = replace(graph, without_bitwise=None)  # what bitwise mode costs takes a second solve, for which a job would wait
 

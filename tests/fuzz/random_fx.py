@@ -113,6 +113,10 @@ class _Generator:
         self.values.append(value)
         return value
 
+    def copy(self, a: Value) -> Value:
+        """Append a dense copy."""
+        return self.new(f"aten.clone.default({a.name}, memory_format=torch.contiguous_format)", [a], a.shape, a.dtype)
+
     def pick(self, **like) -> Value | None:
         """Return some value, a late one rather than an early one."""
         fitting = [v for v in self.values if all(getattr(v, key) == wanted for key, wanted in like.items())]
@@ -122,7 +126,7 @@ class _Generator:
         """Launch a collective on ``source``; the wait comes later."""
         rng = self.rng
         if not source.dense:
-            source = self.new(f"aten.clone.default({source.name}, memory_format=torch.contiguous_format)", [source], source.shape, source.dtype)
+            source = self.copy(source)
         group = rng.choice(GROUPS)
         rows, columns = source.shape
         kind = kind or rng.choice(["all_gather", "reduce_scatter", "all_reduce", "all_to_all"])
@@ -218,7 +222,7 @@ class _Generator:
         elif what == "write":
             self.write(a)
         elif what == "copy":
-            self.new(f"aten.clone.default({a.name}, memory_format=torch.contiguous_format)", [a], a.shape, a.dtype)
+            self.copy(a)
 
     def write(self, a: Value) -> None:
         """Write into ``a`` unless a collective in flight reads it."""
@@ -257,7 +261,7 @@ class _Generator:
             self.wait(next(iter(self.in_flight)))
         returned = rng.sample([v.name for v in self.values], min(len(self.values), rng.randint(1, 6)))
         targets = {line.target for line in self.lines}
-        outputs = tuple(dict.fromkeys([*self.gradients, *(name for name in returned if name in targets)]))
+        outputs = tuple(dict.fromkeys([*self.gradients, *(name for name in returned if name in targets)])) or (self.lines[-1].target,)
         return RandomProgram(inputs=tuple(inputs), lines=tuple(self.lines), outputs=outputs)
 
 

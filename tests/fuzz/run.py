@@ -39,7 +39,8 @@ def main() -> int:
             folder=Path(folder),
         )
     for failure in found["failures"]:
-        print(f"seed {failure['seed']}, {'solved' if failure['solved'] else 'in random order'}: {failure['failure']}\n{failure['program']}\n")
+        how = "solved" if failure["solved"] else "in random order"
+        print(f"seed {failure['seed']}, {how}: {failure['failure']}\n{failure['program']}\n")
     print(f"{found['tried']} graphs, {len(found['failures'])} failures")
     return 1 if found["failures"] else 0
 

@@ -57,7 +57,11 @@ def try_seed(seed: int, groups: list[str], *, solved: bool) -> dict[str, object]
 
 def main(process_rank: int, world_size: int, folder: Path) -> None:
     dist.init_process_group(
-        "gloo", store=dist.FileStore(str(folder / "store"), world_size), rank=process_rank, world_size=world_size, timeout=timedelta(minutes=5)
+        "gloo",
+        store=dist.FileStore(str(folder / "store"), world_size),
+        rank=process_rank,
+        world_size=world_size,
+        timeout=timedelta(minutes=5),
     )
     groups = [dist.group.WORLD.group_name, dist.new_group(list(range(world_size))).group_name]
     request = json.loads((folder / "request.json").read_text())
