@@ -87,8 +87,8 @@ def simulate(problem: Problem, schedule: Schedule) -> Timeline:
             size = sum(problem.collectives[c].size_bytes for c in members)
             coalesced = step.kind is StepKind.START and schedule.buckets[step.index].coalesced
             key = problem.keys[problem.collectives[members[0]].key]
-            ticks = key.price(size) + (len(members) * (key.coalesced_member_ticks or 0) if coalesced else 0)
-            transfer_of[members] = clock.launch(key.stream, ticks, key.price(0))
+            for_members = len(members) * (key.coalesced_member_ticks or 0) if coalesced else 0
+            transfer_of[members] = clock.launch(key.stream, key.price(size) + for_members, key.price(0) + for_members)
             transfers.append((members, key.stream, size, coalesced, k))
         elif (members := waited_by.get(k)) is not None:
             index = transfer_of[members]

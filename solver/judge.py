@@ -103,7 +103,7 @@ def judge_shared(t: Tables, f: Fixed, clock: Clockwork, r: Rules, s: Shares, lab
     bucket_of, member_begin, member_list = members_of(labels)
     if not legal(t, member_begin, member_list, r.bucket_cap, r.span_cap):
         return False, 0, 0, 0, 0
-    figures = bucket_figures(t, member_begin, member_list)
+    figures = bucket_figures(t, member_begin, member_list, r.coalesced)
     operation, argument = lay_out(t, f, clock, r, bucket_of, member_begin, member_list, figures)
     if _most_prefetch(operation, argument, figures, len(f.spine_ticks)) > r.max_prefetch:
         return False, 0, 0, 0, 0
@@ -111,6 +111,7 @@ def judge_shared(t: Tables, f: Fixed, clock: Clockwork, r: Rules, s: Shares, lab
         bucket_of,
         member_begin,
         member_list,
+        figures[:, FLAT] == 1,
         figures[:, LAUNCH_TICKS].copy(),
         figures[:, TRANSFER_TICKS].copy(),
         figures[:, COPY_IN_TICKS].copy(),

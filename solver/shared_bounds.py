@@ -19,6 +19,7 @@ from apsched.price_curve import PriceCurve
 from apsched.problem import Problem
 from apsched.solver.bounds import TimeBound, earliest, least_work, step_time_bound, transfer_bound, work_bound
 from apsched.solver.compact import ALL_GATHER, Compact, Ints
+from apsched.solver.forms import without_copies
 from apsched.solver.lp_bound import lp_bound
 from apsched.solver.shares import Shares
 from apsched.solver.tighten import tighten
@@ -31,6 +32,7 @@ def shared_bound(problem: Problem, compact: Compact, caps: Caps, *, in_order: bo
     """Return the best of the bounds that contention adds; not ``in_order``: those for any order of the compute."""
     shares = compact.shares
     assert shares is not None
+    problem, compact = without_copies(problem, compact)
     if in_order:
         compact = tighten(compact, caps)
     everything = np.arange(len(compact.kind))

@@ -63,9 +63,9 @@ def with_shared_clock(walked: Walked, operation: Ints, argument: Ints, p: Bucket
                 for j in range(begin, past):
                     c = p.member_list[j]
                     for q in range(f.prologue_begin[c], f.prologue_begin[c + 1]):
-                        if past - begin == 1 or f.prologue_list[q] != f.cast_float[c]:
+                        if not p.flat[a] or f.prologue_list[q] != f.cast_float[c]:
                             t = _run(state, p, s, t, f.float_ticks[f.prologue_list[q]])
-                if past - begin > 1:
+                if p.flat[a]:
                     t = _run(state, p, s, t, p.copy_in_ticks[a])
             if operation[i] != 4:
                 t = _run(state, p, s, t, p.launch_ticks[a])
@@ -78,7 +78,7 @@ def with_shared_clock(walked: Walked, operation: Ints, argument: Ints, p: Bucket
             while state.end[a] < 0:
                 t = _go(state, p, s, t, _NEVER)
             begin, past = p.member_begin[a], p.member_begin[a + 1]
-            if past - begin == 1 or f.kind[p.member_list[begin]] != ALL_GATHER:
+            if not p.flat[a] or f.kind[p.member_list[begin]] != ALL_GATHER:
                 for j in range(begin, past):
                     t = _finish(state, p, f, s, t, p.member_list[j])
         else:
@@ -117,7 +117,9 @@ def _busy(state: _State) -> bool:
 def _begin(state: _State, p: Buckets, s: Shares, stream: int) -> None:
     """Begin with the transfer that is first on ``stream``."""
     b = state.queue[stream, state.first[stream]]
-    state.latency[stream] = min(s.latency_ticks[p.member_list[p.member_begin[b]]], p.transfer_ticks[b])
+    first, num_members = p.member_list[p.member_begin[b]], p.member_begin[b + 1] - p.member_begin[b]
+    latency = s.latency_ticks[first] + (num_members * s.member_ticks[first] if num_members > 1 and not p.flat[b] else 0)
+    state.latency[stream] = min(latency, p.transfer_ticks[b])
     state.moving[stream] = (p.transfer_ticks[b] - state.latency[stream]) * s.parts
 
 

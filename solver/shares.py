@@ -19,6 +19,8 @@ class Shares(NamedTuple):
     """Links of each stream."""
     latency_ticks: Ints
     """(C,) price of no bytes of the key of each collective: what a transfer takes before it moves bytes."""
+    member_ticks: Ints
+    """(C,) what each member adds to that in a coalesced bucket."""
     parts: int
     """A transfer alone on its links moves so many parts of its bytes in a tick; n of them on a link share it."""
     full_speed: int
@@ -41,6 +43,7 @@ def shares(problem: Problem) -> Shares | None:
         link_begin=begin,
         link_list=np.array([link for mine in links for link in mine], dtype=np.int64),
         latency_ticks=np.array([problem.keys[c.key].price(0) for c in problem.collectives], dtype=np.int64),
+        member_ticks=np.array([problem.keys[c.key].coalesced_member_ticks or 0 for c in problem.collectives], dtype=np.int64),
         parts=contention.parts(),
         full_speed=full_speed,
         slow_speed=slow_speed,

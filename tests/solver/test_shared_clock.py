@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from contended import contended
 from random_programs import random_program
-from strategies import layered_problem, random_problem
+from strategies import layered_problem, random_problem, with_coalesced_price
 
 from apsched.config import Caps
 from apsched.contention import Contention
@@ -48,7 +48,9 @@ def test_small_problems(chunk: int) -> None:
 
 
 def test_layered_problems() -> None:
+    """Half of them with buckets of either form."""
     problems = [contended(layered_problem(random.Random(seed), num_layers=2 + seed % 9), seed) for seed in range(40)]
+    problems[20:] = [with_coalesced_price(problem, random.Random(seed)) for seed, problem in enumerate(problems[20:])]
     assert sum(assert_one_semantics(problem, seed) for seed, problem in enumerate(problems)) > 20
 
 
