@@ -11,6 +11,7 @@ import numpy as np
 
 from apsched.config import Caps
 from apsched.problem import Problem
+from apsched.schedule import Bucket
 from apsched.solver.compact import Compact, Ints
 from apsched.solver.evaluate import Figures, Program
 from apsched.solver.families import families
@@ -155,13 +156,14 @@ class Search:
                 self.consider(self.evaluate(self.best.labels, policy, None))
         self.report("portfolio", self.best.figures.step_time_ticks)
 
-    def try_buckets(self, buckets: Sequence[Sequence[int]]) -> None:
+    def try_buckets(self, buckets: Sequence[Bucket]) -> None:
         """Consider these buckets, all others alone, under all policies."""
-        labels = np.arange(len(self.compact.kind))
-        for members in buckets:
-            labels[list(members)] = min(members)
+        labels, coalesced = np.arange(len(self.compact.kind)), bytearray(len(self.compact.kind))
+        for bucket in buckets:
+            labels[list(bucket.members)] = min(bucket.members)
+            coalesced[min(bucket.members)] = bucket.coalesced
         for policy in policies(self.compact):
-            self.consider(self.evaluate(labels, policy, None))
+            self.consider(self.evaluate(labels, replace(policy, coalesced=bytes(coalesced) if any(coalesced) else b""), None))
 
     def descend_by_rungs(self, rungs: Sequence[int], num_evaluations: int, stop_at_ticks: int) -> None:
         """Improve the start here, then under each of the lower caps ``rungs``, ascending, and then under the cap itself."""

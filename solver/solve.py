@@ -284,7 +284,7 @@ def _solve_by_search(
         search = search.around(*mover.moved(blocks), first)
     search.portfolio()
     if like is not None:
-        search.try_buckets([bucket.members for bucket in like.schedule.buckets])
+        search.try_buckets(like.schedule.buckets)
     if search.best is None:
         least = just_in_time(search.problem, search.compact, caps)
         schedule = expand(search.problem, search.compact, least.program) if least is not None else None
