@@ -111,7 +111,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_out(calibrate, "FILE", "file of costs, such as costs.toml", required=True)
 
     study = _verb(verbs, "study", "answer a grid of questions: a memory/time frontier, other meshes, clusters, options; go on after a stop")
-    _add_source(study)
+    _add_source(study, several=True)
     _add_costs(study)
     _add_caps(study)
     _add_moves(study)
@@ -127,7 +127,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     grid.add_argument("--full", action="store_true", help="solve at every memory cap, whatever is known from others")
     _option(grid, "--slowdown", "SHARE", "say the least memory that is at most so much slower than the fastest (default: 2%%)")
+    grid.add_argument("--ignore", metavar="NAME", action="append", default=[], help="of compare: an option that may differ")
     _option(grid, "--jobs", "N", "processes on this machine (default: one a core)")
+    _option(grid, "--engine", "ADDRESS", "dask://host:port: the workers of a Dask cluster (extra apsched[dask]); they need no torch")
     _add_out(study, "DIR", "directory of the study, where an earlier run is gone on with (default: apsched-out/study-SOURCE)")
 
     _add_json(_verb(verbs, "models", "list the presets"))
@@ -156,9 +158,12 @@ def _runner(name: str) -> Callable[[argparse.Namespace, TextIO], None]:
     return run
 
 
-def _add_source(parser: argparse.ArgumentParser, flag: str | None = None) -> None:
+def _add_source(parser: argparse.ArgumentParser, flag: str | None = None, *, several: bool = False) -> None:
     """Add SOURCE, as ``flag`` where there is one, and what may be chosen about it."""
-    if flag is None:
+    if several:
+        text = f"{SOURCE_HELP}; or compare A B, merge A B, export DIR, about studies that are there"
+        parser.add_argument("source", metavar="SOURCE", nargs="+", help=text)
+    elif flag is None:
         parser.add_argument("source", metavar="SOURCE", help=SOURCE_HELP)
     else:
         parser.add_argument(flag, dest="source", metavar="SOURCE", help=SOURCE_HELP, required=True)

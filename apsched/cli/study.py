@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from apsched.cli.choices import cost_choice, direction, plan_choice, search_choice, source_request
+from apsched.cli.study_files import ACTIONS
 from apsched.errors import InfeasibleError, InputError
 from apsched.options import parse_count, parse_share
 from apsched.out_files import check_writable
@@ -32,7 +33,14 @@ _DEFAULT_SLOWDOWN = "2%"
 
 
 def run(args: argparse.Namespace, stdout: TextIO) -> None:
-    """Answer all that is open of the grid, and print all of it."""
+    """Answer all that is open of the grid, and print all of it; or do something with studies that are there."""
+    words = args.source
+    if words[0] in ACTIONS:
+        ACTIONS[words[0]](args, words[1:], stdout)
+        return
+    if len(words) > 1:
+        raise InputError(f"expected one SOURCE, or {', '.join(ACTIONS)} and studies; found {words[0]!r} and {words[1]!r}")
+    args = argparse.Namespace(**{**vars(args), "source": words[0]})
     axes, memory = parse_vary(args.vary)
     if memory is None:
         choice = search_choice(args)
@@ -58,6 +66,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     except KeyboardInterrupt:
         _print(lives, labelled, slowdown, store, args, stdout)
         raise
+    engine.stop()
     store.end_run(run_id, _now(), sum(len(live.known) for live in lives))
     _print(lives, labelled, slowdown, store, args, stdout)
     if not any(outcome.step_ticks is not None for live in lives for outcome in live.known.values()):
@@ -139,6 +148,15 @@ def _labelled(prepared: tuple[Prepared, ...], settings: list[Setting], labels: l
 
 
 def _engine(args: argparse.Namespace) -> Engine:
+    if args.engine is not None:
+        if args.jobs is not None:
+            raise InputError("--jobs: it counts processes on this machine; leave it out with --engine")
+        scheme, _, address = args.engine.partition("://")
+        if scheme != "dask" or not address:
+            raise InputError(f"--engine: expected dask://host:port, found {args.engine!r}")
+        from apsched.study.engine_dask import DaskEngine
+
+        return DaskEngine(f"tcp://{address}")
     jobs = parse_count(args.jobs, "--jobs", least=1) if args.jobs is not None else os.cpu_count() or 1
     return LocalEngine(jobs)
 

@@ -22,7 +22,7 @@ from apsched.errors import InputError
 from apsched.options import MemoryCap
 from apsched.solver import Known
 from apsched.study.axes import MemoryRange
-from apsched.study.work import ALONG, BETTERED, INFEASIBLE, Outcome
+from apsched.study.work import ALONG, INFEASIBLE, Outcome
 
 MOST_SOLVES = 3
 _UNLIMITED = 2**62
@@ -40,7 +40,6 @@ class Job:
     starts: tuple[str, ...] = ()
     """Names of caps whose schedules are known."""
     known: Known | None = None
-    how: str = ALONG
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +101,7 @@ class Chain:
             if outcomes[tighter].status == INFEASIBLE:
                 continue
             if _faster(outcomes[tighter], outcomes[cap]) or _bound(cap, caps, outcomes)[0] > outcomes[cap].bound_ticks:
-                return (_along(cap, names[cap], (names[tighter], names[cap]), caps, outcomes, how=_bettered(outcomes[cap])),)
+                return (_along(cap, names[cap], (names[tighter], names[cap]), caps, outcomes),)
         return ()
 
     def _caps(self, top: Outcome) -> list[int | None]:
@@ -172,7 +171,6 @@ def _along(
     starts: tuple[str, ...],
     caps: Sequence[int | None],
     outcomes: Mapping[int | None, Outcome],
-    how: str = ALONG,
 ) -> Job:
     bound_ticks, bound_source = _bound(cap, caps, outcomes)
     known = Known(
@@ -181,7 +179,7 @@ def _along(
         floor_memory_bytes=min(o.floor_memory_bytes for o in outcomes.values()),
         floor_bound_bytes=max(o.floor_bound_bytes for o in outcomes.values()),
     )
-    return Job(name=name, memory_cap=MemoryCap(size_bytes=cap), starts=tuple(dict.fromkeys(starts)), known=known, how=how)
+    return Job(name=name, memory_cap=MemoryCap(size_bytes=cap), starts=tuple(dict.fromkeys(starts)), known=known)
 
 
 def _bound(cap: int | None, caps: Sequence[int | None], outcomes: Mapping[int | None, Outcome]) -> tuple[int, str]:
@@ -193,7 +191,3 @@ def _bound(cap: int | None, caps: Sequence[int | None], outcomes: Mapping[int | 
 
 def _faster(one: Outcome, other: Outcome) -> bool:
     return one.value[:4] < other.value[:4]
-
-
-def _bettered(outcome: Outcome) -> str:
-    return ALONG if outcome.how == ALONG else BETTERED

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from apsched.errors import ApschedError
@@ -120,7 +120,7 @@ def _submitted(live: Live, job: Job, engine: Engine) -> Future[Outcome]:
         return _handed(engine, solve_point, asked, job.memory_cap)
     starts = tuple(live.store.schedule_content(point) for name in job.starts if (point := live.store.point(live.id_of(name))) is not None)
     assert job.memory_cap is not None
-    return _handed(engine, point_along_caps, asked, job.memory_cap.size_bytes, starts, job.known, job.how)
+    return _handed(engine, point_along_caps, asked, job.memory_cap.size_bytes, starts, job.known)
 
 
 def _handed(engine: Engine, function: Callable[..., Outcome], *args: Any) -> Future[Outcome]:
@@ -148,12 +148,8 @@ def _asked(live: Live) -> Asked:
 def _keep(live: Live, job: Job, outcome: Outcome, run_id: str) -> None:
     described: Mapping[str, Any] = live.prepared.setting.described()
     live.done.add(job)
-    if (before := live.known.get(job.name)) is not None:
-        outcome = replace(outcome, solved_floor_bytes=before.solved_floor_bytes, solved_peak_bytes=before.solved_peak_bytes)
     live.store.add_result(live.id_of(job.name), live.prepared.graph.graph_id, job.name, described, run_id, outcome)
     live.look_up((job.name,))
-    if not live.known.get(job.name):
-        live.known[job.name] = outcome
     live.look_up([name for name in live.chain.names(live.known) if name not in live.known])
 
 

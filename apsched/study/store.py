@@ -22,7 +22,8 @@ from typing import Any
 
 from apsched.errors import InputError
 from apsched.files import write_atomic
-from apsched.study.work import ALONG, BETTERED, INFEASIBLE, SOLVED, Outcome
+from apsched.study.better import better_of
+from apsched.study.work import INFEASIBLE, Outcome
 from apsched.units import ticks_to_us
 
 FILE = "study.sqlite"
@@ -84,6 +85,8 @@ class Point:
     """All other options, by the names that ``--vary`` takes."""
     outcome: Outcome
     """Without its schedule, which is in the file ``schedule``."""
+    run_id: str
+    """The run that asked it first."""
     schedule: str | None
     """Name of the schedule file, from the directory of the study."""
 
@@ -176,40 +179,35 @@ class Store:
     def add_result(
         self, point_id: str, graph_id: str, memory_cap: str, described: Mapping[str, Any], run_id: str, outcome: Outcome
     ) -> None:
-        """Keep an answer, unless a better one to the same question is there."""
-        schedule = None
-        if outcome.schedule is not None:
-            schedule = f"schedules/{point_id}.schedule.json"
+        """Keep an answer; of two to one question what is better of each (:func:`apsched.study.better.better_of`)."""
+        schedule = f"schedules/{point_id}.schedule.json" if outcome.schedule is not None else None
         with self._open() as db:
             db.execute("begin immediate")
-            known = db.execute(f"select {', '.join(_VALUE)} from results where point_id = ?", (point_id,)).fetchone()
-            if known is not None and _value(*known) <= outcome.value:
-                if outcome.how == SOLVED:  # what is kept is better, and the question needs no other solve
-                    db.execute(
-                        "update results set how = ?, bound_ticks = max(bound_ticks, min(step_ticks, ?)), solved_floor_bytes = ?, "
-                        "solved_peak_bytes = ? where point_id = ? and how = ? and step_ticks is not null",
-                        (BETTERED, outcome.bound_ticks, outcome.solved_floor_bytes, outcome.solved_peak_bytes, point_id, ALONG),
-                    )
+            known = self._point(db, point_id)
+            kept = outcome if known is None else better_of(known.outcome, outcome)
+            if known is not None and kept == known.outcome:
                 return
-            if schedule is not None and outcome.schedule is not None:
-                write_atomic(self.directory / schedule, outcome.schedule)
+            if kept.schedule is not None:
+                write_atomic(self.directory / f"{schedule}", kept.schedule)
+            elif known is not None:
+                schedule = known.schedule
             db.execute("insert or ignore into points values (?, ?, ?, ?, ?)", (point_id, graph_id, memory_cap, _json(described), run_id))
             values = (
                 point_id,
-                outcome.status,
-                outcome.how,
-                outcome.memory_cap_bytes,
-                outcome.step_ticks,
-                outcome.bound_ticks,
-                outcome.bound_source,
-                outcome.peak_memory_bytes,
-                outcome.num_launches,
-                outcome.floor_memory_bytes,
-                outcome.floor_bound_bytes,
-                outcome.solved_floor_bytes,
-                outcome.solved_peak_bytes,
-                outcome.seconds,
-                _json(outcome.report),
+                kept.status,
+                kept.how,
+                kept.memory_cap_bytes,
+                kept.step_ticks,
+                kept.bound_ticks,
+                kept.bound_source,
+                kept.peak_memory_bytes,
+                kept.num_launches,
+                kept.floor_memory_bytes,
+                kept.floor_bound_bytes,
+                kept.solved_floor_bytes,
+                kept.solved_peak_bytes,
+                kept.seconds,
+                _json(kept.report),
                 schedule,
             )
             db.execute(f"insert or replace into results values ({_marks(values)})", values)
@@ -218,25 +216,20 @@ class Store:
         """Return the points with these names, or all, in the order of their names."""
         with self._open() as db:
             graphs = {row[0]: _graph_row(row) for row in db.execute("select * from graphs")}
-            rows = db.execute(
-                "select points.graph_id, points.memory_cap, points.described, results.* from points join results using (point_id) "
-                "order by point_id"
-            ).fetchall()
-        found = (_point(graphs[graph_id], cap, described, row) for graph_id, cap, described, *row in rows)
+            rows = db.execute(f"{_POINTS} order by point_id").fetchall()
+        found = (_point(graphs[row[0]], row) for row in rows)
         return tuple(point for point in found if point_ids is None or point.point_id in point_ids)
 
     def point(self, point_id: str) -> Point | None:
         """Return one point; ``None`` where it has no answer."""
         with self._open() as db:
-            row = db.execute(
-                "select points.graph_id, points.memory_cap, points.described, results.* from points join results using (point_id) "
-                "where point_id = ?",
-                (point_id,),
-            ).fetchone()
-            if row is None:
-                return None
-            graph = _graph_row(db.execute("select * from graphs where graph_id = ?", (row[0],)).fetchone())
-        return _point(graph, row[1], row[2], row[3:])
+            return self._point(db, point_id)
+
+    def _point(self, db: sqlite3.Connection, point_id: str) -> Point | None:
+        row = db.execute(f"{_POINTS} where point_id = ?", (point_id,)).fetchone()
+        if row is None:
+            return None
+        return _point(_graph_row(db.execute("select * from graphs where graph_id = ?", (row[0],)).fetchone()), row)
 
     def schedule_content(self, point: Point) -> bytes:
         """Return the content of the schedule file of a point that has one."""
@@ -255,17 +248,23 @@ class Store:
         with self._open() as db:
             db.execute("update runs set ended_utc = ?, points = ? where run_id = ?", (now_utc, num_points, run_id))
 
+    def captures(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """Return which graphs sources gave, by the names of the captures."""
+        with self._open() as db:
+            return tuple((name, tuple(json.loads(ids))) for name, ids in db.execute("select * from captures order by capture_id"))
+
+    def copy_run(self, row: tuple[Any, ...]) -> None:
+        """Keep a run of another study."""
+        with self._open() as db:
+            db.execute(f"insert or ignore into runs values ({_marks(row)})", row)
+
     def runs(self) -> tuple[tuple[Any, ...], ...]:
         """Return the rows of ``runs``, the first first."""
         with self._open() as db:
             return tuple(db.execute("select * from runs order by began_utc, run_id").fetchall())
 
 
-_VALUE = ("step_ticks", "peak_memory_bytes", "num_launches", "bound_ticks")
-
-
-def _value(step_ticks: int | None, peak: int | None, launches: int | None, bound_ticks: int) -> tuple[bool, int, int, int, int]:
-    return step_ticks is None, step_ticks or 0, peak or 0, launches or 0, -bound_ticks
+_POINTS = "select graph_id, memory_cap, described, run_id, results.* from points join results using (point_id)"
 
 
 def _graph_row(row: tuple[Any, ...]) -> GraphRow:
@@ -284,7 +283,8 @@ def _graph_row(row: tuple[Any, ...]) -> GraphRow:
     )
 
 
-def _point(graph: GraphRow, memory_cap: str, described: str, row: Any) -> Point:
+def _point(graph: GraphRow, joined: tuple[Any, ...]) -> Point:
+    _, memory_cap, described, run_id, *row = joined
     point_id, status, how, cap, step, bound, source, peak, launches, *more = row
     floor, floor_bound, solved_floor, solved_peak, seconds, report, schedule = more
     outcome = Outcome(
@@ -305,7 +305,15 @@ def _point(graph: GraphRow, memory_cap: str, described: str, row: Any) -> Point:
         seconds=seconds,
     )
     assert (step is None) == (status == INFEASIBLE)
-    return Point(point_id=point_id, graph=graph, memory_cap=memory_cap, described=json.loads(described), outcome=outcome, schedule=schedule)
+    return Point(
+        point_id=point_id,
+        graph=graph,
+        memory_cap=memory_cap,
+        described=json.loads(described),
+        outcome=outcome,
+        run_id=run_id,
+        schedule=schedule,
+    )
 
 
 def _json(value: Any) -> str:

@@ -85,7 +85,7 @@ def solve_point(asked: Asked, memory_cap: MemoryCap | None) -> Outcome:
     return _outcome(solve_graph(graph, caps, asked.options, progress), SOLVED, began)
 
 
-def point_along_caps(asked: Asked, memory_cap_bytes: int | None, starts: tuple[bytes, ...], known: Known, how: str) -> Outcome:
+def point_along_caps(asked: Asked, memory_cap_bytes: int | None, starts: tuple[bytes, ...], known: Known) -> Outcome:
     """Return the answer under a cap that at least one of ``starts``, contents of schedule files, keeps."""
     began = time.perf_counter()
     graph, along = _graph(asked), _along(asked)
@@ -94,7 +94,7 @@ def point_along_caps(asked: Asked, memory_cap_bytes: int | None, starts: tuple[b
     caps = replace(moving_where_it_pays(graph.problem, asked.caps), memory_cap_bytes=memory_cap_bytes)
     result = result_of(graph.problem, caps, answer, cluster=graph.dag.graph["cluster"], seconds={})
     check_answer(result)
-    return _outcome(result, how, began)
+    return _outcome(result, ALONG, began)
 
 
 def _outcome(result: Result, how: str, began: float) -> Outcome:

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from apsched.options import MemoryCap
 from apsched.study.axes import MemoryRange
+from apsched.study.better import better_of
 from apsched.study.chain import MOST_SOLVES, Chain, Job
-from apsched.study.work import SOLVED, Outcome
+from apsched.study.work import ALONG, SOLVED, Outcome
 
 FLOOR, TOP = 100, 2000
 WHOLE = MemoryRange(first=MemoryCap(size_bytes=0, above_floor=True), last=MemoryCap(), count=20)
@@ -22,7 +23,7 @@ def outcome(job: Job, step: int, bound: int, peak: int) -> Outcome:
     cap = job.memory_cap.size_bytes
     return Outcome(
         status="feasible",
-        how=job.how if job.starts else SOLVED,
+        how=SOLVED,
         memory_cap_bytes=FLOOR + (cap or 0) if job.memory_cap.above_floor else cap,
         step_ticks=step,
         bound_ticks=bound,
@@ -53,9 +54,8 @@ def answered(chain: Chain, step_of: Callable[[int], int], rng: random.Random | N
             assert fit, "one of the starts keeps the cap"
             best = min(fit, key=lambda o: o.value[:4])
             bound = min(job.known.bound_ticks, best.step_ticks or 0)
-            own = known.get(job.name, best)
-            found = replace(best, memory_cap_bytes=cap, how=job.how, bound_ticks=bound)
-            known[job.name] = replace(found, solved_floor_bytes=own.solved_floor_bytes, solved_peak_bytes=own.solved_peak_bytes)
+            found = replace(best, memory_cap_bytes=cap, how=ALONG, bound_ticks=bound)
+            known[job.name] = better_of(known[job.name], found) if job.name in known else found
             continue
         assert job.memory_cap is not None
         cap = job.memory_cap.size_bytes

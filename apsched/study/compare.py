@@ -1,0 +1,78 @@
+"""Two studies side by side, and several made one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from apsched.study.setting import digest
+from apsched.study.store import Point, Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """One question that both studies answer."""
+
+    one: Point
+    other: Point
+
+    @property
+    def gain(self) -> float | None:
+        """By how much the second is shorter, as a share of the first; ``None`` where one has no schedule."""
+        if not self.one.step_time_us or not self.other.step_time_us:
+            return None
+        return 1 - self.other.step_time_us / self.one.step_time_us
+
+    @property
+    def proven(self) -> bool:
+        """Whether bounds alone say which is faster: the slower one's bound lies above the faster one's step time."""
+        if not self.one.step_time_us or not self.other.step_time_us:
+            return False
+        return self.other.step_time_us < self.one.bound_us or self.one.step_time_us < self.other.bound_us
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """What two studies say about the same questions, and what only one of them was asked."""
+
+    pairs: tuple[Pair, ...]
+    only_one: tuple[Point, ...]
+    only_other: tuple[Point, ...]
+
+
+def compared(one: Sequence[Point], other: Sequence[Point], ignored: Sequence[str] = ()) -> Compared:
+    """Match points by their options, those in ``ignored`` left out, and their memory cap; graphs and versions may differ."""
+    first = {_question(point, ignored): point for point in one}
+    second = {_question(point, ignored): point for point in other}
+    return Compared(
+        pairs=tuple(Pair(one=point, other=second[key]) for key, point in first.items() if key in second),
+        only_one=tuple(point for key, point in first.items() if key not in second),
+        only_other=tuple(point for key, point in second.items() if key not in first),
+    )
+
+
+def merge(sources: Sequence[Store], target: Store) -> int:
+    """Bring all graphs, points and files of ``sources`` into ``target``; of two answers to one question the better stays.
+
+    Returns how many answers ``target`` has then.
+    """
+    for source in sources:
+        for run in source.runs():
+            target.copy_run(run)
+        for point in source.points():
+            target.add_graph(point.graph, source.graph_content(point.graph))
+            content = source.schedule_content(point) if point.schedule is not None else None
+            target.add_result(
+                point.point_id,
+                point.graph.graph_id,
+                point.memory_cap,
+                point.described,
+                point.run_id,
+                replace(point.outcome, schedule=content),
+            )
+        for capture_id, graph_ids in source.captures():
+            target.add_capture(capture_id, graph_ids)
+    return len(target.points())
+
+
+def _question(point: Point, ignored: Sequence[str]) -> str:
+    described = {name: value for name, value in point.described.items() if name not in ignored}
+    return digest({"graph": point.graph.name, "memory_cap": point.memory_cap, **described})

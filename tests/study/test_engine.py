@@ -1,0 +1,123 @@
+"""Engines: any executor, workers without torch, a Dask cluster that loses a worker; every one ends with the same answers."""
+
+import os
+import signal
+import sqlite3
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from apsched.config import Caps, SolveOptions
+from apsched.cost_choice import CostChoice
+from apsched.progress import Progress
+from apsched.sources import SourceRequest
+from apsched.study.axes import MemoryAxis, parse_vary
+from apsched.study.engine import Engine, GivenEngine, LocalEngine
+from apsched.study.prepare import prepare
+from apsched.study.run import chains, run
+from apsched.study.setting import Setting
+from apsched.study.store import FILE, Store
+
+
+def forbid_torch() -> None:
+    """Make ``import torch`` raise in this process."""
+    sys.modules["torch"] = None  # type: ignore[assignment]
+
+
+def answer(engine: Engine, graph: Path, directory: Path, *, seeds: int = 1, told: Any = lambda: None) -> list[tuple[Any, ...]]:
+    """Answer a small study with ``engine``; return what must be the same whatever the engine."""
+    store = Store(directory, create=True)
+    request = SourceRequest(source=str(graph))
+    settings = [
+        Setting(request=request, costs=CostChoice(), direction="both", caps=Caps(), options=SolveOptions(budget=0.5, seed=seed))
+        for seed in range(seeds)
+    ]
+    memory = parse_vary(["memory_cap=floor..none:4"])[1]
+    assert isinstance(memory, MemoryAxis)
+    lives = chains(prepare(settings, store, Progress(quiet=True)), memory, store, full=False)
+    run(lives, engine, "run", told)
+    with sqlite3.connect(directory / FILE) as db:
+        return db.execute("select point_id, how, step_ticks, bound_ticks, report from results order by point_id").fetchall()
+
+
+@pytest.fixture(scope="module")
+def expected(debug_graphs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, ...]]:
+    """What an undisturbed run in this process says."""
+    return answer(LocalEngine(1), debug_graphs["backward"], tmp_path_factory.mktemp("expected"), seeds=3)
+
+
+def test_workers_need_no_torch(debug_graphs: dict[str, Path], tmp_path: Path, expected: list[tuple[Any, ...]]) -> None:
+    """An executor of somebody else's, in whose worker torch cannot be imported."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=forbid_torch) as executor:
+        with pytest.raises(ImportError):
+            executor.submit(__import__, "torch").result()
+        assert answer(GivenEngine(executor), debug_graphs["backward"], tmp_path, seeds=3) == expected
+
+
+def test_a_worker_of_the_pool_is_killed(debug_graphs: dict[str, Path], tmp_path: Path, expected: list[tuple[Any, ...]]) -> None:
+    """What was in flight is asked again in a new pool."""
+    engine = LocalEngine(2)
+    killed: list[int] = []
+
+    def told() -> None:
+        if not killed:
+            killed.extend(list(engine.executor()._processes)[:1])  # type: ignore[attr-defined]
+            os.kill(killed[0], signal.SIGKILL)
+
+    try:
+        assert answer(engine, debug_graphs["backward"], tmp_path, seeds=3, told=told) == expected
+    finally:
+        engine.stop()
+    assert killed
+
+
+@pytest.fixture
+def cluster() -> Iterator[Any]:
+    """A Dask cluster of two worker processes in which torch cannot be imported; nor in those that take their place."""
+    distributed = pytest.importorskip("distributed")
+
+    class NoTorch(distributed.WorkerPlugin):  # type: ignore[name-defined,misc]
+        def setup(self, worker: object) -> None:
+            sys.modules["torch"] = None  # type: ignore[assignment]
+
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as found:
+        with distributed.Client(found, set_as_default=False) as client:
+            client.register_plugin(NoTorch())
+        yield found
+
+
+def test_a_dask_worker_is_killed_in_the_middle(
+    debug_graphs: dict[str, Path], tmp_path: Path, cluster: Any, expected: list[tuple[Any, ...]]
+) -> None:
+    """Nothing is lost, and nothing is there twice."""
+    from distributed import Client
+
+    from apsched.study.engine_dask import DaskEngine
+
+    engine = DaskEngine(cluster.scheduler_address)
+    with Client(cluster.scheduler_address, set_as_default=False) as client:
+        with pytest.raises(ImportError):
+            client.submit(__import__, "torch").result()
+        killed: list[int] = []
+
+        def told() -> None:
+            if not killed:
+                busy = next(iter(client.processing()), None)
+                killed.append(client.run(os.getpid)[busy] if busy else next(iter(client.run(os.getpid).values())))
+                threading.Thread(target=os.kill, args=(killed[0], signal.SIGKILL)).start()
+                time.sleep(0.2)
+
+        try:
+            found = answer(engine, debug_graphs["backward"], tmp_path / "study", seeds=3, told=told)
+        finally:
+            engine.stop()
+    assert killed
+    assert found == expected
+    assert len({row[0] for row in found}) == len(found)

@@ -1,0 +1,165 @@
+"""The file of a study: writers in several processes, better answers, exports, comparisons, merges."""
+
+import csv
+import json
+import multiprocessing
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import Run
+
+from apsched.errors import InputError
+from apsched.study.better import better_of
+from apsched.study.store import FILE, GraphRow, Store
+from apsched.study.work import ALONG, BETTERED, SOLVED, Outcome
+
+GRAPH = GraphRow(
+    graph_id="g",
+    name="backward",
+    graph_hash="h",
+    cluster="h100",
+    described={},
+    num_nodes=1,
+    num_collectives=0,
+    device_memory_bytes=None,
+    notes=(),
+    file="graphs/g.graph",
+)
+NUM_POINTS, NUM_WRITERS = 20, 4
+
+
+def outcome(step: int, *, how: str = SOLVED, bound: int = 1) -> Outcome:
+    """Return an answer whose schedule file says how fast it is."""
+    return Outcome(
+        status="feasible",
+        how=how,
+        memory_cap_bytes=100,
+        step_ticks=step,
+        bound_ticks=bound,
+        bound_source="test",
+        peak_memory_bytes=50,
+        num_launches=3,
+        floor_memory_bytes=10,
+        floor_bound_bytes=5,
+        solved_floor_bytes=step,
+        solved_peak_bytes=step,
+        report={"baselines": {}, "step": step},
+        schedule=str(step).encode(),
+        seconds=0.5,
+    )
+
+
+def write_all(directory: str, seed: int) -> None:
+    """Write an answer to every question, in an order of its own."""
+    rng = random.Random(seed)
+    store = Store(Path(directory), create=True)
+    store.add_graph(GRAPH, b"graph")
+    for k in rng.sample(range(NUM_POINTS), NUM_POINTS):
+        store.add_result(f"p{k}", "g", "100", {"k": k}, f"run{seed}", outcome(1000 + (k * 7 + seed * 13) % 50))
+
+
+def test_several_processes_write_at_once(tmp_path: Path) -> None:
+    """Every question is there once, with the best answer that anybody had, and the schedule file is that answer's."""
+    context = multiprocessing.get_context("spawn")
+    writers = [context.Process(target=write_all, args=(str(tmp_path), seed)) for seed in range(NUM_WRITERS)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(120)
+    assert [writer.exitcode for writer in writers] == [0] * NUM_WRITERS
+    points = {point.point_id: point for point in Store(tmp_path).points()}
+    assert len(points) == NUM_POINTS
+    for k in range(NUM_POINTS):
+        best = min(1000 + (k * 7 + seed * 13) % 50 for seed in range(NUM_WRITERS))
+        point = points[f"p{k}"]
+        assert point.outcome.step_ticks == best
+        assert point.outcome.report["step"] == best
+        assert Store(tmp_path).schedule_content(point) == str(best).encode()
+
+
+def test_the_better_of_two_answers() -> None:
+    """The faster schedule and the higher bound, whoever found them; what a solve said of ranges of caps stays its own."""
+    solve, along = outcome(100, bound=80), outcome(90, how=ALONG, bound=70)
+    for merged in (better_of(solve, along), better_of(along, solve)):
+        assert (merged.step_ticks, merged.bound_ticks, merged.how) == (90, 80, BETTERED)
+        assert (merged.solved_floor_bytes, merged.solved_peak_bytes) == (100, 100)
+        assert merged.report["gap"] == pytest.approx(10 / 90)
+    assert better_of(solve, outcome(110, how=ALONG)) is solve
+    assert better_of(outcome(90, bound=80), outcome(95, bound=90)).status == "optimal"
+    nothing = replace(outcome(1), status="infeasible", step_ticks=None, peak_memory_bytes=None, num_launches=None, schedule=None)
+    assert better_of(nothing, along).step_ticks == 90
+
+
+def test_not_a_study(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="expected the directory of a study"):
+        Store(tmp_path)
+    (tmp_path / FILE).write_bytes(b"something else, and long enough to be looked at" * 100)
+    with pytest.raises(InputError, match="expected the file of a study"):
+        Store(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def two_studies(debug_graphs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two studies of one graph that share two points of three each; the second searches less."""
+    from apsched.cli import main
+
+    folder = tmp_path_factory.mktemp("studies")
+    graph = str(debug_graphs["forward"])
+    for name, caps in (("a", "floor,none,1GiB"), ("b", "floor,none,2GiB")):
+        command = ["study", graph, "--vary", f"memory_cap={caps}", "--budget", "0", "--jobs", "1", "-o", str(folder / name)]
+        assert main(command) == 0
+    return folder / "a", folder / "b"
+
+
+def test_compare(run: Run, two_studies: tuple[Path, Path]) -> None:
+    ran = run("study", "compare", *two_studies)
+    assert ran.code == 0, ran.stderr
+    assert "2 points in both, 1 only in" in " ".join(ran.stdout.split())
+    found = json.loads(run("study", "compare", *two_studies, "--json").stdout)
+    assert len(found["pairs"]) == 2
+    assert all(pair["gain"] == 0 and not pair["proven"] for pair in found["pairs"])
+    assert (len(found["only_first"]), len(found["only_second"])) == (1, 1)
+
+
+def test_merge_and_export(run: Run, two_studies: tuple[Path, Path], tmp_path: Path) -> None:
+    """A merged study has every point of both, once, with its files; a table has a row for each."""
+    ran = run("study", "merge", *two_studies, "-o", tmp_path / "both")
+    assert ran.code == 0, ran.stderr
+    points = Store(tmp_path / "both").points()
+    names = {point.point_id for path in two_studies for point in Store(path).points()}
+    assert {point.point_id for point in points} == names
+    assert len(names) == 4
+    assert all((tmp_path / "both" / str(point.schedule)).is_file() for point in points)
+    assert len(Store(tmp_path / "both").runs()) == 2
+    ran = run("study", "export", tmp_path / "both", "-o", tmp_path / "table.csv")
+    assert ran.code == 0, ran.stderr
+    with open(tmp_path / "table.csv") as file:
+        table = list(csv.DictReader(file))
+    assert len(table) == 4
+    for row in table:
+        point = next(point for point in points if point.point_id == row["point_id"])
+        assert float(row["step_time_us"]) == point.step_time_us
+        assert row["source"] == "step.forward.graph"
+        assert float(row["as_captured_us"]) >= float(row["step_time_us"])
+    assert run("study", "export", tmp_path / "both", "-o", tmp_path / "table.txt").code == 2
+    parquet = pytest.importorskip("pyarrow.parquet")
+    assert run("study", "export", tmp_path / "both", "-o", tmp_path / "table.parquet").code == 0
+    rows = parquet.read_table(tmp_path / "table.parquet").to_pylist()
+    assert [row["step_time_us"] for row in rows] == [float(row["step_time_us"]) for row in table]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("compare", "a"), "two studies"),
+        (("merge", "a"), "-o DIR"),
+        (("export", "nowhere", "-o", "x.csv"), "expected the directory of a study"),
+        (("llama3-debug", "llama3-8b"), "expected one SOURCE"),
+    ],
+)
+def test_wrong_use(run: Run, words: tuple[str, ...], said: str) -> None:
+    ran = run("study", *words)
+    assert ran.code == 2
+    assert said in ran.errors[0]
