@@ -125,6 +125,14 @@ def build_parser() -> argparse.ArgumentParser:
         help="an option and its values: seq=2048,8192, memory_cap=floor..none:20, mesh=fsdp=64|fsdp=8,tp=8 (docs/studies.md); "
         "may be given again",
     )
+    grid.add_argument(
+        "--if",
+        dest="what_if",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="a direct answer: network=2x, compute=0.8x, ranks=4096 or memory=-10GiB, alone or several at once",
+    )
     grid.add_argument("--full", action="store_true", help="solve at every memory cap, whatever is known from others")
     _option(grid, "--slowdown", "SHARE", "say the least memory that is at most so much slower than the fastest (default: 2%%)")
     grid.add_argument("--ignore", metavar="NAME", action="append", default=[], help="of compare: an option that may differ")

@@ -22,12 +22,14 @@ from apsched.study.axes import SPEEDS, SWITCHES, Axis, MemoryAxis, parse_vary
 from apsched.study.engine import Engine, LocalEngine
 from apsched.study.eta import Board
 from apsched.study.prepare import Prepared, prepare
-from apsched.study.run import Live, chains
+from apsched.study.run import Live, chains, share_schedules
 from apsched.study.run import run as answer
 from apsched.study.setting import Setting
 from apsched.study.show import Line, print_study
 from apsched.study.speeds import Speeds, parse_times
 from apsched.study.store import FILE, Point, Store
+from apsched.study.what_if import Answer, cap_then, parse_what_if, then
+from apsched.study.what_if_report import answer_json, print_answers
 
 _DEFAULT_SLOWDOWN = "2%"
 
@@ -41,6 +43,9 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     if len(words) > 1:
         raise InputError(f"expected one SOURCE, or {', '.join(ACTIONS)} and studies; found {words[0]!r} and {words[1]!r}")
     args = argparse.Namespace(**{**vars(args), "source": words[0]})
+    if args.what_if:
+        ask_what_if(args, stdout)
+        return
     axes, memory = parse_vary(args.vary)
     if memory is None:
         choice = search_choice(args)
@@ -48,15 +53,11 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     elif args.memory_cap is not None:
         raise InputError("--memory-cap: --vary memory_cap states it already; leave one out")
     slowdown = parse_share(args.slowdown or _DEFAULT_SLOWDOWN, "--slowdown")
-    engine = _engine(args)
+    engine = engine_of(args)
     combinations = list(product(*(axis.values for axis in axes)))
     labels = [dict(zip((axis.name for axis in axes), values, strict=True)) for values in combinations]
-    settings = [_setting(_with(args, axes, values)) for values in combinations]
-    directory = Path(args.out) if args.out is not None else Path("apsched-out") / f"study-{_slug(args.source)}"
-    check_writable(directory)
-    store = Store(directory, create=True)
-    run_id = uuid.uuid4().hex
-    store.begin_run(run_id, _command(args), _versions(), _now())
+    settings = [setting_of(_with(args, axes, values)) for values in combinations]
+    store, run_id = opened(args)
     prepared = prepare(settings, store, Progress())
     lives = chains(prepared, memory, store, full=args.full)
     labelled = _labelled(prepared, settings, labels)
@@ -71,6 +72,55 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     _print(lives, labelled, slowdown, store, args, stdout)
     if not any(outcome.step_ticks is not None for live in lives for outcome in live.known.values()):
         raise InfeasibleError(f"no schedule fits at any point of the study; {store.directory / FILE} says what would do")
+
+
+def opened(args: argparse.Namespace) -> tuple[Store, str]:
+    """Return the study that ``-o`` names, made where there is none, and the name of this run in it."""
+    directory = Path(args.out) if args.out is not None else Path("apsched-out") / f"study-{_slug(args.source)}"
+    check_writable(directory)
+    store = Store(directory, create=True)
+    run_id = uuid.uuid4().hex
+    store.begin_run(run_id, _command(args), _versions(), _now())
+    return store, run_id
+
+
+def ask_what_if(args: argparse.Namespace, stdout: TextIO) -> None:
+    """Answer one question about other hardware or another size directly."""
+    if args.vary:
+        raise InputError("--if: it asks one question; --vary asks many (network, compute and memory_cap can vary, too): leave one out")
+    what_if = parse_what_if(args.what_if)
+    now = setting_of(args)
+    later = then(now, what_if)
+    cap = search_choice(args).memory_cap
+    engine = engine_of(args)
+    store, run_id = opened(args)
+    progress = Progress()
+    before, after = prepare((now,), store, progress), prepare((later,), store, progress)
+    lives = [
+        *chains(before, MemoryAxis(caps=(cap,)), store, full=False),
+        *(
+            live
+            for one in after
+            for live in chains((one,), MemoryAxis(caps=(cap_then(cap, what_if, one.graph.device_memory_bytes),)), store, full=False)
+        ),
+    ]
+    answer(lives, engine, run_id, Board(lives, engine.slots).told)
+    engine.stop()
+    pairs = list(zip(lives[: len(before)], lives[len(before) :], strict=True))
+    for one, other in pairs:
+        share_schedules(one, other, run_id)
+    store.end_run(run_id, _now(), len(lives))
+    answers = [
+        Answer(now=one.points()[0], then=other.points()[0], notes=other.prepared.graph.notes[len(one.prepared.graph.notes) :])
+        for one, other in pairs
+    ]
+    if args.json:
+        graphs = [answer_json(found) for found in answers]
+        print(json.dumps({"schema": 1, "study": str(store.directory), "if": what_if.text, "graphs": graphs}), file=stdout)
+    else:
+        print_answers(what_if.text, answers, stdout)
+    if all(found.now.step_time_us is None or found.then.step_time_us is None for found in answers):
+        raise InfeasibleError("no schedule fits now, or none would then; " + str(store.directory / FILE) + " says what would do")
 
 
 def _print(
@@ -126,7 +176,7 @@ def _with(args: argparse.Namespace, axes: tuple[Axis, ...], values: tuple[str, .
     return argparse.Namespace(**{**vars(args), **changed})
 
 
-def _setting(args: argparse.Namespace) -> Setting:
+def setting_of(args: argparse.Namespace) -> Setting:
     choice = search_choice(args)
     speeds = {name: parse_times(getattr(args, name), name) for name in SPEEDS if getattr(args, name, None) is not None}
     return Setting(
@@ -147,7 +197,7 @@ def _labelled(prepared: tuple[Prepared, ...], settings: list[Setting], labels: l
     return [by_setting[id(one.setting)] for one in prepared]
 
 
-def _engine(args: argparse.Namespace) -> Engine:
+def engine_of(args: argparse.Namespace) -> Engine:
     if args.engine is not None:
         if args.jobs is not None:
             raise InputError("--jobs: it counts processes on this machine; leave it out with --engine")

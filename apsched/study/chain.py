@@ -86,6 +86,8 @@ class Chain:
         if self.full or hopeless:
             return tuple(_solve(cap) for cap in (missing if self.full else hopeless))
         caps = [cap for cap in names if cap is None or cap >= top.solved_floor_bytes]
+        if not caps:
+            return ()
         if ends := [cap for cap in dict.fromkeys((caps[-1], caps[0])) if cap in missing]:
             return tuple(_solve(cap) for cap in ends)
         outcomes = {cap: known[name] for cap, name in names.items() if cap in caps and name in known}

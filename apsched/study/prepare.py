@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -62,16 +63,16 @@ def prepare(settings: Sequence[Setting], store: Store, progress: Progress) -> tu
 
 
 def _capture_id(setting: Setting) -> str | None:
-    """Return a name for what a capture depends on; ``None`` where that is not known: a function may do something else next time."""
+    """Return a name for what a capture depends on; ``None`` where that is not known: code of the user's may do something else next time."""
     request, costs = setting.request, setting.costs
     kind = classify(request.source)
-    if kind is SourceKind.FUNCTION:
+    if kind not in (SourceKind.PRESET, SourceKind.GRAPH_FILE):
         return None
     read = read_costs(costs)
     path = Path(request.source)
     files = () if kind is SourceKind.PRESET else (path,) if path.is_file() else graph_file_set(path)
     content: Mapping[str, Any] = {
-        "version": __version__,
+        "versions": (__version__, version("torch") if kind is SourceKind.PRESET else ""),
         "kind": kind.value,
         "source": request.source if kind is SourceKind.PRESET else [digest(file.read_bytes()) for file in files],
         "request": {name: value for name, value in asdict(request).items() if name != "source"},

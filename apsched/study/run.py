@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from apsched.errors import ApschedError
+from apsched.solver import Known
 from apsched.study.axes import MemoryAxis
 from apsched.study.chain import Chain, Job
 from apsched.study.engine import Engine
@@ -106,6 +107,26 @@ def run(lives: Sequence[Live], engine: Engine, run_id: str, told: Callable[[], N
         with _uninterrupted():
             engine.stop()
         raise
+
+
+def share_schedules(one: Live, other: Live, run_id: str) -> None:
+    """Let two chains of one cap each try each other's schedule, where both are about the same graph at other prices or caps."""
+    if one.prepared.graph.graph_hash != other.prepared.graph.graph_hash:
+        return
+    for live, giver in ((one, other), (other, one)):
+        own, given = live.points()[0], giver.points()[0]
+        cap = own.outcome.memory_cap_bytes
+        if given.schedule is None or (cap is not None and (given.outcome.peak_memory_bytes or 0) > cap):
+            continue
+        o = own.outcome
+        known = Known(
+            bound_ticks=o.bound_ticks,
+            bound_source=o.bound_source,
+            floor_memory_bytes=o.floor_memory_bytes,
+            floor_bound_bytes=o.floor_bound_bytes,
+        )
+        starts = tuple(live.store.schedule_content(point) for point in (own, given) if point.schedule is not None)
+        _keep(live, Job(name=live.first, memory_cap=None), point_along_caps(_asked(live), cap, starts, known), run_id)
 
 
 def _taken(live: Live) -> tuple[Job, ...]:

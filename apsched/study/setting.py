@@ -33,9 +33,9 @@ class Setting:
         """Return the options in words that are the same on every machine, by the names that ``--vary`` takes."""
         request, caps = self.request, self.caps
         kind = classify(request.source)
-        preset = kind is SourceKind.PRESET
+        preset = kind in (SourceKind.PRESET, SourceKind.TRANSFORMERS)
         return {
-            "source": request.source if kind in (SourceKind.PRESET, SourceKind.FUNCTION) else Path(request.source).name,
+            "source": Path(request.source).name if kind in (SourceKind.REPRO, SourceKind.GRAPH_FILE) else _named(request.source),
             "mesh": request.mesh or (DEFAULT_MESH if preset else None),
             "seq": request.seq_len or (DEFAULT_SEQ_LEN if preset else None),
             "batch": request.batch or (1 if preset else None),
@@ -53,6 +53,12 @@ class Setting:
             "budget": self.options.budget,
             "seed": self.options.seed,
         }
+
+
+def _named(source: str) -> str:
+    """Return a source without the directories of a file that it names."""
+    scheme, colon, path = source.partition(":")
+    return f"{scheme}:{Path(path).name}" if colon and "/" in path else source
 
 
 def digest(content: Mapping[str, Any] | bytes) -> str:

@@ -117,4 +117,6 @@ def test_caps_below_the_floor_are_solved_for_their_explanation() -> None:
     known, jobs = answered(Chain(stated=stated, full=False, slack=0.001), lambda cap: 3000 - cap)
     assert set(known) == {"50", "500", "1000"}
     assert {job.name for job in jobs if not job.starts} == {"50", "500", "1000"}
+    low = Chain(stated=(MemoryCap(size_bytes=50),), full=False, slack=0.001)
+    assert len(answered(low, lambda cap: 1000)[1]) == 1
     assert Chain(stated=(None,), full=False, slack=0.0).first_name == "device"
