@@ -105,9 +105,10 @@ def _said(line: Line, slowdown: float) -> list[str]:
 
 
 def _cost(points: Sequence[Point]) -> str:
-    """Return what the frontier took, beside a solve of its own under the loosest cap."""
-    solved = [p for p in points if p.outcome.how != ALONG]
-    seconds = sum(p.outcome.seconds for p in points)
-    one = max(solved, key=lambda p: float("inf") if p.outcome.memory_cap_bytes is None else p.outcome.memory_cap_bytes)
-    times = f", {seconds / one.outcome.seconds:.1f} times the solve under the loosest cap" if one.outcome.seconds > 0 else ""
-    return f"  {len(points)} points, {len(solved)} of them solved, the others answered from those: {seconds:.1f} s{times}"
+    """Return what the frontier took, in solves: the median of those that it made (the first may have had code to compile)."""
+    solves = sorted(point.outcome.seconds for point in points if point.outcome.how != ALONG)
+    others = sum(point.outcome.seconds for point in points if point.outcome.how == ALONG)
+    answered = f"{len(points) - len(solves)} answered from those in {others:.1f} s"
+    text = f"  {len(points)} points, {len(solves)} solved in {sum(solves):.1f} s, {answered}"
+    middle = solves[len(solves) // 2] if solves else 0.0
+    return f"{text}: as much as {len(solves) + others / middle:.1f} solves" if middle > 0 else text
