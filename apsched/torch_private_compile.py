@@ -96,6 +96,18 @@ def _named(descriptor: Any, names: Mapping[int, str]) -> Any:
     return descriptor
 
 
+def describe_gradients(graph: Any, names: Mapping[int, str]) -> None:
+    """Have ``graph`` say which of its outputs, by position, are gradients of which parameters, as AOTAutograd's graphs do.
+
+    (torch/_functorch/_aot_autograd/descriptors.py, GradAOTOutput and PlainAOTOutput)
+    """
+    from torch._functorch._aot_autograd.descriptors import GradAOTOutput, ParamAOTInput, PlainAOTOutput
+
+    output = graph.output_node()
+    places = range(len(output.args[0]))
+    output.meta["desc"] = [GradAOTOutput(ParamAOTInput(names[k])) if k in names else PlainAOTOutput(k) for k in places]
+
+
 def replace_graph(graph: Any, module: Any) -> None:
     """Make ``graph`` that of ``module`` in place: its nodes by name, in its order, and what they take from the module.
 

@@ -1,0 +1,151 @@
+"""For TorchTitan's graph trainer: the pass pipeline ``apsched``, chosen by ``--compile.pass_pipeline apsched``.
+
+    # my_job/config_registry.py, for `torchrun ... -m torchtitan.train --module my_job --config graph_trainer_llama3_8b ...`
+    from torchtitan.experiments.graph_trainer.llama3.config_registry import *
+    from apsched.integrations.torchtitan import register
+    register(cluster="h100", memory_cap="60GiB")
+
+The pipeline is TorchTitan's own but for one pass: what buckets and prefetches by transformer block gives way to a solved schedule of the
+joint forward and backward graph. Which activations are saved, and whether parameters are gathered again, is decided before, as ever.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from apsched.compiler.schedule_graph import schedule_graph
+from apsched.compiler.settings import Settings
+from apsched.errors import InputError
+from apsched.passes.copies import copied
+from apsched.torch_private_compile import describe_gradients
+
+logger = logging.getLogger(__name__)
+
+PIPELINE = "apsched"
+REPLACED = "joint_transformer_block_bucketing_reordering_pass"
+"""The pass of TorchTitan's pipeline whose place is taken."""
+
+_AFTERWARDS = ("schedule_fsdp_comms_to_dense_regions_pass", "ep_overlap_schedule_pass")
+"""Passes behind it that order collectives themselves, in buckets as it makes them."""
+
+_GRAPH_TRAINER = "torchtitan.experiments.graph_trainer"
+
+PassFunction = Callable[..., GraphModule]
+
+
+def register(**settings: Any) -> None:
+    """Register the pipeline ``apsched`` with TorchTitan; ``settings`` are those of :class:`apsched.compiler.settings.Settings`.
+
+    With ``bitwise=True`` gradients are reduced in the buckets and payload order of eager FSDP2, as TorchTitan's own pass does it.
+    A later call takes the place of an earlier one.
+
+    Raises
+    ------
+    InputError
+        for a wrong setting, and without TorchTitan.
+    """
+    pipeline = partial(apsched_pipeline, settings=Settings.of(settings))
+    _titan("registry").register_pass_pipeline(PIPELINE)(pipeline)
+
+
+def apsched_pipeline(traced_result: Any, config: Any, *, parallel_dims: Any = None, settings: Settings | None = None) -> list[PassFunction]:
+    """Return TorchTitan's default passes for a traced step, with apsched's in the place of :data:`REPLACED`.
+
+    Where a precompiled artifact is loaded there is nothing to replace: it was scheduled when it was made.
+    """
+    passes: list[PassFunction] = _titan("passes").construct_default_graph_passes(traced_result, config, parallel_dims=parallel_dims)
+    names = [_name(one) for one in passes]
+    if REPLACED not in names:
+        if config.compile.precompile_artifact_dir:
+            return passes
+        raise InputError(
+            f"expected {REPLACED} among TorchTitan's passes, found {', '.join(names)}; this version of torchtitan is not known (0.3 is)"
+        )
+    place = names.index(REPLACED)
+    if later := [name for name in names[place:] if name in _AFTERWARDS]:
+        raise InputError(
+            f"expected no pass behind apsched's that orders collectives anew, found {later[0]}; "
+            "turn off --compile.enable_fsdp_dense_region_overlap and --compile.ep_overlap.enabled, or choose another pipeline"
+        )
+    scheduling = partial(
+        apsched_scheduling_pass,
+        traced_result=traced_result,
+        settings=settings or Settings(),
+        held=config.compile.inductor_compilation == "full",
+    )
+    return [*passes[:place], scheduling, *passes[place + 1 :]]
+
+
+def apsched_scheduling_pass(
+    gm: GraphModule, example_inputs: Any = None, *, traced_result: Any, settings: Settings, held: bool = False
+) -> GraphModule:
+    """Return the joint graph ``gm`` scheduled; parameters and the order of their gradients are those of ``traced_result``."""
+    result = copied(gm)
+    parameters = state_names(gm, traced_result)
+    gradients = gradient_names(gm, traced_result)
+    if not gradients:
+        logger.warning("the outputs of the traced step are not its loss and the gradients of its parameters; schedules name no gradients")
+    describe_gradients(result.graph, gradients)
+    return schedule_graph(result, settings, name="joint", parameter_names=parameters, held=held)
+
+
+def state_names(gm: GraphModule, traced_result: Any) -> dict[str, str]:
+    """Return placeholder -> name of the parameter or buffer; a DTensor is several placeholders, its local tensor first."""
+    placeholders = iter(gm.graph.find_nodes(op="placeholder"))
+    names: dict[str, str] = {}
+    for state, fqn in enumerate(traced_result.state_fqns):
+        for _ in range(_width(traced_result.input_subclass_layouts, state)):
+            names[next(placeholders).name] = fqn
+    return names
+
+
+def gradient_names(gm: GraphModule, traced_result: Any) -> dict[int, str]:
+    """Return position among the graph's outputs -> name of the parameter whose gradient it is; empty where that is not sure.
+
+    The step returns its loss, then a gradient for each parameter in order of registration, which is that of ``state_fqns``; buffers,
+    which have none, come behind. So the names are sure where each gradient has the shape of its parameter.
+    """
+    values = gm.graph.output_node().args[0]
+    assert isinstance(values, list | tuple)
+    shapes = _first_shapes(gm, traced_result)
+    layouts, place = traced_result.output_subclass_layouts, _width(traced_result.output_subclass_layouts, 0)
+    names: dict[int, str] = {}
+    for output, (fqn, shape) in zip(range(1, traced_result.num_flat_outputs), shapes, strict=False):
+        node = values[place]
+        value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+        if not isinstance(value, torch.Tensor) or value.shape != shape:
+            return {}
+        names[place] = fqn
+        place += _width(layouts, output)
+    return names if place == len(values) else {}
+
+
+def _first_shapes(gm: GraphModule, traced_result: Any) -> list[tuple[str, Any]]:
+    """Return name and shape of the first tensor of each state."""
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    shapes, place = [], 0
+    for state, fqn in enumerate(traced_result.state_fqns):
+        shapes.append((fqn, getattr(placeholders[place].meta.get("val"), "shape", None)))
+        place += _width(traced_result.input_subclass_layouts, state)
+    return shapes
+
+
+def _width(layouts: Mapping[int, Any], k: int) -> int:
+    """Return how many plain values stand for value ``k``."""
+    return int(layouts[k].num_tensors) if k in layouts else 1
+
+
+def _name(one: Any) -> str:
+    return str(getattr(one.func if isinstance(one, partial) else one, "__name__", one))
+
+
+def _titan(module: str) -> Any:
+    try:
+        return import_module(f"{_GRAPH_TRAINER}.{module}")
+    except ImportError as error:
+        raise InputError(f"the pipeline {PIPELINE!r} needs torchtitan ({error}); run pip install 'apsched[torchtitan]'") from None

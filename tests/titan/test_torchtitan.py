@@ -1,0 +1,97 @@
+"""The pipeline ``apsched`` in TorchTitan's graph trainer: a debug model traced by its own tracer trains as without it."""
+
+import functools
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from processes import run_processes
+
+import apsched
+from apsched.errors import InputError
+
+pytest.importorskip("torchtitan", reason="needs the extra torchtitan")
+
+from apsched.integrations import torchtitan as integration
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory) -> list[dict]:
+    return run_processes(Path(__file__).parent / "titan_worker.py", tmp_path_factory.mktemp("titan"), 2, timeout_s=500)
+
+
+def test_losses_and_weights_are_those_of_the_untouched_graph(reports):
+    """Bit for bit: sums of two values have one order only."""
+    for report in reports:
+        assert len(set(report["untouched"]["losses"])) == 3, "it trains"
+        for case in ("free", "bitwise"):
+            assert report[case]["losses"] == report["untouched"]["losses"]
+            assert report[case]["weights"] == report["untouched"]["weights"]
+            assert report[case]["launches"] < report["untouched"]["launches"]
+            assert report[case]["exact"] is True
+
+
+def test_both_directions_are_scheduled_under_the_names_of_the_state(reports):
+    for report in reports:
+        found = report["free"]
+        assert found["named"] is True
+        assert found["directions"] == ["backward all_gather", "backward reduce_scatter", "forward all_gather"]
+        state = found["state"]
+        assert {name for _, names in found["buckets"] for name in names} <= set(state)
+
+
+def test_bitwise_payload_order_is_that_of_the_state(reports):
+    """A reduce-scatter for each block and one for the rest, each in the order in which the state names its parameters."""
+    for report in reports:
+        found = report["bitwise"]
+        scatters = [names for kind, names in found["buckets"] if kind == "reduce_scatter"]
+        assert all(names == sorted(names, key=found["state"].index) for names in scatters)
+        blocks = [{name.split(".")[1] if name.startswith("layers.") else "" for name in names} for names in scatters]
+        assert sorted(map(sorted, blocks)) == [[""], ["0"], ["1"]]
+        free = [names for kind, names in report["free"]["buckets"] if kind == "reduce_scatter"]
+        assert free != scatters
+
+
+def one(name: str):
+    def function(gm, example_inputs=None):
+        return gm
+
+    function.__name__ = name
+    return functools.partial(function)
+
+
+def pipeline_of(monkeypatch, *names: str, **compile_config: object) -> list[str]:
+    passes = [one(name) for name in names]
+    monkeypatch.setattr("torchtitan.experiments.graph_trainer.passes.construct_default_graph_passes", lambda *_, **__: passes)
+    config = SimpleNamespace(
+        compile=SimpleNamespace(**{"precompile_artifact_dir": "", "inductor_compilation": "regional"} | compile_config)
+    )
+    return [integration._name(p) for p in integration.apsched_pipeline(None, config)]
+
+
+def test_one_pass_of_the_default_pipeline_is_replaced(monkeypatch):
+    assert pipeline_of(monkeypatch, "a", integration.REPLACED, "b") == ["a", "apsched_scheduling_pass", "b"]
+    assert pipeline_of(monkeypatch, "a", precompile_artifact_dir="somewhere") == ["a"]
+    with pytest.raises(InputError, match=r"expected joint_transformer.* among TorchTitan's passes, found a, b"):
+        pipeline_of(monkeypatch, "a", "b")
+    with pytest.raises(InputError, match=r"turn off --compile\.enable_fsdp_dense_region_overlap"):
+        pipeline_of(monkeypatch, integration.REPLACED, "schedule_fsdp_comms_to_dense_regions_pass")
+
+
+def test_it_is_chosen_by_name_and_settings_are_checked():
+    from torchtitan.experiments.graph_trainer.registry import PASS_PIPELINE_REGISTRY
+
+    integration.register(memory_cap="60GiB")
+    assert PASS_PIPELINE_REGISTRY["apsched"].keywords["settings"].memory_cap == "60GiB"
+    with pytest.raises(InputError, match="did you mean 'memory_cap'"):
+        integration.register(memory_cup="60GiB")
+
+
+def test_importing_apsched_imports_no_torchtitan(monkeypatch):
+    code = "import sys, apsched, apsched.integrations.torchtitan; assert 'torchtitan' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    monkeypatch.setitem(sys.modules, "torchtitan.experiments.graph_trainer.registry", None)
+    with pytest.raises(apsched.InputError, match=r"pip install 'apsched\[torchtitan\]'"):
+        integration.register()

@@ -1,0 +1,148 @@
+"""One of two gloo processes that train TorchTitan's debug model through its graph trainer, with and without apsched; reports as JSON.
+
+usage: titan_worker.py PROCESS_RANK WORLD_SIZE FOLDER
+
+The trainer itself wants CUDA; what is used of it is what traces a step, puts it through a pass pipeline and runs it.
+"""
+
+import copy
+import hashlib
+import json
+import sys
+from contextlib import nullcontext
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.utils.checkpoint import CheckpointPolicy
+from torchtitan.components.loss import CrossEntropyLoss
+from torchtitan.experiments.graph_trainer.common_utils import annotate_module_fqns
+from torchtitan.experiments.graph_trainer.configs import GraphTrainerCompileConfig
+from torchtitan.experiments.graph_trainer.llama3 import model_registry
+from torchtitan.experiments.graph_trainer.registry import MEMORY_POLICY_REGISTRY, register_memory_policy
+from torchtitan.experiments.graph_trainer.simple_fsdp import MixedPrecisionPolicy, data_parallel
+from torchtitan.experiments.graph_trainer.trainer import GraphTrainer
+
+from apsched.collectives import is_collective
+from apsched.integrations.torchtitan import register
+
+NUM_LAYERS, NUM_STEPS, SEQ_LEN = 2, 3, 32
+
+
+def debug_config() -> Any:
+    config = copy.deepcopy(model_registry("debugmodel", attn_backend="sdpa").model)
+    config.layers = config.layers[:NUM_LAYERS]
+    return config
+
+
+def sharded_model(config: Any, world_size: int) -> torch.nn.Module:
+    torch.manual_seed(0)
+    model = config.build()
+    model.init_states()
+    annotate_module_fqns(model)
+    mesh = init_device_mesh("cpu", (world_size,), mesh_dim_names=("fsdp",))
+    return data_parallel(model, mesh, "fully_shard", MixedPrecisionPolicy(torch.float32, torch.float32))
+
+
+@register_memory_policy("saving attention on the CPU")
+def save_attention(gm: torch.fx.GraphModule, *, config: Any) -> torch.fx.GraphModule:
+    """TorchTitan's default knows attention by the names that it has on CUDA, and refuses to recompute others."""
+    gm = MEMORY_POLICY_REGISTRY["default"](gm, config=config)
+    for node in gm.graph.nodes:
+        if "flash_attention_for_cpu" in str(node.target) and "recompute" in node.meta:
+            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    return gm
+
+
+def graph_trainer(model: torch.nn.Module, model_config: Any, pipeline: str | None) -> GraphTrainer:
+    """Return a trainer with just what a step needs; without a pipeline the traced graph runs as it is."""
+    trainer: Any = object.__new__(GraphTrainer)
+    trainer.loss_fn = CrossEntropyLoss.Config().build()
+    trainer.train_context = nullcontext
+    trainer.parallel_dims = None
+    trainer._traced_step = None
+    compile_config = GraphTrainerCompileConfig(
+        enable=True,
+        mode="aot_fx_trace",
+        enable_passes=pipeline is not None,
+        pass_pipeline=pipeline or "default",
+        memory_policy="saving attention on the CPU",
+        disable_passes=["cudagraph_pass"],
+    )
+    trainer.config = SimpleNamespace(
+        compile=compile_config,
+        model_spec=SimpleNamespace(model=model_config),
+        parallelism=SimpleNamespace(pipeline_parallel_degree=1, fsdp_reshard_after_forward="default"),
+    )
+    return trainer
+
+
+def batch(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = torch.randint(0, 2048, (1, SEQ_LEN + 1), generator=torch.Generator().manual_seed(rank))
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def trained(world_size: int, pipeline: str | None) -> dict[str, Any]:
+    """Train for some steps; returns the losses, a hash of the weights after each, and the trainer's graph."""
+    config = debug_config()
+    model = sharded_model(config, world_size)
+    trainer = graph_trainer(model, config, pipeline)
+    inputs, labels = batch(dist.get_rank())
+    parameters = list(model.parameters())
+    valid = torch.tensor(float(SEQ_LEN * world_size))
+    losses, weights = [], []
+    for _ in range(NUM_STEPS):
+        loss = trainer._make_fx_forward_backward_step(model, inputs, labels, valid, parameters, {})
+        losses.append(loss.item())
+        digest = hashlib.sha256()
+        with torch.no_grad():
+            for parameter in parameters:
+                local = parameter.to_local()
+                local.sub_(parameter.grad.to_local(), alpha=0.1)
+                parameter.grad = None
+                digest.update(local.contiguous().numpy().tobytes())
+        weights.append(digest.hexdigest())
+    gm = trainer._traced_step.gm
+    return {
+        "losses": losses,
+        "weights": weights,
+        "launches": sum(is_collective(node) for node in gm.graph.nodes),
+        "state": trainer._traced_step.state_fqns,
+        "result": gm.meta.get("apsched_result"),
+    }
+
+
+def told(found: dict[str, Any]) -> dict[str, Any]:
+    """Return what a report can hold: of the result its buckets, by name of the parameter."""
+    result = found.pop("result")
+    if result is None:
+        return found
+    problem = result.problem
+    members = [[problem.collectives[c] for c in bucket.members] for bucket in result.best.schedule.buckets]
+    return found | {
+        "buckets": [[problem.keys[m[0].key].kind, [c.module for c in m]] for m in members],
+        "named": all(c.module for c in problem.collectives),
+        "directions": sorted({f"{c.direction} {problem.keys[c.key].kind}" for c in problem.collectives}),
+        "exact": result.round_trip_exact,
+    }
+
+
+def main(rank: int, world_size: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), world_size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=400))
+    report = {"untouched": told(trained(world_size, None))}
+    for name, bitwise in (("free", False), ("bitwise", True)):
+        register(budget=0.0, bitwise=bitwise)
+        report[name] = told(trained(world_size, "apsched"))
+    (folder / f"{rank}.json").write_text(json.dumps(report))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
