@@ -25,6 +25,8 @@ class LaunchMetrics:
     num_launches: int
     num_buckets: int
     """Launches of two members or more."""
+    num_coalesced: int
+    """Those of them that have no buffer."""
     largest_bytes: int
     mean_bytes: float
     largest_span: int
@@ -38,10 +40,13 @@ class LaunchMetrics:
     def __str__(self) -> str:
         return (
             f"{self.direction or 'any'} {self.kind} on group {self.group} ({self.group_size}): {self.num_collectives} collectives in "
-            f"{self.num_launches} launches, {self.num_buckets} of several; largest {show_bytes(self.largest_bytes)}, "
+            f"{self.num_launches} launches, {self.num_buckets} of several{self._forms()}; largest {show_bytes(self.largest_bytes)}, "
             f"mean {show_bytes(round(self.mean_bytes))}; span at most {self.largest_span}, mean {self.mean_span:.1f}; "
             f"closed by bytes {self.closed_by_bytes}, by span {self.closed_by_span}"
         )
+
+    def _forms(self) -> str:
+        return f" ({self.num_coalesced} coalesced)" if self.num_coalesced else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +75,8 @@ class Metrics:
 class _Launch:
     key: int
     num_members: int
+    num_coalesced: int
+    """1 where it is a coalesced bucket."""
     size_bytes: int
     first: int
     last: int
@@ -82,7 +89,7 @@ class _Launch:
     def joined(self, other: "_Launch") -> "_Launch":
         """Return one launch of both."""
         num_members, size_bytes = self.num_members + other.num_members, self.size_bytes + other.size_bytes
-        return _Launch(self.key, num_members, size_bytes, min(self.first, other.first), max(self.last, other.last))
+        return _Launch(self.key, num_members, 0, size_bytes, min(self.first, other.first), max(self.last, other.last))
 
 
 def metrics_of(problem: Problem, schedule: Schedule, timeline: Timeline, caps: Caps) -> Metrics:
@@ -91,7 +98,7 @@ def metrics_of(problem: Problem, schedule: Schedule, timeline: Timeline, caps: C
     for transfer in timeline.transfers:
         members = [problem.collectives[c] for c in transfer.members]
         if not members[0].on_path:
-            sets.setdefault(_set_of(problem, members[0]), []).append(_launch(members))
+            sets.setdefault(_set_of(problem, members[0]), []).append(_launch(members, transfer.coalesced))
     captured = {c.start for c in problem.collectives if _scatters(problem, c)}
     return Metrics(
         launches=tuple(_launch_metrics(problem, *name, launches, caps) for name, launches in sorted(sets.items())),
@@ -102,9 +109,9 @@ def metrics_of(problem: Problem, schedule: Schedule, timeline: Timeline, caps: C
     )
 
 
-def _launch(members: Sequence[Collective]) -> _Launch:
+def _launch(members: Sequence[Collective], coalesced: bool) -> _Launch:
     starts = [c.start for c in members]
-    return _Launch(members[0].key, len(members), sum(c.size_bytes for c in members), min(starts), max(starts))
+    return _Launch(members[0].key, len(members), int(coalesced), sum(c.size_bytes for c in members), min(starts), max(starts))
 
 
 def _set_of(problem: Problem, collective: Collective) -> tuple[str, str, str]:
@@ -130,6 +137,7 @@ def _launch_metrics(problem: Problem, direction: str, group: str, kind: str, lau
         num_collectives=sum(launch.num_members for launch in launches),
         num_launches=len(launches),
         num_buckets=sum(launch.num_members > 1 for launch in launches),
+        num_coalesced=sum(launch.num_coalesced for launch in launches),
         largest_bytes=max(launch.size_bytes for launch in launches),
         mean_bytes=sum(launch.size_bytes for launch in launches) / len(launches),
         largest_span=max(launch.span for launch in launches),

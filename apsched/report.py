@@ -165,6 +165,19 @@ def _moved_line(result: Result) -> str:
     )
 
 
+def _forms(result: Result) -> str:
+    """Return how many buckets have which form, where there are two to choose from."""
+    if result.schedule is None or all(key.coalesced_member_ticks is None for key in result.problem.keys):
+        return ""
+    num_coalesced = sum(bucket.coalesced for bucket in result.schedule.buckets)
+    return f"; buckets: {num_coalesced} coalesced, {len(result.schedule.buckets) - num_coalesced} flat"
+
+
+def metrics_lines(result: Result) -> tuple[str, ...]:
+    """Return what the schedule makes of the collectives, a line for each direction, group and kind."""
+    return tuple(f"  {line}" for line in result.metrics.lines()) if result.metrics else ()
+
+
 def summary_lines(result: Result) -> tuple[str, ...]:
     """Return what was found, how far it can be from the best, and what it chose."""
     name = result.problem.name
@@ -182,7 +195,7 @@ def summary_lines(result: Result) -> tuple[str, ...]:
         binds_line(result),
         f"  memory cap {cap}; least peak known {show_bytes(answer.floor_memory_bytes)}",
         f"  chosen: largest bucket {show_bytes(chose.bucket_bytes)}, span {chose.topo_span}, prefetch {chose.prefetch}, "
-        f"in flight {show_bytes(chose.in_flight_bytes)}",
+        f"in flight {show_bytes(chose.in_flight_bytes)}{_forms(result)}",
     ]
     if result.problem.contention is not None:
         lines.append(f"  contention: {result.problem.contention}")

@@ -8,7 +8,7 @@ import torch
 from by_hand import ByHand, line
 from toy_graphs import FlatCosts, capture_toy
 
-from apsched import pipeline
+from apsched import solve_problem
 from apsched.build_problem import build_problem
 from apsched.capture.world import world
 from apsched.config import Caps, SolveOptions
@@ -88,7 +88,7 @@ def test_what_closed_a_bucket(caps, by_bytes, by_span):
 def test_they_are_in_the_result_in_its_json_and_in_the_log(caplog):
     problem = replace(backward(4), copy_price=line(0))
     with caplog.at_level(logging.INFO, "apsched.pipeline"):
-        result = pipeline.solve(problem, options=SolveOptions(time_slack=0.0))
+        result = solve_problem.solve(problem, options=SolveOptions(time_slack=0.0))
     assert result.metrics is not None
     (written,) = graph_json(result)["metrics"]["launches"]
     assert written["num_launches"] == result.metrics.launches[0].num_launches == result.timeline.num_launches
@@ -103,7 +103,7 @@ def rewritten():
     with world(2) as running:
         captured = capture_toy(torch.distributed.group.WORLD.group_name, 2, num_shards=4)
         problem = build_problem(export(captured, FlatCosts(), group_ranks=running.group_ranks))
-        result = pipeline.solve(problem, options=SolveOptions(time_slack=0.0))
+        result = solve_problem.solve(problem, options=SolveOptions(time_slack=0.0))
         schedule = result.schedule
         assert schedule is not None
         assert schedule.buckets
@@ -137,3 +137,14 @@ def test_a_rewrite_that_loses_a_name_is_not_silent(rewritten, what):
     checked = with_names_checked(trip, module, problem, schedule)
     assert not checked.exact
     assert checked.difference.startswith(f"launches by name: lost {lost}; unknown ")
+
+
+def test_the_forms_of_buckets_are_counted():
+    problem = backward(6)
+    flat = bucketed(problem, (0, 1, 2), (3, 4, 5))
+    gone = {Step(StepKind.COPY_IN, 1)}
+    steps = tuple(step for step in flat.steps if step not in gone)
+    schedule = replace(flat, buckets=(flat.buckets[0], replace(flat.buckets[1], coalesced=True)), steps=steps)
+    (launches,) = metrics_of(problem, schedule, simulate(problem, schedule), Caps()).launches
+    assert (launches.num_buckets, launches.num_coalesced) == (2, 1)
+    assert "2 launches, 2 of several (1 coalesced)" in str(launches)

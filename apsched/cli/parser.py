@@ -46,6 +46,8 @@ def build_parser() -> argparse.ArgumentParser:
     second = solve.add_argument_group("second opinion")
     _option(second, "--solver", "NAME", "cp-sat, milp (CBC) or milp:NAME with a solver that PuLP knows (default: cp-sat)", default="cp-sat")
     _option(second, "--time-limit", "SECONDS", "of the milp, for each graph (default: 60)")
+    text = "also print launches, bytes, spans and what closed buckets, by direction, group and kind"
+    solve.add_argument("--metrics", action="store_true", help=text)
     _add_out(solve, "DIR", "directory for schedules, graphs and rewritten modules (default: apsched-out/SOURCE-MESH)")
 
     audit = _verb(verbs, "audit", "score the order that the graphs of a source have now, against the proven bound")

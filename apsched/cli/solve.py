@@ -12,7 +12,7 @@ from apsched.graph_result import Result
 from apsched.out_files import check_writable, write_files
 from apsched.pipeline import LoadedGraph, loaded, resolve_caps, rewrite, solve_graph, under_plan, with_round_trip, with_torch_schedulers
 from apsched.progress import Progress
-from apsched.report import console, print_table, report_json, summary_lines
+from apsched.report import console, metrics_lines, print_table, report_json, summary_lines
 from apsched.schedule_file import dump_schedule
 
 
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     if args.json:
         print(json.dumps(report), file=stdout)
     else:
-        print_report(results, written, source.notes, stdout)
+        print_report(results, written, source.notes, stdout, metrics=args.metrics)
 
 
 def finish_graph(graph: LoadedGraph, result: Result, files: dict[str, bytes], progress: Progress) -> Result:
@@ -65,13 +65,13 @@ def finish_graph(graph: LoadedGraph, result: Result, files: dict[str, bytes], pr
     return with_round_trip(result, rewritten)
 
 
-def print_report(results: Sequence[Result], written: Sequence[Path], notes: Sequence[str], stdout: TextIO) -> None:
-    """Print the table, what was found, and where the files went."""
+def print_report(results: Sequence[Result], written: Sequence[Path], notes: Sequence[str], stdout: TextIO, *, metrics: bool) -> None:
+    """Print the table, what was found (with ``metrics`` by direction, group and kind, too), and where the files went."""
     print_table(results, stdout)
     out = console(stdout)
     out.print()
     for result in results:
-        for line in summary_lines(result):
+        for line in (*summary_lines(result), *(metrics_lines(result) if metrics else ())):
             out.print(line, markup=False)
     if any(result.round_trip_exact is None for result in results):
         out.print("solved from a graph file: nothing was rewritten (solve the source itself, or `apsched apply` the schedule to it)")

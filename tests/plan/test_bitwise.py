@@ -12,7 +12,7 @@ from processes import run_processes
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from apsched import pipeline
+from apsched import solve_problem
 from apsched.bitwise import BITWISE_RULE, fsdp_units, unit_of
 from apsched.build_problem import build_problem
 from apsched.capture.world import world
@@ -132,8 +132,8 @@ def test_the_milp_agrees() -> None:
 def test_what_it_costs_is_said() -> None:
     """Latency makes buckets pay, so that a free choice is one bucket for all; the price is what the units add to it."""
     problem = replace(gradients([f"layers.{i}.{w}" for i in range(3) for w in "ab"]), copy_price=line(0))
-    result = pipeline.solve(problem, bitwise=True, options=SolveOptions(time_slack=0.0))
-    free = pipeline.solve(problem, options=SolveOptions(time_slack=0.0))
+    result = solve_problem.solve(problem, bitwise=True, options=SolveOptions(time_slack=0.0))
+    free = solve_problem.solve(problem, options=SolveOptions(time_slack=0.0))
     assert result.bitwise is not None
     assert result.best is not None
     assert free.best is not None
