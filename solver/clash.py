@@ -68,10 +68,15 @@ class Judge:
                 return True, scored
         if not is_small(self.problem):
             return None, None
-        exact = ExactModel(self.problem, self.compact, caps, horizon_ticks(self.problem, self.compact)).any_schedule(self.options)
+        orders = self._mover.orders if moves else None
+        horizon = horizon_ticks(self.problem, self.compact)
+        exact = ExactModel(self.problem, self.compact, caps, horizon, orders=orders).any_schedule(self.options)
         if exact.program is not None:
-            return True, score(self.problem, "", expand(self.problem, self.compact, exact.program), caps)
-        return (False if exact.infeasible and not moves else None), None
+            there, places = self.problem, self.compact
+            if orders is not None:
+                there, places = orders.problem_of(exact.order), orders.compact_of(exact.order)
+            return True, score(self.problem, "", expand(there, places, exact.program), caps)
+        return (False if exact.infeasible and not (orders is not None and orders.keeps_together) else None), None
 
     def _memory_bound(self, *, moves: bool) -> int:
         return memory_bound_of_any_order(self._mover.orders) if moves else memory_bound(self.compact)

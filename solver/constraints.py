@@ -2,9 +2,10 @@
 
 Symbols. c, d: collectives; h, g: heads of buckets; i, j: units; k: spine nodes, m of them.
 x[c,h] joins, y[c] alone, z[h] heads a flat bucket, w[h] a coalesced one, j[c,h] x and w, l[c] memory of its own; u/v first and last
-position and s/e begin and end in ticks, of a unit; a[i,k]: unit i after spine node k; b[i,j]: unit i before unit j; s[k] begin of a spine
-node; tb/te/tau begin, end and length of a transfer; theta copy-in ticks; p[f] position of a float; Z step time, M peak; size[c], cp[c],
-in[c], out[c]: bytes that the price depends on, that a copy-in counts, of input and output; member[c]: ticks for it in a coalesced bucket.
+position and s/e begin and end in ticks, of a unit; a[i,k]: unit i after spine node k; b[i,j]: unit i before unit j; o[A,B]: block A before
+block B; s[k] begin of a spine node; tb/te/tau begin, end and length of a transfer; theta copy-in ticks; p[f] position of a float; Z step
+time, M peak; size[c], cp[c], in[c], out[c]: bytes that the price depends on, that a copy-in counts, of input and output; member[c]: ticks
+for it in a coalesced bucket.
 """
 
 from itertools import combinations
@@ -13,6 +14,7 @@ from ortools.sat.python import cp_model
 
 from apsched.solver.constraints_forms import forms
 from apsched.solver.constraints_memory import in_flight, memory
+from apsched.solver.constraints_order import compute_order, prefetch_in_any_order
 from apsched.solver.constraints_plan import plan
 from apsched.solver.constraints_prices import prices
 from apsched.solver.variables import COPY, PREPARE, START, WAIT_UNIT, Linear, Unit, Variables
@@ -123,12 +125,15 @@ def _epilogue(v: Variables, c: int) -> tuple[int, int]:
 
 
 def spine_order(v: Variables) -> None:
-    """(5) Spine: compute keeps its order, and the step ends after the spine, whose end is s[m], and after every unit.
+    """(5) Spine: compute keeps its dependences, and the step ends after the spine, whose end is s[m], and after every unit.
 
-    s[k+1] >= s[k] + d[k],  Z >= s[m],  Z >= e[i] for all units i present
+    s[k] >= s[j] + d[j] for all j before k,  s[m] >= s[k] + d[k],  Z >= s[m],  Z >= e[i] for all units i present
     """
-    for k, ticks in enumerate(v.compact.spine_ticks):
-        v.model.add(v.spine_begin[k + 1] >= v.spine_begin[k] + int(ticks)).with_name(f"spine[{k}]")
+    ticks = v.compact.spine_ticks.tolist()
+    for k, before in enumerate(v.spine.before):
+        for j in before:
+            v.model.add(v.spine_begin[k] >= v.spine_begin[j] + ticks[j]).with_name(f"spine[{j},{k}]")
+        v.model.add(v.spine_begin[-1] >= v.spine_begin[k] + ticks[k])
     assert v.step_time is not None
     v.model.add(v.step_time >= v.spine_begin[-1])
     for unit in v.units.values():
@@ -138,7 +143,7 @@ def spine_order(v: Variables) -> None:
 def unit_against_spine(v: Variables) -> None:
     """(6) Unit against spine: a unit is before or after a spine node, in position and in time.
 
-    a[i,k]:  u[i] > pos(k), s[i] >= s[k] + d[k];   not a[i,k]:  v[i] < pos(k), e[i] <= s[k];   a[i,k] implies a[i,k-1]
+    a[i,k]:  u[i] > pos(k), s[i] >= s[k] + d[k];   not a[i,k]:  v[i] < pos(k), e[i] <= s[k];   a[i,k] implies a[i,j] for j before k
     """
     for (unit, k), after in v.after_spine.items():
         i = v.units[unit]
@@ -147,8 +152,8 @@ def unit_against_spine(v: Variables) -> None:
         v.model.add(i.begin >= v.spine_begin[k] + ticks).only_enforce_if(i.present, after)
         v.model.add(i.last < position).only_enforce_if(i.present, after.negated())
         v.model.add(i.end <= v.spine_begin[k]).only_enforce_if(i.present, after.negated())
-        if k:
-            v.model.add_implication(after, v.after_spine[unit, k - 1])
+        for j in v.spine.before[k]:
+            v.model.add_implication(after, v.after_spine[unit, j])
 
 
 def unit_against_unit(v: Variables) -> None:
@@ -191,13 +196,12 @@ def readiness(v: Variables) -> None:
     """
     k = v.compact
     for (c, h), joins in v.joins.items():
-        last_producer = int(k.ready_gap[c]) - 1
         awaited = [int(d) for d in k.after_list[k.after_begin[c] : k.after_begin[c + 1]]]
         for unit in (PREPARE, h), (START, h):
             if unit not in v.units or (unit[0] == PREPARE and c == h and len(v.members(h)) == 1):
                 continue
-            if last_producer >= 0:
-                v.model.add_implication(joins, v.after_spine[unit, last_producer])
+            for producer in v.spine.ready[c]:
+                v.model.add_implication(joins, v.after_spine[unit, producer])
             for d in awaited:
                 for head in v.heads(d):
                     if head == h:
@@ -209,14 +213,12 @@ def readiness(v: Variables) -> None:
 
 
 def need(v: Variables) -> None:
-    """(10) Need: a result is there before the first spine node that needs it.
+    """(10) Need: a result is there before the spine nodes that need it.
 
-    x[c,h] implies not a[wait h, need[c]];  not a[copy-out c, need[c]]     (where need[c] < m)
+    for all k that need c:  x[c,h] implies not a[wait h, k];  not a[copy-out c, k]
     """
-    num_spine = len(v.compact.spine_ticks)
     for (c, h), joins in v.joins.items():
-        k = int(v.compact.need_gap[c])
-        if k < num_spine:
+        for k in v.spine.needed[c]:
             v.model.add_implication(joins, v.after_spine[(WAIT_UNIT, h), k].negated())
             if (COPY, c) in v.units:
                 v.model.add(v.after_spine[(COPY, c), k] == 0)
@@ -323,6 +325,9 @@ def prefetch(v: Variables) -> None:
     most = v.caps.max_prefetch
     if most is None:
         return
+    if v.spine.free is not None:
+        prefetch_in_any_order(v, most)
+        return
     num_spine = len(v.compact.spine_ticks)
     for h in v.alone:
         members = v.members(h)
@@ -375,5 +380,6 @@ def boundary(v: Variables) -> None:
 ALL = (
     membership, heads, bucket_caps, unit_sizes, spine_order, unit_against_spine, unit_against_unit, bucket_sequence, readiness,
     need, transfers, stream_order, prices, positions, memory, in_flight, prefetch, boundary, plan, forms,
+    compute_order,
 )  # fmt: skip
 """Every constraint of the formulation, in order."""

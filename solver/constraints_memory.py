@@ -14,13 +14,13 @@ def memory(v: Variables) -> None:
     A storage lives from its birth to the last position that touches it; the buffers of flat buckets live as in ``apsched.memory``. What a
     cast makes of an input lives only where the collective is in no flat bucket.
     """
-    lives = [*_fixed_lives(v), *_storage_lives(v), *_buffer_lives(v)]
+    lives = [*(_fixed_lives(v) if v.spine.free is None else _lives_in_any_order(v)), *_storage_lives(v), *_buffer_lives(v)]
     cap = v.caps.memory_cap_bytes
-    most = (
-        sum(-(-int(b) // ALLOCATION_BYTES) for b in v.compact.storage_bytes) * 3
-        + int(v.compact.base_spine_bytes.max())
-        + int(v.compact.base_gap_bytes.max())
-    )
+    most = sum(-(-int(b) // ALLOCATION_BYTES) for b in v.compact.storage_bytes) * 3
+    if v.spine.free is None:
+        most += int(v.compact.base_spine_bytes.max()) + int(v.compact.base_gap_bytes.max())
+    else:
+        most += sum(life.size_bytes for life in v.spine.free.lives)
     limit = most if cap is None else min(most, (cap - v.compact.kept_bytes) // ALLOCATION_BYTES)
     v.peak_blocks = v.model.new_int_var(0, max(limit, 0), "peak")
     if limit < 0:
@@ -35,13 +35,26 @@ def _fixed_lives(v: Variables) -> list[Life]:
     k = v.compact
     lives: list[Life] = []
     for g in range(len(k.base_gap_bytes)):
-        begin = v.spine_position(g - 1) + 1 if g else 0
+        begin, at = g * v.position_step + 1 if g else 0, (g + 1) * v.position_step
         for first, past, live in (
-            (begin, v.spine_position(g), k.base_gap_bytes[g]),
-            (v.spine_position(g), v.spine_position(g) + 1, k.base_spine_bytes[g]),
+            (begin, at, k.base_gap_bytes[g]),
+            (at, at + 1, k.base_spine_bytes[g]),
         ):
             if live and past > first:
                 lives.append((v.model.new_fixed_size_interval_var(first, past - first, f"base[{g}]"), int(live) // ALLOCATION_BYTES))
+    return lives
+
+
+def _lives_in_any_order(v: Variables) -> list[Life]:
+    assert v.spine.free is not None
+    lives: list[Life] = []
+    for i, life in enumerate(v.spine.free.lives):
+        first = v.model.new_int_var(0, 0 if life.from_beginning else v.last_position, f"fixed_first[{i}]")
+        last = v.model.new_int_var(v.position_step - 1, v.last_position, f"fixed_last[{i}]")  # no less for an input without nodes
+        for k in life.nodes:
+            v.model.add(first <= v.spine_position(k))
+            v.model.add(last >= v.spine_position(k))
+        lives.append(_life(v, first, last, v.model.new_constant(1), life.size_bytes // ALLOCATION_BYTES, f"fixed[{i}]"))
     return lives
 
 
@@ -59,8 +72,8 @@ def _storage_lives(v: Variables) -> list[Life]:
         first = v.model.new_int_var(0, v.last_position, f"first[{s}]")
         last = v.model.new_int_var(0, v.last_position, f"last[{s}]")
         _born(v, s, owner, first, last)
-        if k.storage_last_spine[s] >= 0:
-            v.model.add(last >= v.spine_position(int(k.storage_last_spine[s])))
+        for node in v.spine.touching[s]:
+            v.model.add(last >= v.spine_position(node))
         for f in k.touch_list[k.touch_begin[s] : k.touch_begin[s + 1]]:
             c = int(k.collective_of_wait[f])
             touch = v.model.add(last >= v.float_position[int(f)])
@@ -114,8 +127,7 @@ def _touches_of_output(v: Variables, c: int) -> list[Linear]:
     k = v.compact
     s = int(k.output_storage[c])
     touches: list[Linear] = [v.float_position[int(f)] for f in k.touch_list[k.touch_begin[s] : k.touch_begin[s + 1]]]
-    if k.storage_last_spine[s] >= 0:
-        touches.append(v.spine_position(int(k.storage_last_spine[s])))
+    touches += [v.spine_position(node) for node in v.spine.touching[s]]
     return touches
 
 

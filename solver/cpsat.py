@@ -1,7 +1,7 @@
 """Build the CP-SAT model, hand it a schedule to start from, solve its objectives in order, read the schedule out."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from ortools.sat.python import cp_model
@@ -9,9 +9,11 @@ from ortools.sat.python import cp_model
 from apsched.config import Caps, SolveOptions
 from apsched.problem import Problem
 from apsched.solver import constraints
-from apsched.solver.compact import Compact
+from apsched.solver.compact import Compact, Ints
 from apsched.solver.evaluate import COPY_OUT, FIRE, LAUNCH, PREPARE, SPINE, WAIT, Program
+from apsched.solver.orders import Orders
 from apsched.solver.partition import Pricer
+from apsched.solver.spine_order import in_any_order
 from apsched.solver.variables import COPY, START, WAIT_UNIT, Boundary, Unit, Variables, create_variables
 from apsched.solver.variables import PREPARE as PREPARE_UNIT
 from apsched.units import ALLOCATION_BYTES
@@ -23,6 +25,8 @@ class Exact:
 
     program: Program | None
     """None where none was found (infeasible, or out of work)."""
+    order: Ints
+    """Spine nodes as captured, in the order that ``program`` has them in."""
     bound: int
     """Of the objective asked for."""
     optimal: bool
@@ -31,11 +35,23 @@ class Exact:
 
 
 class ExactModel:
-    """The whole formulation on one problem; objectives are set one after the other on the same constraints."""
+    """The whole formulation on one problem; objectives are set one after the other on the same constraints.
 
-    def __init__(self, problem: Problem, compact: Compact, caps: Caps, horizon_ticks: int, boundary: Boundary | None = None) -> None:
+    With ``orders`` it decides the order of the compute, too.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        compact: Compact,
+        caps: Caps,
+        horizon_ticks: int,
+        boundary: Boundary | None = None,
+        orders: Orders | None = None,
+    ) -> None:
         self.problem, self.compact = problem, compact
-        self.variables = create_variables(problem, compact, caps, horizon_ticks, boundary)
+        spine = in_any_order(orders, caps) if orders is not None else None
+        self.variables = create_variables(problem, compact, caps, horizon_ticks, boundary, spine)
         for constraint in constraints.ALL:
             constraint(self.variables)
 
@@ -43,25 +59,19 @@ class ExactModel:
         """No objective: whether the constraints can be kept."""
         return self._minimize(0, options, None)
 
-    def minimize_step_time(self, options: SolveOptions, hint: Program | None) -> Exact:
-        """Objective 1: step time, in ticks."""
-        return self._minimize(self.variables.step_time, options, hint)
+    def minimize_step_time(self, options: SolveOptions, hint: Program | None, order: Ints | None = None) -> Exact:
+        """Objective 1: step time, in ticks; ``order`` is that of the spine in ``hint``, as captured where it is None."""
+        return self._minimize(self.variables.step_time, options, hint, order)
 
-    def minimize_peak(self, options: SolveOptions, hint: Program | None) -> Exact:
+    def minimize_peak(self, options: SolveOptions, hint: Program | None, order: Ints | None = None) -> Exact:
         """Objective 2: peak memory, in bytes beside what the caller keeps."""
-        exact = self._minimize(self.variables.peak_blocks, options, hint)
-        return Exact(
-            program=exact.program,
-            bound=exact.bound * ALLOCATION_BYTES,
-            optimal=exact.optimal,
-            infeasible=exact.infeasible,
-            deterministic_work=exact.deterministic_work,
-        )
+        exact = self._minimize(self.variables.peak_blocks, options, hint, order)
+        return replace(exact, bound=exact.bound * ALLOCATION_BYTES)
 
-    def minimize_launches(self, options: SolveOptions, hint: Program | None) -> Exact:
+    def minimize_launches(self, options: SolveOptions, hint: Program | None, order: Ints | None = None) -> Exact:
         """Objective 3: number of launches."""
         v = self.variables
-        return self._minimize(sum(v.joins[h, h] for h in v.alone), options, hint)
+        return self._minimize(sum(v.joins[h, h] for h in v.alone), options, hint, order)
 
     def limit_step_time(self, ticks: int) -> None:
         """Keep the step time at most ``ticks`` from here on."""
@@ -76,20 +86,23 @@ class ExactModel:
         v = self.variables
         v.model.add(sum(v.joins[h, h] for h in v.alone) <= num_launches)
 
-    def _minimize(self, objective: object, options: SolveOptions, hint: Program | None) -> Exact:
+    def _minimize(self, objective: object, options: SolveOptions, hint: Program | None, order: Ints | None = None) -> Exact:
         model = self.variables.model
         model.minimize(objective)  # type: ignore[arg-type]
         model.clear_hints()  # type: ignore[no-untyped-call]
         if hint is not None:
-            add_hint(self.variables, hint)
+            add_hint(self.variables, hint, order)
         solver = cp_model.CpSolver()
         solver.parameters.num_workers = options.num_workers
         solver.parameters.random_seed = options.seed
         solver.parameters.max_deterministic_time = options.budget
         status = solver.solve(model)
         found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+        program = extract(self.problem, self.variables, solver.boolean_value, solver.value) if found else None
+        at = [solver.value(place) if found else k for k, place in enumerate(self.variables.places)]
         return Exact(
-            program=extract(self.problem, self.variables, solver.boolean_value, solver.value) if found else None,
+            program=program,
+            order=np.argsort(np.array(at, dtype=np.int64), kind="stable") if at else np.arange(len(self.compact.spine_ticks)),
             bound=int(np.ceil(solver.best_objective_bound - 1e-6)),
             optimal=status == cp_model.OPTIMAL,
             infeasible=status == cp_model.INFEASIBLE,
@@ -107,7 +120,8 @@ def extract(problem: Problem, v: Variables, holds: Callable[[cp_model.LiteralT],
     coalesced[[h for h, literal in v.coalesced.items() if holds(literal)]] = True
     partition = Pricer(problem, v.compact).partition((tuple(sorted(members)) for _, members in sorted(groups.items())), coalesced)
     index = {h: b for b, h in enumerate(sorted(groups))}
-    placed: list[tuple[int, int, int]] = [(v.spine_position(k), SPINE, k) for k in range(len(v.compact.spine_ticks))]
+    # whatever the order of the spine, one of its nodes stands at every multiple of W
+    placed = [((k + 1) * v.position_step, SPINE, k) for k in range(len(v.compact.spine_ticks))]
     for (what, c), unit in v.units.items():
         if not holds(unit.present):
             continue
@@ -121,8 +135,8 @@ def extract(problem: Problem, v: Variables, holds: Callable[[cp_model.LiteralT],
     return Program(partition=partition, operation=np.ascontiguousarray(order[:, 0]), argument=np.ascontiguousarray(order[:, 1]))
 
 
-def add_hint(v: Variables, program: Program) -> None:
-    """Hint every literal of membership and order that ``program`` decides."""
+def add_hint(v: Variables, program: Program, order: Ints | None = None) -> None:
+    """Hint every literal of membership and order that ``program`` decides, with the spine in ``order``."""
     model = v.model
     buckets = [tuple(sorted(b)) for b in program.partition.buckets]
     head = {c: members[0] for members in buckets for c in members}
@@ -140,10 +154,11 @@ def add_hint(v: Variables, program: Program) -> None:
         model.add_hint(v.loose[c], head[c] not in flat)
     place: dict[Unit, int] = {}
     spine_place: dict[int, int] = {}
+    nodes = np.arange(len(v.compact.spine_ticks)) if order is None else order
     for i, (operation, argument) in enumerate(zip(program.operation.tolist(), program.argument.tolist(), strict=True)):
         at = 2 * i
         if operation == SPINE:
-            spine_place[argument] = at
+            spine_place[int(nodes[argument])] = at
         elif operation == COPY_OUT:
             place[COPY, argument] = at
         else:
@@ -160,3 +175,6 @@ def add_hint(v: Variables, program: Program) -> None:
     for (unit, k), after in v.after_spine.items():
         if unit in place:
             model.add_hint(after, place[unit] > spine_place[k])
+    if v.spine.free is not None:
+        for (a, b), literal in v.order.items():
+            model.add_hint(literal, spine_place[v.spine.free.first[a]] < spine_place[v.spine.free.first[b]])

@@ -61,8 +61,17 @@ def least_memory_with(problem: Problem, small: Compact, mover: ComputeMover | No
         return LeastMemory(peak_bytes=least, bound_bytes=bound, as_captured_bytes=least, as_captured=program)
     bound = min(memory_bound_of_any_order(mover.orders), least)
     lowered = lower_peak(mover, caps, bound)
-    lowest = min((lower.peak_bytes for lower in lowered), default=least)
-    return LeastMemory(peak_bytes=min(lowest, least), bound_bytes=bound, as_captured_bytes=least, as_captured=program, lowered=lowered)
+    lowest = min((least, *(lower.peak_bytes for lower in lowered)))
+    if bound < lowest and is_small(problem):
+        exact = ExactModel(problem, small, caps, horizon_ticks(problem, small), orders=mover.orders).minimize_peak(options, None)
+        if not mover.orders.keeps_together:
+            bound = max(bound, min(exact.bound + small.kept_bytes, lowest))
+        if exact.program is not None:
+            there, places = mover.orders.problem_of(exact.order), mover.orders.compact_of(exact.order)
+            peak = score(there, "floor", expand(there, places, exact.program), caps).peak_memory_bytes
+            if peak < lowest:
+                lowest, lowered = peak, (*lowered, Lowered(blocks=mover.orders.blocks_of(exact.order), peak_bytes=peak))
+    return LeastMemory(peak_bytes=lowest, bound_bytes=bound, as_captured_bytes=least, as_captured=program, lowered=lowered)
 
 
 def _as_captured(problem: Problem, small: Compact, caps: Caps, options: SolveOptions) -> tuple[int, int, Program | None]:

@@ -61,7 +61,7 @@ class Precedence(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Touched:
+class Touched:
     """Which spine nodes touch storages; m stands for the output."""
 
     begin: Ints
@@ -100,9 +100,9 @@ class Orders:
                 (moving if any(floats for _, floats in touching) else fixed).append((s, touching))
         self.precedence = _precedence(problem, compact, spine_index, behind, (*fixed, *moving))
         num_spine = len(problem.spine)
-        self._moving = _touched(problem, moving, spine_index, num_spine)
-        self._fixed = _touched(problem, fixed, spine_index, num_spine)
-        self._fixed_bytes = np.array([problem.storages[s].size_bytes for s, _ in fixed], dtype=np.int64)
+        self.moving = _touched(problem, moving, spine_index, num_spine)
+        self.fixed = _touched(problem, fixed, spine_index, num_spine)
+        self.fixed_bytes = np.array([problem.storages[s].size_bytes for s, _ in fixed], dtype=np.int64)
         self.before = _csr({j for p in problem.predecessors[node] for j in behind[p][0]} for node in problem.spine)
         """Spine nodes before a spine node, CSR; finer than blocks."""
         self.needed = _needed(problem, behind)
@@ -111,6 +111,11 @@ class Orders:
         """As ``before``, and also through collectives."""
         begin = compact.after_begin
         self._chained = [c for c in range(len(begin) - 1) if begin[c + 1] > begin[c]]
+
+    @property
+    def keeps_together(self) -> bool:
+        """Whether some nodes stay together, so that orders of the blocks are not all orders."""
+        return bool((np.diff(self.precedence.first) > 1).any())
 
     def compact_of(self, order: Ints) -> Compact:
         """Return the compact form with the spine in ``order``: spine nodes as captured, in their new places."""
@@ -131,9 +136,15 @@ class Orders:
             base_spine_bytes=at,
             ready_gap=1 + _extremes(place, p.ready_begin, p.ready_list, np.maximum, -1),
             need_gap=need,
-            storage_birth_spine=place[self._moving.birth],
-            storage_last_spine=_extremes(place, self._moving.begin, self._moving.nodes, np.maximum, -1),
+            storage_birth_spine=place[self.moving.birth],
+            storage_last_spine=_extremes(place, self.moving.begin, self.moving.nodes, np.maximum, -1),
         )
+
+    def blocks_of(self, order: Ints) -> Ints:
+        """Return the blocks of spine nodes in ``order``, which keeps blocks together."""
+        blocks = self.precedence.block_of[order]
+        begins: Ints = np.concatenate(([True], blocks[1:] != blocks[:-1]))
+        return blocks[begins]
 
     def problem_of(self, order: Ints) -> Problem:
         """Return the problem with its compute in ``order``."""
@@ -143,9 +154,9 @@ class Orders:
     def lives(self) -> Iterator[Life]:
         """Yield where each storage that the caller does not keep is alive whatever the launches and waits do."""
         num_spine = len(self.compact.spine_ticks)
-        fixed_bytes, moving_bytes = self._fixed_bytes.tolist(), self.compact.storage_bytes.tolist()
+        fixed_bytes, moving_bytes = self.fixed_bytes.tolist(), self.compact.storage_bytes.tolist()
         result_of = {int(s): c for c, s in enumerate(self.compact.output_storage) if s >= 0}
-        for touched, sizes, moves in ((self._fixed, fixed_bytes, False), (self._moving, moving_bytes, True)):
+        for touched, sizes, moves in ((self.fixed, fixed_bytes, False), (self.moving, moving_bytes, True)):
             for s, size in enumerate(sizes):
                 nodes = touched.nodes[touched.begin[s] : touched.begin[s + 1]].tolist()
                 by_float = moves and int(self.compact.storage_birth_float[s]) >= 0
@@ -160,7 +171,7 @@ class Orders:
 
     def _baseline(self, place: Ints, num_spine: int) -> tuple[Ints, Ints]:
         """As ``apsched.solver.compact`` has it: the bytes of storages with fixed lives in each gap and at each spine node."""
-        fixed, size, early = self._fixed, self._fixed_bytes, self._fixed.from_beginning
+        fixed, size, early = self.fixed, self.fixed_bytes, self.fixed.from_beginning
         last = _extremes(place, fixed.begin, fixed.nodes, np.maximum, -1)
         first = np.where(early, 0, _extremes(place, fixed.begin, fixed.nodes, np.minimum, num_spine))
         gap, at = np.zeros(num_spine + 3, dtype=np.int64), np.zeros(num_spine + 3, dtype=np.int64)
@@ -297,10 +308,10 @@ def _needed(problem: Problem, behind: _Behind) -> tuple[Ints, Ints]:
     return _csr(needed)
 
 
-def _touched(problem: Problem, storages: list[tuple[int, _Behind]], spine_index: dict[int, int], num_spine: int) -> _Touched:
+def _touched(problem: Problem, storages: list[tuple[int, _Behind]], spine_index: dict[int, int], num_spine: int) -> Touched:
     begin, nodes = _csr([set().union(*(spine for spine, _ in touching)) for _, touching in storages])
     births = [problem.storages[s].birth for s, _ in storages]
-    return _Touched(
+    return Touched(
         begin=begin,
         nodes=nodes,
         birth=np.array([spine_index.get(birth, num_spine + 1) for birth in births], dtype=np.int64),

@@ -25,7 +25,7 @@ from apsched.solver.least_memory import LeastMemory, horizon_ticks, is_small, le
 from apsched.solver.lp_bound import lp_bound
 from apsched.solver.move_compute import ComputeMover, Moved
 from apsched.solver.moving_bound import moving_bound
-from apsched.solver.orders import may_move
+from apsched.solver.orders import Orders, may_move
 from apsched.solver.path_bound import path_bound
 from apsched.solver.periods import find_periods
 from apsched.solver.search import Search
@@ -47,8 +47,19 @@ _WORTH_MOVING = 0.98
 """Share of the step time as captured up to which moving compute is all that is looked at."""
 _SHARE_AS_CAPTURED = 4
 """Where compute may move, one in so many evaluations goes to buckets around it as captured."""
+_SHARE_OF_ORDER = 0.1
+"""Of the budget for each objective, what the whole formulation gets where it decides the order of the compute, too."""
 _EVALUATIONS_PER_WORK = 200
 """Evaluations of the search under one memory cap per unit of deterministic work in the budget."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Hint:
+    """A schedule to start from."""
+
+    program: Program
+    order: Ints | None = None
+    """Its spine nodes as captured, in their order; None where that is as captured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +69,8 @@ class _Answer:
     schedule: Schedule | None
     bound: TimeBound
     solved_by: str
+    hint: _Hint | None = None
+    """The schedule as the whole formulation has it."""
     fastest_ticks: int = 0
     """Step time before later objectives used any slack."""
     limit_ticks: int = 0
@@ -172,11 +185,12 @@ def _solve_whole(
     floor: LeastMemory,
     report: Callable[[str, int], None],
 ) -> _Answer:
-    """Small problems: the whole formulation; where compute may move, again for the best order that the rules find."""
+    """Small problems: the whole formulation; where compute may move, as captured first, and then with its order to be decided."""
     search = Search(problem=problem, compact=small, caps=caps, report=report, max_evaluations=2_000, floor_bytes=floor.peak_bytes)
     search.portfolio()
-    hint = search.program() if search.best is not None else _if_within(floor.as_captured, small, caps)
-    answer = _solve_exactly(problem, small, caps, options, bound, made, hint, report, all_orders=mover is None)
+    start = search.program() if search.best is not None else _if_within(floor.as_captured, small, caps)
+    hint = _Hint(program=start) if start is not None else None
+    answer = _solve_exactly(problem, small, None, caps, options, bound, made, hint, report, all_orders=mover is None)
     if mover is None:
         return answer
     blocks = mover.captured
@@ -184,19 +198,21 @@ def _solve_whole(
         blocks = lower
         search = search.around(*mover.moved(blocks), search.max_evaluations)
         search.portfolio()
+    hint = answer.hint
     if search.best is not None:
         found = mover.improve(Moved(blocks=blocks, candidate=search.best), caps, bound.ticks)
-        blocks = found.blocks
-        search = search.around(*mover.moved(blocks), search.max_evaluations)
-        search.consider(found.candidate)
-    if np.array_equal(blocks, mover.captured):
-        return answer
-    hint = search.program() if search.best is not None else None
-    if hint is None and (lowest := just_in_time(search.problem, search.compact, caps)) is not None:
-        hint = _if_within(lowest.program, search.compact, caps)
-    other = _solve_exactly(search.problem, search.compact, caps, options, bound, made, hint, report, all_orders=False)
-    work = answer.deterministic_work + other.deterministic_work
-    return replace(min(answer, other, key=lambda a: a.value), deterministic_work=work)
+        if answer.schedule is None or found.candidate.figures.step_time_ticks < answer.fastest_ticks:
+            around = search.around(*mover.moved(found.blocks), search.max_evaluations)
+            around.consider(found.candidate)
+            hint = _Hint(program=around.program(), order=mover.spine(found.blocks))
+    elif hint is None and (lowest := just_in_time(search.problem, search.compact, caps)) is not None:
+        start = _if_within(lowest.program, search.compact, caps)
+        hint = _Hint(program=start, order=mover.spine(blocks)) if start is not None else None
+    orders = mover.orders
+    less = replace(options, budget=options.budget * _SHARE_OF_ORDER)
+    other = _solve_exactly(problem, small, orders, caps, less, bound, made, hint, report, all_orders=not orders.keeps_together)
+    best = min(other, answer, key=lambda a: a.value)
+    return replace(best, bound=other.bound, deterministic_work=answer.deterministic_work + other.deterministic_work)
 
 
 def _if_within(program: Program | None, small: Compact, caps: Caps) -> Program | None:
@@ -209,46 +225,62 @@ def _if_within(program: Program | None, small: Compact, caps: Caps) -> Program |
 def _solve_exactly(
     problem: Problem,
     small: Compact,
+    orders: Orders | None,
     caps: Caps,
     options: SolveOptions,
     bound: TimeBound,
     made: tuple[Scored, ...],
-    hint: Program | None,
+    hint: _Hint | None,
     report: Callable[[str, int], None],
     *,
     all_orders: bool,
 ) -> _Answer:
-    """The whole formulation, objective after objective; its bounds count where this order of the compute is the only one."""
-    model = ExactModel(problem, small, caps, horizon_ticks(problem, small))
-    first = model.minimize_step_time(options, hint)
+    """The whole formulation, objective after objective, the order of the compute included where there are ``orders``.
+
+    Its bounds count where no order is left out.
+    """
+    model = ExactModel(problem, small, caps, horizon_ticks(problem, small), orders=orders)
+
+    def minimized(minimize: Callable[..., Exact], start: _Hint | None) -> tuple[Exact, _Hint | None]:
+        exact = minimize(options, start.program if start else None, start.order if start else None)
+        found = None if exact.program is None else _Hint(program=exact.program, order=exact.order if orders is not None else None)
+        return exact, found
+
+    def moved(p: _Hint) -> tuple[Problem, Compact]:
+        return (problem, small) if orders is None or p.order is None else (orders.problem_of(p.order), orders.compact_of(p.order))
+
+    def scored(p: _Hint) -> Scored:
+        there, places = moved(p)
+        return score(problem, "", expand(there, places, p.program), caps)
+
+    first, start = minimized(model.minimize_step_time, hint)
     work = first.deterministic_work
-    program = first.program if first.program is not None else hint
-    if program is None:
-        return _Answer(schedule=None, bound=bound, solved_by="cp-sat", deterministic_work=work)
-    if all_orders and first.program is not None and first.bound > bound.ticks:
+    if all_orders and start is not None and first.bound > bound.ticks:
         bound = TimeBound(ticks=first.bound, source="cp-sat")
-    time = score(problem, "", expand(problem, small, program), caps).step_time_ticks
+    best = start or hint
+    if best is None:
+        return _Answer(schedule=None, bound=bound, solved_by="cp-sat", deterministic_work=work)
+    time = scored(best).step_time_ticks
     limit = _slack_limit(time, options, made)
     model.limit_step_time(limit)
-    later: list[tuple[Callable[[SolveOptions, Program | None], Exact], Callable[[Program], None]]] = [
-        (
-            model.minimize_peak,
-            lambda p: model.limit_peak(score(problem, "", expand(problem, small, p), caps).peak_memory_bytes - small.kept_bytes),
-        ),
-        (model.minimize_launches, lambda p: model.limit_launches(len(p.partition.buckets))),
+    later: list[tuple[Callable[..., Exact], Callable[[_Hint], None]]] = [
+        (model.minimize_peak, lambda p: model.limit_peak(scored(p).peak_memory_bytes - small.kept_bytes)),
+        (model.minimize_launches, lambda p: model.limit_launches(len(p.program.partition.buckets))),
     ]
     if limit > time:
         later.append((model.minimize_step_time, lambda _: None))
     bounds: list[int] = []
     for minimize, then_limit in later:
-        exact = minimize(options, program)
+        exact, found = minimized(minimize, best)
         bounds.append(exact.bound)
         work += exact.deterministic_work
-        program = exact.program or program
-        then_limit(program)
+        best = found or best
+        then_limit(best)
     report("cp-sat", time)
+    there, places = moved(best)
     return _Answer(
-        schedule=expand(problem, small, late_waits(small, program, caps)),
+        schedule=expand(there, places, late_waits(places, best.program, caps)),
+        hint=best,
         bound=bound,
         solved_by="cp-sat",
         fastest_ticks=time,

@@ -11,8 +11,10 @@ from ortools.sat.python import cp_model
 
 from apsched.config import Caps
 from apsched.problem import Problem
+from apsched.solver.any_order import without_places
 from apsched.solver.compact import ALL_GATHER, Compact
 from apsched.solver.partition import Pricer
+from apsched.solver.spine_order import Spine, as_captured
 
 PREPARE, START, WAIT_UNIT, COPY = "prepare", "start", "wait", "copy_out"
 
@@ -65,6 +67,7 @@ class Variables:
     compact: Compact
     caps: Caps
     horizon_ticks: int
+    spine: Spine
     position_step: int
     """W"""
     boundary: Boundary = field(default_factory=Boundary)
@@ -85,6 +88,10 @@ class Variables:
     """b[i, j]: unit i stands before unit j (where both are present)."""
     after_spine: dict[tuple[Unit, int], cp_model.IntVar] = field(default_factory=dict)
     """a[i, k]: unit i stands after spine node k."""
+    order: dict[tuple[int, int], cp_model.IntVar] = field(default_factory=dict)
+    """o[A, B]: block A of the compute stands before block B; only where the model decides their order."""
+    places: list[cp_model.IntVar] = field(default_factory=list)
+    """pos(k) of each spine node, where the model decides their order."""
     spine_begin: list[cp_model.IntVar] = field(default_factory=list)
     transfer_begin: dict[int, cp_model.IntVar] = field(default_factory=dict)
     transfer_end: dict[int, cp_model.IntVar] = field(default_factory=dict)
@@ -109,22 +116,33 @@ class Variables:
         """Return w[h], where h can head a coalesced bucket."""
         return [self.coalesced[h]] if h in self.coalesced else []
 
-    def spine_position(self, k: int) -> int:
+    def spine_position(self, k: int) -> cp_model.IntVar | int:
         """Return the position of spine node ``k``; the output is spine node m."""
-        return (k + 1) * self.position_step
+        return self.places[k] if k < len(self.places) else (k + 1) * self.position_step
+
+    def stands_before(self, a: int, b: int) -> cp_model.BoolVarT | int:
+        """Return whether block ``a`` stands before block ``b``: the literal, or a number where it is known."""
+        assert self.spine.free is not None
+        if (a, b) in self.order:
+            return self.order[a, b]
+        if (b, a) in self.order:
+            return self.order[b, a].negated()
+        return int(a in self.spine.free.sooner[b])
 
     @property
     def last_position(self) -> int:
         """Position of the output."""
-        return self.spine_position(len(self.compact.spine_ticks))
+        return (len(self.compact.spine_ticks) + 1) * self.position_step
 
     def gathers(self, c: int) -> bool:
         """Whether ``c`` is an all-gather, so that a bucket copies it out."""
         return bool(self.compact.kind[c] == ALL_GATHER)
 
 
-def create_variables(problem: Problem, compact: Compact, caps: Caps, horizon_ticks: int, boundary: Boundary | None = None) -> Variables:
-    """Return all variables with their domains, and the order literals of every pair of units."""
+def create_variables(
+    problem: Problem, compact: Compact, caps: Caps, horizon_ticks: int, boundary: Boundary | None = None, spine: Spine | None = None
+) -> Variables:
+    """Return all variables with their domains, and the order literals of every pair of units; with ``spine`` of blocks, too."""
     floats = len(compact.float_ticks)
     v = Variables(
         model=cp_model.CpModel(),
@@ -132,11 +150,12 @@ def create_variables(problem: Problem, compact: Compact, caps: Caps, horizon_tic
         compact=compact,
         caps=caps,
         horizon_ticks=horizon_ticks,
+        spine=spine or as_captured(compact),
         position_step=floats + 2 * len(compact.kind) + 2,
         boundary=boundary or Boundary(),
     )
     model = v.model
-    pricer = Pricer(problem, compact)
+    pricer = Pricer(problem, compact if v.spine.free is None else without_places(compact))
     for h in range(len(compact.kind)):
         for c in range(h, len(compact.kind)):
             if c == h or (not {c, h} & v.boundary.pinned.keys() and pricer.allowed((h, c), caps)):
@@ -169,6 +188,10 @@ def create_variables(problem: Problem, compact: Compact, caps: Caps, horizon_tic
     for unit in v.units:
         for k in range(num_spine):
             v.after_spine[unit, k] = model.new_bool_var(f"a[{unit},{k}]")
+    if v.spine.free is not None:
+        for a, b in v.spine.free.pairs():
+            v.order[a, b] = model.new_bool_var(f"o[{a},{b}]")
+        v.places = [model.new_int_var(v.position_step, num_spine * v.position_step, f"pos[{k}]") for k in range(num_spine)]
     v.spine_begin = [model.new_int_var(0, horizon_ticks, f"s[{k}]") for k in range(num_spine + 1)]
     for f in range(floats):
         v.float_position[f] = model.new_int_var(0, v.last_position, f"p[{f}]")

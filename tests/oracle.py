@@ -89,6 +89,25 @@ def _may_be_coalesced(problem: Problem, members: tuple[int, ...]) -> bool:
     return priced and not any(problem.collectives[c].restriction.flat for c in members)
 
 
+def orders_within(problem: Problem, max_move: int | None) -> Iterator[tuple[int, ...]]:
+    """Yield all orders of the compute that the dependences and the cap allow."""
+    spine = problem.captured_spine
+    ancestors: list[set[int]] = []
+    for before in problem.predecessors:
+        ancestors.append(set(before).union(*(ancestors[p] for p in before)))
+
+    def extend(done: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        if len(done) == len(spine):
+            yield done
+        for k, node in enumerate(spine):
+            if node in done or (max_move is not None and abs(len(done) - k) > max_move):
+                continue
+            if all(other in done or other not in ancestors[node] for other in spine):
+                yield from extend((*done, node))
+
+    return extend(())
+
+
 def partitions(problem: Problem, caps: Caps) -> Iterator[tuple[tuple[int, ...], ...]]:
     """Yield every set of buckets (two or more members each) that the caps on bytes and span allow."""
     free = [c for c, collective in enumerate(problem.collectives) if collective.bucketable]

@@ -154,6 +154,18 @@ def random_problem(rng: random.Random, *, max_collectives: int = 4, max_spine: i
     return draft.finish()
 
 
+def with_kernels(problem: Problem, seed: int) -> Problem:
+    """Return ``problem`` with kernels of a few neighbours, as a compiler makes them."""
+    rng, kernels = random.Random(seed), [-1] * problem.num_nodes
+    spine = list(problem.captured_spine)
+    while spine:
+        run = [spine.pop(0) for _ in range(min(rng.randint(1, 3), len(spine)))]
+        if len(run) > 1:
+            for node in run:
+                kernels[node] = run[0]
+    return replace(problem, kernels=tuple(kernels))
+
+
 def _plan_gather(draft: Draft, num_spine: int, shard: Tensor, further: bool, at: dict[int, list[Callable[[], None]]]) -> None:
     rng, module = draft.rng, draft.module
     first = rng.randrange(num_spine)

@@ -15,6 +15,7 @@ from apsched.solver import (
     constraints,
     constraints_forms,
     constraints_memory,
+    constraints_order,
     constraints_plan,
     constraints_prices,
     lp_bound,
@@ -63,9 +64,9 @@ def section(title: str) -> str:
 
 
 def test_constraints_are_numbered_in_order_in_the_document_and_in_the_code() -> None:
-    """(1) to (20): a heading with the function's name, the first words of its docstring, its place in ``ALL``."""
+    """(1) to (21): a heading with the function's name, the first words of its docstring, its place in ``ALL``."""
     documented = [(number, function) for number, function in DOCUMENTED if number.isdigit()]
-    assert [number for number, _ in documented] == [str(n) for n in range(1, 21)]
+    assert [number for number, _ in documented] == [str(n) for n in range(1, 22)]
     assert [function for _, function in documented] == [function.__name__ for function in constraints.ALL]
     for (number, _), function in zip(documented, constraints.ALL, strict=True):
         assert (function.__doc__ or "").startswith(f"({number}) ")
@@ -73,9 +74,8 @@ def test_constraints_are_numbered_in_order_in_the_document_and_in_the_code() -> 
 
 def test_each_constraint_is_implemented_once() -> None:
     """No second function claims a number."""
-    assert sorted(numbered_in(constraints, constraints_forms, constraints_memory, constraints_plan, constraints_prices)) == sorted(
-        item for item in DOCUMENTED if item[0].isdigit()
-    )
+    modules = (constraints, constraints_forms, constraints_memory, constraints_order, constraints_plan, constraints_prices)
+    assert sorted(numbered_in(*modules)) == sorted(item for item in DOCUMENTED if item[0].isdigit())
 
 
 def test_each_constraint_of_one_layer_is_documented_and_implemented_once() -> None:
@@ -124,7 +124,7 @@ def test_each_bound_for_any_order_is_implemented_once() -> None:
 def test_each_constraint_has_a_formula() -> None:
     """Between its heading and the next there is one."""
     parts = re.split(r"^#+ .*$", section("Constraints"), flags=re.MULTILINE)[1:]
-    assert len(parts) == 20
+    assert len(parts) == 21
     for part in parts:
         assert part.count("```math") >= 1
         assert part.count("```") % 2 == 0

@@ -1,14 +1,13 @@
 """Bounds that hold where compute may move: never above the best of all orders, and tight where the machine is simple."""
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
 import pytest
 from by_hand import ByHand, line
-from oracle import best_schedule
+from oracle import best_schedule, orders_within
 from strategies import random_caps, random_problem
 
 from apsched.config import Caps
@@ -40,25 +39,6 @@ def tail_bound_of(problem: Problem, caps: Caps) -> int:
     costs = costs_of(problem, small, caps)
     loose = loose_program(problem, small, Orders(problem, small), costs)
     return tail_bound(small, loose, ends_of(loose, caps.max_compute_move), costs, caps.max_compute_move).ticks
-
-
-def orders_within(problem: Problem, max_move: int | None) -> Iterator[tuple[int, ...]]:
-    """Yield all orders of the compute that the dependences and the cap allow."""
-    spine = problem.captured_spine
-    ancestors: list[set[int]] = []
-    for before in problem.predecessors:
-        ancestors.append(set(before).union(*(ancestors[p] for p in before)))
-
-    def extend(done: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-        if len(done) == len(spine):
-            yield done
-        for k, node in enumerate(spine):
-            if node in done or (max_move is not None and abs(len(done) - k) > max_move):
-                continue
-            if all(other in done or other not in ancestors[node] for other in spine):
-                yield from extend((*done, node))
-
-    return extend(())
 
 
 def best_in_any_order(problem: Problem, caps: Caps) -> int | None:

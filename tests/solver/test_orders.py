@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from layered import Layer, layered
 from random_schedules import random_schedule
-from strategies import layered_problem, random_caps, random_problem
+from strategies import layered_problem, random_caps, random_problem, with_kernels
 
 from apsched.config import Caps, SolveOptions
 from apsched.problem import Problem
@@ -43,18 +43,6 @@ def same(a: Compact, b: Compact) -> list[str]:
     """Return the fields in which two compact forms differ."""
     pairs = [(f.name, getattr(a, f.name), getattr(b, f.name)) for f in fields(a)]
     return [name for name, x, y in pairs if not (np.array_equal(x, y) if isinstance(x, np.ndarray) else x == y)]
-
-
-def with_kernels(problem: Problem, seed: int) -> Problem:
-    """Return ``problem`` with kernels of a few neighbours, as a compiler makes them."""
-    rng, kernels = random.Random(seed), [-1] * problem.num_nodes
-    spine = list(problem.captured_spine)
-    while spine:
-        run = [spine.pop(0) for _ in range(min(rng.randint(1, 3), len(spine)))]
-        if len(run) > 1:
-            for node in run:
-                kernels[node] = run[0]
-    return replace(problem, kernels=tuple(kernels))
 
 
 @pytest.mark.parametrize("seed", SEEDS)

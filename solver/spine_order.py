@@ -1,0 +1,98 @@
+"""What the CP-SAT model knows of the spine: in its order as captured, or in an order that the model decides.
+
+One description for both. As captured, one spine node stands for all before it: the last that a launch depends on, the first that needs
+a result. Where the order is free all of them count, and storages with fixed lives become lives from their first to their last node.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from apsched.config import Caps
+from apsched.solver.compact import Compact, Ints
+from apsched.solver.orders import Orders
+
+Rows = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedLife:
+    """A storage that no launch or wait touches."""
+
+    nodes: tuple[int, ...]
+    """Spine nodes that touch it; m stands for the output."""
+    from_beginning: bool
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreeOrder:
+    """Blocks of spine nodes that the model puts in order; nodes of one block stay together."""
+
+    first: tuple[int, ...]
+    """(K+1,) first spine node of each block, as captured."""
+    sooner: tuple[frozenset[int], ...]
+    """(K,) blocks that stand before a block in every order."""
+    max_move: int | None
+    lives: tuple[FixedLife, ...]
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """Return the pairs of blocks whose order is open."""
+        count = len(self.sooner)
+        return [(a, b) for b in range(count) for a in range(b) if a not in self.sooner[b]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spine:
+    """Rows of spine nodes as captured; m stands for the output."""
+
+    before: Rows
+    """(m,) spine nodes that stand before a spine node."""
+    ready: Rows
+    """(C,) spine nodes that stand before a launch."""
+    needed: Rows
+    """(C,) spine nodes that need a result."""
+    touching: Rows
+    """(S,) spine nodes of which the last touches a storage last, among spine nodes."""
+    free: FreeOrder | None = None
+
+
+def as_captured(compact: Compact) -> Spine:
+    """Return the spine in its order."""
+    num_spine = len(compact.spine_ticks)
+    return Spine(
+        before=tuple((k - 1,) if k else () for k in range(num_spine)),
+        ready=tuple((gap - 1,) if gap else () for gap in compact.ready_gap.tolist()),
+        needed=tuple((gap,) if gap < num_spine else () for gap in compact.need_gap.tolist()),
+        touching=tuple((k,) if k >= 0 else () for k in compact.storage_last_spine.tolist()),
+    )
+
+
+def in_any_order(orders: Orders, caps: Caps) -> Spine:
+    """Return the spine with its order open, within ``caps.max_compute_move``."""
+    compact, p = orders.compact, orders.precedence
+    sooner: list[frozenset[int]] = []
+    for row in _rows(p.before_begin, p.before_list):
+        sooner.append(frozenset(row).union(*(sooner[a] for a in row)))
+    needed = [set(row) for row in _rows(*orders.needed)]
+    for c in reversed(range(len(needed))):
+        for d in compact.after_list[compact.after_begin[c] : compact.after_begin[c + 1]].tolist():
+            needed[d] |= needed[c]  # its result is needed by the launch of c, and that by what needs c
+    fixed = orders.fixed
+    lives = zip(_rows(fixed.begin, fixed.nodes), fixed.from_beginning.tolist(), orders.fixed_bytes.tolist(), strict=True)
+    return Spine(
+        before=_rows(*orders.surely_before),
+        ready=_rows(p.ready_begin, p.ready_list),
+        needed=tuple(tuple(sorted(row)) for row in needed),
+        touching=_rows(orders.moving.begin, orders.moving.nodes),
+        free=FreeOrder(
+            first=tuple(p.first.tolist()),
+            sooner=tuple(sooner),
+            max_move=caps.max_compute_move,
+            lives=tuple(FixedLife(nodes=nodes, from_beginning=early, size_bytes=size) for nodes, early, size in lives if nodes or early),
+        ),
+    )
+
+
+def _rows(begin: Ints, values: Ints) -> Rows:
+    listed: Sequence[int] = values.tolist()
+    return tuple(tuple(listed[i:j]) for i, j in zip(begin[:-1].tolist(), begin[1:].tolist(), strict=True))

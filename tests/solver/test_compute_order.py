@@ -1,0 +1,125 @@
+"""The order of the compute on small problems, against all orders that there are: the whole formulation, and the rule by itself."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from oracle import best_schedule, orders_within
+from oracle import least_memory as least_of_captured
+from strategies import random_caps, random_problem, with_kernels
+
+from apsched.config import Caps, SolveOptions
+from apsched.problem import Problem
+from apsched.solver import solve
+from apsched.solver.compact import compact
+from apsched.solver.least_memory import least_memory
+from apsched.solver.move_compute import ComputeMover, Moved
+from apsched.solver.search import Search
+from apsched.verify import verify
+
+STRICT = SolveOptions(time_slack=0.0)
+Value = tuple[int, int, int]
+
+
+def case(seed: int) -> tuple[Problem, Caps]:
+    rng = random.Random(seed)
+    problem = random_problem(rng, max_collectives=rng.randint(2, 4), max_spine=5, chained=rng.choice((0.2, 0.5, 0.8)))
+    return problem, replace(random_caps(rng, problem), max_compute_move=rng.choice((None, None, 1, 2)))
+
+
+def best_of(problem: Problem, caps: Caps, orders: Iterator[tuple[int, ...]]) -> Value | None:
+    found = [best_schedule(replace(problem, compute_order=order), caps) for order in orders]
+    return min((best.value for best in found if best is not None), default=None)
+
+
+def whole_kernels(problem: Problem, max_move: int | None) -> Iterator[tuple[int, ...]]:
+    """Yield the orders in which the neighbours that are one kernel stay neighbours."""
+    mover = ComputeMover(problem, compact(problem))
+    place = {node: k for k, node in enumerate(problem.captured_spine)}
+    first = mover.orders.precedence.first
+    for order in orders_within(problem, max_move):
+        at = {place[node]: k for k, node in enumerate(order)}
+        if all(at[k] == at[k - 1] + 1 for a, b in pairwise(first) for k in range(a + 1, b)):
+            yield order
+
+
+@pytest.mark.parametrize("chunk", range(4))
+def test_the_optimum_is_that_of_all_orders(chunk: int) -> None:
+    """Step time, then peak, then launches, with a bound that meets it; infeasible exactly where no order keeps the caps."""
+    moved = infeasible = 0
+    for seed in range(chunk * 20, (chunk + 1) * 20):
+        problem, caps = case(seed)
+        best = best_of(problem, caps, orders_within(problem, caps.max_compute_move))
+        answer = solve(problem, caps, STRICT)
+        if best is None:
+            assert answer.status == "infeasible", seed
+            assert answer.best is None
+            infeasible += 1
+            continue
+        assert answer.best is not None, seed
+        assert verify(problem, answer.best.schedule, caps) == ()
+        assert (answer.best.step_time_ticks, answer.best.peak_memory_bytes, answer.best.num_launches) == best, seed
+        assert answer.status == "optimal", seed
+        captured = best_schedule(problem, caps)
+        moved += captured is None or best < captured.value
+    assert moved >= 2
+    assert infeasible >= 1
+
+
+def test_kernels_stay_whole_and_the_bound_is_not_theirs_alone() -> None:
+    """The best of the orders that keep kernels whole; the bound holds for those that take them apart, too."""
+    apart = 0
+    for seed in range(30):
+        problem, caps = case(seed)
+        problem = with_kernels(problem, seed)
+        best = best_of(problem, caps, whole_kernels(problem, caps.max_compute_move))
+        if best is None:
+            continue
+        answer = solve(problem, caps, STRICT)
+        assert answer.best is not None, seed
+        assert (answer.best.step_time_ticks, answer.best.peak_memory_bytes, answer.best.num_launches) == best, seed
+        any_order = best_of(problem, caps, orders_within(problem, caps.max_compute_move))
+        assert any_order is not None
+        assert answer.bound_ticks <= any_order[0], seed
+        apart += any_order[0] < best[0]
+    assert apart
+
+
+def test_the_least_memory_is_that_of_all_orders() -> None:
+    lower = 0
+    for seed in range(40):
+        problem, caps = case(seed)
+        caps = Caps(max_compute_move=caps.max_compute_move)
+        orders = orders_within(problem, caps.max_compute_move)
+        peaks = [least_of_captured(replace(problem, compute_order=order), caps) for order in orders]
+        least = min(peak for peak in peaks if peak is not None)
+        assert least_memory(problem, caps) == (least, least), seed
+        lower += least < (least_of_captured(problem, caps) or 0)
+    assert lower >= 3
+
+
+def test_how_often_the_rule_alone_is_enough() -> None:
+    """Where another order is faster: the rule around the buckets of the search finds the best one more often than not."""
+    matters = found = 0
+    gained = 0.0
+    for seed in range(100):
+        problem, caps = case(seed)
+        caps = replace(caps, memory_cap_bytes=None, max_prefetch=None)
+        best, captured = best_of(problem, caps, orders_within(problem, caps.max_compute_move)), best_schedule(problem, caps)
+        if best is None or captured is None or best[0] == captured.step_time_ticks:
+            continue
+        small = compact(problem)
+        search = Search(problem=problem, compact=small, caps=caps, report=lambda *_: None, max_evaluations=2_000, floor_bytes=0)
+        search.portfolio()
+        assert search.best is not None
+        mover = ComputeMover(problem, small)
+        moved = mover.improve(Moved(blocks=mover.captured, candidate=search.best), caps, 0)
+        ticks = moved.candidate.figures.step_time_ticks
+        matters += 1
+        found += ticks == best[0]
+        gained += max(captured.step_time_ticks - ticks, 0) / (captured.step_time_ticks - best[0])
+    assert matters >= 20
+    assert found >= matters * 0.5
+    assert gained >= matters * 0.6
