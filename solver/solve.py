@@ -1,35 +1,34 @@
 """Construct, improve, prove: Problem -> SolveResult."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from apsched.config import Caps, SolveOptions
 from apsched.problem import Problem, with_contention
 from apsched.result import Scored, SolveResult
-from apsched.schedule import Schedule
 from apsched.solver.any_order import without_places
 from apsched.solver.baselines import baselines, score
 from apsched.solver.bounds import TimeBound, step_time_bound
 from apsched.solver.compact import ALL_GATHER, Compact, Ints, compact
-from apsched.solver.cpsat import Exact, ExactModel
-from apsched.solver.evaluate import Program, evaluate
+from apsched.solver.evaluate import evaluate
 from apsched.solver.expand import expand
 from apsched.solver.explain import explain
 from apsched.solver.floor import just_in_time
 from apsched.solver.forms import without_copies
 from apsched.solver.late_waits import late_waits
 from apsched.solver.later_bounds import later_bounds
-from apsched.solver.least_memory import LeastMemory, horizon_ticks, is_small, least_memory_with
+from apsched.solver.least_memory import LeastMemory, is_small, least_memory_with
 from apsched.solver.lp_bound import lp_bound
 from apsched.solver.move_compute import ComputeMover, Moved
 from apsched.solver.moving_bound import moving_bound
-from apsched.solver.orders import Orders, may_move
+from apsched.solver.orders import may_move
 from apsched.solver.path_bound import path_bound
 from apsched.solver.periods import find_periods
 from apsched.solver.search import Search
 from apsched.solver.shared_bounds import shared_bound
+from apsched.solver.solve_whole import Answer, slack_limit, solve_whole
 from apsched.solver.tighten import tighten
 from apsched.solver.windows import improve
 from apsched.units import ticks_to_us
@@ -47,44 +46,8 @@ _WORTH_MOVING = 0.98
 """Share of the step time as captured up to which moving compute is all that is looked at."""
 _SHARE_AS_CAPTURED = 4
 """Where compute may move, one in so many evaluations goes to buckets around it as captured."""
-_SHARE_OF_ORDER = 0.1
-"""Of the budget for each objective, what the whole formulation gets where it decides the order of the compute, too."""
 _EVALUATIONS_PER_WORK = 200
 """Evaluations of the search under one memory cap per unit of deterministic work in the budget."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Hint:
-    """A schedule to start from."""
-
-    program: Program
-    order: Ints | None = None
-    """Its spine nodes as captured, in their order; None where that is as captured."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Answer:
-    """The best schedule of one part of the solver."""
-
-    schedule: Schedule | None
-    bound: TimeBound
-    solved_by: str
-    hint: _Hint | None = None
-    """The schedule as the whole formulation has it."""
-    fastest_ticks: int = 0
-    """Step time before later objectives used any slack."""
-    limit_ticks: int = 0
-    """Step time that the later objectives could cost."""
-    peak_bound_bytes: int = 0
-    """Of the whole formulation, for schedules within that limit; 0 for none."""
-    launches_bound: int = 0
-    """Of the whole formulation, for schedules within that limit and the peak found; 0 for none."""
-    deterministic_work: float = 0.0
-
-    @property
-    def value(self) -> tuple[bool, int]:
-        """The lower the better."""
-        return self.schedule is None, self.fastest_ticks
 
 
 def solve(
@@ -112,7 +75,7 @@ def solve(
     floor = least_memory_with(problem, small, mover, caps, options)
     free = _without_contention(problem, caps, options) if problem.contention is not None else None
     if is_small(problem) and problem.contention is None:
-        answer = _solve_whole(problem, small, mover, caps, options, bound, made, floor, report)
+        answer = solve_whole(problem, small, mover, caps, options, bound, made, floor, report)
     else:
         answer = _solve_by_search(problem, small, mover, caps, options, bound, made, floor, report, free)
     scored = score(problem, "apsched", answer.schedule, caps) if answer.schedule is not None else None
@@ -174,123 +137,6 @@ def best_bound(problem: Problem, small: Compact, caps: Caps) -> TimeBound:
     return max(step_time_bound(problem, forced, caps), lp_bound(problem, forced, caps), along_paths, key=lambda b: b.ticks)
 
 
-def _solve_whole(
-    problem: Problem,
-    small: Compact,
-    mover: ComputeMover | None,
-    caps: Caps,
-    options: SolveOptions,
-    bound: TimeBound,
-    made: tuple[Scored, ...],
-    floor: LeastMemory,
-    report: Callable[[str, int], None],
-) -> _Answer:
-    """Small problems: the whole formulation; where compute may move, as captured first, and then with its order to be decided."""
-    search = Search(problem=problem, compact=small, caps=caps, report=report, max_evaluations=2_000, floor_bytes=floor.peak_bytes)
-    search.portfolio()
-    start = search.program() if search.best is not None else _if_within(floor.as_captured, small, caps)
-    hint = _Hint(program=start) if start is not None else None
-    answer = _solve_exactly(problem, small, None, caps, options, bound, made, hint, report, all_orders=mover is None)
-    if mover is None:
-        return answer
-    blocks = mover.captured
-    if answer.schedule is None and (lower := floor.blocks_within(caps.memory_cap_bytes)) is not None:
-        blocks = lower
-        search = search.around(*mover.moved(blocks), search.max_evaluations)
-        search.portfolio()
-    hint = answer.hint
-    if search.best is not None:
-        found = mover.improve(Moved(blocks=blocks, candidate=search.best), caps, bound.ticks)
-        if answer.schedule is None or found.candidate.figures.step_time_ticks < answer.fastest_ticks:
-            around = search.around(*mover.moved(found.blocks), search.max_evaluations)
-            around.consider(found.candidate)
-            hint = _Hint(program=around.program(), order=mover.spine(found.blocks))
-    elif hint is None and (lowest := just_in_time(search.problem, search.compact, caps)) is not None:
-        start = _if_within(lowest.program, search.compact, caps)
-        hint = _Hint(program=start, order=mover.spine(blocks)) if start is not None else None
-    orders = mover.orders
-    less = replace(options, budget=options.budget * _SHARE_OF_ORDER)
-    other = _solve_exactly(problem, small, orders, caps, less, bound, made, hint, report, all_orders=not orders.keeps_together)
-    best = min(other, answer, key=lambda a: a.value)
-    return replace(best, bound=other.bound, deterministic_work=answer.deterministic_work + other.deterministic_work)
-
-
-def _if_within(program: Program | None, small: Compact, caps: Caps) -> Program | None:
-    """Return ``program`` where it keeps the cap on memory."""
-    if program is None or caps.memory_cap_bytes is None or evaluate(small, program).peak_memory_bytes <= caps.memory_cap_bytes:
-        return program
-    return None
-
-
-def _solve_exactly(
-    problem: Problem,
-    small: Compact,
-    orders: Orders | None,
-    caps: Caps,
-    options: SolveOptions,
-    bound: TimeBound,
-    made: tuple[Scored, ...],
-    hint: _Hint | None,
-    report: Callable[[str, int], None],
-    *,
-    all_orders: bool,
-) -> _Answer:
-    """The whole formulation, objective after objective, the order of the compute included where there are ``orders``.
-
-    Its bounds count where no order is left out.
-    """
-    model = ExactModel(problem, small, caps, horizon_ticks(problem, small), orders=orders)
-
-    def minimized(minimize: Callable[..., Exact], start: _Hint | None) -> tuple[Exact, _Hint | None]:
-        exact = minimize(options, start.program if start else None, start.order if start else None)
-        found = None if exact.program is None else _Hint(program=exact.program, order=exact.order if orders is not None else None)
-        return exact, found
-
-    def moved(p: _Hint) -> tuple[Problem, Compact]:
-        return (problem, small) if orders is None or p.order is None else (orders.problem_of(p.order), orders.compact_of(p.order))
-
-    def scored(p: _Hint) -> Scored:
-        there, places = moved(p)
-        return score(problem, "", expand(there, places, p.program), caps)
-
-    first, start = minimized(model.minimize_step_time, hint)
-    work = first.deterministic_work
-    if all_orders and start is not None and first.bound > bound.ticks:
-        bound = TimeBound(ticks=first.bound, source="cp-sat")
-    best = start or hint
-    if best is None:
-        return _Answer(schedule=None, bound=bound, solved_by="cp-sat", deterministic_work=work)
-    time = scored(best).step_time_ticks
-    limit = _slack_limit(time, options, made)
-    model.limit_step_time(limit)
-    later: list[tuple[Callable[..., Exact], Callable[[_Hint], None]]] = [
-        (model.minimize_peak, lambda p: model.limit_peak(scored(p).peak_memory_bytes - small.kept_bytes)),
-        (model.minimize_launches, lambda p: model.limit_launches(len(p.program.partition.buckets))),
-    ]
-    if limit > time:
-        later.append((model.minimize_step_time, lambda _: None))
-    bounds: list[int] = []
-    for minimize, then_limit in later:
-        exact, found = minimized(minimize, best)
-        bounds.append(exact.bound)
-        work += exact.deterministic_work
-        best = found or best
-        then_limit(best)
-    report("cp-sat", time)
-    there, places = moved(best)
-    return _Answer(
-        schedule=expand(there, places, late_waits(places, best.program, caps)),
-        hint=best,
-        bound=bound,
-        solved_by="cp-sat",
-        fastest_ticks=time,
-        limit_ticks=limit,
-        peak_bound_bytes=bounds[0] + small.kept_bytes if all_orders else 0,
-        launches_bound=bounds[1] if all_orders else 0,
-        deterministic_work=work,
-    )
-
-
 def _solve_by_search(
     problem: Problem,
     small: Compact,
@@ -302,7 +148,7 @@ def _solve_by_search(
     floor: LeastMemory,
     report: Callable[[str, int], None],
     like: Scored | None,
-) -> _Answer:
+) -> Answer:
     """Large problems: portfolio, local moves, other orders of the compute, then the second and third objective within the slack.
 
     The buckets of ``like`` are tried, too.
@@ -320,7 +166,7 @@ def _solve_by_search(
     if search.best is None:
         least = just_in_time(search.problem, search.compact, caps)
         schedule = expand(search.problem, search.compact, least.program) if least is not None else None
-        return _Answer(schedule=schedule, bound=bound, solved_by="just in time")
+        return Answer(schedule=schedule, bound=bound, solved_by="just in time")
     good_enough = int(bound.ticks * (1 + options.time_slack / 2))  # what is left would go to memory and launches anyway
     rungs = _rungs(small, caps, floor.peak_bytes)
     if mover is None or blocks is None:
@@ -339,13 +185,13 @@ def _solve_by_search(
         search.pricer, caps, search.program(), replace(options, budget=options.budget * _SHARE_OF_WINDOWS), stop_at_ticks=good_enough
     )
     report("windows", time := evaluate(search.compact, improved.program).step_time_ticks)
-    limit = _slack_limit(time, options, made)
+    limit = slack_limit(time, options, made)
     program, solved_by = improved.program, "windows"
     if search.best is not None and search.best.figures.step_time_ticks <= limit:
         search.lower_memory(limit)
         search.fewer_launches(limit)
         program, solved_by = search.program(), "search"
-    return _Answer(
+    return Answer(
         schedule=expand(search.problem, search.compact, late_waits(search.compact, program, caps)),
         bound=bound,
         solved_by=solved_by,
@@ -386,13 +232,6 @@ def _rungs(small: Compact, caps: Caps, floor_bytes: int) -> tuple[int, ...]:
     ]
     rungs = sorted({floor_bytes + layers * max(gathered, default=0) for layers in _RUNGS_LAYERS})
     return tuple(rung for rung in rungs if caps.memory_cap_bytes is None or rung < caps.memory_cap_bytes)
-
-
-def _slack_limit(time_ticks: int, options: SolveOptions, made: tuple[Scored, ...]) -> int:
-    """Return the step time that lower memory and fewer launches may cost: never so much that a baseline that fits is faster."""
-    fastest = min((b.step_time_ticks for b in made if b.fits), default=None)
-    limit = int(time_ticks * (1 + options.time_slack))
-    return limit if fastest is None else max(time_ticks, min(limit, fastest))
 
 
 def _never_worse(scored: Scored | None, made: tuple[Scored, ...]) -> Scored | None:
