@@ -9,6 +9,7 @@ from apsched.critical_path import CriticalPath, critical_path
 from apsched.metrics import Metrics, metrics_of
 from apsched.problem import Problem
 from apsched.result import Score, Scored, SolveResult
+from apsched.robustness import Robustness
 from apsched.schedule import Schedule
 from apsched.simulate import Timeline, simulate
 from apsched.units import ticks_to_us
@@ -59,6 +60,9 @@ class Result:
 
     bitwise: BitwisePrice | None = None
     """What bitwise mode costs; ``None`` where it was not asked for, changes nothing or has no schedule."""
+
+    robustness: Robustness | None = None
+    """What the best schedule and others take over sampled costs; ``None`` where that was not asked for."""
 
     @property
     def beaten_by(self) -> tuple[Score, ...]:

@@ -28,6 +28,7 @@ from apsched.problem import Problem
 from apsched.progress import Progress
 from apsched.restrict import check_matches, restricted
 from apsched.result import Scored, SolveResult
+from apsched.scenarios import ScenarioOptions
 from apsched.simulate import simulate
 from apsched.sources import Opened, SourceKind, SourceRequest, classify, opened
 from apsched.units import ticks_to_us
@@ -210,17 +211,23 @@ def solve_graph(
     *,
     milp: MilpOptions | None = None,
     search: Search | None = None,
+    asked: ScenarioOptions | None = None,
 ) -> Result:
-    """Return the answer for one graph, checked by ``verify``; with ``milp`` that of the MILP, with ``search`` of what stands in for it."""
+    """Return the answer for one graph, checked by ``verify``; with ``milp`` that of the MILP, with ``search`` of what stands in for it.
+
+    With ``asked`` the schedule is the one that is best over sampled costs.
+    """
+    from apsched.robust import made_robust
     from apsched.solver import solve, solve_with_milp
 
     search = search or partial(solve, progress=progress.solver)
     with progress.stage(f"solve {graph.problem.name}") as took:
         answer = search(graph.problem, caps, options) if milp is None else solve_with_milp(graph.problem, caps, options, milp)
+        answer, robustness = (answer, None) if asked is None else made_robust(graph.problem, caps, options, answer, asked)
         result = result_of(
             graph.problem, caps, answer, cluster=graph.dag.graph["cluster"], seconds={**graph.seconds, "solve": took["seconds"]}
         )
-        result = replace(result, cost_shares=cost_shares(graph.dag))
+        result = replace(result, cost_shares=cost_shares(graph.dag), robustness=robustness)
         check_answer(result)
         log_metrics(result)
         if graph.without_bitwise is not None:

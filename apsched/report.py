@@ -13,6 +13,7 @@ from apsched.moved import furthest_move, moved_compute
 from apsched.options import show_bytes, show_us
 from apsched.plan import digest
 from apsched.result import Infeasibility, Score
+from apsched.robustness import robustness_json, robustness_line, robustness_table
 from apsched.units import ticks_to_us
 from apsched.what_binds import binds_line, path_json
 
@@ -60,6 +61,8 @@ def graph_json(result: Result) -> dict[str, Any]:
     }
     if (contention := result.problem.contention) is not None:
         report["contention"] = contention_json(contention)
+    if result.robustness is not None:
+        report["robustness"] = robustness_json(result.robustness)
     if result.problem.rules:
         report["plan"] = {"digest": digest(result.problem.rules), "rules": result.problem.rules, "not_kept_by": dict(_broken_by(result))}
     if result.bitwise is not None:
@@ -119,6 +122,9 @@ def print_table(results: Sequence[Result], stream: TextIO, *, rows: Sequence[Seq
         bound = ["", "bound", f"{result.bound_us / 1000:,.3f}", "", "", show_bytes(result.answer.floor_bound_bytes), ""]
         table.add_row(*bound, *([""] if ratio else []), "", style="dim", end_section=k + 1 < len(results))
     console(stream).print(table)
+    if robust := [(result.problem.name, result.robustness) for result in results if result.robustness is not None]:
+        console(stream).print()
+        console(stream).print(robustness_table(robust))
 
 
 def console(stream: TextIO) -> Console:
@@ -199,6 +205,8 @@ def summary_lines(result: Result) -> tuple[str, ...]:
     ]
     if result.problem.contention is not None:
         lines.append(f"  contention: {result.problem.contention}")
+    if result.robustness is not None:
+        lines.append(robustness_line(result.robustness))
     if moved := _moved_line(result):
         lines.append(moved)
     if set(result.cost_shares) - {"formula"}:

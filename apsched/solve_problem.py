@@ -1,5 +1,6 @@
 """``apsched.solve``: a graph or a problem in, the fastest schedule out. Needs no torch."""
 
+from dataclasses import replace
 from os import PathLike
 
 import networkx as nx
@@ -16,6 +17,7 @@ from apsched.plan_file import as_plan
 from apsched.problem import Problem
 from apsched.restrict import check_matches, restricted
 from apsched.result import SolveResult
+from apsched.scenarios import ScenarioOptions
 
 
 def solve(
@@ -30,6 +32,9 @@ def solve(
     plan: Plan | str | PathLike[str] | None = None,
     bitwise: bool = False,
     contention: str | Contention | None = None,
+    scenarios: int = 0,
+    noise: float = 0.2,
+    robust: str = "worst",
     options: SolveOptions | None = None,
 ) -> Result:
     """Return the fastest schedule of ``graph`` (a DAG of ``export`` or a graph file, or a Problem) within the caps; ``None`` is no limit.
@@ -38,6 +43,8 @@ def solve(
     ``plan`` has rules for collectives by name: an :class:`apsched.Plan`, or the path of a plan file. What it leaves open is decided here.
     With ``bitwise``, gradients are reduced in the buckets and payload order of eager FSDP2; ``Result.bitwise`` says what that costs.
     ``contention`` is who slows whom, in full or as for ``--contention``, on the cluster of the DAG: ``"links,compute=1.2"``.
+    With ``scenarios`` the schedule is the one that is best by ``robust`` (``mean`` or ``worst``) over so many sampled costs, which differ
+    from those stated by lognormal factors with sigma ``noise``; ``Result.robustness`` says what it and the others take.
     Where no schedule keeps the caps, ``Result.best`` is ``None`` and ``Result.answer.infeasibility`` says why. Needs no torch.
     """
     caps = Caps(
@@ -55,11 +62,15 @@ def solve(
     rules = as_plan(plan)
     check_matches([problem], rules)
     free, problem = restricted(problem, rules), restricted(problem, rules, bitwise=bitwise)
+    from apsched.robust import made_robust
     from apsched.solver import solve as search
 
     caps = moving_where_it_pays(problem, caps)
-    answer: SolveResult = search(problem, caps, options or SolveOptions())
-    result = result_of(problem, caps, answer, cluster=cluster, seconds={})
+    asked = ScenarioOptions(count=scenarios, noise=noise, measure=robust) if scenarios else None
+    options = options or SolveOptions()
+    answer: SolveResult = search(problem, caps, options)
+    answer, robustness = (answer, None) if asked is None else made_robust(problem, caps, options, answer, asked)
+    result = replace(result_of(problem, caps, answer, cluster=cluster, seconds={}), robustness=robustness)
     check_answer(result)
     log_metrics(result)
-    return with_bitwise_price(result, free, lambda other: search(other, caps, options or SolveOptions()))
+    return with_bitwise_price(result, free, lambda other: search(other, caps, options))

@@ -1,16 +1,16 @@
 """What a schedule takes where durations are not those that it was made for.
 
-The order is fixed; each node and each transfer lasts its time in the model by a factor exp(sigma z - sigma^2 / 2) with z normal: of mean
-1, so that all work together is what it was. The factors belong to nodes and collectives, not to places in the order: schedules are
-compared under the same bad luck.
+The order is fixed; each node and each transfer lasts its time in the model by a factor of mean 1 (``apsched.scenarios``), so that all work
+together is what it was.
 """
 
 import numpy as np
 
 from apsched.graph.dag import NodeKind
 from apsched.problem import Problem
+from apsched.scenarios import Replay, sampled
 from apsched.schedule import Schedule, Step, StepKind
-from apsched.simulate import Timeline, simulate
+from apsched.simulate import simulate
 from benchmarks.records import Noise
 
 SIGMAS = (0.2, 0.5)
@@ -19,34 +19,13 @@ _SEEDS = range(10)
 
 def noise_of(problem: Problem, schedule: Schedule, waits: str) -> tuple[Noise, ...]:
     """Return the mean and the worst step time of ``schedule`` under each size of noise; ``waits`` says where its waits stand."""
-    timeline = simulate(problem, schedule)
+    timeline, replay = simulate(problem, schedule), Replay(problem, schedule)
     found = []
     for sigma in SIGMAS:
-        ticks = [_replayed(problem, schedule, timeline, sigma, seed) for seed in _SEEDS]
+        ticks = [replay.step_time_ticks(sampled(problem, sigma, seed, correlated=False)) for seed in _SEEDS]
         mean = round(sum(ticks) / len(ticks))
         found.append(Noise(waits=waits, sigma=sigma, mean_ticks=mean, worst_ticks=max(ticks), peak_bytes=timeline.peak_memory_bytes))
     return tuple(found)
-
-
-def _replayed(problem: Problem, schedule: Schedule, timeline: Timeline, sigma: float, seed: int) -> int:
-    """Return the step time of one replay: the machine of ``apsched.simulate`` with other durations."""
-    rng = np.random.default_rng(seed)
-    of_node, of_transfer = (
-        np.exp(sigma * rng.standard_normal(count) - sigma**2 / 2).tolist() for count in (problem.num_nodes, len(problem.collectives))
-    )
-    launched = {transfer.start_step: k for k, transfer in enumerate(timeline.transfers)}
-    waited = {transfer.wait_step: k for k, transfer in enumerate(timeline.transfers)}
-    t, stream_free, end = 0.0, [0.0] * len(problem.streams), [0.0] * len(timeline.transfers)
-    for k, step in enumerate(schedule.steps):
-        if k in waited:
-            t = max(t, end[waited[k]])
-            continue
-        t += (timeline.end_ticks[k] - timeline.begin_ticks[k]) * (of_node[step.index] if step.kind is StepKind.NODE else 1.0)
-        if k in launched:
-            transfer = timeline.transfers[launched[k]]
-            length = (transfer.end_ticks - transfer.begin_ticks) * of_transfer[min(transfer.members)]
-            end[launched[k]] = stream_free[transfer.stream] = max(t, stream_free[transfer.stream]) + length
-    return round(max([t, *stream_free]))
 
 
 def waits_when_done(problem: Problem, schedule: Schedule) -> Schedule:

@@ -12,6 +12,7 @@ from apsched.options import MemoryCap, parse_count, parse_memory_cap, parse_numb
 from apsched.pipeline import DIRECTIONS
 from apsched.plan import Plan
 from apsched.plan_file import load_plan
+from apsched.scenarios import ScenarioOptions
 from apsched.sources import SourceRequest
 
 
@@ -87,6 +88,21 @@ def _compute_move(args: argparse.Namespace) -> int | None:
         return 0
     text = getattr(args, "max_compute_move", None)
     return DEFAULT_COMPUTE_MOVE if text is None else parse_optional_count(text, "--max-compute-move")
+
+
+def scenario_choice(args: argparse.Namespace) -> ScenarioOptions | None:
+    """Return the scenarios that are asked for; ``None`` for none."""
+    if args.scenarios is None:
+        for flag, value in (("--noise", args.noise), ("--robust", args.robust)):
+            if value is not None:
+                raise InputError(f"{flag}: it says which scenarios count; state how many with --scenarios")
+        return None
+    if str(getattr(args, "solver", "")).startswith("milp"):
+        raise InputError("--scenarios: the milp solves for the costs as they are; leave --solver out")
+    given = {"noise": parse_number(args.noise, "--noise") if args.noise is not None else None, "measure": args.robust}
+    return ScenarioOptions(
+        count=parse_count(args.scenarios, "--scenarios", least=1), **{name: value for name, value in given.items() if value is not None}
+    )
 
 
 def plan_choice(args: argparse.Namespace) -> Plan:

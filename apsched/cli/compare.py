@@ -4,7 +4,7 @@ import argparse
 import json
 from typing import TextIO
 
-from apsched.cli.choices import cost_choice, direction, plan_choice, search_choice, source_request
+from apsched.cli.choices import cost_choice, direction, plan_choice, scenario_choice, search_choice, source_request
 from apsched.cli.infeasible import refuse_infeasible
 from apsched.pipeline import loaded, resolve_caps, solve_graph, under_plan, with_torch_schedulers
 from apsched.progress import Progress
@@ -16,11 +16,13 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     """Score baselines and solver on every graph; nothing is rewritten, nothing is written."""
     request, costs, wanted, choice = source_request(args), cost_choice(args), direction(args), search_choice(args)
     progress = Progress()
-    plan = plan_choice(args)
+    plan, asked = plan_choice(args), scenario_choice(args)
     with loaded(request, costs, wanted, progress) as source:
         graphs = under_plan(source.graphs, plan, bitwise=args.bitwise)
         results = [
-            solve_graph(graph, resolve_caps(graph, choice.caps, choice.memory_cap, progress, choice.options), choice.options, progress)
+            solve_graph(
+                graph, resolve_caps(graph, choice.caps, choice.memory_cap, progress, choice.options), choice.options, progress, asked=asked
+            )
             for graph in graphs
         ]
         refuse_infeasible(results, source=args.source, cluster=source.cluster, stdout=stdout, as_json=args.json)

@@ -41,6 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_caps(solve)
     _add_moves(solve)
     _add_contention(solve)
+    _add_scenarios(solve)
     _add_plan(solve)
     _add_inductor(solve, default=False)
     second = solve.add_argument_group("second opinion")
@@ -73,6 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_caps(compare)
     _add_moves(compare)
     _add_contention(compare)
+    _add_scenarios(compare)
     _add_plan(compare)
     _add_inductor(compare, default=True)
 
@@ -221,6 +223,13 @@ def _add_caps(parser: argparse.ArgumentParser) -> None:
 def _add_contention(parser: argparse.ArgumentParser) -> None:
     text = "who slows whom: links (groups on one link share it), compute (slower beside collectives), compute=1.2, or both (default: none)"
     _option(parser.add_argument_group("contention"), "--contention", "WHAT", text)
+
+
+def _add_scenarios(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("scenarios")
+    _option(group, "--scenarios", "N", "choose the schedule that is best over so many sampled costs (default: the costs as they are)")
+    _option(group, "--noise", "SIGMA", "how far sampled costs are from those stated: sigma of lognormal factors (default: 0.2)")
+    _option(group, "--robust", "WHAT", "what counts: mean or worst step time over the scenarios (default: worst)")
 
 
 def _add_moves(parser: argparse.ArgumentParser) -> None:

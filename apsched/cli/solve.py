@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-from apsched.cli.choices import cost_choice, direction, milp_choice, out_dir, plan_choice, search_choice, source_request
+from apsched.cli.choices import cost_choice, direction, milp_choice, out_dir, plan_choice, scenario_choice, search_choice, source_request
 from apsched.cli.infeasible import refuse_infeasible
 from apsched.graph_result import Result
 from apsched.out_files import check_writable, write_files
@@ -19,7 +19,7 @@ from apsched.schedule_file import dump_schedule
 def run(args: argparse.Namespace, stdout: TextIO) -> None:
     """Solve every graph of the source; write schedules, graphs, rewritten modules and the result."""
     request, costs, wanted, choice = source_request(args), cost_choice(args), direction(args), search_choice(args)
-    milp = milp_choice(args)
+    milp, asked = milp_choice(args), scenario_choice(args)
     check_writable(out_dir(args, "."))
     progress = Progress()
     plan = plan_choice(args)
@@ -29,7 +29,12 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
         check_writable(target)
         results = [
             solve_graph(
-                graph, resolve_caps(graph, choice.caps, choice.memory_cap, progress, choice.options), choice.options, progress, milp=milp
+                graph,
+                resolve_caps(graph, choice.caps, choice.memory_cap, progress, choice.options),
+                choice.options,
+                progress,
+                milp=milp,
+                asked=asked,
             )
             for graph in graphs
         ]

@@ -1,0 +1,103 @@
+"""A schedule that does not rest on its costs: chosen by the mean or the worst step time over sampled scenarios.
+
+Candidates are the schedule for the costs as they are, those for a slower network, and those for the costs of some scenarios; each is
+replayed in all scenarios. The one for the costs as they are is kept unless another is better by the measure, fits, and is, at the costs as
+they are, no slower than any baseline that fits: so nothing that is promised of the answer is lost.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from apsched.config import Caps, SolveOptions
+from apsched.problem import Problem
+from apsched.result import Scored, SolveResult
+from apsched.robustness import Robustness, Spread
+from apsched.scenarios import Replay, Scenario, ScenarioOptions, priced_as, scenarios, with_slower_network
+from apsched.solver import solve
+from apsched.solver.any_order import without_places
+from apsched.solver.baselines import score
+from apsched.solver.compact import compact
+from apsched.solver.later_bounds import later_bounds
+from apsched.solver.orders import may_move
+
+_SCENARIOS_SOLVED = 3
+"""Scenarios whose own best schedule is looked for: those where the schedule at hand does worst."""
+_SHARE_OF_BUDGET = 0.25
+"""Of the budget of the search, for each candidate."""
+AS_PRICED = "apsched, for the costs as they are"
+
+
+def made_robust(
+    problem: Problem, caps: Caps, options: SolveOptions, answer: SolveResult, asked: ScenarioOptions
+) -> tuple[SolveResult, Robustness | None]:
+    """Return ``answer`` with the best schedule by ``asked``, and what the scenarios said; ``None`` where there is no schedule."""
+    if answer.best is None:
+        return answer, None
+    drawn = scenarios(problem, asked, options.seed)
+    at_hand = Replay(problem, answer.best.schedule)
+    times = [at_hand.step_time_ticks(scenario) for scenario in drawn]
+    as_priced = _spread(AS_PRICED, answer.best, times)
+    hardest = sorted(range(len(drawn)), key=lambda k: (-times[k], k))[:_SCENARIOS_SOLVED]
+    limit = min((b.step_time_ticks for b in answer.baselines if b.fits), default=None)
+    best, chosen, count = answer.best, as_priced, 1
+    for name, other in _others(problem, asked, [(k, drawn[k]) for k in hardest]):
+        found = solve(other, caps, replace(options, budget=options.budget * _SHARE_OF_BUDGET)).best
+        if found is None:
+            continue
+        count += 1
+        scored = score(problem, "apsched", found.schedule, caps)
+        if not scored.fits or (limit is not None and scored.step_time_ticks > limit):
+            continue
+        replay = Replay(problem, scored.schedule)
+        spread = _spread(f"apsched, {name}", scored, [replay.step_time_ticks(scenario) for scenario in drawn])
+        if _value(spread, asked) < _value(chosen, asked):
+            best, chosen = scored, spread
+    said = Robustness(
+        options=asked,
+        baselines=tuple(_spread(b.name, b, _times(problem, b, drawn)) for b in answer.baselines if b.fits),
+        as_priced=as_priced,
+        chosen=chosen,
+        num_candidates=count,
+    )
+    return (answer if best is answer.best else _with_best(problem, caps, answer, best, chosen.name)), said
+
+
+def _others(problem: Problem, asked: ScenarioOptions, hardest: list[tuple[int, Scenario]]) -> Iterator[tuple[str, Problem]]:
+    """Yield what other costs are called, and the problem with them."""
+    for times in (1, 2):
+        yield f"for a network slower by {100 * times * asked.noise:.0f} %", with_slower_network(problem, 1 + times * asked.noise)
+    for k, scenario in hardest:
+        yield f"for scenario {k}", priced_as(problem, scenario)
+
+
+def _times(problem: Problem, scored: Scored, drawn: tuple[Scenario, ...]) -> list[int]:
+    replay = Replay(problem, scored.schedule)
+    return [replay.step_time_ticks(scenario) for scenario in drawn]
+
+
+def _spread(name: str, scored: Scored, times: list[int]) -> Spread:
+    return Spread(name=name, step_time_ticks=scored.step_time_ticks, mean_ticks=round(sum(times) / len(times)), worst_ticks=max(times))
+
+
+def _value(spread: Spread, asked: ScenarioOptions) -> tuple[int, int]:
+    both = (spread.worst_ticks, spread.mean_ticks)
+    return both if asked.measure == "worst" else (both[1], both[0])
+
+
+def _with_best(problem: Problem, caps: Caps, answer: SolveResult, best: Scored, found_by: str) -> SolveResult:
+    """Return ``answer`` with another schedule, and the bounds that it is measured by."""
+    small = compact(problem)
+    places = without_places(small) if may_move(problem, caps) else small
+    later = later_bounds(problem, places, caps, best, answer.time_limit_ticks, answer.floor_bound_bytes)
+    return replace(
+        answer,
+        best=best,
+        status="optimal" if best.step_time_ticks <= answer.bound_ticks else "feasible",
+        bound_ticks=min(answer.bound_ticks, best.step_time_ticks),
+        fastest_ticks=min(answer.fastest_ticks, best.step_time_ticks),
+        time_limit_ticks=later.limit_ticks,
+        peak_bound_bytes=later.peak_bytes,
+        launches_bound=later.launches,
+        floor_memory_bytes=min(answer.floor_memory_bytes, best.peak_memory_bytes),
+        solved_by=found_by,
+    )

@@ -1,0 +1,140 @@
+"""Costs that are not those that a schedule was made for: sampled scenarios, and what a schedule takes in each.
+
+A scenario gives every node and every collective a factor, and on top of that one factor to all work on the compute stream and one to all
+transfers: a device or a network that is slower as a whole. Each factor is exp(sigma z - sigma^2 / 2) with z normal, so of mean 1. Factors
+belong to nodes and collectives, not to places in an order: schedules are compared under the same bad luck. What is sampled depends on the
+seed and on the problem's size alone. Memory follows the order, so caps that a schedule keeps it keeps in every scenario.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import numpy as np
+
+from apsched.errors import InputError
+from apsched.price_curve import PriceCurve
+from apsched.problem import Problem, with_contention
+from apsched.schedule import Schedule, StepKind
+from apsched.simulate import clock_of, simulate
+
+MEASURES = ("mean", "worst")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScenarioOptions:
+    """How many scenarios, how far from the costs, and what counts."""
+
+    count: int
+    noise: float = 0.2
+    """sigma of every factor."""
+    measure: str = "worst"
+    """``mean`` or ``worst`` step time over the scenarios."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.count, bool) or not isinstance(self.count, int) or not 1 <= self.count <= 10_000:
+            raise InputError(f"scenarios: expected a whole number from 1 to 10000, found {self.count!r}")
+        if not 0 < self.noise <= 2:
+            raise InputError(f"noise: expected a number above 0 and at most 2, found {self.noise!r}")
+        if self.measure not in MEASURES:
+            raise InputError(f"robust: expected {' or '.join(MEASURES)}, found {self.measure!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """Factors of durations."""
+
+    of_node: tuple[float, ...]
+    of_collective: tuple[float, ...]
+    """Of a bucket, that of its lowest member."""
+    of_compute: float = 1.0
+    """Of all work on the compute stream."""
+    of_network: float = 1.0
+    """Of all transfers."""
+
+
+def sampled(problem: Problem, sigma: float, seed: int | Sequence[int], *, correlated: bool = True) -> Scenario:
+    """Return one scenario; without ``correlated`` compute and network as a whole are as fast as the costs say."""
+    rng = np.random.default_rng(seed)
+    of_node, of_collective = (_factors(rng, sigma, count) for count in (problem.num_nodes, len(problem.collectives)))
+    of_compute, of_network = _factors(rng, sigma, 2) if correlated else (1.0, 1.0)
+    return Scenario(of_node=of_node, of_collective=of_collective, of_compute=of_compute, of_network=of_network)
+
+
+def scenarios(problem: Problem, options: ScenarioOptions, seed: int) -> tuple[Scenario, ...]:
+    """Return ``options.count`` scenarios; the first of more are those of fewer."""
+    return tuple(sampled(problem, options.noise, (seed, k)) for k in range(options.count))
+
+
+def _factors(rng: np.random.Generator, sigma: float, count: int) -> tuple[float, ...]:
+    return tuple(np.exp(sigma * rng.standard_normal(count) - sigma**2 / 2).tolist())
+
+
+class Replay:
+    """A schedule that runs with other durations, on the machine of ``simulate``, contention included."""
+
+    def __init__(self, problem: Problem, schedule: Schedule) -> None:
+        self._problem = problem
+        alone = simulate(with_contention(problem, None), schedule)
+        launched = {transfer.start_step: k for k, transfer in enumerate(alone.transfers)}
+        waited = {transfer.wait_step: k for k, transfer in enumerate(alone.transfers)}
+        self._steps = [
+            (
+                step.index if step.kind is StepKind.NODE else -1,
+                alone.end_ticks[k] - alone.begin_ticks[k],
+                launched.get(k, -1),
+                waited.get(k, -1),
+            )
+            for k, step in enumerate(schedule.steps)
+        ]
+        prices = [problem.keys[problem.collectives[t.members[0]].key].price for t in alone.transfers]
+        self._transfers = [
+            (min(t.members), t.stream, t.end_ticks - t.begin_ticks, price(0)) for t, price in zip(alone.transfers, prices, strict=True)
+        ]
+
+    def step_time_ticks(self, scenario: Scenario) -> int:
+        """Return the step time where durations are those of ``scenario``, each rounded to ticks."""
+        clock = clock_of(self._problem)
+        for node, ticks, launches, waits in self._steps:
+            if waits >= 0:
+                clock.wait(waits)
+                continue
+            clock.run(round(ticks * scenario.of_compute * (scenario.of_node[node] if node >= 0 else 1.0)))
+            if launches >= 0:
+                collective, stream, ticks, latency = self._transfers[launches]
+                factor = scenario.of_network * scenario.of_collective[collective]
+                length = round(ticks * factor)
+                clock.launch(stream, length, min(round(latency * factor), length))
+        return clock.finish()
+
+
+def priced_as(problem: Problem, scenario: Scenario) -> Problem:
+    """Return ``problem`` with the costs of ``scenario``, to be solved: a key's curve by the mean of its collectives' factors, by bytes."""
+    factors = []
+    for k in range(len(problem.keys)):
+        mine = [(c.size_bytes, scenario.of_collective[i]) for i, c in enumerate(problem.collectives) if c.key == k]
+        total = sum(size for size, _ in mine)
+        factors.append(scenario.of_network * (sum(size * factor for size, factor in mine) / total if total else 1.0))
+    durations = [d * scenario.of_compute * f for d, f in zip(problem.duration_ticks, scenario.of_node, strict=True)]
+    return _repriced(problem, durations, factors)
+
+
+def with_slower_network(problem: Problem, factor: float) -> Problem:
+    """Return ``problem`` with every transfer longer by ``factor``: what is prefetched for it is prefetched earlier."""
+    return _repriced(problem, problem.duration_ticks, [factor] * len(problem.keys))
+
+
+def _repriced(problem: Problem, durations: Sequence[float], factors: Sequence[float]) -> Problem:
+    keys = tuple(replace(key, price=_scaled(key.price, factor)) for key, factor in zip(problem.keys, factors, strict=True))
+    free = problem.unrestricted
+    return replace(
+        problem,
+        duration_ticks=tuple(round(d) for d in durations),
+        keys=keys,
+        unrestricted=_repriced(free, durations, factors) if free is not None else None,
+    )
+
+
+def _scaled(price: PriceCurve, factor: float) -> PriceCurve:
+    exact = Fraction(factor)
+    return PriceCurve(size_bytes=price.size_bytes, price_ticks=tuple(round(p * exact) for p in price.price_ticks))
