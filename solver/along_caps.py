@@ -16,6 +16,7 @@ from apsched.result import Scored, SolveResult
 from apsched.schedule import Schedule, StepKind
 from apsched.solver.any_order import without_places
 from apsched.solver.baselines import baselines, score
+from apsched.solver.changes import labels_of
 from apsched.solver.compact import Compact, Ints, compact
 from apsched.solver.expand import expand
 from apsched.solver.late_waits import late_waits
@@ -105,7 +106,7 @@ class AlongCaps:
             max_evaluations=evaluations,
             floor_bytes=known.floor_memory_bytes,
         )
-        for labels in _distinct(tuple(_labels(self._problem, start) for start in (best.schedule, *starts))):
+        for labels in _distinct(tuple(labels_of(self._problem, start) for start in (best.schedule, *starts))):
             for policy in policies(small):
                 for steer in (None, known.floor_memory_bytes):
                     if search.evaluations < evaluations:
@@ -125,14 +126,6 @@ class AlongCaps:
         first = np.ones(len(blocks), dtype=np.bool_)
         first[1:] = blocks[1:] != blocks[:-1]
         return self._mover.moved(blocks[first])
-
-
-def _labels(problem: Problem, schedule: Schedule) -> Ints:
-    """Return for each collective the lowest member of its bucket in ``schedule``."""
-    labels = np.arange(len(problem.collectives))
-    for bucket in schedule.buckets:
-        labels[list(bucket.members)] = min(bucket.members)
-    return labels
 
 
 def _distinct(all_labels: Sequence[Ints]) -> list[Ints]:

@@ -51,12 +51,18 @@ def build_parser() -> argparse.ArgumentParser:
     solve.add_argument("--metrics", action="store_true", help=text)
     _add_out(solve, "DIR", "directory for schedules, graphs and rewritten modules (default: apsched-out/SOURCE-MESH)")
 
-    audit = _verb(verbs, "audit", "score the order that the graphs of a source have now, against the proven bound")
+    audit = _verb(
+        verbs,
+        "audit",
+        "score the order that graphs have now, or a schedule file, against the proven bound: what is exposed, what would help",
+    )
     _add_source(audit)
     _add_costs(audit)
     _add_caps(audit)
     _add_moves(audit)
     _add_contention(audit)
+    text = "score this schedule file, whoever made it, not the order as captured; once for each graph"
+    audit.add_argument("--schedule", metavar="FILE", action="append", default=[], help=text)
     audit.add_argument(
         "--what-if-chunked",
         action="store_true",
