@@ -50,9 +50,7 @@ def shared_bound(problem: Problem, compact: Compact, caps: Caps, *, in_order: bo
             bounds += [step_time_bound(as_one, merged, caps), lp_bound(as_one, merged, caps)]
         found.append(TimeBound(ticks=max(bound.ticks for bound in bounds), source=f"link {name}"))
     if shares.full_speed > shares.slow_speed and len(everything):
-        work = work_bound(problem, compact, least_work(problem, compact), everything)
-        slow = (shares.full_speed - shares.slow_speed) * busy // shares.full_speed
-        found.append(TimeBound(ticks=int(compact.spine_ticks.sum()) + work + slow, source="slower compute"))
+        found.append(_all_work(problem, compact, shares, busy))
         if in_order:
             found.append(_between(problem, compact, caps, shares, busy))
     return max(found, key=lambda bound: bound.ticks)
@@ -87,8 +85,15 @@ def _without_latency(price: PriceCurve) -> PriceCurve:
     return PriceCurve(size_bytes=price.size_bytes, price_ticks=tuple(p - price.price_ticks[0] for p in price.price_ticks))
 
 
+def _all_work(problem: Problem, compact: Compact, shares: Shares, busy: int) -> TimeBound:
+    """Return what all work on the compute stream takes where something is transferred for ``busy`` ticks: (C2)."""
+    work = work_bound(problem, compact, least_work(problem, compact), np.arange(len(compact.kind)))
+    slow = (shares.full_speed - shares.slow_speed) * busy // shares.full_speed
+    return TimeBound(ticks=int(compact.spine_ticks.sum()) + work + slow, source="slower compute")
+
+
 def _between(problem: Problem, compact: Compact, caps: Caps, shares: Shares, busy: int) -> TimeBound:
-    """Return the best of (C3) over heads and tails."""
+    """Return the best over heads and tails: (C3)."""
     full, slow, num_spine = shares.full_speed, shares.slow_speed, len(compact.spine_ticks)
     begin, _ = earliest(problem, compact, caps)
     done = np.concatenate(([0], np.cumsum(compact.spine_ticks)))

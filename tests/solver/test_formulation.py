@@ -31,6 +31,7 @@ from apsched.solver import (
     path_bound,
     path_network,
     path_pricing,
+    shared_bounds,
     tail_bound,
 )
 from apsched.solver.compact import Compact
@@ -38,7 +39,7 @@ from apsched.solver.variables import Variables
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "formulation.md").read_text()
-HEADING = re.compile(r"^### \(([BRMWV]?\d+)\) [^`]+: `(\w+)`$", re.MULTILINE)
+HEADING = re.compile(r"^### \(([BRMWVC]?\d+)\) [^`]+: `(\w+)`$", re.MULTILINE)
 DOCUMENTED: list[tuple[str, str]] = HEADING.findall(TEXT)
 """(number, function) of each formula in the document."""
 
@@ -50,7 +51,7 @@ def numbered_in(*modules: ModuleType) -> list[tuple[str, str]]:
         tree = ast.parse(Path(str(module.__file__)).read_text())
         for function in (node for node in tree.body if isinstance(node, ast.FunctionDef)):
             said = ast.get_docstring(function) or ""
-            found += [(number, function.name) for number in re.findall(r"\(([BRMV]?\d+)\)", said)]
+            found += [(number, function.name) for number in re.findall(r"\(([BRMVC]?\d+)\)", said)]
     return found
 
 
@@ -90,7 +91,9 @@ def test_each_constraint_of_one_layer_is_documented_and_implemented_once() -> No
         assert part.count("```math") == 1
 
 
-@pytest.mark.parametrize(("module", "letter", "numbers"), [(bounds, "B", range(1, 8)), (lp_bound, "R", range(1, 5))])
+@pytest.mark.parametrize(
+    ("module", "letter", "numbers"), [(bounds, "B", range(1, 8)), (lp_bound, "R", range(1, 5)), (shared_bounds, "C", range(1, 4))]
+)
 def test_each_bound_is_proven_once_and_implemented_once(module: ModuleType, letter: str, numbers: range) -> None:
     """A heading with the name of the function, whose docstring says the number; and a line in the docstring of the module."""
     expected = [f"{letter}{n}" for n in numbers]
@@ -133,7 +136,7 @@ def test_each_constraint_has_a_formula() -> None:
 def test_the_document_names_every_constraint_that_it_refers_to() -> None:
     """No reference to a number that does not exist."""
     known = {number for number, _ in DOCUMENTED}
-    assert set(re.findall(r"\(([BRMWV]\d+)\)", TEXT)) <= known
+    assert set(re.findall(r"\(([BRMWVC]\d+)\)", TEXT)) <= known
     assert {n for n in re.findall(r"\((\d+)\)", TEXT) if int(n) > 0} <= known
 
 
