@@ -24,6 +24,7 @@ def optimize(
     max_compute_move: int | None = DEFAULT_COMPUTE_MOVE,
     plan: Plan | str | PathLike[str] | None = None,
     bitwise: bool = False,
+    second_group: bool = False,
     seed: int = 0,
 ) -> torch.fx.GraphModule:
     """Return ``gm`` in the fastest order and with the best buckets that the caps allow; ``gm`` itself stays as it is.
@@ -48,6 +49,9 @@ def optimize(
     bitwise
         Reduce gradients in the buckets and payload order of eager FSDP2, so that sums are the same bit for bit. What that costs is
         ``apsched_result.bitwise``. Parameters must have names, too.
+    second_group
+        Also try gathers on a second process group of the same process ranks, so that they do not queue behind reductions, and keep the
+        faster. The group is made once in the life of the process, by all of its process ranks.
 
     Raises
     ------
@@ -67,6 +71,7 @@ def optimize(
         max_compute_move=max_compute_move,
         plan=plan,
         bitwise=bitwise,
+        second_group=second_group,
         seed=seed,
     )
     return scheduled(capture_graph_module(gm), settings)

@@ -29,6 +29,7 @@ from apsched.progress import Progress
 from apsched.restrict import check_matches, restricted
 from apsched.result import Scored, SolveResult
 from apsched.scenarios import ScenarioOptions
+from apsched.second_group import with_second_groups
 from apsched.simulate import simulate
 from apsched.sources import Opened, SourceKind, SourceRequest, classify, opened
 from apsched.units import ticks_to_us
@@ -212,13 +213,24 @@ def solve_graph(
     milp: MilpOptions | None = None,
     search: Search | None = None,
     asked: ScenarioOptions | None = None,
+    second_group: bool = False,
 ) -> Result:
     """Return the answer for one graph, checked by ``verify``; with ``milp`` that of the MILP, with ``search`` of what stands in for it.
 
-    With ``asked`` the schedule is the one that is best over sampled costs.
+    With ``asked`` the schedule is the one that is best over sampled costs. With ``second_group`` it is solved once more with gathers on
+    groups of their own; ``Result.problem`` is that of the faster answer.
     """
     from apsched.robust import made_robust
     from apsched.solver import solve, solve_with_milp
+
+    if second_group:
+        alone = solve_graph(graph, caps, options, progress, milp=milp, search=search, asked=asked)
+        beside = with_second_groups(graph.problem)
+        if beside is None:
+            return alone
+        other = replace(graph, problem=beside, without_bitwise=None)
+        second = solve_graph(other, caps, options, progress, milp=milp, search=search, asked=asked)
+        return min(alone, second, key=lambda result: (result.best is None, result.step_time_us or 0.0))
 
     search = search or partial(solve, progress=progress.solver)
     with progress.stage(f"solve {graph.problem.name}") as took:

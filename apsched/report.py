@@ -9,11 +9,13 @@ from rich.table import Table
 
 from apsched.contention import contention_json
 from apsched.graph_result import Result
+from apsched.group_names import first_name
 from apsched.moved import furthest_move, moved_compute
 from apsched.options import show_bytes, show_us
 from apsched.plan import digest
 from apsched.result import Infeasibility, Score
 from apsched.robustness import robustness_json, robustness_line, robustness_table
+from apsched.second_group import second_groups
 from apsched.units import ticks_to_us
 from apsched.what_binds import binds_line, path_json
 
@@ -207,6 +209,8 @@ def summary_lines(result: Result) -> tuple[str, ...]:
         lines.append(f"  contention: {result.problem.contention}")
     if result.robustness is not None:
         lines.append(robustness_line(result.robustness))
+    if second := second_groups(result.problem):
+        lines.append(f"  gathers on second groups: {', '.join(map(first_name, second))}")
     if moved := _moved_line(result):
         lines.append(moved)
     if set(result.cost_shares) - {"formula"}:

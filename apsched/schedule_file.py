@@ -25,11 +25,12 @@ from apsched.graph_result import Result
 from apsched.plan import digest
 from apsched.problem import Problem
 from apsched.schedule import Bucket, Schedule, Step, StepKind
+from apsched.second_group import second_groups, with_second_groups
 
 FORMAT = "apsched-schedule"
 VERSION = 2
 _FLAT_VERSION = 1
-"""Of files without coalesced buckets, which older readers understand."""
+"""Of files without coalesced buckets and second groups, which older readers understand."""
 COALESCED = "coalesced"
 _WORDS = {StepKind.COPY_IN: "copy_in", StepKind.START: "start", StepKind.WAIT: "wait"}
 _KINDS = {word: kind for kind, word in _WORDS.items()}
@@ -51,6 +52,12 @@ class ScheduleFile:
     steps: tuple[str, ...]
     coalesced: frozenset[int] = frozenset()
     """Buckets that are coalesced."""
+    second_groups: bool = False
+    """Gathers run on groups of their own."""
+
+    def problem_of(self, problem: Problem) -> Problem:
+        """Return ``problem`` with the groups that the file was made for."""
+        return (with_second_groups(problem) if self.second_groups and not second_groups(problem) else None) or problem
 
 
 def dump_schedule(result: Result) -> bytes:
@@ -60,13 +67,14 @@ def dump_schedule(result: Result) -> bytes:
     problem, schedule = result.problem, result.best.schedule
     head = {
         "format": FORMAT,
-        "version": VERSION if any(bucket.coalesced for bucket in schedule.buckets) else _FLAT_VERSION,
+        "version": VERSION if second_groups(problem) or any(bucket.coalesced for bucket in schedule.buckets) else _FLAT_VERSION,
         "graph": {
             "name": problem.name,
             "hash": problem.graph_hash,
             "num_nodes": problem.num_nodes,
             "num_collectives": len(problem.collectives),
         },
+        **({"second_groups": second_groups(problem)} if second_groups(problem) else {}),
         "costs": {
             "cluster": result.cluster,
             **({"contention": contention_json(problem.contention)} if problem.contention is not None else {}),
@@ -113,6 +121,9 @@ def bind_schedule(file: ScheduleFile, problem: Problem) -> Schedule:
     """Return the schedule that ``file`` states for ``problem``; ``InputError`` says what differs where it belongs to another graph."""
     if file.graph["hash"] != problem.graph_hash:
         raise InputError(f"{file.path}: the schedule belongs to another graph: {_difference(file, problem)}; solve this graph instead")
+    if file.second_groups != bool(second_groups(problem)):
+        there, here = ("second groups", "one group") if file.second_groups else ("one group", "second groups")
+        raise InputError(f"{file.path}: expected gathers on {there}, as the file has them, found {here}; use second_group as it did")
     starts = {c.start: i for i, c in enumerate(problem.collectives)}
     members = [tuple(_collective(rank, name, starts, file) for rank, name in bucket) for bucket in file.buckets]
     buckets = tuple(Bucket(mine, coalesced=b in file.coalesced) for b, mine in enumerate(members))
@@ -194,6 +205,7 @@ def _checked(data: dict[str, Any], path: str) -> ScheduleFile:
         claimed=_object(data, "result", path),
         buckets=tuple(_members(bucket, b, path) for b, bucket in enumerate(_array(data, "buckets", path))),
         steps=tuple(steps),
+        second_groups=bool(data.get("second_groups")),
         coalesced=frozenset(b for b, bucket in enumerate(_array(data, "buckets", path)) if _is_coalesced(bucket, b, path)),
     )
 

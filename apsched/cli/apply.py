@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from dataclasses import replace
 from typing import Any, TextIO
 
 from apsched.cli.choices import cost_choice, direction, out_dir, source_request
@@ -47,6 +48,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
 
 def apply_one(graph: LoadedGraph, file: ScheduleFile, files: dict[str, bytes], progress: Progress) -> dict[str, Any]:
     """Replay ``file`` on ``graph``; adds the rewritten module to ``files`` and returns the figures."""
+    graph = replace(graph, problem=file.problem_of(graph.problem))
     scored = replay(graph.problem, file)
     exact = None
     if graph.captured is not None:

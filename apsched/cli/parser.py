@@ -43,6 +43,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_contention(solve)
     _add_scenarios(solve)
     _add_plan(solve)
+    text = "also try gathers on a second process group of the same process ranks (a communicator more), and keep the faster"
+    solve.add_argument("--second-group", action="store_true", help=text)
     _add_inductor(solve, default=False)
     second = solve.add_argument_group("second opinion")
     _option(second, "--solver", "NAME", "cp-sat, milp (CBC) or milp:NAME with a solver that PuLP knows (default: cp-sat)", default="cp-sat")

@@ -3,6 +3,7 @@
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
@@ -35,6 +36,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
                 progress,
                 milp=milp,
                 asked=asked,
+                second_group=args.second_group,
             )
             for graph in graphs
         ]
@@ -65,7 +67,7 @@ def finish_graph(graph: LoadedGraph, result: Result, files: dict[str, bytes], pr
     from apsched.module_file import dump_module
 
     assert result.best is not None
-    rewritten = rewrite(graph, result.best, progress)
+    rewritten = rewrite(replace(graph, problem=result.problem), result.best, progress)
     files[f"{name}.py"] = dump_module(rewritten.module, name)
     return with_round_trip(result, rewritten)
 

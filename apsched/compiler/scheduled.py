@@ -58,11 +58,11 @@ def scheduled(captured: CapturedGraph, settings: Settings, talk: Round | None = 
     def search(problem: Problem, caps: Caps, options: SolveOptions) -> SolveResult:
         return answered(problem, caps, options, partial(solve, progress=progress.solver), sources=settings.answers, round_=talk)
 
-    result = solve_graph(graph, caps, settings.solve_options, progress, search=search)
+    result = solve_graph(graph, caps, settings.solve_options, progress, search=search, second_group=settings.second_group)
     if result.best is None:
         raise InfeasibleError(explain_infeasible(result))
     with _working(talk):
-        rewritten = rewrite(graph, result.best, progress)
+        rewritten = rewrite(replace(graph, problem=result.problem), result.best, progress)
     result = with_round_trip(result, rewritten)
     rewritten.module.meta[RESULT] = result
     setattr(rewritten.module, RESULT, result)

@@ -48,6 +48,8 @@ class Settings:
     """Rules for collectives by name of their parameter; a file is read once, here."""
     bitwise: bool = False
     """Reduce gradients in the buckets and payload order of eager FSDP2."""
+    second_group: bool = False
+    """Also try gathers on a second process group of the same process ranks, and keep the faster; it is made once, by all of them."""
     budget: float = SolveOptions().budget
     """Deterministic work of the search for one graph, not seconds; see :class:`apsched.SolveOptions`."""
     seed: int = 0
@@ -72,7 +74,7 @@ class Settings:
             raise InputError(f"on_error: expected {' or '.join(map(repr, ON_ERROR))}, found {self.on_error!r}")
         if self.deadline_s is not None and not 0 < self.deadline_s < float("inf"):
             raise InputError(f"deadline_s: expected a finite number of seconds above 0, or None; found {self.deadline_s!r}")
-        for name in ("bitwise", "progress"):
+        for name in ("bitwise", "progress", "second_group"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(f"{name}: expected True or False, found {getattr(self, name)!r}")
         if self.cost_model is None:

@@ -7,6 +7,7 @@ import torch
 
 from apsched.costs.model import CostModel, coalesced_member_us
 from apsched.errors import InputError
+from apsched.group_names import first_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +21,11 @@ class _CheckedCostModel:
     def collective_us(self, kind: str, group_name: str, group_size: int, size_bytes: int) -> float:
         """Return the price of the collective, checked."""
         what = f"collective_us of {kind} of {size_bytes} bytes on group {group_name!r} ({group_size} ranks)"
-        return _checked_us(self.cost_model.collective_us(kind, group_name, group_size, size_bytes), what)
+        return _checked_us(self.cost_model.collective_us(kind, first_name(group_name), group_size, size_bytes), what)
 
     def coalesced_member_us(self, kind: str, group_name: str, group_size: int) -> float | None:
         """Return what each member adds to a coalesced launch, checked; ``None`` where there is no price."""
-        price_us = coalesced_member_us(self.cost_model, kind, group_name, group_size)
+        price_us = coalesced_member_us(self.cost_model, kind, first_name(group_name), group_size)
         what = f"coalesced_member_us of {kind} on group {group_name!r} ({group_size} ranks)"
         return None if price_us is None else _checked_us(price_us, what)
 
@@ -36,7 +37,7 @@ class _CheckedCostModel:
     def collective_source(self, kind: str, group_name: str, group_size: int) -> str:
         """Return where the price of a collective comes from; ``model`` where the user's model does not say."""
         source = getattr(self.cost_model, "collective_source", None)
-        return str(source(kind, group_name, group_size)) if callable(source) else "model"
+        return str(source(kind, first_name(group_name), group_size)) if callable(source) else "model"
 
 
 def checked(cost_model: CostModel) -> CostModel:

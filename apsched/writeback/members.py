@@ -1,7 +1,7 @@
 """What write-back needs to know about a member of a bucket, read from its nodes and checked."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,9 +48,14 @@ class Member:
         return math.prod(self.output_shape)
 
 
-def read_members(problem: Problem, nodes: Sequence[Node], collectives: Sequence[int]) -> tuple[Member, ...]:
-    """Return the members of one bucket in payload order; raise InputError where they can't share a launch."""
-    members = tuple(_read_member(problem, nodes, c) for c in collectives)
+def read_members(
+    problem: Problem, nodes: Sequence[Node], collectives: Sequence[int], second: Mapping[str, str] | None = None
+) -> tuple[Member, ...]:
+    """Return the members of one bucket in payload order; raise InputError where they can't share a launch.
+
+    ``second`` maps the second groups of ``problem`` to the names by which they run.
+    """
+    members = tuple(_read_member(problem, nodes, c, second or {}) for c in collectives)
     first = members[0]
     for member in members[1:]:
         for label in ("kind", "group", "group_size", "reduce_op", "dtype", "device"):
@@ -63,7 +68,7 @@ def read_members(problem: Problem, nodes: Sequence[Node], collectives: Sequence[
     return members
 
 
-def _read_member(problem: Problem, nodes: Sequence[Node], c: int) -> Member:
+def _read_member(problem: Problem, nodes: Sequence[Node], c: int, second: Mapping[str, str]) -> Member:
     collective = problem.collectives[c]
     start, wait = nodes[collective.start], nodes[collective.wait]
     kind = _KIND_OF_TARGET.get(start.target)
@@ -96,7 +101,7 @@ def _read_member(problem: Problem, nodes: Sequence[Node], c: int) -> Member:
         sent=sent,
         payload=payload,
         kind=kind,
-        group=arguments["group_name"],
+        group=second.get(problem.keys[collective.key].group, arguments["group_name"]),
         group_size=group_size,
         reduce_op=arguments.get("reduce_op", ""),
         dtype=value.dtype,

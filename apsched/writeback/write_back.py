@@ -1,12 +1,13 @@
 """Schedule -> FX graph: nodes in exactly the order of the steps, and the buckets' nodes in place of their members'."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch.fx import GraphModule, Node
 
 from apsched.config import Caps
 from apsched.errors import InputError
+from apsched.group_names import first_name
 from apsched.problem import Problem
 from apsched.schedule import Schedule, Step, StepKind
 from apsched.torch_private import empty_graph_like, process_rank_in_group
@@ -15,6 +16,7 @@ from apsched.writeback.buckets import FlatBucket, make_bucket
 from apsched.writeback.coalesced import CoalescedBucket
 from apsched.writeback.emit import Emitter
 from apsched.writeback.members import read_members
+from apsched.writeback.second_groups import running_second_groups
 
 _SHOWN = 5
 """Differences that an error message lists."""
@@ -53,7 +55,9 @@ def _new_graph(
     graph: torch.fx.Graph = empty_graph_like(gm.graph)
     values: dict[Node, Node] = {}
     emitter = Emitter(graph, {node.name for node in nodes})
-    buckets = _make_buckets(emitter, nodes, problem, schedule, values, process_rank_of)
+    second = running_second_groups(problem)
+    buckets = _make_buckets(emitter, nodes, problem, schedule, values, process_rank_of, second)
+    moved = {c.start: second[problem.keys[c.key].group] for c in problem.collectives if problem.keys[c.key].group in second}
     flat = {b: bucket for b, bucket in enumerate(buckets) if isinstance(bucket, FlatBucket)}
     bucket_of = {c: flat[b] for b in flat for c in schedule.buckets[b].members}
     for step in schedule.steps:
@@ -61,6 +65,8 @@ def _new_graph(
             case StepKind.NODE:
                 node = nodes[step.index]
                 values[node] = graph.node_copy(node, values.__getitem__)
+                if step.index in moved:
+                    _launch_on(values[node], moved[step.index])
             case StepKind.COPY_IN:
                 flat[step.index].copy_in()
             case StepKind.START:
@@ -79,10 +85,11 @@ def _make_buckets(
     schedule: Schedule,
     values: dict[Node, Node],
     process_rank_of: Callable[[str], int],
+    second: Mapping[str, str],
 ) -> list[FlatBucket | CoalescedBucket]:
     buckets: list[FlatBucket | CoalescedBucket] = []
     for index, bucket in enumerate(schedule.buckets):
-        members = read_members(problem, nodes, bucket.members)
+        members = read_members(problem, nodes, bucket.members, second)
         if bucket.coalesced:
             buckets.append(CoalescedBucket(emitter, index, members, values))
             continue
@@ -91,10 +98,19 @@ def _make_buckets(
     return buckets
 
 
+def _launch_on(start: Node, group: str) -> None:
+    """Make ``start``, an all-gather, run on ``group``."""
+    names = [argument.name for argument in start.target._schema.arguments]  # type: ignore[union-attr]
+    if "group_name" in start.kwargs:
+        start.update_kwarg("group_name", group)
+    else:
+        start.update_arg(names.index("group_name"), group)
+
+
 def _process_rank(problem: Problem, collective: int, process_rank_of: Callable[[str], int]) -> int:
     key = problem.keys[problem.collectives[collective].key]
     try:
-        rank = process_rank_of(key.group)
+        rank = process_rank_of(first_name(key.group))
     except LookupError as error:
         raise InputError(f"group {key.group!r}: {error}; start it, or say this process rank's place with process_rank_of") from error
     if not 0 <= rank < key.group_size:
