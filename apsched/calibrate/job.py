@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.fx import GraphModule
 
-from apsched.calibrate.agree import agreed
+from apsched.calibrate.agree import agreed, all_measured
 from apsched.calibrate.measure import Measured, device_at_hand, measure_compute
 from apsched.calibrate.measure_collectives import measure_collectives
 from apsched.costs.cluster import Cluster
@@ -38,9 +38,15 @@ class Job:
         fused: bool = True,
     ) -> Measured:
         """Return what the nodes of ``graphs`` take here, and with a process group their collectives, agreed on by all process ranks."""
-        measured = measure_compute(graphs, self.device, cluster_name, known, fused=fused)
         if not self.connected:
-            return measured
+            return measure_compute(graphs, self.device, cluster_name, known, fused=fused)
+        measured, failure = None, None
+        try:
+            measured = measure_compute(graphs, self.device, cluster_name, known, fused=fused)
+        except Exception as error:  # whatever it is, the other process ranks must hear of it
+            failure = error
+        all_measured(failure)
+        assert measured is not None
         transfers, launch_us = measure_collectives([dag for _, dag in graphs], cluster, self.device)
         return replace(measured, costs=agreed(replace(measured.costs, transfers=transfers, launch_us=launch_us)))
 
