@@ -199,16 +199,21 @@ def _reductions_in_flight(problem: Problem, schedule: Schedule, by_parameter: Ma
             "way round; nearest is the order of the graph: solve with --bitwise"
         )
     alone = {c.start: c.wait for c in movable(problem, "reduce_scatter")}
-    waits = set(alone.values())
+    starts = {wait: start for start, wait in alone.items()}
     reduces = [problem.keys[problem.collectives[bucket.members[0]].key].kind == "reduce_scatter" for bucket in schedule.buckets]
-    in_flight = most = 0
+    held: set[int] = set()  # buckets; nodes that start alone, as their complement
+    most = 1
     for step in schedule.steps:
-        if (step.kind is StepKind.COPY_IN and reduces[step.index]) or (step.kind is StepKind.NODE and step.index in alone):
-            in_flight += 1
-            most = max(most, in_flight)
-        elif (step.kind is StepKind.WAIT and reduces[step.index]) or (step.kind is StepKind.NODE and step.index in waits):
-            in_flight -= 1
-    return max(most, 1)
+        if step.kind in (StepKind.COPY_IN, StepKind.START) and reduces[step.index]:  # a coalesced bucket has no copy-in
+            held.add(step.index)
+        elif step.kind is StepKind.WAIT:
+            held.discard(step.index)
+        elif step.kind is StepKind.NODE and step.index in alone:
+            held.add(~step.index)
+        elif step.kind is StepKind.NODE and step.index in starts:
+            held.discard(~starts[step.index])
+        most = max(most, len(held))
+    return most
 
 
 def _is_saved(forward: Problem, unit: Unit) -> bool:
