@@ -8,6 +8,7 @@ from apsched.capture.graph_module import capture_graph_module
 from apsched.compiler.scheduled import scheduled
 from apsched.compiler.settings import Settings, memory_cap_of
 from apsched.config import DEFAULT_COMPUTE_MOVE
+from apsched.contention import Contention
 from apsched.costs.model import CostModel
 from apsched.plan import Plan
 
@@ -24,6 +25,7 @@ def optimize(
     max_compute_move: int | None = DEFAULT_COMPUTE_MOVE,
     plan: Plan | str | PathLike[str] | None = None,
     bitwise: bool = False,
+    contention: str | Contention | None = None,
     second_group: bool = False,
     seed: int = 0,
 ) -> torch.fx.GraphModule:
@@ -49,6 +51,8 @@ def optimize(
     bitwise
         Reduce gradients in the buckets and payload order of eager FSDP2, so that sums are the same bit for bit. What that costs is
         ``apsched_result.bitwise``. Parameters must have names, too.
+    contention
+        Who slows whom, as for ``--contention`` (``"links,compute=1.2"``), or in full; by default nobody.
     second_group
         Also try gathers on a second process group of the same process ranks, so that they do not queue behind reductions, and keep the
         faster. The group is made once in the life of the process, by all of its process ranks.
@@ -71,6 +75,7 @@ def optimize(
         max_compute_move=max_compute_move,
         plan=plan,
         bitwise=bitwise,
+        contention=contention,
         second_group=second_group,
         seed=seed,
     )

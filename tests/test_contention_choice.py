@@ -7,11 +7,13 @@ from dataclasses import replace
 import pytest
 from strategies import layered_problem
 
+from apsched.agreement.problem_digest import problem_digest
 from apsched.cli.main import main
+from apsched.contention import Contention
 from apsched.contention_choice import ContentionChoice, contended, parse_contention
 from apsched.costs.cluster import cluster_names, load_cluster
 from apsched.errors import InputError
-from apsched.problem import Problem
+from apsched.problem import Problem, with_contention
 
 H100 = load_cluster("h100")
 
@@ -70,6 +72,17 @@ def test_other_words_are_refused(text):
 def test_other_factors_are_refused(factor):
     with pytest.raises(InputError, match="factor from 1 to 10"):
         contended(with_groups(8), parse_contention(f"compute={factor}"), H100, {})
+
+
+def test_process_ranks_agree_on_contention_whatever_their_groups_are_called():
+    problem = with_groups(8, 8)
+    other = replace(problem, streams=("tp_1", "fsdp_1"), keys=tuple(replace(k, group=f"{k.group}_1") for k in problem.keys))
+    mine = Contention(links=("NIC",), links_of_group=(("0", (0,)), ("1", (0,))))
+    theirs = Contention(links=("other",), links_of_group=(("tp_1", (0,)), ("fsdp_1", (0,))))
+    digest = problem_digest(with_contention(problem, mine))
+    assert digest == problem_digest(with_contention(other, theirs))
+    assert digest != problem_digest(problem)
+    assert digest != problem_digest(with_contention(problem, replace(mine, slowdown=(6, 5))))
 
 
 def test_solve_on_the_command_line_says_so_everywhere(tmp_path, capsys):

@@ -53,6 +53,14 @@ def test_the_result_is_at_hand(gm: torch.fx.GraphModule) -> None:
     fast.graph.lint()
 
 
+def test_contention_is_that_of_the_result_and_of_the_round_trip(gm: torch.fx.GraphModule) -> None:
+    result = apsched.optimize(gm, contention="compute=1.5").meta["apsched_result"]
+    assert result.problem.contention.slowdown == (3, 2)
+    assert result.round_trip_exact is True
+    with pytest.raises(apsched.InputError, match="expected none, or links"):
+        apsched.optimize(gm, contention="everything")
+
+
 def test_a_cost_model_of_the_users_own(gm: torch.fx.GraphModule) -> None:
     """Without a device there is no cap on memory; it may be stated as text."""
     result = apsched.optimize(gm, cost_model=OneMicrosecond()).meta["apsched_result"]

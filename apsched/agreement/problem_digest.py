@@ -52,6 +52,8 @@ def _printed(problem: Problem) -> Iterator[str]:
             continue
         if field.name == "keys":
             value = tuple(replace(key, group="") for key in value)  # ``stream`` tells them apart
+        if field.name == "contention" and value is not None:
+            value = tuple(map(value.links_of, problem.streams)), value.slowdown  # links and groups by number
         if field.name == "unrestricted" and value is not None:
             value = problem_digest(value)
         yield f"{field.name} {value!r}"

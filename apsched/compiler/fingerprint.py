@@ -36,6 +36,7 @@ def fingerprint(settings: Settings, *more: object) -> str | None:
         settings.stated_memory_cap,
         settings.plan.rules,
         settings.bitwise,
+        settings.contention,
         settings.solve_options,
         settings.on_error,
         [(file.graph, file.steps, file.buckets) for file in settings.answers.schedules],

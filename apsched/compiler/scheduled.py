@@ -11,6 +11,7 @@ from apsched.agreement.round import Round
 from apsched.capture.captured import CapturedGraph
 from apsched.compiler.settings import Settings
 from apsched.config import Caps, SolveOptions
+from apsched.contention_choice import as_asked
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.measured_model import MeasuredCostModel
 from apsched.errors import InfeasibleError
@@ -47,6 +48,7 @@ def scheduled(captured: CapturedGraph, settings: Settings, talk: Round | None = 
             device_memory_bytes=cluster.device.memory_bytes if cluster else None,
             progress=progress,
         )
+        graph = replace(graph, problem=as_asked(graph.problem, settings.contention, cluster, group_ranks))
         (graph,) = under_plan((graph,), as_plan(settings.plan), bitwise=settings.bitwise)
         stated = settings.stated_memory_cap
         if stated is None and cluster is None:

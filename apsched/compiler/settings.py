@@ -14,6 +14,8 @@ from apsched.agreement.cache import DEFAULT_LIMIT_BYTES, DIRECTORY_VARIABLE, Cac
 from apsched.agreement.job import DEFAULT_DEADLINE_S
 from apsched.agreement.replayed import schedule_files
 from apsched.config import DEFAULT_COMPUTE_MOVE, Caps, SolveOptions
+from apsched.contention import Contention
+from apsched.contention_choice import parse_contention
 from apsched.costs.cluster import DEFAULT_CLUSTER, load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.model import CostModel
@@ -48,6 +50,8 @@ class Settings:
     """Rules for collectives by name of their parameter; a file is read once, here."""
     bitwise: bool = False
     """Reduce gradients in the buckets and payload order of eager FSDP2."""
+    contention: str | Contention | None = None
+    """Who slows whom, as for ``--contention`` (``"links,compute=1.2"``), or in full; ``None``: nobody."""
     second_group: bool = False
     """Also try gathers on a second process group of the same process ranks, and keep the faster; it is made once, by all of them."""
     budget: float = SolveOptions().budget
@@ -77,6 +81,8 @@ class Settings:
         for name in ("bitwise", "progress", "second_group"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(f"{name}: expected True or False, found {getattr(self, name)!r}")
+        if isinstance(self.contention, str):
+            parse_contention(self.contention, "contention")
         if self.cost_model is None:
             load_cluster(self.cluster or DEFAULT_CLUSTER)
         object.__setattr__(self, "plan", as_plan(self.plan))

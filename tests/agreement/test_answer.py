@@ -17,6 +17,7 @@ from apsched.agreement.job import Job
 from apsched.agreement.problem_digest import answer_digest, problem_digest
 from apsched.agreement.round import Round
 from apsched.config import Caps, SolveOptions
+from apsched.contention import Contention
 from apsched.errors import ApschedError, InputError
 from apsched.graph_result import result_of
 from apsched.price_curve import PriceCurve
@@ -92,6 +93,7 @@ def changed(problem: Problem) -> dict[str, Problem]:
         "compute_order": replace(problem, compute_order=tuple(reversed(problem.spine))),
         "rules": replace(problem, rules=("match '.*': forbid",)),
         "unrestricted": replace(problem, unrestricted=problem),
+        "contention": replace(problem, contention=Contention(slowdown=(6, 5))),
     }
 
 
