@@ -174,12 +174,15 @@ def _solve_by_search(
     else:
         search.improve(good_enough)
         moved = _with_compute_moved(mover, blocks, search, evaluations // 2, good_enough)
-        if moved.step_time_ticks > search.step_time_ticks * _WORTH_MOVING and moved.step_time_ticks > good_enough:
-            # little to gain, so that buckets around the compute as captured may be worth as much
-            search.max_evaluations = evaluations
-            search.descend_by_rungs(rungs, evaluations, good_enough)
-            again = _with_compute_moved(mover, blocks, search, evaluations // 2, good_enough)
-            moved = min(moved, again, key=lambda s: s.step_time_ticks)
+        if moved.step_time_ticks > search.step_time_ticks * _WORTH_MOVING:
+            if moved.step_time_ticks > good_enough:  # buckets around the compute as captured may be worth as much
+                search = search.around(search.problem, search.compact, evaluations)
+                search.portfolio()
+                search.descend_by_rungs(rungs, evaluations, good_enough)
+                again = _with_compute_moved(mover, blocks, search, evaluations // 2, good_enough)
+                moved = min(moved, again, key=lambda s: s.step_time_ticks)
+            if moved.step_time_ticks * (1 + options.time_slack) >= search.step_time_ticks:
+                moved = search  # what is within the slack is soon lost where costs are wrong
         search = moved
     improved = improve(
         search.pricer, caps, search.program(), replace(options, budget=options.budget * _SHARE_OF_WINDOWS), stop_at_ticks=good_enough

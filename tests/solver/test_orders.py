@@ -10,6 +10,7 @@ from random_schedules import random_schedule
 from strategies import layered_problem, random_caps, random_problem, with_kernels
 
 from apsched.config import Caps, SolveOptions
+from apsched.moved import moved_compute
 from apsched.problem import Problem
 from apsched.schedule import StepKind
 from apsched.simulate import simulate
@@ -105,6 +106,19 @@ def test_moving_fills_stalls_and_keeps_the_memory() -> None:
     assert after.best is not None
     assert verify(problem, after.best.schedule, Caps(memory_cap_bytes=cap, max_compute_move=None)) == ()
     assert after.fastest_ticks <= before.fastest_ticks - 20 * (num_layers - 1)
+
+
+def test_compute_moves_only_for_more_than_the_slack() -> None:
+    """Stalls of three parts in a thousand: with a slack of five the compute stays as captured, and without any it moves."""
+    problem = layered([Layer(ticks=(2000, 3000), on_path=True)] * 12, backward=True, ticks=(30, 1))
+    assert not is_small(problem)
+    as_captured = solve(problem, Caps(), SolveOptions(budget=1, time_slack=0.0))
+    strict, slack = (solve(problem, Caps(max_compute_move=None), SolveOptions(budget=1, time_slack=share)) for share in (0.0, 0.005))
+    assert strict.best is not None
+    assert slack.best is not None
+    assert strict.fastest_ticks < as_captured.fastest_ticks == slack.fastest_ticks
+    assert moved_compute(problem, strict.best.schedule)
+    assert not moved_compute(problem, slack.best.schedule)
 
 
 @pytest.mark.parametrize("seed", range(25))
