@@ -128,6 +128,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_caps(study)
     _add_moves(study)
     _add_plan(study)
+    _add_contention(study)
     grid = study.add_argument_group("study")
     grid.add_argument(
         "--vary",

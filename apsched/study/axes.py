@@ -19,7 +19,7 @@ from apsched.options import MemoryCap, parse_count, parse_memory_cap, parse_numb
 COUNTS = ("seq", "batch", "layers", "max_topo_span", "max_prefetch", "max_compute_move", "seed")
 SIZES = ("bucket_cap", "in_flight_cap")
 NUMBERS = ("time_slack", "budget")
-WORDS = ("source", "mesh", "ac", "cluster", "costs", "collectives", "direction", "plan")
+WORDS = ("source", "mesh", "ac", "cluster", "costs", "collectives", "direction", "plan", "contention")
 SPEEDS = ("network", "compute")
 SWITCHES = ("unfused", "bitwise")
 AXES = ("memory_cap", *WORDS, *COUNTS, *SIZES, *NUMBERS, *SWITCHES, *SPEEDS)

@@ -61,7 +61,7 @@ def least_memory(points: Sequence[Point], slowdown: float) -> LeastMemory | None
 
 
 def rests_on(point: Point) -> str:
-    """Return what owns most of the step time beside compute, with its share; memory where it is full and a stall follows."""
+    """Return what owns most of the step time beside compute, with its share; ``full``: where memory is, and a stall follows."""
     shares = point.outcome.report.get("shares") or []
     total = sum(share["us"] for share in shares)
     largest = max((share for share in shares if share["label"] != "compute"), key=lambda share: share["us"], default=None)
@@ -71,7 +71,7 @@ def rests_on(point: Point) -> str:
     text = "compute" if compute >= largest["us"] else largest["label"]
     share = max(compute, largest["us"]) / total
     full = (point.outcome.report.get("rests_on") or {}).get("memory_full_at")
-    return f"{text} {100 * share:.0f} %" + ("; memory full" if full else "")
+    return f"{text} {100 * share:.0f} %" + (", full" if full else "")
 
 
 def bucketing(points: Sequence[Point]) -> str:

@@ -116,11 +116,11 @@ def _at_speeds(row: GraphRow, setting: Setting, store: Store) -> GraphRow:
     """Return the row of the graph at the speeds of ``setting``, which is kept, too."""
     if setting.speeds == Speeds():
         return row
-    dag, notes = at_speeds(from_bytes(store.graph_content(row)), setting.speeds, _cluster(row, setting))
+    dag, notes = at_speeds(from_bytes(store.graph_content(row)), setting.speeds, cluster_of(row, setting))
     return _added(to_bytes(dag), row.described["source"], row.device_memory_bytes, setting.speeds, (*row.notes, *notes), store)
 
 
-def _cluster(row: GraphRow, setting: Setting) -> Cluster | None:
+def cluster_of(row: GraphRow, setting: Setting) -> Cluster | None:
     """Return the cluster that the costs stand for; ``None`` where a graph file names one that does not ship."""
     if classify(setting.request.source) is not SourceKind.GRAPH_FILE or setting.costs.cluster or setting.costs.costs:
         return read_costs(setting.costs).cluster

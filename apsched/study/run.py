@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from apsched.contention_choice import ContentionChoice
 from apsched.errors import ApschedError
 from apsched.solver import Known
 from apsched.study.axes import MemoryAxis
 from apsched.study.chain import Chain, Job
 from apsched.study.engine import Engine
-from apsched.study.prepare import Prepared
+from apsched.study.prepare import Prepared, cluster_of
 from apsched.study.setting import point_id
 from apsched.study.store import Point, Store
 from apsched.study.work import ALONG, Asked, Outcome, point_along_caps, solve_point
@@ -163,6 +164,8 @@ def _asked(live: Live) -> Asked:
         options=setting.options,
         plan=setting.plan,
         bitwise=setting.bitwise,
+        contention=setting.costs.contention,
+        cluster=cluster_of(graph, setting) if setting.costs.contention != ContentionChoice() else None,
     )
 
 

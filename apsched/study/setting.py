@@ -49,9 +49,8 @@ class Setting:
             **{name.removesuffix("_bytes"): value for name, value in asdict(caps).items() if name != "memory_cap_bytes"},
             "plan": [str(rule) for rule in self.plan.rules],
             "bitwise": self.bitwise,
-            "time_slack": self.options.time_slack,
-            "budget": self.options.budget,
-            "seed": self.options.seed,
+            "contention": str(self.costs.contention),
+            **asdict(self.options),
         }
 
 
@@ -69,8 +68,22 @@ def digest(content: Mapping[str, Any] | bytes) -> str:
 
 def point_id(graph_id: str, described: Mapping[str, Any], memory_cap: str) -> str:
     """Return the name of a point: the same question to the same version about the same graph has the same name."""
-    searched = {name: described[name] for name in (*_SEARCH, "plan", "bitwise", "time_slack", "budget", "seed")}
+    searched = {name: value for name, value in described.items() if name not in _IN_THE_GRAPH}
     return digest({"graph": graph_id, "memory_cap": memory_cap, "version": __version__, **searched})
 
 
-_SEARCH = ("bucket_cap", "max_topo_span", "max_prefetch", "in_flight_cap", "max_compute_move")
+_IN_THE_GRAPH = (
+    "source",
+    "mesh",
+    "seq",
+    "batch",
+    "layers",
+    "ac",
+    "cluster",
+    "costs",
+    "collectives",
+    "unfused",
+    "network",
+    "compute",
+)
+"""Options that make another graph, or none."""

@@ -33,21 +33,26 @@ class Line:
 
 
 def print_study(lines: Sequence[Line], slowdown: float, stream: TextIO) -> None:
-    """Print every point beside its bound, the order as captured and the best baseline that fits; the price of memory along caps."""
+    """Print every point beside its bound and the best baseline that fits; the price of memory along caps.
+
+    Axes other than memory take the place of the order as captured, which is a baseline, too.
+    """
     axes = list(dict.fromkeys(name for line in lines for name in line.labels))
     along = any(len(line.points) > 1 for line in lines)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in (*axes, "graph"):
         table.add_column(heading)
-    right = ("memory cap", "step ms", "bound ms", "gap", "captured ms", "baseline ms", "peak", "launches")
-    for heading in (*right, *(["ms per GiB"] if along else [])):
-        table.add_column(heading, justify="right")
-    table.add_column("rests on")
+    wide = not axes
+    for heading in ("memory cap", "step ms", "bound ms", "gap", *(["captured ms"] if wide else []), "baseline ms", "peak", "launches"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    if along:
+        table.add_column("ms per GiB", justify="right", no_wrap=True)
+    table.add_column("rests on", no_wrap=True)
     for line in lines:
         prices = dict(zip((p.point_id for p in fitting(line.points)), prices_ms_per_gib(fitting(line.points)), strict=True))
         for k, point in enumerate(line.points):
             first = [line.labels.get(axis, "") for axis in axes] + [line.graph] if k == 0 else [""] * (len(axes) + 1)
-            cells = [*first, *_cells(point)]
+            cells = [*first, *_cells(point, wide=wide)]
             if along:
                 price = prices.get(point.point_id)
                 cells.append("" if price is None else f"{price:,.3f}")
@@ -61,11 +66,11 @@ def print_study(lines: Sequence[Line], slowdown: float, stream: TextIO) -> None:
             out.print(text, markup=False)
 
 
-def _cells(point: Point) -> list[str]:
+def _cells(point: Point, *, wide: bool) -> list[str]:
     outcome = point.outcome
     cap = "none" if outcome.memory_cap_bytes is None else show_bytes(outcome.memory_cap_bytes)
     if outcome.step_ticks is None:
-        return [cap, "none fits", f"{point.bound_us / 1000:,.3f}", "", "", "", "", ""]
+        return [cap, "none fits", f"{point.bound_us / 1000:,.3f}", "", *([""] if wide else []), "", "", ""]
     baselines: Mapping[str, Any] = outcome.report["baselines"]
     fit = {name: found["step_time_us"] for name, found in baselines.items() if found["fits"]}
     return [
@@ -73,7 +78,7 @@ def _cells(point: Point) -> list[str]:
         f"{(point.step_time_us or 0) / 1000:,.3f}",
         f"{point.bound_us / 1000:,.3f}",
         f"{100 * (point.gap or 0):.2f} %",
-        f"{fit[AS_CAPTURED] / 1000:,.3f}" if AS_CAPTURED in fit else "",
+        *([f"{fit[AS_CAPTURED] / 1000:,.3f}" if AS_CAPTURED in fit else ""] if wide else []),
         f"{min(fit.values()) / 1000:,.3f}" if fit else "none fits",
         show_bytes(outcome.peak_memory_bytes),
         f"{outcome.num_launches}",

@@ -9,6 +9,8 @@ import networkx as nx
 
 from apsched.build_problem import build_problem
 from apsched.config import Caps, SolveOptions
+from apsched.contention_choice import ContentionChoice, contended
+from apsched.costs.cluster import Cluster
 from apsched.graph.graph_file import from_bytes
 from apsched.graph_result import Result, result_of
 from apsched.options import MemoryCap
@@ -42,6 +44,9 @@ class Asked:
     options: SolveOptions
     plan: Plan
     bitwise: bool
+    contention: ContentionChoice
+    cluster: Cluster | None
+    """Says how strong the contention is that is asked for; ``None`` where nothing has to be known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +86,7 @@ def solve_point(asked: Asked, memory_cap: MemoryCap | None) -> Outcome:
     began = time.perf_counter()
     graph = _graph(asked)
     progress = Progress(quiet=True)
-    caps = resolve_caps(graph, asked.caps, memory_cap, progress)
+    caps = resolve_caps(graph, asked.caps, memory_cap, progress, asked.options)
     return _outcome(solve_graph(graph, caps, asked.options, progress), SOLVED, began)
 
 
@@ -125,13 +130,14 @@ def _outcome(result: Result, how: str, began: float) -> Outcome:
 
 
 @lru_cache(maxsize=4)
-def _loaded(content: bytes, plan: Plan, bitwise: bool) -> tuple[nx.DiGraph, Problem]:
+def _loaded(content: bytes, plan: Plan, bitwise: bool, contention: ContentionChoice, cluster: Cluster | None) -> tuple[nx.DiGraph, Problem]:
     dag = from_bytes(content)
-    return dag, restricted(build_problem(dag), plan, bitwise=bitwise)
+    problem = contended(build_problem(dag), contention, cluster, dag.graph["group_ranks"])
+    return dag, restricted(problem, plan, bitwise=bitwise)
 
 
 def _graph(asked: Asked) -> LoadedGraph:
-    dag, problem = _loaded(asked.graph, asked.plan, asked.bitwise)
+    dag, problem = _loaded(asked.graph, asked.plan, asked.bitwise, asked.contention, asked.cluster)
     return LoadedGraph(dag=dag, problem=problem, device_memory_bytes=asked.device_memory_bytes)
 
 

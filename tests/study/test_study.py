@@ -21,6 +21,7 @@ from apsched.simulate import simulate
 from apsched.study.store import FILE, Store
 from apsched.verify import verify
 
+TIGHT = ("--memory-cap", "floor+100KiB", "--budget", "0")
 FRONTIER = ("--vary", "memory_cap=floor..none:6", "--budget", "1")
 
 
@@ -106,6 +107,19 @@ def test_killed_in_the_middle_and_gone_on_with_by_workers(frontier: Path, debug_
     for row in rows(frontier):
         name = str(row[-1])
         assert (tmp_path / "two" / name).read_bytes() == (frontier / name).read_bytes()
+
+
+def test_options_of_solve_vary(run: Run, debug_graphs: dict[str, Path]) -> None:
+    """One graph, read once: contention and faster compute beside each other; what slows down is slower in the answers."""
+    vary = ("--vary", "contention=none|links,compute=1.5", "--vary", "compute=1x,2x")
+    ran = run("study", debug_graphs["backward"], *vary, *TIGHT, "--jobs", "1", "--json", "-o", "s")
+    assert ran.code == 0, ran.stderr
+    bound = {tuple(line["labels"].values()): line["points"][0]["bound_us"] for line in json.loads(ran.stdout)["lines"]}
+    step = {tuple(line["labels"].values()): line["points"][0]["step_time_us"] for line in json.loads(ran.stdout)["lines"]}
+    assert len(step) == 4
+    slowed = "links,compute=1.5"
+    assert step["none", "1x"] < step[slowed, "1x"]
+    assert step["none", "2x"] < bound["none", "1x"]
 
 
 def test_one_interrupt_ends_cleanly(debug_graphs: dict[str, Path], tmp_path: Path) -> None:
