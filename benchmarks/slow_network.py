@@ -1,0 +1,145 @@
+"""A slow network on one machine: a network namespace for each process rank, joined by a bridge, at a limited rate (Linux, root).
+
+Every rank's namespace has one interface, ``eth0``, a veth pair whose other end lies on the bridge in a namespace of its own. Both ends are
+limited by ``tc tbf``, so that a rank sends and receives at no more than the rate. None of them has a route to anywhere else.
+
+Namespaces are named after the process that made them, and only those are touched. They go when the body of ``with`` ends, however it
+ends; where the process is killed, a guard that it started removes them.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from apsched.errors import InputError
+
+_BURST_BYTES = 128 * 1024
+"""More than one segmented packet of 64 KiB, so that none is dropped for its size."""
+_LATENCY_MS = 400
+"""What may queue before packets are dropped."""
+
+
+class SlowNetwork:
+    """Namespaces of ``num_ranks`` process ranks, each with a link of ``megabits_per_s``."""
+
+    def __init__(self, num_ranks: int, megabits_per_s: float) -> None:
+        if not 2 <= num_ranks <= 64:
+            raise InputError(f"a slow network joins 2 to 64 process ranks; found {num_ranks}")
+        if not 1 <= megabits_per_s <= 100_000:
+            raise InputError(f"a rate is 1 to 100000 Mb/s; found {megabits_per_s}")
+        self.num_ranks, self.megabits_per_s = num_ranks, megabits_per_s
+        prefix = f"apsched-{os.getpid()}"
+        self.namespaces = tuple(f"{prefix}-{rank}" for rank in range(num_ranks))
+        self._switch = f"{prefix}-switch"
+        self._guard: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        why = why_not()
+        if why:
+            raise InputError(f"a slow network cannot be made here: {why}")
+        there = set(_run("ip", "netns", "list").split())
+        taken = sorted(there.intersection((self._switch, *self.namespaces)))
+        if taken:
+            raise InputError(f"network namespaces {', '.join(taken)} exist and are not of this process: remove them")
+        self._guard = _start_guard((self._switch, *self.namespaces))
+        try:
+            self._make()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove the namespaces; what still runs in them loses its network."""
+        for name in (*self.namespaces, self._switch):
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+        if self._guard is not None:
+            assert self._guard.stdin is not None
+            self._guard.stdin.close()
+            self._guard.wait(timeout=30)
+            self._guard = None
+
+    def popen(self, rank: int, command: Sequence[str], *, log: IO[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+        """Start ``command`` as process rank ``rank``, its gloo on the slow link."""
+        return subprocess.Popen(
+            ["ip", "netns", "exec", self.namespaces[rank], *command],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment | {"GLOO_SOCKET_IFNAME": "eth0"},
+        )
+
+    def set_rate(self, rank: int, megabits_per_s: float) -> None:
+        """Change the rate of one rank's link, both ways."""
+        for name, interface in ((self.namespaces[rank], "eth0"), (self._switch, f"port{rank}")):
+            _run("ip", "netns", "exec", name, "tc", "qdisc", "replace", "dev", interface, "root", *_tbf(megabits_per_s))
+
+    def cut(self, rank: int) -> None:
+        """Cut the link of ``rank``."""
+        _run("ip", "-n", self._switch, "link", "set", f"port{rank}", "down")
+
+    def restore(self, rank: int) -> None:
+        """Join the link of ``rank`` again."""
+        _run("ip", "-n", self._switch, "link", "set", f"port{rank}", "up")
+
+    def _make(self) -> None:
+        _run("ip", "netns", "add", self._switch)
+        _run("ip", "-n", self._switch, "link", "add", "bridge", "type", "bridge")
+        _run("ip", "-n", self._switch, "link", "set", "bridge", "up")
+        for rank, name in enumerate(self.namespaces):
+            _run("ip", "netns", "add", name)
+            port = f"port{rank}"
+            _run("ip", "-n", self._switch, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name)
+            _run("ip", "-n", self._switch, "link", "set", port, "master", "bridge", "up")
+            _run("ip", "-n", name, "address", "add", f"10.203.0.{rank + 1}/24", "dev", "eth0")
+            _run("ip", "-n", name, "link", "set", "eth0", "up")
+            _run("ip", "-n", name, "link", "set", "lo", "up")
+            self.set_rate(rank, self.megabits_per_s)
+
+
+def why_not() -> str:
+    """Return why no slow network can be made here; empty where it can."""
+    if sys.platform != "linux":
+        return f"it needs Linux, this is {sys.platform}"
+    if os.geteuid() != 0:
+        return "it needs root"
+    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    if missing:
+        return f"{' and '.join(missing)} (iproute2) {'is' if len(missing) == 1 else 'are'} not installed"
+    return ""
+
+
+def _tbf(megabits_per_s: float) -> tuple[str, ...]:
+    return ("tbf", "rate", f"{round(megabits_per_s * 1000)}kbit", "burst", str(_BURST_BYTES), "latency", f"{_LATENCY_MS}ms")
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise InputError(f"{' '.join(command)} failed: {done.stderr.strip() or done.stdout.strip()}; may this process make network namespaces?")
+    return done.stdout
+
+
+def _start_guard(names: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start a process that removes ``names`` when this process has ended, and lives no longer than that."""
+    return subprocess.Popen([sys.executable, str(Path(__file__).resolve()), *names], stdin=subprocess.PIPE, start_new_session=True)
+
+
+def _guard(names: Sequence[str]) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    sys.stdin.buffer.read()  # ends with the process that started this one, whatever ended it
+    for name in names:
+        subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+
+
+if __name__ == "__main__":
+    _guard(sys.argv[1:])

@@ -1,0 +1,82 @@
+"""The slow network: as fast as it says, joined to nothing else, gone however its maker ends. Root on Linux, as CI is."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from apsched.errors import InputError
+from benchmarks.slow_network import SlowNetwork, why_not
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"no network namespaces here: {why_not()}")
+
+SEND = """
+import json, socket, sys, time
+rank = int(sys.argv[1])
+if rank == 0:
+    server = socket.create_server(("10.203.0.1", 5000))
+    connection, _ = server.accept()
+    size, begin = 0, time.perf_counter()
+    while data := connection.recv(1 << 16):
+        size += len(data)
+    print(json.dumps({"bytes": size, "seconds": time.perf_counter() - begin}))
+else:
+    for _ in range(100):
+        try:
+            connection = socket.create_connection(("10.203.0.1", 5000), timeout=5)
+            break
+        except OSError:
+            time.sleep(0.1)
+    connection.sendall(bytes(2_500_000))
+    connection.close()
+"""
+
+
+def namespaces() -> set[str]:
+    return {line.split()[0] for line in subprocess.check_output(["ip", "netns", "list"], text=True).splitlines() if line.strip()}
+
+
+def test_it_is_as_slow_as_it_says_and_leads_nowhere_else(tmp_path):
+    with SlowNetwork(2, 20) as network, (tmp_path / "log").open("w") as log:
+        assert set(network.namespaces) < namespaces()
+        processes = [network.popen(rank, [sys.executable, "-c", SEND, str(rank)], log=log, environment=dict(os.environ)) for rank in (0, 1)]
+        assert [process.wait(60) for process in processes] == [0, 0]
+        routes = subprocess.check_output(["ip", "-n", network.namespaces[0], "route"], text=True).split("\n")
+        assert [route.split()[0] for route in routes if route] == ["10.203.0.0/24"]
+    assert namespaces().isdisjoint(network.namespaces)
+    found = json.loads((tmp_path / "log").read_text())
+    assert found["bytes"] == 2_500_000  # a second at 20 Mb/s; more where the machine is busy, never less
+    assert found["seconds"] > 0.9
+
+
+@pytest.mark.parametrize("how", ["raise", "SIGINT", "SIGKILL"])
+def test_it_is_gone_however_its_maker_ends(how):
+    code = "import sys, time\nfrom benchmarks.slow_network import SlowNetwork\nwith SlowNetwork(3, 100) as n:\n print(*n.namespaces, flush=True)\n"
+    code += " raise ValueError" if how == "raise" else " time.sleep(60)"
+    maker = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    names = set(maker.stdout.readline().split())
+    assert len(names) == 3
+    if how != "raise":
+        assert names < namespaces()
+        maker.send_signal(getattr(signal, how))
+    maker.wait(30)
+    maker.stdout.close()
+    deadline = time.monotonic() + 30
+    while (names | {f"apsched-{maker.pid}-switch"}) & namespaces() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert namespaces().isdisjoint(names | {f"apsched-{maker.pid}-switch"})
+
+
+def test_what_it_did_not_make_it_does_not_touch():
+    name = f"apsched-{os.getpid()}-1"
+    subprocess.run(["ip", "netns", "add", name], check=True)
+    try:
+        with pytest.raises(InputError, match="not of this process"), SlowNetwork(2, 100):
+            pass
+        assert name in namespaces()
+    finally:
+        subprocess.run(["ip", "netns", "delete", name], check=True)
