@@ -124,7 +124,9 @@ def _tbf(megabits_per_s: float) -> tuple[str, ...]:
 def _run(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise InputError(f"{' '.join(command)} failed: {done.stderr.strip() or done.stdout.strip()}; may this process make network namespaces?")
+        raise InputError(
+            f"{' '.join(command)} failed: {done.stderr.strip() or done.stdout.strip()}; may this process make network namespaces?"
+        )
     return done.stdout
 
 

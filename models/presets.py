@@ -70,6 +70,8 @@ _LLAMA3_VOCAB = 128_256
 PRESETS: Mapping[str, LlamaConfig | DeepseekConfig] = MappingProxyType(
     {
         "llama3-debug": LlamaConfig(vocab_size=256, dim=64, num_layers=2, num_heads=4, num_kv_heads=2, hidden_dim=192),
+        # a step of about a second on one core, with as much to gather as a link of 200 Mb/s carries meanwhile
+        "llama3-small": LlamaConfig(vocab_size=1024, dim=256, num_layers=4, num_heads=8, num_kv_heads=4, hidden_dim=768),
         "llama3-1b": LlamaConfig(
             vocab_size=_LLAMA3_VOCAB, dim=2048, num_layers=16, num_heads=32, num_kv_heads=8, hidden_dim=8192, tied=True
         ),

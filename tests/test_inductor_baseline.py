@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import Run
 from inductor_worker import MESHES
-from instrumented import live_bytes_of, real_inputs, run_counting
+from instrumented import real_inputs
 from processes import run_processes
 
 from apsched import torch_private
@@ -32,6 +32,7 @@ from apsched.report import graph_json, summary_lines
 from apsched.schedule import as_captured
 from apsched.simulate import simulate
 from apsched.solve_problem import solve
+from benchmarks.live_bytes import live_bytes_of, run_counting
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional

@@ -55,8 +55,13 @@ def test_it_is_as_slow_as_it_says_and_leads_nowhere_else(tmp_path):
 
 @pytest.mark.parametrize("how", ["raise", "SIGINT", "SIGKILL"])
 def test_it_is_gone_however_its_maker_ends(how):
-    code = "import sys, time\nfrom benchmarks.slow_network import SlowNetwork\nwith SlowNetwork(3, 100) as n:\n print(*n.namespaces, flush=True)\n"
-    code += " raise ValueError" if how == "raise" else " time.sleep(60)"
+    code = f"""
+import time
+from benchmarks.slow_network import SlowNetwork
+with SlowNetwork(3, 100) as network:
+    print(*network.namespaces, flush=True)
+    {"raise ValueError" if how == "raise" else "time.sleep(60)"}
+"""
     maker = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     names = set(maker.stdout.readline().split())
     assert len(names) == 3

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
-from instrumented import capture_of, live_bytes_of, run_counting, traced
+from instrumented import capture_of, traced
 from random_fx import RandomProgram
 from random_schedules import random_schedule
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -21,6 +21,7 @@ from apsched.simulate import simulate
 from apsched.solver import least_memory, solve
 from apsched.verify import verify
 from apsched.writeback.write_back import write_back
+from benchmarks.live_bytes import live_bytes_of, run_counting
 
 _SYMBOLIC_EVERY = 5
 

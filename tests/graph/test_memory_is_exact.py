@@ -4,10 +4,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from functorch.compile import aot_function
-from instrumented import UnitCosts, capture_of, live_bytes_of, run_counting, traced
+from instrumented import UnitCosts, capture_of, traced
 
 from apsched import torch_private
 from apsched.graph.export import export
+from benchmarks.live_bytes import live_bytes_of, run_counting
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional

@@ -25,7 +25,7 @@ def test_number_of_parameters_is_the_published_one(name: str) -> None:
 
 
 def test_every_preset_is_listed() -> None:
-    assert set(names()) == {*PUBLISHED, "llama3-debug", "deepseek-v3-debug"}
+    assert set(names()) == {*PUBLISHED, "llama3-debug", "llama3-small", "deepseek-v3-debug"}
 
 
 def test_shards_are_fake_and_add_up() -> None:

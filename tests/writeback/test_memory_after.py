@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch.distributed as dist
-from instrumented import live_bytes_of, run_counting
 from random_schedules import random_schedule
 from toy_graphs import FlatCosts, capture_toy, toy_inputs
 
@@ -13,6 +12,7 @@ from apsched.capture.world import world
 from apsched.graph.export import export
 from apsched.memory import live_bytes
 from apsched.writeback.write_back import write_back
+from benchmarks.live_bytes import live_bytes_of, run_counting
 
 WORLD_SIZE = 4
 

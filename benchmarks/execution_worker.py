@@ -1,0 +1,256 @@
+"""One of several gloo processes on a slow network: calibrate, solve, write back, and run every schedule for real, by turns.
+
+usage: execution_worker.py PROCESS_RANK WORLD_SIZE FOLDER
+
+``FOLDER/request.json`` has the settings; process rank 0 writes ``FOLDER/0.json``.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from fractions import Fraction
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.fx import GraphModule
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from apsched.build_problem import build_problem
+from apsched.calibrate.job import job
+from apsched.calibrate.profile import profile_costs
+from apsched.calibrate.trace import load_trace
+from apsched.capture.captured import Capture, CapturedGraph
+from apsched.config import Caps, SolveOptions
+from apsched.contention import Contention
+from apsched.costs.cluster import load_cluster
+from apsched.costs.cluster_model import ClusterCostModel
+from apsched.costs.measured import MeasuredCosts
+from apsched.costs.measured_model import MeasuredCostModel
+from apsched.graph.export import export
+from apsched.inductor_baseline import run_inductor
+from apsched.models.build import BuiltModel, build
+from apsched.models.mesh import MeshSpec
+from apsched.models.options import ModelOptions
+from apsched.models.preset_capture import capture_built
+from apsched.models.training import forward_inputs, run_step
+from apsched.problem import Problem, with_contention
+from apsched.schedule import as_captured
+from apsched.simulate import simulate
+from apsched.solver import least_memory, solve
+from apsched.units import ticks_to_us
+from apsched.writeback.write_back import write_back
+from benchmarks.live_bytes import live_bytes_of, run_counting
+
+CPU = load_cluster("cpu")
+_LARGEST_SLOWDOWN_TERM = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runnable:
+    """A schedule of both graphs, ready to run."""
+
+    name: str
+    modules: tuple[GraphModule, GraphModule]
+    fits: tuple[bool, ...]
+    """Under each memory cap."""
+
+
+def main(process_rank: int, world_size: int, folder: Path) -> None:
+    """Write what was found to ``FOLDER/0.json``."""
+    request = json.loads((folder / "request.json").read_text())
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=process_rank, world_size=world_size, timeout=timedelta(seconds=300)
+    )
+    options = ModelOptions(param_dtype=torch.float32, reduce_dtype=torch.float32)
+    built = build("llama3-small", mesh=MeshSpec.parse(f"fsdp={world_size}"), seq_len=request["seq_len"], options=options, materialize=True)
+    capture = capture_built(built)
+    costs = calibrated(built, capture, folder, request["profiled_steps"])
+    slowdown = shared(measured_slowdown)
+    contention = Contention(slowdown=(slowdown.numerator, slowdown.denominator)) if slowdown > 1 else None
+    model = MeasuredCostModel(costs, ClusterCostModel(CPU, capture.group_ranks), capture.group_ranks)
+    problems = [exported(captured, captured.module, model, capture) for captured in capture.graphs]
+    caps, runnables = schedules(capture, problems, model, contention, request["budget"])
+    times = by_turns(built, runnables, request["rounds"])
+    found = [
+        {
+            "name": runnable.name,
+            "fits": runnable.fits,
+            "measured_us": times[runnable.name],
+            "predicted_us": predicted_us(runnable, capture, model, None),
+            "predicted_contended_us": predicted_us(runnable, capture, model, contention),
+            "memory": memory(built, runnable, capture, model),
+        }
+        for runnable in runnables
+    ]
+    report = {"schedules": found, "memory_caps_bytes": caps, "slowdown": float(slowdown)}
+    (folder / f"{process_rank}.json").write_text(json.dumps(report))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def exported(captured: CapturedGraph, module: GraphModule, model: MeasuredCostModel, capture: Capture) -> Problem:
+    """Return the problem of ``module``, which stands for the captured graph."""
+    return build_problem(export(replace(captured, module=module), model, group_ranks=ranks_of(capture)))
+
+
+def ranks_of(capture: Capture) -> dict[str, tuple[int, ...]]:
+    """Return the process ranks of every group."""
+    return {name: ranks for name, ranks in capture.group_ranks.items() if ranks}
+
+
+def calibrated(built: BuiltModel, capture: Capture, folder: Path, num_steps: int) -> MeasuredCosts:
+    """Return costs: of compute by a profile of the graphs as captured, of copies and collectives by measuring them on this very link."""
+    modules = [captured.module for captured in capture.graphs]
+    formulas = ClusterCostModel(CPU, capture.group_ranks)
+    dags = [export(captured, formulas, group_ranks=ranks_of(capture), cluster_name="cpu") for captured in capture.graphs]
+    with job() as here:
+        measured = here.measure(list(zip(modules, dags, strict=True)), "cpu", CPU, fused=False).costs
+    trace = folder / f"trace.{dist.get_rank()}.json"
+    with profile(
+        activities=[ProfilerActivity.CPU],
+        record_shapes=True,
+        schedule=schedule(wait=0, warmup=2, active=num_steps),
+        on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(trace)),
+    ) as profiler:
+        for _ in range(2 + num_steps):
+            timed_step(built, modules)
+            profiler.step()
+    dist.barrier()
+    traces = [load_trace(folder / f"trace.{rank}.json") for rank in range(dist.get_world_size())]
+    profiled = profile_costs(dags, traces, CPU, "cpu").costs
+    return replace(measured, compute={**measured.compute, **profiled.compute})
+
+
+def measured_slowdown() -> Fraction:
+    """Return by how much a matrix product takes longer while collectives run; every process rank calls this at once."""
+    square, large = torch.randn(256, 256), torch.randn(2**20)
+
+    def product_us() -> float:
+        begin = time.perf_counter_ns()
+        for _ in range(8):
+            square @ square
+        return (time.perf_counter_ns() - begin) / 8e3
+
+    for _ in range(4):
+        product_us()
+    alone: list[float] = []
+    beside: list[float] = []
+    for _ in range(5):
+        dist.barrier()
+        alone += [product_us() for _ in range(20)]
+        out = torch.empty(dist.get_world_size() * large.numel())
+        work = dist.all_gather_into_tensor(out, large, async_op=True)
+        while not work.is_completed():
+            beside.append(product_us())
+        work.wait()
+    ratio = median(beside) / median(alone)
+    return max(Fraction(1), Fraction(ratio).limit_denominator(_LARGEST_SLOWDOWN_TERM))
+
+
+def shared(measure: Callable[[], Fraction]) -> Fraction:
+    """Return the median over process ranks of what each measures."""
+    said: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(said, measure())
+    middle: Fraction = sorted(said)[len(said) // 2]
+    return middle
+
+
+def schedules(
+    capture: Capture, problems: Sequence[Problem], model: MeasuredCostModel, contention: Contention | None, budget: float
+) -> tuple[list[list[int | None]], list[Runnable]]:
+    """Return memory caps (for each, one a graph) and what runs; all process ranks have the answers of process rank 0."""
+    found: list[Any] = [None]
+    if dist.get_rank() == 0:
+        contended = [with_contention(problem, contention) for problem in problems]
+        options = SolveOptions(budget=budget)
+        free = [solve(problem, Caps(), options) for problem in contended]
+        floors = [least_memory(problem, Caps(), options)[0] for problem in contended]
+        tight = [
+            floor + (answer.best.peak_memory_bytes - floor) // 4 if answer.best else floor
+            for floor, answer in zip(floors, free, strict=True)
+        ]
+        bound = [solve(problem, Caps(memory_cap_bytes=cap), options) for problem, cap in zip(contended, tight, strict=True)]
+        chosen = {f"apsched, {what}": answers for what, answers in (("no cap", free), ("tight cap", bound))}
+        by_name = {name: [answer.best.schedule for answer in answers if answer.best] for name, answers in chosen.items()}
+        for k, baseline in enumerate(free[0].baselines):
+            by_name[baseline.name] = [answer.baselines[k].schedule for answer in free]
+        found = [([[None] * len(problems), tight], by_name)]
+    dist.broadcast_object_list(found)
+    caps, by_name = found[0]
+    modules = {
+        name: [write_back(c.module, p, s) for c, p, s in zip(capture.graphs, problems, chosen, strict=True)]
+        for name, chosen in by_name.items()
+    }
+    modules["torch"] = [run_inductor(captured, model, group_ranks=ranks_of(capture)).module for captured in capture.graphs]
+    runnables = []
+    for name, (forward, backward) in modules.items():
+        peaks = [
+            simulate(p := exported(captured, module, model, capture), as_captured(p.num_nodes)).peak_memory_bytes
+            for captured, module in zip(capture.graphs, (forward, backward), strict=True)
+        ]
+        fits = tuple(all(cap is None or peak <= cap for peak, cap in zip(peaks, row, strict=True)) for row in caps)
+        runnables.append(Runnable(name=name, modules=(forward, backward), fits=fits))
+    return caps, runnables
+
+
+def timed_step(built: BuiltModel, modules: Sequence[GraphModule]) -> float:
+    """Return the microseconds of a step, from when all process ranks are there."""
+    dist.barrier()
+    begin = time.perf_counter_ns()
+    with torch.no_grad():
+        run_step(built, *modules)
+    return (time.perf_counter_ns() - begin) / 1e3
+
+
+def by_turns(built: BuiltModel, runnables: Sequence[Runnable], rounds: int) -> dict[str, list[float]]:
+    """Return the step times of every schedule, of the slowest process rank each; a round runs each schedule once, in changing order."""
+    times: dict[str, list[float]] = {runnable.name: [] for runnable in runnables}
+    for number in range(-1, rounds):
+        turn = max(number, 0) % len(runnables)
+        for runnable in (*runnables[turn:], *runnables[:turn]):
+            time_us = timed_step(built, runnable.modules)
+            if number >= 0:
+                times[runnable.name].append(time_us)
+    everywhere: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everywhere, times)
+    return {name: [max(row) for row in zip(*(one[name] for one in everywhere), strict=True)] for name in times}
+
+
+def predicted_us(runnable: Runnable, capture: Capture, model: MeasuredCostModel, contention: Contention | None) -> float:
+    """Return what the graphs, as they run, take by the machine model."""
+    total = 0.0
+    for captured, module in zip(capture.graphs, runnable.modules, strict=True):
+        problem = with_contention(exported(captured, module, model, capture), contention)
+        total += ticks_to_us(simulate(problem, as_captured(problem.num_nodes)).step_time_ticks)
+    return total
+
+
+def memory(built: BuiltModel, runnable: Runnable, capture: Capture, model: MeasuredCostModel) -> list[dict[str, int]]:
+    """Return for each graph the peak of live bytes as counted while it runs for real, and as predicted."""
+    forward, backward = capture.graphs
+    rows: list[dict[str, int]] = []
+
+    def counted(captured: CapturedGraph, module: GraphModule, boxed: list[Any]) -> Any:
+        dag = export(replace(captured, module=module), model, group_ranks=ranks_of(capture))
+        told = live_bytes_of(dag)
+        outputs, live = run_counting(module, boxed, dag, captured.kept_inputs, expected=told)
+        apart = sum(a != b for a, b in zip(live, told, strict=True))
+        rows.append({"counted_bytes": max(live), "predicted_bytes": max(told), "nodes_apart": apart})
+        return outputs
+
+    loss, *saved = counted(forward, runnable.modules[0], list(forward_inputs(built)))
+    boxed = [*saved, torch.ones_like(loss)]
+    del saved
+    counted(backward, runnable.modules[1], boxed)
+    return rows
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

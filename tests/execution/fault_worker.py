@@ -1,0 +1,60 @@
+"""One of two gloo processes that train with rewritten graphs until they are told to stop, or something breaks; writes how it ended.
+
+usage: fault_worker.py PROCESS_RANK WORLD_SIZE FOLDER SCHEDULE TIMEOUT_S
+"""
+
+import json
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from random_schedules import random_schedule
+
+from apsched.build_problem import build_problem
+from apsched.costs.cluster import load_cluster
+from apsched.costs.cluster_model import ClusterCostModel
+from apsched.graph.export import export
+from apsched.models.build import build
+from apsched.models.mesh import MeshSpec
+from apsched.models.preset_capture import capture_built
+from apsched.models.training import run_step
+from apsched.schedule import as_captured
+from apsched.writeback.write_back import write_back
+
+
+def main(process_rank: int, world_size: int, folder: Path, schedule: str, timeout_s: float) -> None:
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=process_rank, world_size=world_size, timeout=timedelta(seconds=timeout_s)
+    )
+    built = build("llama3-debug", mesh=MeshSpec.parse(f"fsdp={world_size}"), seq_len=32, materialize=True)
+    capture = capture_built(built)
+    costs = ClusterCostModel(load_cluster("cpu"), capture.group_ranks)
+    problems = [build_problem(export(captured, costs, group_ranks=capture.group_ranks)) for captured in capture.graphs]
+    chosen = [as_captured(p.num_nodes) if schedule == "captured" else random_schedule(p, 3, max_members=8) for p in problems]
+    modules = [write_back(c.module, p, s) for c, p, s in zip(capture.graphs, problems, chosen, strict=True)]
+    steps, error, begin = 0, "", time.monotonic()
+    try:
+        while True:
+            begin = time.monotonic()
+            stop = torch.tensor(float((folder / "stop").exists()))
+            dist.all_reduce(stop)  # both stop after the same step
+            if stop.item():
+                break
+            with torch.no_grad():
+                run_step(built, *modules)
+            steps += 1
+            (folder / f"steps.{process_rank}").write_text(str(steps))
+    except RuntimeError as found:
+        error = str(found)
+    seconds = time.monotonic() - begin
+    (folder / f"{process_rank}.json").write_text(json.dumps({"steps": steps, "error": error, "last_step_seconds": seconds}))
+    os._exit(0)  # a group whose peer is gone would wait for it
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4], float(sys.argv[5]))

@@ -1,0 +1,89 @@
+"""What breaks while rewritten graphs run ends the job with an error that names the cause, or does not end it: nothing hangs."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks.slow_network import SlowNetwork, why_not
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"no network namespaces here: {why_not()}")
+
+HERE = Path(__file__).parent
+TIMEOUT_S = 15
+SLACK_S = 60
+"""A busy machine; a hang would last for ever."""
+
+
+def run_with_fault(
+    folder: Path, schedule: str, fault: Callable[[SlowNetwork, list], None], *, wait_for: tuple[int, ...]
+) -> dict[int, dict]:
+    """Train on two ranks, do ``fault`` after some steps, and return how the ranks of ``wait_for`` ended."""
+    paths = [str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    with SlowNetwork(2, 200) as network:
+        processes = []
+        try:
+            for rank in (0, 1):
+                command = [sys.executable, str(HERE / "fault_worker.py"), str(rank), "2", str(folder), schedule, str(TIMEOUT_S)]
+                with (folder / f"{rank}.log").open("w") as log:
+                    processes.append(network.popen(rank, command, log=log, environment=environment))
+            wait_until_steps(folder, 3, processes)
+            fault(network, processes)
+            for rank in wait_for:
+                processes[rank].wait(TIMEOUT_S + SLACK_S)
+        finally:
+            for process in processes:
+                process.kill()
+    return {rank: json.loads((folder / f"{rank}.json").read_text()) for rank in wait_for}
+
+
+def steps_of(folder: Path) -> int:
+    files = [folder / f"steps.{rank}" for rank in (0, 1)]
+    return min(int(file.read_text() or 0) if file.exists() else 0 for file in files)
+
+
+def wait_until_steps(folder: Path, number: int, processes: list) -> None:
+    deadline = time.monotonic() + 240
+    while steps_of(folder) < number:
+        assert time.monotonic() < deadline, (folder / "0.log").read_text()[-2000:]
+        assert all(process.poll() is None for process in processes), (folder / "0.log").read_text()[-2000:]
+        time.sleep(0.02)
+
+
+SCHEDULES = pytest.mark.parametrize("schedule", ["captured", "random"])
+
+
+@SCHEDULES
+def test_a_killed_rank_ends_the_others_with_an_error(tmp_path, schedule):
+    found = run_with_fault(tmp_path, schedule, lambda _, processes: processes[1].kill(), wait_for=(0,))
+    assert "onnection" in found[0]["error"] or "Timed out" in found[0]["error"] or "peer" in found[0]["error"], found
+    assert found[0]["last_step_seconds"] < TIMEOUT_S + SLACK_S
+
+
+@SCHEDULES
+def test_a_cut_link_ends_the_job_within_the_timeout(tmp_path, schedule):
+    found = run_with_fault(tmp_path, schedule, lambda network, _: network.cut(1), wait_for=(0, 1))
+    for report in found.values():
+        assert "imed out" in report["error"] or "onnection" in report["error"], found
+        assert report["last_step_seconds"] < TIMEOUT_S + SLACK_S
+
+
+@SCHEDULES
+def test_a_link_that_comes_back_and_a_slow_rank_only_take_time(tmp_path, schedule):
+    def fault(network: SlowNetwork, processes: list) -> None:
+        network.cut(1)
+        time.sleep(1)
+        network.restore(1)
+        wait_until_steps(tmp_path, steps_of(tmp_path) + 2, processes)
+        network.set_rate(1, 20)
+        wait_until_steps(tmp_path, steps_of(tmp_path) + 2, processes)
+        (tmp_path / "stop").touch()
+
+    found = run_with_fault(tmp_path, schedule, fault, wait_for=(0, 1))
+    assert [report["error"] for report in found.values()] == ["", ""]
+    assert found[0]["steps"] == found[1]["steps"] >= 7
