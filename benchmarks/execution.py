@@ -97,8 +97,8 @@ def markdown(reports: Mapping[float, Mapping[str, Any]], num_ranks: int, request
         "# Schedules run for real, on a slow network",
         "",
         f"`llama3-small`, sequences of {request['seq_len']} tokens, `fsdp={num_ranks}`, forward and backward, fp32; {num_ranks} gloo "
-        f"processes of one thread in network namespaces; {request['rounds']} rounds, by turns. {platform.machine()}, {os.cpu_count()} cores, torch "
-        f"{version('torch')}, load average at the end {os.getloadavg()[0]:.1f}, {datetime.now(UTC):%Y-%m-%d}.",
+        f"processes of one thread in network namespaces; {request['rounds']} rounds, by turns. {platform.machine()}, {os.cpu_count()} "
+        f"cores, torch {version('torch')}, load average at the end {os.getloadavg()[0]:.1f}, {datetime.now(UTC):%Y-%m-%d}.",
     ]
     for rate, report in reports.items():
         rows = sorted(report["schedules"], key=lambda row: median(row["measured_us"]))

@@ -14,7 +14,7 @@ from benchmarks.slow_network import SlowNetwork, why_not
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"no network namespaces here: {why_not()}")
 
 HERE = Path(__file__).parent
-TIMEOUT_S = 15
+TIMEOUT_S = 10
 SLACK_S = 60
 """A busy machine; a hang would last for ever."""
 

@@ -6,7 +6,7 @@ usage: eager_worker.py PROCESS_RANK WORLD_SIZE FOLDER
 import hashlib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,10 @@ from apsched.solver import solve
 from apsched.writeback.write_back import write_back
 
 NUM_STEPS, SEQ_LEN, RATE = 3, 32, 0.5
+
+
+def nothing() -> None:
+    """What is done after a step where nobody asks for more."""
 
 
 def built_model(world_size: int) -> BuiltModel:
@@ -75,7 +79,9 @@ def bits(tensor: torch.Tensor) -> str:
     return hashlib.sha256(tensor.detach().contiguous().numpy().tobytes()).hexdigest()
 
 
-def eager(whole: dict[str, torch.Tensor], inputs: tuple[torch.Tensor, ...], world_size: int) -> tuple[list[str], list[str]]:
+def eager(
+    whole: dict[str, torch.Tensor], inputs: tuple[torch.Tensor, ...], world_size: int, num_steps: int = NUM_STEPS
+) -> tuple[list[str], list[str]]:
     """Train under ``fully_shard`` on each block and the root; gradients are summed, as the graphs do it.
 
     Returns the hash of the weights after each step, and of the buffers that the first step reduces.
@@ -106,7 +112,7 @@ def eager(whole: dict[str, torch.Tensor], inputs: tuple[torch.Tensor, ...], worl
 
     for unit in units:
         unit.set_custom_reduce_scatter(Watched())
-    for _ in range(NUM_STEPS):
+    for _ in range(num_steps):
         model(*inputs).backward()
         with torch.no_grad():
             for parameter in model.parameters():
@@ -132,19 +138,23 @@ def graphs_of(built: BuiltModel, *, bitwise: bool) -> list[GraphModule]:
     return made
 
 
-def trained(world_size: int, *, bitwise: bool) -> tuple[list[str], list[str]]:
+def trained(
+    world_size: int, *, bitwise: bool, num_steps: int = NUM_STEPS, after_step: Callable[[], None] = nothing
+) -> tuple[list[str], list[str]]:
     """Return the hash of the weights after each step, and of the buffers that the first step reduces."""
     built = built_model(world_size)
     forward, backward = graphs_of(built, bitwise=bitwise)
     found: list[str] = []
     sent: list[str] = []
     with torch.no_grad():
-        for _ in range(NUM_STEPS):
+        for _ in range(num_steps):
             watched = Sent(backward)
-            _, gradients = run_step(built, forward, watched.run)
+            _, gradients = run_step(built, forward, backward if sent else watched.run)
             sent = sent or watched.hashes
             descend(built, gradients, rate=RATE)
             found.append(digest(shards_of(built.module)))
+            del gradients
+            after_step()
     return found, sent
 
 
