@@ -11,14 +11,13 @@ their own and in their children. ``named_parameters()`` is the order of the para
 their gradients among its outputs; tracers that order inputs by first use (Dynamo) name no parameters, and are refused.
 """
 
-import re
 from collections.abc import Iterator
 
 from apsched.errors import InputError
+from apsched.module_names import block_of
 from apsched.problem import Collective, Problem
 
 BITWISE_RULE = "bitwise: each FSDP unit's gradients in one bucket of their own, in order of registration"
-_UNIT = re.compile(r"(?:[^.]+\.)*?[^.]+\.\d+(?=\.)")
 
 
 def fsdp_units(problem: Problem) -> tuple[tuple[int, ...], ...]:
@@ -37,14 +36,8 @@ def fsdp_units(problem: Problem) -> tuple[tuple[int, ...], ...]:
                 f"{problem.name}: bitwise needs the order in which parameters were registered, which the graph does not say for {name} "
                 "(graph files written before version 3 don't); capture it again"
             )
-        units.setdefault((unit_of(collective.module), collective.key), []).append(c)
+        units.setdefault((block_of(collective.module.rpartition(".")[0]), collective.key), []).append(c)
     return tuple(tuple(_in_payload_order(problem, members)) for members in units.values())
-
-
-def unit_of(parameter: str) -> str:
-    """Return the module that ``fully_shard`` wraps around a parameter: its transformer block (up to the first number), or the root."""
-    found = _UNIT.match(parameter)
-    return found[0] if found else ""
 
 
 def _reductions(problem: Problem) -> Iterator[int]:

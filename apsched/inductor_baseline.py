@@ -32,7 +32,7 @@ from apsched.problem import Problem, with_contention
 from apsched.result import Score
 from apsched.schedule import as_captured
 from apsched.simulate import simulate
-from apsched.solver.baselines import block_of
+from apsched.solver.baselines import block_labels
 from apsched.verify import verify
 
 logger = logging.getLogger(__name__)
@@ -159,7 +159,8 @@ class _PricesMs:
 
 def _blocks(problem: Problem) -> dict[str, str]:
     """Return the transformer block of every FSDP start whose module is known, by the name of the start."""
-    return {problem.node_names[c.start]: block_of(c.module) for c in problem.collectives if not c.on_path and c.module}
+    labels = block_labels(problem)
+    return {problem.node_names[c.start]: labels[c.module] for c in problem.collectives if not c.on_path and c.module}
 
 
 def _timed(name: str, module: GraphModule, schedule: Callable[[], None]) -> InductorRun:

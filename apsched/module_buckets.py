@@ -16,6 +16,7 @@ from difflib import get_close_matches
 from torch import nn
 
 from apsched.errors import InputError
+from apsched.module_names import bucket_labels
 from apsched.passes.blocks import blocks_of
 from apsched.plan import KINDS, Plan, Rule
 from apsched.problem import Problem
@@ -72,26 +73,22 @@ def _keys_of(problems: Sequence[Problem], name: str, kind: str) -> dict[str, int
 def block_buckets(module: nn.Module) -> ModuleBuckets:
     """Return a bucket for each transformer block, as TorchTitan's ``transformer_block_bucketing`` and FSDP2 units have it.
 
-    What is registered before the first block has a bucket for each module (the embedding); what lies between blocks, or behind the
-    last one, shares a bucket (norm and output).
+    What lies outside of blocks: see :func:`apsched.module_names.bucket_labels`, which also makes the baseline ``transformer_block``.
     """
     blocks = blocks_of(module)
     if not blocks:
         raise InputError(
             "expected a model with blocks in a ModuleList or ModuleDict, found none; name the modules of each bucket (user_buckets)"
         )
-    depth = min(block.count(".") for block in blocks) or 1
+    known = frozenset(blocks)
+    labels = bucket_labels(
+        [parameter for parameter, _ in module.named_parameters()],
+        lambda parameter: next((b for b in _modules(parameter) if b in known), ""),
+        depth=min(block.count(".") for block in blocks) or 1,
+    )
     buckets: dict[str, list[str]] = {}
-    behind = ""
-    for parameter, _ in module.named_parameters():
-        block = next((b for b in _modules(parameter) if b in set(blocks)), None)
-        if block is not None:
-            buckets.setdefault(block, []).append(parameter)
-            behind = block
-        elif not behind:
-            buckets.setdefault(".".join(parameter.split(".")[:depth]), []).append(parameter)
-        else:
-            buckets.setdefault(f"behind {behind}", []).append(parameter)
+    for parameter, label in labels.items():
+        buckets.setdefault(label, []).append(parameter)
     return ModuleBuckets(buckets={_label(label, names): tuple(names) for label, names in buckets.items()})
 
 

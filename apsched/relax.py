@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from apsched.chosen import chosen
 from apsched.config import Caps, SolveOptions
 from apsched.faster_network import FasterNetwork
+from apsched.module_names import part_of
 from apsched.options import show_bytes
 from apsched.problem import Problem
 from apsched.result import SolveResult
 from apsched.simulate import simulate
 from apsched.solver import solve
-from apsched.solver.baselines import block_of
 
 MORE_MEMORY_BYTES = 2**30
 
@@ -101,7 +101,7 @@ def _more_prefetch(problem: Problem, caps: Caps, options: SolveOptions, answer: 
 
 def block_nodes(problem: Problem) -> int:
     """Return the compute nodes of a transformer block: of the most common number, the larger; all nodes where there are no blocks."""
-    blocks = Counter(block_of(problem.modules[node]) for node in problem.spine if problem.modules[node])
+    blocks = Counter(part_of(problem.modules[node]) for node in problem.spine if problem.modules[node])
     sizes = Counter(size for name, size in blocks.items() if name[-1].isdigit())
     return max(sizes, key=lambda size: (sizes[size], size)) if sizes else max(len(problem.spine), 1)
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from apsched.config import DEFAULT_COMPUTE_MOVE
 from apsched.models.presets import PRESETS
+from apsched.module_names import part_of
 from apsched.problem import Problem
-from apsched.solver.baselines import block_of
 from apsched.units import allocated_bytes
 
 
@@ -99,6 +99,6 @@ def layer_bytes(problem: Problem) -> int:
     gathered: Counter[str] = Counter()
     for c in problem.collectives:
         if not c.on_path and c.module and problem.keys[c.key].kind == "all_gather":
-            gathered[block_of(c.module)] += allocated_bytes(c.output_bytes)
+            gathered[part_of(c.module)] += allocated_bytes(c.output_bytes)
     numbered = {block: size for block, size in gathered.items() if any(part.isdigit() for part in block.split("."))}
     return max((numbered or gathered).values(), default=0)

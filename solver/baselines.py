@@ -11,12 +11,12 @@ Knobs are those of AutoParallel's ``auto_bucketing`` (#481): buckets up to 500 M
 a topo-span of 1500.
 """
 
-import re
 from collections.abc import Iterable
 
 import numpy as np
 
 from apsched.config import Caps
+from apsched.module_names import bucket_labels
 from apsched.primary_group import primary_group
 from apsched.problem import Problem
 from apsched.result import Scored
@@ -82,17 +82,22 @@ def score(problem: Problem, name: str, schedule: Schedule, caps: Caps) -> Scored
     )
 
 
-def block_of(module: str) -> str:
-    """Return the transformer block of a module or parameter name: up to its first number; outside blocks the first word."""
-    match = re.match(r"(?:[^.]+\.)*?[^.]+\.\d+(?=\.|$)", module)
-    return match.group(0) if match else module.split(".")[0]
-
-
 def _transformer_block(problem: Problem, compact: Compact, pricer: Pricer) -> Schedule:
-    blocks = [block_of(c.module) if c.module else f"?{i}" for i, c in enumerate(problem.collectives)]
+    labels = block_labels(problem)
+    blocks = [labels[c.module] if c.module else f"?{i}" for i, c in enumerate(problem.collectives)]
     partition = pricer.partition_of(merge_runs(pricer, Caps(), range(len(problem.keys)), blocks.__getitem__))
     program = construct(pricer, partition, Policy(lead=np.inf, copy_out_early=True, one_ahead=True), Caps())
     return expand(problem, compact, program)
+
+
+def block_labels(problem: Problem) -> dict[str, str]:
+    """Return the bucket of each parameter that a collective serves, as TorchTitan's ``transformer_block_bucketing`` has it.
+
+    In place of the order of registration stands that in which forward uses parameters: the order of backward, turned round.
+    """
+    backward = [problem.name == "backward" or c.direction == "backward" for c in problem.collectives]
+    order = sorted(range(len(backward)), key=lambda c: (backward[c], -c if backward[c] else c))
+    return bucket_labels(list(dict.fromkeys(problem.collectives[c].module for c in order)))
 
 
 def _primary_keys(problem: Problem) -> list[int]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from apsched.config import Caps
-from apsched.solver.baselines import block_of
+from apsched.module_names import part_of
 from apsched.solver.compact import Ints
 from apsched.solver.group import group
 from apsched.solver.partition import Pricer
@@ -31,7 +31,7 @@ def families(pricer: Pricer, caps: Caps) -> Iterator[Ints]:
 
 def _all(pricer: Pricer, caps: Caps) -> Iterator[Ints]:
     keys = range(len(pricer.problem.keys))
-    blocks = [block_of(c.module) if c.module else "" for c in pricer.problem.collectives]
+    blocks = [part_of(c.module) for c in pricer.problem.collectives]
     numbers = {block: i for i, block in enumerate(dict.fromkeys(blocks))}
     tags = np.array([numbers[block] for block in blocks], dtype=np.int64)
     for byte_cap in (0, *BYTE_CAPS):

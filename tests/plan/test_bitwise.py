@@ -13,13 +13,14 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from apsched import solve_problem
-from apsched.bitwise import BITWISE_RULE, fsdp_units, unit_of
+from apsched.bitwise import BITWISE_RULE, fsdp_units
 from apsched.build_problem import build_problem
 from apsched.capture.world import world
 from apsched.config import Caps, SolveOptions
 from apsched.errors import InputError
 from apsched.graph.graph_file import load_graph
 from apsched.models.mesh import MeshSpec
+from apsched.module_names import block_of
 from apsched.plan import Plan, Rule
 from apsched.problem import Problem
 from apsched.restrict import restricted
@@ -93,6 +94,10 @@ def test_units_and_payload_order_are_those_of_fully_shard() -> None:
     found = [modules(problem, unit) for unit in fsdp_units(problem)]
     assert sorted(found) == sorted(expected)
     assert expected[0] == ["embedding.weight", "output.weight", "output.bias", "gain"]
+
+
+def unit_of(parameter: str) -> str:
+    return block_of(parameter.rpartition(".")[0])
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,14 @@ from apsched.errors import InputError
 from apsched.graph.export import export
 from apsched.models.build import build
 from apsched.models.mesh import MeshSpec
-from apsched.models.preset_capture import capture_built
+from apsched.models.preset_capture import capture_built, capture_preset
 from apsched.module_buckets import DEFAULT_BUCKET, NO_BUCKETS, block_buckets, blocks_of, user_buckets
 from apsched.passes.copies import copied
 from apsched.problem import Problem
 from apsched.restrict import restricted
 from apsched.solver import solve
+from apsched.solver.baselines import baselines, block_labels
+from apsched.solver.compact import compact
 from apsched.verify import verify
 
 
@@ -229,3 +231,18 @@ def test_no_buckets_leaves_each_alone(llama):
         answer = solve(restricted(problem, NO_BUCKETS), Caps(), SolveOptions(budget=0.0))
         assert answer.best is not None
         assert answer.best.schedule.buckets == ()
+
+
+def test_the_baseline_has_the_buckets_of_the_plan() -> None:
+    """One code for both: in either direction ``transformer_block`` launches what the plan by module makes."""
+    capture = capture_preset("llama3-debug", mesh=MeshSpec(fsdp=64), seq_len=256)
+    costs = ClusterCostModel(load_cluster("h100"), capture.group_ranks)
+    for graph in capture.graphs:
+        problem = build_problem(export(graph, costs, group_ranks=capture.group_ranks))
+        labels = block_labels(problem)
+        assert list(dict.fromkeys(labels.values())) == ["tok_embeddings", "layers.0", "layers.1", "behind layers.1"]
+        (baseline,) = [b for b in baselines(problem, compact(problem), Caps()) if b.name == "transformer_block"]
+        for bucket in baseline.schedule.buckets:
+            assert len({labels[problem.collectives[c].module] for c in bucket.members}) == 1
+        behind = [{problem.collectives[c].module for c in bucket.members} for bucket in baseline.schedule.buckets]
+        assert {"norm.weight", "output.weight"} in behind
