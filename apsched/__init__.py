@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from apsched.costs.measured_model import MeasuredCostModel as MeasuredCostModel
     from apsched.costs.measured_model import load_cost_model as load_cost_model
     from apsched.costs.model import CostModel as CostModel
+    from apsched.errors import AgreementError as AgreementError
     from apsched.errors import ApschedError as ApschedError
     from apsched.errors import InfeasibleError as InfeasibleError
     from apsched.errors import InputError as InputError
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from apsched.writeback.hold_order import hold_order as hold_order
 
 _HOME = {
+    "AgreementError": "apsched.errors",
     "ApschedError": "apsched.errors",
     "Caps": "apsched.config",
     "ClusterCostModel": "apsched.costs.cluster_model",

@@ -1,6 +1,7 @@
 """Every private function of torch that apsched uses: one small function per use, each with the torch file it comes from."""
 
 import importlib
+import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -8,6 +9,10 @@ from typing import Any
 
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from apsched.torch_version import check_torch_version
+
+check_torch_version()
 
 
 def fake_store() -> Any:
@@ -51,8 +56,6 @@ def ordered_group(ranks: list[int]) -> str:
 
     Only its members take part. Raises RuntimeError where this version of torch cannot keep an order that is not ascending.
     """
-    import inspect
-
     import torch.distributed as dist
 
     for name, known in process_group_names().items():
@@ -297,14 +300,17 @@ def _scheduling_without_a_gpu() -> Iterator[None]:
     scheduling = import_schedulers()
     estimation: Any = importlib.import_module("torch.utils._runtime_estimation")
     analysis: Any = importlib.import_module("torch._inductor.comm_analysis")
-    links = analysis.InterconnectType
+    links = getattr(analysis, "InterconnectType", None)  # torch 2.13 asks which links there are; before, sizes of first buckets are fixed
     replaced: list[tuple[Any, str, Any]] = [
         (estimation, "get_compute_time", lambda *args, **kwargs: 0.0),
         (estimation, "get_transfer_time", lambda *args: 0.0),
-        (analysis, "detect_interconnect", lambda group_size: links.NVLINK_H100 if group_size <= 8 else links.IB_NDR),
         (importlib.import_module("torch._inductor.fx_passes.node_runtime_estimation"), "_log_collective_benchmarks", lambda *a, **k: None),
         (logging.getLogger("torch._inductor.fx_passes.fsdp"), "disabled", True),
     ]
+    if hasattr(scheduling, "estimate_runtime_analytical"):  # torch 2.11 compares estimates with a roofline that asks for CUDA
+        replaced.append((scheduling, "estimate_runtime_analytical", lambda node: 0.0))
+    if links is not None:
+        replaced.append((analysis, "detect_interconnect", lambda size: links.NVLINK_H100 if size <= 8 else links.IB_NDR))
     originals = [getattr(owner, name) for owner, name, _ in replaced]
     try:
         for owner, name, value in replaced:
@@ -313,7 +319,7 @@ def _scheduling_without_a_gpu() -> Iterator[None]:
     finally:
         for (owner, name, _), original in zip(replaced, originals, strict=True):
             setattr(owner, name, original)
-        scheduling.get_group_name.cache_clear()
+        getattr(scheduling.get_group_name, "cache_clear", lambda: None)()  # torch 2.13 has that cache
 
 
 def schedule_overlap(module: Any, estimate_ms: Callable[[Any, int | None], float]) -> None:
@@ -325,14 +331,17 @@ def schedule_overlap(module: Any, estimate_ms: Callable[[Any, int | None], float
     from torch._inductor import config
 
     break_cycles = {"aten_distributed_optimizations.overlap_scheduling_autofix_cycles": True}  # as its error message advises
+    if not hasattr(config.aten_distributed_optimizations, "overlap_scheduling_autofix_cycles"):
+        break_cycles = {}  # torch 2.11 has none to break
     with _scheduling_without_a_gpu(), torch.no_grad(), config.patch(break_cycles):
-        import_schedulers().schedule_overlap_bucketing(
+        schedule = import_schedulers().schedule_overlap_bucketing
+        newer = {"compute_estimator": "analytical", "bucket_mode": "default"}  # no benchmarks; custom estimates overrule it
+        schedule(
             module,
             collective_bucketing=True,
             insert_overlap_deps=False,
             custom_runtime_estimation=estimate_ms,
-            compute_estimator="analytical",  # no benchmarks; custom estimates overrule it
-            bucket_mode="default",
+            **{name: value for name, value in newer.items() if name in inspect.signature(schedule).parameters},  # torch 2.11 has neither
         )
 
 

@@ -7,6 +7,10 @@ from typing import Any
 
 import torch
 
+from apsched.torch_version import check_torch_version
+
+check_torch_version()
+
 _KEY = re.compile(r"\.(?:_modules|_parameters)\['([^']+)'\]")
 _PARAMETRIZED = re.compile(r"parametrizations\.(\w+)\.original\d*$")
 

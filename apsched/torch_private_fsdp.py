@@ -2,6 +2,10 @@
 
 from typing import Any
 
+from apsched.torch_version import check_torch_version
+
+check_torch_version()
+
 
 def fsdp_unit_of(module: Any) -> tuple[int, int]:
     """Return what tells the unit of an ``FSDPModule`` apart from others, and how many groups its parameters are gathered in.
@@ -10,4 +14,7 @@ def fsdp_unit_of(module: Any) -> tuple[int, int]:
     (torch/distributed/fsdp/_fully_shard/_fully_shard.py, FSDPModule._get_fsdp_state; _fsdp_state.py, FSDPState._fsdp_param_groups).
     """
     state = module._get_fsdp_state()
-    return id(state), len(state._fsdp_param_groups)
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:  # torch 2.11 has one group at most
+        groups = [state._fsdp_param_group] if state._fsdp_param_group is not None else []
+    return id(state), len(groups)

@@ -7,6 +7,10 @@ from typing import Any
 
 import torch
 
+from apsched.torch_version import check_torch_version
+
+check_torch_version()
+
 
 @contextlib.contextmanager
 def _random_only_with_dropout() -> Iterator[None]:
@@ -105,12 +109,12 @@ def _partition_saving(joint: Any, saved: list[Any], num_fwd_outputs: int) -> tup
     nodes = partitioners.classify_nodes(joint, [], num_fwd_outputs)
     values = [*nodes.inputs, *saved]
     sizes = [node for node in nodes.required_fw_nodes if partitioners.is_sym_node(node)]
-    opaque = [node for node in values if partitioners.is_opaque_node(node)]
+    opaque = [node for node in values if partitioners.is_opaque_node(node)] if hasattr(partitioners, "is_opaque_node") else []
     forward, backward = partitioners._extract_fwd_bwd_modules(
         joint,
         [node for node in values if node not in opaque and node not in sizes],
         saved_sym_nodes=sizes,
-        saved_opaque_nodes=opaque,
+        **({"saved_opaque_nodes": opaque} if opaque else {}),  # torch 2.11 knows of none
         num_fwd_outputs=num_fwd_outputs,
         static_lifetime_input_nodes=nodes.static_lifetime_input_nodes,
     )

@@ -153,6 +153,11 @@ def build_parser() -> argparse.ArgumentParser:
     _option(grid, "--engine", "ADDRESS", "dask://host:port: the workers of a Dask cluster (extra apsched[dask]); they need no torch")
     _add_out(study, "DIR", "directory of the study, where an earlier run is gone on with (default: apsched-out/study-SOURCE)")
 
+    cache = _verb(verbs, "cache", "list or clear the cache of answers that jobs keep (docs/jobs.md)")
+    cache.add_argument("what", metavar="WHAT", choices=("list", "clear"), help="list or clear")
+    _option(cache, "--cache", "DIR", "its directory (default: $APSCHED_CACHE, else apsched in the user's cache directory)")
+    _add_json(cache)
+
     _add_json(_verb(verbs, "models", "list the presets"))
     clusters = _verb(verbs, "clusters", "list the clusters that costs can be computed for, or show the file of one")
     clusters.add_argument(

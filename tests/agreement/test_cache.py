@@ -129,3 +129,24 @@ def test_writers_at_the_same_time(tmp_path):
     assert found["wrong"] == []
     assert found["read"] > 100
     assert found["bytes"] <= found["limit"]
+
+
+def command(*arguments: str) -> str:
+    ran = subprocess.run([sys.executable, "-m", "apsched", "cache", *arguments], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def test_the_command_lists_and_clears(tmp_path):
+    cache = Cache(directory=tmp_path)
+    for age, digest in enumerate((B, A)):
+        cache.write(digest, bytes(2000))
+        os.utime(tmp_path / f"{digest}.answer", (age, age))
+    where = ("--cache", str(tmp_path))
+    listed = json.loads(command("list", *where, "--json"))
+    assert [answer["digest"] for answer in listed["answers"]] == [A, B]
+    shown = command("list", *where).splitlines()
+    assert shown[0].startswith(f"{tmp_path}: 2 answers, 4.")
+    assert [line.split()[0] for line in shown[2:]] == [A[:16], B[:16]]
+    assert json.loads(command("clear", *where, "--json"))["removed"] == 2
+    assert command("list", *where).strip().endswith("0 answers, 0 B")

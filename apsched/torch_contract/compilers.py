@@ -1,0 +1,86 @@
+"""Contracts of torch's compilers."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from apsched import torch_private_compile as private
+from apsched.torch_private import gradient_of
+from apsched.torch_contract.registry import contract, expect
+
+
+@contract("aot_compiled", "default_partition", "boxed", "dynamo_parameters", "name_parameters")
+def _aot_compiled() -> None:
+    kinds: list[str] = []
+    names: list[dict[int, str]] = []
+    described: list[str] = []
+
+    def compiler(kind: str) -> Callable[[Any, Any], Any]:
+        def compiled(gm: Any, inputs: Any) -> Any:
+            kinds.append(kind)
+            private.name_parameters(gm.graph, names[-1])
+            described.extend(repr(node.meta.get("desc")) for node in gm.graph.find_nodes(op="placeholder"))
+            return private.boxed(gm)
+
+        return compiled
+
+    def backend(gm: Any, inputs: Any) -> Any:
+        names.append(private.dynamo_parameters(gm))
+        made = {kind: compiler(kind) for kind in ("forward", "backward", "inference")}
+        return private.aot_compiled(gm, inputs, **made, partition=private.default_partition)
+
+    torch._dynamo.reset()
+    module = nn.Linear(3, 2)
+    x = torch.ones(4, 3)
+    compiled = torch.compile(module, backend=backend)
+    loss = compiled(x)
+    expect(torch.allclose(loss, module(x)), "forward computes what it did")
+    loss.sum().backward()
+    expect(kinds == ["forward", "backward"], f"forward and backward each have a compiler, found {kinds}")
+    expect(sorted(names[0].values()) == ["bias", "weight"], f"Dynamo says which inputs are parameters, found {names[0]}")
+    expect(any("weight" in text for text in described), "descriptors on inputs can be given names")
+    with torch.no_grad():
+        compiled(x)
+    expect(kinds[2:] == ["inference"], "inference has a compiler of its own")
+    torch._dynamo.reset()
+
+
+@contract("inductor_compiled")
+def _inductor_compiled() -> None:
+    from torch._inductor.compile_fx import compile_fx
+
+    expect("config_patches" in inspect.signature(compile_fx).parameters, "compile_fx takes config_patches, which backward gets, too")
+
+
+@contract("replace_graph")
+def _replace_graph() -> None:
+    old, new = (make_fx(f, tracing_mode="fake")(torch.ones(2)) for f in (torch.sin, lambda x: torch.cos(torch.cos(x))))
+    private.replace_graph(old.graph, new)
+    old.graph.lint()
+    expect([n.name for n in old.graph.nodes] == [n.name for n in new.graph.nodes], "names of nodes are free again")
+    expect(torch.equal(GraphModule(old, old.graph)(torch.ones(2)), torch.cos(torch.cos(torch.ones(2)))), "the graph is the other's")
+
+
+@contract("custom_passes", "inductor_setting")
+def _settings() -> None:
+    for name in ("post_grad_custom_post_pass", "joint_custom_pre_pass", "reorder_for_compute_comm_overlap", "allow_buffer_reuse"):
+        from torch._inductor import config
+
+        expect(hasattr(config, name), f"torch._inductor.config.{name} is there")
+    expect(private.inductor_setting("aten_distributed_optimizations.enable_overlap_scheduling") in (True, False, None), "nested settings")
+    expect(private.inductor_setting("no.such.setting") is None, "what is not there is None")
+    expect(private.custom_passes(None) == [] and private.custom_passes(len) == [len], "a hook has none, one or several passes")
+
+
+@contract("describe_gradients")
+def _describe_gradients() -> None:
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.output((x, x))
+    private.describe_gradients(graph, {1: "w"})
+    expect([gradient_of(d) for d in graph.output_node().meta["desc"]] == [None, "w"], "an output is said to be a gradient of a parameter")

@@ -1,0 +1,179 @@
+"""Contracts of what captures and rewrites graphs."""
+
+import torch
+from torch import nn
+from torch.fx import Graph, GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from apsched import torch_private as private
+from apsched import torch_private_partition as partition
+from apsched.torch_contract.registry import contract, expect, group
+
+aten = torch.ops.aten
+
+
+def traced() -> GraphModule:
+    """Return a graph of two products."""
+    return make_fx(lambda x, y: torch.tanh(x @ y) @ y, tracing_mode="fake")(torch.ones(4, 4), torch.ones(4, 4))
+
+
+@contract("strided_shard")
+def _strided_shard() -> None:
+    placement = private.strided_shard(0, split_factor=2)
+    expect(placement.dim == 0 and placement.split_factor == 2, "a _StridedShard has dim and split_factor")
+
+
+@contract("import_op_library")
+def _import_op_library() -> None:
+    for namespace in private._OP_LIBRARIES:
+        expect(private.import_op_library(namespace), f"the module that defines the operators of {namespace} can be imported")
+    expect(not private.import_op_library("nowhere"), "an unknown namespace has no module")
+
+
+@contract("symbolic_size", "size_hint")
+def _symbolic_size() -> None:
+    size = private.symbolic_size(ShapeEnv(), "s", 7)
+    expect(isinstance(size, torch.SymInt) and private.size_hint(size) == 7, "a symbolic integer is made with a hint, and has it")
+    expect(private.size_hint(3) == 3, "a plain integer is its own hint")
+
+
+@contract("is_composite")
+def _is_composite() -> None:
+    expect(private.is_composite(aten.linear.default), "aten.linear is made of other operators")
+    expect(not private.is_composite(aten.mm.default), "aten.mm is not")
+
+
+@contract("fake_mode_of")
+def _fake_mode_of() -> None:
+    from torch._subclasses import FakeTensorMode
+
+    mode = FakeTensorMode()
+    with mode:
+        tensor = torch.ones(2)
+    expect(private.fake_mode_of([torch.ones(1), tensor]) is mode, "a fake tensor knows its mode")
+    expect(private.fake_mode_of([torch.ones(1)]) is None, "a real tensor has none")
+
+
+@contract("set_traced_module_stack")
+def _set_traced_module_stack() -> None:
+    import torch.fx.traceback
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        private.set_traced_module_stack({"": ("layer", nn.Linear)})
+        y = torch.sin(x)
+        private.set_traced_module_stack(None)
+        return torch.cos(y)
+
+    with torch.fx.traceback.preserve_node_meta():
+        graph = make_fx(run)(torch.ones(2)).graph
+    stacks = {str(n.target): n.meta.get("nn_module_stack") for n in graph.nodes if n.op == "call_function"}
+    expect(stacks["aten.sin.default"] == {"": ("layer", nn.Linear)}, "nodes traced from here on have the stack")
+    expect(not stacks["aten.cos.default"], "and no more when it is cleared")
+
+
+@contract("parameter_behind", "is_parameter_or_buffer", "gradient_of")
+def _descriptors() -> None:
+    from torch._functorch._aot_autograd.descriptors import BufferAOTInput, GradAOTOutput, ParamAOTInput, PlainAOTInput
+
+    weight, buffer, plain = ParamAOTInput("w"), BufferAOTInput("b"), PlainAOTInput(0)
+    expect(private.parameter_behind(weight) == "w" and private.parameter_behind(plain) is None, "a parameter's descriptor has its name")
+    found = [private.is_parameter_or_buffer(d) for d in (weight, buffer, plain)]
+    expect(found == [True, True, False], "parameters and buffers are told from other inputs")
+    expect(private.gradient_of(GradAOTOutput(weight)) == "w", "a gradient's descriptor has that of its parameter")
+
+
+@contract("empty_graph_like")
+def _empty_graph_like() -> None:
+    class Doubled(torch.fx.graph.CodeGen):
+        pass
+
+    graph = Graph()
+    graph.set_codegen(Doubled())
+    new = private.empty_graph_like(graph)
+    new.output(new.placeholder("x"))
+    expect(type(new._codegen) is Doubled and new._codegen is not graph._codegen, "the calling convention is copied")
+    expect(GraphModule({}, new)(3) == 3, "the new graph runs")
+
+
+@contract("node_source", "sources_of")
+def _node_source() -> None:
+    graph = Graph()
+    node = graph.placeholder("x")
+    source = private.node_source(node, "apsched")
+    told = source.to_dict()
+    expect((told["name"], told["pass_name"], told["action"]) == ("x", "apsched", "create+replace"), "a node source says where from")
+    made = graph.call_function(torch.sin, (node,))
+    made.meta["from_node"] = [source]
+    expect(list(private.sources_of(made)) == [("x", id(graph))], "it can be followed back to name and graph")
+
+
+@contract("storage_key")
+def _storage_key() -> None:
+    tensor = torch.ones(4)
+    expect(private.storage_key(tensor) == private.storage_key(tensor[1:]), "views share a storage")
+    expect(private.storage_key(tensor) != private.storage_key(tensor.clone()), "copies do not")
+
+
+@contract("quiet_fake_tensors")
+def _quiet_fake_tensors() -> None:
+    from torch._subclasses import fake_tensor
+
+    with private.quiet_fake_tensors():
+        expect(fake_tensor.log.disabled, "the logger of fake tensors can be turned off")
+    expect(not fake_tensor.log.disabled, "and is turned on again")
+
+
+@contract("hold_stream")
+def _hold_stream() -> None:
+    expect(callable(torch.cuda._sleep), "torch.cuda._sleep is there")
+    if torch.cuda.is_available():
+        private.hold_stream()
+
+
+@contract("graph_as_repro")
+def _graph_as_repro() -> None:
+    with group(2, fake=True):
+        text = private.graph_as_repro(traced())
+    expect("class Repro(torch.nn.Module)" in text and "def load_args(reader)" in text, "a repro has Repro and load_args")
+    expect("command='get_args'" in text or 'command="get_args"' in text, "it hands out its arguments")
+    compile(text, "repro.py", "exec")
+
+
+@contract("add_control_deps")
+def _add_control_deps() -> None:
+    module = traced()
+    first, tanh, last = (n for n in module.graph.nodes if n.op == "call_function")
+    private.add_control_deps(module.graph, {last: [tanh]})
+    module.graph.lint()
+    (wrapped,) = (n for n in module.graph.nodes if "control_deps" in str(n.target))
+    expect(tanh in wrapped.all_input_nodes and first not in wrapped.all_input_nodes, "the node is wrapped behind the other")
+    expect(not [n for n in module.graph.nodes if n.target is aten.mm.default and n is last], "and stands no more by itself")
+    from torch._inductor.lowering import lowerings
+
+    expect(wrapped.target in lowerings, "Inductor knows what to make of it")
+
+
+@contract("partitioned_graphs")
+def _partitioned_graphs() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    seen: list[GraphModule] = []
+
+    def prepare(joint: GraphModule) -> GraphModule:
+        seen.append(joint)
+        return joint
+
+    inputs = (torch.ones(2, 4),)
+    forward, backward, num_outputs = partition.partitioned_graphs(module, inputs, prepare, lambda node: False, lambda joint: [])
+    expect(len(seen) == 1 and num_outputs == 1, "the joint graph is handed over before it is parted")
+    assert backward is not None
+    expect(any("mm" in str(n.target) for n in backward.graph.nodes), "backward is a graph of its own")
+    outputs = forward.graph.output_node().args[0]
+    expect(len(outputs) > 1, "forward hands over what it saves")
+    again = partition.partitioned_graphs(module, inputs, prepare, lambda node: False, _tanh_of)
+    saved = [n for n in again[0].graph.output_node().args[0][1:] if n.op == "call_function"]
+    expect(["tanh" in str(n.target) for n in saved] == [True], "it saves what it is told to, and inputs")
+
+
+def _tanh_of(joint: GraphModule) -> list[torch.fx.Node]:
+    return [node for node in joint.graph.nodes if node.target is aten.tanh.default]
