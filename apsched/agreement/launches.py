@@ -13,6 +13,7 @@ import torch
 
 from apsched.collectives import collective_kind, group_name, input_nodes, is_blocking_collective, reduce_op, tensor_bytes, tensors_of
 from apsched.errors import InputError
+from apsched.group_names import first_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +54,13 @@ def launches_of(
             continue
         note = node.meta.get("apsched", {})
         members = tuple(note["members"]) if note.get("role") == "start" else (node.name,)
-        strange = [name for name in members if numbers.get(name, ("", 0))[0] != group]
+        first = first_name(group)  # a second group has the process ranks of the first, and is compared with it
+        strange = [name for name in members if numbers.get(name, ("", 0))[0] != first]
         if strange:
-            raise InputError(f"node {node.name}: its group {group!r} has no collective {strange[0]!r} in the graph as captured")
+            raise InputError(f"node {node.name}: its group {first!r} has no collective {strange[0]!r} in the graph as captured")
         shown = tuple((names or {}).get(name) or name for name in members)
-        launches.setdefault(group, []).append(Launch(what=_what(node), members=tuple(numbers[n][1] for n in members), names=shown))
+        what = _what(node) if group == first else f"second group: {_what(node)}"
+        launches[first].append(Launch(what=what, members=tuple(numbers[n][1] for n in members), names=shown))
     return {group: tuple(listed) for group, listed in launches.items()}
 
 
