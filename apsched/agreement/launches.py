@@ -46,8 +46,9 @@ def launches_of(
     counts: dict[str, int] = {}
     for node in captured.graph.nodes:
         if (group := _group_of(node)) is not None:
-            numbers[node.name] = (group, counts.setdefault(group, 0))
-            counts[group] += 1
+            first = first_name(group)
+            numbers[node.name] = (first, counts.setdefault(first, 0))
+            counts[first] += 1
     launches: dict[str, list[Launch]] = {group: [] for group in counts}
     for node in module.graph.nodes:
         if (group := _group_of(node)) is None:
@@ -66,7 +67,7 @@ def launches_of(
 
 def groups_of(module: torch.fx.GraphModule) -> tuple[str, ...]:
     """Return the names of the groups that ``module`` communicates in, by first appearance."""
-    return tuple(dict.fromkeys(group for node in module.graph.nodes if (group := _group_of(node)) is not None))
+    return tuple(dict.fromkeys(first_name(group) for node in module.graph.nodes if (group := _group_of(node)) is not None))
 
 
 def order_digest(launches: Sequence[Launch]) -> str:
