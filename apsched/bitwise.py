@@ -8,7 +8,7 @@ all-reduce that follows has the same members. All-gathers only copy, and stay fr
 torch/distributed/fsdp/_fully_shard/_fsdp_init.py: ``_get_managed_modules`` lists modules children first, ``_get_managed_states`` their
 own parameters one module after the other. That is the order of ``named_parameters()`` but for modules that have parameters both of
 their own and in their children. ``named_parameters()`` is the order of the parameters among the inputs of a traced graph, and so of
-their gradients among its outputs; tracers that order inputs by first use (Dynamo) name no parameters, and are refused.
+their gradients among its outputs. Dynamo orders inputs by first use: there the user says the order (``parameter_order``), or is refused.
 """
 
 from collections.abc import Iterator

@@ -70,8 +70,13 @@ def dynamo_parameters(gm: Any) -> dict[int, str]:
         text = str(source.name) if source is not None and isinstance(node.meta.get("example_value"), torch.Tensor) else ""
         keys = _KEY.findall(text)
         if keys and text.endswith(f"._parameters['{keys[-1]}']"):
-            names[position] = _PARAMETRIZED.sub(r"\1", ".".join(key for key in keys if key != "_orig_mod"))
+            names[position] = plain_parameter_name(".".join(keys))
     return names
+
+
+def plain_parameter_name(name: str) -> str:
+    """Return the name of a parameter without what torch.compile (``_orig_mod``) and torch/nn/utils/parametrize.py add to it."""
+    return _PARAMETRIZED.sub(r"\1", ".".join(part for part in name.split(".") if part != "_orig_mod"))
 
 
 def name_parameters(graph: Any, names: Mapping[int, str]) -> None:

@@ -103,4 +103,6 @@ def backend(*, inductor: bool = False, reshard_after_forward: bool | None = None
         raise InputError(f"reshard_after_forward: expected True, False or None, found {reshard_after_forward!r}")
     if not isinstance(inductor, bool):
         raise InputError(f"inductor: expected True or False, found {inductor!r}")
-    return Backend(settings=Settings.of(settings), inductor=inductor, reshard_after_forward=reshard_after_forward)
+    chosen = Settings.of(settings)
+    chosen.check_traced_by_dynamo()
+    return Backend(settings=chosen, inductor=inductor, reshard_after_forward=reshard_after_forward)

@@ -77,4 +77,6 @@ def inductor_pass(**settings: Any) -> InductorPass:
     It is asked for with forward, backward and inference graphs; the setting must still be there when backward is compiled, which
     is at the first backward. ``settings`` are those of :class:`apsched.compiler.settings.Settings`.
     """
-    return InductorPass(Settings.of(settings))
+    chosen = Settings.of(settings)
+    chosen.check_traced_by_dynamo()
+    return InductorPass(chosen)

@@ -1,5 +1,6 @@
 """The line from a captured graph to a scheduled one: export, problem, caps, solve, verify, write back, round trip."""
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -49,6 +50,8 @@ def scheduled(captured: CapturedGraph, settings: Settings, talk: Round | None = 
             progress=progress,
         )
         graph = replace(graph, problem=as_asked(graph.problem, settings.contention, cluster, group_ranks))
+        if settings.parameter_order is not None:
+            graph = replace(graph, problem=_in_order(graph.problem, settings.parameter_order))
         (graph,) = under_plan((graph,), as_plan(settings.plan), bitwise=settings.bitwise)
         stated = settings.stated_memory_cap
         if stated is None and cluster is None:
@@ -69,6 +72,12 @@ def scheduled(captured: CapturedGraph, settings: Settings, talk: Round | None = 
     rewritten.module.meta[RESULT] = result
     setattr(rewritten.module, RESULT, result)
     return rewritten.module
+
+
+def _in_order(problem: Problem, parameter_order: Sequence[str]) -> Problem:
+    """Return ``problem`` with the places of its parameters in order of registration."""
+    places = {name: place for place, name in enumerate(parameter_order)}
+    return replace(problem, collectives=tuple(replace(c, output_place=places.get(c.module, -1)) for c in problem.collectives))
 
 
 def _working(talk: Round | None) -> AbstractContextManager[None]:

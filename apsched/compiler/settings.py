@@ -23,6 +23,7 @@ from apsched.errors import InputError
 from apsched.options import MemoryCap, parse_bytes, parse_memory_cap, parse_optional_bytes
 from apsched.plan import Plan
 from apsched.plan_file import as_plan
+from apsched.torch_private_compile import plain_parameter_name
 
 ON_ERROR = ("raise", "fallback")
 
@@ -54,6 +55,9 @@ class Settings:
     """Who slows whom, as for ``--contention`` (``"links,compute=1.2"``), or in full; ``None``: nobody."""
     second_group: bool = False
     """Also try gathers on a second process group of the same process ranks, and keep the faster; it is made once, by all of them."""
+    parameter_order: Sequence[str] | None = None
+    """Names of the parameters as ``model.named_parameters()`` lists them. ``bitwise`` needs them under torch.compile, where graphs list
+    parameters by first use."""
     budget: float = SolveOptions().budget
     """Deterministic work of the search for one graph, not seconds; see :class:`apsched.SolveOptions`."""
     seed: int = 0
@@ -86,6 +90,8 @@ class Settings:
         if self.cost_model is None:
             load_cluster(self.cluster or DEFAULT_CLUSTER)
         object.__setattr__(self, "plan", as_plan(self.plan))
+        if self.parameter_order is not None:
+            object.__setattr__(self, "parameter_order", _names(self.parameter_order))
         _ = self.caps, self.stated_memory_cap, self.solve_options, self.answers
 
     @classmethod
@@ -97,6 +103,14 @@ class Settings:
                 near = difflib.get_close_matches(name, known, n=1)
                 raise InputError(f"expected a setting, found {name!r}; " + (f"did you mean {near[0]!r}?" if near else ", ".join(known)))
         return cls(**settings)
+
+    def check_traced_by_dynamo(self) -> None:
+        """Raise InputError where what is asked for needs more than graphs of torch.compile say."""
+        if self.bitwise and self.parameter_order is None:
+            raise InputError(
+                "bitwise: expected parameter_order, found none; torch.compile lists parameters by first use, and eager FSDP2 as they were "
+                "registered: hand in parameter_order=[name for name, _ in model.named_parameters()]"
+            )
 
     @cached_property
     def caps(self) -> Caps:
@@ -139,6 +153,15 @@ class Settings:
         if self.cost_model is not None:
             return self.cost_model
         return ClusterCostModel(load_cluster(self.cluster or DEFAULT_CLUSTER), group_ranks)
+
+
+def _names(stated: Sequence[str]) -> tuple[str, ...]:
+    names = tuple(stated)
+    if isinstance(stated, str) or not all(isinstance(name, str) for name in names):
+        raise InputError(
+            f"parameter_order: expected names of parameters, found {stated!r}; hand in [n for n, _ in model.named_parameters()]"
+        )
+    return tuple(map(plain_parameter_name, names))
 
 
 def memory_cap_of(stated: int | str | None, label: str) -> MemoryCap | None:

@@ -172,6 +172,31 @@ def test_a_plan_names_parameters(mesh):
         assert all(bucket.members == (alone,) or alone not in bucket.members for bucket in result.schedule.buckets)
 
 
+class UsedTheOtherWayRound(torch.nn.Module):
+    """Registers its parameters in another order than it uses them."""
+
+    def __init__(self):
+        super().__init__()
+        self.second, self.first = torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return self.second(self.first(x))
+
+
+def test_bitwise_takes_the_order_of_registration(mesh):
+    """Dynamo lists parameters by first use; eager FSDP2 reduces them as they were registered."""
+    model = shard(UsedTheOtherWayRound(), mesh)
+    with pytest.raises(apsched.InputError, match="bitwise: expected parameter_order, found none"):
+        apsched.backend(bitwise=True)
+    order = [name for name, _ in model.named_parameters()]
+    backend = apsched.backend(bitwise=True, parameter_order=order, **QUICK)
+    torch.compile(model, backend=backend)(torch.ones(4, WIDTH)).sum().backward()
+    result = backend.results[1]
+    (bucket,) = [b for b in result.schedule.buckets if len(b.members) > 1]
+    names = [result.problem.collectives[c].module for c in bucket.members]
+    assert names == ["second.weight", "second.bias", "first.weight", "first.bias"]
+
+
 def test_inputs_are_freed_at_their_last_use(mesh, run_graphs):
     """Saved activations come in a list that is emptied, so that backward's memory is what was claimed."""
     compiled = torch.compile(shard(layers(), mesh), backend=apsched.backend(**QUICK))

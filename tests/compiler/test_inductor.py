@@ -207,7 +207,8 @@ class TestKey:
             {"max_prefetch": 1},
             {"cluster": "h200"},
             {"plan": apsched.Plan((apsched.Rule(match="x", forbid=True),))},
-            {"bitwise": True},
+            {"bitwise": True, "parameter_order": ["a", "b"]},
+            {"parameter_order": ["b", "a"]},
             {"budget": 1.0},
             {"seed": 1},
             {"on_error": "fallback"},
@@ -252,5 +253,5 @@ class TestKey:
 def test_a_fingerprint_names_all_settings():
     """A new setting changes the fingerprint, or is known not to matter."""
     known = {"cluster", "cost_model", "memory_cap", "bucket_cap", "max_topo_span", "max_prefetch", "in_flight_cap", "max_compute_move"}
-    known |= {"plan", "bitwise", "budget", "seed", "on_error", "schedule"}
+    known |= {"plan", "bitwise", "budget", "seed", "on_error", "schedule", "parameter_order"}
     assert set(Settings.__dataclass_fields__) - known == {"progress", "deadline_s", "cache", "cache_limit"}

@@ -1,0 +1,108 @@
+"""``python -m benchmarks.compile_time``: what scheduling adds to the time that ``torch.compile`` takes, beside torch's own, in one run.
+
+On a fake process group of four: the first step (forward and backward, where all graphs are compiled) with torch's backend and with
+apsched's, one after the other in one process. Imports, and what numba compiles once a machine, come before. Exit status: 0, 2 wrong use.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import apsched
+from apsched.capture.world import world
+from apsched.compiler.backend import Backend
+from apsched.errors import ApschedError
+from apsched.models.build import BuiltModel, build
+from apsched.models.mesh import MeshSpec
+from apsched.options import parse_count, parse_number
+
+_WORLD_SIZE = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """The first step of one model with torch's backend and with apsched's."""
+
+    model: str
+    against: str
+    """Torch's backend: ``aot_eager`` or ``inductor``."""
+    num_nodes: int
+    """Of all graphs."""
+    torch_s: float
+    apsched_s: float
+    solving_s: float
+    """Of ``apsched_s``, what the solver took."""
+
+    @property
+    def ratio(self) -> float:
+        """How many times as long it takes with apsched."""
+        return self.apsched_s / self.torch_s
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.compile_time", description=__doc__)
+    parser.add_argument("--preset", default="llama3-debug", help="model (default llama3-debug)")
+    parser.add_argument("--layers", metavar="NUMBERS", default="2,16", help="numbers of layers, by commas (default 2,16)")
+    parser.add_argument("--mesh", default="fsdp=4", help="mesh of four process ranks (default fsdp=4)")
+    parser.add_argument("--budget", default="20", help="work of the solver for each graph (default 20)")
+    parser.add_argument("--against", metavar="BACKENDS", default="aot_eager,inductor", help="torch's backends (default both)")
+    args = parser.parse_args(arguments)
+    try:
+        layers = [parse_count(part, "--layers", least=1) for part in args.layers.split(",")]
+        budget, mesh = parse_number(args.budget, "--budget"), MeshSpec.parse(args.mesh)
+        with world(_WORLD_SIZE), torch._inductor.config.patch(fx_graph_cache=False):
+            names = args.against.split(",")
+            for name in names:
+                measure(args.preset, mesh, 1, name, budget=0.0)  # imports and compiles what is needed once
+            measured = [measure(args.preset, mesh, number, name, budget=budget) for number in layers for name in names]
+    except ApschedError as error:
+        print(f"benchmarks.compile_time: error: {error}", file=sys.stderr)
+        return 2
+    print(markdown(measured))
+    return 0
+
+
+def measure(preset: str, mesh: MeshSpec, num_layers: int, against: str, *, budget: float) -> Measured:
+    """Return how long the first step takes with torch's backend ``against``, and with apsched in its place."""
+    if against not in ("aot_eager", "inductor"):
+        raise apsched.InputError(f"--against: expected aot_eager or inductor, found {against!r}")
+    built = build(preset, mesh=mesh, seq_len=32, num_layers=num_layers, materialize=True)
+    own: Backend = apsched.backend(inductor=against == "inductor", budget=budget, memory_cap="none")
+    torch_s = _first_step_s(built, against)
+    apsched_s = _first_step_s(built, own)
+    return Measured(
+        model=f"{preset}, layers: {num_layers}",
+        against=against,
+        num_nodes=sum(result.problem.num_nodes for result in own.results),
+        torch_s=torch_s,
+        apsched_s=apsched_s,
+        solving_s=sum(result.seconds["solve"] for result in own.results),
+    )
+
+
+def _first_step_s(built: BuiltModel, backend: Any) -> float:
+    torch._dynamo.reset()
+    began = time.perf_counter()
+    loss = torch.compile(built.module, backend=backend)(*built.inputs)
+    loss.backward()
+    return time.perf_counter() - began
+
+
+def markdown(measured: Sequence[Measured]) -> str:
+    """Return the table."""
+    rows = [
+        f"| {m.model} | {m.num_nodes} | {m.against} | {m.torch_s:.1f} | {m.apsched_s:.1f} | {m.solving_s:.1f} | {m.ratio:.2f} |"
+        for m in measured
+    ]
+    head = "| model | nodes | torch's backend | torch, s | with apsched, s | of it solving, s | ratio |"
+    return "\n".join((head, "|---|---|---|---|---|---|---|", *rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""The script in docs/compiler.md runs as it stands, on two processes, as ``torchrun`` would start them."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "compiler.md"
+
+
+def test_the_example_trains_with_fewer_launches(tmp_path):
+    (code,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    script = tmp_path / "train.py"
+    script.write_text(code)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(script)],
+            env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=600)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
+    for output in outputs:
+        losses = [float(number) for number in re.findall(r"loss ([0-9.]+)", output)]
+        assert len(losses) == 3
+        assert losses == sorted(losses, reverse=True)
+        counts = re.findall(r"(forward|backward): (\d+) collectives in (\d+) launches", output)
+        assert [name for name, _, _ in counts] == ["forward", "backward"]
+        assert all(int(launches) < int(captured) for _, captured, launches in counts)
