@@ -205,6 +205,7 @@ class TestKey:
             {"memory_cap": "1GiB"},
             {"bucket_cap": 1},
             {"max_prefetch": 1},
+            {"second_group": True},
             {"cluster": "h200"},
             {"plan": apsched.Plan((apsched.Rule(match="x", forbid=True),))},
             {"bitwise": True, "parameter_order": ["a", "b"]},
@@ -253,5 +254,5 @@ class TestKey:
 def test_a_fingerprint_names_all_settings():
     """A new setting changes the fingerprint, or is known not to matter."""
     known = {"cluster", "cost_model", "memory_cap", "bucket_cap", "max_topo_span", "max_prefetch", "in_flight_cap", "max_compute_move"}
-    known |= {"plan", "bitwise", "budget", "seed", "on_error", "schedule", "parameter_order"}
+    known |= {"plan", "bitwise", "budget", "seed", "on_error", "schedule", "parameter_order", "contention", "second_group"}
     assert set(Settings.__dataclass_fields__) - known == {"progress", "deadline_s", "cache", "cache_limit"}
