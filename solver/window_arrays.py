@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from apsched.solver.compact import Compact, Ints
+from apsched.solver.compact import Bools, Compact, Ints
+from apsched.solver.partition import Partition
 
 PER_COLLECTIVE = (
     "kind", "key", "stream", "size_bytes", "input_bytes", "output_bytes", "copied_bytes", "bucket_launch_ticks", "copy_out_ticks",
@@ -59,3 +60,17 @@ def begins(lists: list[list[int]]) -> Ints:
     begin = np.zeros(len(lists) + 1, dtype=np.int64)
     begin[1:] = np.cumsum([len(values) for values in lists])
     return begin
+
+
+def forms_of(partition: Partition, free: tuple[int, ...], size: int) -> Bools:
+    """Return which of the ``size`` collectives of the small problem, ``free`` first, are in a coalesced bucket."""
+    coalesced = np.zeros(size, dtype=np.bool_)
+    coalesced[: len(free)] = partition.coalesced[partition.bucket_of[list(free)]]
+    return coalesced
+
+
+def forms_with(partition: Partition, free: tuple[int, ...], small: Partition) -> Bools:
+    """Return which collectives are in a coalesced bucket where ``free`` are in the buckets of ``small``."""
+    coalesced = partition.coalesced[partition.bucket_of]
+    coalesced[list(free)] = small.coalesced[small.bucket_of[: len(free)]]
+    return coalesced

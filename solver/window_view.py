@@ -17,7 +17,7 @@ from apsched.solver.evaluate import COPY_OUT, LAUNCH, PREPARE, SPINE, WAIT, Prog
 from apsched.solver.partition import Members, Pricer
 from apsched.solver.tails import prologue_ticks, tails
 from apsched.solver.variables import Boundary
-from apsched.solver.window_arrays import GAPS, PER_COLLECTIVE, begins, float_arrays, floats_of
+from apsched.solver.window_arrays import GAPS, PER_COLLECTIVE, begins, float_arrays, floats_of, forms_of, forms_with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -360,10 +360,7 @@ class WindowView:
                 segment += 1
         order += [(WAIT, index[b]) for b in pinned_bucket]
         array = np.array(order, dtype=np.int64).reshape(-1, 2)
-        old = self.program.partition
-        coalesced = np.zeros(len(self.compact.kind), dtype=np.bool_)
-        coalesced[: len(free)] = old.coalesced[old.bucket_of[list(free)]]
-        partition = Pricer(self.problem, self.compact).partition(groups, coalesced)
+        partition = Pricer(self.problem, self.compact).partition(groups, forms_of(self.program.partition, free, len(self.compact.kind)))
         return Program(partition=partition, operation=np.ascontiguousarray(array[:, 0]), argument=np.ascontiguousarray(array[:, 1]))
 
     def spliced(self, small: Program) -> Program:
@@ -398,7 +395,5 @@ class WindowView:
         for i in range(self.window.past, len(self.program.operation)):
             keep(i)
         array = np.array(order, dtype=np.int64)
-        coalesced = self.program.partition.coalesced[self.program.partition.bucket_of]
-        coalesced[list(free)] = small.partition.coalesced[small.partition.bucket_of[: len(free)]]
-        partition = self.pricer.partition(buckets, coalesced)
+        partition = self.pricer.partition(buckets, forms_with(self.program.partition, free, small.partition))
         return Program(partition=partition, operation=np.ascontiguousarray(array[:, 0]), argument=np.ascontiguousarray(array[:, 1]))
