@@ -17,11 +17,11 @@ def tails(compact: Compact, program: Program, past: int) -> tuple[int, dict[int,
         if operation == SPINE:
             along += int(compact.spine_ticks[a])
         elif operation == COPY_OUT:
-            along += int(compact.copy_out_ticks[a]) + _float_ticks(compact, compact.epilogue_begin, compact.epilogue_list, (a,))
+            along += int(compact.copy_out_ticks[a]) + epilogue_ticks(compact, (a,))
         elif operation == WAIT:
             members = p.buckets[a]
             if not (p.flat[a] and compact.kind[members[0]] == ALL_GATHER):
-                along += _float_ticks(compact, compact.epilogue_begin, compact.epilogue_list, members)
+                along += epilogue_ticks(compact, members)
             end[a] = along
         else:
             s = int(compact.stream[p.buckets[a][0]])
@@ -37,6 +37,11 @@ def prologue_ticks(compact: Compact, members: Members, *, flat: bool) -> int:
     if flat:
         work -= sum(int(compact.float_ticks[compact.cast_float[c]]) for c in members if compact.cast_float[c] >= 0)
     return work
+
+
+def epilogue_ticks(compact: Compact, members: Members) -> int:
+    """Return the work of the epilogues of ``members``."""
+    return _float_ticks(compact, compact.epilogue_begin, compact.epilogue_list, members)
 
 
 def _float_ticks(compact: Compact, begin: Ints, floats: Ints, members: Members) -> int:

@@ -15,7 +15,7 @@ from apsched.config import Caps
 from apsched.solver.compact import Compact, Ints
 from apsched.solver.evaluate import COPY_OUT, LAUNCH, PREPARE, SPINE, WAIT, Program, anatomy, evaluate
 from apsched.solver.partition import Members, Pricer
-from apsched.solver.tails import prologue_ticks, tails
+from apsched.solver.tails import epilogue_ticks, prologue_ticks, tails
 from apsched.solver.variables import Boundary
 from apsched.solver.window_arrays import GAPS, PER_COLLECTIVE, begins, float_arrays, floats_of, forms_of, forms_with
 
@@ -174,16 +174,10 @@ class WindowView:
         if operation == SPINE:
             return int(whole.spine_ticks[argument])
         if operation == COPY_OUT:
-            return int(whole.copy_out_ticks[argument]) + self._epilogue_ticks((argument,))
+            return int(whole.copy_out_ticks[argument]) + epilogue_ticks(whole, (argument,))
         members = self.program.partition.buckets[argument]
         copied = self.program.partition.flat[argument] and whole.kind[members[0]] == 0
-        return 0 if copied else self._epilogue_ticks(members)
-
-    def _epilogue_ticks(self, members: Members) -> int:
-        whole = self.whole
-        return sum(
-            int(whole.float_ticks[whole.epilogue_list[whole.epilogue_begin[c] : whole.epilogue_begin[c + 1]]].sum()) for c in members
-        )
+        return 0 if copied else epilogue_ticks(whole, members)
 
     def _launch_work(self, i: int) -> int:
         whole, b = self.whole, int(self.program.argument[i])
@@ -320,8 +314,7 @@ class WindowView:
         in_flight = caps.in_flight_cap_bytes
         if in_flight is not None:
             in_flight = max(in_flight - self._rest_in_flight(), 0)
-        memory = caps.memory_cap_bytes
-        return replace(caps, in_flight_cap_bytes=in_flight, max_prefetch=None, memory_cap_bytes=memory)
+        return replace(caps, in_flight_cap_bytes=in_flight, max_prefetch=None)
 
     def _rest_in_flight(self) -> int:
         whole, program = self.whole, self.program

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from oracle import best_schedule, orders_within
 from oracle import least_memory as least_of_captured
-from strategies import random_caps, random_problem, with_kernels
+from strategies import random_caps, random_problem, with_coalesced_price, with_kernels
 
 from apsched.config import Caps, SolveOptions
 from apsched.problem import Problem
@@ -26,6 +26,8 @@ Value = tuple[int, int, int]
 def case(seed: int) -> tuple[Problem, Caps]:
     rng = random.Random(seed)
     problem = random_problem(rng, max_collectives=rng.randint(2, 4), max_spine=5, chained=rng.choice((0.2, 0.5, 0.8)))
+    if seed % 4 == 3:
+        problem = with_coalesced_price(problem, rng)
     return problem, replace(random_caps(rng, problem), max_compute_move=rng.choice((None, None, 1, 2)))
 
 
