@@ -4,6 +4,7 @@ import argparse
 import json
 from typing import TextIO
 
+from apsched.cli.buckets import with_buckets
 from apsched.cli.choices import cost_choice, direction, plan_choice, scenario_choice, search_choice, source_request
 from apsched.cli.infeasible import refuse_infeasible
 from apsched.pipeline import loaded, resolve_caps, solve_graph, under_plan, with_torch_schedulers
@@ -18,7 +19,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     progress = Progress()
     plan, asked = plan_choice(args), scenario_choice(args)
     with loaded(request, costs, wanted, progress) as source:
-        graphs = under_plan(source.graphs, plan, bitwise=args.bitwise)
+        graphs = under_plan(source.graphs, with_buckets(plan, args.buckets, source.graphs), bitwise=args.bitwise)
         results = [
             solve_graph(
                 graph, resolve_caps(graph, choice.caps, choice.memory_cap, progress, choice.options), choice.options, progress, asked=asked

@@ -43,6 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_contention(solve)
     _add_scenarios(solve)
     _add_plan(solve)
+    _add_buckets(solve)
     text = "also try gathers on a second process group of the same process ranks (a communicator more), and keep the faster"
     solve.add_argument("--second-group", action="store_true", help=text)
     _add_inductor(solve, default=False)
@@ -84,6 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_contention(compare)
     _add_scenarios(compare)
     _add_plan(compare)
+    _add_buckets(compare)
     _add_inductor(compare, default=True)
 
     explain = _verb(verbs, "explain", "say what the step time rests on and what one more would buy, or why no schedule fits")
@@ -259,6 +261,11 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="reduce gradients in the buckets and payload order of eager FSDP2, so that sums are bit for bit the same; prints the price",
     )
+
+
+def _add_buckets(parser: argparse.ArgumentParser) -> None:
+    text = "buckets by module: none, block (each transformer block) or a file with an entry a line, such as layers.[0-5] or norm+output"
+    _option(parser, "--buckets", "WHICH", f"{text} (default: the solver's choice)")
 
 
 def _add_inductor(parser: argparse.ArgumentParser, *, default: bool) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
+from apsched.cli.buckets import with_buckets
 from apsched.cli.choices import cost_choice, direction, milp_choice, out_dir, plan_choice, scenario_choice, search_choice, source_request
 from apsched.cli.infeasible import refuse_infeasible
 from apsched.graph_result import Result
@@ -25,7 +26,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     progress = Progress()
     plan = plan_choice(args)
     with loaded(request, costs, wanted, progress) as source:
-        graphs = under_plan(source.graphs, plan, bitwise=args.bitwise)
+        graphs = under_plan(source.graphs, with_buckets(plan, args.buckets, source.graphs), bitwise=args.bitwise)
         target = out_dir(args, source.slug)
         check_writable(target)
         results = [

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from torch import nn
@@ -10,6 +11,7 @@ from apsched import torch_private
 from apsched.build_problem import build_problem
 from apsched.capture.captured import Capture
 from apsched.capture.world import world
+from apsched.cli.buckets import with_buckets
 from apsched.config import Caps, SolveOptions
 from apsched.costs.cluster import load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
@@ -20,6 +22,8 @@ from apsched.models.mesh import MeshSpec
 from apsched.models.preset_capture import capture_built, capture_preset
 from apsched.module_buckets import DEFAULT_BUCKET, NO_BUCKETS, block_buckets, blocks_of, user_buckets
 from apsched.passes.copies import copied
+from apsched.pipeline import LoadedGraph
+from apsched.plan import Plan
 from apsched.problem import Problem
 from apsched.restrict import restricted
 from apsched.solver import solve
@@ -246,3 +250,30 @@ def test_the_baseline_has_the_buckets_of_the_plan() -> None:
             assert len({labels[problem.collectives[c].module] for c in bucket.members}) == 1
         behind = [{problem.collectives[c].module for c in bucket.members} for bucket in baseline.schedule.buckets]
         assert {"norm.weight", "output.weight"} in behind
+
+
+def parameters_of(plan: Plan) -> set[tuple[str, frozenset[str]]]:
+    """What each rule puts in one bucket, in whatever order."""
+    return {(str(rule.kind), frozenset(rule.match.split("|"))) for rule in plan.rules}
+
+
+def test_buckets_on_the_command_line(tmp_path: Path) -> None:
+    """From the names in the graphs alone: none, those of the plan by module, or a file's."""
+    capture = capture_preset("llama3-debug", mesh=MeshSpec(fsdp=64), seq_len=256)
+    costs = ClusterCostModel(load_cluster("h100"), capture.group_ranks)
+    dags = [export(graph, costs, group_ranks=capture.group_ranks) for graph in capture.graphs]
+    graphs = [LoadedGraph(dag=dag, problem=build_problem(dag), device_memory_bytes=None) for dag in dags]
+    problems = [graph.problem for graph in graphs]
+    assert with_buckets(Plan(), None, graphs) == Plan()
+    assert with_buckets(Plan(), "none", graphs) == NO_BUCKETS
+    with world(64):
+        built = block_buckets(build("llama3-debug", mesh=MeshSpec(fsdp=64), seq_len=256).module)
+    by_block = with_buckets(Plan(), "block", graphs)
+    assert parameters_of(by_block) == parameters_of(built.plan(problems))
+    (tmp_path / "buckets.txt").write_text("# mine\ntok_embeddings\n\nlayers.[01]\nnorm+output\n")
+    mine = with_buckets(Plan(), str(tmp_path / "buckets.txt"), graphs)
+    assert parameters_of(mine) == parameters_of(by_block)
+    (tmp_path / "empty.txt").write_text("# nothing\n")
+    for path, message in (("empty.txt", "expected module names, one a line"), ("missing.txt", "expected none, block or a file")):
+        with pytest.raises(InputError, match=f"--buckets: {message}"):
+            with_buckets(Plan(), str(tmp_path / path), graphs)
