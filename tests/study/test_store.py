@@ -157,6 +157,12 @@ def test_merge_and_export(run: Run, two_studies: tuple[Path, Path], tmp_path: Pa
         (("merge", "a"), "-o DIR"),
         (("export", "nowhere", "-o", "x.csv"), "expected the directory of a study"),
         (("llama3-debug", "llama3-8b"), "expected one SOURCE"),
+        (("llama3-debug", "--engine", "ray://here"), "expected dask://host:port"),
+        (("llama3-debug", "--engine", "dask://here:1", "--jobs", "2"), "--jobs"),
+        (("llama3-debug", "--if", "network=2x", "--vary", "seq=8"), "leave one out"),
+        (("llama3-debug", "--vary", "memory_cap=none", "--memory-cap", "none"), "leave one out"),
+        (("llama3-debug", "--vary", "bitwise=maybe"), "expected yes or no"),
+        (("llama3-debug", "--vary", "cluster=h100,h1000"), "expected the name of a cluster"),
     ],
 )
 def test_wrong_use(run: Run, words: tuple[str, ...], said: str) -> None:

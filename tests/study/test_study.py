@@ -122,6 +122,35 @@ def test_options_of_solve_vary(run: Run, debug_graphs: dict[str, Path]) -> None:
     assert step["none", "2x"] < bound["none", "1x"]
 
 
+def test_a_source_is_captured_once(run: Run) -> None:
+    """Other costs and other searches need no other capture, and a second run none at all."""
+    command = (
+        "study",
+        "llama3-debug",
+        "--mesh",
+        "fsdp=4",
+        "--seq",
+        "64",
+        "--direction",
+        "forward",
+        "--budget",
+        "0",
+        "--jobs",
+        "1",
+        "-o",
+        "s",
+    )
+    ran = run(*command, "--vary", "cluster=h100,h200", "--vary", "max_prefetch=1,none")
+    assert ran.code == 0, ran.stderr
+    assert ran.stderr.count("capture ...") == 1
+    assert len(Store(Path("s")).points()) == 4
+    assert len({point.graph.graph_id for point in Store(Path("s")).points()}) == 2
+    ran = run(*command, "--vary", "cluster=h100,h200", "--vary", "max_prefetch=1,2,none")
+    assert ran.code == 0, ran.stderr
+    assert "capture ..." not in ran.stderr
+    assert len(Store(Path("s")).points()) == 6
+
+
 def test_one_interrupt_ends_cleanly(debug_graphs: dict[str, Path], tmp_path: Path) -> None:
     """What is answered is printed and kept; no worker is left; the exit status is that of an interrupt."""
     command = [sys.executable, "-m", "apsched", "study", str(debug_graphs["backward"]), "--budget", "1", "--jobs", "2"]
