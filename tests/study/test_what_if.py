@@ -40,6 +40,8 @@ def test_compute(run: Run, debug_graphs: dict[str, Path]) -> None:
     for found in (slower, faster):
         least, gain, most = (float(str(found[name])) for name in ("least_gain_us", "gain_us", "most_gain_us"))
         assert least <= gain <= most
+        assert least == pytest.approx(found["now"]["bound_us"] - found["then"]["step_time_us"])  # type: ignore[index]
+        assert most == pytest.approx(found["now"]["step_time_us"] - found["then"]["bound_us"])  # type: ignore[index]
 
 
 def test_less_memory(run: Run, debug_graphs: dict[str, Path]) -> None:
