@@ -35,14 +35,14 @@ def chosen(problem: Problem, schedule: Schedule, timeline: Timeline) -> Chosen:
     return Chosen(
         bucket_bytes=max(sizes, default=0),
         topo_span=max((max(r) - min(r) for r in ranks), default=0),
-        prefetch=max(prefetch_distances(problem, schedule, _launch_positions(problem, schedule)).values(), default=0),
+        prefetch=max(prefetch_distances(problem, schedule, launch_positions(problem, schedule)).values(), default=0),
         in_flight_bytes=timeline.peak_in_flight_bytes,
         moved_nodes=len(moved_compute(problem, schedule)),
         compute_move=furthest_move(problem, schedule),
     )
 
 
-def _launch_positions(problem: Problem, schedule: Schedule) -> list[int]:
+def launch_positions(problem: Problem, schedule: Schedule) -> list[int]:
     """Return the step of every node that has one of its own, and of every member's start that of its bucket."""
     position = [-1] * problem.num_nodes
     for k, step in enumerate(schedule.steps):

@@ -96,7 +96,7 @@ def critical_path(problem: Problem, schedule: Schedule, timeline: Timeline, caps
     exposed = _Exposed(timeline)
     stretches = []
     for run in runs:
-        cause, at_step = _cause(problem, schedule, timeline, caps, run[0])
+        cause, at_step = cause_of(problem, schedule, timeline, caps, run[0])
         for where, part in groupby(run, key=lambda i: _where(timeline.transfers[i], first, last)):
             transfers = tuple(part)
             begin, end = timeline.transfers[transfers[0]].begin_ticks, timeline.transfers[transfers[-1]].end_ticks
@@ -176,7 +176,7 @@ class _Exposed:
         return sum(max(0, min(e, end) - max(b, begin)) for b, e in self.stalls if b < end and e > begin)
 
 
-def _cause(problem: Problem, schedule: Schedule, timeline: Timeline, caps: Caps, transfer: int) -> tuple[Cause, int]:
+def cause_of(problem: Problem, schedule: Schedule, timeline: Timeline, caps: Caps, transfer: int) -> tuple[Cause, int]:
     """Return what keeps the launch of ``transfer`` from standing before the step that the compute stream is busy with until then."""
     t = timeline.transfers[transfer]
     first = _first_step(problem, schedule, t.members, t.start_step)

@@ -40,6 +40,7 @@ def graph_json(result: Result) -> dict[str, Any]:
         "status": result.answer.status,
         "step_time_us": result.step_time_us,
         "bound_us": result.bound_us,
+        "bound_source": result.answer.bound_source,
         "gap": result.gap if best else None,
         "fastest_us": ticks_to_us(result.answer.fastest_ticks) if best else None,
         "fastest_gap": result.answer.fastest_gap if best else None,
@@ -48,6 +49,8 @@ def graph_json(result: Result) -> dict[str, Any]:
         "peak_memory_bytes": best.peak_memory_bytes if best else None,
         "peak_bound_bytes": result.answer.peak_bound_bytes,
         "peak_gap": result.answer.peak_gap if best else None,
+        "floor_memory_bytes": result.answer.floor_memory_bytes,
+        "floor_bound_bytes": result.answer.floor_bound_bytes,
         "memory_cap_bytes": result.caps.memory_cap_bytes,
         "num_launches": best.num_launches if best else None,
         "launches_bound": result.answer.launches_bound if best else None,
@@ -103,9 +106,11 @@ def infeasibility_json(why: Infeasibility) -> dict[str, Any]:
 def _score_json(score: Score) -> dict[str, Any]:
     return {
         "step_time_us": ticks_to_us(score.step_time_ticks),
+        "exposed_us": ticks_to_us(score.exposed_ticks),
         "peak_memory_bytes": score.peak_memory_bytes,
         "num_launches": score.num_launches,
         "fits": score.fits,
+        "violations": score.violations,
     }
 
 

@@ -12,7 +12,7 @@ ranks of one job, see ``graph.identity``); the name is for people.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,8 @@ class ScheduleFile:
     """Buckets that are coalesced."""
     second_groups: bool = False
     """Gathers run on groups of their own."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Of the packages that solved it; empty where the file says nothing."""
 
     def problem_of(self, problem: Problem) -> Problem:
         """Return ``problem`` with the groups that the file was made for."""
@@ -207,6 +209,7 @@ def _checked(data: dict[str, Any], path: str) -> ScheduleFile:
         steps=tuple(steps),
         second_groups=bool(data.get("second_groups")),
         coalesced=frozenset(b for b, bucket in enumerate(_array(data, "buckets", path)) if _is_coalesced(bucket, b, path)),
+        versions={str(k): str(v) for k, v in versions.items()} if isinstance(versions := data.get("versions"), dict) else {},
     )
 
 

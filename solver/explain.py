@@ -1,12 +1,12 @@
 """Why nothing fits: the caps that clash, the nodes where, what is alive there, and the least of each cap that would do."""
 
-import re
 from dataclasses import replace
 
 from apsched.config import Caps, SolveOptions
 from apsched.graph.dag import NodeKind
 from apsched.memory import lifetimes
 from apsched.options import show_bytes
+from apsched.origins import BUFFERS, KEPT, origin
 from apsched.problem import Problem
 from apsched.result import FullPlace, Infeasibility, Relaxation
 from apsched.schedule import Schedule, StepKind
@@ -117,34 +117,15 @@ def _alive(problem: Problem, schedule: Schedule, k: int) -> tuple[tuple[str, int
     total: dict[str, tuple[int, int]] = {}
     for life in lifetimes(problem, schedule):
         if life.first <= k <= life.last:
-            label = "buffers of buckets" if life.storage < 0 else _origin(problem, life.storage)
+            label = BUFFERS if life.storage < 0 else origin(problem, life.storage)
             count, size = total.get(label, (0, 0))
             total[label] = count + 1, size + life.size_bytes
     kept = [s.size_bytes for s in problem.storages if s.kept]
     if kept:
-        total["parameters and what else the caller keeps"] = len(kept), sum(kept)
+        total[KEPT] = len(kept), sum(kept)
     ranked = sorted(total.items(), key=lambda item: (-item[1][1], item[0]))
     shown = [(label, *figures) for label, figures in ranked[:_LARGEST]]
     rest = [figures for _, figures in ranked[_LARGEST:]]
     if rest:
         shown.append(("the rest", sum(count for count, _ in rest), sum(size for _, size in rest)))
     return tuple(shown)
-
-
-def _origin(problem: Problem, storage: int) -> str:
-    """Return where a storage comes from: its module with layers as ``*`` and what made it, or that the graph was given it."""
-    uses = problem.storages[storage]
-    if uses.birth < 0:
-        module = _layerless(problem.modules[uses.uses[0]]) if uses.uses else ""
-        return f"given to the graph: {module}" if module else "given to the graph"
-    collective = problem.collective_of_node.get(uses.birth)
-    module = _layerless(problem.modules[uses.birth])
-    if collective is not None:
-        kind = problem.keys[problem.collectives[collective].key].kind
-        return f"{kind} of {_layerless(problem.collectives[collective].module) or module or problem.node_names[uses.birth]}"
-    return f"{_layerless(problem.node_names[uses.birth], '')} of {module}" if module else problem.node_names[uses.birth]
-
-
-def _layerless(name: str, put: str = "*") -> str:
-    """Return ``name`` with the numbers of layers (or of nodes) replaced."""
-    return re.sub(r"(?<=\.)\d+(?=\.|$)", put, name) if put else re.sub(r"_\d+$", "", name)

@@ -65,6 +65,14 @@ def debug_graphs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return paths
 
 
+@pytest.fixture(scope="session")
+def debug_run(debug_graphs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory that ``apsched solve`` wrote for ``debug_graphs``, which tests only read."""
+    folder = tmp_path_factory.mktemp("run") / "out"
+    assert main(["solve", str(debug_graphs["forward"].parent / "step.graph"), "--budget", "0.1", "-o", str(folder)]) == 0
+    return folder
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Where ``APSCHED_NO_SKIP`` is set (``.ci/run`` has all that tests need), a skipped test is a failure."""

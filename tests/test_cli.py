@@ -22,6 +22,7 @@ GRAPH_KEYS = {
     "status",
     "step_time_us",
     "bound_us",
+    "bound_source",
     "gap",
     "fastest_us",
     "fastest_gap",
@@ -30,6 +31,8 @@ GRAPH_KEYS = {
     "peak_memory_bytes",
     "peak_bound_bytes",
     "peak_gap",
+    "floor_memory_bytes",
+    "floor_bound_bytes",
     "memory_cap_bytes",
     "num_launches",
     "launches_bound",
@@ -60,7 +63,7 @@ def test_solve_a_preset_from_end_to_end(run: Run, tmp_path: Path) -> None:
         assert set(graph["seconds"]) == {"capture", "export", "solve", "write_back"}
         assert set(graph["baselines"]) == {"as_captured", "transformer_block", "greedy_bytes", "greedy_bytes_span"}
         for baseline in graph["baselines"].values():
-            assert set(baseline) == {"step_time_us", "peak_memory_bytes", "num_launches", "fits"}
+            assert set(baseline) == {"step_time_us", "exposed_us", "peak_memory_bytes", "num_launches", "fits", "violations"}
             assert not baseline["fits"] or graph["step_time_us"] <= baseline["step_time_us"]
         assert graph["status"] in ("optimal", "feasible")
         assert graph["round_trip_exact"] is True

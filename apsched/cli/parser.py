@@ -160,6 +160,10 @@ def build_parser() -> argparse.ArgumentParser:
     _option(cache, "--cache", "DIR", "its directory (default: $APSCHED_CACHE, else apsched in the user's cache directory)")
     _add_json(cache)
 
+    report = _verb(verbs, "report", "show a run as one HTML file: timeline, memory, buckets, baselines, certificate")
+    _add_run(report)
+    _add_out(report, "FILE", "the page (default: report.html in DIR)")
+
     _add_json(_verb(verbs, "models", "list the presets"))
     clusters = _verb(verbs, "clusters", "list the clusters that costs can be computed for, or show the file of one")
     clusters.add_argument(
@@ -202,6 +206,11 @@ def _add_source(parser: argparse.ArgumentParser, flag: str | None = None, *, sev
     _option(group, "--layers", "N", "number of layers, of a preset (default: all)")
     _option(group, "--ac", "KIND", "activation checkpointing of layers: none, full, selective or every-N (default: none)")
     _option(group, "--direction", "WHICH", "forward, backward or both (default: both)", default="both")
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_directory", metavar="DIR", help="what `apsched solve -o DIR` wrote")
+    _add_json(parser)
 
 
 def _add_costs(parser: argparse.ArgumentParser) -> None:

@@ -1,0 +1,162 @@
+"""What the pictures of a report are drawn from: columns of whole numbers, and one table of the strings that they name.
+
+Numbers are ticks and bytes, exact as simulated. ``page_data`` gives plain lists; ``packed`` what stands in the page: JSON, gzip, base64.
+"""
+
+import base64
+import gzip
+from collections.abc import Iterable
+from typing import Any
+
+import orjson
+
+from apsched.config import Caps
+from apsched.graph.dag import NodeKind
+from apsched.memory import lifetimes
+from apsched.moved import moved_compute
+from apsched.origins import BUFFERS, KEPT, origin
+from apsched.problem import Problem
+from apsched.report_page.why import stalls, transfer_name
+from apsched.run_files import SolvedGraph, SolvedRun
+from apsched.schedule import Schedule, Step, StepKind
+from apsched.simulate import Timeline, simulate
+from apsched.units import TICKS_PER_US
+from apsched.what_binds import step_name
+
+_MEMBERS_NAMED = 8
+
+
+class Strings:
+    """Strings by number, each kept once; 0 is the empty one."""
+
+    def __init__(self) -> None:
+        self._places = {"": 0}
+
+    def __call__(self, text: str) -> int:
+        return self._places.setdefault(text, len(self._places))
+
+    def all(self) -> list[str]:
+        """Return the strings, each at its number."""
+        return list(self._places)
+
+
+def page_data(run: SolvedRun) -> dict[str, Any]:
+    """Return what the pictures show."""
+    strings = Strings()
+    graphs = [_graph(graph, strings) for graph in run.graphs]
+    return {"ticks_per_us": TICKS_PER_US, "graphs": graphs, "strings": strings.all()}
+
+
+def packed(data: dict[str, Any]) -> str:
+    """Return ``data`` as it stands in the page; the same data gives the same text."""
+    return base64.b64encode(gzip.compress(orjson.dumps(data), compresslevel=9, mtime=0)).decode()
+
+
+def _graph(graph: SolvedGraph, strings: Strings) -> dict[str, Any]:
+    result = graph.result
+    problem = result.problem
+    return {
+        "name": problem.name,
+        "streams": [f"group {name} ({size})" for name, size in _groups(problem)],
+        "cap": result.caps.memory_cap_bytes,
+        "kept": problem.kept_bytes,
+        "kept_count": sum(s.kept for s in problem.storages),
+        "kept_label": KEPT,
+        "orders": [
+            _order("as captured", graph.captured, graph.before, result.caps, strings),
+            _order("solved", problem, graph.after, result.caps, strings),
+        ],
+    }
+
+
+def _groups(problem: Problem) -> Iterable[tuple[str, int]]:
+    sizes = {key.group: key.group_size for key in problem.keys}
+    return ((name, sizes.get(name, 0)) for name in problem.streams)
+
+
+def _order(label: str, problem: Problem, schedule: Schedule, caps: Caps, strings: Strings) -> dict[str, Any]:
+    timeline = simulate(problem, schedule)
+    why = stalls(problem, schedule, timeline, caps)
+    moved = moved_compute(problem, schedule)
+    steps = range(len(schedule.steps))
+    return {
+        "label": label,
+        "step_time": timeline.step_time_ticks,
+        "tail_why": strings(why.get(-1, "")),
+        "steps": {
+            "name": [strings(step_name(problem, step)) for step in schedule.steps],
+            "module": [strings(_module(problem, schedule, step)) for step in schedule.steps],
+            "kind": [strings(_kind(problem, step, moved)) for step in schedule.steps],
+            "length": [timeline.end_ticks[k] - timeline.begin_ticks[k] for k in steps],
+            "live": _differences(timeline.live_bytes),
+            "why": [[k, strings(why[k])] for k in sorted(why) if k >= 0],
+        },
+        "transfers": _transfers(problem, timeline, strings),
+        "lives": _lives(problem, schedule, strings),
+    }
+
+
+def _kind(problem: Problem, step: Step, moved: frozenset[int]) -> str:
+    if step.kind in (StepKind.COPY_IN, StepKind.COPY_OUT):
+        return "copy"
+    if step.kind is StepKind.START or (step.kind is StepKind.NODE and problem.kinds[step.index] is NodeKind.START):
+        return "launch"
+    if step.kind is StepKind.WAIT or problem.kinds[step.index] is NodeKind.WAIT:
+        return "exposed"
+    return "moved compute" if step.index in moved else "compute"
+
+
+def _module(problem: Problem, schedule: Schedule, step: Step) -> str:
+    if step.kind is StepKind.NODE:
+        c = problem.collective_of_node.get(step.index)
+        return (problem.collectives[c].module if c is not None else "") or problem.modules[step.index]
+    if step.kind is StepKind.COPY_OUT:
+        return problem.collectives[step.index].module
+    return _modules(problem, schedule.buckets[step.index].members)
+
+
+def _modules(problem: Problem, members: tuple[int, ...]) -> str:
+    """Return the parameters that ``members`` serve, the first few by name."""
+    names = [problem.collectives[c].module or problem.node_names[problem.collectives[c].start] for c in members[:_MEMBERS_NAMED]]
+    return ", ".join(names) + (f" and {len(members) - _MEMBERS_NAMED} more" if len(members) > _MEMBERS_NAMED else "")
+
+
+def _transfers(problem: Problem, timeline: Timeline, strings: Strings) -> dict[str, list[int]]:
+    """Return the bars of the groups' streams."""
+    transfers = timeline.transfers
+    keys = [problem.keys[problem.collectives[t.members[0]].key] for t in transfers]
+    return {
+        "name": [strings(transfer_name(problem, t)) for t in transfers],
+        "module": [strings(_modules(problem, t.members)) for t in transfers],
+        "kind": [strings(key.kind) for key in keys],
+        "form": [strings(_form(t.members, coalesced=t.coalesced)) for t in transfers],
+        "stream": [t.stream for t in transfers],
+        "begin": [t.begin_ticks for t in transfers],
+        "length": [t.end_ticks - t.begin_ticks for t in transfers],
+        "launched": [timeline.end_ticks[t.start_step] for t in transfers],
+        "waited": [timeline.begin_ticks[t.wait_step] for t in transfers],
+        "bytes": [t.size_bytes for t in transfers],
+    }
+
+
+def _form(members: tuple[int, ...], *, coalesced: bool) -> str:
+    if len(members) == 1:
+        return "alone"
+    return f"bucket of {len(members)}, {'coalesced' if coalesced else 'flat'}"
+
+
+def _lives(problem: Problem, schedule: Schedule, strings: Strings) -> dict[str, list[int]]:
+    """Return from which step to which each storage that the caller does not keep is alive."""
+    lives = lifetimes(problem, schedule)
+    labels = [BUFFERS if life.storage < 0 else origin(problem, life.storage) for life in lives]
+    return {
+        "label": [strings(label) for label in labels],
+        "first": [life.first for life in lives],
+        "last": [life.last for life in lives],
+        "bytes": [life.size_bytes for life in lives],
+    }
+
+
+def _differences(values: tuple[int, ...]) -> list[int]:
+    """Return the first of ``values`` and what each adds to the one before: few digits."""
+    return [value - (values[k - 1] if k else 0) for k, value in enumerate(values)]

@@ -1,0 +1,202 @@
+"""The parts of a report that are text and tables: plain HTML, complete without scripts."""
+
+import shlex
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from apsched.chosen import launch_positions
+from apsched.graph_result import Result
+from apsched.options import show_bytes, show_us
+from apsched.problem import Collective
+from apsched.report import summary_lines
+from apsched.result import Score
+from apsched.run_files import SolvedGraph, SolvedRun
+from apsched.simulate import Transfer
+from apsched.units import ticks_to_us
+from apsched.verify import prefetch_distances
+from apsched.what_binds import memory_text, shares, where_text
+
+_MOST_LAUNCHES = 2000
+"""Rows of the table of launches; the pictures show all of them."""
+_MOST_NAMES = 3
+_SOURCES = {
+    "formula": "roofline of the device and alpha-beta of the links",
+    "table": "tables of measured collectives",
+    "profile": "a profile of the job",
+    "measured": "measured on the device",
+}
+
+
+class Html(str):
+    """Markup already, not text to escape."""
+
+    __slots__ = ()
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str = "", text: Sequence[int] = (), best: int = -1) -> str:
+    """Return a table; columns in ``text`` hold words that wrap, row ``best`` is bold, the first cell of each row heads it."""
+
+    def cell(tag: str, k: int, value: str) -> str:
+        kind = ' class="text"' if k in text else ""
+        return f"<{tag}{kind}>{value if isinstance(value, Html) else escape(value)}</{tag.split()[0]}>"
+
+    def line(row: Sequence[str], r: int) -> str:
+        cells = "".join(cell('th scope="row"' if k == 0 else "td", k, value) for k, value in enumerate(row))
+        return f"<tr{' class=best' if r == best else ''}>{cells}</tr>"
+
+    top = "".join(cell('th scope="col"', k, name) for k, name in enumerate(head))
+    body = "\n".join(line(row, r) for r, row in enumerate(rows))
+    said = f"<caption>{escape(caption)}</caption>" if caption else ""
+    return f"<table>{said}<thead><tr>{top}</tr></thead><tbody>\n{body}\n</tbody></table>"
+
+
+def figures(graph: SolvedGraph) -> str:
+    """Return the figures that people look for first."""
+    result = graph.result
+    best, before = result.best, result.answer.baselines[0]
+    assert best is not None
+    less = 100 * (1 - best.step_time_ticks / before.step_time_ticks) if before.step_time_ticks else 0.0
+    shown = (
+        (_ms(best), f"step time, {less:.1f} % less than the {_ms(before)} as captured"),
+        (f"{100 * result.gap:.3f} %", f"gap to the proven bound of {show_us(result.bound_us)}"),
+        (show_us(ticks_to_us(best.exposed_ticks)), f"exposed, {show_us(ticks_to_us(before.exposed_ticks))} as captured"),
+        (show_bytes(best.peak_memory_bytes), f"peak memory, cap {show_bytes(result.caps.memory_cap_bytes)}"),
+        (f"{best.num_launches}", f"collectives, {before.num_launches} as captured"),
+    )
+    cards = "".join(f"<div><b>{escape(value)}</b><span>{escape(what)}</span></div>" for value, what in shown)
+    return f'<div class="figures">{cards}</div>'
+
+
+def _ms(score: Score) -> str:
+    return show_us(ticks_to_us(score.step_time_ticks))
+
+
+def baselines(result: Result) -> str:
+    """Return every baseline beside the schedule found, and the bound."""
+    best = result.best
+    assert best is not None
+    scores = (*result.answer.baselines, *result.others, best)
+    rows = [
+        (
+            score.name,
+            _ms(score),
+            f"{100 * (score.step_time_ticks / result.answer.bound_ticks - 1):.2f} %" if result.answer.bound_ticks else "",
+            show_us(ticks_to_us(score.exposed_ticks)),
+            show_bytes(score.peak_memory_bytes),
+            f"{score.num_launches}",
+            "yes" if score.fits else f"no: {score.violations[0]}",
+        )
+        for score in scores
+    ]
+    rows.append(("bound (proven)", show_us(result.bound_us), "", "", show_bytes(result.answer.floor_bound_bytes), "", ""))
+    head = ("schedule", "step time", "above bound", "exposed", "peak memory", "collectives", "fits the caps")
+    return f'<div class="wide">{table(head, rows, text=(6,), best=len(scores) - 1)}</div>'
+
+
+def certificate(result: Result) -> str:
+    """Return what is proven, and what the step time rests on."""
+    rows = [
+        (
+            share.label,
+            show_us(ticks_to_us(share.ticks)),
+            f"{100 * share.ticks / max(1, result.answer.best.step_time_ticks if result.answer.best else 1):.2f} %",
+            show_us(ticks_to_us(share.exposed_ticks)) if share.exposed_ticks else "",
+            where_text(result, share),
+        )
+        for share in shares(result)
+    ]
+    lines = [line.strip() for line in summary_lines(result) if not line.startswith("  rests on")]
+    if said := memory_text(result):
+        lines.append(said)
+    said_lines = "".join(f"<li>{escape(line)}</li>" for line in lines)
+    head = ("the step time rests on", "time", "share", "of it exposed", "where")
+    return f"<ul>{said_lines}</ul>\n<div class=wide>{table(head, rows, text=(4,))}</div>"
+
+
+def launches(graph: SolvedGraph) -> str:
+    """Return the launches: a table by kind, and one with each of them."""
+    result = graph.result
+    timeline, metrics = result.timeline, result.metrics
+    assert timeline is not None
+    assert metrics is not None
+    by_kind = [
+        (
+            f"{m.kind}, group {m.group} ({m.group_size})",
+            f"{m.num_collectives}",
+            f"{m.num_launches}",
+            f"{m.num_buckets}",
+            show_bytes(m.largest_bytes),
+            show_bytes(round(m.mean_bytes)),
+            f"{m.largest_span}",
+        )
+        for m in metrics.launches
+    ]
+    head = ("FSDP collectives", "as captured", "launches", "of them buckets", "largest", "mean", "widest span")
+    shown = timeline.transfers[:_MOST_LAUNCHES]
+    prefetch = prefetch_distances(result.problem, graph.after, launch_positions(result.problem, graph.after))
+    rows = [_launch(result, k, transfer, prefetch.get(transfer.members)) for k, transfer in enumerate(shown)]
+    more = "" if len(shown) == len(timeline.transfers) else f", the first {len(shown)}"
+    each = table(
+        ("launch", "kind", "group", "form", "members", "bytes", "span", "prefetch", "begins", "takes", "serves"),
+        rows,
+        caption="span: ranks between the first and the last member; prefetch: compute nodes between the launch and the first that needs it",
+        text=(10,),
+    )
+    return (
+        f"<div class=wide>{table(head, by_kind)}</div>\n"
+        f"<details><summary>all {len(timeline.transfers)} launches in order{more}</summary>\n"
+        f'<div class="scroll" tabindex="0" role="region" aria-label="launches of {escape(result.problem.name)}">{each}</div></details>'
+    )
+
+
+def _launch(result: Result, k: int, transfer: Transfer, prefetch: int | None) -> tuple[str, ...]:
+    problem = result.problem
+    members = [problem.collectives[c] for c in transfer.members]
+    key = problem.keys[members[0].key]
+    starts = [m.start for m in members]
+    form = "alone" if len(members) == 1 else "coalesced" if transfer.coalesced else "flat"
+    return (
+        f"{k}",
+        key.kind + (" (on the path)" if members[0].on_path else ""),
+        key.group,
+        form,
+        f"{len(members)}",
+        show_bytes(transfer.size_bytes),
+        f"{max(starts) - min(starts)}" if len(members) > 1 else "",
+        "" if prefetch is None else f"{prefetch}",
+        show_us(ticks_to_us(transfer.begin_ticks)),
+        show_us(ticks_to_us(transfer.end_ticks - transfer.begin_ticks)),
+        _serves(result, members),
+    )
+
+
+def _serves(result: Result, members: Sequence[Collective]) -> str:
+    """Return the parameters that a launch serves, folded away where there are many."""
+    names = [member.module or result.problem.node_names[member.start] for member in members]
+    if len(names) <= _MOST_NAMES:
+        return ", ".join(names)
+    return Html(f"<details><summary>{escape(names[0])} and {len(names) - 1} more</summary>{escape(', '.join(names[1:]))}</details>")
+
+
+def costs(result: Result) -> str:
+    """Return which share of the time each source of costs priced."""
+    ranked = sorted(result.cost_shares.items(), key=lambda item: -item[1])
+    rows = [(name, f"{100 * share:.1f} %", _SOURCES.get(name, "")) for name, share in ranked]
+    found = table(("source", "share of the time of all nodes and transfers", "what it is"), rows, text=(2,))
+    return f"<p>Costs of cluster <b>{escape(result.cluster or 'your own model')}</b>.</p>\n<div class=wide>{found}</div>"
+
+
+def how_to_apply(run: SolvedRun) -> str:
+    """Return the commands that put the schedules to work."""
+    files = " ".join(shlex.quote(f"{run.path}/{graph.result.problem.name}.schedule.json") for graph in run.graphs)
+    caps = {graph.result.caps.memory_cap_bytes for graph in run.graphs}
+    cap = f", memory_cap_bytes={caps.pop()}" if len(caps) == 1 and None not in caps else ""
+    shell = f"apsched apply {shlex.quote(run.source)} {files}   # with the options of the source that you solved with (--mesh, --seq ...)"
+    python = f"import apsched\n\nfast = apsched.optimize(gm{cap})   # gm: the FX graph of your job; in a compiler backend, or a pass"
+    return (
+        "<p>Check the schedules against their graphs, and write the rewritten modules:</p>"
+        f"<pre>{escape(shell)}</pre>"
+        "<p>In the job itself, each graph is solved where it is compiled (the same graph, costs and caps give the same schedule):</p>"
+        f"<pre>{escape(python)}</pre>"
+        "<p>A schedule file fits exactly one graph, by its hash; on any other it is refused, with what differs.</p>"
+    )

@@ -1,0 +1,178 @@
+"""The directory that ``apsched solve -o DIR`` wrote, read back without torch: graphs, schedules, and the answers as they were given.
+
+Figures are not taken on trust: each schedule is replayed on its graph, and has to have the step time, the peak and the launches claimed.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from apsched.build_problem import build_problem
+from apsched.contention import Contention
+from apsched.errors import InputError
+from apsched.graph.graph_file import load_graph
+from apsched.graph_result import BitwisePrice, Result, result_of
+from apsched.problem import Problem, with_contention
+from apsched.replay import replay
+from apsched.result import Score, Scored, SolveResult
+from apsched.schedule import Schedule, as_captured
+from apsched.schedule_file import ScheduleFile, load_schedule
+from apsched.simulate import simulate
+from apsched.units import us_to_ticks
+
+RESULT_FILE = "result.json"
+_SCHEMA = 1
+_FINEST = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolvedGraph:
+    """One graph of a run: the answer, and the order that it had before."""
+
+    result: Result
+    captured: Problem
+    """The problem as captured; that of the answer has more groups where gathers run on groups of their own."""
+    before: Schedule
+    """As captured."""
+    versions: Mapping[str, str]
+    """Of the packages that solved it."""
+
+    @property
+    def after(self) -> Schedule:
+        """The schedule found."""
+        assert self.result.schedule is not None
+        return self.result.schedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolvedRun:
+    """What a directory holds."""
+
+    path: Path
+    source: str
+    cluster: str
+    graphs: tuple[SolvedGraph, ...]
+
+
+def load_run(path: str | Path) -> SolvedRun:
+    """Return what ``apsched solve`` wrote to the directory ``path``; ``InputError`` says what is missing or does not fit together."""
+    path = Path(path)
+    if path.name == RESULT_FILE:
+        path = path.parent
+    file = path / RESULT_FILE
+    try:
+        report = json.loads(file.read_bytes())
+    except OSError as error:
+        raise InputError(
+            f"{path}: expected a directory that `apsched solve -o DIR` wrote, found no readable {RESULT_FILE} ({error.strerror or error})"
+        ) from None
+    except ValueError as error:
+        raise InputError(f"{file}: expected JSON, found {error}; solve again") from None
+    if not isinstance(report, dict) or report.get("schema") != _SCHEMA or not isinstance(report.get("graphs"), list):
+        raise InputError(f"{file}: expected what `apsched solve` writes (schema {_SCHEMA}), found something else; solve again")
+    try:
+        graphs = tuple(_load_graph(path, entry) for entry in report["graphs"])
+        return SolvedRun(path=path, source=str(report["source"]), cluster=str(report["cluster"]), graphs=graphs)
+    except (KeyError, TypeError, AttributeError) as error:
+        missing = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise InputError(f"{file}: expected the answers of this version of apsched, found {missing}; solve again") from None
+
+
+def _load_graph(path: Path, entry: Mapping[str, Any]) -> SolvedGraph:
+    name = entry["name"]
+    if entry["step_time_us"] is None:
+        raise InputError(f"{path}: no schedule fits {name}, so there is nothing to show; `apsched explain` says why")
+    dag = load_graph(path / f"{name}.graph")
+    file = load_schedule(path / f"{name}.schedule.json")
+    captured = build_problem(dag)
+    problem = file.problem_of(captured)
+    if entry.get("contention"):
+        problem, captured = (with_contention(p, _contention(entry["contention"], p.streams)) for p in (problem, captured))
+    best = replace(replay(problem, file), name="apsched")
+    _check_figures(path, name, best, entry)
+    problem = replace(problem, rules=tuple(entry.get("plan", {}).get("rules", ())))
+    before = as_captured(problem.num_nodes)
+    answer = _answer(captured, best, before, file, entry)
+    result = result_of(problem, file.caps, answer, cluster=str(file.costs.get("cluster", "")), seconds=entry["seconds"])
+    others = tuple(_score(other, says) for other, says in entry["baselines"].items() if other != "as_captured")
+    price = entry.get("bitwise")
+    return SolvedGraph(
+        result=replace(
+            result,
+            others=others,
+            round_trip_exact=entry["round_trip_exact"],
+            cost_shares=dict(entry["costs"]),
+            bitwise=BitwisePrice(step_time_us=price["step_time_us"], cost_us=price["cost_us"]) if price else None,
+        ),
+        captured=captured,
+        before=before,
+        versions=file.versions,
+    )
+
+
+def _check_figures(path: Path, name: str, best: Scored, entry: Mapping[str, Any]) -> None:
+    found = (best.step_time_ticks, best.peak_memory_bytes, best.num_launches)
+    claimed = (us_to_ticks(entry["step_time_us"]), entry["peak_memory_bytes"], entry["num_launches"])
+    if found != claimed:
+        raise InputError(
+            f"{path}: expected files of one run, found a {name}.schedule.json that gives {found} (step ticks, peak bytes, launches) on "
+            f"{name}.graph where result.json says {claimed}; solve again"
+        )
+
+
+def _answer(problem: Problem, best: Scored, before: Schedule, file: ScheduleFile, entry: Mapping[str, Any]) -> SolveResult:
+    """Return the answer as ``entry`` states it; of the baselines only the order as captured is a schedule in these files."""
+    timeline = simulate(problem, before)
+    captured = entry["baselines"].get("as_captured", {})
+    first = Scored(
+        name="as_captured",
+        schedule=before,
+        step_time_ticks=timeline.step_time_ticks,
+        exposed_ticks=timeline.exposed_ticks,
+        peak_memory_bytes=timeline.peak_memory_bytes,
+        num_launches=timeline.num_launches,
+        violations=tuple(captured.get("violations", ())),
+    )
+    return SolveResult(
+        status=entry["status"],
+        best=best,
+        bound_ticks=us_to_ticks(entry["bound_us"]),
+        bound_source=entry["bound_source"],
+        baselines=(first,),
+        floor_memory_bytes=entry["floor_memory_bytes"],
+        floor_bound_bytes=entry["floor_bound_bytes"],
+        fastest_ticks=us_to_ticks(entry["fastest_us"]),
+        time_limit_ticks=us_to_ticks(entry["time_limit_us"]),
+        peak_bound_bytes=entry["peak_bound_bytes"],
+        launches_bound=entry["launches_bound"],
+        solved_by=str(file.claimed.get("solved_by", "")),
+        deterministic_work=0.0,
+        infeasibility=None,
+    )
+
+
+def _score(name: str, says: Mapping[str, Any]) -> Score:
+    return Score(
+        name=name,
+        step_time_ticks=us_to_ticks(says["step_time_us"]),
+        exposed_ticks=us_to_ticks(says["exposed_us"]),
+        peak_memory_bytes=says["peak_memory_bytes"],
+        num_launches=says["num_launches"],
+        violations=tuple(says["violations"]),
+    )
+
+
+def _contention(says: Mapping[str, Any], groups: Sequence[str]) -> Contention:
+    """Return what :func:`apsched.contention.contention_json` wrote, as far as it is about ``groups``."""
+    names = tuple(dict.fromkeys(link for links in says["links"].values() for link in links))
+    slowdown = Fraction(says["compute_slowdown"]).limit_denominator(_FINEST)
+    return Contention(
+        links=names,
+        links_of_group=tuple(
+            (group, tuple(sorted(names.index(link) for link in links))) for group, links in says["links"].items() if group in groups
+        ),
+        slowdown=(slowdown.numerator, slowdown.denominator),
+    )
