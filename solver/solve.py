@@ -8,6 +8,7 @@ import numpy as np
 from apsched.config import Caps, SolveOptions
 from apsched.problem import Problem, with_contention
 from apsched.result import Scored, SolveResult
+from apsched.schedule import Schedule
 from apsched.solver.any_order import without_places
 from apsched.solver.baselines import baselines, score
 from apsched.solver.bounds import TimeBound, step_time_bound
@@ -32,6 +33,7 @@ from apsched.solver.solve_whole import Answer, slack_limit, solve_whole
 from apsched.solver.tighten import tighten
 from apsched.solver.windows import improve
 from apsched.units import ticks_to_us
+from apsched.verify import verify
 
 Progress = Callable[[str, float, float], None]
 """Called with the stage, the best step time and the bound, in microseconds (nan where there is none yet)."""
@@ -51,10 +53,17 @@ _EVALUATIONS_PER_WORK = 200
 
 
 def solve(
-    problem: Problem, caps: Caps | None = None, options: SolveOptions | None = None, *, progress: Progress | None = None
+    problem: Problem,
+    caps: Caps | None = None,
+    options: SolveOptions | None = None,
+    *,
+    progress: Progress | None = None,
+    start: Schedule | None = None,
 ) -> SolveResult:
     """Return the fastest schedule found within ``caps``, with a proven bound.
 
+    ``start`` is a schedule of this graph that was found under other caps. Where it keeps ``caps`` nothing slower is returned, and where it
+    is so near the bound that the search would stop there, nothing is searched; where it does not keep them it is not looked at.
     Raises InputError for a problem that breaks its own specification; caps that nothing keeps are an answer, not an error.
     """
     caps, options = caps or Caps(), options or SolveOptions()
@@ -74,14 +83,19 @@ def solve(
     report("baselines", min((b.step_time_ticks for b in made if b.fits), default=-1))
     floor = least_memory_with(problem, small, mover, caps, options)
     free = _without_contention(problem, caps, options) if problem.contention is not None else None
-    if is_small(problem) and problem.contention is None:
+    given = score(problem, "start", start, caps) if start is not None and not verify(problem, start, caps) else None
+    if given is not None and given.step_time_ticks <= _good_enough(bound, options):
+        time = given.step_time_ticks
+        limit_ticks = slack_limit(time, options, made)
+        answer = Answer(schedule=given.schedule, bound=bound, solved_by="start", fastest_ticks=time, limit_ticks=limit_ticks)
+    elif is_small(problem) and problem.contention is None:
         answer = solve_whole(problem, small, mover, caps, options, bound, made, floor, report)
     else:
         answer = _solve_by_search(problem, small, mover, caps, options, bound, made, floor, report, free)
     scored = score(problem, "apsched", answer.schedule, caps) if answer.schedule is not None else None
     if free is not None and (scored is None or not scored.fits or free.step_time_ticks < answer.fastest_ticks):
         scored, answer = free, replace(answer, solved_by=f"{answer.solved_by} without contention", fastest_ticks=free.step_time_ticks)
-    best = _never_worse(scored, made)
+    best = _never_worse(scored, made if given is None else (*made, given))
     if best is None:
         return SolveResult(
             status="infeasible",
@@ -119,6 +133,11 @@ def solve(
         deterministic_work=answer.deterministic_work,
         infeasibility=None,
     )
+
+
+def _good_enough(bound: TimeBound, options: SolveOptions) -> int:
+    """Return the step time at which the search stops: what is left would go to memory and launches anyway."""
+    return int(bound.ticks * (1 + options.time_slack / 2))
 
 
 def _without_contention(problem: Problem, caps: Caps, options: SolveOptions) -> Scored | None:
@@ -167,7 +186,7 @@ def _solve_by_search(
         least = just_in_time(search.problem, search.compact, caps)
         schedule = expand(search.problem, search.compact, least.program) if least is not None else None
         return Answer(schedule=schedule, bound=bound, solved_by="just in time")
-    good_enough = int(bound.ticks * (1 + options.time_slack / 2))  # what is left would go to memory and launches anyway
+    good_enough = _good_enough(bound, options)
     rungs = _rungs(small, caps, floor.peak_bytes)
     if mover is None or blocks is None:
         search.descend_by_rungs(rungs, evaluations, good_enough)

@@ -41,7 +41,8 @@ def fingerprint(settings: Settings, *more: object) -> str | None:
         settings.parameter_order,
         settings.solve_options,
         settings.on_error,
-        [(file.graph, file.steps, file.buckets) for file in settings.answers.schedules],
+        [(file.graph, file.steps, file.buckets) for file in (*settings.answers.schedules, *settings.starts)],
+        len(settings.starts),
         *more,
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()

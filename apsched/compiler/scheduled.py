@@ -23,6 +23,7 @@ from apsched.plan_file import as_plan
 from apsched.problem import Problem
 from apsched.progress import Progress
 from apsched.result import SolveResult
+from apsched.schedule_file import bind_schedule
 from apsched.solver import solve
 from apsched.torch_private import process_group_names
 
@@ -61,7 +62,10 @@ def scheduled(captured: CapturedGraph, settings: Settings, talk: Round | None = 
         graph = replace(graph, without_bitwise=None)  # what bitwise mode costs takes a second solve, for which a job would wait
 
     def search(problem: Problem, caps: Caps, options: SolveOptions) -> SolveResult:
-        return answered(problem, caps, options, partial(solve, progress=progress.solver), sources=settings.answers, round_=talk)
+        file = next((f for f in settings.starts if f.graph["hash"] == problem.graph_hash), None)
+        start = None if file is None else bind_schedule(file, problem)
+        sources, solving = replace(settings.answers, start=start), partial(solve, progress=progress.solver, start=start)
+        return answered(problem, caps, options, solving, sources=sources, round_=talk)
 
     result = solve_graph(graph, caps, settings.solve_options, progress, search=search, second_group=settings.second_group)
     if result.best is None:

@@ -23,6 +23,7 @@ from apsched.errors import InputError
 from apsched.options import MemoryCap, parse_bytes, parse_memory_cap, parse_optional_bytes
 from apsched.plan import Plan
 from apsched.plan_file import as_plan
+from apsched.schedule_file import ScheduleFile
 from apsched.torch_private_compile import plain_parameter_name
 
 ON_ERROR = ("raise", "fallback")
@@ -74,6 +75,8 @@ class Settings:
     """Bytes of that directory; what was used least recently goes first."""
     schedule: str | PathLike[str] | Sequence[str | PathLike[str]] | None = None
     """Schedule files (or directories of ``*.schedule.json``) to replay in place of solving; one must belong to each graph."""
+    start: str | PathLike[str] | Sequence[str | PathLike[str]] | None = None
+    """Schedule files that the search for the same graph starts from, found under other caps; others are not looked at."""
 
     def __post_init__(self) -> None:
         if self.cluster is not None and self.cost_model is not None:
@@ -92,7 +95,7 @@ class Settings:
         object.__setattr__(self, "plan", as_plan(self.plan))
         if self.parameter_order is not None:
             object.__setattr__(self, "parameter_order", _names(self.parameter_order))
-        _ = self.caps, self.stated_memory_cap, self.solve_options, self.answers
+        _ = self.caps, self.stated_memory_cap, self.solve_options, self.answers, self.starts
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> "Settings":
@@ -137,6 +140,11 @@ class Settings:
     def answers(self) -> Sources:
         """Where answers come from beside the solver."""
         return Sources(cache=self._kept_answers(), schedules=schedule_files(self.schedule))
+
+    @cached_property
+    def starts(self) -> tuple[ScheduleFile, ...]:
+        """Schedules that a search may start from."""
+        return schedule_files(self.start)
 
     def _kept_answers(self) -> Cache | None:
         limit = self.cache_limit

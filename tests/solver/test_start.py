@@ -1,0 +1,63 @@
+"""A schedule found under other caps as a start: never worse than it, no search where it is good enough, nothing where it does not fit."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from strategies import layered_problem
+
+from apsched.config import Caps, SolveOptions
+from apsched.schedule import as_captured
+from apsched.solver import solve
+from apsched.solver.least_memory import is_small
+from apsched.solver.search import Search
+from apsched.verify import verify
+
+OPTIONS = SolveOptions(budget=0.5, time_slack=0.05)
+
+
+@pytest.fixture(scope="module")
+def near():
+    """A problem too large for the whole formulation, and its answer under a tight cap, which is near the bound of a looser one."""
+    for seed in range(40):
+        problem = layered_problem(random.Random(seed), num_layers=6)
+        if is_small(problem):
+            continue
+        free = solve(problem, Caps(), OPTIONS)
+        tight = solve(problem, Caps(memory_cap_bytes=free.best.peak_memory_bytes), OPTIONS)
+        if tight.best is not None and tight.best.step_time_ticks <= tight.bound_ticks * (1 + OPTIONS.time_slack / 2):
+            return problem, tight
+    raise AssertionError("no such problem")
+
+
+def test_a_start_that_is_good_enough_saves_the_search(near, monkeypatch):
+    problem, tight = near
+    without = solve(problem, Caps(), OPTIONS)
+    runs = []
+    portfolio = Search.portfolio
+    monkeypatch.setattr(Search, "portfolio", lambda search: runs.append(search) or portfolio(search))
+    solve(problem, Caps(), OPTIONS)
+    assert runs, "the search is what is saved"
+    runs.clear()
+    answer = solve(problem, Caps(), OPTIONS, start=tight.best.schedule)
+    assert not runs
+    assert answer.solved_by == "start"
+    assert answer.best.schedule == tight.best.schedule
+    assert answer.bound_ticks == without.bound_ticks
+    assert answer.best.step_time_ticks <= without.bound_ticks * (1 + OPTIONS.time_slack / 2)
+    assert answer == solve(problem, Caps(), OPTIONS, start=tight.best.schedule)
+
+
+def test_nothing_slower_than_the_start_is_returned(near):
+    problem, tight = near
+    poor = replace(OPTIONS, budget=0.0, time_slack=0.0)
+    assert solve(problem, Caps(), poor, start=tight.best.schedule).best.step_time_ticks <= tight.best.step_time_ticks
+
+
+def test_a_start_that_breaks_a_cap_or_belongs_elsewhere_is_not_looked_at(near):
+    problem, tight = near
+    caps = Caps(memory_cap_bytes=tight.best.peak_memory_bytes - 512)
+    assert verify(problem, tight.best.schedule, caps)
+    plain = solve(problem, caps, OPTIONS)
+    assert solve(problem, caps, OPTIONS, start=tight.best.schedule) == plain
+    assert solve(problem, caps, OPTIONS, start=as_captured(problem.num_nodes - 1)) == plain
