@@ -54,6 +54,9 @@ def scheduled(captured: CapturedGraph, settings: Settings, talk: Round | None = 
         if settings.parameter_order is not None:
             graph = replace(graph, problem=_in_order(graph.problem, settings.parameter_order))
         (graph,) = under_plan((graph,), as_plan(settings.plan), bitwise=settings.bitwise)
+        files = settings.answers.schedules
+        mine = next((file for file in files if file.graph["hash"] == graph.problem.graph_hash), None)
+        graph = graph if mine is None else replace(graph, problem=mine.problem_of(graph.problem))
         stated = settings.stated_memory_cap
         if stated is None and cluster is None:
             stated = MemoryCap()
@@ -67,7 +70,7 @@ def scheduled(captured: CapturedGraph, settings: Settings, talk: Round | None = 
         sources, solving = replace(settings.answers, start=start), partial(solve, progress=progress.solver, start=start)
         return answered(problem, caps, options, solving, sources=sources, round_=talk)
 
-    result = solve_graph(graph, caps, settings.solve_options, progress, search=search, second_group=settings.second_group)
+    result = solve_graph(graph, caps, settings.solve_options, progress, search=search, second_group=settings.second_group and not files)
     if result.best is None:
         raise InfeasibleError(explain_infeasible(result))
     with _working(talk):

@@ -12,6 +12,8 @@ from toy_graphs import FlatCosts, capture_toy
 
 from apsched.build_problem import build_problem
 from apsched.capture.world import world
+from apsched.compiler.scheduled import scheduled
+from apsched.compiler.settings import Settings
 from apsched.config import Caps, SolveOptions
 from apsched.errors import InputError
 from apsched.graph.export import export
@@ -97,6 +99,21 @@ def test_offline_it_goes_by_a_name_and_the_round_trip_is_exact():
             claimed = simulate(problem, schedule)
             assert round_trip(module, captured, FlatCosts(), running.group_ranks, claimed, problem.contention).difference == ""
             assert f"{dist.group.WORLD.group_name}+gathers" in module.code
+
+
+def test_a_job_replays_a_schedule_with_second_groups(tmp_path: Path):
+    """The file says that gathers have groups of their own, so that nobody has to say it again."""
+    with world(4) as running:
+        captured = capture_toy(dist.group.WORLD.group_name, 4)
+        problem = with_second_groups(build_problem(export(captured, FlatCosts(), group_ranks=running.group_ranks)))
+        assert problem is not None
+        answer = solve(problem, Caps(), SolveOptions(budget=0.2))
+        save_schedule(tmp_path / "s.json", result_of(problem, Caps(), answer, cluster="", seconds={}))
+        settings = Settings(cost_model=FlatCosts(), schedule=str(tmp_path / "s.json"), deadline_s=None)
+        result = scheduled(captured, settings).apsched_result
+        assert second_groups(result.problem) == (f"{dist.group.WORLD.group_name}+gathers",)
+        assert result.schedule == answer.best.schedule
+        assert result.round_trip_exact
 
 
 def test_two_processes_make_it_once_and_get_the_same_bits(tmp_path: Path):
