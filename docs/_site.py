@@ -1,0 +1,84 @@
+"""Hooks of MkDocs (``mkdocs.yml``): pages that come from the repository itself, and formulas as MathML.
+
+The first page is the README; the command line is what ``--help`` prints; the API is the docstrings of what ``apsched`` exports. Formulas
+between dollar signs become MathML, which browsers draw themselves: no script from elsewhere is needed.
+"""
+
+import argparse
+import re
+from pathlib import Path
+from typing import Any
+
+from latex2mathml.converter import convert
+from mkdocs.structure.files import File, Files
+
+import apsched
+from apsched.cli.parser import build_parser
+
+_ROOT = Path(__file__).resolve().parents[1]
+_SHOWN = {"README.md", "CHANGELOG.md"}
+_CODE = re.compile(r"(```.*?```|`[^`\n]*`)", re.DOTALL)
+_DISPLAYED = re.compile(r"\$\$(.+?)\$\$", re.DOTALL)
+_INLINE = re.compile(r"\$(?!\s)([^$\n]+?)(?<!\s)\$(?!\d)")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages that are made here."""
+    results = sorted((_ROOT / "benchmarks" / "results").glob("*.md"))
+    pages = {
+        "index.md": _readme(),
+        "changelog.md": (_ROOT / "CHANGELOG.md").read_text(),
+        "cli.md": _commands(),
+        "api.md": _api(),
+        "benchmarks.md": "# Benchmarks\n\n" + "\n\n".join(_lowered(file.read_text()) for file in results),
+    }
+    for name, text in pages.items():
+        files.append(File.generated(config, name, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: object) -> str:
+    """Return the page with formulas as MathML, and without links to what is not in the site."""
+    parts = _CODE.split(markdown)
+    parts[::2] = [_with_formulas(part) for part in parts[::2]]
+    return re.sub(r"\[([^\]]*)\]\((?:\.\./)?notebooks/[^)]*\)", r"\1", "".join(parts))
+
+
+def on_page_content(html: str, **_: object) -> str:
+    """Return the page without the roles of Sphinx, which docstrings have for editors."""
+    return re.sub(r":(?:class|func|meth|mod|attr):(?=<code>)", "", html)
+
+
+def _with_formulas(text: str) -> str:
+    text = _DISPLAYED.sub(lambda found: convert(found[1].strip(), display="block"), text)
+    return _INLINE.sub(lambda found: convert(found[1]), text)
+
+
+def _readme() -> str:
+    text = (_ROOT / "README.md").read_text()
+    return text.replace("](docs/", "](").replace("](CHANGELOG.md)", "](changelog.md)")
+
+
+def _lowered(text: str) -> str:
+    """Return ``text`` with its headings one level down."""
+    return re.sub(r"^#", "##", text, flags=re.MULTILINE)
+
+
+def _commands() -> str:
+    lines = ["# Command line", "", *_help(build_parser(), "apsched")]
+    return "\n".join(lines)
+
+
+def _help(parser: argparse.ArgumentParser, name: str) -> list[str]:
+    lines = [f"## `{name}`", "", "```text", parser.format_help().rstrip(), "```", ""]
+    for action in parser._actions:  # argparse has no other way to its subparsers
+        if isinstance(action, argparse._SubParsersAction):
+            for verb, inner in action.choices.items():
+                lines += _help(inner, f"{name} {verb}")
+    return lines
+
+
+def _api() -> str:
+    names = [name for name in apsched.__all__ if not name.startswith("__")]
+    entries = [f"::: apsched.{name}\n" for name in names]
+    return "\n".join(["# Python", "", "All of it is imported when first used: `import apsched` imports no torch.", "", *entries])
