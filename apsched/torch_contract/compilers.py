@@ -84,3 +84,11 @@ def _describe_gradients() -> None:
     graph.output((x, x))
     private.describe_gradients(graph, {1: "w"})
     expect([gradient_of(d) for d in graph.output_node().meta["desc"]] == [None, "w"], "an output is said to be a gradient of a parameter")
+
+
+@contract("plain_parameter_name")
+def _plain_parameter_name() -> None:
+    module = nn.Sequential(nn.Linear(2, 2))
+    nn.utils.parametrize.register_parametrization(module[0], "weight", nn.Identity())
+    names = {private.plain_parameter_name(name) for name, _ in torch.compile(module).named_parameters()}  # type: ignore[attr-defined]
+    expect(names == {"0.weight", "0.bias"}, f"what torch.compile and parametrize add to names is known, found {names}")
