@@ -164,6 +164,10 @@ def build_parser() -> argparse.ArgumentParser:
     _add_run(report)
     _add_out(report, "FILE", "the page (default: report.html in DIR)")
 
+    trace = _verb(verbs, "trace", "write the timelines of a run for Perfetto, to lie beside a profile of the job")
+    _add_run(trace)
+    _add_out(trace, "FILE", "the trace (default: trace.json in DIR)")
+
     _add_json(_verb(verbs, "models", "list the presets"))
     clusters = _verb(verbs, "clusters", "list the clusters that costs can be computed for, or show the file of one")
     clusters.add_argument(

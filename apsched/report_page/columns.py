@@ -85,8 +85,8 @@ def _order(label: str, problem: Problem, schedule: Schedule, caps: Caps, strings
         "tail_why": strings(why.get(-1, "")),
         "steps": {
             "name": [strings(step_name(problem, step)) for step in schedule.steps],
-            "module": [strings(_module(problem, schedule, step)) for step in schedule.steps],
-            "kind": [strings(_kind(problem, step, moved)) for step in schedule.steps],
+            "module": [strings(module_of_step(problem, schedule, step)) for step in schedule.steps],
+            "kind": [strings(kind_of_step(problem, step, moved)) for step in schedule.steps],
             "length": [timeline.end_ticks[k] - timeline.begin_ticks[k] for k in steps],
             "live": _differences(timeline.live_bytes),
             "why": [[k, strings(why[k])] for k in sorted(why) if k >= 0],
@@ -96,7 +96,8 @@ def _order(label: str, problem: Problem, schedule: Schedule, caps: Caps, strings
     }
 
 
-def _kind(problem: Problem, step: Step, moved: frozenset[int]) -> str:
+def kind_of_step(problem: Problem, step: Step, moved: frozenset[int]) -> str:
+    """Return the kind of bar that a step is drawn as."""
     if step.kind in (StepKind.COPY_IN, StepKind.COPY_OUT):
         return "copy"
     if step.kind is StepKind.START or (step.kind is StepKind.NODE and problem.kinds[step.index] is NodeKind.START):
@@ -106,16 +107,17 @@ def _kind(problem: Problem, step: Step, moved: frozenset[int]) -> str:
     return "moved compute" if step.index in moved else "compute"
 
 
-def _module(problem: Problem, schedule: Schedule, step: Step) -> str:
+def module_of_step(problem: Problem, schedule: Schedule, step: Step) -> str:
+    """Return the module that a step comes from, or the parameters that it serves."""
     if step.kind is StepKind.NODE:
         c = problem.collective_of_node.get(step.index)
         return (problem.collectives[c].module if c is not None else "") or problem.modules[step.index]
     if step.kind is StepKind.COPY_OUT:
         return problem.collectives[step.index].module
-    return _modules(problem, schedule.buckets[step.index].members)
+    return modules_of(problem, schedule.buckets[step.index].members)
 
 
-def _modules(problem: Problem, members: tuple[int, ...]) -> str:
+def modules_of(problem: Problem, members: tuple[int, ...]) -> str:
     """Return the parameters that ``members`` serve, the first few by name."""
     names = [problem.collectives[c].module or problem.node_names[problem.collectives[c].start] for c in members[:_MEMBERS_NAMED]]
     return ", ".join(names) + (f" and {len(members) - _MEMBERS_NAMED} more" if len(members) > _MEMBERS_NAMED else "")
@@ -127,7 +129,7 @@ def _transfers(problem: Problem, timeline: Timeline, strings: Strings) -> dict[s
     keys = [problem.keys[problem.collectives[t.members[0]].key] for t in transfers]
     return {
         "name": [strings(transfer_name(problem, t)) for t in transfers],
-        "module": [strings(_modules(problem, t.members)) for t in transfers],
+        "module": [strings(modules_of(problem, t.members)) for t in transfers],
         "kind": [strings(key.kind) for key in keys],
         "form": [strings(_form(t.members, coalesced=t.coalesced)) for t in transfers],
         "stream": [t.stream for t in transfers],

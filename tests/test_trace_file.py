@@ -1,0 +1,105 @@
+"""The trace keeps the rules of the trace event format, and says what the timelines say.
+
+The trace processor of Perfetto is a binary that its Python package fetches when it runs, which a test must not; so the rules that it
+reads by are checked here, one by one.
+"""
+
+import json
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Run
+
+from apsched.run_files import SolvedRun, load_run
+from apsched.simulate import simulate
+from apsched.trace_file import COMPUTE_STREAM, FIRST_PROCESS, trace
+from apsched.units import ticks_to_us
+
+_KEYS = {
+    "M": {"ph", "name", "pid", "tid", "ts", "args"},
+    "X": {"ph", "cat", "name", "pid", "tid", "ts", "dur", "args"},
+    "C": {"ph", "cat", "name", "pid", "tid", "ts", "args"},
+    "s": {"ph", "cat", "name", "id", "pid", "tid", "ts"},
+    "f": {"ph", "cat", "name", "id", "pid", "tid", "ts"},
+}
+
+
+@pytest.fixture(scope="module")
+def solved(debug_run: Path) -> SolvedRun:
+    return load_run(debug_run)
+
+
+@pytest.fixture(scope="module")
+def events(solved: SolvedRun) -> list[dict[str, Any]]:
+    content = json.loads(trace(solved))
+    assert content["displayTimeUnit"] == "ms"
+    return list(content["traceEvents"])
+
+
+def test_every_event_has_the_fields_of_its_phase(events: list[dict[str, Any]]) -> None:
+    for event in events:
+        assert event.keys() - {"bp"} == _KEYS[event["ph"]], event
+        assert isinstance(event["pid"], int)
+        assert isinstance(event["tid"], int)
+        assert event["ts"] >= 0
+        assert event.get("dur", 0) >= 0
+        assert event["ph"] != "C" or all(isinstance(value, int) for value in event["args"].values())
+
+
+def test_streams_are_named_threads_and_slices_on_one_do_not_overlap(events: list[dict[str, Any]]) -> None:
+    named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
+    processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert list(processes) == [FIRST_PROCESS + k for k in range(4)]
+    assert processes[FIRST_PROCESS + 3] == "apsched: backward, solved"
+    lanes = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X":
+            lanes[event["pid"], event["tid"]].append(event)
+    assert set(lanes) == named
+    for lane in lanes.values():
+        for one, other in pairwise(lane):
+            assert round(1000 * (one["ts"] + one["dur"])) <= round(1000 * other["ts"])
+
+
+def test_flows_begin_and_end_once_each_within_a_slice(events: list[dict[str, Any]]) -> None:
+    """An arrow without both ends, or beside every slice, would be dropped."""
+    slices = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X":
+            slices[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+    ends = defaultdict(list)
+    for event in events:
+        if event["ph"] in "sf":
+            ends[event["cat"], event["id"]].append(event)
+            here = slices[event["pid"], event["tid"]]
+            if event["ph"] == "s" or event.get("bp") == "e":
+                assert any(begin <= event["ts"] <= end for begin, end in here), event
+            else:
+                assert any(begin >= event["ts"] for begin, _ in here) or event["ts"] >= here[-1][1], event
+    for both in ends.values():
+        assert [event["ph"] for event in both] == ["s", "f"]
+        assert both[0]["ts"] <= both[1]["ts"]
+
+
+def test_the_trace_says_what_the_timelines_say(events: list[dict[str, Any]], solved: SolvedRun) -> None:
+    """Transfers, stalls and the peak of the counter are those simulated."""
+    for g, graph in enumerate(solved.graphs):
+        for o, (problem, schedule) in enumerate(((graph.captured, graph.before), (graph.result.problem, graph.after))):
+            timeline = simulate(problem, schedule)
+            mine = [event for event in events if event["pid"] == FIRST_PROCESS + 2 * g + o]
+            sent = [e for e in mine if e["ph"] == "X" and e["tid"] != COMPUTE_STREAM]
+            assert [(e["ts"], e["args"]["bytes"]) for e in sent] == [(ticks_to_us(t.begin_ticks), t.size_bytes) for t in timeline.transfers]
+            stalled = [e for e in mine if e.get("cat") == "gpu_user_annotation"]
+            assert round(1000 * sum(e["dur"] for e in stalled)) == timeline.exposed_ticks
+            assert all(e["args"]["why"] for e in stalled)
+            assert max(e["args"]["bytes"] for e in mine if e["ph"] == "C") == timeline.peak_memory_bytes
+            assert sum(e["ph"] == "s" for e in mine) == 2 * len(timeline.transfers)
+
+
+def test_the_command(run: Run, debug_run: Path, solved: SolvedRun) -> None:
+    ran = run("trace", debug_run, "-o", "trace.json")
+    assert ran.code == 0, ran.stderr
+    assert Path("trace.json").read_bytes() == trace(solved)
