@@ -128,6 +128,7 @@ def test_hovering_compute_and_stalls(opened: Opened, graph: SolvedGraph) -> None
         said = opened.hover_at(figure, COMPUTE_BEFORE, (before.begin_ticks[k] + before.end_ticks[k]) / 2)
         assert problem.node_names[graph.before.steps[k].index] in said
         assert show_us(ticks_to_us(before.end_ticks[k] - before.begin_ticks[k])) in said
+        assert f"{show_us(ticks_to_us(before.begin_ticks[k]))} to {show_us(ticks_to_us(before.end_ticks[k]))}" in said
         assert (why[k] in said) if k in why else ("why" not in said)
     assert stalling
     assert working
