@@ -38,7 +38,7 @@ from apsched.verify import verify
 if TYPE_CHECKING:
     import torch
 
-    from apsched.capture.captured import Capture, CapturedGraph
+    from apsched.capture.captured import Capture, CapturedGraph, SavedBytes
     from apsched.costs.model import CostModel
     from apsched.round_trip import RoundTrip
 
@@ -74,6 +74,7 @@ class LoadedSource:
     graphs: tuple[LoadedGraph, ...]
     notes: tuple[str, ...] = ()
     """What the user should know about the costs."""
+    saved_bytes: "SavedBytes | None" = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,7 +344,9 @@ def _export_capture(
     notes = tuple(f"priced by formula, not in the table: {line}" for line in formulas.unpriced())
     if costs.table is not None:
         notes += tuple(f"measured collectives: {line}" for line in (*costs.table.notes, *costs.table.beyond(cluster)))
-    return LoadedSource(label=source.label, slug=source.slug, cluster=cluster.name, graphs=graphs, notes=notes)
+    return LoadedSource(
+        label=source.label, slug=source.slug, cluster=cluster.name, graphs=graphs, notes=notes, saved_bytes=capture.saved_bytes
+    )
 
 
 def _contended(source: LoadedSource, costs: CostChoice, cluster: Cluster | None = None) -> LoadedSource:

@@ -45,6 +45,8 @@ class SourceRequest:
     batch: int | None = None
     num_layers: int | None = None
     activation_checkpoint: str | None = None
+    count_saved: bool | None = None
+    """Whether to count what forward saves for backward, with and without tags on gathers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +130,7 @@ def _open_preset(request: SourceRequest, stack: ExitStack) -> Opened:
         batch=request.batch or 1,
         num_layers=request.num_layers,
         options=options,
+        count_saved=bool(request.count_saved),
     )
     return Opened(label=request.source, slug=f"{request.source}-{_slug(str(mesh))}", capture=capture)
 
@@ -151,7 +154,11 @@ def _open_transformers(request: SourceRequest, stack: ExitStack) -> Opened:
         options=ModelOptions(activation_checkpoint=request.activation_checkpoint or "none"),
     )
     name = path.name if path.is_dir() or path.stem != "config" else path.resolve().parent.name
-    return Opened(label=built.name, slug=_slug(f"{name.removesuffix('.json')}-{mesh}"), capture=capture_built(built))
+    return Opened(
+        label=built.name,
+        slug=_slug(f"{name.removesuffix('.json')}-{mesh}"),
+        capture=capture_built(built, count_saved=bool(request.count_saved)),
+    )
 
 
 def _open_function(request: SourceRequest, stack: ExitStack) -> Opened:
@@ -184,7 +191,14 @@ def _open_graph_files(request: SourceRequest) -> Opened:
     return Opened(label=path.name, slug=_slug(path.stem), dags=tuple(load_graph(file) for file in files))
 
 
-_OPTIONS = {"mesh": "--mesh", "seq_len": "--seq", "batch": "--batch", "num_layers": "--layers", "activation_checkpoint": "--ac"}
+_OPTIONS = {
+    "mesh": "--mesh",
+    "seq_len": "--seq",
+    "batch": "--batch",
+    "num_layers": "--layers",
+    "activation_checkpoint": "--ac",
+    "count_saved": "--saved-bytes",
+}
 
 
 def _refuse_useless_options(request: SourceRequest, kind: SourceKind) -> None:

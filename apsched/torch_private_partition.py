@@ -51,11 +51,13 @@ def partitioned_graphs(
     prepare: Callable[[Any], Any],
     is_static: Callable[[Any], bool],
     saves: Callable[[Any], list[Any]],
+    beside: tuple[Callable[[Any], Any], Callable[[Any], None]] | None = None,
 ) -> tuple[Any, Any | None, int]:
     """Return forward and backward graph of ``module(*inputs)`` as AOTAutograd hands them to a compiler, and the number of outputs proper.
 
     Without gradients backward is None. ``saves`` says which nodes are saved, where that is decided already (else an empty list).
-    ``prepare`` returns the joint graph as the min-cut partitioner gets it; ``is_static`` says of a joint input whether it lives anyway
+    ``prepare`` returns the joint graph as the min-cut partitioner gets it; ``is_static`` says of a joint input whether it lives anyway;
+    ``beside`` prepares the joint graph in another way, and is given the forward graph that the partitioner would make of that
     (torch/_functorch/aot_autograd.py, aot_export_joint_with_descriptors; torch/_functorch/partitioners.py).
     """
     from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
@@ -67,12 +69,19 @@ def partitioned_graphs(
     def partition(joint: Any, joint_inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
         nonlocal num_outputs
         num_outputs = num_fwd_outputs
+
+        def parted(joint: Any) -> Any:
+            primals = [node for node in joint.graph.find_nodes(op="placeholder") if node.name.startswith("primals")]
+            options["static_lifetime_input_indices"] = [i for i, node in enumerate(primals) if is_static(node)]
+            return min_cut_rematerialization_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **options)
+
+        if beside is not None:
+            otherwise, seen = beside
+            seen(parted(_without_duplicates(otherwise(joint)))[0])
         joint = _without_duplicates(prepare(joint))
         if saves(joint):
             return _partition_saving(joint, saves(joint), num_fwd_outputs)
-        primals = [node for node in joint.graph.find_nodes(op="placeholder") if node.name.startswith("primals")]
-        options["static_lifetime_input_indices"] = [i for i, node in enumerate(primals) if is_static(node)]
-        return min_cut_rematerialization_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **options)
+        return parted(joint)
 
     def keep(name: str) -> Any:
         def compiler(graph: Any, _: Any) -> Callable[..., None]:

@@ -21,6 +21,16 @@ class CapturedGraph:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SavedBytes:
+    """What forward saves for backward, beside its inputs."""
+
+    tagged: int
+    """As captured."""
+    untagged: int
+    """Had the partitioner decided alone, without tags on the gathers of parameters and what follows them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Capture:
     """The graphs of one source, with the process groups they name."""
 
@@ -30,3 +40,5 @@ class Capture:
     """Group name -> process ranks of the group that contains process rank 0 (empty where only the size is known)."""
     group_sizes: Mapping[str, int] = field(default_factory=dict)
     """Group name -> number of process ranks, of the groups whose process ranks are not known."""
+    saved_bytes: SavedBytes | None = None
+    """Where it was asked for."""

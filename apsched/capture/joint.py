@@ -8,11 +8,12 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from apsched.capture.captured import Capture, CapturedGraph
+from apsched.capture.captured import Capture, CapturedGraph, SavedBytes
 from apsched.capture.module_stack import recorded_modules
 from apsched.passes.lists import joint_passes
 from apsched.passes.manager import PassList, run_passes
 from apsched.passes.parameters import parameter_names
+from apsched.passes.recompute import saved_bytes
 from apsched.passes.replay import forget_spent_tags, is_tagged, replayed_saves, tag_saved
 from apsched.passes.roles import classify
 from apsched.torch_private import is_parameter_or_buffer, process_group_names
@@ -20,13 +21,20 @@ from apsched.torch_private_partition import partitioned_graphs
 
 
 def capture_module(
-    module: nn.Module, inputs: tuple[torch.Tensor, ...], *, source: str, reshard_after_forward: bool = True, passes: PassList = ()
+    module: nn.Module,
+    inputs: tuple[torch.Tensor, ...],
+    *,
+    source: str,
+    reshard_after_forward: bool = True,
+    passes: PassList = (),
+    count_saved: bool = False,
 ) -> Capture:
     """Return the forward and the backward graph of ``module(*inputs)``; nothing is computed.
 
     Parameters and inputs may be real, or fake tensors of one fake mode; parameters may be DTensors: the graph then takes
     their local shards. With ``reshard_after_forward`` the gathered parameters are gathered again in backward. ``passes`` run on
-    the joint graph first (docs/passes.md). A process group must run if the module uses one (:func:`apsched.capture.world.world`).
+    the joint graph first (docs/passes.md). With ``count_saved`` the joint graph is also partitioned without tags on gathers, and
+    ``saved_bytes`` says what the tags change. A process group must run if the module uses one (:func:`apsched.capture.world.world`).
 
     The forward graph says what it saves. A module that runs such graphs is partitioned just as they were
     (:mod:`apsched.passes.replay`).
@@ -46,6 +54,11 @@ def capture_module(
             return run_passes(joint, (forget_spent_tags(), *passes, classify())).module
         return run_passes(joint, (*passes, *joint_passes(reshard_after_forward=reshard_after_forward))).module
 
+    untagged: list[GraphModule] = []
+
+    def unprepared(joint: GraphModule) -> GraphModule:
+        return run_passes(joint, (*passes, classify())).module
+
     with recorded_modules(module), _rare_garbage_collection():
         forward, backward, num_outputs = partitioned_graphs(
             module,
@@ -53,14 +66,18 @@ def capture_module(
             prepare,
             is_static=lambda node: is_parameter_or_buffer(node.meta.get("desc")),
             saves=lambda joint: replayed_saves(joint.graph.nodes),
+            beside=(unprepared, untagged.append) if count_saved else None,
         )
+    saved = None
+    if untagged:
+        saved = SavedBytes(tagged=saved_bytes(forward, num_outputs), untagged=saved_bytes(untagged[0], num_outputs))
     forward = run_passes(forward, (tag_saved(num_outputs),)).module
     graphs = [_captured("forward", forward, kept=forward.graph.find_nodes(op="placeholder"))]
     if backward is not None:
         graphs.append(_captured("backward", backward, kept=_passed_through(forward.graph, backward.graph)))
     used = {argument for graph in graphs for argument in _group_names(graph.module)}
     ranks = {name: ranks for name, ranks in sorted(process_group_names().items()) if name in used}
-    return Capture(source=source, graphs=tuple(graphs), group_ranks=ranks)
+    return Capture(source=source, graphs=tuple(graphs), group_ranks=ranks, saved_bytes=saved)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from typing import TextIO
 
 from apsched.cli.choices import cost_choice, direction, source_request
 from apsched.errors import InputError
+from apsched.options import show_bytes
 from apsched.out_files import check_writable, write_files
 from apsched.pipeline import loaded
 from apsched.progress import Progress
@@ -28,6 +29,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
         alone = len(source.graphs) == 1
         names = [path.name if alone else member_path(path, graph.problem.name).name for graph in source.graphs]
         files = {name: to_bytes(graph.dag) for name, graph in zip(names, source.graphs, strict=True)}
+    saved = source.saved_bytes
     written = write_files(path.parent, files)
     graphs = [
         {
@@ -40,7 +42,15 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
         for graph, file in zip(source.graphs, written, strict=True)
     ]
     if args.json:
-        print(json.dumps({"schema": 1, "source": args.source, "cluster": source.cluster, "graphs": graphs}), file=stdout)
+        report: dict[str, object] = {"schema": 1, "source": args.source, "cluster": source.cluster, "graphs": graphs}
+        if saved is not None:
+            report["saved_bytes"] = {"tagged": saved.tagged, "untagged": saved.untagged}
+        print(json.dumps(report), file=stdout)
         return
     for graph in graphs:
         print(f"{graph['name']}: {graph['num_nodes']} nodes, {graph['num_collectives']} collectives -> {graph['file']}", file=stdout)
+    if saved is not None:
+        print(
+            f"saved for backward: {show_bytes(saved.tagged)}; without tags on gathers of parameters {show_bytes(saved.untagged)}",
+            file=stdout,
+        )

@@ -36,6 +36,7 @@ def source_request(args: argparse.Namespace) -> SourceRequest:
         batch=_count(args.batch, "--batch"),
         num_layers=_count(args.layers, "--layers"),
         activation_checkpoint=args.ac,
+        count_saved=True if getattr(args, "saved_bytes", False) else None,
     )
 
 

@@ -105,6 +105,8 @@ def build_parser() -> argparse.ArgumentParser:
 
     capture = _verb(verbs, "capture", "export a source to graph files, which are solved without torch")
     _add_source(capture)
+    text = "also say what forward saves for backward, and what it would if gathers of parameters, and what follows them, had no tags"
+    capture.add_argument("--saved-bytes", action="store_true", help=text)
     _add_costs(capture)
     _add_out(capture, "FILE", "graph file; of several graphs each gets its name before the suffix (step.forward.graph)", required=True)
 

@@ -129,3 +129,17 @@ def test_lists_are_values():
     assert [one.name for one in lists.shortening_passes(bitwise=True)] == ["deduplicate_gathers", "undo_round_trips"]
     assert [one.name for one in lists.shortening_passes(bitwise=False)][2:] == ["fuse_summed_scatters"]
     assert PARAMETER_KEY in next(iter(gather_nodes_of(built_capture("fsdp=4")))).meta["custom"]
+
+
+def test_what_the_tags_save_is_counted():
+    """Of a preset whose gathers are cast behind the wait; without being asked nothing is counted."""
+    spec = MeshSpec.parse("fsdp=2,tp=2")
+    with world(spec.world_size):
+        built = build("llama3-debug", mesh=spec, seq_len=32)
+        counted = capture_module(built.module, built.inputs, source="llama3-debug", count_saved=True)
+        plain = capture_module(built.module, built.inputs, source="llama3-debug")
+    assert plain.saved_bytes is None
+    forward = plain.graphs[0].module
+    assert counted.saved_bytes.tagged == saved_bytes(forward, 1)
+    assert counted.saved_bytes.untagged > counted.saved_bytes.tagged
+    assert counted.graphs[0].module.code == forward.code
