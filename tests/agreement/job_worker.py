@@ -39,9 +39,9 @@ SOLVES: list[str] = []
 Case = Callable[[], object]
 
 
-def counted_solve(problem, caps, options, *, progress=None) -> SolveResult:
+def counted_solve(problem, caps, options, **how) -> SolveResult:
     SOLVES.append(problem.name)
-    return scheduled_solve(problem, caps, options, progress=progress)
+    return scheduled_solve(problem, caps, options, **how)
 
 
 scheduled_solve, scheduled_answered = scheduled.solve, scheduled.answered
