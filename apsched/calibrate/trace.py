@@ -102,6 +102,16 @@ def load_trace(path: str | Path) -> Trace:
     """Return the trace in ``path``; ``InputError`` where it is none, or lacks what matching needs."""
     path = Path(path)
     content = _parse(path)
+    try:
+        return _trace(path, content)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        found = f"{type(error).__name__}: {error}"
+        raise InputError(
+            f"{path}: expected events as torch.profiler writes them, found something else ({found}); export it again"
+        ) from None
+
+
+def _trace(path: Path, content: Any) -> Trace:
     events = content if isinstance(content, list) else content.get("traceEvents")
     if not isinstance(events, list):
         raise InputError(f"{path}: expected a Chrome trace with traceEvents, as torch.profiler's export_chrome_trace writes; found none")

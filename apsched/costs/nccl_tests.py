@@ -91,6 +91,8 @@ def _read_comment(section: _Section, line: str, where: str) -> None:
         section.hosts[int(rank[2] or 0), int(rank[1])] = rank[3]
     elif line.split()[1:3] == ["size", "count"]:
         section.columns = line.split()[1:]
+        if "time" not in section.columns:
+            raise InputError(f"{where}: expected a column of times; found the columns {' '.join(section.columns)}: keep the whole output")
     elif "(elements)" in line and "(us)" not in line:
         raise InputError(f"{where}: times must be in microseconds; found the units {line.lstrip('# ')!r}")
 
@@ -136,7 +138,7 @@ def _read_row(section: _Section, tokens: list[str], where: str) -> Measurement |
 
 def _number_wrong(columns: list[str], tokens: list[str], time_column: int) -> float:
     """Return the count in ``#wrong``; older versions print the largest error there, which is not a count."""
-    if columns[time_column + 3] != "#wrong" or tokens[time_column + 3] == "N/A":
+    if columns[time_column + 3 : time_column + 4] != ["#wrong"] or tokens[time_column + 3] == "N/A":
         return 0
     return float(tokens[time_column + 3])
 

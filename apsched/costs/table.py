@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 from apsched.costs.alpha_beta import KINDS, GroupShape, bus_factor
 from apsched.costs.cluster import Cluster
@@ -136,7 +137,13 @@ def _read(path: Path) -> list[Measurement]:
 
 
 def _parse_csv(text: str, where: str) -> list[Measurement]:
-    reader = csv.reader(io.StringIO(text.removeprefix("\ufeff")))
+    try:
+        return _csv_rows(csv.reader(io.StringIO(text.removeprefix("\ufeff"))), where)
+    except csv.Error as error:
+        raise InputError(f"{where}: expected CSV with the header {','.join(CSV_COLUMNS)}; found: {error}") from None
+
+
+def _csv_rows(reader: Any, where: str) -> list[Measurement]:
     header = tuple(name.strip() for name in next(reader, []))
     if header not in (CSV_COLUMNS, CSV_COLUMNS_WITH_NODES):
         raise InputError(

@@ -1,0 +1,10 @@
+"""Whatever bytes a file has, it is read or refused in words; ``run_files.py`` tries for as long as you like."""
+
+import pytest
+from fuzz.run_files import fuzz, readers
+
+
+@pytest.mark.parametrize("reader", readers())
+def test_any_bytes_are_read_or_refused(reader, tmp_path):
+    found = fuzz(reader, runs=1500, seconds=None, seed=7, folder=tmp_path)
+    assert not found, found
