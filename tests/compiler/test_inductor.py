@@ -254,5 +254,5 @@ class TestKey:
 def test_a_fingerprint_names_all_settings():
     """A new setting changes the fingerprint, or is known not to matter."""
     known = {"cluster", "cost_model", "memory_cap", "bucket_cap", "max_topo_span", "max_prefetch", "in_flight_cap", "max_compute_move"}
-    known |= {"plan", "bitwise", "budget", "seed", "on_error", "schedule", "parameter_order", "contention", "second_group"}
+    known |= {"plan", "bitwise", "budget", "seed", "on_error", "schedule", "start", "parameter_order", "contention", "second_group"}
     assert set(Settings.__dataclass_fields__) - known == {"progress", "deadline_s", "cache", "cache_limit"}
