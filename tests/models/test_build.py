@@ -16,7 +16,7 @@ from apsched.models.options import ModelOptions
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("llama4", {}, "a preset is one of llama3-debug, llama3-1b,"),
+        ("llama4", {}, "a preset is one of llama3-debug, llama3-small, llama3-1b,"),
         ("llama3-8b", {"mesh": MeshSpec(fsdp=8, ep=2)}, "llama3-8b has no experts, so mesh axis 'ep' can't be used"),
         ("llama3-8b", {"mesh": MeshSpec(tp=16)}, "tp must divide the 8 key-value heads of llama3-8b; found tp=16"),
         ("deepseek-v3-16b", {"mesh": MeshSpec(tp=2)}, "deepseek-v3-16b has no tensor-parallel form; found tp=2"),

@@ -239,7 +239,7 @@ def test_no_buckets_leaves_each_alone(llama):
 
 def test_the_baseline_has_the_buckets_of_the_plan() -> None:
     """One code for both: in either direction ``transformer_block`` launches what the plan by module makes."""
-    capture = capture_preset("llama3-debug", mesh=MeshSpec(fsdp=64), seq_len=256)
+    capture = capture_preset("llama3-debug", mesh=MeshSpec(fsdp=4), seq_len=256)
     costs = ClusterCostModel(load_cluster("h100"), capture.group_ranks)
     for graph in capture.graphs:
         problem = build_problem(export(graph, costs, group_ranks=capture.group_ranks))
@@ -259,15 +259,15 @@ def parameters_of(plan: Plan) -> set[tuple[str, frozenset[str]]]:
 
 def test_buckets_on_the_command_line(tmp_path: Path) -> None:
     """From the names in the graphs alone: none, those of the plan by module, or a file's."""
-    capture = capture_preset("llama3-debug", mesh=MeshSpec(fsdp=64), seq_len=256)
+    capture = capture_preset("llama3-debug", mesh=MeshSpec(fsdp=4), seq_len=256)
     costs = ClusterCostModel(load_cluster("h100"), capture.group_ranks)
     dags = [export(graph, costs, group_ranks=capture.group_ranks) for graph in capture.graphs]
     graphs = [LoadedGraph(dag=dag, problem=build_problem(dag), device_memory_bytes=None) for dag in dags]
     problems = [graph.problem for graph in graphs]
     assert with_buckets(Plan(), None, graphs) == Plan()
     assert with_buckets(Plan(), "none", graphs) == NO_BUCKETS
-    with world(64):
-        built = block_buckets(build("llama3-debug", mesh=MeshSpec(fsdp=64), seq_len=256).module)
+    with world(4):
+        built = block_buckets(build("llama3-debug", mesh=MeshSpec(fsdp=4), seq_len=256).module)
     by_block = with_buckets(Plan(), "block", graphs)
     assert parameters_of(by_block) == parameters_of(built.plan(problems))
     (tmp_path / "buckets.txt").write_text("# mine\ntok_embeddings\n\nlayers.[01]\nnorm+output\n")
