@@ -10,7 +10,8 @@ from pathlib import Path
 def run_processes(script: Path, folder: Path, world_size: int, *, timeout_s: float) -> list[dict]:
     """Run ``script RANK WORLD_SIZE FOLDER`` in ``world_size`` processes of one thread; return what each reports."""
     logs = [folder / f"{rank}.log" for rank in range(world_size)]
-    paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    tests = Path(__file__).parent
+    paths = [str(tests), str(tests.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
     processes = [
         subprocess.Popen(
