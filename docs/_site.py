@@ -56,6 +56,7 @@ def _with_formulas(text: str) -> str:
 
 def _readme() -> str:
     text = (_ROOT / "README.md").read_text()
+    text = re.sub(r"\]\(benchmarks/results/[^)]*\)", "](benchmarks.md)", text)
     return text.replace("](docs/", "](").replace("](CHANGELOG.md)", "](changelog.md)")
 
 
