@@ -13,9 +13,9 @@ from apsched.problem import Problem
 from apsched.result import Scored, SolveResult
 from apsched.robustness import Robustness, Spread
 from apsched.scenarios import Replay, Scenario, ScenarioOptions, priced_as, scenarios, with_slower_network
+from apsched.score import score
 from apsched.solver import solve
 from apsched.solver.any_order import without_places
-from apsched.solver.baselines import score
 from apsched.solver.compact import compact
 from apsched.solver.later_bounds import later_bounds
 from apsched.solver.orders import may_move

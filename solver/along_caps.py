@@ -14,8 +14,9 @@ from apsched.config import Caps, SolveOptions
 from apsched.problem import Problem
 from apsched.result import Scored, SolveResult
 from apsched.schedule import Schedule, StepKind
+from apsched.score import score
 from apsched.solver.any_order import without_places
-from apsched.solver.baselines import baselines, score
+from apsched.solver.baselines import baselines
 from apsched.solver.changes import labels_of
 from apsched.solver.compact import Compact, Ints, compact
 from apsched.solver.expand import expand

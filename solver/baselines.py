@@ -21,7 +21,7 @@ from apsched.primary_group import primary_group
 from apsched.problem import Problem
 from apsched.result import Scored
 from apsched.schedule import Schedule, as_captured
-from apsched.simulate import simulate
+from apsched.score import score
 from apsched.solver.compact import Compact
 from apsched.solver.compact import compact as compact_form
 from apsched.solver.expand import expand
@@ -29,7 +29,6 @@ from apsched.solver.group import group, merge_runs
 from apsched.solver.partition import Pricer
 from apsched.solver.place import construct
 from apsched.solver.policies import Policy
-from apsched.verify import verify
 
 BUCKET_BYTES = 500 * 10**6
 PREFETCH_NODES = 50
@@ -66,20 +65,6 @@ def _schedules(problem: Problem, compact: Compact) -> dict[str, Schedule]:
         "greedy_bytes": greedy(None, range(len(problem.keys))),
         "greedy_bytes_span": greedy(TOPO_SPAN, _primary_keys(problem)),
     }
-
-
-def score(problem: Problem, name: str, schedule: Schedule, caps: Caps) -> Scored:
-    """Return ``schedule`` with its exact figures and the caps that it breaks."""
-    timeline = simulate(problem, schedule)
-    return Scored(
-        name=name,
-        schedule=schedule,
-        step_time_ticks=timeline.step_time_ticks,
-        exposed_ticks=timeline.exposed_ticks,
-        peak_memory_bytes=timeline.peak_memory_bytes,
-        num_launches=timeline.num_launches,
-        violations=verify(problem, schedule, caps),
-    )
 
 
 def _transformer_block(problem: Problem, compact: Compact, pricer: Pricer) -> Schedule:

@@ -12,7 +12,7 @@ from apsched.config import Caps
 from apsched.problem import Problem
 from apsched.result import Scored
 from apsched.schedule import Schedule
-from apsched.solver.baselines import score
+from apsched.score import score
 from apsched.solver.compact import Ints, compact
 from apsched.solver.expand import expand
 from apsched.solver.families import families

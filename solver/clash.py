@@ -9,9 +9,9 @@ from apsched.config import Caps, SolveOptions
 from apsched.problem import Problem
 from apsched.result import Relaxation, Scored
 from apsched.schedule import Schedule, as_captured
+from apsched.score import score
 from apsched.simulate import simulate
 from apsched.solver.any_order import memory_bound_of_any_order
-from apsched.solver.baselines import score
 from apsched.solver.bounds import memory_bound
 from apsched.solver.compact import Compact
 from apsched.solver.cpsat import ExactModel

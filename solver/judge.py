@@ -51,13 +51,9 @@ class Judge:
         if known is None:
             known = self._rules[policy, steer_bytes] = rules(self.compact, policy, self.caps, steer_bytes)
         self.evaluations += 1
-        shares = self.compact.shares
-        if shares is None:
-            possible, step_time, peak, in_flight, launches = judge(self.pricer.tables, self._fixed, self._clock, known, labels)
-        else:
-            possible, step_time, peak, in_flight, launches = judge_shared(
-                self.pricer.tables, self._fixed, self._clock, known, shares, labels
-            )
+        possible, step_time, peak, in_flight, launches = judge(
+            self.pricer.tables, self._fixed, self._clock, known, self.compact.shares, labels
+        )
         if not possible:
             return None
         return Figures(
@@ -73,8 +69,11 @@ class Judge:
 
 
 @compiled
-def judge(t: Tables, f: Fixed, clock: Clockwork, r: Rules, labels: Ints) -> tuple[bool, int, int, int, int]:
-    """Return whether the buckets and their prefetch are legal, and their step time, peak, bytes in flight and number of launches."""
+def judge(t: Tables, f: Fixed, clock: Clockwork, r: Rules, s: Shares | None, labels: Ints) -> tuple[bool, int, int, int, int]:
+    """Return whether the buckets and their prefetch are legal, and their step time, peak, bytes in flight and number of launches.
+
+    Under contention (``s``) buckets are laid out as without it. numba compiles each of the two apart, and leaves out the other.
+    """
     bucket_of, member_begin, member_list = members_of(labels)
     if not legal(t, member_begin, member_list, r.bucket_cap, r.span_cap):
         return False, 0, 0, 0, 0
@@ -94,32 +93,7 @@ def judge(t: Tables, f: Fixed, clock: Clockwork, r: Rules, labels: Ints) -> tupl
         figures[:, OUT_BUFFER].copy(),
     )
     walked = walk(operation, argument, buckets, f)
-    return True, walked.step_time, live(walked, buckets, f).peak, walked.peak_in_flight, len(figures)
-
-
-@compiled
-def judge_shared(t: Tables, f: Fixed, clock: Clockwork, r: Rules, s: Shares, labels: Ints) -> tuple[bool, int, int, int, int]:
-    """Return the same under contention; buckets are laid out as without it."""
-    bucket_of, member_begin, member_list = members_of(labels)
-    if not legal(t, member_begin, member_list, r.bucket_cap, r.span_cap):
-        return False, 0, 0, 0, 0
-    figures = bucket_figures(t, member_begin, member_list, r.coalesced)
-    operation, argument = lay_out(t, f, clock, r, bucket_of, member_begin, member_list, figures)
-    if _most_prefetch(operation, argument, figures, len(f.spine_ticks)) > r.max_prefetch:
-        return False, 0, 0, 0, 0
-    buckets = Buckets(
-        bucket_of,
-        member_begin,
-        member_list,
-        figures[:, FLAT] == 1,
-        figures[:, LAUNCH_TICKS].copy(),
-        figures[:, TRANSFER_TICKS].copy(),
-        figures[:, COPY_IN_TICKS].copy(),
-        figures[:, IN_BUFFER].copy(),
-        figures[:, OUT_BUFFER].copy(),
-    )
-    walked = walk(operation, argument, buckets, f)
-    step_time = with_shared_clock(walked, operation, argument, buckets, f, s).step_time
+    step_time = walked.step_time if s is None else with_shared_clock(walked, operation, argument, buckets, f, s).step_time
     return True, step_time, live(walked, buckets, f).peak, walked.peak_in_flight, len(figures)
 
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 
 from apsched.config import Caps, SolveOptions
 from apsched.problem import Problem
+from apsched.score import score
 from apsched.solver.any_order import memory_bound_of_any_order
-from apsched.solver.baselines import score
 from apsched.solver.bounds import memory_bound
 from apsched.solver.compact import Compact, Ints, compact
 from apsched.solver.cpsat import ExactModel

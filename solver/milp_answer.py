@@ -4,7 +4,8 @@ from apsched.config import Caps, MilpOptions, SolveOptions
 from apsched.errors import InputError
 from apsched.problem import Problem
 from apsched.result import SolveResult
-from apsched.solver.baselines import baselines, score
+from apsched.score import score
+from apsched.solver.baselines import baselines
 from apsched.solver.compact import compact
 from apsched.solver.explain import explain
 from apsched.solver.later_bounds import later_bounds

@@ -9,8 +9,9 @@ from apsched.config import Caps, SolveOptions
 from apsched.problem import Problem, with_contention
 from apsched.result import Scored, SolveResult
 from apsched.schedule import Schedule
+from apsched.score import score
 from apsched.solver.any_order import without_places
-from apsched.solver.baselines import baselines, score
+from apsched.solver.baselines import baselines
 from apsched.solver.bounds import TimeBound, step_time_bound
 from apsched.solver.compact import ALL_GATHER, Compact, Ints, compact
 from apsched.solver.evaluate import evaluate

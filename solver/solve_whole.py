@@ -7,7 +7,7 @@ from apsched.config import Caps, SolveOptions
 from apsched.problem import Problem
 from apsched.result import Scored
 from apsched.schedule import Schedule
-from apsched.solver.baselines import score
+from apsched.score import score
 from apsched.solver.bounds import TimeBound
 from apsched.solver.compact import Compact, Ints
 from apsched.solver.cpsat import Exact, ExactModel

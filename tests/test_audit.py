@@ -13,9 +13,9 @@ from apsched.exposed import Why, exposed
 from apsched.graph.graph_file import load_graph
 from apsched.problem import Problem
 from apsched.schedule import Schedule, Step, StepKind
+from apsched.score import score
 from apsched.simulate import simulate
 from apsched.solver import best_changes
-from apsched.solver.baselines import score
 from apsched.verify import verify
 
 

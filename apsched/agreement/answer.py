@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from apsched.agreement.answer_text import dump_answer, parse_answer
 from apsched.agreement.cache import Cache
 from apsched.agreement.problem_digest import answer_digest, problem_digest, versions
-from apsched.agreement.replayed import answer_of, replayed, scored
+from apsched.agreement.replayed import answer_of, replayed
 from apsched.agreement.round import Round
 from apsched.config import Caps, SolveOptions
 from apsched.errors import InputError
@@ -16,6 +16,7 @@ from apsched.problem import Problem
 from apsched.result import SolveResult
 from apsched.schedule import Schedule
 from apsched.schedule_file import ScheduleFile
+from apsched.score import scored
 from apsched.verify import verify
 
 logger = logging.getLogger(__name__)
@@ -91,7 +92,7 @@ def _at_other_costs(problem: Problem, answer: SolveResult, solver: int) -> Solve
     """Return ``answer`` with the figures that its schedule has at the costs here, where nothing is proven."""
     if answer.best is None:
         return answer
-    best = scored(problem, answer.best.schedule, answer.best.name)
+    best = scored(problem, answer.best.name, answer.best.schedule)
     return replace(answer_of(best, f"none: process rank {solver} has other costs", answer.solved_by), baselines=())
 
 
@@ -105,7 +106,7 @@ def _wrong(problem: Problem, caps: Caps, answer: SolveResult, *, figures: bool =
         return "; ".join(wrong[:3])
     if not figures:
         return ""
-    here = scored(problem, schedule, answer.best.name)
+    here = scored(problem, answer.best.name, schedule)
     same = replace(here, violations=answer.best.violations) == answer.best
     return "" if same else "its figures are not those that it states"
 

@@ -8,9 +8,8 @@ from apsched.config import Caps
 from apsched.errors import InputError
 from apsched.problem import Problem
 from apsched.result import Scored, SolveResult
-from apsched.schedule import Schedule
 from apsched.schedule_file import ScheduleFile, bind_schedule, load_schedule
-from apsched.simulate import simulate
+from apsched.score import scored
 from apsched.verify import verify
 
 
@@ -41,7 +40,7 @@ def replayed(problem: Problem, caps: Caps, files: Sequence[ScheduleFile]) -> Sol
         raise InputError(f"{file.path}: not a schedule of this graph within its caps: {'; '.join(wrong[:3])}; solve the graph again")
     if wrong := verify(problem, schedule, caps):
         raise InputError(f"{file.path}: its schedule breaks what this job asks for: {'; '.join(wrong[:3])}; solve again with these caps")
-    best = scored(problem, schedule, "replayed")
+    best = scored(problem, "replayed", schedule)
     return answer_of(best, f"none: replayed from {file.path}", "schedule file")
 
 
@@ -62,18 +61,4 @@ def answer_of(best: Scored, bound_source: str, solved_by: str) -> SolveResult:
         solved_by=solved_by,
         deterministic_work=0.0,
         infeasibility=None,
-    )
-
-
-def scored(problem: Problem, schedule: Schedule, name: str) -> Scored:
-    """Return ``schedule``, which must keep all dependences, with its figures."""
-    timeline = simulate(problem, schedule)
-    return Scored(
-        name=name,
-        schedule=schedule,
-        step_time_ticks=timeline.step_time_ticks,
-        exposed_ticks=timeline.exposed_ticks,
-        peak_memory_bytes=timeline.peak_memory_bytes,
-        num_launches=timeline.num_launches,
-        violations=(),
     )

@@ -17,9 +17,9 @@ from apsched.progress import Progress
 from apsched.report import console, graph_json, print_table
 from apsched.result import Scored
 from apsched.schedule_file import ScheduleFile, bind_schedule, load_schedule
+from apsched.score import score
 from apsched.simulate import simulate
 from apsched.solver import Change, best_changes
-from apsched.solver.baselines import score
 from apsched.units import ticks_to_us
 from apsched.what_if_chunked import line, what_if_chunked
 
