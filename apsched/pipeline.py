@@ -1,27 +1,20 @@
-"""The line from a SOURCE to a checked schedule: capture -> export -> problem -> solve -> verify -> write back -> round trip.
+"""The line from a loaded graph to a checked schedule: problem -> solve -> verify -> write back -> round trip.
 
 Each stage is a function of its own; ``apsched solve`` is all of them, the other commands and the API use some.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-import networkx as nx
-
 from apsched.bitwise import BITWISE_RULE
-from apsched.build_problem import build_problem
 from apsched.config import Caps, MilpOptions, SolveOptions
-from apsched.contention_choice import contended
-from apsched.cost_choice import CostChoice, ReadCosts, read_costs
-from apsched.costs.cluster import Cluster, cluster_names, load_cluster
 from apsched.errors import InputError
 from apsched.graph.cost_shares import cost_shares
-from apsched.graph.reprice import repriced
 from apsched.graph_result import BitwisePrice, Result, result_of
+from apsched.load_source import LoadedGraph
 from apsched.options import MemoryCap
 from apsched.plan import Plan
 from apsched.problem import Problem
@@ -31,50 +24,15 @@ from apsched.result import Scored, SolveResult
 from apsched.scenarios import ScenarioOptions
 from apsched.second_group import with_second_groups
 from apsched.simulate import simulate
-from apsched.sources import Opened, SourceKind, SourceRequest, classify, opened
 from apsched.units import ticks_to_us
 from apsched.verify import verify
 
 if TYPE_CHECKING:
     import torch
 
-    from apsched.capture.captured import Capture, CapturedGraph, SavedBytes
-    from apsched.costs.model import CostModel
     from apsched.round_trip import RoundTrip
 
 logger = logging.getLogger(__name__)
-
-DIRECTIONS = ("forward", "backward", "both")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedGraph:
-    """One graph of a source, ready to be solved."""
-
-    dag: nx.DiGraph
-    problem: Problem
-    device_memory_bytes: int | None
-    """Memory of the device that the costs stand for; ``None`` where unknown."""
-    captured: "CapturedGraph | None" = None
-    """The FX graph; ``None`` where the source was a graph file."""
-    cost_model: "CostModel | None" = None
-    group_ranks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    without_bitwise: Problem | None = None
-    """The problem as it would be without bitwise mode; ``None`` where that is not on."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedSource:
-    """All graphs of a source."""
-
-    label: str
-    slug: str
-    cluster: str
-    graphs: tuple[LoadedGraph, ...]
-    notes: tuple[str, ...] = ()
-    """What the user should know about the costs."""
-    saved_bytes: "SavedBytes | None" = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,68 +42,6 @@ class Rewritten:
     module: "torch.fx.GraphModule"
     round_trip: "RoundTrip"
     seconds: float
-
-
-@contextmanager
-def loaded(request: SourceRequest, costs: CostChoice, direction: str, progress: Progress) -> Iterator[LoadedSource]:
-    """Open a source and export its graphs; process groups that they need run until the body ends."""
-    with loaded_at(request, (costs,), direction, progress) as (source,):
-        yield source
-
-
-@contextmanager
-def loaded_at(
-    request: SourceRequest, choices: Sequence[CostChoice], direction: str, progress: Progress
-) -> Iterator[tuple[LoadedSource, ...]]:
-    """As :func:`loaded`, for several choices of costs: the source is captured once."""
-    read = [read_costs(costs) for costs in choices]
-    with opening(request, progress) as (source, capture_seconds):
-        if source.capture is None:
-            files = (_from_graph_files(source, costs, chosen, direction) for costs, chosen in zip(choices, read, strict=True))
-            yield tuple(_contended(file, costs) for file, costs in zip(files, choices, strict=True))
-            return
-        names = tuple(graph.name for graph in source.capture.graphs)
-        wanted = _in_direction(names, direction, request.source)
-        yield tuple(
-            _contended(_export_capture(source, wanted, chosen, capture_seconds, progress, fused=costs.fused), costs, chosen.cluster)
-            for costs, chosen in zip(choices, read, strict=True)
-        )
-
-
-@contextmanager
-def opening(request: SourceRequest, progress: Progress) -> Iterator[tuple[Opened, float]]:
-    """Open a source as the stage ``capture``; yields how many seconds that took beside it."""
-    with ExitStack() as stack:
-        with progress.stage("read" if classify(request.source) is SourceKind.GRAPH_FILE else "capture") as took:
-            source = stack.enter_context(opened(request))
-        yield source, took["seconds"]
-
-
-def export_graph(
-    captured: "CapturedGraph",
-    cost_model: "CostModel",
-    *,
-    cluster: str,
-    group_ranks: Mapping[str, tuple[int, ...]],
-    device_memory_bytes: int | None = None,
-    progress: Progress,
-    capture_seconds: float = 0.0,
-) -> LoadedGraph:
-    """Return a captured graph as DAG and problem."""
-    from apsched.graph.export import export
-
-    with progress.stage(f"export {captured.name}") as took:
-        dag = export(captured, cost_model, group_ranks=group_ranks, cluster_name=cluster)
-        problem = build_problem(dag)
-    return LoadedGraph(
-        dag=dag,
-        problem=problem,
-        device_memory_bytes=device_memory_bytes,
-        captured=captured,
-        cost_model=cost_model,
-        group_ranks=group_ranks,
-        seconds={"capture": capture_seconds, "export": took["seconds"]},
-    )
 
 
 def under_plan(graphs: Sequence[LoadedGraph], plan: Plan, *, bitwise: bool = False) -> tuple[LoadedGraph, ...]:
@@ -309,84 +205,3 @@ def with_round_trip(result: Result, rewritten: Rewritten) -> Result:
         logger.warning("%s: the rewritten graph is not what was claimed: %s", result.problem.name, rewritten.round_trip.difference)
     seconds = {**result.seconds, "write_back": rewritten.seconds}
     return replace(result, round_trip_exact=rewritten.round_trip.exact, seconds=seconds)
-
-
-def _export_capture(
-    source: Opened,
-    wanted: tuple[str, ...],
-    costs: ReadCosts,
-    capture_seconds: float,
-    progress: Progress,
-    *,
-    fused: bool,
-) -> LoadedSource:
-    from apsched.costs.cluster_model import ClusterCostModel
-    from apsched.costs.measured_model import MeasuredCostModel
-
-    capture, cluster = source.capture, costs.cluster
-    assert capture is not None
-    group_ranks = _group_ranks(capture)
-    formulas = ClusterCostModel(cluster, group_ranks, costs.table, fused=fused)
-    cost_model = formulas if costs.measured is None else MeasuredCostModel(costs.measured, formulas, group_ranks)
-    graphs = tuple(
-        export_graph(
-            captured,
-            cost_model,
-            cluster=cluster.name,
-            group_ranks=group_ranks,
-            device_memory_bytes=cluster.device.memory_bytes,
-            progress=progress,
-            capture_seconds=capture_seconds,
-        )
-        for captured in capture.graphs
-        if captured.name in wanted
-    )
-    notes = tuple(f"priced by formula, not in the table: {line}" for line in formulas.unpriced())
-    if costs.table is not None:
-        notes += tuple(f"measured collectives: {line}" for line in (*costs.table.notes, *costs.table.beyond(cluster)))
-    return LoadedSource(
-        label=source.label, slug=source.slug, cluster=cluster.name, graphs=graphs, notes=notes, saved_bytes=capture.saved_bytes
-    )
-
-
-def _contended(source: LoadedSource, costs: CostChoice, cluster: Cluster | None = None) -> LoadedSource:
-    """Return ``source`` with the contention that is asked for; of graph files the cluster is known by name."""
-    stated = costs.cluster or (source.cluster if source.cluster in cluster_names() else None)
-    cluster = cluster or (load_cluster(stated) if stated else None)
-    graphs = (replace(g, problem=contended(g.problem, costs.contention, cluster, g.dag.graph["group_ranks"])) for g in source.graphs)
-    return replace(source, graphs=tuple(graphs))
-
-
-def _group_ranks(capture: "Capture") -> dict[str, tuple[int, ...]]:
-    """Return the process ranks of every group; of one that is known by size only, that many from 0 on, as cost models take it to be."""
-    ranks = {name: tuple(range(size)) for name, size in capture.group_sizes.items()}
-    return ranks | {name: known for name, known in capture.group_ranks.items() if known}
-
-
-def _from_graph_files(source: Opened, costs: CostChoice, chosen: ReadCosts, direction: str) -> LoadedSource:
-    dags = source.dags if chosen.measured is None else tuple(repriced(dag, chosen.measured, chosen.cluster) for dag in source.dags)
-    clusters = {dag.graph["cluster"] for dag in dags}
-    name = next(iter(clusters)) if len(clusters) == 1 else ", ".join(sorted(clusters))
-    if costs.collectives:
-        raise InputError(f"--collectives cannot change {source.label}: a graph file holds its costs; capture it again with the table")
-    if not costs.fused:
-        raise InputError(f"--unfused cannot change {source.label}: a graph file holds its costs; capture it again with --unfused")
-    if costs.cluster is not None and load_cluster(costs.cluster).name != name:
-        raise InputError(f"--cluster cannot change {source.label}: its costs are those of {name!r}; capture it again for {costs.cluster!r}")
-    stated = costs.cluster or (name if name in cluster_names() else None)
-    memory_bytes = load_cluster(stated).device.memory_bytes if stated else None
-    wanted = _in_direction(tuple(dag.graph["name"] for dag in dags), direction, source.label)
-    graphs = tuple(
-        LoadedGraph(dag=dag, problem=build_problem(dag), device_memory_bytes=memory_bytes, seconds={"capture": 0.0, "export": 0.0})
-        for dag in dags
-        if dag.graph["name"] in wanted
-    )
-    return LoadedSource(label=source.label, slug=source.slug, cluster=name, graphs=graphs)
-
-
-def _in_direction(names: tuple[str, ...], direction: str, source: str) -> tuple[str, ...]:
-    if direction == "both":
-        return names
-    if direction not in names:
-        raise InputError(f"{source}: expected a {direction} graph, found {', '.join(names)}; choose --direction both")
-    return (direction,)

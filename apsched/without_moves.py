@@ -4,8 +4,9 @@ from dataclasses import fields, replace
 
 from apsched.config import SolveOptions
 from apsched.graph_result import Result
+from apsched.load_source import LoadedGraph
 from apsched.moved import moved_compute
-from apsched.pipeline import LoadedGraph, solve_graph
+from apsched.pipeline import solve_graph
 from apsched.progress import Progress
 from apsched.result import Score
 

@@ -16,7 +16,8 @@ import networkx as nx
 from apsched.config import Caps, SolveOptions
 from apsched.cost_choice import CostChoice
 from apsched.graph.graph_file import save_graph
-from apsched.pipeline import loaded, solve_graph
+from apsched.load_source import loaded
+from apsched.pipeline import solve_graph
 from apsched.progress import Progress
 from apsched.schedule_file import save_schedule
 from apsched.sources import SourceRequest

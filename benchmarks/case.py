@@ -22,9 +22,10 @@ from apsched.costs.cluster_model import ClusterCostModel
 from apsched.graph_result import Result
 from apsched.inductor_baseline import INDUCTOR, INDUCTOR_MANUAL, InductorRun, run_inductor, run_inductor_manual, score_run
 from apsched.infeasible import explain_infeasible
+from apsched.load_source import LoadedGraph, export_graph, opening
 from apsched.moved import furthest_move, moved_compute
 from apsched.options import MemoryCap
-from apsched.pipeline import LoadedGraph, export_graph, opening, resolve_caps, solve_graph
+from apsched.pipeline import resolve_caps, solve_graph
 from apsched.problem import Problem
 from apsched.progress import Progress
 from apsched.round_trip import round_trip

@@ -14,7 +14,7 @@ from matplotlib import pyplot
 from apsched.config import Caps
 from apsched.costs.cluster import DEFAULT_CLUSTER, load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
-from apsched.pipeline import export_graph, opening
+from apsched.load_source import export_graph, opening
 from apsched.plots import plot_memory, plot_timeline
 from apsched.problem import Problem
 from apsched.progress import Progress

@@ -9,7 +9,7 @@ import pytest
 
 from apsched.cli import period
 from apsched.config import Caps
-from apsched.pipeline import LoadedGraph, LoadedSource
+from apsched.load_source import LoadedGraph, LoadedSource
 from apsched.problem import Problem
 from apsched.solver.least_period import period_curve
 from tests.conftest import Ran, Run

@@ -10,7 +10,7 @@ from by_hand import ByHand, line
 from apsched import without_moves
 from apsched.config import Caps, SolveOptions
 from apsched.graph_result import Result, result_of
-from apsched.pipeline import LoadedGraph
+from apsched.load_source import LoadedGraph
 from apsched.problem import Problem
 from apsched.progress import Progress
 from apsched.report import graph_json, print_table, summary_lines

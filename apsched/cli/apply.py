@@ -8,8 +8,9 @@ from typing import Any, TextIO
 from apsched.cli.choices import cost_choice, direction, out_dir, source_request
 from apsched.cli.solve import print_files
 from apsched.errors import InputError
+from apsched.load_source import LoadedGraph, LoadedSource, loaded
 from apsched.out_files import check_writable, write_files
-from apsched.pipeline import LoadedGraph, LoadedSource, loaded, rewrite
+from apsched.pipeline import rewrite
 from apsched.progress import Progress
 from apsched.replay import replay
 from apsched.report import console

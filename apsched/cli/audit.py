@@ -10,8 +10,9 @@ from apsched.cli.choices import cost_choice, direction, search_choice, source_re
 from apsched.errors import InputError
 from apsched.exposed import Exposed, exposed, exposed_lines
 from apsched.graph_result import Result
+from apsched.load_source import loaded
 from apsched.options import show_bytes, show_us
-from apsched.pipeline import loaded, resolve_caps, solve_graph
+from apsched.pipeline import resolve_caps, solve_graph
 from apsched.problem import Problem
 from apsched.progress import Progress
 from apsched.report import console, graph_json, print_table

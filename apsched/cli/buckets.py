@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from apsched.errors import InputError
-from apsched.pipeline import LoadedGraph
+from apsched.load_source import LoadedGraph
 from apsched.plan import Plan
 
 

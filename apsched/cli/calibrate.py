@@ -15,8 +15,8 @@ from apsched.costs.measured import MeasuredCosts
 from apsched.costs.measured_file import dump_costs, load_costs
 from apsched.errors import InputError
 from apsched.files import write_atomic
+from apsched.load_source import loaded
 from apsched.out_files import check_writable
-from apsched.pipeline import loaded
 from apsched.progress import Progress
 
 

@@ -7,9 +7,9 @@ from typing import TextIO
 
 from apsched.cli.choices import cost_choice, direction, source_request
 from apsched.errors import InputError
+from apsched.load_source import loaded
 from apsched.options import show_bytes
 from apsched.out_files import check_writable, write_files
-from apsched.pipeline import loaded
 from apsched.progress import Progress
 from apsched.sources import member_path
 

@@ -8,8 +8,8 @@ from apsched.config import DEFAULT_COMPUTE_MOVE, Caps, MilpOptions, SolveOptions
 from apsched.contention_choice import ContentionChoice, parse_contention
 from apsched.cost_choice import CostChoice
 from apsched.errors import InputError
+from apsched.load_source import DIRECTIONS
 from apsched.options import MemoryCap, parse_count, parse_memory_cap, parse_number, parse_optional_bytes, parse_optional_count, parse_share
-from apsched.pipeline import DIRECTIONS
 from apsched.plan import Plan
 from apsched.plan_file import load_plan
 from apsched.scenarios import ScenarioOptions

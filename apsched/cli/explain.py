@@ -12,7 +12,8 @@ from apsched.costs.cluster import Cluster, cluster_names, load_cluster
 from apsched.explain_report import binding_json, print_binding, print_infeasible
 from apsched.faster_network import FasterNetwork, faster_network
 from apsched.graph_result import Result
-from apsched.pipeline import LoadedGraph, loaded, resolve_caps, solve_graph, under_plan
+from apsched.load_source import LoadedGraph, loaded
+from apsched.pipeline import resolve_caps, solve_graph, under_plan
 from apsched.progress import Progress
 from apsched.relax import Relaxed, relaxed
 from apsched.report import console, graph_json

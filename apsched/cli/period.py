@@ -8,8 +8,9 @@ from typing import TextIO
 from rich.table import Table
 
 from apsched.cli.choices import cost_choice, direction, search_choice, source_request
+from apsched.load_source import LoadedGraph, loaded
 from apsched.options import show_bytes, show_us
-from apsched.pipeline import LoadedGraph, loaded, resolve_caps
+from apsched.pipeline import resolve_caps
 from apsched.progress import Progress
 from apsched.report import console
 from apsched.solver.least_period import CurvePoint, PeriodCurve, period_curve

@@ -11,8 +11,9 @@ from apsched.cli.buckets import with_buckets
 from apsched.cli.choices import cost_choice, direction, milp_choice, out_dir, plan_choice, scenario_choice, search_choice, source_request
 from apsched.cli.infeasible import refuse_infeasible
 from apsched.graph_result import Result
+from apsched.load_source import LoadedGraph, loaded
 from apsched.out_files import check_writable, write_files
-from apsched.pipeline import LoadedGraph, loaded, resolve_caps, rewrite, solve_graph, under_plan, with_round_trip, with_torch_schedulers
+from apsched.pipeline import resolve_caps, rewrite, solve_graph, under_plan, with_round_trip, with_torch_schedulers
 from apsched.progress import Progress
 from apsched.report import console, metrics_lines, print_table, report_json, summary_lines
 from apsched.schedule_file import dump_schedule

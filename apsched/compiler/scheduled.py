@@ -17,8 +17,9 @@ from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.measured_model import MeasuredCostModel
 from apsched.errors import InfeasibleError
 from apsched.infeasible import explain_infeasible
+from apsched.load_source import export_graph
 from apsched.options import MemoryCap
-from apsched.pipeline import export_graph, resolve_caps, rewrite, solve_graph, under_plan, with_round_trip
+from apsched.pipeline import resolve_caps, rewrite, solve_graph, under_plan, with_round_trip
 from apsched.plan_file import as_plan
 from apsched.problem import Problem
 from apsched.progress import Progress

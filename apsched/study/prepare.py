@@ -12,7 +12,7 @@ from apsched.cost_choice import CostChoice, read_costs
 from apsched.costs.cluster import Cluster, cluster_names, load_cluster
 from apsched.graph.dag import NodeKind
 from apsched.graph.graph_file import from_bytes, to_bytes
-from apsched.pipeline import LoadedSource, loaded_at
+from apsched.load_source import LoadedSource, loaded_at
 from apsched.progress import Progress
 from apsched.restrict import check_matches
 from apsched.sources import SourceKind, SourceRequest, classify, graph_file_set

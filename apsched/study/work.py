@@ -13,8 +13,9 @@ from apsched.contention_choice import ContentionChoice, contended
 from apsched.costs.cluster import Cluster
 from apsched.graph.graph_file import from_bytes
 from apsched.graph_result import Result, result_of
+from apsched.load_source import LoadedGraph
 from apsched.options import MemoryCap
-from apsched.pipeline import LoadedGraph, check_answer, moving_where_it_pays, resolve_caps, solve_graph
+from apsched.pipeline import check_answer, moving_where_it_pays, resolve_caps, solve_graph
 from apsched.plan import Plan
 from apsched.problem import Problem
 from apsched.progress import Progress

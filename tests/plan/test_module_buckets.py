@@ -17,12 +17,12 @@ from apsched.costs.cluster import load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.errors import InputError
 from apsched.graph.export import export
+from apsched.load_source import LoadedGraph
 from apsched.models.build import build
 from apsched.models.mesh import MeshSpec
 from apsched.models.preset_capture import capture_built, capture_preset
 from apsched.module_buckets import DEFAULT_BUCKET, NO_BUCKETS, block_buckets, blocks_of, user_buckets
 from apsched.passes.copies import copied
-from apsched.pipeline import LoadedGraph
 from apsched.plan import Plan
 from apsched.problem import Problem
 from apsched.restrict import restricted
