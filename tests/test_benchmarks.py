@@ -267,6 +267,7 @@ def test_the_grid_is_that_of_the_page() -> None:
     assert CAPS == {"floor": 0, "floor+1 layer": 1, "floor+3 layers": 3, "none": None}
 
 
+@pytest.mark.alone
 def test_meters_measure() -> None:
     with timed() as used:
         block = bytearray(200 * 2**20)
@@ -319,6 +320,7 @@ def test_a_process_that_breaks_is_a_case_that_did_not_finish(monkeypatch: pytest
     assert record.case == GRID[0].name
 
 
+@pytest.mark.alone
 def test_a_case_that_takes_too_long_is_ended() -> None:
     record = CaseProcesses(replace(ASKED, timeout_s=1)).measure_one(Case(model="llama3-debug", mesh="fsdp=4", seq_len=32))
     assert not record.finished
@@ -363,6 +365,7 @@ def test_an_interrupted_run_keeps_what_is_finished(
     assert GRID[0].name in file.with_suffix(".md").read_text()
 
 
+@pytest.mark.alone
 def test_cases_run_side_by_side_and_end_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes run at once; when the first is done and nobody wants more, the other is ended, and the rest never begins."""
     ran: list[str] = []

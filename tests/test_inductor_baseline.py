@@ -320,6 +320,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
 
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("name", ["inductor", "inductor_manual"])
+@pytest.mark.alone
 def test_its_graphs_compute_the_same_bits(reports: list[dict], mesh: str, name: str) -> None:
     """Loss and every gradient, on four real processes: what is compared is the same training step."""
     for report in reports:

@@ -1,6 +1,7 @@
 """The tree is what pyproject says: two folders at the top import under apsched, and no package is forgotten in the wheel."""
 
 import importlib.util
+import re
 import tomllib
 from pathlib import Path
 
@@ -55,6 +56,13 @@ def test_no_file_is_too_long() -> None:
             if num_lines > 400:
                 long[str(file)] = num_lines
     assert not long
+
+
+def test_what_starts_processes_or_goes_by_the_clock_is_marked() -> None:
+    """``.ci/run`` runs the others side by side."""
+    alone = re.compile(r"run_processes\(|Popen\(|Thread\(|LocalCluster|sync_playwright|perf_counter|process_time|monotonic\(|\bsleep\(")
+    files = [file for file in (ROOT / "tests").rglob("test_*.py") if "titan" not in file.parts]
+    assert [str(f) for f in files if alone.search(text := f.read_text()) and "pytest.mark.alone" not in text] == []
 
 
 def test_the_version_is_said_once() -> None:

@@ -17,6 +17,8 @@ from apsched.run_files import SolvedGraph, load_run
 from apsched.simulate import Timeline, simulate
 from apsched.units import ticks_to_us
 
+pytestmark = pytest.mark.alone
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
 

@@ -192,12 +192,14 @@ def of_two(mine: Problem, theirs: Problem, counting: Counting) -> list[object]:
     return found
 
 
+@pytest.mark.alone
 def test_one_process_rank_solves_and_the_other_verifies():
     counting, problem = Counting(), a_problem()
     assert of_two(problem, problem, counting) == [solve(problem, FREE, OPTIONS)] * 2
     assert counting.calls == 1
 
 
+@pytest.mark.alone
 def test_costs_of_one_process_rank_do_not_change_the_schedule(caplog):
     counting, problem = Counting(), a_problem()
     dearer = replace(problem, duration_ticks=tuple(t * 2 for t in problem.duration_ticks))
@@ -210,6 +212,7 @@ def test_costs_of_one_process_rank_do_not_change_the_schedule(caplog):
     assert "costs here are not those of process rank 0" in caplog.text
 
 
+@pytest.mark.alone
 def test_a_schedule_that_does_not_fit_here_is_refused():
     """Equal hashes, other dependences: cannot be, and is found all the same."""
     problem, counting = a_problem(), Counting()

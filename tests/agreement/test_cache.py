@@ -111,6 +111,7 @@ def test_a_full_disk_stops_nobody(tmp_path):
     assert "is left as it is" in ran.stderr
 
 
+@pytest.mark.alone
 def test_a_writer_killed_a_hundred_times_leaves_whole_answers(tmp_path):
     ran = worker("killed", tmp_path, 100, random.Random(0).random())
     assert ran.returncode == 0, ran.stderr
@@ -121,6 +122,7 @@ def test_a_writer_killed_a_hundred_times_leaves_whole_answers(tmp_path):
     assert found["unfinished"] > 0, "some were killed in the midst of writing, or this proves nothing"
 
 
+@pytest.mark.alone
 def test_writers_at_the_same_time(tmp_path):
     """Four processes write the same three answers, over and over, in a directory that holds two of them; all readers see whole ones."""
     ran = worker("crowd", tmp_path, 4, 150)

@@ -15,6 +15,8 @@ from apsched.agreement.job import DEFAULT_DEADLINE_S
 from apsched.agreement.round import _ORDERS_BY
 from apsched.compiler.settings import Settings
 
+pytestmark = pytest.mark.alone
+
 WORKER = Path(__file__).parent / "job_worker.py"
 Found = list[dict]
 

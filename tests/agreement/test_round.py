@@ -12,6 +12,8 @@ from apsched.agreement.launches import Launch
 from apsched.agreement.round import Round
 from apsched.errors import AgreementError, InfeasibleError
 
+pytestmark = pytest.mark.alone
+
 DEADLINE_S = 1.0
 ALL = {"dp": (0, 1, 2, 3)}
 MESH = [{"tp": (0, 1), "dp": (0, 2)}, {"tp": (0, 1), "dp": (1, 3)}, {"tp": (2, 3), "dp": (0, 2)}, {"tp": (2, 3), "dp": (1, 3)}]

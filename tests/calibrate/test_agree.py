@@ -7,6 +7,8 @@ from processes import run_processes
 
 from apsched.costs.measured_file import load_costs
 
+pytestmark = pytest.mark.alone
+
 WORLD_SIZE = 3
 
 

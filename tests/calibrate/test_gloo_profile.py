@@ -19,6 +19,8 @@ from apsched.costs.cluster import load_cluster
 from apsched.graph.dag import NodeKind
 from apsched.graph.graph_file import load_graph
 
+pytestmark = pytest.mark.alone
+
 CPU = load_cluster("cpu")
 WORLD_SIZE = 2
 

@@ -137,6 +137,7 @@ def test_the_attention_that_a_gpu_runs_gives_what_the_cpus_gives():
     torch.testing.assert_close(list(gradients), list(backward(out, q, k, k, out, lse, 0.0, True)))
 
 
+@pytest.mark.alone
 def test_the_stopwatch_tells_much_work_from_little():
     """A million times the bytes; a busy machine makes both slower."""
     small, large = torch.zeros(64, dtype=torch.uint8), torch.zeros(2**26, dtype=torch.uint8)

@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.alone
+
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "compiler.md"
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from processes import run_processes
 
+pytestmark = pytest.mark.alone
+
 
 def run(tmp_path_factory, world_size: int) -> list[dict]:
     folder = tmp_path_factory.mktemp(f"compiled_{world_size}")

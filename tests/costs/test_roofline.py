@@ -306,6 +306,7 @@ def test_what_cannot_be_priced_names_the_node() -> None:
         _price(aten.mm.default, _fake(4, 5), _fake(6, 7), val=_fake(4, 7))
 
 
+@pytest.mark.alone
 def test_ten_thousand_nodes_take_about_a_second() -> None:
     x, y, out = _fake(1024, 1024), _fake(1024, 1024), _fake(1024, 1024)
     nodes = [

@@ -7,6 +7,8 @@ import pytest
 from benchmarks.execution import inversions, main
 from benchmarks.slow_network import why_not
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.mark.skipif(bool(why_not()), reason=f"no network namespaces here: {why_not()}")
 def test_every_schedule_runs_and_holds_the_memory_that_was_predicted(tmp_path, capsys):

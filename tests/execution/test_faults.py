@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.slow_network import SlowNetwork, why_not
 
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"no network namespaces here: {why_not()}")
+pytestmark = [pytest.mark.alone, pytest.mark.skipif(bool(why_not()), reason=f"no network namespaces here: {why_not()}")]
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 10

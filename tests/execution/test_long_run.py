@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from processes import run_processes
 
+pytestmark = pytest.mark.alone
+
 NUM_STEPS = 200
 
 

@@ -12,7 +12,7 @@ import pytest
 from apsched.errors import InputError
 from benchmarks.slow_network import SlowNetwork, why_not
 
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"no network namespaces here: {why_not()}")
+pytestmark = [pytest.mark.alone, pytest.mark.skipif(bool(why_not()), reason=f"no network namespaces here: {why_not()}")]
 
 SEND = """
 import json, socket, sys, time

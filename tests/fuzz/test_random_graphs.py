@@ -3,6 +3,8 @@
 import pytest
 from fuzz.run import try_seeds
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.mark.parametrize(("first_seed", "num_seeds", "solve_every"), [(0, 150, 10**9), (10**6, 12, 1)], ids=["random orders", "solved"])
 def test_random_graphs_do_what_they_did(tmp_path, first_seed, num_seeds, solve_every):

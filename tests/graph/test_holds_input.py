@@ -45,6 +45,7 @@ def observe(rank, store, results):
 
 
 @pytest.mark.skipif(not dist.is_gloo_available(), reason="torch is built without gloo")
+@pytest.mark.alone
 def test_against_real_process_groups():
     """Gloo's reduce-scatter works on a copy and so holds nothing; NCCL's holds its input, as the records say."""
     with tempfile.TemporaryDirectory() as directory:

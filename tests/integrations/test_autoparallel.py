@@ -136,6 +136,7 @@ def reports(tmp_path_factory) -> list[dict]:
 
 
 @pytest.mark.parametrize("mesh", ["fsdp=2,tp=2", "replicate=2,fsdp=2"])
+@pytest.mark.alone
 def test_graphs_of_several_groups_compute_the_same_bits(reports, mesh):
     for report in reports:
         found = report[mesh]
@@ -149,6 +150,7 @@ def test_graphs_of_several_groups_compute_the_same_bits(reports, mesh):
         assert found["chosen"] == [2**28, 2**28]
 
 
+@pytest.mark.alone
 def test_launches_are_the_same_on_every_process_rank(reports):
     """By place in the graph: names of groups differ between process ranks."""
     for mesh in reports[0]:

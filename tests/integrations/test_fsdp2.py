@@ -51,6 +51,7 @@ def happened(events: list[str], what: str) -> list[tuple[str, list[str]]]:
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("direction", [0, 1])
+@pytest.mark.alone
 def test_gathers_run_in_the_order_of_the_schedule(reports, case, direction):
     """Each within the unit in which the schedule has it, or at the boundary before."""
     for report in reports:
@@ -64,6 +65,7 @@ def test_gathers_run_in_the_order_of_the_schedule(reports, case, direction):
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.alone
 def test_reductions_run_in_the_order_of_the_schedule(reports, case):
     for report in reports:
         found = [unit for unit, _ in happened(report[case]["seen"][1], "reduce")]
@@ -75,6 +77,7 @@ def test_reductions_run_in_the_order_of_the_schedule(reports, case):
         assert report[case]["in flight at most"] == report[case]["settings"]["reduce_scatter_buffers"] > 1
 
 
+@pytest.mark.alone
 def test_torch_alone_gathers_otherwise(reports):
     """What the cases above compare is not what happens anyway."""
     seen = {case: tuple(map(tuple, reports[0][case]["seen"])) for case in (*CASES, "untouched")}
@@ -82,6 +85,7 @@ def test_torch_alone_gathers_otherwise(reports):
     assert happened(reports[0]["kept"]["seen"][1], "gather") == [], "parameters are kept from forward"
 
 
+@pytest.mark.alone
 def test_losses_stay_the_same(reports):
     for report in reports:
         assert len(set(report["untouched"]["losses"])) == 2

@@ -109,6 +109,7 @@ def reports(tmp_path_factory) -> list[dict]:
     return run_processes(FOLDER / "hf_worker.py", tmp_path_factory.mktemp("hf"), 2, timeout_s=300)
 
 
+@pytest.mark.alone
 def test_graphs_compute_what_transformers_computes(reports):
     """Loss and every gradient, against the eager model of Transformers with the same weights and tokens."""
     for report in reports:
@@ -119,6 +120,7 @@ def test_graphs_compute_what_transformers_computes(reports):
             assert rough or found["distance"] < 2e-5, case
 
 
+@pytest.mark.alone
 def test_rewritten_graphs_compute_the_same_bits(reports):
     """Sums of two values have one order only."""
     for report in reports:

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 from processes import run_processes
 
+pytestmark = pytest.mark.alone
+
 AXES = ("dp-tp", "tp-dp")
 FUSED = ["dtensor rows", "dtensor columns", *(f"{between} {axes}" for between in ("nothing", "cancelling") for axes in AXES)]
 LEFT = [f"{between} {axes}" for between in ("turned", "cast", "also_used") for axes in AXES]

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 from processes import run_processes
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory) -> list[dict]:

@@ -25,6 +25,8 @@ from apsched.study.run import chains, run
 from apsched.study.setting import Setting
 from apsched.study.store import FILE, Store
 
+pytestmark = pytest.mark.alone
+
 
 def forbid_torch() -> None:
     """Make ``import torch`` raise in this process."""

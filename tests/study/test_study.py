@@ -92,6 +92,7 @@ def test_the_table(run: Run, frontier: Path, debug_graphs: dict[str, Path]) -> N
         assert word in ran.stdout, word
 
 
+@pytest.mark.alone
 def test_killed_in_the_middle_and_gone_on_with_by_workers(frontier: Path, debug_graphs: dict[str, Path], tmp_path: Path) -> None:
     """SIGKILL after the first answer; the same command with two workers ends with the points of an undisturbed run, and solves no more."""
     command = [sys.executable, "-m", "apsched", "study", str(debug_graphs["backward"]), *FRONTIER, "-o", str(tmp_path / "two")]
@@ -151,6 +152,7 @@ def test_a_source_is_captured_once(run: Run) -> None:
     assert len(Store(Path("s")).points()) == 6
 
 
+@pytest.mark.alone
 def test_one_interrupt_ends_cleanly(debug_graphs: dict[str, Path], tmp_path: Path) -> None:
     """What is answered is printed and kept; no worker is left; the exit status is that of an interrupt."""
     command = [sys.executable, "-m", "apsched", "study", str(debug_graphs["backward"]), "--budget", "1", "--jobs", "2"]

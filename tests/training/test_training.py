@@ -6,6 +6,8 @@ import pytest
 from processes import run_processes
 from training_cases import CASES, NUM_STEPS, WORLD_SIZE
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory) -> list[dict]:

@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
+import pytest
 from processes import run_processes
+
+pytestmark = pytest.mark.alone
 
 
 def test_random_schedules_give_the_same_bits(tmp_path):

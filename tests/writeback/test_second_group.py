@@ -116,6 +116,7 @@ def test_a_job_replays_a_schedule_with_second_groups(tmp_path: Path):
         assert result.round_trip_exact
 
 
+@pytest.mark.alone
 def test_two_processes_make_it_once_and_get_the_same_bits(tmp_path: Path):
     for report in run_processes(Path(__file__).parent / "second_group_worker.py", tmp_path, 2, timeout_s=300):
         assert report["unequal"] == []
