@@ -4,7 +4,11 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import torch.distributed as dist
 
 
 def run_processes(script: Path, folder: Path, world_size: int, *, timeout_s: float) -> list[dict]:
@@ -29,3 +33,16 @@ def run_processes(script: Path, folder: Path, world_size: int, *, timeout_s: flo
             process.kill()
     assert codes == [0] * world_size, "\n".join(log.read_text()[-2000:] for log in logs)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world_size)]
+
+
+@contextmanager
+def as_torchrun(world_size: int) -> Iterator[dict[str, str]]:
+    """Hold the store of a job, as the agent of ``torchrun`` does, on a port that is never free meanwhile; yields its environment."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    yield {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "WORLD_SIZE": str(world_size),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }

@@ -179,7 +179,7 @@ def of_two(mine: Problem, theirs: Problem, counting: Counting) -> list[object]:
 
     def rank(number: int, problem: Problem) -> None:
         try:
-            with Round(Job(store, number, deadline_s=20.0), {"dp": (0, 1)}) as talk:
+            with Round(Job(store, number, deadline_s=60.0), {"dp": (0, 1)}) as talk:
                 found[number] = answered(problem, FREE, OPTIONS, counting, round_=talk)
         except ApschedError as error:
             found[number] = error
@@ -188,7 +188,7 @@ def of_two(mine: Problem, theirs: Problem, counting: Counting) -> list[object]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=100)
+        thread.join(timeout=200)
     return found
 
 

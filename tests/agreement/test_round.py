@@ -15,20 +15,23 @@ from apsched.errors import AgreementError, InfeasibleError
 pytestmark = pytest.mark.alone
 
 DEADLINE_S = 1.0
+"""Where somebody is waited for in vain."""
+PATIENT_S = 60.0
+"""Where nobody is: a busy machine may take its time."""
 ALL = {"dp": (0, 1, 2, 3)}
 MESH = [{"tp": (0, 1), "dp": (0, 2)}, {"tp": (0, 1), "dp": (1, 3)}, {"tp": (2, 3), "dp": (0, 2)}, {"tp": (2, 3), "dp": (1, 3)}]
 
 Body = Callable[[Job], object]
 
 
-def run(*bodies: Body, store: dist.Store | None = None) -> list[object]:
+def run(*bodies: Body, store: dist.Store | None = None, deadline_s: float = PATIENT_S) -> list[object]:
     """Run each body as a process rank; return what it returns or raises."""
     store = store or dist.HashStore()
     found: list[object] = [None] * len(bodies)
 
     def rank(number: int) -> None:
         try:
-            found[number] = bodies[number](Job(store, number, deadline_s=DEADLINE_S))
+            found[number] = bodies[number](Job(store, number, deadline_s=deadline_s))
         except Exception as error:
             found[number] = error
 
@@ -36,7 +39,7 @@ def run(*bodies: Body, store: dist.Store | None = None) -> list[object]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=2 * PATIENT_S)
     assert not any(thread.is_alive() for thread in threads)
     return found
 
@@ -185,12 +188,12 @@ def test_an_error_before_the_talk_is_told_at_once(groups, failing):
     began = time.monotonic()
     found = run(*bodies)
     assert all("my own" in str(error) for error in found), found
-    assert time.monotonic() - began < 0.8 * DEADLINE_S, "told, not timed out"
+    assert time.monotonic() - began < 0.5 * PATIENT_S, "told, not timed out"
 
 
 @pytest.mark.parametrize("gone", range(4))
 def test_one_that_never_comes_is_an_error_on_all_others(gone):
-    found = run(*[(lambda job: None) if rank == gone else ask(groups) for rank, groups in enumerate(MESH)])
+    found = run(*[(lambda job: None) if rank == gone else ask(groups) for rank, groups in enumerate(MESH)], deadline_s=DEADLINE_S)
     all_say([error for rank, error in enumerate(found) if rank != gone], "done nothing for", "Nothing was launched")
 
 
@@ -200,13 +203,14 @@ def test_one_that_goes_after_the_answer_is_named(gone):
         talk = Round(job, ALL)
         return talk.shared("one", {}, lambda: b"")
 
-    found = run(*[leaves if rank == gone else ask(ALL) for rank in range(4)])
+    found = run(*[leaves if rank == gone else ask(ALL) for rank in range(4)], deadline_s=DEADLINE_S)
     others = [error for rank, error in enumerate(found) if rank != gone]
     all_say(others, f"process rank {gone} has not said", "has done nothing for")
 
 
 def test_one_that_is_late_is_waited_for():
-    assert run(ask(ALL), ask(ALL), ask(ALL, late_s=0.5 * DEADLINE_S), ask(ALL)) == [(b"of 0", 0)] * 4
+    deadline_s = 4 * DEADLINE_S
+    assert run(ask(ALL), ask(ALL), ask(ALL, late_s=0.5 * deadline_s), ask(ALL), deadline_s=deadline_s) == [(b"of 0", 0)] * 4
 
 
 def test_a_solver_may_take_longer_than_the_deadline():
@@ -214,7 +218,7 @@ def test_a_solver_may_take_longer_than_the_deadline():
         time.sleep(2.5 * DEADLINE_S)
         return b"at last"
 
-    assert run(*[ask(groups, solve=slow) for groups in MESH]) == [(b"at last", 0)] * 4
+    assert run(*[ask(groups, solve=slow) for groups in MESH], deadline_s=DEADLINE_S) == [(b"at last", 0)] * 4
 
 
 def test_groups_in_another_order_of_graphs_do_not_hang():
@@ -227,7 +231,7 @@ def test_groups_in_another_order_of_graphs_do_not_hang():
     def second(job: Job) -> object:
         return [ask(two)(job), ask(one)(job)]
 
-    all_say(run(first, second)[:2], "done nothing for")
+    all_say(run(first, second, deadline_s=DEADLINE_S)[:2], "done nothing for")
 
 
 def test_a_store_that_is_gone_is_an_error():
@@ -244,4 +248,4 @@ def test_a_store_that_hangs_is_an_error():
             time.sleep(10 * DEADLINE_S)
             return False
 
-    all_say(run(*[ask(ALL)] * 2, store=Hanging()), "the store of the job has not answered for 1 s")
+    all_say(run(*[ask(ALL)] * 2, store=Hanging(), deadline_s=DEADLINE_S), "the store of the job has not answered for 1 s")

@@ -1,12 +1,12 @@
 """Operations measured on the device at hand: all of them run, once, and what they take is kept."""
 
 import json
-import socket
 
 import pytest
 import torch
 import torch.distributed as dist
 from conftest import Run
+from processes import as_torchrun
 
 from apsched.calibrate.arguments import STAND_INS, real_call
 from apsched.calibrate.job import job
@@ -76,13 +76,11 @@ def test_what_inductor_fuses_is_left_to_the_formulas(run: Run, tmp_path):
 
 
 def test_a_job_that_torchrun_started_gets_a_process_group_and_ends_it(monkeypatch):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}.items():
-        monkeypatch.setenv(name, value)
-    with job() as here:
-        assert (here.connected, here.rank, dist.get_world_size()) == (True, 0, 1)
+    with as_torchrun(world_size=1) as environment:
+        for name, value in (environment | {"RANK": "0"}).items():
+            monkeypatch.setenv(name, value)
+        with job() as here:
+            assert (here.connected, here.rank, dist.get_world_size()) == (True, 0, 1)
     assert not dist.is_initialized()
     with world(2), job() as here:
         assert not here.connected  # a fake process group has nothing to measure

@@ -2,12 +2,12 @@
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from processes import as_torchrun
 
 pytestmark = pytest.mark.alone
 
@@ -18,25 +18,22 @@ def test_the_example_trains_with_fewer_launches(tmp_path):
     (code,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
     script = tmp_path / "train.py"
     script.write_text(code)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(script)],
-            env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=600)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
+    with as_torchrun(world_size=2) as job:
+        processes = [
+            subprocess.Popen(
+                [sys.executable, str(script)],
+                env=os.environ | job | {"OMP_NUM_THREADS": "1", "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        try:
+            outputs = [process.communicate(timeout=600)[0] for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
     assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
     for output in outputs:
         losses = [float(number) for number in re.findall(r"loss ([0-9.]+)", output)]

@@ -26,7 +26,16 @@ from apsched.schedule import as_captured
 from apsched.writeback.write_back import write_back
 
 
+def meet(folder: Path, where: str, process_rank: int, world_size: int) -> None:
+    """Wait for all at ``where``: on a busy machine one may get there longer after the others than gloo waits."""
+    (folder / f"{where}.{process_rank}").touch()
+    deadline = time.monotonic() + 200
+    while not all((folder / f"{where}.{rank}").exists() for rank in range(world_size)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
 def main(process_rank: int, world_size: int, folder: Path, schedule: str, timeout_s: float) -> None:
+    meet(folder, "imported", process_rank, world_size)
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=process_rank, world_size=world_size, timeout=timedelta(seconds=timeout_s)
     )
@@ -36,6 +45,7 @@ def main(process_rank: int, world_size: int, folder: Path, schedule: str, timeou
     problems = [build_problem(export(captured, costs, group_ranks=capture.group_ranks)) for captured in capture.graphs]
     chosen = [as_captured(p.num_nodes) if schedule == "captured" else random_schedule(p, 3, max_members=8) for p in problems]
     modules = [write_back(c.module, p, s) for c, p, s in zip(capture.graphs, problems, chosen, strict=True)]
+    meet(folder, "written", process_rank, world_size)
     steps, error, begin = 0, "", time.monotonic()
     try:
         while True:

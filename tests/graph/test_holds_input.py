@@ -34,7 +34,7 @@ def observe(rank, store, results):
         del x
         held = not reference.expired()
         done = c10d.wait_tensor(started)
-        deadline = time.monotonic() + 10  # gloo's thread drops its last reference a little after the wait
+        deadline = time.monotonic() + 60  # gloo's thread drops its last reference a little after the wait
         while not reference.expired() and time.monotonic() < deadline:
             time.sleep(0.01)
         seen[name] = held, not reference.expired(), done.untyped_storage()._cdata == started.untyped_storage()._cdata
