@@ -1,11 +1,14 @@
 """Start a script once for each process rank, and read the JSON that each writes to ``FOLDER/RANK.json``."""
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch.distributed as dist
@@ -46,3 +49,52 @@ def as_torchrun(world_size: int) -> Iterator[dict[str, str]]:
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": "0",
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Process ranks of a script that run together, with files in a folder of their own."""
+
+    folder: Path
+    world_size: int
+    more: tuple[str, ...] = ()
+    lost: tuple[int, ...] = ()
+    """Process ranks that come to harm: nobody waits for them, and they report nothing."""
+    wave: int = 0
+    """Jobs of one wave run at the same time, and those of the next one begin when they have ended."""
+
+
+def run_jobs(script: Path, jobs: Sequence[Job], *, timeout_s: float) -> list[list[dict]]:
+    """Run ``main(RANK, WORLD_SIZE, FOLDER, *MORE)`` of ``script`` for every process rank of every job.
+
+    There is one interpreter for each number of a process rank, as in a job on several machines; it imports the script once, and runs
+    each job in a fork (``start_rank``). Returns for each job what its process ranks report.
+    """
+    tests = Path(__file__).parent
+    paths = [str(tests), str(tests.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    for job in jobs:
+        job.folder.mkdir(parents=True, exist_ok=True)
+    told = json.dumps([asdict(job) | {"folder": str(job.folder)} for job in jobs])
+    starters = [
+        subprocess.Popen(
+            [sys.executable, str(tests / "start_rank.py"), str(script), str(rank), told], env=environment, start_new_session=True
+        )
+        for rank in range(max(job.world_size for job in jobs))
+    ]
+    try:
+        codes = [starter.wait(timeout=timeout_s) for starter in starters]
+    finally:
+        for starter in starters:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(starter.pid, signal.SIGKILL)  # its forks, too, also those that are stopped
+    logs = [log.read_text()[-2000:] for job in jobs for log in sorted(job.folder.glob("*.log"))]
+    assert codes == [0] * len(codes), "\n".join(logs)
+    ranks = [[rank for rank in range(job.world_size) if rank not in job.lost] for job in jobs]
+    return [[json.loads((job.folder / f"{r}.json").read_text()) for r in here] for job, here in zip(jobs, ranks, strict=True)]
+
+
+def run_sizes(script: Path, folder: Path, *, timeout_s: float, sizes: Sequence[int] = (2, 4)) -> dict[int, list[dict]]:
+    """Run ``script`` on jobs of 2 and of 4 processes; return what the process ranks of each size report."""
+    jobs = [Job(folder=folder / f"of_{size}", world_size=size) for size in sizes]
+    return dict(zip(sizes, run_jobs(script, jobs, timeout_s=timeout_s), strict=True))

@@ -9,8 +9,11 @@ from apsched.collectives import tensors_of
 c10d = torch.ops._c10d_functional
 
 
-def toy_step(group: str, world_size: int):
-    """Return a training step of stacked ``x = tanh(x @ W)``; each W has a shard in float32 and is gathered in bfloat16 or float32."""
+def toy_step(group: str, world_size: int, on_path: str | None = None):
+    """Return a training step of stacked ``x = tanh(x @ W)``; each W has a shard in float32 and is gathered in bfloat16 or float32.
+
+    ``on_path`` is the group of the sum between two matrix products, with the process ranks of ``group``.
+    """
 
     def wait(x):
         return c10d.wait_tensor(x)
@@ -22,7 +25,7 @@ def toy_step(group: str, world_size: int):
             whole = wait(c10d.all_gather_into_tensor(payload, world_size, group)).to(torch.float32)
             saved.append((x, whole))
             x = torch.tanh(x @ whole)
-        gradient = wait(c10d.all_reduce(x * scale, "sum", group))  # on the path of compute
+        gradient = wait(c10d.all_reduce(x * scale, "sum", on_path or group))  # on the path of compute
         loss = gradient.sum()
         for k, (before, whole) in reversed(list(enumerate(saved))):
             weight_gradient = before.t() @ gradient

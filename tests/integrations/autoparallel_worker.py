@@ -1,4 +1,4 @@
-"""One of four gloo processes that run graphs of several groups before and after the pass for AutoParallel; reports as JSON.
+"""One of several gloo processes that run graphs of several groups before and after the pass for AutoParallel; reports as JSON.
 
 usage: autoparallel_worker.py PROCESS_RANK WORLD_SIZE FOLDER
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.fx import GraphModule
+from toy_graphs import captured_function, toy_inputs, toy_step
 
 from apsched.collectives import group_name, is_collective
 from apsched.compiler.settings import Settings
@@ -22,7 +23,8 @@ from apsched.models.preset_capture import capture_built
 from apsched.models.training import run_step
 from apsched.passes.copies import copied
 
-MESHES = ("fsdp=2,tp=2", "replicate=2,fsdp=2")
+NUM_SHARDS = 4
+MESHES = {2: ("fsdp=2", "tp=2"), 4: ("fsdp=2,tp=2", "replicate=2,fsdp=2")}
 QUICK = Settings(budget=0.0, max_compute_move=0)
 
 
@@ -59,11 +61,31 @@ def run_case(mesh: str) -> dict[str, object]:
     }
 
 
+def two_groups(rank: int, world_size: int) -> dict[str, object]:
+    """A step with two groups of the same process ranks, one among the other, as with parameters and activations sharded alike."""
+    world, other = (dist.new_group(list(range(world_size))).group_name for _ in range(2))
+    inputs = toy_inputs(world_size, NUM_SHARDS, rank)
+    module = captured_function(toy_step(world, world_size, other), inputs, parameters=NUM_SHARDS).module
+    changed = copied(module)
+    aten_autobucketing_reordering_pass(changed.graph, Limits, settings=QUICK)
+    with torch.no_grad():
+        pairs = list(zip(module(*inputs), changed(*inputs), strict=True))
+    names = launches([module, changed])
+    return {
+        "groups": len({*names[0]}),
+        "launches": list(map(len, names)),
+        "order": names[1],
+        "unequal": [k for k, (a, b) in enumerate(pairs) if not torch.equal(a, b)],
+    }
+
+
 def main(rank: int, world_size: int, folder: Path) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), world_size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=400))
-    report = {mesh: run_case(mesh) for mesh in MESHES}
+    report = {mesh: run_case(mesh) for mesh in MESHES[world_size]}
+    if world_size == 2:
+        report["two groups"] = two_groups(rank, world_size)
     (folder / f"{rank}.json").write_text(json.dumps(report))
     dist.barrier()
     dist.destroy_process_group()

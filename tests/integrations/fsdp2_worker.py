@@ -1,4 +1,4 @@
-"""One of two gloo processes that train a model under ``fully_shard``, as torch has it and as a schedule says; reports as JSON.
+"""One of several gloo processes that train a model under ``fully_shard``, as torch has it and as a schedule says; reports as JSON.
 
 usage: fsdp2_worker.py PROCESS_RANK WORLD_SIZE FOLDER
 """
@@ -7,6 +7,7 @@ import json
 import sys
 from dataclasses import asdict
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -139,12 +140,18 @@ def in_schedule(problem: Problem, schedule: Schedule, kind: str) -> list[tuple[s
     return found
 
 
-def run_case(world_size: int, name: str, chosen: dict[str, Any]) -> dict[str, Any]:
-    chosen = dict(chosen)
-    built = built_model(world_size, reshard_after_forward=chosen.pop("reshard_after_forward", True))
+@cache
+def captured(world_size: int, reshard_after_forward: bool) -> tuple[tuple[torch.Tensor, ...], list[Problem]]:
+    """Return inputs of the model, and its forward and backward graph as problems."""
+    built = built_model(world_size, reshard_after_forward=reshard_after_forward)
     capture = capture_built(built)
     costs = ClusterCostModel(load_cluster("h100"), capture.group_ranks)
-    problems = [build_problem(export(graph, costs, group_ranks=capture.group_ranks)) for graph in capture.graphs]
+    return built.inputs, [build_problem(export(graph, costs, group_ranks=capture.group_ranks)) for graph in capture.graphs]
+
+
+def run_case(world_size: int, name: str, chosen: dict[str, Any]) -> dict[str, Any]:
+    chosen = dict(chosen)
+    inputs, problems = captured(world_size, chosen.pop("reshard_after_forward", True))
     model = eager_model(world_size)
     chosen |= {"max_compute_move": 0, "options": SolveOptions(budget=0.0)}
     results: list[Any] = [None, None]
@@ -152,7 +159,7 @@ def run_case(world_size: int, name: str, chosen: dict[str, Any]) -> dict[str, An
         results = [apsched.solve(p, plan=apsched.fsdp2_plan(model, p), **chosen) for p in problems]
     dist.broadcast_object_list(results, src=0)
     settings = apsched.apply_fsdp2(model, results)
-    losses, seen = trained(model, built.inputs, watched(model))
+    losses, seen = trained(model, inputs, watched(model))
     spine = {p.name: {node: k for k, node in enumerate(p.spine)} for p in problems}
     needs: dict[str, dict[str, int]] = {p.name: {} for p in problems}
     for p in problems:
@@ -177,7 +184,7 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=240))
     report: dict[str, Any] = {name: run_case(world_size, name, chosen) for name, chosen in CASES.items()}
     model = eager_model(world_size)
-    losses, seen = trained(model, built_model(world_size).inputs, watched(model))
+    losses, seen = trained(model, captured(world_size, True)[0], watched(model))
     report["untouched"] = {"losses": losses, "seen": seen}
     (folder / f"{rank}.json").write_text(json.dumps(report))
     dist.barrier()

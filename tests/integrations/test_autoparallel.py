@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import run_processes
+from processes import run_sizes
 from toy_graphs import capture_toy
 
 from apsched.capture.world import world
@@ -131,18 +131,20 @@ assert "autoparallel" not in sys.modules
 
 
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory) -> list[dict]:
-    return run_processes(Path(__file__).parent / "autoparallel_worker.py", tmp_path_factory.mktemp("autoparallel"), 4, timeout_s=500)
+def jobs(tmp_path_factory) -> dict[int, list[dict]]:
+    return run_sizes(Path(__file__).parent / "autoparallel_worker.py", tmp_path_factory.mktemp("autoparallel"), timeout_s=500)
 
 
-@pytest.mark.parametrize("mesh", ["fsdp=2,tp=2", "replicate=2,fsdp=2"])
+@pytest.mark.parametrize(
+    ("size", "mesh", "num_groups"), [(2, "fsdp=2", 1), (2, "tp=2", 1), (4, "fsdp=2,tp=2", 2), (4, "replicate=2,fsdp=2", 2)]
+)
 @pytest.mark.alone
-def test_graphs_of_several_groups_compute_the_same_bits(reports, mesh):
-    for report in reports:
+def test_graphs_compute_the_same_bits(jobs, size, mesh, num_groups):
+    for report in jobs[size]:
         found = report[mesh]
         assert found["unequal"] == []
         assert found["same loss"] is True
-        assert max(found["groups"]) == 2, "collectives of two groups, one among the other"
+        assert max(found["groups"]) == num_groups
         before, in_place = found["launches"]
         assert sum(in_place) < sum(before)
         assert found["same module"] == [True, True]
@@ -151,9 +153,21 @@ def test_graphs_of_several_groups_compute_the_same_bits(reports, mesh):
 
 
 @pytest.mark.alone
-def test_launches_are_the_same_on_every_process_rank(reports):
+def test_two_groups_of_the_same_process_ranks(jobs):
+    """Collectives of two groups on two processes, one among the other."""
+    found = [report["two groups"] for report in jobs[2]]
+    assert found[0] == found[1]
+    assert (found[0]["groups"], found[0]["unequal"]) == (2, [])
+    before, in_place = found[0]["launches"]
+    assert in_place < before
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.alone
+def test_launches_are_the_same_on_every_process_rank(jobs, size):
     """By place in the graph: names of groups differ between process ranks."""
-    for mesh in reports[0]:
+    reports = jobs[size]
+    for mesh in {*reports[0]} - {"two groups"}:
         shapes = set()
         for report in reports:
             order = report[mesh]["order"]

@@ -1,11 +1,11 @@
-"""A schedule as settings of eager FSDP2: two real processes gather in that order, with the same losses; what cannot be is refused."""
+"""A schedule as settings of eager FSDP2: real processes gather in that order, with the same losses; what cannot be is refused."""
 
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from processes import run_processes
+from processes import run_sizes
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp import fully_shard
@@ -33,8 +33,13 @@ CASES = ("free", "near", "kept")
 
 
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory) -> list[dict]:
-    return run_processes(Path(__file__).parent / "fsdp2_worker.py", tmp_path_factory.mktemp("fsdp2"), 2, timeout_s=400)
+def jobs(tmp_path_factory) -> dict[int, list[dict]]:
+    return run_sizes(Path(__file__).parent / "fsdp2_worker.py", tmp_path_factory.mktemp("fsdp2"), timeout_s=400)
+
+
+@pytest.fixture(params=[2, 4], ids="{} processes".format)
+def reports(jobs, request) -> list[dict]:
+    return jobs[request.param]
 
 
 def happened(events: list[str], what: str) -> list[tuple[str, list[str]]]:

@@ -1,4 +1,4 @@
-"""One of two gloo processes that run Transformers models: its own code, the captured graphs, the rewritten graphs; reports as JSON.
+"""One of several gloo processes that run Transformers models: its own code, the captured graphs, the rewritten graphs; reports as JSON.
 
 usage: hf_worker.py PROCESS_RANK WORLD_SIZE FOLDER
 """
@@ -33,8 +33,20 @@ from apsched.models.training import run_step
 from apsched.writeback.write_back import write_back
 
 SEQ_LEN = 32
-CASES = (("llama", "fsdp=2", "float32"), ("llama", "tp=2", "float32"), ("qwen3", "fsdp=2", "float32"), ("mixtral", "fsdp=2", "bfloat16"))
-"""Grouped matrix products can be traced in bfloat16 only."""
+CASES = {
+    2: (
+        ("llama", "fsdp=2", "float32", "float32"),
+        ("llama", "tp=2", "float32", "float32"),
+        ("qwen3", "fsdp=2", "float32", "float32"),
+        ("mixtral", "fsdp=2", "bfloat16", "float32"),
+    ),
+    4: (
+        ("llama", "fsdp=2,tp=2", "float32", "float32"),
+        ("qwen3", "fsdp=4", "float32", "float64"),
+        ("mixtral", "replicate=2,fsdp=2", "bfloat16", "float32"),
+    ),
+}
+"""Family, mesh, dtype of parameters and of reductions. Grouped matrix products can be traced in bfloat16 only."""
 Step = tuple[torch.Tensor, dict[str, torch.Tensor]]
 
 
@@ -53,17 +65,22 @@ def by_transformers(path: Path, built: BuiltModel) -> Step:
     loss = F.cross_entropy(logits, targets.flatten(), reduction="sum") / (targets.numel() * built.mesh.data_parallel_size)
     loss.backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-    if built.mesh.data_parallel_size > 1:
-        for tensor in (loss.detach(), *gradients.values()):
-            dist.all_reduce(tensor)
+    for tensor in (loss.detach(), *gradients.values()):
+        summed(built, tensor)
     return loss.detach(), gradients
+
+
+def summed(built: BuiltModel, tensor: torch.Tensor) -> None:
+    """Sum a tensor over process ranks with other data; those of one tensor-parallel group have the same."""
+    if built.mesh.data_parallel_size > 1:
+        dist.all_reduce(tensor)
+        tensor /= dist.get_world_size() // built.mesh.data_parallel_size
 
 
 def whole(built: BuiltModel, step: Step) -> Step:
     """Return loss and gradients as one process would have them."""
     loss, gradients = step[0].clone(), {}
-    if built.mesh.data_parallel_size > 1:
-        dist.all_reduce(loss)
+    summed(built, loss)
     for name, parameter in built.module.named_parameters():
         assert isinstance(parameter, DTensor)
         mesh, placements = parameter.device_mesh, parameter.placements
@@ -77,9 +94,9 @@ def layer_of(parameter: str) -> str:
     return re.match(r"model\.layers\.\d+|.*\.", parameter).group()
 
 
-def run_case(folder: Path, name: str, mesh: str, dtype: str) -> dict[str, object]:
+def run_case(folder: Path, name: str, mesh: str, dtype: str, reduce_dtype: str) -> dict[str, object]:
     path = written(folder, name, num_hidden_layers=1)
-    options = ModelOptions(param_dtype=getattr(torch, dtype), reduce_dtype=torch.float32)
+    options = ModelOptions(param_dtype=getattr(torch, dtype), reduce_dtype=getattr(torch, reduce_dtype))
     built = build_from_config(path, mesh=MeshSpec.parse(mesh), seq_len=SEQ_LEN, options=options, materialize=True)
     capture = capture_built(built)
     costs = ClusterCostModel(load_cluster("h100"), capture.group_ranks)
@@ -109,7 +126,7 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=240))
     own = folder / f"configs{rank}"
     own.mkdir()
-    report = {f"{name} {mesh}": run_case(own, name, mesh, dtype) for name, mesh, dtype in CASES}
+    report = {f"{name} {mesh}": run_case(own, name, mesh, *dtypes) for name, mesh, *dtypes in CASES[world_size]}
     (folder / f"{rank}.json").write_text(json.dumps(report))
     dist.barrier()
     dist.destroy_process_group()

@@ -3,20 +3,15 @@
 usage: eager_worker.py PROCESS_RANK WORLD_SIZE FOLDER
 """
 
-import hashlib
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
-from torch.distributed.tensor import DTensor
+from eager_fsdp2 import bits, digest, fully_sharded, shards_of, trained_eagerly
 from torch.fx import GraphModule
 
 from apsched.build_problem import build_problem
@@ -50,18 +45,6 @@ def built_model(world_size: int) -> BuiltModel:
     return build("llama3-debug", mesh=MeshSpec(fsdp=world_size), seq_len=SEQ_LEN, options=options, materialize=True)
 
 
-def digest(shards: Mapping[str, torch.Tensor]) -> str:
-    """Return a hash of the bits of all weights, in order of registration."""
-    result = hashlib.sha256()
-    for name, shard in shards.items():
-        result.update(name.encode() + shard.detach().contiguous().numpy().tobytes())
-    return result.hexdigest()
-
-
-def shards_of(module: nn.Module) -> dict[str, torch.Tensor]:
-    return {n: p.detach().to_local() if isinstance(p, DTensor) else p.detach() for n, p in module.named_parameters()}
-
-
 class Sent(torch.fx.Interpreter):
     """Runs a graph and keeps a hash of each buffer that goes into a reduce-scatter, in the order of launches."""
 
@@ -73,10 +56,6 @@ class Sent(torch.fx.Interpreter):
         if "reduce_scatter_tensor" in str(n.target):
             self.hashes.append(bits(self.fetch_args_kwargs_from_env(n)[0][0]))
         return super().run_node(n)
-
-
-def bits(tensor: torch.Tensor) -> str:
-    return hashlib.sha256(tensor.detach().contiguous().numpy().tobytes()).hexdigest()
 
 
 def eager(
@@ -94,32 +73,7 @@ def eager(
     model.load_state_dict(whole)
     for table in (child for child in model.modules() if isinstance(child, RotaryTable)):
         table.fill(torch.device("cpu"))
-    for block in model.layers:
-        fully_shard(block)
-    fully_shard(model)
-    units = [child for child in model.modules() if isinstance(child, FSDPModule)]
-    for unit in units:
-        unit.set_gradient_divide_factor(1.0)
-        unit.set_force_sum_reduction_for_comms(True)
-    found: list[str] = []
-    sent: list[str] = []
-
-    class Watched(DefaultReduceScatter):
-        def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            if not found:
-                sent.append(bits(input_tensor))
-            return super().__call__(output_tensor, input_tensor, *args, **kwargs)
-
-    for unit in units:
-        unit.set_custom_reduce_scatter(Watched())
-    for _ in range(num_steps):
-        model(*inputs).backward()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.to_local().sub_(parameter.grad.to_local(), alpha=RATE)
-                parameter.grad = None
-        found.append(digest(shards_of(model)))
-    return found, sent
+    return trained_eagerly(fully_sharded(model, model.layers), inputs, num_steps, RATE)
 
 
 def graphs_of(built: BuiltModel, *, bitwise: bool) -> list[GraphModule]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from processes import run_processes
+from processes import run_sizes
 
 import apsched
 from apsched.errors import InputError
@@ -18,8 +18,14 @@ from apsched.integrations import torchtitan as integration
 
 
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory) -> list[dict]:
-    return run_processes(Path(__file__).parent / "titan_worker.py", tmp_path_factory.mktemp("titan"), 2, timeout_s=500)
+def jobs(tmp_path_factory) -> dict[int, list[dict]]:
+    """FSDP on two processes; on four HSDP."""
+    return run_sizes(Path(__file__).parent / "titan_worker.py", tmp_path_factory.mktemp("titan"), timeout_s=500)
+
+
+@pytest.fixture(params=[2, 4], ids="{} processes".format)
+def reports(jobs, request) -> list[dict]:
+    return jobs[request.param]
 
 
 def test_losses_and_weights_are_those_of_the_untouched_graph(reports):
@@ -37,7 +43,8 @@ def test_both_directions_are_scheduled_under_the_names_of_the_state(reports):
     for report in reports:
         found = report["free"]
         assert found["named"] is True
-        assert found["directions"] == ["backward all_gather", "backward reduce_scatter", "forward all_gather"]
+        replicas = {"backward all_reduce"} if len(reports) == 4 else set()
+        assert {*found["directions"]} == {"backward all_gather", "backward reduce_scatter", "forward all_gather", *replicas}
         state = found["state"]
         assert {name for _, names in found["buckets"] for name in names} <= set(state)
 

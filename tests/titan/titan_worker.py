@@ -1,4 +1,4 @@
-"""One of two gloo processes that train TorchTitan's debug model through its graph trainer, with and without apsched; reports as JSON.
+"""One of several gloo processes that train TorchTitan's debug model through its graph trainer, with and without apsched; reports as JSON.
 
 usage: titan_worker.py PROCESS_RANK WORLD_SIZE FOLDER
 
@@ -44,8 +44,11 @@ def sharded_model(config: Any, world_size: int) -> torch.nn.Module:
     model = config.build()
     model.init_states()
     annotate_module_fqns(model)
-    mesh = init_device_mesh("cpu", (world_size,), mesh_dim_names=("fsdp",))
-    return data_parallel(model, mesh, "fully_shard", MixedPrecisionPolicy(torch.float32, torch.float32))
+    policy = MixedPrecisionPolicy(torch.float32, torch.float32)
+    if world_size == 2:
+        return data_parallel(model, init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",)), "fully_shard", policy)
+    mesh = init_device_mesh("cpu", (world_size // 2, 2), mesh_dim_names=("dp_replicate", "fsdp"))
+    return data_parallel(model, mesh, "hybrid_shard", policy)  # every sum is one of two values, which has one order
 
 
 @register_memory_policy("saving attention on the CPU")
