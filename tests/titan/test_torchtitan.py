@@ -28,6 +28,7 @@ def reports(jobs, request) -> list[dict]:
     return jobs[request.param]
 
 
+@pytest.mark.alone
 def test_losses_and_weights_are_those_of_the_untouched_graph(reports):
     """Bit for bit: sums of two values have one order only."""
     for report in reports:
@@ -39,6 +40,7 @@ def test_losses_and_weights_are_those_of_the_untouched_graph(reports):
             assert report[case]["exact"] is True
 
 
+@pytest.mark.alone
 def test_both_directions_are_scheduled_under_the_names_of_the_state(reports):
     for report in reports:
         found = report["free"]
@@ -49,6 +51,7 @@ def test_both_directions_are_scheduled_under_the_names_of_the_state(reports):
         assert {name for _, names in found["buckets"] for name in names} <= set(state)
 
 
+@pytest.mark.alone
 def test_bitwise_payload_order_is_that_of_the_state(reports):
     """A reduce-scatter for each block and one for the rest, each in the order in which the state names its parameters."""
     for report in reports:
