@@ -6,6 +6,7 @@ from apsched.graph.dag import NodeKind
 from apsched.problem import Problem
 from apsched.schedule import Bucket, Schedule, Step, StepKind
 from apsched.solver.compact import ALL_GATHER, Compact
+from apsched.solver.emitter import Emitter
 from apsched.solver.evaluate import COPY_OUT, FIRE, LAUNCH, PREPARE, SPINE, WAIT, Program
 from apsched.solver.partition import Members
 
@@ -15,18 +16,15 @@ def expand(problem: Problem, compact: Compact, program: Program) -> Schedule:
     return _Expansion(problem, compact, program).schedule()
 
 
-class _Expansion:
+class _Expansion(Emitter):
     def __init__(self, problem: Problem, compact: Compact, program: Program) -> None:
-        self.problem, self.compact, self.program = problem, compact, program
+        moved = {*problem.spine, *problem.travels, *problem.collective_of_node}
+        super().__init__(problem, [i not in moved and problem.kinds[i] is not NodeKind.OUTPUT for i in range(problem.num_nodes)])
+        self.compact, self.program = compact, program
         groups = program.partition.buckets
         self.bucket_index = {b: i for i, b in enumerate(b for b, members in enumerate(groups) if len(members) > 1)}
         self.flat = program.partition.flat.tolist()
         self.members = groups
-        self.waiting_for = [len(before) for before in problem.predecessors]
-        moved = {*problem.spine, *problem.travels, *problem.collective_of_node}
-        self.follows = [i not in moved and problem.kinds[i] is not NodeKind.OUTPUT for i in range(problem.num_nodes)]
-        self.ready: list[int] = []
-        self.steps: list[Step] = []
 
     def schedule(self) -> Schedule:
         problem = self.problem
@@ -104,17 +102,3 @@ class _Expansion:
         for node in self.problem.collectives[c].epilogue:
             self._emit(node)
             self._release()
-
-    def _emit(self, node: int) -> None:
-        self.steps.append(Step(StepKind.NODE, node))
-        self._done(node)
-
-    def _done(self, node: int) -> None:
-        for after in self.problem.successors[node]:
-            self.waiting_for[after] -= 1
-            if not self.waiting_for[after] and self.follows[after]:
-                heapq.heappush(self.ready, after)
-
-    def _release(self) -> None:
-        while self.ready:
-            self._emit(heapq.heappop(self.ready))

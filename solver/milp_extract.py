@@ -1,30 +1,28 @@
 """Order of events -> Schedule: what runs of itself, the views and the epilogues, comes as soon as it can, smallest node first."""
 
-import heapq
 from collections.abc import Sequence
 
 from apsched.graph.dag import NodeKind
 from apsched.problem import Problem
 from apsched.schedule import Bucket, Schedule, Step, StepKind
+from apsched.solver.emitter import Emitter
 from apsched.solver.milp_events import Events
 
 
 def schedule_of(events: Events, buckets: Sequence[tuple[int, ...]], position: Sequence[int]) -> Schedule:
     """Return the schedule with ``buckets`` (two or more members each) and events at ``position``: equal where they are one."""
-    return _Emitter(events, tuple(sorted(buckets))).schedule(position)
+    return _Extraction(events, tuple(sorted(buckets))).schedule(position)
 
 
-class _Emitter:
+class _Extraction(Emitter):
     def __init__(self, events: Events, buckets: tuple[tuple[int, ...], ...]) -> None:
-        self.events, self.problem, self.buckets = events, events.problem, buckets
+        problem = events.problem
+        decided = {*problem.spine, *problem.collective_of_node, *(n for c in problem.collectives for n in c.prologue)}
+        follows = [node not in decided and kind is not NodeKind.OUTPUT for node, kind in enumerate(problem.kinds)]
+        super().__init__(problem, follows)  # inputs, views and epilogues
+        self.events, self.buckets = events, buckets
         self.bucket_of = {c: b for b, members in enumerate(buckets) for c in members}
-        self.waiting_for = [len(before) for before in self.problem.predecessors]
-        decided = {*self.problem.spine, *self.problem.collective_of_node, *(n for c in self.problem.collectives for n in c.prologue)}
-        self.of_itself = [
-            node not in decided and kind is not NodeKind.OUTPUT for node, kind in enumerate(self.problem.kinds)
-        ]  # inputs, views and epilogues
-        self.ready = [n for n in range(self.problem.num_nodes) if self.of_itself[n] and not self.waiting_for[n]]
-        self.steps: list[Step] = []
+        self.ready = [n for n in range(problem.num_nodes) if follows[n] and not self.waiting_for[n]]
 
     def schedule(self, position: Sequence[int]) -> Schedule:
         inputs = [node for node in self.ready if self.problem.kinds[node] is NodeKind.INPUT]
@@ -89,20 +87,6 @@ class _Emitter:
         for node in sorted(node for m in collectives for node in m.prologue if not (several and node in m.cast)):
             self._emit(node)
             self._release()
-
-    def _emit(self, node: int) -> None:
-        self.steps.append(Step(StepKind.NODE, node))
-        self._done(node)
-
-    def _done(self, node: int) -> None:
-        for after in self.problem.successors[node]:
-            self.waiting_for[after] -= 1
-            if not self.waiting_for[after] and self.of_itself[after]:
-                heapq.heappush(self.ready, after)
-
-    def _release(self) -> None:
-        while self.ready:
-            self._emit(heapq.heappop(self.ready))
 
 
 def sequential_ticks(problem: Problem) -> int:

@@ -60,7 +60,7 @@ def test_no_file_is_too_long() -> None:
 
 def test_what_starts_processes_or_goes_by_the_clock_is_marked() -> None:
     """``.ci/run`` runs the others side by side."""
-    starts = r"run_(processes|sizes|jobs)\(|Popen\(|Thread\(|LocalCluster|sync_playwright"
+    starts = r"run_(processes|sizes|jobs)\(|mp\.spawn|Popen\(|Thread\(|LocalCluster|sync_playwright"
     alone = re.compile(starts + r"|perf_counter|process_time|monotonic\(|\bsleep\(")
     files = [file for file in (ROOT / "tests").rglob("test_*.py") if "titan" not in file.parts]
     assert [str(f) for f in files if alone.search(text := f.read_text()) and "pytest.mark.alone" not in text] == []

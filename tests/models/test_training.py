@@ -43,6 +43,7 @@ def _compare(rank: int, size: int, store: str, cases: list[tuple[str, str, str]]
     dist.destroy_process_group()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     "cases",
     [
