@@ -1,9 +1,11 @@
 """networkx DAG -> Problem: round to ticks and allocated bytes, name the keys, find what travels with a collective."""
 
+from dataclasses import replace
+
 import networkx as nx
 
 from apsched.graph.curve_names import coalesced_curve_name, launch_curve_name
-from apsched.graph.dag import CollectiveRecord, NodeKind, NodeRecord, StorageRecord
+from apsched.graph.dag import CollectiveRecord, KernelCut, NodeKind, NodeRecord, StorageRecord
 from apsched.graph.identity import graph_hash
 from apsched.price_curve import PriceCurve
 from apsched.problem import Collective, Key, Problem, Storage, check_problem
@@ -38,8 +40,16 @@ def build_problem(dag: nx.DiGraph) -> Problem:
         copy_price=dag.graph["curves"]["copy"],
         kernels=tuple(r.kernel for r in records),
     )
+    problem = replace(problem, cuts=tuple(cut for cut in dag.graph.get("cuts", ()) if _may_be_cut(problem, cut)))
     check_problem(problem)
     return problem
+
+
+def _may_be_cut(problem: Problem, cut: KernelCut) -> bool:
+    """Whether it is between neighbours among the compute nodes (others may be apart as captured), and changes nothing that travels."""
+    spine, places = problem.captured_spine, problem.captured_places
+    at = places.get(cut.node, 0)
+    return at > 0 and problem.kernels[spine[at - 1]] == problem.kernels[cut.node] and all(node in places for node in cut.nodes)
 
 
 def _keys(starts: list[NodeRecord], streams: tuple[str, ...], curves: dict[str, PriceCurve]) -> tuple[tuple[Key, ...], dict[int, int]]:

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from apsched.contention import Contention
 from apsched.errors import InputError
-from apsched.graph.dag import NodeKind
+from apsched.graph.dag import KernelCut, NodeKind
 from apsched.price_curve import PriceCurve
 from apsched.restriction import UNRESTRICTED, Restriction
 
@@ -119,6 +119,8 @@ class Problem:
     """Bytes copied -> ticks on the compute stream, of a copy-in or a copy-out."""
     kernels: tuple[int, ...] = ()
     """For each node the first of those that a compiler makes one kernel of, -1 for none; empty where nobody knows."""
+    cuts: tuple[KernelCut, ...] = ()
+    """Where kernels may be cut, and the price (:mod:`apsched.kernel_cuts`)."""
     compute_order: tuple[int, ...] = ()
     """The compute nodes that do not travel, in the order that the solver looks at; empty for that as captured."""
     rules: tuple[str, ...] = ()
@@ -152,6 +154,11 @@ class Problem:
     def captured_spine(self) -> tuple[int, ...]:
         """Compute nodes that do not travel, as captured."""
         return tuple(i for i, kind in enumerate(self.kinds) if kind is NodeKind.COMPUTE and i not in self.travels)
+
+    @cached_property
+    def captured_places(self) -> dict[int, int]:
+        """Node -> its place in the spine as captured."""
+        return {node: place for place, node in enumerate(self.captured_spine)}
 
     @cached_property
     def successors(self) -> tuple[tuple[int, ...], ...]:
@@ -213,6 +220,8 @@ def check_problem(problem: Problem) -> None:
         _require(-1 <= storage.birth < n, f"storage {s} is allocated by node {storage.birth}, which does not exist")
         _require(_ascending(storage.uses) and all(0 <= u < n for u in storage.uses), f"storage {s}: uses must be nodes in ascending order")
         _require(storage.birth < 0 or storage.uses[:1] == (storage.birth,), f"storage {s}: the first use must be its birth")
+    for cut in problem.cuts:
+        _check_cut(problem, cut)
     for c in problem.collectives:
         _check_collective(problem, c)
         _check_cast(problem, c)
@@ -225,6 +234,21 @@ def check_problem(problem: Problem) -> None:
             kind not in (NodeKind.START, NodeKind.WAIT) or node in belong,
             f"node {problem.node_names[node]}: a {kind} node must belong to a collective",
         )
+
+
+def _check_cut(problem: Problem, cut: KernelCut) -> None:
+    spine, places, kernels = problem.captured_spine, problem.captured_places, problem.kernels
+    at = places.get(cut.node, 0)
+    _require(
+        len(kernels) == problem.num_nodes and at > 0 and kernels[spine[at - 1]] == kernels[cut.node] >= 0,
+        f"a kernel is cut between two compute nodes of it that follow each other; node {cut.node} is not the second of such",
+    )
+    _require(
+        len(cut.nodes) == len(cut.extra_ticks)
+        and all(kernels[node] == kernels[cut.node] and node in places for node in cut.nodes)
+        and all(ticks > 0 for ticks in cut.extra_ticks),
+        f"node {problem.node_names[cut.node]}: a cut makes compute nodes of its kernel slower",
+    )
 
 
 def _check_collective(problem: Problem, c: Collective) -> None:

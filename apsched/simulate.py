@@ -3,6 +3,7 @@
     t_k   = max(t_{k-1}, max over waits w just before k of end(w)) + d_k
     end_c = max(t at the point of launch, end of the collective before c on its stream) + T_c
 
+Nodes of a kernel that the order cuts take longer (:mod:`apsched.kernel_cuts`).
 Where the problem has contention (:mod:`apsched.contention`), durations grow with what else runs (:class:`apsched.clocks.SharedClock`).
 
 Memory follows the order, not the clock: live bytes at a step are those of all storages born at or before it whose last use
@@ -15,6 +16,7 @@ from itertools import accumulate
 
 from apsched.clocks import Clock, FreeClock, SharedClock
 from apsched.graph.dag import NodeKind
+from apsched.kernel_cuts import cuts_made, extra_ticks
 from apsched.memory import live_bytes
 from apsched.problem import Problem
 from apsched.schedule import Bucket, Schedule, Step, StepKind
@@ -80,6 +82,7 @@ def simulate(problem: Problem, schedule: Schedule) -> Timeline:
     transfers: list[tuple[tuple[int, ...], int, int, bool, int]] = []
     transfer_of: dict[tuple[int, ...], int] = {}
     wait_step: dict[int, int] = {}
+    extra = extra_ticks(cuts_made(problem, schedule))
     for k, step in enumerate(schedule.steps):
         begin.append(clock.now)
         if (members := launched_by.get(k)) is not None:
@@ -95,7 +98,8 @@ def simulate(problem: Problem, schedule: Schedule) -> Timeline:
             wait_step[index] = k
             clock.wait(index)
         else:
-            clock.run(_work_ticks(problem, schedule, step))
+            longer = extra.get(step.index, 0) if step.kind is StepKind.NODE else 0
+            clock.run(_work_ticks(problem, schedule, step) + longer)
         end.append(clock.now)
     t = clock.now
     stalled = sum(end[k] - begin[k] for k in waited_by)

@@ -14,6 +14,7 @@ from apsched.solver.any_order import without_places
 from apsched.solver.baselines import baselines
 from apsched.solver.bounds import TimeBound, step_time_bound
 from apsched.solver.compact import ALL_GATHER, Compact, Ints, compact
+from apsched.solver.cut_to_fit import Fitting, cut_to_fit
 from apsched.solver.evaluate import evaluate
 from apsched.solver.expand import expand
 from apsched.solver.explain import explain
@@ -21,7 +22,7 @@ from apsched.solver.floor import just_in_time
 from apsched.solver.forms import without_copies
 from apsched.solver.late_waits import late_waits
 from apsched.solver.later_bounds import later_bounds
-from apsched.solver.least_memory import LeastMemory, is_small, least_memory_with
+from apsched.solver.least_memory import is_small, least_memory_with
 from apsched.solver.lp_bound import lp_bound
 from apsched.solver.move_compute import ComputeMover, Moved
 from apsched.solver.moving_bound import moving_bound
@@ -83,6 +84,7 @@ def solve(
     made = baselines(problem, small, caps)
     report("baselines", min((b.step_time_ticks for b in made if b.fits), default=-1))
     floor = least_memory_with(problem, small, mover, caps, options)
+    fitting = cut_to_fit(Fitting(problem=problem, compact=small, mover=mover, floor=floor), caps, options)
     free = _without_contention(problem, caps, options) if problem.contention is not None else None
     given = score(problem, "start", start, caps) if start is not None and not verify(problem, start, caps) else None
     if given is not None and given.step_time_ticks <= _good_enough(bound, options):
@@ -90,9 +92,11 @@ def solve(
         limit_ticks = slack_limit(time, options, made)
         answer = Answer(schedule=given.schedule, bound=bound, solved_by="start", fastest_ticks=time, limit_ticks=limit_ticks)
     elif is_small(problem) and problem.contention is None:
-        answer = solve_whole(problem, small, mover, caps, options, bound, made, floor, report)
+        answer = solve_whole(fitting, caps, options, bound, made, report)
     else:
-        answer = _solve_by_search(problem, small, mover, caps, options, bound, made, floor, report, free)
+        answer = _solve_by_search(fitting, caps, options, bound, made, report, free)
+    if fitting.problem is not problem:  # where kernels are whole, compute is faster: only bounds for all orders hold
+        answer = replace(answer, bound=bound, peak_bound_bytes=0, launches_bound=0)
     scored = score(problem, "apsched", answer.schedule, caps) if answer.schedule is not None else None
     if free is not None and (scored is None or not scored.fits or free.step_time_ticks < answer.fastest_ticks):
         scored, answer = free, replace(answer, solved_by=f"{answer.solved_by} without contention", fastest_ticks=free.step_time_ticks)
@@ -112,7 +116,7 @@ def solve(
             launches_bound=0,
             solved_by=answer.solved_by,
             deterministic_work=answer.deterministic_work,
-            infeasibility=explain(problem, small, caps, options),
+            infeasibility=explain(fitting.problem, fitting.compact, caps, options),
         )
     limit = max(answer.bound.ticks, 0)
     places = small if mover is None else without_places(small)
@@ -158,14 +162,11 @@ def best_bound(problem: Problem, small: Compact, caps: Caps) -> TimeBound:
 
 
 def _solve_by_search(
-    problem: Problem,
-    small: Compact,
-    mover: ComputeMover | None,
+    at: Fitting,
     caps: Caps,
     options: SolveOptions,
     bound: TimeBound,
     made: tuple[Scored, ...],
-    floor: LeastMemory,
     report: Callable[[str, int], None],
     like: Scored | None,
 ) -> Answer:
@@ -173,6 +174,7 @@ def _solve_by_search(
 
     The buckets of ``like`` are tried, too.
     """
+    problem, small, mover, floor = at.problem, at.compact, at.mover, at.floor
     evaluations = max(1, int(options.budget * _EVALUATIONS_PER_WORK))
     first = evaluations if mover is None else max(1, evaluations // _SHARE_AS_CAPTURED)
     search = Search(problem=problem, compact=small, caps=caps, report=report, max_evaluations=first, floor_bytes=floor.peak_bytes)

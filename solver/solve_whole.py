@@ -11,12 +11,13 @@ from apsched.score import score
 from apsched.solver.bounds import TimeBound
 from apsched.solver.compact import Compact, Ints
 from apsched.solver.cpsat import Exact, ExactModel
+from apsched.solver.cut_to_fit import Fitting
 from apsched.solver.evaluate import Program, evaluate
 from apsched.solver.expand import expand
 from apsched.solver.floor import just_in_time
 from apsched.solver.late_waits import late_waits
-from apsched.solver.least_memory import LeastMemory, horizon_ticks
-from apsched.solver.move_compute import ComputeMover, Moved
+from apsched.solver.least_memory import horizon_ticks
+from apsched.solver.move_compute import Moved
 from apsched.solver.orders import Orders
 from apsched.solver.search import Search
 
@@ -59,17 +60,15 @@ class Answer:
 
 
 def solve_whole(
-    problem: Problem,
-    small: Compact,
-    mover: ComputeMover | None,
+    at: Fitting,
     caps: Caps,
     options: SolveOptions,
     bound: TimeBound,
     made: tuple[Scored, ...],
-    floor: LeastMemory,
     report: Callable[[str, int], None],
 ) -> Answer:
     """Small problems: the whole formulation; where compute may move, as captured first, and then with its order to be decided."""
+    problem, small, mover, floor = at.problem, at.compact, at.mover, at.floor
     search = Search(problem=problem, compact=small, caps=caps, report=report, max_evaluations=2_000, floor_bytes=floor.peak_bytes)
     search.portfolio()
     start = search.program() if search.best is not None else _if_within(floor.as_captured, small, caps)

@@ -7,12 +7,14 @@ strategies hand the first and the last one that hypothesis controls, so that a f
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from by_hand import ByHand, line
 from draft import Draft, Tensor
 from hypothesis import strategies as st
 
 from apsched.config import Caps
+from apsched.graph.dag import KernelCut
 from apsched.price_curve import PriceCurve
 from apsched.problem import Key, Problem
 from apsched.schedule import as_captured
@@ -164,6 +166,17 @@ def with_kernels(problem: Problem, seed: int) -> Problem:
             for node in run:
                 kernels[node] = run[0]
     return replace(problem, kernels=tuple(kernels))
+
+
+def with_cuts(problem: Problem, seed: int) -> Problem:
+    """Return ``problem``, whose kernels are those of ``with_kernels``, with a price on every cut of them."""
+    rng, spine, kernels = random.Random(seed), problem.captured_spine, problem.kernels
+    cuts = [
+        KernelCut(node=node, nodes=(rng.choice((before, node)),), extra_ticks=(rng.randint(1, 4),))
+        for before, node in pairwise(spine)
+        if kernels[node] >= 0 and kernels[node] == kernels[before]
+    ]
+    return replace(problem, cuts=tuple(cuts))
 
 
 def _plan_gather(draft: Draft, num_spine: int, shard: Tensor, further: bool, at: dict[int, list[Callable[[], None]]]) -> None:

@@ -1,11 +1,12 @@
 """Guards a cost model that a user hands in: a price that is no number is an error which names the node."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
-from apsched.costs.model import CostModel, coalesced_member_us
+from apsched.costs.model import CostModel, coalesced_member_us, cut_us
 from apsched.errors import InputError
 from apsched.group_names import first_name
 
@@ -28,6 +29,13 @@ class _CheckedCostModel:
         price_us = coalesced_member_us(self.cost_model, kind, first_name(group_name), group_size)
         what = f"coalesced_member_us of {kind} on group {group_name!r} ({group_size} ranks)"
         return None if price_us is None else _checked_us(price_us, what)
+
+    def cut_us(self, graph: torch.fx.Graph) -> Mapping[torch.fx.Node, Mapping[torch.fx.Node, float]]:
+        """Return what nodes of a kernel take where it is cut, checked."""
+        return {
+            first: {node: _checked_us(price, f"cut_us before {first.name!r}, node {node.name!r}") for node, price in times.items()}
+            for first, times in cut_us(self.cost_model, graph).items()
+        }
 
     def cost_source(self, node: torch.fx.Node) -> str:
         """Return where the price of the node comes from; ``model`` where the user's model does not say."""

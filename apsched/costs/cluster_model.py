@@ -51,6 +51,10 @@ class ClusterCostModel:
         """Return what each member adds to a coalesced launch; ``None`` where the cluster does not say."""
         return self.cluster.coalesced_member_us
 
+    def cut_us(self, graph: torch.fx.Graph) -> dict[torch.fx.Node, dict[torch.fx.Node, float]]:
+        """Return what nodes of a kernel take where it is cut, by the node before which it is (see the protocol)."""
+        return self._roofline.cut_us(graph)
+
     def cost_source(self, node: torch.fx.Node) -> str:
         """Return ``free`` for a node that takes no time, else ``formula``: where :meth:`compute_us` comes from."""
         return "formula" if self.compute_us(node) else "free"

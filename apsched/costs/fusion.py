@@ -8,9 +8,14 @@ Two written nodes are in one kernel if they run over as many elements, as many m
 behind the other, and either one reads what the other wrote, or both read the same value and have results of one size. A kernel reads each
 value from outside once, writes what is needed outside once, and has one floor. Nodes in place, random ones, and copies into or out of a
 bucket stay alone. All of this follows from what depends on what, not from the order, so that a schedule changes no price.
+
+But a schedule may *cut* a kernel: run other work between its nodes before and from some node on. Then the nodes from there on carry a
+mark, and nodes with different marks are in different kernels. What passes from one to the other is written and read, what both read is
+read twice, and each has a floor.
 """
 
-from collections import Counter
+from collections import ChainMap, Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -43,6 +48,8 @@ _NOT_READ = {"aten::nll_loss_backward": "self"}
 _REDUCTIONS = frozenset(
     {"aten::sum", "aten::mean", "aten::amax", "aten::amin", "aten::var", "aten::var_mean", "aten::prod", "aten::logsumexp"}
 )
+PIECE = "apsched_piece"
+"""Key in a node's ``meta``: which piece of a kernel that was cut it is in; the empty string where there is none."""
 _MAX_INLINED_READS = 4  # torch/_inductor/config.py: realize_reads_threshold
 
 
@@ -64,17 +71,56 @@ class _Fusion:
     """Most products and waits on a way to the node."""
     fusible: list[torch.fx.Node]
     """By the fusible nodes on a way to them, then by name."""
-    written: list[torch.fx.Node]
-    """Those of ``fusible`` that are not inlined."""
+    place: dict[torch.fx.Node, int]
+    """In ``fusible``."""
     reads: dict[torch.fx.Node, dict[torch.fx.Node, None]]
     """For each fusible node the tensors that it reads: results of written and of other nodes, or views of them, in order."""
     kernel: dict[torch.fx.Node, torch.fx.Node]
-    """For each written node the one that names its kernel."""
+    """For each written node, which is a fusible one that is not inlined, the one that names its kernel."""
 
 
 def fused_kernels(graph: torch.fx.Graph) -> list[list[torch.fx.Node]]:
     """Return the nodes of every kernel of two or more, each in graph order; an inlined node is in the first that needs it."""
+    return _kernels(graph, _fuse(graph))
+
+
+def fused_shares(graph: torch.fx.Graph) -> dict[torch.fx.Node, Share]:
+    """Return the share of every fusible node that is in a kernel with another, inlined ones among them; the rest is priced alone."""
     fusion = _fuse(graph)
+    return _shares(fusion, fusion.fusible, fusion.kernel)
+
+
+def shares_if_cut(graph: torch.fx.Graph) -> dict[torch.fx.Node, dict[torch.fx.Node, Share | None]]:
+    """Return for each node before which its kernel may be cut the shares that written nodes then have; ``None``: priced alone.
+
+    No node costs less than in the whole kernel: what it reads first there it reads first in its piece, what is needed outside of the
+    kernel is needed outside of the piece, and the first node of the kernel is the first of a piece.
+    """
+    fusion = _fuse(graph)
+    cuts: dict[torch.fx.Node, dict[torch.fx.Node, Share | None]] = {}
+    for nodes in _kernels(graph, fusion):
+        written = [node for node in nodes if node in fusion.kernel]
+        in_depth = sorted(written, key=fusion.place.__getitem__)
+        known: dict[int, dict[torch.fx.Node, Share | None]] = {}
+        num_before = 0
+        for node in nodes:
+            if 0 < num_before < len(written):
+                if num_before not in known:
+                    known[num_before] = _shares_in_two(fusion, in_depth, frozenset(written[num_before:]))
+                cuts[node] = known[num_before]
+            num_before += node in fusion.kernel
+    return cuts
+
+
+def _shares_in_two(fusion: _Fusion, written: list[torch.fx.Node], later: frozenset[torch.fx.Node]) -> dict[torch.fx.Node, Share | None]:
+    """Return the shares of the ``written`` nodes of one kernel where ``later`` ones are apart from the others."""
+    parent = {node: node for node in written}
+    _join(fusion, written, parent, lambda node: node in later)
+    shares = _shares(fusion, written, ChainMap(parent, fusion.kernel))
+    return {node: shares.get(node) for node in written}
+
+
+def _kernels(graph: torch.fx.Graph, fusion: _Fusion) -> list[list[torch.fx.Node]]:
     rank = {node: k for k, node in enumerate(graph.nodes)}
     kernel_of = dict(fusion.kernel)
     for node in reversed(fusion.fusible):
@@ -90,16 +136,16 @@ def fused_kernels(graph: torch.fx.Graph) -> list[list[torch.fx.Node]]:
     return sorted(ordered, key=lambda nodes: rank[nodes[0]])
 
 
-def fused_shares(graph: torch.fx.Graph) -> dict[torch.fx.Node, Share]:
-    """Return the share of every fusible node that is in a kernel with another, inlined ones among them; the rest is priced alone."""
-    fusion = _fuse(graph)
-    sizes = Counter(fusion.kernel.values())
+def _shares(fusion: _Fusion, nodes: Iterable[torch.fx.Node], kernel: Mapping[torch.fx.Node, torch.fx.Node]) -> dict[torch.fx.Node, Share]:
+    """Return the shares of ``nodes``, whole kernels in the order of ``fusion.fusible``, where ``kernel`` says who is in which."""
+    nodes = list(nodes)
+    sizes = Counter(kernel[node] for node in nodes if node in kernel)
     begun: set[torch.fx.Node] = set()
     read: set[tuple[torch.fx.Node, torch.fx.Node]] = set()
     unread_bytes: dict[tuple[torch.fx.Node, torch.fx.Node], int] = {}
     shares: dict[torch.fx.Node, Share] = {}
-    for node in fusion.fusible:
-        mine = fusion.kernel.get(node)
+    for node in nodes:
+        mine = kernel.get(node)
         if mine is None:
             shares[node] = Share(0, False)
             continue
@@ -108,12 +154,12 @@ def fused_shares(graph: torch.fx.Graph) -> dict[torch.fx.Node, Share]:
         traffic = 0
         for taken in fusion.reads[node]:
             source = _behind_views(taken, fusion.free)
-            if fusion.kernel.get(source) is not mine and (mine, taken) not in read:
+            if kernel.get(source) is not mine and (mine, taken) not in read:
                 read.add((mine, taken))
                 left = unread_bytes.setdefault((mine, source), max(_bytes_of(source), _bytes_of(taken)))
                 unread_bytes[mine, source] = left - min(left, _bytes_of(taken))
                 traffic += min(left, _bytes_of(taken))
-        if _is_needed_outside(node, mine, fusion):
+        if _is_needed_outside(node, mine, fusion, kernel):
             traffic += _bytes_of(node)
         shares[node] = Share(traffic, mine not in begun)
         begun.add(mine)
@@ -129,7 +175,7 @@ def _takes_inlined(node: torch.fx.Node, fusion: _Fusion) -> bool:
     return any(source in fusion.reads and source not in fusion.kernel for source in sources)
 
 
-def _is_needed_outside(node: torch.fx.Node, mine: torch.fx.Node, fusion: _Fusion) -> bool:
+def _is_needed_outside(node: torch.fx.Node, mine: torch.fx.Node, fusion: _Fusion, kernel: Mapping[torch.fx.Node, torch.fx.Node]) -> bool:
     """Say whether anything but the kernel ``mine`` takes the result of ``node``, be it through inlined nodes."""
     seen: set[torch.fx.Node] = set()
     stack = _users_behind_views(node, fusion.free)
@@ -139,7 +185,7 @@ def _is_needed_outside(node: torch.fx.Node, mine: torch.fx.Node, fusion: _Fusion
             if user not in seen:
                 seen.add(user)
                 stack += _users_behind_views(user, fusion.free)
-        elif fusion.kernel.get(user) is not mine:
+        elif kernel.get(user) is not mine:
             return True
     return False
 
@@ -164,15 +210,23 @@ def _fuse(graph: torch.fx.Graph) -> _Fusion:
             inlined.add(node)
         else:
             written.append(node)
-    fusion = _Fusion(free=free, level=level, fusible=fusible, written=written, reads=reads, kernel={node: node for node in written})
-    _join(fusion)
+    fusion = _Fusion(
+        free=free,
+        level=level,
+        fusible=fusible,
+        place={node: k for k, node in enumerate(fusible)},
+        reads=reads,
+        kernel={node: node for node in written},
+    )
+    _join(fusion, written, fusion.kernel, lambda node: node.meta.get(PIECE, ""))
     return fusion
 
 
-def _join(fusion: _Fusion) -> None:
-    """Put written nodes into kernels: those that read one another, then those that read the same."""
-    parent = fusion.kernel
-    readers: dict[tuple[torch.fx.Node, int, int, int], torch.fx.Node] = {}
+def _join(
+    fusion: _Fusion, nodes: list[torch.fx.Node], parent: dict[torch.fx.Node, torch.fx.Node], piece: Callable[[torch.fx.Node], object]
+) -> None:
+    """Put written nodes into kernels, in ``parent``: those that read one another, or that read the same, in one piece."""
+    readers: dict[tuple[torch.fx.Node, int, int, int, object], torch.fx.Node] = {}
 
     def find(node: torch.fx.Node) -> torch.fx.Node:
         while parent[node] is not node:
@@ -180,18 +234,19 @@ def _join(fusion: _Fusion) -> None:
             node = parent[node]
         return node
 
-    for node in fusion.written:
+    for node in nodes:
         elements, result = _elements(node), _result_elements(node)
         feeds_collective = any(_is_collective(user) for user in node.users)  # a bucket may do its work while it copies in
         for taken in fusion.reads[node]:
             source = _behind_views(taken, fusion.free)
-            if source in parent:
-                if fusion.level[source] == fusion.level[node] and _elements(source) == elements:
+            if source in fusion.kernel:
+                near = source in parent and fusion.level[source] == fusion.level[node] and _elements(source) == elements
+                if near and piece(source) == piece(node):
                     parent[find(node)] = find(source)
             elif not (_belongs_to_collective(source) or feeds_collective):
-                other = readers.setdefault((source, fusion.level[node], elements, result), node)
+                other = readers.setdefault((source, fusion.level[node], elements, result, piece(node)), node)
                 parent[find(node)] = find(other)
-    for node in fusion.written:
+    for node in nodes:
         parent[node] = find(node)
 
 

@@ -61,6 +61,11 @@ class MeasuredCostModel:
         """Return what each member adds to a coalesced launch, as the cluster says."""
         return self._fallback.coalesced_member_us(kind, group_name, group_size)
 
+    def cut_us(self, graph: torch.fx.Graph) -> dict[torch.fx.Node, dict[torch.fx.Node, float]]:
+        """Return what nodes of a kernel take where it is cut, by formula; nothing of kernels in which a node was measured."""
+        found = self._fallback.cut_us(graph)
+        return {first: times for first, times in found.items() if all(self._price(node) is None for node in times)}
+
     def unpriced(self) -> tuple[str, ...]:
         """Return what was asked of a table so far and was not in it, one line each."""
         return self._fallback.unpriced()

@@ -8,8 +8,13 @@ A model may also price coalesced launches, one launch of n transfers of S bytes 
 NCCL launches what is called between ncclGroupStart and ncclGroupEnd as one kernel, and chooses algorithm and protocol for operations
 within a factor of four in size by the sum of their bytes (src/enqueue.cc, ncclPrepareTasks); what is left is a term for each of them.
 Where the method is missing, or returns ``None``, buckets are flat.
+
+A model that knows kernels of several nodes may say what it costs to cut them, by a fourth method: ``cut_us(graph)`` returns for each node
+before which a kernel may be cut what the nodes of that kernel then take, in microseconds. In a graph that a schedule cut, such nodes carry
+a mark (``apsched.costs.fusion.PIECE``), and ``compute_us`` returns the same. Where the method is missing, kernels stay whole.
 """
 
+from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -39,3 +44,9 @@ def coalesced_member_us(cost_model: CostModel, kind: str, group_name: str, group
     """Return what each member adds to a coalesced launch, in microseconds; ``None`` where ``cost_model`` has no price for it."""
     price = getattr(cost_model, "coalesced_member_us", None)
     return price(kind, group_name, group_size) if callable(price) else None
+
+
+def cut_us(cost_model: CostModel, graph: torch.fx.Graph) -> Mapping[torch.fx.Node, Mapping[torch.fx.Node, float]]:
+    """Return what the nodes of a kernel take where it is cut, by the node before which it is; nothing where ``cost_model`` does not say."""
+    price = getattr(cost_model, "cut_us", None)
+    return price(graph) if callable(price) else {}

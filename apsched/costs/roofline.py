@@ -14,7 +14,7 @@ import torch
 from apsched.costs.cluster import Cluster, Device
 from apsched.costs.efficiency import attention_efficiency, product_efficiency
 from apsched.costs.flops import count_flops, is_attention, is_grouped
-from apsched.costs.fusion import Share, fused_shares
+from apsched.costs.fusion import Share, fused_shares, shares_if_cut
 from apsched.costs.operands import bound_arguments, result_of, tensors_in, touched_bytes, value_of
 from apsched.costs.traffic import COLLECTIVE_NAMESPACES, op_name, touches_nothing, traffic_bytes
 from apsched.errors import InputError
@@ -49,7 +49,25 @@ class Roofline:
         if touches_nothing(node.target, arguments, result):
             return 0.0
         if self.fused and (share := _shares(node.graph).get(node)) is not None:
-            return share.traffic_bytes / self.cluster.device.memory_bytes_per_us + (self.cluster.device.kernel_us if share.first else 0.0)
+            return self._share_us(share)
+        return self._alone_us(node, name, arguments, result)
+
+    def cut_us(self, graph: torch.fx.Graph) -> dict[torch.fx.Node, dict[torch.fx.Node, float]]:
+        """Return for each node before which a kernel of ``graph`` may be cut the times that its nodes then take, in microseconds."""
+        return {
+            first: {node: self._piece_us(node, share) for node, share in shares.items()}
+            for first, shares in (shares_if_cut(graph) if self.fused else {}).items()
+        }
+
+    def _piece_us(self, node: torch.fx.Node, share: Share | None) -> float:
+        if share is not None:
+            return self._share_us(share)
+        return self._alone_us(node, op_name(node.target), bound_arguments(node), result_of(node))
+
+    def _share_us(self, share: Share) -> float:
+        return share.traffic_bytes / self.cluster.device.memory_bytes_per_us + (self.cluster.device.kernel_us if share.first else 0.0)
+
+    def _alone_us(self, node: torch.fx.Node, name: str, arguments: dict[str, object], result: object) -> float:
         flops = count_flops(node, arguments, result)
         memory_us = traffic_bytes(node.target, arguments, result) / self.cluster.device.memory_bytes_per_us
         return max(self._flops_us(flops, name, arguments, result), memory_us) + self.cluster.device.kernel_us

@@ -5,7 +5,7 @@ import math
 import networkx as nx
 
 from apsched.errors import InputError
-from apsched.graph.dag import CollectiveRecord, NodeKind, NodeRecord, StorageRecord
+from apsched.graph.dag import CollectiveRecord, KernelCut, NodeKind, NodeRecord, StorageRecord
 from apsched.price_curve import PriceCurve
 
 _DIRECTIONS = ("forward", "backward")
@@ -26,11 +26,23 @@ def check_graph(dag: nx.DiGraph) -> None:
     _check_storages(records, len(storages))
     for record in records:
         _check_record(record, records, curves)
+    for cut in dag.graph.get("cuts", ()):
+        _check_cut(cut, records)
     starts_of = [r.collective.wait for r in records if r.collective is not None]
     _require(len(set(starts_of)) == len(starts_of), "a wait must belong to one start")
     waits = {r.rank for r in records if r.kind is NodeKind.WAIT}
     for rank in sorted(waits - set(starts_of)):
         _require(False, f"node {records[rank].name}: a wait without a start")
+
+
+def _check_cut(cut: KernelCut, records: list[NodeRecord]) -> None:
+    touched = (cut.node, *cut.nodes)
+    _require(all(0 <= rank < len(records) for rank in touched), f"a cut of a kernel names one of the nodes {touched}, which does not exist")
+    name, kernel = records[cut.node].name, records[cut.node].kernel
+    _require(kernel >= 0 and all(records[rank].kernel == kernel for rank in cut.nodes), f"node {name}: a cut is inside of one kernel")
+    _require(
+        len(cut.nodes) == len(cut.extra_ticks) and all(ticks > 0 for ticks in cut.extra_ticks), f"node {name}: a cut makes nodes slower"
+    )
 
 
 def _records(dag: nx.DiGraph) -> list[NodeRecord]:

@@ -4,6 +4,7 @@
 ``"data"`` (v takes a value of u) or ``"order"`` (mutation, aliasing, random state or effects keep u before v).
 ``dag.graph["storages"]`` is a tuple of :class:`StorageRecord`, indexed by the storage ids that records hold;
 ``dag.graph["curves"]`` maps a curve name to a :class:`apsched.price_curve.PriceCurve` (time against bytes);
+``dag.graph["cuts"]`` is a tuple of :class:`KernelCut`;
 ``dag.graph["name"]``, ``["cluster"]``, ``["group_ranks"]`` say where the graph comes from.
 """
 
@@ -30,6 +31,18 @@ class StorageRecord:
     """As the graph says, before the allocator rounds it."""
     kept: bool
     """The caller holds it before, during and after the graph (parameters, buffers)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelCut:
+    """Where a kernel of several nodes may be cut in two, and what that costs."""
+
+    node: int
+    """The first node of the second piece."""
+    nodes: tuple[int, ...]
+    """Nodes of the kernel, in either piece, that then take longer."""
+    extra_ticks: tuple[int, ...]
+    """By how much, one for each of them: what passes between the pieces is written and read, and each piece has a floor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """FX graph -> networkx DAG with costs."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import networkx as nx
 import torch
@@ -10,18 +10,19 @@ from apsched.capture.captured import CapturedGraph
 from apsched.collectives import tensor_bytes, tensors_of
 from apsched.costs.checked import checked
 from apsched.costs.fusion import fused_kernels
-from apsched.costs.model import CostModel
+from apsched.costs.model import CostModel, cut_us
 from apsched.costs.node_operation import node_operation
 from apsched.graph.analysis import Analysis, analyse, cast_before, edges_of, is_bucketable, num_members
 from apsched.graph.check import check_graph
 from apsched.graph.curve_names import COPY
 from apsched.graph.curves import coalesced_curves, collective_curves, copy_curve, launch_curves
-from apsched.graph.dag import CollectiveRecord, NodeKind, NodeRecord
+from apsched.graph.dag import CollectiveRecord, KernelCut, NodeKind, NodeRecord
 from apsched.graph.pricing import NodePrices
 from apsched.graph.provenance import directions, module_names, parameters_served
 from apsched.graph.signature import node_signature, target_name
 from apsched.graph.tensors import dtype_name
 from apsched.price_curve import PriceCurve
+from apsched.units import us_to_ticks
 
 
 def export(
@@ -39,15 +40,17 @@ def export(
     analysis = analyse(captured, group_ranks or {})
     cost_model = checked(cost_model)
     curves = _curves(analysis, cost_model)
+    records = _records(captured, analysis, cost_model, curves)
     dag = nx.DiGraph(
         name=captured.name,
         cluster=cluster_name,
         group_ranks={name: tuple(ranks) for name, ranks in (group_ranks or {}).items()},
         storages=tuple(analysis.table.storages),
         curves=curves,
+        cuts=tuple(_cuts(analysis, cost_model, records)),
     )
     data, order = edges_of(analysis)
-    dag.add_nodes_from((record.rank, {"record": record}) for record in _records(captured, analysis, cost_model, curves))
+    dag.add_nodes_from((record.rank, {"record": record}) for record in records)
     dag.add_edges_from(data, kind="data")
     dag.add_edges_from(order, kind="order")
     check_graph(dag)
@@ -111,6 +114,16 @@ def _records(captured: CapturedGraph, analysis: Analysis, cost_model: CostModel,
 
 
 _TIMED = (NodeKind.COMPUTE, NodeKind.START, NodeKind.WAIT)
+
+
+def _cuts(analysis: Analysis, cost_model: CostModel, records: Sequence[NodeRecord]) -> Iterator[KernelCut]:
+    """Yield where kernels may be cut; no node may be the faster for it, so that bounds for whole kernels hold for all."""
+    for first, times in cut_us(cost_model, analysis.nodes[0].graph).items():
+        ranks = sorted(analysis.rank_of[node] for node in times)
+        longer = {rank: us_to_ticks(times[analysis.nodes[rank]]) - us_to_ticks(records[rank].duration_us) for rank in ranks}
+        if min(longer.values()) >= 0 and any(longer.values()):
+            changed = tuple(rank for rank in ranks if longer[rank])
+            yield KernelCut(node=analysis.rank_of[first], nodes=changed, extra_ticks=tuple(longer[rank] for rank in changed))
 
 
 def _output_places(nodes: Sequence[torch.fx.Node]) -> dict[torch.fx.Node, int]:

@@ -15,14 +15,14 @@ import orjson
 from apsched.errors import InputError
 from apsched.files import write_atomic
 from apsched.graph.check import check_graph
-from apsched.graph.dag import CollectiveRecord, NodeKind, NodeRecord, StorageRecord
+from apsched.graph.dag import CollectiveRecord, KernelCut, NodeKind, NodeRecord, StorageRecord
 from apsched.price_curve import PriceCurve
 
 FORMAT = "apsched graph"
-VERSION = 6
+VERSION = 7
 
 _GZIP_MAGIC = b"\x1f\x8b"
-_Record = TypeVar("_Record", NodeRecord, CollectiveRecord, StorageRecord, PriceCurve)
+_Record = TypeVar("_Record", NodeRecord, CollectiveRecord, StorageRecord, KernelCut, PriceCurve)
 
 
 def save_graph(dag: nx.DiGraph, path: str | os.PathLike[str]) -> None:
@@ -65,6 +65,7 @@ def to_bytes(dag: nx.DiGraph) -> bytes:
             "group_ranks": dag.graph["group_ranks"],
             "storages": [asdict(storage) for storage in dag.graph["storages"]],
             "curves": {name: asdict(curve) for name, curve in sorted(dag.graph["curves"].items())},
+            "cuts": [asdict(cut) for cut in dag.graph.get("cuts", ())],
         },
         "nodes": [{"id": rank, **asdict(dag.nodes[rank]["record"])} for rank in range(dag.number_of_nodes())],
         "edges": [{"source": u, "target": v, "kind": kind} for u, v, kind in sorted(dag.edges(data="kind"))],
@@ -82,6 +83,7 @@ def from_bytes(data: bytes) -> nx.DiGraph:
         group_ranks={name: _ints(ranks, f"group_ranks of {name}") for name, ranks in _get(graph, "group_ranks", dict).items()},
         storages=tuple(_record(StorageRecord, s, f"storage {k}") for k, s in enumerate(_get(graph, "storages", list))),
         curves={name: _record(PriceCurve, curve, f"curve {name}") for name, curve in _get(graph, "curves", dict).items()},
+        cuts=tuple(_record(KernelCut, cut, f"cut {k}") for k, cut in enumerate(_get(graph, "cuts", list))),
     )
     for k, node in enumerate(_get(content, "nodes", list)):
         record = _record(NodeRecord, _without_id(node), f"node {k}")
@@ -116,7 +118,9 @@ def _parse(data: bytes) -> Any:
 
 def _upgraded(content: Any, version: int) -> Any:
     """Return ``content`` with what versions 2 (the bytes that a bucket casts while it copies in), 3 (places of gradients), 4
-    (kernels of several nodes), 5 (operations, sources of transfers) and 6 (transfers launched together) added."""
+    (kernels of several nodes), 5 (operations, sources of transfers), 6 (transfers launched together) and 7 (cuts of kernels) added."""
+    if version < VERSION and isinstance(content.get("graph"), dict):
+        content["graph"].setdefault("cuts", [])
     nodes = content.get("nodes")
     if version < VERSION and isinstance(nodes, list):
         for node in nodes:
@@ -195,5 +199,5 @@ def _brief(value: Any) -> str:
 
 _FIELDS: Mapping[type, dict[str, Callable[[Any, str], Any]]] = {
     of: {f.name: _reader(get_type_hints(of)[f.name]) for f in fields(of)}
-    for of in (NodeRecord, CollectiveRecord, StorageRecord, PriceCurve)
+    for of in (NodeRecord, CollectiveRecord, StorageRecord, KernelCut, PriceCurve)
 }

@@ -23,6 +23,9 @@ def repriced(dag: nx.DiGraph, costs: MeasuredCosts, cluster: Cluster) -> nx.DiGr
     new.add_nodes_from((record.rank, {"record": record}) for record in records)
     new.add_edges_from((u, v, {"kind": kind}) for u, v, kind in dag.edges(data="kind"))
     new.graph["curves"] = _curves(dag, costs, cluster)
+    measured = {record.rank for record in records if record.kernel >= 0 and record.operation in costs.compute}
+    kernels = {records[rank].kernel for rank in measured}
+    new.graph["cuts"] = tuple(cut for cut in dag.graph.get("cuts", ()) if records[cut.node].kernel not in kernels)
     return new
 
 

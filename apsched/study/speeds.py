@@ -8,6 +8,7 @@ get their time per byte divided; groups inside a node stay.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import ceil
 
 import networkx as nx
 
@@ -16,7 +17,7 @@ from apsched.costs.cluster import Cluster
 from apsched.errors import InputError
 from apsched.faster_network import faster_network
 from apsched.graph.curve_names import COPY, collective_curve_name
-from apsched.graph.dag import NodeKind
+from apsched.graph.dag import KernelCut, NodeKind
 from apsched.price_curve import PriceCurve
 
 _TIMES = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*x?", re.IGNORECASE)
@@ -87,6 +88,8 @@ def _computing(dag: nx.DiGraph, factor: float) -> None:
         record = dag.nodes[rank]["record"]
         if record.kind is NodeKind.COMPUTE and record.duration_us:
             dag.nodes[rank]["record"] = replace(record, duration_us=record.duration_us / factor)
+    cuts: tuple[KernelCut, ...] = dag.graph.get("cuts", ())
+    dag.graph["cuts"] = tuple(replace(cut, extra_ticks=tuple(ceil(ticks / factor) for ticks in cut.extra_ticks)) for cut in cuts)
     curves: Mapping[str, PriceCurve] = dag.graph["curves"]
     copy = curves[COPY]
     scaled = PriceCurve(size_bytes=copy.size_bytes, price_ticks=tuple(round(ticks / factor) for ticks in copy.price_ticks))

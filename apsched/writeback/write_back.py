@@ -6,8 +6,10 @@ import torch
 from torch.fx import GraphModule, Node
 
 from apsched.config import Caps
+from apsched.costs.fusion import PIECE
 from apsched.errors import InputError
 from apsched.group_names import first_name
+from apsched.kernel_cuts import cuts_made, second_piece
 from apsched.problem import Problem
 from apsched.schedule import Schedule, Step, StepKind
 from apsched.torch_private import empty_graph_like, process_rank_in_group
@@ -31,6 +33,7 @@ def write_back(
     (by default that of the running process group): an all-gather bucket writes its payload in that place.
     Each new node has ``meta["apsched"]``: ``role`` (``copy_in``, ``start``, ``wait``, ``copy_out``, or ``buffer`` and ``view``, which cost
     nothing), ``members`` (names of the start nodes it stands for) and ``sources`` (names of the nodes it was made from).
+    Nodes of a kernel that the schedule cuts in two carry a mark (``apsched.costs.fusion.PIECE``) from the cut on.
     The graph writes all-gather payloads with an ``out=`` kernel, so it runs without grad mode, as AOTAutograd's graphs do.
 
     Raises
@@ -60,6 +63,7 @@ def _new_graph(
     moved = {c.start: second[problem.keys[c.key].group] for c in problem.collectives if problem.keys[c.key].group in second}
     flat = {b: bucket for b, bucket in enumerate(buckets) if isinstance(bucket, FlatBucket)}
     bucket_of = {c: flat[b] for b in flat for c in schedule.buckets[b].members}
+    cut_at = {node: nodes[cut.node].name for cut in cuts_made(problem, schedule) for node in second_piece(problem, cut)}
     for step in schedule.steps:
         match step.kind:
             case StepKind.NODE:
@@ -67,6 +71,8 @@ def _new_graph(
                 values[node] = graph.node_copy(node, values.__getitem__)
                 if step.index in moved:
                     _launch_on(values[node], moved[step.index])
+                if step.index in cut_at:
+                    values[node].meta[PIECE] = f"{node.meta.get(PIECE, '')}/{cut_at[step.index]}"
             case StepKind.COPY_IN:
                 flat[step.index].copy_in()
             case StepKind.START:

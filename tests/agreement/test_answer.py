@@ -90,6 +90,7 @@ def changed(problem: Problem) -> dict[str, Problem]:
         "collectives": replace(problem, collectives=(replace(c, bucketable=not c.bucketable), *problem.collectives[1:])),
         "copy_price": replace(problem, copy_price=dearer),
         "kernels": replace(problem, kernels=(0,) * problem.num_nodes),
+        "cuts": replace(problem, cuts=(KernelCut(node=1, nodes=(1,), extra_ticks=(1,)),)),
         "compute_order": replace(problem, compute_order=tuple(reversed(problem.spine))),
         "rules": replace(problem, rules=("match '.*': forbid",)),
         "unrestricted": replace(problem, unrestricted=problem),

@@ -6,7 +6,7 @@ import torch.distributed._functional_collectives  # registers the collectives
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from apsched.costs.cluster import load_cluster
-from apsched.costs.fusion import fused_kernels, fused_shares
+from apsched.costs.fusion import PIECE, Share, fused_kernels, fused_shares, shares_if_cut
 from apsched.costs.roofline import Roofline
 
 H100 = load_cluster("h100")
@@ -174,3 +174,50 @@ def test_the_loss_reads_the_scores_of_the_targets_alone() -> None:
 def test_inlined_nodes_are_in_the_kernel_that_needs_them() -> None:
     graph = graph_of(lambda x, w: torch.mm(torch.exp(x) + 1, w) * x, matrix(), matrix())
     assert [[node.name for node in kernel] for kernel in fused_kernels(graph)] == [["exp", "add"]]
+
+
+def log_softmax(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Shifted scores, their exponentials and the sum of these: all written, one kernel."""
+    shifted = x - 1
+    exponentials = torch.exp(shifted)
+    return shifted, exponentials, exponentials.sum(1)
+
+
+def test_a_cut_is_paid_by_what_passes_it() -> None:
+    """Whole: x read, two matrices written. Cut before exp: what it reads is read again; a floor more."""
+    graph = graph_of(log_softmax, matrix())
+    named = {first.name: {node.name: share for node, share in shares.items()} for first, shares in shares_if_cut(graph).items()}
+    assert [[node.name for node in kernel] for kernel in fused_kernels(graph)] == [["sub", "exp", "sum_1"]]
+    assert set(named) == {"exp", "sum_1"}
+    assert named["exp"] == {"sub": None, "exp": Share(2 * SIZE_BYTES, True), "sum_1": Share(1024 * 2, False)}
+    whole, roofline = priced(graph, fused=True), Roofline(cluster=H100)
+    cut_us = {first.name: sum(times.values()) for first, times in roofline.cut_us(graph).items()}
+    more = SIZE_BYTES / H100.device.memory_bytes_per_us + H100.device.kernel_us
+    assert cut_us == pytest.approx({"exp": whole + more, "sum_1": whole + more})
+
+
+@pytest.mark.parametrize("at", range(5))
+def test_a_marked_graph_costs_what_the_cut_was_said_to(at: int) -> None:
+    """Kernels with values in between that are inlined, shared reads, and parts of one value."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        a = torch.exp(x) + y
+        left, right = a[:, :512] * 2, a[:, 512:] * y[:, 512:]
+        b = torch.sin(a) * torch.cos(x)
+        return a, torch.cat((left, right), 1) + b, b.sum(1), torch.tanh(y)
+
+    graph, roofline = graph_of(function, matrix(), matrix()), Roofline(cluster=H100)
+    whole = {node: roofline.compute_us(node) for node in graph.nodes}
+    cuts = roofline.cut_us(graph)
+    assert len(cuts) >= 5
+    first, times = list(cuts.items())[at]
+    (kernel,) = [kernel for kernel in fused_kernels(graph) if first in kernel]
+    for node in kernel[kernel.index(first) :]:
+        node.meta[PIECE] = "/" + first.name
+    marked = Roofline(cluster=H100)
+    shares = fused_shares(graph)
+    for node in graph.nodes:
+        again = marked._piece_us(node, shares.get(node)) if node in times else whole[node]
+        assert again == times.get(node, whole[node])
+        assert times.get(node, whole[node]) >= whole[node]
+    assert all(len({node.meta.get(PIECE, "") for node in kernel}) == 1 for kernel in fused_kernels(graph))

@@ -8,10 +8,12 @@ from itertools import pairwise
 import pytest
 from oracle import best_schedule, orders_within
 from oracle import least_memory as least_of_captured
-from strategies import random_caps, random_problem, with_coalesced_price, with_kernels
+from strategies import random_caps, random_problem, with_coalesced_price, with_cuts, with_kernels
 
 from apsched.config import Caps, SolveOptions
+from apsched.kernel_cuts import cuts_made, extra_ticks, with_cut
 from apsched.problem import Problem
+from apsched.simulate import simulate
 from apsched.solver import solve
 from apsched.solver.compact import compact
 from apsched.solver.least_memory import least_memory
@@ -87,6 +89,50 @@ def test_kernels_stay_whole_and_the_bound_is_not_theirs_alone() -> None:
         assert answer.bound_ticks <= any_order[0], seed
         apart += any_order[0] < best[0]
     assert apart
+
+
+def with_some_cut(problem: Problem) -> Iterator[Problem]:
+    """Yield ``problem`` with every set of its cuts, one of a kernel at most."""
+    yield problem
+    for k, cut in enumerate(problem.cuts):
+        later = replace(problem, cuts=problem.cuts[k:])
+        yield from with_some_cut(with_cut(later, cut))
+
+
+def test_a_kernel_is_cut_where_the_memory_cap_asks_for_it() -> None:
+    """Below the floor of whole kernels a schedule is found wherever a set of cuts has one, at the price of its cuts; the bound holds."""
+    needed = best_found = 0
+    for seed in range(60):
+        problem, caps = case(seed)
+        caps = Caps(max_compute_move=caps.max_compute_move)
+        problem = with_cuts(with_kernels(problem, seed), seed)
+        least_whole = least_memory(problem, caps)[0]
+        least = {
+            there: min(
+                peak
+                for order in whole_kernels(there, caps.max_compute_move)
+                if (peak := least_of_captured(replace(there, compute_order=order), caps)) is not None
+            )
+            for there in with_some_cut(problem)
+        }
+        assert least[problem] == least_whole, seed
+        if min(least.values()) == least_whole:
+            continue
+        needed += 1
+        tight = replace(caps, memory_cap_bytes=min(least.values()))
+        answer = solve(problem, tight, STRICT)
+        assert answer.best is not None, seed
+        assert verify(problem, answer.best.schedule, tight) == ()
+        made = cuts_made(problem, answer.best.schedule)
+        assert made, seed
+        free = simulate(replace(problem, cuts=()), answer.best.schedule)
+        assert free.compute_ticks + sum(extra_ticks(made).values()) == simulate(problem, answer.best.schedule).compute_ticks
+        best = min(v for there in least if (v := best_of(there, tight, whole_kernels(there, caps.max_compute_move))) is not None)
+        assert answer.bound_ticks <= best[0] <= answer.best.step_time_ticks, seed
+        best_found += answer.best.step_time_ticks == best[0]
+        assert answer.peak_bound_bytes <= answer.best.peak_memory_bytes
+    assert needed >= 3
+    assert best_found >= needed * 0.5
 
 
 def test_the_least_memory_is_that_of_all_orders() -> None:

@@ -23,10 +23,14 @@ from apsched.costs.cluster_model import ClusterCostModel
 from apsched.errors import InputError
 from apsched.graph.dag import NodeKind
 from apsched.graph.export import export
+from apsched.kernel_cuts import cuts_made
 from apsched.models.build import build
 from apsched.models.mesh import MeshSpec
 from apsched.models.preset_capture import capture_built
 from apsched.problem import Problem
+from apsched.round_trip import round_trip
+from apsched.schedule import as_captured
+from apsched.simulate import simulate
 from apsched.solver.solve import solve
 from apsched.writeback.hold_order import hold_order
 from apsched.writeback.write_back import write_back
@@ -130,6 +134,44 @@ def test_what_a_launch_needs_comes_before_it_and_the_rest_of_its_chain_behind(gr
     calls = calls_of(generated_code(hold_order(module)))
     assert sorted(calls[2:4]) == ["kernel", "mm"]
     assert (calls[:2], calls[4:]) == (["kernel", "all_gather"], ["wait"])
+
+
+def softmax_of_shards(group: str):
+    """A chain of three results; a product and a launch can run between its first and the others."""
+
+    def step(x, y):
+        shifted = x - x.amax(dim=1, keepdim=True)
+        scaled = shifted * 0.5
+        exponentials = torch.exp(scaled)
+        total = exponentials.sum(dim=1)
+        product = scaled @ y
+        summed = c10d.wait_tensor(c10d.all_reduce(product, "sum", group))
+        return exponentials, total, summed
+
+    return captured_function(step, (torch.ones(8, 8), torch.ones(8, 8)), parameters=0)
+
+
+def test_a_kernel_that_the_order_cuts_is_two_in_the_code_and_at_the_price_of_two(group):
+    captured = softmax_of_shards(group)
+    costs = ClusterCostModel(load_cluster("h100"), {group: tuple(range(WORLD_SIZE))})
+    problem = build_problem(export(captured, costs))
+    (cut,) = (cut for cut in problem.cuts if problem.node_names[cut.node] == "exp")
+    whole = as_captured(problem.num_nodes)
+    later = {problem.node_names.index(name) for name in ("exp", "sum_1")}
+    steps = [step for step in whole.steps if step.index not in later]
+    at = next(k for k, step in enumerate(steps) if problem.kinds[step.index] is NodeKind.WAIT)
+    torn = replace(whole, steps=(*steps[:at], *(step for step in whole.steps if step.index in later), *steps[at:]))
+    assert cuts_made(problem, whole) == ()
+    assert cuts_made(problem, torn) == (cut,)
+    codes = {}
+    for schedule, num_kernels in ((whole, 0), (torn, 1)):
+        module = write_back(captured.module, problem, schedule)
+        claimed = simulate(problem, schedule)
+        assert round_trip(module, captured, costs, {}, claimed).exact
+        codes[num_kernels] = calls_of(generated_code(hold_order(module)))
+    assert simulate(problem, torn).compute_ticks == simulate(problem, whole).compute_ticks + sum(cut.extra_ticks)
+    kernels_behind = [calls[calls.index("all_reduce") :].count("kernel") for calls in codes.values()]
+    assert kernels_behind == [0, 1], codes
 
 
 def test_the_graph_itself_stays_as_it_is_and_names_are_kept(toy):

@@ -1,0 +1,97 @@
+"""Cut a kernel where no schedule that leaves kernels whole is known to fit.
+
+Whole kernels are cheaper, so a kernel is cut only for a memory cap below the least peak that is known with all of them whole. Storages
+of the kernel then live shorter: where its second piece allocates what is alive at the peak, that may come later; where its first piece is
+the last to need what is alive there, that may come earlier. The cuts of most such bytes are tried, each is judged by the least peak of all
+orders that are found with it, and the best is made; then the next one, as long as that lowers the peak.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from apsched.config import Caps, SolveOptions
+from apsched.graph.dag import KernelCut
+from apsched.kernel_cuts import pieces, with_cut
+from apsched.memory import lifetimes, live_bytes
+from apsched.problem import Problem
+from apsched.schedule import StepKind
+from apsched.solver.compact import Compact, compact
+from apsched.solver.expand import expand
+from apsched.solver.floor import just_in_time
+from apsched.solver.least_memory import LeastMemory, is_small, least_memory_with
+from apsched.solver.lower_peak import lower_peak
+from apsched.solver.move_compute import ComputeMover
+
+_TRIED = 4
+"""Cuts that are tried at a peak."""
+_MOST_CUTS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitting:
+    """A problem with some of its kernels cut, and what is known of it."""
+
+    problem: Problem
+    compact: Compact
+    mover: ComputeMover | None
+    floor: LeastMemory
+
+
+def cut_to_fit(whole: Fitting, caps: Caps, options: SolveOptions) -> Fitting:
+    """Return ``whole`` with kernels cut until its least known peak is within the cap on memory, or nothing lowers it."""
+    cap, best = caps.memory_cap_bytes, whole
+    if cap is None or whole.mover is None or whole.floor.bound_bytes > cap:
+        return whole
+    for _ in range(_MOST_CUTS):
+        if best.floor.peak_bytes <= cap:
+            break
+        tried = [_with_cut(best, cut, caps, options, cap) for cut in _cuts_at_peak(best, caps)[:_TRIED]]
+        found = min(tried, key=lambda t: t.floor.peak_bytes, default=best)
+        if found.floor.peak_bytes >= best.floor.peak_bytes:
+            break
+        best = found
+    return best
+
+
+def _with_cut(here: Fitting, cut: KernelCut, caps: Caps, options: SolveOptions, cap_bytes: int) -> Fitting:
+    problem = with_cut(here.problem, cut)
+    small = compact(problem)
+    mover = ComputeMover(problem, small)
+    if is_small(problem):
+        floor = least_memory_with(problem, small, mover, caps, options)
+    else:  # the bound, and what is known as captured, are those of whole kernels
+        lowered = lower_peak(mover, replace(caps, memory_cap_bytes=None), cap_bytes)
+        least = min((here.floor.peak_bytes, *(lower.peak_bytes for lower in lowered)))
+        floor = replace(here.floor, peak_bytes=least, lowered=lowered)
+    return Fitting(problem=problem, compact=small, mover=mover, floor=floor)
+
+
+def _cuts_at_peak(here: Fitting, caps: Caps) -> list[KernelCut]:
+    """Return the cuts that may free something at the peak of the least known, those of the most bytes first."""
+    assert here.mover is not None
+    blocks = here.floor.lowered[-1].blocks if here.floor.lowered else here.mover.captured
+    problem, small = here.mover.moved(blocks)
+    least = just_in_time(problem, small, replace(caps, memory_cap_bytes=None))
+    if least is None:
+        return []
+    schedule = expand(problem, small, least.program)
+    peak = int(np.argmax(live_bytes(problem, schedule)))
+    at = {step.index: k for k, step in enumerate(schedule.steps) if step.kind is StepKind.NODE}
+    alive = [
+        problem.storages[life.storage] for life in lifetimes(problem, schedule) if life.first <= peak <= life.last and life.storage >= 0
+    ]
+    born: dict[int, int] = {}
+    freed: dict[int, int] = {}
+    for storage in alive:
+        if storage.birth in at:
+            born[storage.birth] = born.get(storage.birth, 0) + storage.size_bytes
+        last = max((node for node in storage.uses if node in at), key=at.__getitem__, default=-1)
+        freed[last] = freed.get(last, 0) + storage.size_bytes
+    worth: list[tuple[int, int, KernelCut]] = []
+    for cut in problem.cuts:
+        first, second = pieces(problem, cut)
+        gained = sum(born.get(node, 0) for node in second) if at[first[0]] < peak else sum(freed.get(node, 0) for node in first)
+        if gained:
+            worth.append((-gained, cut.node, cut))
+    return [cut for _, _, cut in sorted(worth, key=lambda entry: entry[:2])]
