@@ -2,8 +2,9 @@
 
 What a compiler makes one kernel of stands together among the compute nodes as captured: a *run* of neighbours. A ``KernelCut`` is a place
 in it with a price. An order makes the cut where the nodes of the run before it stand together, those from it on stand together, and
-other compute stands between the two. Then what passes from one piece to the other is written and read, and each piece has a floor: some
-nodes take longer. A kernel is cut once at most; orders that tear it in other ways, which no solver makes, pay what they pay whole.
+other compute stands between the two; a run that stands together is one kernel, in whatever order. Then what passes from one piece to the
+other is written and read, and each piece has a floor: some nodes take longer. A kernel is cut once at most; orders that tear it in other
+ways, which no solver makes, pay what they pay whole.
 """
 
 from collections.abc import Sequence

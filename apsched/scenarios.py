@@ -2,8 +2,9 @@
 
 A scenario gives every node and every collective a factor, and on top of that one factor to all work on the compute stream and one to all
 transfers: a device or a network that is slower as a whole. Each factor is exp(sigma z - sigma^2 / 2) with z normal, so of mean 1. Factors
-belong to nodes and collectives, not to places in an order: schedules are compared under the same bad luck. What is sampled depends on the
-seed and on the problem's size alone. Memory follows the order, so caps that a schedule keeps it keeps in every scenario.
+belong to nodes and collectives, not to places in an order; a bucket has the mean of its members', by bytes. So schedules are compared under
+the same bad luck, whatever shares a launch. What is sampled depends on the seed and on the problem's size alone. Memory follows the order,
+so caps that a schedule keeps it keeps in every scenario.
 """
 
 from collections.abc import Sequence
@@ -46,7 +47,7 @@ class Scenario:
 
     of_node: tuple[float, ...]
     of_collective: tuple[float, ...]
-    """Of a bucket, that of its lowest member."""
+    """Of a bucket, the mean of its members' by bytes: all transfers together take as long, however they share launches."""
     of_compute: float = 1.0
     """Of all work on the compute stream."""
     of_network: float = 1.0
@@ -89,7 +90,8 @@ class Replay:
         ]
         prices = [problem.keys[problem.collectives[t.members[0]].key].price for t in alone.transfers]
         self._transfers = [
-            (min(t.members), t.stream, t.end_ticks - t.begin_ticks, price(0)) for t, price in zip(alone.transfers, prices, strict=True)
+            (_weights(problem, t.members), t.stream, t.end_ticks - t.begin_ticks, price(0))
+            for t, price in zip(alone.transfers, prices, strict=True)
         ]
 
     def step_time_ticks(self, scenario: Scenario) -> int:
@@ -101,11 +103,18 @@ class Replay:
                 continue
             clock.run(round(ticks * scenario.of_compute * (scenario.of_node[node] if node >= 0 else 1.0)))
             if launches >= 0:
-                collective, stream, ticks, latency = self._transfers[launches]
-                factor = scenario.of_network * scenario.of_collective[collective]
+                weights, stream, ticks, latency = self._transfers[launches]
+                factor = scenario.of_network * sum(weight * scenario.of_collective[c] for c, weight in weights)
                 length = round(ticks * factor)
                 clock.launch(stream, length, min(round(latency * factor), length))
         return clock.finish()
+
+
+def _weights(problem: Problem, members: Sequence[int]) -> tuple[tuple[int, float], ...]:
+    """Return each of ``members`` with its share of their bytes."""
+    sizes = [problem.collectives[c].size_bytes for c in members]
+    total = sum(sizes)
+    return tuple((c, size / total if total else 1 / len(members)) for c, size in zip(members, sizes, strict=True))
 
 
 def priced_as(problem: Problem, scenario: Scenario) -> Problem:

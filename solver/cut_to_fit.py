@@ -2,8 +2,9 @@
 
 Whole kernels are cheaper, so a kernel is cut only for a memory cap below the least peak that is known with all of them whole. Storages
 of the kernel then live shorter: where its second piece allocates what is alive at the peak, that may come later; where its first piece is
-the last to need what is alive there, that may come earlier. The cuts of most such bytes are tried, each is judged by the least peak of all
-orders that are found with it, and the best is made; then the next one, as long as that lowers the peak.
+the last to need what is alive there, that may come earlier. The cuts of most such bytes are tried, of equal ones those nearest to the peak;
+each is judged by the least peak of all orders that are found with it, and the best is made; then the next one, as long as that lowers
+the peak.
 """
 
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from apsched.solver.least_memory import LeastMemory, is_small, least_memory_with
 from apsched.solver.lower_peak import lower_peak
 from apsched.solver.move_compute import ComputeMover
 
-_TRIED = 4
+_TRIED = 6
 """Cuts that are tried at a peak."""
 _MOST_CUTS = 4
 
@@ -68,7 +69,7 @@ def _with_cut(here: Fitting, cut: KernelCut, caps: Caps, options: SolveOptions, 
 
 
 def _cuts_at_peak(here: Fitting, caps: Caps) -> list[KernelCut]:
-    """Return the cuts that may free something at the peak of the least known, those of the most bytes first."""
+    """Return the cuts, those first that may free the most bytes at the peak of the least known."""
     assert here.mover is not None
     blocks = here.floor.lowered[-1].blocks if here.floor.lowered else here.mover.captured
     problem, small = here.mover.moved(blocks)
@@ -88,10 +89,9 @@ def _cuts_at_peak(here: Fitting, caps: Caps) -> list[KernelCut]:
             born[storage.birth] = born.get(storage.birth, 0) + storage.size_bytes
         last = max((node for node in storage.uses if node in at), key=at.__getitem__, default=-1)
         freed[last] = freed.get(last, 0) + storage.size_bytes
-    worth: list[tuple[int, int, KernelCut]] = []
+    worth: list[tuple[int, int, int, KernelCut]] = []
     for cut in problem.cuts:
         first, second = pieces(problem, cut)
         gained = sum(born.get(node, 0) for node in second) if at[first[0]] < peak else sum(freed.get(node, 0) for node in first)
-        if gained:
-            worth.append((-gained, cut.node, cut))
-    return [cut for _, _, cut in sorted(worth, key=lambda entry: entry[:2])]
+        worth.append((-gained, abs(at[cut.node] - peak), cut.node, cut))
+    return [cut for *_, cut in sorted(worth, key=lambda entry: entry[:-1])]

@@ -15,6 +15,7 @@ from apsched.cli.main import main
 from apsched.config import Caps, SolveOptions
 from apsched.contention import Contention
 from apsched.errors import InputError
+from apsched.price_curve import PriceCurve
 from apsched.problem import Problem, check_problem, with_contention
 from apsched.robust import made_robust
 from apsched.scenarios import Replay, Scenario, ScenarioOptions, priced_as, sampled, scenarios, with_slower_network
@@ -55,6 +56,23 @@ def test_costs_as_they_are_give_the_step_time_as_it_is(with_links: bool):
         problem = contended(problem, seed) if with_links else problem
         schedule = random_schedule(problem, seed)
         assert Replay(problem, schedule).step_time_ticks(even(problem)) == simulate(problem, schedule).step_time_ticks
+
+
+def test_buckets_change_no_luck():
+    """All transfers of one key together take as long alone as in buckets, but for latency, which is none here."""
+    compared = 0
+    for seed in range(40):
+        problem = random_problem(random.Random(seed), max_collectives=8, max_spine=6)
+        price = PriceCurve(size_bytes=(0, 1), price_ticks=(0, 1000))
+        problem = replace(problem, keys=tuple(replace(key, price=price, coalesced_member_ticks=None) for key in problem.keys))
+        schedule, scenario = random_schedule(problem, seed), sampled(problem, 0.5, seed)
+        totals = []
+        for each in (schedule, as_captured(problem.num_nodes)):
+            replay = Replay(problem, each)
+            totals.append(sum(ticks * sum(w * scenario.of_collective[c] for c, w in weights) for weights, _, ticks, _ in replay._transfers))
+        assert totals[0] == pytest.approx(totals[1])
+        compared += bool(schedule.buckets)
+    assert compared >= 20
 
 
 def test_a_replay_is_what_the_repriced_problem_takes():

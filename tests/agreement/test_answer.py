@@ -19,6 +19,7 @@ from apsched.agreement.round import Round
 from apsched.config import Caps, SolveOptions
 from apsched.contention import Contention
 from apsched.errors import ApschedError, InputError
+from apsched.graph.dag import KernelCut
 from apsched.graph_result import result_of
 from apsched.price_curve import PriceCurve
 from apsched.problem import Problem
