@@ -1,9 +1,13 @@
-"""Files appear whole or not at all."""
+"""Files appear whole or not at all; digests name what is in them."""
 
 import contextlib
+import hashlib
+import json
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from apsched.errors import InputError
 
@@ -30,6 +34,12 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
     _sync_directory(path.parent)
+
+
+def digest(content: Mapping[str, Any] | bytes) -> str:
+    """Return a short digest: 24 hexadecimal digits."""
+    data = content if isinstance(content, bytes) else json.dumps(content, sort_keys=True).encode()
+    return hashlib.sha256(data).hexdigest()[:24]
 
 
 def _permissions(path: Path) -> int:

@@ -1,6 +1,6 @@
 """What a person and a program get to see: one table, or one JSON object."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TextIO
 
@@ -18,15 +18,17 @@ from apsched.robustness import robustness_json, robustness_line, robustness_tabl
 from apsched.second_group import second_groups
 from apsched.units import ticks_to_us
 from apsched.what_binds import binds_line, path_json
+from apsched.without_buckets import without_buckets_ticks
 
 SCHEMA = 1
 _WIDTH_OFF_TERMINAL = 140
 _STAGES = ("capture", "export", "solve", "write_back")
 
 
-def report_json(source: str, cluster: str, results: Iterable[Result]) -> dict[str, Any]:
-    """Return the object that ``--json`` prints."""
-    return {"schema": SCHEMA, "source": source, "cluster": cluster, "graphs": [graph_json(result) for result in results]}
+def report_json(source: str, cluster: str, results: Iterable[Result], options: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the object that ``--json`` prints; ``options`` are those stated, for files that are read back."""
+    stated = {} if options is None else {"options": dict(options)}
+    return {"schema": SCHEMA, "source": source, "cluster": cluster, **stated, "graphs": [graph_json(result) for result in results]}
 
 
 def graph_json(result: Result) -> dict[str, Any]:
@@ -55,6 +57,7 @@ def graph_json(result: Result) -> dict[str, Any]:
         "num_launches": best.num_launches if best else None,
         "launches_bound": result.answer.launches_bound if best else None,
         "launches_gap": result.answer.launches_gap if best else None,
+        "without_buckets_us": ticks_to_us(without_buckets_ticks(result.problem)),
         "time_limit_us": ticks_to_us(result.answer.time_limit_ticks) if best else None,
         "chosen": asdict(result.chosen) if result.chosen else None,
         "rests_on": path_json(result),

@@ -5,7 +5,7 @@ Figures are not taken on trust: each schedule is replayed on its graph, and has 
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from apsched.build_problem import build_problem
 from apsched.contention import Contention
 from apsched.errors import InputError
+from apsched.files import digest
 from apsched.graph.graph_file import load_graph
 from apsched.graph_result import BitwisePrice, Result, result_of
 from apsched.problem import Problem, with_contention
@@ -39,6 +40,13 @@ class SolvedGraph:
     """As captured."""
     versions: Mapping[str, str]
     """Of the packages that solved it."""
+    graph_id: str
+    """Digest of the graph file, costs included, as studies name graphs."""
+    schedule_path: Path
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Flag -> value as stated when it was solved (:mod:`apsched.stated_options`); empty where that is not known."""
+    title: str = ""
+    """What tells it from other answers about a graph of the same name; empty for the graph's name."""
 
     @property
     def after(self) -> Schedule:
@@ -74,7 +82,8 @@ def load_run(path: str | Path) -> SolvedRun:
     if not isinstance(report, dict) or report.get("schema") != _SCHEMA or not isinstance(report.get("graphs"), list):
         raise InputError(f"{file}: expected what `apsched solve` writes (schema {_SCHEMA}), found something else; solve again")
     try:
-        graphs = tuple(_load_graph(path, entry) for entry in report["graphs"])
+        options = dict(report.get("options", {}))
+        graphs = tuple(replace(_load_graph(path, entry), options=options) for entry in report["graphs"])
         return SolvedRun(path=path, source=str(report["source"]), cluster=str(report["cluster"]), graphs=graphs)
     except (KeyError, TypeError, AttributeError) as error:
         missing = f"no {error}" if isinstance(error, KeyError) else str(error)
@@ -85,18 +94,23 @@ def _load_graph(path: Path, entry: Mapping[str, Any]) -> SolvedGraph:
     name = entry["name"]
     if entry["step_time_us"] is None:
         raise InputError(f"{path}: no schedule fits {name}, so there is nothing to show; `apsched explain` says why")
-    dag = load_graph(path / f"{name}.graph")
-    file = load_schedule(path / f"{name}.schedule.json")
+    return solved_graph(path, f"{name}.graph", f"{name}.schedule.json", entry)
+
+
+def solved_graph(path: Path, graph_file: str, schedule_file: str, entry: Mapping[str, Any]) -> SolvedGraph:
+    """Return a graph and its answer from files in ``path``; ``entry`` is what ``--json`` says of it. All of it is checked."""
+    dag = load_graph(path / graph_file)
+    file = load_schedule(path / schedule_file)
     captured = build_problem(dag)
     problem = file.problem_of(captured)
     if entry.get("contention"):
         problem, captured = (with_contention(p, _contention(entry["contention"], p.streams)) for p in (problem, captured))
     best = replace(replay(problem, file), name="apsched")
-    _check_figures(path, name, best, entry)
+    _check_figures(path, graph_file, schedule_file, best, entry)
     problem = replace(problem, rules=tuple(entry.get("plan", {}).get("rules", ())))
     before = as_captured(problem.num_nodes)
     answer = _answer(captured, best, before, file, entry)
-    result = result_of(problem, file.caps, answer, cluster=str(file.costs.get("cluster", "")), seconds=entry["seconds"])
+    result = result_of(problem, file.caps, answer, cluster=str(file.costs.get("cluster", "")), seconds=entry.get("seconds", {}))
     others = tuple(_score(other, says) for other, says in entry["baselines"].items() if other != "as_captured")
     price = entry.get("bitwise")
     return SolvedGraph(
@@ -110,16 +124,18 @@ def _load_graph(path: Path, entry: Mapping[str, Any]) -> SolvedGraph:
         captured=captured,
         before=before,
         versions=file.versions,
+        graph_id=digest((path / graph_file).read_bytes()),
+        schedule_path=path / schedule_file,
     )
 
 
-def _check_figures(path: Path, name: str, best: Scored, entry: Mapping[str, Any]) -> None:
+def _check_figures(path: Path, graph_file: str, schedule_file: str, best: Scored, entry: Mapping[str, Any]) -> None:
     found = (best.step_time_ticks, best.peak_memory_bytes, best.num_launches)
     claimed = (us_to_ticks(entry["step_time_us"]), entry["peak_memory_bytes"], entry["num_launches"])
     if found != claimed:
         raise InputError(
-            f"{path}: expected files of one run, found a {name}.schedule.json that gives {found} (step ticks, peak bytes, launches) on "
-            f"{name}.graph where result.json says {claimed}; solve again"
+            f"{path}: expected files of one run, found a {schedule_file} that gives {found} (step ticks, peak bytes, launches) on "
+            f"{graph_file} where the answer kept says {claimed}; solve again"
         )
 
 

@@ -38,6 +38,11 @@ Event = dict[str, Any]
 
 def trace(run: SolvedRun) -> bytes:
     """Return the trace of ``run``: for each graph a process as captured and one as solved; the same run gives the same bytes."""
+    return orjson.dumps({"schemaVersion": 1, "displayTimeUnit": "ms", "traceEvents": trace_events(run)})
+
+
+def trace_events(run: SolvedRun) -> list[Event]:
+    """Return the events of ``run``: graph g has the processes ``FIRST_PROCESS`` + 2 g (as captured) and + 2 g + 1 (solved), each from 0."""
     events: list[Event] = []
     for g, graph in enumerate(run.graphs):
         caps = graph.result.caps
@@ -45,7 +50,7 @@ def trace(run: SolvedRun) -> bytes:
         for o, (label, problem, schedule) in enumerate(orders):
             pid = FIRST_PROCESS + 2 * g + o
             events += _process(pid, f"{problem.name}, {label}", problem, schedule, caps)
-    return orjson.dumps({"schemaVersion": 1, "displayTimeUnit": "ms", "traceEvents": events})
+    return events
 
 
 def _process(pid: int, name: str, problem: Problem, schedule: Schedule, caps: Caps) -> Iterator[Event]:
@@ -118,7 +123,7 @@ def _flows(pid: int, timeline: Timeline) -> Iterator[Event]:
         bound = {"bp": "e"} if enclosing else {}
         return {"ph": ph, "cat": cat, "name": cat, "id": number, "pid": pid, "tid": tid, "ts": ticks_to_us(ticks), **bound}
 
-    first = (pid - FIRST_PROCESS) << 32
+    first = (pid - FIRST_PROCESS + 1) << 32  # above those of a real trace, which are correlation ids of 32 bits
     for i, transfer in enumerate(timeline.transfers):
         tid, number = FIRST_GROUP_STREAM + transfer.stream, first + 2 * i + 1
         begin, end_of_wait = timeline.begin_ticks[transfer.wait_step], timeline.end_ticks[transfer.wait_step]

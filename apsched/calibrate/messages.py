@@ -13,7 +13,7 @@ from apsched.calibrate.trace import HostOp, Trace, Work
 
 PARAM_COMMS = "record_param_comms"
 _NCCL = "nccl"
-_KINDS = {
+KINDS = {
     "_allgather_base": "all_gather",
     "allgather": "all_gather",
     "all_gather": "all_gather",
@@ -66,7 +66,7 @@ def is_nccl(kernel: Work) -> bool:
 def message_of(kernel: Work, launched_by: HostOp | None) -> Message | None:
     """Return what an NCCL kernel transferred; ``None`` where the trace does not say, or nobody asks (barriers, point to point)."""
     args = kernel.args if "Collective name" in kernel.args else launched_by.args if launched_by is not None else {}
-    kind = _KINDS.get(str(args.get("Collective name", "")).lower())
+    kind = KINDS.get(str(args.get("Collective name", "")).lower())
     item_bytes = _ITEM_BYTES.get(str(args.get("dtype", "")))
     counts = _whole(args.get("In msg nelems")), _whole(args.get("Out msg nelems"))
     num_ranks = _whole(args.get("Group size"))

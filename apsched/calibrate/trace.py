@@ -18,8 +18,8 @@ import orjson
 from apsched.costs.operation import as_traced, operation_text, tensor_text
 from apsched.errors import InputError
 
-_STEP = "ProfilerStep#"
-_GLOO = "gloo:"
+STEP = "ProfilerStep#"
+GLOO = "gloo:"
 _DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 _GZIP_MAGIC = b"\x1f\x8b"
 # c10::TypeMeta names, as "Input type" has them (torch/csrc/profiler/util.cpp, inputTypes)
@@ -101,7 +101,7 @@ class Trace:
 def load_trace(path: str | Path) -> Trace:
     """Return the trace in ``path``; ``InputError`` where it is none, or lacks what matching needs."""
     path = Path(path)
-    content = _parse(path)
+    content = read_chrome_trace(path)
     try:
         return _trace(path, content)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -116,7 +116,7 @@ def _trace(path: Path, content: Any) -> Trace:
     if not isinstance(events, list):
         raise InputError(f"{path}: expected a Chrome trace with traceEvents, as torch.profiler's export_chrome_trace writes; found none")
     spans = [e for e in events if isinstance(e, dict) and e.get("ph") == "X" and "dur" in e and isinstance(e.get("args", {}), dict)]
-    transfers = [e for e in spans if str(e.get("name", "")).startswith(_GLOO)]
+    transfers = [e for e in spans if str(e.get("name", "")).startswith(GLOO)]
     workers = {(e.get("pid"), e.get("tid")) for e in transfers}
     ops = _nested([e for e in spans if e.get("cat") == "cpu_op" and (e.get("pid"), e.get("tid")) not in workers])
     if not ops:
@@ -124,9 +124,7 @@ def _trace(path: Path, content: Any) -> Trace:
     if not any(op.operation for op in ops):
         raise InputError(f"{path}: operators have no shapes in it; profile with record_shapes=True")
     kernels = tuple(sorted((_work(e) for e in spans if e.get("cat") in _DEVICE_WORK), key=lambda work: work.begin_us))
-    steps = sorted(
-        (_begin(e), _end(e)) for e in spans if str(e.get("name", "")).startswith(_STEP) and e.get("cat") != "gpu_user_annotation"
-    )
+    steps = sorted((_begin(e), _end(e)) for e in spans if str(e.get("name", "")).startswith(STEP) and e.get("cat") != "gpu_user_annotation")
     whole = (ops[0].begin_us, max(op.end_us for op in ops) + 1)
     return Trace(
         path=str(path),
@@ -140,7 +138,8 @@ def _trace(path: Path, content: Any) -> Trace:
     )
 
 
-def _parse(path: Path) -> Any:
+def read_chrome_trace(path: Path) -> Any:
+    """Return the JSON of a Chrome trace, plain or gzipped; ``InputError`` where ``path`` is none."""
     try:
         data = path.read_bytes()
         content = orjson.loads(gzip.decompress(data) if data.startswith(_GZIP_MAGIC) else data)

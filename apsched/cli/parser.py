@@ -163,11 +163,20 @@ def build_parser() -> argparse.ArgumentParser:
     _add_json(cache)
 
     report = _verb(verbs, "report", "show a run as one HTML file: timeline, memory, buckets, baselines, certificate")
-    _add_run(report)
+    _add_run(report, "what `apsched solve -o DIR` wrote, or the directory of a study")
+    _option(report, "--study", "DIR", "a study of the same graphs, whose frontiers are shown beside this run")
+    text = (
+        "of a study: show this point in detail, by its name or how that begins; may be given again (default: the fastest of each frontier)"
+    )
+    report.add_argument("--point", metavar="NAME", action="append", default=[], help=text)
+    _option(report, "--slowdown", "SHARE", "say the least memory that is at most so much slower than the fastest (default: 2%%)")
     _add_out(report, "FILE", "the page (default: report.html in DIR)")
 
     trace = _verb(verbs, "trace", "write the timelines of a run for Perfetto, to lie beside a profile of the job")
-    _add_run(trace)
+    _add_run(trace, "what `apsched solve -o DIR` wrote")
+    text = "a trace that torch.profiler exported of the job: write both into one file, aligned where the job runs each graph"
+    _option(trace, "--beside", "FILE", text)
+    _option(trace, "--step", "N", "the step of that trace to lie beside, as its profiler counted (default: the last whole one)")
     _add_out(trace, "FILE", "the trace (default: trace.json in DIR)")
 
     _add_json(_verb(verbs, "models", "list the presets"))
@@ -214,8 +223,8 @@ def _add_source(parser: argparse.ArgumentParser, flag: str | None = None, *, sev
     _option(group, "--direction", "WHICH", "forward, backward or both (default: both)", default="both")
 
 
-def _add_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_directory", metavar="DIR", help="what `apsched solve -o DIR` wrote")
+def _add_run(parser: argparse.ArgumentParser, text: str) -> None:
+    parser.add_argument("run_directory", metavar="DIR", help=text)
     _add_json(parser)
 
 

@@ -1,22 +1,31 @@
-"""``apsched report``: a run as one HTML file."""
+"""``apsched report``: a run, or a study, as one HTML file."""
 
 import argparse
-import json
 from pathlib import Path
 from typing import TextIO
 
-from apsched.files import write_atomic
-from apsched.report import console
+from apsched.cli.written import write_one
+from apsched.errors import InputError
+from apsched.options import parse_share
 from apsched.report_page import report_page
 from apsched.run_files import load_run
+from apsched.study.frontier import DEFAULT_SLOWDOWN
+from apsched.study.pages import frontiers_of_run, study_page_of
+from apsched.study.store import FILE
 
 
 def run(args: argparse.Namespace, stdout: TextIO) -> None:
-    """Read the run, check it, and write the page."""
-    target = Path(args.out or Path(args.run_directory) / "report.html")
-    page = report_page(load_run(args.run_directory))
-    write_atomic(target, page)
-    if args.json:
-        print(json.dumps({"schema": 1, "file": str(target), "bytes": len(page)}), file=stdout)
+    """Read the run or the study, check it, and write the page."""
+    directory = Path(args.run_directory)
+    slowdown = parse_share(args.slowdown or DEFAULT_SLOWDOWN, "--slowdown")
+    if (directory / FILE).is_file() and not (directory / "result.json").is_file():
+        if args.study is not None:
+            raise InputError(f"--study: {directory} is a study itself; leave it out")
+        page = report_page(*study_page_of(directory, args.point, slowdown))
     else:
-        console(stdout).print(f"report in {target} ({len(page) / 1e6:.2f} MB): one file, open it in a browser", markup=False)
+        if args.point:
+            raise InputError(f"--point: it chooses among the points of a study, and {directory} is none; leave it out")
+        study = Path(args.study) if args.study is not None else directory if (directory / FILE).is_file() else None
+        solved = load_run(directory)
+        page = report_page(solved, frontiers_of_run(solved, study, slowdown) if study is not None else ())
+    write_one(args, page, "report", "report.html", "one file, open it in a browser", stdout)

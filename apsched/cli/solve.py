@@ -17,6 +17,7 @@ from apsched.pipeline import resolve_caps, rewrite, solve_graph, under_plan, wit
 from apsched.progress import Progress
 from apsched.report import console, metrics_lines, print_table, report_json, summary_lines
 from apsched.schedule_file import dump_schedule
+from apsched.stated_options import stated_options
 
 
 def run(args: argparse.Namespace, stdout: TextIO) -> None:
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
         files: dict[str, bytes] = {}
         for k, graph in enumerate(graphs):
             results[k] = finish_graph(graph, results[k], files, progress)
-    report = report_json(args.source, source.cluster, results)
+    report = report_json(args.source, source.cluster, results, stated_options(vars(args)))
     files["result.json"] = (json.dumps(report, indent=1) + "\n").encode()
     written = write_files(target, files)
     if args.json:

@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import uuid
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from itertools import product
@@ -18,20 +19,22 @@ from apsched.options import parse_count, parse_share
 from apsched.out_files import check_writable
 from apsched.progress import Progress
 from apsched.report import console
+from apsched.study.across import Line, along_json, alongs
 from apsched.study.axes import SPEEDS, SWITCHES, Axis, MemoryAxis, parse_vary
+from apsched.study.binds import bindings
 from apsched.study.engine import Engine, LocalEngine
 from apsched.study.eta import Board
+from apsched.study.frontier import DEFAULT_SLOWDOWN, fitting
+from apsched.study.frontier_json import frontier_json
 from apsched.study.prepare import Prepared, prepare
 from apsched.study.run import Live, chains, share_schedules
 from apsched.study.run import run as answer
 from apsched.study.setting import Setting
-from apsched.study.show import Line, print_study
+from apsched.study.show import print_study
 from apsched.study.speeds import Speeds, parse_times
 from apsched.study.store import FILE, Point, Store
 from apsched.study.what_if import Answer, cap_then, parse_what_if, then
 from apsched.study.what_if_report import answer_json, print_answers
-
-_DEFAULT_SLOWDOWN = "2%"
 
 
 def run(args: argparse.Namespace, stdout: TextIO) -> None:
@@ -52,7 +55,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
         memory = MemoryAxis(caps=(choice.memory_cap,))
     elif args.memory_cap is not None:
         raise InputError("--memory-cap: --vary memory_cap states it already; leave one out")
-    slowdown = parse_share(args.slowdown or _DEFAULT_SLOWDOWN, "--slowdown")
+    slowdown = parse_share(args.slowdown or DEFAULT_SLOWDOWN, "--slowdown")
     engine = engine_of(args)
     combinations = list(product(*(axis.values for axis in axes)))
     labels = [dict(zip((axis.name for axis in axes), values, strict=True)) for values in combinations]
@@ -136,14 +139,19 @@ def _print(
         for live, label in zip(lives, labels, strict=True)
     ]
     if args.json:
-        print(json.dumps({"schema": 1, "study": str(store.directory), "lines": [_line_json(line) for line in lines]}), file=out)
+        found = [_line_json(line, slowdown) for line in lines]
+        across = [along_json(along) for along in alongs(lines)]
+        print(json.dumps({"schema": 1, "study": str(store.directory), "lines": found, "across": across}), file=out)
         return
     print_study(lines, slowdown, out)
     console(out).print(f"study in {store.directory}: {FILE}, graphs, schedules", markup=False)
 
 
-def _line_json(line: Line) -> dict[str, Any]:
-    return {"labels": dict(line.labels), "graph": line.graph, "points": [point_json(point) for point in line.points]}
+def _line_json(line: Line, slowdown: float) -> dict[str, Any]:
+    fit = fitting(line.points)
+    binds = dict(zip((point.point_id for point in fit), bindings(fit), strict=True))
+    points = [{**point_json(point), "binds": asdict(binds[point.point_id]) if point.point_id in binds else None} for point in line.points]
+    return {"labels": dict(line.labels), "graph": line.graph, "points": points, "frontier": frontier_json(fit, slowdown)}
 
 
 def point_json(point: Point) -> dict[str, Any]:

@@ -1,22 +1,28 @@
-"""``apsched trace``: the timelines of a run for Perfetto."""
+"""``apsched trace``: the timelines of a run for Perfetto, alone or beside a profile of the job."""
 
 import argparse
-import json
-from pathlib import Path
 from typing import TextIO
 
-from apsched.files import write_atomic
-from apsched.report import console
+from apsched.cli.written import write_one
+from apsched.errors import InputError
+from apsched.options import parse_count
 from apsched.run_files import load_run
+from apsched.trace_beside import trace_beside
 from apsched.trace_file import trace
+
+_HOW = "open it in ui.perfetto.dev"
+_NO_MATCH = "{} of the job has other collectives than this run in either order, so graphs are laid end to end from its begin"
 
 
 def run(args: argparse.Namespace, stdout: TextIO) -> None:
     """Read the run, check it, and write the trace."""
-    target = Path(args.out or Path(args.run_directory) / "trace.json")
-    content = trace(load_run(args.run_directory))
-    write_atomic(target, content)
-    if args.json:
-        print(json.dumps({"schema": 1, "file": str(target), "bytes": len(content)}), file=stdout)
-    else:
-        console(stdout).print(f"trace in {target} ({len(content) / 1e6:.2f} MB): open it in ui.perfetto.dev", markup=False)
+    if args.beside is None and args.step is not None:
+        raise InputError("--step: it chooses a step of the trace that --beside names; leave it out")
+    solved = load_run(args.run_directory)
+    if args.beside is None:
+        write_one(args, trace(solved), "trace", "trace.json", _HOW, stdout)
+        return
+    both = trace_beside(solved, args.beside, None if args.step is None else parse_count(args.step, "--step"))
+    which = "the trace" if both.step is None else f"step {both.step}"
+    how = f"{which} of the job has the collectives {both.matched}, and is laid beside by them" if both.matched else _NO_MATCH.format(which)
+    write_one(args, both.content, "trace", "trace.json", f"{_HOW}; {how}", stdout, step=both.step, matched=both.matched or None)

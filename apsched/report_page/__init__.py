@@ -6,14 +6,17 @@ Plotly's smallest bundle is a megabyte, has neither timelines nor patterns on ca
 What we need (bars, one axis that zooms, a tooltip) takes a few hundred lines, under the licence of the rest.
 """
 
+from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 
 from apsched.report_page import sections
+from apsched.report_page.apply import how_to_apply
 from apsched.report_page.columns import packed, page_data
+from apsched.report_page.frontier import Frontier, Here, frontier_data, frontier_tables, graph_names, point_of
 from apsched.run_files import SolvedGraph, SolvedRun
 
-_SCRIPTS = ("view.js", "timeline.js", "memory.js", "page.js")
+_SCRIPTS = ("view.js", "timeline.js", "memory.js", "frontier.js", "page.js")
 _NO_NETWORK = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 _TOOLS = (
     ("in", "+", "zoom in"),
@@ -22,14 +25,31 @@ _TOOLS = (
     ("right", "&rarr;", "to the right"),
     ("reset", "all", "show all"),
 )
-_HINT = "Ctrl+wheel, pinch or double click zooms, dragging moves; keys + - 0 and arrows"
+_HINTS = {
+    "timeline": "Ctrl+wheel, pinch or double click zooms, dragging moves; keys + - 0 and arrows",
+    "memory": "click: what is alive there",
+    "frontier": "click a point: the baselines there",
+}
+_NO_STUDY = (
+    "Only the point of this run is known. `apsched study` with the options of this run and `--vary memory_cap=floor..none:20 -o STUDY` "
+    "finds the frontier, and `apsched report` with `--study STUDY` shows it here."
+)
 
 
-def report_page(run: SolvedRun) -> bytes:
-    """Return the report of ``run``; the same run gives the same bytes."""
-    title = f"apsched: {run.source}"
-    graphs = "\n".join(_graph_section(graph, g) for g, graph in enumerate(run.graphs))
-    links = "".join(f'<a href="#{escape(g.result.problem.name)}">{escape(g.result.problem.name)}</a>' for g in run.graphs)
+def report_page(run: SolvedRun, frontiers: Sequence[Frontier] = (), heading: str = "") -> bytes:
+    """Return the report of ``run`` with ``frontiers`` of its graphs; the same files give the same bytes.
+
+    With ``heading`` it is the report of a study: the frontiers first, then graphs in detail, none of which is "this run".
+    """
+    heading = heading or run.source
+    ids = section_ids(run.graphs)
+    here = () if frontiers and heading != run.source else tuple(_here(graph, frontiers) for graph in run.graphs)
+    graphs = "\n".join(_graph_section(graph, g, ids[g]) for g, graph in enumerate(run.graphs))
+    frontier = _frontier_section(frontiers, here)
+    first, then = (graphs, frontier) if here else (frontier, graphs)
+    anchors = [*zip(ids, (_title(graph) for graph in run.graphs), strict=True)]
+    anchors = [*anchors, ("frontier", "frontier")] if here else [("frontier", "frontier"), *anchors]
+    links = "".join(f'<a href="#{escape(anchor)}">{escape(title)}</a>' for anchor, title in anchors)
     versions = ", ".join(f"{name} {version}" for name, version in (run.graphs[0].versions if run.graphs else {}).items() if version)
     page = f"""<!DOCTYPE html>
 <html lang="en">
@@ -37,12 +57,12 @@ def report_page(run: SolvedRun) -> bytes:
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{_NO_NETWORK}">
-<title>{escape(title)}</title>
+<title>{escape(f"apsched: {heading}")}</title>
 <style>
 {_resource("page.css")}</style>
 </head>
 <body>
-<header><h1>{escape(run.source)}</h1>
+<header><h1>{escape(heading)}</h1>
 <span class="soft">on cluster {escape(run.cluster or "of your own")}; {escape(versions)}</span>
 <nav aria-label="sections">{links}<a href="#apply">apply</a>
 <button id="theme" type="button" aria-label="change between light and dark">Dark</button></nav>
@@ -50,12 +70,13 @@ def report_page(run: SolvedRun) -> bytes:
 <main>
 <p id="trouble" role="alert" hidden></p>
 <noscript><p>The pictures need JavaScript; the tables are complete without it.</p></noscript>
-{graphs}
+{first}
+{then}
 <section id="apply"><h2>How to apply it</h2>
-{sections.how_to_apply(run)}
+{how_to_apply(run)}
 </section>
 </main>
-<script type="text/plain" id="data">{packed(page_data(run))}</script>
+<script type="text/plain" id="data">{packed({**page_data(run), "frontiers": frontier_data(frontiers, here)})}</script>
 <script>
 {"".join(_resource(name) for name in _SCRIPTS)}</script>
 </body>
@@ -64,17 +85,47 @@ def report_page(run: SolvedRun) -> bytes:
     return page.encode()
 
 
+def section_ids(graphs: Sequence[SolvedGraph]) -> tuple[str, ...]:
+    """Return the anchor of each graph: its name, with its number where others have that name, too."""
+    names = [graph.result.problem.name for graph in graphs]
+    return tuple(name if names.count(name) == 1 else f"{name}-{k}" for k, name in enumerate(names))
+
+
+def _title(graph: SolvedGraph) -> str:
+    return graph.title or graph.result.problem.name
+
+
+def _here(graph: SolvedGraph, frontiers: Sequence[Frontier]) -> Here:
+    name = graph.result.problem.name
+    return Here(graph=name, title="" if any(line.graph == name for line in frontiers) else name, point=point_of(graph))
+
+
+def _frontier_section(frontiers: Sequence[Frontier], here: Sequence[Here]) -> str:
+    """Return memory against step time, of each graph."""
+    known = {line.graph for line in frontiers}
+    alone = [Frontier(graph=one.graph, title=one.graph, points=()) for one in here if one.graph not in known]
+    parts = []
+    for f, name in enumerate(graph_names(frontiers, here)):
+        hint = f"<p>{escape(_NO_STUDY)}</p>" if name not in known else ""
+        title = f"Memory against step time, {name}"
+        range_button = '<button type="button" data-act="range" aria-label="which step times the picture fits">with the bound</button>'
+        after = '<div class="legend"></div><div class="alive" role="status" aria-live="polite"></div>'
+        picture = _picture("frontier", f, title, "step time found and proven under each memory cap", tools=range_button, after=after)
+        parts.append(f"<h3>{escape(name)}</h3>\n{hint}{picture}\n{frontier_tables(name, (*frontiers, *alone), here)}")
+    return '<section class="graph" id="frontier"><h2>Frontier: memory against step time</h2>\n' + "\n".join(parts) + "\n</section>"
+
+
 def _resource(name: str) -> str:
     text = files("apsched.report_page").joinpath(name).read_text(encoding="utf-8")
     return text.replace('"use strict";\n', "", 1) if name not in (_SCRIPTS[0],) else text
 
 
-def _graph_section(graph: SolvedGraph, g: int) -> str:
+def _graph_section(graph: SolvedGraph, g: int, anchor: str) -> str:
     result = graph.result
-    name = escape(result.problem.name)
+    anchor, name = escape(anchor), escape(_title(graph))
     size = f"{result.problem.num_nodes:,} nodes, {len(result.problem.collectives):,} collectives, {result.answer.status}"
-    return f"""<section class="graph" id="{name}" aria-labelledby="{name}-head">
-<h2 id="{name}-head">{name}</h2>
+    return f"""<section class="graph" id="{anchor}" aria-labelledby="{anchor}-head">
+<h2 id="{anchor}-head">{name}</h2>
 <p class="soft">{escape(size)}; graph {escape(result.problem.graph_hash[:12])}</p>
 {sections.figures(graph)}
 {_timeline(g, name)}
@@ -106,7 +157,7 @@ def _memory(g: int, order: int, name: str, label: str) -> str:
 
 def _picture(kind: str, g: int, title: str, what: str, *, tools: str = "", after: str = "", order: int = 0) -> str:
     buttons = "".join(f'<button type="button" data-act="{act}" aria-label="{text}">{sign}</button>' for act, sign, text in _TOOLS)
-    hint = f'<span class="soft">{_HINT}</span>' if kind == "timeline" else '<span class="soft">click: what is alive there</span>'
+    hint = f'<span class="soft">{_HINTS[kind]}</span>'
     return f"""<figure data-picture="{kind}" data-graph="{g}" data-order="{order}">
 <div class="tools"><figcaption>{title}</figcaption>{buttons}{tools}{hint}</div>
 <canvas role="img" aria-label="{title}: {what}; the tables below say the same in words"></canvas>

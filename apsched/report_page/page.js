@@ -28,9 +28,9 @@ function tools(figure, picture) {
 async function main() {
   const data = await unpacked(), tip = new Tip(), pictures = [];
   for (const figure of document.querySelectorAll("figure[data-picture]")) {
-    const graph = data.graphs[Number(figure.dataset.graph)];
-    const picture = figure.dataset.picture === "timeline"
-      ? new Timeline(figure, graph, data, tip)
+    const graph = data.graphs[Number(figure.dataset.graph)], kind = figure.dataset.picture;
+    const picture = kind === "frontier" ? new Frontier(figure, data.frontiers[Number(figure.dataset.graph)], data, tip)
+      : kind === "timeline" ? new Timeline(figure, graph, data, tip)
       : new Memory(figure, graph, graph.orders[Number(figure.dataset.order)], data, tip);
     tools(figure, picture);
     figure.picture = picture;

@@ -1,7 +1,6 @@
 """The parts of a report that are text and tables: plain HTML, complete without scripts."""
 
-import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 
 from apsched.chosen import launch_positions
@@ -9,8 +8,9 @@ from apsched.graph_result import Result
 from apsched.options import show_bytes, show_us
 from apsched.problem import Collective
 from apsched.report import summary_lines
+from apsched.report_page.table import Html, table
 from apsched.result import Score
-from apsched.run_files import SolvedGraph, SolvedRun
+from apsched.run_files import SolvedGraph
 from apsched.simulate import Transfer
 from apsched.units import ticks_to_us
 from apsched.verify import prefetch_distances
@@ -25,29 +25,6 @@ _SOURCES = {
     "profile": "a profile of the job",
     "measured": "measured on the device",
 }
-
-
-class Html(str):
-    """Markup already, not text to escape."""
-
-    __slots__ = ()
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str = "", text: Sequence[int] = (), best: int = -1) -> str:
-    """Return a table; columns in ``text`` hold words that wrap, row ``best`` is bold, the first cell of each row heads it."""
-
-    def cell(tag: str, k: int, value: str) -> str:
-        kind = ' class="text"' if k in text else ""
-        return f"<{tag}{kind}>{value if isinstance(value, Html) else escape(value)}</{tag.split()[0]}>"
-
-    def line(row: Sequence[str], r: int) -> str:
-        cells = "".join(cell('th scope="row"' if k == 0 else "td", k, value) for k, value in enumerate(row))
-        return f"<tr{' class=best' if r == best else ''}>{cells}</tr>"
-
-    top = "".join(cell('th scope="col"', k, name) for k, name in enumerate(head))
-    body = "\n".join(line(row, r) for r, row in enumerate(rows))
-    said = f"<caption>{escape(caption)}</caption>" if caption else ""
-    return f"<table>{said}<thead><tr>{top}</tr></thead><tbody>\n{body}\n</tbody></table>"
 
 
 def figures(graph: SolvedGraph) -> str:
@@ -184,19 +161,3 @@ def costs(result: Result) -> str:
     rows = [(name, f"{100 * share:.1f} %", _SOURCES.get(name, "")) for name, share in ranked]
     found = table(("source", "share of the time of all nodes and transfers", "what it is"), rows, text=(2,))
     return f"<p>Costs of cluster <b>{escape(result.cluster or 'your own model')}</b>.</p>\n<div class=wide>{found}</div>"
-
-
-def how_to_apply(run: SolvedRun) -> str:
-    """Return the commands that put the schedules to work."""
-    files = " ".join(shlex.quote(f"{run.path}/{graph.result.problem.name}.schedule.json") for graph in run.graphs)
-    caps = {graph.result.caps.memory_cap_bytes for graph in run.graphs}
-    cap = f", memory_cap_bytes={caps.pop()}" if len(caps) == 1 and None not in caps else ""
-    shell = f"apsched apply {shlex.quote(run.source)} {files}   # with the options of the source that you solved with (--mesh, --seq ...)"
-    python = f"import apsched\n\nfast = apsched.optimize(gm{cap})   # gm: the FX graph of your job; in a compiler backend, or a pass"
-    return (
-        "<p>Check the schedules against their graphs, and write the rewritten modules:</p>"
-        f"<pre>{escape(shell)}</pre>"
-        "<p>In the job itself, each graph is solved where it is compiled (the same graph, costs and caps give the same schedule):</p>"
-        f"<pre>{escape(python)}</pre>"
-        "<p>A schedule file fits exactly one graph, by its hash; on any other it is refused, with what differs.</p>"
-    )

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from apsched.options import show_bytes
 from apsched.study.store import Point
 
 GIB = 2**30
+DEFAULT_SLOWDOWN = "2%"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,37 +58,3 @@ def least_memory(points: Sequence[Point], slowdown: float) -> LeastMemory | None
         step_time_us=best.step_time_us or 0.0,
         refuted_bytes=max(refuted, default=None),
     )
-
-
-def rests_on(point: Point) -> str:
-    """Return what owns most of the step time beside compute, with its share; ``full``: where memory is, and a stall follows."""
-    shares = point.outcome.report.get("shares") or []
-    total = sum(share["us"] for share in shares)
-    largest = max((share for share in shares if share["label"] != "compute"), key=lambda share: share["us"], default=None)
-    compute = sum(share["us"] for share in shares if share["label"] == "compute")
-    if largest is None or not total:
-        return "compute"
-    text = "compute" if compute >= largest["us"] else largest["label"]
-    share = max(compute, largest["us"]) / total
-    full = (point.outcome.report.get("rests_on") or {}).get("memory_full_at")
-    return f"{text} {100 * share:.0f} %" + (", full" if full else "")
-
-
-def bucketing(points: Sequence[Point]) -> str:
-    """Return in a line where buckets pay: where the schedules found have any, and what they gain over none at all."""
-    points = fitting(points)
-    if not points:
-        return ""
-    with_buckets = [point for point in points if _has_buckets(point)]
-    if not with_buckets:
-        return "buckets pay nowhere: no schedule found has one"
-    largest = max(point.outcome.report["chosen"]["bucket_bytes"] for point in with_buckets)
-    text = f"buckets pay at {len(with_buckets)} of {len(points)} caps"
-    if len(with_buckets) < len(points):
-        below = [needed_bytes(point) for point in points if not _has_buckets(point)]
-        text += f"; not at {show_bytes(min(below))}" + (f" to {show_bytes(max(below))}" if len(below) > 1 else "")
-    return f"{text}; the largest that pays anywhere has {show_bytes(largest)}"
-
-
-def _has_buckets(point: Point) -> bool:
-    return bool((point.outcome.report.get("chosen") or {}).get("bucket_bytes"))

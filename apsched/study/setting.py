@@ -1,7 +1,5 @@
 """One combination of options: everything but the memory cap, which a frontier runs along."""
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import Any
 from apsched import __version__
 from apsched.config import Caps, SolveOptions
 from apsched.cost_choice import CostChoice
+from apsched.files import digest
 from apsched.plan import Plan
 from apsched.sources import DEFAULT_MESH, DEFAULT_SEQ_LEN, SourceKind, SourceRequest, classify
 from apsched.study.speeds import Speeds
@@ -58,12 +57,6 @@ def _named(source: str) -> str:
     """Return a source without the directories of a file that it names."""
     scheme, colon, path = source.partition(":")
     return f"{scheme}:{Path(path).name}" if colon and "/" in path else source
-
-
-def digest(content: Mapping[str, Any] | bytes) -> str:
-    """Return a short digest: 24 hexadecimal digits."""
-    data = content if isinstance(content, bytes) else json.dumps(content, sort_keys=True).encode()
-    return hashlib.sha256(data).hexdigest()[:24]
 
 
 def point_id(graph_id: str, described: Mapping[str, Any], memory_cap: str) -> str:

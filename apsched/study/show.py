@@ -1,35 +1,19 @@
 """What a study prints: one table of all points, and under it what frontiers say."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TextIO
 
 from rich.table import Table
 
 from apsched.options import show_bytes, show_us
 from apsched.report import console
-from apsched.study.frontier import bucketing, fitting, least_memory, prices_ms_per_gib, rests_on
+from apsched.study.across import Line, along_text, alongs
+from apsched.study.binds import bindings, binds_text, bucketing_text
+from apsched.study.frontier import fitting, least_memory, prices_ms_per_gib
 from apsched.study.store import Point
 from apsched.study.work import ALONG
 
 AS_CAPTURED = "as_captured"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """One graph under one setting, along its memory caps."""
-
-    labels: Mapping[str, str]
-    """Values of the axes other than memory."""
-    graph: str
-    points: tuple[Point, ...]
-    expected: int
-    """How many points there are when all is done."""
-
-    @property
-    def title(self) -> str:
-        """The graph and the axes in one line."""
-        return ", ".join([self.graph, *(f"{name} {value}" for name, value in self.labels.items())])
 
 
 def print_study(lines: Sequence[Line], slowdown: float, stream: TextIO) -> None:
@@ -38,32 +22,38 @@ def print_study(lines: Sequence[Line], slowdown: float, stream: TextIO) -> None:
     Axes other than memory take the place of the order as captured, which is a baseline, too.
     """
     axes = list(dict.fromkeys(name for line in lines for name in line.labels))
-    along = any(len(line.points) > 1 for line in lines)
+    priced = any(len(line.points) > 1 for line in lines)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in (*axes, "graph"):
         table.add_column(heading)
     wide = not axes
     for heading in ("memory cap", "step ms", "bound ms", "gap", *(["captured ms"] if wide else []), "baseline ms", "peak", "launches"):
         table.add_column(heading, justify="right", no_wrap=True)
-    if along:
+    if priced:
         table.add_column("ms per GiB", justify="right", no_wrap=True)
-    table.add_column("rests on", no_wrap=True)
+    table.add_column("binds", no_wrap=True)
     for line in lines:
-        prices = dict(zip((p.point_id for p in fitting(line.points)), prices_ms_per_gib(fitting(line.points)), strict=True))
+        fit = fitting(line.points)
+        prices = dict(zip((p.point_id for p in fit), prices_ms_per_gib(fit), strict=True))
+        binds = dict(zip((p.point_id for p in fit), bindings(fit), strict=True))
         for k, point in enumerate(line.points):
             first = [line.labels.get(axis, "") for axis in axes] + [line.graph] if k == 0 else [""] * (len(axes) + 1)
             cells = [*first, *_cells(point, wide=wide)]
-            if along:
+            if priced:
                 price = prices.get(point.point_id)
                 cells.append("" if price is None else f"{price:,.3f}")
-            table.add_row(*cells, rests_on(point) if point.outcome.step_ticks is not None else _least(point))
+            table.add_row(*cells, str(binds[point.point_id]) if point.point_id in binds else _least(point))
         if line.points:
             table.add_section()
     out = console(stream)
     out.print(table)
     for line in lines:
-        for text in _said(line, slowdown):
-            out.print(text, markup=False)
+        if texts := said(line, slowdown):
+            out.print(f"{line.title}:", markup=False)
+        for text in texts:
+            out.print(f"  {text}", markup=False)
+    for along in alongs(lines):
+        out.print(along_text(along), markup=False)
 
 
 def _cells(point: Point, *, wide: bool) -> list[str]:
@@ -90,23 +80,26 @@ def _least(point: Point) -> str:
     return "; ".join(f"{name} needs {show_bytes(value) if name.endswith('bytes') else value}" for name, value in least.items())
 
 
-def _said(line: Line, slowdown: float) -> list[str]:
-    """Return what a frontier says as a whole; nothing for a single point."""
+def said(line: Line, slowdown: float) -> list[str]:
+    """Return what a frontier says as a whole, a sentence each; nothing for a single point."""
     points = fitting(line.points)
-    said = [f"  note: {note}" for note in (line.points[0].graph.notes if line.points else ())]
+    texts = [f"note: {note}" for note in (line.points[0].graph.notes if line.points else ())]
     if len(points) > 1:
-        least = least_memory(points, slowdown)
-        assert least is not None
-        text = (
-            f"  {100 * slowdown:g} % slower than the fastest, {show_us(least.step_limit_us)}: {show_bytes(least.peak_memory_bytes)} "
-            f"will do ({show_us(least.step_time_us)})"
-        )
-        if least.refuted_bytes is not None:
-            text += f"; {show_bytes(least.refuted_bytes)} will not (proven)"
-        said += [text, f"  {bucketing(points)}", _cost(points)]
+        texts += [slowdown_text(points, slowdown), binds_text(points), bucketing_text(points), _cost(points)]
     if len(line.points) < line.expected:
-        said.append(f"  {len(line.points)} of {line.expected} points; the same command goes on from there")
-    return [f"{line.title}:", *said] if said else []
+        texts.append(f"{len(line.points)} of {line.expected} points; the same command goes on from there")
+    return texts
+
+
+def slowdown_text(points: Sequence[Point], slowdown: float) -> str:
+    """Return the least memory for a step that is at most ``slowdown`` slower than the fastest of ``points``."""
+    least = least_memory(points, slowdown)
+    assert least is not None
+    text = (
+        f"{100 * slowdown:g} % slower than the fastest, {show_us(least.step_limit_us)}: {show_bytes(least.peak_memory_bytes)} "
+        f"will do ({show_us(least.step_time_us)})"
+    )
+    return text if least.refuted_bytes is None else f"{text}; {show_bytes(least.refuted_bytes)} will not (proven)"
 
 
 def _cost(points: Sequence[Point]) -> str:
@@ -114,6 +107,6 @@ def _cost(points: Sequence[Point]) -> str:
     solves = sorted(point.outcome.seconds for point in points if point.outcome.how != ALONG)
     others = sum(point.outcome.seconds for point in points if point.outcome.how == ALONG)
     answered = f"{len(points) - len(solves)} answered from those in {others:.1f} s"
-    text = f"  {len(points)} points, {len(solves)} solved in {sum(solves):.1f} s, {answered}"
+    text = f"{len(points)} points, {len(solves)} solved in {sum(solves):.1f} s, {answered}"
     middle = solves[len(solves) // 2] if solves else 0.0
     return f"{text}: as much as {len(solves) + others / middle:.1f} solves" if middle > 0 else text

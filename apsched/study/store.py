@@ -248,6 +248,10 @@ class Store:
         with self._open() as db:
             db.execute("update runs set ended_utc = ?, points = ? where run_id = ?", (now_utc, num_points, run_id))
 
+    def commands(self) -> dict[str, Mapping[str, Any]]:
+        """Return the arguments of each run, by its name."""
+        return {row[0]: json.loads(row[1]) for row in self.runs()}
+
     def captures(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
         """Return which graphs sources gave, by the names of the captures."""
         with self._open() as db:

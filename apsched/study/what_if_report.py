@@ -7,7 +7,7 @@ from rich.table import Table
 
 from apsched.options import show_bytes, show_us
 from apsched.report import console
-from apsched.study.frontier import rests_on
+from apsched.study.binds import binding
 from apsched.study.store import Point
 from apsched.study.what_if import Answer
 
@@ -19,7 +19,7 @@ def print_answers(text: str, answers: Sequence[Answer], stream: TextIO) -> None:
         table.add_column(heading)
     for heading in ("step time ms", "bound ms", "gap", "exposed ms", "memory cap", "peak memory", "collectives"):
         table.add_column(heading, justify="right")
-    table.add_column("rests on")
+    table.add_column("binds")
     for answer in answers:
         table.add_row(answer.now.graph.name, "now", *_cells(answer.now))
         table.add_row("", text, *_cells(answer.then), end_section=True)
@@ -80,7 +80,7 @@ def _cells(point: Point) -> list[str]:
         cap,
         show_bytes(outcome.peak_memory_bytes),
         f"{outcome.num_launches}",
-        rests_on(point),
+        str(binding(point)),
     ]
 
 

@@ -13,16 +13,23 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, schedule
 
 import apsched
+from apsched.capture.captured import Capture
+from apsched.cli import main as main_of_apsched
 from apsched.costs.cluster import load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.measured_file import dump_costs
 from apsched.graph.export import export
 from apsched.graph.graph_file import save_graph
 from apsched.models.build import build
+from apsched.models.built import Built
 from apsched.models.mesh import MeshSpec
 from apsched.models.options import ModelOptions
 from apsched.models.preset_capture import capture_built
 from apsched.models.training import run_step
+from apsched.pipeline import export_graph, rewrite
+from apsched.progress import Progress
+from apsched.replay import replay
+from apsched.schedule_file import load_schedule
 
 NUM_STEPS = 8
 OPTIONS = ModelOptions(param_dtype=torch.float32, reduce_dtype=torch.float32)
@@ -54,6 +61,9 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
         costs = ClusterCostModel(load_cluster("cpu"), capture.group_ranks)
         for captured in capture.graphs:
             save_graph(export(captured, costs, group_ranks=capture.group_ranks, cluster_name="cpu"), folder / f"step.{captured.name}.graph")
+        assert main_of_apsched(["solve", str(folder / "step.graph"), "--budget", "0.1", "-o", str(folder / "run")]) == 0
+    dist.barrier()
+    profile_solved(built, capture, process_rank, folder)
     model = apsched.measure(forward, cluster="cpu", fused=False)
     again = apsched.measure(forward, cluster="cpu", known=model.costs, fused=False)
     fast = apsched.optimize(forward, cost_model=model)
@@ -68,6 +78,30 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
     (folder / f"{process_rank}.json").write_text(json.dumps(report))
     dist.barrier()
     dist.destroy_process_group()
+
+
+def profile_solved(built: Built, capture: Capture, process_rank: int, folder: Path) -> None:
+    """Run the schedules that ``apsched solve`` wrote, on the rewritten graphs, and write a trace of that."""
+    costs = ClusterCostModel(load_cluster("cpu"), capture.group_ranks)
+    modules = []
+    for captured in capture.graphs:
+        graph = export_graph(
+            captured, costs, cluster="cpu", group_ranks=capture.group_ranks, device_memory_bytes=None, progress=Progress(quiet=True)
+        )
+        schedule_file = load_schedule(folder / "run" / f"{captured.name}.schedule.json")
+        modules.append(rewrite(graph, replay(graph.problem, schedule_file), Progress(quiet=True)).module)
+    with (
+        torch.no_grad(),
+        profile(
+            activities=[ProfilerActivity.CPU],
+            schedule=schedule(wait=0, warmup=1, active=2),
+            on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(folder / f"solved.{process_rank}.json")),
+        ) as profiler,
+    ):
+        for _ in range(3):
+            dist.barrier()
+            run_step(built, *modules)
+            profiler.step()
 
 
 if __name__ == "__main__":

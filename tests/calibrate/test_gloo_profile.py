@@ -7,17 +7,21 @@ that does nothing else.
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Run
 from processes import run_processes
 
+from apsched.calibrate.messages import KINDS
 from apsched.calibrate.predict import predicted
 from apsched.calibrate.profile import profile_costs
 from apsched.calibrate.trace import load_trace
 from apsched.costs.cluster import load_cluster
 from apsched.graph.dag import NodeKind
 from apsched.graph.graph_file import load_graph
+from apsched.run_files import load_run
+from apsched.trace_file import FIRST_GROUP_STREAM, FIRST_PROCESS, trace
 
 pytestmark = pytest.mark.alone
 
@@ -121,3 +125,58 @@ def test_without_a_way_or_with_two_the_command_says_so(run: Run):
         ran = run("calibrate", *arguments, "--graph", "llama3-debug", "-o", "costs.toml")
         assert ran.code == 2
         assert "expected --trace FILE (a profile of a job) or --measure (this device), and not both" in ran.stderr
+
+
+def _events(content: bytes) -> list[dict[str, Any]]:
+    return list(json.loads(content)["traceEvents"])
+
+
+@pytest.mark.parametrize(("name", "matched"), [("solved.0.json", "solved"), ("trace.0.json", "as captured")])
+def test_a_run_is_laid_beside_the_real_job(run: Run, folder: Path, name: str, matched: str) -> None:
+    """Both traces in one: nothing of either is lost or collides, and each graph begins its transfers when the job does.
+
+    The job that ran the rewritten graphs has the collectives of the schedules in their order, by its own profile; the one that did not,
+    those of the order as captured.
+    """
+    ran = run("trace", folder / "run", "--beside", folder / name, "-o", "both.json", "--json")
+    assert ran.code == 0, ran.stderr
+    said = json.loads(ran.stdout)
+    assert said["matched"] == matched
+    solved = load_run(folder / "run")
+    real, ours, both = _events((folder / name).read_bytes()), _events(trace(solved)), _events(Path("both.json").read_bytes())
+    assert both[: len(real)] == real
+    assert len(both) == len(real) + len(ours)
+    assert not {event["pid"] for event in real} & {event["pid"] for event in ours}
+    flows = [{(event["cat"], event["id"]) for event in some if event["ph"] in "sf"} for some in (real, ours)]
+    assert not flows[0] & flows[1]
+
+    (step,) = (event for event in real if event["name"] == f"ProfilerStep#{said['step']}")
+    within = [e for e in real if str(e["name"]).startswith("gloo:") and step["ts"] <= e["ts"] < step["ts"] + step["dur"]]
+    happened = [e for e in sorted(within, key=lambda e: float(e["ts"])) if e["name"] != "gloo:barrier"]
+    kinds = [KINDS[e["name"].removeprefix("gloo:")] for e in happened]
+    promised, first = [], 0
+    for g in range(2):
+        pid = FIRST_PROCESS + 2 * g + (matched == "solved")
+        sent = [e for e in both[len(real) :] if e["pid"] == pid and e["ph"] == "X" and e["tid"] >= FIRST_GROUP_STREAM]
+        assert sent[0]["ts"] == pytest.approx(happened[first]["ts"], abs=0.01)
+        promised += [KINDS[e["args"]["Collective name"]] for e in sent]
+        first += len(sent)
+    assert kinds == promised
+
+
+def test_a_profile_of_something_else_is_said_to_be_one(run: Run, folder: Path) -> None:
+    """Other collectives: end to end from the begin of the step, and the answer says so; a step that is not there is refused."""
+    events = [e for e in _events((folder / "solved.0.json").read_bytes()) if not str(e["name"]).startswith("gloo:")]
+    Path("other.json").write_text(json.dumps(events))
+    ran = run("trace", folder / "run", "--beside", "other.json", "-o", "both.json")
+    assert ran.code == 0, ran.stderr
+    assert "other collectives than this run" in ran.stdout
+    (begin,) = (e["ts"] for e in events if e["name"] == "ProfilerStep#2")
+    assert min(e["ts"] for e in _events(Path("both.json").read_bytes()) if e["ph"] == "X" and e["pid"] == FIRST_PROCESS) == begin
+    ran = run("trace", folder / "run", "--beside", "other.json", "--step", "77")
+    assert ran.code == 2
+    assert "it has 1, 2" in ran.errors[0]
+    Path("none.json").write_text('{"traceEvents": [{"ph": "X", "ts": "soon", "dur": 1}]}')
+    ran = run("trace", folder / "run", "--beside", "none.json")
+    assert ran.code == 2
+    assert "expected events as torch.profiler writes them" in ran.errors[0]

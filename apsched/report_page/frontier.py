@@ -1,0 +1,213 @@
+"""The frontier in a report: memory against step time, with what is proven, the baselines, and the point of this run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from apsched.options import show_bytes, show_us
+from apsched.report_page.table import Html, table
+from apsched.result import Score
+from apsched.run_files import SolvedGraph
+from apsched.units import ticks_to_us
+from apsched.what_binds import shares
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """A baseline at a point of a frontier."""
+
+    name: str
+    step_ticks: int
+    peak_bytes: int
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontierPoint:
+    """One memory cap and what was found under it."""
+
+    name: str
+    """Of the point in its study; empty for the schedule of a run."""
+    cap_bytes: int | None
+    peak_bytes: int
+    step_ticks: int
+    bound_ticks: int
+    num_launches: int
+    bucket_bytes: int
+    """Of the largest bucket."""
+    baselines: tuple[Baseline, ...]
+    price_ms_per_gib: float | None
+    """What the GiB between the cap before and this one bought."""
+    binds: str
+    saved_us: float
+    """What buckets save here at least (proven)."""
+
+    @property
+    def needed_bytes(self) -> int:
+        """The cap, or without one the peak."""
+        return self.peak_bytes if self.cap_bytes is None else self.cap_bytes
+
+    @property
+    def best_baseline(self) -> Baseline | None:
+        """The fastest baseline that fits."""
+        return min((b for b in self.baselines if b.fits), key=lambda b: b.step_ticks, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slowdown:
+    """The least memory that is known to do for a step so much slower than the fastest."""
+
+    share: float
+    limit_us: float
+    peak_bytes: int
+    step_us: float
+    refuted_bytes: int | None
+    """With this cap no schedule is as fast (proven)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frontier:
+    """One graph under one setting, along its memory caps."""
+
+    graph: str
+    title: str
+    points: tuple[FrontierPoint, ...]
+    """By ascending caps; the last may be without one."""
+    said: tuple[str, ...] = ()
+    """What it says as a whole, a sentence each."""
+    slowdowns: tuple[Slowdown, ...] = ()
+    floor_bytes: int = 0
+    """The least cap under which a schedule is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Here:
+    """The point of the run that the report is about."""
+
+    graph: str
+    title: str
+    point: FrontierPoint
+
+
+def point_of(graph: SolvedGraph) -> FrontierPoint:
+    """Return the point that the schedule of ``graph`` is."""
+    result = graph.result
+    best = result.best
+    assert best is not None
+    largest = max(shares(result), key=lambda share: share.ticks, default=None)
+    return FrontierPoint(
+        name="",
+        cap_bytes=result.caps.memory_cap_bytes,
+        peak_bytes=best.peak_memory_bytes,
+        step_ticks=best.step_time_ticks,
+        bound_ticks=result.answer.bound_ticks,
+        num_launches=best.num_launches,
+        bucket_bytes=result.chosen.bucket_bytes if result.chosen else 0,
+        baselines=tuple(_baseline(score) for score in (*result.answer.baselines, *result.others)),
+        price_ms_per_gib=None,
+        binds=largest.label if largest else "",
+        saved_us=0.0,
+    )
+
+
+def _baseline(score: Score) -> Baseline:
+    return Baseline(name=score.name, step_ticks=score.step_time_ticks, peak_bytes=score.peak_memory_bytes, fits=score.fits)
+
+
+def frontier_data(frontiers: Sequence[Frontier], here: Sequence[Here]) -> list[dict[str, Any]]:
+    """Return what the pictures are drawn from: one for each graph, exact in ticks and bytes."""
+    return [
+        {
+            "graph": name,
+            "lines": [
+                {"title": line.title, "floor": line.floor_bytes, "points": [_point(point) for point in line.points]}
+                for line in frontiers
+                if line.graph == name
+            ],
+            "here": [{"title": one.title, **_point(one.point)} for one in here if one.graph == name],
+        }
+        for name in graph_names(frontiers, here)
+    ]
+
+
+def graph_names(frontiers: Sequence[Frontier], here: Sequence[Here]) -> tuple[str, ...]:
+    """Return the graphs, each once."""
+    return tuple(dict.fromkeys([*(one.graph for one in here), *(line.graph for line in frontiers)]))
+
+
+def _point(point: FrontierPoint) -> dict[str, Any]:
+    return {
+        "cap": point.cap_bytes,
+        "peak": point.peak_bytes,
+        "step": point.step_ticks,
+        "bound": point.bound_ticks,
+        "launches": point.num_launches,
+        "bucket": point.bucket_bytes,
+        "price": point.price_ms_per_gib,
+        "binds": point.binds,
+        "baselines": [[b.name, b.step_ticks, b.peak_bytes, b.fits] for b in point.baselines],
+    }
+
+
+def frontier_tables(graph: str, frontiers: Sequence[Frontier], here: Sequence[Here]) -> str:
+    """Return a table of all points of each frontier of ``graph``, and what it says as a whole."""
+    parts = [
+        _part(line, [one for one in here if one.graph == graph and one.title in ("", line.title)])
+        for line in frontiers
+        if line.graph == graph
+    ]
+    return "\n".join(parts)
+
+
+def _part(line: Frontier, here: Sequence[Here]) -> str:
+    mine = [one.point for one in here]
+    shown = sorted([*line.points, *mine], key=lambda p: (p.cap_bytes is None, p.needed_bytes, p.name == ""))
+    rows = [_row(point) for point in shown]
+    best = next((k for k, point in enumerate(shown) if point in mine), -1)
+    caption = f"{_captured(shown)}ms per GiB: what the memory between the cap before and this one bought"
+    heads = ("memory cap", "step time", "bound", "gap", "peak", "launches", "largest bucket", "ms per GiB")
+    points = table((*heads, "best baseline that fits", "binds"), rows, caption=caption, text=(9,), best=best)
+    said = "".join(f"<li>{escape(text)}</li>" for text in line.said)
+    title = f"<h4>{escape(line.title)}</h4>" if line.title != line.graph else ""
+    return f"{title}\n{f'<ul>{said}</ul>' if said else ''}\n<div class=wide>{points}</div>\n{_slowdowns(line)}"
+
+
+def _captured(points: Sequence[FrontierPoint]) -> str:
+    """Return what the order as captured takes; every point has it as its first baseline."""
+    found = next((b for point in points for b in point.baselines if b.name == "as_captured"), None)
+    return f"as captured: {show_us(ticks_to_us(found.step_ticks))}, peak {show_bytes(found.peak_bytes)}; " if found else ""
+
+
+def _row(point: FrontierPoint) -> tuple[str, ...]:
+    best = point.best_baseline
+    cap = "none" if point.cap_bytes is None else show_bytes(point.cap_bytes)
+    return (
+        cap if point.name else Html(f"{escape(cap)} <em>(this run)</em>"),
+        show_us(ticks_to_us(point.step_ticks)),
+        show_us(ticks_to_us(point.bound_ticks)),
+        f"{100 * (1 - point.bound_ticks / point.step_ticks):.2f} %" if point.step_ticks else "",
+        show_bytes(point.peak_bytes),
+        f"{point.num_launches}",
+        show_bytes(point.bucket_bytes) if point.bucket_bytes else "no buckets",
+        "" if point.price_ms_per_gib is None else f"{point.price_ms_per_gib:,.3f}",
+        f"{show_us(ticks_to_us(best.step_ticks))} {best.name}" if best else "none fits",
+        point.binds,
+    )
+
+
+def _slowdowns(line: Frontier) -> str:
+    if not line.slowdowns:
+        return ""
+    rows = [
+        (
+            f"{100 * found.share:g} %",
+            show_us(found.limit_us),
+            show_bytes(found.peak_bytes),
+            show_us(found.step_us),
+            "" if found.refuted_bytes is None else show_bytes(found.refuted_bytes),
+        )
+        for found in line.slowdowns
+    ]
+    head = ("slower than the fastest", "step time at most", "memory that will do", "its step time", "will not do (proven)")
+    return f'<div class="wide">{table(head, rows, caption="The smallest memory for a given slowdown")}</div>'
