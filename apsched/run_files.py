@@ -43,6 +43,8 @@ class SolvedGraph:
     graph_id: str
     """Digest of the graph file, costs included, as studies name graphs."""
     schedule_path: Path
+    source: str = ""
+    """The SOURCE as stated."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Flag -> value as stated when it was solved (:mod:`apsched.stated_options`); empty where that is not known."""
     title: str = ""
@@ -83,8 +85,9 @@ def load_run(path: str | Path) -> SolvedRun:
         raise InputError(f"{file}: expected what `apsched solve` writes (schema {_SCHEMA}), found something else; solve again")
     try:
         options = dict(report.get("options", {}))
-        graphs = tuple(replace(_load_graph(path, entry), options=options) for entry in report["graphs"])
-        return SolvedRun(path=path, source=str(report["source"]), cluster=str(report["cluster"]), graphs=graphs)
+        source = str(report["source"])
+        graphs = tuple(replace(_load_graph(path, entry), source=source, options=options) for entry in report["graphs"])
+        return SolvedRun(path=path, source=source, cluster=str(report["cluster"]), graphs=graphs)
     except (KeyError, TypeError, AttributeError) as error:
         missing = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise InputError(f"{file}: expected the answers of this version of apsched, found {missing}; solve again") from None

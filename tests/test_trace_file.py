@@ -1,7 +1,7 @@
 """The trace keeps the rules of the trace event format, and says what the timelines say.
 
 The trace processor of Perfetto is a binary that its Python package fetches when it runs, which a test must not; so the rules that it
-reads by are checked here, one by one.
+reads by are checked here, one by one, and ``test_trace_perfetto.py`` asks the processor itself where it is there.
 """
 
 import json

@@ -14,17 +14,17 @@ _NO_SETTING = ("--collectives", "--unfused")
 
 def how_to_apply(run: SolvedRun) -> str:
     """Return the commands and the code for each set of options that graphs were solved with."""
-    together = [list(same) for _, same in groupby(run.graphs, key=lambda graph: (graph.title, graph.options))]
-    return "\n".join(_block(run, graphs) for graphs in together) + (
+    together = [list(same) for _, same in groupby(run.graphs, key=lambda graph: (graph.title, graph.source, graph.options))]
+    return "\n".join(_block(graphs) for graphs in together) + (
         "<p>A schedule file fits exactly one graph, by its hash; on any other it is refused, with what differs.</p>"
     )
 
 
-def _block(run: SolvedRun, graphs: Sequence[SolvedGraph]) -> str:
-    options, files = graphs[0].options, [str(graph.schedule_path) for graph in graphs]
+def _block(graphs: Sequence[SolvedGraph]) -> str:
+    source, options, files = graphs[0].source, graphs[0].options, [str(graph.schedule_path) for graph in graphs]
     head = f"<h3>{escape(graphs[0].title)}</h3>" if graphs[0].title else ""
-    made = f"apsched solve {shlex.quote(run.source)} {words(options)}".rstrip()
-    check = f"apsched apply {shlex.quote(run.source)} {words(options, APPLY_FLAGS)}".rstrip() + f" {shlex.join(files)}"
+    made = f"apsched solve {shlex.quote(source)} {words(options)}".rstrip()
+    check = f"apsched apply {shlex.quote(source)} {words(options, APPLY_FLAGS)}".rstrip() + f" {shlex.join(files)}"
     parts = [
         ("This makes the same schedules again, byte for byte:", made),
         ("This checks them against their graphs, and writes the rewritten modules:", check),

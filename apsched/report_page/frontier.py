@@ -6,7 +6,7 @@ from html import escape
 from typing import Any
 
 from apsched.options import show_bytes, show_us
-from apsched.report_page.table import Html, table
+from apsched.report_page.table import table
 from apsched.result import Score
 from apsched.run_files import SolvedGraph
 from apsched.units import ticks_to_us
@@ -183,7 +183,7 @@ def _row(point: FrontierPoint) -> tuple[str, ...]:
     best = point.best_baseline
     cap = "none" if point.cap_bytes is None else show_bytes(point.cap_bytes)
     return (
-        cap if point.name else Html(f"{escape(cap)} <em>(this run)</em>"),
+        cap if point.name else f"{cap} (this run)",
         show_us(ticks_to_us(point.step_ticks)),
         show_us(ticks_to_us(point.bound_ticks)),
         f"{100 * (1 - point.bound_ticks / point.step_ticks):.2f} %" if point.step_ticks else "",

@@ -159,7 +159,8 @@ def bucketing_text(points: Sequence[Point]) -> str:
     if len(points) > 1:
         fewest, most = (pick(point.outcome.num_launches or 0 for point in points[points.index(found.stops) :]) for pick in (min, max))
         launches = f"{fewest} launches" if fewest == most else f"{fewest} to {most} launches"
-        where = "already at the tightest cap" if found.stops is points[0] else f"from {cap_text(found.stops)} on"
+        from_there = "without a cap" if found.stops.outcome.memory_cap_bytes is None else f"from {cap_text(found.stops)} on"
+        where = "already at the tightest cap" if found.stops is points[0] else from_there
         text += f"; more bucketing no longer pays {where} ({launches})"
     return text
 

@@ -154,12 +154,14 @@ def _detail(store: Store, line: Line, point: Point, command: Mapping[str, Any]) 
     entry = {**point.outcome.report, "bound_source": point.outcome.bound_source}
     assert point.schedule is not None
     found = solved_graph(store.directory, point.graph.file, point.schedule, entry)
-    return replace(found, title=f"{line.title}, memory cap {cap_text(point)}", options=_options_of(point, command))
+    source, options = _asked(point, command)
+    return replace(found, title=f"{line.title}, memory cap {cap_text(point)}", source=source, options=options)
 
 
-def _options_of(point: Point, command: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that ``apsched solve`` takes for this point: those of the study's command, what varied as it was here."""
+def _asked(point: Point, command: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the source and the options that ``apsched solve`` takes for this point: the study's command, what varied as it was here."""
     varied = [axis.name for axis in parse_vary(list(command.get("vary", ())))[0]]
     values = {**command, **{name: point.described.get(name) for name in varied if name not in SPEEDS}}
     values["memory_cap"] = None if point.memory_cap == "device" else point.memory_cap
-    return {flag: value if isinstance(value, list | bool) else str(value) for flag, value in stated_options(values).items()}
+    options = {flag: value if isinstance(value, list | bool) else str(value) for flag, value in stated_options(values).items()}
+    return str(values["source"]), options

@@ -21,7 +21,8 @@ from apsched.costs.cluster import load_cluster
 from apsched.graph.dag import NodeKind
 from apsched.graph.graph_file import load_graph
 from apsched.run_files import load_run
-from apsched.trace_file import FIRST_GROUP_STREAM, FIRST_PROCESS, trace
+from apsched.trace_file import FIRST_GROUP_STREAM, FIRST_PROCESS
+from apsched.trace_file import trace as trace_of
 
 pytestmark = pytest.mark.alone
 
@@ -143,7 +144,7 @@ def test_a_run_is_laid_beside_the_real_job(run: Run, folder: Path, name: str, ma
     said = json.loads(ran.stdout)
     assert said["matched"] == matched
     solved = load_run(folder / "run")
-    real, ours, both = _events((folder / name).read_bytes()), _events(trace(solved)), _events(Path("both.json").read_bytes())
+    real, ours, both = _events((folder / name).read_bytes()), _events(trace_of(solved)), _events(Path("both.json").read_bytes())
     assert both[: len(real)] == real
     assert len(both) == len(real) + len(ours)
     assert not {event["pid"] for event in real} & {event["pid"] for event in ours}
