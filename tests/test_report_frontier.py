@@ -26,6 +26,8 @@ from apsched.units import ticks_to_us
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
+pytestmark = pytest.mark.alone  # a browser
+
 
 @pytest.fixture(scope="module")
 def study(debug_graphs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
