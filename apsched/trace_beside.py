@@ -51,8 +51,9 @@ def trace_beside(run: SolvedRun, path: str | Path, step: int | None = None) -> B
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{path}: expected events as torch.profiler writes them, found {type(error).__name__}: {error}") from None
     timelines = {order: [_timeline(graph, order) for graph in run.graphs] for order in ORDERS}
-    kinds = Counter(kind for kind, _ in happened)
-    matched = next((order for order in reversed(ORDERS) if kinds and kinds == _kinds(run, timelines[order])), "")
+    on_gloo = any(str(event.get("name", "")).startswith(GLOO) for event in spans)
+    kinds = Counter(_as_run(kind, on_gloo=on_gloo) for kind, _ in happened)
+    matched = next((order for order in reversed(ORDERS) if kinds and kinds == _kinds(run, timelines[order], on_gloo=on_gloo)), "")
     shifts = _shifts(timelines[matched or ORDERS[1]], [at for _, at in happened] if matched else (), begin)
     ours = [{**event, "ts": event["ts"] + shifts[(event["pid"] - FIRST_PROCESS) // 2]} for event in trace_events(run)]
     return Beside(content=orjson.dumps({**content, "traceEvents": [*events, *ours]}), matched=matched, step=number)
@@ -62,12 +63,18 @@ def _timeline(graph: SolvedGraph, order: str) -> Timeline:
     return simulate(graph.captured, graph.before) if order == ORDERS[0] else simulate(graph.result.problem, graph.after)
 
 
-def _kinds(run: SolvedRun, timelines: Sequence[Timeline]) -> Counter[str]:
-    """Return how many collectives of each kind the graphs launch."""
+def _as_run(kind: str, *, on_gloo: bool) -> str:
+    """Return the kind that a trace shows: gloo has no reduce-scatter, and runs an all-reduce in its place."""
+    return "all_reduce" if on_gloo and kind == "reduce_scatter" else kind
+
+
+def _kinds(run: SolvedRun, timelines: Sequence[Timeline], *, on_gloo: bool) -> Counter[str]:
+    """Return how many collectives of each kind the graphs launch, as a trace shows them."""
     found = Counter[str]()
     for graph, timeline in zip(run.graphs, timelines, strict=True):
         problem = graph.result.problem
-        found.update(problem.keys[problem.collectives[t.members[0]].key].kind for t in timeline.transfers)
+        kinds = (problem.keys[problem.collectives[t.members[0]].key].kind for t in timeline.transfers)
+        found.update(_as_run(kind, on_gloo=on_gloo) for kind in kinds)
     return found
 
 

@@ -20,13 +20,13 @@ from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.measured_file import dump_costs
 from apsched.graph.export import export
 from apsched.graph.graph_file import save_graph
-from apsched.models.build import build
-from apsched.models.built import Built
+from apsched.load_source import export_graph
+from apsched.models.build import BuiltModel, build
 from apsched.models.mesh import MeshSpec
 from apsched.models.options import ModelOptions
 from apsched.models.preset_capture import capture_built
 from apsched.models.training import run_step
-from apsched.pipeline import export_graph, rewrite
+from apsched.pipeline import rewrite
 from apsched.progress import Progress
 from apsched.replay import replay
 from apsched.schedule_file import load_schedule
@@ -80,7 +80,7 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-def profile_solved(built: Built, capture: Capture, process_rank: int, folder: Path) -> None:
+def profile_solved(built: BuiltModel, capture: Capture, process_rank: int, folder: Path) -> None:
     """Run the schedules that ``apsched solve`` wrote, on the rewritten graphs, and write a trace of that."""
     costs = ClusterCostModel(load_cluster("cpu"), capture.group_ranks)
     modules = []
