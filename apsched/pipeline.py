@@ -73,8 +73,8 @@ def resolve_caps(
 ) -> Caps:
     """Return ``caps`` for ``graph``: the memory cap in bytes, as stated, above the least feasible, or (unstated) the device's memory.
 
-    ``options`` are those that solve it: what a smaller budget knows of the least memory is less. Compute stays as captured where no
-    collective is on the path: there it has nothing to hide.
+    ``options`` are those that solve it: what a smaller budget knows of the least memory is less. Compute stays as captured where it has
+    nothing to hide.
     """
     caps = moving_where_it_pays(graph.problem, caps)
     if memory_cap is None:
@@ -94,8 +94,9 @@ def resolve_caps(
 
 
 def moving_where_it_pays(problem: Problem, caps: Caps) -> Caps:
-    """Return ``caps`` with compute as captured where no collective is on the path: there it has nothing to hide."""
-    return caps if any(c.on_path for c in problem.collectives) else replace(caps, max_compute_move=0)
+    """Return ``caps`` with compute as captured where nothing is on the path and nothing is reduced: there it has nothing to hide."""
+    hides = any(c.on_path or problem.keys[c.key].kind != "all_gather" for c in problem.collectives)
+    return caps if hides else replace(caps, max_compute_move=0)
 
 
 Search = Callable[[Problem, Caps, SolveOptions], SolveResult]

@@ -39,7 +39,7 @@ def solve(
 ) -> Result:
     """Return the fastest schedule of ``graph`` (a DAG of ``export`` or a graph file, or a Problem) within the caps; ``None`` is no limit.
 
-    Where no collective is on the path compute stays as captured, whatever ``max_compute_move`` says (``Result.caps`` has what held).
+    Where no collective is on the path or reduced compute stays as captured, whatever ``max_compute_move`` says (``Result.caps`` has what held).
     ``plan`` has rules for collectives by name: an :class:`apsched.Plan`, or the path of a plan file. What it leaves open is decided here.
     With ``bitwise``, gradients are reduced in the buckets and payload order of eager FSDP2; ``Result.bitwise`` says what that costs.
     ``contention`` is who slows whom, in full or as for ``--contention``, on the cluster of the DAG: ``"links,compute=1.2"``.

@@ -57,6 +57,11 @@ class ComputeMover:
         nodes: Ints = np.repeat(first[blocks] - (ends - sizes), sizes) + np.arange(int(ends[-1]) if len(ends) else 0)
         return nodes
 
+    def blocks_of(self, problem: Problem) -> Ints:
+        """Return the blocks in the order of ``problem``, which ``moved`` made."""
+        place = {node: k for k, node in enumerate(self.problem.captured_spine)}
+        return self.orders.blocks_of(np.array([place[node] for node in problem.spine], dtype=np.int64))
+
     def moved(self, blocks: Ints) -> tuple[Problem, Compact]:
         """Return the problem with its compute in the order of ``blocks``, and its compact form."""
         spine = self.spine(blocks)

@@ -12,7 +12,7 @@ import numpy as np
 from apsched.config import Caps
 from apsched.problem import Problem
 from apsched.schedule import Bucket
-from apsched.solver.compact import Compact, Ints
+from apsched.solver.compact import Bools, Compact, Ints
 from apsched.solver.evaluate import Figures, Program
 from apsched.solver.families import families
 from apsched.solver.forms import flipped, flips, in_forms, like
@@ -216,6 +216,16 @@ class Search:
             improved |= self._sweep(self._neighbourhood.local, stop_at_ticks, "local moves")
             improved |= self._other_forms(stop_at_ticks)
             improved |= self._other_policies()
+
+    def descend_among(self, mine: Bools, stop_at_ticks: int) -> None:
+        """As ``descend``, with moves of the collectives ``mine`` one by one only."""
+
+        def moves(labels: Ints) -> Iterator[Move]:
+            return (m for m in self._neighbourhood.local(labels) if mine[m.of].all() and mine[m.to].all())
+
+        improved = True
+        while improved and not self._done(stop_at_ticks):
+            improved = self._sweep(moves, stop_at_ticks, "moves at the end")
 
     def _other_forms(self, stop_at_ticks: int) -> bool:
         """Try buckets in their other form, many at once and then one by one."""

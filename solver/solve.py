@@ -32,6 +32,7 @@ from apsched.solver.periods import find_periods
 from apsched.solver.search import Search
 from apsched.solver.shared_bounds import shared_bound
 from apsched.solver.solve_whole import Answer, slack_limit, solve_whole
+from apsched.solver.tail_order import with_shorter_tail
 from apsched.solver.tighten import tighten
 from apsched.solver.windows import improve
 from apsched.units import ticks_to_us
@@ -50,6 +51,8 @@ _WORTH_MOVING = 0.98
 """Share of the step time as captured up to which moving compute is all that is looked at."""
 _SHARE_AS_CAPTURED = 4
 """Where compute may move, one in so many evaluations goes to buckets around it as captured."""
+_SHARE_OF_THE_END = 4
+"""Of the evaluations, one in so many goes to the buckets at the end, each time it changes."""
 _EVALUATIONS_PER_WORK = 200
 """Evaluations of the search under one memory cap per unit of deterministic work in the budget."""
 
@@ -176,7 +179,7 @@ def _solve_by_search(
     """
     problem, small, mover, floor = at.problem, at.compact, at.mover, at.floor
     evaluations = max(1, int(options.budget * _EVALUATIONS_PER_WORK))
-    first = evaluations if mover is None else max(1, evaluations // _SHARE_AS_CAPTURED)
+    first = evaluations if mover is None or not small.on_path.any() else max(1, evaluations // _SHARE_AS_CAPTURED)
     search = Search(problem=problem, compact=small, caps=caps, report=report, max_evaluations=first, floor_bytes=floor.peak_bytes)
     blocks = mover.captured if mover is not None else None
     if mover is not None and (lower := floor.blocks_within(caps.memory_cap_bytes)) is not None:
@@ -191,8 +194,9 @@ def _solve_by_search(
         return Answer(schedule=schedule, bound=bound, solved_by="just in time")
     good_enough = _good_enough(bound, options)
     rungs = _rungs(small, caps, floor.peak_bytes)
-    if mover is None or blocks is None:
-        search.descend_by_rungs(rungs, evaluations, good_enough)
+    if mover is None or blocks is None or not small.on_path.any():  # nothing to hide but the end: buckets first, as the order stands
+        stop = good_enough if mover is None else _good_enough(best_bound(problem, small, caps), options)
+        search.descend_by_rungs(rungs, evaluations, stop)
     else:
         search.improve(good_enough)
         moved = _with_compute_moved(mover, blocks, search, evaluations // 2, good_enough)
@@ -206,6 +210,9 @@ def _solve_by_search(
             if moved.step_time_ticks * (1 + options.time_slack) >= search.step_time_ticks:
                 moved = search  # what is within the slack is soon lost where costs are wrong
         search = moved
+    if mover is not None:
+        worth = int(search.step_time_ticks * options.time_slack)
+        search = with_shorter_tail(mover, search, worth, evaluations // _SHARE_OF_THE_END, good_enough)
     improved = improve(
         search.pricer, caps, search.program(), replace(options, budget=options.budget * _SHARE_OF_WINDOWS), stop_at_ticks=good_enough
     )

@@ -273,7 +273,7 @@ def _add_scenarios(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_moves(parser: argparse.ArgumentParser) -> None:
-    text = f"places by which a compute node may move where a collective is on the path; 0: as captured (default: {DEFAULT_COMPUTE_MOVE})"
+    text = f"places by which a compute node may move to hide a collective; 0: as captured (default: {DEFAULT_COMPUTE_MOVE})"
     _option(parser.add_argument_group("compute"), "--max-compute-move", "N", text)
 
 

@@ -1,0 +1,162 @@
+"""The end of the step: reductions that stick out behind the last compute node, and orders of the compute that let less of them do so.
+
+The last reduction R of a step runs when there is nothing left to compute. A weight gradient that is put off behind what R needs runs
+beside it, but its own reduction then follows R on the same stream. Put off are blocks that only one bucket needs: with C ticks of
+compute and T of transfer they shorten what sticks out by C - T at most, so the last ones with C > T go, as many as it takes. Behind R
+those with the longest transfers run first (Johnson's rule for two machines: where C > T descending T is best), and what is left in the
+end is the shortest. Where R itself has blocks that nothing else needs, those also may run as soon as what they need is there.
+
+Every order is laid out and judged anew, with the same buckets; after that the buckets at the end are searched again.
+S. M. Johnson, Optimal two- and three-stage production schedules with setup times included, Naval Research Logistics 1 (1954) 61-68.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from apsched.solver.compact import ALL_GATHER, Bools, Compact, Ints
+from apsched.solver.evaluate import LAUNCH, WAIT, Program, anatomy, evaluate
+from apsched.solver.move_compute import ComputeMover, Moved
+from apsched.solver.orders import Precedence
+from apsched.solver.search import Search
+
+_SHARES = (0.25, 0.5, 0.75, 1.0, 1.5)
+"""Of what sticks out, how much the blocks that are put off should make up for."""
+_MOST_ROUNDS = 8
+"""How often the end is looked at, each time as the round before left it."""
+_NEAR = 10
+"""Tails before the end, from where on buckets are searched anew."""
+NOBODY, SEVERAL = -1, -2
+"""In place of an owner."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tail:
+    """The end of a program."""
+
+    last: int
+    """Bucket whose transfer ends last."""
+    ticks: int
+    """From the end of all compute to the end of that transfer."""
+
+
+def tail_of(compact: Compact, program: Program) -> Tail | None:
+    """Return what sticks out behind the last compute; None where that is no reduction."""
+    partition, where = program.partition, anatomy(compact, program)
+    if not len(partition.buckets):
+        return None
+    last = int(np.argmax(where.transfer_end_ticks))
+    members = partition.buckets[last]
+    if compact.kind[members[0]] == ALL_GATHER or compact.on_path[list(members)].any():
+        return None
+    behind = int(np.nonzero(program.operation != WAIT)[0][-1]) + 1
+    step_time = evaluate(compact, program).step_time_ticks
+    begins = where.begin_ticks
+    return Tail(last=last, ticks=step_time - (int(begins[behind]) if behind < len(begins) else step_time))
+
+
+def with_shorter_tail(mover: ComputeMover, search: Search, worth_ticks: int, evaluations: int, stop_at_ticks: int) -> Search:
+    """Return a search around an order whose end is shorter by more than ``worth_ticks`` in all, or ``search`` where none is found.
+
+    As long as ``worth_ticks`` and more stick out; buckets are searched anew at the end only, with ``evaluations`` at most.
+    """
+    best = search
+    for _ in range(_MOST_ROUNDS):
+        assert best.best is not None
+        program = best.program()
+        tail = tail_of(best.compact, program)
+        if tail is None or tail.ticks <= worth_ticks or best.step_time_ticks <= stop_at_ticks:
+            break
+        here = mover.blocks_of(best.problem)
+        orders = [order for order in _orders(mover.orders.precedence, here, program, tail) if mover.is_near(order, search.caps)]
+        found = [moved for order in orders if (moved := mover.judged(order, best.best, search.caps)[0]) is not None]
+        if not found:
+            break
+        around = _searched_at_the_end(mover, best, min(found, key=lambda m: m.candidate.value), tail, evaluations, stop_at_ticks)
+        if around.step_time_ticks >= best.step_time_ticks:
+            break
+        best = around
+    return best if best.step_time_ticks + worth_ticks < search.step_time_ticks else search
+
+
+def _searched_at_the_end(mover: ComputeMover, search: Search, found: Moved, tail: Tail, evaluations: int, stop_at_ticks: int) -> Search:
+    """Return the search around ``found``, with the buckets launched near the end searched anew."""
+    around = search.around(*mover.moved(found.blocks), evaluations)
+    around.consider(found.candidate)
+    program = around.program()
+    near = around.step_time_ticks - _NEAR * tail.ticks
+    where = anatomy(around.compact, program)
+    launches = program.operation == LAUNCH
+    late = np.zeros(len(program.partition.buckets), dtype=np.bool_)
+    late[program.argument[launches & (where.begin_ticks >= near)]] = True
+    around.descend_among(late[program.partition.bucket_of], stop_at_ticks)
+    return around
+
+
+def _orders(p: Precedence, order: Ints, program: Program, tail: Tail) -> Iterator[Ints]:
+    """Yield orders of the blocks in which other compute runs beside the last reduction, and that reduction sooner; none twice."""
+    bucket_of, transfer = program.partition.bucket_of, program.partition.transfer_ticks
+    owner = owners(p, bucket_of)
+    needed = ancestors(p, np.nonzero(bucket_of == tail.last)[0])
+    work = np.bincount(owner[owner >= 0], weights=p.block_ticks[owner >= 0], minlength=len(transfer)).astype(np.int64)
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    last_place = np.full(len(transfer), -1, dtype=np.int64)
+    np.maximum.at(last_place, owner[owner >= 0], place[owner >= 0])
+    gains = work - transfer
+    worth = [b for b in np.argsort(-last_place, kind="stable").tolist() if last_place[b] >= 0 and gains[b] > 0 and b != tail.last]
+    makes_up = np.cumsum(gains[worth])
+    tried: set[bytes] = set()
+    for share in _SHARES:
+        put_off = worth[: int(np.searchsorted(makes_up, share * tail.ticks)) + 1]
+        behind = np.isin(owner, put_off) | ((owner == NOBODY) & (place >= place[needed].max(initial=0)))
+        other = order[~behind[order]]
+        late = sorted(order[behind[order]].tolist(), key=lambda block: -int(transfer[owner[block]]) if owner[block] >= 0 else 1)
+        for front in (other, _soon(p, other, owner == tail.last)):
+            made = np.concatenate((front, np.array(late, dtype=np.int64)))
+            if made.tobytes() not in tried:
+                tried.add(made.tobytes())
+                yield made
+
+
+def _soon(p: Precedence, order: Ints, mine: Bools) -> Ints:
+    """Return ``order`` with the blocks ``mine`` as soon as what they need has run."""
+    left = p.before_begin[1:] - p.before_begin[:-1]
+    result: list[int] = []
+
+    def run(block: int) -> None:
+        result.append(block)
+        for after in p.behind_list[p.behind_begin[block] : p.behind_begin[block + 1]].tolist():
+            left[after] -= 1
+            if mine[after] and not left[after]:
+                run(after)
+
+    ready = [block for block in order.tolist() if mine[block] and not left[block]]
+    for block in (*ready, *(block for block in order.tolist() if not mine[block])):
+        run(block)
+    return np.array(result, dtype=np.int64)
+
+
+def owners(p: Precedence, bucket_of: Ints) -> Ints:
+    """Return for each block the only bucket that it is needed for; NOBODY where none needs it, SEVERAL where more than one does."""
+    owner = np.full(len(p.block_ticks), NOBODY, dtype=np.int64)
+    for block in range(len(owner) - 1, -1, -1):
+        after = owner[p.behind_list[p.behind_begin[block] : p.behind_begin[block + 1]]]
+        buckets = bucket_of[p.feeds_list[p.feeds_begin[block] : p.feeds_begin[block + 1]]]
+        served = set(after.tolist()) | set(buckets.tolist())
+        served.discard(NOBODY)
+        if served:
+            owner[block] = served.pop() if len(served) == 1 else SEVERAL
+    return owner
+
+
+def ancestors(p: Precedence, collectives: Ints) -> Bools:
+    """Return which blocks come before the launch of any of ``collectives``."""
+    needed = np.zeros(len(p.block_ticks), dtype=np.bool_)
+    for c in collectives.tolist():
+        needed[p.block_of[p.ready_list[p.ready_begin[c] : p.ready_begin[c + 1]]]] = True
+    for block in range(len(needed) - 1, -1, -1):
+        if needed[block]:
+            needed[p.before_list[p.before_begin[block] : p.before_begin[block + 1]]] = True
+    return needed
