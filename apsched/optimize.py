@@ -44,7 +44,7 @@ def optimize(
         Live bytes at any node. Text is read as by ``--memory-cap``: ``"none"``, ``"floor"``, ``"60GiB"``. ``None`` is the memory of the
         cost model's device, and no cap where the model is one of the user's own.
     bucket_cap_bytes, max_topo_span, max_prefetch, in_flight_cap_bytes, max_compute_move
-        As in :class:`apsched.Caps`; ``None`` is no limit. Compute moves only where a collective is on the path or reduced.
+        As in :class:`apsched.Caps`; ``None`` is no limit. Compute moves only where it has something to hide.
     plan
         Rules for collectives by name of their parameter: an :class:`apsched.Plan`, or the path of a plan file. They need names, which
         graphs of AOTAutograd have on their outputs and placeholders.

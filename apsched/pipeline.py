@@ -26,6 +26,7 @@ from apsched.second_group import with_second_groups
 from apsched.simulate import simulate
 from apsched.units import ticks_to_us
 from apsched.verify import verify
+from apsched.where_it_pays import moving_where_it_pays
 
 if TYPE_CHECKING:
     import torch
@@ -91,12 +92,6 @@ def resolve_caps(
     with progress.stage(f"least memory {graph.problem.name}"):
         floor_bytes, _ = least_memory(graph.problem, replace(caps, memory_cap_bytes=None), options)
     return replace(caps, memory_cap_bytes=floor_bytes + (memory_cap.size_bytes or 0))
-
-
-def moving_where_it_pays(problem: Problem, caps: Caps) -> Caps:
-    """Return ``caps`` with compute as captured where nothing is on the path and nothing is reduced: there it has nothing to hide."""
-    hides = any(c.on_path or problem.keys[c.key].kind != "all_gather" for c in problem.collectives)
-    return caps if hides else replace(caps, max_compute_move=0)
 
 
 Search = Callable[[Problem, Caps, SolveOptions], SolveResult]

@@ -11,13 +11,14 @@ from apsched.contention import Contention
 from apsched.contention_choice import as_asked
 from apsched.costs.cluster import cluster_names, load_cluster
 from apsched.graph_result import Result, result_of
-from apsched.pipeline import check_answer, log_metrics, moving_where_it_pays, with_bitwise_price
+from apsched.pipeline import check_answer, log_metrics, with_bitwise_price
 from apsched.plan import Plan
 from apsched.plan_file import as_plan
 from apsched.problem import Problem
 from apsched.restrict import check_matches, restricted
 from apsched.result import SolveResult
 from apsched.scenarios import ScenarioOptions
+from apsched.where_it_pays import moving_where_it_pays
 
 
 def solve(
@@ -39,7 +40,7 @@ def solve(
 ) -> Result:
     """Return the fastest schedule of ``graph`` (a DAG of ``export`` or a graph file, or a Problem) within the caps; ``None`` is no limit.
 
-    Where no collective is on the path or reduced compute stays as captured, whatever ``max_compute_move`` says (``Result.caps`` has what held).
+    Where it has nothing to hide compute stays as captured, whatever ``max_compute_move`` says (``Result.caps`` has what held).
     ``plan`` has rules for collectives by name: an :class:`apsched.Plan`, or the path of a plan file. What it leaves open is decided here.
     With ``bitwise``, gradients are reduced in the buckets and payload order of eager FSDP2; ``Result.bitwise`` says what that costs.
     ``contention`` is who slows whom, in full or as for ``--contention``, on the cluster of the DAG: ``"links,compute=1.2"``.

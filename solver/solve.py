@@ -194,9 +194,11 @@ def _solve_by_search(
         return Answer(schedule=schedule, bound=bound, solved_by="just in time")
     good_enough = _good_enough(bound, options)
     rungs = _rungs(small, caps, floor.peak_bytes)
-    if mover is None or blocks is None or not small.on_path.any():  # nothing to hide but the end: buckets first, as the order stands
-        stop = good_enough if mover is None else _good_enough(best_bound(problem, small, caps), options)
-        search.descend_by_rungs(rungs, evaluations, stop)
+    if mover is None or blocks is None:
+        search.descend_by_rungs(rungs, evaluations, good_enough)
+    elif not small.on_path.any():  # nothing to hide but the end: buckets first, as near as the bound of this order
+        at_least = best_bound(problem, small, caps) if np.array_equal(blocks, mover.captured) else bound
+        search.descend_by_rungs(rungs, evaluations, _good_enough(at_least, options))
     else:
         search.improve(good_enough)
         moved = _with_compute_moved(mover, blocks, search, evaluations // 2, good_enough)

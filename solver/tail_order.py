@@ -69,7 +69,7 @@ def with_shorter_tail(mover: ComputeMover, search: Search, worth_ticks: int, eva
         if tail is None or tail.ticks <= worth_ticks or best.step_time_ticks <= stop_at_ticks:
             break
         here = mover.blocks_of(best.problem)
-        orders = [order for order in _orders(mover.orders.precedence, here, program, tail) if mover.is_near(order, search.caps)]
+        orders = [order for order in orders_of_the_end(mover.orders.precedence, here, program, tail) if mover.is_near(order, search.caps)]
         found = [moved for order in orders if (moved := mover.judged(order, best.best, search.caps)[0]) is not None]
         if not found:
             break
@@ -94,7 +94,7 @@ def _searched_at_the_end(mover: ComputeMover, search: Search, found: Moved, tail
     return around
 
 
-def _orders(p: Precedence, order: Ints, program: Program, tail: Tail) -> Iterator[Ints]:
+def orders_of_the_end(p: Precedence, order: Ints, program: Program, tail: Tail) -> Iterator[Ints]:
     """Yield orders of the blocks in which other compute runs beside the last reduction, and that reduction sooner; none twice."""
     bucket_of, transfer = program.partition.bucket_of, program.partition.transfer_ticks
     owner = owners(p, bucket_of)
@@ -111,6 +111,7 @@ def _orders(p: Precedence, order: Ints, program: Program, tail: Tail) -> Iterato
     for share in _SHARES:
         put_off = worth[: int(np.searchsorted(makes_up, share * tail.ticks)) + 1]
         behind = np.isin(owner, put_off) | ((owner == NOBODY) & (place >= place[needed].max(initial=0)))
+        _add_following(p, behind)  # what nothing needs
         other = order[~behind[order]]
         late = sorted(order[behind[order]].tolist(), key=lambda block: -int(transfer[owner[block]]) if owner[block] >= 0 else 1)
         for front in (other, _soon(p, other, owner == tail.last)):
@@ -118,6 +119,13 @@ def _orders(p: Precedence, order: Ints, program: Program, tail: Tail) -> Iterato
             if made.tobytes() not in tried:
                 tried.add(made.tobytes())
                 yield made
+
+
+def _add_following(p: Precedence, blocks: Bools) -> None:
+    """Add to ``blocks`` all that come behind one of them."""
+    for block in range(len(blocks)):
+        if blocks[block]:
+            blocks[p.behind_list[p.behind_begin[block] : p.behind_begin[block + 1]]] = True
 
 
 def _soon(p: Precedence, order: Ints, mine: Bools) -> Ints:

@@ -1,30 +1,52 @@
-"""Compute may move where a collective is on the path or reduced, and the result says so; with gathers alone it stays as captured."""
+"""Compute may move where that has something to hide, and something to hide it with; elsewhere it stays as captured."""
 
 import pytest
+from by_hand import ByHand, line
 from layered import Layer, layered
 
 from apsched.config import Caps, SolveOptions
-from apsched.pipeline import moving_where_it_pays
+from apsched.problem import Problem
 from apsched.solve_problem import solve
+from apsched.where_it_pays import moving_where_it_pays
 
 QUICK = SolveOptions(budget=1)
 
 
-@pytest.mark.parametrize(("on_path", "backward"), [(False, False), (False, True), (True, False), (True, True)])
-def test_compute_may_move_where_it_has_something_to_hide(on_path: bool, backward: bool) -> None:
-    problem = layered([Layer(on_path=on_path)], backward=backward)
-    assert moving_where_it_pays(problem, Caps(max_compute_move=200)).max_compute_move == (200 if on_path or backward else 0)
-
-
-def test_the_result_says_what_held() -> None:
-    """Backward with a collective on the path: compute moves, and that is faster. Forward without any: nothing moves."""
-    problem = layered([Layer(ticks=(40, 60), on_path=True)] * 12, backward=True, ticks=(30, 1))
+@pytest.mark.parametrize("on_path", [False, True])
+def test_compute_moves_where_a_collective_is_on_the_path(on_path: bool) -> None:
+    problem = layered([Layer(ticks=(40, 60), on_path=on_path)] * 12, backward=True, ticks=(70, 1))
     result, captured = solve(problem, options=QUICK), solve(problem, max_compute_move=0, options=QUICK)
-    assert result.caps.max_compute_move == 200
+    assert result.caps.max_compute_move == (200 if on_path else 0)
     assert result.chosen is not None
-    assert result.chosen.moved_nodes > 0
-    assert result.answer.fastest_ticks < captured.answer.fastest_ticks
-    still = solve(layered([Layer(ticks=(40, 60))] * 12, ticks=(30, 1)), options=QUICK)
-    assert still.caps.max_compute_move == 0
-    assert still.chosen is not None
-    assert still.chosen.moved_nodes == 0
+    assert (result.chosen.moved_nodes > 0) == on_path
+    assert (result.answer.fastest_ticks < captured.answer.fastest_ticks) == on_path
+
+
+def with_an_end(gradient: int, last: int) -> Problem:
+    """Five gradients, of transfers of 10 ticks, beside a chain; behind its end one that takes ``last``."""
+    b = ByHand(prices={"reduce_scatter": line(0, 10)})
+    x = b.input("x", 512)
+    outputs = []
+    for i in range(5):
+        grad = b.compute(f"g{i}", gradient, x, size=1024)
+        outputs.append(b.wait(f"v{i}", b.start("reduce_scatter", f"rs{i}", grad, 1024, 512)))
+        x = b.compute(f"c{i}", 100, x, size=512)
+    x = b.compute("embedding", 5, x, size=last * 1024 // 10)
+    return b.output(*outputs, b.wait("v", b.start("reduce_scatter", "rs", x, last * 1024 // 10, last * 512 // 10)))
+
+
+@pytest.mark.parametrize(
+    ("gradient", "last", "max_move", "moves"),
+    [
+        (40, 120, 200, True),
+        (40, 120, None, True),
+        (40, 120, 9, True),  # three gradients make up for 90
+        (40, 120, 4, False),  # and one for 30
+        (10, 120, 200, False),  # what they hide they add behind it
+        (21, 120, 200, False),  # five times 11 are less than half
+        (22, 120, 200, True),
+    ],
+)
+def test_the_end_pays_where_gradients_near_it_make_up_for_half_of_it(gradient: int, last: int, max_move: int | None, moves: bool) -> None:
+    problem = with_an_end(gradient, last)
+    assert moving_where_it_pays(problem, Caps(max_compute_move=max_move)).max_compute_move == (max_move if moves else 0)

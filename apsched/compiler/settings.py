@@ -47,7 +47,7 @@ class Settings:
     max_prefetch: int | None = None
     in_flight_cap: int | str | None = None
     max_compute_move: int | None = DEFAULT_COMPUTE_MOVE
-    """Places by which compute may move, where a collective is on the path or reduced."""
+    """Places by which compute may move, where it has something to hide."""
     plan: Plan | str | PathLike[str] | None = None
     """Rules for collectives by name of their parameter; a file is read once, here."""
     bitwise: bool = False

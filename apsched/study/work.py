@@ -15,7 +15,7 @@ from apsched.graph.graph_file import from_bytes
 from apsched.graph_result import Result, result_of
 from apsched.load_source import LoadedGraph
 from apsched.options import MemoryCap
-from apsched.pipeline import check_answer, moving_where_it_pays, resolve_caps, solve_graph
+from apsched.pipeline import check_answer, resolve_caps, solve_graph
 from apsched.plan import Plan
 from apsched.problem import Problem
 from apsched.progress import Progress
@@ -26,6 +26,7 @@ from apsched.schedule_file import bind_schedule, dump_schedule, parse_schedule
 from apsched.solver import AlongCaps, Known
 from apsched.units import ticks_to_us
 from apsched.what_binds import shares
+from apsched.where_it_pays import moving_where_it_pays
 
 INFEASIBLE = "infeasible"
 SOLVED = "solved"

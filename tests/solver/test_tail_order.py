@@ -17,20 +17,25 @@ from apsched.solver.expand import expand
 from apsched.solver.least_memory import is_small
 from apsched.solver.move_compute import ComputeMover
 from apsched.solver.search import Search
-from apsched.solver.tail_order import NOBODY, SEVERAL, ancestors, owners, with_shorter_tail
+from apsched.solver.tail_order import NOBODY, SEVERAL, ancestors, orders_of_the_end, owners, tail_of, with_shorter_tail
 from apsched.verify import verify
 
 QUICK = SolveOptions(budget=1, time_slack=0.001)
 
 
-def with_an_embedding(num_layers: int, *, gradient: int, last: int, price: int = 10) -> Problem:
-    """A chain with a gradient beside each step, and one behind its end: a reduction takes ``price`` ticks a KiB."""
+def with_an_embedding(num_layers: int, *, gradient: int, last: int, price: int = 10, norms: bool = False) -> Problem:
+    """A chain with a gradient beside each step, and one behind its end: a reduction takes ``price`` ticks a KiB.
+
+    With ``norms`` a node that nothing needs reads each gradient.
+    """
     b = ByHand(prices={"reduce_scatter": line(0, price)})
     x = b.input("x", 512)
     outputs = []
     for i in range(num_layers):
         grad = b.compute(f"g{i}", gradient, x, size=1024)
         outputs.append(b.wait(f"v{i}", b.start("reduce_scatter", f"rs{i}", grad, 1024, 512, bucketable=False)))
+        if norms:
+            b.compute(f"n{i}", 1, grad, size=512)
         x = b.compute(f"c{i}", 30, x, size=512)
     x = b.compute("embedding", 5, x, size=last * 1024)
     return b.output(*outputs, b.wait("v", b.start("reduce_scatter", "rs", x, last * 1024, last * 512, bucketable=False)))
@@ -118,6 +123,26 @@ def test_never_slower_and_no_cap_broken(seed: int) -> None:
     assert verify(problem, schedule, caps) == ()
     spine, block_of = mover.spine(mover.blocks_of(found.problem)).tolist(), mover.orders.precedence.block_of
     assert all(spine.index(k + 1) == spine.index(k) + 1 for k in range(len(spine) - 1) if block_of[k] == block_of[k + 1])
+
+
+def test_orders_of_the_end_keep_dependences() -> None:
+    """Each block once, and behind all that comes before it, whatever nothing needs included."""
+    made = 0
+    several = (random_problem(random.Random(seed), max_collectives=5, max_spine=9) for seed in range(40))
+    for problem in (with_an_embedding(20, gradient=40, last=12, norms=True), *several):
+        small = compact(problem)
+        search = Search(problem=problem, compact=small, caps=Caps(), report=lambda *_: None, max_evaluations=20, floor_bytes=0)
+        search.portfolio()
+        program, mover = search.program(), ComputeMover(problem, small)
+        p = mover.orders.precedence
+        tail = tail_of(small, program)
+        for order in orders_of_the_end(p, mover.captured, program, tail) if tail is not None else ():
+            place = np.argsort(order)
+            assert sorted(order.tolist()) == list(range(len(p.block_ticks)))
+            for block in range(len(order)):
+                assert all(place[p.before_list[p.before_begin[block] : p.before_begin[block + 1]]] < place[block])
+            made += not np.array_equal(order, mover.captured)
+    assert made > 8
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -1,0 +1,76 @@
+"""Where compute may move at all: elsewhere it stays as captured, and the proven bound is that of its one order, which is closer.
+
+A collective on the path is hidden by compute that moves. Without any, only the end of the step can gain: reductions that end behind all
+compute, beside which weight gradients could run. What such a gradient makes up for is its compute less its own transfer, which follows.
+"""
+
+from dataclasses import replace
+from itertools import accumulate
+
+from apsched.config import Caps
+from apsched.graph.dag import NodeKind
+from apsched.problem import Problem
+
+_WORTH = 0.001
+"""Share of all compute that has to stick out at the end."""
+_ENOUGH = 0.5
+"""Share of what sticks out that gradients near the end have to make up for."""
+_NONE, _SEVERAL = -1, -2
+
+
+def moving_where_it_pays(problem: Problem, caps: Caps) -> Caps:
+    """Return ``caps`` with compute as captured where moving it has nothing to hide, or nothing to hide it with."""
+    pays = any(c.on_path for c in problem.collectives) or _end_pays(problem, caps.max_compute_move)
+    return caps if pays else replace(caps, max_compute_move=0)
+
+
+def _end_pays(problem: Problem, max_move: int | None) -> bool:
+    """Whether gradients within ``max_move`` places of the end make up for enough of what sticks out there."""
+    ticks = [problem.duration_ticks[node] for node in problem.captured_spine]
+    out = _sticks_out(problem, ticks)
+    if out <= _WORTH * sum(ticks):
+        return False
+    owner = _only_collective_behind(problem)
+    near = len(ticks) if max_move is None else max_move
+    work = [0] * len(problem.collectives)
+    last = [-1] * len(problem.collectives)
+    for k, node in enumerate(problem.captured_spine):
+        if owner[node] >= 0:
+            work[owner[node]] += ticks[k]
+            last[owner[node]] = k
+    gains = (
+        work[c] - problem.keys[collective.key].price(collective.size_bytes)
+        for c, collective in enumerate(problem.collectives)
+        if last[c] >= len(ticks) - near
+    )
+    return sum(gain for gain in gains if gain > 0) >= _ENOUGH * out
+
+
+def _sticks_out(problem: Problem, ticks: list[int]) -> int:
+    """Return how long the last reduction lasts behind all compute, as captured, with each collective alone and gathers free."""
+    done = dict(zip(problem.captured_spine, accumulate(ticks), strict=True))
+    ready = [0] * problem.num_nodes
+    stream_free = [0] * len(problem.streams)
+    for node, before in enumerate(problem.predecessors):
+        ready[node] = done.get(node, max((ready[p] for p in before), default=0))
+        c = problem.collective_of_node.get(node)
+        if c is None or node != problem.collectives[c].start:
+            continue
+        key = problem.keys[problem.collectives[c].key]
+        if key.kind != "all_gather":
+            ready[node] = max(ready[node], stream_free[key.stream]) + key.price(problem.collectives[c].size_bytes)
+            stream_free[key.stream] = ready[node]
+    return max(stream_free, default=0) - sum(ticks)
+
+
+def _only_collective_behind(problem: Problem) -> list[int]:
+    """Return for each node the one reduction that its result is for; -1 where nothing is launched behind it, -2 where more is."""
+    owner = [_NONE] * problem.num_nodes
+    for node in reversed(range(problem.num_nodes)):
+        c = problem.collective_of_node.get(node)
+        if c is not None and node == problem.collectives[c].start:
+            owner[node] = c
+        elif problem.kinds[node] is not NodeKind.OUTPUT:
+            served = {owner[after] for after in problem.successors[node]} - {_NONE}
+            owner[node] = _NONE if not served else served.pop() if len(served) == 1 else _SEVERAL
+    return owner
