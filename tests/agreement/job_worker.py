@@ -1,25 +1,27 @@
 """One of several gloo processes that schedule graphs together, in every way that may go wrong; writes what happened as JSON.
 
-usage: job_worker.py PROCESS_RANK WORLD_SIZE FOLDER [SCENARIO PORT]
+usage: ``main(PROCESS_RANK, WORLD_SIZE, FOLDER, SCENARIO, PORT)``, see ``processes.run_jobs``
 """
 
 import json
+import logging
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from spoilt_disks import full_disk, read_only_disk
 from torch.fx import GraphModule
 from toy_graphs import FlatCosts, captured_function, toy_inputs, toy_step
 
 from apsched.agreement.launches import launches_of, order_digest
 from apsched.capture.captured import CapturedGraph
+from apsched.capture.world import world
 from apsched.compiler import scheduled
 from apsched.compiler.schedule_graph import schedule_graph
 from apsched.compiler.settings import Settings
@@ -34,6 +36,9 @@ from apsched.schedule import as_captured
 from apsched.torch_private import process_group_names
 
 DEADLINE_S = 6.0
+"""Where somebody is waited for in vain."""
+PATIENT_S = 60.0
+"""Where nobody is: a busy machine may take its time."""
 SOLVES: list[str] = []
 
 Case = Callable[[], object]
@@ -59,13 +64,26 @@ def instead(name: str, value: object):
         setattr(scheduled, name, before)
 
 
+@contextmanager
+def logged(name: str):
+    """Return the list that fills with what is logged under a name."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger(name).addHandler(handler)
+    try:
+        yield said
+    finally:
+        logging.getLogger(name).removeHandler(handler)
+
+
 def toy(group: dist.ProcessGroup, shards: int = 3, width: int = 8) -> CapturedGraph:
     size, rank = group.size(), dist.get_rank(group)
     return captured_function(toy_step(group.group_name, size), toy_inputs(size, shards, rank, width), parameters=shards)
 
 
 def schedule(captured: CapturedGraph, **more: object) -> GraphModule:
-    chosen = Settings.of({"cost_model": FlatCosts(), "budget": 0.02, "deadline_s": DEADLINE_S, "cache": False, **more})
+    chosen = Settings.of({"cost_model": FlatCosts(), "budget": 0.0, "deadline_s": PATIENT_S, "cache": False, **more})
     return schedule_graph(captured.module, chosen, parameter_names=captured.parameter_names)
 
 
@@ -84,23 +102,28 @@ def orders(fast: GraphModule, captured: CapturedGraph) -> list[str]:
     return sorted(order_digest(launches) for launches in launches_of(fast, captured.module).values())
 
 
-# four processes
+def prepare() -> None:
+    """Load what a first solve loads, so that no deadline passes meanwhile."""
+    with world(2):
+        schedule(toy(dist.group.WORLD), deadline_s=None)
 
 
-def cases(rank: int, folder: Path) -> dict[str, Case]:
-    world = dist.group.WORLD
-    stage = dist.new_group([0, 1]), dist.new_group([2, 3])
-    mine = stage[rank // 2]
+# processes that all come to an end
+
+
+def cases(rank: int, world_size: int, folder: Path) -> dict[str, Case]:
+    everybody = dist.group.WORLD
+    odd_graph, odd_schedule, late_one = min(2, world_size - 1), 1, world_size - 1
 
     def scheduled_and_run(**more: object) -> object:
-        captured = toy(world)
-        fast, inputs = schedule(captured, **more), toy_inputs(4, 3, rank)
+        captured = toy(everybody)
+        fast, inputs = schedule(captured, **more), toy_inputs(world_size, 3, rank)
         with torch.no_grad():
             close = [torch.allclose(a, b, rtol=1e-4) for a, b in zip(fast(*inputs), captured.module(*inputs), strict=True)]
         return {"orders": orders(fast, captured), "moved": fast is not captured.module, "close": all(close)}
 
     def another_graph() -> object:
-        return schedule(toy(world, width=16 if rank == 2 else 8)).code
+        return schedule(toy(everybody, width=16 if rank == odd_graph else 8)).code
 
     def another_schedule() -> object:
         def as_it_was(problem, caps, options, solve, *, sources, round_) -> SolveResult:
@@ -108,45 +131,44 @@ def cases(rank: int, folder: Path) -> dict[str, Case]:
             base = next(b for b in answer.baselines if b.schedule == as_captured(problem.num_nodes))
             return scheduled.replace(answer, best=base, bound_ticks=0, peak_bound_bytes=0, launches_bound=0)
 
-        with instead("answered", as_it_was if rank == 1 else scheduled_answered):
-            return schedule(toy(world)).code
+        with instead("answered", as_it_was if rank == odd_schedule else scheduled_answered):
+            return schedule(toy(everybody)).code
 
     def broken_solver() -> object:
         def breaks(*arguments: object, **more: object) -> SolveResult:
             raise ZeroDivisionError("a bug")
 
         with instead("solve", breaks):
-            return schedule(toy(world)).code
+            return schedule(toy(everybody)).code
 
-    def late(seconds: float) -> Case:
-        def run() -> object:
-            if rank == 3:
-                time.sleep(seconds)
-            return outcome(lambda: schedule(toy(world)).code)
-
-        return run
+    def too_late() -> object:
+        if rank == late_one:
+            time.sleep(1.6 * DEADLINE_S)
+        return outcome(lambda: schedule(toy(everybody), deadline_s=DEADLINE_S).code)
 
     def nothing_fits(on_error: str) -> Case:
         def run() -> object:
-            captured = toy(world)
+            captured = toy(everybody)
             return schedule(captured, memory_cap=1, on_error=on_error) is captured.module
 
         return run
 
     def own_error() -> object:
         """One process rank cannot export its graph."""
-        captured = toy(world)
+        captured = toy(everybody)
         if rank == 1:
             del next(iter(captured.module.graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default))).meta["val"]
         return schedule(captured, on_error="fallback") is captured.module
 
     def stages() -> object:
         """Two stages of a pipeline: other graphs, and one has two of them."""
+        stage = dist.new_group([0, 1]), dist.new_group([2, 3])
+        mine = stage[rank // 2]
         graphs = [toy(mine, shards=3 + rank // 2), *([toy(mine, shards=2)] if rank < 2 else [])]
         return [orders(schedule(captured), captured) for captured in graphs]
 
     def other_settings() -> object:
-        return schedule(toy(world), max_prefetch=3 if rank == 3 else None).code
+        return schedule(toy(everybody), max_prefetch=3 if rank == late_one else None).code
 
     def cached(damage: bool = False, **more: object) -> Case:
         def run() -> object:
@@ -159,33 +181,56 @@ def cases(rank: int, folder: Path) -> dict[str, Case]:
 
         return run
 
-    return {
+    def spoilt(disk: Callable[[Path], AbstractContextManager[None]]) -> Case:
+        """The directory of answers is where nobody can write."""
+
+        def run() -> object:
+            directory = folder / f"{disk.__name__}"
+            with disk(directory) if rank == 0 else nullcontext(), logged("apsched.agreement.cache") as said:
+                dist.barrier()
+                found = scheduled_and_run(cache=directory)
+                dist.barrier()
+            return {**found, "said": said}
+
+        return run
+
+    of_any_size: dict[str, Case] = {
         "usual": scheduled_and_run,
         "another graph": another_graph,
         "another schedule": another_schedule,
+        "other settings": other_settings,
+    }
+    if world_size == 2:
+        return of_any_size
+    return of_any_size | {
         "broken solver": broken_solver,
-        "a bit late": late(0.4 * DEADLINE_S),
-        "too late": late(1.6 * DEADLINE_S),
+        "too late": too_late,
         "nothing fits": nothing_fits("raise"),
         "nothing fits, fallback": nothing_fits("fallback"),
         "own error": own_error,
         "stages": stages,
-        "other settings": other_settings,
         "cache, first": cached(),
         "cache, again": cached(),
         "cache, damaged": cached(damage=True),
         "cache, after": cached(),
-        "no cache": lambda: scheduled_and_run(cache="/proc/none"),
+        "read-only disk": spoilt(read_only_disk),
+        "full disk": spoilt(full_disk),
         "alone": lambda: scheduled_and_run(deadline_s=None),
         "again": scheduled_and_run,
     }
 
 
-def four(rank: int, folder: Path) -> dict[str, object]:
+def usual(rank: int, world_size: int, folder: Path) -> dict[str, object]:
     found: dict[str, object] = {}
-    for name, case in cases(rank, folder).items():
+    for name, case in cases(rank, world_size, folder).items():
         dist.barrier()  # each case begins at the same time
         found[name] = outcome(case)
+    return found if world_size == 2 else found | mesh_of_groups()
+
+
+def mesh_of_groups() -> dict[str, object]:
+    """A preset on four processes, where each is in two groups."""
+    found: dict[str, object] = {}
     dist.barrier()
     mesh = MeshSpec.parse("fsdp=2,tp=2")
     graphs = capture_built(build("llama3-debug", mesh=mesh, seq_len=64, num_layers=1)).graphs
@@ -196,43 +241,58 @@ def four(rank: int, folder: Path) -> dict[str, object]:
     return found
 
 
-# two processes, of which one comes to harm
+def twenty_seconds(rank: int) -> dict[str, object]:
+    """One process rank is that late for a job with the deadline that is the default."""
+    dist.barrier()
+    if rank == 1:
+        time.sleep(20)
+    return outcome(lambda: schedule(toy(dist.group.WORLD), deadline_s=Settings().deadline_s).code)
 
 
-def two(rank: int, scenario: str) -> dict[str, object]:
+# processes of which one comes to harm
+
+
+def harmed(scenario: str) -> dict[str, object]:
     def ends(*arguments: object, **more: object) -> SolveResult:
-        time.sleep(0.5)  # the other waits by then
+        time.sleep(0.5)  # the others wait by then
         if scenario.startswith("stopped"):
             os.kill(os.getpid(), signal.SIGSTOP)
         os._exit(9)
 
+    dist.barrier()
     with instead("solve", ends):
-        return outcome(lambda: schedule(toy(dist.group.WORLD)).code)
+        return outcome(lambda: schedule(toy(dist.group.WORLD), deadline_s=DEADLINE_S).code)
 
 
-def main(rank: int, world_size: int, folder: Path, scenario: str = "four", port: str = "") -> None:
-    torch.set_num_threads(1)
+def store_of(rank: int, world_size: int, folder: Path, scenario: str, port: str) -> dist.Store:
     if port:  # a store of its own process, as torchrun has
-        store: dist.Store = dist.TCPStore("127.0.0.1", int(port), is_master=False, timeout=timedelta(seconds=60))
-    elif scenario == "four":
-        store = dist.FileStore(str(folder / "store"), world_size)
-    else:  # process rank 0 holds it
-        server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if rank == 0 else None
-        if server is not None:
-            (folder / "port.new").write_text(str(server.port))
-            os.rename(folder / "port.new", folder / "port")
-        while not (folder / "port").exists():
-            time.sleep(0.05)
-        store = server or dist.TCPStore("127.0.0.1", int((folder / "port").read_text()), is_master=False)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=120))
-    found = four(rank, folder) if scenario == "four" else two(rank, scenario)
+        return dist.TCPStore("127.0.0.1", int(port), is_master=False, timeout=timedelta(seconds=60))
+    if scenario in ("usual", "20 s late"):
+        return dist.FileStore(str(folder / "store"), world_size)
+    if rank == 0:  # it holds the store
+        server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        (folder / "port.new").write_text(str(server.port))
+        os.rename(folder / "port.new", folder / "port")
+        return server
+    while not (folder / "port").exists():
+        time.sleep(0.05)
+    return dist.TCPStore("127.0.0.1", int((folder / "port").read_text()), is_master=False)
+
+
+def main(rank: int, world_size: int, folder: Path, scenario: str, port: str) -> None:
+    torch.set_num_threads(1)
+    store = store_of(rank, world_size, folder, scenario, port)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=200))
+    match scenario:
+        case "usual":
+            found = usual(rank, world_size, folder)
+        case "20 s late":
+            found = twenty_seconds(rank)
+        case _:
+            found = harmed(scenario)
     (folder / f"{rank}.json").write_text(json.dumps(found))
-    if scenario == "four":
+    if scenario in ("usual", "20 s late"):
         dist.barrier()
         dist.destroy_process_group()
     else:
         os._exit(0)  # the group has lost a member
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:])

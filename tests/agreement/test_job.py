@@ -1,15 +1,11 @@
 """Real processes that schedule their graphs together: one answer, and an error on every one of them where that cannot be."""
 
-import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from processes import run_processes
+from processes import Job, run_jobs
 
 from apsched.agreement.job import DEFAULT_DEADLINE_S
 from apsched.agreement.round import _ORDERS_BY
@@ -20,11 +16,35 @@ pytestmark = pytest.mark.alone
 WORKER = Path(__file__).parent / "job_worker.py"
 Found = list[dict]
 
+HARMED = {"dies": (2, True), "dies among four": (4, True), "dies with the store": (2, False), "stopped with the store": (2, False)}
+"""What happens to process rank 0 while it solves: how many there are, and whether the store is in a process of its own."""
+
 
 @pytest.fixture(scope="module")
-def four(tmp_path_factory) -> Found:
-    """What each of four processes found."""
-    return run_processes(WORKER, tmp_path_factory.mktemp("four"), 4, timeout_s=500)
+def jobs(tmp_path_factory) -> dict[str, Found]:
+    """What each process of each job found."""
+    folder = tmp_path_factory.mktemp("jobs")
+    servers = {name: dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for name, (_, own) in HARMED.items() if own}
+    asked = {
+        "four": Job(folder=folder / "four", world_size=4, more=("usual", "")),
+        "two": Job(folder=folder / "two", world_size=2, more=("usual", "")),
+        "20 s late": Job(folder=folder / "late", world_size=2, more=("20 s late", "")),
+    }
+    for name, (size, _) in HARMED.items():
+        port = str(servers[name].port) if name in servers else ""
+        asked[name] = Job(folder=folder / name.replace(" ", "_"), world_size=size, more=(name, port), lost=(0,), wave=1)
+    return dict(zip(asked, run_jobs(WORKER, list(asked.values()), timeout_s=500), strict=True))
+
+
+@pytest.fixture(scope="module")
+def four(jobs) -> Found:
+    return jobs["four"]
+
+
+@pytest.fixture(params=["two", "four"])
+def some(jobs, request) -> Found:
+    """Of two processes, and of four."""
+    return jobs[request.param]
 
 
 def of(four: Found, case: str) -> Found:
@@ -39,17 +59,26 @@ def same_error(found: Found, kind: str) -> str:
     return messages.pop()
 
 
-@pytest.mark.parametrize("case", ["usual", "a bit late", "again"])
+def test_in_a_job_of_two_one_solves_and_both_launch_the_same(jobs):
+    found = of(jobs["two"], "usual")
+    assert [report["solves"] for report in found] == [1, 0]
+    assert found[0]["value"] == found[1]["value"]
+    assert found[0]["value"]["moved"]
+    assert found[0]["value"]["close"]
+
+
+@pytest.mark.parametrize("case", ["usual", "again"])
 def test_one_solves_for_all(four, case):
     found = of(four, case)
-    if case == "a bit late":
-        found = [report["value"] for report in found]
     assert [report["solves"] for report in found] == [1, 0, 0, 0], found
 
 
-@pytest.mark.parametrize("case", ["usual", "cache, first", "cache, again", "cache, damaged", "no cache", "alone", "again"])
+KEPT = ["cache, first", "cache, again", "cache, damaged", "read-only disk", "full disk"]
+
+
+@pytest.mark.parametrize("case", ["usual", *KEPT, "alone", "again"])
 def test_all_launch_the_same_and_compute_what_they_did(four, case):
-    values = [report["value"] for report in of(four, case)]
+    values = [{k: v for k, v in report["value"].items() if k != "said"} for report in of(four, case)]
     assert values == [values[0]] * 4
     assert values[0]["moved"]
     assert values[0]["close"]
@@ -60,18 +89,39 @@ def test_without_talk_each_solves(four):
     assert [report["solves"] for report in of(four, "alone")] == [1] * 4
 
 
-def test_another_graph_is_named(four):
-    text = same_error(of(four, "another graph"), "AgreementError")
-    assert text.startswith("process rank 2 would not launch what process ranks 0, 1, 3 would in group ")
-    assert "of process ranks 0 to 3: launch 1 is all_gather bfloat16 " in text
+def named(odd: int, size: int) -> str:
+    """Return how a message begins that says which process rank is the odd one, and in which group."""
+    others = {2: "process rank 0", 4: f"process ranks {', '.join(str(r) for r in range(4) if r != odd)}"}[size]
+    whole = {2: "0, 1", 4: "0 to 3"}[size]
+    return f"process rank {odd} would not launch what {others} would in group '0' of process ranks {whole}: "
 
 
-def test_another_schedule_is_named(four):
-    text = same_error(of(four, "another schedule"), "AgreementError")
-    assert text.startswith("process rank 1 would not launch what process ranks 0, 2, 3 would")
-    assert re.search(
-        r"in group '0' of process ranks 0 to 3: launch 5 is reduce_scatter avg float32 .*, there it is reduce_scatter", text
-    ), text
+END = ". Nothing was launched. Run the same model, options, schedule files and versions on all"
+
+
+def test_another_graph_is_named(some):
+    """Its tensors are wider: which process rank, which group, which launch."""
+    text, size = same_error(of(some, "another graph"), "AgreementError"), len(some)
+    begin = named(2 if size == 4 else 1, size)
+    assert text.startswith(begin)
+    assert text.endswith(END)
+    found = re.fullmatch(r"launch 1 is all_gather (.*), there it is all_gather (.*)", text.removeprefix(begin).removesuffix(END))
+    assert found, text
+    mine, theirs = ([int(n) for n in re.findall(r"(\d+) -> (\d+) bytes of layers", part)[0]] for part in found.groups())
+    assert [n * size for n in (mine[0], theirs[0])] == [mine[1], theirs[1]]
+    assert mine[0] > theirs[0]
+
+
+def test_another_schedule_is_named(some):
+    """As captured, where the others have buckets."""
+    text, size = same_error(of(some, "another schedule"), "AgreementError"), len(some)
+    assert text.startswith(named(1, size))
+    assert text.endswith(END)
+    found = re.match(r"launch (\d+) is (.*), there it is (.*)", text.removeprefix(named(1, size)).removesuffix(END))
+    assert found, text
+    number, mine, theirs = int(found[1]), found[2], found[3]
+    assert number > 1
+    assert mine != theirs
 
 
 def test_an_error_of_the_solver_is_the_same_on_all(four):
@@ -82,7 +132,10 @@ def test_an_error_of_the_solver_is_the_same_on_all(four):
 def test_one_that_is_too_late_is_an_error_on_all_and_on_itself(four):
     found = [report["value"] for report in of(four, "too late")]
     text = same_error(found, "AgreementError")
-    assert text.startswith("process rank 3 has not said what to launch in group ")
+    assert text.startswith(
+        "process rank 3 has not said what to launch in group '0' of process ranks 0 to 3, and has done nothing for 4.8 s: ended, hanging, "
+        "or at another graph. Nothing was launched. See the log of that process rank"
+    )
 
 
 def test_what_fits_nowhere_is_the_same_error_or_the_same_fallback(four):
@@ -94,7 +147,7 @@ def test_what_fits_nowhere_is_the_same_error_or_the_same_fallback(four):
 def test_one_that_falls_back_alone_is_found_out(four):
     """It would launch its collectives as captured, the others in buckets."""
     text = same_error(of(four, "own error"), "AgreementError")
-    assert text.startswith("process rank 1 would not launch what process ranks 0, 2, 3 would")
+    assert re.match(re.escape(named(1, 4)) + r"launch \d+ is ", text), text
 
 
 def test_stages_of_a_pipeline_agree_among_themselves(four):
@@ -105,10 +158,18 @@ def test_stages_of_a_pipeline_agree_among_themselves(four):
     assert [report["solves"] for report in of(four, "stages")] == [2, 0, 1, 0]
 
 
-def test_other_settings_are_named(four):
-    found = of(four, "other settings")
-    assert "process rank 3 and process rank 0 have the same graph" in same_error(found, "AgreementError")
+def test_other_settings_are_named(some):
+    found, last = of(some, "other settings"), len(some) - 1
+    assert f"process rank {last} and process rank 0 have the same graph" in same_error(found, "AgreementError")
     assert "max_prefetch 3 here, None there" in found[0]["message"]
+
+
+@pytest.mark.parametrize("case", ["read-only disk", "full disk"])
+def test_a_disk_where_nothing_can_be_written_stops_no_job(four, case):
+    assert [report["solves"] for report in of(four, case)] == [1, 0, 0, 0]
+    said = [report["value"]["said"] for report in of(four, case)]
+    assert "is left as it is" in said[0][-1], "by who solves"
+    assert said[1:] == [[]] * 3
 
 
 def test_the_cache_is_used_and_repaired(four):
@@ -127,45 +188,39 @@ def test_graphs_of_a_mesh_are_the_same_on_all_process_ranks(four):
     assert [report["value"] for report in found] == [found[0]["value"]] * 4
 
 
-def run_two(folder: Path, scenario: str, *, hosted: bool) -> dict:
-    """Run two processes, of which process rank 0 comes to harm while it solves; return what process rank 1 found."""
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if hosted else None
-    port = [str(server.port)] if server is not None else []
-    paths = [str(WORKER.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
-    logs = [(folder / f"{rank}.log").open("w") for rank in range(2)]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(WORKER), str(rank), "2", str(folder), scenario, *port],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=environment,
+@pytest.mark.parametrize("name", ["dies", "dies among four"])
+def test_one_that_dies_while_it_solves_is_named_by_all_others(jobs, name):
+    whole = "0 to 3" if name == "dies among four" else "0, 1"
+    assert len(jobs[name]) == HARMED[name][0] - 1
+    for found in jobs[name]:
+        assert (found["error"], found["solves"]) == ("AgreementError", 0)
+        assert found["message"].startswith(
+            f"process rank 0 has not said the answer in group '0' of process ranks {whole}, and has done nothing for 4.8 s: "
+            "ended, hanging, or at another graph. Nothing was launched. See the log of that process rank"
         )
-        for rank, log in enumerate(logs)
-    ]
-    try:
-        assert processes[1].wait(timeout=200) == 0, (folder / "1.log").read_text()[-3000:]
-    finally:
-        for process in processes:
-            process.kill()  # also one that is stopped
-        for log in logs:
-            log.close()
-    return json.loads((folder / "1.json").read_text())
-
-
-def test_one_that_dies_while_it_solves_is_named(tmp_path):
-    found = run_two(tmp_path, "dies", hosted=True)
-    assert (found["error"], found["solves"]) == ("AgreementError", 0)
-    assert found["message"].startswith("process rank 0 has not said the answer in group ")
 
 
 @pytest.mark.parametrize(
-    ("scenario", "text"), [("dies", "the store of the job is gone"), ("stopped", "the store of the job has not answered")]
+    ("name", "text"),
+    [
+        ("dies with the store", "the store of the job is gone"),
+        ("stopped with the store", "the store of the job has not answered for 6 s"),
+    ],
 )
-def test_one_that_takes_the_store_with_it_is_an_error(tmp_path, scenario, text):
-    found = run_two(tmp_path, scenario, hosted=False)
+def test_one_that_takes_the_store_with_it_is_an_error(jobs, name, text):
+    (found,) = jobs[name]
     assert found["error"] == "AgreementError"
     assert found["message"].startswith(text)
+    assert "process rank 0" in found["message"]
+
+
+def test_one_that_is_20_s_late_is_waited_for(jobs):
+    """With the deadline that is the default."""
+    found = jobs["20 s late"]
+    assert [report.get("error") for report in found] == [None, None], found
+    assert [report["solves"] for report in found] == [1, 0]
+    assert found[0]["value"] == found[1]["value"]
+    assert found[0]["seconds"] > 19
 
 
 def test_the_deadline_that_is_documented():
