@@ -38,6 +38,32 @@ class Broken(nn.Module):
         return self.second(x)
 
 
+class Block(nn.Module):
+    """Registers its parameters in another order than it uses them."""
+
+    def __init__(self):
+        super().__init__()
+        self.second, self.first = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return torch.relu(self.second(torch.relu(self.first(x))))
+
+
+class Blocks(nn.Module):
+    """Blocks, each a unit of FSDP2, and a first and a last layer, which are left to the root."""
+
+    def __init__(self):
+        super().__init__()
+        self.output, self.input = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.layers = nn.ModuleList([Block(), Block()])
+
+    def forward(self, x):
+        x = self.input(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.output(x)
+
+
 def layers(num_layers=2):
     """Return linear layers with a nonlinearity behind each."""
     return nn.Sequential(*(layer for _ in range(num_layers) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())))

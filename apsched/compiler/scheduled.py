@@ -15,7 +15,7 @@ from apsched.config import Caps, SolveOptions
 from apsched.contention_choice import as_asked
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.measured_model import MeasuredCostModel
-from apsched.errors import InfeasibleError
+from apsched.errors import InfeasibleError, InputError
 from apsched.infeasible import explain_infeasible
 from apsched.load_source import export_graph
 from apsched.options import MemoryCap
@@ -53,7 +53,7 @@ def scheduled(captured: CapturedGraph, settings: Settings, talk: Round | None = 
         )
         graph = replace(graph, problem=as_asked(graph.problem, settings.contention, cluster, group_ranks))
         if settings.parameter_order is not None:
-            graph = replace(graph, problem=_in_order(graph.problem, settings.parameter_order))
+            graph = replace(graph, problem=_in_order(graph.problem, settings.parameter_order, all_known=settings.bitwise))
         (graph,) = under_plan((graph,), as_plan(settings.plan), bitwise=settings.bitwise)
         files = settings.answers.schedules
         mine = next((file for file in files if file.graph["hash"] == graph.problem.graph_hash), None)
@@ -82,9 +82,17 @@ def scheduled(captured: CapturedGraph, settings: Settings, talk: Round | None = 
     return rewritten.module
 
 
-def _in_order(problem: Problem, parameter_order: Sequence[str]) -> Problem:
-    """Return ``problem`` with the places of its parameters in order of registration."""
+def _in_order(problem: Problem, parameter_order: Sequence[str], *, all_known: bool) -> Problem:
+    """Return ``problem`` with the places of its parameters in order of registration; ``all_known``: of every gradient that is reduced."""
     places = {name: place for place, name in enumerate(parameter_order)}
+    strange = [c for c in problem.collectives if problem.keys[c.key].kind == "reduce_scatter" and not c.on_path and c.module not in places]
+    if all_known and strange:
+        raise InputError(
+            f"{problem.name}: bitwise: expected parameter_order to have the parameter of each gradient that is reduced, found "
+            f"{strange[0].module or 'no name'!r} at node {problem.node_names[strange[0].start]}; hand in [n for n, _ in "
+            "model.named_parameters()] of the model that is compiled; under torch.compile(backend='inductor') a pass alone is told no "
+            "names of parameters: use apsched.backend(inductor=True)"
+        )
     return replace(problem, collectives=tuple(replace(c, output_place=places.get(c.module, -1)) for c in problem.collectives))
 
 

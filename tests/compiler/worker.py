@@ -1,9 +1,13 @@
 """One of several gloo processes that train under torch.compile, with apsched and without; writes how far apart they are as JSON.
 
+Without is torch's backend of the same kind, or eager FSDP2.
+
 usage: worker.py PROCESS_RANK WORLD_SIZE FOLDER
 """
 
+import copy
 import json
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -12,14 +16,18 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from small_models import WIDTH, Broken, layers, shard
+from eager_fsdp2 import descended, digest, fully_sharded, shards_of, trained_eagerly
+from plan.eager_worker import RATE, built_model, eager
+from small_models import WIDTH, Blocks, Broken, layers, shard
 from torch import nn
+from torch._inductor import config
 from torch.distributed.device_mesh import init_device_mesh
 
 import apsched
 from apsched.models.build import build
 from apsched.models.mesh import MeshSpec
 from apsched.models.options import ModelOptions
+from apsched.schedule import StepKind
 
 NUM_STEPS = 3
 QUICK = {"budget": 0.0, "memory_cap": "none"}
@@ -84,13 +92,109 @@ def inference(module: nn.Module, x: torch.Tensor) -> dict[str, object]:
     return {"equal": torch.equal(expected, found), "names": [r.problem.name for r in backend.results]}
 
 
-def report(world_size: int) -> dict[str, object]:
+def kinds_and_bytes(result: apsched.Result) -> list[list[object]]:
+    """Return what a schedule launches: kind, and bytes that are sent."""
+    problem, found = result.problem, []
+    number = {c.start: k for k, c in enumerate(problem.collectives)}
+    for step in result.schedule.steps:
+        if step.kind is StepKind.START or (step.kind is StepKind.NODE and step.index in number):
+            members = result.schedule.buckets[step.index].members if step.kind is StepKind.START else (number[step.index],)
+            of = [problem.collectives[c] for c in members]
+            found.append([problem.keys[of[0].key].kind, sum(c.input_bytes for c in of)])
+    return found
+
+
+def launched(run: Callable[[], object]) -> list[list[object]]:
+    """Return the same of what ``run`` launches, as torch's profiler sees it."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profiler:
+        run()
+    seen = sorted(profiler.events(), key=lambda event: event.time_range.start)
+    ours = [event for event in seen if event.name.startswith("_c10d_functional::") and "wait" not in event.name]
+    kinds = [next(kind for kind in ("all_gather", "reduce_scatter", "all_reduce") if kind in event.name) for event in ours]
+    return [[kind, 4 * math.prod(event.input_shapes[0])] for kind, event in zip(kinds, ours, strict=True)]
+
+
+def trained_compiled(
+    module: nn.Module, inputs: tuple[torch.Tensor, ...], results: list[apsched.Result], **how: object
+) -> dict[str, object]:
+    """Train under torch.compile; return the hash of the weights after each step, and what is launched, as planned and as seen."""
+    torch._dynamo.reset()
+    compiled = torch.compile(module, **how)
+    hashes, seen = [], []
+    for k in range(NUM_STEPS):
+        if k == NUM_STEPS - 1:
+            seen = launched(lambda: compiled(*inputs).backward())
+        else:
+            compiled(*inputs).backward()
+        descended(module, RATE)
+        hashes.append(digest(shards_of(module)))
+    planned = [launch for result in results for launch in kinds_and_bytes(result)]
+    names = [
+        [problem.collectives[c].module for c in bucket.members]
+        for problem, schedule in ((result.problem, result.schedule) for result in results[1:])
+        for bucket in schedule.buckets
+        if problem.keys[problem.collectives[bucket.members[0]].key].kind == "reduce_scatter"
+    ]
+    return {"hashes": hashes, "planned": planned, "seen": seen, "reduced": names}
+
+
+class WithLoss(nn.Module):
+    """``Blocks`` and a loss whose gradient has no rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Blocks()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x).sum()
+
+
+def against_eager_blocks(rank: int, world_size: int) -> dict[str, object]:
+    """Train one model under ``fully_shard``, and under torch.compile in each form.
+
+    A pass alone is told no names of parameters, which bitwise mode needs: its buckets are its own.
+    """
+    torch.manual_seed(0)
+    whole = WithLoss()
+    x = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(rank))
+    order = [name for name, _ in whole.named_parameters()]
+    given = {**QUICK, "bitwise": True, "parameter_order": order}
+    found: dict[str, object] = {"order": order}
+
+    def sharded() -> nn.Module:
+        return shard(copy.deepcopy(whole), init_device_mesh("cpu", (world_size,)))
+
+    for form, settings in {"aot_eager": {}, "inductor": {"inductor": True}}.items():
+        backend = apsched.backend(reshard_after_forward=True, **given, **settings)
+        found[form] = trained_compiled(sharded(), (x,), backend.results, backend=backend)
+    own = apsched.inductor_pass(**QUICK)
+    with config.patch(post_grad_custom_post_pass=own):
+        found["pass"] = trained_compiled(sharded(), (x,), own.results, backend="inductor")
+    model = copy.deepcopy(whole)
+    found["eager"], _ = trained_eagerly(fully_sharded(model, model.inner.layers), (x,), NUM_STEPS, RATE)
+    return found
+
+
+def against_eager_llama(world_size: int) -> dict[str, object]:
+    """The same of a preset, node by node."""
+    built = built_model(world_size)
+    whole = {name: parameter.detach().full_tensor() for name, parameter in built.module.named_parameters()}
+    order = list(whole)
+    backend = apsched.backend(reshard_after_forward=True, bitwise=True, parameter_order=order, **QUICK)
+    found = trained_compiled(built.module, built.inputs, backend.results, backend=backend)
+    found["eager"], _ = eager(whole, built.inputs, world_size)
+    return found | {"order": order}
+
+
+def report(rank: int, world_size: int) -> dict[str, object]:
     found: dict[str, object] = {"preset": compared(*preset(MESHES[world_size]), "aot_eager")}
+    found["blocks"] = against_eager_blocks(rank, world_size)
+    found["llama"] = against_eager_llama(world_size)
     if world_size == 2:
+        found["inductor"] = compared(*small(layers, [4] * NUM_STEPS), "inductor", inductor=True, reshard_after_forward=True)
         found["reshard"] = compared(*small(layers, [4] * NUM_STEPS), "aot_eager", reshard_after_forward=True)
         found["graph breaks"] = compared(*small(Broken, [4] * NUM_STEPS), "aot_eager")
         found["sizes that change"] = compared(*small(layers, [4, 6, 10]), "aot_eager", deadline_s=None)
-        found["inductor"] = compared(*small(layers, [4] * NUM_STEPS), "inductor", inductor=True, reshard_after_forward=True)
         module, inputs = small(Broken, [4])
         found["inference"] = inference(module, *inputs[0])
     return found
@@ -98,10 +202,10 @@ def report(world_size: int) -> dict[str, object]:
 
 def main(rank: int, world_size: int, folder: Path) -> None:
     torch.set_num_threads(1)
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / f"inductor_{rank}")
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder.parent / "inductor")
     store = dist.FileStore(str(folder / "store"), world_size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=600))
-    (folder / f"{rank}.json").write_text(json.dumps(report(world_size)))
+    (folder / f"{rank}.json").write_text(json.dumps(report(rank, world_size)))
     dist.barrier()
     dist.destroy_process_group()
 
