@@ -126,11 +126,25 @@ def test_another_order_is_an_error_on_every_process_rank(groups, odd):
     all_say(found, "group 'dp'", "launch 2 is all_gather bfloat16 8 -> 32 bytes of layers.", "Nothing was launched")
     assert len({str(error) for error in found}) == 1
     if len(groups[0]) == 1:
-        all_say(found, f"process rank {odd} would not launch what process ranks")
+        others = {0: "1 to 3", 1: "0, 2, 3", 2: "0, 1, 3", 3: "0 to 2"}[odd]
+        assert str(found[0]) == (
+            f"process rank {odd} would not launch what process ranks {others} would in group 'dp' of process ranks 0 to 3: launch 2 is "
+            "all_gather bfloat16 8 -> 32 bytes of layers.2.weight, there it is all_gather bfloat16 8 -> 32 bytes of layers.1.weight. "
+            "Nothing was launched. Run the same model, options, schedule files and versions on all"
+        )
+
+
+def test_more_than_one_that_differs_is_told():
+    found = run(*[ask(ALL, orders={"dp": USUAL[:rank]} if rank in (2, 3) else None) for rank in range(4)])
+    all_say(found, "process rank 2 would not launch what process ranks 0, 1 would", "(and process rank 3 differ, too)")
 
 
 def test_a_launch_that_is_missing_is_named():
-    all_say(run(ask(ALL), ask(ALL), ask(ALL, orders={"dp": USUAL[:3]}), ask(ALL)), "process rank 2", "it ends after 3", "layers.3.weight")
+    short = USUAL[:3]
+    found = run(ask(ALL), ask(ALL), ask(ALL, orders={"dp": short}), ask(ALL))
+    all_say(found, "process rank 2", "it ends after 3 launches, there launch 4 is", "layers.3.weight")
+    found = run(*[ask(ALL, orders=None if rank == 2 else {"dp": short}) for rank in range(4)])
+    all_say(found, "process rank 2", "launch 4 is ", "layers.3.weight, there it ends after 3 launches")
 
 
 def test_payload_order_counts():
@@ -145,7 +159,7 @@ def test_another_graph_is_solved_apart_and_judged_by_its_launches():
 
 def test_other_settings_are_named():
     found = run(*[ask(ALL, asked={"budget": "20.0" if rank < 3 else "1.0"}) for rank in range(4)])
-    all_say(found, "process rank 3", "budget 1.0 here, 20.0 there")
+    all_say(found, "process rank 3 and process rank 0 have the same graph", "budget 1.0 here, 20.0 there; give all process ranks the same")
 
 
 def test_an_error_of_the_solver_is_the_same_on_all():
@@ -205,7 +219,12 @@ def test_one_that_goes_after_the_answer_is_named(gone):
 
     found = run(*[leaves if rank == gone else ask(ALL) for rank in range(4)], deadline_s=DEADLINE_S)
     others = [error for rank, error in enumerate(found) if rank != gone]
-    all_say(others, f"process rank {gone} has not said", "has done nothing for")
+    about, seconds = ("its verdict", "1.0") if gone == 0 else ("what to launch", "0.8")
+    assert {str(error) for error in others} == {
+        f"process rank {gone} has not said {about} in group 'dp' of process ranks 0 to 3, and has done nothing for {seconds} s: ended, "
+        "hanging, or at another graph. Nothing was launched. See the log of that process rank, or raise deadline_s"
+    }
+    assert {type(error) for error in others} == {AgreementError}
 
 
 def test_one_that_is_late_is_waited_for():

@@ -165,6 +165,14 @@ def test_the_pass_alone_schedules_forward_and_backward(mesh, scheduled, codes):
         assert segments_of(calls_of(code)) == segments_of(calls_of_graph(gm))
 
 
+def test_the_pass_alone_refuses_bitwise_mode_for_want_of_names(mesh, codes):
+    model = shard(layers(), mesh)
+    order = [name for name, _ in model.named_parameters()]
+    own = apsched.inductor_pass(bitwise=True, parameter_order=order, **QUICK)
+    with config.patch(post_grad_custom_post_pass=own), pytest.raises(Exception, match=r"expected parameter_order .*inductor=True"):
+        step_of(model, "inductor", torch.ones(4, WIDTH))()
+
+
 def test_a_warm_cache_is_used_for_the_same_and_never_for_another_plan(mesh):
     """Inductor's caches on disk are those that a second process would find."""
     model, x = shard(layers(1), mesh), torch.ones(4, WIDTH)
