@@ -3,6 +3,7 @@
 import os
 import signal
 import sqlite3
+import subprocess
 import sys
 import threading
 import time
@@ -123,3 +124,36 @@ def test_a_dask_worker_is_killed_in_the_middle(
     assert killed
     assert found == expected
     assert len({row[0] for row in found}) == len(found)
+
+
+def test_the_command_on_a_dask_cluster_that_loses_a_worker(
+    debug_graphs: dict[str, Path], tmp_path: Path, cluster: Any, expected: list[tuple[Any, ...]]
+) -> None:
+    """``apsched study --engine dask://host:port`` as a user runs it: a worker is killed after the first answer, and the answers are those
+    of this process."""
+    from distributed import Client
+
+    address = cluster.scheduler_address.removeprefix("tcp://")
+    command = [sys.executable, "-m", "apsched", "study", str(debug_graphs["backward"]), "--budget", "0.5", "--max-compute-move", "0"]
+    command += [
+        "--engine",
+        f"dask://{address}",
+        "--vary",
+        "memory_cap=floor..none:4",
+        "--vary",
+        "seed=0,1,2",
+        "-o",
+        str(tmp_path / "study"),
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    schedules = tmp_path / "study" / "schedules"
+    while process.poll() is None and not any(schedules.glob("*.json")):
+        time.sleep(0.05)
+    with Client(cluster.scheduler_address, set_as_default=False) as client:
+        os.kill(next(iter(client.run(os.getpid).values())), signal.SIGKILL)
+    stdout, stderr = process.communicate(timeout=300)
+    assert process.returncode == 0, stderr
+    assert "12 points" in stdout or stdout.count("4 points") == 3, stdout
+    with sqlite3.connect(tmp_path / "study" / FILE) as db:
+        found = db.execute("select point_id, how, step_ticks, bound_ticks, report from results order by point_id").fetchall()
+    assert found == expected
