@@ -2,7 +2,9 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import is_dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -48,15 +50,89 @@ def boxed(gm: Any) -> Callable[[list[Any]], Any]:
     return run
 
 
-def inductor_compiled(gm: Any, inputs: Sequence[Any], patches: Mapping[str, Any]) -> Callable[..., Any]:
+def inductor_compiled(
+    gm: Any,
+    inputs: Sequence[Any],
+    patches: Mapping[str, Any],
+    around: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda compile_graph: compile_graph,
+    *,
+    joint_cache: bool = True,
+) -> Callable[..., Any]:
     """Return ``gm`` compiled by Inductor, with ``patches`` of its settings also where backward is compiled, which is later.
 
-    torch/_inductor/compile_fx.py, compile_fx.
+    ``around`` is given the function that compiles one graph of AOTAutograd or finds it in Inductor's cache, and returns what is called
+    in its place. Without ``joint_cache`` forward and backward are not looked up as one, where neither would be called
+    (torch/_inductor/compile_fx.py, compile_fx and compile_fx_inner; torch/_functorch/config.py, enable_autograd_cache).
     """
-    from torch._inductor.compile_fx import compile_fx
+    from torch._functorch import config
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
-    compiled: Any = compile_fx(gm, inputs, config_patches=dict(patches))
+    off = {} if joint_cache else {"enable_autograd_cache": False}
+    with config.patch(off):
+        compiled: Any = compile_fx(gm, inputs, inner_compile=around(compile_fx_inner), config_patches=dict(patches))
+    notes_in_code()  # what came from a cache of both left its own
     return compiled  # type: ignore[no-any-return]
+
+
+def forget_hashes(inputs: Sequence[Any]) -> None:
+    """Have device meshes among the inputs of a graph compute their hash anew when they are asked for it.
+
+    They keep the hash of their strings, which is another one in each process, and Inductor makes it part of the key of its cache, in
+    which a second process then finds nothing (torch/distributed/device_mesh.py, DeviceMesh._hash; 2.13).
+    """
+    from torch.distributed.device_mesh import DeviceMesh
+
+    meshes, seen = [getattr(value, "real_obj", value) for value in inputs], set()
+    while meshes:
+        mesh = meshes.pop()
+        if isinstance(mesh, DeviceMesh) and id(mesh) not in seen:
+            seen.add(id(mesh))
+            mesh._hash = None
+            meshes += [getattr(mesh, "_root_mesh", None), *getattr(mesh, "_flatten_mapping", {}).values()]
+
+
+_NOTE = "apsched: "
+
+
+def note_in_code(text: str) -> None:
+    """Have the code that Inductor is about to make keep ``text``, in its cache, too.
+
+    What was counted while code was made is kept with it, and counted again where it is found (torch/_inductor/output_code.py,
+    CompiledFxGraph.counter_deltas).
+    """
+    from torch._dynamo.utils import counters
+
+    counters["inductor"][_NOTE + text] += 1
+
+
+def notes_in_code() -> list[str]:
+    """Return what was noted in the code that Inductor made or found since this was called last."""
+    from torch._dynamo.utils import counters
+
+    counts = counters["inductor"]
+    keys = [key for key in counts if str(key).startswith(_NOTE)]
+    for key in keys:
+        del counts[key]
+    return [key.removeprefix(_NOTE) for key in keys]
+
+
+def forget_code(compiled: Any) -> None:
+    """Take ``compiled``, which Inductor found in its cache, out of that, so that its graph can be compiled anew.
+
+    torch/_inductor/codecache.py, FxGraphCache; and what it told AOTAutograd of strides (torch/_guards.py, report_output_strides).
+    """
+    from torch._guards import TracingContext
+    from torch._inductor.codecache import FxGraphCache
+
+    context = TracingContext.try_get()
+    if context is not None and context.output_strides is not None:
+        context.output_strides.clear()
+
+    key = getattr(compiled, "_fx_graph_cache_key", None)
+    folder = Path(FxGraphCache._get_tmp_dir_for_key(key)) if key else None
+    for path in sorted(folder.glob("*")) if folder is not None else ():
+        with suppress(OSError):  # another process may have done it
+            path.unlink()
 
 
 def dynamo_parameters(gm: Any) -> dict[int, str]:

@@ -14,15 +14,15 @@ from pathlib import Path
 import torch.distributed as dist
 
 
-def run_processes(script: Path, folder: Path, world_size: int, *, timeout_s: float) -> list[dict]:
-    """Run ``script RANK WORLD_SIZE FOLDER`` in ``world_size`` processes of one thread; return what each reports."""
+def run_processes(script: Path, folder: Path, world_size: int, *more: str, timeout_s: float) -> list[dict]:
+    """Run ``script RANK WORLD_SIZE FOLDER MORE`` in ``world_size`` processes of one thread; return what each reports."""
     logs = [folder / f"{rank}.log" for rank in range(world_size)]
     tests = Path(__file__).parent
     paths = [str(tests), str(tests.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
     processes = [
         subprocess.Popen(
-            [sys.executable, str(script), str(rank), str(world_size), str(folder)],
+            [sys.executable, str(script), str(rank), str(world_size), str(folder), *more],
             stdout=log.open("w"),
             stderr=subprocess.STDOUT,
             env=environment,

@@ -21,7 +21,8 @@ from apsched.verify import verify
 
 logger = logging.getLogger(__name__)
 
-Solve = Callable[[Problem, Caps, SolveOptions], SolveResult]
+Solve = Callable[..., SolveResult]
+"""``(problem, caps, options)``, and ``start=`` a schedule where one is near."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,8 @@ class Sources:
     """Schedules to replay in place of solving; one of them must belong to the graph."""
     start: Schedule | None = None
     """What the solver starts from: the address of an answer has it, too."""
+    near: bool = False
+    """Start from what the cache has of the same problem under other caps or options, where it has nothing better to start from."""
 
 
 def answered(
@@ -71,21 +74,49 @@ def _found(problem: Problem, caps: Caps, options: SolveOptions, solve: Solve, so
         return replayed(problem, caps, sources.schedules)
     if sources.cache is None:
         return solve(problem, caps, options)
-    address = answer_digest(problem, caps, options, sources.start)
-    kept = sources.cache.read(address)
-    if kept is not None:
-        try:
-            answer = parse_answer(kept)
-            wrong = _wrong(problem, caps, answer)
-        except InputError as error:
-            wrong = str(error)
-        if not wrong:
-            logger.info("%s: answer taken from the cache (%s)", problem.name, address[:12])
-            return answer
-        logger.warning("%s: what the cache has (%s) is not used, and replaced: %s", problem.name, address[:12], wrong)
-    answer = solve(problem, caps, options)
-    sources.cache.write(address, dump_answer(answer))
+    cold = answer_digest(problem, caps, options, sources.start)
+    near = answer_digest(problem, caps, options, sources.start, near=True)  # what was near when it was solved is not asked again
+    for address in (cold, near) if sources.near else (cold,):
+        if (kept := _kept(problem, caps, sources.cache, address)) is not None:
+            return kept
+    start = _near(problem, caps, sources.cache) if sources.near and sources.start is None else None
+    answer = solve(problem, caps, options) if start is None else solve(problem, caps, options, start=start)
+    address = cold if start is None else near
+    if sources.cache.write(address, dump_answer(answer)) and answer.best is not None:
+        sources.cache.note_latest(problem_digest(problem), address)
     return answer
+
+
+def _kept(problem: Problem, caps: Caps, cache: Cache, address: str) -> SolveResult | None:
+    """Return the answer that the cache has under ``address``; ``None`` where there is none, or it is not right."""
+    kept = cache.read(address)
+    if kept is None:
+        return None
+    try:
+        answer = parse_answer(kept)
+        wrong = _wrong(problem, caps, answer)
+    except InputError as error:
+        wrong = str(error)
+    if not wrong:
+        logger.info("%s: answer taken from the cache (%s)", problem.name, address[:12])
+        return answer
+    logger.warning("%s: what the cache has (%s) is not used, and replaced: %s", problem.name, address[:12], wrong)
+    return None
+
+
+def _near(problem: Problem, caps: Caps, cache: Cache) -> Schedule | None:
+    """Return the schedule for ``problem`` that the cache got last, if it keeps ``caps``, too."""
+    kept = cache.latest(problem_digest(problem))
+    if kept is None:
+        return None
+    try:
+        best = parse_answer(kept).best
+    except InputError:
+        return None
+    if best is None or verify(problem, best.schedule, caps):
+        return None
+    logger.info("%s: the search starts from what the cache has for other caps or options", problem.name)
+    return best.schedule
 
 
 def _at_other_costs(problem: Problem, answer: SolveResult, solver: int) -> SolveResult:

@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 DIRECTORY_VARIABLE = "APSCHED_CACHE"
 DEFAULT_LIMIT_BYTES = 1 << 30
 _SUFFIX = ".answer"
+_LATEST = ".latest"
+"""Of a file that names an answer: the one for a problem that was written last, whatever its caps."""
 _MAGIC = b"apsched-answer 1"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _UNFINISHED = re.compile(r"\.[0-9a-f]{64}\..*\.tmp")
@@ -77,6 +79,21 @@ class Cache:
             return False
         return True
 
+    def latest(self, problem: str) -> bytes | None:
+        """Return the answer for the problem of digest ``problem`` that was written last, under any caps; ``None`` where that is gone."""
+        try:
+            named = (self.directory / f"{problem}{_LATEST}").read_text()
+        except (OSError, UnicodeDecodeError):
+            return None
+        return self.read(named) if _DIGEST.fullmatch(named) else None
+
+    def note_latest(self, problem: str, digest: str) -> None:
+        """Have :meth:`latest` find the answer under ``digest`` for ``problem``."""
+        try:
+            write_atomic(self.directory / f"{problem}{_LATEST}", digest.encode())
+        except (OSError, ApschedError) as error:
+            logger.warning("cache %s is left as it is: %s", self.directory, error)
+
     def entries(self) -> tuple[Entry, ...]:
         """Return what there is, used most recently first."""
         found = []
@@ -94,15 +111,16 @@ class Cache:
             total += entry.size_bytes
             if total > self.limit_bytes:
                 self._remove(self._path(entry.digest))
-        for path in self._unfinished():
+        for path in (*self._unfinished(), *self._names()):
             with contextlib.suppress(OSError):
-                if time.time() - path.stat().st_mtime > _OLD_S:
+                old = time.time() - path.stat().st_mtime > _OLD_S
+                if old and not (path.suffix == _LATEST and self._path(path.read_text()).exists()):
                     self._remove(path)
 
     def clear(self) -> tuple[int, int]:
         """Remove all answers and what killed writers left; return how many answers and how many bytes of them are gone."""
         gone = [entry for entry in self.entries() if self._remove(self._path(entry.digest))]
-        for path in self._unfinished():
+        for path in (*self._unfinished(), *self._names()):
             self._remove(path)
         return len(gone), sum(entry.size_bytes for entry in gone)
 
@@ -114,6 +132,9 @@ class Cache:
             return sorted(self.directory.glob(pattern))
         except OSError:
             return []
+
+    def _names(self) -> list[Path]:
+        return [path for path in self._files(f"*{_LATEST}") if _DIGEST.fullmatch(path.stem)]
 
     def _unfinished(self) -> list[Path]:
         return [path for path in self._files(".*.tmp") if _UNFINISHED.fullmatch(path.name)]

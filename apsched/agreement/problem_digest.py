@@ -25,9 +25,20 @@ def problem_digest(problem: Problem) -> str:
     return hasher.hexdigest()
 
 
-def answer_digest(problem: Problem, caps: Caps, options: SolveOptions, start: Schedule | None = None) -> str:
-    """Return the hexadecimal digest of all that ``solve(problem, caps, options, start=start)`` depends on, versions included."""
-    parts = (problem_digest(problem), sorted(asdict(caps).items()), sorted(asdict(options).items()), start, versions(), solver_code())
+def answer_digest(problem: Problem, caps: Caps, options: SolveOptions, start: Schedule | None = None, *, near: bool = False) -> str:
+    """Return the hexadecimal digest of all that ``solve(problem, caps, options, start=start)`` depends on, versions included.
+
+    ``near`` is another digest: of an answer whose search began at whatever was near.
+    """
+    parts = (
+        problem_digest(problem),
+        sorted(asdict(caps).items()),
+        sorted(asdict(options).items()),
+        start,
+        versions(),
+        solver_code(),
+        *(["near"] if near else []),
+    )
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 

@@ -7,6 +7,9 @@ other graphs, and more or fewer of them. In each group the lowest process rank i
    nobody lower with its graph solves. Whoever speaks for a group hands on what it got.
 2. Each says in each of its groups what it will launch there, and the speaker compares. What speakers found goes up, to the lowest process
    rank that can be reached, and comes down to all as one verdict, so that nobody begins unless all may.
+
+Where a compiler may find code for the graph in a cache, and would then ask for nothing, each says first in the same way whether it has
+found any; it counts where all have, and it launches the same.
 """
 
 import hashlib
@@ -25,6 +28,10 @@ _ORDERS_BY, _FINDINGS_BY, _VERDICT_BY = 0.8, 0.9, 1.0
 """Shares of the deadline: who is nearer to the cause gives up first, and names it."""
 _LINGER = 0.1
 """Share of the deadline for which process rank 0 stays where something is wrong; a tenth of that at least."""
+_CODE, _ORDER = "code", "order"
+_ABOUT = {_CODE: "whether it has code for the graph", _ORDER: "what to launch"}
+_ANEW = "compile anew"
+"""A finding that is no error."""
 _ERRORS: dict[str, type[ApschedError]] = {e.__name__: e for e in (InputError, InfeasibleError, AgreementError)}
 
 
@@ -51,18 +58,20 @@ class Round:
         """``groups`` are those that the graph communicates in, with their process ranks, by first appearance."""
         self.job = job
         self.parties = _parties(job, groups)
+        self.launched: dict[str, str] = {}
+        """Group name -> digest of what this process rank launches there, once that was compared."""
         self._asked = 0
-        self._told = False
+        self._left = False
 
     def __enter__(self) -> "Round":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if error is None:
+        if error is None or self._left:
             return
+        self._left = True
         try:
-            if not self._told:
-                self._tell_failure(error)
+            self._tell_failure(error)
             self._until_heard()
         except AgreementError:
             return  # the store is gone, and the others see that for themselves
@@ -122,33 +131,50 @@ class Round:
 
     # the check
 
+    def same_code(self, launched: Mapping[str, str] | None) -> bool:
+        """Return whether all process ranks found code for this graph in a cache, which launches the same in every group.
+
+        ``launched`` is group name -> digest of what the code found here launches, ``None`` where none was found. Where the answer is
+        no, nobody may use what was found.
+        """
+        found = self._verdict(_CODE, {party: {"digest": launched and launched.get(party.name, "")} for party in self.parties})
+        if found not in ("", _ANEW):
+            raise AgreementError(found)
+        return not found
+
     def check(self, launches: Mapping[str, Sequence[Launch]]) -> None:
         """Return where all process ranks will launch the same in every group; ``AgreementError`` on all of them where not."""
-        parent = min((p for p in self.parties if p.speaker < self.job.rank), key=lambda p: (p.speaker, p.key), default=None)
+        said = {}
         for party in self.parties:
             order = launches.get(party.name, ())
             self._write(party, f"launches {self.job.rank}", dump_launches(order))
-            said = {"digest": order_digest(order), "up": party is parent}
-            self._say(party, f"order {self.job.rank}", said)
-        self._told = True
-        wrong = self._findings()
-        if parent is not None:
-            self._say(parent, f"up {self.job.rank}", {"wrong": wrong})
-            verdict = self._hear(parent, "verdict", parent.speaker, "its verdict", _VERDICT_BY, or_else=wrong)
-            wrong = verdict["wrong"]
-        for party in self._spoken_for():
-            self._say(party, "verdict", {"wrong": wrong})
-        if wrong:
+            self.launched[party.name] = order_digest(order)
+            said[party] = {"digest": self.launched[party.name]}
+        if wrong := self._verdict(_ORDER, said):
             raise AgreementError(wrong)
 
-    def _findings(self) -> str:
+    def _verdict(self, topic: str, said: Mapping[Party, Mapping[str, Any]]) -> str:
+        """Say what is to be compared in each group; return what is wrong with what all said, empty for nothing."""
+        parent = min((p for p in self.parties if p.speaker < self.job.rank), key=lambda p: (p.speaker, p.key), default=None)
+        for party, words in said.items():
+            self._say(party, f"{topic} {self.job.rank}", {**words, "up": party is parent})
+        wrong = self._findings(topic)
+        if parent is not None:
+            self._say(parent, f"{topic} up {self.job.rank}", {"wrong": wrong})
+            verdict = self._hear(parent, f"{topic} verdict", parent.speaker, "its verdict", _VERDICT_BY, or_else=wrong)
+            wrong = verdict["wrong"]
+        for party in self._spoken_for():
+            self._say(party, f"{topic} verdict", {"wrong": wrong})
+        return wrong
+
+    def _findings(self, topic: str) -> str:
         """Return what is wrong in the groups that this process rank speaks for, and in those below; empty for nothing."""
         began_s = time.monotonic()
         mine = self._spoken_for()
-        orders, silent = self._collect("order", [(party, rank) for party in mine for rank in party.ranks], _ORDERS_BY, began_s)
-        wrong = next(filter(None, (self._compared(party, orders, silent) for party in mine)), "")
-        below = [key for key, order in orders.items() if order.get("up")]
-        ups, silent = self._collect("up", below, _FINDINGS_BY, began_s)
+        said, silent = self._collect(topic, [(party, rank) for party in mine for rank in party.ranks], _ORDERS_BY, began_s)
+        wrong = next(filter(None, (self._compared(topic, party, said, silent) for party in mine)), "")
+        below = [key for key, words in said.items() if words.get("up")]
+        ups, silent = self._collect(f"{topic} up", below, _FINDINGS_BY, began_s)
         told = next((up["wrong"] for up in ups.values() if up["wrong"]), "")
         late = next((self._silence(silent, party, "what they found", _FINDINGS_BY) for party, rank in below if rank in silent), "")
         return wrong or told or late
@@ -170,23 +196,30 @@ class Round:
         silent = self.job.wait(missing, share, began_s)
         return {source: said[source] for source in sources if source in said}, silent
 
-    def _compared(self, party: Party, said: Mapping[tuple[Party, int], Mapping[str, Any]], silent: tuple[int, ...]) -> str:
-        """Return what is wrong with the launch orders in one group; empty for nothing."""
-        orders = {rank: order for (where, rank), order in said.items() if where == party}
-        for order in orders.values():
-            if "failed" in order:
-                return str(order["message"])
-        missing = [rank for rank in party.ranks if rank in silent and rank not in orders]
+    def _compared(self, topic: str, party: Party, said: Mapping[tuple[Party, int], Mapping[str, Any]], silent: tuple[int, ...]) -> str:
+        """Return what is wrong with what was said in one group; empty for nothing."""
+        heard = {rank: words for (where, rank), words in said.items() if where == party}
+        for words in heard.values():
+            if "failed" in words:
+                return str(words["message"])
+        missing = [rank for rank in party.ranks if rank in silent and rank not in heard]
         if missing:
-            return self._silence(missing, party, "what to launch", _ORDERS_BY)
-        if len(orders) < len(party.ranks):
+            return self._silence(missing, party, _ABOUT[topic], _ORDERS_BY)
+        if len(heard) < len(party.ranks):
             return ""  # another group has failed already
-        digests = [order["digest"] for order in orders.values()]
-        usual = max(dict.fromkeys(digests), key=digests.count)
-        others = [rank for rank, order in orders.items() if order["digest"] != usual]
+        digests = {rank: words["digest"] for rank, words in heard.items()}
+        if topic == _CODE:
+            return _ANEW if None in digests.values() or len(set(digests.values())) > 1 else ""
+        return self._differing(party, digests)
+
+    def _differing(self, party: Party, digests: Mapping[int, str]) -> str:
+        """Return who would launch something else than most in one group; empty for nobody."""
+        counts = list(digests.values())
+        usual = max(dict.fromkeys(counts), key=counts.count)
+        others = [rank for rank, digest in digests.items() if digest != usual]
         if not others:
             return ""
-        usually = [rank for rank in orders if rank not in others]
+        usually = [rank for rank in digests if rank not in others]
         mine, theirs = (parse_launches(self._read(party, f"launches {rank}") or b"[]") for rank in (others[0], usually[0]))
         more = f" (and {_ranks(others[1:])} differ, too)" if others[1:] else ""
         return (
@@ -210,7 +243,7 @@ class Round:
         silent = self.job.wait(missing, share)
         if text is not None:
             said: dict[str, Any] = json.loads(text)
-            return said
+            return said if or_else is None or "failed" not in said else {"wrong": said["message"]}
         silence = self._silence(silent, party, about, share)
         if or_else is None:
             raise AgreementError(silence)
@@ -226,15 +259,14 @@ class Round:
 
     def _tell_failure(self, error: BaseException, *, orders: bool = True) -> None:
         """Tell all who may wait for this process rank why it gave up."""
-        said = {"failed": type(error).__name__, "message": str(_in_words(error, self.job.rank))}
+        error = _in_words(error, self.job.rank)
+        said = {"failed": type(error).__name__, "message": str(error)}
+        answers = [what for number in range(self._asked or 1) for what in (f"answer {number} identity", f"answer {number}")]
+        verdicts = [f"{topic} verdict" for topic in _ABOUT if orders]
         for party in self._spoken_for():
-            for number in range(self._asked or 1):
-                for what in (f"answer {number} identity", f"answer {number}"):
-                    if self._read(party, what) is None:
-                        self._say(party, what, said)
-        if orders:
-            for party in self.parties:
-                self._say(party, f"order {self.job.rank}", said)
+            self._say_unless_said(party, [*answers, *verdicts], said)
+        for party in self.parties if orders else ():
+            self._say_unless_said(party, [f"{topic} {self.job.rank}" for topic in _ABOUT], said)
 
     def _until_heard(self) -> None:
         """On process rank 0, which may hold the store: stay for a moment, so that the others hear what is wrong before it ends."""
@@ -252,6 +284,11 @@ class Round:
 
     def _say(self, party: Party, what: str, said: Mapping[str, Any]) -> None:
         self._write(party, what, json.dumps(said).encode())
+
+    def _say_unless_said(self, party: Party, whats: Sequence[str], said: Mapping[str, Any]) -> None:
+        for what in whats:
+            if self._read(party, what) is None:
+                self._say(party, what, said)
 
     def _write(self, party: Party, what: str, value: bytes) -> None:
         self.job.store.set(f"{party.key}/{what}", value)
@@ -281,13 +318,15 @@ def _parties(job: Job, groups: Mapping[str, Sequence[int]]) -> tuple[Party, ...]
 
 def _in_words(error: BaseException, rank: int) -> ApschedError:
     """Return ``error`` as it is told to all: of its kind where apsched raised it on purpose, and with the process rank."""
+    error = getattr(error, "inner_exception", error)  # torch's compilers wrap what a pass raises
     said = f"process rank {rank}: "
     if isinstance(error, ApschedError):
         text = str(error)
         return _ERRORS.get(type(error).__name__, ApschedError)(text if text.startswith("process rank") else said + text)
     if not isinstance(error, Exception):
         return AgreementError(f"{said}stopped ({type(error).__name__})")
-    return ApschedError(f"{said}unexpected {type(error).__name__}: {error} (a bug of apsched)")
+    bug = "" if type(error).__module__.startswith("torch.") else " (a bug of apsched)"
+    return ApschedError(f"{said}unexpected {type(error).__name__}: {error}{bug}")
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from apsched.compiler.agreed_code import with_agreed_code
 from apsched.compiler.inductor_pass import InductorPass, ParameterPass
 from apsched.compiler.inductor_settings import OFF, switched_on
 from apsched.compiler.schedule_graph import schedule_graph
@@ -48,7 +49,8 @@ class Backend:
         """Return ``gm`` compiled: its graphs run in the order that they were given."""
         names = dynamo_parameters(gm)
         if self.inductor:
-            return inductor_compiled(gm, example_inputs, self._patches(names))
+            around = partial(with_agreed_code, deadline_s=self.settings.deadline_s)
+            return inductor_compiled(gm, example_inputs, self._patches(names), around, joint_cache=not self.settings.talks)
         return aot_compiled(
             gm,
             example_inputs,

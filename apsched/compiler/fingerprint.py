@@ -43,6 +43,7 @@ def fingerprint(settings: Settings, *more: object) -> str | None:
         settings.on_error,
         [(file.graph, file.steps, file.buckets) for file in (*settings.answers.schedules, *settings.starts)],
         len(settings.starts),
+        settings.answers.near,
         *more,
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()

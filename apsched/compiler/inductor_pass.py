@@ -1,6 +1,7 @@
 """Scheduling under full Inductor: passes for its hooks, each with a key for its caches."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Graph, GraphModule
 
-from apsched.agreement.job import running_job
+from apsched.compiler.agreed_code import graph_in_inductor
 from apsched.compiler.fingerprint import fingerprint
 from apsched.compiler.schedule_graph import schedule_graph
 from apsched.compiler.scheduled import RESULT
@@ -35,7 +36,9 @@ class InductorPass(CustomGraphPass):
         """Schedule ``graph``; it stays as it is where it has no collectives."""
         name_parameters(graph, self.names)
         module = graph.owning_module or GraphModule(torch.nn.Module(), graph)
-        fast = schedule_graph(module, self.settings, held=True)
+        current = graph_in_inductor()
+        with current.passed() if current is not None else nullcontext() as talk:
+            fast = schedule_graph(module, self.settings, held=True, talk=talk)
         if fast is not module:
             self.results.append(fast.meta[RESULT])
             replace_graph(graph, fast)
@@ -43,9 +46,11 @@ class InductorPass(CustomGraphPass):
     def uuid(self) -> str | None:
         """Return what the result depends on beside the graph, for the key of Inductor's caches; ``None`` turns them off.
 
-        They are off where process ranks compare what they will launch: one that finds its code in a cache would not answer the others.
+        Where process ranks compare what they will launch, one that found its code in a cache would not answer the others: there they
+        are off, unless whoever called Inductor sees to that (:mod:`apsched.compiler.agreed_code`; ``apsched.backend`` does).
         """
-        if self.settings.deadline_s is not None and running_job(self.settings.deadline_s) is not None:
+        current = graph_in_inductor()
+        if not (current.cached if current is not None else not self.settings.talks):
             return None
         return fingerprint(self.settings, sorted(self.names.items()))
 

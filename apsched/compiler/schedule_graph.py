@@ -30,6 +30,7 @@ def schedule_graph(
     kept_inputs: Iterable[str] | None = None,
     parameter_names: Mapping[str, str] | None = None,
     held: bool = False,
+    talk: Round | None = None,
 ) -> torch.fx.GraphModule:
     """Return ``gm`` scheduled; ``gm`` itself, the same object, where it has no collectives, or with ``on_error="fallback"`` on an error.
 
@@ -37,6 +38,7 @@ def schedule_graph(
     matter to memory (``kept_inputs``: placeholders that the caller keeps alive) and plans (``parameter_names``: placeholder -> name),
     and follow from the names and descriptors that AOTAutograd gives placeholders where they are not given. What is returned runs
     in graph order, with ``held`` also through full Inductor; its :class:`apsched.Result` is ``module.meta["apsched_result"]``.
+    ``talk`` is the round of process ranks about this graph where it was opened already.
     One line is logged for each graph.
 
     Raises
@@ -45,7 +47,7 @@ def schedule_graph(
         (``InputError``, ``InfeasibleError``) with ``on_error="raise"``, where the graph cannot be scheduled; ``AgreementError`` whatever
         ``on_error`` says, where process ranks of the job would launch different collectives, or one of them does not answer.
     """
-    talk = round_of(gm, settings.deadline_s)
+    talk = talk or round_of(gm, settings.deadline_s)
     with talk or nullcontext():
         fast, run = _scheduled_or_as_it_was(gm, settings, talk, name, kept_inputs, parameter_names, held=held)
         result: Result | None = fast.meta.get(RESULT) if fast is not gm else None

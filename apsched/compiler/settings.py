@@ -11,7 +11,7 @@ from typing import Any
 
 from apsched.agreement.answer import Sources
 from apsched.agreement.cache import DEFAULT_LIMIT_BYTES, DIRECTORY_VARIABLE, Cache, default_directory
-from apsched.agreement.job import DEFAULT_DEADLINE_S
+from apsched.agreement.job import DEFAULT_DEADLINE_S, running_job
 from apsched.agreement.replayed import schedule_files
 from apsched.config import DEFAULT_COMPUTE_MOVE, Caps, SolveOptions
 from apsched.contention import Contention
@@ -75,8 +75,9 @@ class Settings:
     """Bytes of that directory; what was used least recently goes first."""
     schedule: str | PathLike[str] | Sequence[str | PathLike[str]] | None = None
     """Schedule files (or directories of ``*.schedule.json``) to replay in place of solving; one must belong to each graph."""
-    start: str | PathLike[str] | Sequence[str | PathLike[str]] | None = None
-    """Schedule files that the search for the same graph starts from, found under other caps; others are not looked at."""
+    start: str | PathLike[str] | Sequence[str | PathLike[str]] | bool | None = None
+    """Schedule files that the search for the same graph starts from, found under other caps; others are not looked at.
+    ``True``: what the cache got last for the same graph and costs, under other caps or options, so that the answer depends on the cache."""
 
     def __post_init__(self) -> None:
         if self.cluster is not None and self.cost_model is not None:
@@ -139,12 +140,20 @@ class Settings:
     @cached_property
     def answers(self) -> Sources:
         """Where answers come from beside the solver."""
-        return Sources(cache=self._kept_answers(), schedules=schedule_files(self.schedule))
+        cache = self._kept_answers()
+        if self.start is True and cache is None:
+            raise InputError("start: expected a cache to start from, found none; hand in cache=True or a directory, or set $APSCHED_CACHE")
+        return Sources(cache=cache, schedules=schedule_files(self.schedule), near=self.start is True)
 
     @cached_property
     def starts(self) -> tuple[ScheduleFile, ...]:
         """Schedules that a search may start from."""
-        return schedule_files(self.start)
+        return () if isinstance(self.start, bool) else schedule_files(self.start)
+
+    @property
+    def talks(self) -> bool:
+        """Whether process ranks talk to each other now: there are several, and there is a deadline."""
+        return self.deadline_s is not None and running_job(self.deadline_s) is not None
 
     def _kept_answers(self) -> Cache | None:
         limit = self.cache_limit

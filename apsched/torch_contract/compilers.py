@@ -57,6 +57,59 @@ def _inductor_compiled() -> None:
     expect("config_patches" in inspect.signature(compile_fx).parameters, "compile_fx takes config_patches, which backward gets, too")
 
 
+@contract("note_in_code", "notes_in_code", "forget_code")
+def _notes() -> None:
+    """What is noted while code is made comes back where it is found; what was forgotten is made anew."""
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+    from torch._inductor.utils import fresh_cache
+
+    made: list[str] = []
+
+    class Noting(CustomGraphPass):
+        def __call__(self, graph: Any) -> None:
+            made.append("")
+            private.note_in_code("contract")
+
+        def uuid(self) -> str:
+            return "apsched contract"
+
+    found: list[Any] = []
+
+    def around(compile_graph: Callable[..., Any]) -> Callable[..., Any]:
+        def compiled(*arguments: Any, **options: Any) -> Any:
+            private.notes_in_code()
+            code = compile_graph(*arguments, **options)
+            found.append(private.notes_in_code())
+            if len(found) == 2:
+                private.forget_code(code)
+                code = compile_graph(*arguments, **options)
+            return code
+
+        return compiled
+
+    def backend(gm: Any, inputs: Any) -> Any:
+        return private.inductor_compiled(gm, inputs, {"post_grad_custom_post_pass": Noting()}, around, joint_cache=False)
+
+    with fresh_cache(), torch.no_grad():
+        for _ in range(2):
+            torch._dynamo.reset()
+            torch.compile(torch.matmul, backend=backend)(torch.ones(2, 2), torch.ones(2, 2))
+    torch._dynamo.reset()
+    expect(found == [["contract"]] * 2, f"what was noted in code comes with it, found {found}")
+    expect(len(made) == 2, f"code is made, found, and made again once it was forgotten; made {len(made)} times")
+
+
+@contract("forget_hashes")
+def _forget_hashes() -> None:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    mesh = DeviceMesh("cpu", torch.arange(1), _init_backend=False, _rank=0)
+    before = hash(mesh)
+    expect(mesh._hash == before, "a mesh keeps its hash")
+    private.forget_hashes([mesh])
+    expect(mesh._hash is None and hash(mesh) == before, "and computes it anew")
+
+
 @contract("replace_graph")
 def _replace_graph() -> None:
     old, new = (make_fx(f, tracing_mode="fake")(torch.ones(2)) for f in (torch.sin, lambda x: torch.cos(torch.cos(x))))

@@ -220,3 +220,56 @@ def test_a_schedule_that_does_not_fit_here_is_refused():
     problem, counting = a_problem(), Counting()
     other = replace(a_problem(8), graph_hash=problem.graph_hash)
     assert "the schedule of process rank 0 does not fit this graph" in str(of_two(problem, other, counting)[1])
+
+
+# what is near
+
+
+class TestNear:
+    """The search starts from what the cache has for other caps."""
+
+    @staticmethod
+    def sources(tmp_path) -> Sources:
+        return Sources(cache=Cache(directory=tmp_path), near=True)
+
+    def test_it_starts_from_the_answer_under_other_caps(self, tmp_path):
+        problem, starts = a_problem(), []
+
+        def noted(problem, caps, options, start=None):
+            starts.append(start)
+            return solve(problem, caps, options, start=start)
+
+        tight = answered(problem, replace(FREE, max_prefetch=8), OPTIONS, noted, sources=Sources(cache=Cache(directory=tmp_path)))
+        poor = SolveOptions(budget=0.0, time_slack=0.0)
+        near = answered(problem, FREE, poor, noted, sources=self.sources(tmp_path))
+        assert starts == [None, tight.best.schedule]
+        assert near.best.step_time_ticks <= tight.best.step_time_ticks
+        assert answered(problem, FREE, poor, noted, sources=self.sources(tmp_path)) == near
+        assert len(starts) == 2, "the second time it is in the cache"
+        assert answered(problem, FREE, poor, noted) == solve(problem, FREE, poor), "who does not ask for it gets what others get"
+
+    def test_what_was_solved_from_nothing_comes_first(self, tmp_path):
+        problem, counting = a_problem(), Counting()
+        cold = answered(problem, FREE, OPTIONS, counting, sources=Sources(cache=Cache(directory=tmp_path)))
+        answered(problem, replace(FREE, max_prefetch=1), OPTIONS, counting, sources=Sources(cache=Cache(directory=tmp_path)))
+        assert answered(problem, FREE, OPTIONS, counting, sources=self.sources(tmp_path)) == cold
+        assert counting.calls == 2
+
+    @pytest.mark.parametrize("damage", ["gone", "foreign", "over the caps"])
+    def test_what_cannot_be_started_from_is_left_alone(self, tmp_path, damage):
+        problem, counting, cache = a_problem(), Counting(), Cache(directory=tmp_path)
+        answered(problem, FREE, OPTIONS, counting, sources=Sources(cache=cache))
+        (name,) = tmp_path.glob("*.latest")
+        if damage == "gone":
+            cache._path(name.read_text()).unlink()
+        if damage == "foreign":
+            name.write_bytes(b"\xff/../x")
+        caps = Caps(memory_cap_bytes=1) if damage == "over the caps" else replace(FREE, max_prefetch=1)
+        assert answered(problem, caps, OPTIONS, counting, sources=self.sources(tmp_path)) == solve(problem, caps, OPTIONS)
+
+    def test_the_names_go_with_the_answers(self, tmp_path):
+        cache = Cache(directory=tmp_path)
+        answered(a_problem(), FREE, OPTIONS, Counting(), sources=Sources(cache=cache))
+        assert len(cache.entries()) == 1, "a name is no answer"
+        cache.clear()
+        assert list(tmp_path.iterdir()) == []

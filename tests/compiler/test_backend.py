@@ -14,6 +14,7 @@ import apsched
 from apsched.capture.world import world
 from apsched.collectives import collective_kind, is_wait_tensor
 from apsched.compiler import backend as module_under_test
+from apsched.compiler import scheduled
 
 WORLD_SIZE = 4
 QUICK = {"budget": 0.0, "memory_cap": "none"}
@@ -219,6 +220,27 @@ def test_inputs_are_freed_at_their_last_use(mesh, run_graphs):
 def test_wrong_settings_are_refused_before_anything_is_compiled(settings, message):
     with pytest.raises(apsched.InputError, match=message):
         apsched.backend(**settings)
+
+
+def test_a_search_starts_from_what_the_cache_has_under_other_caps(mesh, tmp_path, monkeypatch):
+    starts, original = [], scheduled.solve
+
+    def noted(*arguments, start=None, **more):
+        starts.append(start)
+        return original(*arguments, start=start, **more)
+
+    monkeypatch.setattr(scheduled, "solve", noted)
+    model, found = shard(layers(), mesh), []
+    for prefetch, budget in ((8, 1.0), (None, 0.0)):
+        torch._dynamo.reset()
+        backend = apsched.backend(cache=tmp_path, start=True, budget=budget, memory_cap="none", max_prefetch=prefetch)
+        torch.compile(model, backend=backend)(torch.ones(4, WIDTH))
+        found += backend.results
+    first, second = found
+    assert starts == [None, first.best.schedule]
+    assert second.best.step_time_ticks <= first.best.step_time_ticks
+    with pytest.raises(apsched.InputError, match="start: expected a cache to start from, found none"):
+        apsched.backend(cache=False, start=True)
 
 
 def test_groups_are_those_that_run(mesh):

@@ -220,6 +220,7 @@ class TestKey:
             {"parameter_order": ["b", "a"]},
             {"budget": 1.0},
             {"seed": 1},
+            {"start": True, "cache": "/nowhere"},
             {"on_error": "fallback"},
         ],
     )
