@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from apsched.config import Caps, SolveOptions
-from apsched.solver.compact import Compact
+from apsched.solver.compact import Compact, Ints
 from apsched.solver.cpsat import ExactModel
 from apsched.solver.evaluate import COPY_OUT, LAUNCH, SPINE, WAIT, Program, anatomy, evaluate
 from apsched.solver.expand import expand
@@ -26,16 +26,20 @@ _MOST_PINNED = 12
 
 def windows(compact: Compact, program: Program) -> Iterator[Window]:
     """Yield windows around the waits where the compute stream stands still, the longest first, without repeats."""
-    where = anatomy(compact, program)
-    operation, argument = program.operation, program.argument
-    waits = np.nonzero(operation == WAIT)[0]
-    stalls = where.transfer_end_ticks[argument[waits]] - where.begin_ticks[waits]
+    waits, stalls = stalls_of(compact, program)
     seen: set[tuple[int, ...]] = set()
     for i in waits[np.argsort(-stalls, kind="stable")]:
         window = _around(program, int(i))
         if window.free and window.free not in seen:
             seen.add(window.free)
             yield window
+
+
+def stalls_of(compact: Compact, program: Program) -> tuple[Ints, Ints]:
+    """Return the waits of ``program``, and for how many ticks the compute stream stands still at each; less than none where it does not."""
+    where = anatomy(compact, program)
+    waits = np.nonzero(program.operation == WAIT)[0]
+    return waits, where.transfer_end_ticks[program.argument[waits]] - where.begin_ticks[waits]
 
 
 def _around(program: Program, center: int) -> Window:
@@ -90,11 +94,13 @@ class Improved:
 def improve(pricer: Pricer, caps: Caps, program: Program, options: SolveOptions, *, stop_at_ticks: int) -> Improved:
     """Return ``program`` with window after window decided anew, until none helps, the work is used up or the bound is met.
 
+    None is decided where all that the compute stream stands still is within the slack.
     ``options.budget`` is the work for all windows together; one takes at most a tenth of it.
     """
     best, figures = program, evaluate(pricer.compact, program)
     work, decided, done = 0.0, 0, set[tuple[int, ...]]()
-    while figures.step_time_ticks > stop_at_ticks:
+    worth = int(figures.step_time_ticks * options.time_slack)
+    while figures.step_time_ticks > stop_at_ticks and np.maximum(stalls_of(pricer.compact, best)[1], 0).sum() > worth:
         window = next((w for w in windows(pricer.compact, best) if w.free not in done), None)
         if window is None or work >= options.budget or len(done) >= _MOST_WINDOWS:
             break

@@ -18,6 +18,7 @@ from apsched.solver.least_memory import is_small
 from apsched.solver.move_compute import ComputeMover
 from apsched.solver.search import Search
 from apsched.solver.tail_order import NOBODY, SEVERAL, ancestors, orders_of_the_end, owners, tail_of, with_shorter_tail
+from apsched.solver.windows import improve
 from apsched.verify import verify
 
 QUICK = SolveOptions(budget=1, time_slack=0.001)
@@ -87,6 +88,20 @@ def test_the_reduction_that_sticks_out_goes_early() -> None:
     captured, moved = (solve(problem, Caps(max_compute_move=most), QUICK) for most in (0, None))
     assert captured.fastest_ticks == 5 + 30 * 30 + 20 + 120
     assert moved.fastest_ticks == 5 + 30 * 30 + 20 + 5
+
+
+def test_no_window_is_spent_on_stalls_within_the_slack() -> None:
+    """120 ticks of 1525 stick out: with a slack of a tenth nothing is decided anew, without any it is."""
+    problem = with_an_embedding(20, gradient=40, last=12)
+    small = compact(problem)
+    search = Search(problem=problem, compact=small, caps=Caps(), report=lambda *_: None, max_evaluations=50, floor_bytes=0)
+    search.portfolio()
+    kept, decided = (
+        improve(search.pricer, Caps(), search.program(), SolveOptions(budget=0.1, time_slack=slack), stop_at_ticks=0)
+        for slack in (0.1, 0.0)
+    )
+    assert kept.deterministic_work == 0
+    assert decided.deterministic_work > 0
 
 
 def test_memory_is_kept() -> None:
