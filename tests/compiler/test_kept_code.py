@@ -20,6 +20,8 @@ from apsched.compiler.inductor_pass import inductor_pass
 from apsched.compiler.schedule_graph import schedule_graph
 from apsched.compiler.settings import Settings
 
+pytestmark = pytest.mark.alone
+
 WORKER = Path(__file__).parent / "kept_code_worker.py"
 Found = list[dict]
 
