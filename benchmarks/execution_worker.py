@@ -8,12 +8,11 @@ usage: execution_worker.py PROCESS_RANK WORLD_SIZE FOLDER
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from fractions import Fraction
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -30,7 +29,7 @@ from apsched.config import Caps, SolveOptions
 from apsched.contention import Contention
 from apsched.costs.cluster import load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
-from apsched.costs.measured import MeasuredCosts
+from apsched.costs.measured import MeasuredCosts, completed
 from apsched.costs.measured_model import MeasuredCostModel
 from apsched.graph.export import export
 from apsched.inductor_baseline import run_inductor
@@ -46,9 +45,10 @@ from apsched.solver import least_memory, solve
 from apsched.units import ticks_to_us
 from apsched.writeback.write_back import write_back
 from benchmarks.live_bytes import live_bytes_of, run_counting
+from benchmarks.load import Load, others_cores, undisturbed
+from benchmarks.slowdown import measured_slowdown
 
 CPU = load_cluster("cpu")
-_LARGEST_SLOWDOWN_TERM = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,25 +70,27 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
     options = ModelOptions(param_dtype=torch.float32, reduce_dtype=torch.float32)
     built = build("llama3-small", mesh=MeshSpec.parse(f"fsdp={world_size}"), seq_len=request["seq_len"], options=options, materialize=True)
     capture = capture_built(built)
-    costs = calibrated(built, capture, folder, request["profiled_steps"])
-    slowdown = shared(measured_slowdown)
+    load = Load.now()
+    costs, slowdown = calibrated(built, capture, folder, request["profiled_steps"])
     contention = Contention(slowdown=(slowdown.numerator, slowdown.denominator)) if slowdown > 1 else None
     model = MeasuredCostModel(costs, ClusterCostModel(CPU, capture.group_ranks), capture.group_ranks)
     problems = [exported(captured, captured.module, model, capture) for captured in capture.graphs]
+    calibrating = everywhere(Load.now().since(load))
     caps, runnables = schedules(capture, problems, model, contention, request["budget"])
-    times = by_turns(built, runnables, request["rounds"])
+    times, cores = by_turns(built, runnables, request["rounds"])
     found = [
         {
             "name": runnable.name,
             "fits": runnable.fits,
-            "measured_us": times[runnable.name],
+            "measured_us": [times[runnable.name][k] for k in undisturbed(cores[runnable.name])],
+            "others_cores": cores[runnable.name],
             "predicted_us": predicted_us(runnable, capture, model, None),
             "predicted_contended_us": predicted_us(runnable, capture, model, contention),
             "memory": memory(built, runnable, capture, model),
         }
         for runnable in runnables
     ]
-    report = {"schedules": found, "memory_caps_bytes": caps, "slowdown": float(slowdown)}
+    report = {"schedules": found, "memory_caps_bytes": caps, "slowdown": float(slowdown), "others_cores": others_cores(calibrating)}
     (folder / f"{process_rank}.json").write_text(json.dumps(report))
     dist.barrier()
     dist.destroy_process_group()
@@ -104,13 +106,18 @@ def ranks_of(capture: Capture) -> dict[str, tuple[int, ...]]:
     return {name: ranks for name, ranks in capture.group_ranks.items() if ranks}
 
 
-def calibrated(built: BuiltModel, capture: Capture, folder: Path, num_steps: int) -> MeasuredCosts:
-    """Return costs: of compute by a profile of the graphs as captured, of copies and collectives by measuring them on this very link."""
+def calibrated(built: BuiltModel, capture: Capture, folder: Path, num_steps: int) -> tuple[MeasuredCosts, Fraction]:
+    """Return costs, and by how much compute is slower beside a collective, all measured on this very link.
+
+    A profile of the graphs as captured says what their operators and messages take in a step; copies and larger messages are timed alone.
+    """
     modules = [captured.module for captured in capture.graphs]
     formulas = ClusterCostModel(CPU, capture.group_ranks)
     dags = [export(captured, formulas, group_ranks=ranks_of(capture), cluster_name="cpu") for captured in capture.graphs]
+    graphs = list(zip(modules, dags, strict=True))
     with job() as here:
-        measured = here.measure(list(zip(modules, dags, strict=True)), "cpu", CPU, fused=False).costs
+        measured = here.measure(graphs, "cpu", CPU, fused=False).costs
+    slowdown = measured_slowdown(graphs)
     trace = folder / f"trace.{dist.get_rank()}.json"
     with profile(
         activities=[ProfilerActivity.CPU],
@@ -123,42 +130,7 @@ def calibrated(built: BuiltModel, capture: Capture, folder: Path, num_steps: int
             profiler.step()
     dist.barrier()
     traces = [load_trace(folder / f"trace.{rank}.json") for rank in range(dist.get_world_size())]
-    profiled = profile_costs(dags, traces, CPU, "cpu").costs
-    return replace(measured, compute={**measured.compute, **profiled.compute})
-
-
-def measured_slowdown() -> Fraction:
-    """Return by how much a matrix product takes longer while collectives run; every process rank calls this at once."""
-    square, large = torch.randn(256, 256), torch.randn(2**20)
-
-    def product_us() -> float:
-        begin = time.perf_counter_ns()
-        for _ in range(8):
-            square @ square
-        return (time.perf_counter_ns() - begin) / 8e3
-
-    for _ in range(4):
-        product_us()
-    alone: list[float] = []
-    beside: list[float] = []
-    for _ in range(5):
-        dist.barrier()
-        alone += [product_us() for _ in range(20)]
-        out = torch.empty(dist.get_world_size() * large.numel())
-        work = dist.all_gather_into_tensor(out, large, async_op=True)
-        while not work.is_completed():
-            beside.append(product_us())
-        work.wait()
-    ratio = median(beside) / median(alone)
-    return max(Fraction(1), Fraction(ratio).limit_denominator(_LARGEST_SLOWDOWN_TERM))
-
-
-def shared(measure: Callable[[], Fraction]) -> Fraction:
-    """Return the median over process ranks of what each measures."""
-    said: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(said, measure())
-    middle: Fraction = sorted(said)[len(said) // 2]
-    return middle
+    return completed(profile_costs(dags, traces, CPU, "cpu").costs, measured), slowdown
 
 
 def schedules(
@@ -208,18 +180,33 @@ def timed_step(built: BuiltModel, modules: Sequence[GraphModule]) -> float:
     return (time.perf_counter_ns() - begin) / 1e3
 
 
-def by_turns(built: BuiltModel, runnables: Sequence[Runnable], rounds: int) -> dict[str, list[float]]:
-    """Return the step times of every schedule, of the slowest process rank each; a round runs each schedule once, in changing order."""
-    times: dict[str, list[float]] = {runnable.name: [] for runnable in runnables}
+def by_turns(built: BuiltModel, runnables: Sequence[Runnable], rounds: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Return the step times of every schedule, of the slowest process rank each, and how many cores others kept busy meanwhile.
+
+    A round runs each schedule once, in changing order.
+    """
+    steps: dict[str, list[tuple[float, Load]]] = {runnable.name: [] for runnable in runnables}
     for number in range(-1, rounds):
         turn = max(number, 0) % len(runnables)
         for runnable in (*runnables[turn:], *runnables[:turn]):
+            before = Load.now()
             time_us = timed_step(built, runnable.modules)
             if number >= 0:
-                times[runnable.name].append(time_us)
-    everywhere: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everywhere, times)
-    return {name: [max(row) for row in zip(*(one[name] for one in everywhere), strict=True)] for name in times}
+                steps[runnable.name].append((time_us, Load.now().since(before)))
+    of_all = everywhere(steps)
+    times, cores = {}, {}
+    for name in steps:
+        same = list(zip(*(of_rank[name] for of_rank in of_all), strict=True))
+        times[name] = [max(time_us for time_us, _ in step) for step in same]
+        cores[name] = [others_cores([load for _, load in step]) for step in same]
+    return times, cores
+
+
+def everywhere(mine: Any) -> list[Any]:
+    """Return what each process rank has."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, mine)
+    return found
 
 
 def predicted_us(runnable: Runnable, capture: Capture, model: MeasuredCostModel, contention: Contention | None) -> float:

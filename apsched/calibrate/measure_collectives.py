@@ -1,8 +1,15 @@
-"""Run the collectives of graphs on the process groups at hand, at their own sizes and those of buckets; every process rank takes part."""
+"""Run the collectives of graphs on the process groups at hand, at their own sizes and those of buckets; every process rank takes part.
+
+On a CPU each transfer follows a stretch of work, as in a job. Right after a barrier, process ranks start within microseconds of each other
+and gloo's threads are awake: small messages then look up to four times too cheap, and large gathers fall at random into one of two modes.
+In gloo a receiver says that it is ready on the connection that it sends its data on (gloo/allgather.cc, gloo/transport/unbound_buffer.h):
+ranks that start at once say so before they send, and both directions run together; where one starts later, its word waits behind its own
+data and half of the transfer goes one way at a time, 1.5 times as long. In a job one always starts later.
+"""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import networkx as nx
@@ -18,7 +25,10 @@ from apsched.torch_private import group_of_name
 
 SOURCE = "measured"
 _c10d: Any = torch.ops._c10d_functional
-_REPEATS = 9
+_REPEATS, _REPEATS_OF_SMALL = 10, 30
+_SMALL_BYTES = 2**20
+_PRODUCTS_BETWEEN = 16
+"""Matrix products between two transfers on a CPU, a millisecond or two of work."""
 _LARGEST_BYTES = 256 * 2**20
 
 
@@ -56,23 +66,31 @@ def measure_collectives(
 
 
 def _wanted(dags: Sequence[nx.DiGraph]) -> list[tuple[str, str, tuple[int, ...], list[int]]]:
-    """Return kind, group, its process ranks, and sizes: each one's own, and by fours up to all of them in one bucket."""
+    """Return kind, group, its process ranks, and sizes: each one's own, and by fours up to all those of one graph in one bucket."""
     messages: dict[tuple[str, str], list[int]] = {}
+    most: dict[tuple[str, str], int] = {}
     ranks: dict[str, tuple[int, ...]] = {}
     for dag in dags:
+        here: dict[tuple[str, str], int] = {}
         for rank in range(dag.number_of_nodes()):
             collective = dag.nodes[rank]["record"].collective
             if collective is not None and collective.group_size > 1 and asked_kind(collective.kind) in KINDS:
-                messages.setdefault((asked_kind(collective.kind), collective.group), []).append(collective.size_bytes)
+                key = asked_kind(collective.kind), collective.group
+                messages.setdefault(key, []).append(collective.size_bytes)
+                here[key] = here.get(key, 0) + collective.size_bytes
                 ranks[collective.group] = dag.graph["group_ranks"].get(collective.group) or tuple(range(collective.group_size))
-    return [(kind, group, ranks[group], _sizes(sizes, len(ranks[group]))) for (kind, group), sizes in sorted(messages.items())]
+        most |= {key: max(total, most.get(key, 0)) for key, total in here.items()}
+    return [
+        (kind, group, ranks[group], _sizes(sizes, most[kind, group], len(ranks[group])))
+        for (kind, group), sizes in sorted(messages.items())
+    ]
 
 
-def _sizes(messages: Sequence[int], num_ranks: int) -> list[int]:
+def _sizes(messages: Sequence[int], most: int, num_ranks: int) -> list[int]:
     """Return what is measured, in whole float32 elements for each process rank."""
     step = 4 * num_ranks
     grid = [size for size in messages if size <= _LARGEST_BYTES]
-    size, most = min(messages), min(sum(messages), _LARGEST_BYTES)
+    size, most = min(messages), min(most, _LARGEST_BYTES)
     while size < most:
         grid.append(size)
         size *= 4
@@ -81,29 +99,46 @@ def _sizes(messages: Sequence[int], num_ranks: int) -> list[int]:
 
 
 def _transfer_us(kind: str, group_name: str, num_ranks: int, size_bytes: int, device: torch.device) -> tuple[float, float]:
-    """Return the median time of the transfer, and that of the host to launch it."""
+    """Return the time of the transfer and that of the host to launch it, means over repeats without the extremes.
+
+    Means, since a step adds them up: times of small messages have a long tail, and their median is not what a hundred of them take.
+    """
     start = _starter(kind, group_name, num_ranks, size_bytes, device)
+    once = _once_on_gpu if device.type == "cuda" else _once_on_cpu
     group = group_of_name(group_name)
-    transfers, launches = [], []
-    for repeat in range(_REPEATS + 1):
-        dist.barrier(group)
-        if device.type == "cuda":
-            begin, end = timing_event(), timing_event()
-            begin.record()
-            _c10d.wait_tensor(start())
-            end.record()
-            torch.cuda.synchronize()
-            transfer, launch = float(begin.elapsed_time(end)) * 1e3, 0.0
-        else:
-            before = time.perf_counter_ns()
-            result = start()
-            launched = time.perf_counter_ns()
-            _c10d.wait_tensor(result)
-            transfer, launch = (time.perf_counter_ns() - launched) / 1e3, (launched - before) / 1e3
-        if repeat:  # the first one sets up connections
-            transfers.append(transfer)
-            launches.append(launch)
-    return median(transfers), median(launches)
+    repeats = _REPEATS_OF_SMALL if size_bytes <= _SMALL_BYTES else _REPEATS
+    dist.barrier(group)
+    once(start, group)  # sets up connections
+    transfers, launches = zip(*(once(start, group) for _ in range(repeats)), strict=True)
+    return _inner_mean(transfers), _inner_mean(launches)
+
+
+def _once_on_gpu(start: Callable[[], torch.Tensor], group: Any) -> tuple[float, float]:
+    dist.barrier(group)
+    begin, end = timing_event(), timing_event()
+    begin.record()
+    _c10d.wait_tensor(start())
+    end.record()
+    torch.cuda.synchronize()
+    return float(begin.elapsed_time(end)) * 1e3, 0.0
+
+
+def _once_on_cpu(start: Callable[[], torch.Tensor], _group: Any) -> tuple[float, float]:
+    """The transfer before has brought the process ranks together; the work takes them apart, as far as work does in a job."""
+    square = torch.full((256, 256), 0.5)
+    for _ in range(_PRODUCTS_BETWEEN):
+        square @ square
+    before = time.perf_counter_ns()
+    result = start()
+    launched = time.perf_counter_ns()
+    _c10d.wait_tensor(result)
+    return (time.perf_counter_ns() - launched) / 1e3, (launched - before) / 1e3
+
+
+def _inner_mean(times: Sequence[float]) -> float:
+    """Return the mean without the largest and the smallest tenth."""
+    cut = len(times) // 10
+    return fmean(sorted(times)[cut : len(times) - cut])
 
 
 def _starter(kind: str, group_name: str, num_ranks: int, size_bytes: int, device: torch.device) -> Callable[[], torch.Tensor]:

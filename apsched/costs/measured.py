@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
 from typing import TypeVar
@@ -127,6 +127,34 @@ def merged(parts: list[MeasuredCosts]) -> MeasuredCosts:
         launch_us=_median_by_key([part.launch_us for part in parts]),
         copies=tuple(_median_by_key([dict(part.copies) for part in parts]).items()),
     )
+
+
+def completed(profiled: MeasuredCosts, measured: MeasuredCosts) -> MeasuredCosts:
+    """Return what a profile of the job says, and what was measured there for all that did not run in it.
+
+    A profile knows what operations and messages take in their places: late process ranks, cold caches, threads that sleep. It has seen no
+    bucket: beyond its largest message, transfers are those that were measured. Copies are measured; launches are those of the job.
+    """
+    by_shape = {(t.kind, t.num_ranks, t.num_nodes): t for t in measured.transfers}
+    by_shape |= {shape: _longer(t, by_shape.get(shape)) for t in profiled.transfers for shape in [(t.kind, t.num_ranks, t.num_nodes)]}
+    return MeasuredCosts(
+        device=measured.device,
+        cluster=measured.cluster,
+        compute={**measured.compute, **profiled.compute},
+        transfers=tuple(by_shape[shape] for shape in sorted(by_shape)),
+        launch_us={**measured.launch_us, **profiled.launch_us},
+        copies=measured.copies,
+    )
+
+
+def _longer(profiled: Transfers, measured: Transfers | None) -> Transfers:
+    """Return the points of a profile, and those beyond its largest that were measured."""
+    largest = profiled.points[-1][0]
+    beyond = [point for point in measured.points if point[0] > largest] if measured is not None else []
+    if measured is None or not beyond:
+        return profiled
+    points = [*profiled.points, *beyond]
+    return replace(profiled, points=rising(points, [1.0] * len(points)), bytes_per_us=measured.bytes_per_us)
 
 
 def _rows(transfers: Transfers) -> list[Measurement]:

@@ -10,10 +10,16 @@ from processes import as_torchrun
 
 from apsched.calibrate.arguments import STAND_INS, real_call
 from apsched.calibrate.job import job
+from apsched.calibrate.measure_collectives import _inner_mean, _wanted
 from apsched.calibrate.stopwatch import duration_us
 from apsched.capture.world import world
+from apsched.costs.cluster import load_cluster
+from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.measured_file import load_costs
 from apsched.costs.traffic import op_name
+from apsched.graph.export import export
+from apsched.models.mesh import MeshSpec
+from apsched.models.preset_capture import capture_preset
 
 CPU = torch.device("cpu")
 
@@ -140,3 +146,25 @@ def test_the_stopwatch_tells_much_work_from_little():
     """A million times the bytes; a busy machine makes both slower."""
     small, large = torch.zeros(64, dtype=torch.uint8), torch.zeros(2**26, dtype=torch.uint8)
     assert duration_us(large.clone, CPU) > 10 * duration_us(small.clone, CPU) > 0
+
+
+def test_each_message_and_buckets_up_to_all_of_one_graph_are_timed():
+    """A bucket never spans two graphs."""
+    with world(2):
+        capture = capture_preset("llama3-debug", mesh=MeshSpec.parse("fsdp=2"), seq_len=32, num_layers=1)
+        costs = ClusterCostModel(load_cluster("cpu"), capture.group_ranks)
+        dags = [export(captured, costs, group_ranks=capture.group_ranks) for captured in capture.graphs]
+    wanted = {kind: sizes for kind, _, _, sizes in _wanted(dags)}
+    for kind in ("all_gather", "reduce_scatter"):
+        totals = []
+        for dag in dags:
+            collectives = [dag.nodes[rank]["record"].collective for rank in range(dag.number_of_nodes())]
+            messages = [c.size_bytes for c in collectives if c is not None and c.kind == kind]
+            assert set(messages) <= set(wanted[kind])
+            totals.append(sum(messages))
+        assert wanted[kind][-1] == max(totals)
+
+
+def test_a_transfer_costs_the_mean_without_the_extremes():
+    """A hundred small messages take a hundred times their mean; the median leaves their long tail out."""
+    assert _inner_mean([1.0] * 7 + [9.0] * 2 + [500.0]) == pytest.approx((6 * 1.0 + 2 * 9.0) / 8)

@@ -1,6 +1,7 @@
 """Measured costs: the file, the median over process ranks, and the cost model."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from apsched.costs.cluster import load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
-from apsched.costs.measured import MeasuredCosts, Price, Transfers, fitted_bytes_per_us, merged, rising
+from apsched.costs.measured import MeasuredCosts, Price, Transfers, completed, fitted_bytes_per_us, merged, rising
 from apsched.costs.measured_file import dump_costs, load_costs
 from apsched.costs.measured_model import MeasuredCostModel, load_cost_model
 from apsched.costs.model import CostModel
@@ -184,3 +185,34 @@ def test_one_bad_point_does_not_bend_the_fit():
     assert fitted_bytes_per_us(points) == pytest.approx(200)
     assert fitted_bytes_per_us(((5, 1.0),)) is None
     assert fitted_bytes_per_us(((5, 2.0), (6, 1.0))) is None
+
+
+def test_a_profile_is_completed_by_what_was_measured_of_what_did_not_run():
+    def gathers(source, *points):
+        return Transfers(kind="all_gather", num_ranks=2, num_nodes=1, source=source, points=points, bytes_per_us=2.0)
+
+    reductions = Transfers(kind="reduce_scatter", num_ranks=2, num_nodes=1, source="measured", points=((8, 9.0),))
+    profiled = MeasuredCosts(
+        device="cpu",
+        cluster="cpu",
+        compute={ADD: Price(time_us=5.0, source="profile")},
+        transfers=(gathers("profile", (100, 40.0), (200, 50.0)),),
+        launch_us={"all_gather": 30.0},
+    )
+    measured = MeasuredCosts(
+        device="cpu, 1 thread",
+        cluster="cpu",
+        compute={ADD: Price(time_us=3.0, source="measured"), MM: Price(time_us=100.0, source="measured")},
+        transfers=(gathers("measured", (100, 10.0), (200, 20.0), (400, 45.0), (800, 100.0)), reductions),
+        launch_us={"all_gather": 10.0, "reduce_scatter": 12.0},
+        copies=((1024, 1.5),),
+    )
+    both = completed(profiled, measured)
+    assert {operation: price.time_us for operation, price in both.compute.items()} == {ADD: 5.0, MM: 100.0}
+    assert dict(both.launch_us) == {"all_gather": 30.0, "reduce_scatter": 12.0}
+    assert both.copies == measured.copies
+    in_job, alone = both.transfers
+    # in its place a message takes longer than alone; a larger one never less than a smaller one
+    assert in_job.points == ((100, 40.0), (200, 47.5), (400, 47.5), (800, 100.0))
+    assert alone == reductions
+    assert completed(profiled, replace(measured, transfers=())).transfers == profiled.transfers

@@ -4,7 +4,11 @@ import json
 
 import pytest
 
-from benchmarks.execution import inversions, main
+from benchmarks.checks import Check
+from benchmarks.device import NO_GPU
+from benchmarks.execution import main
+from benchmarks.execution_report import inversions
+from benchmarks.load import Load, others_cores, undisturbed
 from benchmarks.slow_network import why_not
 
 pytestmark = pytest.mark.alone
@@ -12,21 +16,40 @@ pytestmark = pytest.mark.alone
 
 @pytest.mark.skipif(bool(why_not()), reason=f"no network namespaces here: {why_not()}")
 def test_every_schedule_runs_and_holds_the_memory_that_was_predicted(tmp_path, capsys):
-    small = ["--rates", "400", "--rounds", "2", "--seq", "32", "--budget", "0.05", "-o", str(tmp_path)]
+    small = ["--parts", "network", "--rates", "400", "--rounds", "2", "--seq", "32", "--budget", "0.05", "-o", str(tmp_path)]
     assert main(small) == 0
     table = capsys.readouterr().out
     (numbers,) = tmp_path.glob("*.json")
-    (report,) = json.loads(numbers.read_text())["rates"].values()
+    (run,) = json.loads(numbers.read_text())["networks"].values()
+    report = run["found"]
     names = {"as_captured", "transformer_block", "greedy_bytes", "greedy_bytes_span", "torch", "apsched, no cap", "apsched, tight cap"}
     assert {row["name"] for row in report["schedules"]} == names
     for row in report["schedules"]:
         assert row["name"] in table
-        assert len(row["measured_us"]) == 2
+        assert len(row["measured_us"]) == len(row["others_cores"]) == 2
         for graph in row["memory"]:
             assert graph["nodes_apart"] == 0, row["name"]
             assert graph["counted_bytes"] == graph["predicted_bytes"]
+    assert report["slowdown"] >= 1
+    assert report["others_cores"] >= 0
     fits = {row["name"]: row["fits"] for row in report["schedules"]}
     assert fits["apsched, tight cap"] == [True, True]
+
+
+def test_a_part_that_is_made_again_leaves_the_others(tmp_path, capsys, monkeypatch):
+    tried = [Check(name="a run", passed=True, says="3 passed", seconds=1.5)]
+    monkeypatch.setattr("benchmarks.execution.checks", lambda minutes: iter(tried))
+    monkeypatch.setattr("benchmarks.execution._device", lambda: {"skipped": NO_GPU})
+    assert main(["--parts", "checks", "-o", str(tmp_path)]) == 0
+    assert main(["--parts", "device", "-o", str(tmp_path)]) == 0
+    (written,) = tmp_path.glob("*.md")
+    text = written.read_text()
+    assert NO_GPU in text
+    assert "| a run | yes | 3 passed | 2 |" in text
+    tried[0] = Check(name="a run", passed=False, says="1 failed", seconds=1.5)
+    assert main(["--parts", "checks", "-o", str(tmp_path)]) == 1
+    assert main(["--parts", "all", "-o", str(tmp_path)]) == 2
+    assert "--parts: expected some of network, device, checks, found 'all'" in capsys.readouterr().err
 
 
 def test_an_order_that_was_not_predicted_is_named():
@@ -35,3 +58,11 @@ def test_an_order_that_was_not_predicted_is_named():
 
     assert inversions([row("a", 1, 10, 11, 12), row("b", 2, 5, 6, 7), row("c", 3, 20, 21, 22)]) == [("b", "a")]
     assert inversions([row("a", 1, 10, 11, 12), row("b", 2, 9, 10, 11)]) == []
+
+
+def test_steps_that_others_disturbed_do_not_count():
+    ranks = [Load(machine_s=1.4, own_s=0.5, clock_s=1.0), Load(machine_s=1.4, own_s=0.4, clock_s=1.0)]
+    assert others_cores(ranks) == pytest.approx(0.5)
+    assert undisturbed([0.0, 0.9, 0.1, 0.0, 0.3, 0.05]) == [0, 2, 3, 5]
+    assert undisturbed([0.9, 0.5, 0.4, 0.0, 0.6]) == [1, 2, 3, 4]
+    assert undisturbed([0.9, 0.8]) == [0, 1]

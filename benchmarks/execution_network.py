@@ -1,0 +1,41 @@
+"""Run a job on a slow network, and hand on what its process ranks found."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from apsched.errors import InputError
+from benchmarks.slow_network import SlowNetwork
+
+_WORKER = Path(__file__).with_name("execution_worker.py")
+
+
+def run_job(num_ranks: int, megabits_per_s: float, request: Mapping[str, Any], *, timeout_s: float) -> dict[str, Any]:
+    """Return what process rank 0 of a job on a slow network found; InputError, with its log, where one fails or takes too long."""
+    paths = [str(Path(__file__).resolve().parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    with TemporaryDirectory() as name, SlowNetwork(num_ranks, megabits_per_s) as network:
+        folder = Path(name)
+        (folder / "request.json").write_text(json.dumps(dict(request)))
+        logs = [folder / f"{rank}.log" for rank in range(num_ranks)]
+        processes = []
+        try:
+            for rank, log in enumerate(logs):
+                command = [sys.executable, str(_WORKER), str(rank), str(num_ranks), str(folder)]
+                with log.open("w") as written:
+                    processes.append(network.popen(rank, command, log=written, environment=environment))
+            codes = [process.wait(timeout=timeout_s) for process in processes]
+        except subprocess.TimeoutExpired:
+            codes = [1]
+        finally:
+            for process in processes:
+                process.kill()
+        if any(codes):
+            raise InputError(f"a job of {num_ranks} process ranks at {megabits_per_s:g} Mb/s failed: {logs[0].read_text()[-1500:]}")
+        report: dict[str, Any] = json.loads((folder / "0.json").read_text())
+    return report

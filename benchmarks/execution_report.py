@@ -1,0 +1,72 @@
+"""The report of ``python -m benchmarks.execution``: what ran on which network, memory, the device, what was tried."""
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from statistics import fmean, median, quantiles
+from typing import Any
+
+from benchmarks.device import markdown as device_markdown
+
+
+def markdown(report: Mapping[str, Any]) -> str:
+    """Return the report, of those parts that there are."""
+    lines = ["# Schedules run for real", ""]
+    for run in report.get("networks", {}).values():
+        lines += [*_network(run), ""]
+    if "device" in report:
+        skipped = report["device"].get("skipped")
+        lines += ["## A GPU: memory, operators, launches", "", skipped or device_markdown(report["device"]), ""]
+    if "checks" in report:
+        lines += ["## Tried", "", "| what | passed | says | seconds |", "|---|---|---|---:|"]
+        for one in report["checks"]:
+            lines.append(f"| {one['name']} | {'yes' if one['passed'] else '**no**'} | {one['says']} | {one['seconds']:.0f} |")
+    return "\n".join(lines).rstrip()
+
+
+def _network(run: Mapping[str, Any]) -> list[str]:
+    request, found, ranks = run["request"], run["found"], run["processes"]
+    rows = sorted(found["schedules"], key=lambda row: median(row["measured_us"]))
+    best = min(median(row["measured_us"]) for row in rows if not row["name"].startswith("apsched"))
+    wrong = inversions(rows)
+    cores = [busy for row in rows for busy in row["others_cores"]]
+    left_out = len(cores) - sum(len(row["measured_us"]) for row in rows)
+    lines = [
+        f"## {run['megabits_per_s']:g} Mb/s, {ranks} process ranks",
+        "",
+        f"`llama3-small`, sequences of {request['seq_len']} tokens, `fsdp={ranks}`, forward and backward, fp32; gloo processes of one "
+        f"thread in network namespaces; {request['rounds']} rounds, by turns. {run['machine']}. Programs other than this kept "
+        f"{found['others_cores']:.2f} cores busy during calibration and {fmean(cores):.2f} during the rounds; {left_out} of {len(cores)} "
+        f"steps, those that they disturbed, are left out. Compute beside a collective is slower by {found['slowdown']:.3f}; "
+        "*contended* predictions count that, and order is by them.",
+        "",
+    ]
+    if ranks > run["cores"]:
+        lines += [f"{ranks} process ranks share {run['cores']} cores: what one computes slows the others, which no model here counts.", ""]
+    lines += [
+        "| schedule | fits tight cap | measured, ms | quartiles, ms | to the best baseline | predicted, ms | off | contended, ms | off "
+        "| peak counted, MiB | predicted, MiB |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        time_us = median(row["measured_us"])
+        low, _, high = quantiles(row["measured_us"], n=4)
+        plain, contended = row["predicted_us"], row["predicted_contended_us"]
+        counted, told = (max(graph[key] for graph in row["memory"]) / 2**20 for key in ("counted_bytes", "predicted_bytes"))
+        lines.append(
+            f"| {row['name']} | {'yes' if row['fits'][1] else 'no'} | {time_us / 1e3:.1f} | {low / 1e3:.1f} to {high / 1e3:.1f} "
+            f"| {time_us / best:.3f} | {plain / 1e3:.1f} | {100 * (plain / time_us - 1):+.1f} % "
+            f"| {contended / 1e3:.1f} | {100 * (contended / time_us - 1):+.1f} % | {counted:.2f} | {told:.2f} |"
+        )
+    lines += ["", f"Pairs whose order by prediction is not that by measurement, though quartiles do not overlap: {len(wrong)}."]
+    return [*lines, *(f"- {a} and {b}" for a, b in wrong)]
+
+
+def inversions(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Return pairs of schedules that were measured in another order than predicted, by more than the noise."""
+    found = []
+    for one, other in combinations(rows, 2):
+        fast, slow = sorted((one, other), key=lambda row: median(row["measured_us"]))
+        apart = quantiles(fast["measured_us"], n=4)[2] < quantiles(slow["measured_us"], n=4)[0]
+        if apart and fast["predicted_contended_us"] > slow["predicted_contended_us"]:
+            found.append((fast["name"], slow["name"]))
+    return found

@@ -1,0 +1,86 @@
+"""By how much compute is slower while a collective runs, measured with a graph's own operators."""
+
+import time
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from itertools import cycle
+from statistics import fmean
+from typing import Any
+
+import networkx as nx
+import torch
+import torch.distributed as dist
+from torch.fx import GraphModule
+
+from apsched.calibrate.arguments import real_call
+from apsched.graph.dag import NodeKind
+
+_LARGEST_TERM = 1000
+_GATHERED_ELEMENTS = 2**21
+"""8 MiB: a tenth of a second at 1 Gb/s, in which most operators come by."""
+_ROUNDS = 8
+
+
+def measured_slowdown(graphs: Sequence[tuple[GraphModule, nx.DiGraph]]) -> Fraction:
+    """Return how much longer the compute of ``graphs`` takes beside collectives; every process rank calls this, and all get the same.
+
+    Each distinct operator runs alone and, as they come, beside gathers and reductions; the ratio is of the sums over all nodes. One
+    matrix product would not do: it lives in the cache, and what gloo's threads take away most is memory bandwidth and turns on the core.
+    """
+    calls, counts = _operators(graphs)
+    alone: list[list[float]] = [[] for _ in calls]
+    beside: list[list[float]] = [[] for _ in calls]
+    turns = cycle(range(len(calls)))
+    with torch.no_grad():
+        for call in calls:
+            call()
+        for number in range(2 * _ROUNDS):
+            dist.barrier()
+            for k, call in enumerate(calls):
+                alone[k].append(_us(call))
+            dist.barrier()
+            work, kept = _collective(gather=number % 2 == 0)
+            while not work.is_completed():
+                k = next(turns)
+                time_us = _us(calls[k])
+                if not work.is_completed():  # else part of it ran alone
+                    beside[k].append(time_us)
+            work.wait()
+            del kept
+    both = [k for k in range(len(calls)) if beside[k]]
+    found = Fraction(1)
+    if both:
+        ratio = sum(counts[k] * fmean(beside[k]) for k in both) / sum(counts[k] * fmean(alone[k]) for k in both)
+        found = max(found, Fraction(ratio).limit_denominator(_LARGEST_TERM))
+    said: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(said, found)
+    return Fraction(sum(said) / len(said)).limit_denominator(_LARGEST_TERM)
+
+
+def _operators(graphs: Sequence[tuple[GraphModule, nx.DiGraph]]) -> tuple[list[Callable[[], object]], list[int]]:
+    """Return a call for each distinct operation of compute nodes, and how many nodes do it."""
+    calls: dict[str, Callable[[], object]] = {}
+    counts: dict[str, int] = {}
+    for module, dag in graphs:
+        for rank, node in enumerate(module.graph.nodes):
+            record = dag.nodes[rank]["record"]
+            if record.kind is NodeKind.COMPUTE and record.operation:
+                counts[record.operation] = counts.get(record.operation, 0) + 1
+                if record.operation not in calls:
+                    target, args, kwargs = real_call(node, torch.device("cpu"))
+                    calls[record.operation] = lambda target=target, args=args, kwargs=kwargs: target(*args, **kwargs)  # type: ignore[misc]
+    return list(calls.values()), list(counts.values())
+
+
+def _collective(*, gather: bool) -> tuple[Any, object]:
+    """Start a gather, or what gloo makes of a reduce-scatter, an all-reduce; return it with the tensors that must live on."""
+    whole = torch.zeros(_GATHERED_ELEMENTS // dist.get_world_size() * dist.get_world_size())
+    part = torch.zeros(whole.numel() // dist.get_world_size())
+    work = dist.all_gather_into_tensor(whole, part, async_op=True) if gather else dist.all_reduce(whole, async_op=True)
+    return work, (whole, part)
+
+
+def _us(call: Callable[[], object]) -> float:
+    begin = time.perf_counter_ns()
+    call()
+    return (time.perf_counter_ns() - begin) / 1e3
