@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from fractions import Fraction
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ from apsched.solver import least_memory, solve
 from apsched.units import ticks_to_us
 from apsched.writeback.write_back import write_back
 from benchmarks.live_bytes import live_bytes_of, run_counting
-from benchmarks.load import Load, others_cores, undisturbed
+from benchmarks.load import Load, everywhere, least_disturbed, others_cores, undisturbed
 from benchmarks.slowdown import measured_slowdown
 
 CPU = load_cluster("cpu")
@@ -70,12 +71,10 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
     options = ModelOptions(param_dtype=torch.float32, reduce_dtype=torch.float32)
     built = build("llama3-small", mesh=MeshSpec.parse(f"fsdp={world_size}"), seq_len=request["seq_len"], options=options, materialize=True)
     capture = capture_built(built)
-    load = Load.now()
-    costs, slowdown = calibrated(built, capture, folder, request["profiled_steps"])
+    costs, slowdown, cores_at_first = calibrated(built, capture, folder, request["profiled_steps"])
     contention = Contention(slowdown=(slowdown.numerator, slowdown.denominator)) if slowdown > 1 else None
     model = MeasuredCostModel(costs, ClusterCostModel(CPU, capture.group_ranks), capture.group_ranks)
     problems = [exported(captured, captured.module, model, capture) for captured in capture.graphs]
-    calibrating = everywhere(Load.now().since(load))
     caps, runnables = schedules(capture, problems, model, contention, request["budget"])
     times, cores = by_turns(built, runnables, request["rounds"])
     found = [
@@ -90,7 +89,7 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
         }
         for runnable in runnables
     ]
-    report = {"schedules": found, "memory_caps_bytes": caps, "slowdown": float(slowdown), "others_cores": others_cores(calibrating)}
+    report = {"schedules": found, "memory_caps_bytes": caps, "slowdown": float(slowdown), "others_cores": cores_at_first}
     (folder / f"{process_rank}.json").write_text(json.dumps(report))
     dist.barrier()
     dist.destroy_process_group()
@@ -106,8 +105,9 @@ def ranks_of(capture: Capture) -> dict[str, tuple[int, ...]]:
     return {name: ranks for name, ranks in capture.group_ranks.items() if ranks}
 
 
-def calibrated(built: BuiltModel, capture: Capture, folder: Path, num_steps: int) -> tuple[MeasuredCosts, Fraction]:
-    """Return costs, and by how much compute is slower beside a collective, all measured on this very link.
+def calibrated(built: BuiltModel, capture: Capture, folder: Path, num_steps: int) -> tuple[MeasuredCosts, Fraction, float]:
+    """Return costs, by how much compute is slower beside a collective, all measured on this very link, and the cores that others took
+    in the busiest part of that.
 
     A profile of the graphs as captured says what their operators and messages take in a step; copies and larger messages are timed alone.
     """
@@ -116,8 +116,9 @@ def calibrated(built: BuiltModel, capture: Capture, folder: Path, num_steps: int
     dags = [export(captured, formulas, group_ranks=ranks_of(capture), cluster_name="cpu") for captured in capture.graphs]
     graphs = list(zip(modules, dags, strict=True))
     with job() as here:
-        measured = here.measure(graphs, "cpu", CPU, fused=False).costs
-    slowdown = measured_slowdown(graphs)
+        measured, beside_measuring = least_disturbed(lambda: here.measure(graphs, "cpu", CPU, fused=False).costs)
+    slowdown, beside_slowdown = least_disturbed(lambda: measured_slowdown(graphs))
+    loads: list[Load] = []
     trace = folder / f"trace.{dist.get_rank()}.json"
     with profile(
         activities=[ProfilerActivity.CPU],
@@ -126,11 +127,20 @@ def calibrated(built: BuiltModel, capture: Capture, folder: Path, num_steps: int
         on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(trace)),
     ) as profiler:
         for _ in range(2 + num_steps):
+            before = Load.now()
             timed_step(built, modules)
+            loads.append(Load.now().since(before))
             profiler.step()
-    dist.barrier()
+    cores = [others_cores(of_step) for of_step in zip(*everywhere(loads[2:]), strict=True)]
+    counted = undisturbed(cores)
     traces = [load_trace(folder / f"trace.{rank}.json") for rank in range(dist.get_world_size())]
-    return completed(profile_costs(dags, traces, CPU, "cpu").costs, measured), slowdown
+    traces = [replace(trace, steps=tuple(trace.steps[k] for k in counted)) for trace in traces]
+    beside_steps = fmean(cores[k] for k in counted)
+    return (
+        completed(profile_costs(dags, traces, CPU, "cpu").costs, measured),
+        slowdown,
+        max(beside_measuring, beside_slowdown, beside_steps),
+    )
 
 
 def schedules(
@@ -200,13 +210,6 @@ def by_turns(built: BuiltModel, runnables: Sequence[Runnable], rounds: int) -> t
         times[name] = [max(time_us for time_us, _ in step) for step in same]
         cores[name] = [others_cores([load for _, load in step]) for step in same]
     return times, cores
-
-
-def everywhere(mine: Any) -> list[Any]:
-    """Return what each process rank has."""
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, mine)
-    return found
 
 
 def predicted_us(runnable: Runnable, capture: Capture, model: MeasuredCostModel, contention: Contention | None) -> float:

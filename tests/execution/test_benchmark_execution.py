@@ -1,9 +1,11 @@
 """The benchmark of real execution, on a small scale: what is predicted of memory is what is counted while each schedule runs."""
 
+import itertools
 import json
 
 import pytest
 
+from benchmarks import load
 from benchmarks.checks import Check
 from benchmarks.device import NO_GPU
 from benchmarks.execution import main
@@ -58,6 +60,17 @@ def test_an_order_that_was_not_predicted_is_named():
 
     assert inversions([row("a", 1, 10, 11, 12), row("b", 2, 5, 6, 7), row("c", 3, 20, 21, 22)]) == [("b", "a")]
     assert inversions([row("a", 1, 10, 11, 12), row("b", 2, 9, 10, 11)]) == []
+
+
+def test_a_calibration_that_others_disturbed_is_made_again(monkeypatch):
+    monkeypatch.setattr(load, "everywhere", lambda mine: [mine])
+    clock = itertools.count(1)
+    for busy, chosen, tries in (([0.0], 1, 1), ([0.5, 0.1, 0.9], 2, 2), ([0.9, 0.4, 0.5], 2, 3)):
+        seconds = iter([0.0, *itertools.chain.from_iterable((total, total) for total in itertools.accumulate(busy))])
+        monkeypatch.setattr(Load, "now", lambda seconds=seconds: Load(machine_s=next(seconds), own_s=0.0, clock_s=float(next(clock))))
+        made = itertools.count(1)
+        found, cores = load.least_disturbed(lambda made=made: next(made))
+        assert (found, cores, next(made)) == (chosen, pytest.approx(min(busy[:tries])), tries + 1)
 
 
 def test_steps_that_others_disturbed_do_not_count():
