@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 import torch.distributed as dist
 
 Found = TypeVar("Found")
-_MOST_TRIES = 3
+_MOST_TRIES = 2
 
 QUIET_CORES = 0.15
 """A step during which others kept more cores busy than that is disturbed; the machine's clock ticks every 10 ms, which is 0.03 of 0.3 s."""
@@ -55,10 +55,10 @@ def everywhere(mine: Any) -> list[Any]:
 
 
 def least_disturbed(measure: Callable[[], Found]) -> tuple[Found, float]:
-    """Return what ``measure`` finds, and how many cores others kept busy; again, up to three times, until they kept quiet.
+    """Return what ``measure`` finds, and how many cores others kept busy; it is called once more unless they kept quiet.
 
-    Every process rank calls this. A calibration beside another program is one of another machine: with half a core taken, what it says
-    of compute and transfers is a fifth too high.
+    Every process rank calls this. A calibration beside another program is one of another machine: with a third of a core taken, what it
+    said of compute and transfers was a fifth too high.
     """
     best: tuple[Found, float] | None = None
     for _ in range(_MOST_TRIES):
