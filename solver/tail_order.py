@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from apsched.config import Caps
 from apsched.solver.compact import ALL_GATHER, Bools, Compact, Ints
 from apsched.solver.evaluate import LAUNCH, WAIT, Program, anatomy, evaluate
 from apsched.solver.move_compute import ComputeMover, Moved
@@ -69,7 +70,7 @@ def with_shorter_tail(mover: ComputeMover, search: Search, worth_ticks: int, eva
         if tail is None or tail.ticks <= worth_ticks or best.step_time_ticks <= stop_at_ticks:
             break
         here = mover.blocks_of(best.problem)
-        orders = [order for order in orders_of_the_end(mover.orders.precedence, here, program, tail) if mover.is_near(order, search.caps)]
+        orders = list(orders_of_the_end(mover, search.caps, here, program, tail))
         found = [moved for order in orders if (moved := mover.judged(order, best.best, search.caps)[0]) is not None]
         if not found:
             break
@@ -94,10 +95,16 @@ def _searched_at_the_end(mover: ComputeMover, search: Search, found: Moved, tail
     return around
 
 
-def orders_of_the_end(p: Precedence, order: Ints, program: Program, tail: Tail) -> Iterator[Ints]:
-    """Yield orders of the blocks in which other compute runs beside the last reduction, and that reduction sooner; none twice."""
+def orders_of_the_end(mover: ComputeMover, caps: Caps, order: Ints, program: Program, tail: Tail) -> Iterator[Ints]:
+    """Yield orders of the blocks in which other compute runs beside the last reduction, and that reduction sooner; none twice.
+
+    No block is put off past more nodes than the cap on moves allows; of a bucket perhaps only the last ones are.
+    """
+    p = mover.orders.precedence
     bucket_of, transfer = program.partition.bucket_of, program.partition.transfer_ticks
+    most = int(p.first[-1]) if caps.max_compute_move is None else caps.max_compute_move
     owner = owners(p, bucket_of)
+    owner[_passed(p, order, owner != SEVERAL) > most] = SEVERAL
     needed = ancestors(p, np.nonzero(bucket_of == tail.last)[0])
     work = np.bincount(owner[owner >= 0], weights=p.block_ticks[owner >= 0], minlength=len(transfer)).astype(np.int64)
     place = np.empty(len(order), dtype=np.int64)
@@ -112,13 +119,23 @@ def orders_of_the_end(p: Precedence, order: Ints, program: Program, tail: Tail) 
         put_off = worth[: int(np.searchsorted(makes_up, share * tail.ticks)) + 1]
         behind = np.isin(owner, put_off) | ((owner == NOBODY) & (place >= place[needed].max(initial=0)))
         _add_following(p, behind)  # what nothing needs
-        other = order[~behind[order]]
-        late = sorted(order[behind[order]].tolist(), key=lambda block: -int(transfer[owner[block]]) if owner[block] >= 0 else 1)
+        behind &= _passed(p, order, behind) <= most
+        other, late = order[~behind[order]], order[behind[order]]
+        longest_first = sorted(late.tolist(), key=lambda block: -int(transfer[owner[block]]) if owner[block] >= 0 else 1)
         for front in (other, _soon(p, other, owner == tail.last)):
-            made = np.concatenate((front, np.array(late, dtype=np.int64)))
-            if made.tobytes() not in tried:
-                tried.add(made.tobytes())
-                yield made
+            made = (np.concatenate((front, np.array(back, dtype=np.int64))) for back in (longest_first, late))
+            near = next((blocks for blocks in made if mover.is_near(blocks, caps)), None)
+            if near is not None and near.tobytes() not in tried:
+                tried.add(near.tobytes())
+                yield near
+
+
+def _passed(p: Precedence, order: Ints, behind: Bools) -> Ints:
+    """Return for each block how many nodes it passes where the blocks ``behind`` run after all others."""
+    staying = np.where(behind[order], 0, np.diff(p.first)[order])
+    passed = np.empty(len(order), dtype=np.int64)
+    passed[order] = staying.sum() - np.cumsum(staying)
+    return passed
 
 
 def _add_following(p: Precedence, blocks: Bools) -> None:

@@ -285,8 +285,8 @@ class Round:
     def _say(self, party: Party, what: str, said: Mapping[str, Any]) -> None:
         self._write(party, what, json.dumps(said).encode())
 
-    def _say_unless_said(self, party: Party, whats: Sequence[str], said: Mapping[str, Any]) -> None:
-        for what in whats:
+    def _say_unless_said(self, party: Party, subjects: Sequence[str], said: Mapping[str, Any]) -> None:
+        for what in subjects:
             if self._read(party, what) is None:
                 self._say(party, what, said)
 

@@ -11,6 +11,7 @@ from strategies import layered_problem, random_problem, with_kernels
 from apsched.config import Caps, SolveOptions
 from apsched.moved import moved_compute
 from apsched.problem import Problem
+from apsched.schedule import Bucket
 from apsched.solver import solve
 from apsched.solver.compact import compact
 from apsched.solver.expand import expand
@@ -24,7 +25,9 @@ from apsched.verify import verify
 QUICK = SolveOptions(budget=1, time_slack=0.001)
 
 
-def with_an_embedding(num_layers: int, *, gradient: int, last: int, price: int = 10, norms: bool = False) -> Problem:
+def with_an_embedding(
+    num_layers: int, *, gradient: int, last: int, price: int = 10, norms: bool = False, bucketable: bool = False
+) -> Problem:
     """A chain with a gradient beside each step, and one behind its end: a reduction takes ``price`` ticks a KiB.
 
     With ``norms`` a node that nothing needs reads each gradient.
@@ -34,7 +37,7 @@ def with_an_embedding(num_layers: int, *, gradient: int, last: int, price: int =
     outputs = []
     for i in range(num_layers):
         grad = b.compute(f"g{i}", gradient, x, size=1024)
-        outputs.append(b.wait(f"v{i}", b.start("reduce_scatter", f"rs{i}", grad, 1024, 512, bucketable=False)))
+        outputs.append(b.wait(f"v{i}", b.start("reduce_scatter", f"rs{i}", grad, 1024, 512, bucketable=bucketable)))
         if norms:
             b.compute(f"n{i}", 1, grad, size=512)
         x = b.compute(f"c{i}", 30, x, size=512)
@@ -72,6 +75,19 @@ def test_no_further_than_the_cap_on_moves(most: int) -> None:
     assert verify(problem, answer.best.schedule, caps) == ()
     # the first of n gradients that are put off lets n steps of the chain and the embedding pass
     assert answer.fastest_ticks - (20 * (40 + 30) + 5) == {1: 120, 2: 90, 4: 30, 6: 10}[most]
+
+
+def test_the_late_gradients_of_a_bucket_go_without_its_early_ones() -> None:
+    """The last two gradients share buckets with the first two, which are further from the end than compute may move."""
+    problem, caps = with_an_embedding(20, gradient=40, last=12, bucketable=True), Caps(max_compute_move=6)
+    small = compact(problem)
+    search = Search(problem=problem, compact=small, caps=caps, report=lambda *_: None, max_evaluations=0, floor_bytes=0)
+    search.try_buckets((Bucket((0, 19)), Bucket((1, 18))))
+    compute = 20 * (40 + 30) + 5
+    assert search.step_time_ticks == compute + 120
+    found = with_shorter_tail(ComputeMover(problem, small), search, 0, 0, 0)
+    assert found.step_time_ticks < compute + 120 - 40
+    assert verify(problem, expand(found.problem, found.compact, found.program()), caps) == ()
 
 
 def test_the_reduction_that_sticks_out_goes_early() -> None:
@@ -151,7 +167,7 @@ def test_orders_of_the_end_keep_dependences() -> None:
         program, mover = search.program(), ComputeMover(problem, small)
         p = mover.orders.precedence
         tail = tail_of(small, program)
-        for order in orders_of_the_end(p, mover.captured, program, tail) if tail is not None else ():
+        for order in orders_of_the_end(mover, Caps(max_compute_move=None), mover.captured, program, tail) if tail is not None else ():
             place = np.argsort(order)
             assert sorted(order.tolist()) == list(range(len(p.block_ticks)))
             for block in range(len(order)):
