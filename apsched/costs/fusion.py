@@ -50,6 +50,7 @@ _REDUCTIONS = frozenset(
 )
 PIECE = "apsched_piece"
 """Key in a node's ``meta``: which piece of a kernel that was cut it is in; the empty string where there is none."""
+_MAX_CUT_SIZE = 64  # torch/_inductor/config.py: max_fusion_size; each cut of a kernel prices all of its nodes
 _MAX_INLINED_READS = 4  # torch/_inductor/config.py: realize_reads_threshold
 
 
@@ -94,12 +95,14 @@ def shares_if_cut(graph: torch.fx.Graph) -> dict[torch.fx.Node, dict[torch.fx.No
     """Return for each node before which its kernel may be cut the shares that written nodes then have; ``None``: priced alone.
 
     No node costs less than in the whole kernel: what it reads first there it reads first in its piece, what is needed outside of the
-    kernel is needed outside of the piece, and the first node of the kernel is the first of a piece.
+    kernel is needed outside of the piece, and the first node of the kernel is the first of a piece. Long kernels stay whole.
     """
     fusion = _fuse(graph)
     cuts: dict[torch.fx.Node, dict[torch.fx.Node, Share | None]] = {}
     for nodes in _kernels(graph, fusion):
         written = [node for node in nodes if node in fusion.kernel]
+        if len(written) > _MAX_CUT_SIZE:
+            continue
         in_depth = sorted(written, key=fusion.place.__getitem__)
         known: dict[int, dict[torch.fx.Node, Share | None]] = {}
         num_before = 0

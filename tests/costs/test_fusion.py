@@ -221,3 +221,18 @@ def test_a_marked_graph_costs_what_the_cut_was_said_to(at: int) -> None:
         assert again == times.get(node, whole[node])
         assert times.get(node, whole[node]) >= whole[node]
     assert not any({kernel[-1], first} <= set(piece) and len(piece) == len(kernel) for piece in fused_kernels(graph))
+
+
+@pytest.mark.parametrize(("length", "num_cuts"), [(64, 63), (65, 0)])
+def test_kernels_longer_than_inductor_makes_are_not_cut(length: int, num_cuts: int) -> None:
+    """Each cut prices the whole kernel: without an end to that, a chain of 2,000 nodes takes a minute."""
+
+    def chain(x: torch.Tensor) -> list[torch.Tensor]:
+        results = [x + 1]
+        for _ in range(length - 1):
+            results.append(results[-1] + x)
+        return results
+
+    graph = graph_of(chain, matrix())
+    assert [len(kernel) for kernel in fused_kernels(graph)] == [length]
+    assert len(shares_if_cut(graph)) == num_cuts
