@@ -86,6 +86,8 @@ class _Merge:
             modules=tuple(old.modules[first[host]] for host in order),
             storages=tuple(storages),
             collectives=tuple(sorted(collectives, key=lambda c: c.start)),
+            kernels=(),
+            cuts=(),
         )
         check_problem(result)
         return result

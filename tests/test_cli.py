@@ -43,6 +43,7 @@ GRAPH_KEYS = {
     "round_trip_exact",
     "metrics",
     "costs",
+    "without_buckets_us",
     "baselines",
     "seconds",
 }
@@ -54,7 +55,7 @@ def test_solve_a_preset_from_end_to_end(run: Run, tmp_path: Path) -> None:
     ran = run("solve", *PRESET, "--json", "--budget", "1", "-o", "out")
     assert ran.code == 0, ran.stderr
     report = json.loads(ran.stdout)
-    assert set(report) == {"schema", "source", "cluster", "graphs"}
+    assert set(report) == {"schema", "source", "options", "cluster", "graphs"}
     assert (report["schema"], report["source"], report["cluster"]) == (1, "llama3-debug", "h100")
     assert [graph["name"] for graph in report["graphs"]] == ["forward", "backward"]
     for graph in report["graphs"]:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from strategies import layered_problem
 
-from apsched.config import Caps
+from apsched.config import Caps, SolveOptions
 from apsched.solver.compact import compact
 from apsched.solver.least_memory import least_memory
 from apsched.solver.moves import CHANGE, CUT, JOIN, apply
@@ -65,7 +65,7 @@ def test_a_move_changes_what_it_says(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_what_is_found_under_a_lower_cap_is_kept(seed: int) -> None:
     problem = layered_problem(random.Random(seed), num_layers=6)
-    floor_bytes = least_memory(problem)[0]
+    floor_bytes = least_memory(problem, options=SolveOptions(budget=1))[0]
     tight = Caps(memory_cap_bytes=floor_bytes)
     loose = replace(tight, memory_cap_bytes=floor_bytes * 3 // 2)
     small = compact(problem)

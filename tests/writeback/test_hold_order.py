@@ -77,9 +77,11 @@ def test_they_do_not_without_being_held(toy):
     assert any(segments_of(calls_of(generated_code(module))) != segments_of(calls_of_graph(module)) for module in modules)
 
 
-@pytest.mark.parametrize(("preset", "mesh", "direction"), [("llama3-debug", "fsdp=2,tp=2", 1), ("deepseek-v3-debug", "fsdp=4,ep=2", 0)])
-def test_moved_compute_stays_where_the_solver_put_it(running_world, preset, mesh, direction):
-    capture = capture_built(build(preset, mesh=MeshSpec.parse(mesh), seq_len=32, num_layers=1))
+@pytest.mark.parametrize(
+    ("preset", "mesh", "num_layers", "direction"), [("llama3-debug", "fsdp=2,tp=2", 1, 1), ("deepseek-v3-debug", "fsdp=4,ep=2", 2, 0)]
+)
+def test_moved_compute_stays_where_the_solver_put_it(running_world, preset, mesh, num_layers, direction):
+    capture = capture_built(build(preset, mesh=MeshSpec.parse(mesh), seq_len=32, num_layers=num_layers))
     captured = capture.graphs[direction]
     captured = replace(captured, module=decomposed(captured.module), kept_inputs=frozenset(), parameter_names={})
     costs = ClusterCostModel(load_cluster("h100"), capture.group_ranks)
