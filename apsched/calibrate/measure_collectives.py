@@ -2,7 +2,7 @@
 
 On a CPU each transfer follows a stretch of work, as in a job. Right after a barrier, process ranks start within microseconds of each other
 and gloo's threads are awake: small messages then look up to four times too cheap, and large gathers fall at random into one of two modes.
-In gloo a receiver says that it is ready on the connection that it sends its data on (gloo/allgather.cc, gloo/transport/unbound_buffer.h):
+In gloo a receiver says that it is ready on the connection that it sends its data on (sendNotifyRecvReady, gloo/transport/tcp/pair.cc):
 ranks that start at once say so before they send, and both directions run together; where one starts later, its word waits behind its own
 data and half of the transfer goes one way at a time, 1.5 times as long. In a job one always starts later.
 """
