@@ -4,7 +4,7 @@ Whole kernels are cheaper, so a kernel is cut only for a memory cap below the le
 of the kernel then live shorter: where its second piece allocates what is alive at the peak, that may come later; where its first piece is
 the last to need what is alive there, that may come earlier. The cuts of most such bytes are tried, of equal ones those nearest to the peak;
 each is judged by the least peak of all orders that are found with it, and the best is made; then the next one, as long as that lowers
-the peak.
+the peak. The first that fits the cap ends it.
 """
 
 from dataclasses import dataclass, replace
@@ -47,9 +47,12 @@ def cut_to_fit(whole: Fitting, caps: Caps, options: SolveOptions) -> Fitting:
     for _ in range(_MOST_CUTS):
         if best.floor.peak_bytes <= cap:
             break
-        tried = [_with_cut(best, cut, caps, options, cap) for cut in _cuts_at_peak(best, caps)[:_TRIED]]
-        found = min(tried, key=lambda t: t.floor.peak_bytes, default=best)
-        if found.floor.peak_bytes >= best.floor.peak_bytes:
+        found = best
+        for cut in _cuts_at_peak(best, caps)[:_TRIED]:
+            found = min(found, _with_cut(best, cut, caps, options, cap), key=lambda f: f.floor.peak_bytes)
+            if found.floor.peak_bytes <= cap:
+                return found
+        if found is best:
             break
         best = found
     return best

@@ -97,7 +97,7 @@ def solve(
     elif is_small(problem) and problem.contention is None:
         answer = solve_whole(fitting, caps, options, bound, made, report)
     else:
-        answer = _solve_by_search(fitting, caps, options, bound, made, report, free)
+        answer = _solve_by_search(fitting, caps, options, _bound_where_cut(fitting, problem, bound, caps), made, report, free)
     if fitting.problem is not problem:  # where kernels are whole, compute is faster: only bounds for all orders hold
         answer = replace(answer, bound=bound, peak_bound_bytes=0, launches_bound=0)
     scored = score(problem, "apsched", answer.schedule, caps) if answer.schedule is not None else None
@@ -146,6 +146,13 @@ def solve(
 def _good_enough(bound: TimeBound, options: SolveOptions) -> int:
     """Return the step time at which the search stops: what is left would go to memory and launches anyway."""
     return int(bound.ticks * (1 + options.time_slack / 2))
+
+
+def _bound_where_cut(fitting: Fitting, whole: Problem, bound: TimeBound, caps: Caps) -> TimeBound:
+    """Return what the search stops near: ``bound``, or with kernels cut that of schedules which cut them, too."""
+    if fitting.problem is whole or fitting.mover is None or whole.contention is not None:
+        return bound
+    return moving_bound(fitting.problem, fitting.compact, fitting.mover.orders, caps)
 
 
 def _without_contention(problem: Problem, caps: Caps, options: SolveOptions) -> Scored | None:
