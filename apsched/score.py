@@ -4,18 +4,21 @@ from apsched.config import Caps
 from apsched.problem import Problem
 from apsched.result import Scored
 from apsched.schedule import Schedule
-from apsched.simulate import simulate
-from apsched.verify import verify
+from apsched.simulate import Timeline, simulate
+from apsched.verify import verified
 
 
 def score(problem: Problem, name: str, schedule: Schedule, caps: Caps) -> Scored:
     """Return ``schedule`` with its exact figures and the caps that it breaks."""
-    return scored(problem, name, schedule, violations=verify(problem, schedule, caps))
+    violations, timeline = verified(problem, schedule, caps)
+    return scored(problem, name, schedule, violations=violations, timeline=timeline)
 
 
-def scored(problem: Problem, name: str, schedule: Schedule, *, violations: tuple[str, ...] = ()) -> Scored:
-    """Return ``schedule``, which must keep all dependences and was verified, with its exact figures."""
-    timeline = simulate(problem, schedule)
+def scored(
+    problem: Problem, name: str, schedule: Schedule, *, violations: tuple[str, ...] = (), timeline: Timeline | None = None
+) -> Scored:
+    """Return ``schedule``, which must keep all dependences and was verified, with its exact figures, those of ``timeline``."""
+    timeline = timeline or simulate(problem, schedule)
     return Scored(
         name=name,
         schedule=schedule,

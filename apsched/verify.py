@@ -13,9 +13,14 @@ from apsched.verify_plan import broken_rules
 
 def verify(problem: Problem, schedule: Schedule, caps: Caps) -> tuple[str, ...]:
     """Return what is wrong with ``schedule``, a sentence each; empty where it keeps every dependence and every cap."""
+    return verified(problem, schedule, caps)[0]
+
+
+def verified(problem: Problem, schedule: Schedule, caps: Caps) -> tuple[tuple[str, ...], Timeline | None]:
+    """As :func:`verify`, and with its timeline; ``None`` where the order is impossible."""
     wrong = _completeness(problem, schedule)
     if wrong:
-        return tuple(wrong)  # the rest needs every step to exist once
+        return tuple(wrong), None  # the rest needs every step to exist once
     position = _positions(problem, schedule)
     wrong += _precedence(problem, schedule, position)
     wrong += _output_last(problem, schedule)
@@ -24,11 +29,11 @@ def verify(problem: Problem, schedule: Schedule, caps: Caps) -> tuple[str, ...]:
     wrong += _compute_moves(problem, position, caps)
     wrong += broken_rules(problem, schedule)
     if wrong:
-        return tuple(wrong)  # a timeline of an impossible order means nothing
+        return tuple(wrong), None  # a timeline of an impossible order means nothing
     timeline = simulate(problem, schedule)
-    wrong += _memory(problem, schedule, timeline, caps)
+    wrong += over_memory(problem, schedule, timeline, caps)
     wrong += _prefetch(problem, schedule, position, caps)
-    return tuple(wrong)
+    return tuple(wrong), timeline
 
 
 def _completeness(problem: Problem, schedule: Schedule) -> list[str]:
@@ -167,8 +172,8 @@ def _compute_moves(problem: Problem, position: list[int], caps: Caps) -> list[st
     ]
 
 
-def _memory(problem: Problem, schedule: Schedule, timeline: Timeline, caps: Caps) -> list[str]:
-    """The caps on live and in-flight bytes hold at every step."""
+def over_memory(problem: Problem, schedule: Schedule, timeline: Timeline, caps: Caps) -> list[str]:
+    """The caps on live and in-flight bytes hold at every step of ``timeline``, that of ``schedule``."""
     wrong = []
     for label, cap, series in (
         ("live", caps.memory_cap_bytes, timeline.live_bytes),

@@ -15,6 +15,7 @@ from apsched.problem import Problem
 from apsched.result import Scored, SolveResult
 from apsched.schedule import Schedule, StepKind
 from apsched.score import score
+from apsched.simulate import simulate
 from apsched.solver.any_order import without_places
 from apsched.solver.baselines import baselines
 from apsched.solver.changes import labels_of
@@ -25,6 +26,7 @@ from apsched.solver.later_bounds import later_bounds
 from apsched.solver.move_compute import ComputeMover
 from apsched.solver.orders import may_move
 from apsched.solver.search import Search, policies
+from apsched.verify import over_memory
 
 _EVALUATIONS_PER_WORK = 25
 """Evaluations under one cap per unit of work in the budget: an eighth of those of a solve."""
@@ -49,13 +51,15 @@ class AlongCaps:
         self._small = compact(problem)
         self._mover = ComputeMover(problem, self._small) if may_move(problem, caps) else None
         self._made = baselines(problem, self._small, self._caps)
+        self._timelines = {made.name: simulate(problem, made.schedule) for made in self._made}
         self._scored: dict[Schedule, Scored] = {}
 
     def at(self, memory_cap_bytes: int | None, starts: Sequence[Schedule], known: Known) -> SolveResult:
         """Return the answer under a cap that one of ``starts``, at least, keeps."""
         caps = replace(self._caps, memory_cap_bytes=memory_cap_bytes)
-        made = tuple(self._judged(scored, caps) for scored in self._made)
-        fitting = [s for s in (*(self._judged(self._score(start), caps) for start in starts), *made) if s.fits]
+        made = tuple(self._judged(baseline, memory_cap_bytes) for baseline in self._made)
+        scored = (self._score(start) for start in starts)
+        fitting = [s for s in (*scored, *made) if s.fits and (memory_cap_bytes is None or s.peak_memory_bytes <= memory_cap_bytes)]
         assert fitting, "no schedule to start from keeps the cap"
         best = min(fitting, key=_value)
         solved_by = "another cap" if best.name == "apsched" else best.name
@@ -86,11 +90,11 @@ class AlongCaps:
             self._scored[schedule] = score(self._problem, "apsched", schedule, self._caps)
         return self._scored[schedule]
 
-    def _judged(self, scored: Scored, caps: Caps) -> Scored:
+    def _judged(self, baseline: Scored, memory_cap_bytes: int | None) -> Scored:
         """Return what was judged without a memory cap with what it breaks under this one."""
-        if caps.memory_cap_bytes is None or scored.peak_memory_bytes <= caps.memory_cap_bytes:
-            return scored
-        return score(self._problem, scored.name, scored.schedule, caps)
+        only = Caps(memory_cap_bytes=memory_cap_bytes)
+        more = over_memory(self._problem, baseline.schedule, self._timelines[baseline.name], only)
+        return replace(baseline, violations=(*baseline.violations, *more)) if more else baseline
 
     def _searched(self, caps: Caps, starts: Sequence[Schedule], known: Known, best: Scored) -> Scored | None:
         """Return what a short search finds from the buckets of ``starts``, around the compute of the best."""
