@@ -6,6 +6,7 @@ each kind as the schedule has. Where their numbers are those of no order of the 
 end from the begin of the step, which the answer says.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from apsched.errors import InputError
 from apsched.run_files import SolvedGraph, SolvedRun
 from apsched.simulate import Timeline, simulate
 from apsched.trace_file import FIRST_PROCESS, trace_events
-from apsched.units import ticks_to_us
+from apsched.units import TICKS_PER_US, ticks_to_us
 
 ORDERS = ("as captured", "solved")
 _NAMES_OF_KERNELS = {"allgather": "all_gather", "reducescatter": "reduce_scatter", "allreduce": "all_reduce", "sendrecv": "all_to_all"}
@@ -55,7 +56,7 @@ def trace_beside(run: SolvedRun, path: str | Path, step: int | None = None) -> B
     kinds = Counter(_as_run(kind, on_gloo=on_gloo) for kind, _ in happened)
     matched = next((order for order in reversed(ORDERS) if kinds and kinds == _kinds(run, timelines[order], on_gloo=on_gloo)), "")
     shifts = _shifts(timelines[matched or ORDERS[1]], [at for _, at in happened] if matched else (), begin)
-    ours = [{**event, "ts": event["ts"] + shifts[(event["pid"] - FIRST_PROCESS) // 2]} for event in trace_events(run)]
+    ours = [{**event, "ts": _shifted(event["ts"], shifts[(event["pid"] - FIRST_PROCESS) // 2])} for event in trace_events(run)]
     return Beside(content=orjson.dumps({**content, "traceEvents": [*events, *ours]}), matched=matched, step=number)
 
 
@@ -78,17 +79,29 @@ def _kinds(run: SolvedRun, timelines: Sequence[Timeline], *, on_gloo: bool) -> C
     return found
 
 
-def _shifts(timelines: Sequence[Timeline], happened: Sequence[float], step_begin_us: float) -> list[float]:
-    """Return by how much to shift each graph: its first transfer to the job's, or graphs end to end from the begin of the step."""
-    shifts: list[float] = []
-    first, begin = 0, step_begin_us
+def _shifts(timelines: Sequence[Timeline], happened: Sequence[float], step_begin_us: float) -> list[int]:
+    """Return by how many ticks to shift each graph: its first transfer to the job's, or graphs end to end from the begin of the step."""
+    shifts: list[int] = []
+    first, begin = 0, round(step_begin_us * TICKS_PER_US)
     for timeline in timelines:
         if happened and timeline.transfers:
-            begin = happened[first] - ticks_to_us(min(t.begin_ticks for t in timeline.transfers))
+            begin = round(happened[first] * TICKS_PER_US) - min(t.begin_ticks for t in timeline.transfers)
             first += len(timeline.transfers)
         shifts.append(begin)
-        begin += ticks_to_us(timeline.step_time_ticks)
+        begin += timeline.step_time_ticks
     return shifts
+
+
+def _shifted(at_us: float, shift_ticks: int) -> float:
+    """Return the time ``at_us`` of ours in the profile, such that a reader who multiplies it by 1000 and rounds has its tick again.
+
+    Profiles count from up to three months ago, where floats lie up to a nanosecond (2**-10 us) apart: slices that touch would overlap by
+    one, and readers drop those. So sums are those of ticks; and where the product lies halfway to the next tick (which such floats do
+    from 2**42 us on), the float below is taken.
+    """
+    ticks = round(at_us * TICKS_PER_US) + shift_ticks
+    shifted = ticks_to_us(ticks)
+    return shifted if shifted * TICKS_PER_US - ticks < 0.5 else math.nextafter(shifted, 0.0)
 
 
 def _step_of(spans: Sequence[Mapping[str, Any]], wanted: int | None, path: str | Path) -> tuple[int | None, float, float]:

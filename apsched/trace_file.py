@@ -17,7 +17,7 @@ from apsched.report_page.columns import kind_of_step, module_of_step, modules_of
 from apsched.report_page.why import stalls, transfer_name
 from apsched.run_files import SolvedRun
 from apsched.schedule import Schedule
-from apsched.simulate import Timeline, simulate
+from apsched.simulate import Timeline, Transfer, simulate
 from apsched.units import ticks_to_us
 from apsched.what_binds import step_name
 
@@ -78,13 +78,13 @@ def _slice(cat: str, name: str, pid: int, tid: int, begin_ticks: int, end_ticks:
 
 
 def _compute(pid: int, problem: Problem, schedule: Schedule, timeline: Timeline, caps: Caps) -> Iterator[Event]:
-    """Yield what the compute stream does, and where it stands still and why; steps without length only where a flow begins at them."""
+    """Yield what the compute stream does, and where it stands still and why. Steps without length are left out: in Perfetto they would
+    lie in what begins at the same time. Where nothing runs behind a wait, its flow leads to a mark at the end."""
     moved = moved_compute(problem, schedule)
     why = stalls(problem, schedule, timeline, caps)
-    launches = {transfer.start_step for transfer in timeline.transfers}
     for k, step in enumerate(schedule.steps):
         begin, end = timeline.begin_ticks[k], timeline.end_ticks[k]
-        if begin == end and k not in launches:
+        if begin == end:
             continue
         name, module, kind = step_name(problem, step), module_of_step(problem, schedule, step), kind_of_step(problem, step, moved)
         if k in why:
@@ -92,10 +92,12 @@ def _compute(pid: int, problem: Problem, schedule: Schedule, timeline: Timeline,
             yield _slice("gpu_user_annotation", f"stalls at {name}", pid, COMPUTE_STREAM, begin, end, args)
         else:
             yield _slice("kernel", name, pid, COMPUTE_STREAM, begin, end, {"kind": kind, "module": module, "step": k})
+    last = timeline.end_ticks[-1]
     if -1 in why:
-        last = timeline.end_ticks[-1]
         args = {"why": why[-1]}
         yield _slice("gpu_user_annotation", "stalls at the end of the step", pid, COMPUTE_STREAM, last, timeline.step_time_ticks, args)
+    elif any(_arrival_ticks(timeline, transfer) == last for transfer in timeline.transfers):
+        yield _slice("user_annotation", "end of the step", pid, COMPUTE_STREAM, last, last, {})
 
 
 def _transfers(pid: int, problem: Problem, timeline: Timeline) -> Iterator[Event]:
@@ -116,21 +118,30 @@ def _transfers(pid: int, problem: Problem, timeline: Timeline) -> Iterator[Event
 
 
 def _flows(pid: int, timeline: Timeline) -> Iterator[Event]:
-    """Yield an arrow from each launch to its transfer, and one from there to the stall (to what runs behind, where nothing
-    stalls). An arrow never goes back in time: such are dropped."""
+    """Yield an arrow from each launch to its transfer, and one from there to where it is waited for.
 
-    def end(cat: str, ph: str, number: int, tid: int, ticks: int, *, enclosing: bool = False) -> Event:
-        bound = {"bp": "e"} if enclosing else {}
+    Each end belongs to the slice that its thread runs then; where one ends and another begins, to the latter. Perfetto reads slices
+    before flows of the same time, so an end that is bound to the next slice (no ``bp``) would miss the one that begins right then.
+    """
+
+    def end(cat: str, ph: str, number: int, tid: int, ticks: int) -> Event:
+        bound = {"bp": "e"} if ph == "f" else {}
         return {"ph": ph, "cat": cat, "name": cat, "id": number, "pid": pid, "tid": tid, "ts": ticks_to_us(ticks), **bound}
 
     first = (pid - FIRST_PROCESS + 1) << 32  # above those of a real trace, which are correlation ids of 32 bits
     for i, transfer in enumerate(timeline.transfers):
         tid, number = FIRST_GROUP_STREAM + transfer.stream, first + 2 * i + 1
-        begin, end_of_wait = timeline.begin_ticks[transfer.wait_step], timeline.end_ticks[transfer.wait_step]
         yield end("ac2g", "s", number, COMPUTE_STREAM, timeline.begin_ticks[transfer.start_step])
-        yield end("ac2g", "f", number, tid, transfer.begin_ticks, enclosing=True)
+        yield end("ac2g", "f", number, tid, transfer.begin_ticks)
         yield end("wait", "s", number + 1, tid, transfer.begin_ticks)
-        yield end("wait", "f", number + 1, COMPUTE_STREAM, max(begin, transfer.begin_ticks), enclosing=end_of_wait > begin)
+        yield end("wait", "f", number + 1, COMPUTE_STREAM, _arrival_ticks(timeline, transfer))
+
+
+def _arrival_ticks(timeline: Timeline, transfer: Transfer) -> int:
+    """Return where the arrow from a transfer leads to: its stall; what runs behind the wait, where that does not stall, or has stalled
+    since before the transfer began (Perfetto turns arrows round that lead to what began sooner)."""
+    begin, end = timeline.begin_ticks[transfer.wait_step], timeline.end_ticks[transfer.wait_step]
+    return begin if begin >= transfer.begin_ticks else max(end, transfer.begin_ticks)
 
 
 def _memory(pid: int, timeline: Timeline) -> Iterator[Event]:

@@ -1,25 +1,14 @@
 """What tests of several stages share: small graph files, made once, and a way to run a command."""
 
 import os
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from apsched.cli import main
 from apsched.graph.graph_file import save_graph
-
-
-def trace_processor() -> str | None:
-    """Return where the engine of Perfetto's trace processor is; ``None`` where there is none (its package would fetch it)."""
-    return os.environ.get("PERFETTO_TRACE_PROCESSOR") or shutil.which("trace_processor_shell")
-
-
-collect_ignore = [] if trace_processor() is not None and find_spec("perfetto") is not None else ["test_trace_perfetto.py"]
-"""Tests of what cannot be had everywhere: not collected, since a skip is a failure in ``.ci/run``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

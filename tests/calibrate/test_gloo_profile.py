@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import Run
+from perfetto_engine import loaded, needs_engine
 from processes import run_processes
 
 from apsched.calibrate.messages import KINDS
@@ -164,6 +165,28 @@ def test_a_run_is_laid_beside_the_real_job(run: Run, folder: Path, name: str, ma
         first += len(sent)
     on_gloo = {"reduce_scatter": "all_reduce"}  # which gloo runs in its place
     assert kinds == [on_gloo.get(kind, kind) for kind in promised]
+
+
+@needs_engine
+def test_perfetto_reads_a_run_beside_the_real_job(run: Run, folder: Path) -> None:
+    """Nothing of the job is lost that its profile alone has, and nothing of the run that its trace alone has, arrows included."""
+    ran = run("trace", folder / "run", "--beside", folder / "solved.0.json", "-o", "both.json")
+    assert ran.code == 0, ran.stderr
+    assert run("trace", folder / "run", "-o", "ours.json").code == 0
+    counts = """
+        select count(*) as slices, sum(dur) as busy_ns, sum(depth) as depth, (select count(*) from flow) as arrows,
+            (select sum(value) from stats where severity in ('error', 'data_loss')) as bad
+        from slice join thread_track on slice.track_id = thread_track.id
+    """
+    found = []
+    for path in (folder / "solved.0.json", Path("ours.json"), Path("both.json")):
+        with loaded(path) as processor:
+            (row,) = processor.query(counts)
+            found.append((row.bad, row.depth, row.slices, row.busy_ns, row.arrows))
+    job, ours, both = found
+    assert ours[:2] == (0, 0)  # nothing bad, no slice within another
+    assert min(ours[2:]) > 0
+    assert both == tuple(of_job + of_ours for of_job, of_ours in zip(job, ours, strict=True))
 
 
 def test_a_profile_of_something_else_is_said_to_be_one(run: Run, folder: Path) -> None:
