@@ -73,27 +73,31 @@ class _Flow:
 
 
 class SharedClock:
-    """Streams share links, and compute is slower while a transfer runs: see :mod:`apsched.contention`. Exact, in fractions of a tick."""
+    """Streams share links, compute and transfers slow each other down: see :mod:`apsched.contention`. Exact, in fractions of a tick."""
 
-    def __init__(self, links_of_stream: Sequence[Sequence[int]], factor: Fraction) -> None:
+    def __init__(
+        self, links_of_stream: Sequence[Sequence[int]], compute_slowdown: Fraction, transfer_slowdown: Fraction = Fraction(1)
+    ) -> None:
         self.now = 0
         self.begins: list[int] = []
         self.ends: list[int] = []
         self._links = links_of_stream
-        self._factor = factor
+        self._compute_slowdown = compute_slowdown
+        self._transfer_slowdown = transfer_slowdown
         self._queues: list[deque[_Flow]] = [deque() for _ in links_of_stream]
 
     def run(self, ticks: int) -> None:
         """Work, more slowly while something is transferred."""
         left = Fraction(ticks)
         while left > 0:
-            speed = 1 / self._factor if any(self._queues) else Fraction(1)
+            speed = 1 / self._compute_slowdown if any(self._queues) else Fraction(1)
             until = self.now + ceil(left / speed)
-            change = self._next_change()
+            speeds = self._speeds(computing=True)
+            change = self._next_change(speeds)
             if change is not None:
                 until = min(until, change)
             left -= speed * (until - self.now)
-            self._go_to(until)
+            self._go_to(until, speeds)
 
     def launch(self, stream: int, ticks: int, latency_ticks: int) -> int:
         """Join the queue of the stream."""
@@ -106,42 +110,44 @@ class SharedClock:
     def wait(self, transfer: int) -> None:
         """Stand still."""
         while self.ends[transfer] < 0:
-            change = self._next_change()
+            speeds = self._speeds(computing=False)
+            change = self._next_change(speeds)
             assert change is not None
-            self._go_to(change)
+            self._go_to(change, speeds)
 
     def finish(self) -> int:
         """Return the end; the compute stream is where it was."""
         now = self.now
-        while (change := self._next_change()) is not None:
-            self._go_to(change)
+        while (change := self._next_change(speeds := self._speeds(computing=False))) is not None:
+            self._go_to(change, speeds)
         end, self.now = self.now, now
         return end
 
-    def _speeds(self) -> list[Fraction]:
-        """Return the speed of the head of each stream: 1 during latency, then the share that its fullest link leaves."""
+    def _speeds(self, *, computing: bool) -> list[Fraction]:
+        """Return the speed of the head of each stream: 1 during latency, then the share that its fullest link, and compute, leave."""
+        alone = 1 / self._transfer_slowdown if computing else Fraction(1)
         on_link: dict[int, int] = {}
         for stream, queue in enumerate(self._queues):
             if queue and not queue[0].latency:
                 for link in self._links[stream]:
                     on_link[link] = on_link.get(link, 0) + 1
         return [
-            Fraction(1, max((on_link.get(link, 1) for link in self._links[stream]), default=1))
+            alone / max((on_link.get(link, 1) for link in self._links[stream]), default=1)
             if queue and not queue[0].latency
             else Fraction(1)
             for stream, queue in enumerate(self._queues)
         ]
 
-    def _next_change(self) -> int | None:
+    def _next_change(self, speeds: Sequence[Fraction]) -> int | None:
         """Return the next tick at which a head moves bytes or ends; ``None`` where nothing is transferred."""
-        heads = [(queue[0], speed) for queue, speed in zip(self._queues, self._speeds(), strict=True) if queue]
+        heads = [(queue[0], speed) for queue, speed in zip(self._queues, speeds, strict=True) if queue]
         return min((self.now + (flow.latency or ceil(flow.moving / speed)) for flow, speed in heads), default=None)
 
-    def _go_to(self, until: int) -> None:
+    def _go_to(self, until: int, speeds: Sequence[Fraction]) -> None:
         """Let time pass up to the next change, at most, and let end what is done."""
         passed = until - self.now
         self.now = until
-        for queue, speed in zip(self._queues, self._speeds(), strict=True):
+        for queue, speed in zip(self._queues, speeds, strict=True):
             if not queue:
                 continue
             head = queue[0]

@@ -1,17 +1,17 @@
-"""Who slows whom: streams that share a link share its bandwidth, and compute is slower while a collective runs. Integers only.
+"""Who slows whom: streams that share a link share its bandwidth; compute and collectives slow each other down. Integers only.
 
-The machine of the design, with two more rules (each is off unless asked for):
+The machine of the design, with three more rules (each is off unless asked for):
 
 - A transfer first takes its latency (the price of no bytes), which hinders nobody, and then moves its bytes. While n transfers on a link
   move bytes, each moves at 1/n of the speed that it has alone; one on several links at the speed that the fullest of them leaves.
 - While any transfer runs, the compute stream works at 1/f of its speed, f >= 1 a ratio of integers.
+- While the compute stream works, transfers move bytes at 1/g of their speed, g >= 1 a ratio of integers.
 
 What runs ends with the first whole tick by which its work is done. Nothing ever becomes faster, so no schedule takes less time than without
 these rules (``docs/formulation.md``), and whatever is a lower bound without them is one with them.
 """
 
 from dataclasses import dataclass
-from fractions import Fraction
 from math import lcm
 
 from apsched.errors import InputError
@@ -23,19 +23,23 @@ _LARGEST_TERM = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contention:
-    """The two rules for one problem."""
+    """The three rules for one problem."""
 
     links: tuple[str, ...] = ()
     """Names of the links that are shared; empty where bandwidth is not."""
     links_of_group: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """Group -> indices of the links that its transfers use, ascending."""
-    slowdown: tuple[int, int] = (1, 1)
+    compute_slowdown: tuple[int, int] = (1, 1)
     """f as numerator and denominator, in lowest terms."""
+    transfer_slowdown: tuple[int, int] = (1, 1)
+    """g in the same way."""
 
     def __post_init__(self) -> None:
-        above, below = self.slowdown
-        if not 1 <= below <= above <= _LARGEST_TERM:
-            raise InputError(f"slowdown: expected a ratio of whole numbers from 1 to {_LARGEST_TERM}, at least 1; found {above}/{below}")
+        for name, (above, below) in (("compute", self.compute_slowdown), ("transfer", self.transfer_slowdown)):
+            if not 1 <= below <= above <= _LARGEST_TERM:
+                raise InputError(
+                    f"{name}_slowdown: expected a ratio of whole numbers from 1 to {_LARGEST_TERM}, at least 1; found {above}/{below}"
+                )
         for group, links in self.links_of_group:
             if list(links) != sorted(set(links)) or not all(0 <= link < len(self.links) for link in links):
                 raise InputError(
@@ -46,31 +50,33 @@ class Contention:
             if users > MOST_STREAMS_ON_A_LINK:
                 raise InputError(f"contention: expected at most {MOST_STREAMS_ON_A_LINK} groups on {name}, found {users}")
 
-    @property
-    def factor(self) -> Fraction:
-        """f."""
-        return Fraction(*self.slowdown)
-
     def links_of(self, group: str) -> tuple[int, ...]:
         """Return the links of ``group``; none for one that is not known."""
         return dict(self.links_of_group).get(group, ())
 
     def parts(self) -> int:
-        """Return a number that every count of transfers on a link divides: a tick of a transfer alone is that many parts of its work."""
+        """Return into how many parts the work of a tick of a transfer alone is taken apart, so that every speed is a whole number of them."""
         users = (sum(link in links for _, links in self.links_of_group) for link in range(len(self.links)))
-        return lcm(*range(1, max(users, default=1) + 1))
+        return lcm(*range(1, max(users, default=1) + 1)) * self.transfer_slowdown[0]
 
     def __str__(self) -> str:
         said = []
         for link, name in enumerate(self.links):
             groups = [group for group, links in self.links_of_group if link in links]
             said.append(f"{name} shared by {' and '.join(groups)}" if len(groups) > 1 else f"{name} not shared")
-        if self.slowdown != (1, 1):
-            said.append(f"compute slower by {float(self.factor):.4g} while a collective runs")
+        if self.compute_slowdown != (1, 1):
+            said.append(f"compute slower by {_said(self.compute_slowdown)} while a collective runs")
+        if self.transfer_slowdown != (1, 1):
+            said.append(f"transfers slower by {_said(self.transfer_slowdown)} while compute runs")
         return "; ".join(said) or "none"
 
 
 def contention_json(contention: Contention) -> dict[str, object]:
     """Return what reports and schedule files say of ``contention``."""
     groups = {group: [contention.links[link] for link in links] for group, links in contention.links_of_group}
-    return {"links": groups, "compute_slowdown": float(contention.factor)}
+    slowdowns = {"compute_slowdown": contention.compute_slowdown, "transfer_slowdown": contention.transfer_slowdown}
+    return {"links": groups, **{name: above / below for name, (above, below) in slowdowns.items()}}
+
+
+def _said(slowdown: tuple[int, int]) -> str:
+    return f"{slowdown[0] / slowdown[1]:.4g}"

@@ -28,29 +28,34 @@ class ContentionChoice:
     """Groups on one link share its bandwidth."""
     compute: bool = False
     """Compute is slower while a collective runs."""
-    slowdown: float | None = None
+    compute_slowdown: float | None = None
     """By this factor; ``None``: by that of the cluster."""
+    transfer_slowdown: float = 1.0
+    """Transfers are slower by this factor while compute runs."""
 
 
 def parse_contention(text: str, label: str = "--contention") -> ContentionChoice:
-    """Return what ``text`` asks for: ``links``, ``compute``, ``compute=1.2``, several with commas, or ``none``."""
-    expected = f"{label}: expected none, or links, compute or compute=FACTOR with commas between them; found {text!r}"
+    """Return what ``text`` asks for: ``links``, ``compute``, ``compute=1.2``, ``transfers=1.1``, several with commas, or ``none``."""
+    expected = f"{label}: expected none, or links, compute, compute=FACTOR, transfers=FACTOR with commas between them; found {text!r}"
     if text.strip().lower() == "none":
         return ContentionChoice()
-    asked: dict[str, str | None] = {}
+    asked: dict[str, str] = {}
     for part in text.split(","):
         name, equals, value = part.strip().partition("=")
-        if name not in ("links", "compute") or name in asked or (equals and name == "links"):
+        known = {"links": not equals, "compute": not equals or value, "transfers": value}
+        if name in asked or not known.get(name):
             raise InputError(expected)
-        asked[name] = value if equals else None
-    factor = asked.get("compute")
-    if factor is None:
-        return ContentionChoice(links="links" in asked, compute="compute" in asked)
+        asked[name] = value
     try:
-        slowdown = float(factor)
+        factors = {name: float(value) for name, value in asked.items() if value}
     except ValueError:
         raise InputError(expected) from None
-    return ContentionChoice(links="links" in asked, compute=True, slowdown=slowdown)
+    return ContentionChoice(
+        links="links" in asked,
+        compute="compute" in asked,
+        compute_slowdown=factors.get("compute"),
+        transfer_slowdown=factors.get("transfers", 1.0),
+    )
 
 
 def contended(problem: Problem, choice: ContentionChoice, cluster: Cluster | None, group_ranks: Mapping[str, Sequence[int]]) -> Problem:
@@ -61,9 +66,10 @@ def contended(problem: Problem, choice: ContentionChoice, cluster: Cluster | Non
     contention = Contention(
         links=_LINKS if choice.links else (),
         links_of_group=_links_of_groups(problem, cluster, group_ranks) if choice.links else (),
-        slowdown=_slowdown(choice, cluster) if choice.compute else (1, 1),
+        compute_slowdown=_ratio(_compute_slowdown(choice, cluster), "compute is") if choice.compute else (1, 1),
+        transfer_slowdown=_ratio(choice.transfer_slowdown, "transfers are"),
     )
-    if contention.parts() == 1 and contention.slowdown == (1, 1):
+    if contention.parts() == 1 and contention.compute_slowdown == (1, 1):
         return problem
     return with_contention(problem, contention)
 
@@ -91,12 +97,17 @@ def _links_of_groups(
     return tuple(links)
 
 
-def _slowdown(choice: ContentionChoice, cluster: Cluster | None) -> tuple[int, int]:
-    factor = choice.slowdown if choice.slowdown is not None else cluster.compute_slowdown if cluster is not None else None
-    if factor is None:
-        where = f"cluster {cluster.name!r} states no compute_slowdown" if cluster is not None else "the cluster is not known here"
-        raise InputError(f"contention: {where}; state the factor, as in compute=1.2, or add it to the cluster's file")
+def _compute_slowdown(choice: ContentionChoice, cluster: Cluster | None) -> float:
+    if choice.compute_slowdown is not None:
+        return choice.compute_slowdown
+    if cluster is not None and cluster.compute_slowdown is not None:
+        return cluster.compute_slowdown
+    where = f"cluster {cluster.name!r} states no compute_slowdown" if cluster is not None else "the cluster is not known here"
+    raise InputError(f"contention: {where}; state the factor, as in compute=1.2, or add it to the cluster's file")
+
+
+def _ratio(factor: float, what: str) -> tuple[int, int]:
     if not 1 <= factor <= 10:
-        raise InputError(f"contention: expected a factor from 1 to 10 by which compute is slower, found {factor:g}")
+        raise InputError(f"contention: expected a factor from 1 to 10 by which {what} slower, found {factor:g}")
     ratio = Fraction(round(factor * _FINEST), _FINEST)
     return ratio.numerator, ratio.denominator

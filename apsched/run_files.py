@@ -187,11 +187,12 @@ def _score(name: str, says: Mapping[str, Any]) -> Score:
 def _contention(says: Mapping[str, Any], groups: Sequence[str]) -> Contention:
     """Return what :func:`apsched.contention.contention_json` wrote, as far as it is about ``groups``."""
     names = tuple(dict.fromkeys(link for links in says["links"].values() for link in links))
-    slowdown = Fraction(says["compute_slowdown"]).limit_denominator(_FINEST)
+    compute, transfer = (Fraction(says.get(name, 1)).limit_denominator(_FINEST) for name in ("compute_slowdown", "transfer_slowdown"))
     return Contention(
         links=names,
         links_of_group=tuple(
             (group, tuple(sorted(names.index(link) for link in links))) for group, links in says["links"].items() if group in groups
         ),
-        slowdown=(slowdown.numerator, slowdown.denominator),
+        compute_slowdown=compute.as_integer_ratio(),
+        transfer_slowdown=transfer.as_integer_ratio(),
     )

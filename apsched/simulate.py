@@ -12,6 +12,7 @@ is at or after it.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import accumulate
 
 from apsched.clocks import Clock, FreeClock, SharedClock
@@ -124,7 +125,8 @@ def clock_of(problem: Problem) -> Clock:
     """Return the clock of the machine that ``problem`` runs on."""
     if problem.contention is None:
         return FreeClock(len(problem.streams))
-    return SharedClock([problem.contention.links_of(group) for group in problem.streams], problem.contention.factor)
+    links = [problem.contention.links_of(group) for group in problem.streams]
+    return SharedClock(links, Fraction(*problem.contention.compute_slowdown), Fraction(*problem.contention.transfer_slowdown))
 
 
 def _launches(problem: Problem, schedule: Schedule) -> tuple[dict[int, tuple[int, ...]], dict[int, tuple[int, ...]]]:

@@ -28,6 +28,7 @@ def _network(run: Mapping[str, Any]) -> list[str]:
     rows = sorted(found["schedules"], key=lambda row: median(row["measured_us"]))
     best = min(median(row["measured_us"]) for row in rows if not row["name"].startswith("apsched"))
     wrong = inversions(rows)
+    slows = found["contention"]
     cores = [busy for row in rows for busy in row["others_cores"]]
     left_out = len(cores) - sum(len(row["measured_us"]) for row in rows)
     lines = [
@@ -36,26 +37,27 @@ def _network(run: Mapping[str, Any]) -> list[str]:
         f"`llama3-small`, sequences of {request['seq_len']} tokens, `fsdp={ranks}`, forward and backward, fp32; gloo processes of one "
         f"thread in network namespaces; {request['rounds']} rounds, by turns. {run['machine']}. Programs other than this kept "
         f"{found['others_cores']:.2f} cores busy during calibration and {fmean(cores):.2f} during the rounds; {left_out} of {len(cores)} "
-        f"steps, those that they disturbed, are left out. Compute beside a collective is slower by {found['slowdown']:.3f}; "
-        "*contended* predictions count that, and order is by them.",
+        f"steps, those that they disturbed, are left out. Compute beside a collective is slower by {slows['compute_slowdown']:.3f}, "
+        f"a collective beside compute by {slows['transfer_slowdown']:.3f}, both measured before; what would be predicted if neither slowed "
+        "the other stands beside the prediction.",
         "",
     ]
     if ranks > run["cores"]:
         lines += [f"{ranks} process ranks share {run['cores']} cores: what one computes slows the others, which no model here counts.", ""]
     lines += [
-        "| schedule | fits tight cap | measured, ms | quartiles, ms | to the best baseline | predicted, ms | off | contended, ms | off "
+        "| schedule | fits tight cap | measured, ms | quartiles, ms | to the best baseline | predicted, ms | off | neither slowed, ms "
         "| peak counted, MiB | predicted, MiB |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
         time_us = median(row["measured_us"])
         low, _, high = quantiles(row["measured_us"], n=4)
-        plain, contended = row["predicted_us"], row["predicted_contended_us"]
+        predicted, alone = row["predicted_us"], row["predicted_alone_us"]
         counted, told = (max(graph[key] for graph in row["memory"]) / 2**20 for key in ("counted_bytes", "predicted_bytes"))
         lines.append(
             f"| {row['name']} | {'yes' if row['fits'][1] else 'no'} | {time_us / 1e3:.1f} | {low / 1e3:.1f} to {high / 1e3:.1f} "
-            f"| {time_us / best:.3f} | {plain / 1e3:.1f} | {100 * (plain / time_us - 1):+.1f} % "
-            f"| {contended / 1e3:.1f} | {100 * (contended / time_us - 1):+.1f} % | {counted:.2f} | {told:.2f} |"
+            f"| {time_us / best:.3f} | {predicted / 1e3:.1f} | {100 * (predicted / time_us - 1):+.1f} % "
+            f"| {alone / 1e3:.1f} | {counted:.2f} | {told:.2f} |"
         )
     lines += ["", f"Pairs whose order by prediction is not that by measurement, though quartiles do not overlap: {len(wrong)}."]
     return [*lines, *(f"- {a} and {b}" for a, b in wrong)]
@@ -67,6 +69,6 @@ def inversions(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     for one, other in combinations(rows, 2):
         fast, slow = sorted((one, other), key=lambda row: median(row["measured_us"]))
         apart = quantiles(fast["measured_us"], n=4)[2] < quantiles(slow["measured_us"], n=4)[0]
-        if apart and fast["predicted_contended_us"] > slow["predicted_contended_us"]:
+        if apart and fast["predicted_us"] > slow["predicted_us"]:
             found.append((fast["name"], slow["name"]))
     return found

@@ -11,7 +11,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from fractions import Fraction
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -27,7 +26,7 @@ from apsched.calibrate.profile import profile_costs
 from apsched.calibrate.trace import load_trace
 from apsched.capture.captured import Capture, CapturedGraph
 from apsched.config import Caps, SolveOptions
-from apsched.contention import Contention
+from apsched.contention import Contention, contention_json
 from apsched.costs.cluster import load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.measured import MeasuredCosts, completed
@@ -47,7 +46,7 @@ from apsched.units import ticks_to_us
 from apsched.writeback.write_back import write_back
 from benchmarks.live_bytes import live_bytes_of, run_counting
 from benchmarks.load import Load, everywhere, least_disturbed, others_cores, undisturbed
-from benchmarks.slowdown import measured_slowdown
+from benchmarks.slowdown import measured_contention
 
 CPU = load_cluster("cpu")
 
@@ -75,8 +74,7 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
     options = ModelOptions(param_dtype=torch.float32, reduce_dtype=torch.float32)
     built = build("llama3-small", mesh=MeshSpec.parse(f"fsdp={world_size}"), seq_len=request["seq_len"], options=options, materialize=True)
     capture = capture_built(built)
-    costs, slowdown, cores_at_first = calibrated(built, capture, folder, request["profiled_steps"])
-    contention = Contention(slowdown=(slowdown.numerator, slowdown.denominator)) if slowdown > 1 else None
+    costs, contention, cores_at_first = calibrated(built, capture, folder, request["profiled_steps"])
     model = MeasuredCostModel(costs, ClusterCostModel(CPU, capture.group_ranks), capture.group_ranks)
     problems = [exported(captured, captured.module, model, capture) for captured in capture.graphs]
     caps, runnables = schedules(capture, problems, model, contention, request["budget"])
@@ -87,13 +85,13 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
             "fits": runnable.fits,
             "measured_us": [times[runnable.name][k] for k in undisturbed(cores[runnable.name])],
             "others_cores": cores[runnable.name],
-            "predicted_us": predicted_us(runnable, capture, model, None),
-            "predicted_contended_us": predicted_us(runnable, capture, model, contention),
+            "predicted_alone_us": predicted_us(runnable, capture, model, None),
+            "predicted_us": predicted_us(runnable, capture, model, contention),
             "memory": memory(built, runnable, capture, model),
         }
         for runnable in runnables
     ]
-    report = {"schedules": found, "memory_caps_bytes": caps, "slowdown": float(slowdown), "others_cores": cores_at_first}
+    report = {"schedules": found, "memory_caps_bytes": caps, "contention": contention_json(contention), "others_cores": cores_at_first}
     (folder / f"{process_rank}.json").write_text(json.dumps(report))
     dist.barrier()
     dist.destroy_process_group()
@@ -109,9 +107,9 @@ def ranks_of(capture: Capture) -> dict[str, tuple[int, ...]]:
     return {name: ranks for name, ranks in capture.group_ranks.items() if ranks}
 
 
-def calibrated(built: BuiltModel, capture: Capture, folder: Path, num_steps: int) -> tuple[MeasuredCosts, Fraction, float]:
-    """Return costs, by how much compute is slower beside a collective, all measured on this very link, and the cores that others took
-    in the busiest part of that.
+def calibrated(built: BuiltModel, capture: Capture, folder: Path, num_steps: int) -> tuple[MeasuredCosts, Contention, float]:
+    """Return costs, how compute and collectives slow each other down, all measured on this very link, and the cores that others took in
+    the busiest part of that.
 
     A profile of the graphs as captured says what their operators and messages take in a step; copies and larger messages are timed alone.
     """
@@ -121,7 +119,7 @@ def calibrated(built: BuiltModel, capture: Capture, folder: Path, num_steps: int
     graphs = list(zip(modules, dags, strict=True))
     with job() as here:
         measured, beside_measuring = least_disturbed(lambda: here.measure(graphs, "cpu", CPU, fused=False).costs)
-    slowdown, beside_slowdown = least_disturbed(lambda: measured_slowdown(graphs))
+    contention, beside_both = least_disturbed(lambda: measured_contention(graphs))
     loads: list[Load] = []
     trace = folder / f"trace.{dist.get_rank()}.json"
     with profile(
@@ -142,13 +140,13 @@ def calibrated(built: BuiltModel, capture: Capture, folder: Path, num_steps: int
     beside_steps = fmean(cores[k] for k in counted)
     return (
         completed(profile_costs(dags, traces, CPU, "cpu").costs, measured),
-        slowdown,
-        max(beside_measuring, beside_slowdown, beside_steps),
+        contention,
+        max(beside_measuring, beside_both, beside_steps),
     )
 
 
 def schedules(
-    capture: Capture, problems: Sequence[Problem], model: MeasuredCostModel, contention: Contention | None, budget: float
+    capture: Capture, problems: Sequence[Problem], model: MeasuredCostModel, contention: Contention, budget: float
 ) -> tuple[list[list[int | None]], list[Runnable]]:
     """Return memory caps (for each, one a graph) and what runs; all process ranks have the answers of process rank 0."""
     found: list[Any] = [None]

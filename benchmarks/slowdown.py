@@ -1,4 +1,4 @@
-"""By how much compute is slower while a collective runs, measured with a graph's own operators."""
+"""By how much compute and collectives slow each other down, measured with a graph's own operators."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.fx import GraphModule
 
 from apsched.calibrate.arguments import real_call
+from apsched.contention import Contention
 from apsched.graph.dag import NodeKind
 
 _LARGEST_TERM = 1000
@@ -21,40 +22,43 @@ _GATHERED_ELEMENTS = 2**21
 _ROUNDS = 8
 
 
-def measured_slowdown(graphs: Sequence[tuple[GraphModule, nx.DiGraph]]) -> Fraction:
-    """Return how much longer the compute of ``graphs`` takes beside collectives; every process rank calls this, and all get the same.
+def measured_contention(graphs: Sequence[tuple[GraphModule, nx.DiGraph]]) -> Contention:
+    """Return how compute of ``graphs`` and collectives slow each other down; every process rank calls this, and all get the same.
 
-    Each distinct operator runs alone and, as they come, beside gathers and reductions; the ratio is of the sums over all nodes. One
-    matrix product would not do: it lives in the cache, and what gloo's threads take away most is memory bandwidth and turns on the core.
+    Each distinct operator runs alone and, as they come, beside gathers and reductions, and these run alone and beside operators; ratios
+    are of sums, for compute over all nodes. One matrix product would not do: it lives in the cache, and what gloo's threads take away
+    most is memory bandwidth and turns on the core.
     """
     calls, counts = _operators(graphs)
     alone: list[list[float]] = [[] for _ in calls]
     beside: list[list[float]] = [[] for _ in calls]
+    moving: dict[bool, list[float]] = {True: [], False: []}
+    """Of collectives: with compute beside, and without."""
     turns = cycle(range(len(calls)))
     with torch.no_grad():
         for call in calls:
             call()
-        for number in range(2 * _ROUNDS):
+        for number in range(4 * _ROUNDS):
+            computing = number % 2 == 0
             dist.barrier()
             for k, call in enumerate(calls):
                 alone[k].append(_us(call))
-            dist.barrier()
-            work, kept = _collective(gather=number % 2 == 0)
-            while not work.is_completed():
+            begin = time.perf_counter_ns()
+            work, kept = _collective(gather=number % 4 < 2)
+            while computing and not work.is_completed():
                 k = next(turns)
                 time_us = _us(calls[k])
                 if not work.is_completed():  # else part of it ran alone
                     beside[k].append(time_us)
             work.wait()
+            moving[computing].append((time.perf_counter_ns() - begin) / 1e3)
             del kept
     both = [k for k in range(len(calls)) if beside[k]]
-    found = Fraction(1)
-    if both:
-        ratio = sum(counts[k] * fmean(beside[k]) for k in both) / sum(counts[k] * fmean(alone[k]) for k in both)
-        found = max(found, Fraction(ratio).limit_denominator(_LARGEST_TERM))
-    said: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(said, found)
-    return Fraction(sum(said) / len(said)).limit_denominator(_LARGEST_TERM)
+    compute = sum(counts[k] * fmean(beside[k]) for k in both) / sum(counts[k] * fmean(alone[k]) for k in both) if both else 1.0
+    ratios = torch.tensor([compute, sum(moving[True]) / sum(moving[False])], dtype=torch.float64)
+    dist.all_reduce(ratios)
+    of_all = [max(Fraction(1), Fraction(ratio / dist.get_world_size()).limit_denominator(_LARGEST_TERM)) for ratio in ratios.tolist()]
+    return Contention(compute_slowdown=of_all[0].as_integer_ratio(), transfer_slowdown=of_all[1].as_integer_ratio())
 
 
 def _operators(graphs: Sequence[tuple[GraphModule, nx.DiGraph]]) -> tuple[list[Callable[[], object]], list[int]]:

@@ -8,6 +8,8 @@ f the factor by which compute is slower then, and L, W, E, d as in ``apsched.sol
     (C2)  step time >= sum_i d_i + W(all collectives) + (1 - 1/f) A
     (C3)  step time >= (E_k + tail_j) / f + sum_{k <= i < j} d_i + (1 - 1/f) A  for k < j,
           tail_j = L(reductions of a stream that are ready at gap j or behind it)
+    (C4)  step time >= L(all of a stream or link, without latency) + (1 - 1/g) (sum_i d_i + W(all collectives)),
+          g the factor by which transfers are slower while compute runs
 """
 
 from dataclasses import replace
@@ -49,6 +51,8 @@ def shared_bound(problem: Problem, compact: Compact, caps: Caps, *, in_order: bo
         if in_order:
             bounds += [step_time_bound(as_one, merged, caps), lp_bound(as_one, merged, caps)]
         found.append(TimeBound(ticks=max(bound.ticks for bound in bounds), source=f"link {name}"))
+    if shares.full_move > shares.slow_move:
+        found += [_beside_work(problem, compact, caps, shares, users) for users in _used_alike(compact, shares)]
     if shares.full_speed > shares.slow_speed and len(everything):
         found.append(_all_work(problem, compact, shares, busy))
         if in_order:
@@ -85,11 +89,31 @@ def _without_latency(price: PriceCurve) -> PriceCurve:
     return PriceCurve(size_bytes=price.size_bytes, price_ticks=tuple(p - price.price_ticks[0] for p in price.price_ticks))
 
 
+def _work(problem: Problem, compact: Compact) -> int:
+    """Return the least work that the compute stream has."""
+    of_collectives = work_bound(problem, compact, least_work(problem, compact), np.arange(len(compact.kind)))
+    return int(compact.spine_ticks.sum()) + of_collectives
+
+
 def _all_work(problem: Problem, compact: Compact, shares: Shares, busy: int) -> TimeBound:
     """Return what all work on the compute stream takes where something is transferred for ``busy`` ticks: (C2)."""
-    work = work_bound(problem, compact, least_work(problem, compact), np.arange(len(compact.kind)))
     slow = (shares.full_speed - shares.slow_speed) * busy // shares.full_speed
-    return TimeBound(ticks=int(compact.spine_ticks.sum()) + work + slow, source="slower compute")
+    return TimeBound(ticks=_work(problem, compact) + slow, source="slower compute")
+
+
+def _used_alike(compact: Compact, shares: Shares) -> list[list[int]]:
+    """Return each stream that has transfers alone, and the streams of each link."""
+    used = set(compact.stream.tolist())
+    links = (_users(shares, link) for link in range(shares.num_links))
+    return [[stream] for stream in sorted(used)] + [users for users in links if len(used.intersection(users)) > 1]
+
+
+def _beside_work(problem: Problem, compact: Compact, caps: Caps, shares: Shares, users: list[int]) -> TimeBound:
+    """Return what the bytes of the streams ``users`` take, which are one stream or share a link, where compute slows them: (C4)."""
+    as_one, merged = _as_one_stream(problem, compact, users)
+    load = transfer_bound(as_one, merged, caps, np.nonzero(merged.stream == 0)[0])
+    slow = (shares.full_move - shares.slow_move) * _work(problem, compact) // shares.full_move
+    return TimeBound(ticks=load + slow, source="slower transfers")
 
 
 def _between(problem: Problem, compact: Compact, caps: Caps, shares: Shares, busy: int) -> TimeBound:

@@ -1,7 +1,7 @@
 """The clock of a program under contention, compiled: what ``apsched.clocks.SharedClock`` is to ``simulate``, with which it shares no code.
 
-Everything is a whole number: a transfer moves ``parts`` of its bytes in a tick when alone and ``parts / n`` when n share a link; a tick of
-compute is ``full_speed`` units of work, of which ``slow_speed`` are done in a tick while something is transferred. What runs ends with
+Everything is a whole number: a transfer moves ``parts`` of its bytes in a tick when alone and ``parts / n`` when n share a link, of which
+``slow_move / full_move`` while the compute stream works; a tick of compute is ``full_speed`` units of work, of which ``slow_speed`` are done in a tick while something is transferred. What runs ends with
 the first whole tick by which its work is done, so the next change is always at a whole tick.
 """
 
@@ -76,7 +76,7 @@ def with_shared_clock(walked: Walked, operation: Ints, argument: Ints, p: Bucket
                     _begin(state, p, s, stream)
         elif operation[i] == 2:
             while state.end[a] < 0:
-                t = _go(state, p, s, t, _NEVER)
+                t = _go(state, p, s, t, _NEVER, False)
             begin, past = p.member_begin[a], p.member_begin[a + 1]
             if not p.flat[a] or f.kind[p.member_list[begin]] != ALL_GATHER:
                 for j in range(begin, past):
@@ -86,7 +86,7 @@ def with_shared_clock(walked: Walked, operation: Ints, argument: Ints, p: Bucket
             t = _finish(state, p, f, s, t, a)
     step_time = t
     while _busy(state):
-        step_time = _go(state, p, s, step_time, _NEVER)
+        step_time = _go(state, p, s, step_time, _NEVER, False)
     return Walked(
         step_time,
         walked.peak_in_flight,
@@ -130,14 +130,14 @@ def _run(state: _State, p: Buckets, s: Shares, t: int, ticks: int) -> int:
     while left > 0:
         if not _busy(state):
             return int(t - (-left // s.full_speed))
-        until = _go(state, p, s, t, t - (-left // s.slow_speed))
+        until = _go(state, p, s, t, t - (-left // s.slow_speed), True)
         left -= (until - t) * s.slow_speed
         t = until
     return t
 
 
 @compiled
-def _go(state: _State, p: Buckets, s: Shares, t: int, limit: int) -> int:
+def _go(state: _State, p: Buckets, s: Shares, t: int, limit: int, computing: bool) -> int:
     """Let time pass from ``t`` to ``limit`` or to the next change of a transfer, whichever is first; return when that is."""
     num_streams = len(state.first)
     state.on_link[:] = 0
@@ -155,7 +155,7 @@ def _go(state: _State, p: Buckets, s: Shares, t: int, limit: int) -> int:
         sharing = 1
         for q in range(s.link_begin[stream], s.link_begin[stream + 1]):
             sharing = max(sharing, state.on_link[s.link_list[q]])
-        state.speed[stream] = s.parts // sharing
+        state.speed[stream] = s.parts // sharing // s.full_move * (s.slow_move if computing else s.full_move)
         passed = min(passed, -(-state.moving[stream] // state.speed[stream]))
     for stream in range(num_streams):
         if state.first[stream] == state.past[stream]:

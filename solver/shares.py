@@ -23,6 +23,9 @@ class Shares(NamedTuple):
     """(C,) what each member adds to that in a coalesced bucket."""
     parts: int
     """A transfer alone on its links moves so many parts of its bytes in a tick; n of them on a link share it."""
+    full_move: int
+    slow_move: int
+    """Beside compute, a transfer moves ``slow_move / full_move`` of that."""
     full_speed: int
     """Work that the compute stream does in a tick while nothing is transferred; a tick of work is so much."""
     slow_speed: int
@@ -37,7 +40,8 @@ def shares(problem: Problem) -> Shares | None:
     links = [contention.links_of(group) for group in problem.streams]
     begin = np.zeros(len(links) + 1, dtype=np.int64)
     begin[1:] = np.cumsum([len(mine) for mine in links])
-    full_speed, slow_speed = contention.slowdown
+    full_speed, slow_speed = contention.compute_slowdown
+    full_move, slow_move = contention.transfer_slowdown
     return Shares(
         num_links=len(contention.links),
         link_begin=begin,
@@ -45,6 +49,8 @@ def shares(problem: Problem) -> Shares | None:
         latency_ticks=np.array([problem.keys[c.key].price(0) for c in problem.collectives], dtype=np.int64),
         member_ticks=np.array([problem.keys[c.key].coalesced_member_ticks or 0 for c in problem.collectives], dtype=np.int64),
         parts=contention.parts(),
+        full_move=full_move,
+        slow_move=slow_move,
         full_speed=full_speed,
         slow_speed=slow_speed,
     )

@@ -1,4 +1,4 @@
-"""The two rules by hand: shares of a link, compute beside a collective, whole ticks."""
+"""The three rules by hand: shares of a link, compute beside a collective, a collective beside compute, whole ticks."""
 
 from fractions import Fraction
 
@@ -9,8 +9,8 @@ from apsched.contention import Contention
 from apsched.errors import InputError
 
 
-def shared(links, factor=Fraction(1)) -> SharedClock:
-    return SharedClock(links, factor)
+def shared(links, compute=Fraction(1), transfer=Fraction(1)) -> SharedClock:
+    return SharedClock(links, compute, transfer)
 
 
 def test_two_on_a_link_share_it_until_one_ends():
@@ -65,6 +65,27 @@ def test_compute_is_slower_beside_a_collective_only():
     assert clock.now == 130
 
 
+def test_a_transfer_is_slower_beside_compute_only():
+    clock = shared([(0,), (0,)], transfer=Fraction(5, 4))
+    clock.launch(0, 60, 10)
+    clock.run(60)  # 10 of latency, which nothing slows, then 40 of its 50 ticks of bytes
+    clock.wait(0)
+    assert clock.now == 70
+    clock.launch(0, 40, 0)
+    clock.launch(1, 40, 0)
+    clock.run(50)  # each moves 20 of 40: a half of 4/5
+    assert clock.finish() == 160
+    assert clock.ends == [70, 160, 160]
+
+
+def test_both_slow_each_other():
+    clock = shared([()], Fraction(2), Fraction(5, 4))
+    clock.launch(0, 40, 0)
+    clock.run(30)  # 50 ticks move 40, and do 25 of the work
+    assert clock.ends == [50]
+    assert clock.now == 55
+
+
 def test_a_wait_stands_still_as_long_as_it_takes():
     clock = shared([(0,), (0,)], Fraction(2))
     clock.launch(0, 30, 0)
@@ -102,13 +123,15 @@ def test_parts_divide_among_all_that_share():
     groups = tuple((name, (0, 1) if name == "a" else (1,)) for name in "abcd")
     assert Contention(links=("x", "y"), links_of_group=groups).parts() == 12
     assert Contention().parts() == 1
+    assert Contention(transfer_slowdown=(6, 5)).parts() == 6
 
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"slowdown": (1, 2)}, "at least 1"),
-        ({"slowdown": (0, 0)}, "at least 1"),
+        ({"compute_slowdown": (1, 2)}, "compute_slowdown: .* at least 1"),
+        ({"transfer_slowdown": (1, 2)}, "transfer_slowdown: .* at least 1"),
+        ({"compute_slowdown": (0, 0)}, "at least 1"),
         ({"links": ("nic",), "links_of_group": (("a", (1,)),)}, "links below 1"),
         ({"links": ("nic",), "links_of_group": tuple((str(k), (0,)) for k in range(17))}, "at most 16 groups"),
     ],

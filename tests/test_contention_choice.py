@@ -53,8 +53,8 @@ def test_the_factor_is_the_cluster_s_unless_stated():
     own = contended(problem, parse_contention("compute"), H100, {}).contention
     assert stated is not None
     assert own is not None
-    assert stated.slowdown == (5, 4)
-    assert own.slowdown == (119, 100)
+    assert stated.compute_slowdown == (5, 4)
+    assert own.compute_slowdown == (119, 100)
     with pytest.raises(InputError, match="states no compute_slowdown"):
         contended(problem, parse_contention("compute"), load_cluster("cpu"), {})
     with pytest.raises(InputError, match="state it \\(--cluster\\)"):
@@ -82,7 +82,7 @@ def test_process_ranks_agree_on_contention_whatever_their_groups_are_called():
     digest = problem_digest(with_contention(problem, mine))
     assert digest == problem_digest(with_contention(other, theirs))
     assert digest != problem_digest(problem)
-    assert digest != problem_digest(with_contention(problem, replace(mine, slowdown=(6, 5))))
+    assert digest != problem_digest(with_contention(problem, replace(mine, compute_slowdown=(6, 5))))
 
 
 def test_solve_on_the_command_line_says_so_everywhere(tmp_path, capsys):

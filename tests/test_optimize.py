@@ -55,7 +55,7 @@ def test_the_result_is_at_hand(gm: torch.fx.GraphModule) -> None:
 
 def test_contention_is_that_of_the_result_and_of_the_round_trip(gm: torch.fx.GraphModule) -> None:
     result = apsched.optimize(gm, contention="compute=1.5").meta["apsched_result"]
-    assert result.problem.contention.slowdown == (3, 2)
+    assert result.problem.contention.compute_slowdown == (3, 2)
     assert result.round_trip_exact is True
     with pytest.raises(apsched.InputError, match="expected none, or links"):
         apsched.optimize(gm, contention="everything")

@@ -96,7 +96,7 @@ def test_never_worse_by_the_measure_nor_than_a_baseline(measure: str):
     changed = 0
     for seed in range(6):
         problem = random_problem(random.Random(seed), max_collectives=4, max_spine=4)
-        problem = with_contention(problem, Contention(slowdown=(6, 5))) if seed % 2 else problem
+        problem = with_contention(problem, Contention(compute_slowdown=(6, 5))) if seed % 2 else problem
         caps = Caps(memory_cap_bytes=simulate(problem, as_captured(problem.num_nodes)).peak_memory_bytes)
         believed = solve(problem, caps, QUICK)
         asked = ScenarioOptions(count=8, noise=0.5, measure=measure)

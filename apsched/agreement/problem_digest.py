@@ -64,7 +64,8 @@ def _printed(problem: Problem) -> Iterator[str]:
         if field.name == "keys":
             value = tuple(replace(key, group="") for key in value)  # ``stream`` tells them apart
         if field.name == "contention" and value is not None:
-            value = tuple(map(value.links_of, problem.streams)), value.slowdown  # links and groups by number
+            links = tuple(map(value.links_of, problem.streams))  # links and groups by number
+            value = links, value.compute_slowdown, value.transfer_slowdown
         if field.name == "unrestricted" and value is not None:
             value = problem_digest(value)
         yield f"{field.name} {value!r}"

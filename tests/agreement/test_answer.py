@@ -95,7 +95,7 @@ def changed(problem: Problem) -> dict[str, Problem]:
         "compute_order": replace(problem, compute_order=tuple(reversed(problem.spine))),
         "rules": replace(problem, rules=("match '.*': forbid",)),
         "unrestricted": replace(problem, unrestricted=problem),
-        "contention": replace(problem, contention=Contention(slowdown=(6, 5))),
+        "contention": replace(problem, contention=Contention(compute_slowdown=(6, 5))),
     }
 
 

@@ -124,7 +124,7 @@ def _fields(caps: Caps) -> dict[str, int | None]:
 
 
 def test_what_does_not_know_contention_refuses_it() -> None:
-    problem = with_contention(random_problem(random.Random(1)), Contention(slowdown=(6, 5)))
+    problem = with_contention(random_problem(random.Random(1)), Contention(compute_slowdown=(6, 5)))
     with pytest.raises(InputError, match="MILP does not know"):
         solve_with_milp(problem)
     with pytest.raises(InputError, match="found without it"):
