@@ -124,15 +124,19 @@ def _once_on_gpu(start: Callable[[], torch.Tensor], group: Any) -> tuple[float, 
 
 
 def _once_on_cpu(start: Callable[[], torch.Tensor], _group: Any) -> tuple[float, float]:
-    """The transfer before has brought the process ranks together; the work takes them apart, as far as work does in a job."""
-    square = torch.full((256, 256), 0.5)
-    for _ in range(_PRODUCTS_BETWEEN):
-        square @ square
+    part_ranks()
     before = time.perf_counter_ns()
     result = start()
     launched = time.perf_counter_ns()
     _c10d.wait_tensor(result)
     return (time.perf_counter_ns() - launched) / 1e3, (launched - before) / 1e3
+
+
+def part_ranks() -> None:
+    """Work a while on the CPU: what was before brought the process ranks together, and work takes them apart, as it does in a job."""
+    square = torch.full((256, 256), 0.5)
+    for _ in range(_PRODUCTS_BETWEEN):
+        square @ square
 
 
 def _inner_mean(times: Sequence[float]) -> float:
