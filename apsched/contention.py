@@ -55,7 +55,7 @@ class Contention:
         return dict(self.links_of_group).get(group, ())
 
     def parts(self) -> int:
-        """Return into how many parts the work of a tick of a transfer alone is taken apart, so that every speed is a whole number of them."""
+        """Return the parts that a transfer alone moves in a tick, so many that every speed is a whole number of them."""
         users = (sum(link in links for _, links in self.links_of_group) for link in range(len(self.links)))
         return lcm(*range(1, max(users, default=1) + 1)) * self.transfer_slowdown[0]
 

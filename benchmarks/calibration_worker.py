@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from apsched.build_problem import build_problem
+from apsched.calibrate.measure_collectives import part_ranks
 from apsched.calibrate.predict import predicted
 from apsched.calibrate.profile import profile_costs
 from apsched.calibrate.trace import load_trace
@@ -99,6 +100,7 @@ def run(step: Callable[[], object], num_steps: int, trace: Path | None = None) -
 
     def timed() -> None:
         dist.barrier()
+        part_ranks()
         begin = time.perf_counter_ns()
         with torch.no_grad():
             step()
@@ -111,14 +113,14 @@ def run(step: Callable[[], object], num_steps: int, trace: Path | None = None) -
         with profile(
             activities=[ProfilerActivity.CPU],
             record_shapes=True,
-            schedule=schedule(wait=0, warmup=1, active=num_steps),
+            schedule=schedule(wait=0, warmup=1, active=num_steps, repeat=2),  # the second counts: see docs/calibration.md
             on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(trace)),
         ) as profiler:
-            for _ in range(1 + num_steps):
+            for _ in range(2 * (1 + num_steps)):
                 timed()
                 profiler.step()
     dist.barrier()
-    ordered = sorted(times[1:])
+    ordered = sorted(times[-num_steps:])
     return fmean(ordered[num_steps // 4 : num_steps - num_steps // 4])
 
 

@@ -1,8 +1,9 @@
 """The clock of a program under contention, compiled: what ``apsched.clocks.SharedClock`` is to ``simulate``, with which it shares no code.
 
 Everything is a whole number: a transfer moves ``parts`` of its bytes in a tick when alone and ``parts / n`` when n share a link, of which
-``slow_move / full_move`` while the compute stream works; a tick of compute is ``full_speed`` units of work, of which ``slow_speed`` are done in a tick while something is transferred. What runs ends with
-the first whole tick by which its work is done, so the next change is always at a whole tick.
+``slow_move / full_move`` while the compute stream works; a tick of compute is ``full_speed`` units of work, of which ``slow_speed`` are
+done in a tick while something is transferred. What runs ends with the first whole tick by which its work is done, so the next change is
+always at a whole tick.
 """
 
 from typing import NamedTuple

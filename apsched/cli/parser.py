@@ -261,7 +261,10 @@ def _add_caps(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_contention(parser: argparse.ArgumentParser) -> None:
-    text = "who slows whom: links (groups on one link share it), compute (slower beside collectives), compute=1.2, or both (default: none)"
+    text = (
+        "who slows whom, with commas: links (groups on one link share it), compute or compute=1.2 (slower beside collectives), "
+        "transfers=1.1 (slower beside compute) (default: none)"
+    )
     _option(parser.add_argument_group("contention"), "--contention", "WHAT", text)
 
 
