@@ -77,7 +77,7 @@ def _networks(args: argparse.Namespace) -> dict[str, Any]:
     request = {
         "seq_len": parse_count(args.seq, "--seq", least=8),
         "rounds": parse_count(args.rounds, "--rounds", least=2),
-        "profiled_steps": 32,
+        "profiled_steps": 16,
         "budget": parse_number(args.budget, "--budget"),
     }
     processes, timeout_s = parse_count(args.processes, "--processes", least=2), parse_count(args.timeout, "--timeout", least=1)

@@ -35,7 +35,8 @@ def _network(run: Mapping[str, Any]) -> list[str]:
         f"## {run['megabits_per_s']:g} Mb/s, {ranks} process ranks",
         "",
         f"`llama3-small`, sequences of {request['seq_len']} tokens, `fsdp={ranks}`, forward and backward, fp32; gloo processes of one "
-        f"thread in network namespaces; {request['rounds']} rounds, by turns. {run['machine']}. Programs other than this kept "
+        f"thread in network namespaces, each group with one more for its collectives; "
+        f"{request['rounds']} rounds, by turns. {run['machine']}. Programs other than this kept "
         f"{found['others_cores']:.2f} cores busy during calibration and {fmean(cores):.2f} during the rounds; {left_out} of {len(cores)} "
         f"steps, those that they disturbed, are left out. Compute beside a collective is slower by {slows['compute_slowdown']:.3f}, "
         f"a collective beside compute by {slows['transfer_slowdown']:.3f}, both measured before; what would be predicted if neither slowed "

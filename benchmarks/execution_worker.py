@@ -45,6 +45,7 @@ from apsched.simulate import simulate
 from apsched.solver import least_memory, solve
 from apsched.units import ticks_to_us
 from apsched.writeback.write_back import write_back
+from benchmarks import ordered_gloo
 from benchmarks.live_bytes import live_bytes_of, run_counting
 from benchmarks.load import Load, everywhere, least_disturbed, others_cores, undisturbed
 from benchmarks.slowdown import measured_contention
@@ -69,9 +70,7 @@ class Runnable:
 def main(process_rank: int, world_size: int, folder: Path) -> None:
     """Write what was found to ``FOLDER/0.json``."""
     request = json.loads((folder / "request.json").read_text())
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=process_rank, world_size=world_size, timeout=timedelta(seconds=300)
-    )
+    ordered_gloo.init(process_rank, world_size, f"file://{folder}/store", timedelta(seconds=300))
     options = ModelOptions(param_dtype=torch.float32, reduce_dtype=torch.float32)
     built = build("llama3-small", mesh=MeshSpec.parse(f"fsdp={world_size}"), seq_len=request["seq_len"], options=options, materialize=True)
     capture = capture_built(built)

@@ -39,7 +39,9 @@ def test_contention_and_plans_come_back(run: Run, debug_graphs: dict[str, Path],
     """The schedule is replayed on the machine it was solved for, else its figures would not fit."""
     plan = tmp_path / "plan.toml"
     plan.write_text("[[rule]]\nmatch = 'layers\\.0\\..*'\nforbid = true\n")
-    ran = run("solve", debug_graphs["forward"], "--contention", "links,compute=1.2", "--plan", plan, "--budget", "0.1", "-o", "out")
+    ran = run(
+        "solve", debug_graphs["forward"], "--contention", "links,compute=1.2,transfers=1.1", "--plan", plan, "--budget", "0.1", "-o", "out"
+    )
     assert ran.code == 0, ran.stderr
     (graph,) = load_run("out").graphs
     (said,) = json.loads(Path("out/result.json").read_text())["graphs"]
