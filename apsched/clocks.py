@@ -68,7 +68,7 @@ class _Flow:
     """A transfer and what is left of it."""
 
     index: int
-    latency: int
+    latency: Fraction
     moving: Fraction
 
 
@@ -76,7 +76,11 @@ class SharedClock:
     """Streams share links, compute and transfers slow each other down: see :mod:`apsched.contention`. Exact, in fractions of a tick."""
 
     def __init__(
-        self, links_of_stream: Sequence[Sequence[int]], compute_slowdown: Fraction, transfer_slowdown: Fraction = Fraction(1)
+        self,
+        links_of_stream: Sequence[Sequence[int]],
+        compute_slowdown: Fraction,
+        transfer_slowdown: Fraction = Fraction(1),
+        latency_slowdown: Fraction = Fraction(1),
     ) -> None:
         self.now = 0
         self.begins: list[int] = []
@@ -84,6 +88,7 @@ class SharedClock:
         self._links = links_of_stream
         self._compute_slowdown = compute_slowdown
         self._transfer_slowdown = transfer_slowdown
+        self._latency_slowdown = latency_slowdown
         self._queues: list[deque[_Flow]] = [deque() for _ in links_of_stream]
 
     def run(self, ticks: int) -> None:
@@ -104,7 +109,7 @@ class SharedClock:
         index = len(self.ends)
         self.begins.append(self.now)
         self.ends.append(-1)
-        self._queues[stream].append(_Flow(index, latency_ticks, Fraction(ticks - latency_ticks)))
+        self._queues[stream].append(_Flow(index, Fraction(latency_ticks), Fraction(ticks - latency_ticks)))
         return index
 
     def wait(self, transfer: int) -> None:
@@ -124,24 +129,23 @@ class SharedClock:
         return end
 
     def _speeds(self, *, computing: bool) -> list[Fraction]:
-        """Return the speed of the head of each stream: 1 during latency, then the share that its fullest link, and compute, leave."""
+        """Return the speed of the head of each stream: during latency, then the share that its fullest link leaves; compute slows both."""
         alone = 1 / self._transfer_slowdown if computing else Fraction(1)
+        in_latency = 1 / self._latency_slowdown if computing else Fraction(1)
         on_link: dict[int, int] = {}
         for stream, queue in enumerate(self._queues):
             if queue and not queue[0].latency:
                 for link in self._links[stream]:
                     on_link[link] = on_link.get(link, 0) + 1
         return [
-            alone / max((on_link.get(link, 1) for link in self._links[stream]), default=1)
-            if queue and not queue[0].latency
-            else Fraction(1)
+            alone / max((on_link.get(link, 1) for link in self._links[stream]), default=1) if queue and not queue[0].latency else in_latency
             for stream, queue in enumerate(self._queues)
         ]
 
     def _next_change(self, speeds: Sequence[Fraction]) -> int | None:
         """Return the next tick at which a head moves bytes or ends; ``None`` where nothing is transferred."""
         heads = [(queue[0], speed) for queue, speed in zip(self._queues, speeds, strict=True) if queue]
-        return min((self.now + (flow.latency or ceil(flow.moving / speed)) for flow, speed in heads), default=None)
+        return min((self.now + ceil((flow.latency or flow.moving) / speed) for flow, speed in heads), default=None)
 
     def _go_to(self, until: int, speeds: Sequence[Fraction]) -> None:
         """Let time pass up to the next change, at most, and let end what is done."""
@@ -152,7 +156,7 @@ class SharedClock:
                 continue
             head = queue[0]
             if head.latency:
-                head.latency -= passed
+                head.latency = max(head.latency - speed * passed, Fraction(0))
             else:
                 head.moving -= speed * passed
             if not head.latency and head.moving <= 0:

@@ -5,7 +5,8 @@ The machine of the design, with three more rules (each is off unless asked for):
 - A transfer first takes its latency (the price of no bytes), which hinders nobody, and then moves its bytes. While n transfers on a link
   move bytes, each moves at 1/n of the speed that it has alone; one on several links at the speed that the fullest of them leaves.
 - While any transfer runs, the compute stream works at 1/f of its speed, f >= 1 a ratio of integers.
-- While the compute stream works, transfers move bytes at 1/g of their speed, g >= 1 a ratio of integers.
+- While the compute stream works, transfers move bytes at 1/g of their speed, and their latency passes at 1/h of its, g, h >= 1 ratios of
+  integers.
 
 What runs ends with the first whole tick by which its work is done. Nothing ever becomes faster, so no schedule takes less time than without
 these rules (``docs/formulation.md``), and whatever is a lower bound without them is one with them.
@@ -33,13 +34,13 @@ class Contention:
     """f as numerator and denominator, in lowest terms."""
     transfer_slowdown: tuple[int, int] = (1, 1)
     """g in the same way."""
+    latency_slowdown: tuple[int, int] = (1, 1)
+    """h in the same way."""
 
     def __post_init__(self) -> None:
-        for name, (above, below) in (("compute", self.compute_slowdown), ("transfer", self.transfer_slowdown)):
+        for name, (above, below) in self.slowdowns.items():
             if not 1 <= below <= above <= _LARGEST_TERM:
-                raise InputError(
-                    f"{name}_slowdown: expected a ratio of whole numbers from 1 to {_LARGEST_TERM}, at least 1; found {above}/{below}"
-                )
+                raise InputError(f"{name}: expected a ratio of whole numbers from 1 to {_LARGEST_TERM}, at least 1; found {above}/{below}")
         for group, links in self.links_of_group:
             if list(links) != sorted(set(links)) or not all(0 <= link < len(self.links) for link in links):
                 raise InputError(
@@ -49,6 +50,16 @@ class Contention:
             users = sum(link in links for _, links in self.links_of_group)
             if users > MOST_STREAMS_ON_A_LINK:
                 raise InputError(f"contention: expected at most {MOST_STREAMS_ON_A_LINK} groups on {name}, found {users}")
+
+    @property
+    def slowdowns(self) -> dict[str, tuple[int, int]]:
+        """f, g and h by name."""
+        return {name: getattr(self, name) for name in ("compute_slowdown", "transfer_slowdown", "latency_slowdown")}
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Nobody shares a link, and nothing is slower."""
+        return self.parts() == 1 and set(self.slowdowns.values()) == {(1, 1)}
 
     def links_of(self, group: str) -> tuple[int, ...]:
         """Return the links of ``group``; none for one that is not known."""
@@ -68,14 +79,15 @@ class Contention:
             said.append(f"compute slower by {_said(self.compute_slowdown)} while a collective runs")
         if self.transfer_slowdown != (1, 1):
             said.append(f"transfers slower by {_said(self.transfer_slowdown)} while compute runs")
+        if self.latency_slowdown != (1, 1):
+            said.append(f"latencies longer by {_said(self.latency_slowdown)} while compute runs")
         return "; ".join(said) or "none"
 
 
 def contention_json(contention: Contention) -> dict[str, object]:
     """Return what reports and schedule files say of ``contention``."""
     groups = {group: [contention.links[link] for link in links] for group, links in contention.links_of_group}
-    slowdowns = {"compute_slowdown": contention.compute_slowdown, "transfer_slowdown": contention.transfer_slowdown}
-    return {"links": groups, **{name: above / below for name, (above, below) in slowdowns.items()}}
+    return {"links": groups, **{name: above / below for name, (above, below) in contention.slowdowns.items()}}
 
 
 def _said(slowdown: tuple[int, int]) -> str:

@@ -32,17 +32,21 @@ class ContentionChoice:
     """By this factor; ``None``: by that of the cluster."""
     transfer_slowdown: float = 1.0
     """Transfers are slower by this factor while compute runs."""
+    latency_slowdown: float = 1.0
+    """Their latencies are longer by this factor then."""
 
 
 def parse_contention(text: str, label: str = "--contention") -> ContentionChoice:
-    """Return what ``text`` asks for: ``links``, ``compute``, ``compute=1.2``, ``transfers=1.1``, several with commas, or ``none``."""
-    expected = f"{label}: expected none, or links, compute, compute=FACTOR, transfers=FACTOR with commas between them; found {text!r}"
+    """Return what ``text`` asks for: ``links``, ``compute``, ``compute=1.2``, ``transfers=1.1``, ``latency=3``, several with commas, or
+    ``none``."""
+    words = "links, compute, compute=FACTOR, transfers=FACTOR, latency=FACTOR"
+    expected = f"{label}: expected none, or {words} with commas between them; found {text!r}"
     if text.strip().lower() == "none":
         return ContentionChoice()
     asked: dict[str, str] = {}
     for part in text.split(","):
         name, equals, value = part.strip().partition("=")
-        known = {"links": not equals, "compute": not equals or value, "transfers": value}
+        known = {"links": not equals, "compute": not equals or value, "transfers": value, "latency": value}
         if name in asked or not known.get(name):
             raise InputError(expected)
         asked[name] = value
@@ -55,6 +59,7 @@ def parse_contention(text: str, label: str = "--contention") -> ContentionChoice
         compute="compute" in asked,
         compute_slowdown=factors.get("compute"),
         transfer_slowdown=factors.get("transfers", 1.0),
+        latency_slowdown=factors.get("latency", 1.0),
     )
 
 
@@ -68,10 +73,9 @@ def contended(problem: Problem, choice: ContentionChoice, cluster: Cluster | Non
         links_of_group=_links_of_groups(problem, cluster, group_ranks) if choice.links else (),
         compute_slowdown=_ratio(_compute_slowdown(choice, cluster), "compute is") if choice.compute else (1, 1),
         transfer_slowdown=_ratio(choice.transfer_slowdown, "transfers are"),
+        latency_slowdown=_ratio(choice.latency_slowdown, "latency is"),
     )
-    if contention.parts() == 1 and contention.compute_slowdown == (1, 1):
-        return problem
-    return with_contention(problem, contention)
+    return problem if contention.changes_nothing else with_contention(problem, contention)
 
 
 def as_asked(

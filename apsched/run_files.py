@@ -187,12 +187,11 @@ def _score(name: str, says: Mapping[str, Any]) -> Score:
 def _contention(says: Mapping[str, Any], groups: Sequence[str]) -> Contention:
     """Return what :func:`apsched.contention.contention_json` wrote, as far as it is about ``groups``."""
     names = tuple(dict.fromkeys(link for links in says["links"].values() for link in links))
-    compute, transfer = (Fraction(says.get(name, 1)).limit_denominator(_FINEST) for name in ("compute_slowdown", "transfer_slowdown"))
+    said = {name: Fraction(says.get(name, 1)).limit_denominator(_FINEST).as_integer_ratio() for name in Contention().slowdowns}
     return Contention(
         links=names,
         links_of_group=tuple(
             (group, tuple(sorted(names.index(link) for link in links))) for group, links in says["links"].items() if group in groups
         ),
-        compute_slowdown=compute.as_integer_ratio(),
-        transfer_slowdown=transfer.as_integer_ratio(),
+        **said,
     )

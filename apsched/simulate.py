@@ -126,7 +126,7 @@ def clock_of(problem: Problem) -> Clock:
     if problem.contention is None:
         return FreeClock(len(problem.streams))
     links = [problem.contention.links_of(group) for group in problem.streams]
-    return SharedClock(links, Fraction(*problem.contention.compute_slowdown), Fraction(*problem.contention.transfer_slowdown))
+    return SharedClock(links, *(Fraction(*ratio) for ratio in problem.contention.slowdowns.values()))
 
 
 def _launches(problem: Problem, schedule: Schedule) -> tuple[dict[int, tuple[int, ...]], dict[int, tuple[int, ...]]]:

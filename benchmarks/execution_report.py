@@ -39,7 +39,8 @@ def _network(run: Mapping[str, Any]) -> list[str]:
         f"{request['rounds']} rounds, by turns. {run['machine']}. Programs other than this kept "
         f"{found['others_cores']:.2f} cores busy during calibration and {fmean(cores):.2f} during the rounds; {left_out} of {len(cores)} "
         f"steps, those that they disturbed, are left out. Compute beside a collective is slower by {slows['compute_slowdown']:.3f}, "
-        f"a collective beside compute by {slows['transfer_slowdown']:.3f}, both measured before; what would be predicted if neither slowed "
+        f"a collective beside compute by {slows['transfer_slowdown']:.3f} and its latency by {slows['latency_slowdown']:.2f}, all measured "
+        "before; what would be predicted if neither slowed "
         "the other stands beside the prediction.",
         "",
     ]

@@ -119,7 +119,8 @@ def calibrated(built: BuiltModel, capture: Capture, folder: Path, num_steps: int
     graphs = list(zip(modules, dags, strict=True))
     with job() as here:
         measured, beside_measuring = least_disturbed(lambda: here.measure(graphs, "cpu", CPU, fused=False).costs)
-    contention, beside_both = least_disturbed(lambda: measured_contention(graphs))
+    latency_us = fmean(transfers.points[0][1] for transfers in measured.transfers)
+    contention, beside_both = least_disturbed(lambda: measured_contention(graphs, latency_us))
     loads: list[Load] = []
     trace = folder / f"trace.{dist.get_rank()}.json"
     with profile(

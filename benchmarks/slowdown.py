@@ -16,49 +16,71 @@ from apsched.calibrate.arguments import real_call
 from apsched.contention import Contention
 from apsched.graph.dag import NodeKind
 
-_LARGEST_TERM = 1000
-_GATHERED_ELEMENTS = 2**21
-"""8 MiB: a tenth of a second at 1 Gb/s, in which most operators come by."""
+_LARGEST_TERM = 100
+_SMALL_ELEMENTS, _LARGE_ELEMENTS = 2**18, 2**21
+"""1 MiB, as many parameters have; 8 MiB: a tenth of a second at 1 Gb/s, in which most operators come by."""
 _ROUNDS = 8
 
 
-def measured_contention(graphs: Sequence[tuple[GraphModule, nx.DiGraph]]) -> Contention:
-    """Return how compute of ``graphs`` and collectives slow each other down; every process rank calls this, and all get the same.
+def measured_contention(graphs: Sequence[tuple[GraphModule, nx.DiGraph]], latency_us: float) -> Contention:
+    """Return how compute of ``graphs`` and collectives, which have such a latency, slow each other down.
 
-    Each distinct operator runs alone and, as they come, beside gathers and reductions, and these run alone and beside operators; ratios
-    are of sums, for compute over all nodes. One matrix product would not do: it lives in the cache, and what gloo's threads take away
-    most is memory bandwidth and turns on the core.
+    Every process rank calls this, and all get the same. Each distinct operator runs alone and, as they come, beside gathers and
+    reductions of two sizes, and these run alone and beside operators; ratios are of sums, for compute over all nodes. One matrix product
+    would not do: it lives in the cache, and what gloo's threads take away most is memory bandwidth and turns on the core. With t(s) what
+    messages of s bytes take, and the latency l,
+
+        t_beside(s) = h l + g (t_alone(s) - l)
     """
     calls, counts = _operators(graphs)
     alone: list[list[float]] = [[] for _ in calls]
     beside: list[list[float]] = [[] for _ in calls]
-    moving: dict[bool, list[float]] = {True: [], False: []}
-    """Of collectives: with compute beside, and without."""
     turns = cycle(range(len(calls)))
+
+    def one_by_one(work: Any) -> None:
+        while not work.is_completed():
+            k = next(turns)
+            time_us = _us(calls[k])
+            if not work.is_completed():  # else part of it ran alone
+                beside[k].append(time_us)
+
+    def message_us(*, elements: int, gather: bool, computing: bool) -> float:
+        dist.barrier()
+        for k, call in enumerate(calls):
+            alone[k].append(_us(call))
+        begin = time.perf_counter_ns()
+        work, kept = _collective(elements=elements, gather=gather)
+        if computing:
+            one_by_one(work)
+        work.wait()
+        time_us = (time.perf_counter_ns() - begin) / 1e3
+        del kept
+        return time_us
+
     with torch.no_grad():
         for call in calls:
             call()
-        for number in range(4 * _ROUNDS):
-            computing = number % 2 == 0
-            dist.barrier()
-            for k, call in enumerate(calls):
-                alone[k].append(_us(call))
-            begin = time.perf_counter_ns()
-            work, kept = _collective(gather=number % 4 < 2)
-            while computing and not work.is_completed():
-                k = next(turns)
-                time_us = _us(calls[k])
-                if not work.is_completed():  # else part of it ran alone
-                    beside[k].append(time_us)
-            work.wait()
-            moving[computing].append((time.perf_counter_ns() - begin) / 1e3)
-            del kept
+        taken = {
+            (elements, computing): fmean(
+                message_us(elements=elements, gather=number % 2 == 0, computing=computing) for number in range(2 * _ROUNDS)
+            )
+            for elements in (_SMALL_ELEMENTS, _LARGE_ELEMENTS)
+            for computing in (False, True)
+        }
     both = [k for k in range(len(calls)) if beside[k]]
     compute = sum(counts[k] * fmean(beside[k]) for k in both) / sum(counts[k] * fmean(alone[k]) for k in both) if both else 1.0
-    ratios = torch.tensor([compute, sum(moving[True]) / sum(moving[False])], dtype=torch.float64)
+    of_bytes = max(
+        1.0, (taken[_LARGE_ELEMENTS, True] - taken[_SMALL_ELEMENTS, True]) / (taken[_LARGE_ELEMENTS, False] - taken[_SMALL_ELEMENTS, False])
+    )
+    of_latency = (taken[_SMALL_ELEMENTS, True] - of_bytes * (taken[_SMALL_ELEMENTS, False] - latency_us)) / latency_us
+    ratios = torch.tensor([compute, of_bytes, of_latency], dtype=torch.float64)
     dist.all_reduce(ratios)
-    of_all = [max(Fraction(1), Fraction(ratio / dist.get_world_size()).limit_denominator(_LARGEST_TERM)) for ratio in ratios.tolist()]
-    return Contention(compute_slowdown=of_all[0].as_integer_ratio(), transfer_slowdown=of_all[1].as_integer_ratio())
+    f, g, h = (max(1.0, ratio / dist.get_world_size()) for ratio in ratios.tolist())
+    return Contention(compute_slowdown=_ratio(f), transfer_slowdown=_ratio(g), latency_slowdown=_ratio(h))
+
+
+def _ratio(factor: float) -> tuple[int, int]:
+    return Fraction(factor).limit_denominator(_LARGEST_TERM).as_integer_ratio()
 
 
 def _operators(graphs: Sequence[tuple[GraphModule, nx.DiGraph]]) -> tuple[list[Callable[[], object]], list[int]]:
@@ -76,9 +98,9 @@ def _operators(graphs: Sequence[tuple[GraphModule, nx.DiGraph]]) -> tuple[list[C
     return list(calls.values()), list(counts.values())
 
 
-def _collective(*, gather: bool) -> tuple[Any, object]:
+def _collective(*, elements: int, gather: bool) -> tuple[Any, object]:
     """Start a gather, or what gloo makes of a reduce-scatter, an all-reduce; return it with the tensors that must live on."""
-    whole = torch.zeros(_GATHERED_ELEMENTS // dist.get_world_size() * dist.get_world_size())
+    whole = torch.zeros(elements // dist.get_world_size() * dist.get_world_size())
     part = torch.zeros(whole.numel() // dist.get_world_size())
     work = dist.all_gather_into_tensor(whole, part, async_op=True) if gather else dist.all_reduce(whole, async_op=True)
     return work, (whole, part)

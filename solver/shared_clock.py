@@ -1,7 +1,8 @@
 """The clock of a program under contention, compiled: what ``apsched.clocks.SharedClock`` is to ``simulate``, with which it shares no code.
 
 Everything is a whole number: a transfer moves ``parts`` of its bytes in a tick when alone and ``parts / n`` when n share a link, of which
-``slow_move / full_move`` while the compute stream works; a tick of compute is ``full_speed`` units of work, of which ``slow_speed`` are
+``slow_move / full_move`` while the compute stream works, and a tick of latency is ``full_latency`` units, of which ``slow_latency`` pass
+in a tick then; a tick of compute is ``full_speed`` units of work, of which ``slow_speed`` are
 done in a tick while something is transferred. What runs ends with the first whole tick by which its work is done, so the next change is
 always at a whole tick.
 """
@@ -27,7 +28,7 @@ class _State(NamedTuple):
     """(S,) the one under way."""
     past: Ints
     latency: Ints
-    """(S,) left of the latency of the one under way."""
+    """(S,) units left of the latency of the one under way."""
     moving: Ints
     """(S,) parts left of its bytes."""
     speed: Ints
@@ -120,8 +121,9 @@ def _begin(state: _State, p: Buckets, s: Shares, stream: int) -> None:
     b = state.queue[stream, state.first[stream]]
     first, num_members = p.member_list[p.member_begin[b]], p.member_begin[b + 1] - p.member_begin[b]
     latency = s.latency_ticks[first] + (num_members * s.member_ticks[first] if num_members > 1 and not p.flat[b] else 0)
-    state.latency[stream] = min(latency, p.transfer_ticks[b])
-    state.moving[stream] = (p.transfer_ticks[b] - state.latency[stream]) * s.parts
+    latency = min(latency, p.transfer_ticks[b])
+    state.latency[stream] = latency * s.full_latency
+    state.moving[stream] = (p.transfer_ticks[b] - latency) * s.parts
 
 
 @compiled
@@ -147,11 +149,12 @@ def _go(state: _State, p: Buckets, s: Shares, t: int, limit: int, computing: boo
             for q in range(s.link_begin[stream], s.link_begin[stream + 1]):
                 state.on_link[s.link_list[q]] += 1
     passed = limit - t
+    of_latency = s.slow_latency if computing else s.full_latency
     for stream in range(num_streams):
         if state.first[stream] == state.past[stream]:
             continue
         if state.latency[stream] > 0:
-            passed = min(passed, state.latency[stream])
+            passed = min(passed, -(-state.latency[stream] // of_latency))
             continue
         sharing = 1
         for q in range(s.link_begin[stream], s.link_begin[stream + 1]):
@@ -162,7 +165,7 @@ def _go(state: _State, p: Buckets, s: Shares, t: int, limit: int, computing: boo
         if state.first[stream] == state.past[stream]:
             continue
         if state.latency[stream] > 0:
-            state.latency[stream] -= passed
+            state.latency[stream] = max(state.latency[stream] - passed * of_latency, 0)
         else:
             state.moving[stream] -= passed * state.speed[stream]
         if state.latency[stream] == 0 and state.moving[stream] <= 0:

@@ -26,6 +26,9 @@ class Shares(NamedTuple):
     full_move: int
     slow_move: int
     """Beside compute, a transfer moves ``slow_move / full_move`` of that."""
+    full_latency: int
+    slow_latency: int
+    """A tick of latency is ``full_latency`` units, of which ``slow_latency`` pass in a tick beside compute."""
     full_speed: int
     """Work that the compute stream does in a tick while nothing is transferred; a tick of work is so much."""
     slow_speed: int
@@ -42,6 +45,7 @@ def shares(problem: Problem) -> Shares | None:
     begin[1:] = np.cumsum([len(mine) for mine in links])
     full_speed, slow_speed = contention.compute_slowdown
     full_move, slow_move = contention.transfer_slowdown
+    full_latency, slow_latency = contention.latency_slowdown
     return Shares(
         num_links=len(contention.links),
         link_begin=begin,
@@ -51,6 +55,8 @@ def shares(problem: Problem) -> Shares | None:
         parts=contention.parts(),
         full_move=full_move,
         slow_move=slow_move,
+        full_latency=full_latency,
+        slow_latency=slow_latency,
         full_speed=full_speed,
         slow_speed=slow_speed,
     )

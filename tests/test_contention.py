@@ -9,8 +9,8 @@ from apsched.contention import Contention
 from apsched.errors import InputError
 
 
-def shared(links, compute=Fraction(1), transfer=Fraction(1)) -> SharedClock:
-    return SharedClock(links, compute, transfer)
+def shared(links, compute=Fraction(1), transfer=Fraction(1), latency=Fraction(1)) -> SharedClock:
+    return SharedClock(links, compute, transfer, latency)
 
 
 def test_two_on_a_link_share_it_until_one_ends():
@@ -76,6 +76,20 @@ def test_a_transfer_is_slower_beside_compute_only():
     clock.run(50)  # each moves 20 of 40: a half of 4/5
     assert clock.finish() == 160
     assert clock.ends == [70, 160, 160]
+
+
+def test_latency_is_longer_beside_compute_only():
+    clock = shared([(0,)], latency=Fraction(5, 2))
+    clock.launch(0, 60, 20)
+    clock.run(30)  # 12 ticks of latency have passed; 8 more pass alone, and 40 of bytes
+    clock.wait(0)
+    assert clock.now == 78
+    clock.launch(0, 30, 10)
+    clock.wait(1)
+    assert clock.ends == [78, 108]
+    clock.launch(0, 30, 10)
+    clock.run(40)  # 25 of latency, then 15 of 20 ticks of bytes
+    assert clock.finish() == 153
 
 
 def test_both_slow_each_other():

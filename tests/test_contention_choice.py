@@ -44,13 +44,16 @@ def test_what_changes_nothing_is_no_contention():
     ranks = {"0": tuple(range(8)), "1": tuple(range(0, 64, 8))}  # tensor parallel inside, FSDP across: no link in common
     assert contended(problem, ContentionChoice(links=True), H100, ranks) is problem
     assert contended(problem, ContentionChoice(), H100, ranks) is problem
-    assert contended(problem, parse_contention("compute=1,transfers=1"), H100, ranks) is problem
+    assert contended(problem, parse_contention("compute=1,transfers=1,latency=1"), H100, ranks) is problem
 
 
 def test_each_rule_is_asked_for_alone():
     found = contended(with_groups(8, 8), parse_contention("transfers=1.1"), load_cluster("cpu"), {}).contention
     assert found == Contention(transfer_slowdown=(11, 10))
     assert str(found) == "transfers slower by 1.1 while compute runs"
+    found = contended(with_groups(8, 8), parse_contention("latency=3"), load_cluster("cpu"), {}).contention
+    assert found == Contention(latency_slowdown=(3, 1))
+    assert str(found) == "latencies longer by 3 while compute runs"
 
 
 def test_the_factor_is_the_cluster_s_unless_stated():
@@ -68,14 +71,14 @@ def test_the_factor_is_the_cluster_s_unless_stated():
     assert all(load_cluster(name).compute_slowdown for name in cluster_names() if load_cluster(name).library == "nccl")
 
 
-@pytest.mark.parametrize("text", ["", "link", "links=2", "links,links", "compute=", "compute=fast", "transfers", "transfers="])
+@pytest.mark.parametrize("text", ["", "link", "links=2", "links,links", "compute=", "compute=fast", "transfers", "transfers=", "latency"])
 def test_other_words_are_refused(text):
     with pytest.raises(InputError, match="expected none, or links"):
         parse_contention(text)
 
 
 @pytest.mark.parametrize("factor", ["0.5", "nan", "11"])
-@pytest.mark.parametrize("what", ["compute", "transfers"])
+@pytest.mark.parametrize("what", ["compute", "transfers", "latency"])
 def test_other_factors_are_refused(what, factor):
     with pytest.raises(InputError, match=f"factor from 1 to 10 by which {what} (is|are) slower"):
         contended(with_groups(8), parse_contention(f"{what}={factor}"), H100, {})
@@ -91,6 +94,7 @@ def test_process_ranks_agree_on_contention_whatever_their_groups_are_called():
     assert digest != problem_digest(problem)
     assert digest != problem_digest(with_contention(problem, replace(mine, compute_slowdown=(6, 5))))
     assert digest != problem_digest(with_contention(problem, replace(mine, transfer_slowdown=(6, 5))))
+    assert digest != problem_digest(with_contention(problem, replace(mine, latency_slowdown=(6, 5))))
 
 
 def test_solve_on_the_command_line_says_so_everywhere(tmp_path, capsys):

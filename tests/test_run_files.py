@@ -40,7 +40,16 @@ def test_contention_and_plans_come_back(run: Run, debug_graphs: dict[str, Path],
     plan = tmp_path / "plan.toml"
     plan.write_text("[[rule]]\nmatch = 'layers\\.0\\..*'\nforbid = true\n")
     ran = run(
-        "solve", debug_graphs["forward"], "--contention", "links,compute=1.2,transfers=1.1", "--plan", plan, "--budget", "0.1", "-o", "out"
+        "solve",
+        debug_graphs["forward"],
+        "--contention",
+        "links,compute=1.2,transfers=1.1,latency=3",
+        "--plan",
+        plan,
+        "--budget",
+        "0.1",
+        "-o",
+        "out",
     )
     assert ran.code == 0, ran.stderr
     (graph,) = load_run("out").graphs

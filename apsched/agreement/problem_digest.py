@@ -65,7 +65,7 @@ def _printed(problem: Problem) -> Iterator[str]:
             value = tuple(replace(key, group="") for key in value)  # ``stream`` tells them apart
         if field.name == "contention" and value is not None:
             links = tuple(map(value.links_of, problem.streams))  # links and groups by number
-            value = links, value.compute_slowdown, value.transfer_slowdown
+            value = links, value.slowdowns
         if field.name == "unrestricted" and value is not None:
             value = problem_digest(value)
         yield f"{field.name} {value!r}"

@@ -4,6 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from graph_row import GRAPH
+
 from apsched.build_problem import build_problem
 from apsched.config import Caps, SolveOptions
 from apsched.graph.graph_file import load_graph
@@ -16,7 +18,7 @@ from apsched.solver import solve
 from apsched.study.across import Line, along_json, along_text, alongs, stops_at
 from apsched.study.binds import binding, bindings, binds_text, bucketing, bucketing_text
 from apsched.study.frontier_json import frontier_json
-from apsched.study.store import GraphRow, Point
+from apsched.study.store import Point
 from apsched.study.work import Outcome
 from apsched.without_buckets import without_buckets_ticks
 
@@ -49,20 +51,8 @@ def point(cap_gib: int | None, step_us: int, launches: int, *, compute: int = 10
         schedule=None,
         seconds=1.0,
     )
-    graph = GraphRow(
-        graph_id="g",
-        name="backward",
-        graph_hash="h",
-        cluster="h100",
-        described={},
-        num_nodes=1,
-        num_collectives=9,
-        device_memory_bytes=None,
-        notes=(),
-        file="",
-    )
     return Point(
-        point_id=f"{cap_gib}", graph=graph, memory_cap="", described={"time_slack": 0.01}, outcome=outcome, run_id="", schedule=None
+        point_id=f"{cap_gib}", graph=GRAPH, memory_cap="", described={"time_slack": 0.01}, outcome=outcome, run_id="", schedule=None
     )
 
 

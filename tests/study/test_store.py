@@ -9,24 +9,13 @@ from pathlib import Path
 
 import pytest
 from conftest import Run
+from graph_row import GRAPH
 
 from apsched.errors import InputError
 from apsched.study.better import better_of
-from apsched.study.store import FILE, GraphRow, Store
+from apsched.study.store import FILE, Store
 from apsched.study.work import ALONG, BETTERED, SOLVED, Outcome
 
-GRAPH = GraphRow(
-    graph_id="g",
-    name="backward",
-    graph_hash="h",
-    cluster="h100",
-    described={},
-    num_nodes=1,
-    num_collectives=0,
-    device_memory_bytes=None,
-    notes=(),
-    file="graphs/g.graph",
-)
 NUM_POINTS, NUM_WRITERS = 20, 4
 
 
