@@ -20,6 +20,8 @@ from apsched.errors import InputError
 MOST_STREAMS_ON_A_LINK = 16
 """Shares of a link are counted in parts of lcm(1, ..., n), which must stay far below 2**63."""
 _LARGEST_TERM = 10_000
+_MOST_PARTS = 10**9
+"""With so many, a transfer of nine seconds is less than 2**63 of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,9 @@ class Contention:
             users = sum(link in links for _, links in self.links_of_group)
             if users > MOST_STREAMS_ON_A_LINK:
                 raise InputError(f"contention: expected at most {MOST_STREAMS_ON_A_LINK} groups on {name}, found {users}")
+        if self.parts() > _MOST_PARTS:
+            above, below = self.transfer_slowdown
+            raise InputError(f"transfer_slowdown: expected fewer digits with so many groups on a link, found {above}/{below}")
 
     @property
     def slowdowns(self) -> dict[str, tuple[int, int]]:
