@@ -112,7 +112,7 @@ def _scheduled(problem: Problem, seed: int, *, solved: bool) -> tuple[Caps, Sche
     answer = solve(problem, caps, options)
     if answer.best is None:
         if solve(problem, replace(caps, memory_cap_bytes=None), options).best is None:
-            return caps, as_captured(problem.num_nodes), None  # the other caps alone cannot be kept
+            return Caps(), as_captured(problem.num_nodes), None  # no schedule is known that keeps the other caps alone
         raise AssertionError(f"no schedule fits {caps}, though the least memory was asked for: {answer.infeasibility}")
     if answer.bound_ticks > answer.best.step_time_ticks:
         raise AssertionError(f"bound {answer.bound_ticks} above the step time {answer.best.step_time_ticks}")
