@@ -52,7 +52,13 @@ def point(cap_gib: int | None, step_us: int, launches: int, *, compute: int = 10
         seconds=1.0,
     )
     return Point(
-        point_id=f"{cap_gib}", graph=GRAPH, memory_cap="", described={"time_slack": 0.01}, outcome=outcome, run_id="", schedule=None
+        point_id=f"{cap_gib}",
+        graph=replace(GRAPH, num_collectives=9),
+        memory_cap="",
+        described={"time_slack": 0.01},
+        outcome=outcome,
+        run_id="",
+        schedule=None,
     )
 
 
