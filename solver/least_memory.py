@@ -7,7 +7,7 @@ from apsched.problem import Problem
 from apsched.score import score
 from apsched.solver.any_order import memory_bound_of_any_order
 from apsched.solver.bounds import memory_bound
-from apsched.solver.compact import Compact, Ints, compact
+from apsched.solver.compact import Compact, compact
 from apsched.solver.cpsat import ExactModel
 from apsched.solver.evaluate import Program
 from apsched.solver.expand import expand
@@ -35,11 +35,11 @@ class LeastMemory:
     lowered: tuple[Lowered, ...] = ()
     """Orders of the compute with lower and lower peaks."""
 
-    def blocks_within(self, cap_bytes: int | None) -> Ints | None:
+    def lowered_within(self, cap_bytes: int | None) -> Lowered | None:
         """Return the first of the orders whose peak is within ``cap_bytes``, the lowest where none is; None where it is as captured."""
         if cap_bytes is None or cap_bytes >= self.as_captured_bytes or not self.lowered:
             return None
-        return next((lower for lower in self.lowered if lower.peak_bytes <= cap_bytes), self.lowered[-1]).blocks
+        return next((lower for lower in self.lowered if lower.peak_bytes <= cap_bytes), self.lowered[-1])
 
 
 def least_memory(problem: Problem, caps: Caps | None = None, options: SolveOptions | None = None) -> tuple[int, int]:
@@ -70,7 +70,10 @@ def least_memory_with(problem: Problem, small: Compact, mover: ComputeMover | No
             there, places = mover.orders.problem_of(exact.order), mover.orders.compact_of(exact.order)
             peak = score(there, "floor", expand(there, places, exact.program), caps).peak_memory_bytes
             if peak < lowest:
-                lowest, lowered = peak, (*lowered, Lowered(blocks=mover.orders.blocks_of(exact.order), peak_bytes=peak))
+                lowest, lowered = (
+                    peak,
+                    (*lowered, Lowered(blocks=mover.orders.blocks_of(exact.order), peak_bytes=peak, program=exact.program)),
+                )
     return LeastMemory(peak_bytes=lowest, bound_bytes=bound, as_captured_bytes=least, as_captured=program, lowered=lowered)
 
 

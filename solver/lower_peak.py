@@ -11,7 +11,7 @@ import numpy as np
 
 from apsched.config import Caps
 from apsched.solver.compact import Ints
-from apsched.solver.evaluate import SPINE, anatomy
+from apsched.solver.evaluate import SPINE, Program, anatomy
 from apsched.solver.floor import Floor, just_in_time
 from apsched.solver.move_compute import ComputeMover
 
@@ -26,6 +26,8 @@ class Lowered:
 
     blocks: Ints
     peak_bytes: int
+    program: Program | None = None
+    """What has that peak; None where it is what starts just in time."""
 
 
 def lower_peak(mover: ComputeMover, caps: Caps, enough_bytes: int) -> tuple[Lowered, ...]:

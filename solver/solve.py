@@ -189,8 +189,8 @@ def _solve_by_search(
     first = evaluations if mover is None or not small.on_path.any() else max(1, evaluations // _SHARE_AS_CAPTURED)
     search = Search(problem=problem, compact=small, caps=caps, report=report, max_evaluations=first, floor_bytes=floor.peak_bytes)
     blocks = mover.captured if mover is not None else None
-    if mover is not None and (lower := floor.blocks_within(caps.memory_cap_bytes)) is not None:
-        blocks = lower
+    if mover is not None and (lower := floor.lowered_within(caps.memory_cap_bytes)) is not None:
+        blocks = lower.blocks
         search = search.around(*mover.moved(blocks), first)
     search.portfolio()
     if like is not None:

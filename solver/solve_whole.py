@@ -77,8 +77,9 @@ def solve_whole(
     if mover is None:
         return answer
     blocks = mover.captured
-    if answer.schedule is None and (lower := floor.blocks_within(caps.memory_cap_bytes)) is not None:
-        blocks = lower
+    lower = floor.lowered_within(caps.memory_cap_bytes) if answer.schedule is None else None
+    if lower is not None:
+        blocks = lower.blocks
         search = search.around(*mover.moved(blocks), search.max_evaluations)
         search.portfolio()
     hint = answer.hint
@@ -88,8 +89,10 @@ def solve_whole(
             around = search.around(*mover.moved(found.blocks), search.max_evaluations)
             around.consider(found.candidate)
             hint = Hint(program=around.program(), order=mover.spine(found.blocks))
-    elif hint is None and (lowest := just_in_time(search.problem, search.compact, caps)) is not None:
-        start = _if_within(lowest.program, search.compact, caps)
+    elif hint is None:
+        lowest = just_in_time(search.problem, search.compact, caps)
+        known = (lower.program if lower is not None else None, lowest.program if lowest is not None else None)
+        start = next((program for program in known if _if_within(program, search.compact, caps) is not None), None)
         hint = Hint(program=start, order=mover.spine(blocks)) if start is not None else None
     orders = mover.orders
     less = replace(options, budget=options.budget * _SHARE_OF_ORDER)

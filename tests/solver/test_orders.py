@@ -149,13 +149,13 @@ def test_a_cap_below_what_captured_order_needs_goes_to_an_order_that_keeps_it() 
         problem = random_problem(random.Random(seed), max_collectives=3, max_spine=16)
         small = compact(problem)
         floor = least_memory_with(problem, small, ComputeMover(problem, small), Caps(max_compute_move=None), QUICK)
-        assert floor.blocks_within(None) is None
-        assert floor.blocks_within(floor.as_captured_bytes) is None
+        assert floor.lowered_within(None) is None
+        assert floor.lowered_within(floor.as_captured_bytes) is None
         lower = [found for found in floor.lowered if found.peak_bytes < floor.as_captured_bytes]
         for found in lower:
-            assert floor.blocks_within(found.peak_bytes) is found.blocks
+            assert floor.lowered_within(found.peak_bytes) is found
         if lower:
-            assert floor.blocks_within(lower[-1].peak_bytes - 1) is lower[-1].blocks
+            assert floor.lowered_within(lower[-1].peak_bytes - 1) is lower[-1]
         several += len(lower) > 1
     assert several
 
