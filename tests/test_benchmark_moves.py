@@ -105,6 +105,17 @@ def test_what_is_not_reached_is_missed(changes: dict, figure: str) -> None:
     assert words(solved(**changes))[figure] == "missed"
 
 
+def test_what_needs_more_memory_as_captured_is_no_comparison() -> None:
+    """As captured faster than moved, but above torch's peak: marked in the table, and nobody misses anything."""
+    case = solved()
+    captured, near, moved, more = case.rows
+    case = replace(case, rows=(replace(captured, step_ticks=940_000, peak_bytes=case.torch[0].peak_bytes + 512), near, moved, more))
+    (pair,) = pairs(run_of(case))
+    assert pair.over_captured is None
+    assert words(case)["step time over that with compute as captured"] == "not measured"
+    assert "| 0.940 + |" in markdown(run_of(case), "", MOVES_REPORT)
+
+
 def test_a_goal_that_no_schedule_reaches_is_told() -> None:
     """Backward must reach 0.88 of torch's step time; where the bound is above that, nobody can."""
     slow = replace(solved(step_ticks=1_090_000, bound_ticks=1_080_000))

@@ -4,6 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from by_hand import ByHand
+from by_hand import line as price_line
 from graph_row import GRAPH
 
 from apsched.build_problem import build_problem
@@ -118,6 +120,16 @@ def test_what_buckets_are_worth_along_ranks_and_bucket_caps() -> None:
     (along,) = alongs(caps)
     assert stops_at(along) == "10MB"  # 0.8 % less is within the slack
     assert along_json(along)["larger_no_longer_pay_from"] == "10MB"
+
+
+def test_without_buckets_either_the_compute_stream_or_a_group_is_busy_that_long() -> None:
+    """Two gathers of 10 on one group and one on another, launched for 3 each, beside compute of 8 and of 20."""
+    for compute_ticks, expected in ((8, 20), (20, 29)):
+        b = ByHand(prices={"all_gather": price_line(10)})
+        starts = [b.start("all_gather", name, b.input(f"{name}_in", 512), 512, 1024, launch_ticks=3) for name in ("one", "two")]
+        starts.append(b.start("all_gather", "three", b.input("three_in", 512), 512, 1024, launch_ticks=3, group="other"))
+        waits = [b.wait(f"{b.names[start]}_wait", start) for start in starts]
+        assert without_buckets_ticks(b.output(b.compute("mm", compute_ticks), *waits)) == expected
 
 
 def test_no_schedule_without_buckets_beats_the_bound(debug_graphs: dict[str, Path]) -> None:
