@@ -69,7 +69,7 @@ def test_a_killed_rank_ends_the_others_with_an_error(tmp_path, schedule):
 def test_a_cut_link_ends_the_job_within_the_timeout(tmp_path, schedule):
     found = run_with_fault(tmp_path, schedule, lambda network, _: network.cut(1), wait_for=(0, 1))
     for report in found.values():
-        assert "imed out" in report["error"] or "onnection" in report["error"], found
+        assert any(cause in report["error"] for cause in ("imed out", "timeout", "onnection")), found
         assert report["last_step_seconds"] < TIMEOUT_S + SLACK_S
 
 
