@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.profiler import ProfilerActivity, profile, schedule
 
 from apsched.build_problem import build_problem
 from apsched.calibrate.measure_collectives import part_ranks
@@ -36,6 +35,7 @@ from apsched.simulate import simulate
 from apsched.solver import solve
 from apsched.units import ticks_to_us
 from apsched.writeback.write_back import write_back
+from benchmarks.second_profile import second_profile
 
 CPU = load_cluster("cpu")
 SEQ_LEN = 1024
@@ -110,15 +110,7 @@ def run(step: Callable[[], object], num_steps: int, trace: Path | None = None) -
         for _ in range(1 + num_steps):
             timed()
     else:
-        with profile(
-            activities=[ProfilerActivity.CPU],
-            record_shapes=True,
-            schedule=schedule(wait=0, warmup=1, active=num_steps, repeat=2),  # the second counts: see docs/calibration.md
-            on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(trace)),
-        ) as profiler:
-            for _ in range(2 * (1 + num_steps)):
-                timed()
-                profiler.step()
+        second_profile(timed, num_steps, trace)
     dist.barrier()
     ordered = sorted(times[-num_steps:])
     return fmean(ordered[num_steps // 4 : num_steps - num_steps // 4])

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.fx import GraphModule
-from torch.profiler import ProfilerActivity, profile, schedule
 
 from apsched.build_problem import build_problem
 from apsched.calibrate.job import job
@@ -48,13 +47,10 @@ from apsched.writeback.write_back import write_back
 from benchmarks import ordered_gloo
 from benchmarks.live_bytes import live_bytes_of, run_counting
 from benchmarks.load import Load, everywhere, least_disturbed, others_cores, undisturbed
+from benchmarks.second_profile import second_profile
 from benchmarks.slowdown import measured_contention
 
 CPU = load_cluster("cpu")
-
-_PROFILES = 2
-"""The last counts. In the first of a process events come to lie between tensors, the heap grows by 40 MB in every step, and first touching
-those pages made compute look 1.6 times as slow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,18 +118,13 @@ def calibrated(built: BuiltModel, capture: Capture, folder: Path, num_steps: int
     latency_us = fmean(transfers.points[0][1] for transfers in measured.transfers)
     contention, beside_both = least_disturbed(lambda: measured_contention(graphs, latency_us))
     loads: list[Load] = []
-    trace = folder / f"trace.{dist.get_rank()}.json"
-    with profile(
-        activities=[ProfilerActivity.CPU],
-        record_shapes=True,
-        schedule=schedule(wait=0, warmup=2, active=num_steps, repeat=_PROFILES),
-        on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(trace)),
-    ) as profiler:
-        for _ in range(_PROFILES * (2 + num_steps)):
-            before = Load.now()
-            timed_step(built, modules)
-            loads.append(Load.now().since(before))
-            profiler.step()
+
+    def step() -> None:
+        before = Load.now()
+        timed_step(built, modules)
+        loads.append(Load.now().since(before))
+
+    second_profile(step, num_steps, folder / f"trace.{dist.get_rank()}.json")
     cores = [others_cores(of_step) for of_step in zip(*everywhere(loads[-num_steps:]), strict=True)]
     counted = undisturbed(cores)
     traces = [load_trace(folder / f"trace.{rank}.json") for rank in range(dist.get_world_size())]

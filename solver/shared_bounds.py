@@ -38,6 +38,7 @@ def shared_bound(problem: Problem, compact: Compact, caps: Caps, *, in_order: bo
     if in_order:
         compact = tighten(compact, caps)
     everything = np.arange(len(compact.kind))
+    work = int(compact.spine_ticks.sum()) + work_bound(problem, compact, least_work(problem, compact), everything)
     found = [TimeBound(ticks=0, source="contention")]
     busy = max((transfer_bound(problem, compact, caps, mine) for mine in _of_each_stream(compact)), default=0)
     for link, name in enumerate(problem.contention.links if problem.contention else ()):
@@ -52,9 +53,9 @@ def shared_bound(problem: Problem, compact: Compact, caps: Caps, *, in_order: bo
             bounds += [step_time_bound(as_one, merged, caps), lp_bound(as_one, merged, caps)]
         found.append(TimeBound(ticks=max(bound.ticks for bound in bounds), source=f"link {name}"))
     if shares.full_move > shares.slow_move:
-        found += [_beside_work(problem, compact, caps, shares, users) for users in _used_alike(compact, shares)]
+        found += [_beside_work(problem, compact, caps, shares, users, work) for users in _used_alike(compact, shares)]
     if shares.full_speed > shares.slow_speed and len(everything):
-        found.append(_all_work(problem, compact, shares, busy))
+        found.append(_all_work(shares, work, busy))
         if in_order:
             found.append(_between(problem, compact, caps, shares, busy))
     return max(found, key=lambda bound: bound.ticks)
@@ -89,16 +90,10 @@ def _without_latency(price: PriceCurve) -> PriceCurve:
     return PriceCurve(size_bytes=price.size_bytes, price_ticks=tuple(p - price.price_ticks[0] for p in price.price_ticks))
 
 
-def _work(problem: Problem, compact: Compact) -> int:
-    """Return the least work that the compute stream has."""
-    of_collectives = work_bound(problem, compact, least_work(problem, compact), np.arange(len(compact.kind)))
-    return int(compact.spine_ticks.sum()) + of_collectives
-
-
-def _all_work(problem: Problem, compact: Compact, shares: Shares, busy: int) -> TimeBound:
-    """Return what all work on the compute stream takes where something is transferred for ``busy`` ticks: (C2)."""
+def _all_work(shares: Shares, work: int, busy: int) -> TimeBound:
+    """Return what all ``work`` of the compute stream takes where something is transferred for ``busy`` ticks: (C2)."""
     slow = (shares.full_speed - shares.slow_speed) * busy // shares.full_speed
-    return TimeBound(ticks=_work(problem, compact) + slow, source="slower compute")
+    return TimeBound(ticks=work + slow, source="slower compute")
 
 
 def _used_alike(compact: Compact, shares: Shares) -> list[list[int]]:
@@ -108,11 +103,11 @@ def _used_alike(compact: Compact, shares: Shares) -> list[list[int]]:
     return [[stream] for stream in sorted(used)] + [users for users in links if len(used.intersection(users)) > 1]
 
 
-def _beside_work(problem: Problem, compact: Compact, caps: Caps, shares: Shares, users: list[int]) -> TimeBound:
-    """Return what the bytes of the streams ``users`` take, which are one stream or share a link, where compute slows them: (C4)."""
+def _beside_work(problem: Problem, compact: Compact, caps: Caps, shares: Shares, users: list[int], work: int) -> TimeBound:
+    """Return what the bytes of the streams ``users``, which are one or share a link, take where ``work`` slows them: (C4)."""
     as_one, merged = _as_one_stream(problem, compact, users)
     load = transfer_bound(as_one, merged, caps, np.nonzero(merged.stream == 0)[0])
-    slow = (shares.full_move - shares.slow_move) * _work(problem, compact) // shares.full_move
+    slow = (shares.full_move - shares.slow_move) * work // shares.full_move
     return TimeBound(ticks=load + slow, source="slower transfers")
 
 
