@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rates", metavar="NUMBERS", default="200,1000", help="Mb/s of each link, by commas (default 200,1000)")
     parser.add_argument("--processes", metavar="NUMBER", default="2", help="process ranks (default 2)")
     parser.add_argument("--seq", metavar="NUMBER", default="512", help="sequence length (default 512)")
-    parser.add_argument("--rounds", metavar="NUMBER", default="16", help="timed steps of each schedule (default 16)")
+    parser.add_argument("--rounds", metavar="NUMBER", default="24", help="timed steps of each schedule (default 24)")
     parser.add_argument("--budget", metavar="WORK", default="4", help="of the solver (default 4)")
     parser.add_argument("--timeout", metavar="SECONDS", default="1500", help="of one rate (default 1500)")
     parser.add_argument("--fuzz-minutes", metavar="NUMBER", default="5", help="of random graphs (default 5)")
@@ -74,10 +74,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _networks(args: argparse.Namespace) -> dict[str, Any]:
+    rounds = parse_count(args.rounds, "--rounds", least=2)
     request = {
         "seq_len": parse_count(args.seq, "--seq", least=8),
-        "rounds": parse_count(args.rounds, "--rounds", least=2),
-        "profiled_steps": 16,
+        "rounds": rounds,
+        "profiled_steps": 2 * rounds,
         "budget": parse_number(args.budget, "--budget"),
     }
     processes, timeout_s = parse_count(args.processes, "--processes", least=2), parse_count(args.timeout, "--timeout", least=1)

@@ -21,7 +21,6 @@ _SMALL_ELEMENTS, _LARGE_ELEMENTS = 2**18, 2**21
 """1 MiB, as many parameters have; 8 MiB: a tenth of a second at 1 Gb/s, in which most operators come by."""
 _ROUNDS = {_SMALL_ELEMENTS: 32, _LARGE_ELEMENTS: 6}
 """Differences of small messages say what latency takes, and are of the size of their own noise."""
-_AT_ONCE = 4
 
 
 def measured_contention(graphs: Sequence[tuple[GraphModule, nx.DiGraph]], latency_us: float) -> Contention:
@@ -34,8 +33,9 @@ def measured_contention(graphs: Sequence[tuple[GraphModule, nx.DiGraph]], latenc
 
         t_beside(s) = h l + g (t_alone(s) - l)
 
-    Messages are launched several at once, as schedules do, and t is their mean: beside compute one on an idle stream takes 3 ms more (two
-    cores, 1 Gb/s), one that queues behind another 1 ms.
+    Each message is launched on an idle stream, and beside compute its end is that of the operator in which it comes. Both make h larger
+    (one that queues behind another takes 1 ms more beside compute, not 3; operators are up to some ms long) and stand for what a job adds:
+    process ranks launch operators apart, the early one waits for the late one, and gathers take their slow mode.
     """
     calls, counts = _operators(graphs)
     alone: list[list[float]] = [[] for _ in calls]
@@ -54,12 +54,13 @@ def measured_contention(graphs: Sequence[tuple[GraphModule, nx.DiGraph]], latenc
         for k, call in enumerate(calls):
             alone[k].append(_us(call))
         begin = time.perf_counter_ns()
-        launched = [_collective(elements=elements, gather=gather) for _ in range(_AT_ONCE)]
-        last = launched[-1][0]
-        end = last.get_future().then(lambda _: time.perf_counter_ns())  # by gloo's thread, in the middle of an operator
+        work, kept = _collective(elements=elements, gather=gather)
         if computing:
-            one_by_one(last)
-        return (end.wait() - begin) / 1e3 / _AT_ONCE
+            one_by_one(work)
+        work.wait()
+        time_us = (time.perf_counter_ns() - begin) / 1e3
+        del kept
+        return time_us
 
     with torch.no_grad():
         for call in calls:
