@@ -375,3 +375,15 @@ def live(walked: Walked, p: Buckets, f: Fixed) -> Lived:
         else:
             live_bytes[i] = f.base_gap[k] + live
     return Lived(live_bytes.max(), live_bytes, first, last, inside, buffer_lives)
+
+
+@compiled
+def most_prefetch(operation: Ints, argument: Ints, need_gap: Ints, num_spine: int) -> int:
+    """Return the most spine nodes between a launch and the first of them that needs its result; ``need_gap`` (B,) is of buckets."""
+    most, gap = 0, 0
+    for i in range(len(operation)):
+        if operation[i] == SPINE:
+            gap = argument[i] + 1
+        elif operation[i] == LAUNCH and need_gap[argument[i]] < num_spine:
+            most = max(most, need_gap[argument[i]] - gap)
+    return most

@@ -1,7 +1,5 @@
 """Why nothing fits: the caps that clash, the nodes where, what is alive there, and the least of each cap that would do."""
 
-from dataclasses import replace
-
 from apsched.config import Caps, SolveOptions
 from apsched.graph.dag import NodeKind
 from apsched.memory import lifetimes
@@ -14,7 +12,7 @@ from apsched.simulate import simulate
 from apsched.solver.clash import Clash, Judge, clashes, relaxations
 from apsched.solver.compact import Compact, compact
 from apsched.solver.expand import expand
-from apsched.solver.floor import just_in_time
+from apsched.solver.floor import just_in_time, without_caps_on_launches
 from apsched.solver.plan_clash import plan_clashes
 
 _NODES_NAMED = 5
@@ -82,7 +80,7 @@ def _without_plan(problem: Problem, caps: Caps) -> list[str]:
     """Return what the cap on memory would have to be without the user's plan, where that would do."""
     if problem.unrestricted is None or caps.memory_cap_bytes is None:
         return []
-    free = just_in_time(problem.unrestricted, compact(problem.unrestricted), replace(caps, in_flight_cap_bytes=None))
+    free = just_in_time(problem.unrestricted, compact(problem.unrestricted), caps)
     if free is None or free.peak_memory_bytes > caps.memory_cap_bytes:
         return []
     return [f"without the plan {show_bytes(free.peak_memory_bytes)} would do"]
@@ -94,8 +92,8 @@ def _show(name: str, value: int) -> str:
 
 def _full_places(problem: Problem, small: Compact, caps: Caps) -> tuple[FullPlace, ...]:
     """Return the fullest compute nodes, one of each module, of the schedule that holds everything as briefly as it can."""
-    floor = just_in_time(problem, small, replace(caps, in_flight_cap_bytes=None))
-    assert floor is not None  # it keeps every cap but those on bytes in flight and on prefetch
+    floor = just_in_time(problem, small, without_caps_on_launches(caps))
+    assert floor is not None  # it keeps every other cap
     schedule = expand(problem, small, floor.program)
     live = simulate(problem, schedule).live_bytes
     cap = caps.memory_cap_bytes or 0

@@ -1,11 +1,11 @@
 """The least peak: schedules that hold every buffer as briefly as possible."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from apsched.config import Caps
 from apsched.problem import Problem
 from apsched.solver.compact import Compact
-from apsched.solver.evaluate import Program, evaluate
+from apsched.solver.evaluate import Figures, Program, evaluate, most_prefetch
 from apsched.solver.group import group
 from apsched.solver.partition import Pricer
 from apsched.solver.place import construct
@@ -37,11 +37,26 @@ def just_in_time(problem: Problem, compact: Compact, caps: Caps) -> Floor | None
         for policy in JUST_IN_TIME:
             program = construct(pricer, partition, policy, caps, memory_cap_bytes=0 if policy.wait_reductions_at_once else None)
             figures = evaluate(compact, program)
-            in_flight = caps.in_flight_cap_bytes
-            keeps = in_flight is None or figures.peak_in_flight_bytes <= in_flight
-            if keeps and (best is None or figures.peak_memory_bytes < best.peak_memory_bytes):
+            if not _keeps(compact, program, figures, caps):
+                continue
+            if best is None or figures.peak_memory_bytes < best.peak_memory_bytes:
                 best = Floor(program=program, peak_memory_bytes=figures.peak_memory_bytes)
     return best
+
+
+def without_caps_on_launches(caps: Caps) -> Caps:
+    """Return the caps that every just-in-time schedule keeps: all but those on bytes in flight and on prefetch."""
+    return replace(caps, in_flight_cap_bytes=None, max_prefetch=None)
+
+
+def _keeps(compact: Compact, program: Program, figures: Figures, caps: Caps) -> bool:
+    """Whether a program keeps the caps on launches, which no pass over the spine can promise."""
+    if caps.in_flight_cap_bytes is not None and figures.peak_in_flight_bytes > caps.in_flight_cap_bytes:
+        return False
+    if caps.max_prefetch is None:
+        return True
+    need_gap = program.partition.need_gap
+    return most_prefetch(program.operation, program.argument, need_gap, len(compact.spine_ticks)) <= caps.max_prefetch
 
 
 _TINY_BYTES = 2**20

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from apsched.config import Caps
 from apsched.solver.compact import Compact, Ints
 from apsched.solver.compiled import compiled
-from apsched.solver.evaluate import LAUNCH, SPINE, Buckets, Figures, Fixed, Program, fixed, live, walk
+from apsched.solver.evaluate import Buckets, Figures, Fixed, Program, fixed, live, most_prefetch, walk
 from apsched.solver.partition import Pricer
 from apsched.solver.place import construct, lay_out
 from apsched.solver.policies import Clockwork, Policy, Rules, clockwork, rules
@@ -79,7 +79,7 @@ def judge(t: Tables, f: Fixed, clock: Clockwork, r: Rules, s: Shares | None, lab
         return False, 0, 0, 0, 0
     figures = bucket_figures(t, member_begin, member_list, r.coalesced)
     operation, argument = lay_out(t, f, clock, r, bucket_of, member_begin, member_list, figures)
-    if _most_prefetch(operation, argument, figures, len(f.spine_ticks)) > r.max_prefetch:
+    if most_prefetch(operation, argument, figures[:, NEED_GAP].copy(), len(f.spine_ticks)) > r.max_prefetch:
         return False, 0, 0, 0, 0  # a gather went ahead with one that waits for it
     buckets = Buckets(
         bucket_of,
@@ -95,15 +95,3 @@ def judge(t: Tables, f: Fixed, clock: Clockwork, r: Rules, s: Shares | None, lab
     walked = walk(operation, argument, buckets, f)
     step_time = walked.step_time if s is None else with_shared_clock(walked, operation, argument, buckets, f, s).step_time
     return True, step_time, live(walked, buckets, f).peak, walked.peak_in_flight, len(figures)
-
-
-@compiled
-def _most_prefetch(operation: Ints, argument: Ints, figures: Ints, num_spine: int) -> int:
-    """Return the most spine nodes between a launch and the first of them that needs its result."""
-    most, gap = 0, 0
-    for i in range(len(operation)):
-        if operation[i] == SPINE:
-            gap = argument[i] + 1
-        elif operation[i] == LAUNCH and figures[argument[i], NEED_GAP] < num_spine:
-            most = max(most, figures[argument[i], NEED_GAP] - gap)
-    return most

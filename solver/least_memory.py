@@ -11,7 +11,7 @@ from apsched.solver.compact import Compact, compact
 from apsched.solver.cpsat import ExactModel
 from apsched.solver.evaluate import Program
 from apsched.solver.expand import expand
-from apsched.solver.floor import just_in_time
+from apsched.solver.floor import just_in_time, without_caps_on_launches
 from apsched.solver.lower_peak import Lowered, lower_peak
 from apsched.solver.move_compute import ComputeMover
 from apsched.solver.orders import may_move
@@ -37,15 +37,18 @@ class LeastMemory:
 
     def lowered_within(self, cap_bytes: int | None) -> Lowered | None:
         """Return the first of the orders whose peak is within ``cap_bytes``, the lowest where none is; None where it is as captured."""
-        if cap_bytes is None or cap_bytes >= self.as_captured_bytes or not self.lowered:
+        within = cap_bytes is None or cap_bytes >= self.as_captured_bytes
+        if not self.lowered or (within and self.as_captured is not None):
             return None
+        if cap_bytes is None:
+            return self.lowered[0]
         return next((lower for lower in self.lowered if lower.peak_bytes <= cap_bytes), self.lowered[-1])
 
 
 def least_memory(problem: Problem, caps: Caps | None = None, options: SolveOptions | None = None) -> tuple[int, int]:
     """Return the least peak for which a schedule is known, with the other caps as in ``caps``, and a proven lower bound on it, in bytes.
 
-    Where no known schedule keeps the other caps, the cap on bytes in flight is left out.
+    Where no known schedule keeps the other caps, those on bytes in flight and on prefetch are left out.
     """
     caps, options = caps or Caps(), options or SolveOptions()
     small = compact(problem)
@@ -61,7 +64,8 @@ def least_memory_with(problem: Problem, small: Compact, mover: ComputeMover | No
         return LeastMemory(peak_bytes=least, bound_bytes=bound, as_captured_bytes=least, as_captured=program)
     bound = min(memory_bound_of_any_order(mover.orders), least)
     lowered = lower_peak(mover, caps, bound)
-    lowest = min((least, *(lower.peak_bytes for lower in lowered)))
+    known = [lower.peak_bytes for lower in lowered] + ([least] if program is not None else [])
+    lowest = min(known, default=least)
     if bound < lowest and is_small(problem):
         exact = ExactModel(problem, small, caps, horizon_ticks(problem, small), orders=mover.orders).minimize_peak(options, None)
         if not mover.orders.keeps_together:
@@ -69,7 +73,7 @@ def least_memory_with(problem: Problem, small: Compact, mover: ComputeMover | No
         if exact.program is not None:
             there, places = mover.orders.problem_of(exact.order), mover.orders.compact_of(exact.order)
             peak = score(there, "floor", expand(there, places, exact.program), caps).peak_memory_bytes
-            if peak < lowest:
+            if peak < lowest or not known:
                 lowest, lowered = (
                     peak,
                     (*lowered, Lowered(blocks=mover.orders.blocks_of(exact.order), peak_bytes=peak, program=exact.program)),
@@ -87,8 +91,8 @@ def _as_captured(problem: Problem, small: Compact, caps: Caps, options: SolveOpt
         if exact.program is not None:
             peak = score(problem, "floor", expand(problem, small, exact.program), caps).peak_memory_bytes
             return peak, max(bound, exact.bound + small.kept_bytes), exact.program
-    lifted = known or just_in_time(problem, small, replace(caps, in_flight_cap_bytes=None))
-    assert lifted is not None  # without a cap on bytes in flight, just in time is always possible
+    lifted = known or just_in_time(problem, small, without_caps_on_launches(caps))
+    assert lifted is not None  # it keeps every other cap
     return lifted.peak_memory_bytes, min(bound, lifted.peak_memory_bytes), known.program if known is not None else None
 
 

@@ -132,9 +132,11 @@ def want_gaps(clock: Clockwork, rules: Rules, figures: Ints, stream: Ints, queue
 
 @compiled
 def launch_gap(clock: Clockwork, rules: Rules, figures: Ints, b: int) -> int:
-    """Return the gap where a bucket that is no gather is launched: when it is ready, or at the next stall."""
+    """Return the gap where a bucket that is no gather is launched: when it is ready and may be, or at the next stall."""
     ready, need, num_spine = figures[b, READY_GAP], figures[b, NEED_GAP], len(clock.reached) - 1
-    if not rules.in_stalls or need < num_spine:
+    if need < num_spine:
+        return int(max(ready, need - rules.max_prefetch))
+    if not rules.in_stalls:
         return int(ready)
     at = np.searchsorted(clock.stalls, ready)
     if at < len(clock.stalls) and clock.stalls[at] - ready <= _NEAR and clock.stalls[at] < need:
