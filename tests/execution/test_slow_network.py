@@ -35,6 +35,32 @@ else:
     connection.close()
 """
 
+MESSAGES = """
+import json, socket, sys, time
+rank, size_bytes = int(sys.argv[1]), 100_000
+if rank == 0:
+    server = socket.create_server(("10.203.0.1", 5000))
+    connection, _ = server.accept()
+    for _ in range(20):
+        connection.recv(size_bytes, socket.MSG_WAITALL)
+        connection.sendall(b"!")
+else:
+    for _ in range(600):
+        try:
+            connection = socket.create_connection(("10.203.0.1", 5000), timeout=60)
+            break
+        except OSError:
+            time.sleep(0.1)
+    seconds = []
+    for _ in range(20):
+        time.sleep(0.05)
+        begin = time.perf_counter()
+        connection.sendall(bytes(size_bytes))
+        connection.recv(1)
+        seconds.append(time.perf_counter() - begin)
+    print(json.dumps(seconds))
+"""
+
 
 def namespaces() -> set[str]:
     return {line.split()[0] for line in subprocess.check_output(["ip", "netns", "list"], text=True).splitlines() if line.strip()}
@@ -51,6 +77,17 @@ def test_it_is_as_slow_as_it_says_and_leads_nowhere_else(tmp_path):
     found = json.loads((tmp_path / "log").read_text())
     assert found["bytes"] == 2_500_000  # a second at 20 Mb/s; more where the machine is busy, never less
     assert found["seconds"] > 0.9
+
+
+@pytest.mark.parametrize("megabits_per_s", [50, 200])
+def test_an_idle_link_lets_nothing_through_for_nothing(tmp_path, megabits_per_s):
+    """A message after idle time takes as long as its bytes say: were it cheaper, costs measured one by one would be too low."""
+    with SlowNetwork(2, megabits_per_s) as network, (tmp_path / "log").open("w") as log:
+        environment = dict(os.environ)
+        processes = [network.popen(rank, [sys.executable, "-c", MESSAGES, str(rank)], log=log, environment=environment) for rank in (0, 1)]
+        assert [process.wait(200) for process in processes] == [0, 0]
+    seconds = json.loads((tmp_path / "log").read_text())
+    assert min(seconds) > 0.75 * 100_000 * 8e-6 / megabits_per_s  # more where the machine is busy
 
 
 @pytest.mark.parametrize("how", ["raise", "SIGINT", "SIGKILL"])
