@@ -18,6 +18,8 @@ BYTE_CAPS = (2**16, 2**20, 2**23, 2**25, 2**26, 2**27, 2**28, 2**29, 2**30)
 _SMALL_BYTES = (2**17, 2**23, 2**24, 2**25, 2**26, 2**27)
 _REACHES = (0.5, 1.0, 2.0, 4.0, 8.0, 1000.0)
 """How far a bucket of small members may reach, in blocks."""
+_BLOCKS_TOGETHER = (2, 3, 4, 8)
+"""Blocks of a bucket under a cap on prefetch: of a bucket that starts so late, little is hidden, and the fewer there are the better."""
 
 
 def families(pricer: Pricer, caps: Caps) -> Iterator[Ints]:
@@ -38,6 +40,9 @@ def _all(pricer: Pricer, caps: Caps) -> Iterator[Ints]:
         limits = _within(caps, byte_cap)
         yield group(pricer, limits, keys)
         yield group(pricer, limits, keys, tags=tags)
+    if caps.max_prefetch is not None:
+        for number in _BLOCKS_TOGETHER:
+            yield group(pricer, _within(caps, 2**40), keys, tags=tags // number)
     gaps_per_block = len(pricer.compact.spine_ticks) / max(len({b for b in blocks if b}), 1)
     for most_bytes in _SMALL_BYTES:
         for reach in _REACHES:

@@ -71,7 +71,7 @@ class Search:
     _judge: Judge = field(init=False)
     _neighbourhood: Neighbourhood = field(init=False)
     _below: Candidate | None = None
-    """The best under the highest of the lower caps looked at."""
+    """The best under the loosest of the tighter caps looked at."""
     _tried: set[tuple[bytes, Policy, int | None]] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
@@ -165,25 +165,27 @@ class Search:
         for policy in policies(self.compact):
             self.consider(self.evaluate(labels, replace(policy, coalesced=bytes(coalesced) if any(coalesced) else b""), None))
 
-    def descend_by_rungs(self, rungs: Sequence[int], num_evaluations: int, stop_at_ticks: int) -> None:
-        """Improve the start here, then under each of the lower caps ``rungs``, ascending, and then under the cap itself."""
-        if rungs:
-            self.descend(stop_at_ticks)  # from its own start, too, not only from what fits lower caps
-        for rung in rungs:
-            if self.step_time_ticks > stop_at_ticks:
-                self.look_below(rung, num_evaluations, stop_at_ticks)
+    def descend_by_ladders(self, ladders: Sequence[Sequence[Caps]], num_evaluations: int, stop_at_ticks: int) -> None:
+        """Improve the start here, then under the tighter caps of each ladder, the tightest first, and then under the caps themselves."""
+        if any(ladders):
+            self.descend(stop_at_ticks)  # from its own start, too, not only from what fits tighter caps
+        for ladder in ladders:
+            self._below = None
+            for rung in ladder:
+                if self.step_time_ticks > stop_at_ticks:
+                    self.look_below(rung, num_evaluations, stop_at_ticks)
         self.improve(stop_at_ticks)
 
-    def look_below(self, memory_cap_bytes: int, num_evaluations: int, stop_at_ticks: int) -> None:
-        """Search under a lower memory cap as if it were the cap, and keep what is better than the best here.
+    def look_below(self, caps: Caps, num_evaluations: int, stop_at_ticks: int) -> None:
+        """Search under tighter caps as if they were the caps, and keep what is better than the best here.
 
-        Called with ascending caps, each starts from what was found under the one before, so that the search under any of them is a
-        part of the search under all higher ones.
+        Called with ever looser caps, each starts from what was found under those before, so that the search under any of them is a
+        part of the search under all looser ones.
         """
         below = Search(
             problem=self.problem,
             compact=self.compact,
-            caps=replace(self.caps, memory_cap_bytes=memory_cap_bytes),
+            caps=caps,
             report=lambda stage, ticks: None,
             max_evaluations=num_evaluations,
             floor_bytes=self.floor_bytes,

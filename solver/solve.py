@@ -200,12 +200,12 @@ def _solve_by_search(
         schedule = expand(search.problem, search.compact, least.program) if least is not None else None
         return Answer(schedule=schedule, bound=bound, solved_by="just in time")
     good_enough = _good_enough(bound, options)
-    rungs = _rungs(small, caps, floor.peak_bytes)
+    tighter = ladders(small, caps, floor.peak_bytes)
     if mover is None or blocks is None:
-        search.descend_by_rungs(rungs, evaluations, good_enough)
+        search.descend_by_ladders(tighter, evaluations, good_enough)
     elif not small.on_path.any():  # nothing to hide but the end: buckets first, as near as the bound of this order
         at_least = best_bound(problem, small, caps) if np.array_equal(blocks, mover.captured) else bound
-        search.descend_by_rungs(rungs, evaluations, _good_enough(at_least, options))
+        search.descend_by_ladders(tighter, evaluations, _good_enough(at_least, options))
     else:
         search.improve(good_enough)
         moved = _with_compute_moved(mover, blocks, search, evaluations // 2, good_enough)
@@ -213,7 +213,7 @@ def _solve_by_search(
             if moved.step_time_ticks > good_enough:  # buckets around the compute as captured may be worth as much
                 search = search.around(search.problem, search.compact, evaluations)
                 search.portfolio()
-                search.descend_by_rungs(rungs, evaluations, good_enough)
+                search.descend_by_ladders(tighter, evaluations, good_enough)
                 again = _with_compute_moved(mover, blocks, search, evaluations // 2, good_enough)
                 moved = min(moved, again, key=lambda s: s.step_time_ticks)
             if moved.step_time_ticks * (1 + options.time_slack) >= search.step_time_ticks:
@@ -262,17 +262,23 @@ def _with_compute_moved(mover: ComputeMover, blocks: Ints, search: Search, evalu
     return best
 
 
-def _rungs(small: Compact, caps: Caps, floor_bytes: int) -> tuple[int, ...]:
-    """Return memory caps below the one at hand, ascending: what is found under them is found under a looser one, too.
+def ladders(small: Compact, caps: Caps, floor_bytes: int) -> tuple[tuple[Caps, ...], ...]:
+    """Return caps tighter than those at hand, the tightest first: what is found under them is found under looser ones, too.
 
-    They are the floor, and one and three layers of gathered weights above it, whatever the cap.
+    In prefetch a third and two thirds of the cap; in memory the floor, and one and three layers of gathered weights above it, whatever
+    the cap.
     """
     gathered = [
         sum(int(small.output_bytes[row[0]]) for row in period.collectives if small.kind[row[0]] == ALL_GATHER and not small.on_path[row[0]])
         for period in find_periods(small)
     ]
-    rungs = sorted({floor_bytes + layers * max(gathered, default=0) for layers in _RUNGS_LAYERS})
-    return tuple(rung for rung in rungs if caps.memory_cap_bytes is None or rung < caps.memory_cap_bytes)
+    memory = sorted({floor_bytes + layers * max(gathered, default=0) for layers in _RUNGS_LAYERS})
+    most = 0 if caps.max_prefetch is None else caps.max_prefetch
+    prefetch = sorted({most * thirds // 3 for thirds in (1, 2)})
+    return (
+        tuple(replace(caps, max_prefetch=rung) for rung in prefetch if rung < most),
+        tuple(replace(caps, memory_cap_bytes=rung) for rung in memory if caps.memory_cap_bytes is None or rung < caps.memory_cap_bytes),
+    )
 
 
 def _never_worse(scored: Scored | None, made: tuple[Scored, ...]) -> Scored | None:

@@ -1,17 +1,22 @@
 """Search: its work does not grow with the problem, moves keep partitions whole, and what a tight cap finds a looser one keeps."""
 
 import random
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from strategies import layered_problem
 
 from apsched.config import Caps, SolveOptions
+from apsched.module_names import part_of
 from apsched.solver.compact import compact
+from apsched.solver.expand import expand
+from apsched.solver.families import families
 from apsched.solver.least_memory import least_memory
 from apsched.solver.moves import CHANGE, CUT, JOIN, apply
+from apsched.solver.partition import Pricer
 from apsched.solver.search import Search
+from apsched.solver.solve import ladders
+from apsched.verify import verify
 
 
 def searched(num_layers: int, max_evaluations: int) -> Search:
@@ -63,11 +68,13 @@ def test_a_move_changes_what_it_says(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_what_is_found_under_a_lower_cap_is_kept(seed: int) -> None:
+@pytest.mark.parametrize("capped", ["memory", "prefetch"])
+def test_what_is_found_under_tighter_caps_is_kept(capped: str, seed: int) -> None:
     problem = layered_problem(random.Random(seed), num_layers=6)
     floor_bytes = least_memory(problem, options=SolveOptions(budget=1))[0]
-    tight = Caps(memory_cap_bytes=floor_bytes)
-    loose = replace(tight, memory_cap_bytes=floor_bytes * 3 // 2)
+    tight, loose = Caps(memory_cap_bytes=floor_bytes), Caps(memory_cap_bytes=floor_bytes * 3 // 2)
+    if capped == "prefetch":
+        tight, loose = Caps(max_prefetch=2), Caps(max_prefetch=6)
     small = compact(problem)
 
     def search(caps: Caps) -> Search:
@@ -85,8 +92,25 @@ def test_what_is_found_under_a_lower_cap_is_kept(seed: int) -> None:
     below = search(tight)
     below.improve(0)
     above = search(loose)
-    above.look_below(floor_bytes, 400, 0)
+    above.descend_by_ladders([[tight]], 400, 0)
     if below.best is not None:
         assert above.best is not None
         assert above.best.figures.step_time_ticks <= below.best.figures.step_time_ticks
-        assert above.best.figures.peak_memory_bytes <= floor_bytes * 3 // 2
+        assert verify(problem, expand(problem, small, above.program()), loose) == ()
+
+
+def test_a_cap_on_prefetch_starts_from_buckets_of_several_blocks_and_from_tighter_caps() -> None:
+    """What starts late hides little, so that fewer and larger buckets win, which search does not come to by single moves."""
+    problem = layered_problem(random.Random(0), num_layers=16)
+    small = compact(problem)
+    block = [part_of(c.module) for c in problem.collectives]
+
+    def most_blocks(caps: Caps) -> set[int]:
+        partitions = [labels.tolist() for labels in families(Pricer(problem, small), caps)]
+        return {max(len({block[c] for c in range(len(block)) if labels[c] == b}) for b in set(labels)) for labels in partitions}
+
+    assert {2, 3, 4} <= most_blocks(Caps(max_prefetch=9))
+    free, capped = ladders(small, Caps(memory_cap_bytes=10**12), 0), ladders(small, Caps(max_prefetch=9, memory_cap_bytes=10**12), 0)
+    assert [[rung.max_prefetch for rung in ladder] for ladder in free] == [[], [None] * len(free[1])]
+    assert [rung.max_prefetch for rung in capped[0]] == [3, 6]
+    assert [rung.memory_cap_bytes for rung in capped[0]] == [10**12] * 2
