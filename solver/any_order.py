@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from apsched.solver.bounds import bytes_at_first
 from apsched.solver.compact import Compact, Ints
 from apsched.solver.orders import Orders
 
@@ -56,7 +57,7 @@ def memory_bound_of_any_order(orders: Orders) -> int:
             alive &= _union(until, life.nodes)
         if alive:
             live += life.size_bytes * _bits(alive, num_spine)
-    return orders.compact.kept_bytes + int(live.max(initial=0))
+    return max(orders.compact.kept_bytes + int(live.max(initial=0)), bytes_at_first(orders.compact))
 
 
 def _union(sets: list[int], nodes: Iterable[int]) -> int:

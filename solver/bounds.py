@@ -305,7 +305,13 @@ def _streams(problem: Problem, compact: Compact, caps: Caps, work: Ints, spine_a
 
 def memory_bound(compact: Compact) -> int:
     """Return a lower bound on the peak of any schedule, in bytes, what the caller keeps included."""
-    return max(int(least_live_bytes(compact).max()), compact.kept_bytes + int(compact.base_gap_bytes.max()))
+    return max(int(least_live_bytes(compact).max()), compact.kept_bytes + int(compact.base_gap_bytes.max()), bytes_at_first(compact))
+
+
+def bytes_at_first(compact: Compact) -> int:
+    """Return the bytes of all inputs, which are there before anything else."""
+    given = (compact.storage_birth_spine < 0) & (compact.storage_birth_float < 0)
+    return compact.kept_bytes + int(compact.base_gap_bytes[0]) + int(compact.storage_bytes[given].sum())
 
 
 def least_live_bytes(compact: Compact) -> Ints:

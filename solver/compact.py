@@ -128,7 +128,7 @@ def compact(problem: Problem) -> Compact:
     num_spine, num_collectives = len(problem.spine), len(problem.collectives)
     ready, need, after = _places(problem, hosts, spine_index, float_index)
     storages = _storages(problem, hosts)
-    moving = [s for s, (_, _, floats, _) in enumerate(storages) if floats and not problem.storages[s].kept]
+    moving = [s for s, life in enumerate(storages) if not (problem.storages[s].kept or _is_fixed(life))]
     index_of_storage = {s: i for i, s in enumerate(moving)}
     base_gap, base_spine = _baseline(problem, storages, set(moving), num_spine)
     touch_begin, touch_list = _csr([sorted(storages[s][2]) for s in moving])
@@ -263,6 +263,12 @@ def _storages(problem: Problem, hosts: _Hosts) -> list[tuple[int, int, frozenset
     return result
 
 
+def _is_fixed(life: tuple[int, int, frozenset[int], bool]) -> bool:
+    """Whether a storage lives from gap to gap whatever launches and waits do; an input that nothing uses is gone before gap 0."""
+    _, last, floats, from_beginning = life
+    return not floats and not (from_beginning and last < 0)
+
+
 def _baseline(
     problem: Problem, storages: list[tuple[int, int, frozenset[int], bool]], moving: set[int], num_spine: int
 ) -> tuple[Ints, Ints]:
@@ -282,9 +288,6 @@ def _baseline(
         if last >= 0:
             at[begin] += storage.size_bytes
             at[last + 1] -= storage.size_bytes
-        elif from_beginning:  # an input that nothing uses: alive at the very first step only
-            gap[0] += storage.size_bytes
-            gap[1] -= storage.size_bytes
     return np.cumsum(gap)[: num_spine + 1], np.cumsum(at)[: num_spine + 1]
 
 

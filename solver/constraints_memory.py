@@ -50,7 +50,7 @@ def _lives_in_any_order(v: Variables) -> list[Life]:
     lives: list[Life] = []
     for i, life in enumerate(v.spine.free.lives):
         first = v.model.new_int_var(0, 0 if life.from_beginning else v.last_position, f"fixed_first[{i}]")
-        last = v.model.new_int_var(v.position_step - 1, v.last_position, f"fixed_last[{i}]")  # no less for an input without nodes
+        last = v.model.new_int_var(0, v.last_position, f"fixed_last[{i}]")
         for k in life.nodes:
             v.model.add(first <= v.spine_position(k))
             v.model.add(last >= v.spine_position(k))

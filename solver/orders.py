@@ -97,7 +97,8 @@ class Orders:
         for s, storage in enumerate(problem.storages):
             touching = [behind[u] for u in storage.uses]
             if not storage.kept:
-                (moving if any(floats for _, floats in touching) else fixed).append((s, touching))
+                unused = storage.birth < 0 and not any(nodes for nodes, _ in touching)
+                (moving if unused or any(floats for _, floats in touching) else fixed).append((s, touching))
         self.precedence = _precedence(problem, compact, spine_index, behind, (*fixed, *moving))
         num_spine = len(problem.spine)
         self.moving = _touched(problem, moving, spine_index, num_spine)
@@ -175,15 +176,11 @@ class Orders:
         last = _extremes(place, fixed.begin, fixed.nodes, np.maximum, -1)
         first = np.where(early, 0, _extremes(place, fixed.begin, fixed.nodes, np.minimum, num_spine))
         gap, at = np.zeros(num_spine + 3, dtype=np.int64), np.zeros(num_spine + 3, dtype=np.int64)
-        lives = early | (last >= 0)
+        lives = last >= 0
         np.add.at(gap, np.where(early, 0, first + 1)[lives], size[lives])
         np.add.at(gap, (last + 1)[lives], -size[lives])
-        used = lives & (last >= 0)
-        np.add.at(at, first[used], size[used])
-        np.add.at(at, (last + 1)[used], -size[used])
-        unused = int(size[early & (last < 0)].sum())
-        gap[0] += unused
-        gap[1] -= unused
+        np.add.at(at, first[lives], size[lives])
+        np.add.at(at, (last + 1)[lives], -size[lives])
         return np.cumsum(gap)[: num_spine + 1], np.cumsum(at)[: num_spine + 1]
 
 

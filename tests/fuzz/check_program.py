@@ -99,16 +99,11 @@ def _scheduled(problem: Problem, seed: int, *, solved: bool) -> tuple[Caps, Sche
         max_topo_span=rng.choice([None, None, 5, 30]),
         max_prefetch=rng.choice([None, None, 2, 10]),
         max_compute_move=rng.choice([0, 3, 200]),
+        in_flight_cap_bytes=rng.choice([None, None, 512, 4096]),
     )
     if rng.random() < 0.7:
         floor_bytes, _ = least_memory(problem, caps, options)
-        caps = Caps(
-            memory_cap_bytes=floor_bytes + rng.choice([0, 512, 4096]),
-            bucket_cap_bytes=caps.bucket_cap_bytes,
-            max_topo_span=caps.max_topo_span,
-            max_prefetch=caps.max_prefetch,
-            max_compute_move=caps.max_compute_move,
-        )
+        caps = replace(caps, memory_cap_bytes=floor_bytes + rng.choice([0, 512, 4096]))
     answer = solve(problem, caps, options)
     if answer.best is None:
         if solve(problem, replace(caps, memory_cap_bytes=None), options).best is None:
