@@ -169,11 +169,12 @@ def _prologue(
         serving.add(node)
         chain.append(node)
         stack += predecessors[node]
-    while True:  # keep only what depends on nothing but inputs and itself
+    while True:  # keep only what depends on nothing but inputs and itself, and serves nothing that was left out
         kept = {
             n
             for n in chain
             if all(p in chain or records[p].kind is NodeKind.INPUT or _input_view(p, records, predecessors) for p in predecessors[n])
+            and all(s in chain or s == start for s in successors[n])
         }
         if len(kept) == len(chain):
             return tuple(sorted(n for n in chain if records[n].kind is NodeKind.COMPUTE))

@@ -31,6 +31,8 @@ class Policy:
     """Launch, and copy out, while the compute stream stands still for an on-path collective anyway."""
     wait_reductions_at_once: bool = False
     """Wait for a reduction right after its launch: least memory, no overlap."""
+    most_ahead: int | None = None
+    """Compute nodes that a launch may be ahead of its need, where the cap on prefetch allows more; None: what the cap allows."""
     coalesced: bytes = b""
     """For each collective 1 where a bucket that it is the first of is coalesced, if it may be; empty for none."""
 
@@ -77,7 +79,7 @@ def rules(compact: Compact, policy: Policy, caps: Caps, memory_cap_bytes: int | 
         at_once=policy.wait_reductions_at_once,
         memory_cap=int(UNLIMITED) if memory_cap_bytes is None else max(memory_cap_bytes - compact.kept_bytes, 0),
         in_flight_cap=_or_unlimited(caps.in_flight_cap_bytes),
-        max_prefetch=_or_unlimited(caps.max_prefetch),
+        max_prefetch=min(_or_unlimited(caps.max_prefetch), _or_unlimited(policy.most_ahead)),
         bucket_cap=_or_unlimited(caps.bucket_cap_bytes),
         span_cap=_or_unlimited(caps.max_topo_span),
         coalesced=policy.coalesced_of(len(compact.kind)).copy(),

@@ -195,9 +195,8 @@ class Search:
             below.descend(stop_at_ticks)
             below.consider(self._below)
         below.improve(stop_at_ticks)
-        self._below = below.best
-        if below.best is not None:
-            self.consider(below.best)
+        self._below = None if below.best is None else _kept_as_near(below.best, caps)
+        self.consider(self._below)
 
     def improve(self, stop_at_ticks: int) -> None:
         """Take moves that help until none does; then wander with half of the evaluations that are left, and so on."""
@@ -324,6 +323,13 @@ class Search:
             if candidate is not None and candidate.figures.step_time_ticks <= limit_ticks and candidate.figures.peak_memory_bytes <= peak:
                 self.best = candidate
         self.report("fewer launches", self.best.figures.step_time_ticks)
+
+
+def _kept_as_near(candidate: Candidate, caps: Caps) -> Candidate:
+    """Return ``candidate``, found under ``caps``, so that it is laid out the same under caps that allow more prefetch."""
+    if caps.max_prefetch is None or candidate.policy.most_ahead is not None:
+        return candidate
+    return replace(candidate, policy=replace(candidate.policy, most_ahead=caps.max_prefetch))
 
 
 def policies(compact: Compact) -> tuple[Policy, ...]:

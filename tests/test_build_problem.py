@@ -202,6 +202,20 @@ def test_the_cast_of_a_shard_travels_with_its_gather() -> None:
     assert names(problem, problem.spine) == ["shared", "a", "mixed", "b"]
 
 
+def test_what_others_wait_for_is_no_prologue() -> None:
+    """Nothing reads ``dead``, but a write to its input comes behind it, and the gather behind that: it cannot go with the gather."""
+    graph = Graph()
+    w = graph.input("w")
+    a = graph.compute("a", graph.input("x"))
+    dead = graph.compute("dead", w)
+    write = graph.compute("write", w, a)
+    graph.edges.append((dead, write, "order"))
+    g = graph.collective("all_gather", "g", graph.compute("cast", write))
+    problem = graph.problem(graph.compute("b", a, g))
+    assert names(problem, problem.collectives[0].prologue) == []
+    assert names(problem, problem.spine) == ["a", "dead", "write", "cast", "b"]
+
+
 def test_a_bucket_casts_what_the_graph_says_it_may() -> None:
     """The cast and the views behind it, where the cast serves the gather alone; half of what is read and written counts as copied."""
     graph = Graph()

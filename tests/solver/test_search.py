@@ -4,11 +4,12 @@ import random
 
 import numpy as np
 import pytest
-from strategies import layered_problem
+from strategies import layered_problem, random_problem
 
 from apsched.config import Caps, SolveOptions
 from apsched.module_names import part_of
 from apsched.solver.compact import compact
+from apsched.solver.evaluate import evaluate
 from apsched.solver.expand import expand
 from apsched.solver.families import families
 from apsched.solver.least_memory import least_memory
@@ -97,6 +98,19 @@ def test_what_is_found_under_tighter_caps_is_kept(capped: str, seed: int) -> Non
         assert above.best is not None
         assert above.best.figures.step_time_ticks <= below.best.figures.step_time_ticks
         assert verify(problem, expand(problem, small, above.program()), loose) == ()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_is_found_under_tighter_prefetch_is_laid_out_the_same(seed: int) -> None:
+    """Where the cap allows more, launches that were late stay late: earlier ones may take memory that is not there."""
+    problem = random_problem(random.Random(seed), max_collectives=30, max_spine=30)
+    small = compact(problem)
+    caps = Caps(memory_cap_bytes=least_memory(problem, options=SolveOptions(budget=0.1))[0], max_prefetch=6)
+    search = Search(problem=problem, compact=small, caps=caps, report=lambda *_: None, max_evaluations=300, floor_bytes=0)
+    search.portfolio()
+    if search.best is not None:
+        search.descend_by_ladders(ladders(small, caps, 0), 300, 0)
+        assert evaluate(small, search.program()) == search.best.figures
 
 
 def test_a_cap_on_prefetch_starts_from_buckets_of_several_blocks_and_from_tighter_caps() -> None:
