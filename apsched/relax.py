@@ -92,7 +92,7 @@ def _more_prefetch(problem: Problem, caps: Caps, options: SolveOptions, answer: 
     if caps.max_prefetch is None:
         return _not_solved("prefetch", "no prefetch cap is set, so none binds")
     longest = _longest_prefetch(problem, answer)
-    if longest < caps.max_prefetch:
+    if longest < caps.max_prefetch // 3:  # search looks at a third of the cap, too: what it found there may be far from the cap that binds
         return _not_solved("prefetch", f"the cap of {caps.max_prefetch} compute nodes does not bind: the longest is {longest}")
     cap = caps.max_prefetch + block_nodes(problem)
     change = f"prefetch cap {caps.max_prefetch} -> {cap} compute nodes (a layer has {block_nodes(problem)})"
