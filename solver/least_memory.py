@@ -37,11 +37,8 @@ class LeastMemory:
 
     def lowered_within(self, cap_bytes: int | None) -> Lowered | None:
         """Return the first of the orders whose peak is within ``cap_bytes``, the lowest where none is; None where it is as captured."""
-        within = cap_bytes is None or cap_bytes >= self.as_captured_bytes
-        if not self.lowered or (within and self.as_captured is not None):
+        if cap_bytes is None or cap_bytes >= self.as_captured_bytes or not self.lowered:
             return None
-        if cap_bytes is None:
-            return self.lowered[0]
         return next((lower for lower in self.lowered if lower.peak_bytes <= cap_bytes), self.lowered[-1])
 
 
@@ -64,8 +61,7 @@ def least_memory_with(problem: Problem, small: Compact, mover: ComputeMover | No
         return LeastMemory(peak_bytes=least, bound_bytes=bound, as_captured_bytes=least, as_captured=program)
     bound = min(memory_bound_of_any_order(mover.orders), least)
     lowered = lower_peak(mover, caps, bound)
-    known = [lower.peak_bytes for lower in lowered] + ([least] if program is not None else [])
-    lowest = min(known, default=least)
+    lowest = min((least, *(lower.peak_bytes for lower in lowered)))
     if bound < lowest and is_small(problem):
         exact = ExactModel(problem, small, caps, horizon_ticks(problem, small), orders=mover.orders).minimize_peak(options, None)
         if not mover.orders.keeps_together:
@@ -73,7 +69,7 @@ def least_memory_with(problem: Problem, small: Compact, mover: ComputeMover | No
         if exact.program is not None:
             there, places = mover.orders.problem_of(exact.order), mover.orders.compact_of(exact.order)
             peak = score(there, "floor", expand(there, places, exact.program), caps).peak_memory_bytes
-            if peak < lowest or not known:
+            if peak < lowest:
                 lowest, lowered = (
                     peak,
                     (*lowered, Lowered(blocks=mover.orders.blocks_of(exact.order), peak_bytes=peak, program=exact.program)),

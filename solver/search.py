@@ -195,7 +195,9 @@ class Search:
             below.descend(stop_at_ticks)
             below.consider(self._below)
         below.improve(stop_at_ticks)
-        self._below = None if below.best is None else _kept_as_near(below.best, caps)
+        self._below = below.best
+        if below.best is not None and caps.max_prefetch != self.caps.max_prefetch:
+            self._below = _kept_as_near(below.best, caps)
         self.consider(self._below)
 
     def improve(self, stop_at_ticks: int) -> None:
@@ -327,7 +329,7 @@ class Search:
 
 def _kept_as_near(candidate: Candidate, caps: Caps) -> Candidate:
     """Return ``candidate``, found under ``caps``, so that it is laid out the same under caps that allow more prefetch."""
-    if caps.max_prefetch is None or candidate.policy.most_ahead is not None:
+    if candidate.policy.most_ahead is not None:
         return candidate
     return replace(candidate, policy=replace(candidate.policy, most_ahead=caps.max_prefetch))
 

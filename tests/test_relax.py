@@ -67,6 +67,7 @@ def test_prefetch_that_binds() -> None:
     found = by_name(problem, Caps(max_prefetch=0))["prefetch"]
     assert (found.gain_ticks, found.verdict) == (60, "gains")
     assert found.change == "prefetch cap 0 -> 2 compute nodes (a layer has 2)"
+    assert by_name(problem, Caps(max_prefetch=2))["prefetch"].verdict == "gains nothing"  # a longer one is looked for, though none is used
     assert by_name(problem, Caps())["prefetch"].change == "no prefetch cap is set, so none binds"
     assert by_name(problem, Caps(max_prefetch=50))["prefetch"].change.startswith(
         "the cap of 50 compute nodes does not bind: the longest is "
