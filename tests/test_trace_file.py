@@ -4,6 +4,7 @@ The rules that Perfetto reads by are checked one by one, everywhere; ``test_trac
 """
 
 import json
+import math
 from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
@@ -14,8 +15,9 @@ from conftest import Run
 
 from apsched.run_files import SolvedRun, load_run
 from apsched.simulate import simulate
+from apsched.trace_beside import trace_beside
 from apsched.trace_file import COMPUTE_STREAM, FIRST_PROCESS, trace
-from apsched.units import ticks_to_us
+from apsched.units import TICKS_PER_US, ticks_to_us
 
 _KEYS = {
     "M": {"ph", "name", "pid", "tid", "ts", "args"},
@@ -94,6 +96,26 @@ def test_the_trace_says_what_the_timelines_say(events: list[dict[str, Any]], sol
             assert all(e["args"]["why"] for e in stalled)
             assert max(e["args"]["bytes"] for e in mine if e["ph"] == "C") == timeline.peak_memory_bytes
             assert sum(e["ph"] == "s" for e in mine) == 2 * len(timeline.transfers)
+
+
+@pytest.mark.parametrize("begin_us", [81.5, 2.0**41 + 0.352, 4500367458164.736, 2.0**42 + 0.25, 2.0**52 / 1000 + 0.125, 7.8e12 + 0.001])
+def test_beside_a_profile_no_tick_is_lost(events: list[dict[str, Any]], solved: SolvedRun, tmp_path: Path, begin_us: float) -> None:
+    """Profiles count from up to three months ago, where floats lie a nanosecond apart and products half of one; readers round up."""
+    step = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "pid": 1, "tid": 1, "ts": begin_us, "dur": 1e6}
+    (tmp_path / "real.json").write_text(json.dumps([step]))
+    both = json.loads(trace_beside(solved, tmp_path / "real.json").content)["traceEvents"]
+    assert both[0] == step
+    begins = {}
+    for ours, shifted in zip(events, both[1:], strict=True):
+        at = _tick(shifted["ts"]) - _tick(ours["ts"])
+        assert begins.setdefault((ours["pid"] - FIRST_PROCESS) // 2, at) == at, ours
+    assert begins[0] == round(begin_us * TICKS_PER_US)
+
+
+def _tick(at_us: float) -> int:
+    """Return the tick that C's ``llround`` reads: half a tick counts as one."""
+    ticks = at_us * TICKS_PER_US
+    return math.floor(ticks) + (ticks % 1 >= 0.5)
 
 
 def test_the_command(run: Run, debug_run: Path, solved: SolvedRun) -> None:
