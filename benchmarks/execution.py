@@ -2,8 +2,9 @@
 
 ``network``: process ranks in network namespaces of their own (Linux, root; see ``slow_network``) run a small LLaMA, forward and backward,
 under each schedule: as captured, the greedy baselines, torch's ``schedule_overlap_bucketing``, and apsched with and without a cap on
-memory. Costs are measured on the same link first. Schedules run by turns; a table has medians, spread, what was predicted, and the peak
-of live bytes as counted while running. Nothing else should run meanwhile: the report says what did.
+memory. Short sequences are bound by the network, long ones by compute. Costs are measured on the same link first. Schedules run by turns;
+a table has medians, spread, what was predicted, and the peak of live bytes as counted while running. Nothing else should run meanwhile:
+the report says what did.
 ``device``: memory and operators on a GPU (``python -m benchmarks.device``); skipped, and said to be, where there is none.
 ``checks``: a long run against eager FSDP2, faults, random graphs, files of any bytes.
 
@@ -20,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--parts", metavar="NAMES", default=",".join(_PARTS), help=f"by commas (default {','.join(_PARTS)})")
     parser.add_argument("--rates", metavar="NUMBERS", default="200,1000", help="Mb/s of each link, by commas (default 200,1000)")
     parser.add_argument("--processes", metavar="NUMBER", default="2", help="process ranks (default 2)")
-    parser.add_argument("--seq", metavar="NUMBER", default="512", help="sequence length (default 512)")
+    parser.add_argument("--seq", metavar="NUMBERS", default="512,2048", help="sequence lengths, by commas (default 512,2048)")
     parser.add_argument("--rounds", metavar="NUMBER", default="24", help="timed steps of each schedule (default 24)")
     parser.add_argument("--budget", metavar="WORK", default="4", help="of the solver (default 4)")
-    parser.add_argument("--timeout", metavar="SECONDS", default="1500", help="of one rate (default 1500)")
+    parser.add_argument("--timeout", metavar="SECONDS", default="1500", help="of one rate and length (default 1500)")
     parser.add_argument("--fuzz-minutes", metavar="NUMBER", default="5", help="of random graphs (default 5)")
     parser.add_argument("-o", "--out", metavar="DIR", default=str(_RESULTS), help="where the table and the numbers go")
     args = parser.parse_args(arguments)
@@ -75,24 +77,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _networks(args: argparse.Namespace) -> dict[str, Any]:
     rounds = parse_count(args.rounds, "--rounds", least=2)
-    request = {
-        "seq_len": parse_count(args.seq, "--seq", least=8),
-        "rounds": rounds,
-        "profiled_steps": 2 * rounds,
-        "budget": parse_number(args.budget, "--budget"),
-    }
+    request = {"rounds": rounds, "profiled_steps": 2 * rounds, "budget": parse_number(args.budget, "--budget")}
     processes, timeout_s = parse_count(args.processes, "--processes", least=2), parse_count(args.timeout, "--timeout", least=1)
     rates = [parse_number(part, "--rates") for part in args.rates.split(",")]
+    lengths = [parse_count(part, "--seq", least=8) for part in args.seq.split(",")]
     return {
-        f"{processes} x {rate:g} Mb/s": {
+        f"{processes} x {rate:g} Mb/s, {seq_len} tokens": {
             "processes": processes,
             "megabits_per_s": rate,
-            "request": request,
-            "found": run_job(processes, rate, request, timeout_s=timeout_s),
+            "request": request | {"seq_len": seq_len},
+            "found": run_job(processes, rate, request | {"seq_len": seq_len}, timeout_s=timeout_s),
             "cores": os.cpu_count(),
             "machine": _machine(),
         }
-        for rate in rates
+        for rate, seq_len in product(rates, lengths)
     }
 
 

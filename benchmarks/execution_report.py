@@ -32,11 +32,11 @@ def _network(run: Mapping[str, Any]) -> list[str]:
     cores = [busy for row in rows for busy in row["others_cores"]]
     left_out = len(cores) - sum(len(row["measured_us"]) for row in rows)
     lines = [
-        f"## {run['megabits_per_s']:g} Mb/s, {ranks} process ranks",
+        f"## {run['megabits_per_s']:g} Mb/s, sequences of {request['seq_len']} tokens, {ranks} process ranks",
         "",
-        f"`llama3-small`, sequences of {request['seq_len']} tokens, `fsdp={ranks}`, forward and backward, fp32; gloo processes of one "
-        f"thread in network namespaces, each group with one more for its collectives; "
-        f"{request['rounds']} rounds, by turns. {run['machine']}. Programs other than this kept "
+        f"`llama3-small`, `fsdp={ranks}`, forward and backward, fp32: compute takes {found['compute_us'] / 1e3:.0f} ms, collectives as "
+        f"captured {found['transfer_us'] / 1e3:.0f} ms. Gloo processes of one thread in network namespaces, each group with one more for "
+        f"its collectives; {request['rounds']} rounds, by turns. {run['machine']}. Programs other than this kept "
         f"{found['others_cores']:.2f} cores busy during calibration and {fmean(cores):.2f} during the rounds; {left_out} of {len(cores)} "
         f"steps, those that they disturbed, are left out. Compute beside a collective is slower by {slows['compute_slowdown']:.3f}, "
         f"a collective beside compute by {slows['transfer_slowdown']:.3f} and its latency by {slows['latency_slowdown']:.2f}, all measured "

@@ -87,7 +87,15 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
         }
         for runnable in runnables
     ]
-    report = {"schedules": found, "memory_caps_bytes": caps, "contention": contention_json(contention), "others_cores": cores_at_first}
+    alone = [simulate(problem, as_captured(problem.num_nodes)) for problem in problems]
+    report = {
+        "schedules": found,
+        "memory_caps_bytes": caps,
+        "contention": contention_json(contention),
+        "others_cores": cores_at_first,
+        "compute_us": sum(ticks_to_us(timeline.compute_ticks) for timeline in alone),
+        "transfer_us": sum(ticks_to_us(t.end_ticks - t.begin_ticks) for timeline in alone for t in timeline.transfers),
+    }
     (folder / f"{process_rank}.json").write_text(json.dumps(report))
     dist.barrier()
     dist.destroy_process_group()
