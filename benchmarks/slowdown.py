@@ -33,9 +33,9 @@ def measured_contention(graphs: Sequence[tuple[GraphModule, nx.DiGraph]], latenc
 
         t_beside(s) = h l + g (t_alone(s) - l)
 
-    Each message is launched on an idle stream, and beside compute its end is that of the operator in which it comes. Both make h larger
-    (one that queues behind another takes 1 ms more beside compute, not 3; operators are up to some ms long) and stand for what a job adds:
-    process ranks launch operators apart, the early one waits for the late one, and gathers take their slow mode.
+    Each message is launched on an idle stream, which makes h larger (one that queues behind another takes 1 ms more beside compute, not
+    3) and stands for what a job adds: process ranks launch operators apart, the early one waits for the late one, and gathers take their
+    slow mode. A message ends when gloo's thread says so; the operator that runs meanwhile may end tens of milliseconds later.
     """
     calls, counts = _operators(graphs)
     alone: list[list[float]] = [[] for _ in calls]
@@ -53,14 +53,15 @@ def measured_contention(graphs: Sequence[tuple[GraphModule, nx.DiGraph]], latenc
         dist.barrier()
         for k, call in enumerate(calls):
             alone[k].append(_us(call))
+        ends: list[int] = []
         begin = time.perf_counter_ns()
         work, kept = _collective(elements=elements, gather=gather)
+        ended = work.get_future().then(lambda _: ends.append(time.perf_counter_ns()))
         if computing:
             one_by_one(work)
-        work.wait()
-        time_us = (time.perf_counter_ns() - begin) / 1e3
+        ended.wait()
         del kept
-        return time_us
+        return (ends[0] - begin) / 1e3
 
     with torch.no_grad():
         for call in calls:
