@@ -35,7 +35,7 @@ def test_every_schedule_runs_and_holds_the_memory_that_was_predicted(tmp_path, c
     assert min(report["contention"][f"{what}_slowdown"] for what in ("compute", "transfer")) >= 1
     assert report["others_cores"] >= 0
     (alone_us,) = (row["predicted_alone_us"] for row in report["schedules"] if row["name"] == "as_captured")
-    assert max(report["compute_us"], report["transfer_us"]) < alone_us <= report["compute_us"] + report["transfer_us"]
+    assert max(report["compute_us"], report["transfer_us"]) < alone_us <= report["compute_us"] + report["transfer_us"] + 1  # rounding
     fits = {row["name"]: row["fits"] for row in report["schedules"]}
     assert fits["apsched, tight cap"] == [True, True]
 
