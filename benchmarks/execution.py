@@ -2,9 +2,9 @@
 
 ``network``: process ranks in network namespaces of their own (Linux, root; see ``slow_network``) run a small LLaMA, forward and backward,
 under each schedule: as captured, the greedy baselines, torch's ``schedule_overlap_bucketing``, and apsched with and without a cap on
-memory. Short sequences are bound by the network, long ones by compute. Costs are measured on the same link first. Schedules run by turns;
-a table has medians, spread, what was predicted, and the peak of live bytes as counted while running. Nothing else should run meanwhile:
-the report says what did.
+memory. Compute binds long sequences on a fast link, the network all others. Costs are measured on the same link first. Schedules run by
+turns; a table has medians, spread, what was predicted, and the peak of live bytes as counted while running. Nothing else should run
+meanwhile: the report says what did.
 ``device``: memory and operators on a GPU (``python -m benchmarks.device``); skipped, and said to be, where there is none.
 ``checks``: a long run against eager FSDP2, faults, random graphs, files of any bytes.
 
@@ -77,20 +77,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _networks(args: argparse.Namespace) -> dict[str, Any]:
     rounds = parse_count(args.rounds, "--rounds", least=2)
-    request = {"rounds": rounds, "profiled_steps": 2 * rounds, "budget": parse_number(args.budget, "--budget")}
+    same = {"rounds": rounds, "profiled_steps": 2 * rounds, "budget": parse_number(args.budget, "--budget")}
     processes, timeout_s = parse_count(args.processes, "--processes", least=2), parse_count(args.timeout, "--timeout", least=1)
     rates = [parse_number(part, "--rates") for part in args.rates.split(",")]
-    lengths = [parse_count(part, "--seq", least=8) for part in args.seq.split(",")]
+    requests = [{"seq_len": parse_count(part, "--seq", least=8), **same} for part in args.seq.split(",")]
     return {
-        f"{processes} x {rate:g} Mb/s, {seq_len} tokens": {
+        f"{processes} x {rate:g} Mb/s, {request['seq_len']} tokens": {
             "processes": processes,
             "megabits_per_s": rate,
-            "request": request | {"seq_len": seq_len},
-            "found": run_job(processes, rate, request | {"seq_len": seq_len}, timeout_s=timeout_s),
+            "request": request,
+            "found": run_job(processes, rate, request, timeout_s=timeout_s),
             "cores": os.cpu_count(),
             "machine": _machine(),
         }
-        for rate, seq_len in product(rates, lengths)
+        for rate, request in product(rates, requests)
     }
 
 

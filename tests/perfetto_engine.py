@@ -4,6 +4,7 @@ The engine is what ``PERFETTO_TRACE_PROCESSOR`` names: a folder with that of Per
 a ``trace_processor_shell``.
 """
 
+import math
 import os
 import subprocess
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+
+from apsched.units import TICKS_PER_US
 
 ENGINE = os.environ.get("PERFETTO_TRACE_PROCESSOR")
 needs_engine = pytest.mark.skipif(
@@ -72,3 +75,9 @@ def _class_that_loads() -> type[Any]:
             return Backend(remote, self.protos)
 
     return Processor
+
+
+def tick_read(at_us: float) -> int:
+    """Return the tick that a reader takes a time for, by C's ``llround`` of its product with 1000: half a tick counts as one."""
+    ticks = at_us * TICKS_PER_US
+    return math.floor(ticks) + (ticks % 1 >= 0.5)

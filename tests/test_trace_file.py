@@ -4,7 +4,6 @@ The rules that Perfetto reads by are checked one by one, everywhere; ``test_trac
 """
 
 import json
-import math
 from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import Run
+from perfetto_engine import tick_read
 
 from apsched.run_files import SolvedRun, load_run
 from apsched.simulate import simulate
@@ -107,15 +107,9 @@ def test_beside_a_profile_no_tick_is_lost(events: list[dict[str, Any]], solved: 
     assert both[0] == step
     begins = {}
     for ours, shifted in zip(events, both[1:], strict=True):
-        at = _tick(shifted["ts"]) - _tick(ours["ts"])
+        at = tick_read(shifted["ts"]) - tick_read(ours["ts"])
         assert begins.setdefault((ours["pid"] - FIRST_PROCESS) // 2, at) == at, ours
     assert begins[0] == round(begin_us * TICKS_PER_US)
-
-
-def _tick(at_us: float) -> int:
-    """Return the tick that C's ``llround`` reads: half a tick counts as one."""
-    ticks = at_us * TICKS_PER_US
-    return math.floor(ticks) + (ticks % 1 >= 0.5)
 
 
 def test_the_command(run: Run, debug_run: Path, solved: SolvedRun) -> None:

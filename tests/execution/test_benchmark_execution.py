@@ -40,6 +40,17 @@ def test_every_schedule_runs_and_holds_the_memory_that_was_predicted(tmp_path, c
     assert fits["apsched, tight cap"] == [True, True]
 
 
+def test_every_rate_runs_with_every_length(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("benchmarks.execution.run_job", lambda *job, timeout_s: asked.append((job[:2], job[2]["seq_len"])))
+    monkeypatch.setattr("benchmarks.execution.markdown", lambda report: "")
+    assert main(["--parts", "network", "--rates", "20,40", "--seq", "8,16", "-o", str(tmp_path)]) == 0
+    assert asked == [((2, 20), 8), ((2, 20), 16), ((2, 40), 8), ((2, 40), 16)]
+    (numbers,) = tmp_path.glob("*.json")
+    kept = json.loads(numbers.read_text())["networks"].values()
+    assert [(run["megabits_per_s"], run["request"]["seq_len"]) for run in kept] == [(20, 8), (20, 16), (40, 8), (40, 16)]
+
+
 def test_a_part_that_is_made_again_leaves_the_others(tmp_path, capsys, monkeypatch):
     tried = [Check(name="a run", passed=True, says="3 passed", seconds=1.5)]
     monkeypatch.setattr("benchmarks.execution.checks", lambda minutes: iter(tried))
