@@ -46,9 +46,10 @@ from apsched.units import ticks_to_us
 from apsched.writeback.write_back import write_back
 from benchmarks import ordered_gloo
 from benchmarks.live_bytes import live_bytes_of, run_counting
-from benchmarks.load import Load, everywhere, least_disturbed, others_cores, undisturbed
+from benchmarks.load import Load, everywhere, is_quiet, least_disturbed, others_cores, undisturbed
+from benchmarks.queued_gathers import as_if_idle, queued_gather_slowdown
 from benchmarks.second_profile import second_profile
-from benchmarks.slowdown import measured_contention
+from benchmarks.slowdown import as_ratio, measured_contention
 
 CPU = load_cluster("cpu")
 
@@ -138,10 +139,12 @@ def calibrated(built: BuiltModel, capture: Capture, folder: Path, num_steps: int
     traces = [load_trace(folder / f"trace.{rank}.json") for rank in range(dist.get_world_size())]
     traces = [replace(trace, steps=tuple(trace.steps[k] for k in counted)) for trace in traces]
     beside_steps = fmean(cores[k] for k in counted)
+    profiled = profile_costs(dags, traces, CPU, "cpu").costs
+    queued, beside_queues = least_disturbed(lambda: queued_gather_slowdown(dags, profiled))
     return (
-        completed(profile_costs(dags, traces, CPU, "cpu").costs, measured),
-        contention,
-        max(beside_measuring, beside_both, beside_steps),
+        completed(profiled, as_if_idle(measured, queued)),
+        replace(contention, queued_gather_slowdown=as_ratio(queued)),
+        max(beside_measuring, beside_both, beside_steps, beside_queues),
     )
 
 
@@ -200,23 +203,25 @@ def by_turns(built: BuiltModel, runnables: Sequence[Runnable], rounds: int) -> t
     """Return the step times of every schedule, of the slowest process rank each, and how many cores others kept busy meanwhile.
 
     A round runs each schedule twice, in changing order, and times the second: before a step of a job comes another like it, which is what
-    caches and connections remember.
+    caches and connections remember. More rounds follow, as many again at most, until each has so many steps that nobody disturbed.
     """
-    steps: dict[str, list[tuple[float, Load]]] = {runnable.name: [] for runnable in runnables}
-    for number in range(-1, rounds):
+    times: dict[str, list[float]] = {runnable.name: [] for runnable in runnables}
+    cores: dict[str, list[float]] = {runnable.name: [] for runnable in runnables}
+    for number in range(-1, 2 * rounds):
+        if number >= rounds and all(sum(map(is_quiet, of_steps)) >= rounds for of_steps in cores.values()):
+            break
         turn = max(number, 0) % len(runnables)
+        steps: dict[str, tuple[float, Load]] = {}
         for runnable in (*runnables[turn:], *runnables[:turn]):
             timed_step(built, runnable.modules)
             before = Load.now()
             time_us = timed_step(built, runnable.modules)
-            if number >= 0:
-                steps[runnable.name].append((time_us, Load.now().since(before)))
-    of_all = everywhere(steps)
-    times, cores = {}, {}
-    for name in steps:
-        same = list(zip(*(of_rank[name] for of_rank in of_all), strict=True))
-        times[name] = [max(time_us for time_us, _ in step) for step in same]
-        cores[name] = [others_cores([load for _, load in step]) for step in same]
+            steps[runnable.name] = time_us, Load.now().since(before)
+        of_all = everywhere(steps)
+        for name in steps if number >= 0 else ():
+            same = [of_rank[name] for of_rank in of_all]
+            times[name].append(max(time_us for time_us, _ in same))
+            cores[name].append(others_cores([load for _, load in same]))
     return times, cores
 
 

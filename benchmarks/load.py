@@ -1,4 +1,4 @@
-"""What programs other than this job take of the machine meanwhile; a step that they disturbed is no measurement. Linux."""
+"""What other programs, and virtual machines beside this one, take meanwhile; a step that they disturbed is no measurement. Linux."""
 
 import os
 import time
@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 import torch.distributed as dist
 
 Found = TypeVar("Found")
-_MOST_TRIES = 2
+_MOST_TRIES = 4
 
 QUIET_CORES = 0.15
 """A step during which others kept more cores busy than that is disturbed; the machine's clock ticks every 10 ms, which is 0.03 of 0.3 s."""
@@ -21,28 +21,39 @@ class Load:
     """Time on processors: of the whole machine, and of this process; and by the clock."""
 
     machine_s: float
+    stolen_s: float
+    """What the host gave to other virtual machines while this one had work."""
     own_s: float
     clock_s: float
 
     @classmethod
     def now(cls) -> Self:
         """Return them so far. Interrupts are nobody's: most are the network's."""
-        user, nice, system = map(int, Path("/proc/stat").read_text().splitlines()[0].split()[1:4])
-        return cls((user + nice + system) / os.sysconf("SC_CLK_TCK"), time.process_time(), time.monotonic())
+        user, nice, system, _idle, _io, _hard, _soft, steal = map(int, Path("/proc/stat").read_text().splitlines()[0].split()[1:9])
+        ticks_in_s = os.sysconf("SC_CLK_TCK")
+        return cls((user + nice + system) / ticks_in_s, steal / ticks_in_s, time.process_time(), time.monotonic())
 
     def since(self, before: "Load") -> "Load":
         """Return what went by since ``before``."""
-        return Load(self.machine_s - before.machine_s, self.own_s - before.own_s, self.clock_s - before.clock_s)
+        return Load(
+            self.machine_s - before.machine_s, self.stolen_s - before.stolen_s, self.own_s - before.own_s, self.clock_s - before.clock_s
+        )
 
 
 def others_cores(loads: Sequence[Load]) -> float:
     """Return how many cores others kept busy on average; ``loads`` are those of all process ranks over the same span."""
-    return max(0.0, (loads[0].machine_s - sum(load.own_s for load in loads)) / loads[0].clock_s)
+    by_programs_s = max(0.0, loads[0].machine_s - sum(load.own_s for load in loads))
+    return (by_programs_s + loads[0].stolen_s) / loads[0].clock_s
+
+
+def is_quiet(cores: float) -> bool:
+    """Whether others that kept so many cores busy disturbed nothing."""
+    return cores <= QUIET_CORES
 
 
 def undisturbed(cores: Sequence[float]) -> list[int]:
     """Return the places of the steps that count: the quiet ones, or where these are fewer than four, the four that were least disturbed."""
-    quiet = [k for k, busy in enumerate(cores) if busy <= QUIET_CORES]
+    quiet = [k for k, busy in enumerate(cores) if is_quiet(busy)]
     least = sorted(sorted(range(len(cores)), key=lambda k: cores[k])[:4])
     return quiet if len(quiet) >= len(least) else least
 
@@ -55,7 +66,7 @@ def everywhere(mine: Any) -> list[Any]:
 
 
 def least_disturbed(measure: Callable[[], Found]) -> tuple[Found, float]:
-    """Return what ``measure`` finds, and how many cores others kept busy; it is called once more unless they kept quiet.
+    """Return what ``measure`` finds, and how many cores others kept busy; it is called up to four times, until they keep quiet.
 
     Every process rank calls this. A calibration beside another program is one of another machine: with a third of a core taken, what it
     said of compute and transfers was a fifth too high.
@@ -67,7 +78,7 @@ def least_disturbed(measure: Callable[[], Found]) -> tuple[Found, float]:
         cores = others_cores(everywhere(Load.now().since(before)))
         if best is None or cores < best[1]:
             best = (found, cores)
-        if cores <= QUIET_CORES:
+        if is_quiet(cores):
             break
     assert best is not None
     return best

@@ -17,8 +17,8 @@ from apsched.contention import Contention
 from apsched.graph.dag import NodeKind
 
 _LARGEST_TERM = 100
-_SMALL_ELEMENTS, _LARGE_ELEMENTS = 2**18, 2**21
-"""1 MiB, as many parameters have; 8 MiB: a tenth of a second at 1 Gb/s, in which most operators come by."""
+_SMALL_ELEMENTS, _LARGE_ELEMENTS = 2**16, 2**21
+"""256 KiB, of which a gather's two modes are 3 ms apart at 200 Mb/s; 8 MiB, a tenth of a second at 1 Gb/s: most operators come by."""
 _ROUNDS = {_SMALL_ELEMENTS: 32, _LARGE_ELEMENTS: 6}
 """Differences of small messages say what latency takes, and are of the size of their own noise."""
 
@@ -84,7 +84,7 @@ def measured_contention(graphs: Sequence[tuple[GraphModule, nx.DiGraph]], latenc
     ratios = torch.tensor([compute, of_bytes, of_latency], dtype=torch.float64)
     dist.all_reduce(ratios)
     f, g, h = (max(1.0, ratio / dist.get_world_size()) for ratio in ratios.tolist())
-    return Contention(compute_slowdown=_ratio(f), transfer_slowdown=_ratio(g), latency_slowdown=_ratio(h))
+    return Contention(compute_slowdown=as_ratio(f), transfer_slowdown=as_ratio(g), latency_slowdown=as_ratio(h))
 
 
 def _typical(times: Sequence[float]) -> float:
@@ -93,7 +93,8 @@ def _typical(times: Sequence[float]) -> float:
     return fmean(sorted(times)[quarter : len(times) - quarter])
 
 
-def _ratio(factor: float) -> tuple[int, int]:
+def as_ratio(factor: float) -> tuple[int, int]:
+    """Return ``factor`` as numerator and denominator, both small."""
     return Fraction(factor).limit_denominator(_LARGEST_TERM).as_integer_ratio()
 
 

@@ -4,7 +4,8 @@ On a CPU each transfer follows a stretch of work, as in a job. Right after a bar
 and gloo's threads are awake: small messages then look up to four times too cheap, and large gathers fall at random into one of two modes.
 In gloo a receiver says that it is ready on the connection that it sends its data on (sendNotifyRecvReady, gloo/transport/tcp/pair.cc):
 ranks that start at once say so before they send, and both directions run together; where one starts later, its word waits behind its own
-data and half of the transfer goes one way at a time, 1.5 times as long. In a job one always starts later.
+data and half of the transfer goes one way at a time, 1.5 times as long. In a job one always starts later. Buckets, larger than any message
+of the graphs, are timed one behind the other, as schedules have them: in a queue every gather takes the slow mode, and times vary little.
 """
 
 import time
@@ -27,6 +28,7 @@ SOURCE = "measured"
 _c10d: Any = torch.ops._c10d_functional
 _REPEATS, _REPEATS_OF_SMALL = 10, 30
 _SMALL_BYTES = 2**20
+_QUEUES, _IN_QUEUE = 5, 3
 _PRODUCTS_BETWEEN = 16
 """Matrix products between two transfers on a CPU, a millisecond or two of work."""
 _LARGEST_BYTES = 256 * 2**20
@@ -41,10 +43,11 @@ def measure_collectives(
     """
     found: list[Transfers] = []
     launches: dict[str, list[float]] = {}
-    for kind, group_name, ranks, sizes in _wanted(dags):
+    for kind, group_name, ranks, sizes, largest in _wanted(dags):
         points, launch_us = [], []
         for size_bytes in sizes:
-            transfer, launch = _transfer_us(kind, group_name, len(ranks), size_bytes, device)
+            measured = _queued_us if device.type == "cpu" and size_bytes > largest else _transfer_us
+            transfer, launch = measured(kind, group_name, len(ranks), size_bytes, device)
             points.append((size_bytes, transfer))
             launch_us.append(launch)
         shape = group_shape(cluster, ranks)
@@ -65,8 +68,9 @@ def measure_collectives(
     return tuple(one_each[shape] for shape in sorted(one_each)), launch_by_kind
 
 
-def _wanted(dags: Sequence[nx.DiGraph]) -> list[tuple[str, str, tuple[int, ...], list[int]]]:
-    """Return kind, group, its process ranks, and sizes: each one's own, and by fours up to all those of one graph in one bucket."""
+def _wanted(dags: Sequence[nx.DiGraph]) -> list[tuple[str, str, tuple[int, ...], list[int], int]]:
+    """Return kind, group, its process ranks, sizes (each one's own, and by fours up to all those of one graph in one bucket), and the
+    size of the largest message."""
     messages: dict[tuple[str, str], list[int]] = {}
     most: dict[tuple[str, str], int] = {}
     ranks: dict[str, tuple[int, ...]] = {}
@@ -81,7 +85,7 @@ def _wanted(dags: Sequence[nx.DiGraph]) -> list[tuple[str, str, tuple[int, ...],
                 ranks[collective.group] = dag.graph["group_ranks"].get(collective.group) or tuple(range(collective.group_size))
         most |= {key: max(total, most.get(key, 0)) for key, total in here.items()}
     return [
-        (kind, group, ranks[group], _sizes(sizes, most[kind, group], len(ranks[group])))
+        (kind, group, ranks[group], _sizes(sizes, most[kind, group], len(ranks[group])), max(sizes))
         for (kind, group), sizes in sorted(messages.items())
     ]
 
@@ -111,6 +115,24 @@ def _transfer_us(kind: str, group_name: str, num_ranks: int, size_bytes: int, de
     once(start, group)  # sets up connections
     transfers, launches = zip(*(once(start, group) for _ in range(repeats)), strict=True)
     return _inner_mean(transfers), _inner_mean(launches)
+
+
+def _queued_us(kind: str, group_name: str, num_ranks: int, size_bytes: int, device: torch.device) -> tuple[float, float]:
+    """Return what :func:`_transfer_us` does, of transfers that begin when another one ends."""
+    start = _starter(kind, group_name, num_ranks, size_bytes, device)
+    dist.barrier(group_of_name(group_name))
+    transfers, launches = [], []
+    for _ in range(_QUEUES):
+        part_ranks()
+        before = time.perf_counter_ns()
+        results = [start() for _ in range(_IN_QUEUE)]
+        launches.append((time.perf_counter_ns() - before) / 1e3 / _IN_QUEUE)
+        ends = []
+        for result in results:
+            _c10d.wait_tensor(result)
+            ends.append(time.perf_counter_ns())
+        transfers.append((ends[-1] - ends[0]) / 1e3 / (_IN_QUEUE - 1))
+    return fmean(sorted(transfers)[1:-1]), fmean(launches)
 
 
 def _once_on_gpu(start: Callable[[], torch.Tensor], group: Any) -> tuple[float, float]:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -28,11 +29,11 @@ def test_every_schedule_runs_and_holds_the_memory_that_was_predicted(tmp_path, c
     assert {row["name"] for row in report["schedules"]} == names
     for row in report["schedules"]:
         assert row["name"] in table
-        assert len(row["measured_us"]) == len(row["others_cores"]) == 2
+        assert 2 <= len(row["measured_us"]) <= len(row["others_cores"]) <= 4  # more than two where something disturbed them
         for graph in row["memory"]:
             assert graph["nodes_apart"] == 0, row["name"]
             assert graph["counted_bytes"] == graph["predicted_bytes"]
-    assert min(report["contention"][f"{what}_slowdown"] for what in ("compute", "transfer")) >= 1
+    assert min(report["contention"][f"{what}_slowdown"] for what in ("compute", "transfer", "latency", "queued_gather")) >= 1
     assert report["others_cores"] >= 0
     (alone_us,) = (row["predicted_alone_us"] for row in report["schedules"] if row["name"] == "as_captured")
     assert max(report["compute_us"], report["transfer_us"]) < alone_us <= report["compute_us"] + report["transfer_us"] + 1  # rounding
@@ -78,17 +79,20 @@ def test_an_order_that_was_not_predicted_is_named():
 def test_a_calibration_that_others_disturbed_is_made_again(monkeypatch):
     monkeypatch.setattr(load, "everywhere", lambda mine: [mine])
     clock = itertools.count(1)
-    for busy, chosen, tries in (([0.0], 1, 1), ([0.5, 0.1], 2, 2), ([0.4, 0.9], 1, 2)):
+    for busy, chosen, tries in (([0.0], 1, 1), ([0.5, 0.1], 2, 2), ([0.4, 0.9, 0.3, 0.5], 3, 4)):
         seconds = iter([0.0, *itertools.chain.from_iterable((total, total) for total in itertools.accumulate(busy))])
-        monkeypatch.setattr(Load, "now", lambda seconds=seconds: Load(machine_s=next(seconds), own_s=0.0, clock_s=float(next(clock))))
+        now = lambda seconds=seconds: Load(machine_s=next(seconds), stolen_s=0.0, own_s=0.0, clock_s=float(next(clock)))  # noqa: E731
+        monkeypatch.setattr(Load, "now", now)
         made = itertools.count(1)
         found, cores = load.least_disturbed(lambda made=made: next(made))
         assert (found, cores, next(made)) == (chosen, pytest.approx(min(busy[:tries])), tries + 1)
 
 
 def test_steps_that_others_disturbed_do_not_count():
-    ranks = [Load(machine_s=1.4, own_s=0.5, clock_s=1.0), Load(machine_s=1.4, own_s=0.4, clock_s=1.0)]
+    ranks = [Load(machine_s=1.4, stolen_s=0.0, own_s=own_s, clock_s=1.0) for own_s in (0.5, 0.4)]
     assert others_cores(ranks) == pytest.approx(0.5)
+    stolen = [replace(load, machine_s=0.8, stolen_s=0.3) for load in ranks]  # own time may hold what the host took
+    assert others_cores(stolen) == pytest.approx(0.3)
     assert undisturbed([0.0, 0.9, 0.1, 0.0, 0.3, 0.05]) == [0, 2, 3, 5]
     assert undisturbed([0.9, 0.5, 0.4, 0.0, 0.6]) == [1, 2, 3, 4]
     assert undisturbed([0.9, 0.8]) == [0, 1]
