@@ -23,7 +23,7 @@ class Clock(Protocol):
     def run(self, ticks: int) -> None:
         """Let the compute stream do so much work."""
 
-    def launch(self, stream: int, ticks: int, latency_ticks: int, *, gather: bool) -> int:
+    def launch(self, stream: int, ticks: int, latency_ticks: int) -> int:
         """Put a transfer on a stream and return its index."""
 
     def wait(self, transfer: int) -> None:
@@ -46,7 +46,7 @@ class FreeClock:
         """Work."""
         self.now += ticks
 
-    def launch(self, stream: int, ticks: int, latency_ticks: int, *, gather: bool) -> int:
+    def launch(self, stream: int, ticks: int, latency_ticks: int) -> int:
         """Begin when launched and the stream is free."""
         begin = max(self.now, self._free[stream])
         self._free[stream] = begin + ticks
@@ -70,7 +70,6 @@ class _Flow:
     index: int
     latency: Fraction
     moving: Fraction
-    gather: bool
 
 
 class SharedClock:
@@ -82,7 +81,6 @@ class SharedClock:
         compute_slowdown: Fraction,
         transfer_slowdown: Fraction = Fraction(1),
         latency_slowdown: Fraction = Fraction(1),
-        queued_gather_slowdown: Fraction = Fraction(1),
     ) -> None:
         self.now = 0
         self.begins: list[int] = []
@@ -91,7 +89,6 @@ class SharedClock:
         self._compute_slowdown = compute_slowdown
         self._transfer_slowdown = transfer_slowdown
         self._latency_slowdown = latency_slowdown
-        self._queued_gather_slowdown = queued_gather_slowdown
         self._queues: list[deque[_Flow]] = [deque() for _ in links_of_stream]
 
     def run(self, ticks: int) -> None:
@@ -107,12 +104,12 @@ class SharedClock:
             left -= speed * (until - self.now)
             self._go_to(until, speeds)
 
-    def launch(self, stream: int, ticks: int, latency_ticks: int, *, gather: bool) -> int:
+    def launch(self, stream: int, ticks: int, latency_ticks: int) -> int:
         """Join the queue of the stream."""
         index = len(self.ends)
         self.begins.append(self.now)
         self.ends.append(-1)
-        self._queues[stream].append(_Flow(index, Fraction(latency_ticks), Fraction(ticks - latency_ticks), gather))
+        self._queues[stream].append(_Flow(index, Fraction(latency_ticks), Fraction(ticks - latency_ticks)))
         return index
 
     def wait(self, transfer: int) -> None:
@@ -167,5 +164,3 @@ class SharedClock:
                 queue.popleft()
                 if queue:
                     self.begins[queue[0].index] = until
-                    if queue[0].gather:
-                        queue[0].moving *= self._queued_gather_slowdown

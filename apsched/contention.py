@@ -1,13 +1,11 @@
 """Who slows whom: streams that share a link share its bandwidth; compute and collectives slow each other down. Integers only.
 
-The machine of the design, with more rules (each is off unless asked for):
+The machine of the design, with three more rules (each is off unless asked for):
 
 - A transfer first takes its latency (the price of no bytes), which hinders nobody, and then moves its bytes. While n transfers on a link
   move bytes, each moves at 1/n of the speed that it has alone; one on several links at the speed that the fullest of them leaves.
 - While any transfer runs, the compute stream works at 1/f of its speed, f >= 1 a ratio of integers.
 - While the compute stream works, transfers move bytes at 1/g of their speed, and their latency passes at 1/h of its, g, h >= 1 ratios of
-  integers.
-- A gather that queues, so that it begins when another transfer of its stream ends, moves its bytes at 1/q of their speed, q >= 1 a ratio of
   integers.
 
 What runs ends with the first whole tick by which its work is done. Nothing ever becomes faster, so no schedule takes less time than without
@@ -28,7 +26,7 @@ _MOST_PARTS = 10**9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contention:
-    """The rules for one problem."""
+    """The three rules for one problem."""
 
     links: tuple[str, ...] = ()
     """Names of the links that are shared; empty where bandwidth is not."""
@@ -40,8 +38,6 @@ class Contention:
     """g in the same way."""
     latency_slowdown: tuple[int, int] = (1, 1)
     """h in the same way."""
-    queued_gather_slowdown: tuple[int, int] = (1, 1)
-    """q in the same way."""
 
     def __post_init__(self) -> None:
         for name, (above, below) in self.slowdowns.items():
@@ -57,16 +53,13 @@ class Contention:
             if users > MOST_STREAMS_ON_A_LINK:
                 raise InputError(f"contention: expected at most {MOST_STREAMS_ON_A_LINK} groups on {name}, found {users}")
         if self.parts() > _MOST_PARTS:
-            ratios = " and ".join(f"{above}/{below}" for above, below in (self.transfer_slowdown, self.queued_gather_slowdown))
-            raise InputError(
-                f"transfer_slowdown and queued_gather_slowdown: expected fewer digits with so many groups on a link, found {ratios}"
-            )
+            above, below = self.transfer_slowdown
+            raise InputError(f"transfer_slowdown: expected fewer digits with so many groups on a link, found {above}/{below}")
 
     @property
     def slowdowns(self) -> dict[str, tuple[int, int]]:
-        """f, g, h and q by name."""
-        names = ("compute_slowdown", "transfer_slowdown", "latency_slowdown", "queued_gather_slowdown")
-        return {name: getattr(self, name) for name in names}
+        """f, g and h by name."""
+        return {name: getattr(self, name) for name in ("compute_slowdown", "transfer_slowdown", "latency_slowdown")}
 
     @property
     def changes_nothing(self) -> bool:
@@ -80,7 +73,7 @@ class Contention:
     def parts(self) -> int:
         """Return the parts that a transfer alone moves in a tick, so many that every speed is a whole number of them."""
         users = (sum(link in links for _, links in self.links_of_group) for link in range(len(self.links)))
-        return lcm(*range(1, max(users, default=1) + 1)) * self.transfer_slowdown[0] * self.queued_gather_slowdown[1]
+        return lcm(*range(1, max(users, default=1) + 1)) * self.transfer_slowdown[0]
 
     def __str__(self) -> str:
         said = []
@@ -93,8 +86,6 @@ class Contention:
             said.append(f"transfers slower by {_said(self.transfer_slowdown)} while compute runs")
         if self.latency_slowdown != (1, 1):
             said.append(f"latencies longer by {_said(self.latency_slowdown)} while compute runs")
-        if self.queued_gather_slowdown != (1, 1):
-            said.append(f"gathers that queue slower by {_said(self.queued_gather_slowdown)}")
         return "; ".join(said) or "none"
 
 

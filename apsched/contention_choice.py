@@ -34,21 +34,19 @@ class ContentionChoice:
     """Transfers are slower by this factor while compute runs."""
     latency_slowdown: float = 1.0
     """Their latencies are longer by this factor then."""
-    queued_gather_slowdown: float = 1.0
-    """Gathers that queue are slower by this factor."""
 
 
 def parse_contention(text: str, label: str = "--contention") -> ContentionChoice:
-    """Return what ``text`` asks for: ``links``, ``compute``, ``compute=1.2``, ``transfers=1.1``, ``latency=3``, ``queued-gathers=1.1``,
-    several with commas, or ``none``."""
-    words = "links, compute, compute=FACTOR, transfers=FACTOR, latency=FACTOR, queued-gathers=FACTOR"
+    """Return what ``text`` asks for: ``links``, ``compute``, ``compute=1.2``, ``transfers=1.1``, ``latency=3``, several with commas, or
+    ``none``."""
+    words = "links, compute, compute=FACTOR, transfers=FACTOR, latency=FACTOR"
     expected = f"{label}: expected none, or {words} with commas between them; found {text!r}"
     if text.strip().lower() == "none":
         return ContentionChoice()
     asked: dict[str, str] = {}
     for part in text.split(","):
         name, equals, value = part.strip().partition("=")
-        known = {"links": not equals, "compute": not equals or value, "transfers": value, "latency": value, "queued-gathers": value}
+        known = {"links": not equals, "compute": not equals or value, "transfers": value, "latency": value}
         if name in asked or not known.get(name):
             raise InputError(expected)
         asked[name] = value
@@ -62,7 +60,6 @@ def parse_contention(text: str, label: str = "--contention") -> ContentionChoice
         compute_slowdown=factors.get("compute"),
         transfer_slowdown=factors.get("transfers", 1.0),
         latency_slowdown=factors.get("latency", 1.0),
-        queued_gather_slowdown=factors.get("queued-gathers", 1.0),
     )
 
 
@@ -77,7 +74,6 @@ def contended(problem: Problem, choice: ContentionChoice, cluster: Cluster | Non
         compute_slowdown=_ratio(_compute_slowdown(choice, cluster), "compute is") if choice.compute else (1, 1),
         transfer_slowdown=_ratio(choice.transfer_slowdown, "transfers are"),
         latency_slowdown=_ratio(choice.latency_slowdown, "latency is"),
-        queued_gather_slowdown=_ratio(choice.queued_gather_slowdown, "queued-gathers are"),
     )
     return problem if contention.changes_nothing else with_contention(problem, contention)
 

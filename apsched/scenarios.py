@@ -88,10 +88,10 @@ class Replay:
             )
             for k, step in enumerate(schedule.steps)
         ]
-        keys = [problem.keys[problem.collectives[t.members[0]].key] for t in alone.transfers]
+        prices = [problem.keys[problem.collectives[t.members[0]].key].price for t in alone.transfers]
         self._transfers = [
-            (_weights(problem, t.members), t.stream, t.end_ticks - t.begin_ticks, key.price(0), key.kind == "all_gather")
-            for t, key in zip(alone.transfers, keys, strict=True)
+            (_weights(problem, t.members), t.stream, t.end_ticks - t.begin_ticks, price(0))
+            for t, price in zip(alone.transfers, prices, strict=True)
         ]
 
     def step_time_ticks(self, scenario: Scenario) -> int:
@@ -103,10 +103,10 @@ class Replay:
                 continue
             clock.run(round(ticks * scenario.of_compute * (scenario.of_node[node] if node >= 0 else 1.0)))
             if launches >= 0:
-                weights, stream, ticks, latency, gather = self._transfers[launches]
+                weights, stream, ticks, latency = self._transfers[launches]
                 factor = scenario.of_network * sum(weight * scenario.of_collective[c] for c, weight in weights)
                 length = round(ticks * factor)
-                clock.launch(stream, length, min(round(latency * factor), length), gather=gather)
+                clock.launch(stream, length, min(round(latency * factor), length))
         return clock.finish()
 
 

@@ -92,8 +92,7 @@ def simulate(problem: Problem, schedule: Schedule) -> Timeline:
             coalesced = step.kind is StepKind.START and schedule.buckets[step.index].coalesced
             key = problem.keys[problem.collectives[members[0]].key]
             for_members = len(members) * (key.coalesced_member_ticks or 0) if coalesced else 0
-            ticks, latency = key.price(size) + for_members, key.price(0) + for_members
-            transfer_of[members] = clock.launch(key.stream, ticks, latency, gather=key.kind == "all_gather")
+            transfer_of[members] = clock.launch(key.stream, key.price(size) + for_members, key.price(0) + for_members)
             transfers.append((members, key.stream, size, coalesced, k))
         elif (members := waited_by.get(k)) is not None:
             index = transfer_of[members]

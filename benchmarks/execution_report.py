@@ -39,15 +39,14 @@ def _network(run: Mapping[str, Any]) -> list[str]:
         f"its collectives; {request['rounds']} rounds or more, by turns. {run['machine']}. Other programs and virtual machines kept "
         f"{found['others_cores']:.2f} cores busy during calibration and {fmean(cores):.2f} during the rounds; {left_out} of {len(cores)} "
         f"steps, those that they disturbed, are left out. Compute beside a collective is slower by {slows['compute_slowdown']:.3f}, "
-        f"a collective beside compute by {slows['transfer_slowdown']:.3f} and its latency by {slows['latency_slowdown']:.2f}, a gather "
-        f"that queues by {slows['queued_gather_slowdown']:.3f}, all measured before; what would be predicted if nothing slowed anything "
-        "stands beside the prediction.",
+        f"a collective beside compute by {slows['transfer_slowdown']:.3f} and its latency by {slows['latency_slowdown']:.2f}, all measured "
+        "before; what would be predicted if neither slowed the other stands beside the prediction.",
         "",
     ]
     if ranks > run["cores"]:
         lines += [f"{ranks} process ranks share {run['cores']} cores: what one computes slows the others, which no model here counts.", ""]
     lines += [
-        "| schedule | fits tight cap | measured, ms | quartiles, ms | to the best baseline | predicted, ms | off | nothing slowed, ms "
+        "| schedule | fits tight cap | measured, ms | quartiles, ms | to the best baseline | predicted, ms | off | neither slowed, ms "
         "| peak counted, MiB | predicted, MiB |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]

@@ -47,9 +47,9 @@ from apsched.writeback.write_back import write_back
 from benchmarks import ordered_gloo
 from benchmarks.live_bytes import live_bytes_of, run_counting
 from benchmarks.load import Load, everywhere, is_quiet, least_disturbed, others_cores, undisturbed
-from benchmarks.queued_gathers import as_if_idle, queued_gather_slowdown
+from benchmarks.queued_gathers import with_queued_gathers
 from benchmarks.second_profile import second_profile
-from benchmarks.slowdown import as_ratio, measured_contention
+from benchmarks.slowdown import measured_contention
 
 CPU = load_cluster("cpu")
 
@@ -116,7 +116,8 @@ def calibrated(built: BuiltModel, capture: Capture, folder: Path, num_steps: int
     """Return costs, how compute and collectives slow each other down, all measured on this very link, and the cores that others took in
     the busiest part of that.
 
-    A profile of the graphs as captured says what their operators and messages take in a step; copies and larger messages are timed alone.
+    A profile of the graphs as captured says what their operators and messages take in a step; copies are timed alone, buckets and gathers
+    one behind the other.
     """
     modules = [captured.module for captured in capture.graphs]
     formulas = ClusterCostModel(CPU, capture.group_ranks)
@@ -140,12 +141,8 @@ def calibrated(built: BuiltModel, capture: Capture, folder: Path, num_steps: int
     traces = [replace(trace, steps=tuple(trace.steps[k] for k in counted)) for trace in traces]
     beside_steps = fmean(cores[k] for k in counted)
     profiled = profile_costs(dags, traces, CPU, "cpu").costs
-    queued, beside_queues = least_disturbed(lambda: queued_gather_slowdown(dags, profiled))
-    return (
-        completed(profiled, as_if_idle(measured, queued)),
-        replace(contention, queued_gather_slowdown=as_ratio(queued)),
-        max(beside_measuring, beside_both, beside_steps, beside_queues),
-    )
+    profiled, beside_queues = least_disturbed(lambda: with_queued_gathers(profiled))
+    return completed(profiled, measured), contention, max(beside_measuring, beside_both, beside_steps, beside_queues)
 
 
 def schedules(

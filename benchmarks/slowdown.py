@@ -84,7 +84,7 @@ def measured_contention(graphs: Sequence[tuple[GraphModule, nx.DiGraph]], latenc
     ratios = torch.tensor([compute, of_bytes, of_latency], dtype=torch.float64)
     dist.all_reduce(ratios)
     f, g, h = (max(1.0, ratio / dist.get_world_size()) for ratio in ratios.tolist())
-    return Contention(compute_slowdown=as_ratio(f), transfer_slowdown=as_ratio(g), latency_slowdown=as_ratio(h))
+    return Contention(compute_slowdown=_ratio(f), transfer_slowdown=_ratio(g), latency_slowdown=_ratio(h))
 
 
 def _typical(times: Sequence[float]) -> float:
@@ -93,8 +93,7 @@ def _typical(times: Sequence[float]) -> float:
     return fmean(sorted(times)[quarter : len(times) - quarter])
 
 
-def as_ratio(factor: float) -> tuple[int, int]:
-    """Return ``factor`` as numerator and denominator, both small."""
+def _ratio(factor: float) -> tuple[int, int]:
     return Fraction(factor).limit_denominator(_LARGEST_TERM).as_integer_ratio()
 
 

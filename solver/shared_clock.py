@@ -1,10 +1,9 @@
 """The clock of a program under contention, compiled: what ``apsched.clocks.SharedClock`` is to ``simulate``, with which it shares no code.
 
 Everything is a whole number. A transfer moves ``parts`` of its bytes in a tick when alone and ``parts / n`` when n share a link, of which
-``slow_move / full_move`` while the compute stream works; a gather that queues has more parts to move. A tick of latency is ``full_latency``
-units, of which ``slow_latency`` pass in a tick then. A tick of compute is ``full_speed`` units of work, of which ``slow_speed`` are done in
-a tick while something is transferred. What runs ends with the first whole tick by which its work is done, so the next change is always at a
-whole tick.
+``slow_move / full_move`` while the compute stream works. A tick of latency is ``full_latency`` units, of which ``slow_latency`` pass in a
+tick then. A tick of compute is ``full_speed`` units of work, of which ``slow_speed`` are done in a tick while something is transferred.
+What runs ends with the first whole tick by which its work is done, so the next change is always at a whole tick.
 """
 
 from typing import NamedTuple
@@ -75,7 +74,7 @@ def with_shared_clock(walked: Walked, operation: Ints, argument: Ints, p: Bucket
                 state.queue[stream, state.past[stream]] = a
                 state.past[stream] += 1
                 if state.past[stream] - state.first[stream] == 1:
-                    _begin(state, p, s, stream, False)
+                    _begin(state, p, s, stream)
         elif operation[i] == 2:
             while state.end[a] < 0:
                 t = _go(state, p, s, t, _NEVER, False)
@@ -116,14 +115,14 @@ def _busy(state: _State) -> bool:
 
 
 @compiled
-def _begin(state: _State, p: Buckets, s: Shares, stream: int, queued: bool) -> None:
-    """Begin with the transfer that is first on ``stream``; ``queued``: as another ends."""
+def _begin(state: _State, p: Buckets, s: Shares, stream: int) -> None:
+    """Begin with the transfer that is first on ``stream``."""
     b = state.queue[stream, state.first[stream]]
     first, num_members = p.member_list[p.member_begin[b]], p.member_begin[b + 1] - p.member_begin[b]
     latency = s.latency_ticks[first] + (num_members * s.member_ticks[first] if num_members > 1 and not p.flat[b] else 0)
     latency = min(latency, p.transfer_ticks[b])
     state.latency[stream] = latency * s.full_latency
-    state.moving[stream] = (p.transfer_ticks[b] - latency) * (s.queued_parts[first] if queued else s.parts)
+    state.moving[stream] = (p.transfer_ticks[b] - latency) * s.parts
 
 
 @compiled
@@ -172,5 +171,5 @@ def _go(state: _State, p: Buckets, s: Shares, t: int, limit: int, computing: boo
             state.end[state.queue[stream, state.first[stream]]] = t + passed
             state.first[stream] += 1
             if state.first[stream] < state.past[stream]:
-                _begin(state, p, s, stream, True)
+                _begin(state, p, s, stream)
     return int(t + passed)

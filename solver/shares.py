@@ -26,8 +26,6 @@ class Shares(NamedTuple):
     full_move: int
     slow_move: int
     """Beside compute, a transfer moves ``slow_move / full_move`` of that."""
-    queued_parts: Ints
-    """(C,) parts that a tick of bytes is for a transfer that queues; for one that does not it is ``parts``."""
     full_latency: int
     slow_latency: int
     """A tick of latency is ``full_latency`` units, of which ``slow_latency`` pass in a tick beside compute."""
@@ -48,18 +46,15 @@ def shares(problem: Problem) -> Shares | None:
     full_speed, slow_speed = contention.compute_slowdown
     full_move, slow_move = contention.transfer_slowdown
     full_latency, slow_latency = contention.latency_slowdown
-    parts, (above, below) = contention.parts(), contention.queued_gather_slowdown
-    queued = [parts // below * above if key.kind == "all_gather" else parts for key in problem.keys]
     return Shares(
         num_links=len(contention.links),
         link_begin=begin,
         link_list=np.array([link for mine in links for link in mine], dtype=np.int64),
         latency_ticks=np.array([problem.keys[c.key].price(0) for c in problem.collectives], dtype=np.int64),
         member_ticks=np.array([problem.keys[c.key].coalesced_member_ticks or 0 for c in problem.collectives], dtype=np.int64),
-        parts=parts,
+        parts=contention.parts(),
         full_move=full_move,
         slow_move=slow_move,
-        queued_parts=np.array([queued[c.key] for c in problem.collectives], dtype=np.int64),
         full_latency=full_latency,
         slow_latency=slow_latency,
         full_speed=full_speed,

@@ -1,4 +1,4 @@
-"""The rules by hand: shares of a link, compute beside a collective, a collective beside compute, gathers that queue, whole ticks."""
+"""The three rules by hand: shares of a link, compute beside a collective, a collective beside compute, whole ticks."""
 
 from fractions import Fraction
 
@@ -9,15 +9,8 @@ from apsched.contention import Contention
 from apsched.errors import InputError
 
 
-class Reductions(SharedClock):
-    """A clock on which everything launched is no gather."""
-
-    def launch(self, stream: int, ticks: int, latency_ticks: int, *, gather: bool = False) -> int:
-        return super().launch(stream, ticks, latency_ticks, gather=gather)
-
-
-def shared(links, compute=Fraction(1), transfer=Fraction(1), latency=Fraction(1), queued=Fraction(1)) -> Reductions:
-    return Reductions(links, compute, transfer, latency, queued)
+def shared(links, compute=Fraction(1), transfer=Fraction(1), latency=Fraction(1)) -> SharedClock:
+    return SharedClock(links, compute, transfer, latency)
 
 
 def test_two_on_a_link_share_it_until_one_ends():
@@ -99,19 +92,6 @@ def test_latency_is_longer_beside_compute_only():
     assert clock.finish() == 153
 
 
-def test_a_gather_that_queues_moves_its_bytes_more_slowly():
-    clock = shared([(), ()], queued=Fraction(3, 2))
-    clock.launch(0, 30, 10, gather=True)  # finds its stream idle
-    clock.launch(0, 30, 10, gather=True)  # 10 of latency, 20 of bytes in 30
-    clock.launch(0, 30, 10)  # a reduction does not mind
-    clock.launch(0, 30, 10, gather=True)  # whatever is before it
-    clock.launch(1, 30, 10, gather=True)  # nothing on this stream
-    clock.wait(3)
-    assert clock.ends == [30, 70, 100, 140, 30]
-    clock.launch(0, 30, 10, gather=True)  # just as the one before has ended: idle
-    assert clock.finish() == 170
-
-
 def test_both_slow_each_other():
     clock = shared([()], Fraction(2), Fraction(5, 4))
     clock.launch(0, 40, 0)
@@ -158,7 +138,6 @@ def test_parts_divide_among_all_that_share():
     assert Contention(links=("x", "y"), links_of_group=groups).parts() == 12
     assert Contention().parts() == 1
     assert Contention(transfer_slowdown=(6, 5)).parts() == 6
-    assert Contention(transfer_slowdown=(6, 5), queued_gather_slowdown=(8, 7)).parts() == 42
 
 
 @pytest.mark.parametrize(
@@ -166,7 +145,6 @@ def test_parts_divide_among_all_that_share():
     [
         ({"compute_slowdown": (1, 2)}, "compute_slowdown: .* at least 1"),
         ({"transfer_slowdown": (1, 2)}, "transfer_slowdown: .* at least 1"),
-        ({"queued_gather_slowdown": (1, 2)}, "queued_gather_slowdown: .* at least 1"),
         ({"compute_slowdown": (0, 0)}, "at least 1"),
         (
             {"links": ("nic",), "links_of_group": tuple((str(k), (0,)) for k in range(16)), "transfer_slowdown": (9999, 1000)},

@@ -44,7 +44,7 @@ def test_what_changes_nothing_is_no_contention():
     ranks = {"0": tuple(range(8)), "1": tuple(range(0, 64, 8))}  # tensor parallel inside, FSDP across: no link in common
     assert contended(problem, ContentionChoice(links=True), H100, ranks) is problem
     assert contended(problem, ContentionChoice(), H100, ranks) is problem
-    assert contended(problem, parse_contention("compute=1,transfers=1,latency=1,queued-gathers=1"), H100, ranks) is problem
+    assert contended(problem, parse_contention("compute=1,transfers=1,latency=1"), H100, ranks) is problem
 
 
 def test_each_rule_is_asked_for_alone():
@@ -54,9 +54,6 @@ def test_each_rule_is_asked_for_alone():
     found = contended(with_groups(8, 8), parse_contention("latency=3"), load_cluster("cpu"), {}).contention
     assert found == Contention(latency_slowdown=(3, 1))
     assert str(found) == "latencies longer by 3 while compute runs"
-    found = contended(with_groups(8, 8), parse_contention("queued-gathers=1.1"), load_cluster("cpu"), {}).contention
-    assert found == Contention(queued_gather_slowdown=(11, 10))
-    assert str(found) == "gathers that queue slower by 1.1"
 
 
 def test_the_factor_is_the_cluster_s_unless_stated():
@@ -74,16 +71,14 @@ def test_the_factor_is_the_cluster_s_unless_stated():
     assert all(load_cluster(name).compute_slowdown for name in cluster_names() if load_cluster(name).library == "nccl")
 
 
-@pytest.mark.parametrize(
-    "text", ["", "link", "links=2", "links,links", "compute=", "compute=fast", "transfers", "transfers=", "latency", "queued-gathers"]
-)
+@pytest.mark.parametrize("text", ["", "link", "links=2", "links,links", "compute=", "compute=fast", "transfers", "transfers=", "latency"])
 def test_other_words_are_refused(text):
     with pytest.raises(InputError, match="expected none, or links"):
         parse_contention(text)
 
 
 @pytest.mark.parametrize("factor", ["0.5", "nan", "11"])
-@pytest.mark.parametrize("what", ["compute", "transfers", "latency", "queued-gathers"])
+@pytest.mark.parametrize("what", ["compute", "transfers", "latency"])
 def test_other_factors_are_refused(what, factor):
     with pytest.raises(InputError, match=f"factor from 1 to 10 by which {what} (is|are) slower"):
         contended(with_groups(8), parse_contention(f"{what}={factor}"), H100, {})
@@ -100,7 +95,6 @@ def test_process_ranks_agree_on_contention_whatever_their_groups_are_called():
     assert digest != problem_digest(with_contention(problem, replace(mine, compute_slowdown=(6, 5))))
     assert digest != problem_digest(with_contention(problem, replace(mine, transfer_slowdown=(6, 5))))
     assert digest != problem_digest(with_contention(problem, replace(mine, latency_slowdown=(6, 5))))
-    assert digest != problem_digest(with_contention(problem, replace(mine, queued_gather_slowdown=(6, 5))))
 
 
 def test_solve_on_the_command_line_says_so_everywhere(tmp_path, capsys):

@@ -69,9 +69,7 @@ def test_buckets_change_no_luck():
         totals = []
         for each in (schedule, as_captured(problem.num_nodes)):
             replay = Replay(problem, each)
-            totals.append(
-                sum(ticks * sum(w * scenario.of_collective[c] for c, w in weights) for weights, _, ticks, *_ in replay._transfers)
-            )
+            totals.append(sum(ticks * sum(w * scenario.of_collective[c] for c, w in weights) for weights, _, ticks, _ in replay._transfers))
         assert totals[0] == pytest.approx(totals[1])
         compared += bool(schedule.buckets)
     assert compared >= 20

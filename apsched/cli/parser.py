@@ -263,7 +263,7 @@ def _add_caps(parser: argparse.ArgumentParser) -> None:
 def _add_contention(parser: argparse.ArgumentParser) -> None:
     text = (
         "who slows whom, with commas: links (groups on one link share it), compute or compute=1.2 (slower beside collectives), "
-        "transfers=1.1 and latency=3 (slower beside compute), queued-gathers=1.1 (slower one behind another) (default: none)"
+        "transfers=1.1 and latency=3 (slower beside compute) (default: none)"
     )
     _option(parser.add_argument_group("contention"), "--contention", "WHAT", text)
 
