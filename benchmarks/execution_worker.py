@@ -71,8 +71,9 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
     options = ModelOptions(param_dtype=torch.float32, reduce_dtype=torch.float32)
     built = build("llama3-small", mesh=MeshSpec.parse(f"fsdp={world_size}"), seq_len=request["seq_len"], options=options, materialize=True)
     capture = capture_built(built)
-    costs, contention, cores_at_first = calibrated(built, capture, folder, request["profiled_steps"])
-    model = MeasuredCostModel(costs, ClusterCostModel(CPU, capture.group_ranks), capture.group_ranks)
+    costs_in_queues, costs, contention, cores_at_first = calibrated(built, capture, folder, request["profiled_steps"])
+    formulas = ClusterCostModel(CPU, capture.group_ranks)
+    model, without_queues = (MeasuredCostModel(these, formulas, capture.group_ranks) for these in (costs_in_queues, costs))
     problems = [exported(captured, captured.module, model, capture) for captured in capture.graphs]
     caps, runnables = schedules(capture, problems, model, contention, request["budget"])
     times, cores = by_turns(built, runnables, request["rounds"])
@@ -82,13 +83,14 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
             "fits": runnable.fits,
             "measured_us": [times[runnable.name][k] for k in undisturbed(cores[runnable.name])],
             "others_cores": cores[runnable.name],
-            "predicted_alone_us": predicted_us(runnable, capture, model, None),
-            "predicted_us": predicted_us(runnable, capture, model, contention),
+            "predicted_alone_us": sum(predicted_us(as_run(runnable, capture, model, without_queues), None)),
+            "predicted_us": sum(predicted_us(as_run(runnable, capture, model, without_queues), contention)),
             "memory": memory(built, runnable, capture, model),
         }
         for runnable in runnables
     ]
-    alone = [simulate(problem, as_captured(problem.num_nodes)) for problem in problems]
+    at_first = [exported(captured, captured.module, without_queues, capture) for captured in capture.graphs]
+    alone = [simulate(problem, as_captured(problem.num_nodes)) for problem in at_first]
     report = {
         "schedules": found,
         "memory_caps_bytes": caps,
@@ -112,9 +114,9 @@ def ranks_of(capture: Capture) -> dict[str, tuple[int, ...]]:
     return {name: ranks for name, ranks in capture.group_ranks.items() if ranks}
 
 
-def calibrated(built: BuiltModel, capture: Capture, folder: Path, num_steps: int) -> tuple[MeasuredCosts, Contention, float]:
-    """Return costs, how compute and collectives slow each other down, all measured on this very link, and the cores that others took in
-    the busiest part of that.
+def calibrated(built: BuiltModel, capture: Capture, folder: Path, num_steps: int) -> tuple[MeasuredCosts, MeasuredCosts, Contention, float]:
+    """Return costs where gathers queue and where none does, how compute and collectives slow each other down, all measured on this very
+    link, and the cores that others took in the busiest part of that.
 
     A profile of the graphs as captured says what their operators and messages take in a step; copies are timed alone, buckets and gathers
     one behind the other.
@@ -141,8 +143,9 @@ def calibrated(built: BuiltModel, capture: Capture, folder: Path, num_steps: int
     traces = [replace(trace, steps=tuple(trace.steps[k] for k in counted)) for trace in traces]
     beside_steps = fmean(cores[k] for k in counted)
     profiled = profile_costs(dags, traces, CPU, "cpu").costs
-    profiled, beside_queues = least_disturbed(lambda: with_queued_gathers(profiled))
-    return completed(profiled, measured), contention, max(beside_measuring, beside_both, beside_steps, beside_queues)
+    queued, beside_queues = least_disturbed(lambda: with_queued_gathers(profiled))
+    busiest = max(beside_measuring, beside_both, beside_steps, beside_queues)
+    return completed(queued, measured), completed(profiled, measured), contention, busiest
 
 
 def schedules(
@@ -222,13 +225,21 @@ def by_turns(built: BuiltModel, runnables: Sequence[Runnable], rounds: int) -> t
     return times, cores
 
 
-def predicted_us(runnable: Runnable, capture: Capture, model: MeasuredCostModel, contention: Contention | None) -> float:
-    """Return what the graphs, as they run, take by the machine model."""
-    total = 0.0
+def as_run(runnable: Runnable, capture: Capture, model: MeasuredCostModel, without_queues: MeasuredCostModel) -> list[Problem]:
+    """Return the graphs as they run, priced by ``model``, and each in which no transfer queues by ``without_queues``."""
+    problems = []
     for captured, module in zip(capture.graphs, runnable.modules, strict=True):
-        problem = with_contention(exported(captured, module, model, capture), contention)
-        total += ticks_to_us(simulate(problem, as_captured(problem.num_nodes)).step_time_ticks)
-    return total
+        problem = exported(captured, module, model, capture)
+        timeline = simulate(problem, as_captured(problem.num_nodes))
+        queues = any(transfer.begin_ticks > timeline.end_ticks[transfer.start_step] for transfer in timeline.transfers)
+        problems.append(problem if queues else exported(captured, module, without_queues, capture))
+    return problems
+
+
+def predicted_us(problems: Sequence[Problem], contention: Contention | None) -> list[float]:
+    """Return what each graph, in the order that it has, takes by the machine model."""
+    contended = [with_contention(problem, contention) for problem in problems]
+    return [ticks_to_us(simulate(problem, as_captured(problem.num_nodes)).step_time_ticks) for problem in contended]
 
 
 def memory(built: BuiltModel, runnable: Runnable, capture: Capture, model: MeasuredCostModel) -> list[dict[str, int]]:

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 import torch.distributed as dist
 
 Found = TypeVar("Found")
-_MOST_TRIES = 4
+_MOST_TRIES = 3
 
 QUIET_CORES = 0.15
 """A step during which others kept more cores busy than that is disturbed; the machine's clock ticks every 10 ms, which is 0.03 of 0.3 s."""
@@ -66,7 +66,7 @@ def everywhere(mine: Any) -> list[Any]:
 
 
 def least_disturbed(measure: Callable[[], Found]) -> tuple[Found, float]:
-    """Return what ``measure`` finds, and how many cores others kept busy; it is called up to four times, until they keep quiet.
+    """Return what ``measure`` finds, and how many cores others kept busy; it is called up to three times, until they keep quiet.
 
     Every process rank calls this. A calibration beside another program is one of another machine: with a third of a core taken, what it
     said of compute and transfers was a fifth too high.
