@@ -1,6 +1,7 @@
 """Operations measured on the device at hand: all of them run, once, and what they take is kept."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch.distributed as dist
 from conftest import Run
 from processes import as_torchrun
 
+from apsched.calibrate import measure_collectives
 from apsched.calibrate.arguments import STAND_INS, real_call
 from apsched.calibrate.job import job
 from apsched.calibrate.measure_collectives import _inner_mean, _wanted
@@ -154,13 +156,15 @@ def test_each_message_and_buckets_up_to_all_of_one_graph_are_timed():
         capture = capture_preset("llama3-debug", mesh=MeshSpec.parse("fsdp=2"), seq_len=32, num_layers=1)
         costs = ClusterCostModel(load_cluster("cpu"), capture.group_ranks)
         dags = [export(captured, costs, group_ranks=capture.group_ranks) for captured in capture.graphs]
-    wanted = {kind: sizes for kind, _, _, sizes in _wanted(dags)}
+    wanted = {kind: sizes for kind, _, _, sizes, _ in _wanted(dags)}
+    largest = {kind: size for kind, _, _, _, size in _wanted(dags)}
     for kind in ("all_gather", "reduce_scatter"):
         totals = []
         for dag in dags:
             collectives = [dag.nodes[rank]["record"].collective for rank in range(dag.number_of_nodes())]
             messages = [c.size_bytes for c in collectives if c is not None and c.kind == kind]
             assert set(messages) <= set(wanted[kind])
+            assert max(messages, default=0) <= largest[kind] < wanted[kind][-1]
             totals.append(sum(messages))
         assert wanted[kind][-1] == max(totals)
 
@@ -168,3 +172,23 @@ def test_each_message_and_buckets_up_to_all_of_one_graph_are_timed():
 def test_a_transfer_costs_the_mean_without_the_extremes():
     """A hundred small messages take a hundred times their mean; the median leaves their long tail out."""
     assert _inner_mean([1.0] * 7 + [9.0] * 2 + [500.0]) == pytest.approx((6 * 1.0 + 2 * 9.0) / 8)
+
+
+def test_a_bucket_costs_what_it_takes_behind_another_not_what_the_first_waits(monkeypatch):
+    """Of three launched at once the first takes five times as long, since it wakes everybody. The clock is ours."""
+    now_ns, launched = [0], []
+
+    def start() -> torch.Tensor:
+        now_ns[0] += 1_000
+        launched.append(now_ns[0])
+        return torch.zeros(())
+
+    def wait_tensor(_: torch.Tensor) -> None:
+        now_ns[0] += 500_000 if len(launched) % 3 == 0 and now_ns[0] == launched[-1] else 100_000
+
+    monkeypatch.setattr(measure_collectives, "_starter", lambda *_: start)
+    monkeypatch.setattr(measure_collectives, "_c10d", SimpleNamespace(wait_tensor=wait_tensor))
+    monkeypatch.setattr(measure_collectives, "time", SimpleNamespace(perf_counter_ns=lambda: now_ns[0]))
+    monkeypatch.setattr(measure_collectives, "dist", SimpleNamespace(barrier=lambda _: None))
+    monkeypatch.setattr(measure_collectives, "group_of_name", lambda _: None)
+    assert measure_collectives._queued_us("all_gather", "0", 2, 4096, CPU) == (100.0, 1.0)
