@@ -34,8 +34,8 @@ def measured_contention(graphs: Sequence[tuple[GraphModule, nx.DiGraph]], latenc
         t_beside(s) = h l + g (t_alone(s) - l)
 
     Each message is launched on an idle stream, which makes h larger (one that queues behind another takes 1 ms more beside compute, not
-    3) and stands for what a job adds: process ranks launch operators apart, the early one waits for the late one, and gathers take their
-    slow mode. A message ends when gloo's thread says so; the operator that runs meanwhile may end tens of milliseconds later.
+    3) and stands for what a job adds: process ranks launch operators apart, and the early one waits for the late one. A message ends when
+    gloo's thread says so; the operator that runs meanwhile may end tens of milliseconds later.
     """
     calls, counts = _operators(graphs)
     alone: list[list[float]] = [[] for _ in calls]
