@@ -83,11 +83,12 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
             "fits": runnable.fits,
             "measured_us": [times[runnable.name][k] for k in undisturbed(cores[runnable.name])],
             "others_cores": cores[runnable.name],
-            "predicted_alone_us": sum(predicted_us(as_run(runnable, capture, model, without_queues), None)),
-            "predicted_us": sum(predicted_us(as_run(runnable, capture, model, without_queues), contention)),
+            "predicted_alone_us": predicted_us(priced, None),
+            "predicted_us": predicted_us(priced, contention),
             "memory": memory(built, runnable, capture, model),
         }
         for runnable in runnables
+        for priced in [as_run(runnable, capture, model, without_queues)]
     ]
     at_first = [exported(captured, captured.module, without_queues, capture) for captured in capture.graphs]
     alone = [simulate(problem, as_captured(problem.num_nodes)) for problem in at_first]
@@ -236,10 +237,10 @@ def as_run(runnable: Runnable, capture: Capture, model: MeasuredCostModel, witho
     return problems
 
 
-def predicted_us(problems: Sequence[Problem], contention: Contention | None) -> list[float]:
-    """Return what each graph, in the order that it has, takes by the machine model."""
+def predicted_us(problems: Sequence[Problem], contention: Contention | None) -> float:
+    """Return what the graphs, in the order that each has, take by the machine model."""
     contended = [with_contention(problem, contention) for problem in problems]
-    return [ticks_to_us(simulate(problem, as_captured(problem.num_nodes)).step_time_ticks) for problem in contended]
+    return sum(ticks_to_us(simulate(problem, as_captured(problem.num_nodes)).step_time_ticks) for problem in contended)
 
 
 def memory(built: BuiltModel, runnable: Runnable, capture: Capture, model: MeasuredCostModel) -> list[dict[str, int]]:
