@@ -28,7 +28,7 @@ SOURCE = "measured"
 _c10d: Any = torch.ops._c10d_functional
 _REPEATS, _REPEATS_OF_SMALL = 10, 30
 _SMALL_BYTES = 2**20
-_QUEUES, _IN_QUEUE = 5, 3
+_QUEUES, _QUEUES_OF_SMALL, _IN_QUEUE = 5, 10, 3
 _PRODUCTS_BETWEEN = 16
 """Matrix products between two transfers on a CPU, a millisecond or two of work."""
 _LARGEST_BYTES = 256 * 2**20
@@ -46,7 +46,7 @@ def measure_collectives(
     for kind, group_name, ranks, sizes, largest in _wanted(dags):
         points, launch_us = [], []
         for size_bytes in sizes:
-            measured = _queued_us if device.type == "cpu" and size_bytes > largest else _transfer_us
+            measured = queued_us if device.type == "cpu" and size_bytes > largest else _transfer_us
             transfer, launch = measured(kind, group_name, len(ranks), size_bytes, device)
             points.append((size_bytes, transfer))
             launch_us.append(launch)
@@ -117,12 +117,13 @@ def _transfer_us(kind: str, group_name: str, num_ranks: int, size_bytes: int, de
     return _inner_mean(transfers), _inner_mean(launches)
 
 
-def _queued_us(kind: str, group_name: str, num_ranks: int, size_bytes: int, device: torch.device) -> tuple[float, float]:
-    """Return what :func:`_transfer_us` does, of transfers that begin when another one ends."""
+def queued_us(kind: str, group_name: str, num_ranks: int, size_bytes: int, device: torch.device) -> tuple[float, float]:
+    """Return the time of a transfer that begins when another one ends and that of the host to launch it, on a CPU; all ranks call this."""
     start = _starter(kind, group_name, num_ranks, size_bytes, device)
     dist.barrier(group_of_name(group_name))
+    queues = _QUEUES_OF_SMALL if size_bytes <= _SMALL_BYTES else _QUEUES
     transfers, launches = [], []
-    for _ in range(_QUEUES):
+    for _ in range(queues):
         part_ranks()
         before = time.perf_counter_ns()
         results = [start() for _ in range(_IN_QUEUE)]
@@ -132,7 +133,8 @@ def _queued_us(kind: str, group_name: str, num_ranks: int, size_bytes: int, devi
             _c10d.wait_tensor(result)
             ends.append(time.perf_counter_ns())
         transfers.append((ends[-1] - ends[0]) / 1e3 / (_IN_QUEUE - 1))
-    return fmean(sorted(transfers)[1:-1]), fmean(launches)
+    cut = queues // 5
+    return fmean(sorted(transfers)[cut:-cut]), fmean(launches)
 
 
 def _once_on_gpu(start: Callable[[], torch.Tensor], group: Any) -> tuple[float, float]:

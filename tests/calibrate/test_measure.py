@@ -191,4 +191,4 @@ def test_a_bucket_costs_what_it_takes_behind_another_not_what_the_first_waits(mo
     monkeypatch.setattr(measure_collectives, "time", SimpleNamespace(perf_counter_ns=lambda: now_ns[0]))
     monkeypatch.setattr(measure_collectives, "dist", SimpleNamespace(barrier=lambda _: None))
     monkeypatch.setattr(measure_collectives, "group_of_name", lambda _: None)
-    assert measure_collectives._queued_us("all_gather", "0", 2, 4096, CPU) == (100.0, 1.0)
+    assert measure_collectives.queued_us("all_gather", "0", 2, 4096, CPU) == (100.0, 1.0)
