@@ -17,7 +17,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seq", metavar="NUMBERS", default="512,2048", help="sequence lengths, by commas (default 512,2048)")
     parser.add_argument("--rounds", metavar="NUMBER", default="24", help="timed steps of each schedule (default 24)")
     parser.add_argument("--budget", metavar="WORK", default="4", help="of the solver (default 4)")
-    parser.add_argument("--timeout", metavar="SECONDS", default="1500", help="of one rate and length (default 1500)")
+    parser.add_argument("--timeout", metavar="SECONDS", default="3600", help="of one rate and length (default 3600)")
     parser.add_argument("--fuzz-minutes", metavar="NUMBER", default="5", help="of random graphs (default 5)")
     parser.add_argument("-o", "--out", metavar="DIR", default=str(_RESULTS), help="where the table and the numbers go")
     args = parser.parse_args(arguments)
@@ -59,7 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not set(parts) <= set(_PARTS):
             raise InputError(f"--parts: expected some of {', '.join(_PARTS)}, found {args.parts!r}")
         if "network" in parts:
-            report.setdefault("networks", {}).update(_networks(args))
+            for network in _networks(args):
+                report.setdefault("networks", {}).update(network)
+                _keep(report, numbers)
         if "device" in parts:
             report["device"] = _device()
         if "checks" in parts:
@@ -67,31 +69,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ApschedError as error:
         print(f"benchmarks.execution: error: {error}", file=sys.stderr)
         return 2
-    out.mkdir(parents=True, exist_ok=True)
-    numbers.write_text(json.dumps(report, indent=1) + "\n")
-    text = markdown(report)
-    numbers.with_suffix(".md").write_text(text + "\n")
-    print(text)
+    print(_keep(report, numbers))
     return 0 if all(one["passed"] for one in report.get("checks", [])) else 1
 
 
-def _networks(args: argparse.Namespace) -> dict[str, Any]:
+def _keep(report: dict[str, Any], numbers: Path) -> str:
+    """Write the report so far, and return its text."""
+    text = markdown(report)
+    numbers.parent.mkdir(parents=True, exist_ok=True)
+    numbers.write_text(json.dumps(report, indent=1) + "\n")
+    numbers.with_suffix(".md").write_text(text + "\n")
+    return text
+
+
+def _networks(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield each network's figures as soon as they are there: an hour of measuring does not end with the last one's timeout."""
     rounds = parse_count(args.rounds, "--rounds", least=2)
     same = {"rounds": rounds, "profiled_steps": 2 * rounds, "budget": parse_number(args.budget, "--budget")}
     processes, timeout_s = parse_count(args.processes, "--processes", least=2), parse_count(args.timeout, "--timeout", least=1)
     rates = [parse_number(part, "--rates") for part in args.rates.split(",")]
     requests = [{"seq_len": parse_count(part, "--seq", least=8), **same} for part in args.seq.split(",")]
-    return {
-        f"{processes} x {rate:g} Mb/s, {request['seq_len']} tokens": {
-            "processes": processes,
-            "megabits_per_s": rate,
-            "request": request,
-            "found": run_job(processes, rate, request, timeout_s=timeout_s),
-            "cores": os.cpu_count(),
-            "machine": _machine(),
+    for rate, request in product(rates, requests):
+        yield {
+            f"{processes} x {rate:g} Mb/s, {request['seq_len']} tokens": {
+                "processes": processes,
+                "megabits_per_s": rate,
+                "request": request,
+                "found": run_job(processes, rate, request, timeout_s=timeout_s),
+                "cores": os.cpu_count(),
+                "machine": _machine(),
+            }
         }
-        for rate, request in product(rates, requests)
-    }
 
 
 def _machine() -> str:

@@ -30,6 +30,8 @@ def _network(run: Mapping[str, Any]) -> list[str]:
     wrong = inversions(rows)
     slows = found["contention"]
     cores = [busy for row in rows for busy in row["others_cores"]]
+    (captured_us,) = (median(row["measured_us"]) for row in rows if row["name"] == "as_captured")
+    then_us = median(found["captured_when_calibrated_us"])
     left_out = len(cores) - sum(len(row["measured_us"]) for row in rows)
     lines = [
         f"## {run['megabits_per_s']:g} Mb/s, sequences of {request['seq_len']} tokens, {ranks} process ranks",
@@ -40,7 +42,9 @@ def _network(run: Mapping[str, Any]) -> list[str]:
         f"{found['others_cores']:.2f} cores busy during calibration and {fmean(cores):.2f} during the rounds; {left_out} of {len(cores)} "
         f"steps, those that they disturbed, are left out. Compute beside a collective is slower by {slows['compute_slowdown']:.3f}, "
         f"a collective beside compute by {slows['transfer_slowdown']:.3f} and its latency by {slows['latency_slowdown']:.2f}, all measured "
-        "before; what would be predicted if neither slowed the other stands beside the prediction.",
+        "before; what would be predicted if neither slowed the other stands beside the prediction. As captured a step took "
+        f"{then_us / 1e3:.1f} ms right after calibration and {captured_us / 1e3:.1f} ms in the rounds: the machine or its link had "
+        f"changed by {100 * (captured_us / then_us - 1):+.1f} %.",
         "",
     ]
     if ranks > run["cores"]:

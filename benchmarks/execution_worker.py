@@ -72,6 +72,8 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
     built = build("llama3-small", mesh=MeshSpec.parse(f"fsdp={world_size}"), seq_len=request["seq_len"], options=options, materialize=True)
     capture = capture_built(built)
     costs_in_queues, costs, contention, cores_at_first = calibrated(built, capture, folder, request["profiled_steps"])
+    alone = Runnable(name="as_captured", modules=captured_modules(capture), fits=())
+    then, cores_then = by_turns(built, [alone], max(2, request["rounds"] // 4))
     formulas = ClusterCostModel(CPU, capture.group_ranks)
     model, without_queues = (MeasuredCostModel(these, formulas, capture.group_ranks) for these in (costs_in_queues, costs))
     problems = [exported(captured, captured.module, model, capture) for captured in capture.graphs]
@@ -91,18 +93,25 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
         for priced in [as_run(runnable, capture, model, without_queues)]
     ]
     at_first = [exported(captured, captured.module, without_queues, capture) for captured in capture.graphs]
-    alone = [simulate(problem, as_captured(problem.num_nodes)) for problem in at_first]
+    timelines = [simulate(problem, as_captured(problem.num_nodes)) for problem in at_first]
     report = {
         "schedules": found,
         "memory_caps_bytes": caps,
         "contention": contention_json(contention),
         "others_cores": cores_at_first,
-        "compute_us": sum(ticks_to_us(timeline.compute_ticks) for timeline in alone),
-        "transfer_us": sum(ticks_to_us(t.end_ticks - t.begin_ticks) for timeline in alone for t in timeline.transfers),
+        "captured_when_calibrated_us": [then[alone.name][k] for k in undisturbed(cores_then[alone.name])],
+        "compute_us": sum(ticks_to_us(timeline.compute_ticks) for timeline in timelines),
+        "transfer_us": sum(ticks_to_us(t.end_ticks - t.begin_ticks) for timeline in timelines for t in timeline.transfers),
     }
     (folder / f"{process_rank}.json").write_text(json.dumps(report))
     dist.barrier()
     dist.destroy_process_group()
+
+
+def captured_modules(capture: Capture) -> tuple[GraphModule, GraphModule]:
+    """Return the modules of both graphs, as captured."""
+    forward, backward = capture.graphs
+    return forward.module, backward.module
 
 
 def exported(captured: CapturedGraph, module: GraphModule, model: MeasuredCostModel, capture: Capture) -> Problem:
@@ -122,7 +131,7 @@ def calibrated(built: BuiltModel, capture: Capture, folder: Path, num_steps: int
     A profile of the graphs as captured says what their operators and messages take in a step; copies are timed alone, buckets and gathers
     one behind the other.
     """
-    modules = [captured.module for captured in capture.graphs]
+    modules = captured_modules(capture)
     formulas = ClusterCostModel(CPU, capture.group_ranks)
     dags = [export(captured, formulas, group_ranks=ranks_of(capture), cluster_name="cpu") for captured in capture.graphs]
     graphs = list(zip(modules, dags, strict=True))

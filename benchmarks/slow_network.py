@@ -3,8 +3,8 @@
 Every rank's namespace has one interface, ``eth0``, a veth pair whose other end lies on the bridge in a namespace of its own. Both ends are
 limited by ``tc tbf``, so that a rank sends and receives at no more than the rate. None of them has a route to anywhere else.
 
-Namespaces are named after the process that made them, and only those are touched. They go when the body of ``with`` ends, however it
-ends; where the process is killed, a guard that it started removes them.
+Namespaces are named after the process that made them, and only those are touched. They and what runs in them go when the body of ``with``
+ends, however it ends; where the process is killed, a guard that it started removes them.
 """
 
 import os
@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -63,9 +64,8 @@ class SlowNetwork:
         self.close()
 
     def close(self) -> None:
-        """Remove the namespaces; what still runs in them loses its network."""
-        for name in (*self.namespaces, self._switch):
-            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+        """Remove the namespaces and what still runs in them."""
+        _remove((*self.namespaces, self._switch))
         if self._guard is not None:
             assert self._guard.stdin is not None
             self._guard.stdin.close()
@@ -135,6 +135,15 @@ def _run(*command: str) -> str:
     return done.stdout
 
 
+def _remove(names: Sequence[str]) -> None:
+    for name in names:
+        inside = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False).stdout.split()
+        for process in inside:
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(int(process), signal.SIGKILL)
+        subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+
+
 def _start_guard(names: Sequence[str]) -> subprocess.Popen[bytes]:
     """Start a process that removes ``names`` when this process has ended, and lives no longer than that."""
     return subprocess.Popen([sys.executable, str(Path(__file__).resolve()), *names], stdin=subprocess.PIPE, start_new_session=True)
@@ -144,8 +153,7 @@ def _guard(names: Sequence[str]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.buffer.read()  # ends with the process that started this one, whatever ended it
-    for name in names:
-        subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+    _remove(names)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,12 @@
 import itertools
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import load
+from apsched.errors import InputError
+from benchmarks import execution_worker, load
 from benchmarks.checks import Check
 from benchmarks.device import NO_GPU
 from benchmarks.execution import main
@@ -35,6 +37,8 @@ def test_every_schedule_runs_and_holds_the_memory_that_was_predicted(tmp_path, c
             assert graph["counted_bytes"] == graph["predicted_bytes"]
     assert min(report["contention"][f"{what}_slowdown"] for what in ("compute", "transfer", "latency")) >= 1
     assert report["others_cores"] >= 0
+    assert 2 <= len(report["captured_when_calibrated_us"]) <= 4
+    assert "ms right after calibration" in table
     (alone_us,) = (row["predicted_alone_us"] for row in report["schedules"] if row["name"] == "as_captured")
     assert max(report["compute_us"], report["transfer_us"]) < alone_us <= report["compute_us"] + report["transfer_us"] + 1  # rounding
     fits = {row["name"]: row["fits"] for row in report["schedules"]}
@@ -50,6 +54,19 @@ def test_every_rate_runs_with_every_length(tmp_path, monkeypatch):
     (numbers,) = tmp_path.glob("*.json")
     kept = json.loads(numbers.read_text())["networks"].values()
     assert [(run["megabits_per_s"], run["request"]["seq_len"]) for run in kept] == [(20, 8), (20, 16), (40, 8), (40, 16)]
+
+
+def test_a_network_that_fails_leaves_those_before_it(tmp_path, capsys, monkeypatch):
+    def run_job(processes, rate, request, *, timeout_s):
+        if rate == 40:
+            raise InputError("a job took longer than 3600 s")
+
+    monkeypatch.setattr("benchmarks.execution.run_job", run_job)
+    monkeypatch.setattr("benchmarks.execution.markdown", lambda report: "")
+    assert main(["--parts", "network", "--rates", "20,40", "--seq", "8", "-o", str(tmp_path)]) == 2
+    assert "took longer" in capsys.readouterr().err
+    (numbers,) = tmp_path.glob("*.json")
+    assert list(json.loads(numbers.read_text())["networks"]) == ["2 x 20 Mb/s, 8 tokens"]
 
 
 def test_a_part_that_is_made_again_leaves_the_others(tmp_path, capsys, monkeypatch):
@@ -96,3 +113,15 @@ def test_steps_that_others_disturbed_do_not_count():
     assert undisturbed([0.0, 0.9, 0.1, 0.0, 0.3, 0.05]) == [0, 2, 3, 5]
     assert undisturbed([0.9, 0.5, 0.4, 0.0, 0.6]) == [1, 2, 3, 4]
     assert undisturbed([0.9, 0.8]) == [0, 1]
+
+
+@pytest.mark.parametrize(("busy", "rounds"), [((), 3), ((3,), 4), ((3, 5), 4), ((3, 4, 7), 6), (range(100), 6)])
+def test_a_step_that_others_disturbed_is_run_again(monkeypatch, busy, rounds):
+    """Two schedules, three undisturbed steps of each asked for, at most six run; ``busy`` are timed steps, the first two of them warm up and every other round runs b first."""
+    monkeypatch.setattr(execution_worker, "timed_step", lambda *_: 1.0)
+    monkeypatch.setattr(execution_worker, "everywhere", lambda mine: [mine])
+    stolen_s = itertools.accumulate(stolen for k in itertools.count() for stolen in (0.0, 0.5 * (k in busy)))
+    clock_s = itertools.count(0.0)
+    monkeypatch.setattr(Load, "now", lambda: Load(machine_s=0.0, stolen_s=next(stolen_s), own_s=0.0, clock_s=next(clock_s)))
+    times, _ = execution_worker.by_turns(None, [SimpleNamespace(name=name, modules=()) for name in "ab"], 3)
+    assert {name: len(of_steps) for name, of_steps in times.items()} == {"a": rounds, "b": rounds}

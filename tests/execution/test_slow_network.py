@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -90,20 +91,31 @@ def test_an_idle_link_lets_nothing_through_for_nothing(tmp_path, megabits_per_s)
     assert min(seconds) > 0.75 * 100_000 * 8e-6 / megabits_per_s  # more where the machine is busy
 
 
-@pytest.mark.parametrize("how", ["raise", "SIGINT", "SIGKILL"])
-def test_it_is_gone_however_its_maker_ends(how):
+def runs(process):
+    """Whether it is there, and no zombie."""
+    stat = Path(f"/proc/{process}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.parametrize("how", ["raise", "SIGINT", "SIGTERM", "SIGKILL"])
+def test_it_is_gone_with_its_processes_however_its_maker_ends(how):
     code = f"""
-import time
+import os, sys, time
 from benchmarks.slow_network import SlowNetwork
 with SlowNetwork(3, 100) as network:
-    print(*network.namespaces, flush=True)
-    {"raise ValueError" if how == "raise" else "time.sleep(600)"}
+    inside = [network.popen(rank, ["sleep", "600"], log=sys.stderr, environment=dict(os.environ)).pid for rank in (0, 2)]
+    print(*network.namespaces, *inside, flush=True)
+    time.sleep(1 if {how!r} == "raise" else 600)
+    raise ValueError
 """
     maker = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    names = set(maker.stdout.readline().split())
+    *names, first, second = maker.stdout.readline().split()
+    names = set(names)
     assert len(names) == 3
     if how != "raise":
         assert names < namespaces()
+        assert runs(first)
+        assert runs(second)
         maker.send_signal(getattr(signal, how))
     maker.wait(120)
     maker.stdout.close()
@@ -111,6 +123,8 @@ with SlowNetwork(3, 100) as network:
     while (names | {f"apsched-{maker.pid}-switch"}) & namespaces() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert namespaces().isdisjoint(names | {f"apsched-{maker.pid}-switch"})
+    assert not runs(first)
+    assert not runs(second)
 
 
 def test_what_it_did_not_make_it_does_not_touch():
