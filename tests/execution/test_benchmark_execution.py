@@ -117,7 +117,8 @@ def test_steps_that_others_disturbed_do_not_count():
 
 @pytest.mark.parametrize(("busy", "rounds"), [((), 3), ((3,), 4), ((3, 5), 4), ((3, 4, 7), 6), (range(100), 6)])
 def test_a_step_that_others_disturbed_is_run_again(monkeypatch, busy, rounds):
-    """Two schedules, three undisturbed steps of each asked for, at most six run; ``busy`` are timed steps, the first two of them warm up and every other round runs b first."""
+    """Two schedules, three undisturbed steps of each asked for, at most six run. ``busy`` are timed steps: the first two warm up, and every
+    other round runs b first."""
     monkeypatch.setattr(execution_worker, "timed_step", lambda *_: 1.0)
     monkeypatch.setattr(execution_worker, "everywhere", lambda mine: [mine])
     stolen_s = itertools.accumulate(stolen for k in itertools.count() for stolen in (0.0, 0.5 * (k in busy)))
