@@ -85,7 +85,7 @@ def _keep(report: dict[str, Any], numbers: Path) -> str:
 def _networks(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield each network's figures as soon as they are there: an hour of measuring does not end with the last one's timeout."""
     rounds = parse_count(args.rounds, "--rounds", least=2)
-    same = {"rounds": rounds, "profiled_steps": 2 * rounds, "budget": parse_number(args.budget, "--budget")}
+    same = {"rounds": rounds, "profiled_steps": rounds, "budget": parse_number(args.budget, "--budget")}
     processes, timeout_s = parse_count(args.processes, "--processes", least=2), parse_count(args.timeout, "--timeout", least=1)
     rates = [parse_number(part, "--rates") for part in args.rates.split(",")]
     requests = [{"seq_len": parse_count(part, "--seq", least=8), **same} for part in args.seq.split(",")]

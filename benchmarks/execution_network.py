@@ -12,6 +12,7 @@ from typing import Any
 
 from apsched.errors import InputError
 from benchmarks.slow_network import SlowNetwork
+from benchmarks.steady import ENVIRONMENT, processors_awake
 
 _WORKER = Path(__file__).with_name("execution_worker.py")
 _POLL_S = 0.2
@@ -20,8 +21,8 @@ _POLL_S = 0.2
 def run_job(num_ranks: int, megabits_per_s: float, request: Mapping[str, Any], *, timeout_s: float) -> dict[str, Any]:
     """Return what process rank 0 of a job on a slow network found; InputError, with its log, where one fails or takes too long."""
     paths = [str(Path(__file__).resolve().parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
-    with TemporaryDirectory() as name, SlowNetwork(num_ranks, megabits_per_s) as network:
+    environment = os.environ | ENVIRONMENT | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    with TemporaryDirectory() as name, SlowNetwork(num_ranks, megabits_per_s) as network, processors_awake() as awake:
         folder = Path(name)
         (folder / "request.json").write_text(json.dumps(dict(request)))
         logs = [folder / f"{rank}.log" for rank in range(num_ranks)]
@@ -41,7 +42,7 @@ def run_job(num_ranks: int, megabits_per_s: float, request: Mapping[str, Any], *
                 f"a job of {num_ranks} process ranks at {megabits_per_s:g} Mb/s failed, or took longer than {timeout_s:g} s: {said}"
             )
         report: dict[str, Any] = json.loads((folder / "0.json").read_text())
-    return report
+    return report | {"awake": awake}
 
 
 def _all_end_well(processes: Sequence[subprocess.Popen[bytes]], timeout_s: float) -> bool:

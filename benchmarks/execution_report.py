@@ -31,20 +31,22 @@ def _network(run: Mapping[str, Any]) -> list[str]:
     slows = found["contention"]
     cores = [busy for row in rows for busy in row["others_cores"]]
     (captured_us,) = (median(row["measured_us"]) for row in rows if row["name"] == "as_captured")
-    then_us = median(found["captured_when_calibrated_us"])
+    first_us, then_us = (median(found["captured_beside_profiler_us"][when]) for when in ("first", "in_rounds"))
     left_out = len(cores) - sum(len(row["measured_us"]) for row in rows)
     lines = [
         f"## {run['megabits_per_s']:g} Mb/s, sequences of {request['seq_len']} tokens, {ranks} process ranks",
         "",
         f"`llama3-small`, `fsdp={ranks}`, forward and backward, fp32: compute takes {found['compute_us'] / 1e3:.0f} ms, collectives as "
         f"captured {found['transfer_us'] / 1e3:.0f} ms. Gloo processes of one thread in network namespaces, each group with one more for "
-        f"its collectives; {request['rounds']} rounds or more, by turns. {run['machine']}. Other programs and virtual machines kept "
-        f"{found['others_cores']:.2f} cores busy during calibration and {fmean(cores):.2f} during the rounds; {left_out} of {len(cores)} "
-        f"steps, those that they disturbed, are left out. Compute beside a collective is slower by {slows['compute_slowdown']:.3f}, "
-        f"a collective beside compute by {slows['transfer_slowdown']:.3f} and its latency by {slows['latency_slowdown']:.2f}, all measured "
-        "before; what would be predicted if neither slowed the other stands beside the prediction. As captured a step took "
-        f"{then_us / 1e3:.1f} ms right after calibration and {captured_us / 1e3:.1f} ms in the rounds: the machine or its link had "
-        f"changed by {100 * (captured_us / then_us - 1):+.1f} %.",
+        "its collectives, each process on a core of its own while there are so many; freed memory stays with the process, and processors "
+        f"{'do not' if found['awake'] else 'may'} sleep. {request['rounds']} rounds or more, by turns. {run['machine']}. Other programs "
+        f"and virtual machines kept {found['others_cores']:.2f} cores busy during calibration and {fmean(cores):.2f} during the rounds; "
+        f"{left_out} of {len(cores)} steps, those that they disturbed, are left out. Compute beside a collective is slower by "
+        f"{slows['compute_slowdown']:.3f}, a collective beside compute by {slows['transfer_slowdown']:.3f} and its latency by "
+        f"{slows['latency_slowdown']:.2f}; what would be predicted if neither slowed the other stands beside the prediction. Schedules are "
+        f"solved with profiles of {len(found['captured_beside_profiler_us']['first'])} steps as captured and foretold with those of one in "
+        f"each round: beside the profiler they took {first_us / 1e3:.0f} ms at first and {then_us / 1e3:.0f} ms in the rounds, where steps "
+        f"without it took {captured_us / 1e3:.0f} ms.",
         "",
     ]
     if ranks > run["cores"]:

@@ -5,10 +5,11 @@ usage: execution_worker.py PROCESS_RANK WORLD_SIZE FOLDER
 ``FOLDER/request.json`` has the settings; process rank 0 writes ``FOLDER/0.json``.
 """
 
+import gc
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.fx import GraphModule
+from torch.profiler import ProfilerActivity, profile
 
 from apsched.build_problem import build_problem
 from apsched.calibrate.job import job
@@ -29,7 +31,7 @@ from apsched.config import Caps, SolveOptions
 from apsched.contention import Contention, contention_json
 from apsched.costs.cluster import load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
-from apsched.costs.measured import MeasuredCosts, completed
+from apsched.costs.measured import completed
 from apsched.costs.measured_model import MeasuredCostModel
 from apsched.graph.export import export
 from apsched.inductor_baseline import run_inductor
@@ -48,10 +50,12 @@ from benchmarks import ordered_gloo
 from benchmarks.live_bytes import live_bytes_of, run_counting
 from benchmarks.load import Load, everywhere, is_quiet, least_disturbed, others_cores, undisturbed
 from benchmarks.queued_gathers import with_queued_gathers
-from benchmarks.second_profile import second_profile
 from benchmarks.slowdown import measured_contention
+from benchmarks.steady import own_core
 
 CPU = load_cluster("cpu")
+_WARM_UPS = 2
+"""The first profiles of a process are slow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,18 +71,20 @@ class Runnable:
 def main(process_rank: int, world_size: int, folder: Path) -> None:
     """Write what was found to ``FOLDER/0.json``."""
     request = json.loads((folder / "request.json").read_text())
+    gc.disable()  # as TorchTitan does: with one trace in memory a collection takes 0.3 s, in whichever step
     ordered_gloo.init(process_rank, world_size, f"file://{folder}/store", timedelta(seconds=300))
     options = ModelOptions(param_dtype=torch.float32, reduce_dtype=torch.float32)
     built = build("llama3-small", mesh=MeshSpec.parse(f"fsdp={world_size}"), seq_len=request["seq_len"], options=options, materialize=True)
     capture = capture_built(built)
-    costs_in_queues, costs, contention, cores_at_first = calibrated(built, capture, folder, request["profiled_steps"])
-    alone = Runnable(name="as_captured", modules=captured_modules(capture), fits=())
-    then, cores_then = by_turns(built, [alone], max(2, request["rounds"] // 4))
-    formulas = ClusterCostModel(CPU, capture.group_ranks)
-    model, without_queues = (MeasuredCostModel(these, formulas, capture.group_ranks) for these in (costs_in_queues, costs))
-    problems = [exported(captured, captured.module, model, capture) for captured in capture.graphs]
-    caps, runnables = schedules(capture, problems, model, contention, request["budget"])
-    times, cores = by_turns(built, runnables, request["rounds"])
+    calibration = Calibration(built, capture, folder)
+    for _ in range(_WARM_UPS + request["profiled_steps"]):
+        calibration.profile_step()
+    first, _ = calibration.models(since=_WARM_UPS)
+    contention, solved_at = calibration.contention, len(calibration.steps)
+    problems = [exported(captured, captured.module, first, capture) for captured in capture.graphs]
+    caps, runnables = schedules(capture, problems, first, contention, request["budget"])
+    times, cores = by_turns(built, runnables, request["rounds"], calibration.profile_step)
+    model, without_queues = calibration.models(since=solved_at)
     found = [
         {
             "name": runnable.name,
@@ -98,8 +104,11 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
         "schedules": found,
         "memory_caps_bytes": caps,
         "contention": contention_json(contention),
-        "others_cores": cores_at_first,
-        "captured_when_calibrated_us": [then[alone.name][k] for k in undisturbed(cores_then[alone.name])],
+        "others_cores": max(calibration.cores),
+        "captured_beside_profiler_us": {
+            "first": calibration.profiled_us(_WARM_UPS, solved_at),
+            "in_rounds": calibration.profiled_us(solved_at, len(calibration.steps)),
+        },
         "compute_us": sum(ticks_to_us(timeline.compute_ticks) for timeline in timelines),
         "transfer_us": sum(ticks_to_us(t.end_ticks - t.begin_ticks) for timeline in timelines for t in timeline.transfers),
     }
@@ -124,38 +133,62 @@ def ranks_of(capture: Capture) -> dict[str, tuple[int, ...]]:
     return {name: ranks for name, ranks in capture.group_ranks.items() if ranks}
 
 
-def calibrated(built: BuiltModel, capture: Capture, folder: Path, num_steps: int) -> tuple[MeasuredCosts, MeasuredCosts, Contention, float]:
-    """Return costs where gathers queue and where none does, how compute and collectives slow each other down, all measured on this very
-    link, and the cores that others took in the busiest part of that.
+class Calibration:
+    """What operators and messages take, and how compute and collectives slow each other down, measured on this very link.
 
-    A profile of the graphs as captured says what their operators and messages take in a step; copies are timed alone, buckets and gathers
-    one behind the other.
+    A virtual machine is faster or slower by some per cent from one minute to the next. So a step as captured is profiled in each round of
+    steps that are timed: schedules are solved with what was known before, and foretold with what operators and messages took meanwhile.
     """
-    modules = captured_modules(capture)
-    formulas = ClusterCostModel(CPU, capture.group_ranks)
-    dags = [export(captured, formulas, group_ranks=ranks_of(capture), cluster_name="cpu") for captured in capture.graphs]
-    graphs = list(zip(modules, dags, strict=True))
-    with job() as here:
-        measured, beside_measuring = least_disturbed(lambda: here.measure(graphs, "cpu", CPU, fused=False).costs)
-    latency_us = fmean(transfers.points[0][1] for transfers in measured.transfers)
-    contention, beside_both = least_disturbed(lambda: measured_contention(graphs, latency_us))
-    loads: list[Load] = []
 
-    def step() -> None:
-        before = Load.now()
-        timed_step(built, modules)
-        loads.append(Load.now().since(before))
+    def __init__(self, built: BuiltModel, capture: Capture, folder: Path) -> None:
+        self._built, self._capture, self._folder = built, capture, folder
+        self._formulas = ClusterCostModel(CPU, capture.group_ranks)
+        self._dags = [export(captured, self._formulas, group_ranks=ranks_of(capture), cluster_name="cpu") for captured in capture.graphs]
+        graphs = list(zip(captured_modules(capture), self._dags, strict=True))
+        with job() as here:
+            self._measured, beside_measuring = least_disturbed(lambda: here.measure(graphs, "cpu", CPU, fused=False).costs)
+        latency_us = fmean(transfers.points[0][1] for transfers in self._measured.transfers)
+        self.contention, beside_both = least_disturbed(lambda: measured_contention(graphs, latency_us))
+        self.cores = [beside_measuring, beside_both]
+        """That others kept busy during each part."""
+        self.steps: list[tuple[float, float]] = []
+        """Step times in microseconds beside the profiler, of the slowest process rank each, and the cores that others kept busy."""
 
-    second_profile(step, num_steps, folder / f"trace.{dist.get_rank()}.json")
-    cores = [others_cores(of_step) for of_step in zip(*everywhere(loads[-num_steps:]), strict=True)]
-    counted = undisturbed(cores)
-    traces = [load_trace(folder / f"trace.{rank}.json") for rank in range(dist.get_world_size())]
-    traces = [replace(trace, steps=tuple(trace.steps[k] for k in counted)) for trace in traces]
-    beside_steps = fmean(cores[k] for k in counted)
-    profiled = profile_costs(dags, traces, CPU, "cpu").costs
-    queued, beside_queues = least_disturbed(lambda: with_queued_gathers(profiled))
-    busiest = max(beside_measuring, beside_both, beside_steps, beside_queues)
-    return completed(queued, measured), completed(profiled, measured), contention, busiest
+    def profile_step(self) -> None:
+        """Profile a step as captured, after another one like it; what earlier profiles left, which slowed steps by a fifth, goes first."""
+        gc.collect()
+        modules = captured_modules(self._capture)
+        timed_step(self._built, modules)
+        with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+            before = Load.now()
+            mine = timed_step(self._built, modules), Load.now().since(before)
+        profiler.export_chrome_trace(str(self._trace(len(self.steps), dist.get_rank())))
+        of_ranks = everywhere(mine)
+        self.steps.append((max(time_us for time_us, _ in of_ranks), others_cores([load for _, load in of_ranks])))
+
+    def models(self, since: int) -> tuple[MeasuredCostModel, MeasuredCostModel]:
+        """Return costs where gathers queue and where none does, by the undisturbed steps from ``since`` on; all process ranks call this.
+
+        A profile says what operators and messages take in a step; copies are timed alone, buckets and gathers one behind the other.
+        """
+        counted = self._counted(since, len(self.steps))
+        traces = [load_trace(self._trace(k, rank)) for rank in range(dist.get_world_size()) for k in counted]
+        alone = profile_costs(self._dags, traces, CPU, "cpu").costs
+        queued, beside_queues = least_disturbed(lambda: with_queued_gathers(alone))
+        self.cores += [fmean(self.steps[k][1] for k in counted), beside_queues]
+        both = (completed(costs, self._measured) for costs in (queued, alone))
+        queues, no_queues = (MeasuredCostModel(costs, self._formulas, self._capture.group_ranks) for costs in both)
+        return queues, no_queues
+
+    def profiled_us(self, begin: int, end: int) -> list[float]:
+        """Return the undisturbed times of these steps."""
+        return [self.steps[k][0] for k in self._counted(begin, end)]
+
+    def _counted(self, begin: int, end: int) -> list[int]:
+        return [begin + k for k in undisturbed([cores for _, cores in self.steps[begin:end]])]
+
+    def _trace(self, step: int, process_rank: int) -> Path:
+        return self._folder / f"trace.{step}.{process_rank}.json"
 
 
 def schedules(
@@ -209,17 +242,21 @@ def timed_step(built: BuiltModel, modules: Sequence[GraphModule]) -> float:
     return (time.perf_counter_ns() - begin) / 1e3
 
 
-def by_turns(built: BuiltModel, runnables: Sequence[Runnable], rounds: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+def by_turns(
+    built: BuiltModel, runnables: Sequence[Runnable], rounds: int, before_each: Callable[[], None]
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     """Return the step times of every schedule, of the slowest process rank each, and how many cores others kept busy meanwhile.
 
-    A round runs each schedule twice, in changing order, and times the second: before a step of a job comes another like it, which is what
-    caches and connections remember. More rounds follow, as many again at most, until each has so many steps that nobody disturbed.
+    ``before_each`` is called before each round. A round runs each schedule twice, in changing order, and times the second: before a step of
+    a job comes another like it, which is what caches and connections remember. More rounds follow, as many again at most, until each has so
+    many steps that nobody disturbed.
     """
     times: dict[str, list[float]] = {runnable.name: [] for runnable in runnables}
     cores: dict[str, list[float]] = {runnable.name: [] for runnable in runnables}
     for number in range(-1, 2 * rounds):
         if number >= rounds and all(sum(map(is_quiet, of_steps)) >= rounds for of_steps in cores.values()):
             break
+        before_each()
         turn = max(number, 0) % len(runnables)
         steps: dict[str, tuple[float, Load]] = {}
         for runnable in (*runnables[turn:], *runnables[:turn]):
@@ -273,5 +310,6 @@ def memory(built: BuiltModel, runnable: Runnable, capture: Capture, model: Measu
 
 
 if __name__ == "__main__":
+    own_core(int(sys.argv[1]))
     torch.set_num_threads(1)
     main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

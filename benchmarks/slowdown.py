@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from itertools import cycle, product
+from itertools import cycle, islice, product
 from statistics import fmean
 from typing import Any
 
@@ -19,8 +19,11 @@ from apsched.graph.dag import NodeKind
 _LARGEST_TERM = 100
 _SMALL_ELEMENTS, _LARGE_ELEMENTS = 2**16, 2**21
 """256 KiB, of which a gather's two modes are 3 ms apart at 200 Mb/s; 8 MiB, a tenth of a second at 1 Gb/s: most operators come by."""
-_ROUNDS = {_SMALL_ELEMENTS: 32, _LARGE_ELEMENTS: 6}
+_ROUNDS = {_SMALL_ELEMENTS: 32, _LARGE_ELEMENTS: 10}
 """Differences of small messages say what latency takes, and are of the size of their own noise."""
+
+_PARTS = 4
+"""That part of all operators runs before each message, to be timed alone."""
 
 
 def measured_contention(graphs: Sequence[tuple[GraphModule, nx.DiGraph]], latency_us: float) -> Contention:
@@ -33,32 +36,37 @@ def measured_contention(graphs: Sequence[tuple[GraphModule, nx.DiGraph]], latenc
 
         t_beside(s) = h l + g (t_alone(s) - l)
 
-    Each message is launched on an idle stream, which makes h larger (one that queues behind another takes 1 ms more beside compute, not
-    3) and stands for what a job adds: process ranks launch operators apart, and the early one waits for the late one. A message ends when
-    gloo's thread says so; the operator that runs meanwhile may end tens of milliseconds later.
+    Each small message is launched on an idle stream, which makes h larger (one that queues behind another takes 1 ms more beside compute,
+    not 3) and stands for what a job adds: process ranks launch operators apart, and the early one waits for the late one. Large ones begin
+    together, and compute is noted beside them alone: an operator beside a message that waits for the other rank loses nothing. A message
+    ends when gloo's thread says so; the operator that runs meanwhile may end tens of milliseconds later.
     """
     calls, counts = _operators(graphs)
     alone: list[list[float]] = [[] for _ in calls]
     beside: list[list[float]] = [[] for _ in calls]
-    turns = cycle(range(len(calls)))
+    turns, turns_alone = cycle(range(len(calls))), cycle(range(len(calls)))
 
-    def one_by_one(work: Any) -> None:
+    def one_by_one(work: Any, *, noted: bool) -> None:
         while not work.is_completed():
             k = next(turns)
             time_us = _us(calls[k])
-            if not work.is_completed():  # else part of it ran alone
+            if noted and not work.is_completed():  # else part of it ran alone
                 beside[k].append(time_us)
 
     def message_us(*, elements: int, gather: bool, computing: bool) -> float:
-        dist.barrier()
-        for k, call in enumerate(calls):
-            alone[k].append(_us(call))
+        small = elements == _SMALL_ELEMENTS
+        if small:
+            dist.barrier()
+        for k in islice(turns_alone, -(-len(calls) // _PARTS)):
+            alone[k].append(_us(calls[k]))
+        if not small:
+            dist.barrier()
         ends: list[int] = []
         begin = time.perf_counter_ns()
         work, kept = _collective(elements=elements, gather=gather)
         ended = work.get_future().then(lambda _: ends.append(time.perf_counter_ns()))
         if computing:
-            one_by_one(work)
+            one_by_one(work, noted=not small)
         ended.wait()
         del kept
         return (ends[0] - begin) / 1e3

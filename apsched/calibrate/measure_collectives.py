@@ -37,7 +37,7 @@ _LARGEST_BYTES = 256 * 2**20
 def measure_collectives(
     dags: Sequence[nx.DiGraph], cluster: Cluster, device: torch.device
 ) -> tuple[tuple[Transfers, ...], Mapping[str, float]]:
-    """Return the transfers of every kind on every group that ``dags`` name, and on a CPU what launching each kind takes.
+    """Return the transfers of every kind on every group that ``dags`` name, and on a CPU what launching a bucket of each kind takes.
 
     All process ranks of the job call this at once, with the same graphs: what is measured, and in which order, follows from them.
     """
@@ -49,7 +49,8 @@ def measure_collectives(
             measured = queued_us if device.type == "cpu" and size_bytes > largest else _transfer_us
             transfer, launch = measured(kind, group_name, len(ranks), size_bytes, device)
             points.append((size_bytes, transfer))
-            launch_us.append(launch)
+            if size_bytes > largest or sizes[-1] <= largest:
+                launch_us.append(launch)
         shape = group_shape(cluster, ranks)
         curve = rising(points, [1.0] * len(points))
         found.append(

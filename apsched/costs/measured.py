@@ -133,7 +133,8 @@ def completed(profiled: MeasuredCosts, measured: MeasuredCosts) -> MeasuredCosts
     """Return what a profile of the job says, and what was measured there for all that did not run in it.
 
     A profile knows what operations and messages take in their places: late process ranks, cold caches, threads that sleep. It has seen no
-    bucket: beyond its largest message, transfers are those that were measured. Copies are measured; launches are those of the job.
+    bucket: beyond its largest message, transfers are those that were measured. Copies are measured. To launch a bucket takes no less than
+    to launch a message in the job, nor than it was measured to take: gloo's reduce-scatter copies its input first.
     """
     by_shape = {(t.kind, t.num_ranks, t.num_nodes): t for t in measured.transfers}
     by_shape |= {shape: _longer(t, by_shape.get(shape)) for t in profiled.transfers for shape in [(t.kind, t.num_ranks, t.num_nodes)]}
@@ -142,7 +143,10 @@ def completed(profiled: MeasuredCosts, measured: MeasuredCosts) -> MeasuredCosts
         cluster=measured.cluster,
         compute={**measured.compute, **profiled.compute},
         transfers=tuple(by_shape[shape] for shape in sorted(by_shape)),
-        launch_us={**measured.launch_us, **profiled.launch_us},
+        launch_us={
+            kind: max(costs.launch_us.get(kind, 0.0) for costs in (profiled, measured))
+            for kind in sorted({**measured.launch_us, **profiled.launch_us})
+        },
         copies=measured.copies,
     )
 
