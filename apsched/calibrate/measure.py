@@ -101,7 +101,7 @@ def _copies(device: torch.device) -> tuple[tuple[int, float], ...]:
     Each copies another part of a pool, as copy-out does, views included: what a bucket holds came from the network, or was computed long
     before, and no cache has it. The same bytes over and over take a third of that on a CPU.
     """
-    pool = torch.zeros(_POOL_BYTES, dtype=torch.uint8, device=device)
+    pool = torch.ones(_POOL_BYTES, dtype=torch.uint8, device=device)
     points = []
     for size_bytes in _COPY_BYTES:
         begins = cycle(range(0, _POOL_BYTES, size_bytes))
