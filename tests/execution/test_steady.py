@@ -26,8 +26,9 @@ def _asked_latency_us() -> int:
         return int.from_bytes(asked.read(4), "little", signed=True)
 
 
+@pytest.mark.alone
 def test_processors_stay_awake_until_the_body_ends():
-    """Where the kernel lets this user ask; where not, it says so."""
+    """Where the kernel lets this user ask; where not, it says so. Alone: another process that asks would be seen."""
     if not os.access(steady._LATENCY, os.R_OK | os.W_OK):
         with processors_awake() as awake:
             assert not awake
