@@ -8,30 +8,20 @@ usage: execution_worker.py PROCESS_RANK WORLD_SIZE FOLDER
 import gc
 import json
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.fx import GraphModule
-from torch.profiler import ProfilerActivity, profile
 
 from apsched.build_problem import build_problem
-from apsched.calibrate.job import job
-from apsched.calibrate.measure_collectives import part_ranks
-from apsched.calibrate.profile import profile_costs
-from apsched.calibrate.trace import load_trace
 from apsched.capture.captured import Capture, CapturedGraph
 from apsched.config import Caps, SolveOptions
 from apsched.contention import Contention, contention_json
-from apsched.costs.cluster import load_cluster
-from apsched.costs.cluster_model import ClusterCostModel
-from apsched.costs.measured import completed
 from apsched.costs.measured_model import MeasuredCostModel
 from apsched.graph.export import export
 from apsched.inductor_baseline import run_inductor
@@ -39,7 +29,7 @@ from apsched.models.build import BuiltModel, build
 from apsched.models.mesh import MeshSpec
 from apsched.models.options import ModelOptions
 from apsched.models.preset_capture import capture_built
-from apsched.models.training import forward_inputs, run_step
+from apsched.models.training import forward_inputs
 from apsched.problem import Problem, with_contention
 from apsched.schedule import as_captured
 from apsched.simulate import simulate
@@ -47,13 +37,11 @@ from apsched.solver import least_memory, solve
 from apsched.units import ticks_to_us
 from apsched.writeback.write_back import write_back
 from benchmarks import ordered_gloo
+from benchmarks.execution_calibration import Calibration, Found, ranks_of, timed_step
 from benchmarks.live_bytes import live_bytes_of, run_counting
-from benchmarks.load import Load, everywhere, is_quiet, least_disturbed, others_cores, undisturbed
-from benchmarks.queued_gathers import with_queued_gathers
-from benchmarks.slowdown import measured_contention
+from benchmarks.load import Load, everywhere, is_quiet, others_cores, undisturbed
 from benchmarks.steady import own_core
 
-CPU = load_cluster("cpu")
 _WARM_UPS = 2
 """The first profiles of a process are slow."""
 
@@ -78,13 +66,12 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
     capture = capture_built(built)
     calibration = Calibration(built, capture, folder)
     for _ in range(_WARM_UPS + request["profiled_steps"]):
-        calibration.profile_step()
-    first, _ = calibration.models(since=_WARM_UPS)
-    contention, solved_at = calibration.contention, len(calibration.steps)
-    problems = [exported(captured, captured.module, first, capture) for captured in capture.graphs]
-    caps, runnables = schedules(capture, problems, first, contention, request["budget"])
-    times, cores = by_turns(built, runnables, request["rounds"], calibration.profile_step)
-    model, without_queues = calibration.models(since=solved_at)
+        calibration.observe()
+    first, solved_at = calibration.found(since=_WARM_UPS), len(calibration.steps)
+    problems = [exported(captured, captured.module, first.queues, capture) for captured in capture.graphs]
+    caps, runnables = schedules(capture, problems, first, request["budget"])
+    times, cores = by_turns(built, runnables, request["rounds"], calibration.observe)
+    meanwhile = calibration.found(since=solved_at)
     found = [
         {
             "name": runnable.name,
@@ -92,18 +79,19 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
             "measured_us": [times[runnable.name][k] for k in undisturbed(cores[runnable.name])],
             "others_cores": cores[runnable.name],
             "predicted_alone_us": predicted_us(priced, None),
-            "predicted_us": predicted_us(priced, contention),
-            "memory": memory(built, runnable, capture, model),
+            "predicted_us": predicted_us(priced, meanwhile.contention),
+            "memory": memory(built, runnable, capture, meanwhile.queues),
         }
         for runnable in runnables
-        for priced in [as_run(runnable, capture, model, without_queues)]
+        for priced in [as_run(runnable, capture, meanwhile)]
     ]
-    at_first = [exported(captured, captured.module, without_queues, capture) for captured in capture.graphs]
-    timelines = [simulate(problem, as_captured(problem.num_nodes)) for problem in at_first]
+    plain = [exported(captured, captured.module, meanwhile.no_queues, capture) for captured in capture.graphs]
+    timelines = [simulate(problem, as_captured(problem.num_nodes)) for problem in plain]
     report = {
         "schedules": found,
         "memory_caps_bytes": caps,
-        "contention": contention_json(contention),
+        "contention": contention_json(meanwhile.contention),
+        "solved_with": contention_json(first.contention),
         "others_cores": max(calibration.cores),
         "captured_beside_profiler_us": {
             "first": calibration.profiled_us(_WARM_UPS, solved_at),
@@ -117,87 +105,16 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-def captured_modules(capture: Capture) -> tuple[GraphModule, GraphModule]:
-    """Return the modules of both graphs, as captured."""
-    forward, backward = capture.graphs
-    return forward.module, backward.module
-
-
 def exported(captured: CapturedGraph, module: GraphModule, model: MeasuredCostModel, capture: Capture) -> Problem:
     """Return the problem of ``module``, which stands for the captured graph."""
     return build_problem(export(replace(captured, module=module), model, group_ranks=ranks_of(capture)))
 
 
-def ranks_of(capture: Capture) -> dict[str, tuple[int, ...]]:
-    """Return the process ranks of every group."""
-    return {name: ranks for name, ranks in capture.group_ranks.items() if ranks}
-
-
-class Calibration:
-    """What operators and messages take, and how compute and collectives slow each other down, measured on this very link.
-
-    A virtual machine is faster or slower by some per cent from one minute to the next. So a step as captured is profiled in each round of
-    steps that are timed: schedules are solved with what was known before, and foretold with what operators and messages took meanwhile.
-    """
-
-    def __init__(self, built: BuiltModel, capture: Capture, folder: Path) -> None:
-        self._built, self._capture, self._folder = built, capture, folder
-        self._formulas = ClusterCostModel(CPU, capture.group_ranks)
-        self._dags = [export(captured, self._formulas, group_ranks=ranks_of(capture), cluster_name="cpu") for captured in capture.graphs]
-        graphs = list(zip(captured_modules(capture), self._dags, strict=True))
-        with job() as here:
-            self._measured, beside_measuring = least_disturbed(lambda: here.measure(graphs, "cpu", CPU, fused=False).costs)
-        latency_us = fmean(transfers.points[0][1] for transfers in self._measured.transfers)
-        self.contention, beside_both = least_disturbed(lambda: measured_contention(graphs, latency_us))
-        self.cores = [beside_measuring, beside_both]
-        """That others kept busy during each part."""
-        self.steps: list[tuple[float, float]] = []
-        """Step times in microseconds beside the profiler, of the slowest process rank each, and the cores that others kept busy."""
-
-    def profile_step(self) -> None:
-        """Profile a step as captured, after another one like it; what earlier profiles left, which slowed steps by a fifth, goes first."""
-        gc.collect()
-        modules = captured_modules(self._capture)
-        timed_step(self._built, modules)
-        with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
-            before = Load.now()
-            mine = timed_step(self._built, modules), Load.now().since(before)
-        profiler.export_chrome_trace(str(self._trace(len(self.steps), dist.get_rank())))
-        of_ranks = everywhere(mine)
-        self.steps.append((max(time_us for time_us, _ in of_ranks), others_cores([load for _, load in of_ranks])))
-
-    def models(self, since: int) -> tuple[MeasuredCostModel, MeasuredCostModel]:
-        """Return costs where gathers queue and where none does, by the undisturbed steps from ``since`` on; all process ranks call this.
-
-        A profile says what operators and messages take in a step; copies are timed alone, buckets and gathers one behind the other.
-        """
-        counted = self._counted(since, len(self.steps))
-        traces = [load_trace(self._trace(k, rank)) for rank in range(dist.get_world_size()) for k in counted]
-        alone = profile_costs(self._dags, traces, CPU, "cpu").costs
-        queued, beside_queues = least_disturbed(lambda: with_queued_gathers(alone))
-        self.cores += [fmean(self.steps[k][1] for k in counted), beside_queues]
-        both = (completed(costs, self._measured) for costs in (queued, alone))
-        queues, no_queues = (MeasuredCostModel(costs, self._formulas, self._capture.group_ranks) for costs in both)
-        return queues, no_queues
-
-    def profiled_us(self, begin: int, end: int) -> list[float]:
-        """Return the undisturbed times of these steps."""
-        return [self.steps[k][0] for k in self._counted(begin, end)]
-
-    def _counted(self, begin: int, end: int) -> list[int]:
-        return [begin + k for k in undisturbed([cores for _, cores in self.steps[begin:end]])]
-
-    def _trace(self, step: int, process_rank: int) -> Path:
-        return self._folder / f"trace.{step}.{process_rank}.json"
-
-
-def schedules(
-    capture: Capture, problems: Sequence[Problem], model: MeasuredCostModel, contention: Contention, budget: float
-) -> tuple[list[list[int | None]], list[Runnable]]:
+def schedules(capture: Capture, problems: Sequence[Problem], known: Found, budget: float) -> tuple[list[list[int | None]], list[Runnable]]:
     """Return memory caps (for each, one a graph) and what runs; all process ranks have the answers of process rank 0."""
     found: list[Any] = [None]
     if dist.get_rank() == 0:
-        contended = [with_contention(problem, contention) for problem in problems]
+        contended = [with_contention(problem, known.contention) for problem in problems]
         options = SolveOptions(budget=budget)
         free = [solve(problem, Caps(), options) for problem in contended]
         floors = [least_memory(problem, Caps(), options)[0] for problem in contended]
@@ -217,29 +134,16 @@ def schedules(
         name: [write_back(c.module, p, s) for c, p, s in zip(capture.graphs, problems, chosen, strict=True)]
         for name, chosen in by_name.items()
     }
-    modules["torch"] = [run_inductor(captured, model, group_ranks=ranks_of(capture)).module for captured in capture.graphs]
+    modules["torch"] = [run_inductor(captured, known.queues, group_ranks=ranks_of(capture)).module for captured in capture.graphs]
     runnables = []
     for name, (forward, backward) in modules.items():
         peaks = [
-            simulate(p := exported(captured, module, model, capture), as_captured(p.num_nodes)).peak_memory_bytes
+            simulate(p := exported(captured, module, known.queues, capture), as_captured(p.num_nodes)).peak_memory_bytes
             for captured, module in zip(capture.graphs, (forward, backward), strict=True)
         ]
         fits = tuple(all(cap is None or peak <= cap for peak, cap in zip(peaks, row, strict=True)) for row in caps)
         runnables.append(Runnable(name=name, modules=(forward, backward), fits=fits))
     return caps, runnables
-
-
-def timed_step(built: BuiltModel, modules: Sequence[GraphModule]) -> float:
-    """Return the microseconds of a step, from when all process ranks are there, as far apart as work takes them.
-
-    Right after a barrier a large gather, which is what some schedules begin with, takes two thirds of its time in a job.
-    """
-    dist.barrier()
-    part_ranks()
-    begin = time.perf_counter_ns()
-    with torch.no_grad():
-        run_step(built, *modules)
-    return (time.perf_counter_ns() - begin) / 1e3
 
 
 def by_turns(
@@ -272,14 +176,14 @@ def by_turns(
     return times, cores
 
 
-def as_run(runnable: Runnable, capture: Capture, model: MeasuredCostModel, without_queues: MeasuredCostModel) -> list[Problem]:
-    """Return the graphs as they run, priced by ``model``, and each in which no transfer queues by ``without_queues``."""
+def as_run(runnable: Runnable, capture: Capture, found: Found) -> list[Problem]:
+    """Return the graphs as they run, with the prices of queues where transfers queue."""
     problems = []
     for captured, module in zip(capture.graphs, runnable.modules, strict=True):
-        problem = exported(captured, module, model, capture)
+        problem = exported(captured, module, found.queues, capture)
         timeline = simulate(problem, as_captured(problem.num_nodes))
         queues = any(transfer.begin_ticks > timeline.end_ticks[transfer.start_step] for transfer in timeline.transfers)
-        problems.append(problem if queues else exported(captured, module, without_queues, capture))
+        problems.append(problem if queues else exported(captured, module, found.no_queues, capture))
     return problems
 
 
