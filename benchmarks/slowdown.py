@@ -15,14 +15,14 @@ import torch.distributed as dist
 from apsched.contention import Contention
 
 _LARGEST_TERM = 100
-_SMALL_ELEMENTS, _LARGE_ELEMENTS = 2**18, 2**21
-"""1 and 8 MiB, as the buckets of a small model are."""
+_SMALL_ELEMENTS, _LARGE_ELEMENTS = 2**17, 2**20
+"""512 KiB and 4 MiB, as the buckets of a small model are."""
 _POOL_ELEMENTS = 2**23
 """Messages take turns on 32 MiB: those of a job are in no cache."""
 _STEPS_LONG = 1.75
-"""Time that the messages beside a step take alone, in steps: some are still to come when the step ends, since it is slower by less."""
-_FEWEST = 4
-"""Messages of a queue, at least; as many run alone."""
+"""Time that the messages beside steps take alone, in that of the steps: some are still to come at the end, since these are slower by less."""
+_FEWEST = 5
+"""Messages that go by while steps run, at least; as many run alone."""
 
 Messages = tuple[int, bool]
 """Elements of each; whether gathers, or else reductions."""
@@ -43,17 +43,20 @@ class Slowdown:
     def __init__(self, step: Callable[[], object]) -> None:
         self._step = step
         step_us = _agreed(fmean(_us(step) for _ in range(3)))
-        self._counts: dict[Messages, int] = {}
+        self._counts: dict[Messages, tuple[int, int]] = {}
+        """Of messages, and of steps beside them."""
         for messages in product((_SMALL_ELEMENTS, _LARGE_ELEMENTS), (True, False)):
-            self._counts[messages] = max(_FEWEST, ceil(_STEPS_LONG * step_us / _agreed(_queue(messages, _FEWEST)[0])) + 1)
+            message_us = _agreed(_queue(messages, _FEWEST)[0])
+            steps = ceil(_FEWEST * message_us / step_us)
+            self._counts[messages] = ceil(_STEPS_LONG * steps * step_us / message_us) + 1, steps
 
     def sample(self) -> dict[Messages, Beside]:
         """Run a step beside messages of each size and kind, and some of these alone."""
         found = {}
-        for messages, count in self._counts.items():
+        for messages, (count, steps) in self._counts.items():
             alone_us, _ = _queue(messages, _FEWEST)
-            message_us, step_us = _queue(messages, count, self._step)
-            found[messages] = Beside(_agreed(step_us), _agreed(message_us), _agreed(alone_us))
+            message_us, steps_us = _queue(messages, count, lambda: [self._step() for _ in range(steps)])  # noqa: B023
+            found[messages] = Beside(_agreed(steps_us) / steps, _agreed(message_us), _agreed(alone_us))
         return found
 
 
@@ -86,22 +89,24 @@ def contention_of(samples: Sequence[Mapping[Messages, Beside]], compute_us: floa
 _OF_MESSAGES: tuple[Callable[[Beside], float], ...] = (lambda of: of.message_us, lambda of: of.message_alone_us)
 
 
-def _queue(messages: Messages, count: int, step: Callable[[], object] | None = None) -> tuple[float, float]:
-    """Return the time of a message in a queue, and of a step that begins with it; with a step those messages count that end before it."""
+def _queue(messages: Messages, count: int, work: Callable[[], object] | None = None) -> tuple[float, float]:
+    """Return the time of a message behind another in a queue, and of ``work`` that begins with the queue.
+
+    With work those messages count that end before it. The first counts never: it begins with both process ranks in step.
+    """
     elements, gather = messages
     pool = [torch.zeros(elements) for _ in range(_POOL_ELEMENTS // elements)]
     shard = torch.zeros(elements // dist.get_world_size())
     dist.barrier()
     ends: list[int] = []
-    begin = time.perf_counter_ns()
-    works = [_launched(whole, shard, gather=gather) for whole in islice(cycle(pool), count)]
-    futures = [work.get_future().then(lambda _: ends.append(time.perf_counter_ns())) for work in works]
-    step_us = 0.0 if step is None else _us(step)
-    step_end = time.perf_counter_ns()
+    sent = [_launched(whole, shard, gather=gather) for whole in islice(cycle(pool), count)]
+    futures = [one.get_future().then(lambda _: ends.append(time.perf_counter_ns())) for one in sent]
+    work_us = 0.0 if work is None else _us(work)
+    work_end = time.perf_counter_ns()
     for future in futures:
         future.wait()
-    counted = count if step is None else max(1, sum(end <= step_end for end in ends))
-    return (ends[counted - 1] - begin) / 1e3 / counted, step_us
+    counted = count if work is None else max(2, sum(end <= work_end for end in ends))
+    return (ends[counted - 1] - ends[0]) / 1e3 / (counted - 1), work_us
 
 
 def _launched(whole: torch.Tensor, shard: torch.Tensor, *, gather: bool) -> Any:

@@ -1,0 +1,82 @@
+"""Who slows whom, as the benchmark of real execution measures it."""
+
+import time
+from threading import Thread
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from apsched.capture.world import world
+from apsched.models.build import build
+from apsched.models.mesh import MeshSpec
+from apsched.models.preset_capture import capture_built
+from apsched.models.training import run_step
+from benchmarks import slowdown
+from benchmarks.compute_only import without_collectives
+from benchmarks.slowdown import Beside, contention_of
+
+LATENCY_US = 2_000.0
+
+
+def samples(f: float, g: float, h: float, compute_us: float) -> list[dict[tuple[int, bool], Beside]]:
+    """Return what the three rules make of messages at 1 GB/s, and one sample beside another program."""
+    found = {}
+    for elements in (slowdown._SMALL_ELEMENTS, slowdown._LARGE_ELEMENTS):
+        for gather in (True, False):
+            of_bytes_us = elements * 4 / 1e3 * (1 if gather else 2)
+            found[elements, gather] = Beside(
+                step_us=f * compute_us, message_us=h * LATENCY_US + g * of_bytes_us, message_alone_us=LATENCY_US + of_bytes_us
+            )
+    disturbed = {messages: Beside(9 * one.step_us, 9 * one.message_us, one.message_alone_us) for messages, one in found.items()}
+    return [found, found, disturbed, found]
+
+
+@pytest.mark.parametrize(("f", "g", "h"), [(1.25, 1.0, 1.5), (1.5, 1.1, 3.0), (1.0, 1.0, 1.0)])
+def test_the_three_rules_are_found(f: float, g: float, h: float) -> None:
+    contention = contention_of(samples(f, g, h, compute_us=300_000.0), 300_000.0, LATENCY_US)
+    assert [above / below for above, below in contention.slowdowns.values()] == pytest.approx([f, g, h], rel=1e-2)
+
+
+def test_nothing_is_faster_beside_something_else() -> None:
+    contention = contention_of(samples(0.9, 0.9, 0.5, compute_us=300_000.0), 300_000.0, LATENCY_US)
+    assert contention.changes_nothing
+
+
+def test_messages_count_that_end_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of five beside work of 0.3 s three end in time, 0.05 s apart; alone all count. How the first began is nobody's measure."""
+
+    def launched(whole: torch.Tensor, shard: torch.Tensor, *, gather: bool) -> SimpleNamespace:
+        future: torch.futures.Future[None] = torch.futures.Future()
+        end_s = next(ends_s)
+        Thread(target=lambda: (time.sleep(end_s), future.set_result(None))).start()
+        return SimpleNamespace(get_future=lambda: future)
+
+    monkeypatch.setattr(slowdown, "_launched", launched)
+    monkeypatch.setattr(slowdown, "dist", SimpleNamespace(barrier=lambda: None, get_world_size=lambda: 2))
+    messages = slowdown._SMALL_ELEMENTS, True
+    ends_s = iter((0.1, 0.15, 0.2, 0.9, 0.9))
+    message_us, work_us = slowdown._queue(messages, 5, lambda: time.sleep(0.3))
+    assert 0.3e6 <= work_us < 0.5e6
+    assert 0.03e6 <= message_us < 0.08e6
+    ends_s = iter((0.1, 0.15, 0.2, 0.9, 0.9))
+    assert 0.17e6 <= slowdown._queue(messages, 5)[0] < 0.25e6
+
+
+def test_a_step_without_collectives_computes_the_same_and_sends_nothing() -> None:
+    with world(2):
+        built = build("llama3-debug", mesh=MeshSpec.parse("fsdp=2"), seq_len=16, num_layers=1, materialize=True)
+        capture = capture_built(built)
+    forward, backward = (captured.module for captured in capture.graphs)
+    before = [str(forward.graph), str(backward.graph)]
+    alone = without_collectives(forward), without_collectives(backward)
+    for captured, without in zip((forward, backward), alone, strict=True):
+        sent = [node for node in captured.graph.nodes if getattr(node.target, "namespace", "") == "_c10d_functional"]
+        assert sent
+        kept = [node.target for node in captured.graph.nodes if node.op == "call_function" and node not in set(sent)]
+        assert [node.target for node in without.graph.nodes if node.op == "call_function"] == kept
+    loss, gradients = run_step(built, *alone)  # there is no process group any more
+    assert loss.isfinite()
+    assert gradients
+    assert all(gradient.isfinite().all() for gradient in gradients.values())
+    assert before == [str(forward.graph), str(backward.graph)]
