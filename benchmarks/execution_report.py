@@ -28,7 +28,7 @@ def _network(run: Mapping[str, Any]) -> list[str]:
     rows = sorted(found["schedules"], key=lambda row: median(row["measured_us"]))
     best = min(median(row["measured_us"]) for row in rows if not row["name"].startswith("apsched"))
     wrong = inversions(rows)
-    slows = found["contention"]
+    slows, slowed = (_slowdowns(found[when]) for when in ("contention", "solved_with"))
     cores = [busy for row in rows for busy in row["others_cores"]]
     (captured_us,) = (median(row["measured_us"]) for row in rows if row["name"] == "as_captured")
     first_us, then_us = (median(found["captured_beside_profiler_us"][when]) for when in ("first", "in_rounds"))
@@ -41,12 +41,11 @@ def _network(run: Mapping[str, Any]) -> list[str]:
         "its collectives, each process on a core of its own while there are so many; freed memory stays with the process, and processors "
         f"{'do not' if found['awake'] else 'may'} sleep. {request['rounds']} rounds or more, by turns. {run['machine']}. Other programs "
         f"and virtual machines kept {found['others_cores']:.2f} cores busy during calibration and {fmean(cores):.2f} during the rounds; "
-        f"{left_out} of {len(cores)} steps, those that they disturbed, are left out. Compute beside a collective is slower by "
-        f"{slows['compute_slowdown']:.3f}, a collective beside compute by {slows['transfer_slowdown']:.3f} and its latency by "
-        f"{slows['latency_slowdown']:.2f}; what would be predicted if neither slowed the other stands beside the prediction. Schedules are "
-        f"solved with profiles of {len(found['captured_beside_profiler_us']['first'])} steps as captured and foretold with those of one in "
-        f"each round: beside the profiler they took {first_us / 1e3:.0f} ms at first and {then_us / 1e3:.0f} ms in the rounds, where steps "
-        f"without it took {captured_us / 1e3:.0f} ms.",
+        f"{left_out} of {len(cores)} steps, those that they disturbed, are left out. Schedules are solved with profiles of "
+        f"{len(found['captured_beside_profiler_us']['first'])} steps as captured and foretold with those of one in each round: beside the "
+        f"profiler they took {first_us / 1e3:.0f} ms at first and {then_us / 1e3:.0f} ms in the rounds, where steps without it took "
+        f"{captured_us / 1e3:.0f} ms. At first {slowed}, and in the rounds {slows}. What would be predicted if neither slowed the other "
+        "stands beside the prediction.",
         "",
     ]
     if ranks > run["cores"]:
@@ -68,6 +67,11 @@ def _network(run: Mapping[str, Any]) -> list[str]:
         )
     lines += ["", f"Pairs whose order by prediction is not that by measurement, though quartiles do not overlap: {len(wrong)}."]
     return [*lines, *(f"- {a} and {b}" for a, b in wrong)]
+
+
+def _slowdowns(contention: Mapping[str, Any]) -> str:
+    f, g, h = (contention[f"{what}_slowdown"] for what in ("compute", "transfer", "latency"))
+    return f"compute beside a collective was slower by {f:.2f}, a collective beside compute by {g:.2f} and its latency by {h:.2f}"
 
 
 def inversions(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:

@@ -20,7 +20,7 @@ _SMALL_ELEMENTS, _LARGE_ELEMENTS = 2**17, 2**20
 _POOL_ELEMENTS = 2**23
 """Messages take turns on 32 MiB: those of a job are in no cache."""
 _STEPS_LONG = 1.75
-"""Time that the messages beside steps take alone, in that of the steps: some are still to come at the end, since these are slower by less."""
+"""Time that messages take alone, in that of the steps that they run beside: some are left when these end, since they are slower by less."""
 _FEWEST = 5
 """Messages that go by while steps run, at least; as many run alone."""
 
