@@ -75,6 +75,7 @@ def test_a_step_without_collectives_computes_the_same_and_sends_nothing() -> Non
         assert sent
         kept = [node.target for node in captured.graph.nodes if node.op == "call_function" and node not in set(sent)]
         assert [node.target for node in without.graph.nodes if node.op == "call_function"] == kept
+        assert 2 * len(list(without.buffers())) == len(sent)  # one tensor for each collective and its wait
     loss, gradients = run_step(built, *alone)  # there is no process group any more
     assert loss.isfinite()
     assert gradients
