@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from itertools import cycle, islice, product
 from math import ceil
 from statistics import fmean
@@ -55,9 +56,13 @@ class Slowdown:
         found = {}
         for messages, (count, steps) in self._counts.items():
             alone_us, _ = _queue(messages, _FEWEST)
-            message_us, steps_us = _queue(messages, count, lambda: [self._step() for _ in range(steps)])  # noqa: B023
+            message_us, steps_us = _queue(messages, count, partial(self._run, steps))
             found[messages] = Beside(_agreed(steps_us) / steps, _agreed(message_us), _agreed(alone_us))
         return found
+
+    def _run(self, steps: int) -> None:
+        for _ in range(steps):
+            self._step()
 
 
 def contention_of(samples: Sequence[Mapping[Messages, Beside]], compute_us: float, latency_us: float) -> Contention:
