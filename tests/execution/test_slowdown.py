@@ -1,11 +1,9 @@
 """Who slows whom, as the benchmark of real execution measures it."""
 
-import time
-from threading import Thread
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from apsched.capture.world import world
 from apsched.models.build import build
@@ -44,23 +42,45 @@ def test_nothing_is_faster_beside_something_else() -> None:
 
 
 def test_messages_count_that_end_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of five beside work of 0.3 s three end in time, 0.05 s apart; alone all count. How the first began is nobody's measure."""
+    """Of five beside work of 0.3 s three end in time, 50 ms apart; alone all count. How the first began is nobody's measure."""
+    now_ns = [0]
 
-    def launched(whole: torch.Tensor, shard: torch.Tensor, *, gather: bool) -> SimpleNamespace:
-        future: torch.futures.Future[None] = torch.futures.Future()
-        end_s = next(ends_s)
-        Thread(target=lambda: (time.sleep(end_s), future.set_result(None))).start()
-        return SimpleNamespace(get_future=lambda: future)
+    class Message:
+        """One that ends when its time has come, or somebody waits for it."""
 
-    monkeypatch.setattr(slowdown, "_launched", launched)
+        def __init__(self) -> None:
+            self.end_ns = (100, 150, 200, 900, 900)[len(sent)] * 1_000_000
+            self.ended = False
+            sent.append(self)
+
+        def get_future(self) -> "Message":
+            return self
+
+        def then(self, callback: Callable[[object], None]) -> "Message":
+            self.callback = callback
+            return self
+
+        def wait(self) -> None:
+            if not self.ended:
+                now_ns[0] = max(now_ns[0], self.end_ns)
+                self.callback(None)
+                self.ended = True
+
+    sent: list[Message] = []
+
+    def work() -> None:
+        for message in sent[:3]:
+            message.wait()
+        now_ns[0] = 300_000_000
+
+    monkeypatch.setattr(slowdown, "_launched", lambda whole, shard, *, gather: Message())
     monkeypatch.setattr(slowdown, "dist", SimpleNamespace(barrier=lambda: None, get_world_size=lambda: 2))
+    monkeypatch.setattr(slowdown, "time", SimpleNamespace(perf_counter_ns=lambda: now_ns[0]))
     messages = slowdown._SMALL_ELEMENTS, True
-    ends_s = iter((0.1, 0.15, 0.2, 0.9, 0.9))
-    message_us, work_us = slowdown._queue(messages, 5, lambda: time.sleep(0.3))
-    assert 0.3e6 <= work_us < 0.5e6
-    assert 0.03e6 <= message_us < 0.08e6
-    ends_s = iter((0.1, 0.15, 0.2, 0.9, 0.9))
-    assert 0.17e6 <= slowdown._queue(messages, 5)[0] < 0.25e6
+    assert slowdown._queue(messages, 5, work) == (50_000.0, 300_000.0)
+    now_ns[0] = 0
+    sent.clear()
+    assert slowdown._queue(messages, 5) == (200_000.0, 0.0)
 
 
 def test_a_step_without_collectives_computes_the_same_and_sends_nothing() -> None:
