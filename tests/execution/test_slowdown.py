@@ -41,6 +41,7 @@ def test_nothing_is_faster_beside_something_else() -> None:
     assert contention.changes_nothing
 
 
+@pytest.mark.alone
 def test_messages_count_that_end_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of five beside work of 0.3 s three end in time, 50 ms apart; alone all count. How the first began is nobody's measure."""
     now_ns = [0]
