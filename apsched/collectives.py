@@ -82,16 +82,6 @@ def is_reduce_scatter(node: torch.fx.Node) -> bool:
     return collective_kind(node) == "reduce_scatter"
 
 
-def is_all_reduce(node: torch.fx.Node) -> bool:
-    """Whether ``node`` starts an all-reduce."""
-    return collective_kind(node) == "all_reduce"
-
-
-def is_all_to_all(node: torch.fx.Node) -> bool:
-    """Whether ``node`` starts an all-to-all."""
-    return collective_kind(node) == "all_to_all"
-
-
 def is_blocking_collective(node: torch.fx.Node) -> bool:
     """Whether ``node`` runs a collective and waits for it (``_dtensor::shard_dim_alltoall``)."""
     return _operator(node) == ("_dtensor", "shard_dim_alltoall")

@@ -38,11 +38,6 @@ class BuiltModel:
     """Of the whole model."""
 
 
-def names() -> tuple[str, ...]:
-    """Return the names of all presets."""
-    return tuple(PRESETS)
-
-
 def build(
     name: str,
     *,

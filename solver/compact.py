@@ -107,7 +107,6 @@ class Compact:
     """(C,) last gap where the plan lets its wait stand."""
     kept_bytes: int
     num_streams: int
-    collectives_of_key: tuple[tuple[int, ...], ...]
     shares: Shares | None
     """Who slows whom; ``None``: nobody does."""
 
@@ -125,7 +124,7 @@ def compact(problem: Problem) -> Compact:
     spine_index = {node: k for k, node in enumerate(problem.spine)}
     float_index = _float_index(problem)
     hosts = _hosts(problem, spine_index, float_index)
-    num_spine, num_collectives = len(problem.spine), len(problem.collectives)
+    num_spine = len(problem.spine)
     ready, need, after = _places(problem, hosts, spine_index, float_index)
     storages = _storages(problem, hosts)
     moving = [s for s, life in enumerate(storages) if not (problem.storages[s].kept or _is_fixed(life))]
@@ -183,7 +182,6 @@ def compact(problem: Problem) -> Compact:
         **_restrictions(problem),
         kept_bytes=problem.kept_bytes,
         num_streams=len(problem.streams),
-        collectives_of_key=tuple(tuple(c for c in range(num_collectives) if cs[c].key == k) for k in range(len(problem.keys))),
         shares=shares(problem),
     )
 

@@ -85,7 +85,6 @@ class MilpResult:
     """Step time, peak and launches proven, up to the solver's tolerances."""
     solver_name: str
     num_rows: int
-    num_binaries: int
 
 
 def solve_milp(
@@ -221,7 +220,6 @@ class _Milp:
             proven=proven,
             solver_name=self.engine.name,
             num_rows=self.model.numConstraints(),
-            num_binaries=len(self.order.binaries),
         )
 
 

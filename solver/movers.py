@@ -46,11 +46,6 @@ class Movers:
     """Least ticks per byte of ``size_bytes``: of the copy-out of a gather, of the copy-in of a reduction; at most the least rate."""
     bucketable: Bools
 
-    @property
-    def least_line(self) -> tuple[float, float]:
-        """The least latency and the least rate of any bucket."""
-        return float(self.lines[:, 0].min()), float(self.lines[:, 1].min())
-
 
 def movers(problem: Problem, compact: Compact, caps: Caps) -> list[Movers]:
     """Return gathers and reductions, one entry for each key and direction."""

@@ -130,10 +130,3 @@ class Pricer:
             ready_gap=figures[READY_GAP],
             need_gap=figures[NEED_GAP],
         )
-
-
-def labels_of(partition: Partition) -> Ints:
-    """Return for each collective the lowest member of its bucket."""
-    lowest = np.array([min(members) for members in partition.buckets], dtype=np.int64)
-    labels: Ints = lowest[partition.bucket_of]
-    return labels

@@ -45,11 +45,6 @@ class Period:
     layer_of_collective: tuple[int, ...]
     """(C,) -1 for collectives outside."""
 
-    @property
-    def past_spine(self) -> int:
-        """The first spine node behind the stretch."""
-        return self.first_spine + self.count * self.length
-
     @cached_property
     def collectives(self) -> tuple[tuple[int, ...], ...]:
         """For each slot its collective in every layer."""
@@ -84,11 +79,6 @@ def find_periods(compact: Compact) -> tuple[Period, ...]:
         found.append((begin, length * times, count // times))
         open_stretches += [(first, begin), (begin + length * count, past)]
     return tuple(_period(compact, events, *stretch) for stretch in sorted(found))
-
-
-def find_period(compact: Compact) -> Period | None:
-    """Return the stretch that holds most collectives, or None where nothing repeats."""
-    return max(find_periods(compact), key=lambda p: sum(layer >= 0 for layer in p.layer_of_collective), default=None)
 
 
 def event_spine(compact: Compact) -> Ints:

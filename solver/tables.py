@@ -7,7 +7,7 @@ import numpy as np
 from apsched.price_curve import PriceCurve
 from apsched.problem import Problem
 from apsched.solver.atoms import Atoms, atoms
-from apsched.solver.compact import ALL_GATHER, Bools, Compact, Ints
+from apsched.solver.compact import Bools, Compact, Ints
 from apsched.solver.compiled import compiled
 from apsched.units import ALLOCATION_BYTES
 
@@ -255,13 +255,3 @@ def members_of(labels: Ints) -> tuple[Ints, Ints, Ints]:
         member_list[place[bucket_of[c]]] = c
         place[bucket_of[c]] += 1
     return bucket_of, begin, member_list
-
-
-@compiled
-def gathers_that_move(t: Tables, member_begin: Ints, member_list: Ints) -> Bools:
-    """(B,) whether a bucket is of gathers that can move."""
-    moving = np.zeros(len(member_begin) - 1, np.bool_)
-    for b in range(len(moving)):
-        first = member_list[member_begin[b]]
-        moving[b] = t.kind[first] == ALL_GATHER and not t.on_path[first]
-    return moving

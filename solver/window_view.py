@@ -135,7 +135,6 @@ class WindowView:
             wait_last=wait_last,
             after_begin=begins(after),
             after_list=np.array([d for ds in after for d in ds], dtype=np.int64),
-            collectives_of_key=(),
             shares=None,  # a window proposes, the clock of the whole program judges
         )
 

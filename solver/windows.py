@@ -86,8 +86,6 @@ class Improved:
     """What windows made of a program."""
 
     program: Program
-    num_windows: int
-    """Windows decided to optimality."""
     deterministic_work: float
 
 
@@ -98,36 +96,36 @@ def improve(pricer: Pricer, caps: Caps, program: Program, options: SolveOptions,
     ``options.budget`` is the work for all windows together; one takes at most a tenth of it.
     """
     best, figures = program, evaluate(pricer.compact, program)
-    work, decided, done = 0.0, 0, set[tuple[int, ...]]()
+    work, done = 0.0, set[tuple[int, ...]]()
     worth = int(figures.step_time_ticks * options.time_slack)
     while figures.step_time_ticks > stop_at_ticks and np.maximum(stalls_of(pricer.compact, best)[1], 0).sum() > worth:
         window = next((w for w in windows(pricer.compact, best) if w.free not in done), None)
         if window is None or work >= options.budget or len(done) >= _MOST_WINDOWS:
             break
         done.add(window.free)
-        found, found_work, optimal = _decide(pricer, caps, best, window, replace(options, budget=options.budget / 10))
-        work, decided = work + found_work, decided + optimal
+        found, found_work = _decide(pricer, caps, best, window, replace(options, budget=options.budget / 10))
+        work += found_work
         if found is None:
             continue
         now = evaluate(pricer.compact, found)
         if now.step_time_ticks < figures.step_time_ticks and _fits(pricer, caps, found):
             best, figures = found, now
             done.clear()
-    return Improved(program=best, num_windows=decided, deterministic_work=work)
+    return Improved(program=best, deterministic_work=work)
 
 
 _MOST_WINDOWS = 2
 """Windows in a row that change nothing, after which the search stops."""
 
 
-def _decide(pricer: Pricer, caps: Caps, program: Program, window: Window, options: SolveOptions) -> tuple[Program | None, float, bool]:
-    """Return the program with ``window`` decided anew (None where nothing was found), the work done, and whether it is optimal."""
+def _decide(pricer: Pricer, caps: Caps, program: Program, window: Window, options: SolveOptions) -> tuple[Program | None, float]:
+    """Return the program with ``window`` decided anew (None where nothing was found), and the work done."""
     view = WindowView(pricer, caps, program, window)
     if len(view.pinned) > _MOST_PINNED:
-        return None, 0.0, False
+        return None, 0.0
     model = ExactModel(view.problem, view.compact, view.caps, view.horizon_ticks, view.boundary)
     found = model.minimize_step_time(options, view.hint())
-    return view.spliced(found.program) if found.program is not None else None, found.deterministic_work, found.optimal
+    return view.spliced(found.program) if found.program is not None else None, found.deterministic_work
 
 
 def _fits(pricer: Pricer, caps: Caps, program: Program) -> bool:

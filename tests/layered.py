@@ -23,50 +23,38 @@ class Layer:
 
 
 WORLD = 4
+LAUNCH_TICKS = 1
 
 
-def layered(
-    layers: Sequence[Layer] | int,
-    *,
-    backward: bool = False,
-    ticks: tuple[int, int] = (10, 1),
-    copy_ticks: tuple[int, int] = (1, 0),
-    launch_ticks: int = 1,
-    head: int = 1,
-) -> Problem:
-    """Return a problem of ``layers``; ``ticks`` is latency and price per KiB of a transfer, ``copy_ticks`` the same of a copy."""
-    layers = [Layer()] * layers if isinstance(layers, int) else list(layers)
-    price = line(*ticks)
+def layered(layers: Sequence[Layer], *, backward: bool = False) -> Problem:
+    """Return a problem of ``layers``."""
+    price = line(10, 1)
     b = ByHand(
         prices={"all_gather": price, "reduce_scatter": price, "all_reduce": price},
-        copy_price=line(*copy_ticks),
-        bucket_launch_ticks=launch_ticks,
+        copy_price=line(1, 0),
+        bucket_launch_ticks=LAUNCH_TICKS,
     )
     parameters = [
         [b.input(f"p{i}_{j}", size, kept=True) if size else -1 for j, size in enumerate(x.shard_bytes)] for i, x in enumerate(layers)
     ]
     saved = [[b.input(f"a{i}_{j}", x.saved_bytes) for j in range(len(x.ticks))] if backward else [] for i, x in enumerate(layers)]
     x = b.input("x", 512)
-    for h in range(head):
-        x = b.compute(f"head{h}", 5, x, size=512)
+    x = b.compute("head", 5, x, size=512)
     outputs = []
     for i, layer in enumerate(layers):
-        x = _layer(b, i, layer, x, parameters[i], saved[i], outputs, backward, launch_ticks)
-    for h in range(head):
-        x = b.compute(f"tail{h}", 7, x, size=512)
+        x = _layer(b, i, layer, x, parameters[i], saved[i], outputs, backward)
+    x = b.compute("tail", 7, x, size=512)
     return b.output(x, *outputs)
 
 
-def _layer(
-    b: ByHand, i: int, layer: Layer, x: int, parameters: list[int], saved: list[int], outputs: list[int], backward: bool, launch: int
-) -> int:
+def _layer(b: ByHand, i: int, layer: Layer, x: int, parameters: list[int], saved: list[int], outputs: list[int], backward: bool) -> int:
     for j, (ticks, shard) in enumerate(zip(layer.ticks, layer.shard_bytes, strict=True)):
         taken = [x]
         if layer.on_path and j == len(layer.ticks) - 1:
             partial = b.compute(f"partial{i}", 3, x, size=512)
             taken = [b.wait(f"tpw{i}", b.start("all_reduce", f"tp{i}", partial, 512, 512, group="tp", on_path=True, bucketable=False))]
         if shard:
-            start = b.start("all_gather", f"ag{i}_{j}", parameters[j], shard, shard * WORLD, launch_ticks=launch)
+            start = b.start("all_gather", f"ag{i}_{j}", parameters[j], shard, shard * WORLD, launch_ticks=LAUNCH_TICKS)
             taken.append(b.wait(f"agw{i}_{j}", start))
         if backward:
             taken.append(saved[j])
@@ -75,10 +63,10 @@ def _layer(
             outputs.append(b.compute(f"keep{i}_{j}", 1, x, size=layer.saved_bytes))
         elif shard:
             gradient = b.compute(f"g{i}_{j}", ticks, x, size=shard * WORLD)
-            start = b.start("reduce_scatter", f"rs{i}_{j}", gradient, shard * WORLD, shard, launch_ticks=launch)
+            start = b.start("reduce_scatter", f"rs{i}_{j}", gradient, shard * WORLD, shard, launch_ticks=LAUNCH_TICKS)
             result = b.wait(f"rsw{i}_{j}", start)
             if layer.chained:
-                start = b.start("all_reduce", f"ar{i}_{j}", result, shard, shard, group="replicate", launch_ticks=launch)
+                start = b.start("all_reduce", f"ar{i}_{j}", result, shard, shard, group="replicate", launch_ticks=LAUNCH_TICKS)
                 result = b.wait(f"arw{i}_{j}", start)
             outputs.append(result)
     return x

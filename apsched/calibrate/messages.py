@@ -11,7 +11,6 @@ from typing import Any
 
 from apsched.calibrate.trace import HostOp, Trace, Work
 
-PARAM_COMMS = "record_param_comms"
 _NCCL = "nccl"
 KINDS = {
     "_allgather_base": "all_gather",

@@ -9,8 +9,6 @@ from torch.fx.traceback import preserve_node_meta
 
 from apsched.torch_private import set_traced_module_stack
 
-ModuleStack = dict[str, tuple[str, type]]
-
 
 @contextmanager
 def recorded_modules(root: nn.Module) -> Iterator[None]:

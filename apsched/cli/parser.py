@@ -72,11 +72,6 @@ def build_parser() -> argparse.ArgumentParser:
         help="also the bound if collectives on the path, and the matrix products around them, were split in two: what is there to win",
     )
 
-    period = _verb(verbs, "period", "how fast one layer can repeat, however many there are, and the memory that needs")
-    _add_source(period)
-    _add_costs(period)
-    _add_caps(period)
-
     compare = _verb(verbs, "compare", "score every baseline beside the solver")
     _add_source(compare)
     _add_costs(compare)

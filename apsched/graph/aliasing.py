@@ -16,9 +16,6 @@ from torch.utils import _pytree as pytree
 from apsched import torch_private
 from apsched.graph.tensors import storage_key
 
-ALL_TENSORS = ("*",)
-"""In place of argument names: every tensor that goes in."""
-
 _SHARES_THOUGH_SILENT = {
     "aten::_unsafe_view": ("self",),
     "aten::unsafe_split": ("self",),

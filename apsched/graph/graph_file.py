@@ -43,15 +43,6 @@ def load_graph(path: str | os.PathLike[str]) -> nx.DiGraph:
         raise InputError(f"{path}: {error}") from None
 
 
-def is_graph_file(path: str | os.PathLike[str]) -> bool:
-    """Whether ``path`` begins as graph files do (it may still be broken)."""
-    try:
-        with open(path, "rb") as file:
-            return file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
-    except OSError:
-        return False
-
-
 def to_bytes(dag: nx.DiGraph) -> bytes:
     """Return ``dag`` as the content of a graph file."""
     content = {

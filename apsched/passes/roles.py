@@ -5,14 +5,13 @@ outputs (:func:`classify`, before the partitioner; tags live in ``node.meta`` an
 (:func:`apsched.graph.roles.structural_roles`). What follows from that is decided here, once, for both.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable
 from enum import StrEnum
 from functools import cache
 
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 
-from apsched.collectives import collective_kind, group_name, group_sizes, is_all_gather, is_collective, is_wait_tensor
+from apsched.collectives import collective_kind, group_name, is_all_gather, is_collective, is_wait_tensor
 from apsched.errors import InputError
 from apsched.passes.copies import copied
 from apsched.passes.manager import Pass
@@ -44,21 +43,6 @@ class Role(StrEnum):
     """All-to-all of tokens, and whatever else runs on a group that has one."""
     OTHER = "other"
     """Anything else, such as a statistic summed over the data-parallel group."""
-
-
-PARAMETER_ROLES = frozenset((Role.PARAMETER_GATHER, Role.GRADIENT_SCATTER, Role.REPLICA_SUM, Role.GRADIENT_SUM))
-"""Data parallelism: what can move, since only a parameter or a gradient hangs on it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrimaryGroup:
-    """The group with the most gathers of parameters."""
-
-    name: str
-    size: int
-    ranks: tuple[int, ...]
-    """Process ranks; empty where only the size is known."""
-    num_gathers: int
 
 
 def classify() -> Pass:
@@ -111,23 +95,6 @@ def roles_of(starts: Iterable[Node], *, gathers: Collection[Node], reductions: C
     later = _later(serving)
     behind = {s: later(s) for s in serving}
     return {s: _gradient_role(s, serving, behind, busy) if s in serving else _activation_role(s, primary, busy) for s in starts}
-
-
-def primary_of(graph: Graph, group_ranks: Mapping[str, tuple[int, ...]]) -> PrimaryGroup | None:
-    """Return the primary group of a graph whose collectives are tagged, with the size and process ranks of that very group.
-
-    torch 2.13 takes the size from the first gather that it meets, which may be one of a small group (AutoParallel #481).
-    """
-    gathers = [node for node in graph.nodes if is_collective(node) and tagged_role(node) is Role.PARAMETER_GATHER]
-    name = primary_group(map(group_name, gathers))
-    if name is None:
-        return None
-    return PrimaryGroup(
-        name=name,
-        size=group_sizes(gathers, group_ranks)[name],
-        ranks=tuple(group_ranks.get(name, ())),
-        num_gathers=sum(group_name(node) == name for node in gathers),
-    )
 
 
 def _gradient_role(start: Node, serving: set[Node], behind: dict[Node, frozenset[Node]], busy: dict[str, set[str]]) -> Role:

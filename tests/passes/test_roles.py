@@ -18,7 +18,7 @@ from apsched.models.options import ModelOptions
 from apsched.models.preset_capture import capture_preset
 from apsched.passes.copies import copied
 from apsched.passes.manager import run_passes
-from apsched.passes.roles import Role, classify, primary_of, tagged_role, waits_of
+from apsched.passes.roles import Role, classify, tagged_role, waits_of
 from apsched.primary_group import primary_group
 
 R = Role
@@ -104,23 +104,7 @@ def test_the_pass_alone_gives_the_tags():
     assert sum(line.startswith("+") and "apsched_role" in line for line in record.diff.splitlines()) == 2 * len(starts)
 
 
-def test_the_primary_group_is_that_of_the_most_gathers():
-    """41 dense gathers on four process ranks, 6 of experts on two: size and ranks are those of the many, whichever comes first."""
-    capture = captured("deepseek-v3-debug replicate=2,fsdp=4,ep=2")
-    primary = primary_of(capture.graphs[0].module.graph, capture.group_ranks)
-    assert primary is not None
-    assert (primary.num_gathers, primary.size, primary.ranks) == (41, 4, (0, 1, 2, 3))
-    few = copied(capture.graphs[0].module)
-    for node in list(few.graph.nodes):
-        if tagged_role(node) is Role.PARAMETER_GATHER and node.args[1:] and capture.group_ranks[node.args[-1]] == (0, 1, 2, 3):
-            node.meta["custom"] = {}
-    left = primary_of(few.graph, capture.group_ranks)
-    assert left is not None
-    assert (left.num_gathers, left.size, left.ranks) == (6, 2, (0, 2))
-
-
 def test_without_gathers_there_is_no_primary_group_and_ties_pick_exactly_one():
     assert primary_group([]) is None
     assert primary_group(["b", "a", "b", "a"]) == primary_group(["a", "b", "a", "b"]) == "a"
     assert primary_group(["a", "b", "b"]) == "b"
-    assert primary_of(captured("llama3-debug replicate=4").graphs[0].module.graph, {}) is None

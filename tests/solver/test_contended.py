@@ -21,7 +21,6 @@ from apsched.simulate import simulate
 from apsched.solver import solve, solve_with_milp
 from apsched.solver.compact import compact
 from apsched.solver.expand import expand
-from apsched.solver.least_period import period_curve
 from apsched.solver.partition import Pricer
 from apsched.solver.shared_bounds import shared_bound
 from apsched.solver.solve import best_bound
@@ -127,5 +126,3 @@ def test_what_does_not_know_contention_refuses_it() -> None:
     problem = with_contention(random_problem(random.Random(1)), Contention(compute_slowdown=(6, 5)))
     with pytest.raises(InputError, match="MILP does not know"):
         solve_with_milp(problem)
-    with pytest.raises(InputError, match="found without it"):
-        period_curve(problem)
