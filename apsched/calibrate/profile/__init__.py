@@ -1,0 +1,1 @@
+"""Measured costs from a profiler trace."""

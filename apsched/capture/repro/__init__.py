@@ -1,0 +1,1 @@
+"""Files that torch wrote when it traced a job, as captured graphs."""

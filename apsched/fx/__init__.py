@@ -1,0 +1,1 @@
+"""Reads and copies FX graphs, before anything is scheduled."""

@@ -1,0 +1,1 @@
+"""FX graph -> networkx DAG with costs."""

@@ -1,0 +1,1 @@
+"""The scheduling problem as integers: no torch, no networkx."""

@@ -1,0 +1,1 @@
+"""The user's plan: rules on collectives, selected by name."""

@@ -1,0 +1,1 @@
+"""Text, tables, pictures and traces of a result."""

@@ -1,0 +1,1 @@
+"""A schedule, its execution, its memory and its check."""

@@ -1,0 +1,1 @@
+"""Figures and explanations derived from a schedule."""

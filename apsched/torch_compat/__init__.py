@@ -1,0 +1,1 @@
+"""Every private name of torch that apsched uses, behind one door."""

@@ -1,0 +1,1 @@
+"""Solve again with one input changed."""

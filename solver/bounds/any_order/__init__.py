@@ -1,0 +1,1 @@
+"""Bounds valid for every compute order."""

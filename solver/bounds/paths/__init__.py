@@ -1,0 +1,1 @@
+"""The bound that prices buckets along paths."""

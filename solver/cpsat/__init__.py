@@ -1,0 +1,1 @@
+"""The exact CP-SAT model."""

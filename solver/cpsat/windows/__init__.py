@@ -1,0 +1,1 @@
+"""CP-SAT on windows of a large program."""

@@ -1,0 +1,1 @@
+"""Why no schedule fits."""

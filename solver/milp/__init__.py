@@ -1,0 +1,1 @@
+"""The second opinion: the same problem as a MILP, through PuLP."""

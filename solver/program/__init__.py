@@ -1,0 +1,1 @@
+"""An order of operations, and its exact figures."""

@@ -1,0 +1,1 @@
+"""Other compute orders."""

@@ -1,0 +1,1 @@
+"""Heuristics around one compute order."""
