@@ -1,16 +1,29 @@
 """``apsched.optimize``: a graph module in, the same computation in a proven order out."""
 
+from dataclasses import replace
 from os import PathLike
 
+import networkx as nx
 import torch
 
 from apsched.capture.graph_module import capture_graph_module
-from apsched.compiler.scheduled import scheduled
+from apsched.compiler.schedule_captured import scheduled
 from apsched.compiler.settings import Settings, memory_cap_of
-from apsched.config import DEFAULT_COMPUTE_MOVE
-from apsched.contention import Contention
+from apsched.config import DEFAULT_COMPUTE_MOVE, Caps, SolveOptions
+from apsched.costs.clusters.cluster import cluster_names, load_cluster
 from apsched.costs.model import CostModel
-from apsched.plan import Plan
+from apsched.pipeline.compute_move_cap import moving_where_it_pays
+from apsched.pipeline.result import Result, result_of
+from apsched.pipeline.steps import check_answer, log_metrics, with_bitwise_price
+from apsched.problem.build import build_problem
+from apsched.problem.contention import Contention
+from apsched.problem.contention_spec import as_asked
+from apsched.problem.plan.apply import check_matches, restricted
+from apsched.problem.plan.plan_file import as_plan
+from apsched.problem.plan.rules import Plan
+from apsched.problem.problem import Problem
+from apsched.schedule.result import SolveResult
+from apsched.what_if.scenarios import ScenarioOptions
 
 
 def optimize(
@@ -80,3 +93,59 @@ def optimize(
         seed=seed,
     )
     return scheduled(capture_graph_module(gm), settings)
+
+
+def solve(
+    graph: "nx.DiGraph | Problem",
+    *,
+    memory_cap_bytes: int | None = None,
+    bucket_cap_bytes: int | None = None,
+    max_topo_span: int | None = None,
+    max_prefetch: int | None = None,
+    in_flight_cap_bytes: int | None = None,
+    max_compute_move: int | None = DEFAULT_COMPUTE_MOVE,
+    plan: Plan | str | PathLike[str] | None = None,
+    bitwise: bool = False,
+    contention: str | Contention | None = None,
+    scenarios: int = 0,
+    noise: float = 0.2,
+    robust: str = "worst",
+    options: SolveOptions | None = None,
+) -> Result:
+    """Return the fastest schedule of ``graph`` (a DAG of ``export`` or a graph file, or a Problem) within the caps; ``None`` is no limit.
+
+    Where it has nothing to hide compute stays as captured, whatever ``max_compute_move`` says (``Result.caps`` has what held).
+    ``plan`` has rules for collectives by name: an :class:`apsched.Plan`, or the path of a plan file. What it leaves open is decided here.
+    With ``bitwise``, gradients are reduced in the buckets and payload order of eager FSDP2; ``Result.bitwise`` says what that costs.
+    ``contention`` is who slows whom, in full or as for ``--contention``, on the cluster of the DAG: ``"links,compute=1.2"``.
+    With ``scenarios`` the schedule is the one that is best by ``robust`` (``mean`` or ``worst``) over so many sampled costs, which differ
+    from those stated by lognormal factors with sigma ``noise``; ``Result.robustness`` says what it and the others take.
+    Where no schedule keeps the caps, ``Result.best`` is ``None`` and ``Result.answer.infeasibility`` says why. Needs no torch.
+    """
+    caps = Caps(
+        memory_cap_bytes=memory_cap_bytes,
+        bucket_cap_bytes=bucket_cap_bytes,
+        max_topo_span=max_topo_span,
+        max_prefetch=max_prefetch,
+        in_flight_cap_bytes=in_flight_cap_bytes,
+        max_compute_move=max_compute_move,
+    )
+    cluster = "" if isinstance(graph, Problem) else graph.graph["cluster"]
+    problem = graph if isinstance(graph, Problem) else build_problem(graph)
+    ranks = {} if isinstance(graph, Problem) else graph.graph["group_ranks"]
+    problem = as_asked(problem, contention, load_cluster(cluster) if cluster in cluster_names() else None, ranks)
+    rules = as_plan(plan)
+    check_matches([problem], rules)
+    free, problem = restricted(problem, rules), restricted(problem, rules, bitwise=bitwise)
+    from apsched.solver import solve as search
+    from apsched.what_if.robust import made_robust
+
+    caps = moving_where_it_pays(problem, caps)
+    asked = ScenarioOptions(count=scenarios, noise=noise, measure=robust) if scenarios else None
+    options = options or SolveOptions()
+    answer: SolveResult = search(problem, caps, options)
+    answer, robustness = (answer, None) if asked is None else made_robust(problem, caps, options, answer, asked)
+    result = replace(result_of(problem, caps, answer, cluster=cluster, seconds={}), robustness=robustness)
+    check_answer(result)
+    log_metrics(result)
+    return with_bitwise_price(result, free, lambda other: search(other, caps, options))

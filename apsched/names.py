@@ -1,7 +1,8 @@
 """What the name of a module or parameter says: its transformer block, and the bucket of TorchTitan's ``transformer_block_bucketing``."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 
 _BLOCK = re.compile(r"(?:[^.]+\.)*?[^.]+\.\d+(?=\.|$)")
 
@@ -39,3 +40,33 @@ def bucket_labels(names: Sequence[str], block: Callable[[str], str] = block_of, 
         else:
             labels[name] = f"behind {last}" if last else ".".join(name.split(".")[:depth])
     return labels
+
+
+def primary_group(groups: Iterable[str]) -> str | None:
+    """Return the group named most often, of several the first by name; ``None`` where none is named.
+
+    ``groups`` has one entry for each all-gather of a parameter. A graph made by AutoParallel has gathers on other groups, too (norms on
+    the combined mesh, one on the tensor-parallel group); those must not decide for the rest (AutoParallel #481).
+    """
+    counts = Counter(groups)
+    return max(sorted(counts), key=counts.__getitem__) if counts else None
+
+
+_SUFFIX = "+gathers"
+RUNNING: dict[str, str] = {}
+"""Name of a second group that runs in this process -> the group that it doubles."""
+
+
+def second_name(group: str) -> str:
+    """Return what the second group of ``group`` is called before it is made."""
+    return group + _SUFFIX
+
+
+def is_second(group: str) -> bool:
+    """Whether ``group`` is called as a second group that is not made yet."""
+    return group.endswith(_SUFFIX)
+
+
+def first_name(group: str) -> str:
+    """Return the group that ``group`` doubles, or ``group`` itself."""
+    return RUNNING.get(group, group.removesuffix(_SUFFIX))

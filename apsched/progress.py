@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import Progress as RichProgress
 from rich.progress import SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from apsched.options import show_us
+from apsched.quantities import show_us
 
 _SECONDS_BETWEEN_LINES = 5.0
 

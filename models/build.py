@@ -52,7 +52,7 @@ def build(
 ) -> BuiltModel:
     """Return preset ``name`` as this process rank holds it; raises :class:`InputError` on what doesn't fit together.
 
-    A process group of ``mesh.world_size`` must run: real, or a fake one by :func:`apsched.capture.world.world`. Parameters
+    A process group of ``mesh.world_size`` must run: real, or a fake one by :func:`apsched.capture.fake_world.world`. Parameters
     and inputs are fake tensors of one fake mode, unless ``materialize``: then they are real on ``device``, with values that
     depend on nothing but ``seed`` and their names, so that every mesh starts from the same model.
     ``batch`` is sequences per data-parallel process rank.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from apsched.errors import InputError
-from apsched.passes.checkpointing import Checkpointing
+from apsched.fx.passes.checkpointing import Checkpointing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

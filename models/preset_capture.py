@@ -1,13 +1,12 @@
 """Capture a preset on a mesh of any size, on one machine without accelerators."""
 
 from apsched.capture.captured import Capture
+from apsched.capture.fake_world import world
 from apsched.capture.joint import capture_module
-from apsched.capture.world import world
+from apsched.fx.passes.checkpointing import Checkpointing, blocks_of
 from apsched.models.build import BuiltModel, build
 from apsched.models.mesh import MeshSpec
 from apsched.models.options import ModelOptions
-from apsched.passes.blocks import blocks_of
-from apsched.passes.checkpointing import Checkpointing
 
 
 def capture_preset(

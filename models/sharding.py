@@ -19,7 +19,7 @@ from apsched.models.collectives import gather_shards, sum_gradient
 from apsched.models.layers import SUMMED, WHOLE
 from apsched.models.mesh import ALONE, Group, Meshes, group_of
 from apsched.models.options import ModelOptions
-from apsched.torch_private import strided_shard
+from apsched.torch_compat.graphs import strided_shard
 
 Values = Callable[[str, torch.Size], torch.Tensor]
 """Name and whole shape of a parameter -> its values."""

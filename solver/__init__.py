@@ -1,10 +1,10 @@
 """Problem -> schedule. Knows no torch."""
 
-from apsched.solver.along_caps import AlongCaps, Known
-from apsched.solver.changes import Change, best_changes
-from apsched.solver.least_memory import least_memory
-from apsched.solver.milp_answer import solve_with_milp
+from apsched.solver.frontier import AlongCaps, Known
+from apsched.solver.milp.answer import solve_with_milp
+from apsched.solver.reorder.min_memory import least_memory
 from apsched.solver.solve import solve
+from apsched.solver.suggestions import Change, best_changes
 
 __all__ = [
     "AlongCaps",

@@ -16,19 +16,18 @@ from collections.abc import Iterable
 import numpy as np
 
 from apsched.config import Caps
-from apsched.module_names import bucket_labels
-from apsched.primary_group import primary_group
-from apsched.problem import Problem
-from apsched.result import Scored
-from apsched.schedule import Schedule, as_captured
-from apsched.score import score
-from apsched.solver.compact import Compact
-from apsched.solver.compact import compact as compact_form
-from apsched.solver.expand import expand
-from apsched.solver.group import group, merge_runs
-from apsched.solver.partition import Pricer
-from apsched.solver.place import construct
-from apsched.solver.policies import Policy
+from apsched.names import bucket_labels, primary_group
+from apsched.problem.problem import Problem
+from apsched.schedule.result import Scored
+from apsched.schedule.schedule import Schedule, as_captured
+from apsched.schedule.score import score
+from apsched.solver.arrays.partition import Pricer
+from apsched.solver.arrays.problem_arrays import Compact
+from apsched.solver.arrays.problem_arrays import compact as compact_form
+from apsched.solver.program.to_schedule import expand
+from apsched.solver.search.construct import construct
+from apsched.solver.search.grouping import group, merge_runs
+from apsched.solver.search.launch_policy import Policy
 
 BUCKET_BYTES = 500 * 10**6
 PREFETCH_NODES = 50

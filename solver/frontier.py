@@ -11,22 +11,22 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from apsched.config import Caps, SolveOptions
-from apsched.problem import Problem
-from apsched.result import Scored, SolveResult
-from apsched.schedule import Schedule, StepKind
-from apsched.score import score
-from apsched.simulate import simulate
-from apsched.solver.any_order import without_places
+from apsched.problem.problem import Problem
+from apsched.schedule.result import Scored, SolveResult
+from apsched.schedule.schedule import Schedule, StepKind
+from apsched.schedule.score import score
+from apsched.schedule.simulate import simulate
+from apsched.schedule.verify import over_memory
+from apsched.solver.arrays.problem_arrays import Compact, Ints, compact
+from apsched.solver.arrays.reordered import may_move
 from apsched.solver.baselines import baselines
-from apsched.solver.changes import labels_of
-from apsched.solver.compact import Compact, Ints, compact
-from apsched.solver.expand import expand
-from apsched.solver.late_waits import late_waits
-from apsched.solver.later_bounds import later_bounds
-from apsched.solver.move_compute import ComputeMover
-from apsched.solver.orders import may_move
-from apsched.solver.search import Search, policies
-from apsched.verify import over_memory
+from apsched.solver.bounds.any_order.memory import without_places
+from apsched.solver.bounds.memory_and_launches import later_bounds
+from apsched.solver.program.to_schedule import expand
+from apsched.solver.reorder.reorder import ComputeMover
+from apsched.solver.search.late_waits import late_waits
+from apsched.solver.search.local_search import Search, policies
+from apsched.solver.suggestions import labels_of
 
 _EVALUATIONS_PER_WORK = 25
 """Evaluations under one cap per unit of work in the budget: an eighth of those of a solve."""

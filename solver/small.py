@@ -4,22 +4,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from apsched.config import Caps, SolveOptions
-from apsched.problem import Problem
-from apsched.result import Scored
-from apsched.schedule import Schedule
-from apsched.score import score
-from apsched.solver.bounds import TimeBound
-from apsched.solver.compact import Compact, Ints
-from apsched.solver.cpsat import Exact, ExactModel
-from apsched.solver.cut_to_fit import Fitting
-from apsched.solver.evaluate import Program, evaluate
-from apsched.solver.expand import expand
-from apsched.solver.floor import just_in_time
-from apsched.solver.late_waits import late_waits
-from apsched.solver.least_memory import horizon_ticks
-from apsched.solver.move_compute import Moved
-from apsched.solver.orders import Orders
-from apsched.solver.search import Search
+from apsched.problem.problem import Problem
+from apsched.schedule.result import Scored
+from apsched.schedule.schedule import Schedule
+from apsched.schedule.score import score
+from apsched.solver.arrays.problem_arrays import Compact, Ints
+from apsched.solver.arrays.reordered import Orders
+from apsched.solver.bounds.step_time import TimeBound
+from apsched.solver.cpsat.model import Exact, ExactModel
+from apsched.solver.program.evaluate import Program, evaluate
+from apsched.solver.program.to_schedule import expand
+from apsched.solver.reorder.min_memory import horizon_ticks
+from apsched.solver.reorder.reorder import Moved
+from apsched.solver.reorder.split_kernels import Fitting
+from apsched.solver.search.just_in_time import just_in_time
+from apsched.solver.search.late_waits import late_waits
+from apsched.solver.search.local_search import Search
 
 _SHARE_OF_ORDER = 0.1
 """Of the budget for each objective, what the whole formulation gets where it decides the order of the compute, too."""

@@ -6,37 +6,37 @@ from dataclasses import replace
 import numpy as np
 
 from apsched.config import Caps, SolveOptions
-from apsched.problem import Problem, with_contention
-from apsched.result import Scored, SolveResult
-from apsched.schedule import Schedule
-from apsched.score import score
-from apsched.solver.any_order import without_places
+from apsched.problem.problem import Problem, with_contention
+from apsched.schedule.result import Scored, SolveResult
+from apsched.schedule.schedule import Schedule
+from apsched.schedule.score import score
+from apsched.schedule.verify import verify
+from apsched.solver.arrays.layers import find_periods
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, Compact, Ints, compact
+from apsched.solver.arrays.reordered import may_move
 from apsched.solver.baselines import baselines
-from apsched.solver.bounds import TimeBound, step_time_bound
-from apsched.solver.compact import ALL_GATHER, Compact, Ints, compact
-from apsched.solver.cut_to_fit import Fitting, cut_to_fit
-from apsched.solver.evaluate import evaluate
-from apsched.solver.expand import expand
-from apsched.solver.explain import explain
-from apsched.solver.floor import just_in_time
-from apsched.solver.forms import without_copies
-from apsched.solver.late_waits import late_waits
-from apsched.solver.later_bounds import later_bounds
-from apsched.solver.least_memory import is_small, least_memory_with
-from apsched.solver.lp_bound import lp_bound
-from apsched.solver.move_compute import ComputeMover, Moved
-from apsched.solver.moving_bound import moving_bound
-from apsched.solver.orders import may_move
-from apsched.solver.path_bound import path_bound
-from apsched.solver.periods import find_periods
-from apsched.solver.search import Search
-from apsched.solver.shared_bounds import shared_bound
-from apsched.solver.solve_whole import Answer, slack_limit, solve_whole
-from apsched.solver.tail_order import with_shorter_tail
-from apsched.solver.tighten import tighten
-from apsched.solver.windows import improve
+from apsched.solver.bounds.any_order.bound import moving_bound
+from apsched.solver.bounds.any_order.memory import without_places
+from apsched.solver.bounds.contention import shared_bound
+from apsched.solver.bounds.linear_program import lp_bound
+from apsched.solver.bounds.memory_and_launches import later_bounds
+from apsched.solver.bounds.paths.bound import path_bound
+from apsched.solver.bounds.step_time import TimeBound, step_time_bound
+from apsched.solver.bounds.tighten import tighten
+from apsched.solver.cpsat.windows.improve import improve
+from apsched.solver.infeasible.explain import explain
+from apsched.solver.program.evaluate import evaluate
+from apsched.solver.program.to_schedule import expand
+from apsched.solver.reorder.min_memory import is_small, least_memory_with
+from apsched.solver.reorder.reorder import ComputeMover, Moved
+from apsched.solver.reorder.shorten_tail import with_shorter_tail
+from apsched.solver.reorder.split_kernels import Fitting, cut_to_fit
+from apsched.solver.search.bucket_forms import without_copies
+from apsched.solver.search.just_in_time import just_in_time
+from apsched.solver.search.late_waits import late_waits
+from apsched.solver.search.local_search import Search
+from apsched.solver.small import Answer, slack_limit, solve_whole
 from apsched.units import ticks_to_us
-from apsched.verify import verify
 
 Progress = Callable[[str, float, float], None]
 """Called with the stage, the best step time and the bound, in microseconds (nan where there is none yet)."""

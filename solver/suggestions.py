@@ -9,15 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from apsched.config import Caps
-from apsched.problem import Problem
-from apsched.result import Scored
-from apsched.schedule import Schedule
-from apsched.score import score
-from apsched.solver.compact import Ints, compact
-from apsched.solver.expand import expand
-from apsched.solver.families import families
-from apsched.solver.late_waits import late_waits
-from apsched.solver.search import FIRST_POLICIES, Candidate, Search, policies
+from apsched.problem.problem import Problem
+from apsched.schedule.result import Scored
+from apsched.schedule.schedule import Schedule
+from apsched.schedule.score import score
+from apsched.solver.arrays.problem_arrays import Ints, compact
+from apsched.solver.program.to_schedule import expand
+from apsched.solver.search.late_waits import late_waits
+from apsched.solver.search.local_search import FIRST_POLICIES, Candidate, Search, policies
+from apsched.solver.search.start_partitions import families
 
 _ENOUGH_EVALUATIONS = 2**62
 _WORTH_SAYING = 1e-4

@@ -46,10 +46,10 @@ def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.
 @pytest.fixture(scope="session")
 def debug_graphs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The graph files of a small preset, ``forward`` and ``backward``, in a directory that tests only read."""
-    from apsched.capture.world import world
-    from apsched.costs.cluster import load_cluster
+    from apsched.capture.fake_world import world
     from apsched.costs.cluster_model import ClusterCostModel
-    from apsched.graph.export import export
+    from apsched.costs.clusters.cluster import load_cluster
+    from apsched.graph.export.export import export
     from apsched.models.mesh import MeshSpec
     from apsched.models.preset_capture import capture_preset
 

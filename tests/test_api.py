@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from toy_graphs import capture_toy
 
 import apsched
-from apsched.capture.world import world
+from apsched.capture.fake_world import world
 from apsched.graph.graph_file import load_graph
+from tests.helpers.graphs.toy_graphs import capture_toy
 
 
 class OneMicrosecond:

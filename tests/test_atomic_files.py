@@ -4,8 +4,8 @@ import os
 
 import pytest
 
+from apsched.atomic_files import write_atomic
 from apsched.errors import InputError
-from apsched.files import write_atomic
 
 
 def test_writes_and_replaces(tmp_path):

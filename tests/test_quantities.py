@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apsched.errors import InputError
-from apsched.options import (
+from apsched.quantities import (
     MemoryCap,
     parse_bytes,
     parse_count,

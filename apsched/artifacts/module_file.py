@@ -2,7 +2,7 @@
 
 import torch
 
-from apsched import torch_private
+from apsched.torch_compat import graphs as torch_private
 
 _HEAD = '''"""The {name} graph as apsched wrote it back: the order of forward() is the order of execution.
 

@@ -5,8 +5,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from apsched.atomic_files import write_atomic
 from apsched.errors import InputError
-from apsched.files import write_atomic
 
 
 def check_writable(directory: Path) -> None:

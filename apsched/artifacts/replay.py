@@ -1,11 +1,11 @@
 """A schedule file back on its graph: checked against every dependence, and against the caps it was made for."""
 
+from apsched.artifacts.schedule_file import ScheduleFile, bind_schedule
 from apsched.errors import InputError
-from apsched.problem import Problem
-from apsched.result import Scored
-from apsched.schedule_file import ScheduleFile, bind_schedule
-from apsched.simulate import simulate
-from apsched.verify import verify
+from apsched.problem.problem import Problem
+from apsched.schedule.result import Scored
+from apsched.schedule.simulate import simulate
+from apsched.schedule.verify import verify
 
 _SHOWN = 3
 

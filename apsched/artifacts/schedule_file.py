@@ -17,15 +17,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from apsched.atomic_files import write_atomic
 from apsched.config import Caps
-from apsched.contention import contention_json
 from apsched.errors import InputError
-from apsched.files import write_atomic
-from apsched.graph_result import Result
-from apsched.plan import digest
-from apsched.problem import Problem
-from apsched.schedule import Bucket, Schedule, Step, StepKind
-from apsched.second_group import second_groups, with_second_groups
+from apsched.pipeline.result import Result
+from apsched.problem.contention import contention_json
+from apsched.problem.plan.rules import digest
+from apsched.problem.problem import Problem
+from apsched.problem.second_group import second_groups, with_second_groups
+from apsched.schedule.schedule import Bucket, Schedule, Step, StepKind
 
 FORMAT = "apsched-schedule"
 VERSION = 2

@@ -10,18 +10,18 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from apsched.build_problem import build_problem
-from apsched.contention import Contention
+from apsched.artifacts.replay import replay
+from apsched.artifacts.schedule_file import ScheduleFile, load_schedule
+from apsched.atomic_files import digest
 from apsched.errors import InputError
-from apsched.files import digest
 from apsched.graph.graph_file import load_graph
-from apsched.graph_result import BitwisePrice, Result, result_of
-from apsched.problem import Problem, with_contention
-from apsched.replay import replay
-from apsched.result import Score, Scored, SolveResult
-from apsched.schedule import Schedule, as_captured
-from apsched.schedule_file import ScheduleFile, load_schedule
-from apsched.simulate import simulate
+from apsched.pipeline.result import BitwisePrice, Result, result_of
+from apsched.problem.build import build_problem
+from apsched.problem.contention import Contention
+from apsched.problem.problem import Problem, with_contention
+from apsched.schedule.result import Score, Scored, SolveResult
+from apsched.schedule.schedule import Schedule, as_captured
+from apsched.schedule.simulate import simulate
 from apsched.units import us_to_ticks
 
 RESULT_FILE = "result.json"
@@ -46,7 +46,7 @@ class SolvedGraph:
     source: str = ""
     """The SOURCE as stated."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Flag -> value as stated when it was solved (:mod:`apsched.stated_options`); empty where that is not known."""
+    """Flag -> value as stated when it was solved (:mod:`apsched.artifacts.stated_options`); empty where that is not known."""
     title: str = ""
     """What tells it from other answers about a graph of the same name; empty for the graph's name."""
 
@@ -185,7 +185,7 @@ def _score(name: str, says: Mapping[str, Any]) -> Score:
 
 
 def _contention(says: Mapping[str, Any], groups: Sequence[str]) -> Contention:
-    """Return what :func:`apsched.contention.contention_json` wrote, as far as it is about ``groups``."""
+    """Return what :func:`apsched.problem.contention.contention_json` wrote, as far as it is about ``groups``."""
     names = tuple(dict.fromkeys(link for links in says["links"].values() for link in links))
     said = {name: Fraction(says.get(name, 1)).limit_denominator(_FINEST).as_integer_ratio() for name in Contention().slowdowns}
     return Contention(

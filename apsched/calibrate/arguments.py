@@ -7,8 +7,8 @@ import torch
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from apsched.costs.operands import as_int, bound_arguments, tensors_in, value_of
-from apsched.costs.traffic import op_name
+from apsched.costs.compute.traffic import op_name
+from apsched.fx.operands import as_int, bound_arguments, tensors_in, value_of
 
 
 def real_call(node: Node, device: torch.device) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:

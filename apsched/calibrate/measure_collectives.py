@@ -18,11 +18,11 @@ import torch
 import torch.distributed as dist
 
 from apsched.calibrate.stopwatch import timing_event
-from apsched.costs.alpha_beta import KINDS, group_shape
-from apsched.costs.cluster import Cluster
+from apsched.costs.clusters.cluster import Cluster
 from apsched.costs.measured import Transfers, fitted_bytes_per_us, rising
-from apsched.graph.curve_names import asked_kind
-from apsched.torch_private import group_of_name
+from apsched.costs.network.alpha_beta import KINDS, group_shape
+from apsched.graph.records import asked_kind
+from apsched.torch_compat.graphs import group_of_name
 
 SOURCE = "measured"
 _c10d: Any = torch.ops._c10d_functional

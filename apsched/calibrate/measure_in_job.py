@@ -3,14 +3,14 @@
 import torch
 import torch.distributed as dist
 
-from apsched.calibrate.job import job
+from apsched.calibrate.ranks import job
 from apsched.capture.graph_module import capture_graph_module
-from apsched.costs.cluster import DEFAULT_CLUSTER, load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
+from apsched.costs.clusters.cluster import DEFAULT_CLUSTER, load_cluster
 from apsched.costs.measured import MeasuredCosts
 from apsched.costs.measured_model import MeasuredCostModel
-from apsched.graph.export import export
-from apsched.torch_private import process_group_names
+from apsched.graph.export.export import export
+from apsched.torch_compat.graphs import process_group_names
 
 
 def measure(

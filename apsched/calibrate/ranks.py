@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 from torch.fx import GraphModule
 
-from apsched.calibrate.agree import agreed, all_measured
 from apsched.calibrate.measure import Measured, device_at_hand, measure_compute
 from apsched.calibrate.measure_collectives import measure_collectives
-from apsched.costs.cluster import Cluster
-from apsched.costs.measured import MeasuredCosts
+from apsched.costs.clusters.cluster import Cluster
+from apsched.costs.measured import MeasuredCosts, merged
+from apsched.errors import InputError
 
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -66,3 +66,23 @@ def job() -> Iterator[Job]:
     finally:
         if started:
             dist.destroy_process_group()
+
+
+def agreed(costs: MeasuredCosts) -> MeasuredCosts:
+    """Return the median of what all process ranks found; every one must call this, and gets the same. Alone: ``costs``."""
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return costs
+    parts: list[MeasuredCosts | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, costs)
+    return merged([part for part in parts if part is not None])
+
+
+def all_measured(failure: Exception | None) -> None:
+    """Raise on every process rank where one of them could not measure: who went on alone would wait for it for ever."""
+    reasons: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(reasons, None if failure is None else f"{type(failure).__name__}: {failure}")
+    failed = [(rank, reason) for rank, reason in enumerate(reasons) if reason is not None]
+    if failed:
+        rank, reason = failed[0]
+        more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
+        raise InputError(f"process rank {rank}{more} could not measure its operators: {reason}; measure where that is mended") from failure

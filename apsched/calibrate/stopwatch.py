@@ -6,7 +6,7 @@ from statistics import median
 
 import torch
 
-from apsched.torch_private import hold_stream
+from apsched.torch_compat.graphs import hold_stream
 
 _WARM_UPS = 2
 _BATCHES = 5

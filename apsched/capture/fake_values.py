@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from apsched.errors import InputError
-from apsched.torch_private import quiet_fake_tensors
+from apsched.torch_compat.graphs import quiet_fake_tensors
 
 _REASON_LENGTH = 300
 

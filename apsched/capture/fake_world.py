@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from apsched.errors import InputError
-from apsched.torch_private import fake_store, process_group_names
+from apsched.torch_compat.graphs import fake_store, process_group_names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,12 +13,11 @@ from typing import Any
 import torch
 
 from apsched.capture.captured import Capture
+from apsched.capture.fake_world import world
 from apsched.capture.joint import capture_module
-from apsched.capture.world import world
 from apsched.errors import ApschedError, InputError
-from apsched.passes.blocks import blocks_of
-from apsched.passes.checkpointing import Checkpointing
-from apsched.torch_private import quiet_fake_tensors
+from apsched.fx.passes.checkpointing import Checkpointing, blocks_of
+from apsched.torch_compat.graphs import quiet_fake_tensors
 
 _EXAMPLE = "expected package.module:function, such as my_job.model:build"
 
@@ -31,7 +30,7 @@ def capture_function(
     ``source`` is looked up as Python does, with the current directory first. The user's code runs here, with this process's rights:
     as process rank 0 of a fake process group of ``num_ranks``, or where that is None in the process group that it starts itself.
     ``reshard_after_forward`` is that of :func:`apsched.capture.joint.capture_module`; ``activation_checkpoint`` (``none``, ``full``,
-    ``every-N``, ``selective``) is about the blocks of the module (:func:`apsched.passes.blocks.blocks_of`).
+    ``every-N``, ``selective``) is about the blocks of the module (:func:`apsched.fx.passes.checkpointing.blocks_of`).
 
     Raises
     ------

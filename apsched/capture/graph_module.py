@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_leaves
 from apsched.capture.captured import CapturedGraph
 from apsched.capture.fake_values import propagate
 from apsched.errors import InputError
-from apsched.passes.parameters import parameter_names as described_parameters
-from apsched.passes.spec import at_node, check_graph
+from apsched.fx.passes.parameters import parameter_names as described_parameters
+from apsched.fx.passes.spec import at_node, check_graph
 
 _PARAMETER = re.compile(r"primals_(\d+)$")
 _GRADIENT = re.compile(r"tangents_(\d+)$")
@@ -36,7 +36,7 @@ def capture_graph_module(
     Raises
     ------
     InputError
-        If the graph breaks the contract of :func:`apsched.passes.spec.check_graph`; the message names the node.
+        If the graph breaks the contract of :func:`apsched.fx.passes.spec.check_graph`; the message names the node.
     """
     if not isinstance(module, torch.fx.GraphModule):
         raise InputError(f"expected a torch.fx.GraphModule, found {type(module).__name__}; trace it with torch.compile or make_fx first")

@@ -10,14 +10,14 @@ from torch.fx import GraphModule, Node
 
 from apsched.capture.captured import Capture, CapturedGraph, SavedBytes
 from apsched.capture.module_stack import recorded_modules
-from apsched.passes.lists import joint_passes
-from apsched.passes.manager import PassList, run_passes
-from apsched.passes.parameters import parameter_names
-from apsched.passes.recompute import saved_bytes
-from apsched.passes.replay import forget_spent_tags, is_tagged, replayed_saves, tag_saved
-from apsched.passes.roles import classify
-from apsched.torch_private import is_parameter_or_buffer, process_group_names
-from apsched.torch_private_partition import partitioned_graphs
+from apsched.fx.passes.checkpointing import saved_bytes
+from apsched.fx.passes.lists import joint_passes
+from apsched.fx.passes.parameters import parameter_names
+from apsched.fx.passes.partition_replay import forget_spent_tags, is_tagged, replayed_saves, tag_saved
+from apsched.fx.passes.roles import classify
+from apsched.fx.passes.run_passes import PassList, run_passes
+from apsched.torch_compat.graphs import is_parameter_or_buffer, process_group_names
+from apsched.torch_compat.partition import partitioned_graphs
 
 
 def capture_module(
@@ -34,10 +34,10 @@ def capture_module(
     Parameters and inputs may be real, or fake tensors of one fake mode; parameters may be DTensors: the graph then takes
     their local shards. With ``reshard_after_forward`` the gathered parameters are gathered again in backward. ``passes`` run on
     the joint graph first (docs/passes.md). With ``count_saved`` the joint graph is also partitioned without tags on gathers, and
-    ``saved_bytes`` says what the tags change. A process group must run if the module uses one (:func:`apsched.capture.world.world`).
+    ``saved_bytes`` says what the tags change. A process group must run if the module uses one (:func:`apsched.capture.fake_world.world`).
 
     The forward graph says what it saves. A module that runs such graphs is partitioned just as they were
-    (:mod:`apsched.passes.replay`).
+    (:mod:`apsched.fx.passes.partition_replay`).
 
     The graphs are called as a compiler would call them::
 
@@ -46,7 +46,7 @@ def capture_module(
 
     Every node has ``meta["nn_module_stack"]`` (``fwd_nn_module_stack`` in backward) where a module made it, and
     ``meta["custom"]["apsched_parameter"]`` where it gathers a parameter or reduces its gradient; every collective has its role
-    (:mod:`apsched.passes.roles`).
+    (:mod:`apsched.fx.passes.roles`).
     """
 
     def prepare(joint: GraphModule) -> GraphModule:

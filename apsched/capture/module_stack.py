@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.fx.traceback import preserve_node_meta
 
-from apsched.torch_private import set_traced_module_stack
+from apsched.torch_compat.graphs import set_traced_module_stack
 
 
 @contextmanager

@@ -1,19 +1,28 @@
 """Reads the options of a command into the frozen records that the stages take."""
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from apsched.config import DEFAULT_COMPUTE_MOVE, Caps, MilpOptions, SolveOptions
-from apsched.contention_choice import ContentionChoice, parse_contention
-from apsched.cost_choice import CostChoice
 from apsched.errors import InputError
-from apsched.load_source import DIRECTIONS
-from apsched.options import MemoryCap, parse_count, parse_memory_cap, parse_number, parse_optional_bytes, parse_optional_count, parse_share
-from apsched.plan import Plan
-from apsched.plan_file import load_plan
-from apsched.scenarios import ScenarioOptions
-from apsched.sources import SourceRequest
+from apsched.pipeline.cost_choice import CostChoice
+from apsched.pipeline.load import DIRECTIONS, LoadedGraph
+from apsched.pipeline.sources import SourceRequest
+from apsched.problem.contention_spec import ContentionChoice, parse_contention
+from apsched.problem.plan.plan_file import load_plan
+from apsched.problem.plan.rules import Plan
+from apsched.quantities import (
+    MemoryCap,
+    parse_count,
+    parse_memory_cap,
+    parse_number,
+    parse_optional_bytes,
+    parse_optional_count,
+    parse_share,
+)
+from apsched.what_if.scenarios import ScenarioOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +129,7 @@ def milp_choice(args: argparse.Namespace) -> MilpOptions | None:
         return None
     if name != "milp" or (colon and not solver_name):
         raise InputError(f"--solver: expected cp-sat, milp or milp:NAME with a solver that PuLP knows; found {args.solver!r}")
-    from apsched.solver.milp_engine import check_solver
+    from apsched.solver.milp.engine import check_solver
 
     defaults = MilpOptions()
     chosen = MilpOptions(
@@ -138,3 +147,38 @@ def out_dir(args: argparse.Namespace, default: str) -> Path:
 
 def _count(text: str | None, flag: str) -> int | None:
     return None if text is None else parse_count(text, flag, least=1)
+
+
+def with_buckets(plan: Plan, asked: str | None, graphs: Sequence[LoadedGraph]) -> Plan:
+    """Return ``plan`` with the buckets that are ``asked`` for: ``none``, ``block``, or a file with an entry a line."""
+    if asked is None:
+        return plan
+    from apsched.problem.plan.module_buckets import NO_BUCKETS, ModuleBuckets, user_buckets
+    from apsched.solver.baselines import block_labels
+
+    if asked == "none":
+        return Plan((*plan.rules, *NO_BUCKETS.rules))
+    labels: dict[str, str] = {}
+    for graph in graphs:
+        labels = block_labels(graph.problem) | labels
+    labels.pop("", None)
+    if not labels:
+        raise InputError("--buckets: expected collectives that serve parameters with names, found none; leave it out")
+    if asked == "block":
+        buckets = {label: tuple(name for name in labels if labels[name] == label) for label in dict.fromkeys(labels.values())}
+        made = ModuleBuckets(buckets=buckets)
+    else:
+        made = user_buckets(_entries(asked), list(labels))
+    return Plan((*plan.rules, *made.plan([graph.problem for graph in graphs]).rules))
+
+
+def _entries(path: str) -> list[str]:
+    """Return the entries of a file: a line each, without empty lines and comments (``# ...``)."""
+    try:
+        lines = Path(path).read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"--buckets: expected none, block or a file of module names, found {path!r}: {error}") from None
+    entries = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    if not entries:
+        raise InputError(f"--buckets: expected module names, one a line, in {path}; found none")
+    return entries

@@ -8,18 +8,18 @@ from typing import Any
 
 import torch
 
-from apsched.compiler.agreed_code import with_agreed_code
+from apsched.compiler.code_cache import with_agreed_code
 from apsched.compiler.inductor_pass import InductorPass, ParameterPass
 from apsched.compiler.inductor_settings import OFF, switched_on
+from apsched.compiler.schedule_captured import RESULT
 from apsched.compiler.schedule_graph import schedule_graph
-from apsched.compiler.scheduled import RESULT
 from apsched.compiler.settings import Settings
 from apsched.errors import InputError
-from apsched.graph_result import Result
-from apsched.passes.lists import joint_passes
-from apsched.passes.manager import run_passes
-from apsched.passes.roles import classify
-from apsched.torch_private_compile import (
+from apsched.fx.passes.lists import joint_passes
+from apsched.fx.passes.roles import classify
+from apsched.fx.passes.run_passes import run_passes
+from apsched.pipeline.result import Result
+from apsched.torch_compat.compilers import (
     aot_compiled,
     boxed,
     custom_passes,

@@ -13,9 +13,8 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
-from apsched.agreement.graph_round import round_of
-from apsched.agreement.round import Round
-from apsched.torch_private_compile import forget_code, forget_hashes, note_in_code, notes_in_code
+from apsched.compiler.ranks.agreement import Round, round_of
+from apsched.torch_compat.compilers import forget_code, forget_hashes, note_in_code, notes_in_code
 
 logger = logging.getLogger(__name__)
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from apsched.compiler.scheduled import process_rank, running_groups
+from apsched.compiler.schedule_captured import process_rank, running_groups
 from apsched.compiler.settings import Settings
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.measured_model import MeasuredCostModel
 from apsched.costs.model import CostModel
-from apsched.plan import Plan
+from apsched.problem.plan.rules import Plan
 
 
 def fingerprint(settings: Settings, *more: object) -> str | None:

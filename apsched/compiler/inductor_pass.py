@@ -9,15 +9,15 @@ import torch
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Graph, GraphModule
 
-from apsched.compiler.agreed_code import graph_in_inductor
+from apsched.compiler.code_cache import graph_in_inductor
 from apsched.compiler.fingerprint import fingerprint
+from apsched.compiler.schedule_captured import RESULT
 from apsched.compiler.schedule_graph import schedule_graph
-from apsched.compiler.scheduled import RESULT
 from apsched.compiler.settings import Settings
-from apsched.graph_result import Result
-from apsched.passes.parameters import is_backward, mark_parameters
-from apsched.plan import digest
-from apsched.torch_private_compile import name_parameters, replace_graph
+from apsched.fx.passes.parameters import is_backward, mark_parameters
+from apsched.pipeline.result import Result
+from apsched.problem.plan.rules import digest
+from apsched.torch_compat.compilers import name_parameters, replace_graph
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class InductorPass(CustomGraphPass):
         """Return what the result depends on beside the graph, for the key of Inductor's caches; ``None`` turns them off.
 
         Where process ranks compare what they will launch, one that found its code in a cache would not answer the others: there they
-        are off, unless whoever called Inductor sees to that (:mod:`apsched.compiler.agreed_code`; ``apsched.backend`` does).
+        are off, unless whoever called Inductor sees to that (:mod:`apsched.compiler.code_cache`; ``apsched.backend`` does).
         """
         current = graph_in_inductor()
         if not (current.cached if current is not None else not self.settings.talks):

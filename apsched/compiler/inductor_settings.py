@@ -3,7 +3,7 @@
 from typing import Any
 
 from apsched.errors import InputError
-from apsched.torch_private_compile import inductor_setting
+from apsched.torch_compat.compilers import inductor_setting
 
 OFF: dict[str, Any] = {
     "aten_distributed_optimizations.enable_overlap_scheduling": False,

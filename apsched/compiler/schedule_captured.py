@@ -7,26 +7,26 @@ from functools import partial
 
 import torch
 
-from apsched.agreement.answer import answered
-from apsched.agreement.round import Round
+from apsched.artifacts.schedule_file import bind_schedule
 from apsched.capture.captured import CapturedGraph
+from apsched.compiler.ranks.agreement import Round
+from apsched.compiler.ranks.answer import answered
 from apsched.compiler.settings import Settings
 from apsched.config import Caps, SolveOptions
-from apsched.contention_choice import as_asked
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.measured_model import MeasuredCostModel
 from apsched.errors import InfeasibleError, InputError
-from apsched.infeasible import explain_infeasible
-from apsched.load_source import export_graph
-from apsched.options import MemoryCap
-from apsched.pipeline import resolve_caps, rewrite, solve_graph, under_plan, with_round_trip
-from apsched.plan_file import as_plan
-from apsched.problem import Problem
+from apsched.pipeline.load import export_graph
+from apsched.pipeline.steps import resolve_caps, rewrite, solve_graph, under_plan, with_round_trip
+from apsched.problem.contention_spec import as_asked
+from apsched.problem.plan.plan_file import as_plan
+from apsched.problem.problem import Problem
 from apsched.progress import Progress
-from apsched.result import SolveResult
-from apsched.schedule_file import bind_schedule
+from apsched.quantities import MemoryCap
+from apsched.report.explanation import explain_infeasible
+from apsched.schedule.result import SolveResult
 from apsched.solver import solve
-from apsched.torch_private import process_group_names
+from apsched.torch_compat.graphs import process_group_names
 
 RESULT = "apsched_result"
 """Key in ``meta`` of a scheduled module, and its attribute: the :class:`apsched.Result`."""

@@ -6,16 +6,15 @@ from contextlib import nullcontext
 
 import torch
 
-from apsched.agreement.graph_round import check_launches, round_of
-from apsched.agreement.round import Round
 from apsched.capture.graph_module import capture_graph_module, direction_of
-from apsched.collectives import is_collective
 from apsched.compiler.inductor_settings import check_inductor
-from apsched.compiler.scheduled import RESULT, running_groups, scheduled
+from apsched.compiler.ranks.agreement import Round, check_launches, round_of
+from apsched.compiler.schedule_captured import RESULT, running_groups, scheduled
 from apsched.compiler.settings import Settings
 from apsched.errors import AgreementError, ApschedError
-from apsched.graph_result import Result
-from apsched.options import show_bytes, show_us
+from apsched.fx.collectives import is_collective
+from apsched.pipeline.result import Result
+from apsched.quantities import show_bytes, show_us
 from apsched.units import ticks_to_us
 from apsched.writeback.hold_order import hold_order
 

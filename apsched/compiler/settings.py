@@ -9,22 +9,22 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from apsched.agreement.answer import Sources
-from apsched.agreement.cache import DEFAULT_LIMIT_BYTES, DIRECTORY_VARIABLE, Cache, default_directory
-from apsched.agreement.job import DEFAULT_DEADLINE_S, running_job
-from apsched.agreement.replayed import schedule_files
+from apsched.artifacts.schedule_file import ScheduleFile
+from apsched.compiler.ranks.answer import Sources
+from apsched.compiler.ranks.cache import DEFAULT_LIMIT_BYTES, DIRECTORY_VARIABLE, Cache, default_directory
+from apsched.compiler.ranks.job import DEFAULT_DEADLINE_S, running_job
+from apsched.compiler.ranks.replayed import schedule_files
 from apsched.config import DEFAULT_COMPUTE_MOVE, Caps, SolveOptions
-from apsched.contention import Contention
-from apsched.contention_choice import parse_contention
-from apsched.costs.cluster import DEFAULT_CLUSTER, load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
+from apsched.costs.clusters.cluster import DEFAULT_CLUSTER, load_cluster
 from apsched.costs.model import CostModel
 from apsched.errors import InputError
-from apsched.options import MemoryCap, parse_bytes, parse_memory_cap, parse_optional_bytes
-from apsched.plan import Plan
-from apsched.plan_file import as_plan
-from apsched.schedule_file import ScheduleFile
-from apsched.torch_private_compile import plain_parameter_name
+from apsched.problem.contention import Contention
+from apsched.problem.contention_spec import parse_contention
+from apsched.problem.plan.plan_file import as_plan
+from apsched.problem.plan.rules import Plan
+from apsched.quantities import MemoryCap, parse_bytes, parse_memory_cap, parse_optional_bytes
+from apsched.torch_compat.compilers import plain_parameter_name
 
 ON_ERROR = ("raise", "fallback")
 

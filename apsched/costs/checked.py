@@ -8,7 +8,7 @@ import torch
 
 from apsched.costs.model import CostModel, coalesced_member_us, cut_us
 from apsched.errors import InputError
-from apsched.group_names import first_name
+from apsched.names import first_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from apsched.costs.alpha_beta import GroupShape, collective_us, group_shape
-from apsched.costs.cluster import Cluster
-from apsched.costs.roofline import Roofline
-from apsched.costs.table import CollectiveTable
+from apsched.costs.clusters.cluster import Cluster
+from apsched.costs.compute.roofline import Roofline
+from apsched.costs.network.alpha_beta import GroupShape, collective_us, group_shape
+from apsched.costs.network.table import CollectiveTable
 from apsched.errors import InputError
 
 

@@ -7,8 +7,8 @@ from itertools import pairwise
 from statistics import median
 from typing import TypeVar
 
-from apsched.costs.nccl_tests import Measurement
-from apsched.costs.table import CollectiveTable, table_of
+from apsched.costs.network.nccl_tests import Measurement
+from apsched.costs.network.table import CollectiveTable, table_of
 from apsched.errors import InputError
 
 _Key = TypeVar("_Key", int, str)
@@ -51,7 +51,7 @@ class MeasuredCosts:
     cluster: str
     """Name or file of the cluster whose formulas price the rest."""
     compute: Mapping[str, Price] = field(default_factory=dict)
-    """Operation (:mod:`apsched.costs.operation`) -> price; of a start node, what launching takes."""
+    """Operation (:mod:`apsched.costs.compute.operation`) -> price; of a start node, what launching takes."""
     transfers: tuple[Transfers, ...] = ()
     launch_us: Mapping[str, float] = field(default_factory=dict)
     """Kind of collective -> price of the launch of a bucket of any size."""

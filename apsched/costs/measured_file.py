@@ -27,8 +27,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from apsched.costs.alpha_beta import KINDS
 from apsched.costs.measured import SOURCES, MeasuredCosts, Price, Transfers
+from apsched.costs.network.alpha_beta import KINDS
 from apsched.errors import InputError
 
 FORMAT = "apsched costs"

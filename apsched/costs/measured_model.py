@@ -6,15 +6,15 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from apsched.collectives import collective_kind
-from apsched.costs.alpha_beta import GroupShape, group_shape
-from apsched.costs.cluster import Cluster, load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
+from apsched.costs.clusters.cluster import Cluster, load_cluster
+from apsched.costs.compute.node_operation import node_operation
 from apsched.costs.measured import MeasuredCosts, Price
 from apsched.costs.measured_file import load_costs
-from apsched.costs.node_operation import node_operation
-from apsched.costs.operands import touched_bytes, value_of
-from apsched.torch_private import process_group_names
+from apsched.costs.network.alpha_beta import GroupShape, group_shape
+from apsched.fx.collectives import collective_kind
+from apsched.fx.operands import touched_bytes, value_of
+from apsched.torch_compat.graphs import process_group_names
 
 
 class MeasuredCostModel:

@@ -11,7 +11,7 @@ Where the method is missing, or returns ``None``, buckets are flat.
 
 A model that knows kernels of several nodes may say what it costs to cut them, by a fourth method: ``cut_us(graph)`` returns for each node
 before which a kernel may be cut what the nodes of that kernel then take, in microseconds. In a graph that a schedule cut, such nodes carry
-a mark (``apsched.costs.fusion.PIECE``), and ``compute_us`` returns the same. Where the method is missing, kernels stay whole.
+a mark (``apsched.costs.compute.fusion.PIECE``), and ``compute_us`` returns the same. Where the method is missing, kernels stay whole.
 """
 
 from collections.abc import Mapping

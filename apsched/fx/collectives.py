@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from apsched import torch_private
 from apsched.errors import InputError
+from apsched.torch_compat import graphs as torch_private
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast")
 """Kinds of collectives; a cost model is asked for the first four (a broadcast is priced as an all-gather of its size)."""

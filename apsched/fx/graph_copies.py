@@ -3,7 +3,7 @@
 import torch
 from torch.fx import GraphModule, Node
 
-from apsched.torch_private import empty_graph_like
+from apsched.torch_compat.graphs import empty_graph_like
 
 
 def copied(module: GraphModule) -> GraphModule:

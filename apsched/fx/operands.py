@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from apsched.errors import InputError
-from apsched.torch_private import size_hint
+from apsched.torch_compat.graphs import size_hint
 
 
 def value_of(argument: object) -> Any:

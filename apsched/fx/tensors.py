@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from apsched import torch_private
 from apsched.errors import InputError
+from apsched.torch_compat import graphs as torch_private
 
 
 def needed_bytes(tensor: torch.Tensor, node: torch.fx.Node) -> int:

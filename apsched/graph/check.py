@@ -4,9 +4,9 @@ import math
 
 import networkx as nx
 
+from apsched.costs.price_curve import PriceCurve
 from apsched.errors import InputError
-from apsched.graph.dag import CollectiveRecord, KernelCut, NodeKind, NodeRecord, StorageRecord
-from apsched.price_curve import PriceCurve
+from apsched.graph.records import CollectiveRecord, KernelCut, NodeKind, NodeRecord, StorageRecord
 
 _DIRECTIONS = ("forward", "backward")
 

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 
 import networkx as nx
 
-from apsched.graph.curve_names import collective_curve_name
-from apsched.graph.dag import NodeRecord
+from apsched.graph.records import NodeRecord, collective_curve_name
 from apsched.units import ticks_to_us
 
 FREE = "free"

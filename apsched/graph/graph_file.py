@@ -12,11 +12,11 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 import networkx as nx
 import orjson
 
+from apsched.atomic_files import write_atomic
+from apsched.costs.price_curve import PriceCurve
 from apsched.errors import InputError
-from apsched.files import write_atomic
 from apsched.graph.check import check_graph
-from apsched.graph.dag import CollectiveRecord, KernelCut, NodeKind, NodeRecord, StorageRecord
-from apsched.price_curve import PriceCurve
+from apsched.graph.records import CollectiveRecord, KernelCut, NodeKind, NodeRecord, StorageRecord
 
 FORMAT = "apsched graph"
 VERSION = 7

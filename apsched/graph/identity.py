@@ -9,7 +9,7 @@ from typing import Any
 
 import networkx as nx
 
-from apsched.graph.dag import NodeRecord
+from apsched.graph.records import NodeRecord
 
 
 def digest(*parts: object) -> str:

@@ -3,7 +3,7 @@
 ``dag.nodes[rank]["record"]`` is a :class:`NodeRecord`; the key of a node is its rank. ``dag.edges[u, v]["kind"]`` is
 ``"data"`` (v takes a value of u) or ``"order"`` (mutation, aliasing, random state or effects keep u before v).
 ``dag.graph["storages"]`` is a tuple of :class:`StorageRecord`, indexed by the storage ids that records hold;
-``dag.graph["curves"]`` maps a curve name to a :class:`apsched.price_curve.PriceCurve` (time against bytes);
+``dag.graph["curves"]`` maps a curve name to a :class:`apsched.costs.price_curve.PriceCurve` (time against bytes);
 ``dag.graph["cuts"]`` is a tuple of :class:`KernelCut`;
 ``dag.graph["name"]``, ``["cluster"]``, ``["group_ranks"]`` say where the graph comes from.
 """
@@ -119,4 +119,27 @@ class NodeRecord:
     kernel: int = -1
     """Rank of the first node of the kernel that a compiler makes of it and others; -1 where it is a kernel of its own."""
     operation: str = ""
-    """What it computes in one line, with shapes and dtypes (:mod:`apsched.costs.operation`): by it measured costs are found again."""
+    """What it computes in one line, with shapes and dtypes (:mod:`apsched.costs.compute.operation`): by it measured costs are found again."""
+
+
+COPY = "copy"
+
+
+def collective_curve_name(kind: str, group: str) -> str:
+    """Return the name of the curve of ``kind`` on ``group``."""
+    return f"{kind}:{group}"
+
+
+def launch_curve_name(kind: str, group: str) -> str:
+    """Return the name of the curve of launching a bucket of ``kind`` on ``group``; it is flat."""
+    return f"launch:{kind}:{group}"
+
+
+def coalesced_curve_name(kind: str, group: str) -> str:
+    """Return the name of the curve of what each member adds to a coalesced launch of ``kind`` on ``group``; it is flat."""
+    return f"coalesced:{kind}:{group}"
+
+
+def asked_kind(kind: str) -> str:
+    """Return the kind that a cost model is asked for: a broadcast is priced as an all-gather, since each link carries as much."""
+    return "all_gather" if kind == "broadcast" else kind

@@ -4,12 +4,11 @@ from dataclasses import replace
 
 import networkx as nx
 
-from apsched.costs.alpha_beta import GroupShape, group_shape
-from apsched.costs.cluster import Cluster
+from apsched.costs.clusters.cluster import Cluster
 from apsched.costs.measured import MeasuredCosts
-from apsched.graph.curve_names import COPY, asked_kind, collective_curve_name, launch_curve_name
-from apsched.graph.dag import CollectiveRecord, NodeKind, NodeRecord
-from apsched.price_curve import PriceCurve, sample_curve
+from apsched.costs.network.alpha_beta import GroupShape, group_shape
+from apsched.costs.price_curve import PriceCurve, sample_curve
+from apsched.graph.records import COPY, CollectiveRecord, NodeKind, NodeRecord, asked_kind, collective_curve_name, launch_curve_name
 from apsched.units import us_to_ticks
 
 

@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule
 
-from apsched.collectives import is_collective, is_wait_tensor
+from apsched.compiler.schedule_captured import RESULT, running_groups
 from apsched.compiler.schedule_graph import schedule_graph
-from apsched.compiler.scheduled import RESULT, running_groups
 from apsched.compiler.settings import Settings
-from apsched.costs.cluster import DEFAULT_CLUSTER, load_cluster
+from apsched.costs.clusters.cluster import DEFAULT_CLUSTER, load_cluster
 from apsched.errors import InputError
+from apsched.fx.collectives import is_collective, is_wait_tensor
 from apsched.integrations.estimated_costs import EstimatedCosts
-from apsched.torch_private_compile import replace_graph
+from apsched.torch_compat.compilers import replace_graph
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from apsched.collectives import describe, group_sizes, is_collective
 from apsched.costs.model import CostModel, coalesced_member_us
+from apsched.fx.collectives import describe, group_sizes, is_collective
 
 Estimation = Callable[..., float | None]
 

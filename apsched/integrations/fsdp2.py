@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from apsched.build_problem import build_problem
+from apsched.artifacts.replay import replay
+from apsched.artifacts.schedule_file import load_schedule
 from apsched.errors import InputError
-from apsched.graph_result import Result
 from apsched.integrations.fsdp2_units import ROOT, Unit, launches_of, movable, units_of
 from apsched.integrations.prefetch_order import Hook, Launch, prefetch_lists
-from apsched.module_buckets import ModuleBuckets
-from apsched.moved import moved_compute
-from apsched.plan import Plan
-from apsched.problem import Problem
-from apsched.replay import replay
-from apsched.schedule import Schedule, StepKind
-from apsched.schedule_file import load_schedule
+from apsched.pipeline.result import Result
+from apsched.problem.build import build_problem
+from apsched.problem.plan.module_buckets import ModuleBuckets
+from apsched.problem.plan.rules import Plan
+from apsched.problem.problem import Problem
+from apsched.schedule.analysis.moved_compute import moved_compute
+from apsched.schedule.schedule import Schedule, StepKind
 
 if TYPE_CHECKING:
     import networkx as nx

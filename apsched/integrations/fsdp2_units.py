@@ -9,9 +9,9 @@ from torch.distributed.fsdp import FSDPModule
 
 from apsched.errors import InputError
 from apsched.integrations.prefetch_order import Launch
-from apsched.problem import Collective, Problem
-from apsched.schedule import Schedule, StepKind
-from apsched.torch_private_fsdp import fsdp_unit_of
+from apsched.problem.problem import Collective, Problem
+from apsched.schedule.schedule import Schedule, StepKind
+from apsched.torch_compat.fsdp import fsdp_unit_of
 
 ROOT = "(root)"
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")

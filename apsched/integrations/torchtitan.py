@@ -21,8 +21,8 @@ from torch.fx import GraphModule
 from apsched.compiler.schedule_graph import schedule_graph
 from apsched.compiler.settings import Settings
 from apsched.errors import InputError
-from apsched.passes.copies import copied
-from apsched.torch_private_compile import describe_gradients
+from apsched.fx.graph_copies import copied
+from apsched.torch_compat.compilers import describe_gradients
 
 logger = logging.getLogger(__name__)
 

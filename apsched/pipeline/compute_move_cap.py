@@ -8,8 +8,8 @@ from dataclasses import replace
 from itertools import accumulate
 
 from apsched.config import Caps
-from apsched.graph.dag import NodeKind
-from apsched.problem import Problem
+from apsched.graph.records import NodeKind
+from apsched.problem.problem import Problem
 
 _WORTH = 0.001
 """Share of all compute that has to stick out at the end."""

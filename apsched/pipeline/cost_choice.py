@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, field
 
-from apsched.contention_choice import ContentionChoice
-from apsched.costs.cluster import DEFAULT_CLUSTER, Cluster, load_cluster
+from apsched.costs.clusters.cluster import DEFAULT_CLUSTER, Cluster, load_cluster
 from apsched.costs.measured import MeasuredCosts
 from apsched.costs.measured_file import load_costs
-from apsched.costs.table import CollectiveTable, load_table
+from apsched.costs.network.table import CollectiveTable, load_table
+from apsched.problem.contention_spec import ContentionChoice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

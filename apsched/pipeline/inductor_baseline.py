@@ -18,22 +18,22 @@ from dataclasses import dataclass, replace
 
 from torch.fx import GraphModule, Node
 
-from apsched import torch_private
-from apsched.build_problem import build_problem
 from apsched.capture.captured import CapturedGraph
-from apsched.collectives import describe, group_sizes, is_blocking_collective, is_collective, is_wait_tensor
 from apsched.config import Caps
 from apsched.costs.checked import checked
 from apsched.costs.model import CostModel
-from apsched.graph.curve_names import asked_kind
-from apsched.graph.export import export
-from apsched.passes.copies import copied
-from apsched.problem import Problem, with_contention
-from apsched.result import Score
-from apsched.schedule import as_captured
-from apsched.simulate import simulate
+from apsched.fx.collectives import describe, group_sizes, is_blocking_collective, is_collective, is_wait_tensor
+from apsched.fx.graph_copies import copied
+from apsched.graph.export.export import export
+from apsched.graph.records import asked_kind
+from apsched.problem.build import build_problem
+from apsched.problem.problem import Problem, with_contention
+from apsched.schedule.result import Score
+from apsched.schedule.schedule import as_captured
+from apsched.schedule.simulate import simulate
+from apsched.schedule.verify import verify
 from apsched.solver.baselines import block_labels
-from apsched.verify import verify
+from apsched.torch_compat import graphs as torch_private
 
 logger = logging.getLogger(__name__)
 

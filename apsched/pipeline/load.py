@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import networkx as nx
 
-from apsched.build_problem import build_problem
-from apsched.contention_choice import contended
-from apsched.cost_choice import CostChoice, ReadCosts, read_costs
-from apsched.costs.cluster import Cluster, cluster_names, load_cluster
+from apsched.costs.clusters.cluster import Cluster, cluster_names, load_cluster
 from apsched.errors import InputError
 from apsched.graph.reprice import repriced
-from apsched.problem import Problem
+from apsched.pipeline.cost_choice import CostChoice, ReadCosts, read_costs
+from apsched.pipeline.sources import Opened, SourceKind, SourceRequest, classify, opened
+from apsched.problem.build import build_problem
+from apsched.problem.contention_spec import contended
+from apsched.problem.problem import Problem
 from apsched.progress import Progress
-from apsched.sources import Opened, SourceKind, SourceRequest, classify, opened
 
 if TYPE_CHECKING:
     from apsched.capture.captured import Capture, CapturedGraph, SavedBytes
@@ -100,7 +100,7 @@ def export_graph(
     capture_seconds: float = 0.0,
 ) -> LoadedGraph:
     """Return a captured graph as DAG and problem."""
-    from apsched.graph.export import export
+    from apsched.graph.export.export import export
 
     with progress.stage(f"export {captured.name}") as took:
         dag = export(captured, cost_model, group_ranks=group_ranks, cluster_name=cluster)

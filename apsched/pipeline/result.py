@@ -3,16 +3,16 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from apsched.chosen import Chosen, chosen
 from apsched.config import Caps
-from apsched.critical_path import CriticalPath, critical_path
-from apsched.metrics import Metrics, metrics_of
-from apsched.problem import Problem
-from apsched.result import Score, Scored, SolveResult
-from apsched.robustness import Robustness
-from apsched.schedule import Schedule
-from apsched.simulate import Timeline, simulate
+from apsched.problem.problem import Problem
+from apsched.schedule.analysis.critical_path import CriticalPath, critical_path
+from apsched.schedule.analysis.metrics import Metrics, metrics_of
+from apsched.schedule.analysis.usage import Chosen, chosen
+from apsched.schedule.result import Score, Scored, SolveResult
+from apsched.schedule.schedule import Schedule
+from apsched.schedule.simulate import Timeline, simulate
 from apsched.units import ticks_to_us
+from apsched.what_if.robustness import Robustness
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -115,7 +115,7 @@ def opened(request: SourceRequest) -> Iterator[Opened]:
 
 
 def _open_preset(request: SourceRequest, stack: ExitStack) -> Opened:
-    from apsched.capture.world import world
+    from apsched.capture.fake_world import world
     from apsched.models.mesh import MeshSpec
     from apsched.models.options import ModelOptions
     from apsched.models.preset_capture import capture_preset
@@ -136,7 +136,7 @@ def _open_preset(request: SourceRequest, stack: ExitStack) -> Opened:
 
 
 def _open_transformers(request: SourceRequest, stack: ExitStack) -> Opened:
-    from apsched.capture.world import world
+    from apsched.capture.fake_world import world
     from apsched.models.hf import build_from_config
     from apsched.models.mesh import MeshSpec
     from apsched.models.options import ModelOptions
@@ -162,8 +162,8 @@ def _open_transformers(request: SourceRequest, stack: ExitStack) -> Opened:
 
 
 def _open_function(request: SourceRequest, stack: ExitStack) -> Opened:
+    from apsched.capture.fake_world import world
     from apsched.capture.function import capture_function
-    from apsched.capture.world import world
     from apsched.models.mesh import MeshSpec
 
     if request.mesh is not None:  # the function finds a fake process group of that size
@@ -173,8 +173,8 @@ def _open_function(request: SourceRequest, stack: ExitStack) -> Opened:
 
 
 def _open_repro(request: SourceRequest, stack: ExitStack) -> Opened:
-    from apsched.capture.repro import read_repro
-    from apsched.capture.repro_groups import fake_groups
+    from apsched.capture.repro.groups import fake_groups
+    from apsched.capture.repro.reader import read_repro
 
     path = Path(request.source)
     capture = read_repro(path)

@@ -9,29 +9,29 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from apsched.bitwise import BITWISE_RULE
 from apsched.config import Caps, MilpOptions, SolveOptions
 from apsched.errors import InputError
 from apsched.graph.cost_shares import cost_shares
-from apsched.graph_result import BitwisePrice, Result, result_of
-from apsched.load_source import LoadedGraph
-from apsched.options import MemoryCap
-from apsched.plan import Plan
-from apsched.problem import Problem
+from apsched.pipeline.compute_move_cap import moving_where_it_pays
+from apsched.pipeline.load import LoadedGraph
+from apsched.pipeline.result import BitwisePrice, Result, result_of
+from apsched.problem.plan.apply import check_matches, restricted
+from apsched.problem.plan.bitwise import BITWISE_RULE
+from apsched.problem.plan.rules import Plan
+from apsched.problem.problem import Problem
+from apsched.problem.second_group import with_second_groups
 from apsched.progress import Progress
-from apsched.restrict import check_matches, restricted
-from apsched.result import Scored, SolveResult
-from apsched.scenarios import ScenarioOptions
-from apsched.second_group import with_second_groups
-from apsched.simulate import simulate
+from apsched.quantities import MemoryCap
+from apsched.schedule.result import Scored, SolveResult
+from apsched.schedule.simulate import simulate
+from apsched.schedule.verify import verify
 from apsched.units import ticks_to_us
-from apsched.verify import verify
-from apsched.where_it_pays import moving_where_it_pays
+from apsched.what_if.scenarios import ScenarioOptions
 
 if TYPE_CHECKING:
     import torch
 
-    from apsched.round_trip import RoundTrip
+    from apsched.writeback.round_trip import RoundTrip
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ def resolve_caps(
         return replace(caps, memory_cap_bytes=graph.device_memory_bytes)
     if not memory_cap.above_floor:
         return replace(caps, memory_cap_bytes=memory_cap.size_bytes)
-    from apsched.solver import least_memory
+    from apsched.solver.reorder import min_memory as least_memory
 
     with progress.stage(f"least memory {graph.problem.name}"):
         floor_bytes, _ = least_memory(graph.problem, replace(caps, memory_cap_bytes=None), options)
@@ -113,8 +113,8 @@ def solve_graph(
     With ``asked`` the schedule is the one that is best over sampled costs. With ``second_group`` it is solved once more with gathers on
     groups of their own; ``Result.problem`` is that of the faster answer.
     """
-    from apsched.robust import made_robust
     from apsched.solver import solve, solve_with_milp
+    from apsched.what_if.robust import made_robust
 
     if second_group:
         alone = solve_graph(graph, caps, options, progress, milp=milp, search=search, asked=asked)
@@ -169,7 +169,7 @@ def with_torch_schedulers(graph: LoadedGraph, result: Result, progress: Progress
     name = graph.problem.name
     if graph.captured is None:
         return replace(result, notes=(f"{name}: no inductor, which needs the FX graph; a graph file has none (compare the source itself)",))
-    from apsched.inductor_baseline import torch_scores
+    from apsched.pipeline.inductor_baseline import torch_scores
 
     assert graph.cost_model is not None
     with progress.stage(f"inductor {name}"):
@@ -182,7 +182,7 @@ def with_torch_schedulers(graph: LoadedGraph, result: Result, progress: Progress
 
 def rewrite(graph: LoadedGraph, scored: Scored, progress: Progress) -> Rewritten:
     """Return the FX graph in the order of ``scored``, and whether what it does is what was claimed."""
-    from apsched.round_trip import round_trip, with_names_checked
+    from apsched.writeback.round_trip import round_trip, with_names_checked
     from apsched.writeback.write_back import write_back
 
     assert graph.captured is not None

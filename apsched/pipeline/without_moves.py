@@ -3,12 +3,12 @@
 from dataclasses import fields, replace
 
 from apsched.config import SolveOptions
-from apsched.graph_result import Result
-from apsched.load_source import LoadedGraph
-from apsched.moved import moved_compute
-from apsched.pipeline import solve_graph
+from apsched.pipeline.load import LoadedGraph
+from apsched.pipeline.result import Result
+from apsched.pipeline.steps import solve_graph
 from apsched.progress import Progress
-from apsched.result import Score
+from apsched.schedule.analysis.moved_compute import moved_compute
+from apsched.schedule.result import Score
 
 NAME = "compute as captured"
 

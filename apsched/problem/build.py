@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import networkx as nx
 
-from apsched.graph.curve_names import coalesced_curve_name, launch_curve_name
-from apsched.graph.dag import CollectiveRecord, KernelCut, NodeKind, NodeRecord, StorageRecord
+from apsched.costs.price_curve import PriceCurve
 from apsched.graph.identity import graph_hash
-from apsched.price_curve import PriceCurve
-from apsched.problem import Collective, Key, Problem, Storage, check_problem
+from apsched.graph.records import CollectiveRecord, KernelCut, NodeKind, NodeRecord, StorageRecord, coalesced_curve_name, launch_curve_name
+from apsched.problem.problem import Collective, Key, Problem, Storage, check_problem
 from apsched.units import allocated_bytes, us_to_ticks
 
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from apsched.contention import Contention
-from apsched.costs.cluster import Cluster
+from apsched.costs.clusters.cluster import Cluster
 from apsched.errors import InputError
-from apsched.problem import Problem, with_contention
+from apsched.problem.contention import Contention
+from apsched.problem.problem import Problem, with_contention
 
 NODE_LINK, NIC = 0, 1
 _LINKS = ("links of the node", "NIC")

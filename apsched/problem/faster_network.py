@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from apsched.costs.alpha_beta import KINDS, collective_us, group_shape
-from apsched.costs.cluster import Cluster
-from apsched.price_curve import PriceCurve, sample_curve
-from apsched.problem import Key, Problem
+from apsched.costs.clusters.cluster import Cluster
+from apsched.costs.network.alpha_beta import KINDS, collective_us, group_shape
+from apsched.costs.price_curve import PriceCurve, sample_curve
+from apsched.problem.problem import Key, Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
-from apsched.contention import Contention
+from apsched.costs.price_curve import PriceCurve
 from apsched.errors import InputError
-from apsched.graph.dag import KernelCut, NodeKind
-from apsched.price_curve import PriceCurve
-from apsched.restriction import UNRESTRICTED, Restriction
+from apsched.graph.records import KernelCut, NodeKind
+from apsched.problem.contention import Contention
+from apsched.problem.restriction import UNRESTRICTED, Restriction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +120,7 @@ class Problem:
     kernels: tuple[int, ...] = ()
     """For each node the first of those that a compiler makes one kernel of, -1 for none; empty where nobody knows."""
     cuts: tuple[KernelCut, ...] = ()
-    """Where kernels may be cut, and the price (:mod:`apsched.kernel_cuts`)."""
+    """Where kernels may be cut, and the price (:mod:`apsched.schedule.kernel_cuts`)."""
     compute_order: tuple[int, ...] = ()
     """The compute nodes that do not travel, in the order that the solver looks at; empty for that as captured."""
     rules: tuple[str, ...] = ()

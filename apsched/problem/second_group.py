@@ -1,15 +1,15 @@
 """Gathers on a second process group with the same process ranks, so that they need not queue behind reductions.
 
 FSDP gathers of a group that also carries something else move to a group of their own, hence to a stream of their own. Both groups lie on
-the same links: in time they share bandwidth (:mod:`apsched.contention`), so that nothing is won but the order. A group is made by
+the same links: in time they share bandwidth (:mod:`apsched.problem.contention`), so that nothing is won but the order. A group is made by
 :func:`apsched.writeback.second_groups.running_second_group`; until then it goes by a name that says which it doubles.
 """
 
 from dataclasses import replace
 
-from apsched.contention import Contention
-from apsched.group_names import is_second, second_name
-from apsched.problem import Collective, Key, Problem
+from apsched.names import is_second, second_name
+from apsched.problem.contention import Contention
+from apsched.problem.problem import Collective, Key, Problem
 
 
 def second_groups(problem: Problem) -> tuple[str, ...]:

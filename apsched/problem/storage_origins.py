@@ -2,7 +2,7 @@
 
 import re
 
-from apsched.problem import Problem
+from apsched.problem.problem import Problem
 
 BUFFERS = "buffers of buckets"
 KEPT = "parameters and what else the caller keeps"

@@ -4,11 +4,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from apsched.critical_path import Cause, Stretch, Where
-from apsched.graph_result import Result
-from apsched.options import show_bytes
-from apsched.problem import Problem
-from apsched.schedule import Step, StepKind
+from apsched.pipeline.result import Result
+from apsched.problem.problem import Problem
+from apsched.quantities import show_bytes
+from apsched.schedule.analysis.critical_path import Cause, Stretch, Where
+from apsched.schedule.schedule import Step, StepKind
 from apsched.units import ticks_to_us
 
 

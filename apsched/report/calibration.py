@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, TextIO
 from rich.console import Console
 from rich.table import Table
 
-from apsched.calibrate.predict import Prediction
-from apsched.calibrate.profile import Profile
+from apsched.calibrate.profile.predict import Prediction
+from apsched.calibrate.profile.profile import Profile
 from apsched.costs.measured import MeasuredCosts
-from apsched.options import show_us
-from apsched.report import console
+from apsched.quantities import show_us
+from apsched.report.summary import console
 
 if TYPE_CHECKING:
     from apsched.calibrate.measure import Measured

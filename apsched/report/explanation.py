@@ -6,12 +6,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from apsched.graph_result import Result
-from apsched.options import show_bytes, show_us
-from apsched.relax import Relaxed
-from apsched.result import Infeasibility, Relaxation
+from apsched.errors import ApschedError
+from apsched.pipeline.result import Result
+from apsched.quantities import show_bytes, show_us
+from apsched.report.binding import memory_text, shares, where_text
+from apsched.schedule.result import Infeasibility, Relaxation
 from apsched.units import ticks_to_us
-from apsched.what_binds import memory_text, shares, where_text
+from apsched.what_if.one_more import Relaxed
 
 CAPS = {
     "memory_cap_bytes": "--memory-cap",
@@ -148,3 +149,22 @@ def _table(first: str, *, right: Sequence[str], left: Sequence[str]) -> Table:
 
 def _ms(ticks: int) -> str:
     return f"{ticks_to_us(ticks) / 1000:,.3f}"
+
+
+_FLAGS = {
+    "memory_cap_bytes": "--memory-cap",
+    "bucket_cap_bytes": "--bucket-cap",
+    "max_topo_span": "--max-topo-span",
+    "max_prefetch": "--max-prefetch",
+    "in_flight_cap_bytes": "--in-flight-cap",
+}
+
+
+def explain_infeasible(result: Result) -> str:
+    """Return why no schedule keeps the caps: which clash, at which nodes, and the least that would do."""
+    why = result.answer.infeasibility
+    if why is None:
+        raise ApschedError(f"{result.problem.name}: no schedule was found, and no reason")
+    least = [f"{_FLAGS[cap]} {value}{f' ({show_bytes(value)})' if cap.endswith('bytes') else ''}" for cap, value in why.least]
+    joined = (" and " if any(r.lifted for r in why.relaxations) else " or ").join(least)
+    return f"{result.problem.name}: {why.message}" + (f"; try {joined}" if least else "")

@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from apsched.errors import InputError
-from apsched.graph.dag import NodeKind
-from apsched.moved import moved_compute
-from apsched.problem import Problem
-from apsched.schedule import Schedule, Step, StepKind
-from apsched.simulate import Timeline, simulate
+from apsched.graph.records import NodeKind
+from apsched.problem.problem import Problem
+from apsched.schedule.analysis.moved_compute import moved_compute
+from apsched.schedule.schedule import Schedule, Step, StepKind
+from apsched.schedule.simulate import Timeline, simulate
 from apsched.units import ticks_to_us
 
 if TYPE_CHECKING:

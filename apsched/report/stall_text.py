@@ -1,13 +1,13 @@
 """Why the compute stream stands still: in one sentence for each stall, read off the timeline."""
 
 from apsched.config import Caps
-from apsched.critical_path import Cause, cause_of
-from apsched.options import show_bytes, show_us
-from apsched.problem import Problem
-from apsched.schedule import Schedule
-from apsched.simulate import Timeline, Transfer
+from apsched.problem.problem import Problem
+from apsched.quantities import show_bytes, show_us
+from apsched.report.binding import step_name
+from apsched.schedule.analysis.critical_path import Cause, cause_of
+from apsched.schedule.schedule import Schedule
+from apsched.schedule.simulate import Timeline, Transfer
 from apsched.units import ticks_to_us
-from apsched.what_binds import step_name
 
 
 def transfer_name(problem: Problem, transfer: Transfer) -> str:

@@ -7,18 +7,18 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.table import Table
 
-from apsched.contention import contention_json
-from apsched.graph_result import Result
-from apsched.group_names import first_name
-from apsched.moved import furthest_move, moved_compute
-from apsched.options import show_bytes, show_us
-from apsched.plan import digest
-from apsched.result import Infeasibility, Score
-from apsched.robustness import robustness_json, robustness_line, robustness_table
-from apsched.second_group import second_groups
+from apsched.names import first_name
+from apsched.pipeline.result import Result
+from apsched.problem.contention import contention_json
+from apsched.problem.plan.rules import digest
+from apsched.problem.second_group import second_groups
+from apsched.quantities import show_bytes, show_us
+from apsched.report.binding import binds_line, path_json
+from apsched.schedule.analysis.metrics import without_buckets_ticks
+from apsched.schedule.analysis.moved_compute import furthest_move, moved_compute
+from apsched.schedule.result import Infeasibility, Score
 from apsched.units import ticks_to_us
-from apsched.what_binds import binds_line, path_json
-from apsched.without_buckets import without_buckets_ticks
+from apsched.what_if.robustness import robustness_json, robustness_line, robustness_table
 
 SCHEMA = 1
 _WIDTH_OFF_TERMINAL = 140

@@ -10,16 +10,16 @@ from typing import Any
 
 import orjson
 
+from apsched.artifacts.solved_run import SolvedRun
 from apsched.config import Caps
-from apsched.moved import moved_compute
-from apsched.problem import Problem
-from apsched.report_page.columns import kind_of_step, module_of_step, modules_of
-from apsched.report_page.why import stalls, transfer_name
-from apsched.run_files import SolvedRun
-from apsched.schedule import Schedule
-from apsched.simulate import Timeline, Transfer, simulate
+from apsched.problem.problem import Problem
+from apsched.report.binding import step_name
+from apsched.report.page.columns import kind_of_step, module_of_step, modules_of
+from apsched.report.stall_text import stalls, transfer_name
+from apsched.schedule.analysis.moved_compute import moved_compute
+from apsched.schedule.schedule import Schedule
+from apsched.schedule.simulate import Timeline, Transfer, simulate
 from apsched.units import ticks_to_us
-from apsched.what_binds import step_name
 
 FIRST_PROCESS = 10_000_000
 COMPUTE_STREAM = 7

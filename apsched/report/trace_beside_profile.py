@@ -15,12 +15,12 @@ from typing import Any
 
 import orjson
 
-from apsched.calibrate.messages import KINDS, is_nccl
-from apsched.calibrate.trace import GLOO, STEP, Work, read_chrome_trace
+from apsched.artifacts.solved_run import SolvedGraph, SolvedRun
+from apsched.calibrate.profile.messages import KINDS, is_nccl
+from apsched.calibrate.profile.trace import GLOO, STEP, Work, read_chrome_trace
 from apsched.errors import InputError
-from apsched.run_files import SolvedGraph, SolvedRun
-from apsched.simulate import Timeline, simulate
-from apsched.trace_file import FIRST_PROCESS, trace_events
+from apsched.report.trace import FIRST_PROCESS, trace_events
+from apsched.schedule.simulate import Timeline, simulate
 from apsched.units import TICKS_PER_US, ticks_to_us
 
 ORDERS = ("as captured", "solved")

@@ -73,7 +73,7 @@ class _Flow:
 
 
 class SharedClock:
-    """Streams share links, compute and transfers slow each other down: see :mod:`apsched.contention`. Exact, in fractions of a tick."""
+    """Streams share links, compute and transfers slow each other down: see :mod:`apsched.problem.contention`. Exact, in fractions of a tick."""
 
     def __init__(
         self,

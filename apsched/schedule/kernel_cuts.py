@@ -10,9 +10,9 @@ ways, which no solver makes, pay what they pay whole.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from apsched.graph.dag import KernelCut
-from apsched.problem import Problem
-from apsched.schedule import Schedule, StepKind
+from apsched.graph.records import KernelCut
+from apsched.problem.problem import Problem
+from apsched.schedule.schedule import Schedule, StepKind
 
 
 def cuts_made(problem: Problem, schedule: Schedule) -> tuple[KernelCut, ...]:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from itertools import accumulate
 
-from apsched.problem import Problem
-from apsched.schedule import Bucket, Schedule, StepKind
+from apsched.problem.problem import Problem
+from apsched.schedule.schedule import Bucket, Schedule, StepKind
 from apsched.units import allocated_bytes
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from apsched.schedule import Schedule
+from apsched.schedule.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,11 +1,11 @@
 """A schedule and what it is worth: figures of ``simulate``, and the caps that it breaks as ``verify`` sees them."""
 
 from apsched.config import Caps
-from apsched.problem import Problem
-from apsched.result import Scored
-from apsched.schedule import Schedule
-from apsched.simulate import Timeline, simulate
-from apsched.verify import verified
+from apsched.problem.problem import Problem
+from apsched.schedule.result import Scored
+from apsched.schedule.schedule import Schedule
+from apsched.schedule.simulate import Timeline, simulate
+from apsched.schedule.verify import verified
 
 
 def score(problem: Problem, name: str, schedule: Schedule, caps: Caps) -> Scored:

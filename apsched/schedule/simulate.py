@@ -3,8 +3,8 @@
     t_k   = max(t_{k-1}, max over waits w just before k of end(w)) + d_k
     end_c = max(t at the point of launch, end of the collective before c on its stream) + T_c
 
-Nodes of a kernel that the order cuts take longer (:mod:`apsched.kernel_cuts`).
-Where the problem has contention (:mod:`apsched.contention`), durations grow with what else runs (:class:`apsched.clocks.SharedClock`).
+Nodes of a kernel that the order cuts take longer (:mod:`apsched.schedule.kernel_cuts`).
+Where the problem has contention (:mod:`apsched.problem.contention`), durations grow with what else runs (:class:`apsched.schedule.clocks.SharedClock`).
 
 Memory follows the order, not the clock: live bytes at a step are those of all storages born at or before it whose last use
 is at or after it.
@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
 
-from apsched.clocks import Clock, FreeClock, SharedClock
-from apsched.graph.dag import NodeKind
-from apsched.kernel_cuts import cuts_made, extra_ticks
-from apsched.memory import live_bytes
-from apsched.problem import Problem
-from apsched.schedule import Bucket, Schedule, Step, StepKind
+from apsched.graph.records import NodeKind
+from apsched.problem.problem import Problem
+from apsched.schedule.clocks import Clock, FreeClock, SharedClock
+from apsched.schedule.kernel_cuts import cuts_made, extra_ticks
+from apsched.schedule.memory import live_bytes
+from apsched.schedule.schedule import Bucket, Schedule, Step, StepKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,11 +4,11 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 
 from apsched.config import Caps
-from apsched.graph.dag import NodeKind
-from apsched.problem import Problem
-from apsched.schedule import Bucket, Schedule, Step, StepKind
-from apsched.simulate import Timeline, simulate
-from apsched.verify_plan import broken_rules
+from apsched.graph.records import NodeKind
+from apsched.problem.problem import Problem
+from apsched.schedule.schedule import Bucket, Schedule, Step, StepKind
+from apsched.schedule.simulate import Timeline, simulate
+from apsched.schedule.verify_plan import broken_rules
 
 
 def verify(problem: Problem, schedule: Schedule, caps: Caps) -> tuple[str, ...]:

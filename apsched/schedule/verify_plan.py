@@ -1,7 +1,7 @@
 """Check a schedule against what the user's plan asks of each collective. Shares no code with the solver."""
 
-from apsched.problem import Problem
-from apsched.schedule import Schedule, Step, StepKind
+from apsched.problem.problem import Problem
+from apsched.schedule.schedule import Schedule, Step, StepKind
 
 
 def broken_rules(problem: Problem, schedule: Schedule) -> list[str]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from apsched.errors import InputError
-from apsched.options import MemoryCap, parse_count, parse_memory_cap, parse_number
+from apsched.quantities import MemoryCap, parse_count, parse_memory_cap, parse_number
 
 COUNTS = ("seq", "batch", "layers", "max_topo_span", "max_prefetch", "max_compute_move", "seed")
 SIZES = ("bucket_cap", "in_flight_cap")

@@ -7,7 +7,7 @@ Along a cap everything is monotone: a schedule with peak p is one under every ca
 3. solve in the middle of where most is unknown, ``MOST_SOLVES`` in all: between neighbours a < b that were solved the step time lies
    between T(b) and T(a), so that n caps between them leave n (T(a) - T(b)) unknown;
 4. answer the others in ascending order, each from the caps that were solved and from the cap before it
-   (:mod:`apsched.solver.along_caps`);
+   (:mod:`apsched.solver.frontier`);
 5. where a tighter cap has a faster schedule than one that was solved, or a looser cap a higher bound, take that.
 
 What comes next depends on the answers alone, not on when they came: any number of workers, and a run that was stopped and resumed,
@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from apsched.errors import InputError
-from apsched.options import MemoryCap
+from apsched.quantities import MemoryCap
 from apsched.solver import Known
 from apsched.study.axes import MemoryRange
-from apsched.study.work import ALONG, INFEASIBLE, Outcome
+from apsched.study.worker import ALONG, INFEASIBLE, Outcome
 
 MOST_SOLVES = 3
 _UNLIMITED = 2**62

@@ -10,7 +10,7 @@ _SECONDS_TO_END = 5.0
 
 
 class Engine(Protocol):
-    """An executor that functions of ``apsched.study.work`` are handed to, and what it needs around."""
+    """An executor that functions of ``apsched.study.worker`` are handed to, and what it needs around."""
 
     @property
     def slots(self) -> int:

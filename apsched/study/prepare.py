@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from apsched import __version__
-from apsched.build_problem import build_problem
-from apsched.cost_choice import CostChoice, read_costs
-from apsched.costs.cluster import Cluster, cluster_names, load_cluster
-from apsched.files import digest
-from apsched.graph.dag import NodeKind
+from apsched.atomic_files import digest
+from apsched.costs.clusters.cluster import Cluster, cluster_names, load_cluster
 from apsched.graph.graph_file import from_bytes, to_bytes
-from apsched.load_source import LoadedSource, loaded_at
+from apsched.graph.records import NodeKind
+from apsched.pipeline.cost_choice import CostChoice, read_costs
+from apsched.pipeline.load import LoadedSource, loaded_at
+from apsched.pipeline.sources import SourceKind, SourceRequest, classify, graph_file_set
+from apsched.problem.build import build_problem
+from apsched.problem.plan.apply import check_matches
 from apsched.progress import Progress
-from apsched.restrict import check_matches
-from apsched.sources import SourceKind, SourceRequest, classify, graph_file_set
 from apsched.study.setting import Setting
 from apsched.study.speeds import Speeds, at_speeds
 from apsched.study.store import GraphRow, Store

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from apsched import __version__
+from apsched.atomic_files import digest
 from apsched.config import Caps, SolveOptions
-from apsched.cost_choice import CostChoice
-from apsched.files import digest
-from apsched.plan import Plan
-from apsched.sources import DEFAULT_MESH, DEFAULT_SEQ_LEN, SourceKind, SourceRequest, classify
+from apsched.pipeline.cost_choice import CostChoice
+from apsched.pipeline.sources import DEFAULT_MESH, DEFAULT_SEQ_LEN, SourceKind, SourceRequest, classify
+from apsched.problem.plan.rules import Plan
 from apsched.study.speeds import Speeds
 
 

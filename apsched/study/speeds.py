@@ -12,13 +12,12 @@ from math import ceil
 
 import networkx as nx
 
-from apsched.build_problem import build_problem
-from apsched.costs.cluster import Cluster
+from apsched.costs.clusters.cluster import Cluster
+from apsched.costs.price_curve import PriceCurve
 from apsched.errors import InputError
-from apsched.faster_network import faster_network
-from apsched.graph.curve_names import COPY, collective_curve_name
-from apsched.graph.dag import KernelCut, NodeKind
-from apsched.price_curve import PriceCurve
+from apsched.graph.records import COPY, KernelCut, NodeKind, collective_curve_name
+from apsched.problem.build import build_problem
+from apsched.problem.faster_network import faster_network
 
 _TIMES = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*x?", re.IGNORECASE)
 _LEAST, _MOST = 1e-3, 1e3

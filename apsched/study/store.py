@@ -16,14 +16,13 @@ import json
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from apsched.atomic_files import write_atomic
 from apsched.errors import InputError
-from apsched.files import write_atomic
-from apsched.study.better import better_of
-from apsched.study.work import INFEASIBLE, Outcome
+from apsched.study.worker import ALONG, BETTERED, INFEASIBLE, Outcome
 from apsched.units import ticks_to_us
 
 FILE = "study.sqlite"
@@ -179,7 +178,7 @@ class Store:
     def add_result(
         self, point_id: str, graph_id: str, memory_cap: str, described: Mapping[str, Any], run_id: str, outcome: Outcome
     ) -> None:
-        """Keep an answer; of two to one question what is better of each (:func:`apsched.study.better.better_of`)."""
+        """Keep an answer; of two to one question what is better of each (:func:`apsched.study.store.better_of`)."""
         schedule = f"schedules/{point_id}.schedule.json" if outcome.schedule is not None else None
         with self._open() as db:
             db.execute("begin immediate")
@@ -326,3 +325,22 @@ def _json(value: Any) -> str:
 
 def _marks(values: tuple[Any, ...]) -> str:
     return ", ".join("?" * len(values))
+
+
+def better_of(known: Outcome, new: Outcome) -> Outcome:
+    """Return the better of both; ``known`` itself where ``new`` adds nothing. Bounds hold for both, whoever proved them."""
+    best = known if known.value[:4] <= new.value[:4] else new
+    if best.status == INFEASIBLE:
+        return best
+    assert best.step_ticks is not None
+    higher = max(known, new, key=lambda outcome: outcome.bound_ticks)
+    if higher.bound_ticks > best.bound_ticks:
+        bound_ticks = min(higher.bound_ticks, best.step_ticks)
+        status = "optimal" if bound_ticks == best.step_ticks else best.status
+        gap = (best.step_ticks - bound_ticks) / best.step_ticks if best.step_ticks else 0.0
+        report = {**best.report, "bound_us": ticks_to_us(bound_ticks), "gap": gap, "status": status}
+        best = replace(best, bound_ticks=bound_ticks, bound_source=higher.bound_source, status=status, report=report)
+    solve = next((outcome for outcome in (known, new) if outcome.how != ALONG), None)
+    if solve is None or best.how != ALONG:
+        return best
+    return replace(best, how=BETTERED, solved_floor_bytes=solve.solved_floor_bytes, solved_peak_bytes=solve.solved_peak_bytes)

@@ -7,26 +7,26 @@ from typing import Any
 
 import networkx as nx
 
-from apsched.build_problem import build_problem
+from apsched.artifacts.schedule_file import bind_schedule, dump_schedule, parse_schedule
 from apsched.config import Caps, SolveOptions
-from apsched.contention_choice import ContentionChoice, contended
-from apsched.costs.cluster import Cluster
+from apsched.costs.clusters.cluster import Cluster
 from apsched.graph.graph_file import from_bytes
-from apsched.graph_result import Result, result_of
-from apsched.load_source import LoadedGraph
-from apsched.options import MemoryCap
-from apsched.pipeline import check_answer, resolve_caps, solve_graph
-from apsched.plan import Plan
-from apsched.problem import Problem
+from apsched.pipeline.compute_move_cap import moving_where_it_pays
+from apsched.pipeline.load import LoadedGraph
+from apsched.pipeline.result import Result, result_of
+from apsched.pipeline.steps import check_answer, resolve_caps, solve_graph
+from apsched.problem.build import build_problem
+from apsched.problem.contention_spec import ContentionChoice, contended
+from apsched.problem.plan.apply import restricted
+from apsched.problem.plan.rules import Plan
+from apsched.problem.problem import Problem
 from apsched.progress import Progress
-from apsched.report import graph_json
-from apsched.restrict import restricted
-from apsched.schedule import Schedule
-from apsched.schedule_file import bind_schedule, dump_schedule, parse_schedule
+from apsched.quantities import MemoryCap
+from apsched.report.binding import shares
+from apsched.report.summary import graph_json
+from apsched.schedule.schedule import Schedule
 from apsched.solver import AlongCaps, Known
 from apsched.units import ticks_to_us
-from apsched.what_binds import shares
-from apsched.where_it_pays import moving_where_it_pays
 
 INFEASIBLE = "infeasible"
 SOLVED = "solved"

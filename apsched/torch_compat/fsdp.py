@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from apsched.torch_version import check_torch_version
+from apsched.torch_compat.version import check_torch_version
 
 check_torch_version()
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from apsched.torch_version import check_torch_version
+from apsched.torch_compat.version import check_torch_version
 
 check_torch_version()
 

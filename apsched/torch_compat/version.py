@@ -19,5 +19,5 @@ def check_torch_version() -> None:
         raise InputError(
             f"torch {torch.__version__}: apsched was run against torch {FIRST[0]}.{FIRST[1]} to {BEYOND[0]}.{BEYOND[1] - 1}, and needs "
             "private functions of it here; install one of these, or solve a graph file, which needs no torch; where `python -m "
-            f"apsched.torch_contract` finds nothing broken, {ANY_TORCH_VARIABLE}=1 takes any version"
+            f"apsched.torch_compat.contracts` finds nothing broken, {ANY_TORCH_VARIABLE}=1 takes any version"
         )

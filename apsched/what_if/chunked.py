@@ -3,7 +3,7 @@
 A collective on the path (tensor or expert parallel) waits for a matrix product, and the next matrix product waits for it. Split in two
 along the rows, with the products at both ends and what lies between, the first half is on the wire while the second is computed. The
 bound says what is there to win before anybody writes such kernels; it knows no price of smaller products (see
-``apsched.solver.chunked_bound``).
+``apsched.solver.bounds.any_order.chunked``).
 """
 
 from collections.abc import Callable, Iterable
@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 import networkx as nx
 
 from apsched.config import Caps
-from apsched.graph.dag import NodeKind, NodeRecord
-from apsched.options import show_us
-from apsched.problem import Problem
-from apsched.solver.chunked_bound import chunked_bound
-from apsched.solver.compact import compact
-from apsched.solver.forms import without_copies
-from apsched.solver.lp_bound import costs_of
-from apsched.solver.moving_bound import loose_program, moving_bound
-from apsched.solver.orders import Orders
+from apsched.graph.records import NodeKind, NodeRecord
+from apsched.problem.problem import Problem
+from apsched.quantities import show_us
+from apsched.solver.arrays.problem_arrays import compact
+from apsched.solver.arrays.reordered import Orders
+from apsched.solver.bounds.any_order.bound import loose_program, moving_bound
+from apsched.solver.bounds.any_order.chunked import chunked_bound
+from apsched.solver.bounds.linear_program import costs_of
+from apsched.solver.search.bucket_forms import without_copies
 from apsched.units import ticks_to_us
 
 NUM_PARTS = 2

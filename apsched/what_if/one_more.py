@@ -7,14 +7,14 @@ gain counts as proven only by bounds: whoever schedules best within the old caps
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from apsched.chosen import chosen
 from apsched.config import Caps, SolveOptions
-from apsched.faster_network import FasterNetwork
-from apsched.module_names import part_of
-from apsched.options import show_bytes
-from apsched.problem import Problem
-from apsched.result import SolveResult
-from apsched.simulate import simulate
+from apsched.names import part_of
+from apsched.problem.faster_network import FasterNetwork
+from apsched.problem.problem import Problem
+from apsched.quantities import show_bytes
+from apsched.schedule.analysis.usage import chosen
+from apsched.schedule.result import SolveResult
+from apsched.schedule.simulate import simulate
 from apsched.solver import solve
 
 MORE_MEMORY_BYTES = 2**30

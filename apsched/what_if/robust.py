@@ -9,16 +9,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from apsched.config import Caps, SolveOptions
-from apsched.problem import Problem
-from apsched.result import Scored, SolveResult
-from apsched.robustness import Robustness, Spread
-from apsched.scenarios import Replay, Scenario, ScenarioOptions, priced_as, scenarios, with_slower_network
-from apsched.score import score
+from apsched.problem.problem import Problem
+from apsched.schedule.result import Scored, SolveResult
+from apsched.schedule.score import score
 from apsched.solver import solve
-from apsched.solver.any_order import without_places
-from apsched.solver.compact import compact
-from apsched.solver.later_bounds import later_bounds
-from apsched.solver.orders import may_move
+from apsched.solver.arrays.problem_arrays import compact
+from apsched.solver.arrays.reordered import may_move
+from apsched.solver.bounds.any_order.memory import without_places
+from apsched.solver.bounds.memory_and_launches import later_bounds
+from apsched.what_if.robustness import Robustness, Spread
+from apsched.what_if.scenarios import Replay, Scenario, ScenarioOptions, priced_as, scenarios, with_slower_network
 
 _SCENARIOS_SOLVED = 3
 """Scenarios whose own best schedule is looked for: those where the schedule at hand does worst."""

@@ -13,11 +13,11 @@ from fractions import Fraction
 
 import numpy as np
 
+from apsched.costs.price_curve import PriceCurve
 from apsched.errors import InputError
-from apsched.price_curve import PriceCurve
-from apsched.problem import Problem, with_contention
-from apsched.schedule import Schedule, StepKind
-from apsched.simulate import clock_of, simulate
+from apsched.problem.problem import Problem, with_contention
+from apsched.schedule.schedule import Schedule, StepKind
+from apsched.schedule.simulate import clock_of, simulate
 
 MEASURES = ("mean", "worst")
 

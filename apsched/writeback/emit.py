@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from apsched.torch_private import node_source
+from apsched.torch_compat.graphs import node_source
 from apsched.writeback.members import Member
 
 _PASS_NAME = "apsched"

@@ -1,6 +1,6 @@
 """The nodes of a flat bucket: one buffer, one launch, copied in by one kernel and, for an all-gather, out by one a member.
 
-Forms as in "SimpleFSDP" (2024) and FSDP2 (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py); lifetimes as in :mod:`apsched.memory`.
+Forms as in "SimpleFSDP" (2024) and FSDP2 (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py); lifetimes as in :mod:`apsched.schedule.memory`.
 """
 
 import math

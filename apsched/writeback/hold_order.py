@@ -9,7 +9,7 @@ One side alone does not hold: without the second, launches and compute float up 
 to where their results are needed. Within a segment Inductor sorts as it likes: nothing is launched or waited for there, so that step
 time stays what it is.
 
-Pointwise nodes and the reductions at their ends become one kernel (:mod:`apsched.costs.fusion`), and must not be torn apart. Where events
+Pointwise nodes and the reductions at their ends become one kernel (:mod:`apsched.costs.compute.fusion`), and must not be torn apart. Where events
 stand between the nodes of a kernel, it belongs to the segment of its last node. A node that is needed before that keeps its own segment,
 and what comes before it in the kernel goes with it: in the order given, no compiler could fuse it with the rest.
 
@@ -23,11 +23,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from torch.fx import Graph, GraphModule, Node
 
 from apsched.capture.captured import CapturedGraph
-from apsched.collectives import is_wait_tensor
-from apsched.costs.fusion import fused_kernels
-from apsched.graph.analysis import Analysis, analyse, edges_of
-from apsched.graph.dag import NodeKind
-from apsched.torch_private import add_control_deps, empty_graph_like
+from apsched.costs.compute.fusion import fused_kernels
+from apsched.fx.collectives import is_wait_tensor
+from apsched.graph.export.analysis import Analysis, analyse, edges_of
+from apsched.graph.records import NodeKind
+from apsched.torch_compat.graphs import add_control_deps, empty_graph_like
 from apsched.writeback.in_flight import keep_what_is_sent
 
 _EVENTS = (NodeKind.START, NodeKind.WAIT)

@@ -12,8 +12,8 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from apsched.errors import InputError
-from apsched.torch_private import empty_graph_like
-from apsched.torch_private_compile import inductor_setting
+from apsched.torch_compat.compilers import inductor_setting
+from apsched.torch_compat.graphs import empty_graph_like
 
 _c10d = torch.ops._c10d_functional
 _FUNCTIONAL: dict[Any, Any] = {

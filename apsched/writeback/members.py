@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 
 from apsched.errors import InputError
-from apsched.problem import Problem
+from apsched.problem.problem import Problem
 
 _ops = torch.ops._c10d_functional
 _KIND_OF_TARGET: dict[Any, str] = {

@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 
 from torch.fx import GraphModule, Node
 
-from apsched.build_problem import build_problem
 from apsched.capture.captured import CapturedGraph
-from apsched.collectives import is_collective
-from apsched.contention import Contention
 from apsched.costs.model import CostModel
-from apsched.graph.export import export
-from apsched.problem import Problem, with_contention
-from apsched.schedule import Schedule, as_captured
-from apsched.simulate import Timeline, simulate
+from apsched.fx.collectives import is_collective
+from apsched.graph.export.export import export
+from apsched.problem.build import build_problem
+from apsched.problem.contention import Contention
+from apsched.problem.problem import Problem, with_contention
+from apsched.schedule.schedule import Schedule, as_captured
+from apsched.schedule.simulate import Timeline, simulate
 
 _SHOWN = 3
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 import torch.distributed as dist
 
-from apsched.group_names import RUNNING, first_name
-from apsched.problem import Problem
-from apsched.second_group import second_groups
-from apsched.torch_private import process_group_names, resolved_group
+from apsched.names import RUNNING, first_name
+from apsched.problem.problem import Problem
+from apsched.problem.second_group import second_groups
+from apsched.torch_compat.graphs import process_group_names, resolved_group
 
 
 def running_second_groups(problem: Problem) -> Mapping[str, str]:

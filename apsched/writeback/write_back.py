@@ -6,17 +6,17 @@ import torch
 from torch.fx import GraphModule, Node
 
 from apsched.config import Caps
-from apsched.costs.fusion import PIECE
+from apsched.costs.compute.fusion import PIECE
 from apsched.errors import InputError
-from apsched.group_names import first_name
-from apsched.kernel_cuts import cuts_made, second_piece
-from apsched.problem import Problem
-from apsched.schedule import Schedule, Step, StepKind
-from apsched.torch_private import empty_graph_like, process_rank_in_group
-from apsched.verify import verify
-from apsched.writeback.buckets import FlatBucket, make_bucket
-from apsched.writeback.coalesced import CoalescedBucket
+from apsched.names import first_name
+from apsched.problem.problem import Problem
+from apsched.schedule.kernel_cuts import cuts_made, second_piece
+from apsched.schedule.schedule import Schedule, Step, StepKind
+from apsched.schedule.verify import verify
+from apsched.torch_compat.graphs import empty_graph_like, process_rank_in_group
+from apsched.writeback.coalesced_bucket import CoalescedBucket
 from apsched.writeback.emit import Emitter
+from apsched.writeback.flat_bucket import FlatBucket, make_bucket
 from apsched.writeback.members import read_members
 from apsched.writeback.second_groups import running_second_groups
 
@@ -33,7 +33,7 @@ def write_back(
     (by default that of the running process group): an all-gather bucket writes its payload in that place.
     Each new node has ``meta["apsched"]``: ``role`` (``copy_in``, ``start``, ``wait``, ``copy_out``, or ``buffer`` and ``view``, which cost
     nothing), ``members`` (names of the start nodes it stands for) and ``sources`` (names of the nodes it was made from).
-    Nodes of a kernel that the schedule cuts in two carry a mark (``apsched.costs.fusion.PIECE``) from the cut on.
+    Nodes of a kernel that the schedule cuts in two carry a mark (``apsched.costs.compute.fusion.PIECE``) from the cut on.
     The graph writes all-gather payloads with an ``out=`` kernel, so it runs without grad mode, as AOTAutograd's graphs do.
 
     Raises

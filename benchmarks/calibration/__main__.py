@@ -18,9 +18,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from apsched.errors import ApschedError, InputError
-from apsched.options import parse_count
+from apsched.quantities import parse_count
 
-_WORKER = Path(__file__).with_name("calibration_worker.py")
+_WORKER = Path(__file__).with_name("worker.py")
 _WITHIN = 0.10
 _TIMEOUT_S = 900
 _HELD = ("step", "compute stream", "group's stream")
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run_job(world_size: int, num_steps: int) -> dict[str, Any]:
     """Return what process rank 0 of a job found."""
-    paths = [str(Path(__file__).resolve().parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
     with TemporaryDirectory() as folder:
         logs = [Path(folder) / f"{rank}.log" for rank in range(world_size)]

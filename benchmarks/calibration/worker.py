@@ -16,26 +16,26 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from apsched.build_problem import build_problem
 from apsched.calibrate.measure_collectives import part_ranks
-from apsched.calibrate.predict import predicted
-from apsched.calibrate.profile import profile_costs
-from apsched.calibrate.trace import load_trace
+from apsched.calibrate.profile.predict import predicted
+from apsched.calibrate.profile.profile import profile_costs
+from apsched.calibrate.profile.trace import load_trace
 from apsched.config import Caps, SolveOptions
-from apsched.costs.cluster import load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
-from apsched.graph.export import export
+from apsched.costs.clusters.cluster import load_cluster
+from apsched.graph.export.export import export
 from apsched.graph.reprice import repriced
 from apsched.models.build import build
 from apsched.models.mesh import MeshSpec
 from apsched.models.options import ModelOptions
 from apsched.models.preset_capture import capture_built
 from apsched.models.training import run_step
-from apsched.simulate import simulate
+from apsched.problem.build import build_problem
+from apsched.schedule.simulate import simulate
 from apsched.solver import solve
 from apsched.units import ticks_to_us
 from apsched.writeback.write_back import write_back
-from benchmarks.second_profile import second_profile
+from benchmarks.calibration.second_profile import second_profile
 
 CPU = load_cluster("cpu")
 SEQ_LEN = 1024

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
 from apsched.errors import ApschedError
-from apsched.options import parse_count
+from apsched.quantities import parse_count
 
 _c10d: Any = torch.ops._c10d_functional
 _MEMBERS = (2, 4, 8, 16)
@@ -120,7 +120,3 @@ def _reductions(members: int, numel: int, num_ranks: int, group: str) -> list[Ca
         return [_c10d.wait_tensor(out) for out in started]
 
     return [flat, lambda: _c10d.wait_tensor(_c10d.reduce_scatter_tensor(buffer, "sum", num_ranks, group)), coalesced, alone]
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """``python -m benchmarks.collectives``: the model of collectives beside published measurements; writes ``docs/collectives.md``.
 
-The measurements stand in ``published_collectives.csv``, each with its source. Nothing is measured here.
+The measurements stand in ``published.csv``, each with its source. Nothing is measured here.
 """
 
 import csv
@@ -11,13 +11,13 @@ from itertools import groupby
 from pathlib import Path
 from statistics import median
 
-from apsched.costs.alpha_beta import bus_factor, collective_us, group_shape
-from apsched.costs.cluster import load_cluster
-from apsched.options import show_bytes
+from apsched.costs.clusters.cluster import load_cluster
+from apsched.costs.network.alpha_beta import bus_factor, collective_us, group_shape
+from apsched.quantities import show_bytes
 
 HERE = Path(__file__).resolve().parent
-PUBLISHED = HERE / "published_collectives.csv"
-REPORT = HERE.parent / "docs" / "collectives.md"
+PUBLISHED = HERE / "published.csv"
+REPORT = HERE.parents[1] / "docs" / "collectives.md"
 TRAINING_BYTES = 16 << 20
 """From here on: what buckets of a training step have."""
 
@@ -66,11 +66,11 @@ def report(found: Sequence[Comparison]) -> str:
     lines = [
         "# The model of collectives beside published measurements",
         "",
-        "Written by `python -m benchmarks.collectives` from `benchmarks/published_collectives.csv`; a test keeps it up to date.",
+        "Written by `python -m benchmarks.collectives` from `benchmarks/collectives/published.csv`; a test keeps it up to date.",
         "Bus bandwidth as nccl-tests prints it, out of place. The error is that of the modelled time: +10 % is a model that is too slow",
         "by a tenth. The clusters' own figures (`apsched clusters`) come partly from the same measurements: in a node the bandwidth of",
         "large messages and the curve of an all-reduce in the switch, on EFA and TCPX the latency of a hop. Other sizes, numbers of nodes",
-        "and kinds follow from the formulas (`apsched/costs/alpha_beta.py`). Where two clusters of one make are listed they differ by up",
+        "and kinds follow from the formulas (`apsched/costs/network/alpha_beta.py`). Where two clusters of one make are listed they differ by up",
         "to a quarter from each other: no formula can know that. Measure yours with nccl-tests and hand the output to `--collectives`.",
         "",
         f"Error of the time of messages of {show_bytes(TRAINING_BYTES)} and more, which is what buckets of a training step have:",

@@ -1,4 +1,4 @@
-"""One case in a process of its own: ``python -m benchmarks.case FILE``, where FILE says which case, and gets what is found.
+"""One case in a process of its own: ``python -m benchmarks.common.case FILE``, where FILE says which case, and gets what is found.
 
 In this order, so that memory can be told apart: torch captures; a small graph warms up solver and torch's pass; the graphs are exported
 and solved under each memory cap, and written back; then torch's schedulers run on the same graphs, and what they reach is solved for
@@ -15,30 +15,30 @@ from pathlib import Path
 
 import torch.fx
 
+from apsched.artifacts.schedule_file import dump_schedule
 from apsched.capture.captured import Capture
 from apsched.config import Caps, SolveOptions
-from apsched.costs.cluster import DEFAULT_CLUSTER, load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
-from apsched.graph_result import Result
-from apsched.inductor_baseline import INDUCTOR, INDUCTOR_MANUAL, InductorRun, run_inductor, run_inductor_manual, score_run
-from apsched.infeasible import explain_infeasible
-from apsched.load_source import LoadedGraph, export_graph, opening
-from apsched.moved import furthest_move, moved_compute
-from apsched.options import MemoryCap
-from apsched.pipeline import resolve_caps, solve_graph
-from apsched.problem import Problem
+from apsched.costs.clusters.cluster import DEFAULT_CLUSTER, load_cluster
+from apsched.pipeline.inductor_baseline import INDUCTOR, INDUCTOR_MANUAL, InductorRun, run_inductor, run_inductor_manual, score_run
+from apsched.pipeline.load import LoadedGraph, export_graph, opening
+from apsched.pipeline.result import Result
+from apsched.pipeline.sources import SourceRequest
+from apsched.pipeline.steps import resolve_caps, solve_graph
+from apsched.problem.problem import Problem
 from apsched.progress import Progress
-from apsched.round_trip import round_trip
-from apsched.schedule import Schedule
-from apsched.schedule_file import dump_schedule
-from apsched.sources import SourceRequest
+from apsched.quantities import MemoryCap
+from apsched.report.explanation import explain_infeasible
+from apsched.schedule.analysis.moved_compute import furthest_move, moved_compute
+from apsched.schedule.schedule import Schedule
+from apsched.writeback.round_trip import round_trip
 from apsched.writeback.write_back import write_back
-from benchmarks.again import solve_again
-from benchmarks.grid import CAPS, COMPUTE_MOVE, TORCH_PEAK, Case, layer_bytes, more_memory
-from benchmarks.meters import cpu_s, held_bytes, peak_bytes, reset_peak, timed
-from benchmarks.noise import noise_of, waits_at_the_end, waits_when_done
-from benchmarks.processes import Asked
-from benchmarks.records import Baseline, CaseRecord, GraphSize, Memory, Row, TorchRun, save_case
+from benchmarks.common.grid import CAPS, COMPUTE_MOVE, TORCH_PEAK, Case, layer_bytes, more_memory
+from benchmarks.common.meters import cpu_s, held_bytes, peak_bytes, reset_peak, timed
+from benchmarks.common.processes import Asked
+from benchmarks.common.records import Baseline, CaseRecord, GraphSize, Memory, Row, TorchRun, save_case
+from benchmarks.moves.noise import noise_of, waits_at_the_end, waits_when_done
+from benchmarks.solver.again import solve_again
 
 _QUIET = Progress(quiet=True)
 _AGAIN_CAP = "floor+1 layer"

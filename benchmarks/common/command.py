@@ -18,15 +18,15 @@ from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from apsched.atomic_files import write_atomic
 from apsched.errors import ApschedError, InputError
-from apsched.files import write_atomic
-from apsched.options import parse_count
-from benchmarks.grid import Case
-from benchmarks.processes import Asked, CaseProcesses
-from benchmarks.records import RunRecord, load_run, save_run
-from benchmarks.table import Report, markdown, print_run
+from apsched.quantities import parse_count
+from benchmarks.common.grid import Case
+from benchmarks.common.processes import Asked, CaseProcesses
+from benchmarks.common.records import RunRecord, load_run, save_run
+from benchmarks.common.table import Report, markdown, print_run
 
-_HERE = Path(__file__).resolve().parent
+_HERE = Path(__file__).resolve().parents[1]
 _PACKAGES = ("torch", "ortools", "numba", "numpy")
 
 

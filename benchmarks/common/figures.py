@@ -9,8 +9,8 @@ from statistics import median
 import numpy as np
 
 from apsched.config import SolveOptions
-from apsched.inductor_baseline import INDUCTOR
-from benchmarks.records import CaseRecord, GraphSize, Row, RunRecord, TorchRun
+from apsched.pipeline.inductor_baseline import INDUCTOR
+from benchmarks.common.records import CaseRecord, GraphSize, Row, RunRecord, TorchRun
 
 GAP_EVERYWHERE = 0.01
 GAP_IN_HALF = 0.001

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from apsched.config import DEFAULT_COMPUTE_MOVE
 from apsched.models.presets import PRESETS
-from apsched.module_names import part_of
-from apsched.problem import Problem
+from apsched.names import part_of
+from apsched.problem.problem import Problem
 from apsched.units import allocated_bytes
 
 

@@ -12,8 +12,8 @@ from torch.fx.node import map_arg
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 
-from apsched.collectives import input_nodes
-from apsched.graph.dag import NodeKind
+from apsched.fx.collectives import input_nodes
+from apsched.graph.records import NodeKind
 from apsched.units import allocated_bytes
 
 _MOMENTS = 200

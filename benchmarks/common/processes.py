@@ -13,10 +13,10 @@ from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 from typing import Self
 
-from benchmarks.grid import Case
-from benchmarks.records import CaseRecord, load_case
+from benchmarks.common.grid import Case
+from benchmarks.common.records import CaseRecord, load_case
 
-_ROOT = Path(__file__).resolve().parents[1]
+_ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ class CaseProcesses:
         with TemporaryDirectory() as folder:
             file = Path(folder) / "case.json"
             file.write_text(json.dumps({**asdict(self.asked), "case": asdict(case)}))
-            message = self._run(case, [sys.executable, "-m", "benchmarks.case", str(file)])
+            message = self._run(case, [sys.executable, "-m", "benchmarks.common.case", str(file)])
             try:
                 record = load_case(file)
             except (ValueError, KeyError, TypeError):  # it never got as far as writing

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from apsched.atomic_files import write_atomic
 from apsched.errors import InputError
-from apsched.files import write_atomic
 
 FORMAT = "apsched-benchmark-solver"
 VERSION = 1

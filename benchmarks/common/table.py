@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from apsched.units import ticks_to_us
-from benchmarks.figures import Verdict, gap_on_exposed, growth, time_ratio, torch_ratio, verdicts
-from benchmarks.records import CaseRecord, GraphSize, Row, RunRecord
+from benchmarks.common.figures import Verdict, gap_on_exposed, growth, time_ratio, torch_ratio, verdicts
+from benchmarks.common.records import CaseRecord, GraphSize, Row, RunRecord
 
 _WIDTH_OFF_TERMINAL = 280
 

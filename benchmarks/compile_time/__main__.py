@@ -20,12 +20,12 @@ import torch
 from torch._inductor.graph import GraphLowering
 
 import apsched
-from apsched.capture.world import world
+from apsched.capture.fake_world import world
 from apsched.compiler.backend import Backend
 from apsched.errors import ApschedError
 from apsched.models.build import BuiltModel, build
 from apsched.models.mesh import MeshSpec
-from apsched.options import parse_count, parse_number
+from apsched.quantities import parse_count, parse_number
 
 _WORLD_SIZE = 4
 

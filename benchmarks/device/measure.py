@@ -18,27 +18,27 @@ import networkx as nx
 import torch
 from torch.fx import GraphModule
 
-from apsched.build_problem import build_problem
 from apsched.calibrate.measure import measure_compute
 from apsched.calibrate.stopwatch import duration_us
 from apsched.capture.captured import Capture, CapturedGraph
-from apsched.capture.world import world
+from apsched.capture.fake_world import world
 from apsched.config import Caps, SolveOptions
-from apsched.costs.cluster import load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
-from apsched.costs.operands import as_int
-from apsched.costs.operation import operator_of
+from apsched.costs.clusters.cluster import load_cluster
+from apsched.costs.compute.operation import operator_of
 from apsched.errors import ApschedError
-from apsched.graph.dag import NodeKind
-from apsched.graph.export import export
-from apsched.inductor_baseline import run_inductor
+from apsched.fx.operands import as_int
+from apsched.graph.export.export import export
+from apsched.graph.records import NodeKind
 from apsched.models.build import build
 from apsched.models.mesh import MeshSpec
 from apsched.models.preset_capture import capture_built
-from apsched.options import parse_count, parse_number
+from apsched.pipeline.inductor_baseline import run_inductor
+from apsched.problem.build import build_problem
+from apsched.quantities import parse_count, parse_number
 from apsched.solver import solve
 from apsched.writeback.write_back import write_back
-from benchmarks.live_bytes import live_bytes_of, run_counting
+from benchmarks.common.live_bytes import live_bytes_of, run_counting
 
 NO_GPU = "Skipped: no CUDA device here. Nothing is estimated in its place."
 WITHIN = 0.01
@@ -239,7 +239,3 @@ def markdown(found: Mapping[str, Any]) -> str:
     if launch["measured"] is not None:
         lines += ["", f"A launch takes {launch['measured']:.1f} us of the compute stream; {launch['predicted']:.1f} us were predicted."]
     return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import Any
 
 from apsched.errors import ApschedError, InputError
-from apsched.options import parse_count, parse_number
-from benchmarks.checks import checks
-from benchmarks.execution_network import run_job
-from benchmarks.execution_report import markdown
+from apsched.quantities import parse_count, parse_number
+from benchmarks.execution.checks import checks
+from benchmarks.execution.job import run_job
+from benchmarks.execution.report import markdown
 
-_RESULTS = Path(__file__).parent / "results"
+_RESULTS = Path(__file__).resolve().parents[1] / "results"
 _PARTS = ("network", "device", "checks")
 _CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 

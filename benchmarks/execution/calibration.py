@@ -13,24 +13,24 @@ import torch.distributed as dist
 from torch.fx import GraphModule
 from torch.profiler import ProfilerActivity, profile
 
-from apsched.calibrate.job import job
 from apsched.calibrate.measure_collectives import part_ranks
-from apsched.calibrate.profile import profile_costs
-from apsched.calibrate.trace import load_trace
+from apsched.calibrate.profile.profile import profile_costs
+from apsched.calibrate.profile.trace import load_trace
+from apsched.calibrate.ranks import job
 from apsched.capture.captured import Capture
-from apsched.contention import Contention
-from apsched.costs.cluster import load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
+from apsched.costs.clusters.cluster import load_cluster
 from apsched.costs.measured import MeasuredCosts, completed
 from apsched.costs.measured_model import MeasuredCostModel
-from apsched.graph.dag import NodeKind
-from apsched.graph.export import export
+from apsched.graph.export.export import export
+from apsched.graph.records import NodeKind
 from apsched.models.build import BuiltModel
 from apsched.models.training import run_step
-from benchmarks.compute_only import without_collectives
-from benchmarks.load import Load, everywhere, least_disturbed, others_cores, undisturbed
-from benchmarks.queued_gathers import with_queued_gathers
-from benchmarks.slowdown import Beside, Messages, Slowdown, contention_of
+from apsched.problem.contention import Contention
+from benchmarks.execution.compute_only import without_collectives
+from benchmarks.execution.machine.load import Load, everywhere, least_disturbed, others_cores, undisturbed
+from benchmarks.execution.queued_gathers import with_queued_gathers
+from benchmarks.execution.slowdown import Beside, Messages, Slowdown, contention_of
 
 CPU = load_cluster("cpu")
 

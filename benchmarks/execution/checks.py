@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-_CHECKOUT = Path(__file__).resolve().parents[1]
+_CHECKOUT = Path(__file__).resolve().parents[2]
 _PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
 
 
@@ -27,8 +27,8 @@ def checks(fuzz_minutes: float) -> Iterator[Check]:
     long_run = "200 training steps on 4 processes, against eager FSDP2"
     faults = "a killed rank, a cut and a restored link, a slowed rank"
     minutes = ("--minutes", f"{fuzz_minutes:g}")
-    yield _check(long_run, *_PYTEST, "tests/execution/test_long_run.py")
-    yield _check(faults, *_PYTEST, "tests/execution/test_faults.py")
+    yield _check(long_run, *_PYTEST, "tests/end_to_end/test_long_run.py")
+    yield _check(faults, *_PYTEST, "tests/end_to_end/test_faults.py")
     yield _check(f"random FX graphs on 2 processes, {fuzz_minutes:g} minutes", sys.executable, "tests/fuzz/run.py", *minutes)
     files = "files of any bytes, guided by coverage, 5000 for each reader"
     yield _check(files, sys.executable, "tests/fuzz/run_files.py", "--runs", "5000", num_lines=12)

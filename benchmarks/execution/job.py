@@ -11,16 +11,16 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from apsched.errors import InputError
-from benchmarks.slow_network import SlowNetwork
-from benchmarks.steady import ENVIRONMENT, processors_awake
+from benchmarks.execution.machine.slow_network import SlowNetwork
+from benchmarks.execution.machine.steady import ENVIRONMENT, processors_awake
 
-_WORKER = Path(__file__).with_name("execution_worker.py")
+_WORKER = Path(__file__).with_name("worker.py")
 _POLL_S = 0.2
 
 
 def run_job(num_ranks: int, megabits_per_s: float, request: Mapping[str, Any], *, timeout_s: float) -> dict[str, Any]:
     """Return what process rank 0 of a job on a slow network found; InputError, with its log, where one fails or takes too long."""
-    paths = [str(Path(__file__).resolve().parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | ENVIRONMENT | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
     with TemporaryDirectory() as name, SlowNetwork(num_ranks, megabits_per_s) as network, processors_awake() as awake:
         folder = Path(name)

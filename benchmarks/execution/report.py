@@ -5,7 +5,7 @@ from itertools import combinations
 from statistics import fmean, median, quantiles
 from typing import Any
 
-from benchmarks.device import markdown as device_markdown
+from benchmarks.device.measure import markdown as device_markdown
 
 
 def markdown(report: Mapping[str, Any]) -> str:

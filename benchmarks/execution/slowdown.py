@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from apsched.contention import Contention
+from apsched.problem.contention import Contention
 
 _LARGEST_TERM = 100
 _SMALL_ELEMENTS, _LARGE_ELEMENTS = 2**17, 2**20

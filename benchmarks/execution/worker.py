@@ -18,29 +18,29 @@ import torch
 import torch.distributed as dist
 from torch.fx import GraphModule
 
-from apsched.build_problem import build_problem
 from apsched.capture.captured import Capture, CapturedGraph
 from apsched.config import Caps, SolveOptions
-from apsched.contention import Contention, contention_json
 from apsched.costs.measured_model import MeasuredCostModel
-from apsched.graph.export import export
-from apsched.inductor_baseline import run_inductor
+from apsched.graph.export.export import export
 from apsched.models.build import BuiltModel, build
 from apsched.models.mesh import MeshSpec
 from apsched.models.options import ModelOptions
 from apsched.models.preset_capture import capture_built
 from apsched.models.training import forward_inputs
-from apsched.problem import Problem, with_contention
-from apsched.schedule import as_captured
-from apsched.simulate import simulate
+from apsched.pipeline.inductor_baseline import run_inductor
+from apsched.problem.build import build_problem
+from apsched.problem.contention import Contention, contention_json
+from apsched.problem.problem import Problem, with_contention
+from apsched.schedule.schedule import as_captured
+from apsched.schedule.simulate import simulate
 from apsched.solver import least_memory, solve
 from apsched.units import ticks_to_us
 from apsched.writeback.write_back import write_back
-from benchmarks import ordered_gloo
-from benchmarks.execution_calibration import Calibration, Found, ranks_of, timed_step
-from benchmarks.live_bytes import live_bytes_of, run_counting
-from benchmarks.load import Load, everywhere, is_quiet, others_cores, undisturbed
-from benchmarks.steady import own_core
+from benchmarks.common.live_bytes import live_bytes_of, run_counting
+from benchmarks.execution.calibration import Calibration, Found, ranks_of, timed_step
+from benchmarks.execution.machine import ordered_gloo
+from benchmarks.execution.machine.load import Load, everywhere, is_quiet, others_cores, undisturbed
+from benchmarks.execution.machine.steady import own_core
 
 _WARM_UPS = 2
 """The first profiles of a process are slow."""

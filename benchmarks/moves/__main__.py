@@ -9,9 +9,9 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from benchmarks import command
-from benchmarks.grid import MOVES_GRID, MOVES_SMOKE
-from benchmarks.move_figures import MOVES_REPORT
+from benchmarks.common import command
+from benchmarks.common.grid import MOVES_GRID, MOVES_SMOKE
+from benchmarks.moves.figures import MOVES_REPORT
 
 _BENCHMARK = command.Benchmark(name="moves", about=__doc__ or "", grid=MOVES_GRID, smoke=MOVES_SMOKE, caps=(), report=MOVES_REPORT)
 

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from benchmarks.figures import Verdict, told
-from benchmarks.grid import COMPUTE_MOVE, TORCH_PEAK
-from benchmarks.records import CaseRecord, Noise, Row, RunRecord, TorchRun
-from benchmarks.table import Grid, Report, in_ms
+from benchmarks.common.figures import Verdict, told
+from benchmarks.common.grid import COMPUTE_MOVE, TORCH_PEAK
+from benchmarks.common.records import CaseRecord, Noise, Row, RunRecord, TorchRun
+from benchmarks.common.table import Grid, Report, in_ms
 
 GAP = {"forward": 0.015, "backward": 0.03}
 TIME_RATIO = 2.0

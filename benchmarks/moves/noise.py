@@ -1,17 +1,17 @@
 """What a schedule takes where durations are not those that it was made for.
 
-The order is fixed; each node and each transfer lasts its time in the model by a factor of mean 1 (``apsched.scenarios``), so that all work
+The order is fixed; each node and each transfer lasts its time in the model by a factor of mean 1 (``apsched.what_if.scenarios``), so that all work
 together is what it was.
 """
 
 import numpy as np
 
-from apsched.graph.dag import NodeKind
-from apsched.problem import Problem
-from apsched.scenarios import Replay, sampled
-from apsched.schedule import Schedule, Step, StepKind
-from apsched.simulate import simulate
-from benchmarks.records import Noise
+from apsched.graph.records import NodeKind
+from apsched.problem.problem import Problem
+from apsched.schedule.schedule import Schedule, Step, StepKind
+from apsched.schedule.simulate import simulate
+from apsched.what_if.scenarios import Replay, sampled
+from benchmarks.common.records import Noise
 
 SIGMAS = (0.2, 0.5)
 _SEEDS = range(10)

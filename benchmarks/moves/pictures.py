@@ -1,4 +1,4 @@
-"""``python -m benchmarks.move_pictures DIR``: the pictures of docs/moving-compute.md, from a graph that is captured and solved here.
+"""``python -m benchmarks.moves.pictures DIR``: the pictures of docs/moving-compute.md, from a graph that is captured and solved here.
 
 LLaMA-3 8B with 4 of its layers, backward, sharded over 8 process ranks by FSDP and 8 by tensor parallelism, 2 sequences of 8192
 tokens: solved with compute as captured and no memory cap, then with compute that may move and the peak of the first schedule as the cap.
@@ -12,17 +12,17 @@ from pathlib import Path
 from matplotlib import pyplot
 
 from apsched.config import Caps
-from apsched.costs.cluster import DEFAULT_CLUSTER, load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
-from apsched.load_source import export_graph, opening
-from apsched.plots import plot_memory, plot_timeline
-from apsched.problem import Problem
+from apsched.costs.clusters.cluster import DEFAULT_CLUSTER, load_cluster
+from apsched.pipeline.load import export_graph, opening
+from apsched.pipeline.sources import SourceRequest
+from apsched.problem.problem import Problem
 from apsched.progress import Progress
-from apsched.result import Scored
+from apsched.report.plots import plot_memory, plot_timeline
+from apsched.schedule.result import Scored
 from apsched.solver import solve
-from apsched.sources import SourceRequest
 from apsched.units import ticks_to_us
-from benchmarks.grid import COMPUTE_MOVE
+from benchmarks.common.grid import COMPUTE_MOVE
 
 REQUEST = SourceRequest(source="llama3-8b", mesh="fsdp=8,tp=8", seq_len=8192, batch=2, num_layers=4)
 _WINDOW = (0.35, 0.65)

@@ -9,9 +9,9 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from benchmarks import command
-from benchmarks.grid import CAPS, GRID, SMOKE
-from benchmarks.table import SOLVER_REPORT
+from benchmarks.common import command
+from benchmarks.common.grid import CAPS, GRID, SMOKE
+from benchmarks.common.table import SOLVER_REPORT
 
 _BENCHMARK = command.Benchmark(name="solver", about=__doc__ or "", grid=GRID, smoke=SMOKE, caps=tuple(CAPS), report=SOLVER_REPORT)
 

@@ -1,6 +1,6 @@
 """The same problem again, elsewhere: on one core, and on two cores that others keep busy. The schedule file must not change by a byte.
 
-``python -m benchmarks.again GRAPH CAP_BYTES|none CORES OUT`` solves a graph file on that many cores, and writes the schedule file.
+``python -m benchmarks.solver.again GRAPH CAP_BYTES|none CORES OUT`` solves a graph file on that many cores, and writes the schedule file.
 """
 
 import os
@@ -13,15 +13,15 @@ from tempfile import TemporaryDirectory
 
 import networkx as nx
 
+from apsched.artifacts.schedule_file import save_schedule
 from apsched.config import Caps, SolveOptions
-from apsched.cost_choice import CostChoice
 from apsched.graph.graph_file import save_graph
-from apsched.load_source import loaded
-from apsched.pipeline import solve_graph
+from apsched.pipeline.cost_choice import CostChoice
+from apsched.pipeline.load import loaded
+from apsched.pipeline.sources import SourceRequest
+from apsched.pipeline.steps import solve_graph
 from apsched.progress import Progress
-from apsched.schedule_file import save_schedule
-from apsched.sources import SourceRequest
-from benchmarks.records import Again
+from benchmarks.common.records import Again
 
 _WAYS = (("1 core", 1, False), ("2 cores under load", 2, True))
 
@@ -36,7 +36,7 @@ def solve_again(dag: nx.DiGraph, direction: str, cap: str, memory_cap_bytes: int
             if not message:
                 stated = "none" if memory_cap_bytes is None else str(memory_cap_bytes)
                 with _load(busy=under_load):
-                    command = [sys.executable, "-m", "benchmarks.again", str(graph), stated, str(num_cores), str(out)]
+                    command = [sys.executable, "-m", "benchmarks.solver.again", str(graph), stated, str(num_cores), str(out)]
                     ran = subprocess.run(command, capture_output=True, text=True, check=False)
                 if ran.returncode != 0:
                     message = (ran.stderr.strip() or f"exit status {ran.returncode}").splitlines()[-1]

@@ -4,11 +4,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from apsched.price_curve import PriceCurve
-from apsched.problem import Problem
-from apsched.solver.atoms import Atoms, atoms
-from apsched.solver.compact import Bools, Compact, Ints
-from apsched.solver.compiled import compiled
+from apsched.costs.price_curve import PriceCurve
+from apsched.problem.problem import Problem
+from apsched.solver.arrays.jit import compiled
+from apsched.solver.arrays.plan_groups import Atoms, atoms
+from apsched.solver.arrays.problem_arrays import Bools, Compact, Ints
 from apsched.units import ALLOCATION_BYTES
 
 NUM_FIGURES = 8
@@ -147,7 +147,7 @@ def _chain_depths(compact: Compact, leader: Ints) -> list[int]:
 
 @compiled
 def curve_price(t: Tables, curve: int, size_bytes: int) -> int:
-    """Return what ``apsched.price_curve.PriceCurve`` returns, in 64 bits: the quotient is guessed in floats, and the remainder set right.
+    """Return what ``apsched.costs.price_curve.PriceCurve`` returns, in 64 bits: the quotient is guessed in floats, and the remainder set right.
 
     The remainder of a guess that is off by little is small, so that it comes out right although the products in it wrap around.
     """
@@ -207,7 +207,7 @@ def bucket_figures(t: Tables, member_begin: Ints, member_list: Ints, coalesced: 
 
 @compiled
 def legal(t: Tables, member_begin: Ints, member_list: Ints, bucket_cap: int, span_cap: int) -> bool:
-    """Whether every bucket may be one; atoms are whole in ``labels`` that come from ``apsched.solver.atoms.whole``.
+    """Whether every bucket may be one; atoms are whole in ``labels`` that come from ``apsched.solver.arrays.plan_groups.whole``.
 
     One key, bucketable, ready before needed, within the caps on bytes and span; and its members wait for equally long chains of other
     collectives, so that no two buckets can wait for each other.

@@ -1,11 +1,11 @@
-"""Contention as arrays, for compiled code; see ``apsched.contention``."""
+"""Contention as arrays, for compiled code; see ``apsched.problem.contention``."""
 
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from apsched.problem import Problem
+from apsched.problem.problem import Problem
 
 Ints = npt.NDArray[np.int64]
 

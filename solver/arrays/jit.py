@@ -43,6 +43,6 @@ def source_stamp() -> str:
     digest = sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         text = path.read_bytes()
-        if b"apsched.solver.compiled import" in text or path.name in ("compact.py", "compiled.py"):
+        if b"apsched.solver.arrays.jit import" in text or path.name in ("compact.py", "compiled.py"):
             digest.update(text)
     return digest.hexdigest()

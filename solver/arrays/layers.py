@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from apsched.solver.compact import Bools, Compact, Ints
+from apsched.solver.arrays.problem_arrays import Bools, Compact, Ints
 
 _LEAST_REPEATS = 3
 _LEAST_SHARE = 0.1

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from apsched.config import Caps
-from apsched.problem import Problem
-from apsched.solver.compact import Bools, Compact, Ints
-from apsched.solver.tables import (
+from apsched.problem.problem import Problem
+from apsched.solver.arrays.bucket_prices import (
     COPY_IN_TICKS,
     FLAT,
     IN_BUFFER,
@@ -23,6 +22,7 @@ from apsched.solver.tables import (
     tables,
     with_places,
 )
+from apsched.solver.arrays.problem_arrays import Bools, Compact, Ints
 
 Members = tuple[int, ...]
 
@@ -97,7 +97,7 @@ class Pricer:
     def allowed(self, members: Members, caps: Caps) -> bool:
         """Whether ``members`` may share a launch: one key, bucketable, ready before needed, within the caps on bytes and span.
 
-        Chains of collectives are not looked at: see ``apsched.solver.tables.legal``.
+        Chains of collectives are not looked at: see ``apsched.solver.arrays.bucket_prices.legal``.
         """
         if len(members) == 1:
             return True

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from apsched.solver.compact import Bools, Compact, Ints
-from apsched.solver.compiled import compiled
+from apsched.solver.arrays.jit import compiled
+from apsched.solver.arrays.problem_arrays import Bools, Compact, Ints
 
 
 class Atoms(NamedTuple):

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from apsched.graph.dag import NodeKind
-from apsched.problem import Problem
-from apsched.solver.shares import Shares, shares
+from apsched.graph.records import NodeKind
+from apsched.problem.problem import Problem
+from apsched.solver.arrays.contention import Shares, shares
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from apsched.config import Caps
-from apsched.graph.dag import NodeKind
-from apsched.problem import Problem
-from apsched.solver.compact import ALL_GATHER, Bools, Compact, Ints
+from apsched.graph.records import NodeKind
+from apsched.problem.problem import Problem
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, Bools, Compact, Ints
 from apsched.units import ALLOCATION_BYTES
 
 
@@ -171,7 +171,7 @@ class Orders:
                 )
 
     def _baseline(self, place: Ints, num_spine: int) -> tuple[Ints, Ints]:
-        """As ``apsched.solver.compact`` has it: the bytes of storages with fixed lives in each gap and at each spine node."""
+        """As ``apsched.solver.arrays.problem_arrays`` has it: the bytes of storages with fixed lives in each gap and at each spine node."""
         fixed, size, early = self.fixed, self.fixed_bytes, self.fixed.from_beginning
         last = _extremes(place, fixed.begin, fixed.nodes, np.maximum, -1)
         first = np.where(early, 0, _extremes(place, fixed.begin, fixed.nodes, np.minimum, num_spine))

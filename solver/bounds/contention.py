@@ -1,7 +1,7 @@
 """Lower bounds on step time under contention; proofs in ``docs/formulation.md``.
 
 Contention makes nothing faster, so every bound without it holds. What it adds, with A the least time in which anything is transferred,
-f the factor by which compute is slower then, and L, W, E, d as in ``apsched.solver.bounds``:
+f the factor by which compute is slower then, and L, W, E, d as in ``apsched.solver.bounds.step_time``:
 
     (C1)  a link is to the bytes of all its streams what a stream is to its transfers: (B1) to (B7) and (R1) to (R4) hold with the
           streams of a link taken as one and prices without latency
@@ -17,14 +17,14 @@ from dataclasses import replace
 import numpy as np
 
 from apsched.config import Caps
-from apsched.price_curve import PriceCurve
-from apsched.problem import Problem
-from apsched.solver.bounds import TimeBound, earliest, least_work, step_time_bound, transfer_bound, work_bound
-from apsched.solver.compact import ALL_GATHER, Compact, Ints
-from apsched.solver.forms import without_copies
-from apsched.solver.lp_bound import lp_bound
-from apsched.solver.shares import Shares
-from apsched.solver.tighten import tighten
+from apsched.costs.price_curve import PriceCurve
+from apsched.problem.problem import Problem
+from apsched.solver.arrays.contention import Shares
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, Compact, Ints
+from apsched.solver.bounds.linear_program import lp_bound
+from apsched.solver.bounds.step_time import TimeBound, earliest, least_work, step_time_bound, transfer_bound, work_bound
+from apsched.solver.bounds.tighten import tighten
+from apsched.solver.search.bucket_forms import without_copies
 
 _TAILS = 64
 """Tails of at most this many sizes are tried of each stream."""

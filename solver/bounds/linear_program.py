@@ -2,7 +2,7 @@
 
 Whether a collective is launched alone or in a bucket decides what it costs where: alone it pays its own latency on the stream and
 a launch on the compute stream; in a bucket only its bytes on the stream, but copies on the compute stream. Each of the bounds of
-``apsched.solver.bounds`` takes the cheaper of the two for itself; no schedule can take both. With y_c in [0, 1] (in a bucket):
+``apsched.solver.bounds.step_time`` takes the cheaper of the two for itself; no schedule can take both. With y_c in [0, 1] (in a bucket):
 
     min z   s.t.   z >= const_i + sum_c ((1 - y_c) alone_ic + y_c shared_ic)    for every row i
 
@@ -25,9 +25,9 @@ import numpy.typing as npt
 from ortools.linear_solver import pywraplp
 
 from apsched.config import Caps
-from apsched.problem import Problem
-from apsched.solver.bounds import TimeBound, least_rate, least_slope
-from apsched.solver.compact import ALL_GATHER, Compact, Ints
+from apsched.problem.problem import Problem
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, Compact, Ints
+from apsched.solver.bounds.step_time import TimeBound, least_rate, least_slope
 
 Floats = npt.NDArray[np.float64]
 

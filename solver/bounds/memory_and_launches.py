@@ -1,6 +1,6 @@
 """Lower bounds on the later objectives: peak memory, and number of launches, of schedules that keep a limit on step time.
 
-Symbols as in ``apsched.solver.bounds``. With Z the limit on step time, D_j = Z - sum_{i>=j} d_i is the latest begin of spine node j,
+Symbols as in ``apsched.solver.bounds.step_time``. With Z the limit on step time, D_j = Z - sum_{i>=j} d_i is the latest begin of spine node j,
 and R_k the earliest time at which gap k is reached; A_k is what is alive at spine node k in every schedule.
 
     (P1)  peak >= A_k + output of every gather c with R_{k+1} + T_c > D_need, need > k: launched behind k it would come too late
@@ -21,14 +21,14 @@ import numpy as np
 from ortools.linear_solver import pywraplp
 
 from apsched.config import Caps
-from apsched.price_curve import PriceCurve
-from apsched.problem import Problem
-from apsched.result import Score
-from apsched.solver.bounds import copy_rest, earliest, least_live_bytes, memory_bound
-from apsched.solver.compact import ALL_GATHER, REDUCE_SCATTER, Compact, Ints
-from apsched.solver.forms import without_copies
-from apsched.solver.lp_bound import Floats, rows_of
-from apsched.solver.tighten import holds_input, holds_output, tighten
+from apsched.costs.price_curve import PriceCurve
+from apsched.problem.problem import Problem
+from apsched.schedule.result import Score
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, REDUCE_SCATTER, Compact, Ints
+from apsched.solver.bounds.linear_program import Floats, rows_of
+from apsched.solver.bounds.step_time import copy_rest, earliest, least_live_bytes, memory_bound
+from apsched.solver.bounds.tighten import holds_input, holds_output, tighten
+from apsched.solver.search.bucket_forms import without_copies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ def launches_bound(problem: Problem, compact: Compact, caps: Caps, limit_ticks: 
     With n_k launches and b_k buckets of several members of key k, of at most M_k members each and N_k collectives in all:
 
         n_k >= N_k - sum_c y_c + b_k,  n_k >= (L1), (L2), (L3),  b_k >= sum_c y_c / M_k,
-        Z >= const_i + sum_c ((1 - y_c) alone_ic + y_c shared_ic)  for every row of ``apsched.solver.lp_bound``
+        Z >= const_i + sum_c ((1 - y_c) alone_ic + y_c shared_ic)  for every row of ``apsched.solver.bounds.linear_program``
 
     where a bucket's launch, and the price of copying nothing, add to the row of the compute stream. What is returned is the Lagrangian
     of the weights that the LP finds, which holds for any weights.

@@ -30,9 +30,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from apsched.config import Caps
-from apsched.price_curve import PriceCurve
-from apsched.problem import Problem
-from apsched.solver.compact import ALL_GATHER, ALL_REDUCE, Compact, Ints
+from apsched.costs.price_curve import PriceCurve
+from apsched.problem.problem import Problem
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, ALL_REDUCE, Compact, Ints
 from apsched.units import ALLOCATION_BYTES
 
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 import numpy as np
 
 from apsched.config import Caps
-from apsched.solver.bounds import least_live_bytes
-from apsched.solver.compact import ALL_GATHER, REDUCE_SCATTER, Compact
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, REDUCE_SCATTER, Compact
+from apsched.solver.bounds.step_time import least_live_bytes
 
 
 def tighten(compact: Compact, caps: Caps) -> Compact:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from apsched.config import Caps
-from apsched.solver.compact import Compact, Ints
-from apsched.solver.orders import Orders
+from apsched.solver.arrays.problem_arrays import Compact, Ints
+from apsched.solver.arrays.reordered import Orders
 
 Rows = tuple[tuple[int, ...], ...]
 

@@ -12,12 +12,11 @@ from itertools import combinations
 
 from ortools.sat.python import cp_model
 
-from apsched.solver.constraints_forms import forms
-from apsched.solver.constraints_memory import in_flight, memory
-from apsched.solver.constraints_order import compute_order, prefetch_in_any_order
-from apsched.solver.constraints_plan import plan
-from apsched.solver.constraints_prices import prices
-from apsched.solver.variables import COPY, PREPARE, START, WAIT_UNIT, Linear, Unit, Variables
+from apsched.solver.cpsat.constraints_buckets import forms, prices
+from apsched.solver.cpsat.constraints_memory import in_flight, memory
+from apsched.solver.cpsat.constraints_order import compute_order, prefetch_in_any_order
+from apsched.solver.cpsat.constraints_plan import plan
+from apsched.solver.cpsat.variables import COPY, PREPARE, START, WAIT_UNIT, Linear, Unit, Variables
 
 Literals = list[cp_model.BoolVarT]
 

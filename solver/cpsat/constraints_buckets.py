@@ -1,9 +1,9 @@
-"""Constraint (13): prices of buckets (see ``apsched.solver.constraints``)."""
+"""Constraint (13): prices of buckets (see ``apsched.solver.cpsat.constraints``)."""
 
 from ortools.sat.python import cp_model
 
-from apsched.price_curve import PriceCurve
-from apsched.solver.variables import Linear, Variables
+from apsched.costs.price_curve import PriceCurve
+from apsched.solver.cpsat.variables import Linear, Variables
 
 
 def prices(v: Variables) -> None:
@@ -53,3 +53,24 @@ def _at_least_price(
         for form, price in prices:
             v.model.add(price * run >= curve.price_ticks[k] * run + (total - low) * rise).only_enforce_if(here, form)
     v.model.add_exactly_one(pieces)
+
+
+def forms(v: Variables) -> None:
+    """(20) Forms: who is in a coalesced bucket, and who has memory of its own.
+
+    j[c,h] = x[c,h] and w[h];   w[h] implies not x[c,h] for c that cannot be in one;   l[c] = y[c] + sum_h j[c,h]
+    """
+    for (c, h), joins in v.joins.items():
+        if h not in v.coalesced:
+            continue
+        if (c, h) not in v.carried:
+            v.model.add_implication(v.coalesced[h], joins.negated())
+            continue
+        carried = v.carried[c, h]
+        v.model.add_implication(carried, joins)
+        v.model.add_implication(carried, v.coalesced[h])
+        v.model.add_bool_or([joins.negated(), v.coalesced[h].negated(), carried])
+    for c, loose in v.loose.items():
+        inside = [v.carried[c, h] for h in v.heads(c) if (c, h) in v.carried]
+        if inside:
+            v.model.add(loose == v.alone[c] + sum(inside)).with_name(f"loose[{c}]")

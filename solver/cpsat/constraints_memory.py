@@ -1,8 +1,8 @@
-"""Constraints (15) and (16): bytes alive, and bytes in flight, at every position of the order (see ``apsched.solver.constraints``)."""
+"""Constraints (15) and (16): bytes alive, and bytes in flight, at every position of the order (see ``apsched.solver.cpsat.constraints``)."""
 
 from ortools.sat.python import cp_model
 
-from apsched.solver.variables import COPY, PREPARE, START, WAIT_UNIT, Linear, Variables
+from apsched.solver.cpsat.variables import COPY, PREPARE, START, WAIT_UNIT, Linear, Variables
 from apsched.units import ALLOCATION_BYTES
 
 
@@ -11,7 +11,7 @@ def memory(v: Variables) -> None:
 
         for all positions p:  sum_{lives j: first[j] <= p <= last[j]} blocks[j] <= M,   512 M + kept bytes <= memory cap
 
-    A storage lives from its birth to the last position that touches it; the buffers of flat buckets live as in ``apsched.memory``. What a
+    A storage lives from its birth to the last position that touches it; the buffers of flat buckets live as in ``apsched.schedule.memory``. What a
     cast makes of an input lives only where the collective is in no flat bucket.
     """
     lives = [*(_fixed_lives(v) if v.spine.free is None else _lives_in_any_order(v)), *_storage_lives(v), *_buffer_lives(v)]

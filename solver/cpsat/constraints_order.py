@@ -1,6 +1,6 @@
-"""Constraint (21): the order of the compute where the model decides it (see ``apsched.solver.constraints``)."""
+"""Constraint (21): the order of the compute where the model decides it (see ``apsched.solver.cpsat.constraints``)."""
 
-from apsched.solver.variables import START, Variables
+from apsched.solver.cpsat.variables import START, Variables
 
 
 def compute_order(v: Variables) -> None:

@@ -1,6 +1,6 @@
-"""Constraint (19): what the user's plan asks for (see ``apsched.solver.constraints``)."""
+"""Constraint (19): what the user's plan asks for (see ``apsched.solver.cpsat.constraints``)."""
 
-from apsched.solver.variables import START, WAIT_UNIT, Variables
+from apsched.solver.cpsat.variables import START, WAIT_UNIT, Variables
 
 
 def plan(v: Variables) -> None:

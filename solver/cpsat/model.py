@@ -7,15 +7,15 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from apsched.config import Caps, SolveOptions
-from apsched.problem import Problem
-from apsched.solver import constraints
-from apsched.solver.compact import Compact, Ints
-from apsched.solver.evaluate import COPY_OUT, FIRE, LAUNCH, PREPARE, SPINE, WAIT, Program
-from apsched.solver.orders import Orders
-from apsched.solver.partition import Pricer
-from apsched.solver.spine_order import in_any_order
-from apsched.solver.variables import COPY, START, WAIT_UNIT, Boundary, Unit, Variables, create_variables
-from apsched.solver.variables import PREPARE as PREPARE_UNIT
+from apsched.problem.problem import Problem
+from apsched.solver.arrays.partition import Pricer
+from apsched.solver.arrays.problem_arrays import Compact, Ints
+from apsched.solver.arrays.reordered import Orders
+from apsched.solver.cpsat import constraints
+from apsched.solver.cpsat.compute_order import in_any_order
+from apsched.solver.cpsat.variables import COPY, START, WAIT_UNIT, Boundary, Unit, Variables, create_variables
+from apsched.solver.cpsat.variables import PREPARE as PREPARE_UNIT
+from apsched.solver.program.evaluate import COPY_OUT, FIRE, LAUNCH, PREPARE, SPINE, WAIT, Program
 from apsched.units import ALLOCATION_BYTES
 
 

@@ -10,11 +10,11 @@ from itertools import combinations
 from ortools.sat.python import cp_model
 
 from apsched.config import Caps
-from apsched.problem import Problem
-from apsched.solver.any_order import without_places
-from apsched.solver.compact import ALL_GATHER, Compact
-from apsched.solver.partition import Pricer
-from apsched.solver.spine_order import Spine, as_captured
+from apsched.problem.problem import Problem
+from apsched.solver.arrays.partition import Pricer
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, Compact
+from apsched.solver.bounds.any_order.memory import without_places
+from apsched.solver.cpsat.compute_order import Spine, as_captured
 
 PREPARE, START, WAIT_UNIT, COPY = "prepare", "start", "wait", "copy_out"
 

@@ -4,24 +4,24 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import combinations
 
-from apsched.chosen import Chosen, chosen
 from apsched.config import Caps, SolveOptions
-from apsched.problem import Problem
-from apsched.result import Relaxation, Scored
-from apsched.schedule import Schedule, as_captured
-from apsched.score import score
-from apsched.simulate import simulate
-from apsched.solver.any_order import memory_bound_of_any_order
-from apsched.solver.bounds import memory_bound
-from apsched.solver.compact import Compact
-from apsched.solver.cpsat import ExactModel
-from apsched.solver.expand import expand
-from apsched.solver.floor import just_in_time
-from apsched.solver.least_memory import horizon_ticks, is_small, least_memory
-from apsched.solver.lower_peak import lower_peak
-from apsched.solver.move_compute import ComputeMover
-from apsched.solver.orders import may_move
-from apsched.solver.plan_clash import plan_clashes
+from apsched.problem.problem import Problem
+from apsched.schedule.analysis.usage import Chosen, chosen
+from apsched.schedule.result import Relaxation, Scored
+from apsched.schedule.schedule import Schedule, as_captured
+from apsched.schedule.score import score
+from apsched.schedule.simulate import simulate
+from apsched.solver.arrays.problem_arrays import Compact
+from apsched.solver.arrays.reordered import may_move
+from apsched.solver.bounds.any_order.memory import memory_bound_of_any_order
+from apsched.solver.bounds.step_time import memory_bound
+from apsched.solver.cpsat.model import ExactModel
+from apsched.solver.infeasible.clashing_plan import plan_clashes
+from apsched.solver.program.to_schedule import expand
+from apsched.solver.reorder.lower_peak import lower_peak
+from apsched.solver.reorder.min_memory import horizon_ticks, is_small, least_memory
+from apsched.solver.reorder.reorder import ComputeMover
+from apsched.solver.search.just_in_time import just_in_time
 
 NAMES = ("memory_cap_bytes", "in_flight_cap_bytes", "max_prefetch", "max_topo_span", "bucket_cap_bytes")
 """Of all caps, in the order in which they are said to clash."""

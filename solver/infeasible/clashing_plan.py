@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from apsched.config import Caps
-from apsched.problem import Problem
+from apsched.problem.problem import Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,19 +1,19 @@
 """Why nothing fits: the caps that clash, the nodes where, what is alive there, and the least of each cap that would do."""
 
 from apsched.config import Caps, SolveOptions
-from apsched.graph.dag import NodeKind
-from apsched.memory import lifetimes
-from apsched.options import show_bytes
-from apsched.origins import BUFFERS, KEPT, origin
-from apsched.problem import Problem
-from apsched.result import FullPlace, Infeasibility, Relaxation
-from apsched.schedule import Schedule, StepKind
-from apsched.simulate import simulate
-from apsched.solver.clash import Clash, Judge, clashes, relaxations
-from apsched.solver.compact import Compact, compact
-from apsched.solver.expand import expand
-from apsched.solver.floor import just_in_time, without_caps_on_launches
-from apsched.solver.plan_clash import plan_clashes
+from apsched.graph.records import NodeKind
+from apsched.problem.problem import Problem
+from apsched.problem.storage_origins import BUFFERS, KEPT, origin
+from apsched.quantities import show_bytes
+from apsched.schedule.memory import lifetimes
+from apsched.schedule.result import FullPlace, Infeasibility, Relaxation
+from apsched.schedule.schedule import Schedule, StepKind
+from apsched.schedule.simulate import simulate
+from apsched.solver.arrays.problem_arrays import Compact, compact
+from apsched.solver.infeasible.clashing_caps import Clash, Judge, clashes, relaxations
+from apsched.solver.infeasible.clashing_plan import plan_clashes
+from apsched.solver.program.to_schedule import expand
+from apsched.solver.search.just_in_time import just_in_time, without_caps_on_launches
 
 _NODES_NAMED = 5
 _PLACES = 3

@@ -2,15 +2,15 @@
 
 from apsched.config import Caps, MilpOptions, SolveOptions
 from apsched.errors import InputError
-from apsched.problem import Problem
-from apsched.result import SolveResult
-from apsched.score import score
+from apsched.problem.problem import Problem
+from apsched.schedule.result import SolveResult
+from apsched.schedule.score import score
+from apsched.solver.arrays.problem_arrays import compact
 from apsched.solver.baselines import baselines
-from apsched.solver.compact import compact
-from apsched.solver.explain import explain
-from apsched.solver.later_bounds import later_bounds
-from apsched.solver.least_memory import least_memory
-from apsched.solver.milp import solve_milp
+from apsched.solver.bounds.memory_and_launches import later_bounds
+from apsched.solver.infeasible.explain import explain
+from apsched.solver.milp.model import solve_milp
+from apsched.solver.reorder.min_memory import least_memory
 
 
 def solve_with_milp(

@@ -12,8 +12,8 @@ from itertools import pairwise
 
 from apsched.config import Caps
 from apsched.errors import InputError
-from apsched.graph.dag import NodeKind
-from apsched.problem import Problem
+from apsched.graph.records import NodeKind
+from apsched.problem.problem import Problem
 from apsched.units import allocated_bytes
 
 MOST_COLLECTIVES = 40

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from apsched.graph.dag import NodeKind
-from apsched.problem import Problem
-from apsched.schedule import Bucket, Schedule, Step, StepKind
-from apsched.solver.emitter import Emitter
-from apsched.solver.milp_events import Events
+from apsched.graph.records import NodeKind
+from apsched.problem.problem import Problem
+from apsched.schedule.schedule import Bucket, Schedule, Step, StepKind
+from apsched.solver.milp.events import Events
+from apsched.solver.program.to_schedule import Emitter
 
 
 def schedule_of(events: Events, buckets: Sequence[tuple[int, ...]], position: Sequence[int]) -> Schedule:

@@ -1,4 +1,4 @@
-"""Rows of memory. The formulas are in :mod:`apsched.solver.milp`."""
+"""Rows of memory. The formulas are in :mod:`apsched.solver.milp.model`."""
 
 import math
 from collections.abc import Iterator
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import pulp
 from pulp import LpAffineExpression as Linear
 
-from apsched.problem import Storage
-from apsched.solver.milp_events import WAIT_RANK, Events, Spot
-from apsched.solver.milp_order import Order
+from apsched.problem.problem import Storage
+from apsched.solver.milp.events import WAIT_RANK, Events, Spot
+from apsched.solver.milp.order import Order
 
 _MOST_UNITS = 10_000
 """Numbers in a row stay below: tolerances of solvers are absolute."""

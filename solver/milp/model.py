@@ -52,16 +52,16 @@ from dataclasses import dataclass
 import pulp
 
 from apsched.config import Caps
-from apsched.problem import Problem
-from apsched.schedule import Schedule, as_captured
-from apsched.simulate import Timeline, simulate
-from apsched.solver.milp_engine import CBC, Engine
-from apsched.solver.milp_events import Events, create_events
-from apsched.solver.milp_extract import schedule_of, sequential_ticks
-from apsched.solver.milp_memory import add_memory, byte_scale
-from apsched.solver.milp_order import Order, create_order, in_flight
-from apsched.solver.milp_time import Clock, add_time
-from apsched.verify import verify
+from apsched.problem.problem import Problem
+from apsched.schedule.schedule import Schedule, as_captured
+from apsched.schedule.simulate import Timeline, simulate
+from apsched.schedule.verify import verify
+from apsched.solver.milp.engine import CBC, Engine
+from apsched.solver.milp.events import Events, create_events
+from apsched.solver.milp.extract import schedule_of, sequential_ticks
+from apsched.solver.milp.memory import add_memory, byte_scale
+from apsched.solver.milp.order import Order, create_order, in_flight
+from apsched.solver.milp.timing import Clock, add_time
 
 _TOLERANCE = 1e-7
 """Share of the horizon that the solver's tolerances may hide: the bound is lowered by as much before it is rounded up."""

@@ -1,4 +1,4 @@
-"""Variables and rows of membership and order: binaries only. The formulas are in :mod:`apsched.solver.milp`."""
+"""Variables and rows of membership and order: binaries only. The formulas are in :mod:`apsched.solver.milp.model`."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from itertools import combinations, permutations
 import pulp
 from pulp import LpAffineExpression as Linear
 
-from apsched.solver.milp_events import Events, Spot
+from apsched.solver.milp.events import Events, Spot
 
 
 @dataclass(slots=True)

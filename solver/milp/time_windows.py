@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from apsched.solver.milp_events import Events
+from apsched.solver.milp.events import Events
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,13 +1,13 @@
-"""Rows of time. The formulas are in :mod:`apsched.solver.milp`."""
+"""Rows of time. The formulas are in :mod:`apsched.solver.milp.model`."""
 
 from dataclasses import dataclass
 
 import pulp
 from pulp import LpAffineExpression as Linear
 
-from apsched.solver.milp_events import Column, Events
-from apsched.solver.milp_order import Order
-from apsched.solver.milp_windows import Windows, windows
+from apsched.solver.milp.events import Column, Events
+from apsched.solver.milp.order import Order
+from apsched.solver.milp.time_windows import Windows, windows
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""The clock of a program under contention, compiled: what ``apsched.clocks.SharedClock`` is to ``simulate``, with which it shares no code.
+"""The clock of a program under contention, compiled: what ``apsched.schedule.clocks.SharedClock`` is to ``simulate``, with which it shares no code.
 
 Everything is a whole number. A transfer moves ``parts`` of its bytes in a tick when alone and ``parts / n`` when n share a link, of which
 ``slow_move / full_move`` while the compute stream works. A tick of latency is ``full_latency`` units, of which ``slow_latency`` pass in a
@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from apsched.solver.compact import ALL_GATHER, Ints
-from apsched.solver.compiled import compiled
-from apsched.solver.evaluate import Buckets, Fixed, Walked
-from apsched.solver.shares import Shares
+from apsched.solver.arrays.contention import Shares
+from apsched.solver.arrays.jit import compiled
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, Ints
+from apsched.solver.program.evaluate import Buckets, Fixed, Walked
 
 _NEVER = 2**62
 

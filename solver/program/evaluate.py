@@ -1,8 +1,8 @@
-"""Exact figures of a program, compiled: the semantics of ``apsched.simulate`` on the compact form.
+"""Exact figures of a program, compiled: the semantics of ``apsched.schedule.simulate`` on the compact form.
 
 A program is a list of (operation, argument): SPINE k, LAUNCH b, WAIT b, COPY_OUT c; PREPARE b and FIRE b are the two halves
 of a LAUNCH of several members (prologues and copy-in; start). A property test holds ``evaluate`` equal to ``simulate`` on the
-schedule that ``apsched.solver.expand`` makes of the program.
+schedule that ``apsched.solver.program.to_schedule`` makes of the program.
 """
 
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from apsched.solver.compact import ALL_GATHER, ALL_REDUCE, Bools, Compact, Ints
-from apsched.solver.compiled import compiled
-from apsched.solver.partition import Partition
+from apsched.solver.arrays.jit import compiled
+from apsched.solver.arrays.partition import Partition
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, ALL_REDUCE, Bools, Compact, Ints
 
 NOT_MADE = -2
 SPINE, LAUNCH, WAIT, COPY_OUT, PREPARE, FIRE = 0, 1, 2, 3, 4, 5
@@ -201,7 +201,7 @@ def _figure(compact: Compact, program: Program) -> tuple[Walked, Lived]:
     ground = fixed(compact)
     walked = walk(program.operation, program.argument, buckets, ground)
     if compact.shares is not None:
-        from apsched.solver.shared_clock import with_shared_clock  # it takes its arguments from here
+        from apsched.solver.program.contended_clock import with_shared_clock  # it takes its arguments from here
 
         walked = with_shared_clock(walked, program.operation, program.argument, buckets, ground, compact.shares)
     return walked, live(walked, buckets, ground)
@@ -302,7 +302,7 @@ def walk(operation: Ints, argument: Ints, p: Buckets, f: Fixed) -> Walked:
 
 @compiled
 def live(walked: Walked, p: Buckets, f: Fixed) -> Lived:
-    """Lives of all storages and buffers, and the bytes alive at every position (see ``apsched.memory``)."""
+    """Lives of all storages and buffers, and the bytes alive at every position (see ``apsched.schedule.memory``)."""
     spine_position, float_position, at = walked.spine_position, walked.float_position, walked.bucket_position
     num_buckets = len(p.in_buffer_bytes)
     position = spine_position[-1]

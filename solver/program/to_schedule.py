@@ -1,14 +1,38 @@
 """Program -> Schedule: every node in its place, views right after what they depend on."""
 
 import heapq
+from collections.abc import Sequence
 
-from apsched.graph.dag import NodeKind
-from apsched.problem import Problem
-from apsched.schedule import Bucket, Schedule, Step, StepKind
-from apsched.solver.compact import ALL_GATHER, Compact
-from apsched.solver.emitter import Emitter
-from apsched.solver.evaluate import COPY_OUT, FIRE, LAUNCH, PREPARE, SPINE, WAIT, Program
-from apsched.solver.partition import Members
+from apsched.graph.records import NodeKind
+from apsched.problem.problem import Problem
+from apsched.schedule.schedule import Bucket, Schedule, Step, StepKind
+from apsched.solver.arrays.partition import Members
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, Compact
+from apsched.solver.program.evaluate import COPY_OUT, FIRE, LAUNCH, PREPARE, SPINE, WAIT, Program
+
+
+class Emitter:
+    """Collects steps. Where ``follows`` holds, a node is emitted by ``_release`` as soon as all that it needs is done."""
+
+    def __init__(self, problem: Problem, follows: Sequence[bool]) -> None:
+        self.problem, self.follows = problem, follows
+        self.waiting_for = [len(before) for before in problem.predecessors]
+        self.ready: list[int] = []
+        self.steps: list[Step] = []
+
+    def _emit(self, node: int) -> None:
+        self.steps.append(Step(StepKind.NODE, node))
+        self._done(node)
+
+    def _done(self, node: int) -> None:
+        for after in self.problem.successors[node]:
+            self.waiting_for[after] -= 1
+            if not self.waiting_for[after] and self.follows[after]:
+                heapq.heappush(self.ready, after)
+
+    def _release(self) -> None:
+        while self.ready:
+            self._emit(heapq.heappop(self.ready))
 
 
 def expand(problem: Problem, compact: Compact, program: Program) -> Schedule:

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from apsched.solver.compact import Bools, Ints
-from apsched.solver.compiled import compiled
-from apsched.solver.evaluate import COPY_OUT, LAUNCH, SPINE, WAIT
-from apsched.solver.orders import Precedence
+from apsched.solver.arrays.jit import compiled
+from apsched.solver.arrays.problem_arrays import Bools, Ints
+from apsched.solver.arrays.reordered import Precedence
+from apsched.solver.program.evaluate import COPY_OUT, LAUNCH, SPINE, WAIT
 
 _NEVER = 2**62
 

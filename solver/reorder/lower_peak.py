@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from apsched.config import Caps
-from apsched.solver.compact import Ints
-from apsched.solver.evaluate import SPINE, Program, anatomy
-from apsched.solver.floor import Floor, just_in_time
-from apsched.solver.move_compute import ComputeMover
+from apsched.solver.arrays.problem_arrays import Ints
+from apsched.solver.program.evaluate import SPINE, Program, anatomy
+from apsched.solver.reorder.reorder import ComputeMover
+from apsched.solver.search.just_in_time import Floor, just_in_time
 
 _STRETCHES = (1, 2, 4, 8, 16, 32, 64)
 """Blocks."""

@@ -3,18 +3,18 @@
 from dataclasses import dataclass, replace
 
 from apsched.config import Caps, SolveOptions
-from apsched.problem import Problem
-from apsched.score import score
-from apsched.solver.any_order import memory_bound_of_any_order
-from apsched.solver.bounds import memory_bound
-from apsched.solver.compact import Compact, compact
-from apsched.solver.cpsat import ExactModel
-from apsched.solver.evaluate import Program
-from apsched.solver.expand import expand
-from apsched.solver.floor import just_in_time, without_caps_on_launches
-from apsched.solver.lower_peak import Lowered, lower_peak
-from apsched.solver.move_compute import ComputeMover
-from apsched.solver.orders import may_move
+from apsched.problem.problem import Problem
+from apsched.schedule.score import score
+from apsched.solver.arrays.problem_arrays import Compact, compact
+from apsched.solver.arrays.reordered import may_move
+from apsched.solver.bounds.any_order.memory import memory_bound_of_any_order
+from apsched.solver.bounds.step_time import memory_bound
+from apsched.solver.cpsat.model import ExactModel
+from apsched.solver.program.evaluate import Program
+from apsched.solver.program.to_schedule import expand
+from apsched.solver.reorder.lower_peak import Lowered, lower_peak
+from apsched.solver.reorder.reorder import ComputeMover
+from apsched.solver.search.just_in_time import just_in_time, without_caps_on_launches
 
 _SMALL_LITERALS = 6_000
 """Order literals up to which the whole problem goes to CP-SAT."""

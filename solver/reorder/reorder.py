@@ -1,4 +1,4 @@
-"""Move compute: orders by the rule of ``apsched.solver.refill``, each judged exactly, then buckets for the best of them.
+"""Move compute: orders by the rule of ``apsched.solver.reorder.fill_stalls``, each judged exactly, then buckets for the best of them.
 
 The rule is a heuristic with two tastes, and its result depends on the program that it goes over; so several tastes are tried, each
 again and again on what came out, until nothing changes. What an order is worth is decided by laying out the same buckets anew around
@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from apsched.config import Caps
-from apsched.problem import Problem
-from apsched.solver.compact import ALL_GATHER, Compact, Ints
-from apsched.solver.evaluate import SPINE, anatomy
-from apsched.solver.judge import Judge
-from apsched.solver.orders import Orders
-from apsched.solver.partition import Partition, Pricer
-from apsched.solver.refill import Pass, Taste, Units, refill
-from apsched.solver.search import FIRST_POLICIES, Candidate
+from apsched.problem.problem import Problem
+from apsched.solver.arrays.partition import Partition, Pricer
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, Compact, Ints
+from apsched.solver.arrays.reordered import Orders
+from apsched.solver.program.evaluate import SPINE, anatomy
+from apsched.solver.reorder.fill_stalls import Pass, Taste, Units, refill
+from apsched.solver.search.decoder import Judge
+from apsched.solver.search.local_search import FIRST_POLICIES, Candidate
 
 _OVERRUNS = (1.0, 0.2)
 _SHARES_PUT_OFF = (0.25, 0.5, 1.0, 0.0)

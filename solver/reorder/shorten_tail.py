@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from apsched.config import Caps
-from apsched.solver.compact import ALL_GATHER, Bools, Compact, Ints
-from apsched.solver.evaluate import LAUNCH, WAIT, Program, anatomy, evaluate
-from apsched.solver.move_compute import ComputeMover, Moved
-from apsched.solver.orders import Precedence
-from apsched.solver.search import Search
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, Bools, Compact, Ints
+from apsched.solver.arrays.reordered import Precedence
+from apsched.solver.program.evaluate import LAUNCH, WAIT, Program, anatomy, evaluate
+from apsched.solver.reorder.reorder import ComputeMover, Moved
+from apsched.solver.search.local_search import Search
 
 _SHARES = (0.25, 0.5, 0.75, 1.0, 1.5)
 """Of what sticks out, how much the blocks that are put off should make up for."""

@@ -12,17 +12,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from apsched.config import Caps, SolveOptions
-from apsched.graph.dag import KernelCut
-from apsched.kernel_cuts import pieces, with_cut
-from apsched.memory import lifetimes, live_bytes
-from apsched.problem import Problem
-from apsched.schedule import StepKind
-from apsched.solver.compact import Compact, compact
-from apsched.solver.expand import expand
-from apsched.solver.floor import just_in_time
-from apsched.solver.least_memory import LeastMemory, is_small, least_memory_with
-from apsched.solver.lower_peak import lower_peak
-from apsched.solver.move_compute import ComputeMover
+from apsched.graph.records import KernelCut
+from apsched.problem.problem import Problem
+from apsched.schedule.kernel_cuts import pieces, with_cut
+from apsched.schedule.memory import lifetimes, live_bytes
+from apsched.schedule.schedule import StepKind
+from apsched.solver.arrays.problem_arrays import Compact, compact
+from apsched.solver.program.to_schedule import expand
+from apsched.solver.reorder.lower_peak import lower_peak
+from apsched.solver.reorder.min_memory import LeastMemory, is_small, least_memory_with
+from apsched.solver.reorder.reorder import ComputeMover
+from apsched.solver.search.just_in_time import just_in_time
 
 _TRIED = 6
 """Cuts that are tried at a peak."""

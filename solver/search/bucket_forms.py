@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from apsched.price_curve import PriceCurve
-from apsched.problem import Problem
-from apsched.solver.compact import Bools, Compact, Ints
-from apsched.solver.policies import Policy
+from apsched.costs.price_curve import PriceCurve
+from apsched.problem.problem import Problem
+from apsched.solver.arrays.problem_arrays import Bools, Compact, Ints
+from apsched.solver.search.launch_policy import Policy
 
 _FREE = PriceCurve(size_bytes=(0, 1), price_ticks=(0, 0))
 
@@ -23,7 +23,7 @@ def without_copies(problem: Problem, compact: Compact) -> tuple[Problem, Compact
 
     Take any schedule, and make each of its coalesced buckets a flat one with its copy-in right before the start and its copy-outs right
     behind the wait. Here that costs nothing, the transfer no more than before, and everything else keeps its time and place: no schedule
-    is faster than one of flat buckets with free copies. What a memory cap forces (``apsched.solver.tighten``) is concluded for a
+    is faster than one of flat buckets with free copies. What a memory cap forces (``apsched.solver.bounds.tighten``) is concluded for a
     collective alone, whose input and output live as those of a member of a coalesced bucket.
     """
     if not compact.coalesces.any():

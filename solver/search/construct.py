@@ -1,17 +1,27 @@
 """Place the units of a partition around the spine as a policy says, under caps: a partition becomes a program.
 
 Every gather's just-in-time bytes are reserved beforehand, so that a far prefetch cannot starve a reduction. The pass over the spine
-(``apsched.solver.place_pass``) is a heuristic: ``apsched.solver.evaluate`` says what its program costs.
+(``apsched.solver.search.construct_pass``) is a heuristic: ``apsched.solver.program.evaluate`` says what its program costs.
 """
 
 import numpy as np
 
 from apsched.config import Caps
-from apsched.solver.compact import ALL_GATHER, ALL_REDUCE, Ints
-from apsched.solver.compiled import compiled
-from apsched.solver.evaluate import Fixed, Program, fixed
-from apsched.solver.partition import Partition, Pricer
-from apsched.solver.place_pass import (
+from apsched.solver.arrays.bucket_prices import (
+    COPY_IN_TICKS,
+    FLAT,
+    LAUNCH_TICKS,
+    NEED_GAP,
+    READY_GAP,
+    TRANSFER_TICKS,
+    Tables,
+    bucket_figures,
+)
+from apsched.solver.arrays.jit import compiled
+from apsched.solver.arrays.partition import Partition, Pricer
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, ALL_REDUCE, Ints
+from apsched.solver.program.evaluate import Fixed, Program, fixed
+from apsched.solver.search.construct_pass import (
     AHEAD,
     COPIED,
     FIRST,
@@ -34,8 +44,7 @@ from apsched.solver.place_pass import (
     by_gap,
     place,
 )
-from apsched.solver.policies import Clockwork, Policy, Rules, clockwork, launch_gap, rules, want_gaps
-from apsched.solver.tables import COPY_IN_TICKS, FLAT, LAUNCH_TICKS, NEED_GAP, READY_GAP, TRANSFER_TICKS, Tables, bucket_figures
+from apsched.solver.search.launch_policy import Clockwork, Policy, Rules, clockwork, launch_gap, rules, want_gaps
 
 
 def construct(pricer: Pricer, partition: Partition, policy: Policy, caps: Caps, memory_cap_bytes: int | None = None) -> Program:

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from apsched.solver.compact import Bools, Ints
-from apsched.solver.compiled import compiled, inlined
-from apsched.solver.evaluate import COPY_OUT, LAUNCH, SPINE, WAIT
-from apsched.solver.policies import UNLIMITED
+from apsched.solver.arrays.jit import compiled, inlined
+from apsched.solver.arrays.problem_arrays import Bools, Ints
+from apsched.solver.program.evaluate import COPY_OUT, LAUNCH, SPINE, WAIT
+from apsched.solver.search.launch_policy import UNLIMITED
 
 NUM_COLUMNS = 17
 (

@@ -3,15 +3,7 @@
 from dataclasses import dataclass, field
 
 from apsched.config import Caps
-from apsched.solver.compact import Compact, Ints
-from apsched.solver.compiled import compiled
-from apsched.solver.evaluate import Buckets, Figures, Fixed, Program, fixed, live, most_prefetch, walk
-from apsched.solver.partition import Pricer
-from apsched.solver.place import construct, lay_out
-from apsched.solver.policies import Clockwork, Policy, Rules, clockwork, rules
-from apsched.solver.shared_clock import with_shared_clock
-from apsched.solver.shares import Shares
-from apsched.solver.tables import (
+from apsched.solver.arrays.bucket_prices import (
     COPY_IN_TICKS,
     FLAT,
     IN_BUFFER,
@@ -24,6 +16,14 @@ from apsched.solver.tables import (
     legal,
     members_of,
 )
+from apsched.solver.arrays.contention import Shares
+from apsched.solver.arrays.jit import compiled
+from apsched.solver.arrays.partition import Pricer
+from apsched.solver.arrays.problem_arrays import Compact, Ints
+from apsched.solver.program.contended_clock import with_shared_clock
+from apsched.solver.program.evaluate import Buckets, Figures, Fixed, Program, fixed, live, most_prefetch, walk
+from apsched.solver.search.construct import construct, lay_out
+from apsched.solver.search.launch_policy import Clockwork, Policy, Rules, clockwork, rules
 
 
 @dataclass(slots=True)

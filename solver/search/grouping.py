@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from apsched.config import Caps
-from apsched.solver.atoms import whole
-from apsched.solver.compact import ALL_GATHER, Bools, Compact, Ints
-from apsched.solver.compiled import compiled
-from apsched.solver.partition import Pricer
-from apsched.solver.policies import UNLIMITED
-from apsched.solver.tables import Tables
+from apsched.solver.arrays.bucket_prices import Tables
+from apsched.solver.arrays.jit import compiled
+from apsched.solver.arrays.partition import Pricer
+from apsched.solver.arrays.plan_groups import whole
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, Bools, Compact, Ints
+from apsched.solver.search.launch_policy import UNLIMITED
 
 
 def urgencies(compact: Compact) -> Ints:

@@ -3,13 +3,13 @@
 from dataclasses import dataclass, replace
 
 from apsched.config import Caps
-from apsched.problem import Problem
-from apsched.solver.compact import Compact
-from apsched.solver.evaluate import Figures, Program, evaluate, most_prefetch
-from apsched.solver.group import group
-from apsched.solver.partition import Pricer
-from apsched.solver.place import construct
-from apsched.solver.policies import Policy
+from apsched.problem.problem import Problem
+from apsched.solver.arrays.partition import Pricer
+from apsched.solver.arrays.problem_arrays import Compact
+from apsched.solver.program.evaluate import Figures, Program, evaluate, most_prefetch
+from apsched.solver.search.construct import construct
+from apsched.solver.search.grouping import group
+from apsched.solver.search.launch_policy import Policy
 
 JUST_IN_TIME = (
     Policy(lead=0.0, copy_out_early=True, prefetch=False, wait_reductions_at_once=True),

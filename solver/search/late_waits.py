@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from apsched.config import Caps
-from apsched.solver.compact import Bools, Compact, Ints
-from apsched.solver.evaluate import COPY_OUT, FIRE, LAUNCH, PREPARE, SPINE, WAIT, Anatomy, Program, anatomy, evaluate
-from apsched.solver.policies import UNLIMITED
+from apsched.solver.arrays.problem_arrays import Bools, Compact, Ints
+from apsched.solver.program.evaluate import COPY_OUT, FIRE, LAUNCH, PREPARE, SPINE, WAIT, Anatomy, Program, anatomy, evaluate
+from apsched.solver.search.launch_policy import UNLIMITED
 
 _SHARES = (0.5, 1.0, 2.0, 4.0, np.inf)
 

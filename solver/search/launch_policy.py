@@ -1,4 +1,4 @@
-"""Policies: what is launched when, before a forward pass (``apsched.solver.place_pass``) makes a program of it."""
+"""Policies: what is launched when, before a forward pass (``apsched.solver.search.construct_pass``) makes a program of it."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -6,9 +6,9 @@ from typing import NamedTuple
 import numpy as np
 
 from apsched.config import Caps
-from apsched.solver.compact import Bools, Compact, Ints
-from apsched.solver.compiled import compiled
-from apsched.solver.tables import NEED_GAP, READY_GAP, TRANSFER_TICKS
+from apsched.solver.arrays.bucket_prices import NEED_GAP, READY_GAP, TRANSFER_TICKS
+from apsched.solver.arrays.jit import compiled
+from apsched.solver.arrays.problem_arrays import Bools, Compact, Ints
 
 UNLIMITED = np.int64(2**62)
 _NEAR = 256

@@ -10,16 +10,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from apsched.config import Caps
-from apsched.problem import Problem
-from apsched.schedule import Bucket
-from apsched.solver.compact import Bools, Compact, Ints
-from apsched.solver.evaluate import Figures, Program
-from apsched.solver.families import families
-from apsched.solver.forms import flipped, flips, in_forms, like
-from apsched.solver.judge import Judge
-from apsched.solver.moves import Move, Neighbourhood
-from apsched.solver.partition import Pricer
-from apsched.solver.policies import Policy
+from apsched.problem.problem import Problem
+from apsched.schedule.schedule import Bucket
+from apsched.solver.arrays.partition import Pricer
+from apsched.solver.arrays.problem_arrays import Bools, Compact, Ints
+from apsched.solver.program.evaluate import Figures, Program
+from apsched.solver.search.bucket_forms import flipped, flips, in_forms, like
+from apsched.solver.search.decoder import Judge
+from apsched.solver.search.launch_policy import Policy
+from apsched.solver.search.neighbourhood import Move, Neighbourhood
+from apsched.solver.search.start_partitions import families
 
 LEADS = (np.inf, 16.0, 4.0, 2.0, 1.0, 0.5, 0.0)
 FIRST_POLICIES = (Policy(lead=np.inf, copy_out_early=True), Policy(lead=1.0, copy_out_early=True))

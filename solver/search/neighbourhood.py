@@ -12,11 +12,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from apsched.solver.atoms import atoms, whole
-from apsched.solver.compact import Compact, Ints
-from apsched.solver.compiled import compiled
-from apsched.solver.group import canonical, urgencies
-from apsched.solver.periods import find_periods
+from apsched.solver.arrays.jit import compiled
+from apsched.solver.arrays.layers import find_periods
+from apsched.solver.arrays.plan_groups import atoms, whole
+from apsched.solver.arrays.problem_arrays import Compact, Ints
+from apsched.solver.search.grouping import canonical, urgencies
 
 JOIN, CUT, CHANGE = 0, 1, 2
 _NEIGHBOURS = 3

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from apsched.config import Caps
-from apsched.module_names import part_of
-from apsched.solver.compact import Ints
-from apsched.solver.group import group
-from apsched.solver.partition import Pricer
+from apsched.names import part_of
+from apsched.solver.arrays.partition import Pricer
+from apsched.solver.arrays.problem_arrays import Ints
+from apsched.solver.search.grouping import group
 
 BYTE_CAPS = (2**16, 2**20, 2**23, 2**25, 2**26, 2**27, 2**28, 2**29, 2**30)
 _SMALL_BYTES = (2**17, 2**23, 2**24, 2**25, 2**26, 2**27)

@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from random_schedules import random_schedule
-from strategies import random_problem, with_coalesced_price
 
+from apsched.artifacts.replay import replay
+from apsched.artifacts.schedule_file import bind_schedule, dump_schedule, load_schedule, save_schedule
 from apsched.config import Caps
 from apsched.errors import InputError
-from apsched.graph_result import Result, result_of
-from apsched.problem import Problem
-from apsched.replay import replay
-from apsched.result import Scored, SolveResult
-from apsched.schedule import Schedule
-from apsched.schedule_file import bind_schedule, dump_schedule, load_schedule, save_schedule
-from apsched.simulate import simulate
+from apsched.pipeline.result import Result, result_of
+from apsched.problem.problem import Problem
+from apsched.schedule.result import Scored, SolveResult
+from apsched.schedule.schedule import Schedule
+from apsched.schedule.simulate import simulate
+from tests.helpers.problems.random_schedules import random_schedule
+from tests.helpers.problems.strategies import random_problem, with_coalesced_price
 
 
 def a_result(problem: Problem, schedule: Schedule, caps: Caps | None = None) -> Result:

@@ -5,21 +5,21 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import Run
 
-from apsched.build_problem import build_problem
+from apsched.artifacts.schedule_file import dump_schedule
+from apsched.artifacts.solved_run import load_run
 from apsched.config import Caps, SolveOptions
 from apsched.errors import InputError
 from apsched.graph.graph_file import load_graph
-from apsched.graph_result import result_of
-from apsched.report import graph_json, report_json
-from apsched.report_page.columns import page_data
-from apsched.run_files import load_run
-from apsched.schedule import as_captured
-from apsched.schedule_file import dump_schedule
-from apsched.second_group import with_second_groups
-from apsched.simulate import simulate
+from apsched.pipeline.result import result_of
+from apsched.problem.build import build_problem
+from apsched.problem.second_group import with_second_groups
+from apsched.report.page.columns import page_data
+from apsched.report.summary import graph_json, report_json
+from apsched.schedule.schedule import as_captured
+from apsched.schedule.simulate import simulate
 from apsched.solver import solve
+from tests.conftest import Run
 
 
 def _without_times(graph: dict[str, object]) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.compile_time import Measured, main, markdown
+from benchmarks.compile_time.__main__ import Measured, main, markdown
 
 
 def test_a_small_model(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
-from benchmarks import device
-from benchmarks.device import NO_GPU, main, markdown
+from benchmarks.device import measure as device
+from benchmarks.device.measure import NO_GPU, main, markdown
 
 SMALL = ["--device", "cpu", "--preset", "llama3-debug", "--mesh", "fsdp=8", "--seq", "32", "--cluster", "cpu", "--budget", "0.05"]
 

@@ -3,18 +3,19 @@
 from dataclasses import replace
 
 import pytest
-from by_hand import ByHand, line, schedule
-from test_benchmarks import CASE, ROW, TORCH, run_of
 
 from apsched.config import Caps
-from apsched.problem import Problem
-from apsched.simulate import simulate
-from apsched.verify import verify
-from benchmarks import moves, noise
-from benchmarks.grid import COMPUTE_MOVE, MOVES_GRID, TORCH_PEAK, more_memory
-from benchmarks.move_figures import MOVES_REPORT, pairs, ratio_limit, verdicts
-from benchmarks.records import CaseRecord, Noise, load_run, save_run
-from benchmarks.table import markdown
+from apsched.problem.problem import Problem
+from apsched.schedule.simulate import simulate
+from apsched.schedule.verify import verify
+from benchmarks.common.grid import COMPUTE_MOVE, MOVES_GRID, TORCH_PEAK, more_memory
+from benchmarks.common.records import CaseRecord, Noise, load_run, save_run
+from benchmarks.common.table import markdown
+from benchmarks.moves import __main__ as moves
+from benchmarks.moves import noise
+from benchmarks.moves.figures import MOVES_REPORT, pairs, ratio_limit, verdicts
+from tests.benchmarks.test_solver import CASE, ROW, TORCH, run_of
+from tests.helpers.problems.by_hand import ByHand, line, schedule
 
 KIB = 1024
 

@@ -4,7 +4,7 @@ import json
 
 from torch.profiler import record_function
 
-from benchmarks.second_profile import second_profile
+from benchmarks.calibration.second_profile import second_profile
 
 
 def test_the_profile_is_the_second_of_its_process(tmp_path):

@@ -7,17 +7,29 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from by_hand import ByHand
 
 from apsched.errors import InputError
-from benchmarks import case as case_process
-from benchmarks import solver
-from benchmarks.figures import Verdict, exponent, gap_on_exposed, growth, time_ratio, torch_ratio, verdicts
-from benchmarks.grid import CAPS, GRID, SMOKE, Case, layer_bytes
-from benchmarks.meters import held_bytes, peak_bytes, reset_peak, timed
-from benchmarks.processes import Asked, CaseProcesses
-from benchmarks.records import Again, Baseline, CaseRecord, GraphSize, Memory, Row, RunRecord, TorchRun, load_case, load_run, save_run
-from benchmarks.table import SOLVER_REPORT, markdown
+from benchmarks.common import case as case_process
+from benchmarks.common.figures import Verdict, exponent, gap_on_exposed, growth, time_ratio, torch_ratio, verdicts
+from benchmarks.common.grid import CAPS, GRID, SMOKE, Case, layer_bytes
+from benchmarks.common.meters import held_bytes, peak_bytes, reset_peak, timed
+from benchmarks.common.processes import Asked, CaseProcesses
+from benchmarks.common.records import (
+    Again,
+    Baseline,
+    CaseRecord,
+    GraphSize,
+    Memory,
+    Row,
+    RunRecord,
+    TorchRun,
+    load_case,
+    load_run,
+    save_run,
+)
+from benchmarks.common.table import SOLVER_REPORT, markdown
+from benchmarks.solver import __main__ as solver
+from tests.helpers.problems.by_hand import ByHand
 
 ROW = Row(
     direction="forward",

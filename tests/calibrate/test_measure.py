@@ -6,23 +6,23 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import Run
-from processes import as_torchrun
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from apsched.calibrate import measure, measure_collectives
 from apsched.calibrate.arguments import STAND_INS, real_call
-from apsched.calibrate.job import job
 from apsched.calibrate.measure_collectives import _inner_mean, _wanted
+from apsched.calibrate.ranks import job
 from apsched.calibrate.stopwatch import duration_us
-from apsched.capture.world import world
-from apsched.costs.cluster import load_cluster
+from apsched.capture.fake_world import world
 from apsched.costs.cluster_model import ClusterCostModel
+from apsched.costs.clusters.cluster import load_cluster
+from apsched.costs.compute.traffic import op_name
 from apsched.costs.measured_file import load_costs
-from apsched.costs.traffic import op_name
-from apsched.graph.export import export
+from apsched.graph.export.export import export
 from apsched.models.mesh import MeshSpec
 from apsched.models.preset_capture import capture_preset
+from tests.conftest import Run
+from tests.helpers.processes import as_torchrun
 
 CPU = torch.device("cpu")
 

@@ -1,11 +1,9 @@
 """Process ranks that measured different things get the same costs, by the median; what goes wrong on one, all hear. Real gloo processes."""
 
-from pathlib import Path
-
 import pytest
-from processes import run_processes
 
 from apsched.costs.measured_file import load_costs
+from tests.helpers.processes import WORKERS, run_processes
 
 pytestmark = pytest.mark.alone
 
@@ -14,7 +12,7 @@ WORLD_SIZE = 3
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory) -> list[dict]:
-    return run_processes(Path(__file__).parent / "agree_worker.py", tmp_path_factory.mktemp("agree"), WORLD_SIZE, timeout_s=300)
+    return run_processes(WORKERS / "ranks/agree_worker.py", tmp_path_factory.mktemp("agree"), WORLD_SIZE, timeout_s=300)
 
 
 def test_all_get_the_median_byte_for_byte(reports, tmp_path):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from apsched.capture.world import world
+from apsched.capture.fake_world import world
 from apsched.errors import InputError
 
 

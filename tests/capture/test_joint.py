@@ -6,9 +6,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
+from apsched.capture.fake_world import world
 from apsched.capture.joint import capture_module
-from apsched.capture.world import world
-from apsched.passes.parameters import PARAMETER_KEY
+from apsched.fx.passes.parameters import PARAMETER_KEY
 
 
 class Step(nn.Module):

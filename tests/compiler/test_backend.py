@@ -6,15 +6,15 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
-from small_models import WIDTH, Broken, layers, shard
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._pytree import tree_leaves
 
 import apsched
-from apsched.capture.world import world
-from apsched.collectives import collective_kind, is_wait_tensor
+from apsched.capture.fake_world import world
 from apsched.compiler import backend as module_under_test
-from apsched.compiler import scheduled
+from apsched.compiler import schedule_captured as scheduled
+from apsched.fx.collectives import collective_kind, is_wait_tensor
+from tests.helpers.graphs.small_models import WIDTH, Broken, layers, shard
 
 WORLD_SIZE = 4
 QUICK = {"budget": 0.0, "memory_cap": "none"}

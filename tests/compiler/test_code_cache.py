@@ -1,11 +1,7 @@
 """Inductor's cache on disk from one job to the next: code is used where all process ranks have it, and never any other."""
 
-from pathlib import Path
-
 import pytest
 import torch
-from processes import run_processes
-from small_models import WIDTH, shard
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
@@ -14,15 +10,17 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.utils import fresh_cache
 from torch.distributed.device_mesh import init_device_mesh
 
-from apsched.capture.world import world
-from apsched.compiler.agreed_code import with_agreed_code
+from apsched.capture.fake_world import world
+from apsched.compiler.code_cache import with_agreed_code
 from apsched.compiler.inductor_pass import inductor_pass
 from apsched.compiler.schedule_graph import schedule_graph
 from apsched.compiler.settings import Settings
+from tests.helpers.graphs.small_models import WIDTH, shard
+from tests.helpers.processes import WORKERS, run_processes
 
 pytestmark = pytest.mark.alone
 
-WORKER = Path(__file__).parent / "kept_code_worker.py"
+WORKER = WORKERS / "training/kept_code_worker.py"
 Found = list[dict]
 
 

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import as_torchrun
+
+from tests.helpers.processes import as_torchrun
 
 pytestmark = pytest.mark.alone
 

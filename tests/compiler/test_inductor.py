@@ -6,20 +6,20 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from inductor_code import calls_of, calls_of_graph, freed_in_flight, interpreted, segments_of
-from small_models import WIDTH, Broken, layers, shard
 from torch._dynamo.utils import counters
 from torch._inductor import config
 from torch._inductor.utils import fresh_cache, run_and_get_code
 from torch.distributed.device_mesh import init_device_mesh
 
 import apsched
-from apsched.capture.world import world
+from apsched.capture.fake_world import world
 from apsched.compiler import fingerprint, schedule_graph
 from apsched.compiler.inductor_settings import OFF
 from apsched.compiler.settings import Settings
 from apsched.models.build import build
 from apsched.models.mesh import MeshSpec
+from tests.helpers.graphs.inductor_code import calls_of, calls_of_graph, freed_in_flight, interpreted, segments_of
+from tests.helpers.graphs.small_models import WIDTH, Broken, layers, shard
 
 WORLD_SIZE = 4
 QUICK = {"budget": 0.0, "memory_cap": "none"}

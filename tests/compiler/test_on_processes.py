@@ -1,10 +1,10 @@
 """Real gloo processes, two and four, train under ``torch.compile`` with apsched as they do without, and as under eager FSDP2."""
 
 import shutil
-from pathlib import Path
 
 import pytest
-from processes import run_sizes
+
+from tests.helpers.processes import WORKERS, run_sizes
 
 Reports = list[dict]
 pytestmark = [pytest.mark.alone, pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")]
@@ -15,7 +15,7 @@ ROOT = ["inner.output.weight", "inner.output.bias", "inner.input.weight", "inner
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory) -> dict[int, Reports]:
-    return run_sizes(Path(__file__).parent / "worker.py", tmp_path_factory.mktemp("compiled"), timeout_s=800)
+    return run_sizes(WORKERS / "training/compiler_worker.py", tmp_path_factory.mktemp("compiled"), timeout_s=800)
 
 
 @pytest.fixture(params=[2, 4], ids="{} processes".format)

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
-from toy_graphs import capture_toy
 
 import apsched
-from apsched.capture.world import world
+from apsched.capture.fake_world import world
 from apsched.compiler.schedule_graph import schedule_graph
 from apsched.compiler.settings import Settings
+from tests.helpers.graphs.toy_graphs import capture_toy
 
 
 @pytest.fixture

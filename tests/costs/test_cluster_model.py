@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 
-from apsched.capture.world import world
-from apsched.costs.alpha_beta import collective_us, group_shape
+from apsched.capture.fake_world import world
 from apsched.costs.checked import checked
-from apsched.costs.cluster import load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
+from apsched.costs.clusters.cluster import load_cluster
 from apsched.costs.model import CostModel
-from apsched.costs.table import load_table
+from apsched.costs.network.alpha_beta import collective_us, group_shape
+from apsched.costs.network.table import load_table
 from apsched.errors import InputError
 from apsched.models.mesh import MeshSpec, build_meshes, group_of
 

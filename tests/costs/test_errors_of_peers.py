@@ -12,21 +12,21 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from instrumented import UnitCosts, capture_of, traced
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from apsched import torch_private
-from apsched.build_problem import build_problem
-from apsched.costs.alpha_beta import bus_factor, collective_us, group_shape
-from apsched.costs.cluster import cluster_names, load_cluster
-from apsched.costs.roofline import Roofline
-from apsched.costs.table import load_table
-from apsched.graph.dag import NodeKind
-from apsched.graph.export import export
-from apsched.memory import live_bytes
-from apsched.schedule import as_captured
-from apsched.simulate import simulate
+from apsched.costs.clusters.cluster import cluster_names, load_cluster
+from apsched.costs.compute.roofline import Roofline
+from apsched.costs.network.alpha_beta import bus_factor, collective_us, group_shape
+from apsched.costs.network.table import load_table
+from apsched.graph.export.export import export
+from apsched.graph.records import NodeKind
+from apsched.problem.build import build_problem
+from apsched.schedule.memory import live_bytes
+from apsched.schedule.schedule import as_captured
+from apsched.schedule.simulate import simulate
+from apsched.torch_compat import graphs as torch_private
+from tests.helpers.graphs.instrumented import UnitCosts, capture_of, traced
 
 aten, c10d = torch.ops.aten, torch.ops._c10d_functional
 H100 = load_cluster("h100")

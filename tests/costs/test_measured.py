@@ -8,13 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apsched.costs.cluster import load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
+from apsched.costs.clusters.cluster import load_cluster
 from apsched.costs.measured import MeasuredCosts, Price, Transfers, completed, fitted_bytes_per_us, merged, rising
 from apsched.costs.measured_file import dump_costs, load_costs
 from apsched.costs.measured_model import MeasuredCostModel, load_cost_model
 from apsched.costs.model import CostModel
-from apsched.costs.table import load_table
+from apsched.costs.network.table import load_table
 from apsched.errors import InputError
 
 CPU = load_cluster("cpu")

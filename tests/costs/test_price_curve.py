@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from apsched.costs.price_curve import PriceCurve, sample_curve
 from apsched.errors import InputError
-from apsched.price_curve import PriceCurve, sample_curve
 from apsched.units import us_to_ticks
 
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from conftest import Run
 
-from apsched.build_problem import build_problem
 from apsched.graph.graph_file import load_graph
+from apsched.problem.build import build_problem
+from tests.conftest import Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,7 +290,7 @@ def test_a_disk_that_is_full_leaves_nothing(
     run: Run, tmp_path: Path, debug_graphs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The files written before the failure go again, and the directories made for them."""
-    import apsched.out_files as out_files
+    import apsched.artifacts.output_dir as out_files
 
     written = []
 

@@ -6,13 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import Run
 
-from apsched.build_problem import build_problem
-from apsched.costs.cluster import load_cluster
+from apsched.artifacts.schedule_file import bind_schedule, load_schedule
+from apsched.costs.clusters.cluster import load_cluster
 from apsched.graph.graph_file import load_graph
-from apsched.schedule_file import bind_schedule, load_schedule
-from apsched.simulate import simulate
+from apsched.problem.build import build_problem
+from apsched.schedule.simulate import simulate
+from tests.conftest import Run
 
 GRAPH_KEYS = {
     "name",

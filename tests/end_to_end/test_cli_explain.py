@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import Run
+
+from tests.conftest import Run
 
 KEYS = {"stretches", "one_more", "rests_on", "step_time_us", "bound_us"}
 

@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import Run
+
+from tests.conftest import Run
 
 SMALL = ("llama3-debug", "--mesh", "fsdp=4", "--seq", "64", "--layers", "1", "--direction", "forward", "--memory-cap", "none")
 

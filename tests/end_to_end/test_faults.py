@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.slow_network import SlowNetwork, why_not
+from benchmarks.execution.machine.slow_network import SlowNetwork, why_not
+from tests.helpers.processes import CHECKOUT, WORKERS
 
 pytestmark = [pytest.mark.alone, pytest.mark.skipif(bool(why_not()), reason=f"no network namespaces here: {why_not()}")]
 
-HERE = Path(__file__).parent
 TIMEOUT_S = 10
 SLACK_S = 120
 """A busy machine; a hang would last for ever."""
@@ -23,13 +23,13 @@ def run_with_fault(
     folder: Path, schedule: str, fault: Callable[[SlowNetwork, list], None], *, wait_for: tuple[int, ...]
 ) -> dict[int, dict]:
     """Train on two ranks, do ``fault`` after some steps, and return how the ranks of ``wait_for`` ended."""
-    paths = [str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
     with SlowNetwork(2, 200) as network:
         processes = []
         try:
             for rank in (0, 1):
-                command = [sys.executable, str(HERE / "fault_worker.py"), str(rank), "2", str(folder), schedule, str(TIMEOUT_S)]
+                command = [sys.executable, str(WORKERS / "training/fault_worker.py"), str(rank), "2", str(folder), schedule, str(TIMEOUT_S)]
                 with (folder / f"{rank}.log").open("w") as log:
                     processes.append(network.popen(rank, command, log=log, environment=environment))
             wait_until_steps(folder, 3, processes)

@@ -1,10 +1,10 @@
 """Two hundred steps of rewritten graphs on four gloo processes: the weights of eager FSDP2 after each, and no more memory at the end."""
 
 import sys
-from pathlib import Path
 
 import pytest
-from processes import run_processes
+
+from tests.helpers.processes import WORKERS, run_processes
 
 pytestmark = pytest.mark.alone
 
@@ -13,7 +13,7 @@ NUM_STEPS = 200
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory) -> list[dict]:
-    return run_processes(Path(__file__).parent / "long_run_worker.py", tmp_path_factory.mktemp("long"), 4, timeout_s=850)
+    return run_processes(WORKERS / "training/long_run_worker.py", tmp_path_factory.mktemp("long"), 4, timeout_s=850)
 
 
 def test_weights_are_those_of_eager_fsdp2_after_each_of_two_hundred_steps(reports):

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from apsched.memory import lifetimes
-from apsched.options import show_bytes, show_us
-from apsched.report_page import report_page
-from apsched.report_page.why import stalls, transfer_name
-from apsched.run_files import SolvedGraph, load_run
-from apsched.simulate import Timeline, simulate
+from apsched.artifacts.solved_run import SolvedGraph, load_run
+from apsched.quantities import show_bytes, show_us
+from apsched.report.page import report_page
+from apsched.report.stall_text import stalls, transfer_name
+from apsched.schedule.memory import lifetimes
+from apsched.schedule.simulate import Timeline, simulate
 from apsched.units import ticks_to_us
 
 pytestmark = pytest.mark.alone

@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import Run
-from test_report_browser import Opened, browser  # noqa: F401  (a fixture)
-from test_report_page import _Cells
 
+from apsched.artifacts.solved_run import load_run
 from apsched.cli import main
-from apsched.options import show_bytes, show_us
-from apsched.report_page import report_page
-from apsched.report_page.frontier import frontier_data
-from apsched.run_files import load_run
-from apsched.study.frontier import fitting, least_memory, prices_ms_per_gib
-from apsched.study.pages import frontiers_of_run, lines_of
+from apsched.quantities import show_bytes, show_us
+from apsched.report.page import report_page
+from apsched.report.page.frontier import frontier_data
+from apsched.study.report.frontier import fitting, least_memory, prices_ms_per_gib
+from apsched.study.report.pages import frontiers_of_run, lines_of
 from apsched.study.store import Point, Store
 from apsched.units import ticks_to_us
+from tests.conftest import Run
+from tests.end_to_end.test_report_browser import Opened, browser  # noqa: F401  (a fixture)
+from tests.report.page.test_page import _Cells
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -1,10 +1,9 @@
 """Rewritten graphs train like captured ones on four gloo processes: the same bits, or close (see ``training_cases``)."""
 
-from pathlib import Path
-
 import pytest
-from processes import run_processes
-from training_cases import CASES, NUM_STEPS, WORLD_SIZE
+
+from tests.helpers.graphs.training_cases import CASES, NUM_STEPS, WORLD_SIZE
+from tests.helpers.processes import WORKERS, run_processes
 
 pytestmark = pytest.mark.alone
 
@@ -13,7 +12,7 @@ pytestmark = pytest.mark.alone
 def reports(tmp_path_factory) -> list[dict]:
     """What each process found; one start of four processes runs all cases."""
     folder = tmp_path_factory.mktemp("training")
-    return run_processes(Path(__file__).parent / "worker.py", folder, WORLD_SIZE, timeout_s=800)
+    return run_processes(WORKERS / "training/training_worker.py", folder, WORLD_SIZE, timeout_s=800)
 
 
 @pytest.mark.parametrize("maker", ["layers", "random", "solved"])

@@ -6,22 +6,22 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
-from instrumented import capture_of, traced
-from random_fx import RandomProgram
-from random_schedules import random_schedule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from apsched.build_problem import build_problem
 from apsched.config import Caps, SolveOptions
-from apsched.graph.export import export
-from apsched.problem import Problem
-from apsched.round_trip import round_trip, with_names_checked
-from apsched.schedule import Schedule, as_captured
-from apsched.simulate import simulate
+from apsched.graph.export.export import export
+from apsched.problem.build import build_problem
+from apsched.problem.problem import Problem
+from apsched.schedule.schedule import Schedule, as_captured
+from apsched.schedule.simulate import simulate
+from apsched.schedule.verify import verify
 from apsched.solver import least_memory, solve
-from apsched.verify import verify
+from apsched.writeback.round_trip import round_trip, with_names_checked
 from apsched.writeback.write_back import write_back
-from benchmarks.live_bytes import live_bytes_of, run_counting
+from benchmarks.common.live_bytes import live_bytes_of, run_counting
+from tests.fuzz.random_fx import RandomProgram
+from tests.helpers.graphs.instrumented import capture_of, traced
+from tests.helpers.problems.random_schedules import random_schedule
 
 _SYMBOLIC_EVERY = 5
 

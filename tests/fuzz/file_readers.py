@@ -81,10 +81,10 @@ def _each_line(*parsers: Callable[[str], object]) -> Callable[[bytes], None]:
 
 def graph_of_debug() -> bytes:
     """Return the JSON inside a small graph file."""
-    from apsched.capture.world import world
-    from apsched.costs.cluster import load_cluster
+    from apsched.capture.fake_world import world
     from apsched.costs.cluster_model import ClusterCostModel
-    from apsched.graph.export import export
+    from apsched.costs.clusters.cluster import load_cluster
+    from apsched.graph.export.export import export
     from apsched.graph.graph_file import to_bytes
     from apsched.models.build import build
     from apsched.models.mesh import MeshSpec
@@ -98,17 +98,17 @@ def graph_of_debug() -> bytes:
 
 def table() -> dict[str, tuple[bytes, Callable[[bytes], object]]]:
     """Return a valid file and what reads it, for each kind."""
-    from apsched.agreement.answer_text import parse_answer
-    from apsched.build_problem import build_problem
-    from apsched.calibrate.trace import load_trace
-    from apsched.contention_choice import parse_contention
-    from apsched.costs.cluster import load_cluster
+    from apsched.artifacts.schedule_file import parse_schedule
+    from apsched.calibrate.profile.trace import load_trace
+    from apsched.compiler.ranks.answer_codec import parse_answer
+    from apsched.costs.clusters.cluster import load_cluster
     from apsched.costs.measured_file import load_costs
-    from apsched.costs.table import load_table
+    from apsched.costs.network.table import load_table
     from apsched.graph.graph_file import from_bytes
-    from apsched.options import parse_bytes, parse_memory_cap, parse_share
-    from apsched.plan_file import parse_plan
-    from apsched.schedule_file import parse_schedule
+    from apsched.problem.build import build_problem
+    from apsched.problem.contention_spec import parse_contention
+    from apsched.problem.plan.plan_file import parse_plan
+    from apsched.quantities import parse_bytes, parse_memory_cap, parse_share
     from apsched.study.axes import parse_vary
 
     schedule = b'{"format": "apsched-schedule", "version": 1, "graph": {"name": "forward", "hash": "00"}, "buckets": [], "order": [[0, 3]]}'

@@ -9,17 +9,16 @@ import sys
 import tempfile
 from pathlib import Path
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from processes import run_processes  # noqa: E402
+from tests.helpers.processes import WORKERS, run_processes  # noqa: E402
 
 
 def try_seeds(*, first_seed: int, num_seeds: int, solve_every: int, seconds: float, folder: Path) -> dict:
     """Return what process rank 0 found: how many seeds it ``tried``, and ``failures``."""
     request = {"first_seed": first_seed, "num_seeds": num_seeds, "solve_every": solve_every, "seconds": seconds}
     (folder / "request.json").write_text(json.dumps(request))
-    found, other = run_processes(HERE / "worker.py", folder, 2, timeout_s=seconds + 600)
+    found, other = run_processes(WORKERS / "graphs/fuzz_worker.py", folder, 2, timeout_s=seconds + 600)
     assert found == other, "process ranks found different things"
     return found
 

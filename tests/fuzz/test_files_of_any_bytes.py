@@ -3,7 +3,8 @@
 from importlib.util import find_spec
 
 import pytest
-from fuzz.run_files import fuzz, readers
+
+from tests.fuzz.run_files import fuzz, readers
 
 HAS_ATHERIS = find_spec("atheris") is not None
 

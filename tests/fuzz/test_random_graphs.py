@@ -1,7 +1,8 @@
 """Random FX graphs, captured, scheduled, written back and run on two gloo processes; ``run.py`` does it for as long as you like."""
 
 import pytest
-from fuzz.run import try_seeds
+
+from tests.fuzz.run import try_seeds
 
 pytestmark = pytest.mark.alone
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
-from apsched.collectives import (
+from apsched.errors import InputError
+from apsched.fx.collectives import (
     collective_kind,
     describe,
     group_name,
@@ -15,7 +16,6 @@ from apsched.collectives import (
     is_reduce_scatter,
     is_wait_tensor,
 )
-from apsched.errors import InputError
 
 c10d = torch.ops._c10d_functional
 

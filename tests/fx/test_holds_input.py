@@ -9,7 +9,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from apsched.collectives import _CLONES_INPUT  # the claim under test
+from apsched.fx.collectives import _CLONES_INPUT  # the claim under test
 
 c10d = torch.ops._c10d_functional
 LAUNCHES = {

@@ -7,12 +7,12 @@ import sys
 import orjson
 import pytest
 import torch
-from instrumented import UnitCosts, capture_of, traced
 
 from apsched.errors import InputError
-from apsched.graph.export import export
+from apsched.graph.export.export import export
 from apsched.graph.graph_file import VERSION, from_bytes, load_graph, save_graph, to_bytes
 from apsched.graph.identity import graph_hash
+from tests.helpers.graphs.instrumented import UnitCosts, capture_of, traced
 
 c10d = torch.ops._c10d_functional
 

@@ -7,17 +7,17 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis.strategies import data, integers, permutations, sampled_from
-from instrumented import UnitCosts, capture_of, traced
-from toy_graphs import FlatCosts, capture_toy
 
-from apsched.build_problem import build_problem
-from apsched.capture.world import world
+from apsched.capture.fake_world import world
 from apsched.config import Caps, SolveOptions
-from apsched.graph.dag import NodeKind
-from apsched.graph.export import export
+from apsched.graph.export.export import export
 from apsched.graph.identity import graph_hash
+from apsched.graph.records import NodeKind
+from apsched.problem.build import build_problem
 from apsched.solver import solve
 from apsched.writeback.write_back import write_back
+from tests.helpers.graphs.instrumented import UnitCosts, capture_of, traced
+from tests.helpers.graphs.toy_graphs import FlatCosts, capture_toy
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional

@@ -2,18 +2,18 @@
 
 import pytest
 
-from apsched.build_problem import build_problem
-from apsched.capture.world import world
-from apsched.costs.cluster import load_cluster
+from apsched.capture.fake_world import world
 from apsched.costs.cluster_model import ClusterCostModel
+from apsched.costs.clusters.cluster import load_cluster
 from apsched.costs.measured import MeasuredCosts, Price, Transfers
 from apsched.costs.measured_model import MeasuredCostModel
 from apsched.graph.cost_shares import cost_shares
-from apsched.graph.dag import NodeKind
-from apsched.graph.export import export
+from apsched.graph.export.export import export
+from apsched.graph.records import NodeKind
 from apsched.graph.reprice import repriced
 from apsched.models.mesh import MeshSpec
 from apsched.models.preset_capture import capture_preset
+from apsched.problem.build import build_problem
 
 H100 = load_cluster("h100")
 

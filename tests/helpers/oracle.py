@@ -19,13 +19,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import combinations, compress, product
 
-from oracle_steps import Move, Steps
-
 from apsched.config import Caps
-from apsched.problem import Problem
-from apsched.schedule import Bucket, Schedule
-from apsched.simulate import simulate
-from apsched.verify import verify
+from apsched.problem.problem import Problem
+from apsched.schedule.schedule import Bucket, Schedule
+from apsched.schedule.simulate import simulate
+from apsched.schedule.verify import verify
+from tests.helpers.oracle_steps import Move, Steps
 
 
 @dataclass(frozen=True, slots=True)

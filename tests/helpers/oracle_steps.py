@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from apsched.config import Caps
-from apsched.graph.dag import NodeKind
-from apsched.problem import Key, Problem
-from apsched.schedule import Step, StepKind
+from apsched.graph.records import NodeKind
+from apsched.problem.problem import Key, Problem
+from apsched.schedule.schedule import Step, StepKind
 
 _N, _IN, _START, _WAIT, _OUT = StepKind.NODE, StepKind.COPY_IN, StepKind.START, StepKind.WAIT, StepKind.COPY_OUT
 

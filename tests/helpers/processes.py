@@ -13,12 +13,15 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+CHECKOUT = Path(__file__).resolve().parents[2]
+WORKERS = CHECKOUT / "tests" / "workers"
+START_RANK = Path(__file__).with_name("start_rank.py")
+
 
 def run_processes(script: Path, folder: Path, world_size: int, *more: str, timeout_s: float) -> list[dict]:
     """Run ``script RANK WORLD_SIZE FOLDER MORE`` in ``world_size`` processes of one thread; return what each reports."""
     logs = [folder / f"{rank}.log" for rank in range(world_size)]
-    tests = Path(__file__).parent
-    paths = [str(tests), str(tests.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
     processes = [
         subprocess.Popen(
@@ -70,16 +73,13 @@ def run_jobs(script: Path, jobs: Sequence[Job], *, timeout_s: float) -> list[lis
     There is one interpreter for each number of a process rank, as in a job on several machines; it imports the script once, and runs
     each job in a fork (``start_rank``). Returns for each job what its process ranks report.
     """
-    tests = Path(__file__).parent
-    paths = [str(tests), str(tests.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
     for job in jobs:
         job.folder.mkdir(parents=True, exist_ok=True)
     told = json.dumps([asdict(job) | {"folder": str(job.folder)} for job in jobs])
     starters = [
-        subprocess.Popen(
-            [sys.executable, str(tests / "start_rank.py"), str(script), str(rank), told], env=environment, start_new_session=True
-        )
+        subprocess.Popen([sys.executable, str(START_RANK), str(script), str(rank), told], env=environment, start_new_session=True)
         for rank in range(max(job.world_size for job in jobs))
     ]
     try:

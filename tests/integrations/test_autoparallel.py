@@ -3,21 +3,20 @@
 import logging
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
-from processes import run_sizes
-from toy_graphs import capture_toy
 
-from apsched.capture.world import world
-from apsched.collectives import is_collective
+from apsched.capture.fake_world import world
 from apsched.compiler.settings import Settings
-from apsched.costs.cluster import load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
+from apsched.costs.clusters.cluster import load_cluster
 from apsched.errors import InputError
+from apsched.fx.collectives import is_collective
 from apsched.integrations.autoparallel import aten_autobucketing_config, aten_autobucketing_reordering_pass, scheduling_pass
 from apsched.integrations.estimated_costs import EstimatedCosts
+from tests.helpers.graphs.toy_graphs import capture_toy
+from tests.helpers.processes import WORKERS, run_sizes
 
 QUICK = Settings(budget=0.0)
 
@@ -116,7 +115,7 @@ def test_importing_it_changes_nothing_in_torch():
 import sys, types, importlib
 for name in ("bucketing", "fsdp", "overlap_scheduling", "overlap_preserving_bucketer", "overlap_manual_scheduling"):
     importlib.import_module("torch._inductor.fx_passes." + name)
-import apsched.models.build, apsched.pipeline, apsched.optimize, apsched.solver
+import apsched.models.build, apsched.pipeline.steps, apsched.optimize, apsched.solver
 def seen():
     return {m: {k: id(v) for k, v in vars(module).items() if not isinstance(v, types.ModuleType)} for m, module in list(sys.modules.items())
             if m.split(".")[0] == "torch" and isinstance(module, types.ModuleType)}
@@ -132,7 +131,7 @@ assert "autoparallel" not in sys.modules
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory) -> dict[int, list[dict]]:
-    return run_sizes(Path(__file__).parent / "autoparallel_worker.py", tmp_path_factory.mktemp("autoparallel"), timeout_s=500)
+    return run_sizes(WORKERS / "graphs/autoparallel_worker.py", tmp_path_factory.mktemp("autoparallel"), timeout_s=500)
 
 
 @pytest.mark.parametrize(

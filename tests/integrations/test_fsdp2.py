@@ -1,40 +1,39 @@
 """A schedule as settings of eager FSDP2: real processes gather in that order, with the same losses; what cannot be is refused."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-from processes import run_sizes
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp import fully_shard
 
 import apsched
-from apsched.build_problem import build_problem
+from apsched.artifacts.schedule_file import save_schedule
+from apsched.capture.fake_world import world
 from apsched.capture.joint import capture_module
-from apsched.capture.world import world
 from apsched.config import SolveOptions
-from apsched.costs.cluster import load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
+from apsched.costs.clusters.cluster import load_cluster
 from apsched.errors import InputError
-from apsched.graph.export import export
+from apsched.graph.export.export import export
 from apsched.graph.graph_file import save_graph
-from apsched.graph_result import Result
 from apsched.integrations.prefetch_order import Hook, Launch, prefetch_lists
 from apsched.models.layers import FeedForward
 from apsched.models.mesh import MeshSpec, build_meshes
 from apsched.models.options import ModelOptions
 from apsched.models.sharding import shard_parameters
-from apsched.problem import Problem
-from apsched.schedule_file import save_schedule
+from apsched.pipeline.result import Result
+from apsched.problem.build import build_problem
+from apsched.problem.problem import Problem
+from tests.helpers.processes import WORKERS, run_sizes
 
 CASES = ("free", "near", "kept")
 
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory) -> dict[int, list[dict]]:
-    return run_sizes(Path(__file__).parent / "fsdp2_worker.py", tmp_path_factory.mktemp("fsdp2"), timeout_s=400)
+    return run_sizes(WORKERS / "training/fsdp2_worker.py", tmp_path_factory.mktemp("fsdp2"), timeout_s=400)
 
 
 @pytest.fixture(params=[2, 4], ids="{} processes".format)
@@ -198,7 +197,7 @@ def test_the_directory_of_apsched_solve_will_do(model, tmp_path):
 
 def test_contract_of_the_private_attributes(model):
     """Modules that one call wraps share a unit; each unit here has one group of parameters."""
-    from apsched.torch_private_fsdp import fsdp_unit_of
+    from apsched.torch_compat.fsdp import fsdp_unit_of
 
     class Two(nn.Module):
         def __init__(self) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from apsched.capture.world import world
+from apsched.capture.fake_world import world
 from apsched.errors import InputError
 from apsched.models.build import build
 from apsched.models.mesh import MeshSpec

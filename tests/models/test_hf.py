@@ -5,24 +5,20 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import run_sizes
 
 from apsched.capture.captured import Capture
-from apsched.collectives import is_collective
 from apsched.errors import InputError
-from apsched.sources import SourceRequest, opened
+from apsched.fx.collectives import is_collective
+from apsched.pipeline.sources import SourceRequest, opened
+from tests.helpers.processes import WORKERS, run_sizes
 
 pytest.importorskip("transformers", reason="needs the extra hf")
-
-FOLDER = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
 def configs():
-    sys.path.insert(0, str(FOLDER))
-    import hf_configs
+    from tests.helpers.graphs import hf_configs
 
-    sys.path.remove(str(FOLDER))
     return hf_configs
 
 
@@ -106,7 +102,7 @@ def test_without_transformers_the_extra_is_named(configs, tmp_path, monkeypatch)
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory) -> dict[int, list[dict]]:
-    return run_sizes(FOLDER / "hf_worker.py", tmp_path_factory.mktemp("hf"), timeout_s=300)
+    return run_sizes(WORKERS / "graphs/hf_worker.py", tmp_path_factory.mktemp("hf"), timeout_s=300)
 
 
 @pytest.fixture(params=[2, 4], ids="{} processes".format)

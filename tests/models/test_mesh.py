@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from apsched.capture.world import world
+from apsched.capture.fake_world import world
 from apsched.errors import InputError
 from apsched.models.mesh import MeshSpec, build_meshes, group_of
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from apsched.capture.captured import Capture, CapturedGraph
-from apsched.capture.world import world
+from apsched.capture.fake_world import world
+from apsched.fx.passes.parameters import PARAMETER_KEY
 from apsched.models.build import build
 from apsched.models.mesh import MeshSpec
 from apsched.models.options import ModelOptions
 from apsched.models.preset_capture import capture_preset
-from apsched.passes.parameters import PARAMETER_KEY
 
 Count = Counter[tuple[str, tuple[int, ...]]]
 

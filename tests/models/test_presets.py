@@ -4,7 +4,7 @@ import pytest
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 
-from apsched.capture.world import world
+from apsched.capture.fake_world import world
 from apsched.models.build import build, names
 from apsched.models.mesh import MeshSpec
 

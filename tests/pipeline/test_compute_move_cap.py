@@ -1,13 +1,13 @@
 """Compute may move where that has something to hide, and something to hide it with; elsewhere it stays as captured."""
 
 import pytest
-from by_hand import ByHand, line
-from layered import Layer, layered
 
+from apsched.api import solve
 from apsched.config import Caps, SolveOptions
-from apsched.problem import Problem
-from apsched.solve_problem import solve
-from apsched.where_it_pays import moving_where_it_pays
+from apsched.pipeline.compute_move_cap import moving_where_it_pays
+from apsched.problem.problem import Problem
+from tests.helpers.problems.by_hand import ByHand, line
+from tests.helpers.problems.layered import Layer, layered
 
 QUICK = SolveOptions(budget=1)
 

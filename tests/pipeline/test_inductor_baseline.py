@@ -10,29 +10,29 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Run
-from inductor_worker import MESHES
-from instrumented import real_inputs
-from processes import run_processes
 
-from apsched import torch_private
-from apsched.build_problem import build_problem
+from apsched.api import solve
 from apsched.capture.captured import CapturedGraph
-from apsched.capture.world import world
-from apsched.collectives import describe, group_sizes, is_collective
+from apsched.capture.fake_world import world
 from apsched.config import Caps, SolveOptions
-from apsched.costs.cluster import load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
-from apsched.graph.export import export
-from apsched.inductor_baseline import InductorRun, run_inductor, run_inductor_manual, score_run, torch_scores
+from apsched.costs.clusters.cluster import load_cluster
+from apsched.fx.collectives import describe, group_sizes, is_collective
+from apsched.graph.export.export import export
 from apsched.models.mesh import MeshSpec
 from apsched.models.preset_capture import capture_preset
-from apsched.problem import Problem
-from apsched.report import graph_json, summary_lines
-from apsched.schedule import as_captured
-from apsched.simulate import simulate
-from apsched.solve_problem import solve
-from benchmarks.live_bytes import live_bytes_of, run_counting
+from apsched.pipeline.inductor_baseline import InductorRun, run_inductor, run_inductor_manual, score_run, torch_scores
+from apsched.problem.build import build_problem
+from apsched.problem.problem import Problem
+from apsched.report.summary import graph_json, summary_lines
+from apsched.schedule.schedule import as_captured
+from apsched.schedule.simulate import simulate
+from apsched.torch_compat import graphs as torch_private
+from benchmarks.common.live_bytes import live_bytes_of, run_counting
+from tests.conftest import Run
+from tests.helpers.graphs.instrumented import real_inputs
+from tests.helpers.processes import WORKERS, run_processes
+from tests.workers.training.inductor_baseline_worker import MESHES
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
@@ -315,7 +315,7 @@ def test_compare_runs_them_by_default_and_solve_on_request(run: Run, debug_graph
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
-    return run_processes(Path(__file__).parent / "inductor_worker.py", tmp_path_factory.mktemp("inductor"), 4, timeout_s=400)
+    return run_processes(WORKERS / "training/inductor_baseline_worker.py", tmp_path_factory.mktemp("inductor"), 4, timeout_s=400)
 
 
 @pytest.mark.parametrize("mesh", MESHES)

@@ -5,16 +5,16 @@ from dataclasses import replace
 
 import networkx as nx
 import pytest
-from by_hand import ByHand, line
 
-from apsched import without_moves
 from apsched.config import Caps, SolveOptions
-from apsched.graph_result import Result, result_of
-from apsched.load_source import LoadedGraph
-from apsched.problem import Problem
+from apsched.pipeline import without_moves
+from apsched.pipeline.load import LoadedGraph
+from apsched.pipeline.result import Result, result_of
+from apsched.problem.problem import Problem
 from apsched.progress import Progress
-from apsched.report import graph_json, print_table, summary_lines
+from apsched.report.summary import graph_json, print_table, summary_lines
 from apsched.solver import solve
+from tests.helpers.problems.by_hand import ByHand, line
 
 QUIET = Progress(quiet=True)
 

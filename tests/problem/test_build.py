@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 import networkx as nx
 import pytest
 
-from apsched.build_problem import build_problem
-from apsched.graph.dag import CollectiveRecord, NodeKind, NodeRecord, StorageRecord
-from apsched.price_curve import PriceCurve
-from apsched.problem import Problem
+from apsched.costs.price_curve import PriceCurve
+from apsched.graph.records import CollectiveRecord, NodeKind, NodeRecord, StorageRecord
+from apsched.problem.build import build_problem
+from apsched.problem.problem import Problem
 
 FLAT = PriceCurve(size_bytes=(0, 1), price_ticks=(7, 7))
 

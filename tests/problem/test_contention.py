@@ -4,9 +4,9 @@ from fractions import Fraction
 
 import pytest
 
-from apsched.clocks import SharedClock
-from apsched.contention import Contention
 from apsched.errors import InputError
+from apsched.problem.contention import Contention
+from apsched.schedule.clocks import SharedClock
 
 
 def shared(links, compute=Fraction(1), transfer=Fraction(1), latency=Fraction(1)) -> SharedClock:

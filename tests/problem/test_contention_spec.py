@@ -5,15 +5,15 @@ import random
 from dataclasses import replace
 
 import pytest
-from strategies import layered_problem
 
-from apsched.agreement.problem_digest import problem_digest
 from apsched.cli.main import main
-from apsched.contention import Contention
-from apsched.contention_choice import ContentionChoice, contended, parse_contention
-from apsched.costs.cluster import cluster_names, load_cluster
+from apsched.compiler.ranks.problem_digest import problem_digest
+from apsched.costs.clusters.cluster import cluster_names, load_cluster
 from apsched.errors import InputError
-from apsched.problem import Problem, with_contention
+from apsched.problem.contention import Contention
+from apsched.problem.contention_spec import ContentionChoice, contended, parse_contention
+from apsched.problem.problem import Problem, with_contention
+from tests.helpers.problems.strategies import layered_problem
 
 H100 = load_cluster("h100")
 

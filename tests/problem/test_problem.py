@@ -4,14 +4,14 @@ import random
 from dataclasses import replace
 
 import pytest
-from by_hand import ByHand
-from strategies import random_problem
 
 from apsched.config import Caps
 from apsched.errors import InputError
-from apsched.problem import Problem, check_problem
-from apsched.schedule import as_captured
-from apsched.verify import verify
+from apsched.problem.problem import Problem, check_problem
+from apsched.schedule.schedule import as_captured
+from apsched.schedule.verify import verify
+from tests.helpers.problems.by_hand import ByHand
+from tests.helpers.problems.strategies import random_problem
 
 KIB = 1024
 TRAVEL = "a prologue is compute before the start, an epilogue compute after the wait"

@@ -5,12 +5,12 @@ import sys
 from itertools import pairwise
 
 import pytest
-from by_hand import ByHand, line, schedule
 
-from apsched import plots
-from apsched.problem import Problem
-from apsched.schedule import Schedule, as_captured
-from apsched.simulate import simulate
+from apsched.problem.problem import Problem
+from apsched.report import plots
+from apsched.schedule.schedule import Schedule, as_captured
+from apsched.schedule.simulate import simulate
+from tests.helpers.problems.by_hand import ByHand, line, schedule
 
 pyplot = pytest.importorskip("matplotlib.pyplot", reason="matplotlib is not installed (pip install '.[plots]')")
 KIB = 1024
@@ -156,10 +156,10 @@ def test_without_matplotlib_one_is_told_what_to_install() -> None:
     code = """
 import sys
 sys.modules["matplotlib"] = None
-import apsched.plots
+import apsched.report.plots
 from apsched.errors import InputError
 try:
-    apsched.plots._axes(None, 1.0)
+    apsched.report.plots._axes(None, 1.0)
 except InputError as error:
     print(error)
 """

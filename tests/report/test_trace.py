@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Run
-from perfetto_engine import tick_read
 
-from apsched.run_files import SolvedRun, load_run
-from apsched.simulate import simulate
-from apsched.trace_beside import trace_beside
-from apsched.trace_file import COMPUTE_STREAM, FIRST_PROCESS, trace
+from apsched.artifacts.solved_run import SolvedRun, load_run
+from apsched.report.trace import COMPUTE_STREAM, FIRST_PROCESS, trace
+from apsched.report.trace_beside_profile import trace_beside
+from apsched.schedule.simulate import simulate
 from apsched.units import TICKS_PER_US, ticks_to_us
+from tests.conftest import Run
+from tests.helpers.perfetto_engine import tick_read
 
 _KEYS = {
     "M": {"ph", "name", "pid", "tid", "ts", "args"},

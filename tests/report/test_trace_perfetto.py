@@ -9,15 +9,15 @@ from typing import Any
 
 import orjson
 import pytest
-from by_hand import ByHand, line, schedule
-from perfetto_engine import loaded, needs_engine
 
+from apsched.artifacts.solved_run import SolvedRun, load_run
 from apsched.config import Caps
-from apsched.report_page.why import transfer_name
-from apsched.run_files import SolvedRun, load_run
-from apsched.simulate import Timeline, simulate
-from apsched.trace_beside import trace_beside
-from apsched.trace_file import COMPUTE_STREAM, FIRST_GROUP_STREAM, FIRST_PROCESS, trace, trace_events
+from apsched.report.stall_text import transfer_name
+from apsched.report.trace import COMPUTE_STREAM, FIRST_GROUP_STREAM, FIRST_PROCESS, trace, trace_events
+from apsched.report.trace_beside_profile import trace_beside
+from apsched.schedule.simulate import Timeline, simulate
+from tests.helpers.perfetto_engine import loaded, needs_engine
+from tests.helpers.problems.by_hand import ByHand, line, schedule
 
 pytestmark = needs_engine
 

@@ -3,18 +3,18 @@
 import random
 from dataclasses import replace
 
-from by_hand import ONE_TICK_PER_KIB, ByHand, line, schedule
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import best_schedule
-from random_schedules import random_schedule
-from strategies import a_problem_with_forms, problem_for_coalescing, random_caps
 
 from apsched.config import Caps
-from apsched.problem import Problem
-from apsched.schedule import Bucket, Schedule
-from apsched.simulate import simulate
-from apsched.verify import verify
+from apsched.problem.problem import Problem
+from apsched.schedule.schedule import Bucket, Schedule
+from apsched.schedule.simulate import simulate
+from apsched.schedule.verify import verify
+from tests.helpers.oracle import best_schedule
+from tests.helpers.problems.by_hand import ONE_TICK_PER_KIB, ByHand, line, schedule
+from tests.helpers.problems.random_schedules import random_schedule
+from tests.helpers.problems.strategies import a_problem_with_forms, problem_for_coalescing, random_caps
 
 KIB = 1024
 MEMBER_TICKS = 7

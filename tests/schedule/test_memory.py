@@ -1,14 +1,14 @@
 """Live bytes worked out by hand, step by step; one unit is the 512 bytes that the allocator rounds to."""
 
-from by_hand import ByHand, schedule
 from hypothesis import given, settings
-from oracle import best_schedule
-from strategies import a_problem_with_caps
 
 from apsched.config import Caps
-from apsched.memory import lifetimes, live_bytes
-from apsched.problem import Problem
-from apsched.schedule import Schedule
+from apsched.problem.problem import Problem
+from apsched.schedule.memory import lifetimes, live_bytes
+from apsched.schedule.schedule import Schedule
+from tests.helpers.oracle import best_schedule
+from tests.helpers.problems.by_hand import ByHand, schedule
+from tests.helpers.problems.strategies import a_problem_with_caps
 
 UNIT = 512
 

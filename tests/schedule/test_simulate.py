@@ -3,13 +3,13 @@
 from itertools import pairwise
 
 import pytest
-from by_hand import ONE_TICK_PER_KIB, ByHand, line, schedule
 from hypothesis import given, settings
-from strategies import a_problem
 
-from apsched.problem import Problem
-from apsched.schedule import as_captured
-from apsched.simulate import simulate
+from apsched.problem.problem import Problem
+from apsched.schedule.schedule import as_captured
+from apsched.schedule.simulate import simulate
+from tests.helpers.problems.by_hand import ONE_TICK_PER_KIB, ByHand, line, schedule
+from tests.helpers.problems.strategies import a_problem
 
 KIB = 1024
 

@@ -4,18 +4,18 @@ import random
 from dataclasses import replace
 
 import pytest
-from by_hand import ByHand, schedule
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from oracle import best_schedule
-from strategies import a_problem
 
 from apsched.config import Caps
-from apsched.graph.dag import NodeKind
-from apsched.problem import Problem
-from apsched.schedule import Bucket, Schedule, Step, StepKind, as_captured
-from apsched.simulate import simulate
-from apsched.verify import verify
+from apsched.graph.records import NodeKind
+from apsched.problem.problem import Problem
+from apsched.schedule.schedule import Bucket, Schedule, Step, StepKind, as_captured
+from apsched.schedule.simulate import simulate
+from apsched.schedule.verify import verify
+from tests.helpers.oracle import best_schedule
+from tests.helpers.problems.by_hand import ByHand, schedule
+from tests.helpers.problems.strategies import a_problem
 
 KIB = 1024
 

@@ -2,20 +2,20 @@
 
 import pytest
 
-from apsched.problem import Problem
+from apsched.problem.problem import Problem
 
 
 @pytest.fixture(scope="session")
 def layered_presets() -> dict[str, Problem]:
     """Small presets: one with experts; one with HSDP and tensor parallelism, of which every second layer is recomputed."""
-    from apsched.build_problem import build_problem
-    from apsched.capture.world import world
-    from apsched.costs.cluster import load_cluster
+    from apsched.capture.fake_world import world
     from apsched.costs.cluster_model import ClusterCostModel
-    from apsched.graph.export import export
+    from apsched.costs.clusters.cluster import load_cluster
+    from apsched.graph.export.export import export
     from apsched.models.mesh import MeshSpec
     from apsched.models.options import ModelOptions
     from apsched.models.preset_capture import capture_preset
+    from apsched.problem.build import build_problem
 
     problems = {}
     for label, preset, mesh, checkpoint, num_layers in (

@@ -8,19 +8,19 @@ import random
 from dataclasses import replace
 
 import pytest
-from by_hand import ByHand, line
 from hypothesis import given, settings
-from oracle import best_schedule, least_memory
-from random_schedules import random_schedule
-from strategies import a_problem_with_caps, random_caps, random_problem
 
 from apsched.config import Caps, SolveOptions
-from apsched.problem import Problem
-from apsched.result import SolveResult
-from apsched.schedule import as_captured
-from apsched.simulate import simulate
+from apsched.problem.problem import Problem
+from apsched.schedule.result import SolveResult
+from apsched.schedule.schedule import as_captured
+from apsched.schedule.simulate import simulate
+from apsched.schedule.verify import verify
 from apsched.solver import solve
-from apsched.verify import verify
+from tests.helpers.oracle import best_schedule, least_memory
+from tests.helpers.problems.by_hand import ByHand, line
+from tests.helpers.problems.random_schedules import random_schedule
+from tests.helpers.problems.strategies import a_problem_with_caps, random_caps, random_problem
 
 NUM_SEEDS = int(os.environ.get("APSCHED_BRUTE_FORCE", "0"))
 STRICT = SolveOptions(time_slack=0.0, budget=20.0)

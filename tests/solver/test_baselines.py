@@ -3,17 +3,17 @@
 from itertools import pairwise
 
 import pytest
-from by_hand import ByHand, line
 
 from apsched.config import Caps, SolveOptions
-from apsched.problem import Problem
-from apsched.schedule import Bucket
+from apsched.problem.problem import Problem
+from apsched.schedule.schedule import Bucket
+from apsched.schedule.verify import verify
 from apsched.solver import solve
+from apsched.solver.arrays.partition import Pricer
+from apsched.solver.arrays.problem_arrays import compact
 from apsched.solver.baselines import TOPO_SPAN, baselines
-from apsched.solver.compact import compact
-from apsched.solver.group import group
-from apsched.solver.partition import Pricer
-from apsched.verify import verify
+from apsched.solver.search.grouping import group
+from tests.helpers.problems.by_hand import ByHand, line
 
 KIB = 1024
 PRICES = {"all_gather": line(10, 1)}

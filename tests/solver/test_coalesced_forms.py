@@ -4,22 +4,22 @@ import random
 from dataclasses import replace
 
 import pytest
-from oracle import Optimum, best_schedule, least_memory
-from strategies import layered_problem, problem_for_coalescing, random_caps, random_problem, with_coalesced_price
 
 from apsched.config import Caps, SolveOptions
 from apsched.errors import InputError
-from apsched.problem import Problem
+from apsched.problem.problem import Problem
+from apsched.schedule.verify import verify
 from apsched.solver import solve
-from apsched.solver.bounds import memory_bound
-from apsched.solver.compact import compact
-from apsched.solver.forms import without_copies
-from apsched.solver.later_bounds import launches_bound, peak_bound
-from apsched.solver.least_memory import is_small
-from apsched.solver.milp_answer import solve_with_milp
-from apsched.solver.search import Search
+from apsched.solver.arrays.problem_arrays import compact
+from apsched.solver.bounds.memory_and_launches import launches_bound, peak_bound
+from apsched.solver.bounds.step_time import memory_bound
+from apsched.solver.milp.answer import solve_with_milp
+from apsched.solver.reorder.min_memory import is_small
+from apsched.solver.search.bucket_forms import without_copies
+from apsched.solver.search.local_search import Search
 from apsched.solver.solve import best_bound
-from apsched.verify import verify
+from tests.helpers.oracle import Optimum, best_schedule, least_memory
+from tests.helpers.problems.strategies import layered_problem, problem_for_coalescing, random_caps, random_problem, with_coalesced_price
 
 STRICT = SolveOptions(time_slack=0.0, budget=20.0)
 

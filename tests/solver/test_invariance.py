@@ -4,12 +4,12 @@ import random
 from dataclasses import replace
 
 import pytest
-from strategies import random_caps, random_problem
-from transformed import enlarged, enlarged_caps, exact_ticks, permuted
 
 from apsched.config import SolveOptions
-from apsched.result import SolveResult
+from apsched.schedule.result import SolveResult
 from apsched.solver import solve
+from tests.helpers.problems.strategies import random_caps, random_problem
+from tests.helpers.problems.transformed import enlarged, enlarged_caps, exact_ticks, permuted
 
 STRICT = SolveOptions(time_slack=0.0)
 

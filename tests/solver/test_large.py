@@ -6,16 +6,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-import digest_worker
 import pytest
-from strategies import layered_problem, random_caps
 
 from apsched.config import SolveOptions
-from apsched.simulate import simulate
+from apsched.schedule.simulate import simulate
+from apsched.schedule.verify import verify
 from apsched.solver import solve
-from apsched.solver.compact import compact
+from apsched.solver.arrays.problem_arrays import compact
 from apsched.solver.solve import best_bound
-from apsched.verify import verify
+from tests.helpers.problems.strategies import layered_problem, random_caps
+from tests.workers.graphs import digest_worker
 
 QUICK = SolveOptions(budget=0.2)
 
@@ -61,7 +61,7 @@ def test_the_same_answer_whatever_the_hash_seed_and_the_number_of_cores(hash_see
     names = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     environment = os.environ | {"PYTHONHASHSEED": hash_seed} | dict.fromkeys(names, str(threads))
     root = Path(__file__).resolve().parents[2]
-    command = [sys.executable, str(root / "tests" / "digest_worker.py"), str(threads)]
+    command = [sys.executable, str(root / "tests" / "workers" / "graphs" / "digest_worker.py"), str(threads)]
     other = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False, timeout=600)
     assert other.returncode == 0, other.stderr[-2000:]
     assert other.stdout.splitlines() == digests

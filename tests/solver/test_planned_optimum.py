@@ -1,6 +1,6 @@
 """Under a plan, too, the solver's answer equals exhaustive search on small random problems, and so does the MILP's.
 
-``APSCHED_PLANS=2000 pytest tests/plan/test_planned_optimum.py`` for as many seeds.
+``APSCHED_PLANS=2000 pytest tests/solver/test_planned_optimum.py`` for as many seeds.
 """
 
 import os
@@ -11,27 +11,27 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from oracle import best_schedule, least_memory
-from random_plans import named, planned
-from strategies import random_caps, random_problem
 
 from apsched.config import Caps, SolveOptions
 from apsched.errors import InputError
-from apsched.plan import Plan, Rule
-from apsched.problem import Problem
-from apsched.restrict import restricted
-from apsched.simulate import simulate
-from apsched.solver import least_memory as solver_least_memory
+from apsched.problem.plan.apply import restricted
+from apsched.problem.plan.rules import Plan, Rule
+from apsched.problem.problem import Problem
+from apsched.schedule.simulate import simulate
+from apsched.schedule.verify import verify
 from apsched.solver import solve
-from apsched.solver.compact import compact
-from apsched.solver.expand import expand
-from apsched.solver.floor import JUST_IN_TIME
-from apsched.solver.lp_bound import lp_bound
-from apsched.solver.milp import solve_milp
-from apsched.solver.partition import Pricer
-from apsched.solver.place import construct
-from apsched.solver.search import policies
-from apsched.verify import verify
+from apsched.solver.arrays.partition import Pricer
+from apsched.solver.arrays.problem_arrays import compact
+from apsched.solver.bounds.linear_program import lp_bound
+from apsched.solver.milp.model import solve_milp
+from apsched.solver.program.to_schedule import expand
+from apsched.solver.reorder import min_memory as solver_least_memory
+from apsched.solver.search.construct import construct
+from apsched.solver.search.just_in_time import JUST_IN_TIME
+from apsched.solver.search.local_search import policies
+from tests.helpers.oracle import best_schedule, least_memory
+from tests.helpers.problems.random_plans import named, planned
+from tests.helpers.problems.strategies import random_caps, random_problem
 
 NUM_SEEDS = int(os.environ.get("APSCHED_PLANS", "60"))
 STRICT = SolveOptions(time_slack=0.0, budget=20.0)
@@ -83,7 +83,7 @@ def test_the_floor_under_a_plan_is_the_least_memory_of_any_schedule(seed: int) -
 @pytest.mark.parametrize("seed", range(NUM_SEEDS))
 def test_search_and_windows_keep_the_plan(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What large problems go through, on small ones: never against the plan, never below the optimum, a bound that holds."""
-    monkeypatch.setattr(sys.modules["apsched.solver.least_memory"], "_SMALL_LITERALS", -1)
+    monkeypatch.setattr(sys.modules["apsched.solver.reorder.min_memory"], "_SMALL_LITERALS", -1)
     problem, caps = case(seed)
     best, result = best_schedule(problem, caps), solve(problem, caps, SolveOptions(time_slack=0.0, budget=2.0))
     if best is None:

@@ -4,14 +4,14 @@ import random
 from dataclasses import replace
 
 import pytest
-from strategies import layered_problem
 
 from apsched.config import Caps, SolveOptions
-from apsched.schedule import as_captured
+from apsched.schedule.schedule import as_captured
+from apsched.schedule.verify import verify
 from apsched.solver import solve
-from apsched.solver.least_memory import is_small
-from apsched.solver.search import Search
-from apsched.verify import verify
+from apsched.solver.reorder.min_memory import is_small
+from apsched.solver.search.local_search import Search
+from tests.helpers.problems.strategies import layered_problem
 
 OPTIONS = SolveOptions(budget=0.5, time_slack=0.05)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from apsched.errors import InputError
-from apsched.options import MemoryCap
+from apsched.quantities import MemoryCap
 from apsched.study.axes import Axis, MemoryAxis, MemoryRange, parse_vary
 
 

@@ -8,11 +8,11 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apsched.options import MemoryCap
+from apsched.quantities import MemoryCap
 from apsched.study.axes import MemoryRange
-from apsched.study.better import better_of
 from apsched.study.chain import MOST_SOLVES, Chain, Job
-from apsched.study.work import ALONG, SOLVED, Outcome
+from apsched.study.store import better_of
+from apsched.study.worker import ALONG, SOLVED, Outcome
 
 FLOOR, TOP = 100, 2000
 WHOLE = MemoryRange(first=MemoryCap(size_bytes=0, above_floor=True), last=MemoryCap(), count=20)

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from apsched.config import Caps, SolveOptions
-from apsched.cost_choice import CostChoice
+from apsched.pipeline.cost_choice import CostChoice
+from apsched.pipeline.sources import SourceRequest
 from apsched.progress import Progress
-from apsched.sources import SourceRequest
 from apsched.study.axes import MemoryAxis, parse_vary
 from apsched.study.engine import Engine, GivenEngine, LocalEngine
 from apsched.study.prepare import prepare
@@ -102,7 +102,7 @@ def test_a_dask_worker_is_killed_in_the_middle(
     """Nothing is lost, and nothing is there twice."""
     from distributed import Client
 
-    from apsched.study.engine_dask import DaskEngine
+    from apsched.study.dask_engine import DaskEngine
 
     engine = DaskEngine(cluster.scheduler_address)
     with Client(cluster.scheduler_address, set_as_default=False) as client:

@@ -8,13 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import Run
-from graph_row import GRAPH
 
 from apsched.errors import InputError
-from apsched.study.better import better_of
-from apsched.study.store import FILE, Store
-from apsched.study.work import ALONG, BETTERED, SOLVED, Outcome
+from apsched.study.store import FILE, Store, better_of
+from apsched.study.worker import ALONG, BETTERED, SOLVED, Outcome
+from tests.conftest import Run
+from tests.helpers.graph_row import GRAPH
 
 NUM_POINTS, NUM_WRITERS = 20, 4
 

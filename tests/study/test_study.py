@@ -11,15 +11,15 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Run
 
-from apsched.build_problem import build_problem
+from apsched.artifacts.schedule_file import bind_schedule, load_schedule
 from apsched.config import Caps
 from apsched.graph.graph_file import load_graph
-from apsched.schedule_file import bind_schedule, load_schedule
-from apsched.simulate import simulate
+from apsched.problem.build import build_problem
+from apsched.schedule.simulate import simulate
+from apsched.schedule.verify import verify
 from apsched.study.store import FILE, Store
-from apsched.verify import verify
+from tests.conftest import Run
 
 TIGHT = ("--memory-cap", "floor+100KiB", "--budget", "0")
 FRONTIER = ("--vary", "memory_cap=floor..none:6", "--budget", "1")

@@ -7,10 +7,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from processes import run_sizes
 
 import apsched
 from apsched.errors import InputError
+from tests.helpers.processes import run_sizes
 
 pytest.importorskip("torchtitan", reason="needs the extra torchtitan")
 

@@ -27,7 +27,7 @@ from torchtitan.experiments.graph_trainer.registry import MEMORY_POLICY_REGISTRY
 from torchtitan.experiments.graph_trainer.simple_fsdp import MixedPrecisionPolicy, data_parallel
 from torchtitan.experiments.graph_trainer.trainer import GraphTrainer
 
-from apsched.collectives import is_collective
+from apsched.fx.collectives import is_collective
 from apsched.integrations.torchtitan import register
 
 NUM_LAYERS, NUM_STEPS, SEQ_LEN = 2, 3, 32

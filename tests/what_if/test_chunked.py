@@ -4,23 +4,23 @@ import json
 from pathlib import Path
 
 import networkx as nx
-from by_hand import ByHand, line
-from conftest import Run
-from toy_graphs import FlatCosts, capture_toy
 
-from apsched.build_problem import build_problem
-from apsched.capture.world import world
+from apsched.capture.fake_world import world
 from apsched.config import Caps
-from apsched.graph.export import export
+from apsched.graph.export.export import export
 from apsched.graph.graph_file import save_graph
-from apsched.problem import Problem
-from apsched.solver.chunked_bound import chunked_bound
-from apsched.solver.compact import compact
-from apsched.solver.lp_bound import costs_of
-from apsched.solver.moving_bound import loose_program, moving_bound
-from apsched.solver.orders import Orders
-from apsched.what_if_chunked import WhatIfChunked, around_path, what_if_chunked
-from apsched.what_if_chunked import line as in_one_line
+from apsched.problem.build import build_problem
+from apsched.problem.problem import Problem
+from apsched.solver.arrays.problem_arrays import compact
+from apsched.solver.arrays.reordered import Orders
+from apsched.solver.bounds.any_order.bound import loose_program, moving_bound
+from apsched.solver.bounds.any_order.chunked import chunked_bound
+from apsched.solver.bounds.linear_program import costs_of
+from apsched.what_if.chunked import WhatIfChunked, around_path, what_if_chunked
+from apsched.what_if.chunked import line as in_one_line
+from tests.conftest import Run
+from tests.helpers.graphs.toy_graphs import FlatCosts, capture_toy
+from tests.helpers.problems.by_hand import ByHand, line
 
 ANYWHERE = Caps(max_compute_move=None)
 

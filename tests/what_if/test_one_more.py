@@ -4,17 +4,17 @@ import random
 from dataclasses import replace
 
 import pytest
-from by_hand import ByHand, line
-from strategies import random_caps, random_problem
 
 from apsched.config import Caps, SolveOptions
-from apsched.costs.alpha_beta import collective_us, group_shape
-from apsched.costs.cluster import load_cluster
-from apsched.faster_network import faster_network
-from apsched.price_curve import PriceCurve, sample_curve
-from apsched.problem import Problem
-from apsched.relax import Relaxed, block_nodes, relaxed
+from apsched.costs.clusters.cluster import load_cluster
+from apsched.costs.network.alpha_beta import collective_us, group_shape
+from apsched.costs.price_curve import PriceCurve, sample_curve
+from apsched.problem.faster_network import faster_network
+from apsched.problem.problem import Problem
 from apsched.solver import solve
+from apsched.what_if.one_more import Relaxed, block_nodes, relaxed
+from tests.helpers.problems.by_hand import ByHand, line
+from tests.helpers.problems.strategies import random_caps, random_problem
 
 STRICT = SolveOptions(time_slack=0.0)
 

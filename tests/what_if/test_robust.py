@@ -6,23 +6,23 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from contended import contended
-from random_schedules import random_schedule
-from strategies import layered_problem, random_problem
 
 import apsched
 from apsched.cli.main import main
 from apsched.config import Caps, SolveOptions
-from apsched.contention import Contention
+from apsched.costs.price_curve import PriceCurve
 from apsched.errors import InputError
-from apsched.price_curve import PriceCurve
-from apsched.problem import Problem, check_problem, with_contention
-from apsched.robust import made_robust
-from apsched.scenarios import Replay, Scenario, ScenarioOptions, priced_as, sampled, scenarios, with_slower_network
-from apsched.schedule import as_captured
-from apsched.simulate import simulate
+from apsched.problem.contention import Contention
+from apsched.problem.problem import Problem, check_problem, with_contention
+from apsched.schedule.schedule import as_captured
+from apsched.schedule.simulate import simulate
+from apsched.schedule.verify import verify
 from apsched.solver import solve
-from apsched.verify import verify
+from apsched.what_if.robust import made_robust
+from apsched.what_if.scenarios import Replay, Scenario, ScenarioOptions, priced_as, sampled, scenarios, with_slower_network
+from tests.helpers.problems.contended import contended
+from tests.helpers.problems.random_schedules import random_schedule
+from tests.helpers.problems.strategies import layered_problem, random_problem
 
 QUICK = SolveOptions(budget=0.2)
 

@@ -2,38 +2,37 @@
 
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from inductor_code import calls_of, calls_of_graph, decomposed, freed_in_flight, generated_code, segments_of
-from processes import run_processes
-from random_schedules import compute_moves, random_schedule
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
-from toy_graphs import CoalescedCosts, c10d, captured_function, toy_inputs, toy_step
 
-from apsched.build_problem import build_problem
 from apsched.capture.captured import CapturedGraph
-from apsched.capture.world import world
+from apsched.capture.fake_world import world
 from apsched.config import Caps, SolveOptions
-from apsched.costs.cluster import load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
+from apsched.costs.clusters.cluster import load_cluster
 from apsched.errors import InputError
-from apsched.graph.dag import NodeKind
-from apsched.graph.export import export
-from apsched.kernel_cuts import cuts_made
+from apsched.graph.export.export import export
+from apsched.graph.records import NodeKind
 from apsched.models.build import build
 from apsched.models.mesh import MeshSpec
 from apsched.models.preset_capture import capture_built
-from apsched.problem import Problem
-from apsched.round_trip import round_trip
-from apsched.schedule import as_captured
-from apsched.simulate import simulate
+from apsched.problem.build import build_problem
+from apsched.problem.problem import Problem
+from apsched.schedule.kernel_cuts import cuts_made
+from apsched.schedule.schedule import as_captured
+from apsched.schedule.simulate import simulate
 from apsched.solver.solve import solve
 from apsched.writeback.hold_order import hold_order
+from apsched.writeback.round_trip import round_trip
 from apsched.writeback.write_back import write_back
+from tests.helpers.graphs.inductor_code import calls_of, calls_of_graph, decomposed, freed_in_flight, generated_code, segments_of
+from tests.helpers.graphs.toy_graphs import CoalescedCosts, c10d, captured_function, toy_inputs, toy_step
+from tests.helpers.problems.random_schedules import compute_moves, random_schedule
+from tests.helpers.processes import WORKERS, run_processes
 
 WORLD_SIZE = 4
 SEEDS = range(3)
@@ -211,7 +210,7 @@ def test_a_graph_without_collectives_is_not_touched():
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
 @pytest.mark.alone
 def test_held_and_compiled_it_computes_what_was_captured_on_two_processes(tmp_path):
-    for report in run_processes(Path(__file__).parent / "inductor_worker.py", tmp_path, 2, timeout_s=600):
+    for report in run_processes(WORKERS / "graphs/hold_order_worker.py", tmp_path, 2, timeout_s=600):
         assert min(report["num_moved"]) > 5
         assert report["largest"] > 0.1
         assert report["largest_distance"] < 1e-5 * report["largest"]

@@ -3,13 +3,13 @@
 import pytest
 import torch
 import torch.distributed as dist
-from random_schedules import compute_moves, random_schedule
-from toy_graphs import FlatCosts, c10d, captured_function
 
-from apsched.build_problem import build_problem
-from apsched.graph.export import export
-from apsched.schedule import as_captured
+from apsched.graph.export.export import export
+from apsched.problem.build import build_problem
+from apsched.schedule.schedule import as_captured
 from apsched.writeback.write_back import write_back
+from tests.helpers.graphs.toy_graphs import FlatCosts, c10d, captured_function
+from tests.helpers.problems.random_schedules import compute_moves, random_schedule
 
 aten = torch.ops.aten
 SEEDS = range(30)

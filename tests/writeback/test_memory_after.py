@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 import torch.distributed as dist
-from random_schedules import random_schedule
-from toy_graphs import FlatCosts, capture_toy, toy_inputs
 
-from apsched.build_problem import build_problem
-from apsched.capture.world import world
-from apsched.graph.export import export
-from apsched.memory import live_bytes
+from apsched.capture.fake_world import world
+from apsched.graph.export.export import export
+from apsched.problem.build import build_problem
+from apsched.schedule.memory import live_bytes
 from apsched.writeback.write_back import write_back
-from benchmarks.live_bytes import live_bytes_of, run_counting
+from benchmarks.common.live_bytes import live_bytes_of, run_counting
+from tests.helpers.graphs.toy_graphs import FlatCosts, capture_toy, toy_inputs
+from tests.helpers.problems.random_schedules import random_schedule
 
 WORLD_SIZE = 4
 

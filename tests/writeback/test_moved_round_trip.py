@@ -1,21 +1,21 @@
 """What the solver claims of moved compute is what the rewritten graph has, to the tick and to the byte, under any memory cap."""
 
 import pytest
-from random_schedules import compute_moves
 
-from apsched.build_problem import build_problem
 from apsched.config import Caps, SolveOptions
-from apsched.costs.cluster import load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
-from apsched.graph.export import export
+from apsched.costs.clusters.cluster import load_cluster
+from apsched.graph.export.export import export
 from apsched.models.mesh import MeshSpec
 from apsched.models.options import ModelOptions
 from apsched.models.preset_capture import capture_preset
-from apsched.round_trip import round_trip
-from apsched.schedule import as_captured
-from apsched.simulate import simulate
+from apsched.problem.build import build_problem
+from apsched.schedule.schedule import as_captured
+from apsched.schedule.simulate import simulate
 from apsched.solver.solve import solve
+from apsched.writeback.round_trip import round_trip
 from apsched.writeback.write_back import write_back
+from tests.helpers.problems.random_schedules import compute_moves
 
 
 @pytest.mark.parametrize(

@@ -5,23 +5,23 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
-from random_schedules import random_schedule, schedule_with_buckets
 from torch.fx.experimental.proxy_tensor import make_fx
-from toy_graphs import CoalescedCosts, FlatCosts, c10d, capture_toy, captured_function
 
-from apsched.build_problem import build_problem
 from apsched.capture.captured import CapturedGraph
-from apsched.capture.world import world
-from apsched.costs.cluster import load_cluster
+from apsched.capture.fake_world import world
 from apsched.costs.cluster_model import ClusterCostModel
-from apsched.graph.export import export
+from apsched.costs.clusters.cluster import load_cluster
+from apsched.graph.export.export import export
 from apsched.models.mesh import MeshSpec
 from apsched.models.options import ModelOptions
 from apsched.models.preset_capture import capture_preset
-from apsched.round_trip import round_trip
-from apsched.schedule import Bucket, as_captured
-from apsched.simulate import simulate
+from apsched.problem.build import build_problem
+from apsched.schedule.schedule import Bucket, as_captured
+from apsched.schedule.simulate import simulate
+from apsched.writeback.round_trip import round_trip
 from apsched.writeback.write_back import write_back
+from tests.helpers.graphs.toy_graphs import CoalescedCosts, FlatCosts, c10d, capture_toy, captured_function
+from tests.helpers.problems.random_schedules import random_schedule, schedule_with_buckets
 
 
 def differences(captured, cost_model, group_ranks, num_schedules: int) -> list[str]:

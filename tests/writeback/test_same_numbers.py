@@ -1,15 +1,14 @@
 """Whatever the schedule, the rewritten graph computes the bits of the captured one (two real processes: sums have one order)."""
 
-from pathlib import Path
-
 import pytest
-from processes import run_processes
+
+from tests.helpers.processes import WORKERS, run_processes
 
 pytestmark = pytest.mark.alone
 
 
 def test_random_schedules_give_the_same_bits(tmp_path):
-    for report in run_processes(Path(__file__).parent / "worker.py", tmp_path, 2, timeout_s=300):
+    for report in run_processes(WORKERS / "graphs/writeback_worker.py", tmp_path, 2, timeout_s=300):
         assert report["unequal"] == []
         assert report["kinds"] == ["all_gather", "all_reduce", "reduce_scatter"]
         assert report["coalesced"] == ["all_gather", "reduce_scatter"]

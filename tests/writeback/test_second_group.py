@@ -5,26 +5,26 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from by_hand import ByHand, line
-from processes import run_processes
-from random_schedules import random_schedule
-from toy_graphs import FlatCosts, capture_toy
 
-from apsched.build_problem import build_problem
-from apsched.capture.world import world
-from apsched.compiler.scheduled import scheduled
+from apsched.artifacts.schedule_file import bind_schedule, load_schedule, save_schedule
+from apsched.capture.fake_world import world
+from apsched.compiler.schedule_captured import scheduled
 from apsched.compiler.settings import Settings
 from apsched.config import Caps, SolveOptions
 from apsched.errors import InputError
-from apsched.graph.export import export
-from apsched.graph_result import result_of
-from apsched.problem import Problem
-from apsched.round_trip import round_trip
-from apsched.schedule_file import bind_schedule, load_schedule, save_schedule
-from apsched.second_group import second_groups, with_second_groups
-from apsched.simulate import simulate
+from apsched.graph.export.export import export
+from apsched.pipeline.result import result_of
+from apsched.problem.build import build_problem
+from apsched.problem.problem import Problem
+from apsched.problem.second_group import second_groups, with_second_groups
+from apsched.schedule.simulate import simulate
 from apsched.solver import solve
+from apsched.writeback.round_trip import round_trip
 from apsched.writeback.write_back import write_back
+from tests.helpers.graphs.toy_graphs import FlatCosts, capture_toy
+from tests.helpers.problems.by_hand import ByHand, line
+from tests.helpers.problems.random_schedules import random_schedule
+from tests.helpers.processes import WORKERS, run_processes
 
 KIB = 1024
 
@@ -118,7 +118,7 @@ def test_a_job_replays_a_schedule_with_second_groups(tmp_path: Path):
 
 @pytest.mark.alone
 def test_two_processes_make_it_once_and_get_the_same_bits(tmp_path: Path):
-    for report in run_processes(Path(__file__).parent / "second_group_worker.py", tmp_path, 2, timeout_s=300):
+    for report in run_processes(WORKERS / "graphs/second_group_worker.py", tmp_path, 2, timeout_s=300):
         assert report["unequal"] == []
         assert report["inexact"] == []
         assert report["num_groups"] == [2, 2]

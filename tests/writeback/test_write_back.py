@@ -5,18 +5,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from random_schedules import random_schedule, schedule_with_buckets
-from toy_graphs import CoalescedCosts, FlatCosts, capture_toy
 
-from apsched.build_problem import build_problem
 from apsched.capture.captured import CapturedGraph
-from apsched.capture.world import world
+from apsched.capture.fake_world import world
 from apsched.errors import InputError
-from apsched.graph.dag import NodeKind
-from apsched.graph.export import export
-from apsched.problem import Problem
-from apsched.schedule import Bucket, Schedule, Step, StepKind, as_captured
+from apsched.graph.export.export import export
+from apsched.graph.records import NodeKind
+from apsched.problem.build import build_problem
+from apsched.problem.problem import Problem
+from apsched.schedule.schedule import Bucket, Schedule, Step, StepKind, as_captured
 from apsched.writeback.write_back import write_back
+from tests.helpers.graphs.toy_graphs import CoalescedCosts, FlatCosts, capture_toy
+from tests.helpers.problems.random_schedules import random_schedule, schedule_with_buckets
 
 c10d = torch.ops._c10d_functional
 aten = torch.ops.aten

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from apsched.calibrate.match import Matched
-from apsched.calibrate.messages import Message, is_nccl, message_of
-from apsched.calibrate.trace import Trace, Work, ancestors
+from apsched.calibrate.profile.match import Matched
+from apsched.calibrate.profile.messages import Message, is_nccl, message_of
+from apsched.calibrate.profile.trace import Trace, Work, ancestors
 
 
 @dataclass(slots=True)

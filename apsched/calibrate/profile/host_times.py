@@ -13,9 +13,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from apsched.calibrate.match import Matched, Pair
-from apsched.calibrate.trace import HostOp, Trace, Work
-from apsched.graph.dag import NodeKind
+from apsched.calibrate.profile.match import Matched, Pair
+from apsched.calibrate.profile.trace import HostOp, Trace, Work
+from apsched.graph.records import NodeKind
 
 
 @dataclass(slots=True)

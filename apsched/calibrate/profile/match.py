@@ -1,15 +1,14 @@
 """Nodes of a graph and operators of a trace, matched in order by operator, shapes and dtypes. No torch here."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import networkx as nx
 
-from apsched.calibrate.align import aligned
-from apsched.calibrate.trace import Trace, ancestors
-from apsched.costs.operation import as_traced, operator_of
+from apsched.calibrate.profile.trace import Trace, ancestors
+from apsched.costs.compute.operation import as_traced, operator_of
 from apsched.errors import InputError
-from apsched.graph.dag import NodeKind, NodeRecord
+from apsched.graph.records import NodeKind, NodeRecord
 
 _TIMED = (NodeKind.COMPUTE, NodeKind.START, NodeKind.WAIT)
 
@@ -92,3 +91,32 @@ def _unmatched(trace: Trace, within: range, matched: set[int], views: frozenset[
         and (trace.ops[index].parent < 0 or (trace.ops[index].parent in callers and trace.ops[index].parent not in matched))
         and operator_of(trace.ops[index].name) not in views
     )
+
+
+def aligned(left: Sequence[Hashable], right: Sequence[Hashable]) -> list[tuple[int, int]]:
+    """Return pairs of places with equal items, rising on both sides, as many as there can be.
+
+    Row by row of the table of lengths L, as bits that say where L does *not* rise along ``left`` (Hyyrö, "Bit-parallel LCS-length
+    computation revisited", 2004):  V' = (V + (V & M)) | (V & ~M),  M = places of the row's item in ``left``.
+    """
+    places: dict[Hashable, int] = {}
+    for k, item in enumerate(left):
+        places[item] = places.get(item, 0) | 1 << k
+    full = (1 << len(left)) - 1
+    flat, rows = full, []
+    for item in right:
+        here = flat & places.get(item, 0)
+        flat = ((flat + here) | (flat & ~here)) & full
+        rows.append(flat)
+    pairs = []
+    i, j = len(left), len(right)
+    while i and j:
+        if rows[j - 1] >> (i - 1) & 1:
+            i -= 1  # L[i][j] = L[i - 1][j]
+            continue
+        j -= 1
+        if j and not rows[j - 1] >> (i - 1) & 1:
+            continue  # L[i][j + 1] = L[i][j]: the rise was there before this row
+        i -= 1
+        pairs.append((i, j))
+    return pairs[::-1]

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from apsched.calibrate.trace import HostOp, Trace, Work
+from apsched.calibrate.profile.trace import HostOp, Trace, Work
 
 _NCCL = "nccl"
 KINDS = {

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import networkx as nx
 
-from apsched.build_problem import build_problem
-from apsched.costs.cluster import Cluster
+from apsched.costs.clusters.cluster import Cluster
 from apsched.costs.measured import MeasuredCosts
-from apsched.graph.dag import NodeKind
+from apsched.graph.records import NodeKind
 from apsched.graph.reprice import repriced
-from apsched.schedule import as_captured
-from apsched.simulate import simulate
+from apsched.problem.build import build_problem
+from apsched.schedule.schedule import as_captured
+from apsched.schedule.simulate import simulate
 from apsched.units import ticks_to_us
 
 

@@ -10,17 +10,16 @@ from statistics import fmean
 
 import networkx as nx
 
-from apsched.calibrate.device_times import device_times, op_of_external_id
-from apsched.calibrate.host_times import host_times
-from apsched.calibrate.match import Matched, Place, match_step, places_of, view_operators
-from apsched.calibrate.messages import gloo_transfers
-from apsched.calibrate.trace import Trace
-from apsched.costs.alpha_beta import KINDS, group_shape
-from apsched.costs.cluster import Cluster
+from apsched.calibrate.profile.device_times import device_times, op_of_external_id
+from apsched.calibrate.profile.host_times import host_times
+from apsched.calibrate.profile.match import Matched, Place, match_step, places_of, view_operators
+from apsched.calibrate.profile.messages import gloo_transfers
+from apsched.calibrate.profile.trace import Trace
+from apsched.costs.clusters.cluster import Cluster
 from apsched.costs.measured import MeasuredCosts, Price, Transfers, fitted_bytes_per_us, rising
+from apsched.costs.network.alpha_beta import KINDS, group_shape
 from apsched.errors import InputError
-from apsched.graph.curve_names import asked_kind
-from apsched.graph.dag import NodeKind
+from apsched.graph.records import NodeKind, asked_kind
 
 SOURCE = "profile"
 _Message = tuple[str, int, int, int]

@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from apsched.costs.operation import as_traced, operation_text, tensor_text
+from apsched.costs.compute.operation import as_traced, operation_text, tensor_text
 from apsched.errors import InputError
 
 STEP = "ProfilerStep#"
@@ -50,7 +50,7 @@ class HostOp:
 
     name: str
     operation: str
-    """As :func:`apsched.costs.operation.as_traced`; empty where shapes were not recorded."""
+    """As :func:`apsched.costs.compute.operation.as_traced`; empty where shapes were not recorded."""
     begin_us: float
     end_us: float
     parent: int

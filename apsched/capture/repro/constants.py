@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from apsched.capture.repro_source import ReproSource
-from apsched.capture.repro_values import UnreadableError, device_value, dotted_name, here, size_value, sizes_value, torch_constant
+from apsched.capture.repro.source import ReproSource
+from apsched.capture.repro.values import UnreadableError, device_value, dotted_name, here, size_value, sizes_value, torch_constant
 from apsched.errors import InputError
 
 _SHAPED = {

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from apsched.capture.repro_constants import read_attributes
-from apsched.capture.repro_inputs import ReproInput
-from apsched.capture.repro_source import ReproSource
-from apsched.capture.repro_values import (
+from apsched.capture.repro.constants import read_attributes
+from apsched.capture.repro.inputs import ReproInput
+from apsched.capture.repro.source import ReproSource
+from apsched.capture.repro.values import (
     BINARY,
     COMPARE,
     NAMED_CONSTANTS,

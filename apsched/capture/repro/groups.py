@@ -5,11 +5,11 @@ from contextlib import contextmanager
 
 import torch
 
-from apsched.capture.repro_source import ReproSource
-from apsched.capture.world import world
-from apsched.collectives import argument
+from apsched.capture.fake_world import world
+from apsched.capture.repro.source import ReproSource
 from apsched.errors import InputError
-from apsched.torch_private import registered_groups
+from apsched.fx.collectives import argument
+from apsched.torch_compat.graphs import registered_groups
 
 _SIZES_IN_ARGUMENTS = ("_c10d_functional", "_c10d_functional_autograd", "bucketing")
 """Libraries whose operators get the size of the group as an argument, or do not need it for their shapes."""

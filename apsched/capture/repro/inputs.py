@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from apsched.capture.repro_source import ReproSource
-from apsched.capture.repro_values import UnreadableError, device_value, here, size_value, sizes_value, torch_constant
+from apsched.capture.repro.source import ReproSource
+from apsched.capture.repro.values import UnreadableError, device_value, here, size_value, sizes_value, torch_constant
 from apsched.errors import InputError
-from apsched.torch_private import size_hint, symbolic_size
+from apsched.torch_compat.graphs import size_hint, symbolic_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,11 +14,11 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from apsched.capture.captured import Capture, CapturedGraph
 from apsched.capture.fake_values import propagate
 from apsched.capture.graph_module import direction_of, kept_by_name
-from apsched.capture.repro_graph import DEVICE, LINE, build_graph
-from apsched.capture.repro_groups import fake_groups, group_sizes, needs_groups
-from apsched.capture.repro_inputs import ReproInput, read_inputs
-from apsched.capture.repro_source import ReproSource, read_source
-from apsched.passes.spec import check_graph
+from apsched.capture.repro.graph import DEVICE, LINE, build_graph
+from apsched.capture.repro.groups import fake_groups, group_sizes, needs_groups
+from apsched.capture.repro.inputs import ReproInput, read_inputs
+from apsched.capture.repro.source import ReproSource, read_source
+from apsched.fx.passes.spec import check_graph
 
 
 def read_repro(path: str | Path) -> Capture:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from apsched.torch_private import import_op_library
+from apsched.torch_compat.graphs import import_op_library
 
 NAMED_CONSTANTS: Mapping[str, float] = {"inf": math.inf, "nan": math.nan}
 BINARY: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {

@@ -5,16 +5,16 @@ import json
 from dataclasses import replace
 from typing import Any, TextIO
 
-from apsched.cli.choices import cost_choice, direction, out_dir, source_request
-from apsched.cli.solve import print_files
+from apsched.artifacts.output_dir import check_writable, write_files
+from apsched.artifacts.replay import replay
+from apsched.artifacts.schedule_file import ScheduleFile, load_schedule
+from apsched.cli.commands.solve import print_files
+from apsched.cli.options import cost_choice, direction, out_dir, source_request
 from apsched.errors import InputError
-from apsched.load_source import LoadedGraph, LoadedSource, loaded
-from apsched.out_files import check_writable, write_files
-from apsched.pipeline import rewrite
+from apsched.pipeline.load import LoadedGraph, LoadedSource, loaded
+from apsched.pipeline.steps import rewrite
 from apsched.progress import Progress
-from apsched.replay import replay
-from apsched.report import console
-from apsched.schedule_file import ScheduleFile, load_schedule
+from apsched.report.summary import console
 from apsched.units import ticks_to_us
 
 
@@ -53,7 +53,7 @@ def apply_one(graph: LoadedGraph, file: ScheduleFile, files: dict[str, bytes], p
     scored = replay(graph.problem, file)
     exact = None
     if graph.captured is not None:
-        from apsched.module_file import dump_module
+        from apsched.artifacts.module_file import dump_module
 
         rewritten = rewrite(graph, scored, progress)
         exact = rewritten.round_trip.exact

@@ -6,23 +6,23 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
-from apsched.cli.choices import cost_choice, direction, search_choice, source_request
+from apsched.artifacts.schedule_file import ScheduleFile, bind_schedule, load_schedule
+from apsched.cli.options import cost_choice, direction, search_choice, source_request
 from apsched.errors import InputError
-from apsched.exposed import Exposed, exposed, exposed_lines
-from apsched.graph_result import Result
-from apsched.load_source import loaded
-from apsched.options import show_bytes, show_us
-from apsched.pipeline import resolve_caps, solve_graph
-from apsched.problem import Problem
+from apsched.pipeline.load import loaded
+from apsched.pipeline.result import Result
+from apsched.pipeline.steps import resolve_caps, solve_graph
+from apsched.problem.problem import Problem
 from apsched.progress import Progress
-from apsched.report import console, graph_json, print_table
-from apsched.result import Scored
-from apsched.schedule_file import ScheduleFile, bind_schedule, load_schedule
-from apsched.score import score
-from apsched.simulate import simulate
+from apsched.quantities import show_bytes, show_us
+from apsched.report.summary import console, graph_json, print_table
+from apsched.schedule.analysis.stalls import Exposed, exposed, exposed_lines
+from apsched.schedule.result import Scored
+from apsched.schedule.score import score
+from apsched.schedule.simulate import simulate
 from apsched.solver import Change, best_changes
 from apsched.units import ticks_to_us
-from apsched.what_if_chunked import line, what_if_chunked
+from apsched.what_if.chunked import line, what_if_chunked
 
 AS_CAPTURED = "as_captured"
 GIVEN = "given"

@@ -9,9 +9,9 @@ from typing import TextIO
 
 from rich.table import Table
 
-from apsched.agreement.cache import Cache, default_directory
-from apsched.options import show_bytes
-from apsched.report import console
+from apsched.compiler.ranks.cache import Cache, default_directory
+from apsched.quantities import show_bytes
+from apsched.report.summary import console
 
 
 def run(args: argparse.Namespace, stdout: TextIO) -> None:

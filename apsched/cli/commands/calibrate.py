@@ -4,20 +4,20 @@ import argparse
 from pathlib import Path
 from typing import TextIO
 
-from apsched.calibrate.predict import predicted
-from apsched.calibrate.profile import profile_costs
-from apsched.calibrate.trace import load_trace
-from apsched.cli import calibrate_report as report
-from apsched.cli.choices import direction, source_request
-from apsched.cost_choice import CostChoice
-from apsched.costs.cluster import load_cluster
+from apsched.artifacts.output_dir import check_writable
+from apsched.atomic_files import write_atomic
+from apsched.calibrate.profile.predict import predicted
+from apsched.calibrate.profile.profile import profile_costs
+from apsched.calibrate.profile.trace import load_trace
+from apsched.cli.options import direction, source_request
+from apsched.costs.clusters.cluster import load_cluster
 from apsched.costs.measured import MeasuredCosts
 from apsched.costs.measured_file import dump_costs, load_costs
 from apsched.errors import InputError
-from apsched.files import write_atomic
-from apsched.load_source import loaded
-from apsched.out_files import check_writable
+from apsched.pipeline.cost_choice import CostChoice
+from apsched.pipeline.load import loaded
 from apsched.progress import Progress
+from apsched.report import calibration as report
 
 
 def run(args: argparse.Namespace, stdout: TextIO) -> None:
@@ -48,7 +48,7 @@ def _read_traces(args: argparse.Namespace, path: Path, stdout: TextIO) -> None:
 
 def _measure(args: argparse.Namespace, path: Path, stdout: TextIO) -> None:
     """Measure on this device; under torchrun with all process ranks, of which the first one writes."""
-    from apsched.calibrate.job import job
+    from apsched.calibrate.ranks import job
 
     known = load_costs(path) if path.is_file() else None
     with job() as here:

@@ -5,13 +5,13 @@ import json
 from pathlib import Path
 from typing import TextIO
 
-from apsched.cli.choices import cost_choice, direction, source_request
+from apsched.artifacts.output_dir import check_writable, write_files
+from apsched.cli.options import cost_choice, direction, source_request
 from apsched.errors import InputError
-from apsched.load_source import loaded
-from apsched.options import show_bytes
-from apsched.out_files import check_writable, write_files
+from apsched.pipeline.load import loaded
+from apsched.pipeline.sources import member_path
 from apsched.progress import Progress
-from apsched.sources import member_path
+from apsched.quantities import show_bytes
 
 
 def run(args: argparse.Namespace, stdout: TextIO) -> None:

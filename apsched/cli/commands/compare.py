@@ -4,14 +4,13 @@ import argparse
 import json
 from typing import TextIO
 
-from apsched.cli.buckets import with_buckets
-from apsched.cli.choices import cost_choice, direction, plan_choice, scenario_choice, search_choice, source_request
-from apsched.cli.infeasible import refuse_infeasible
-from apsched.load_source import loaded
-from apsched.pipeline import resolve_caps, solve_graph, under_plan, with_torch_schedulers
+from apsched.cli.options import cost_choice, direction, plan_choice, scenario_choice, search_choice, source_request, with_buckets
+from apsched.cli.output import refuse_infeasible
+from apsched.pipeline.load import loaded
+from apsched.pipeline.steps import resolve_caps, solve_graph, under_plan, with_torch_schedulers
+from apsched.pipeline.without_moves import with_compute_as_captured
 from apsched.progress import Progress
-from apsched.report import console, print_table, report_json, summary_lines
-from apsched.without_moves import with_compute_as_captured
+from apsched.report.summary import console, print_table, report_json, summary_lines
 
 
 def run(args: argparse.Namespace, stdout: TextIO) -> None:

@@ -4,19 +4,19 @@ import argparse
 import json
 from typing import Any, TextIO
 
-from apsched.cli.choices import cost_choice, direction, plan_choice, search_choice, source_request
-from apsched.cli.infeasible import refuse_infeasible
+from apsched.cli.options import cost_choice, direction, plan_choice, search_choice, source_request
+from apsched.cli.output import refuse_infeasible
 from apsched.config import SolveOptions
-from apsched.cost_choice import CostChoice
-from apsched.costs.cluster import Cluster, cluster_names, load_cluster
-from apsched.explain_report import binding_json, print_binding, print_infeasible
-from apsched.faster_network import FasterNetwork, faster_network
-from apsched.graph_result import Result
-from apsched.load_source import LoadedGraph, loaded
-from apsched.pipeline import resolve_caps, solve_graph, under_plan
+from apsched.costs.clusters.cluster import Cluster, cluster_names, load_cluster
+from apsched.pipeline.cost_choice import CostChoice
+from apsched.pipeline.load import LoadedGraph, loaded
+from apsched.pipeline.result import Result
+from apsched.pipeline.steps import resolve_caps, solve_graph, under_plan
+from apsched.problem.faster_network import FasterNetwork, faster_network
 from apsched.progress import Progress
-from apsched.relax import Relaxed, relaxed
-from apsched.report import console, graph_json
+from apsched.report.explanation import binding_json, print_binding, print_infeasible
+from apsched.report.summary import console, graph_json
+from apsched.what_if.one_more import Relaxed, relaxed
 
 
 def run(args: argparse.Namespace, stdout: TextIO) -> None:

@@ -4,13 +4,13 @@ import argparse
 from pathlib import Path
 from typing import TextIO
 
-from apsched.cli.written import write_one
+from apsched.artifacts.solved_run import load_run
+from apsched.cli.output import write_one
 from apsched.errors import InputError
-from apsched.options import parse_share
-from apsched.report_page import report_page
-from apsched.run_files import load_run
-from apsched.study.frontier import DEFAULT_SLOWDOWN
-from apsched.study.pages import frontiers_of_run, study_page_of
+from apsched.quantities import parse_share
+from apsched.report.page import report_page
+from apsched.study.report.frontier import DEFAULT_SLOWDOWN
+from apsched.study.report.pages import frontiers_of_run, study_page_of
 from apsched.study.store import FILE
 
 

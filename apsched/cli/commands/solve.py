@@ -7,17 +7,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
-from apsched.cli.buckets import with_buckets
-from apsched.cli.choices import cost_choice, direction, milp_choice, out_dir, plan_choice, scenario_choice, search_choice, source_request
-from apsched.cli.infeasible import refuse_infeasible
-from apsched.graph_result import Result
-from apsched.load_source import LoadedGraph, loaded
-from apsched.out_files import check_writable, write_files
-from apsched.pipeline import resolve_caps, rewrite, solve_graph, under_plan, with_round_trip, with_torch_schedulers
+from apsched.artifacts.output_dir import check_writable, write_files
+from apsched.artifacts.schedule_file import dump_schedule
+from apsched.artifacts.stated_options import stated_options
+from apsched.cli.options import (
+    cost_choice,
+    direction,
+    milp_choice,
+    out_dir,
+    plan_choice,
+    scenario_choice,
+    search_choice,
+    source_request,
+    with_buckets,
+)
+from apsched.cli.output import refuse_infeasible
+from apsched.pipeline.load import LoadedGraph, loaded
+from apsched.pipeline.result import Result
+from apsched.pipeline.steps import resolve_caps, rewrite, solve_graph, under_plan, with_round_trip, with_torch_schedulers
 from apsched.progress import Progress
-from apsched.report import console, metrics_lines, print_table, report_json, summary_lines
-from apsched.schedule_file import dump_schedule
-from apsched.stated_options import stated_options
+from apsched.report.summary import console, metrics_lines, print_table, report_json, summary_lines
 
 
 def run(args: argparse.Namespace, stdout: TextIO) -> None:
@@ -67,7 +76,7 @@ def finish_graph(graph: LoadedGraph, result: Result, files: dict[str, bytes], pr
     files[f"{name}.schedule.json"] = dump_schedule(result)
     if graph.captured is None:
         return result
-    from apsched.module_file import dump_module
+    from apsched.artifacts.module_file import dump_module
 
     assert result.best is not None
     rewritten = rewrite(replace(graph, problem=result.problem), result.best, progress)

@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import uuid
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -12,29 +13,30 @@ from itertools import product
 from pathlib import Path
 from typing import Any, TextIO
 
-from apsched.cli.choices import cost_choice, direction, plan_choice, search_choice, source_request
-from apsched.cli.study_files import ACTIONS
+from rich.table import Table
+
+from apsched.artifacts.output_dir import check_writable
+from apsched.cli.options import cost_choice, direction, plan_choice, search_choice, source_request
 from apsched.errors import InfeasibleError, InputError
-from apsched.options import parse_count, parse_share
-from apsched.out_files import check_writable
 from apsched.progress import Progress
-from apsched.report import console
-from apsched.study.across import Line, along_json, alongs
+from apsched.quantities import parse_count, parse_share, show_bytes
+from apsched.report.summary import console
 from apsched.study.axes import SPEEDS, SWITCHES, Axis, MemoryAxis, parse_vary
-from apsched.study.binds import bindings
 from apsched.study.engine import Engine, LocalEngine
-from apsched.study.eta import Board
-from apsched.study.frontier import DEFAULT_SLOWDOWN, fitting
-from apsched.study.frontier_json import frontier_json
 from apsched.study.prepare import Prepared, prepare
-from apsched.study.run import Live, chains, share_schedules
+from apsched.study.report.across import Line, along_json, alongs
+from apsched.study.report.binding import bindings
+from apsched.study.report.exports import flat, write_table
+from apsched.study.report.frontier import DEFAULT_SLOWDOWN, fitting, frontier_json
+from apsched.study.report.merge import Compared, compared, merge
+from apsched.study.report.text import print_study
+from apsched.study.report.what_if import Answer, cap_then, parse_what_if, then
+from apsched.study.report.what_if_text import answer_json, print_answers
+from apsched.study.run import Board, Live, chains, share_schedules
 from apsched.study.run import run as answer
 from apsched.study.setting import Setting
-from apsched.study.show import print_study
 from apsched.study.speeds import Speeds, parse_times
 from apsched.study.store import FILE, Point, Store
-from apsched.study.what_if import Answer, cap_then, parse_what_if, then
-from apsched.study.what_if_report import answer_json, print_answers
 
 
 def run(args: argparse.Namespace, stdout: TextIO) -> None:
@@ -212,7 +214,7 @@ def engine_of(args: argparse.Namespace) -> Engine:
         scheme, _, address = args.engine.partition("://")
         if scheme != "dask" or not address:
             raise InputError(f"--engine: expected dask://host:port, found {args.engine!r}")
-        from apsched.study.engine_dask import DaskEngine
+        from apsched.study.dask_engine import DaskEngine
 
         return DaskEngine(f"tcp://{address}")
     jobs = parse_count(args.jobs, "--jobs", least=1) if args.jobs is not None else os.cpu_count() or 1
@@ -240,3 +242,89 @@ def _versions() -> dict[str, str]:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def run_compare(args: argparse.Namespace, words: list[str], stdout: TextIO) -> None:
+    """Put the answers of two studies to the same questions side by side."""
+    one, other = (Store(Path(word)).points() for word in _exactly(words, 2, "two studies: apsched study compare A B"))
+    found = compared(one, other, tuple(args.ignore or ()))
+    if args.json:
+        print(json.dumps({"schema": 1, **_json(found)}), file=stdout)
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("graph", "options that differ from point to point", "memory cap"):
+        table.add_column(heading)
+    for heading in (f"{words[0]} ms", f"{words[1]} ms", "shorter by", "proven"):
+        table.add_column(heading, justify="right")
+    differing = _differing([pair.one for pair in found.pairs])
+    for pair in found.pairs:
+        labels = " ".join(f"{name}={pair.one.described[name]}" for name in differing)
+        cap = pair.one.outcome.memory_cap_bytes
+        gain = "" if pair.gain is None else f"{100 * pair.gain:.2f} %"
+        cells = [pair.one.graph.name, labels, "none" if cap is None else show_bytes(cap), _ms(pair.one), _ms(pair.other), gain]
+        table.add_row(*cells, "yes" if pair.proven else "no")
+    out = console(stdout)
+    out.print(table)
+    out.print(f"{len(found.pairs)} points in both, {len(found.only_one)} only in {words[0]}, {len(found.only_other)} only in {words[1]}")
+
+
+def run_merge(args: argparse.Namespace, words: list[str], stdout: TextIO) -> None:
+    """Make one study of several; the better of two answers stays."""
+    if len(words) < 2 or args.out is None:
+        raise InputError("expected studies and a directory to merge them into: apsched study merge A B -o DIR")
+    sources = [Store(Path(word)) for word in words]
+    check_writable(Path(args.out))
+    count = merge(sources, Store(Path(args.out), create=True))
+    print(f"{count} points in {args.out}: {FILE}, graphs, schedules", file=stdout)
+
+
+def run_export(args: argparse.Namespace, words: list[str], stdout: TextIO) -> None:
+    """Write a study as one flat table."""
+    (directory,) = _exactly(words, 1, "one study: apsched study export DIR -o FILE.csv")
+    points = Store(Path(directory)).points()
+    if args.out is None:
+        raise InputError("-o: expected the name of a file that ends in .csv or .parquet")
+    check_writable(Path(args.out).parent)
+    write_table(points, Path(args.out))
+    print(f"{len(points)} points, {len(flat(points)[0])} columns -> {args.out}", file=stdout)
+
+
+ACTIONS: dict[str, Callable[[argparse.Namespace, list[str], TextIO], None]] = {
+    "compare": run_compare,
+    "merge": run_merge,
+    "export": run_export,
+}
+
+
+def _exactly(words: list[str], count: int, what: str) -> list[str]:
+    if len(words) != count:
+        raise InputError(f"expected {what}; found {len(words)} names")
+    return words
+
+
+def _differing(points: list[Point]) -> list[str]:
+    names = points[0].described if points else {}
+    return [name for name in names if len({json.dumps(point.described[name]) for point in points}) > 1]
+
+
+def _ms(point: Point) -> str:
+    return "none fits" if point.step_time_us is None else f"{point.step_time_us / 1000:,.3f}"
+
+
+def _json(found: Compared) -> dict[str, Any]:
+    return {
+        "pairs": [
+            {
+                "graph": pair.one.graph.name,
+                "memory_cap": pair.one.memory_cap,
+                "described": [dict(pair.one.described), dict(pair.other.described)],
+                "step_time_us": [pair.one.step_time_us, pair.other.step_time_us],
+                "bound_us": [pair.one.bound_us, pair.other.bound_us],
+                "gain": pair.gain,
+                "proven": pair.proven,
+            }
+            for pair in found.pairs
+        ],
+        "only_first": [point.point_id for point in found.only_one],
+        "only_second": [point.point_id for point in found.only_other],
+    }

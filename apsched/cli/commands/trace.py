@@ -3,12 +3,12 @@
 import argparse
 from typing import TextIO
 
-from apsched.cli.written import write_one
+from apsched.artifacts.solved_run import load_run
+from apsched.cli.output import write_one
 from apsched.errors import InputError
-from apsched.options import parse_count
-from apsched.run_files import load_run
-from apsched.trace_beside import trace_beside
-from apsched.trace_file import trace
+from apsched.quantities import parse_count
+from apsched.report.trace import trace
+from apsched.report.trace_beside_profile import trace_beside
 
 _HOW = "open it in ui.perfetto.dev"
 _NO_MATCH = "{} of the job has other collectives than this run in either order, so graphs are laid end to end from its begin"

@@ -14,15 +14,19 @@ found any; it counts where all have, and it launches the same.
 
 import hashlib
 import json
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from apsched.agreement.job import Job
-from apsched.agreement.launches import Launch, dump_launches, first_difference, order_digest, parse_launches
+import torch
+
+from apsched.compiler.ranks.job import Job, running_job
+from apsched.compiler.ranks.launches import Launch, dump_launches, first_difference, groups_of, launches_of, order_digest, parse_launches
 from apsched.errors import AgreementError, ApschedError, InfeasibleError, InputError
+from apsched.torch_compat.graphs import process_group_names
 
 _ORDERS_BY, _FINDINGS_BY, _VERDICT_BY = 0.8, 0.9, 1.0
 """Shares of the deadline: who is nearer to the cause gives up first, and names it."""
@@ -344,3 +348,35 @@ def _differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
         for key in sorted({*mine, *theirs})
         if mine.get(key) != theirs.get(key)
     )
+
+
+logger = logging.getLogger(__name__)
+
+
+def round_of(module: torch.fx.GraphModule, deadline_s: float | None) -> Round | None:
+    """Return the round of talk about ``module``; ``None`` where there is nobody to talk to, or ``deadline_s`` is ``None``.
+
+    All process ranks that communicate in ``module`` must call this for it, and for other graphs with the same groups in the same order.
+    """
+    job = running_job(deadline_s) if deadline_s is not None else None
+    if job is None:
+        return None
+    known = process_group_names()
+    groups = groups_of(module)
+    for name in groups:
+        if name not in known:
+            logger.warning("process group %r is not one of this job; the order of its launches is not compared between process ranks", name)
+    opened = Round(job, {name: known[name] for name in groups if name in known})
+    return opened if opened.parties else None
+
+
+def check_launches(
+    round_: Round, module: torch.fx.GraphModule, captured: torch.fx.GraphModule, names: Mapping[str, str] | None = None
+) -> None:
+    """Return where ``module``, made from ``captured``, may run: all process ranks will launch the same; ``AgreementError`` where not.
+
+    ``names`` maps a start node of ``captured`` to what it is for.
+    """
+    with round_.job.working():
+        launches = launches_of(module, captured, names)
+    round_.check(launches)

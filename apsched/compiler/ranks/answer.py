@@ -4,20 +4,20 @@ import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
-from apsched.agreement.answer_text import dump_answer, parse_answer
-from apsched.agreement.cache import Cache
-from apsched.agreement.problem_digest import answer_digest, problem_digest, versions
-from apsched.agreement.replayed import answer_of, replayed
-from apsched.agreement.round import Round
+from apsched.artifacts.schedule_file import ScheduleFile
+from apsched.compiler.ranks.agreement import Round
+from apsched.compiler.ranks.answer_codec import dump_answer, parse_answer
+from apsched.compiler.ranks.cache import Cache
+from apsched.compiler.ranks.problem_digest import answer_digest, problem_digest, versions
+from apsched.compiler.ranks.replayed import answer_of, replayed
 from apsched.config import Caps, SolveOptions
 from apsched.errors import InputError
-from apsched.plan import digest as rules_digest
-from apsched.problem import Problem
-from apsched.result import SolveResult
-from apsched.schedule import Schedule
-from apsched.schedule_file import ScheduleFile
-from apsched.score import scored
-from apsched.verify import verify
+from apsched.problem.plan.rules import digest as rules_digest
+from apsched.problem.problem import Problem
+from apsched.schedule.result import SolveResult
+from apsched.schedule.schedule import Schedule
+from apsched.schedule.score import scored
+from apsched.schedule.verify import verify
 
 logger = logging.getLogger(__name__)
 

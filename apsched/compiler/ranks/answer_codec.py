@@ -7,8 +7,8 @@ from typing import Any
 import orjson
 
 from apsched.errors import InputError
-from apsched.result import FullPlace, Infeasibility, Relaxation, Scored, SolveResult
-from apsched.schedule import Bucket, Schedule, Step, StepKind
+from apsched.schedule.result import FullPlace, Infeasibility, Relaxation, Scored, SolveResult
+from apsched.schedule.schedule import Bucket, Schedule, Step, StepKind
 
 VERSION = 1
 _MOST_BYTES = 1 << 30

@@ -15,8 +15,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from apsched.atomic_files import write_atomic
 from apsched.errors import ApschedError
-from apsched.files import write_atomic
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from apsched import torch_private
-from apsched.agreement.job_store import JobStore, Store
+from apsched.compiler.ranks.job_store import JobStore, Store
 from apsched.errors import AgreementError
+from apsched.torch_compat import graphs as torch_private
 
 DEFAULT_DEADLINE_S = 30.0
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.25

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
-from apsched.collectives import collective_kind, group_name, input_nodes, is_blocking_collective, reduce_op, tensor_bytes, tensors_of
 from apsched.errors import InputError
-from apsched.group_names import first_name
+from apsched.fx.collectives import collective_kind, group_name, input_nodes, is_blocking_collective, reduce_op, tensor_bytes, tensors_of
+from apsched.names import first_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from apsched.config import Caps, SolveOptions
-from apsched.problem import Problem
-from apsched.schedule import Schedule
+from apsched.problem.problem import Problem
+from apsched.schedule.schedule import Schedule
 
 _NAMES = ("name", "node_names", "streams")
 """Fields of a problem that may differ from process rank to process rank, and that no answer depends on."""

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 
+from apsched.artifacts.schedule_file import ScheduleFile, bind_schedule, load_schedule
 from apsched.config import Caps
 from apsched.errors import InputError
-from apsched.problem import Problem
-from apsched.result import Scored, SolveResult
-from apsched.schedule_file import ScheduleFile, bind_schedule, load_schedule
-from apsched.score import scored
-from apsched.verify import verify
+from apsched.problem.problem import Problem
+from apsched.schedule.result import Scored, SolveResult
+from apsched.schedule.score import scored
+from apsched.schedule.verify import verify
 
 
 def schedule_files(stated: str | PathLike[str] | Sequence[str | PathLike[str]] | None) -> tuple[ScheduleFile, ...]:

@@ -42,7 +42,7 @@ class Device:
     """What a process can allocate."""
     memory_bandwidth_gb_per_s: float
     matmul_efficiency: float
-    """Share of the peak that large matrix products reach, those that fill the device (:mod:`apsched.costs.efficiency`)."""
+    """Share of the peak that large matrix products reach, those that fill the device (:mod:`apsched.costs.compute.efficiency`)."""
     attention_efficiency: float
     """Share of the peak that fused attention reaches, forward, with heads 128 wide."""
     memory_efficiency: float

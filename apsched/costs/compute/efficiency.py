@@ -14,8 +14,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from apsched.costs.cluster import Device
-from apsched.costs.operands import shape_of, tensors_in
+from apsched.costs.clusters.cluster import Device
+from apsched.fx.operands import shape_of, tensors_in
 
 _TILES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64))  # the guide's, most efficient first
 

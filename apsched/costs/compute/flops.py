@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from apsched.costs.operands import as_int, shape_of, tensors_in
-from apsched.costs.traffic import op_name
+from apsched.costs.compute.traffic import op_name
 from apsched.errors import InputError
+from apsched.fx.operands import as_int, shape_of, tensors_in
 
 _GROUPED = frozenset({"aten::_grouped_mm", "aten::_scaled_grouped_mm", "aten::_scaled_grouped_mm_v2"})
 # products that the registry lacks: the name of the argument whose last dimension is summed over

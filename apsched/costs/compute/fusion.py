@@ -21,9 +21,9 @@ from math import prod
 
 import torch
 
-from apsched.costs.flops import has_flops
-from apsched.costs.operands import bound_arguments, result_of, shape_of, tensors_in, touched_bytes, value_of
-from apsched.costs.traffic import COLLECTIVE_NAMESPACES, op_name, touches_nothing
+from apsched.costs.compute.flops import has_flops
+from apsched.costs.compute.traffic import COLLECTIVE_NAMESPACES, op_name, touches_nothing
+from apsched.fx.operands import bound_arguments, result_of, shape_of, tensors_in, touched_bytes, value_of
 
 _ALSO_POINTWISE = frozenset(
     {

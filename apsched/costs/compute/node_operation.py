@@ -1,12 +1,12 @@
-"""The operation of an FX node (see :mod:`apsched.costs.operation`)."""
+"""The operation of an FX node (see :mod:`apsched.costs.compute.operation`)."""
 
 from typing import Any
 
 import torch
 
-from apsched.costs.operands import as_int, bound_arguments, shape_of, tensors_in, value_of
-from apsched.costs.operation import operation_text, tensor_text
-from apsched.costs.traffic import op_name
+from apsched.costs.compute.operation import operation_text, tensor_text
+from apsched.costs.compute.traffic import op_name
+from apsched.fx.operands import as_int, bound_arguments, shape_of, tensors_in, value_of
 
 
 def node_operation(node: torch.fx.Node) -> str:

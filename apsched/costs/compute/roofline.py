@@ -2,7 +2,7 @@
 
     t = max(FLOPs / (peak(dtype) * efficiency(shape)), bytes / (bandwidth * efficiency)) + kernel_us
 
-Pointwise chains and the reductions at their ends are priced as the kernels that Inductor makes of them (``apsched.costs.fusion``), or,
+Pointwise chains and the reductions at their ends are priced as the kernels that Inductor makes of them (``apsched.costs.compute.fusion``), or,
 with ``fused=False``, every node as a kernel of its own, as eager execution and ``aot_eager`` run it.
 """
 
@@ -11,13 +11,13 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from apsched.costs.cluster import Cluster, Device
-from apsched.costs.efficiency import attention_efficiency, product_efficiency
-from apsched.costs.flops import count_flops, is_attention, is_grouped
-from apsched.costs.fusion import Share, fused_shares, shares_if_cut
-from apsched.costs.operands import bound_arguments, result_of, tensors_in, touched_bytes, value_of
-from apsched.costs.traffic import COLLECTIVE_NAMESPACES, op_name, touches_nothing, traffic_bytes
+from apsched.costs.clusters.cluster import Cluster, Device
+from apsched.costs.compute.efficiency import attention_efficiency, product_efficiency
+from apsched.costs.compute.flops import count_flops, is_attention, is_grouped
+from apsched.costs.compute.fusion import Share, fused_shares, shares_if_cut
+from apsched.costs.compute.traffic import COLLECTIVE_NAMESPACES, op_name, touches_nothing, traffic_bytes
 from apsched.errors import InputError
+from apsched.fx.operands import bound_arguments, result_of, tensors_in, touched_bytes, value_of
 
 # clone their input and work in place on the clone (torch/csrc/distributed/c10d/Functional.cpp)
 _CLONING = ("::all_reduce", "::all_reduce_coalesced", "::broadcast")

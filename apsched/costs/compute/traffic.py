@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from apsched.costs.operands import as_int, shape_of, tensors_in, touched_bytes
-from apsched.torch_private import storage_key
+from apsched.fx.operands import as_int, shape_of, tensors_in, touched_bytes
+from apsched.torch_compat.graphs import storage_key
 
 COLLECTIVE_NAMESPACES = ("_c10d_functional::", "_c10d_functional_autograd::", "c10d_functional::")
 # read as many bytes as they give, besides indices

@@ -10,7 +10,7 @@ rings leave a node through r NICs: a node sends as much as one rank does, over r
     t = alpha + f * S * (N-1)/N / (share * B),   f = 1 (AG, RS), 2 (AR)
 
 A tree's share of B falls with the number of nodes, and it and the switches fall short of theirs at medium sizes
-(:mod:`apsched.costs.protocols`). An all-reduce may be added up by the switches of the nodes (NVLink SHARP): within a node S goes to
+(:mod:`apsched.costs.network.protocols`). An all-reduce may be added up by the switches of the nodes (NVLink SHARP): within a node S goes to
 the switch and back once; on two nodes 1/r of S then crosses each NIC. On more, the NICs bound that as they bound a ring: measured on
 B200, 388 GB/s beside a ring's 389 on four nodes, 390 beside 390 on 32; so the ring prices it.
 An all-to-all sends S/N to each rank: S (N-r)/N through the rank's own NIC while S (r-1)/N go over NVLink; the slower counts.
@@ -28,8 +28,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from apsched.costs.cluster import Cluster
-from apsched.costs.protocols import IN_SWITCH, IN_SWITCH_MIN_RANKS, RINGS, TREES, Protocol, tree_share
+from apsched.costs.clusters.cluster import Cluster
+from apsched.costs.network.protocols import IN_SWITCH, IN_SWITCH_MIN_RANKS, RINGS, TREES, Protocol, tree_share
 from apsched.errors import InputError
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")

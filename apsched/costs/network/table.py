@@ -16,9 +16,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from apsched.costs.alpha_beta import KINDS, GroupShape, bus_factor
-from apsched.costs.cluster import Cluster
-from apsched.costs.nccl_tests import Measurement, parse_nccl_tests
+from apsched.costs.clusters.cluster import Cluster
+from apsched.costs.network.alpha_beta import KINDS, GroupShape, bus_factor
+from apsched.costs.network.nccl_tests import Measurement, parse_nccl_tests
 from apsched.errors import InputError
 
 CSV_COLUMNS = ("kind", "group_size", "size_bytes", "time_us")

@@ -7,12 +7,12 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.fx import GraphModule, Node
 
-from apsched.collectives import argument, group_name, input_nodes, is_wait_tensor
 from apsched.errors import InputError
-from apsched.passes.copies import copied, finished
-from apsched.passes.layouts import is_part, moved_along
-from apsched.passes.manager import Pass
-from apsched.torch_private import ordered_group
+from apsched.fx.collectives import argument, group_name, input_nodes, is_wait_tensor
+from apsched.fx.graph_copies import copied, finished
+from apsched.fx.passes.layouts import is_part, moved_along
+from apsched.fx.passes.run_passes import Pass
+from apsched.torch_compat.graphs import ordered_group
 
 _c10d = torch.ops._c10d_functional
 _GATHER = _c10d.all_gather_into_tensor.default

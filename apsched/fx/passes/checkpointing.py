@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from operator import getitem
 
 import torch
+from torch import nn
 from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from apsched.errors import InputError
-from apsched.passes.copies import copied
-from apsched.passes.manager import Pass, PassList
-from apsched.passes.parameters import is_backward
+from apsched.fx.collectives import tensor_bytes, tensors_of
+from apsched.fx.graph_copies import copied
+from apsched.fx.passes.parameters import gather_nodes, is_backward, mark_parameters
+from apsched.fx.passes.run_passes import Pass, PassList
 
 _ATTENTION = "_scaled_dot_product_"
 _PRODUCTS = ("mm", "addmm", "bmm", "_grouped_mm")
@@ -99,3 +101,64 @@ def _is_sum(node: Node) -> bool:
 
 def _operator(node: Node) -> str:
     return node.target.overloadpacket.__name__ if isinstance(node.target, torch._ops.OpOverload) else ""
+
+
+def blocks_of(module: nn.Module) -> tuple[str, ...]:
+    """Return the names of the blocks of a model: the children of its outermost ``ModuleList`` and ``ModuleDict``, whatever their class.
+
+    A ``ModuleDict`` holds blocks where its children are of one class; otherwise it is a set of parts that have names.
+    """
+    found: list[str] = []
+
+    def visit(name: str, parent: nn.Module) -> None:
+        for key, child in parent.named_children():
+            path = f"{name}.{key}" if name else key
+            if _holds_blocks(child):
+                found.extend(f"{path}.{own}" for own, block in child.named_children() if any(True for _ in block.parameters()))
+            else:
+                visit(path, child)
+
+    visit("", module)
+    return tuple(found)
+
+
+def _holds_blocks(module: nn.Module) -> bool:
+    if isinstance(module, nn.ModuleList):
+        return len(module) > 0
+    return isinstance(module, nn.ModuleDict) and len(module) > 0 and len({type(child).__name__ for child in module.values()}) == 1
+
+
+def recompute_gathers(*, reshard_after_forward: bool = True) -> Pass:
+    """Return the pass that names the parameter of each node which serves one, and tags gathers for the partitioner.
+
+    With ``reshard_after_forward`` the whole single-input chain behind a gather's wait (slice, cast, permute, view) is recomputed in
+    backward. Where only the gather is tagged, the partitioner saves what the chain makes of it: a cast or transposed copy of every
+    parameter (AutoParallel #469).
+    """
+
+    def run(module: GraphModule) -> GraphModule:
+        result = copied(module)
+        mark_parameters(result.graph, reshard_after_forward=reshard_after_forward)
+        return result
+
+    return Pass(name="recompute_gathers", run=run, spec=_check_chains if reshard_after_forward else None)
+
+
+def _check_chains(joint: GraphModule) -> None:
+    """Raise InputError where part of a chain is tagged and part is not."""
+    for node in gather_nodes(joint.graph):
+        if "recompute" not in node.meta:
+            raise InputError(f"node {node.name}: expected a recompute tag on all that only moves a parameter, found none")
+
+
+def saved_nodes(forward: GraphModule, num_outputs: int) -> list[Node]:
+    """Return what the forward graph hands to backward: its outputs behind the first ``num_outputs``, without inputs passed on."""
+    outputs = forward.graph.output_node().args[0]
+    assert isinstance(outputs, list | tuple)
+    saved = [value for value in outputs[num_outputs:] if isinstance(value, Node)]
+    return [node for node in dict.fromkeys(saved) if node.op != "placeholder"]
+
+
+def saved_bytes(forward: GraphModule, num_outputs: int) -> int:
+    """Return the bytes of :func:`saved_nodes`."""
+    return sum(tensor_bytes(tensor, node) for node in saved_nodes(forward, num_outputs) for tensor in tensors_of(node))

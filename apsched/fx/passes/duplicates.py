@@ -7,11 +7,11 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from apsched.collectives import group_name, input_nodes, is_all_gather, is_reduce_scatter, is_wait_tensor, reduce_op
 from apsched.errors import InputError
-from apsched.passes.copies import copied, finished
-from apsched.passes.manager import Pass
-from apsched.passes.parameters import is_backward, serves_alone
+from apsched.fx.collectives import group_name, input_nodes, is_all_gather, is_reduce_scatter, is_wait_tensor, reduce_op
+from apsched.fx.graph_copies import copied, finished
+from apsched.fx.passes.parameters import is_backward, serves_alone
+from apsched.fx.passes.run_passes import Pass
 
 _aten = torch.ops.aten
 

@@ -1,10 +1,10 @@
 """The pass lists that apsched itself runs: values, to be joined, cut and added to."""
 
-from apsched.passes.duplicates import deduplicate_gathers, fuse_summed_scatters
-from apsched.passes.manager import PassList, without
-from apsched.passes.recompute import recompute_gathers
-from apsched.passes.roles import classify
-from apsched.passes.round_trips import undo_round_trips
+from apsched.fx.passes.checkpointing import recompute_gathers
+from apsched.fx.passes.duplicates import deduplicate_gathers, fuse_summed_scatters
+from apsched.fx.passes.roles import classify
+from apsched.fx.passes.round_trips import undo_round_trips
+from apsched.fx.passes.run_passes import PassList, without
 
 
 def joint_passes(*, reshard_after_forward: bool = True) -> PassList:

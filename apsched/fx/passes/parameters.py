@@ -7,7 +7,7 @@ import torch
 from torch.fx import Node
 from torch.utils.checkpoint import CheckpointPolicy
 
-from apsched.torch_private import gradient_of, parameter_behind
+from apsched.torch_compat.graphs import gradient_of, parameter_behind
 
 PARAMETER_KEY = "apsched_parameter"
 """``node.meta["custom"][PARAMETER_KEY]`` is the name of the parameter that a node gathers, casts, views or reduces."""

@@ -13,10 +13,10 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
-from apsched.passes.copies import copied
-from apsched.passes.manager import Pass
-from apsched.passes.parameters import is_backward
-from apsched.passes.recompute import saved_nodes
+from apsched.fx.graph_copies import copied
+from apsched.fx.passes.checkpointing import saved_nodes
+from apsched.fx.passes.parameters import is_backward
+from apsched.fx.passes.run_passes import Pass
 
 SAVED_KEY = "apsched_saved"
 """``node.meta["custom"][SAVED_KEY]`` of a node that backward gets: ``True``, or of one with several results which of them."""

@@ -2,7 +2,7 @@
 
 Two sources say which collectives serve parameters and their gradients: on AOTAutograd's joint graph the descriptors of its inputs and
 outputs (:func:`classify`, before the partitioner; tags live in ``node.meta`` and survive its copies), on any graph its structure alone
-(:func:`apsched.graph.roles.structural_roles`). What follows from that is decided here, once, for both.
+(:func:`apsched.graph.export.structural_roles.structural_roles`). What follows from that is decided here, once, for both.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -11,12 +11,12 @@ from functools import cache
 
 from torch.fx import GraphModule, Node
 
-from apsched.collectives import collective_kind, group_name, is_all_gather, is_collective, is_wait_tensor
 from apsched.errors import InputError
-from apsched.passes.copies import copied
-from apsched.passes.manager import Pass
-from apsched.passes.parameters import gather_nodes, gradient_nodes
-from apsched.primary_group import primary_group
+from apsched.fx.collectives import collective_kind, group_name, is_all_gather, is_collective, is_wait_tensor
+from apsched.fx.graph_copies import copied
+from apsched.fx.passes.parameters import gather_nodes, gradient_nodes
+from apsched.fx.passes.run_passes import Pass
+from apsched.names import primary_group
 
 ROLE_KEY = "apsched_role"
 """``node.meta["custom"][ROLE_KEY]`` of a start and its wait is the role of the collective."""

@@ -5,11 +5,11 @@ from collections.abc import Callable
 import torch
 from torch.fx import GraphModule, Node
 
-from apsched.collectives import argument, group_name, input_nodes, is_wait_tensor
-from apsched.passes.copies import copied, finished
-from apsched.passes.layouts import is_part, moved_along, moves_of
-from apsched.passes.manager import Pass
-from apsched.torch_private import process_rank_in_group
+from apsched.fx.collectives import argument, group_name, input_nodes, is_wait_tensor
+from apsched.fx.graph_copies import copied, finished
+from apsched.fx.passes.layouts import is_part, moved_along, moves_of
+from apsched.fx.passes.run_passes import Pass
+from apsched.torch_compat.graphs import process_rank_in_group
 
 _aten, _c10d = torch.ops.aten, torch.ops._c10d_functional
 _ALIASES = (_aten.alias.default, _aten.detach.default)

@@ -10,9 +10,9 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
-from apsched.collectives import is_collective
 from apsched.errors import InputError
-from apsched.passes.spec import check_graph
+from apsched.fx.collectives import is_collective
+from apsched.fx.passes.spec import check_graph
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class PassRun:
 def run_passes(module: GraphModule, passes: Iterable[Pass], *, check: bool = True, diff: bool = False) -> PassRun:
     """Return what ``passes`` make of ``module``, one after the other; ``module`` stays as it is.
 
-    With ``check`` each result must be a graph that the rest can use (``lint`` and :func:`apsched.passes.spec.check_graph`), must be called
+    With ``check`` each result must be a graph that the rest can use (``lint`` and :func:`apsched.fx.passes.spec.check_graph`), must be called
     as before (inputs and outputs), keep the spec of its pass, and the pass must not have changed its input.
 
     Raises
@@ -116,7 +116,7 @@ def _line(node: Node) -> str:
 
 def _check(one: Pass, module: GraphModule, before: Sequence[str], result: GraphModule) -> None:
     if graph_lines(module.graph) != before:
-        raise InputError(f"pass {one.name}: expected its input to stay as it is, found it changed; change a copy (apsched.passes.copies)")
+        raise InputError(f"pass {one.name}: expected its input to stay as it is, found it changed; change a copy (apsched.fx.graph_copies)")
     try:
         check_graph(result)
         if one.spec is not None:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 import torch
 from torch.utils._pytree import tree_leaves
 
-from apsched.collectives import argument, is_collective, is_wait_tensor
 from apsched.errors import InputError
-from apsched.torch_private import size_hint
+from apsched.fx.collectives import argument, is_collective, is_wait_tensor
+from apsched.torch_compat.graphs import size_hint
 
 _Where = Callable[[torch.fx.Node], str]
 

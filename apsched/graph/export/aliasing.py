@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from apsched import torch_private
-from apsched.graph.tensors import storage_key
+from apsched.fx.tensors import storage_key
+from apsched.torch_compat import graphs as torch_private
 
 _SHARES_THOUGH_SILENT = {
     "aten::_unsafe_view": ("self",),

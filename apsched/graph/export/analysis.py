@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from apsched.capture.captured import CapturedGraph
-from apsched.collectives import (
+from apsched.errors import InputError
+from apsched.fx.collectives import (
     CollectiveCall,
     describe,
     group_sizes,
@@ -18,13 +19,12 @@ from apsched.collectives import (
     tensor_bytes,
     tensors_of,
 )
-from apsched.errors import InputError
-from apsched.graph.dag import NodeKind
-from apsched.graph.order import order_edges
-from apsched.graph.placement import Placement, placement_of
-from apsched.graph.storages import NodeStorages, StorageTable, release, trace_storages
-from apsched.graph.tensors import is_cast, is_contiguous
-from apsched.graph.waits import Waits, match_waits
+from apsched.fx.tensors import is_cast, is_contiguous
+from apsched.graph.export.order_edges import order_edges
+from apsched.graph.export.placement import Placement, placement_of
+from apsched.graph.export.storages import NodeStorages, StorageTable, release, trace_storages
+from apsched.graph.export.waits import Waits, match_waits
+from apsched.graph.records import NodeKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,28 +7,26 @@ import networkx as nx
 import torch
 
 from apsched.capture.captured import CapturedGraph
-from apsched.collectives import tensor_bytes, tensors_of
 from apsched.costs.checked import checked
-from apsched.costs.fusion import fused_kernels
+from apsched.costs.compute.fusion import fused_kernels
+from apsched.costs.compute.node_operation import node_operation
 from apsched.costs.model import CostModel, cut_us
-from apsched.costs.node_operation import node_operation
-from apsched.graph.analysis import Analysis, analyse, cast_before, edges_of, is_bucketable, num_members
+from apsched.costs.price_curve import PriceCurve
+from apsched.fx.collectives import tensor_bytes, tensors_of
+from apsched.fx.tensors import dtype_name
 from apsched.graph.check import check_graph
-from apsched.graph.curve_names import COPY
-from apsched.graph.curves import coalesced_curves, collective_curves, copy_curve, launch_curves
-from apsched.graph.dag import CollectiveRecord, KernelCut, NodeKind, NodeRecord
-from apsched.graph.pricing import NodePrices
-from apsched.graph.provenance import directions, module_names, parameters_served
-from apsched.graph.signature import node_signature, target_name
-from apsched.graph.tensors import dtype_name
-from apsched.price_curve import PriceCurve
+from apsched.graph.export.analysis import Analysis, analyse, cast_before, edges_of, is_bucketable, num_members
+from apsched.graph.export.prices import NodePrices, coalesced_curves, collective_curves, copy_curve, launch_curves
+from apsched.graph.export.provenance import directions, module_names, parameters_served
+from apsched.graph.export.signature import node_signature, target_name
+from apsched.graph.records import COPY, CollectiveRecord, KernelCut, NodeKind, NodeRecord
 from apsched.units import us_to_ticks
 
 
 def export(
     captured: CapturedGraph, cost_model: CostModel, *, group_ranks: Mapping[str, tuple[int, ...]] | None = None, cluster_name: str = ""
 ) -> nx.DiGraph:
-    """Return the DAG of ``captured`` as :mod:`apsched.graph.dag` describes it, with durations from ``cost_model``.
+    """Return the DAG of ``captured`` as :mod:`apsched.graph.records` describes it, with durations from ``cost_model``.
 
     ``group_ranks`` maps the name of a process group to its process ranks, where the graph names a group without its size.
 

@@ -5,9 +5,9 @@ from itertools import pairwise
 
 import torch
 
-from apsched.collectives import argument
-from apsched.graph.dag import NodeKind
-from apsched.graph.storages import NodeStorages
+from apsched.fx.collectives import argument
+from apsched.graph.export.storages import NodeStorages
+from apsched.graph.records import NodeKind
 
 _EFFECTFUL_HIGHER_ORDER = frozenset(("with_effects", "print", "call_torchbind", "while_loop_with_effects"))
 _RANDOM_HIGHER_ORDER = frozenset(("run_and_save_rng_state", "run_with_rng_state", "graphsafe_run_with_rng_state"))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from apsched.graph.dag import NodeKind
+from apsched.graph.records import NodeKind
 
 _LIGHT = frozenset(
     (  # casts, copies and scalings: what stands between a parameter and its gather, or a reduced gradient and the output

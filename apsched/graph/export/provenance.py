@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from apsched.capture.captured import CapturedGraph
-from apsched.graph.dag import NodeKind
-from apsched.passes.parameters import PARAMETER_KEY
-from apsched.torch_private import gradient_of
+from apsched.fx.passes.parameters import PARAMETER_KEY
+from apsched.graph.records import NodeKind
+from apsched.torch_compat.graphs import gradient_of
 
 
 def module_names(

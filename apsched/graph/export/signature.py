@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from apsched import torch_private
 from apsched.graph.identity import digest
+from apsched.torch_compat import graphs as torch_private
 
 
 def node_signature(node: torch.fx.Node, rank_of: Mapping[torch.fx.Node, int], group_size: int) -> str:

@@ -13,11 +13,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 from apsched.capture.captured import CapturedGraph
-from apsched.collectives import collective_kind, input_nodes
 from apsched.errors import InputError
-from apsched.graph.aliasing import CallEffects, call_effects
-from apsched.graph.dag import StorageRecord
-from apsched.graph.tensors import needed_bytes, storage_bytes, storage_key
+from apsched.fx.collectives import collective_kind, input_nodes
+from apsched.fx.tensors import needed_bytes, storage_bytes, storage_key
+from apsched.graph.export.aliasing import CallEffects, call_effects
+from apsched.graph.records import StorageRecord
 
 Tree: TypeAlias = "tuple[int, ...] | list[Tree]"
 

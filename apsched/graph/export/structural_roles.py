@@ -6,16 +6,16 @@ from dataclasses import replace
 from torch.fx import Node
 
 from apsched.capture.captured import CapturedGraph
-from apsched.collectives import input_nodes
-from apsched.graph.analysis import analyse
-from apsched.graph.provenance import directions
-from apsched.passes.roles import Role, roles_of
+from apsched.fx.collectives import input_nodes
+from apsched.fx.passes.roles import Role, roles_of
+from apsched.graph.export.analysis import analyse
+from apsched.graph.export.provenance import directions
 
 
 def structural_roles(captured: CapturedGraph, group_ranks: Mapping[str, tuple[int, ...]]) -> dict[Node, Role]:
-    """Return start -> role, as :func:`apsched.passes.roles.classify` would tag it.
+    """Return start -> role, as :func:`apsched.fx.passes.roles.classify` would tag it.
 
-    What :mod:`apsched.graph.placement` finds to take from graph inputs alone gathers a parameter, if those are inputs that the caller
+    What :mod:`apsched.graph.export.placement` finds to take from graph inputs alone gathers a parameter, if those are inputs that the caller
     keeps: saved activations are gathered, too (sequence parallelism). What it finds to end in graph outputs alone, in backward, reduces
     a gradient.
     """

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
-from apsched.collectives import is_collective, is_wait_tensor
 from apsched.errors import InputError
-from apsched.graph.storages import NodeStorages
+from apsched.fx.collectives import is_collective, is_wait_tensor
+from apsched.graph.export.storages import NodeStorages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 
-from apsched.bitwise import BITWISE_RULE, fsdp_units
 from apsched.errors import InputError
-from apsched.plan import Plan, Rule
-from apsched.plan_check import check_feasible
-from apsched.problem import Problem
-from apsched.restriction import Restriction
+from apsched.problem.plan.bitwise import BITWISE_RULE, fsdp_units
+from apsched.problem.plan.check import check_feasible
+from apsched.problem.plan.rules import Plan, Rule
+from apsched.problem.problem import Problem
+from apsched.problem.restriction import Restriction
 
 _NEAREST = 3
 

@@ -14,8 +14,8 @@ their gradients among its outputs. Dynamo orders inputs by first use: there the 
 from collections.abc import Iterator
 
 from apsched.errors import InputError
-from apsched.module_names import block_of
-from apsched.problem import Collective, Problem
+from apsched.names import block_of
+from apsched.problem.problem import Collective, Problem
 
 BITWISE_RULE = "bitwise: each FSDP unit's gradients in one bucket of their own, in order of registration"
 

@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 from apsched.errors import InputError
-from apsched.problem import Problem
+from apsched.problem.problem import Problem
 
 _SHOWN = 6
 

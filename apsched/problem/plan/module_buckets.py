@@ -1,4 +1,4 @@
-r"""Buckets by module: none, one for each transformer block, or as the user says; made into an :class:`apsched.plan.Plan`.
+r"""Buckets by module: none, one for each transformer block, or as the user says; made into an :class:`apsched.problem.plan.rules.Plan`.
 
 A bucket is a set of parameters, in order of registration. Entries of a user's plan are regular expressions on module names::
 
@@ -16,10 +16,10 @@ from difflib import get_close_matches
 from torch import nn
 
 from apsched.errors import InputError
-from apsched.module_names import bucket_labels
-from apsched.passes.blocks import blocks_of
-from apsched.plan import KINDS, Plan, Rule
-from apsched.problem import Problem
+from apsched.fx.passes.checkpointing import blocks_of
+from apsched.names import bucket_labels
+from apsched.problem.plan.rules import KINDS, Plan, Rule
+from apsched.problem.problem import Problem
 
 _NEAREST = 3
 _AND = re.compile(r"(?<!\\[dwsDWS])(?<=\w)\+(?=[A-Za-z(])")
@@ -73,7 +73,7 @@ def _keys_of(problems: Sequence[Problem], name: str, kind: str) -> dict[str, int
 def block_buckets(module: nn.Module) -> ModuleBuckets:
     """Return a bucket for each transformer block, as TorchTitan's ``transformer_block_bucketing`` and FSDP2 units have it.
 
-    What lies outside of blocks: see :func:`apsched.module_names.bucket_labels`, which also makes the baseline ``transformer_block``.
+    What lies outside of blocks: see :func:`apsched.names.bucket_labels`, which also makes the baseline ``transformer_block``.
     """
     blocks = blocks_of(module)
     if not blocks:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from apsched.errors import InputError
-from apsched.plan import Plan, Rule
+from apsched.problem.plan.rules import Plan, Rule
 
 _LARGEST_FILE_BYTES = 1 << 24
 _KEYS = tuple(field.name for field in fields(Rule))

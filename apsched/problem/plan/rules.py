@@ -8,7 +8,7 @@ A rule says which collectives it is about (``match``, ``kind``, ``direction``) a
     Rule(match=r"norm\.weight", kind="all_gather", start=r"layers\.31\.attention")    launched right before that module begins
     Rule(match=r"tok_embeddings\.weight", pin=True)                               start and wait stay where they were captured
 
-``apsched.plan_file`` reads them from a file, ``apsched.restrict`` applies them to a problem. What no rule says, the solver decides.
+``apsched.problem.plan.plan_file`` reads them from a file, ``apsched.problem.plan.apply`` applies them to a problem. What no rule says, the solver decides.
 """
 
 import hashlib

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 
-from apsched.report_page import sections
-from apsched.report_page.apply import how_to_apply
-from apsched.report_page.columns import packed, page_data
-from apsched.report_page.frontier import Frontier, Here, frontier_data, frontier_tables, graph_names, point_of
-from apsched.run_files import SolvedGraph, SolvedRun
+from apsched.artifacts.solved_run import SolvedGraph, SolvedRun
+from apsched.report.page import sections
+from apsched.report.page.apply import how_to_apply
+from apsched.report.page.columns import packed, page_data
+from apsched.report.page.frontier import Frontier, Here, frontier_data, frontier_tables, graph_names, point_of
 
 _SCRIPTS = ("view.js", "timeline.js", "memory.js", "frontier.js", "page.js")
 _NO_NETWORK = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
@@ -116,7 +116,7 @@ def _frontier_section(frontiers: Sequence[Frontier], here: Sequence[Here]) -> st
 
 
 def _resource(name: str) -> str:
-    text = files("apsched.report_page").joinpath(name).read_text(encoding="utf-8")
+    text = files("apsched.report.page").joinpath(name).read_text(encoding="utf-8")
     return text.replace('"use strict";\n', "", 1) if name not in (_SCRIPTS[0],) else text
 
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from html import escape
 from itertools import groupby
 
-from apsched.run_files import SolvedGraph, SolvedRun
-from apsched.stated_options import APPLY_FLAGS, backend_arguments, words
+from apsched.artifacts.solved_run import SolvedGraph, SolvedRun
+from apsched.artifacts.stated_options import APPLY_FLAGS, backend_arguments, words
 
 _NO_SETTING = ("--collectives", "--unfused")
 """Prices that a job states as a cost model of its own."""

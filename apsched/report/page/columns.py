@@ -10,18 +10,18 @@ from typing import Any
 
 import orjson
 
+from apsched.artifacts.solved_run import SolvedGraph, SolvedRun
 from apsched.config import Caps
-from apsched.graph.dag import NodeKind
-from apsched.memory import lifetimes
-from apsched.moved import moved_compute
-from apsched.origins import BUFFERS, KEPT, origin
-from apsched.problem import Problem
-from apsched.report_page.why import stalls, transfer_name
-from apsched.run_files import SolvedGraph, SolvedRun
-from apsched.schedule import Schedule, Step, StepKind
-from apsched.simulate import Timeline, simulate
+from apsched.graph.records import NodeKind
+from apsched.problem.problem import Problem
+from apsched.problem.storage_origins import BUFFERS, KEPT, origin
+from apsched.report.binding import step_name
+from apsched.report.stall_text import stalls, transfer_name
+from apsched.schedule.analysis.moved_compute import moved_compute
+from apsched.schedule.memory import lifetimes
+from apsched.schedule.schedule import Schedule, Step, StepKind
+from apsched.schedule.simulate import Timeline, simulate
 from apsched.units import TICKS_PER_US
-from apsched.what_binds import step_name
 
 _MEMBERS_NAMED = 8
 

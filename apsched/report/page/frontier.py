@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from apsched.options import show_bytes, show_us
-from apsched.report_page.table import table
-from apsched.result import Score
-from apsched.run_files import SolvedGraph
+from apsched.artifacts.solved_run import SolvedGraph
+from apsched.quantities import show_bytes, show_us
+from apsched.report.binding import shares
+from apsched.report.page.table import table
+from apsched.schedule.result import Score
 from apsched.units import ticks_to_us
-from apsched.what_binds import shares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

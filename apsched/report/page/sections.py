@@ -3,18 +3,18 @@
 from collections.abc import Sequence
 from html import escape
 
-from apsched.chosen import launch_positions
-from apsched.graph_result import Result
-from apsched.options import show_bytes, show_us
-from apsched.problem import Collective
-from apsched.report import summary_lines
-from apsched.report_page.table import Html, table
-from apsched.result import Score
-from apsched.run_files import SolvedGraph
-from apsched.simulate import Transfer
+from apsched.artifacts.solved_run import SolvedGraph
+from apsched.pipeline.result import Result
+from apsched.problem.problem import Collective
+from apsched.quantities import show_bytes, show_us
+from apsched.report.binding import memory_text, shares, where_text
+from apsched.report.page.table import Html, table
+from apsched.report.summary import summary_lines
+from apsched.schedule.analysis.usage import launch_positions
+from apsched.schedule.result import Score
+from apsched.schedule.simulate import Transfer
+from apsched.schedule.verify import prefetch_distances
 from apsched.units import ticks_to_us
-from apsched.verify import prefetch_distances
-from apsched.what_binds import memory_text, shares, where_text
 
 _MOST_LAUNCHES = 2000
 """Rows of the table of launches; the pictures show all of them."""

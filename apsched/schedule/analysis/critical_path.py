@@ -15,10 +15,10 @@ from enum import StrEnum
 from itertools import groupby
 
 from apsched.config import Caps
-from apsched.graph.dag import NodeKind
-from apsched.problem import Problem
-from apsched.schedule import Schedule, Step, StepKind
-from apsched.simulate import Timeline, Transfer
+from apsched.graph.records import NodeKind
+from apsched.problem.problem import Problem
+from apsched.schedule.schedule import Schedule, Step, StepKind
+from apsched.schedule.simulate import Timeline, Transfer
 
 
 class Where(StrEnum):

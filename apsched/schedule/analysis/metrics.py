@@ -1,14 +1,16 @@
 """What a schedule makes of the collectives, in numbers that people watch: for each process group, kind and direction, and for all."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from apsched.config import Caps
-from apsched.options import show_bytes, show_us
-from apsched.problem import Collective, Problem
-from apsched.schedule import Schedule, StepKind
-from apsched.simulate import Timeline
+from apsched.graph.records import NodeKind
+from apsched.problem.problem import Collective, Problem
+from apsched.quantities import show_bytes, show_us
+from apsched.schedule.schedule import Schedule, StepKind
+from apsched.schedule.simulate import Timeline
 from apsched.units import ticks_to_us
 
 
@@ -170,3 +172,17 @@ def _longest_run(problem: Problem, steps: Sequence[tuple[int, bool]] | Iterator[
         elif node in spine:
             run += 1
     return longest
+
+
+def without_buckets_ticks(problem: Problem) -> int:
+    """Return a lower bound on the step time of every schedule of ``problem`` without buckets.
+
+    Work on a stream runs one after the other, and neither an order nor waits change how long it takes:
+    max(compute and launches, for each group the sum of T_c over its collectives c). Contention only makes it longer.
+    """
+    busy = Counter[int]()
+    for c in problem.collectives:
+        key = problem.keys[c.key]
+        busy[key.stream] += key.price(c.size_bytes)
+    runs = (NodeKind.COMPUTE, NodeKind.START)
+    return max(sum(ticks for ticks, kind in zip(problem.duration_ticks, problem.kinds, strict=True) if kind in runs), *busy.values(), 0)

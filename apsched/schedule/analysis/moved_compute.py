@@ -2,8 +2,8 @@
 
 from bisect import bisect_left
 
-from apsched.problem import Problem
-from apsched.schedule import Schedule, StepKind
+from apsched.problem.problem import Problem
+from apsched.schedule.schedule import Schedule, StepKind
 
 
 def compute_places(problem: Problem, schedule: Schedule) -> tuple[int, ...]:

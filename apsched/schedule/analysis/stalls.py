@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from apsched.graph.dag import NodeKind
-from apsched.options import show_bytes, show_us
-from apsched.problem import Problem
-from apsched.schedule import Schedule, StepKind
-from apsched.simulate import Timeline, Transfer
+from apsched.graph.records import NodeKind
+from apsched.problem.problem import Problem
+from apsched.quantities import show_bytes, show_us
+from apsched.schedule.schedule import Schedule, StepKind
+from apsched.schedule.simulate import Timeline, Transfer
 from apsched.units import ticks_to_us
 
 

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from apsched.moved import furthest_move, moved_compute
-from apsched.problem import Problem
-from apsched.schedule import Schedule, StepKind
-from apsched.simulate import Timeline
-from apsched.verify import prefetch_distances
+from apsched.problem.problem import Problem
+from apsched.schedule.analysis.moved_compute import furthest_move, moved_compute
+from apsched.schedule.schedule import Schedule, StepKind
+from apsched.schedule.simulate import Timeline
+from apsched.schedule.verify import prefetch_distances
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

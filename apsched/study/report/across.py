@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from apsched.options import show_us
-from apsched.study.binds import bucket_bytes, bucketing, faster
-from apsched.study.frontier import fitting
+from apsched.quantities import show_us
+from apsched.study.report.binding import bucket_bytes, bucketing, faster
+from apsched.study.report.frontier import fitting
 from apsched.study.store import Point
 
 BUCKET_CAP = "bucket_cap"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import groupby, takewhile
 from typing import Any
 
-from apsched.options import show_bytes, show_us
+from apsched.quantities import show_bytes, show_us
 from apsched.study.store import Point
 
 MEMORY = "memory"

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from apsched.atomic_files import write_atomic
 from apsched.errors import InputError
-from apsched.files import write_atomic
 from apsched.study.store import Point
 
 _FIGURES = ("exposed_us", "compute_us", "fastest_us", "peak_bound_bytes", "launches_bound")

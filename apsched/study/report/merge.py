@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from apsched.files import digest
+from apsched.atomic_files import digest
 from apsched.study.store import Point, Store
 
 

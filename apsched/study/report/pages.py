@@ -5,15 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from apsched.artifacts.solved_run import SolvedGraph, SolvedRun, solved_graph
+from apsched.artifacts.stated_options import stated_options
 from apsched.errors import InputError
-from apsched.report_page.frontier import Baseline, Frontier, FrontierPoint, Slowdown
-from apsched.run_files import SolvedGraph, SolvedRun, solved_graph
-from apsched.stated_options import stated_options
-from apsched.study.across import Line, along_text, alongs
+from apsched.report.page.frontier import Baseline, Frontier, FrontierPoint, Slowdown
 from apsched.study.axes import SPEEDS, parse_vary
-from apsched.study.binds import binding, bucket_bytes, bucketing, cap_text
-from apsched.study.frontier import fitting, least_memory, prices_ms_per_gib
-from apsched.study.show import said
+from apsched.study.report.across import Line, along_text, alongs
+from apsched.study.report.binding import binding, bucket_bytes, bucketing, cap_text
+from apsched.study.report.frontier import fitting, least_memory, prices_ms_per_gib
+from apsched.study.report.text import said
 from apsched.study.store import Point, Store
 from apsched.units import us_to_ticks
 

@@ -5,13 +5,13 @@ from typing import Any, TextIO
 
 from rich.table import Table
 
-from apsched.options import show_bytes, show_us
-from apsched.report import console
-from apsched.study.across import Line, along_text, alongs
-from apsched.study.binds import bindings, binds_text, bucketing_text
-from apsched.study.frontier import fitting, least_memory, prices_ms_per_gib
+from apsched.quantities import show_bytes, show_us
+from apsched.report.summary import console
+from apsched.study.report.across import Line, along_text, alongs
+from apsched.study.report.binding import bindings, binds_text, bucketing_text
+from apsched.study.report.frontier import fitting, least_memory, prices_ms_per_gib
 from apsched.study.store import Point
-from apsched.study.work import ALONG
+from apsched.study.worker import ALONG
 
 AS_CAPTURED = "as_captured"
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from apsched.errors import InputError
-from apsched.options import MemoryCap, parse_bytes, parse_count
-from apsched.sources import DEFAULT_MESH, SourceKind, classify
+from apsched.pipeline.sources import DEFAULT_MESH, SourceKind, classify
+from apsched.quantities import MemoryCap, parse_bytes, parse_count
 from apsched.study.setting import Setting
 from apsched.study.speeds import Speeds, parse_times
 from apsched.study.store import Point

@@ -5,11 +5,11 @@ from typing import Any, TextIO
 
 from rich.table import Table
 
-from apsched.options import show_bytes, show_us
-from apsched.report import console
-from apsched.study.binds import binding
+from apsched.quantities import show_bytes, show_us
+from apsched.report.summary import console
+from apsched.study.report.binding import binding
+from apsched.study.report.what_if import Answer
 from apsched.study.store import Point
-from apsched.study.what_if import Answer
 
 
 def print_answers(text: str, answers: Sequence[Answer], stream: TextIO) -> None:

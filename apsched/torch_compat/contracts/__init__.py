@@ -1,1 +1,1 @@
-"""What apsched relies on in torch beyond its public functions, as checks that run anywhere: ``python -m apsched.torch_contract``."""
+"""What apsched relies on in torch beyond its public functions, as checks that run anywhere: ``python -m apsched.torch_compat.contracts``."""

@@ -1,19 +1,19 @@
-"""``python -m apsched.torch_contract``: run every contract with the torch that is installed here, and print what came of it."""
+"""``python -m apsched.torch_compat.contracts``: run every contract with the torch that is installed here, and print what came of it."""
 
 import logging
 import os
 import sys
 import warnings
 
-from apsched.torch_version import ANY_TORCH_VARIABLE
+from apsched.torch_compat.version import ANY_TORCH_VARIABLE
 
 
 def main() -> int:
     """Print a line for each private function of torch that apsched uses; return 0 where all are there and keep their contracts."""
     import torch
 
-    from apsched.torch_contract import compilers, graphs, groups  # noqa: F401  (they register their checks)
-    from apsched.torch_contract.registry import outcomes, wrappers
+    from apsched.torch_compat.contracts import compilers, graphs, groups  # noqa: F401  (they register their checks)
+    from apsched.torch_compat.contracts.registry import outcomes, wrappers
 
     modules = wrappers()
     width = max(map(len, modules))

@@ -9,9 +9,9 @@ from torch import nn
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from apsched import torch_private_compile as private
-from apsched.torch_contract.registry import contract, expect
-from apsched.torch_private import gradient_of
+from apsched.torch_compat import compilers as private
+from apsched.torch_compat.contracts.registry import contract, expect
+from apsched.torch_compat.graphs import gradient_of
 
 
 @contract("aot_compiled", "default_partition", "boxed", "dynamo_parameters", "name_parameters")

@@ -6,9 +6,9 @@ from torch.fx import Graph, GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from apsched import torch_private as private
-from apsched import torch_private_partition as partition
-from apsched.torch_contract.registry import contract, expect, group
+from apsched.torch_compat import graphs as private
+from apsched.torch_compat import partition as partition
+from apsched.torch_compat.contracts.registry import contract, expect, group
 
 aten = torch.ops.aten
 

@@ -8,9 +8,9 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from apsched import torch_private as private
-from apsched import torch_private_fsdp as fsdp
-from apsched.torch_contract.registry import contract, expect, group
+from apsched.torch_compat import fsdp as fsdp
+from apsched.torch_compat import graphs as private
+from apsched.torch_compat.contracts.registry import contract, expect, group
 
 c10d = torch.ops._c10d_functional
 

@@ -20,7 +20,7 @@ class Outcome:
     """What came of one check."""
 
     name: str
-    """The function in ``apsched.torch_private*`` around a private one of torch."""
+    """The function in ``apsched.torch_compat.graphs*`` around a private one of torch."""
     found: bool
     """What it needs is there."""
     broken: str
@@ -76,7 +76,7 @@ def outcome(name: str) -> Outcome:
 @contextmanager
 def group(size: int = 1, *, fake: bool = False) -> Iterator[str]:
     """Run the body in a process group of one process, or a fake one of ``size``; yields its name."""
-    from apsched.torch_private import fake_store
+    from apsched.torch_compat.graphs import fake_store
 
     store: Any = fake_store() if fake else torch._C._distributed_c10d.HashStore()
     dist.init_process_group("fake" if fake else "gloo", store=store, rank=0, world_size=size)

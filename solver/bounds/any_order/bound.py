@@ -21,17 +21,17 @@ What a memory cap forces in the order as captured it need not force in another o
 import numpy as np
 
 from apsched.config import Caps
-from apsched.problem import Problem
-from apsched.solver.bounds import TimeBound, least_launch, least_work, work_bound
-from apsched.solver.chain_bound import chain_bound
-from apsched.solver.compact import ALL_GATHER, Compact
-from apsched.solver.forms import without_copies
-from apsched.solver.lp_bound import WEIGHED, Costs, Row, costs_of, decidable, lagrangian
-from apsched.solver.moving_items import items_of
-from apsched.solver.moving_jobs import Ends, Loose, Work, bounds_of, compute_jobs, ends_of, jobs_of_streams, tail_of_main
-from apsched.solver.one_machine import critical_jobs
-from apsched.solver.orders import Orders
-from apsched.solver.tail_bound import tail_bound
+from apsched.problem.problem import Problem
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, Compact
+from apsched.solver.arrays.reordered import Orders
+from apsched.solver.bounds.any_order.chain import chain_bound
+from apsched.solver.bounds.any_order.items import items_of
+from apsched.solver.bounds.any_order.jobs import Ends, Loose, Work, bounds_of, compute_jobs, ends_of, jobs_of_streams, tail_of_main
+from apsched.solver.bounds.any_order.last_reduction import tail_bound
+from apsched.solver.bounds.any_order.one_machine import critical_jobs
+from apsched.solver.bounds.linear_program import WEIGHED, Costs, Row, costs_of, decidable, lagrangian
+from apsched.solver.bounds.step_time import TimeBound, least_launch, least_work, work_bound
+from apsched.solver.search.bucket_forms import without_copies
 
 _BUSY = 0.8
 """Share of the best bound that the transfers of some stream take, from which on their buckets are looked at."""

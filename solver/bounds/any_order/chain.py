@@ -11,14 +11,14 @@ from dataclasses import replace
 import numpy as np
 
 from apsched.config import Caps
-from apsched.price_curve import PriceCurve
-from apsched.problem import Problem
-from apsched.solver.bounds import TimeBound
-from apsched.solver.compact import Compact, Ints
-from apsched.solver.compiled import compiled
-from apsched.solver.moving_items import Items
-from apsched.solver.moving_jobs import Ends, Loose
-from apsched.solver.path_bound import path_bound
+from apsched.costs.price_curve import PriceCurve
+from apsched.problem.problem import Problem
+from apsched.solver.arrays.jit import compiled
+from apsched.solver.arrays.problem_arrays import Compact, Ints
+from apsched.solver.bounds.any_order.items import Items
+from apsched.solver.bounds.any_order.jobs import Ends, Loose
+from apsched.solver.bounds.paths.bound import path_bound
+from apsched.solver.bounds.step_time import TimeBound
 
 _MOST_STEPS = 160
 _FREE = PriceCurve(size_bytes=(0, 1), price_ticks=(0, 0))

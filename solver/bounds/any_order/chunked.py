@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from apsched.problem import Problem
-from apsched.solver.bounds import TimeBound
-from apsched.solver.compact import Bools, Ints
-from apsched.solver.moving_items import Items, rows_from
-from apsched.solver.moving_jobs import Loose, Work, bounds_of, ends_of
+from apsched.problem.problem import Problem
+from apsched.solver.arrays.problem_arrays import Bools, Ints
+from apsched.solver.bounds.any_order.items import Items, rows_from
+from apsched.solver.bounds.any_order.jobs import Loose, Work, bounds_of, ends_of
+from apsched.solver.bounds.step_time import TimeBound
 
 
 def chunked_bound(whole: Loose, problem: Problem, split: frozenset[int], num_parts: int) -> TimeBound:

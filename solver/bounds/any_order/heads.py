@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from apsched.solver.compact import Bools, Ints
-from apsched.solver.compiled import compiled
+from apsched.solver.arrays.jit import compiled
+from apsched.solver.arrays.problem_arrays import Bools, Ints
 
 
 class Ticks(NamedTuple):

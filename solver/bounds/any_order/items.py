@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from apsched.solver.compact import Compact, Ints
-from apsched.solver.orders import Orders
+from apsched.solver.arrays.problem_arrays import Compact, Ints
+from apsched.solver.arrays.reordered import Orders
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from apsched.solver.bounds import TimeBound
-from apsched.solver.compact import Bools, Ints
-from apsched.solver.moving_heads import Ticks, earliest
-from apsched.solver.moving_items import Items
-from apsched.solver.one_machine import one_machine
+from apsched.solver.arrays.problem_arrays import Bools, Ints
+from apsched.solver.bounds.any_order.heads import Ticks, earliest
+from apsched.solver.bounds.any_order.items import Items
+from apsched.solver.bounds.any_order.one_machine import one_machine
+from apsched.solver.bounds.step_time import TimeBound
 
 _MOST_GATES = 384
 """Collectives, beside those on the path, whose ancestors are looked at together."""

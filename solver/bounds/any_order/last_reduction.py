@@ -7,12 +7,12 @@ reduction.
 
 import numpy as np
 
-from apsched.solver.bounds import TimeBound
-from apsched.solver.compact import ALL_GATHER, Compact, Ints
-from apsched.solver.compiled import compiled
-from apsched.solver.lp_bound import Costs
-from apsched.solver.moving_heads import mark_ancestors
-from apsched.solver.moving_jobs import Ends, Loose
+from apsched.solver.arrays.jit import compiled
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, Compact, Ints
+from apsched.solver.bounds.any_order.heads import mark_ancestors
+from apsched.solver.bounds.any_order.jobs import Ends, Loose
+from apsched.solver.bounds.linear_program import Costs
+from apsched.solver.bounds.step_time import TimeBound
 
 _MOST_LAST = 12
 """Reductions tried as the last of each stream."""

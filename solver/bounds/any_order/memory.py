@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from apsched.solver.bounds import bytes_at_first
-from apsched.solver.compact import Compact, Ints
-from apsched.solver.orders import Orders
+from apsched.solver.arrays.problem_arrays import Compact, Ints
+from apsched.solver.arrays.reordered import Orders
+from apsched.solver.bounds.step_time import bytes_at_first
 
 
 def without_places(compact: Compact) -> Compact:

@@ -4,8 +4,8 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from apsched.solver.compact import Ints
-from apsched.solver.compiled import compiled
+from apsched.solver.arrays.jit import compiled
+from apsched.solver.arrays.problem_arrays import Ints
 
 
 @compiled

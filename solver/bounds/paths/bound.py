@@ -11,12 +11,12 @@ import numpy.typing as npt
 from ortools.linear_solver import pywraplp
 
 from apsched.config import Caps
-from apsched.problem import Problem
-from apsched.solver.bounds import TimeBound
-from apsched.solver.compact import Compact
-from apsched.solver.movers import movers
-from apsched.solver.path_network import BEGINNING, END, SHIFT, TAIL, Network, network
-from apsched.solver.path_pricing import pricings
+from apsched.problem.problem import Problem
+from apsched.solver.arrays.problem_arrays import Compact
+from apsched.solver.bounds.paths.bucket_costs import movers
+from apsched.solver.bounds.paths.network import BEGINNING, END, SHIFT, TAIL, Network, network
+from apsched.solver.bounds.paths.pricing import pricings
+from apsched.solver.bounds.step_time import TimeBound
 
 Floats = npt.NDArray[np.float64]
 

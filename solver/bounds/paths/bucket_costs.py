@@ -1,4 +1,4 @@
-"""What the collectives of one key cost, alone and in buckets, for the bound that weighs paths (``apsched.solver.path_bound``)."""
+"""What the collectives of one key cost, alone and in buckets, for the bound that weighs paths (``apsched.solver.bounds.paths.bound``)."""
 
 from dataclasses import dataclass
 
@@ -6,10 +6,10 @@ import numpy as np
 import numpy.typing as npt
 
 from apsched.config import Caps
-from apsched.problem import Problem
-from apsched.solver.bounds import copy_rest, least_rate
-from apsched.solver.compact import ALL_GATHER, Bools, Compact, Ints
-from apsched.solver.minorants import lines_below
+from apsched.problem.problem import Problem
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, Bools, Compact, Ints
+from apsched.solver.bounds.paths.price_lines import lines_below
+from apsched.solver.bounds.step_time import copy_rest, least_rate
 
 Floats = npt.NDArray[np.float64]
 

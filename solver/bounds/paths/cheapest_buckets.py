@@ -10,8 +10,8 @@ dynamic programming over the latest of them, in time quadratic in the collective
 import numpy as np
 import numpy.typing as npt
 
-from apsched.solver.compact import Bools, Ints
-from apsched.solver.compiled import compiled
+from apsched.solver.arrays.jit import compiled
+from apsched.solver.arrays.problem_arrays import Bools, Ints
 
 Floats = npt.NDArray[np.float64]
 

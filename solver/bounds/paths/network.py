@@ -22,10 +22,10 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from apsched.problem import Problem
-from apsched.solver.bounds import least_launch
-from apsched.solver.compact import Compact, Ints
-from apsched.solver.movers import Movers
+from apsched.problem.problem import Problem
+from apsched.solver.arrays.problem_arrays import Compact, Ints
+from apsched.solver.bounds.paths.bucket_costs import Movers
+from apsched.solver.bounds.step_time import least_launch
 
 Floats = npt.NDArray[np.float64]
 Start = int

@@ -7,7 +7,7 @@ costs and its rate what each member adds, whatever the others are.
 import numpy as np
 import numpy.typing as npt
 
-from apsched.price_curve import PriceCurve
+from apsched.costs.price_curve import PriceCurve
 
 Floats = npt.NDArray[np.float64]
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from apsched.solver.cheapest_buckets import cheapest_buckets
-from apsched.solver.compact import Bools, Compact, Ints
-from apsched.solver.movers import Movers
-from apsched.solver.path_network import BEGINNING, END, SHIFT, Network
+from apsched.solver.arrays.problem_arrays import Bools, Compact, Ints
+from apsched.solver.bounds.paths.bucket_costs import Movers
+from apsched.solver.bounds.paths.cheapest_buckets import cheapest_buckets
+from apsched.solver.bounds.paths.network import BEGINNING, END, SHIFT, Network
 
 Floats = npt.NDArray[np.float64]
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from apsched.config import Caps, SolveOptions
-from apsched.solver.compact import Compact, Ints
-from apsched.solver.cpsat import ExactModel
-from apsched.solver.evaluate import COPY_OUT, LAUNCH, SPINE, WAIT, Program, anatomy, evaluate
-from apsched.solver.expand import expand
-from apsched.solver.partition import Pricer
-from apsched.solver.window_view import Window, WindowView
-from apsched.verify import verify
+from apsched.schedule.verify import verify
+from apsched.solver.arrays.partition import Pricer
+from apsched.solver.arrays.problem_arrays import Compact, Ints
+from apsched.solver.cpsat.model import ExactModel
+from apsched.solver.cpsat.windows.subproblem import Window, WindowView
+from apsched.solver.program.evaluate import COPY_OUT, LAUNCH, SPINE, WAIT, Program, anatomy, evaluate
+from apsched.solver.program.to_schedule import expand
 
 MOST_FREE = 6
 """Collectives that one window decides anew."""

@@ -1,8 +1,8 @@
 """What follows in a program: the longest way from a point of it to the end of the step."""
 
-from apsched.solver.compact import ALL_GATHER, Compact, Ints
-from apsched.solver.evaluate import COPY_OUT, SPINE, WAIT, Program
-from apsched.solver.partition import Members
+from apsched.solver.arrays.partition import Members
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, Compact, Ints
+from apsched.solver.program.evaluate import COPY_OUT, SPINE, WAIT, Program
 
 
 def tails(compact: Compact, program: Program, past: int) -> tuple[int, dict[int, int], dict[int, int]]:

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from apsched.config import Caps
-from apsched.solver.compact import Compact, Ints
-from apsched.solver.evaluate import COPY_OUT, LAUNCH, PREPARE, SPINE, WAIT, Program, anatomy, evaluate
-from apsched.solver.partition import Members, Pricer
-from apsched.solver.tails import epilogue_ticks, prologue_ticks, tails
-from apsched.solver.variables import Boundary
-from apsched.solver.window_arrays import GAPS, PER_COLLECTIVE, begins, float_arrays, floats_of, forms_of, forms_with
+from apsched.solver.arrays.partition import Members, Pricer
+from apsched.solver.arrays.problem_arrays import Compact, Ints
+from apsched.solver.cpsat.variables import Boundary
+from apsched.solver.cpsat.windows.longest_tail import epilogue_ticks, prologue_ticks, tails
+from apsched.solver.cpsat.windows.subproblem_arrays import GAPS, PER_COLLECTIVE, begins, float_arrays, floats_of, forms_of, forms_with
+from apsched.solver.program.evaluate import COPY_OUT, LAUNCH, PREPARE, SPINE, WAIT, Program, anatomy, evaluate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from apsched.solver.compact import Bools, Compact, Ints
-from apsched.solver.partition import Partition
+from apsched.solver.arrays.partition import Partition
+from apsched.solver.arrays.problem_arrays import Bools, Compact, Ints
 
 PER_COLLECTIVE = (
     "kind", "key", "stream", "size_bytes", "input_bytes", "output_bytes", "copied_bytes", "bucket_launch_ticks", "copy_out_ticks",

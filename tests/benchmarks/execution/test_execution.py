@@ -8,13 +8,14 @@ from types import SimpleNamespace
 import pytest
 
 from apsched.errors import InputError
-from benchmarks import execution_worker, load
-from benchmarks.checks import Check
-from benchmarks.device import NO_GPU
-from benchmarks.execution import main
-from benchmarks.execution_report import inversions
-from benchmarks.load import Load, others_cores, undisturbed
-from benchmarks.slow_network import why_not
+from benchmarks.device.measure import NO_GPU
+from benchmarks.execution import worker as execution_worker
+from benchmarks.execution.__main__ import main
+from benchmarks.execution.checks import Check
+from benchmarks.execution.machine import load
+from benchmarks.execution.machine.load import Load, others_cores, undisturbed
+from benchmarks.execution.machine.slow_network import why_not
+from benchmarks.execution.report import inversions
 
 pytestmark = pytest.mark.alone
 
@@ -49,8 +50,8 @@ def test_every_schedule_runs_and_holds_the_memory_that_was_predicted(tmp_path, c
 
 def test_every_rate_runs_with_every_length(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr("benchmarks.execution.run_job", lambda *job, timeout_s: asked.append((job[:2], job[2]["seq_len"])))
-    monkeypatch.setattr("benchmarks.execution.markdown", lambda report: "")
+    monkeypatch.setattr("benchmarks.execution.__main__.run_job", lambda *job, timeout_s: asked.append((job[:2], job[2]["seq_len"])))
+    monkeypatch.setattr("benchmarks.execution.__main__.markdown", lambda report: "")
     assert main(["--parts", "network", "--rates", "20,40", "--seq", "8,16", "-o", str(tmp_path)]) == 0
     assert asked == [((2, 20), 8), ((2, 20), 16), ((2, 40), 8), ((2, 40), 16)]
     (numbers,) = tmp_path.glob("*.json")
@@ -63,8 +64,8 @@ def test_a_network_that_fails_leaves_those_before_it(tmp_path, capsys, monkeypat
         if rate == 40:
             raise InputError("a job took longer than 3600 s")
 
-    monkeypatch.setattr("benchmarks.execution.run_job", run_job)
-    monkeypatch.setattr("benchmarks.execution.markdown", lambda report: "")
+    monkeypatch.setattr("benchmarks.execution.__main__.run_job", run_job)
+    monkeypatch.setattr("benchmarks.execution.__main__.markdown", lambda report: "")
     assert main(["--parts", "network", "--rates", "20,40", "--seq", "8", "-o", str(tmp_path)]) == 2
     assert "took longer" in capsys.readouterr().err
     (numbers,) = tmp_path.glob("*.json")
@@ -73,8 +74,8 @@ def test_a_network_that_fails_leaves_those_before_it(tmp_path, capsys, monkeypat
 
 def test_a_part_that_is_made_again_leaves_the_others(tmp_path, capsys, monkeypatch):
     tried = [Check(name="a run", passed=True, says="3 passed", seconds=1.5)]
-    monkeypatch.setattr("benchmarks.execution.checks", lambda minutes: iter(tried))
-    monkeypatch.setattr("benchmarks.execution._device", lambda: {"skipped": NO_GPU})
+    monkeypatch.setattr("benchmarks.execution.__main__.checks", lambda minutes: iter(tried))
+    monkeypatch.setattr("benchmarks.execution.__main__._device", lambda: {"skipped": NO_GPU})
     assert main(["--parts", "checks", "-o", str(tmp_path)]) == 0
     assert main(["--parts", "device", "-o", str(tmp_path)]) == 0
     (written,) = tmp_path.glob("*.md")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from apsched.errors import InputError
-from benchmarks.slow_network import SlowNetwork, why_not
+from benchmarks.execution.machine.slow_network import SlowNetwork, why_not
 
 pytestmark = [pytest.mark.alone, pytest.mark.skipif(bool(why_not()), reason=f"no network namespaces here: {why_not()}")]
 
@@ -104,7 +104,7 @@ def runs(process):
 def test_it_is_gone_with_its_processes_however_its_maker_ends(how):
     code = f"""
 import os, sys, time
-from benchmarks.slow_network import SlowNetwork
+from benchmarks.execution.machine.slow_network import SlowNetwork
 with SlowNetwork(3, 100) as network:
     inside = [network.popen(rank, ["sleep", "600"], log=sys.stderr, environment=dict(os.environ)).pid for rank in (0, 2)]
     print(*network.namespaces, *inside, flush=True)

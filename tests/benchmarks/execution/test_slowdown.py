@@ -5,14 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from apsched.capture.world import world
+from apsched.capture.fake_world import world
 from apsched.models.build import build
 from apsched.models.mesh import MeshSpec
 from apsched.models.preset_capture import capture_built
 from apsched.models.training import run_step
-from benchmarks import slowdown
-from benchmarks.compute_only import without_collectives
-from benchmarks.slowdown import Beside, contention_of
+from benchmarks.execution import slowdown
+from benchmarks.execution.compute_only import without_collectives
+from benchmarks.execution.slowdown import Beside, contention_of
 
 LATENCY_US = 2_000.0
 

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from benchmarks import steady
-from benchmarks.steady import ENVIRONMENT, own_core, processors_awake
+from benchmarks.execution.machine import steady
+from benchmarks.execution.machine.steady import ENVIRONMENT, own_core, processors_awake
 
 _FAULTS = """
 import resource, torch

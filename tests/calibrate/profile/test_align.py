@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apsched.calibrate.align import aligned
+from apsched.calibrate.profile.match import aligned
 
 WORDS = st.lists(st.sampled_from("abc"), max_size=14)
 

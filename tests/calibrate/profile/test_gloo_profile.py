@@ -10,21 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Run
-from perfetto_engine import loaded, needs_engine, tick_read
-from processes import run_processes
 
-from apsched.calibrate.messages import KINDS
-from apsched.calibrate.predict import predicted
-from apsched.calibrate.profile import profile_costs
-from apsched.calibrate.trace import load_trace
-from apsched.costs.cluster import load_cluster
-from apsched.graph.dag import NodeKind
+from apsched.artifacts.solved_run import load_run
+from apsched.calibrate.profile.messages import KINDS
+from apsched.calibrate.profile.predict import predicted
+from apsched.calibrate.profile.profile import profile_costs
+from apsched.calibrate.profile.trace import load_trace
+from apsched.costs.clusters.cluster import load_cluster
 from apsched.graph.graph_file import load_graph
-from apsched.run_files import load_run
-from apsched.trace_file import FIRST_GROUP_STREAM, FIRST_PROCESS
-from apsched.trace_file import trace as trace_of
+from apsched.graph.records import NodeKind
+from apsched.report.trace import FIRST_GROUP_STREAM, FIRST_PROCESS
+from apsched.report.trace import trace as trace_of
 from apsched.units import TICKS_PER_US
+from tests.conftest import Run
+from tests.helpers.perfetto_engine import loaded, needs_engine, tick_read
+from tests.helpers.processes import WORKERS, run_processes
 
 pytestmark = pytest.mark.alone
 
@@ -36,7 +36,7 @@ WORLD_SIZE = 2
 def folder(tmp_path_factory) -> Path:
     """What the job left; one start of two processes."""
     folder = tmp_path_factory.mktemp("gloo")
-    run_processes(Path(__file__).parent / "gloo_worker.py", folder, WORLD_SIZE, timeout_s=300)
+    run_processes(WORKERS / "ranks/gloo_worker.py", folder, WORLD_SIZE, timeout_s=300)
     return folder
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from apsched.calibrate.host_times import host_times
-from apsched.calibrate.match import Matched, Pair, Place
-from apsched.calibrate.trace import HostOp, Trace, Work
-from apsched.graph.dag import CollectiveRecord, NodeKind, NodeRecord
+from apsched.calibrate.profile.host_times import host_times
+from apsched.calibrate.profile.match import Matched, Pair, Place
+from apsched.calibrate.profile.trace import HostOp, Trace, Work
+from apsched.graph.records import CollectiveRecord, NodeKind, NodeRecord
 
 START, WAIT, COMPUTE = NodeKind.START, NodeKind.WAIT, NodeKind.COMPUTE
 

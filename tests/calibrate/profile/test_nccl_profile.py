@@ -4,20 +4,20 @@ import json
 from dataclasses import replace
 
 import pytest
-from calibrate.kineto import KinetoTrace, run_node
 
-from apsched.calibrate.messages import Message, is_nccl, message_of
-from apsched.calibrate.predict import predicted
-from apsched.calibrate.profile import profile_costs
-from apsched.calibrate.trace import Work, load_trace
-from apsched.capture.world import world
-from apsched.costs.cluster import load_cluster
+from apsched.calibrate.profile.messages import Message, is_nccl, message_of
+from apsched.calibrate.profile.predict import predicted
+from apsched.calibrate.profile.profile import profile_costs
+from apsched.calibrate.profile.trace import Work, load_trace
+from apsched.capture.fake_world import world
 from apsched.costs.cluster_model import ClusterCostModel
+from apsched.costs.clusters.cluster import load_cluster
 from apsched.errors import InputError
-from apsched.graph.dag import NodeKind
-from apsched.graph.export import export
+from apsched.graph.export.export import export
+from apsched.graph.records import NodeKind
 from apsched.models.mesh import MeshSpec
 from apsched.models.preset_capture import capture_preset
+from tests.helpers.graphs.kineto import KinetoTrace, run_node
 
 H100 = load_cluster("h100")
 RANKS = 16  # two nodes

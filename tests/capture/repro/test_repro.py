@@ -12,10 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from apsched.capture.captured import Capture
-from apsched.capture.repro import read_repro
-from apsched.capture.world import world
+from apsched.capture.fake_world import world
+from apsched.capture.repro.reader import read_repro
 from apsched.errors import InputError
-from apsched.torch_private import size_hint
+from apsched.torch_compat.graphs import size_hint
 
 DATA = Path(__file__).parent / "data"
 FILES = sorted(path.name for path in DATA.glob("*.py.txt"))

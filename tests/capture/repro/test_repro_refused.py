@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from apsched.capture.repro import read_repro
+from apsched.capture.repro.reader import read_repro
 from apsched.errors import InputError
 
 DATA = Path(__file__).parent / "data"

@@ -4,19 +4,19 @@ import json
 from pathlib import Path
 
 import pytest
-from by_hand import ByHand, line
-from conftest import Run
 
-from apsched.build_problem import build_problem
 from apsched.config import Caps
-from apsched.exposed import Why, exposed
 from apsched.graph.graph_file import load_graph
-from apsched.problem import Problem
-from apsched.schedule import Schedule, Step, StepKind
-from apsched.score import score
-from apsched.simulate import simulate
+from apsched.problem.build import build_problem
+from apsched.problem.problem import Problem
+from apsched.schedule.analysis.stalls import Why, exposed
+from apsched.schedule.schedule import Schedule, Step, StepKind
+from apsched.schedule.score import score
+from apsched.schedule.simulate import simulate
+from apsched.schedule.verify import verify
 from apsched.solver import best_changes
-from apsched.verify import verify
+from tests.conftest import Run
+from tests.helpers.problems.by_hand import ByHand, line
 
 
 def test_the_order_as_captured(run: Run, debug_graphs: dict[str, Path]) -> None:

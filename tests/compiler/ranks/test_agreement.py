@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 import pytest
 import torch.distributed as dist
 
-from apsched.agreement.job import Job
-from apsched.agreement.launches import Launch
-from apsched.agreement.round import Round
+from apsched.compiler.ranks.agreement import Round
+from apsched.compiler.ranks.job import Job
+from apsched.compiler.ranks.launches import Launch
 from apsched.errors import AgreementError, InfeasibleError
 
 pytestmark = pytest.mark.alone

@@ -7,26 +7,26 @@ from dataclasses import fields, replace
 
 import pytest
 import torch.distributed as dist
-from random_schedules import random_schedule
-from strategies import random_caps, random_problem
 
-from apsched.agreement.answer import Sources, answered
-from apsched.agreement.answer_text import dump_answer, parse_answer
-from apsched.agreement.cache import Cache
-from apsched.agreement.job import Job
-from apsched.agreement.problem_digest import answer_digest, problem_digest
-from apsched.agreement.round import Round
+from apsched.artifacts.schedule_file import load_schedule, save_schedule
+from apsched.compiler.ranks.agreement import Round
+from apsched.compiler.ranks.answer import Sources, answered
+from apsched.compiler.ranks.answer_codec import dump_answer, parse_answer
+from apsched.compiler.ranks.cache import Cache
+from apsched.compiler.ranks.job import Job
+from apsched.compiler.ranks.problem_digest import answer_digest, problem_digest
 from apsched.config import Caps, SolveOptions
-from apsched.contention import Contention
+from apsched.costs.price_curve import PriceCurve
 from apsched.errors import ApschedError, InputError
-from apsched.graph.dag import KernelCut
-from apsched.graph_result import result_of
-from apsched.price_curve import PriceCurve
-from apsched.problem import Problem
-from apsched.result import SolveResult
-from apsched.schedule import as_captured
-from apsched.schedule_file import load_schedule, save_schedule
+from apsched.graph.records import KernelCut
+from apsched.pipeline.result import result_of
+from apsched.problem.contention import Contention
+from apsched.problem.problem import Problem
+from apsched.schedule.result import SolveResult
+from apsched.schedule.schedule import as_captured
 from apsched.solver import solve
+from tests.helpers.problems.random_schedules import random_schedule
+from tests.helpers.problems.strategies import random_caps, random_problem
 
 OPTIONS = SolveOptions(budget=0.5)
 FREE = Caps()
@@ -129,7 +129,7 @@ def test_caps_options_and_start_are_part_of_an_address(monkeypatch):
         *(answer_digest(problem, FREE, replace(OPTIONS, **{f.name: 1})) for f in fields(SolveOptions) if f.name != "num_workers"),
         answer_digest(problem, FREE, replace(OPTIONS, num_workers=2)),
     ]
-    monkeypatch.setattr("apsched.agreement.problem_digest.solver_code", lambda: "of another version")
+    monkeypatch.setattr("apsched.compiler.ranks.problem_digest.solver_code", lambda: "of another version")
     addresses.append(answer_digest(problem, FREE, OPTIONS))
     assert len({*addresses}) == len(addresses)
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from apsched.agreement.cache import Cache, default_directory
+from apsched.compiler.ranks.cache import Cache, default_directory
+from tests.helpers.processes import WORKERS
 
-WORKER = Path(__file__).parent / "cache_worker.py"
+WORKER = WORKERS / "ranks/cache_worker.py"
 A, B, C, D = (letter * 64 for letter in "abcd")
 
 

@@ -1,19 +1,18 @@
 """Real processes that schedule their graphs together: one answer, and an error on every one of them where that cannot be."""
 
 import re
-from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from processes import Job, run_jobs
 
-from apsched.agreement.job import DEFAULT_DEADLINE_S
-from apsched.agreement.round import _ORDERS_BY
+from apsched.compiler.ranks.agreement import _ORDERS_BY
+from apsched.compiler.ranks.job import DEFAULT_DEADLINE_S
 from apsched.compiler.settings import Settings
+from tests.helpers.processes import WORKERS, Job, run_jobs
 
 pytestmark = pytest.mark.alone
 
-WORKER = Path(__file__).parent / "job_worker.py"
+WORKER = WORKERS / "ranks/job_worker.py"
 Found = list[dict]
 
 HARMED = {"dies": (2, True), "dies among four": (4, True), "dies with the store": (2, False), "stopped with the store": (2, False)}

@@ -1,16 +1,16 @@
 """What a graph launches, in words that mean the same on every process rank of a group."""
 
 import torch
-from toy_graphs import FlatCosts, capture_toy
 
-from apsched.agreement.launches import dump_launches, first_difference, groups_of, launches_of, order_digest, parse_launches
-from apsched.build_problem import build_problem
 from apsched.capture.captured import CapturedGraph
-from apsched.capture.world import world
+from apsched.capture.fake_world import world
+from apsched.compiler.ranks.launches import dump_launches, first_difference, groups_of, launches_of, order_digest, parse_launches
 from apsched.config import Caps, SolveOptions
-from apsched.graph.export import export
+from apsched.graph.export.export import export
+from apsched.problem.build import build_problem
 from apsched.solver import solve
 from apsched.writeback.write_back import write_back
+from tests.helpers.graphs.toy_graphs import FlatCosts, capture_toy
 
 
 def toy(process_rank: int = 0) -> tuple[str, CapturedGraph]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from apsched.costs.cluster import DEFAULT_CLUSTER, cluster_names, load_cluster
+from apsched.costs.clusters.cluster import DEFAULT_CLUSTER, cluster_names, load_cluster
 from apsched.errors import InputError
 
 H100 = resources.files("apsched.costs.clusters").joinpath("h100.toml").read_text()
@@ -119,5 +119,5 @@ def test_unknown_names_and_missing_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_clusters_tables_and_prices_need_no_torch() -> None:
-    code = "import sys, apsched.costs.table, apsched.costs.alpha_beta, apsched.costs.cluster; sys.exit('torch' in sys.modules)"
+    code = "import sys, apsched.costs.network.table, apsched.costs.network.alpha_beta, apsched.costs.clusters.cluster; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

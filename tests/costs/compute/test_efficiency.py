@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from apsched.costs.cluster import load_cluster
-from apsched.costs.efficiency import attention_efficiency, filled_share, product_efficiency
-from apsched.costs.roofline import Roofline
+from apsched.costs.clusters.cluster import load_cluster
+from apsched.costs.compute.efficiency import attention_efficiency, filled_share, product_efficiency
+from apsched.costs.compute.roofline import Roofline
 
 H100 = load_cluster("h100")
 A100 = load_cluster("a100")

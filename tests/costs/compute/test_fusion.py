@@ -5,9 +5,9 @@ import torch
 import torch.distributed._functional_collectives  # registers the collectives
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from apsched.costs.cluster import load_cluster
-from apsched.costs.fusion import PIECE, Share, fused_kernels, fused_shares, shares_if_cut
-from apsched.costs.roofline import Roofline
+from apsched.costs.clusters.cluster import load_cluster
+from apsched.costs.compute.fusion import PIECE, Share, fused_kernels, fused_shares, shares_if_cut
+from apsched.costs.compute.roofline import Roofline
 
 H100 = load_cluster("h100")
 SIZE_BYTES = 1024 * 1024 * 2

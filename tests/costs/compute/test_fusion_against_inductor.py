@@ -16,11 +16,11 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from apsched.costs.flops import has_flops
-from apsched.costs.fusion import fused_shares
-from apsched.costs.operands import bound_arguments, result_of
-from apsched.costs.traffic import COLLECTIVE_NAMESPACES, op_name, touches_nothing, traffic_bytes
-from apsched.sources import SourceRequest, opened
+from apsched.costs.compute.flops import has_flops
+from apsched.costs.compute.fusion import fused_shares
+from apsched.costs.compute.traffic import COLLECTIVE_NAMESPACES, op_name, touches_nothing, traffic_bytes
+from apsched.fx.operands import bound_arguments, result_of
+from apsched.pipeline.sources import SourceRequest, opened
 
 EXTERN = ("ExternKernelSchedulerNode", "NopKernelSchedulerNode")
 

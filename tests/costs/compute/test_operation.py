@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from apsched.costs.node_operation import node_operation
-from apsched.costs.operation import as_traced, operation_text, operator_of, tensor_text
+from apsched.costs.compute.node_operation import node_operation
+from apsched.costs.compute.operation import as_traced, operation_text, operator_of, tensor_text
 
 MM = "aten::mm(float32[128,64], float32[64,192]{1,64}) -> float32[128,192]"
 

@@ -13,12 +13,12 @@ import torch.nn.attention.varlen  # registers its operators
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from apsched.costs.cluster import load_cluster
-from apsched.costs.efficiency import filled_share
-from apsched.costs.flops import count_flops
-from apsched.costs.operands import bound_arguments
-from apsched.costs.roofline import Roofline
+from apsched.costs.clusters.cluster import load_cluster
+from apsched.costs.compute.efficiency import filled_share
+from apsched.costs.compute.flops import count_flops
+from apsched.costs.compute.roofline import Roofline
 from apsched.errors import InputError
+from apsched.fx.operands import bound_arguments
 
 aten, c10d = torch.ops.aten, torch.ops._c10d_functional
 H100 = load_cluster("h100")

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from apsched.costs.alpha_beta import KINDS, GroupShape, bus_bandwidth_gb_per_s, collective_us, group_shape
-from apsched.costs.cluster import cluster_names, load_cluster
+from apsched.costs.clusters.cluster import cluster_names, load_cluster
+from apsched.costs.network.alpha_beta import KINDS, GroupShape, bus_bandwidth_gb_per_s, collective_us, group_shape
 from apsched.errors import InputError
 
 H100 = load_cluster("h100")

@@ -4,7 +4,7 @@ from statistics import median
 
 import pytest
 
-from benchmarks.collectives import PUBLISHED, REPORT, TRAINING_BYTES, Comparison, comparisons, report
+from benchmarks.collectives.__main__ import PUBLISHED, REPORT, TRAINING_BYTES, Comparison, comparisons, report
 
 FOUND = comparisons()
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from apsched.costs.alpha_beta import GroupShape
-from apsched.costs.cluster import load_cluster
-from apsched.costs.table import load_table
+from apsched.costs.clusters.cluster import load_cluster
+from apsched.costs.network.alpha_beta import GroupShape
+from apsched.costs.network.table import load_table
 from apsched.errors import InputError
 
 

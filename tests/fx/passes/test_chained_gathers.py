@@ -3,15 +3,15 @@
 from dataclasses import replace
 
 import pytest
-from mesh_modules import WIDTH, ByHand, nothing, values
 from torch.distributed.device_mesh import init_device_mesh
 
+from apsched.capture.fake_world import world
 from apsched.capture.joint import capture_module
-from apsched.capture.world import world
-from apsched.collectives import is_all_gather
 from apsched.errors import InputError
-from apsched.passes.chained_gathers import flat_mesh, fuse_chained_gathers
-from apsched.passes.manager import run_passes
+from apsched.fx.collectives import is_all_gather
+from apsched.fx.passes.chained_gathers import flat_mesh, fuse_chained_gathers
+from apsched.fx.passes.run_passes import run_passes
+from tests.helpers.graphs.mesh_modules import WIDTH, ByHand, nothing, values
 
 
 def num_gathers(module) -> int:

@@ -10,12 +10,10 @@ from apsched.capture.captured import Capture
 from apsched.capture.function import capture_function
 from apsched.capture.joint import capture_module
 from apsched.errors import InputError
+from apsched.fx.passes.checkpointing import Checkpointing, blocks_of, checkpoint_activations, saved_bytes, saved_nodes
 from apsched.models.mesh import MeshSpec
 from apsched.models.options import ModelOptions
 from apsched.models.preset_capture import capture_preset
-from apsched.passes.blocks import blocks_of
-from apsched.passes.checkpointing import Checkpointing, checkpoint_activations
-from apsched.passes.recompute import saved_bytes, saved_nodes
 
 
 class Block(nn.Module):

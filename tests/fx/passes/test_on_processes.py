@@ -1,9 +1,8 @@
 """Passes that take collectives away, on real process groups: the same bits with fewer of them, or left alone."""
 
-from pathlib import Path
-
 import pytest
-from processes import run_processes
+
+from tests.helpers.processes import WORKERS, run_processes
 
 pytestmark = pytest.mark.alone
 
@@ -16,7 +15,7 @@ Reports = list[dict]
 
 
 def run(tmp_path_factory: pytest.TempPathFactory, world_size: int) -> Reports:
-    return run_processes(Path(__file__).parent / "worker.py", tmp_path_factory.mktemp("passes"), world_size, timeout_s=400)
+    return run_processes(WORKERS / "graphs/passes_worker.py", tmp_path_factory.mktemp("passes"), world_size, timeout_s=400)
 
 
 @pytest.fixture(scope="module")

@@ -12,18 +12,18 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from apsched.capture import joint
 from apsched.capture.captured import Capture
+from apsched.capture.fake_world import world
 from apsched.capture.joint import capture_module
-from apsched.capture.world import world
-from apsched.collectives import collective_kind, is_collective
+from apsched.fx.collectives import collective_kind, is_collective
+from apsched.fx.graph_copies import copied
+from apsched.fx.passes.checkpointing import saved_bytes, saved_nodes
+from apsched.fx.passes.partition_replay import SAVED_KEY, replayed_saves, tag_saved
+from apsched.fx.passes.run_passes import Pass
 from apsched.models.build import BuiltModel, build
 from apsched.models.mesh import MeshSpec
 from apsched.models.options import ModelOptions
 from apsched.models.preset_capture import capture_built
 from apsched.models.training import forward_inputs
-from apsched.passes.copies import copied
-from apsched.passes.manager import Pass
-from apsched.passes.recompute import saved_bytes, saved_nodes
-from apsched.passes.replay import SAVED_KEY, replayed_saves, tag_saved
 
 
 class Graphs(torch.autograd.Function):

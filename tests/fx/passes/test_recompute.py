@@ -11,18 +11,18 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.utils.checkpoint import CheckpointPolicy
 
 from apsched.capture.captured import Capture
+from apsched.capture.fake_world import world
 from apsched.capture.joint import capture_module
-from apsched.capture.world import world
-from apsched.collectives import is_all_gather, is_wait_tensor
 from apsched.errors import InputError
+from apsched.fx.collectives import is_all_gather, is_wait_tensor
+from apsched.fx.graph_copies import copied
+from apsched.fx.passes import lists
+from apsched.fx.passes.checkpointing import _check_chains, recompute_gathers, saved_bytes, saved_nodes
+from apsched.fx.passes.parameters import PARAMETER_KEY, gather_nodes
+from apsched.fx.passes.roles import classify
+from apsched.fx.passes.run_passes import Pass, PassList, run_passes
 from apsched.models.build import build
 from apsched.models.mesh import MeshSpec
-from apsched.passes import lists
-from apsched.passes.copies import copied
-from apsched.passes.manager import Pass, PassList, run_passes
-from apsched.passes.parameters import PARAMETER_KEY, gather_nodes
-from apsched.passes.recompute import _check_chains, recompute_gathers, saved_bytes, saved_nodes
-from apsched.passes.roles import classify
 
 
 @functools.cache

@@ -6,20 +6,20 @@ from dataclasses import replace
 
 import pytest
 import torch
-from toy_graphs import capture_toy
 
 from apsched.capture.captured import Capture
+from apsched.capture.fake_world import world
 from apsched.capture.graph_module import capture_graph_module
-from apsched.capture.world import world
-from apsched.collectives import is_collective
-from apsched.graph.roles import structural_roles
+from apsched.fx.collectives import is_collective
+from apsched.fx.graph_copies import copied
+from apsched.fx.passes.roles import Role, classify, tagged_role, waits_of
+from apsched.fx.passes.run_passes import run_passes
+from apsched.graph.export.structural_roles import structural_roles
 from apsched.models.mesh import MeshSpec
 from apsched.models.options import ModelOptions
 from apsched.models.preset_capture import capture_preset
-from apsched.passes.copies import copied
-from apsched.passes.manager import run_passes
-from apsched.passes.roles import Role, classify, tagged_role, waits_of
-from apsched.primary_group import primary_group
+from apsched.names import primary_group
+from tests.helpers.graphs.toy_graphs import capture_toy
 
 R = Role
 CASES = {

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 from torch.fx import GraphModule
-from toy_graphs import capture_toy
 
-from apsched.capture.world import world
+from apsched.capture.fake_world import world
 from apsched.errors import InputError
-from apsched.passes.copies import copied, finished
-from apsched.passes.manager import Pass, graph_lines, run_passes, without
+from apsched.fx.graph_copies import copied, finished
+from apsched.fx.passes.run_passes import Pass, graph_lines, run_passes, without
+from tests.helpers.graphs.toy_graphs import capture_toy
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ NOTHING = Pass(name="nothing", run=copied)
 
 def test_passes_run_in_order_and_each_leaves_a_record(module, caplog):
     before = graph_lines(module.graph)
-    with caplog.at_level(logging.INFO, "apsched.passes.manager"):
+    with caplog.at_level(logging.INFO, "apsched.fx.passes.run_passes"):
         run = run_passes(module, (NOTHING, RELU), diff=True)
     assert graph_lines(module.graph) == before
     assert [record.name for record in run.records] == ["nothing", "relu"]

@@ -3,12 +3,12 @@
 import pytest
 import torch
 import torch.distributed as dist
-from instrumented import UnitCosts, capture_of, traced
 
-from apsched import torch_private
 from apsched.errors import InputError
-from apsched.graph.dag import NodeKind
-from apsched.graph.export import export
+from apsched.graph.export.export import export
+from apsched.graph.records import NodeKind
+from apsched.torch_compat import graphs as torch_private
+from tests.helpers.graphs.instrumented import UnitCosts, capture_of, traced
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional

@@ -4,11 +4,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from functorch.compile import aot_function
-from instrumented import UnitCosts, capture_of, traced
 
-from apsched import torch_private
-from apsched.graph.export import export
-from benchmarks.live_bytes import live_bytes_of, run_counting
+from apsched.graph.export.export import export
+from apsched.torch_compat import graphs as torch_private
+from benchmarks.common.live_bytes import live_bytes_of, run_counting
+from tests.helpers.graphs.instrumented import UnitCosts, capture_of, traced
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional

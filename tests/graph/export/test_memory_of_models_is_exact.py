@@ -1,14 +1,14 @@
 """The memory of the DAG of captured models is what an interpreter counts on them with real tensors."""
 
 import pytest
-from instrumented import UnitCosts, real_inputs
 
-from apsched.capture.world import world
-from apsched.graph.export import export
+from apsched.capture.fake_world import world
+from apsched.graph.export.export import export
 from apsched.models.build import build
 from apsched.models.mesh import MeshSpec
 from apsched.models.preset_capture import capture_built
-from benchmarks.live_bytes import live_bytes_of, run_counting
+from benchmarks.common.live_bytes import live_bytes_of, run_counting
+from tests.helpers.graphs.instrumented import UnitCosts, real_inputs
 
 
 @pytest.mark.parametrize(("preset", "mesh"), [("llama3-debug", "fsdp=4,tp=2"), ("deepseek-v3-debug", "fsdp=4,ep=2")])

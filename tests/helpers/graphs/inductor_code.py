@@ -15,7 +15,7 @@ from torch._inductor.graph import GraphLowering
 from torch.fx import GraphModule, Interpreter
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from apsched.collectives import collective_kind, is_wait_tensor
+from apsched.fx.collectives import collective_kind, is_wait_tensor
 
 _CALL = re.compile(
     r"torch\.ops\._c10d_functional\.(?P<collective>\w+?)(_into_tensor|_tensor|_single|_)?(_coalesced)?(_out)?\.default\("

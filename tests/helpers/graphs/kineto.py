@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from apsched.graph.dag import NodeKind, NodeRecord
+from apsched.graph.records import NodeKind, NodeRecord
 
 KINETO_TYPES = {"float32": "float", "bfloat16": "c10::BFloat16", "int64": "long int", "float16": "c10::Half", "bool": "bool"}
 SCALAR_TYPES = {"float32": "Float", "bfloat16": "BFloat16", "int64": "Long"}

@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from apsched.models.collectives import exchange_tokens, gather_shards
 from apsched.models.mesh import Group, group_of
-from apsched.torch_private import strided_shard
+from apsched.torch_compat.graphs import strided_shard
 
 ROWS, WIDTH = 16, 8
 F32 = torch.float32

@@ -4,7 +4,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from apsched.capture.captured import CapturedGraph
-from apsched.collectives import tensors_of
+from apsched.fx.collectives import tensors_of
 
 c10d = torch.ops._c10d_functional
 

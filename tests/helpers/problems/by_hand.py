@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from apsched.graph.dag import NodeKind
-from apsched.price_curve import PriceCurve
-from apsched.problem import Collective, Key, Problem, Storage, check_problem
-from apsched.schedule import Bucket, Schedule, Step, StepKind
+from apsched.costs.price_curve import PriceCurve
+from apsched.graph.records import NodeKind
+from apsched.problem.problem import Collective, Key, Problem, Storage, check_problem
+from apsched.schedule.schedule import Bucket, Schedule, Step, StepKind
 from apsched.units import allocated_bytes
 
 FREE = PriceCurve(size_bytes=(0, 1), price_ticks=(0, 0))

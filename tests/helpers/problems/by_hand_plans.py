@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-from by_hand import ByHand, line
-
-from apsched.problem import Problem
+from apsched.problem.problem import Problem
+from tests.helpers.problems.by_hand import ByHand, line
 
 KIB = 1024
 

@@ -5,8 +5,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 
-from apsched.graph.dag import NodeKind
-from apsched.problem import Collective, Problem, Storage, check_problem
+from apsched.graph.records import NodeKind
+from apsched.problem.problem import Collective, Problem, Storage, check_problem
 
 
 def coarse(problem: Problem, module_of: Callable[[str], str]) -> Problem:

@@ -2,8 +2,8 @@
 
 import random
 
-from apsched.contention import Contention
-from apsched.problem import Problem, with_contention
+from apsched.problem.contention import Contention
+from apsched.problem.problem import Problem, with_contention
 
 
 def random_contention(rng: random.Random, problem: Problem) -> Contention:

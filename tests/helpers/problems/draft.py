@@ -3,9 +3,9 @@
 import random
 from dataclasses import dataclass, field
 
-from apsched.graph.dag import NodeKind
-from apsched.price_curve import PriceCurve
-from apsched.problem import Collective, Key, Problem, Storage, check_problem
+from apsched.costs.price_curve import PriceCurve
+from apsched.graph.records import NodeKind
+from apsched.problem.problem import Collective, Key, Problem, Storage, check_problem
 from apsched.units import allocated_bytes
 
 

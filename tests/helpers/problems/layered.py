@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from apsched.problem import Problem
-from tests.by_hand import ByHand, line
+from apsched.problem.problem import Problem
+from tests.helpers.problems.by_hand import ByHand, line
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,9 +4,9 @@ import random
 from dataclasses import replace
 
 from apsched.errors import InputError
-from apsched.plan import Plan, Rule
-from apsched.problem import Problem
-from apsched.restrict import restricted
+from apsched.problem.plan.apply import restricted
+from apsched.problem.plan.rules import Plan, Rule
+from apsched.problem.problem import Problem
 
 
 def named(problem: Problem) -> Problem:

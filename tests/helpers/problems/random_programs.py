@@ -4,13 +4,13 @@ import random
 from itertools import pairwise
 
 import numpy as np
-from random_schedules import random_buckets, step_precedence
 
-from apsched.graph.dag import NodeKind
-from apsched.problem import Problem
-from apsched.schedule import Bucket, Step, StepKind
-from apsched.solver.evaluate import COPY_OUT, FIRE, LAUNCH, PREPARE, SPINE, WAIT, Program
-from apsched.solver.partition import Pricer
+from apsched.graph.records import NodeKind
+from apsched.problem.problem import Problem
+from apsched.schedule.schedule import Bucket, Step, StepKind
+from apsched.solver.arrays.partition import Pricer
+from apsched.solver.program.evaluate import COPY_OUT, FIRE, LAUNCH, PREPARE, SPINE, WAIT, Program
+from tests.helpers.problems.random_schedules import random_buckets, step_precedence
 
 _MODES = ("any", "eager", "lazy", "gathers early")
 

@@ -4,9 +4,9 @@ import random
 from collections import defaultdict
 from collections.abc import Callable
 
-from apsched.graph.dag import NodeKind
-from apsched.problem import Problem
-from apsched.schedule import Bucket, Schedule, Step, StepKind
+from apsched.graph.records import NodeKind
+from apsched.problem.problem import Problem
+from apsched.schedule.schedule import Bucket, Schedule, Step, StepKind
 
 
 def random_schedule(problem: Problem, seed: int, *, max_members: int = 6) -> Schedule:

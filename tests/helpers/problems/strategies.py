@@ -9,16 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from by_hand import ByHand, line
-from draft import Draft, Tensor
 from hypothesis import strategies as st
 
 from apsched.config import Caps
-from apsched.graph.dag import KernelCut
-from apsched.price_curve import PriceCurve
-from apsched.problem import Key, Problem
-from apsched.schedule import as_captured
-from apsched.simulate import simulate
+from apsched.costs.price_curve import PriceCurve
+from apsched.graph.records import KernelCut
+from apsched.problem.problem import Key, Problem
+from apsched.schedule.schedule import as_captured
+from apsched.schedule.simulate import simulate
+from tests.helpers.problems.by_hand import ByHand, line
+from tests.helpers.problems.draft import Draft, Tensor
 
 
 @st.composite

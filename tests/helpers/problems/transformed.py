@@ -5,9 +5,9 @@ import random
 from dataclasses import replace
 
 from apsched.config import Caps
-from apsched.graph.dag import NodeKind
-from apsched.price_curve import PriceCurve
-from apsched.problem import Key, Problem, Storage, check_problem
+from apsched.costs.price_curve import PriceCurve
+from apsched.graph.records import NodeKind
+from apsched.problem.problem import Key, Problem, Storage, check_problem
 
 
 def enlarged(problem: Problem, ticks: int, size: int) -> Problem:

@@ -6,28 +6,28 @@ from pathlib import Path
 
 import pytest
 import torch
-from by_hand import ByHand, line
-from conftest import Run
-from processes import run_processes
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from apsched import solve_problem
-from apsched.bitwise import BITWISE_RULE, fsdp_units
-from apsched.build_problem import build_problem
-from apsched.capture.world import world
+from apsched import api as solve_problem
+from apsched.capture.fake_world import world
 from apsched.config import Caps, SolveOptions
 from apsched.errors import InputError
 from apsched.graph.graph_file import load_graph
 from apsched.models.mesh import MeshSpec
-from apsched.module_names import block_of
-from apsched.plan import Plan, Rule
-from apsched.problem import Problem
-from apsched.restrict import restricted
-from apsched.schedule import Bucket
+from apsched.names import block_of
+from apsched.problem.build import build_problem
+from apsched.problem.plan.apply import restricted
+from apsched.problem.plan.bitwise import BITWISE_RULE, fsdp_units
+from apsched.problem.plan.rules import Plan, Rule
+from apsched.problem.problem import Problem
+from apsched.schedule.schedule import Bucket
+from apsched.schedule.verify import verify
 from apsched.solver import solve
-from apsched.solver.milp import solve_milp
-from apsched.verify import verify
+from apsched.solver.milp.model import solve_milp
+from tests.conftest import Run
+from tests.helpers.problems.by_hand import ByHand, line
+from tests.helpers.processes import WORKERS, run_processes
 
 KIB = 1024
 
@@ -202,7 +202,7 @@ def _registered() -> list[str]:
 @pytest.mark.alone
 def test_gradients_are_bit_for_bit_those_of_fsdp2_s_reductions(tmp_path: Path) -> None:
     """Four real processes: each unit's gradients, chunked, concatenated and reduced at once as ``foreach_reduce`` does it."""
-    for report in run_processes(Path(__file__).parent / "bitwise_worker.py", tmp_path, 4, timeout_s=400):
+    for report in run_processes(WORKERS / "training/bitwise_worker.py", tmp_path, 4, timeout_s=400):
         assert report["units"] == 3
         assert report["gradients"] == 2 * 9 + 3
         assert report["unequal"] == 0

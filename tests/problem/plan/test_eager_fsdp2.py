@@ -1,16 +1,15 @@
 """Bitwise mode against eager FSDP2 on four gloo processes: the same buffers are reduced, and the weights stay the same, step after step."""
 
-from pathlib import Path
-
 import pytest
-from processes import run_processes
+
+from tests.helpers.processes import WORKERS, run_processes
 
 pytestmark = pytest.mark.alone
 
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory) -> list[dict]:
-    return run_processes(Path(__file__).parent / "eager_worker.py", tmp_path_factory.mktemp("eager"), 4, timeout_s=600)
+    return run_processes(WORKERS / "training/eager_worker.py", tmp_path_factory.mktemp("eager"), 4, timeout_s=600)
 
 
 def test_each_reduction_gets_the_very_bits_that_fully_shard_sends(reports):

@@ -7,29 +7,29 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from apsched import torch_private
-from apsched.build_problem import build_problem
 from apsched.capture.captured import Capture
-from apsched.capture.world import world
-from apsched.cli.buckets import with_buckets
+from apsched.capture.fake_world import world
+from apsched.cli.options import with_buckets
 from apsched.config import Caps, SolveOptions
-from apsched.costs.cluster import load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
+from apsched.costs.clusters.cluster import load_cluster
 from apsched.errors import InputError
-from apsched.graph.export import export
-from apsched.load_source import LoadedGraph
+from apsched.fx.graph_copies import copied
+from apsched.graph.export.export import export
 from apsched.models.build import build
 from apsched.models.mesh import MeshSpec
 from apsched.models.preset_capture import capture_built, capture_preset
-from apsched.module_buckets import DEFAULT_BUCKET, NO_BUCKETS, block_buckets, blocks_of, user_buckets
-from apsched.passes.copies import copied
-from apsched.plan import Plan
-from apsched.problem import Problem
-from apsched.restrict import restricted
+from apsched.pipeline.load import LoadedGraph
+from apsched.problem.build import build_problem
+from apsched.problem.plan.apply import restricted
+from apsched.problem.plan.module_buckets import DEFAULT_BUCKET, NO_BUCKETS, block_buckets, blocks_of, user_buckets
+from apsched.problem.plan.rules import Plan
+from apsched.problem.problem import Problem
+from apsched.schedule.verify import verify
 from apsched.solver import solve
+from apsched.solver.arrays.problem_arrays import compact
 from apsched.solver.baselines import baselines, block_labels
-from apsched.solver.compact import compact
-from apsched.verify import verify
+from apsched.torch_compat import graphs as torch_private
 
 
 class Part(nn.Module):

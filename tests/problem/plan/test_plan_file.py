@@ -5,13 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from by_hand_plans import gathers_and_reductions
-from random_plans import named
 
 from apsched.errors import InputError
-from apsched.plan import Plan, Rule
-from apsched.plan_file import as_plan, load_plan, parse_plan
-from apsched.restrict import check_matches, restricted
+from apsched.problem.plan.apply import check_matches, restricted
+from apsched.problem.plan.plan_file import as_plan, load_plan, parse_plan
+from apsched.problem.plan.rules import Plan, Rule
+from tests.helpers.problems.by_hand_plans import gathers_and_reductions
+from tests.helpers.problems.random_plans import named
 
 TOML = r"""
 # one gather for each layer, the output by itself, and the norm just in time

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Run
 
+from apsched.artifacts.solved_run import load_run
+from apsched.artifacts.stated_options import backend_arguments, stated_options, words
 from apsched.errors import InputError
-from apsched.report_page import report_page
-from apsched.run_files import load_run
-from apsched.stated_options import backend_arguments, stated_options, words
+from apsched.report.page import report_page
+from tests.conftest import Run
 
 OPTIONS = ("--budget", "0.1", "--max-prefetch", "6", "--memory-cap", "none", "--contention", "compute=1.1", "--seed", "3")
 

@@ -12,14 +12,14 @@ from itertools import accumulate
 from pathlib import Path
 
 import pytest
-from conftest import Run
 
-from apsched.options import show_us
-from apsched.report_page import report_page
-from apsched.report_page.columns import page_data
-from apsched.report_page.why import stalls
-from apsched.run_files import SolvedRun, load_run
-from apsched.simulate import simulate
+from apsched.artifacts.solved_run import SolvedRun, load_run
+from apsched.quantities import show_us
+from apsched.report.page import report_page
+from apsched.report.page.columns import page_data
+from apsched.report.stall_text import stalls
+from apsched.schedule.simulate import simulate
+from tests.conftest import Run
 
 
 class _Cells(HTMLParser):

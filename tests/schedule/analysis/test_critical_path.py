@@ -4,15 +4,15 @@ import random
 from itertools import pairwise
 
 import pytest
-from by_hand import ByHand, line, schedule
-from random_schedules import random_schedule
-from strategies import random_caps, random_problem
 
 from apsched.config import Caps
-from apsched.critical_path import Cause, CriticalPath, Where, critical_path
-from apsched.problem import Problem
-from apsched.schedule import as_captured
-from apsched.simulate import simulate
+from apsched.problem.problem import Problem
+from apsched.schedule.analysis.critical_path import Cause, CriticalPath, Where, critical_path
+from apsched.schedule.schedule import as_captured
+from apsched.schedule.simulate import simulate
+from tests.helpers.problems.by_hand import ByHand, line, schedule
+from tests.helpers.problems.random_schedules import random_schedule
+from tests.helpers.problems.strategies import random_caps, random_problem
 
 
 def path_of(problem: Problem, order: str, caps: Caps | None = None) -> CriticalPath:

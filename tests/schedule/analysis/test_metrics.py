@@ -5,22 +5,22 @@ from dataclasses import replace
 
 import pytest
 import torch
-from by_hand import ByHand, line
-from toy_graphs import FlatCosts, capture_toy
 
-from apsched import solve_problem
-from apsched.build_problem import build_problem
-from apsched.capture.world import world
+from apsched import api as solve_problem
+from apsched.capture.fake_world import world
 from apsched.config import Caps, SolveOptions
-from apsched.graph.export import export
-from apsched.metrics import metrics_of
-from apsched.passes.copies import copied
-from apsched.problem import Problem
-from apsched.report import graph_json
-from apsched.round_trip import round_trip, with_names_checked
-from apsched.schedule import Bucket, Schedule, Step, StepKind, as_captured
-from apsched.simulate import simulate
+from apsched.fx.graph_copies import copied
+from apsched.graph.export.export import export
+from apsched.problem.build import build_problem
+from apsched.problem.problem import Problem
+from apsched.report.summary import graph_json
+from apsched.schedule.analysis.metrics import metrics_of
+from apsched.schedule.schedule import Bucket, Schedule, Step, StepKind, as_captured
+from apsched.schedule.simulate import simulate
+from apsched.writeback.round_trip import round_trip, with_names_checked
 from apsched.writeback.write_back import write_back
+from tests.helpers.graphs.toy_graphs import FlatCosts, capture_toy
+from tests.helpers.problems.by_hand import ByHand, line
 
 KIB = 1024
 
@@ -87,7 +87,7 @@ def test_what_closed_a_bucket(caps, by_bytes, by_span):
 
 def test_they_are_in_the_result_in_its_json_and_in_the_log(caplog):
     problem = replace(backward(4), copy_price=line(0))
-    with caplog.at_level(logging.INFO, "apsched.pipeline"):
+    with caplog.at_level(logging.INFO, "apsched.pipeline.steps"):
         result = solve_problem.solve(problem, options=SolveOptions(time_slack=0.0))
     assert result.metrics is not None
     (written,) = graph_json(result)["metrics"]["launches"]

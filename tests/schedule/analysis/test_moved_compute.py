@@ -5,11 +5,11 @@ from dataclasses import replace
 from itertools import combinations
 
 import pytest
-from by_hand import ByHand, schedule
 
-from apsched.moved import compute_places, furthest_move, moved_compute
-from apsched.problem import Problem
-from apsched.schedule import as_captured
+from apsched.problem.problem import Problem
+from apsched.schedule.analysis.moved_compute import compute_places, furthest_move, moved_compute
+from apsched.schedule.schedule import as_captured
+from tests.helpers.problems.by_hand import ByHand, schedule
 
 
 def independent(count: int) -> Problem:

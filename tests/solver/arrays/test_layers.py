@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import pytest
 
-from apsched.problem import Problem
-from apsched.solver.compact import compact
-from apsched.solver.periods import Period, find_periods
-from tests.layered import Layer, layered
+from apsched.problem.problem import Problem
+from apsched.solver.arrays.layers import Period, find_periods
+from apsched.solver.arrays.problem_arrays import compact
+from tests.helpers.problems.layered import Layer, layered
 
 PLAIN, WIDE = Layer(), Layer(ticks=(40, 60, 20), shard_bytes=(2048, 4096, 0))
 SLOW = Layer(ticks=(400, 600))

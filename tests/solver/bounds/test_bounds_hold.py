@@ -3,18 +3,18 @@
 import random
 
 import pytest
-from by_hand import ByHand, line
-from oracle import best_schedule, least_memory
-from strategies import random_caps, random_problem
 
 from apsched.config import Caps, SolveOptions
-from apsched.price_curve import PriceCurve
-from apsched.problem import Problem
+from apsched.costs.price_curve import PriceCurve
+from apsched.problem.problem import Problem
 from apsched.solver import solve
-from apsched.solver.bounds import memory_bound, step_time_bound
-from apsched.solver.compact import compact
-from apsched.solver.lp_bound import lp_bound
-from apsched.solver.tighten import tighten
+from apsched.solver.arrays.problem_arrays import compact
+from apsched.solver.bounds.linear_program import lp_bound
+from apsched.solver.bounds.step_time import memory_bound, step_time_bound
+from apsched.solver.bounds.tighten import tighten
+from tests.helpers.oracle import best_schedule, least_memory
+from tests.helpers.problems.by_hand import ByHand, line
+from tests.helpers.problems.strategies import random_caps, random_problem
 
 
 def assert_holds(problem: Problem) -> None:

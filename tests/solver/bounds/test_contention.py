@@ -5,26 +5,26 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
-from contended import contended
-from oracle import partitions
-from random_programs import random_program
-from random_schedules import random_schedule, step_precedence
-from strategies import layered_problem, random_caps, random_problem
 
 from apsched.config import Caps, SolveOptions
-from apsched.contention import Contention
 from apsched.errors import InputError
-from apsched.graph.dag import NodeKind
-from apsched.problem import Problem, with_contention
-from apsched.schedule import Bucket, Schedule, Step, StepKind
-from apsched.simulate import simulate
+from apsched.graph.records import NodeKind
+from apsched.problem.contention import Contention
+from apsched.problem.problem import Problem, with_contention
+from apsched.schedule.schedule import Bucket, Schedule, Step, StepKind
+from apsched.schedule.simulate import simulate
+from apsched.schedule.verify import verify
 from apsched.solver import solve, solve_with_milp
-from apsched.solver.compact import compact
-from apsched.solver.expand import expand
-from apsched.solver.partition import Pricer
-from apsched.solver.shared_bounds import shared_bound
+from apsched.solver.arrays.partition import Pricer
+from apsched.solver.arrays.problem_arrays import compact
+from apsched.solver.bounds.contention import shared_bound
+from apsched.solver.program.to_schedule import expand
 from apsched.solver.solve import best_bound
-from apsched.verify import verify
+from tests.helpers.oracle import partitions
+from tests.helpers.problems.contended import contended
+from tests.helpers.problems.random_programs import random_program
+from tests.helpers.problems.random_schedules import random_schedule, step_precedence
+from tests.helpers.problems.strategies import layered_problem, random_caps, random_problem
 
 _MOST_ORDERS = 4000
 QUICK = SolveOptions(budget=0.2)

@@ -4,21 +4,21 @@ import random
 from dataclasses import replace
 
 import pytest
-from by_hand import ByHand, line
-from oracle import best_schedule, least_memory
-from random_schedules import random_schedule
-from strategies import random_caps, random_problem
 
 from apsched.config import Caps, SolveOptions
-from apsched.problem import Problem
-from apsched.schedule import as_captured
-from apsched.simulate import simulate
+from apsched.problem.problem import Problem
+from apsched.schedule.schedule import as_captured
+from apsched.schedule.simulate import simulate
+from apsched.schedule.verify import verify
 from apsched.solver import solve
-from apsched.solver.bounds import memory_bound
-from apsched.solver.compact import compact
-from apsched.solver.later_bounds import launches_bound, peak_bound
-from apsched.solver.tighten import tighten
-from apsched.verify import verify
+from apsched.solver.arrays.problem_arrays import compact
+from apsched.solver.bounds.memory_and_launches import launches_bound, peak_bound
+from apsched.solver.bounds.step_time import memory_bound
+from apsched.solver.bounds.tighten import tighten
+from tests.helpers.oracle import best_schedule, least_memory
+from tests.helpers.problems.by_hand import ByHand, line
+from tests.helpers.problems.random_schedules import random_schedule
+from tests.helpers.problems.strategies import random_caps, random_problem
 
 STRICT = SolveOptions(time_slack=0.0, budget=20.0)
 

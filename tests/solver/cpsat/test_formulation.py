@@ -32,10 +32,10 @@ from apsched.solver import (
     shared_bounds,
     tail_bound,
 )
-from apsched.solver.compact import Compact
-from apsched.solver.variables import Variables
+from apsched.solver.arrays.problem_arrays import Compact
+from apsched.solver.cpsat.variables import Variables
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 TEXT = (ROOT / "docs" / "formulation.md").read_text()
 HEADING = re.compile(r"^### \(([A-Z]?\d+)\) [^`]+: `(\w+)`$", re.MULTILINE)
 DOCUMENTED: list[tuple[str, str]] = HEADING.findall(TEXT)

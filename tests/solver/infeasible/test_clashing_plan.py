@@ -3,13 +3,13 @@
 import re
 
 import pytest
-from by_hand_plans import gathers_and_reductions
-from random_plans import named
 
 from apsched.config import Caps, SolveOptions
-from apsched.plan import Plan, Rule
-from apsched.restrict import restricted
+from apsched.problem.plan.apply import restricted
+from apsched.problem.plan.rules import Plan, Rule
 from apsched.solver import solve
+from tests.helpers.problems.by_hand_plans import gathers_and_reductions
+from tests.helpers.problems.random_plans import named
 
 PAIR = Rule(match=r".*w[01]", group=True)
 EARLY = Rule(match=r".*w3", forbid=True, prefetch=3)

@@ -5,16 +5,16 @@ import sys
 from dataclasses import replace
 
 import pytest
-from by_hand import ByHand, line
-from oracle import best_schedule, least_memory
-from strategies import random_caps, random_problem
 
 from apsched.config import Caps, SolveOptions
-from apsched.problem import Problem
+from apsched.problem.problem import Problem
 from apsched.solver import solve
-from apsched.solver.clash import Judge, stated
-from apsched.solver.compact import compact
-from apsched.solver.explain import explain
+from apsched.solver.arrays.problem_arrays import compact
+from apsched.solver.infeasible.clashing_caps import Judge, stated
+from apsched.solver.infeasible.explain import explain
+from tests.helpers.oracle import best_schedule, least_memory
+from tests.helpers.problems.by_hand import ByHand, line
+from tests.helpers.problems.strategies import random_caps, random_problem
 
 
 def infeasible_cases(num_seeds: int) -> list[tuple[int, Problem, Caps]]:

@@ -1,6 +1,6 @@
 """The MILP, exhaustive search and the solver give the same figures; two formulations that share no code agree.
 
-``APSCHED_MILP=1000 pytest tests/solver/test_milp.py`` for as many seeds.
+``APSCHED_MILP=1000 pytest tests/solver/milp/test_milp.py`` for as many seeds.
 """
 
 import os
@@ -11,20 +11,20 @@ from pathlib import Path
 
 import pulp
 import pytest
-from oracle import best_schedule, least_memory
-from strategies import random_caps, random_problem
-from transformed import enlarged, enlarged_caps
 
 import apsched.solver
 from apsched.config import Caps, MilpOptions, SolveOptions
 from apsched.errors import InputError
-from apsched.problem import Problem
-from apsched.simulate import simulate
+from apsched.problem.problem import Problem
+from apsched.schedule.simulate import simulate
+from apsched.schedule.verify import verify
 from apsched.solver import solve, solve_with_milp
+from apsched.solver.arrays.problem_arrays import compact
 from apsched.solver.baselines import baselines
-from apsched.solver.compact import compact
-from apsched.solver.milp import MilpResult, solve_milp
-from apsched.verify import verify
+from apsched.solver.milp.model import MilpResult, solve_milp
+from tests.helpers.oracle import best_schedule, least_memory
+from tests.helpers.problems.strategies import random_caps, random_problem
+from tests.helpers.problems.transformed import enlarged, enlarged_caps
 
 NUM_SEEDS = int(os.environ.get("APSCHED_MILP", "200"))
 FEW = min(NUM_SEEDS, 15)
@@ -161,7 +161,7 @@ def test_an_order_that_exact_figures_refuse_is_not_handed_on(monkeypatch: pytest
     problem, caps = random_problem(random.Random(5), max_collectives=3, max_spine=3), Caps()
     first = solve_milp(problem, caps)
     monkeypatch.setattr(
-        "apsched.solver.milp.verify", lambda p, schedule, c: ("refused",) if schedule == first.schedule else verify(p, schedule, c)
+        "apsched.solver.milp.model.verify", lambda p, schedule, c: ("refused",) if schedule == first.schedule else verify(p, schedule, c)
     )
     second = solve_milp(problem, caps)
     assert second.schedule != first.schedule

@@ -1,20 +1,20 @@
 """Middle-size cases of the MILP: two layers of a real model, a module's collectives merged."""
 
 import pytest
-from coarse import coarse
 
-from apsched.build_problem import build_problem
-from apsched.capture.world import world
+from apsched.capture.fake_world import world
 from apsched.config import Caps, SolveOptions
-from apsched.costs.cluster import load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
-from apsched.graph.export import export
+from apsched.costs.clusters.cluster import load_cluster
+from apsched.graph.export.export import export
 from apsched.models.mesh import MeshSpec
 from apsched.models.preset_capture import capture_preset
-from apsched.problem import Problem
+from apsched.problem.build import build_problem
+from apsched.problem.problem import Problem
+from apsched.schedule.verify import verify
 from apsched.solver import solve
-from apsched.solver.milp import solve_milp
-from apsched.verify import verify
+from apsched.solver.milp.model import solve_milp
+from tests.helpers.problems.coarse import coarse
 
 STRICT = SolveOptions(time_slack=0.0)
 

@@ -4,20 +4,20 @@ import random
 
 import numpy as np
 import pytest
-from contended import contended
-from random_programs import random_program
-from strategies import layered_problem, random_problem, with_coalesced_price
 
 from apsched.config import Caps
-from apsched.contention import Contention
-from apsched.problem import Problem, with_contention
-from apsched.simulate import simulate
-from apsched.solver.compact import compact
-from apsched.solver.evaluate import anatomy, evaluate
-from apsched.solver.expand import expand
-from apsched.solver.judge import Judge
-from apsched.solver.partition import Pricer
-from apsched.solver.search import policies
+from apsched.problem.contention import Contention
+from apsched.problem.problem import Problem, with_contention
+from apsched.schedule.simulate import simulate
+from apsched.solver.arrays.partition import Pricer
+from apsched.solver.arrays.problem_arrays import compact
+from apsched.solver.program.evaluate import anatomy, evaluate
+from apsched.solver.program.to_schedule import expand
+from apsched.solver.search.decoder import Judge
+from apsched.solver.search.local_search import policies
+from tests.helpers.problems.contended import contended
+from tests.helpers.problems.random_programs import random_program
+from tests.helpers.problems.strategies import layered_problem, random_problem, with_coalesced_price
 
 
 def assert_one_semantics(problem: Problem, seed: int) -> bool:

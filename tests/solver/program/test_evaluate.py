@@ -3,17 +3,17 @@
 import random
 
 import pytest
-from random_programs import random_program
-from strategies import layered_problem, random_problem, with_coalesced_price
 
 from apsched.config import Caps
-from apsched.problem import Problem
-from apsched.simulate import simulate
-from apsched.solver.compact import compact
-from apsched.solver.evaluate import PREPARE, anatomy, evaluate
-from apsched.solver.expand import expand
-from apsched.solver.partition import Pricer
-from apsched.verify import verify
+from apsched.problem.problem import Problem
+from apsched.schedule.simulate import simulate
+from apsched.schedule.verify import verify
+from apsched.solver.arrays.partition import Pricer
+from apsched.solver.arrays.problem_arrays import compact
+from apsched.solver.program.evaluate import PREPARE, anatomy, evaluate
+from apsched.solver.program.to_schedule import expand
+from tests.helpers.problems.random_programs import random_program
+from tests.helpers.problems.strategies import layered_problem, random_problem, with_coalesced_price
 
 CHUNK = 250
 """Problems of one test."""

@@ -6,20 +6,20 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from oracle import best_schedule, orders_within
-from oracle import least_memory as least_of_captured
-from strategies import random_caps, random_problem, with_coalesced_price, with_cuts, with_kernels
 
 from apsched.config import Caps, SolveOptions
-from apsched.kernel_cuts import cuts_made, extra_ticks, with_cut
-from apsched.problem import Problem
-from apsched.simulate import simulate
+from apsched.problem.problem import Problem
+from apsched.schedule.kernel_cuts import cuts_made, extra_ticks, with_cut
+from apsched.schedule.simulate import simulate
+from apsched.schedule.verify import verify
 from apsched.solver import solve
-from apsched.solver.compact import compact
-from apsched.solver.least_memory import least_memory
-from apsched.solver.move_compute import ComputeMover, Moved
-from apsched.solver.search import Search
-from apsched.verify import verify
+from apsched.solver.arrays.problem_arrays import compact
+from apsched.solver.reorder.min_memory import least_memory
+from apsched.solver.reorder.reorder import ComputeMover, Moved
+from apsched.solver.search.local_search import Search
+from tests.helpers.oracle import best_schedule, orders_within
+from tests.helpers.oracle import least_memory as least_of_captured
+from tests.helpers.problems.strategies import random_caps, random_problem, with_coalesced_price, with_cuts, with_kernels
 
 STRICT = SolveOptions(time_slack=0.0)
 Value = tuple[int, int, int]

@@ -5,29 +5,29 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
-from layered import Layer, layered
-from random_schedules import random_schedule
-from strategies import layered_problem, random_caps, random_problem, with_kernels
 
 from apsched.config import Caps, SolveOptions
-from apsched.moved import moved_compute
-from apsched.problem import Problem
-from apsched.schedule import StepKind
-from apsched.simulate import simulate
+from apsched.problem.problem import Problem
+from apsched.schedule.analysis.moved_compute import moved_compute
+from apsched.schedule.schedule import StepKind
+from apsched.schedule.simulate import simulate
+from apsched.schedule.verify import verify
 from apsched.solver import solve
-from apsched.solver.any_order import memory_bound_of_any_order
-from apsched.solver.compact import Compact, compact
-from apsched.solver.evaluate import evaluate
-from apsched.solver.expand import expand
-from apsched.solver.floor import just_in_time
-from apsched.solver.judge import Judge
-from apsched.solver.least_memory import is_small, least_memory, least_memory_with
-from apsched.solver.lower_peak import lower_peak
-from apsched.solver.move_compute import ComputeMover, Moved
-from apsched.solver.orders import Orders
-from apsched.solver.partition import Pricer
-from apsched.solver.search import Search
-from apsched.verify import verify
+from apsched.solver.arrays.partition import Pricer
+from apsched.solver.arrays.problem_arrays import Compact, compact
+from apsched.solver.arrays.reordered import Orders
+from apsched.solver.bounds.any_order.memory import memory_bound_of_any_order
+from apsched.solver.program.evaluate import evaluate
+from apsched.solver.program.to_schedule import expand
+from apsched.solver.reorder.lower_peak import lower_peak
+from apsched.solver.reorder.min_memory import is_small, least_memory, least_memory_with
+from apsched.solver.reorder.reorder import ComputeMover, Moved
+from apsched.solver.search.decoder import Judge
+from apsched.solver.search.just_in_time import just_in_time
+from apsched.solver.search.local_search import Search
+from tests.helpers.problems.layered import Layer, layered
+from tests.helpers.problems.random_schedules import random_schedule
+from tests.helpers.problems.strategies import layered_problem, random_caps, random_problem, with_kernels
 
 SEEDS = range(40)
 QUICK = SolveOptions(budget=1)

@@ -5,22 +5,22 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from by_hand import ByHand, line
-from strategies import layered_problem, random_problem, with_kernels
 
 from apsched.config import Caps, SolveOptions
-from apsched.moved import moved_compute
-from apsched.problem import Problem
-from apsched.schedule import Bucket
+from apsched.problem.problem import Problem
+from apsched.schedule.analysis.moved_compute import moved_compute
+from apsched.schedule.schedule import Bucket
+from apsched.schedule.verify import verify
 from apsched.solver import solve
-from apsched.solver.compact import compact
-from apsched.solver.expand import expand
-from apsched.solver.least_memory import is_small
-from apsched.solver.move_compute import ComputeMover
-from apsched.solver.search import Search
-from apsched.solver.tail_order import NOBODY, SEVERAL, ancestors, orders_of_the_end, owners, tail_of, with_shorter_tail
-from apsched.solver.windows import improve
-from apsched.verify import verify
+from apsched.solver.arrays.problem_arrays import compact
+from apsched.solver.cpsat.windows.improve import improve
+from apsched.solver.program.to_schedule import expand
+from apsched.solver.reorder.min_memory import is_small
+from apsched.solver.reorder.reorder import ComputeMover
+from apsched.solver.reorder.shorten_tail import NOBODY, SEVERAL, ancestors, orders_of_the_end, owners, tail_of, with_shorter_tail
+from apsched.solver.search.local_search import Search
+from tests.helpers.problems.by_hand import ByHand, line
+from tests.helpers.problems.strategies import layered_problem, random_problem, with_kernels
 
 QUICK = SolveOptions(budget=1, time_slack=0.001)
 

@@ -7,22 +7,22 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import layered_problem, random_caps, random_problem
 
 from apsched.config import Caps
-from apsched.price_curve import PriceCurve, sample_curve
-from apsched.simulate import simulate
-from apsched.solver.compact import compact
-from apsched.solver.compiled import source_stamp
-from apsched.solver.evaluate import evaluate
-from apsched.solver.expand import expand
-from apsched.solver.group import canonical
-from apsched.solver.judge import Judge
-from apsched.solver.judge import judge as judge_function
-from apsched.solver.partition import Pricer
-from apsched.solver.policies import Policy
-from apsched.solver.tables import curve_price, legal, members_of
-from apsched.verify import verify
+from apsched.costs.price_curve import PriceCurve, sample_curve
+from apsched.schedule.simulate import simulate
+from apsched.schedule.verify import verify
+from apsched.solver.arrays.bucket_prices import curve_price, legal, members_of
+from apsched.solver.arrays.jit import source_stamp
+from apsched.solver.arrays.partition import Pricer
+from apsched.solver.arrays.problem_arrays import compact
+from apsched.solver.program.evaluate import evaluate
+from apsched.solver.program.to_schedule import expand
+from apsched.solver.search.decoder import Judge
+from apsched.solver.search.decoder import judge as judge_function
+from apsched.solver.search.grouping import canonical
+from apsched.solver.search.launch_policy import Policy
+from tests.helpers.problems.strategies import layered_problem, random_caps, random_problem
 
 POLICIES = tuple(
     Policy(lead=lead, copy_out_early=early, in_stalls=stalls, one_ahead=ahead, prefetch=prefetch, wait_reductions_at_once=at_once)

@@ -3,20 +3,20 @@
 import random
 
 import pytest
-from by_hand import ByHand
-from oracle import least_memory as least_of_oracle
-from strategies import random_problem
 
 from apsched.config import Caps, SolveOptions
-from apsched.problem import Problem
+from apsched.problem.problem import Problem
+from apsched.schedule.verify import verify
 from apsched.solver import least_memory, solve
-from apsched.solver.any_order import memory_bound_of_any_order
-from apsched.solver.bounds import memory_bound
-from apsched.solver.compact import compact
-from apsched.solver.expand import expand
-from apsched.solver.floor import just_in_time
-from apsched.solver.orders import Orders
-from apsched.verify import verify
+from apsched.solver.arrays.problem_arrays import compact
+from apsched.solver.arrays.reordered import Orders
+from apsched.solver.bounds.any_order.memory import memory_bound_of_any_order
+from apsched.solver.bounds.step_time import memory_bound
+from apsched.solver.program.to_schedule import expand
+from apsched.solver.search.just_in_time import just_in_time
+from tests.helpers.oracle import least_memory as least_of_oracle
+from tests.helpers.problems.by_hand import ByHand
+from tests.helpers.problems.strategies import random_problem
 
 
 def test_what_starts_just_in_time_keeps_the_other_caps() -> None:

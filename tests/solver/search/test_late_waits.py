@@ -4,18 +4,18 @@ import random
 
 import numpy as np
 import pytest
-from by_hand import ByHand, line
-from random_programs import random_program
-from strategies import layered_problem, random_problem
 
 from apsched.config import Caps
-from apsched.problem import Problem
-from apsched.solver.compact import compact
-from apsched.solver.evaluate import FIRE, LAUNCH, PREPARE, SPINE, WAIT, Program, anatomy, evaluate
-from apsched.solver.expand import expand
-from apsched.solver.late_waits import late_waits
-from apsched.solver.partition import Pricer
-from apsched.verify import verify
+from apsched.problem.problem import Problem
+from apsched.schedule.verify import verify
+from apsched.solver.arrays.partition import Pricer
+from apsched.solver.arrays.problem_arrays import compact
+from apsched.solver.program.evaluate import FIRE, LAUNCH, PREPARE, SPINE, WAIT, Program, anatomy, evaluate
+from apsched.solver.program.to_schedule import expand
+from apsched.solver.search.late_waits import late_waits
+from tests.helpers.problems.by_hand import ByHand, line
+from tests.helpers.problems.random_programs import random_program
+from tests.helpers.problems.strategies import layered_problem, random_problem
 
 KIB = 1024
 

@@ -4,20 +4,20 @@ import random
 
 import numpy as np
 import pytest
-from strategies import layered_problem, random_problem
 
 from apsched.config import Caps, SolveOptions
-from apsched.module_names import part_of
-from apsched.solver.compact import compact
-from apsched.solver.evaluate import evaluate
-from apsched.solver.expand import expand
-from apsched.solver.families import families
-from apsched.solver.least_memory import least_memory
-from apsched.solver.moves import CHANGE, CUT, JOIN, apply
-from apsched.solver.partition import Pricer
-from apsched.solver.search import Search
+from apsched.names import part_of
+from apsched.schedule.verify import verify
+from apsched.solver.arrays.partition import Pricer
+from apsched.solver.arrays.problem_arrays import compact
+from apsched.solver.program.evaluate import evaluate
+from apsched.solver.program.to_schedule import expand
+from apsched.solver.reorder.min_memory import least_memory
+from apsched.solver.search.local_search import Search
+from apsched.solver.search.neighbourhood import CHANGE, CUT, JOIN, apply
+from apsched.solver.search.start_partitions import families
 from apsched.solver.solve import ladders
-from apsched.verify import verify
+from tests.helpers.problems.strategies import layered_problem, random_problem
 
 
 def searched(num_layers: int, max_evaluations: int) -> Search:

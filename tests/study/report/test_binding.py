@@ -4,25 +4,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from by_hand import ByHand
-from by_hand import line as price_line
-from graph_row import GRAPH
-
-from apsched.build_problem import build_problem
 from apsched.config import Caps, SolveOptions
 from apsched.graph.graph_file import load_graph
-from apsched.module_buckets import NO_BUCKETS
-from apsched.plan import Plan
-from apsched.restrict import restricted
-from apsched.schedule import as_captured
-from apsched.simulate import simulate
+from apsched.problem.build import build_problem
+from apsched.problem.plan.apply import restricted
+from apsched.problem.plan.module_buckets import NO_BUCKETS
+from apsched.problem.plan.rules import Plan
+from apsched.schedule.analysis.metrics import without_buckets_ticks
+from apsched.schedule.schedule import as_captured
+from apsched.schedule.simulate import simulate
 from apsched.solver import solve
-from apsched.study.across import Line, along_json, along_text, alongs, stops_at
-from apsched.study.binds import binding, bindings, binds_text, bucketing, bucketing_text
-from apsched.study.frontier_json import frontier_json
+from apsched.study.report.across import Line, along_json, along_text, alongs, stops_at
+from apsched.study.report.binding import binding, bindings, binds_text, bucketing, bucketing_text
+from apsched.study.report.frontier import frontier_json
 from apsched.study.store import Point
-from apsched.study.work import Outcome
-from apsched.without_buckets import without_buckets_ticks
+from apsched.study.worker import Outcome
+from tests.helpers.graph_row import GRAPH
+from tests.helpers.problems.by_hand import ByHand
+from tests.helpers.problems.by_hand import line as price_line
 
 GIB = 2**30
 

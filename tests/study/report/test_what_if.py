@@ -4,19 +4,19 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import Run
 
 from apsched.config import Caps, SolveOptions
-from apsched.cost_choice import CostChoice
-from apsched.costs.cluster import load_cluster
+from apsched.costs.clusters.cluster import load_cluster
 from apsched.errors import InputError
-from apsched.graph.dag import NodeKind
 from apsched.graph.graph_file import load_graph
-from apsched.options import MemoryCap
-from apsched.sources import SourceRequest
+from apsched.graph.records import NodeKind
+from apsched.pipeline.cost_choice import CostChoice
+from apsched.pipeline.sources import SourceRequest
+from apsched.quantities import MemoryCap
+from apsched.study.report.what_if import cap_then, parse_what_if, then
 from apsched.study.setting import Setting
 from apsched.study.speeds import Speeds, at_speeds
-from apsched.study.what_if import cap_then, parse_what_if, then
+from tests.conftest import Run
 
 SMALL = ("--budget", "0", "--jobs", "1", "--json")
 

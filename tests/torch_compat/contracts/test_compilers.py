@@ -7,8 +7,7 @@ from torch._functorch._aot_autograd.descriptors import GradAOTOutput, ParamAOTIn
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from apsched.torch_private import gradient_of, parameter_behind
-from apsched.torch_private_compile import (
+from apsched.torch_compat.compilers import (
     aot_compiled,
     boxed,
     custom_passes,
@@ -19,6 +18,7 @@ from apsched.torch_private_compile import (
     name_parameters,
     replace_graph,
 )
+from apsched.torch_compat.graphs import gradient_of, parameter_behind
 
 
 class Model(torch.nn.Module):

@@ -9,9 +9,9 @@ import torch
 
 from apsched import torch_private, torch_version
 from apsched.errors import InputError
-from apsched.torch_contract import compilers, graphs, groups, registry
-from apsched.torch_contract.__main__ import main
-from apsched.torch_version import check_torch_version
+from apsched.torch_compat.contracts import compilers, graphs, groups, registry
+from apsched.torch_compat.contracts.__main__ import main
+from apsched.torch_compat.version import check_torch_version
 
 MODULES = (compilers, graphs, groups)
 
@@ -41,7 +41,7 @@ def test_what_is_missing_or_broken_is_said(monkeypatch, capsys):
 
 def test_the_command_runs_anywhere(tmp_path):
     """In a process of its own, away from the checkout, without pytest."""
-    code = "import sys; sys.modules['pytest'] = None; import runpy; runpy.run_module('apsched.torch_contract', run_name='__main__')"
+    code = "import sys; sys.modules['pytest'] = None; import runpy; runpy.run_module('apsched.torch_compat.contracts', run_name='__main__')"
     ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert ran.stdout.startswith(f"torch {torch.__version__}, Python 3.")
@@ -75,7 +75,7 @@ def test_the_fence_is_there_only_where_it_is_needed(tmp_path):
     def ran(code: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
 
-    solving = "import torch; assert torch.__version__ == '2.99.0'; import apsched.graph.graph_file, apsched.pipeline, apsched.solver"
+    solving = "import torch; assert torch.__version__ == '2.99.0'; import apsched.graph.graph_file, apsched.pipeline.steps, apsched.solver"
     done = ran(solving)
     assert done.returncode == 0, done.stderr
     refused = ran("import sys; from apsched.cli import main; sys.exit(main(['solve', 'llama3-debug', '--mesh', 'fsdp=2']))")

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from torch.fx import Graph, GraphModule
 
-from apsched.torch_private import empty_graph_like, group_of_name, node_source, process_rank_in_group
+from apsched.torch_compat.graphs import empty_graph_like, group_of_name, node_source, process_rank_in_group
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional

@@ -12,16 +12,16 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.fx import GraphModule
-from toy_graphs import captured_function, toy_inputs, toy_step
 
-from apsched.collectives import group_name, is_collective
 from apsched.compiler.settings import Settings
+from apsched.fx.collectives import group_name, is_collective
+from apsched.fx.graph_copies import copied
 from apsched.integrations.autoparallel import aten_autobucketing_config, aten_autobucketing_reordering_pass
 from apsched.models.build import build
 from apsched.models.mesh import MeshSpec
 from apsched.models.preset_capture import capture_built
 from apsched.models.training import run_step
-from apsched.passes.copies import copied
+from tests.helpers.graphs.toy_graphs import captured_function, toy_inputs, toy_step
 
 NUM_SHARDS = 4
 MESHES = {2: ("fsdp=2", "tp=2"), 4: ("fsdp=2,tp=2", "replicate=2,fsdp=2")}

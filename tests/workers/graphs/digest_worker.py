@@ -6,14 +6,13 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
-
-from strategies import layered_problem, random_caps, random_problem
+    sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from apsched.config import SolveOptions
 from apsched.solver import solve
+from tests.helpers.problems.strategies import layered_problem, random_caps, random_problem
 
-LIMIT = "apsched.solver.least_memory", "_SMALL_LITERALS"
+LIMIT = "apsched.solver.reorder.min_memory", "_SMALL_LITERALS"
 """Where the size stands up to which a problem is solved whole: module, name."""
 
 

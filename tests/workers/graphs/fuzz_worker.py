@@ -14,8 +14,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from check_program import failure_of
-from random_fx import RandomProgram, random_fx
+
+from tests.fuzz.check_program import failure_of
+from tests.fuzz.random_fx import RandomProgram, random_fx
 
 
 def agreed(value: str) -> str:

@@ -16,21 +16,19 @@ import transformers
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-sys.path.insert(0, str(Path(__file__).parent))
-from hf_configs import written
-from random_schedules import layer_schedule
-
-from apsched.build_problem import build_problem
-from apsched.costs.cluster import load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
-from apsched.graph.export import export
+from apsched.costs.clusters.cluster import load_cluster
+from apsched.graph.export.export import export
 from apsched.models.build import BuiltModel, initial_values
 from apsched.models.hf import FAMILIES, build_from_config
 from apsched.models.mesh import MeshSpec
 from apsched.models.options import ModelOptions
 from apsched.models.preset_capture import capture_built
 from apsched.models.training import run_step
+from apsched.problem.build import build_problem
 from apsched.writeback.write_back import write_back
+from tests.helpers.graphs.hf_configs import written
+from tests.helpers.problems.random_schedules import layer_schedule
 
 SEQ_LEN = 32
 CASES = {

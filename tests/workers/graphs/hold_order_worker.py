@@ -11,16 +11,16 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from inductor_code import decomposed
-from random_schedules import compute_moves, random_schedule
 from torch._inductor.compile_fx import compile_fx_inner
-from toy_graphs import FlatCosts, captured_function, toy_inputs, toy_step
 
-from apsched.build_problem import build_problem
 from apsched.capture.captured import CapturedGraph
-from apsched.graph.export import export
+from apsched.graph.export.export import export
+from apsched.problem.build import build_problem
 from apsched.writeback.hold_order import hold_order
 from apsched.writeback.write_back import write_back
+from tests.helpers.graphs.inductor_code import decomposed
+from tests.helpers.graphs.toy_graphs import FlatCosts, captured_function, toy_inputs, toy_step
+from tests.helpers.problems.random_schedules import compute_moves, random_schedule
 
 NUM_SHARDS = 4
 SEEDS = (1,)

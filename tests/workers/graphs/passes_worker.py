@@ -10,22 +10,22 @@ from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
-import mesh_modules
 import torch
 import torch.distributed as dist
-from mesh_modules import ROWS, WIDTH, ByHand, Exchanged, ReadTwice, Redistributed, ThereAndBack, values
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.fx import GraphModule
 
 from apsched.capture.joint import capture_module
-from apsched.collectives import collective_kind, is_collective
+from apsched.fx.collectives import collective_kind, is_collective
+from apsched.fx.graph_copies import copied
+from apsched.fx.passes.chained_gathers import flat_mesh, fuse_chained_gathers
+from apsched.fx.passes.lists import shortening_passes
+from apsched.fx.passes.round_trips import undo_round_trips
+from apsched.fx.passes.run_passes import Pass, run_passes
 from apsched.models.mesh import group_of
-from apsched.passes.chained_gathers import flat_mesh, fuse_chained_gathers
-from apsched.passes.copies import copied
-from apsched.passes.lists import shortening_passes
-from apsched.passes.manager import Pass, run_passes
-from apsched.passes.round_trips import undo_round_trips
+from tests.helpers.graphs import mesh_modules
+from tests.helpers.graphs.mesh_modules import ROWS, WIDTH, ByHand, Exchanged, ReadTwice, Redistributed, ThereAndBack, values
 
 Results = list[torch.Tensor]
 

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from random_schedules import random_schedule
-from toy_graphs import CoalescedCosts, capture_toy, toy_inputs
 
-from apsched.build_problem import build_problem
-from apsched.collectives import collective_kind, group_name
-from apsched.graph.export import export
-from apsched.round_trip import round_trip
-from apsched.second_group import with_second_groups
-from apsched.simulate import simulate
-from apsched.torch_private import process_group_names
+from apsched.fx.collectives import collective_kind, group_name
+from apsched.graph.export.export import export
+from apsched.problem.build import build_problem
+from apsched.problem.second_group import with_second_groups
+from apsched.schedule.simulate import simulate
+from apsched.torch_compat.graphs import process_group_names
+from apsched.writeback.round_trip import round_trip
 from apsched.writeback.write_back import write_back
+from tests.helpers.graphs.toy_graphs import CoalescedCosts, capture_toy, toy_inputs
+from tests.helpers.problems.random_schedules import random_schedule
 
 
 def compare(rank: int, world_size: int) -> dict[str, object]:

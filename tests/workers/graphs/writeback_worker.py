@@ -10,12 +10,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from random_schedules import random_schedule
-from toy_graphs import CoalescedCosts, capture_toy, toy_inputs
 
-from apsched.build_problem import build_problem
-from apsched.graph.export import export
+from apsched.graph.export.export import export
+from apsched.problem.build import build_problem
 from apsched.writeback.write_back import write_back
+from tests.helpers.graphs.toy_graphs import CoalescedCosts, capture_toy, toy_inputs
+from tests.helpers.problems.random_schedules import random_schedule
 
 NUM_SHARDS = 8
 SEEDS = range(60)

@@ -12,10 +12,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from apsched.calibrate import job as job_module
-from apsched.calibrate.agree import agreed
-from apsched.calibrate.job import Job
-from apsched.costs.cluster import load_cluster
+from apsched.calibrate import ranks as job_module
+from apsched.calibrate.ranks import Job, agreed
+from apsched.costs.clusters.cluster import load_cluster
 from apsched.costs.measured import MeasuredCosts, Price, Transfers
 from apsched.costs.measured_file import dump_costs
 from apsched.errors import InputError

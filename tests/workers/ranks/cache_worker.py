@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from apsched.agreement.cache import Cache
+from apsched.compiler.ranks.cache import Cache
 
 NOBODY = 65534
 DIGESTS = tuple(letter * 64 for letter in "abc")

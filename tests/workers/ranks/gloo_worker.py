@@ -13,23 +13,23 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, schedule
 
 import apsched
+from apsched.artifacts.replay import replay
+from apsched.artifacts.schedule_file import load_schedule
 from apsched.capture.captured import Capture
 from apsched.cli import main as main_of_apsched
-from apsched.costs.cluster import load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
+from apsched.costs.clusters.cluster import load_cluster
 from apsched.costs.measured_file import dump_costs
-from apsched.graph.export import export
+from apsched.graph.export.export import export
 from apsched.graph.graph_file import save_graph
-from apsched.load_source import export_graph
 from apsched.models.build import BuiltModel, build
 from apsched.models.mesh import MeshSpec
 from apsched.models.options import ModelOptions
 from apsched.models.preset_capture import capture_built
 from apsched.models.training import run_step
-from apsched.pipeline import rewrite
+from apsched.pipeline.load import export_graph
+from apsched.pipeline.steps import rewrite
 from apsched.progress import Progress
-from apsched.replay import replay
-from apsched.schedule_file import load_schedule
 
 NUM_STEPS = 8
 OPTIONS = ModelOptions(param_dtype=torch.float32, reduce_dtype=torch.float32)

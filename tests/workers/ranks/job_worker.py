@@ -15,25 +15,25 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from spoilt_disks import full_disk, read_only_disk
 from torch.fx import GraphModule
-from toy_graphs import FlatCosts, captured_function, toy_inputs, toy_step
 
-from apsched.agreement.launches import launches_of, order_digest
 from apsched.capture.captured import CapturedGraph
-from apsched.capture.world import world
-from apsched.compiler import scheduled
+from apsched.capture.fake_world import world
+from apsched.compiler import schedule_captured as scheduled
+from apsched.compiler.ranks.launches import launches_of, order_digest
 from apsched.compiler.schedule_graph import schedule_graph
 from apsched.compiler.settings import Settings
 from apsched.errors import ApschedError
-from apsched.graph.export import export
+from apsched.graph.export.export import export
 from apsched.graph.identity import graph_hash
 from apsched.models.build import build
 from apsched.models.mesh import MeshSpec
 from apsched.models.preset_capture import capture_built
-from apsched.result import SolveResult
-from apsched.schedule import as_captured
-from apsched.torch_private import process_group_names
+from apsched.schedule.result import SolveResult
+from apsched.schedule.schedule import as_captured
+from apsched.torch_compat.graphs import process_group_names
+from tests.helpers.graphs.toy_graphs import FlatCosts, captured_function, toy_inputs, toy_step
+from tests.helpers.spoilt_disks import full_disk, read_only_disk
 
 DEADLINE_S = 6.0
 """Where somebody is waited for in vain."""
@@ -186,7 +186,7 @@ def cases(rank: int, world_size: int, folder: Path) -> dict[str, Case]:
 
         def run() -> object:
             directory = folder / f"{disk.__name__}"
-            with disk(directory) if rank == 0 else nullcontext(), logged("apsched.agreement.cache") as said:
+            with disk(directory) if rank == 0 else nullcontext(), logged("apsched.compiler.ranks.cache") as said:
                 dist.barrier()
                 found = scheduled_and_run(cache=directory)
                 dist.barrier()

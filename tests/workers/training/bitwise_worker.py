@@ -11,19 +11,19 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from apsched.bitwise import fsdp_units
-from apsched.build_problem import build_problem
 from apsched.config import Caps, SolveOptions
-from apsched.costs.cluster import load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
-from apsched.graph.export import export
+from apsched.costs.clusters.cluster import load_cluster
+from apsched.graph.export.export import export
 from apsched.models.build import build
 from apsched.models.mesh import MeshSpec
 from apsched.models.options import ModelOptions
 from apsched.models.preset_capture import capture_built
 from apsched.models.training import run_step
-from apsched.plan import Plan
-from apsched.restrict import restricted
+from apsched.problem.build import build_problem
+from apsched.problem.plan.apply import restricted
+from apsched.problem.plan.bitwise import fsdp_units
+from apsched.problem.plan.rules import Plan
 from apsched.solver import solve
 from apsched.writeback.write_back import write_back
 

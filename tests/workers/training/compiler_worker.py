@@ -16,9 +16,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from eager_fsdp2 import descended, digest, fully_sharded, shards_of, trained_eagerly
-from plan.eager_worker import RATE, built_model, eager
-from small_models import WIDTH, Blocks, Broken, layers, shard
 from torch import nn
 from torch._inductor import config
 from torch.distributed.device_mesh import init_device_mesh
@@ -27,7 +24,10 @@ import apsched
 from apsched.models.build import build
 from apsched.models.mesh import MeshSpec
 from apsched.models.options import ModelOptions
-from apsched.schedule import StepKind
+from apsched.schedule.schedule import StepKind
+from tests.helpers.graphs.eager_fsdp2 import descended, digest, fully_sharded, shards_of, trained_eagerly
+from tests.helpers.graphs.small_models import WIDTH, Blocks, Broken, layers, shard
+from tests.workers.training.eager_worker import RATE, built_model, eager
 
 NUM_STEPS = 3
 QUICK = {"budget": 0.0, "memory_cap": "none", "deadline_s": 200.0}

@@ -11,14 +11,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from eager_fsdp2 import bits, digest, fully_sharded, shards_of, trained_eagerly
 from torch.fx import GraphModule
 
-from apsched.build_problem import build_problem
 from apsched.config import Caps, SolveOptions
-from apsched.costs.cluster import load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
-from apsched.graph.export import export
+from apsched.costs.clusters.cluster import load_cluster
+from apsched.graph.export.export import export
 from apsched.models.build import BuiltModel, build
 from apsched.models.layers import RotaryTable
 from apsched.models.llama import Llama
@@ -27,11 +25,13 @@ from apsched.models.options import ModelOptions
 from apsched.models.preset_capture import capture_built
 from apsched.models.presets import PRESETS, LlamaConfig
 from apsched.models.training import descend, run_step
-from apsched.plan import Plan
-from apsched.problem import Problem
-from apsched.restrict import restricted
+from apsched.problem.build import build_problem
+from apsched.problem.plan.apply import restricted
+from apsched.problem.plan.rules import Plan
+from apsched.problem.problem import Problem
 from apsched.solver import solve
 from apsched.writeback.write_back import write_back
+from tests.helpers.graphs.eager_fsdp2 import bits, digest, fully_sharded, shards_of, trained_eagerly
 
 NUM_STEPS, SEQ_LEN, RATE = 3, 32, 0.5
 

@@ -12,18 +12,18 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from random_schedules import random_schedule
 
-from apsched.build_problem import build_problem
-from apsched.costs.cluster import load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
-from apsched.graph.export import export
+from apsched.costs.clusters.cluster import load_cluster
+from apsched.graph.export.export import export
 from apsched.models.build import build
 from apsched.models.mesh import MeshSpec
 from apsched.models.preset_capture import capture_built
 from apsched.models.training import run_step
-from apsched.schedule import as_captured
+from apsched.problem.build import build_problem
+from apsched.schedule.schedule import as_captured
 from apsched.writeback.write_back import write_back
+from tests.helpers.problems.random_schedules import random_schedule
 
 
 def meet(folder: Path, where: str, process_rank: int, world_size: int) -> None:

@@ -17,11 +17,10 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 
 import apsched
-from apsched.build_problem import build_problem
 from apsched.config import SolveOptions
-from apsched.costs.cluster import load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
-from apsched.graph.export import export
+from apsched.costs.clusters.cluster import load_cluster
+from apsched.graph.export.export import export
 from apsched.models.build import BuiltModel, build, initial_values
 from apsched.models.layers import RotaryTable
 from apsched.models.llama import Llama
@@ -29,8 +28,9 @@ from apsched.models.mesh import ALONE, MeshSpec
 from apsched.models.options import ModelOptions
 from apsched.models.preset_capture import capture_built
 from apsched.models.presets import PRESETS
-from apsched.problem import Problem
-from apsched.schedule import Schedule, StepKind
+from apsched.problem.build import build_problem
+from apsched.problem.problem import Problem
+from apsched.schedule.schedule import Schedule, StepKind
 
 SEQ_LEN, NUM_LAYERS, NUM_STEPS = 32, 3, 2
 CASES: dict[str, dict[str, Any]] = {

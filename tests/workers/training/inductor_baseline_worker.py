@@ -11,16 +11,16 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from apsched.build_problem import build_problem
-from apsched.costs.cluster import load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
-from apsched.graph.export import export
-from apsched.inductor_baseline import run_inductor, run_inductor_manual
+from apsched.costs.clusters.cluster import load_cluster
+from apsched.graph.export.export import export
 from apsched.models.build import build
 from apsched.models.mesh import MeshSpec
 from apsched.models.options import ModelOptions
 from apsched.models.preset_capture import capture_built
 from apsched.models.training import run_step
+from apsched.pipeline.inductor_baseline import run_inductor, run_inductor_manual
+from apsched.problem.build import build_problem
 
 MESHES = ("fsdp=4", "fsdp=2,tp=2", "replicate=2,fsdp=2")
 OPTIONS = ModelOptions(reduce_dtype=torch.float64)

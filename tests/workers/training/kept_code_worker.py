@@ -16,16 +16,16 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from inductor_code import calls_of
-from small_models import WIDTH, shard
 from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_code
 from torch.distributed.device_mesh import init_device_mesh
 
 import apsched
-from apsched.agreement import round
 from apsched.compiler import fingerprint
+from apsched.compiler.ranks import agreement as round
+from tests.helpers.graphs.inductor_code import calls_of
+from tests.helpers.graphs.small_models import WIDTH, shard
 
 USUAL = {"budget": 0.0, "memory_cap": "none", "bucket_cap": 0, "deadline_s": 60.0}
 PLAN = apsched.Plan((apsched.Rule(match=".*", forbid=True),))

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from plan.eager_worker import built_model, eager, trained
+
+from tests.workers.training.eager_worker import built_model, eager, trained
 
 NUM_STEPS = 200
 STEPS_BETWEEN_LOOKS = 20

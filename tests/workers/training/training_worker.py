@@ -12,24 +12,24 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from random_schedules import compute_moves, layer_schedule, random_schedule
 from torch.fx import GraphModule
-from training_cases import CASES, NUM_STEPS, Case
 
-from apsched.build_problem import build_problem
 from apsched.config import Caps, SolveOptions
-from apsched.costs.cluster import load_cluster
 from apsched.costs.cluster_model import ClusterCostModel
-from apsched.graph.export import export
+from apsched.costs.clusters.cluster import load_cluster
+from apsched.graph.export.export import export
 from apsched.models.build import BuiltModel, build
 from apsched.models.mesh import MeshSpec
 from apsched.models.options import ModelOptions
 from apsched.models.preset_capture import capture_built
 from apsched.models.training import descend, forward_inputs, run_step
-from apsched.problem import Problem
-from apsched.schedule import Schedule
+from apsched.problem.build import build_problem
+from apsched.problem.problem import Problem
+from apsched.schedule.schedule import Schedule
 from apsched.solver.solve import solve
 from apsched.writeback.write_back import write_back
+from tests.helpers.graphs.training_cases import CASES, NUM_STEPS, Case
+from tests.helpers.problems.random_schedules import compute_moves, layer_schedule, random_schedule
 
 ScheduleMaker = Callable[[Problem], Schedule]
 

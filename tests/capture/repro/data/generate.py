@@ -1,4 +1,4 @@
-"""Writes the repro files of this folder with torch's own writer: ``python tests/capture/data/generate.py``.
+"""Writes the repro files of this folder with torch's own writer: ``python tests/capture/repro/data/generate.py``.
 
 The CUDA variants are the files that a machine with GPUs would write, made from the others by editing their text.
 """

@@ -6,20 +6,20 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from by_hand import ByHand, line
-from oracle import best_schedule, orders_within
-from strategies import random_caps, random_problem
 
 from apsched.config import Caps
-from apsched.problem import Problem
-from apsched.solver.chain_bound import between, chain_bound, levels
-from apsched.solver.compact import compact
-from apsched.solver.lp_bound import costs_of
-from apsched.solver.moving_bound import loose_program, moving_bound
-from apsched.solver.moving_jobs import ends_of
-from apsched.solver.one_machine import critical_jobs, one_machine
-from apsched.solver.orders import Orders
-from apsched.solver.tail_bound import tail_bound
+from apsched.problem.problem import Problem
+from apsched.solver.arrays.problem_arrays import compact
+from apsched.solver.arrays.reordered import Orders
+from apsched.solver.bounds.any_order.bound import loose_program, moving_bound
+from apsched.solver.bounds.any_order.chain import between, chain_bound, levels
+from apsched.solver.bounds.any_order.jobs import ends_of
+from apsched.solver.bounds.any_order.last_reduction import tail_bound
+from apsched.solver.bounds.any_order.one_machine import critical_jobs, one_machine
+from apsched.solver.bounds.linear_program import costs_of
+from tests.helpers.oracle import best_schedule, orders_within
+from tests.helpers.problems.by_hand import ByHand, line
+from tests.helpers.problems.strategies import random_caps, random_problem
 
 
 def bound_of(problem: Problem, caps: Caps) -> tuple[int, str]:

@@ -5,19 +5,19 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from by_hand import ByHand, line
-from oracle import best_schedule
-from strategies import random_caps, random_problem
 
 from apsched.config import Caps
-from apsched.price_curve import PriceCurve
-from apsched.solver.bounds import step_time_bound
-from apsched.solver.cheapest_buckets import cheapest_buckets
-from apsched.solver.compact import compact
-from apsched.solver.lp_bound import lp_bound
-from apsched.solver.minorants import lines_below
-from apsched.solver.path_bound import path_bound
-from apsched.solver.tighten import tighten
+from apsched.costs.price_curve import PriceCurve
+from apsched.solver.arrays.problem_arrays import compact
+from apsched.solver.bounds.linear_program import lp_bound
+from apsched.solver.bounds.paths.bound import path_bound
+from apsched.solver.bounds.paths.cheapest_buckets import cheapest_buckets
+from apsched.solver.bounds.paths.price_lines import lines_below
+from apsched.solver.bounds.step_time import step_time_bound
+from apsched.solver.bounds.tighten import tighten
+from tests.helpers.oracle import best_schedule
+from tests.helpers.problems.by_hand import ByHand, line
+from tests.helpers.problems.strategies import random_caps, random_problem
 
 
 def random_curve(rng: random.Random) -> PriceCurve:

@@ -1,0 +1,1 @@
+"""Flat and coalesced buckets on gloo."""

@@ -1,0 +1,1 @@
+"""What scheduling adds to the time of compilation."""

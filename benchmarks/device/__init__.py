@@ -1,0 +1,1 @@
+"""A GPU beside what was predicted of it."""

@@ -1,0 +1,1 @@
+"""Networks and processors that the benchmark of execution runs on."""

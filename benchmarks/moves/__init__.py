@@ -1,0 +1,1 @@
+"""What moving compute gains."""

@@ -1,0 +1,1 @@
+"""How good the solver is, and how fast."""
