@@ -22,8 +22,8 @@ from apsched.schedule.result import Scored
 from apsched.schedule.schedule import Schedule, as_captured
 from apsched.schedule.score import score
 from apsched.solver.arrays.partition import Pricer
-from apsched.solver.arrays.problem_arrays import Compact
-from apsched.solver.arrays.problem_arrays import compact as compact_form
+from apsched.solver.arrays.problem_arrays import ProblemArrays
+from apsched.solver.arrays.problem_arrays import problem_arrays as compact_form
 from apsched.solver.program.to_schedule import expand
 from apsched.solver.search.construct import construct
 from apsched.solver.search.grouping import group, merge_runs
@@ -35,43 +35,43 @@ IN_FLIGHT_BYTES = 2 * 10**9
 TOPO_SPAN = 1500
 
 
-def baselines(problem: Problem, compact: Compact, caps: Caps) -> tuple[Scored, ...]:
+def baselines(problem: Problem, arrays: ProblemArrays, caps: Caps) -> tuple[Scored, ...]:
     """Return every baseline with its figures and the caps that it breaks; none knows of the user's plan, so most break that."""
-    schedules = _schedules(*_unplanned(problem, compact))
+    schedules = _schedules(*_unplanned(problem, arrays))
     return tuple(score(problem, name, schedule, caps) for name, schedule in schedules.items())
 
 
-def _unplanned(problem: Problem, small: Compact) -> tuple[Problem, Compact]:
+def _unplanned(problem: Problem, small: ProblemArrays) -> tuple[Problem, ProblemArrays]:
     """Return the problem without the user's plan."""
     if problem.unrestricted is None:
         return problem, small
     return problem.unrestricted, compact_form(problem.unrestricted)
 
 
-def _schedules(problem: Problem, compact: Compact) -> dict[str, Schedule]:
-    pricer = Pricer(problem, compact)
+def _schedules(problem: Problem, arrays: ProblemArrays) -> dict[str, Schedule]:
+    pricer = Pricer(problem, arrays)
     knobs = Caps(max_prefetch=PREFETCH_NODES, in_flight_cap_bytes=IN_FLIGHT_BYTES)
     far = Policy(lead=np.inf, copy_out_early=True)
 
     def greedy(max_topo_span: int | None, keys: Iterable[int]) -> Schedule:
         limits = Caps(bucket_cap_bytes=BUCKET_BYTES, max_topo_span=max_topo_span)
         partition = pricer.partition_of(group(pricer, limits, keys))
-        return expand(problem, compact, construct(pricer, partition, far, knobs))
+        return expand(problem, arrays, construct(pricer, partition, far, knobs))
 
     return {
         "as_captured": as_captured(problem.num_nodes),
-        "transformer_block": _transformer_block(problem, compact, pricer),
+        "transformer_block": _transformer_block(problem, arrays, pricer),
         "greedy_bytes": greedy(None, range(len(problem.keys))),
         "greedy_bytes_span": greedy(TOPO_SPAN, _primary_keys(problem)),
     }
 
 
-def _transformer_block(problem: Problem, compact: Compact, pricer: Pricer) -> Schedule:
+def _transformer_block(problem: Problem, arrays: ProblemArrays, pricer: Pricer) -> Schedule:
     labels = block_labels(problem)
     blocks = [labels[c.module] if c.module else f"?{i}" for i, c in enumerate(problem.collectives)]
     partition = pricer.partition_of(merge_runs(pricer, Caps(), range(len(problem.keys)), blocks.__getitem__))
     program = construct(pricer, partition, Policy(lead=np.inf, copy_out_early=True, one_ahead=True), Caps())
-    return expand(problem, compact, program)
+    return expand(problem, arrays, program)
 
 
 def block_labels(problem: Problem) -> dict[str, str]:

@@ -17,7 +17,7 @@ from apsched.schedule.schedule import Schedule, StepKind
 from apsched.schedule.score import score
 from apsched.schedule.simulate import simulate
 from apsched.schedule.verify import over_memory
-from apsched.solver.arrays.problem_arrays import Compact, Ints, compact
+from apsched.solver.arrays.problem_arrays import ProblemArrays, Ints, problem_arrays
 from apsched.solver.arrays.reordered import may_move
 from apsched.solver.baselines import baselines
 from apsched.solver.bounds.any_order.memory import without_places
@@ -48,7 +48,7 @@ class AlongCaps:
     def __init__(self, problem: Problem, caps: Caps, options: SolveOptions) -> None:
         self._problem, self._options = problem, options
         self._caps = replace(caps, memory_cap_bytes=None)
-        self._small = compact(problem)
+        self._small = problem_arrays(problem)
         self._mover = ComputeMover(problem, self._small) if may_move(problem, caps) else None
         self._made = baselines(problem, self._small, self._caps)
         self._timelines = {made.name: simulate(problem, made.schedule) for made in self._made}
@@ -105,7 +105,7 @@ class AlongCaps:
         problem, small = self._around(best.schedule)
         search = Search(
             problem=problem,
-            compact=small,
+            arrays=small,
             caps=caps,
             report=lambda stage, ticks: None,
             max_evaluations=evaluations,
@@ -121,13 +121,13 @@ class AlongCaps:
         search.descend(good_enough)
         return score(self._problem, "apsched", expand(problem, small, late_waits(small, search.program(), caps)), caps)
 
-    def _around(self, schedule: Schedule) -> tuple[Problem, Compact]:
+    def _around(self, schedule: Schedule) -> tuple[Problem, ProblemArrays]:
         """Return the problem with its compute in the order of ``schedule``."""
         if self._mover is None:
             return self._problem, self._small
-        place = {node: k for k, node in enumerate(self._problem.spine)}
-        spine = np.array([place[s.index] for s in schedule.steps if s.kind is StepKind.NODE and s.index in place], dtype=np.int64)
-        blocks = self._mover.orders.precedence.block_of[spine]
+        place = {node: k for k, node in enumerate(self._problem.compute_order)}
+        compute_order = np.array([place[s.index] for s in schedule.steps if s.kind is StepKind.NODE and s.index in place], dtype=np.int64)
+        blocks = self._mover.orders.precedence.block_of[compute_order]
         first = np.ones(len(blocks), dtype=np.bool_)
         first[1:] = blocks[1:] != blocks[:-1]
         return self._mover.moved(blocks[first])

@@ -8,7 +8,7 @@ from apsched.problem.problem import Problem
 from apsched.schedule.result import Scored
 from apsched.schedule.schedule import Schedule
 from apsched.schedule.score import score
-from apsched.solver.arrays.problem_arrays import Compact, Ints
+from apsched.solver.arrays.problem_arrays import ProblemArrays, Ints
 from apsched.solver.arrays.reordered import Orders
 from apsched.solver.bounds.step_time import TimeBound
 from apsched.solver.cpsat.model import Exact, ExactModel
@@ -31,7 +31,7 @@ class Hint:
 
     program: Program
     order: Ints | None = None
-    """Its spine nodes as captured, in their order; None where that is as captured."""
+    """Its compute nodes as captured, in their order; None where that is as captured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +68,8 @@ def solve_whole(
     report: Callable[[str, int], None],
 ) -> Answer:
     """Small problems: the whole formulation; where compute may move, as captured first, and then with its order to be decided."""
-    problem, small, mover, floor = at.problem, at.compact, at.mover, at.floor
-    search = Search(problem=problem, compact=small, caps=caps, report=report, max_evaluations=2_000, floor_bytes=floor.peak_bytes)
+    problem, small, mover, floor = at.problem, at.arrays, at.mover, at.floor
+    search = Search(problem=problem, arrays=small, caps=caps, report=report, max_evaluations=2_000, floor_bytes=floor.peak_bytes)
     search.portfolio()
     start = search.program() if search.best is not None else _if_within(floor.as_captured, small, caps)
     hint = Hint(program=start) if start is not None else None
@@ -88,12 +88,12 @@ def solve_whole(
         if answer.schedule is None or found.candidate.figures.step_time_ticks < answer.fastest_ticks:
             around = search.around(*mover.moved(found.blocks), search.max_evaluations)
             around.consider(found.candidate)
-            hint = Hint(program=around.program(), order=mover.spine(found.blocks))
+            hint = Hint(program=around.program(), order=mover.compute_order(found.blocks))
     elif hint is None:
-        lowest = just_in_time(search.problem, search.compact, caps)
+        lowest = just_in_time(search.problem, search.arrays, caps)
         known = (lower.program if lower is not None else None, lowest.program if lowest is not None else None)
-        start = next((program for program in known if _if_within(program, search.compact, caps) is not None), None)
-        hint = Hint(program=start, order=mover.spine(blocks)) if start is not None else None
+        start = next((program for program in known if _if_within(program, search.arrays, caps) is not None), None)
+        hint = Hint(program=start, order=mover.compute_order(blocks)) if start is not None else None
     orders = mover.orders
     less = replace(options, budget=options.budget * _SHARE_OF_ORDER)
     other = _solve_exactly(problem, small, orders, caps, less, bound, made, hint, report, all_orders=not orders.keeps_together)
@@ -101,7 +101,7 @@ def solve_whole(
     return replace(best, bound=other.bound, deterministic_work=answer.deterministic_work + other.deterministic_work)
 
 
-def _if_within(program: Program | None, small: Compact, caps: Caps) -> Program | None:
+def _if_within(program: Program | None, small: ProblemArrays, caps: Caps) -> Program | None:
     """Return ``program`` where it keeps the cap on memory."""
     if program is None or caps.memory_cap_bytes is None or evaluate(small, program).peak_memory_bytes <= caps.memory_cap_bytes:
         return program
@@ -110,7 +110,7 @@ def _if_within(program: Program | None, small: Compact, caps: Caps) -> Program |
 
 def _solve_exactly(
     problem: Problem,
-    small: Compact,
+    small: ProblemArrays,
     orders: Orders | None,
     caps: Caps,
     options: SolveOptions,
@@ -132,8 +132,8 @@ def _solve_exactly(
         found = None if exact.program is None else Hint(program=exact.program, order=exact.order if orders is not None else None)
         return exact, found
 
-    def moved(p: Hint) -> tuple[Problem, Compact]:
-        return (problem, small) if orders is None or p.order is None else (orders.problem_of(p.order), orders.compact_of(p.order))
+    def moved(p: Hint) -> tuple[Problem, ProblemArrays]:
+        return (problem, small) if orders is None or p.order is None else (orders.problem_of(p.order), orders.arrays_of(p.order))
 
     def scored(p: Hint) -> Scored:
         there, places = moved(p)

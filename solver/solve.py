@@ -12,7 +12,7 @@ from apsched.schedule.schedule import Schedule
 from apsched.schedule.score import score
 from apsched.schedule.verify import verify
 from apsched.solver.arrays.layers import find_periods
-from apsched.solver.arrays.problem_arrays import ALL_GATHER, Compact, Ints, compact
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, ProblemArrays, Ints, problem_arrays
 from apsched.solver.arrays.reordered import may_move
 from apsched.solver.baselines import baselines
 from apsched.solver.bounds.any_order.bound import moving_bound
@@ -72,7 +72,7 @@ def solve(
     Raises InputError for a problem that breaks its own specification; caps that nothing keeps are an answer, not an error.
     """
     caps, options = caps or Caps(), options or SolveOptions()
-    small = compact(problem)
+    small = problem_arrays(problem)
     mover = ComputeMover(problem, small) if may_move(problem, caps) else None
     bound = best_bound(problem, small, caps) if mover is None else moving_bound(problem, small, mover.orders, caps)
 
@@ -87,7 +87,7 @@ def solve(
     made = baselines(problem, small, caps)
     report("baselines", min((b.step_time_ticks for b in made if b.fits), default=-1))
     floor = least_memory_with(problem, small, mover, caps, options)
-    fitting = cut_to_fit(Fitting(problem=problem, compact=small, mover=mover, floor=floor), caps, options)
+    fitting = cut_to_fit(Fitting(problem=problem, arrays=small, mover=mover, floor=floor), caps, options)
     free = _without_contention(problem, caps, options) if problem.contention is not None else None
     given = score(problem, "start", start, caps) if start is not None and not verify(problem, start, caps) else None
     if given is not None and given.step_time_ticks <= _good_enough(bound, options):
@@ -119,7 +119,7 @@ def solve(
             launches_bound=0,
             solved_by=answer.solved_by,
             deterministic_work=answer.deterministic_work,
-            infeasibility=explain(fitting.problem, fitting.compact, caps, options),
+            infeasibility=explain(fitting.problem, fitting.arrays, caps, options),
         )
     limit = max(answer.bound.ticks, 0)
     places = small if mover is None else without_places(small)
@@ -152,7 +152,7 @@ def _bound_where_cut(fitting: Fitting, whole: Problem, bound: TimeBound, caps: C
     """Return what the search stops near: ``bound``, or with kernels cut that of schedules which cut them, too."""
     if fitting.problem is whole or fitting.mover is None or whole.contention is not None:
         return bound
-    return moving_bound(fitting.problem, fitting.compact, fitting.mover.orders, caps)
+    return moving_bound(fitting.problem, fitting.arrays, fitting.mover.orders, caps)
 
 
 def _without_contention(problem: Problem, caps: Caps, options: SolveOptions) -> Scored | None:
@@ -161,13 +161,13 @@ def _without_contention(problem: Problem, caps: Caps, options: SolveOptions) -> 
     return None if best is None else score(problem, "apsched", best.schedule, caps)
 
 
-def best_bound(problem: Problem, small: Compact, caps: Caps) -> TimeBound:
+def best_bound(problem: Problem, small: ProblemArrays, caps: Caps) -> TimeBound:
     """Return the best of the combinatorial bounds and those by linear programming."""
     if not problem.collectives:
         return step_time_bound(problem, small, caps)
     problem, small = without_copies(problem, small)
     forced = tighten(small, caps)
-    along_paths = path_bound(problem, replace(forced, need_gap=small.need_gap), caps)  # a reduction waited for sooner is still one
+    along_paths = path_bound(problem, replace(forced, need_slot=small.need_slot), caps)  # a reduction waited for sooner is still one
     return max(step_time_bound(problem, forced, caps), lp_bound(problem, forced, caps), along_paths, key=lambda b: b.ticks)
 
 
@@ -184,10 +184,10 @@ def _solve_by_search(
 
     The buckets of ``like`` are tried, too.
     """
-    problem, small, mover, floor = at.problem, at.compact, at.mover, at.floor
+    problem, small, mover, floor = at.problem, at.arrays, at.mover, at.floor
     evaluations = max(1, int(options.budget * _EVALUATIONS_PER_WORK))
     first = evaluations if mover is None or not small.on_path.any() else max(1, evaluations // _SHARE_AS_CAPTURED)
-    search = Search(problem=problem, compact=small, caps=caps, report=report, max_evaluations=first, floor_bytes=floor.peak_bytes)
+    search = Search(problem=problem, arrays=small, caps=caps, report=report, max_evaluations=first, floor_bytes=floor.peak_bytes)
     blocks = mover.captured if mover is not None else None
     if mover is not None and (lower := floor.lowered_within(caps.memory_cap_bytes)) is not None:
         blocks = lower.blocks
@@ -196,8 +196,8 @@ def _solve_by_search(
     if like is not None:
         search.try_buckets(like.schedule.buckets)
     if search.best is None:
-        least = just_in_time(search.problem, search.compact, caps)
-        schedule = expand(search.problem, search.compact, least.program) if least is not None else None
+        least = just_in_time(search.problem, search.arrays, caps)
+        schedule = expand(search.problem, search.arrays, least.program) if least is not None else None
         return Answer(schedule=schedule, bound=bound, solved_by="just in time")
     good_enough = _good_enough(bound, options)
     tighter = ladders(small, caps, floor.peak_bytes)
@@ -211,7 +211,7 @@ def _solve_by_search(
         moved = _with_compute_moved(mover, blocks, search, evaluations // 2, good_enough)
         if moved.step_time_ticks > search.step_time_ticks * _WORTH_MOVING:
             if moved.step_time_ticks > good_enough:  # buckets around the compute as captured may be worth as much
-                search = search.around(search.problem, search.compact, evaluations)
+                search = search.around(search.problem, search.arrays, evaluations)
                 search.portfolio()
                 search.descend_by_ladders(tighter, evaluations, good_enough)
                 again = _with_compute_moved(mover, blocks, search, evaluations // 2, good_enough)
@@ -225,7 +225,7 @@ def _solve_by_search(
     improved = improve(
         search.pricer, caps, search.program(), replace(options, budget=options.budget * _SHARE_OF_WINDOWS), stop_at_ticks=good_enough
     )
-    report("windows", time := evaluate(search.compact, improved.program).step_time_ticks)
+    report("windows", time := evaluate(search.arrays, improved.program).step_time_ticks)
     limit = slack_limit(time, options, made)
     program, solved_by = improved.program, "windows"
     if search.best is not None and search.best.figures.step_time_ticks <= limit:
@@ -233,7 +233,7 @@ def _solve_by_search(
         search.fewer_launches(limit)
         program, solved_by = search.program(), "search"
     return Answer(
-        schedule=expand(search.problem, search.compact, late_waits(search.compact, program, caps)),
+        schedule=expand(search.problem, search.arrays, late_waits(search.arrays, program, caps)),
         bound=bound,
         solved_by=solved_by,
         fastest_ticks=time,
@@ -262,7 +262,7 @@ def _with_compute_moved(mover: ComputeMover, blocks: Ints, search: Search, evalu
     return best
 
 
-def ladders(small: Compact, caps: Caps, floor_bytes: int) -> tuple[tuple[Caps, ...], ...]:
+def ladders(small: ProblemArrays, caps: Caps, floor_bytes: int) -> tuple[tuple[Caps, ...], ...]:
     """Return caps tighter than those at hand, the tightest first: what is found under them is found under looser ones, too.
 
     In prefetch a third and two thirds of the cap; in memory the floor, and one and three layers of gathered weights above it, whatever

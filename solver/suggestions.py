@@ -13,7 +13,7 @@ from apsched.problem.problem import Problem
 from apsched.schedule.result import Scored
 from apsched.schedule.schedule import Schedule
 from apsched.schedule.score import score
-from apsched.solver.arrays.problem_arrays import Ints, compact
+from apsched.solver.arrays.problem_arrays import Ints, problem_arrays
 from apsched.solver.program.to_schedule import expand
 from apsched.solver.search.late_waits import late_waits
 from apsched.solver.search.local_search import FIRST_POLICIES, Candidate, Search, policies
@@ -35,10 +35,10 @@ class Change:
 
 def best_changes(problem: Problem, caps: Caps, start: Scored, floor_memory_bytes: int, count: int = 3) -> tuple[Change, ...]:
     """Return up to ``count`` changes, each of which makes the schedule before it faster within ``caps``."""
-    small = compact(problem)
+    small = problem_arrays(problem)
     search = Search(
         problem=problem,
-        compact=small,
+        arrays=small,
         caps=caps,
         report=lambda stage, ticks: None,
         max_evaluations=_ENOUGH_EVALUATIONS,

@@ -177,7 +177,7 @@ def _backward_need(unit: Unit, units: Sequence[Unit], needs: Mapping[str, int]) 
 
 def _needs(problem: Problem, by_parameter: Mapping[str, Unit]) -> dict[str, int]:
     """Return for each unit that is gathered how many compute nodes lie before the first that needs it."""
-    place = {node: k for k, node in enumerate(problem.spine)}
+    place = {node: k for k, node in enumerate(problem.compute_order)}
     found: dict[str, int] = {}
     gathers = set(movable(problem, "all_gather"))
     for c, needed in zip(problem.collectives, problem.needs, strict=True):

@@ -87,10 +87,10 @@ def movable(problem: Problem, kind: str) -> Iterator[Collective]:
 
 def _launched(problem: Problem, schedule: Schedule) -> Iterator[tuple[tuple[Collective, ...], int]]:
     """Yield what each launch of the schedule carries, without collectives on the path, and how many compute nodes lie before it."""
-    spine, starts = frozenset(problem.spine), {c.start: c for c in problem.collectives}
+    compute_order, starts = frozenset(problem.compute_order), {c.start: c for c in problem.collectives}
     gap = 0
     for step in schedule.steps:
-        if step.kind is StepKind.NODE and step.index in spine:
+        if step.kind is StepKind.NODE and step.index in compute_order:
             gap += 1
         elif step.kind is StepKind.START:
             yield tuple(problem.collectives[c] for c in schedule.buckets[step.index].members), gap

@@ -26,7 +26,7 @@ def moving_where_it_pays(problem: Problem, caps: Caps) -> Caps:
 
 def _end_pays(problem: Problem, max_move: int | None) -> bool:
     """Whether gradients within ``max_move`` places of the end make up for enough of what sticks out there."""
-    ticks = [problem.duration_ticks[node] for node in problem.captured_spine]
+    ticks = [problem.duration_ticks[node] for node in problem.captured_order]
     out = _sticks_out(problem, ticks)
     if out <= _WORTH * sum(ticks):
         return False
@@ -34,7 +34,7 @@ def _end_pays(problem: Problem, max_move: int | None) -> bool:
     near = len(ticks) if max_move is None else max_move
     work = [0] * len(problem.collectives)
     last = [-1] * len(problem.collectives)
-    for k, node in enumerate(problem.captured_spine):
+    for k, node in enumerate(problem.captured_order):
         if owner[node] >= 0:
             work[owner[node]] += ticks[k]
             last[owner[node]] = k
@@ -48,7 +48,7 @@ def _end_pays(problem: Problem, max_move: int | None) -> bool:
 
 def _sticks_out(problem: Problem, ticks: list[int]) -> int:
     """Return how long the last reduction lasts behind all compute, as captured, with each collective alone and gathers free."""
-    done = dict(zip(problem.captured_spine, accumulate(ticks), strict=True))
+    done = dict(zip(problem.captured_order, accumulate(ticks), strict=True))
     ready = [0] * problem.num_nodes
     stream_free = [0] * len(problem.streams)
     for node, before in enumerate(problem.predecessors):

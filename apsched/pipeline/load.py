@@ -11,7 +11,7 @@ from apsched.costs.clusters.cluster import Cluster, cluster_names, load_cluster
 from apsched.errors import InputError
 from apsched.graph.reprice import repriced
 from apsched.pipeline.cost_choice import CostChoice, ReadCosts, read_costs
-from apsched.pipeline.sources import Opened, SourceKind, SourceRequest, classify, opened
+from apsched.pipeline.sources import OpenedSource, SourceKind, SourceRequest, classify, opened
 from apsched.problem.build import build_problem
 from apsched.problem.contention_spec import contended
 from apsched.problem.problem import Problem
@@ -81,7 +81,7 @@ def loaded_at(
 
 
 @contextmanager
-def opening(request: SourceRequest, progress: Progress) -> Iterator[tuple[Opened, float]]:
+def opening(request: SourceRequest, progress: Progress) -> Iterator[tuple[OpenedSource, float]]:
     """Open a source as the stage ``capture``; yields how many seconds that took beside it."""
     with ExitStack() as stack:
         with progress.stage("read" if classify(request.source) is SourceKind.GRAPH_FILE else "capture") as took:
@@ -117,7 +117,7 @@ def export_graph(
 
 
 def _export_capture(
-    source: Opened,
+    source: OpenedSource,
     wanted: tuple[str, ...],
     costs: ReadCosts,
     capture_seconds: float,
@@ -168,7 +168,7 @@ def _group_ranks(capture: "Capture") -> dict[str, tuple[int, ...]]:
     return ranks | {name: known for name, known in capture.group_ranks.items() if known}
 
 
-def _from_graph_files(source: Opened, costs: CostChoice, chosen: ReadCosts, direction: str) -> LoadedSource:
+def _from_graph_files(source: OpenedSource, costs: CostChoice, chosen: ReadCosts, direction: str) -> LoadedSource:
     dags = source.dags if chosen.measured is None else tuple(repriced(dag, chosen.measured, chosen.cluster) for dag in source.dags)
     clusters = {dag.graph["cluster"] for dag in dags}
     name = next(iter(clusters)) if len(clusters) == 1 else ", ".join(sorted(clusters))

@@ -50,7 +50,7 @@ class SourceRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
+class OpenedSource:
     """What a SOURCE holds: captured graphs, or graphs exported earlier."""
 
     label: str
@@ -96,7 +96,7 @@ def member_path(path: Path, graph_name: str) -> Path:
 
 
 @contextmanager
-def opened(request: SourceRequest) -> Iterator[Opened]:
+def opened(request: SourceRequest) -> Iterator[OpenedSource]:
     """Capture or read the source; a process group that its graphs need runs (fake, unless a real one runs) until the body ends."""
     kind = classify(request.source)
     _refuse_useless_options(request, kind)
@@ -114,7 +114,7 @@ def opened(request: SourceRequest) -> Iterator[Opened]:
                 yield _open_graph_files(request)
 
 
-def _open_preset(request: SourceRequest, stack: ExitStack) -> Opened:
+def _open_preset(request: SourceRequest, stack: ExitStack) -> OpenedSource:
     from apsched.capture.fake_world import world
     from apsched.models.mesh import MeshSpec
     from apsched.models.options import ModelOptions
@@ -132,10 +132,10 @@ def _open_preset(request: SourceRequest, stack: ExitStack) -> Opened:
         options=options,
         count_saved=bool(request.count_saved),
     )
-    return Opened(label=request.source, slug=f"{request.source}-{_slug(str(mesh))}", capture=capture)
+    return OpenedSource(label=request.source, slug=f"{request.source}-{_slug(str(mesh))}", capture=capture)
 
 
-def _open_transformers(request: SourceRequest, stack: ExitStack) -> Opened:
+def _open_transformers(request: SourceRequest, stack: ExitStack) -> OpenedSource:
     from apsched.capture.fake_world import world
     from apsched.models.hf import build_from_config
     from apsched.models.mesh import MeshSpec
@@ -154,14 +154,14 @@ def _open_transformers(request: SourceRequest, stack: ExitStack) -> Opened:
         options=ModelOptions(activation_checkpoint=request.activation_checkpoint or "none"),
     )
     name = path.name if path.is_dir() or path.stem != "config" else path.resolve().parent.name
-    return Opened(
+    return OpenedSource(
         label=built.name,
         slug=_slug(f"{name.removesuffix('.json')}-{mesh}"),
         capture=capture_built(built, count_saved=bool(request.count_saved)),
     )
 
 
-def _open_function(request: SourceRequest, stack: ExitStack) -> Opened:
+def _open_function(request: SourceRequest, stack: ExitStack) -> OpenedSource:
     from apsched.capture.fake_world import world
     from apsched.capture.function import capture_function
     from apsched.models.mesh import MeshSpec
@@ -169,10 +169,10 @@ def _open_function(request: SourceRequest, stack: ExitStack) -> Opened:
     if request.mesh is not None:  # the function finds a fake process group of that size
         stack.enter_context(world(MeshSpec.parse(request.mesh).world_size))
     capture = capture_function(request.source, activation_checkpoint=request.activation_checkpoint or "none")
-    return Opened(label=request.source, slug=_slug(request.source), capture=capture)
+    return OpenedSource(label=request.source, slug=_slug(request.source), capture=capture)
 
 
-def _open_repro(request: SourceRequest, stack: ExitStack) -> Opened:
+def _open_repro(request: SourceRequest, stack: ExitStack) -> OpenedSource:
     from apsched.capture.repro.groups import fake_groups
     from apsched.capture.repro.reader import read_repro
 
@@ -180,15 +180,15 @@ def _open_repro(request: SourceRequest, stack: ExitStack) -> Opened:
     capture = read_repro(path)
     if capture.group_sizes:
         stack.enter_context(fake_groups(capture.group_sizes))
-    return Opened(label=path.name, slug=_slug(path.stem), capture=capture)
+    return OpenedSource(label=path.name, slug=_slug(path.stem), capture=capture)
 
 
-def _open_graph_files(request: SourceRequest) -> Opened:
+def _open_graph_files(request: SourceRequest) -> OpenedSource:
     from apsched.graph.graph_file import load_graph
 
     path = Path(request.source)
     files = (path,) if path.is_file() else graph_file_set(path)
-    return Opened(label=path.name, slug=_slug(path.stem), dags=tuple(load_graph(file) for file in files))
+    return OpenedSource(label=path.name, slug=_slug(path.stem), dags=tuple(load_graph(file) for file in files))
 
 
 _OPTIONS = {

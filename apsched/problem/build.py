@@ -46,9 +46,9 @@ def build_problem(dag: nx.DiGraph) -> Problem:
 
 def _may_be_cut(problem: Problem, cut: KernelCut) -> bool:
     """Whether it is between neighbours among the compute nodes (others may be apart as captured), and changes nothing that travels."""
-    spine, places = problem.captured_spine, problem.captured_places
+    compute_order, places = problem.captured_order, problem.captured_places
     at = places.get(cut.node, 0)
-    return at > 0 and problem.kernels[spine[at - 1]] == problem.kernels[cut.node] and all(node in places for node in cut.nodes)
+    return at > 0 and problem.kernels[compute_order[at - 1]] == problem.kernels[cut.node] and all(node in places for node in cut.nodes)
 
 
 def _keys(starts: list[NodeRecord], streams: tuple[str, ...], curves: dict[str, PriceCurve]) -> tuple[tuple[Key, ...], dict[int, int]]:

@@ -121,7 +121,7 @@ class Problem:
     """For each node the first of those that a compiler makes one kernel of, -1 for none; empty where nobody knows."""
     cuts: tuple[KernelCut, ...] = ()
     """Where kernels may be cut, and the price (:mod:`apsched.schedule.kernel_cuts`)."""
-    compute_order: tuple[int, ...] = ()
+    reordered: tuple[int, ...] = ()
     """The compute nodes that do not travel, in the order that the solver looks at; empty for that as captured."""
     rules: tuple[str, ...] = ()
     """The rules of the plan that restricts its collectives, as the user wrote them."""
@@ -146,19 +146,19 @@ class Problem:
         return frozenset(node for c in self.collectives for node in (*c.prologue, *c.epilogue))
 
     @property
-    def spine(self) -> tuple[int, ...]:
+    def compute_order(self) -> tuple[int, ...]:
         """Compute nodes that do not travel, in the order looked at."""
-        return self.compute_order or self.captured_spine
+        return self.reordered or self.captured_order
 
     @cached_property
-    def captured_spine(self) -> tuple[int, ...]:
+    def captured_order(self) -> tuple[int, ...]:
         """Compute nodes that do not travel, as captured."""
         return tuple(i for i, kind in enumerate(self.kinds) if kind is NodeKind.COMPUTE and i not in self.travels)
 
     @cached_property
     def captured_places(self) -> dict[int, int]:
-        """Node -> its place in the spine as captured."""
-        return {node: place for place, node in enumerate(self.captured_spine)}
+        """Node -> its place in the compute order as captured."""
+        return {node: place for place, node in enumerate(self.captured_order)}
 
     @cached_property
     def successors(self) -> tuple[tuple[int, ...], ...]:
@@ -176,17 +176,17 @@ class Problem:
 
     @cached_property
     def needs(self) -> tuple[tuple[int, ...], ...]:
-        """For each collective the spine nodes that need its result, ascending; empty where only outputs do."""
-        spine = frozenset(self.spine)
-        return tuple(_needing(self, c.wait, spine) for c in self.collectives)
+        """For each collective the compute nodes that need its result, ascending; empty where only outputs do."""
+        compute_order = frozenset(self.compute_order)
+        return tuple(_needing(self, c.wait, compute_order) for c in self.collectives)
 
 
-def _needing(problem: Problem, wait: int, spine: frozenset[int]) -> tuple[int, ...]:
-    """Return the spine nodes reached from ``wait`` through nodes that take no place of their own."""
+def _needing(problem: Problem, wait: int, compute_order: frozenset[int]) -> tuple[int, ...]:
+    """Return the compute nodes reached from ``wait`` through nodes that take no place of their own."""
     seen, stack, found = {wait}, [wait], set()
     while stack:
         for node in problem.successors[stack.pop()]:
-            if node in spine:
+            if node in compute_order:
                 found.add(node)
             elif node not in seen:
                 seen.add(node)
@@ -237,10 +237,10 @@ def check_problem(problem: Problem) -> None:
 
 
 def _check_cut(problem: Problem, cut: KernelCut) -> None:
-    spine, places, kernels = problem.captured_spine, problem.captured_places, problem.kernels
+    compute_order, places, kernels = problem.captured_order, problem.captured_places, problem.kernels
     at = places.get(cut.node, 0)
     _require(
-        len(kernels) == problem.num_nodes and at > 0 and kernels[spine[at - 1]] == kernels[cut.node] >= 0,
+        len(kernels) == problem.num_nodes and at > 0 and kernels[compute_order[at - 1]] == kernels[cut.node] >= 0,
         f"a kernel is cut between two compute nodes of it that follow each other; node {cut.node} is not the second of such",
     )
     _require(
@@ -294,11 +294,11 @@ def _check_bytes(problem: Problem, c: Collective) -> None:
 
 
 def _check_restriction(problem: Problem, c: Collective) -> None:
-    name, asked, last = problem.node_names[c.start], c.restriction, len(problem.spine)
-    for gaps in (asked.start_gaps, asked.wait_gaps):
+    name, asked, last = problem.node_names[c.start], c.restriction, len(problem.compute_order)
+    for gaps in (asked.start_slots, asked.wait_slots):
         _require(gaps is None or 0 <= gaps[0] <= gaps[1] <= last, f"collective {name}: {gaps} are no gaps of {last} compute nodes")
     _require(asked.group is None or c.bucketable, f"collective {name}: what stays alone is in no group")
-    _require(asked.wait_gaps is None or not c.bucketable, f"collective {name}: only what stays alone has a place for its wait")
+    _require(asked.wait_slots is None or not c.bucketable, f"collective {name}: only what stays alone has a place for its wait")
     _require(asked.group is not None or not asked.closed, f"collective {name}: only a group can be closed")
     _require(all(0 <= rule < len(problem.rules) for rule in asked.rules), f"collective {name}: a rule does not exist")
 

@@ -15,10 +15,10 @@ class Restriction:
     """Members of a bucket stand in its buffer in ascending order of this; equals in any order."""
     flat: bool = False
     """Sums depend on where it lies in the buffer of its bucket, which therefore must have one."""
-    start_gaps: tuple[int, int] | None = None
-    """First and last gap where its launch (copy-in included) may stand: gap g is the place right before the g-th compute node."""
-    wait_gaps: tuple[int, int] | None = None
-    """First and last gap where its wait may stand; only for one that stays alone."""
+    start_slots: tuple[int, int] | None = None
+    """First and last slot where its launch (copy-in included) may stand: slot g is the place right before the g-th compute node."""
+    wait_slots: tuple[int, int] | None = None
+    """First and last slot where its wait may stand; only for one that stays alone."""
     rules: tuple[int, ...] = ()
     """The rules of the plan (indices into ``Problem.rules``) that say so."""
 

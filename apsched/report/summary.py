@@ -172,11 +172,11 @@ def _moved_line(result: Result) -> str:
     most = "any number of" if result.caps.max_compute_move is None else f"at most {result.caps.max_compute_move}"
     nodes = moved_compute(result.problem, result.schedule)
     if not nodes:
-        return f"  moved: no compute node, of {len(result.problem.captured_spine)} that could move by {most} places"
+        return f"  moved: no compute node, of {len(result.problem.captured_order)} that could move by {most} places"
     ticks = sum(result.problem.duration_ticks[node] for node in nodes)
     furthest = furthest_move(result.problem, result.schedule)
     return (
-        f"  moved: {len(nodes)} of {len(result.problem.captured_spine)} compute nodes, {show_us(ticks_to_us(ticks))} of work, "
+        f"  moved: {len(nodes)} of {len(result.problem.captured_order)} compute nodes, {show_us(ticks_to_us(ticks))} of work, "
         f"by up to {furthest} places"
     )
 

@@ -19,13 +19,13 @@ def cuts_made(problem: Problem, schedule: Schedule) -> tuple[KernelCut, ...]:
     """Return the cuts that the order of ``schedule`` makes, one of a kernel at most."""
     if not problem.cuts:
         return ()
-    spine, places = problem.captured_spine, problem.captured_places
+    compute_order, places = problem.captured_order, problem.captured_places
     order = (step.index for step in schedule.steps if step.kind is StepKind.NODE and step.index in places)
     now = {node: place for place, node in enumerate(order)}
     made: dict[int, KernelCut] = {}
     for cut in problem.cuts:
         at = places[cut.node]
-        if now[cut.node] - now[spine[at - 1]] != 1:
+        if now[cut.node] - now[compute_order[at - 1]] != 1:
             first, second = ([now[node] for node in piece] for piece in pieces(problem, cut))
             if _together(first) and _together(second) and not _together(first + second):
                 made.setdefault(problem.kernels[cut.node], cut)
@@ -39,13 +39,13 @@ def extra_ticks(cuts: Sequence[KernelCut]) -> dict[int, int]:
 
 def pieces(problem: Problem, cut: KernelCut) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the nodes of the run of ``cut``, those before it and those from it on."""
-    spine, kernels, at = problem.captured_spine, problem.kernels, problem.captured_places[cut.node]
+    compute_order, kernels, at = problem.captured_order, problem.kernels, problem.captured_places[cut.node]
     begin, past = at, at
-    while begin > 0 and kernels[spine[begin - 1]] == kernels[cut.node]:
+    while begin > 0 and kernels[compute_order[begin - 1]] == kernels[cut.node]:
         begin -= 1
-    while past < len(spine) and kernels[spine[past]] == kernels[cut.node]:
+    while past < len(compute_order) and kernels[compute_order[past]] == kernels[cut.node]:
         past += 1
-    return spine[begin:at], spine[at:past]
+    return compute_order[begin:at], compute_order[at:past]
 
 
 def second_piece(problem: Problem, cut: KernelCut) -> tuple[int, ...]:

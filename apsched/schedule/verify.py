@@ -163,11 +163,11 @@ def _compute_moves(problem: Problem, position: list[int], caps: Caps) -> list[st
     """A compute node keeps its place among the compute nodes up to ``max_compute_move``."""
     if caps.max_compute_move is None:
         return []
-    now = sorted(problem.captured_spine, key=position.__getitem__)
+    now = sorted(problem.captured_order, key=position.__getitem__)
     place = {node: k for k, node in enumerate(now)}
     return [
         f"{problem.node_names[node]} moved by {abs(place[node] - k)} compute nodes, more than {caps.max_compute_move}"
-        for k, node in enumerate(problem.captured_spine)
+        for k, node in enumerate(problem.captured_order)
         if abs(place[node] - k) > caps.max_compute_move
     ]
 
@@ -201,7 +201,7 @@ def _prefetch(problem: Problem, schedule: Schedule, position: list[int], caps: C
 
 def prefetch_distances(problem: Problem, schedule: Schedule, position: list[int]) -> dict[tuple[int, ...], int]:
     """Return for each launch (its members) that a compute node needs the compute nodes between it and the first such node."""
-    steps = sorted(position[node] for node in problem.spine)
+    steps = sorted(position[node] for node in problem.compute_order)
     bucketed = {c for bucket in schedule.buckets for c in bucket.members}
     launches = [bucket.members for bucket in schedule.buckets]
     launches += [(c,) for c in range(len(problem.collectives)) if c not in bucketed]

@@ -44,7 +44,7 @@ def _payload(problem: Problem, schedule: Schedule) -> list[str]:
 
 def _places(problem: Problem, schedule: Schedule) -> list[str]:
     """Launches and waits stand between the compute nodes that the plan says; a copy-in not before."""
-    gap = _gap_of_steps(problem, schedule)
+    slot = _slot_of_steps(problem, schedule)
     wrong = []
     launched = {c: (Step(StepKind.NODE, m.start),) * 2 for c, m in enumerate(problem.collectives)}
     for b, bucket in enumerate(schedule.buckets):
@@ -53,27 +53,27 @@ def _places(problem: Problem, schedule: Schedule) -> list[str]:
     waited = {c: Step(StepKind.NODE, m.wait) for c, m in enumerate(problem.collectives)}
     for c, collective in enumerate(problem.collectives):
         asked, name = collective.restriction, problem.node_names[collective.start]
-        first, start = (gap[step] for step in launched[c])
-        if asked.start_gaps is not None and not (asked.start_gaps[0] <= first and start <= asked.start_gaps[1]):
-            wrong.append(f"{name} is launched behind compute node {start}, not {_between(asked.start_gaps)}{_rule(problem, c)}")
-        if asked.wait_gaps is not None and not asked.wait_gaps[0] <= gap.get(waited[c], -1) <= asked.wait_gaps[1]:
+        first, start = (slot[step] for step in launched[c])
+        if asked.start_slots is not None and not (asked.start_slots[0] <= first and start <= asked.start_slots[1]):
+            wrong.append(f"{name} is launched behind compute node {start}, not {_between(asked.start_slots)}{_rule(problem, c)}")
+        if asked.wait_slots is not None and not asked.wait_slots[0] <= slot.get(waited[c], -1) <= asked.wait_slots[1]:
             wrong.append(
-                f"{name} is waited for behind compute node {gap.get(waited[c])}, not {_between(asked.wait_gaps)}{_rule(problem, c)}"
+                f"{name} is waited for behind compute node {slot.get(waited[c])}, not {_between(asked.wait_slots)}{_rule(problem, c)}"
             )
     return wrong
 
 
-def _gap_of_steps(problem: Problem, schedule: Schedule) -> dict[Step, int]:
+def _slot_of_steps(problem: Problem, schedule: Schedule) -> dict[Step, int]:
     """Return for each step the compute nodes that keep their order before it."""
-    spine, gaps, passed = frozenset(problem.spine), {}, 0
+    compute_order, slots, passed = frozenset(problem.compute_order), {}, 0
     for step in schedule.steps:
-        gaps[step] = passed
-        passed += step.kind is StepKind.NODE and step.index in spine
-    return gaps
+        slots[step] = passed
+        passed += step.kind is StepKind.NODE and step.index in compute_order
+    return slots
 
 
-def _between(gaps: tuple[int, int]) -> str:
-    return f"{gaps[0]}" if gaps[0] == gaps[1] else f"{gaps[0]} to {gaps[1]}"
+def _between(slots: tuple[int, int]) -> str:
+    return f"{slots[0]}" if slots[0] == slots[1] else f"{slots[0]} to {slots[1]}"
 
 
 def _names(problem: Problem, members: list[int]) -> str:

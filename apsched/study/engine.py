@@ -50,7 +50,7 @@ class GivenEngine:
         """Hand in no more; what runs is left to its owner."""
 
 
-class Here(Executor):
+class InProcess(Executor):
     """Runs everything in this process, when it is handed in."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -74,7 +74,7 @@ class LocalEngine:
     def executor(self) -> Executor:
         """Return the pool; workers are spawned, so that they share nothing with a process that has torch loaded."""
         if self.slots == 1:
-            return Here()
+            return InProcess()
         if self._pool is None:
             context = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(self.slots, mp_context=context, initializer=_ignore_interrupts)

@@ -20,14 +20,14 @@ from apsched.study.engine import Engine
 from apsched.study.prepare import Prepared, cluster_of
 from apsched.study.setting import point_id
 from apsched.study.store import Point, Store
-from apsched.study.worker import ALONG, Asked, Outcome, point_along_caps, solve_point
+from apsched.study.worker import ALONG, Question, Outcome, point_along_caps, solve_point
 
 MOST_ATTEMPTS = 4
 """How often a question is asked again whose worker was lost."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Live:
+class OpenChain:
     """One chain while it is answered."""
 
     prepared: Prepared
@@ -68,18 +68,18 @@ class Live:
         return tuple(point for name in names if name in self.known and (point := self.store.point(self.id_of(name))) is not None)
 
 
-def chains(prepared: Sequence[Prepared], memory: MemoryAxis, store: Store, *, full: bool) -> tuple[Live, ...]:
+def chains(prepared: Sequence[Prepared], memory: MemoryAxis, store: Store, *, full: bool) -> tuple[OpenChain, ...]:
     """Return a chain for each setting and graph, with what is kept of it."""
     return tuple(
-        Live(prepared=one, chain=Chain(stated=memory.caps, full=full, slack=one.setting.options.time_slack), store=store)
+        OpenChain(prepared=one, chain=Chain(stated=memory.caps, full=full, slack=one.setting.options.time_slack), store=store)
         for one in prepared
     )
 
 
-def run(lives: Sequence[Live], engine: Engine, run_id: str, told: Callable[[], None] = lambda: None) -> None:
+def run(lives: Sequence[OpenChain], engine: Engine, run_id: str, told: Callable[[], None] = lambda: None) -> None:
     """Answer all that is open; ``told`` is called after each answer. An interrupt stops the engine and goes on up."""
     ready = deque((live, job) for live in lives for job in _taken(live))
-    futures: dict[Future[Outcome], tuple[Live, Job]] = {}
+    futures: dict[Future[Outcome], tuple[OpenChain, Job]] = {}
     attempts: dict[tuple[str, Job], int] = {}
     try:
         while ready or futures:
@@ -112,7 +112,7 @@ def run(lives: Sequence[Live], engine: Engine, run_id: str, told: Callable[[], N
         raise
 
 
-def share_schedules(one: Live, other: Live, run_id: str) -> None:
+def share_schedules(one: OpenChain, other: OpenChain, run_id: str) -> None:
     """Let two chains of one cap each try each other's schedule, where both are about the same graph at other prices or caps."""
     if one.prepared.graph.graph_hash != other.prepared.graph.graph_hash:
         return
@@ -132,13 +132,13 @@ def share_schedules(one: Live, other: Live, run_id: str) -> None:
         _keep(live, Job(name=live.first, memory_cap=None), point_along_caps(_asked(live), cap, starts, known), run_id)
 
 
-def _taken(live: Live) -> tuple[Job, ...]:
+def _taken(live: OpenChain) -> tuple[Job, ...]:
     jobs = live.ready()
     live.in_flight.update(jobs)
     return jobs
 
 
-def _submitted(live: Live, job: Job, engine: Engine) -> Future[Outcome]:
+def _submitted(live: OpenChain, job: Job, engine: Engine) -> Future[Outcome]:
     asked = _asked(live)
     if not job.starts:
         return _handed(engine, solve_point, asked, job.memory_cap)
@@ -157,9 +157,9 @@ def _handed(engine: Engine, function: Callable[..., Outcome], *args: Any) -> Fut
         return engine.executor().submit(function, *args)
 
 
-def _asked(live: Live) -> Asked:
+def _asked(live: OpenChain) -> Question:
     setting, graph = live.prepared.setting, live.prepared.graph
-    return Asked(
+    return Question(
         graph=live.store.graph_content(graph),
         caps=setting.caps,
         device_memory_bytes=graph.device_memory_bytes,
@@ -171,7 +171,7 @@ def _asked(live: Live) -> Asked:
     )
 
 
-def _keep(live: Live, job: Job, outcome: Outcome, run_id: str) -> None:
+def _keep(live: OpenChain, job: Job, outcome: Outcome, run_id: str) -> None:
     described: Mapping[str, Any] = live.prepared.setting.described()
     live.done.add(job)
     live.store.add_result(live.id_of(job.name), live.prepared.graph.graph_id, job.name, described, run_id, outcome)
@@ -200,7 +200,7 @@ _ALONG_TO_SOLVE = 0.15
 class Board:
     """Tells about the chains of one run."""
 
-    def __init__(self, lives: Sequence[Live], slots: int, stream: TextIO | None = None) -> None:
+    def __init__(self, lives: Sequence[OpenChain], slots: int, stream: TextIO | None = None) -> None:
         self._lives, self._slots = lives, slots
         self._stream = stream or sys.stderr
         self._kept = {id(live): frozenset(live.known) for live in lives}

@@ -36,7 +36,7 @@ BETTERED = "solved, and bettered by another cap"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Question:
     """A graph and all options but the memory cap."""
 
     graph: bytes
@@ -83,7 +83,7 @@ class Outcome:
         return self.step_ticks is None, self.step_ticks or 0, self.peak_memory_bytes or 0, self.num_launches or 0, -self.bound_ticks
 
 
-def solve_point(asked: Asked, memory_cap: MemoryCap | None) -> Outcome:
+def solve_point(asked: Question, memory_cap: MemoryCap | None) -> Outcome:
     """Return the answer of the solver; ``None`` is the device's memory."""
     began = time.perf_counter()
     graph = _graph(asked)
@@ -92,7 +92,7 @@ def solve_point(asked: Asked, memory_cap: MemoryCap | None) -> Outcome:
     return _outcome(solve_graph(graph, caps, asked.options, progress), SOLVED, began)
 
 
-def point_along_caps(asked: Asked, memory_cap_bytes: int | None, starts: tuple[bytes, ...], known: Known) -> Outcome:
+def point_along_caps(asked: Question, memory_cap_bytes: int | None, starts: tuple[bytes, ...], known: Known) -> Outcome:
     """Return the answer under a cap that at least one of ``starts``, contents of schedule files, keeps."""
     began = time.perf_counter()
     graph, along = _graph(asked), _along(asked)
@@ -138,17 +138,17 @@ def _loaded(content: bytes, plan: Plan, bitwise: bool, contention: ContentionCho
     return dag, restricted(problem, plan, bitwise=bitwise)
 
 
-def _graph(asked: Asked) -> LoadedGraph:
+def _graph(asked: Question) -> LoadedGraph:
     dag, problem = _loaded(asked.graph, asked.plan, asked.bitwise, asked.contention, asked.cluster)
     return LoadedGraph(dag=dag, problem=problem, device_memory_bytes=asked.device_memory_bytes)
 
 
 @lru_cache(maxsize=2)
-def _along(asked: Asked) -> AlongCaps:
+def _along(asked: Question) -> AlongCaps:
     problem = _graph(asked).problem
     return AlongCaps(problem, moving_where_it_pays(problem, asked.caps), asked.options)
 
 
 @lru_cache(maxsize=64)
-def _schedule(asked: Asked, content: bytes) -> Schedule:
+def _schedule(asked: Question, content: bytes) -> Schedule:
     return bind_schedule(parse_schedule(content, "a schedule of this study"), _graph(asked).problem)

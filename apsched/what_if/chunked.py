@@ -15,7 +15,7 @@ from apsched.config import Caps
 from apsched.graph.records import NodeKind, NodeRecord
 from apsched.problem.problem import Problem
 from apsched.quantities import show_us
-from apsched.solver.arrays.problem_arrays import compact
+from apsched.solver.arrays.problem_arrays import problem_arrays
 from apsched.solver.arrays.reordered import Orders
 from apsched.solver.bounds.any_order.bound import loose_program, moving_bound
 from apsched.solver.bounds.any_order.chunked import chunked_bound
@@ -43,7 +43,7 @@ class WhatIfChunked:
 
 def what_if_chunked(dag: nx.DiGraph, problem: Problem, caps: Caps) -> WhatIfChunked:
     """Return the bounds of ``problem``, which ``dag`` states, with everything around collectives on the path whole and in parts."""
-    small = compact(problem)
+    small = problem_arrays(problem)
     orders = Orders(problem, small)
     split = around_path(dag)
     whole = moving_bound(problem, small, orders, replace(caps, max_compute_move=None)).ticks
@@ -52,7 +52,7 @@ def what_if_chunked(dag: nx.DiGraph, problem: Problem, caps: Caps) -> WhatIfChun
     return WhatIfChunked(
         num_parts=NUM_PARTS,
         num_collectives=sum(c.start in split for c in problem.collectives),
-        num_compute_nodes=sum(node in split for node in problem.captured_spine),
+        num_compute_nodes=sum(node in split for node in problem.captured_order),
         whole_us=ticks_to_us(whole),
         bound_us=ticks_to_us(parts),
     )

@@ -101,9 +101,9 @@ def _more_prefetch(problem: Problem, caps: Caps, options: SolveOptions, answer: 
 
 def block_nodes(problem: Problem) -> int:
     """Return the compute nodes of a transformer block: of the most common number, the larger; all nodes where there are no blocks."""
-    blocks = Counter(part_of(problem.modules[node]) for node in problem.spine if problem.modules[node])
+    blocks = Counter(part_of(problem.modules[node]) for node in problem.compute_order if problem.modules[node])
     sizes = Counter(size for name, size in blocks.items() if name[-1].isdigit())
-    return max(sizes, key=lambda size: (sizes[size], size)) if sizes else max(len(problem.spine), 1)
+    return max(sizes, key=lambda size: (sizes[size], size)) if sizes else max(len(problem.compute_order), 1)
 
 
 def _longest_prefetch(problem: Problem, answer: SolveResult) -> int:

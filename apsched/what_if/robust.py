@@ -13,7 +13,7 @@ from apsched.problem.problem import Problem
 from apsched.schedule.result import Scored, SolveResult
 from apsched.schedule.score import score
 from apsched.solver import solve
-from apsched.solver.arrays.problem_arrays import compact
+from apsched.solver.arrays.problem_arrays import problem_arrays
 from apsched.solver.arrays.reordered import may_move
 from apsched.solver.bounds.any_order.memory import without_places
 from apsched.solver.bounds.memory_and_launches import later_bounds
@@ -86,7 +86,7 @@ def _value(spread: Spread, asked: ScenarioOptions) -> tuple[int, int]:
 
 def _with_best(problem: Problem, caps: Caps, answer: SolveResult, best: Scored, found_by: str) -> SolveResult:
     """Return ``answer`` with another schedule, and the bounds that it is measured by."""
-    small = compact(problem)
+    small = problem_arrays(problem)
     places = without_places(small) if may_move(problem, caps) else small
     later = later_bounds(problem, places, caps, best, answer.time_limit_ticks, answer.floor_bound_bytes)
     return replace(

@@ -194,7 +194,7 @@ def _size(problem: Problem, floor_bytes: int) -> GraphSize:
         direction=problem.name,
         num_nodes=problem.num_nodes,
         num_collectives=len(problem.collectives),
-        compute_ticks=sum(problem.duration_ticks[node] for node in problem.spine),
+        compute_ticks=sum(problem.duration_ticks[node] for node in problem.compute_order),
         layer_bytes=layer_bytes(problem),
         floor_bytes=floor_bytes,
         floor_bound_bytes=0,

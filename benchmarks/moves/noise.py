@@ -44,7 +44,7 @@ def waits_at_the_end(problem: Problem, schedule: Schedule) -> Schedule:
     for transfer in timeline.transfers:
         behind = _behind(problem, [problem.collectives[c].wait for c in transfer.members])
         if all(problem.kinds[node] in (NodeKind.VIEW, NodeKind.COMPUTE, NodeKind.OUTPUT) for node in behind) and not (
-            behind & set(problem.spine)
+            behind & set(problem.compute_order)
         ):
             to[transfer.wait_step] = end
             to.update({at_node[node]: end for node in behind if problem.kinds[node] is not NodeKind.OUTPUT and node in at_node})

@@ -7,13 +7,13 @@ import numpy as np
 from apsched.costs.price_curve import PriceCurve
 from apsched.problem.problem import Problem
 from apsched.solver.arrays.jit import compiled
-from apsched.solver.arrays.plan_groups import Atoms, atoms
-from apsched.solver.arrays.problem_arrays import Bools, Compact, Ints
+from apsched.solver.arrays.plan_groups import PlanGroups, plan_groups
+from apsched.solver.arrays.problem_arrays import Bools, ProblemArrays, Ints
 from apsched.units import ALLOCATION_BYTES
 
 NUM_FIGURES = 8
 LAUNCH_TICKS, TRANSFER_TICKS, COPY_IN_TICKS, IN_BUFFER, OUT_BUFFER, READY_GAP, NEED_GAP, FLAT = range(NUM_FIGURES)
-"""Columns of the figures of a bucket: ticks of its launch, transfer and copy-in; bytes of its buffers, 0 where it has none; gaps; 1 where
+"""Columns of the figures of a bucket: ticks of its launch, transfer and copy-in; bytes of its buffers, 0 where it has none; slots; 1 where
 it has several members and a buffer."""
 
 
@@ -40,15 +40,15 @@ class Tables(NamedTuple):
     on_path: Bools
     bucketable: Bools
     start_rank: Ints
-    ready_gap: Ints
-    need_gap: Ints
+    ready_slot: Ints
+    need_slot: Ints
     launch_last: Ints
     wait_first: Ints
     wait_last: Ints
     """Where the user's plan lets a launch, and a wait, stand."""
-    atoms: Atoms
+    plan_groups: PlanGroups
     by_need: Ints
-    """Collectives by need gap."""
+    """Collectives by need slot."""
     depth: Ints
     """How many collectives must be waited for, one after the other, before its launch."""
     after_begin: Ints
@@ -61,9 +61,9 @@ class Tables(NamedTuple):
     curve_price: Ints
 
 
-def tables(problem: Problem, compact: Compact) -> Tables:
+def tables(problem: Problem, arrays: ProblemArrays) -> Tables:
     """Return the tables of ``problem``."""
-    c, mine = compact, atoms(compact)
+    c, mine = arrays, plan_groups(arrays)
     curves = [*(key.price for key in problem.keys), problem.copy_price]
     return Tables(
         key=c.key,
@@ -77,20 +77,20 @@ def tables(problem: Problem, compact: Compact) -> Tables:
         member_ticks=c.member_ticks,
         launch_ticks=c.launch_ticks,
         transfer_ticks=c.transfer_ticks,
-        prologue_ticks=_sums(c.float_ticks, c.prologue_begin, c.prologue_list),
-        cast_ticks=np.where(c.cast_float >= 0, c.float_ticks[c.cast_float], 0),
-        epilogue_ticks=_sums(c.float_ticks, c.epilogue_begin, c.epilogue_list),
+        prologue_ticks=_sums(c.attached_ticks, c.prologue_begin, c.prologue_list),
+        cast_ticks=np.where(c.cast_attached >= 0, c.attached_ticks[c.cast_attached], 0),
+        epilogue_ticks=_sums(c.attached_ticks, c.epilogue_begin, c.epilogue_list),
         copy_out_ticks=c.copy_out_ticks,
         on_path=c.on_path,
         bucketable=c.bucketable,
         start_rank=c.start_rank,
-        ready_gap=_ready_gaps(c),
-        need_gap=c.need_gap,
+        ready_slot=_ready_slots(c),
+        need_slot=c.need_slot,
         launch_last=c.launch_last,
         wait_first=c.wait_first,
         wait_last=c.wait_last,
-        atoms=mine,
-        by_need=np.argsort(c.need_gap, kind="stable"),
+        plan_groups=mine,
+        by_need=np.argsort(c.need_slot, kind="stable"),
         depth=np.array(_chain_depths(c, mine.leader), dtype=np.int64),
         after_begin=c.after_begin,
         after_list=c.after_list,
@@ -101,10 +101,10 @@ def tables(problem: Problem, compact: Compact) -> Tables:
     )
 
 
-def with_places(t: Tables, compact: Compact) -> Tables:
+def with_places(t: Tables, arrays: ProblemArrays) -> Tables:
     """Return ``t`` with the places that collectives have in ``compact``, the same problem under another order of its compute."""
     return t._replace(
-        atoms=atoms(compact), ready_gap=_ready_gaps(compact), need_gap=compact.need_gap, by_need=np.argsort(compact.need_gap, kind="stable")
+        plan_groups=plan_groups(arrays), ready_slot=_ready_slots(arrays), need_slot=arrays.need_slot, by_need=np.argsort(arrays.need_slot, kind="stable")
     )
 
 
@@ -119,20 +119,20 @@ def _sums(values: Ints, begin: Ints, entries: Ints) -> Ints:
     return sums
 
 
-def _ready_gaps(compact: Compact) -> Ints:
-    """Return the ready gaps; what waits for another collective is not ready before that one."""
-    ready = compact.ready_gap.copy()
+def _ready_slots(arrays: ProblemArrays) -> Ints:
+    """Return the ready slots; what waits for another collective is not ready before that one."""
+    ready = arrays.ready_slot.copy()
     for c in range(len(ready)):  # ordered by start, so those before it are known
-        for d in compact.after_list[compact.after_begin[c] : compact.after_begin[c + 1]]:
+        for d in arrays.after_list[arrays.after_begin[c] : arrays.after_begin[c + 1]]:
             ready[c] = max(ready[c], ready[d])
     return ready
 
 
-def _chain_depths(compact: Compact, leader: Ints) -> list[int]:
+def _chain_depths(arrays: ProblemArrays, leader: Ints) -> list[int]:
     """Return the length of the longest chain before each collective; the same within an atom."""
     before: dict[int, set[int]] = {int(k): set() for k in leader}
     for c, k in enumerate(leader.tolist()):
-        before[k] |= {int(leader[d]) for d in compact.after_list[compact.after_begin[c] : compact.after_begin[c + 1]]} - {k}
+        before[k] |= {int(leader[d]) for d in arrays.after_list[arrays.after_begin[c] : arrays.after_begin[c + 1]]} - {k}
     depth: dict[int, int] = {}
     stack = sorted(before, reverse=True)
     while stack:
@@ -147,7 +147,7 @@ def _chain_depths(compact: Compact, leader: Ints) -> list[int]:
 
 @compiled
 def curve_price(t: Tables, curve: int, size_bytes: int) -> int:
-    """Return what ``apsched.costs.price_curve.PriceCurve`` returns, in 64 bits: the quotient is guessed in floats, and the remainder set right.
+    """Return what ``apsched.costs.price_curve.PriceCurve`` returns, in 64 bits: the quotient is guessed in attached nodes, and the remainder set right.
 
     The remainder of a guess that is off by little is small, so that it comes out right although the products in it wrap around.
     """
@@ -177,7 +177,7 @@ def bucket_figures(t: Tables, member_begin: Ints, member_list: Ints, coalesced: 
     for b in range(len(figures)):
         begin, past = member_begin[b], member_begin[b + 1]
         first = member_list[begin]
-        ready, need = t.ready_gap[first], t.need_gap[first]
+        ready, need = t.ready_slot[first], t.need_slot[first]
         size, inputs, outputs, copied = 0, 0, 0, 0
         flat = past - begin > 1 and not coalesced[first]
         for j in range(begin, past):
@@ -188,7 +188,7 @@ def bucket_figures(t: Tables, member_begin: Ints, member_list: Ints, coalesced: 
             inputs += t.input_bytes[c]
             outputs += t.output_bytes[c]
             copied += t.copied_bytes[c]
-            ready, need = max(ready, t.ready_gap[c]), min(need, t.need_gap[c])
+            ready, need = max(ready, t.ready_slot[c]), min(need, t.need_slot[c])
         figures[b, READY_GAP], figures[b, NEED_GAP] = ready, need
         if past - begin == 1:
             figures[b, LAUNCH_TICKS], figures[b, TRANSFER_TICKS] = t.launch_ticks[first], t.transfer_ticks[first]
@@ -217,16 +217,16 @@ def legal(t: Tables, member_begin: Ints, member_list: Ints, bucket_cap: int, spa
         if past - begin == 1:
             continue
         first = member_list[begin]
-        ready, need, size = t.ready_gap[first], min(t.need_gap[first], t.launch_last[first]), 0
+        ready, need, size = t.ready_slot[first], min(t.need_slot[first], t.launch_last[first]), 0
         low, high = t.start_rank[first], t.start_rank[first]
         for j in range(begin, past):
             c = member_list[j]
             if not t.bucketable[c] or t.key[c] != t.key[first] or t.depth[c] != t.depth[first]:
                 return False
-            if t.atoms.closed[c] and t.atoms.leader[c] != t.atoms.leader[first]:
+            if t.plan_groups.closed[c] and t.plan_groups.leader[c] != t.plan_groups.leader[first]:
                 return False
             size += t.size_bytes[c]
-            ready, need = max(ready, t.ready_gap[c]), min(need, t.need_gap[c], t.launch_last[c])
+            ready, need = max(ready, t.ready_slot[c]), min(need, t.need_slot[c], t.launch_last[c])
             low, high = min(low, t.start_rank[c]), max(high, t.start_rank[c])
         if ready > need or size > bucket_cap or high - low > span_cap:
             return False

@@ -10,7 +10,7 @@ from apsched.problem.problem import Problem
 Ints = npt.NDArray[np.int64]
 
 
-class Shares(NamedTuple):
+class ContentionArrays(NamedTuple):
     """Who slows whom. CSR pairs end in ``_begin`` and ``_list``."""
 
     num_links: int
@@ -35,7 +35,7 @@ class Shares(NamedTuple):
     """The same while something is."""
 
 
-def shares(problem: Problem) -> Shares | None:
+def shares(problem: Problem) -> ContentionArrays | None:
     """Return the contention of ``problem``; ``None`` where it has none."""
     contention = problem.contention
     if contention is None:
@@ -46,7 +46,7 @@ def shares(problem: Problem) -> Shares | None:
     full_speed, slow_speed = contention.compute_slowdown
     full_move, slow_move = contention.transfer_slowdown
     full_latency, slow_latency = contention.latency_slowdown
-    return Shares(
+    return ContentionArrays(
         num_links=len(contention.links),
         link_begin=begin,
         link_list=np.array([link for mine in links for link in mine], dtype=np.int64),

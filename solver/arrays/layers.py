@@ -1,8 +1,8 @@
 """Layers that repeat, found from the structure of a problem and not from names.
 
-Every spine node is a symbol: what its collectives look like (key, sizes, distances between ready gap, need gap and last use), and what
+Every compute node is a symbol: what its collectives look like (key, sizes, distances between ready slot, need slot and last use), and what
 memory it takes and frees. Durations are not part of it, so that layers that were measured, and differ a little, are still the same.
-A stretch of the spine with period p is a run of positions i with symbol[i] = symbol[i + p]. Distances between equal symbols propose p;
+A stretch of the compute order with period p is a run of positions i with symbol[i] = symbol[i + p]. Distances between equal symbols propose p;
 each proposal is checked in one pass. Work: linear in the nodes, for a fixed number of proposals.
 """
 
@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from apsched.solver.arrays.problem_arrays import Bools, Compact, Ints
+from apsched.solver.arrays.problem_arrays import Bools, ProblemArrays, Ints
 
 _LEAST_REPEATS = 3
 _LEAST_SHARE = 0.1
@@ -29,42 +29,42 @@ _FAR = -(2**62)
 
 @dataclass(frozen=True, kw_only=True)
 class Period:
-    """A stretch of the spine that repeats: spine nodes [first_spine, first_spine + count * length).
+    """A stretch of the compute order that repeats: compute nodes [first_compute, first_compute + count * length).
 
-    A collective belongs to the layer (repeat) in which it is needed, or, where only outputs need it, becomes ready. The slot is its
-    place within the layer: the collectives of one slot look alike in all layers.
+    A collective belongs to the layer (repeat) in which it is needed, or, where only outputs need it, becomes ready. The position is its
+    place within the layer: the collectives of one position look alike in all layers.
     """
 
-    first_spine: int
+    first_compute: int
     length: int
-    """Spine nodes of one layer."""
+    """Compute nodes of one layer."""
     count: int
     """Layers."""
-    slot_of_collective: tuple[int, ...]
+    position_of_collective: tuple[int, ...]
     """(C,) -1 for collectives outside."""
     layer_of_collective: tuple[int, ...]
     """(C,) -1 for collectives outside."""
 
     @cached_property
     def collectives(self) -> tuple[tuple[int, ...], ...]:
-        """For each slot its collective in every layer."""
+        """For each position its collective in every layer."""
         inside = sorted(
-            (slot, layer, c) for c, (slot, layer) in enumerate(zip(self.slot_of_collective, self.layer_of_collective, strict=True))
+            (position, layer, c) for c, (position, layer) in enumerate(zip(self.position_of_collective, self.layer_of_collective, strict=True))
         )
         rows: list[list[int]] = []
-        for slot, _, c in inside:
-            if slot >= 0:
-                if slot == len(rows):
+        for position, _, c in inside:
+            if position >= 0:
+                if position == len(rows):
                     rows.append([])
-                rows[slot].append(c)
+                rows[position].append(c)
         return tuple(tuple(row) for row in rows)
 
 
-def find_periods(compact: Compact) -> tuple[Period, ...]:
-    """Return disjoint stretches that repeat at least three times, in order of the spine; one for each kind of layer."""
-    events = event_spine(compact)
-    symbols = _symbols(compact, events)
-    moves = ~compact.on_path
+def find_periods(arrays: ProblemArrays) -> tuple[Period, ...]:
+    """Return disjoint stretches that repeat at least three times, in order of the compute order; one for each kind of layer."""
+    events = event_compute(arrays)
+    symbols = _symbols(arrays, events)
+    moves = ~arrays.on_path
     weight = np.bincount(events[moves & (events >= 0)], minlength=len(symbols))
     least = max(1.0, _LEAST_SHARE * float(moves.sum()))
     found: list[tuple[int, int, int]] = []
@@ -75,58 +75,58 @@ def find_periods(compact: Compact) -> tuple[Period, ...]:
         if run is None:
             continue
         begin, length, count = run[0] + first, run[1], run[2]
-        times = _several_as_one(compact.spine_ticks[begin : begin + length * count], length, count)
+        times = _several_as_one(arrays.compute_ticks[begin : begin + length * count], length, count)
         found.append((begin, length * times, count // times))
         open_stretches += [(first, begin), (begin + length * count, past)]
-    return tuple(_period(compact, events, *stretch) for stretch in sorted(found))
+    return tuple(_period(arrays, events, *stretch) for stretch in sorted(found))
 
 
-def event_spine(compact: Compact) -> Ints:
-    """Return for each collective the spine node that it belongs to: the first that needs it, else the last before it; -1 for none."""
-    num_spine = len(compact.spine_ticks)
-    ready = compact.ready_gap.copy()
+def event_compute(arrays: ProblemArrays) -> Ints:
+    """Return for each collective the compute node that it belongs to: the first that needs it, else the last before it; -1 for none."""
+    num_compute = len(arrays.compute_ticks)
+    ready = arrays.ready_slot.copy()
     for c in range(len(ready)):  # ordered by start: those that it waits for come first
-        before = compact.after_list[compact.after_begin[c] : compact.after_begin[c + 1]]
+        before = arrays.after_list[arrays.after_begin[c] : arrays.after_begin[c + 1]]
         if len(before):
             ready[c] = max(ready[c], ready[before].max())
-    events: Ints = np.where(compact.need_gap < num_spine, compact.need_gap, ready - 1)
+    events: Ints = np.where(arrays.need_slot < num_compute, arrays.need_slot, ready - 1)
     return events
 
 
-def _symbols(compact: Compact, events: Ints) -> Ints:
-    """Return for each spine node a number that says what it looks like; equal looks, equal numbers."""
-    num_spine = len(compact.spine_ticks)
-    gap, at = compact.base_gap_bytes, compact.base_spine_bytes
-    looks: list[list[tuple[object, ...]]] = [[("fixed", int(gap[k + 1] - gap[k]), int(at[k] - gap[k]))] for k in range(num_spine)]
-    for s, size in enumerate(compact.storage_bytes.tolist()):
-        birth, last = int(compact.storage_birth_spine[s]), int(compact.storage_last_spine[s])
+def _symbols(arrays: ProblemArrays, events: Ints) -> Ints:
+    """Return for each compute node a number that says what it looks like; equal looks, equal numbers."""
+    num_compute = len(arrays.compute_ticks)
+    slot, at = arrays.base_slot_bytes, arrays.base_compute_bytes
+    looks: list[list[tuple[object, ...]]] = [[("fixed", int(slot[k + 1] - slot[k]), int(at[k] - slot[k]))] for k in range(num_compute)]
+    for s, size in enumerate(arrays.storage_bytes.tolist()):
+        birth, last = int(arrays.storage_birth_compute[s]), int(arrays.storage_last_compute[s])
         if birth >= 0:
             looks[birth].append(("born", size))
-        if 0 <= last < num_spine:
+        if 0 <= last < num_compute:
             looks[last].append(("dies", size))
     for c, event in enumerate(events.tolist()):
         if event >= 0:
-            looks[event].append(_look(compact, c, event))
+            looks[event].append(_look(arrays, c, event))
     index: dict[tuple[object, ...], int] = {}
     return np.array([index.setdefault(tuple(sorted(look)), len(index)) for look in looks], dtype=np.int64)
 
 
-def _look(compact: Compact, c: int, event: int) -> tuple[object, ...]:
+def _look(arrays: ProblemArrays, c: int, event: int) -> tuple[object, ...]:
     """Return what makes ``c`` alike another: its key and sizes, and how far from ``event`` it is ready, needed, written and last used."""
-    num_spine = len(compact.spine_ticks)
-    given, result = int(compact.input_storage[c]), int(compact.output_storage[c])
-    ready, need = int(compact.ready_gap[c]), int(compact.need_gap[c])
-    birth = int(compact.storage_birth_spine[given]) if given >= 0 else -1
-    last = int(compact.storage_last_spine[result]) if result >= 0 else -1
+    num_compute = len(arrays.compute_ticks)
+    given, result = int(arrays.input_storage[c]), int(arrays.output_storage[c])
+    ready, need = int(arrays.ready_slot[c]), int(arrays.need_slot[c])
+    birth = int(arrays.storage_birth_compute[given]) if given >= 0 else -1
+    last = int(arrays.storage_last_compute[result]) if result >= 0 else -1
     return (
         "collective",
-        int(compact.key[c]),
-        *(int(sizes[c]) for sizes in (compact.size_bytes, compact.input_bytes, compact.output_bytes)),
+        int(arrays.key[c]),
+        *(int(sizes[c]) for sizes in (arrays.size_bytes, arrays.input_bytes, arrays.output_bytes)),
         ready - event if ready > 0 else _FAR,
-        need - event if need < num_spine else _FAR,
+        need - event if need < num_compute else _FAR,
         birth - event if birth >= 0 else _FAR,
-        last - event if 0 <= last < num_spine else _FAR,
-        int(compact.after_begin[c + 1] - compact.after_begin[c]),
+        last - event if 0 <= last < num_compute else _FAR,
+        int(arrays.after_begin[c + 1] - arrays.after_begin[c]),
     )
 
 
@@ -185,15 +185,15 @@ def _several_as_one(ticks: Ints, length: int, count: int) -> int:
     return 1
 
 
-def _period(compact: Compact, events: Ints, first: int, length: int, count: int) -> Period:
-    """Return the stretch with its collectives; those of one layer are numbered by spine node, then by look, then as captured."""
-    slots, layers = [-1] * len(events), [-1] * len(events)
+def _period(arrays: ProblemArrays, events: Ints, first: int, length: int, count: int) -> Period:
+    """Return the stretch with its collectives; those of one layer are numbered by compute node, then by look, then as captured."""
+    positions, layers = [-1] * len(events), [-1] * len(events)
     members: list[list[tuple[int, tuple[object, ...], int]]] = [[] for _ in range(count)]
     for c, event in enumerate(events.tolist()):
         layer = (event - first) // length
         if event >= first and layer < count:
-            members[layer].append((event - first - layer * length, _look(compact, c, event), c))
+            members[layer].append((event - first - layer * length, _look(arrays, c, event), c))
     for layer, found in enumerate(members):
-        for slot, (*_, c) in enumerate(sorted(found)):
-            slots[c], layers[c] = slot, layer
-    return Period(first_spine=first, length=length, count=count, slot_of_collective=tuple(slots), layer_of_collective=tuple(layers))
+        for position, (*_, c) in enumerate(sorted(found)):
+            positions[c], layers[c] = position, layer
+    return Period(first_compute=first, length=length, count=count, position_of_collective=tuple(positions), layer_of_collective=tuple(layers))

@@ -22,7 +22,7 @@ from apsched.solver.arrays.bucket_prices import (
     tables,
     with_places,
 )
-from apsched.solver.arrays.problem_arrays import Bools, Compact, Ints
+from apsched.solver.arrays.problem_arrays import Bools, ProblemArrays, Ints
 
 Members = tuple[int, ...]
 
@@ -48,9 +48,9 @@ class Partition:
     """(B,) concatenated input as allocated; 0 where it is not flat."""
     out_buffer_bytes: Ints
     """(B,) gathered or reduced buffer as allocated; 0 where it is not flat."""
-    ready_gap: Ints
+    ready_slot: Ints
     """(B,)"""
-    need_gap: Ints
+    need_slot: Ints
     """(B,)"""
 
     @property
@@ -63,12 +63,12 @@ class Partition:
 class Pricer:
     """Figures of buckets from their members."""
 
-    def __init__(self, problem: Problem, compact: Compact, like: "Pricer | None" = None) -> None:
+    def __init__(self, problem: Problem, arrays: ProblemArrays, like: "Pricer | None" = None) -> None:
         """``like`` is a pricer of the same problem under another order of its compute."""
         self.problem = problem
-        self.compact = compact
-        self.tables: Tables = tables(problem, compact) if like is None else with_places(like.tables, compact)
-        self._none = np.zeros(len(compact.kind), dtype=np.bool_)
+        self.arrays = arrays
+        self.tables: Tables = tables(problem, arrays) if like is None else with_places(like.tables, arrays)
+        self._none = np.zeros(len(arrays.kind), dtype=np.bool_)
 
     def figures(self, members: Members) -> tuple[int, ...]:
         """Return the figures of a bucket, flat where it has several members."""
@@ -81,7 +81,7 @@ class Pricer:
         ``coalesced`` (C,) says of the first member of a bucket whether that is coalesced, where it may be.
         """
         buckets = tuple(buckets)
-        bucket_of = np.empty(len(self.compact.kind), dtype=np.int64)
+        bucket_of = np.empty(len(self.arrays.kind), dtype=np.int64)
         begin = np.zeros(len(buckets) + 1, dtype=np.int64)
         np.cumsum([len(b) for b in buckets], out=begin[1:])
         members = np.fromiter((c for b in buckets for c in b), dtype=np.int64, count=int(begin[-1]))
@@ -101,16 +101,16 @@ class Pricer:
         """
         if len(members) == 1:
             return True
-        compact = self.compact
-        if any(not compact.bucketable[c] for c in members) or len({int(compact.key[c]) for c in members}) > 1:
+        arrays = self.arrays
+        if any(not arrays.bucketable[c] for c in members) or len({int(arrays.key[c]) for c in members}) > 1:
             return False
-        if max(int(compact.ready_gap[c]) for c in members) > min(int(min(compact.need_gap[c], compact.launch_last[c])) for c in members):
+        if max(int(arrays.ready_slot[c]) for c in members) > min(int(min(arrays.need_slot[c], arrays.launch_last[c])) for c in members):
             return False
-        if compact.closed[list(members)].any() and len({int(compact.group[c]) for c in members}) > 1:
+        if arrays.closed[list(members)].any() and len({int(arrays.group[c]) for c in members}) > 1:
             return False
-        if caps.bucket_cap_bytes is not None and sum(int(compact.size_bytes[c]) for c in members) > caps.bucket_cap_bytes:
+        if caps.bucket_cap_bytes is not None and sum(int(arrays.size_bytes[c]) for c in members) > caps.bucket_cap_bytes:
             return False
-        ranks = [int(compact.start_rank[c]) for c in members]
+        ranks = [int(arrays.start_rank[c]) for c in members]
         return caps.max_topo_span is None or max(ranks) - min(ranks) <= caps.max_topo_span
 
     def _partition(self, buckets: tuple[Members, ...], bucket_of: Ints, begin: Ints, members: Ints, coalesced: Bools | None) -> Partition:
@@ -127,6 +127,6 @@ class Pricer:
             copy_in_ticks=figures[COPY_IN_TICKS],
             in_buffer_bytes=figures[IN_BUFFER],
             out_buffer_bytes=figures[OUT_BUFFER],
-            ready_gap=figures[READY_GAP],
-            need_gap=figures[NEED_GAP],
+            ready_slot=figures[READY_GAP],
+            need_slot=figures[NEED_GAP],
         )

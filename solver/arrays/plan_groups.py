@@ -1,14 +1,14 @@
-"""Atoms: what no partition takes apart, by the user's plan. Without a plan every collective is one."""
+"""PlanGroups: what no partition takes apart, by the user's plan. Without a plan every collective is one."""
 
 from typing import NamedTuple
 
 import numpy as np
 
 from apsched.solver.arrays.jit import compiled
-from apsched.solver.arrays.problem_arrays import Bools, Compact, Ints
+from apsched.solver.arrays.problem_arrays import Bools, ProblemArrays, Ints
 
 
-class Atoms(NamedTuple):
+class PlanGroups(NamedTuple):
     """Arrays over collectives; what an atom amounts to stands at its first member."""
 
     leader: Ints
@@ -16,30 +16,30 @@ class Atoms(NamedTuple):
     closed: Bools
     """Nobody joins its atom."""
     size_bytes: Ints
-    ready_gap: Ints
-    need_gap: Ints
+    ready_slot: Ints
+    need_slot: Ints
     """The launch must stand by then, too."""
     first_rank: Ints
     last_rank: Ints
 
 
-def atoms(compact: Compact) -> Atoms:
+def plan_groups(arrays: ProblemArrays) -> PlanGroups:
     """Return the atoms of ``compact``."""
-    c = compact
+    c = arrays
     first_of = {int(g): i for i, g in reversed(list(enumerate(c.group))) if g >= 0}
     leader = np.array([first_of.get(int(g), i) for i, g in enumerate(c.group)], dtype=np.int64)
-    size, ready, need = c.size_bytes.copy(), c.ready_gap.copy(), np.minimum(c.need_gap, c.launch_last)
+    size, ready, need = c.size_bytes.copy(), c.ready_slot.copy(), np.minimum(c.need_slot, c.launch_last)
     first, last = c.start_rank.copy(), c.start_rank.copy()
     for i in np.nonzero(leader != np.arange(len(leader)))[0]:
         k = leader[i]
         size[k] += size[i]
         ready[k], need[k] = max(ready[k], ready[i]), min(need[k], need[i])
         first[k], last[k] = min(first[k], first[i]), max(last[k], last[i])
-    return Atoms(leader=leader, closed=c.closed, size_bytes=size, ready_gap=ready, need_gap=need, first_rank=first, last_rank=last)
+    return PlanGroups(leader=leader, closed=c.closed, size_bytes=size, ready_slot=ready, need_slot=need, first_rank=first, last_rank=last)
 
 
 @compiled
-def whole(a: Atoms, labels: Ints) -> Ints:
+def whole(a: PlanGroups, labels: Ints) -> Ints:
     """Return ``labels`` with each collective in the bucket of its leader, closed atoms apart, and buckets named by their lowest member."""
     lowest = np.full(2 * len(labels), -1, np.int64)
     result = np.empty(len(labels), np.int64)

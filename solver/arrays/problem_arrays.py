@@ -1,15 +1,15 @@
-"""The problem in the form that search works on: a fixed spine of compute nodes, and units that move between them.
+"""The problem in the form that search works on: a fixed compute order of compute nodes, and units that move between them.
 
 Normal form of a schedule (what search and model choose from; everything else follows):
 
-- The spine is the compute nodes in captured order. Gap g is the place before spine node g; gap m is the one after the last.
+- The compute order is the compute nodes in captured order. Gap g is the place before compute node g; slot m is the one after the last.
 - The launch unit of a bucket is the prologues of its members, the copy-in (if it has two members or more), and the start.
 - The wait unit is the wait, then the epilogues of members that need no copy-out. The copy-out unit of a member is its
   copy-out and its epilogue.
 - A view stands right after the last node that it depends on, where it keeps nothing alive that would not be alive anyway.
 
-A *float* is a node of such a unit: prologue, start, wait or epilogue. Storages that only inputs, spine nodes and the output
-touch have fixed lives: they are a baseline. The rest depend on where the floats stand.
+A *attached node* is a node of such a unit: prologue, start, wait or epilogue. Storages that only inputs, compute nodes and the output
+touch have fixed lives: they are a baseline. The rest depend on where the attached nodes stand.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from apsched.graph.records import NodeKind
 from apsched.problem.problem import Problem
-from apsched.solver.arrays.contention import Shares, shares
+from apsched.solver.arrays.contention import ContentionArrays, shares
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -30,15 +30,15 @@ ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, OTHER_KIND = 0, 1, 2, 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compact:
-    """Arrays over spine nodes (m of them), collectives, floats and storages. CSR pairs end in ``_begin`` and ``_list``."""
+class ProblemArrays:
+    """Arrays over compute nodes (m of them), collectives, attached nodes and storages. CSR pairs end in ``_begin`` and ``_list``."""
 
-    spine_ticks: Ints
+    compute_ticks: Ints
     """(m,) durations."""
-    base_gap_bytes: Ints
-    """(m+1,) fixed storages alive in gap g."""
-    base_spine_bytes: Ints
-    """(m+1,) fixed storages alive at spine node k; entry m is the output."""
+    base_slot_bytes: Ints
+    """(m+1,) fixed storages alive in slot g."""
+    base_compute_bytes: Ints
+    """(m+1,) fixed storages alive at compute node k; entry m is the output."""
     kind: Ints
     """(C,) kind code."""
     key: Ints
@@ -60,38 +60,38 @@ class Compact:
     on_path: Bools
     bucketable: Bools
     start_rank: Ints
-    ready_gap: Ints
-    """(C,) first gap where its launch may stand, as far as spine nodes decide."""
-    need_gap: Ints
-    """(C,) last gap where its wait may stand; m where only outputs need it."""
+    ready_slot: Ints
+    """(C,) first slot where its launch may stand, as far as compute nodes decide."""
+    need_slot: Ints
+    """(C,) last slot where its wait may stand; m where only outputs need it."""
     after_begin: Ints
     after_list: Ints
     """Collectives whose wait must come before its launch."""
-    float_of_start: Ints
-    float_of_wait: Ints
+    attached_of_start: Ints
+    attached_of_wait: Ints
     collective_of_wait: Ints
-    """(F,) collective whose wait the float is; -1 for other floats."""
+    """(F,) collective whose wait the attached node is; -1 for other attached nodes."""
     prologue_begin: Ints
     prologue_list: Ints
-    """Floats of its prologue."""
+    """Attached nodes of its prologue."""
     copied_bytes: Ints
     """(C,) what it adds to the bytes of a copy-in."""
-    cast_float: Ints
-    """(C,) the float of its cast, which a bucket has not; -1 for none."""
+    cast_attached: Ints
+    """(C,) the attached node of its cast, which a bucket has not; -1 for none."""
     epilogue_begin: Ints
     epilogue_list: Ints
-    float_ticks: Ints
-    """(F,) duration of prologue and epilogue floats."""
+    attached_ticks: Ints
+    """(F,) duration of prologue and epilogue attached nodes."""
     storage_bytes: Ints
-    """(S,) storages whose life depends on floats."""
-    storage_birth_spine: Ints
-    """(S,) spine node that allocates it; -1 where it is there from the beginning or a float allocates it."""
-    storage_birth_float: Ints
-    storage_last_spine: Ints
-    """(S,) last spine node that touches it (m: the output); -1 for none."""
+    """(S,) storages whose life depends on attached nodes."""
+    storage_birth_compute: Ints
+    """(S,) compute node that allocates it; -1 where it is there from the beginning or a attached node allocates it."""
+    storage_birth_attached: Ints
+    storage_last_compute: Ints
+    """(S,) last compute node that touches it (m: the output); -1 for none."""
     touch_begin: Ints
     touch_list: Ints
-    """Floats that touch it."""
+    """Attached nodes that touch it."""
     input_storage: Ints
     """(C,) index among these storages of what it reads; -1 where that is kept."""
     output_storage: Ints
@@ -100,48 +100,48 @@ class Compact:
     closed: Bools
     """(C,) nobody joins its group."""
     launch_last: Ints
-    """(C,) last gap where the plan lets its launch stand; m where it says nothing. The first is part of ``ready_gap``."""
+    """(C,) last slot where the plan lets its launch stand; m where it says nothing. The first is part of ``ready_slot``."""
     wait_first: Ints
-    """(C,) first gap where the plan lets its wait stand."""
+    """(C,) first slot where the plan lets its wait stand."""
     wait_last: Ints
-    """(C,) last gap where the plan lets its wait stand."""
+    """(C,) last slot where the plan lets its wait stand."""
     kept_bytes: int
     num_streams: int
-    shares: Shares | None
+    shares: ContentionArrays | None
     """Who slows whom; ``None``: nobody does."""
 
 
 @dataclass(slots=True)
 class _Hosts:
-    """For each node where it stands: the last spine node and the floats that it follows at once."""
+    """For each node where it stands: the last compute node and the attached nodes that it follows at once."""
 
-    spine: list[int]
-    floats: list[frozenset[int]]
+    compute_order: list[int]
+    attached: list[frozenset[int]]
 
 
-def compact(problem: Problem) -> Compact:
+def problem_arrays(problem: Problem) -> ProblemArrays:
     """Return ``problem`` in compact form."""
-    spine_index = {node: k for k, node in enumerate(problem.spine)}
-    float_index = _float_index(problem)
-    hosts = _hosts(problem, spine_index, float_index)
-    num_spine = len(problem.spine)
-    ready, need, after = _places(problem, hosts, spine_index, float_index)
+    compute_index = {node: k for k, node in enumerate(problem.compute_order)}
+    attached_index = _attached_index(problem)
+    hosts = _hosts(problem, compute_index, attached_index)
+    num_compute = len(problem.compute_order)
+    ready, need, after = _places(problem, hosts, compute_index, attached_index)
     storages = _storages(problem, hosts)
     moving = [s for s, life in enumerate(storages) if not (problem.storages[s].kept or _is_fixed(life))]
     index_of_storage = {s: i for i, s in enumerate(moving)}
-    base_gap, base_spine = _baseline(problem, storages, set(moving), num_spine)
+    base_slot, base_compute = _baseline(problem, storages, set(moving), num_compute)
     touch_begin, touch_list = _csr([sorted(storages[s][2]) for s in moving])
     after_begin, after_list = _csr(after)
-    prologue_begin, prologue_list = _csr([[float_index[n] for n in c.prologue] for c in problem.collectives])
-    epilogue_begin, epilogue_list = _csr([[float_index[n] for n in c.epilogue] for c in problem.collectives])
+    prologue_begin, prologue_list = _csr([[attached_index[n] for n in c.prologue] for c in problem.collectives])
+    epilogue_begin, epilogue_list = _csr([[attached_index[n] for n in c.epilogue] for c in problem.collectives])
     cs = problem.collectives
     keys = [problem.keys[c.key] for c in cs]
-    floats = sorted(float_index, key=float_index.__getitem__)
+    attached = sorted(attached_index, key=attached_index.__getitem__)
     collective_of_wait = {c.wait: i for i, c in enumerate(cs)}
-    return Compact(
-        spine_ticks=_array(problem.duration_ticks[node] for node in problem.spine),
-        base_gap_bytes=base_gap,
-        base_spine_bytes=base_spine,
+    return ProblemArrays(
+        compute_ticks=_array(problem.duration_ticks[node] for node in problem.compute_order),
+        base_slot_bytes=base_slot,
+        base_compute_bytes=base_compute,
         kind=_array(KIND_CODES.get(k.kind, OTHER_KIND) for k in keys),
         key=_array(c.key for c in cs),
         stream=_array(k.stream for k in keys),
@@ -157,24 +157,24 @@ def compact(problem: Problem) -> Compact:
         on_path=np.array([c.on_path for c in cs], dtype=np.bool_),
         bucketable=np.array([c.bucketable for c in cs], dtype=np.bool_),
         start_rank=_array(c.start for c in cs),
-        ready_gap=_array(max(r, c.restriction.start_gaps[0] if c.restriction.start_gaps else 0) for r, c in zip(ready, cs, strict=True)),
-        need_gap=_array(need),
+        ready_slot=_array(max(r, c.restriction.start_slots[0] if c.restriction.start_slots else 0) for r, c in zip(ready, cs, strict=True)),
+        need_slot=_array(need),
         after_begin=after_begin,
         after_list=after_list,
-        float_of_start=_array(float_index[c.start] for c in cs),
-        float_of_wait=_array(float_index[c.wait] for c in cs),
-        collective_of_wait=_array(collective_of_wait.get(n, -1) for n in floats),
+        attached_of_start=_array(attached_index[c.start] for c in cs),
+        attached_of_wait=_array(attached_index[c.wait] for c in cs),
+        collective_of_wait=_array(collective_of_wait.get(n, -1) for n in attached),
         prologue_begin=prologue_begin,
         prologue_list=prologue_list,
         copied_bytes=_array(c.copied_bytes for c in cs),
-        cast_float=_array(float_index[c.cast[0]] if c.cast else -1 for c in cs),
+        cast_attached=_array(attached_index[c.cast[0]] if c.cast else -1 for c in cs),
         epilogue_begin=epilogue_begin,
         epilogue_list=epilogue_list,
-        float_ticks=_array(problem.duration_ticks[n] if problem.kinds[n] is NodeKind.COMPUTE else 0 for n in floats),
+        attached_ticks=_array(problem.duration_ticks[n] if problem.kinds[n] is NodeKind.COMPUTE else 0 for n in attached),
         storage_bytes=_array(problem.storages[s].size_bytes for s in moving),
-        storage_birth_spine=_array(spine_index.get(problem.storages[s].birth, -1) for s in moving),
-        storage_birth_float=_array(float_index.get(problem.storages[s].birth, -1) for s in moving),
-        storage_last_spine=_array(storages[s][1] for s in moving),
+        storage_birth_compute=_array(compute_index.get(problem.storages[s].birth, -1) for s in moving),
+        storage_birth_attached=_array(attached_index.get(problem.storages[s].birth, -1) for s in moving),
+        storage_last_compute=_array(storages[s][1] for s in moving),
         touch_begin=touch_begin,
         touch_list=touch_list,
         input_storage=_array(index_of_storage.get(c.input_storage, -1) for c in cs),
@@ -187,63 +187,63 @@ def compact(problem: Problem) -> Compact:
 
 
 def _restrictions(problem: Problem) -> dict[str, Any]:
-    asked, num_spine = [c.restriction for c in problem.collectives], len(problem.spine)
-    wait_gaps = [r.wait_gaps or (0, num_spine) for r in asked]
+    asked, num_compute = [c.restriction for c in problem.collectives], len(problem.compute_order)
+    wait_slots = [r.wait_slots or (0, num_compute) for r in asked]
     return {
         "group": _array(-1 if r.group is None else r.group for r in asked),
         "closed": np.array([r.closed for r in asked], dtype=np.bool_),
-        "launch_last": _array(r.start_gaps[1] if r.start_gaps else num_spine for r in asked),
-        "wait_first": _array(first for first, _ in wait_gaps),
-        "wait_last": _array(last for _, last in wait_gaps),
+        "launch_last": _array(r.start_slots[1] if r.start_slots else num_compute for r in asked),
+        "wait_first": _array(first for first, _ in wait_slots),
+        "wait_last": _array(last for _, last in wait_slots),
     }
 
 
-def _float_index(problem: Problem) -> dict[int, int]:
+def _attached_index(problem: Problem) -> dict[int, int]:
     nodes = sorted(n for c in problem.collectives for n in (*c.prologue, c.start, c.wait, *c.epilogue))
     return {node: f for f, node in enumerate(dict.fromkeys(nodes))}
 
 
-def _hosts(problem: Problem, spine_index: dict[int, int], float_index: dict[int, int]) -> _Hosts:
-    hosts = _Hosts(spine=[], floats=[])
+def _hosts(problem: Problem, compute_index: dict[int, int], attached_index: dict[int, int]) -> _Hosts:
+    hosts = _Hosts(compute_order=[], attached=[])
     for node in range(problem.num_nodes):
-        if node in spine_index:
-            hosts.spine.append(spine_index[node])
-            hosts.floats.append(frozenset())
-        elif node in float_index:
-            hosts.spine.append(-1)
-            hosts.floats.append(frozenset((float_index[node],)))
+        if node in compute_index:
+            hosts.compute_order.append(compute_index[node])
+            hosts.attached.append(frozenset())
+        elif node in attached_index:
+            hosts.compute_order.append(-1)
+            hosts.attached.append(frozenset((attached_index[node],)))
         elif problem.kinds[node] is NodeKind.OUTPUT:
-            hosts.spine.append(len(spine_index))
-            hosts.floats.append(frozenset())
+            hosts.compute_order.append(len(compute_index))
+            hosts.attached.append(frozenset())
         else:
             before = problem.predecessors[node]
-            hosts.spine.append(max((hosts.spine[p] for p in before), default=-1))
-            hosts.floats.append(frozenset().union(*(hosts.floats[p] for p in before)))
+            hosts.compute_order.append(max((hosts.compute_order[p] for p in before), default=-1))
+            hosts.attached.append(frozenset().union(*(hosts.attached[p] for p in before)))
     return hosts
 
 
 def _places(
-    problem: Problem, hosts: _Hosts, spine_index: dict[int, int], float_index: dict[int, int]
+    problem: Problem, hosts: _Hosts, compute_index: dict[int, int], attached_index: dict[int, int]
 ) -> tuple[list[int], list[int], list[list[int]]]:
-    """Return for each collective its ready gap, its need gap, and the collectives whose wait comes before its launch."""
-    owner: dict[int, int] = {}  # wait and epilogue floats -> their collective
-    mine: dict[int, int] = {}  # any float -> its collective
+    """Return for each collective its ready slot, its need slot, and the collectives whose wait comes before its launch."""
+    owner: dict[int, int] = {}  # wait and epilogue attached nodes -> their collective
+    mine: dict[int, int] = {}  # any attached node -> its collective
     for c, collective in enumerate(problem.collectives):
         for node in (collective.wait, *collective.epilogue):
-            owner[float_index[node]] = c
+            owner[attached_index[node]] = c
         for node in (*collective.prologue, collective.start, collective.wait, *collective.epilogue):
-            mine[float_index[node]] = c
-    num_spine = len(problem.spine)
-    ready, need = [], [num_spine] * len(problem.collectives)
+            mine[attached_index[node]] = c
+    num_compute = len(problem.compute_order)
+    ready, need = [], [num_compute] * len(problem.collectives)
     after: list[list[int]] = []
     for c, collective in enumerate(problem.collectives):
         before = {p for node in (*collective.prologue, collective.start) for p in problem.predecessors[node]}
-        ready.append(1 + max((hosts.spine[p] for p in before), default=-1))
-        floats = set().union(*(hosts.floats[p] for p in before)) if before else set()
-        after.append(sorted({owner[f] for f in floats if f in owner and owner[f] != c}))
-    for k, node in enumerate(problem.spine):
+        ready.append(1 + max((hosts.compute_order[p] for p in before), default=-1))
+        attached = set().union(*(hosts.attached[p] for p in before)) if before else set()
+        after.append(sorted({owner[f] for f in attached if f in owner and owner[f] != c}))
+    for k, node in enumerate(problem.compute_order):
         for p in problem.predecessors[node]:
-            for f in hosts.floats[p]:
+            for f in hosts.attached[p]:
                 need[mine[f]] = min(need[mine[f]], k)
     for c in reversed(range(len(after))):  # what another collective takes further is needed where that one's result is
         for d in after[c]:
@@ -252,27 +252,27 @@ def _places(
 
 
 def _storages(problem: Problem, hosts: _Hosts) -> list[tuple[int, int, frozenset[int], bool]]:
-    """Return (first spine node, last spine node, floats, alive from the beginning) of every storage; -1 for no spine node."""
+    """Return (first compute node, last compute node, attached nodes, alive from the beginning) of every storage; -1 for no compute node."""
     result = []
     for storage in problem.storages:
-        spine = [hosts.spine[u] for u in storage.uses if hosts.spine[u] >= 0]
-        floats = frozenset().union(*(hosts.floats[u] for u in storage.uses))
-        result.append((min(spine, default=-1), max(spine, default=-1), floats, storage.birth < 0))
+        compute_order = [hosts.compute_order[u] for u in storage.uses if hosts.compute_order[u] >= 0]
+        attached = frozenset().union(*(hosts.attached[u] for u in storage.uses))
+        result.append((min(compute_order, default=-1), max(compute_order, default=-1), attached, storage.birth < 0))
     return result
 
 
 def _is_fixed(life: tuple[int, int, frozenset[int], bool]) -> bool:
-    """Whether a storage lives from gap to gap whatever launches and waits do; an input that nothing uses is gone before gap 0."""
-    _, last, floats, from_beginning = life
-    return not floats and not (from_beginning and last < 0)
+    """Whether a storage lives from slot to slot whatever launches and waits do; an input that nothing uses is gone before slot 0."""
+    _, last, attached, from_beginning = life
+    return not attached and not (from_beginning and last < 0)
 
 
 def _baseline(
-    problem: Problem, storages: list[tuple[int, int, frozenset[int], bool]], moving: set[int], num_spine: int
+    problem: Problem, storages: list[tuple[int, int, frozenset[int], bool]], moving: set[int], num_compute: int
 ) -> tuple[Ints, Ints]:
-    """Return the bytes of storages with fixed lives in each gap and at each spine node."""
-    gap = np.zeros(num_spine + 3, dtype=np.int64)
-    at = np.zeros(num_spine + 3, dtype=np.int64)
+    """Return the bytes of storages with fixed lives in each slot and at each compute node."""
+    slot = np.zeros(num_compute + 3, dtype=np.int64)
+    at = np.zeros(num_compute + 3, dtype=np.int64)
     for s, (first, last, _, from_beginning) in enumerate(storages):
         storage = problem.storages[s]
         if storage.kept or s in moving:
@@ -280,13 +280,13 @@ def _baseline(
         begin = 0 if from_beginning else first
         if not from_beginning and first < 0:
             continue
-        # alive in the gaps between its first and last node; from the beginning: in gap 0 too
-        gap[0 if from_beginning else begin + 1] += storage.size_bytes
-        gap[last + 1] -= storage.size_bytes
+        # alive in the slots between its first and last node; from the beginning: in slot 0 too
+        slot[0 if from_beginning else begin + 1] += storage.size_bytes
+        slot[last + 1] -= storage.size_bytes
         if last >= 0:
             at[begin] += storage.size_bytes
             at[last + 1] -= storage.size_bytes
-    return np.cumsum(gap)[: num_spine + 1], np.cumsum(at)[: num_spine + 1]
+    return np.cumsum(slot)[: num_compute + 1], np.cumsum(at)[: num_compute + 1]
 
 
 def _csr(lists: list[list[int]]) -> tuple[Ints, Ints]:

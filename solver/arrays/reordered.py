@@ -14,21 +14,21 @@ import numpy as np
 from apsched.config import Caps
 from apsched.graph.records import NodeKind
 from apsched.problem.problem import Problem
-from apsched.solver.arrays.problem_arrays import ALL_GATHER, Bools, Compact, Ints
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, Bools, ProblemArrays, Ints
 from apsched.units import ALLOCATION_BYTES
 
 
 def may_move(problem: Problem, caps: Caps) -> bool:
     """Whether compute may leave its place: the cap allows it, and no rule of the user's plan names places among the compute nodes."""
-    placed = any(c.restriction.start_gaps is not None or c.restriction.wait_gaps is not None for c in problem.collectives)
+    placed = any(c.restriction.start_slots is not None or c.restriction.wait_slots is not None for c in problem.collectives)
     return caps.max_compute_move != 0 and not placed
 
 
 class Precedence(NamedTuple):
-    """What comes before what, over blocks (K), collectives (C) and spine nodes as captured (m). CSR pairs."""
+    """What comes before what, over blocks (K), collectives (C) and compute nodes as captured (m). CSR pairs."""
 
     first: Ints
-    """(K+1,) first spine node of each block, as captured."""
+    """(K+1,) first compute node of each block, as captured."""
     block_ticks: Ints
     """(K,)"""
     block_of: Ints
@@ -44,7 +44,7 @@ class Precedence(NamedTuple):
     """Collectives whose results a block needs."""
     ready_begin: Ints
     ready_list: Ints
-    """Spine nodes before the launch of a collective."""
+    """Compute nodes before the launch of a collective."""
     feeds_begin: Ints
     feeds_list: Ints
     """Collectives whose launch comes behind a block."""
@@ -62,12 +62,12 @@ class Precedence(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Touched:
-    """Which spine nodes touch storages; m stands for the output."""
+    """Which compute nodes touch storages; m stands for the output."""
 
     begin: Ints
     nodes: Ints
     birth: Ints
-    """(S,) spine node that allocates it; m + 1 for none."""
+    """(S,) compute node that allocates it; m + 1 for none."""
     from_beginning: Bools
 
 
@@ -76,7 +76,7 @@ class Life:
     """Where a storage is alive for sure."""
 
     nodes: tuple[int, ...]
-    """Spine nodes, as captured, that touch it."""
+    """Compute nodes, as captured, that touch it."""
     from_beginning: bool
     to_the_end: bool
     size_bytes: int
@@ -85,32 +85,32 @@ class Life:
 class Orders:
     """Orders of the compute of one problem."""
 
-    def __init__(self, problem: Problem, compact: Compact) -> None:
+    def __init__(self, problem: Problem, arrays: ProblemArrays) -> None:
         """``compact`` is the compact form of ``problem`` as captured."""
-        assert not problem.compute_order
-        self.problem, self.compact = problem, compact
-        spine_index = {node: k for k, node in enumerate(problem.spine)}
-        float_owner = {n: c for c, col in enumerate(problem.collectives) for n in (*col.prologue, col.start, col.wait, *col.epilogue)}
-        behind = _behind(problem, spine_index, float_owner)
+        assert not problem.reordered
+        self.problem, self.arrays = problem, arrays
+        compute_index = {node: k for k, node in enumerate(problem.compute_order)}
+        attached_owner = {n: c for c, col in enumerate(problem.collectives) for n in (*col.prologue, col.start, col.wait, *col.epilogue)}
+        behind = _behind(problem, compute_index, attached_owner)
         moving: list[tuple[int, _Behind]] = []
         fixed: list[tuple[int, _Behind]] = []
         for s, storage in enumerate(problem.storages):
             touching = [behind[u] for u in storage.uses]
             if not storage.kept:
                 unused = storage.birth < 0 and not any(nodes for nodes, _ in touching)
-                (moving if unused or any(floats for _, floats in touching) else fixed).append((s, touching))
-        self.precedence = _precedence(problem, compact, spine_index, behind, (*fixed, *moving))
-        num_spine = len(problem.spine)
-        self.moving = _touched(problem, moving, spine_index, num_spine)
-        self.fixed = _touched(problem, fixed, spine_index, num_spine)
+                (moving if unused or any(attached for _, attached in touching) else fixed).append((s, touching))
+        self.precedence = _precedence(problem, arrays, compute_index, behind, (*fixed, *moving))
+        num_compute = len(problem.compute_order)
+        self.moving = _touched(problem, moving, compute_index, num_compute)
+        self.fixed = _touched(problem, fixed, compute_index, num_compute)
         self.fixed_bytes = np.array([problem.storages[s].size_bytes for s, _ in fixed], dtype=np.int64)
-        self.before = _csr({j for p in problem.predecessors[node] for j in behind[p][0]} for node in problem.spine)
-        """Spine nodes before a spine node, CSR; finer than blocks."""
+        self.before = _csr({j for p in problem.predecessors[node] for j in behind[p][0]} for node in problem.compute_order)
+        """Compute nodes before a compute node, CSR; finer than blocks."""
         self.needed = _needed(problem, behind)
-        """Spine nodes that need the result of a collective, CSR."""
-        self.surely_before = _csr(_nodes_before(problem, _before_launches(problem, compact, behind)[1], behind))
+        """Compute nodes that need the result of a collective, CSR."""
+        self.surely_before = _csr(_nodes_before(problem, _before_launches(problem, arrays, behind)[1], behind))
         """As ``before``, and also through collectives."""
-        begin = compact.after_begin
+        begin = arrays.after_begin
         self._chained = [c for c in range(len(begin) - 1) if begin[c + 1] > begin[c]]
 
     @property
@@ -118,86 +118,86 @@ class Orders:
         """Whether some nodes stay together, so that orders of the blocks are not all orders."""
         return bool((np.diff(self.precedence.first) > 1).any())
 
-    def compact_of(self, order: Ints) -> Compact:
-        """Return the compact form with the spine in ``order``: spine nodes as captured, in their new places."""
-        old, num_spine = self.compact, len(order)
-        place = np.empty(num_spine + 2, dtype=np.int64)
-        place[order] = np.arange(num_spine)
-        place[num_spine], place[-1] = num_spine, -1
+    def arrays_of(self, order: Ints) -> ProblemArrays:
+        """Return the compact form with the compute order in ``order``: compute nodes as captured, in their new places."""
+        old, num_compute = self.arrays, len(order)
+        place = np.empty(num_compute + 2, dtype=np.int64)
+        place[order] = np.arange(num_compute)
+        place[num_compute], place[-1] = num_compute, -1
         p = self.precedence
-        need = _extremes(place, *self.needed, np.minimum, num_spine)
+        need = _extremes(place, *self.needed, np.minimum, num_compute)
         for c in reversed(self._chained):
             for d in old.after_list[old.after_begin[c] : old.after_begin[c + 1]]:
                 need[d] = min(need[d], need[c])
-        gap, at = self._baseline(place, num_spine)
+        slot, at = self._baseline(place, num_compute)
         return replace(
             old,
-            spine_ticks=old.spine_ticks[order],
-            base_gap_bytes=gap,
-            base_spine_bytes=at,
-            ready_gap=1 + _extremes(place, p.ready_begin, p.ready_list, np.maximum, -1),
-            need_gap=need,
-            storage_birth_spine=place[self.moving.birth],
-            storage_last_spine=_extremes(place, self.moving.begin, self.moving.nodes, np.maximum, -1),
+            compute_ticks=old.compute_ticks[order],
+            base_slot_bytes=slot,
+            base_compute_bytes=at,
+            ready_slot=1 + _extremes(place, p.ready_begin, p.ready_list, np.maximum, -1),
+            need_slot=need,
+            storage_birth_compute=place[self.moving.birth],
+            storage_last_compute=_extremes(place, self.moving.begin, self.moving.nodes, np.maximum, -1),
         )
 
     def blocks_of(self, order: Ints) -> Ints:
-        """Return the blocks of spine nodes in ``order``, which keeps blocks together."""
+        """Return the blocks of compute nodes in ``order``, which keeps blocks together."""
         blocks = self.precedence.block_of[order]
         begins: Ints = np.concatenate(([True], blocks[1:] != blocks[:-1]))
         return blocks[begins]
 
     def problem_of(self, order: Ints) -> Problem:
         """Return the problem with its compute in ``order``."""
-        spine = self.problem.captured_spine
-        return replace(self.problem, compute_order=tuple(spine[k] for k in order.tolist()))
+        compute_order = self.problem.captured_order
+        return replace(self.problem, reordered=tuple(compute_order[k] for k in order.tolist()))
 
     def lives(self) -> Iterator[Life]:
         """Yield where each storage that the caller does not keep is alive whatever the launches and waits do."""
-        num_spine = len(self.compact.spine_ticks)
-        fixed_bytes, moving_bytes = self.fixed_bytes.tolist(), self.compact.storage_bytes.tolist()
-        result_of = {int(s): c for c, s in enumerate(self.compact.output_storage) if s >= 0}
+        num_compute = len(self.arrays.compute_ticks)
+        fixed_bytes, moving_bytes = self.fixed_bytes.tolist(), self.arrays.storage_bytes.tolist()
+        result_of = {int(s): c for c, s in enumerate(self.arrays.output_storage) if s >= 0}
         for touched, sizes, moves in ((self.fixed, fixed_bytes, False), (self.moving, moving_bytes, True)):
             for s, size in enumerate(sizes):
                 nodes = touched.nodes[touched.begin[s] : touched.begin[s + 1]].tolist()
-                by_float = moves and int(self.compact.storage_birth_float[s]) >= 0
-                if by_float and s in result_of and self.compact.kind[result_of[s]] != ALL_GATHER:
+                by_attached = moves and int(self.arrays.storage_birth_attached[s]) >= 0
+                if by_attached and s in result_of and self.arrays.kind[result_of[s]] != ALL_GATHER:
                     size = max(size - ALLOCATION_BYTES + 1, 0)  # it may lie inside a bucket's buffer, which is rounded up once
                 yield Life(
-                    nodes=tuple(k for k in nodes if k < num_spine),
+                    nodes=tuple(k for k in nodes if k < num_compute),
                     from_beginning=bool(touched.from_beginning[s]),
-                    to_the_end=num_spine in nodes,
+                    to_the_end=num_compute in nodes,
                     size_bytes=size,
                 )
 
-    def _baseline(self, place: Ints, num_spine: int) -> tuple[Ints, Ints]:
-        """As ``apsched.solver.arrays.problem_arrays`` has it: the bytes of storages with fixed lives in each gap and at each spine node."""
+    def _baseline(self, place: Ints, num_compute: int) -> tuple[Ints, Ints]:
+        """As ``apsched.solver.arrays.problem_arrays`` has it: the bytes of storages with fixed lives in each slot and at each compute node."""
         fixed, size, early = self.fixed, self.fixed_bytes, self.fixed.from_beginning
         last = _extremes(place, fixed.begin, fixed.nodes, np.maximum, -1)
-        first = np.where(early, 0, _extremes(place, fixed.begin, fixed.nodes, np.minimum, num_spine))
-        gap, at = np.zeros(num_spine + 3, dtype=np.int64), np.zeros(num_spine + 3, dtype=np.int64)
+        first = np.where(early, 0, _extremes(place, fixed.begin, fixed.nodes, np.minimum, num_compute))
+        slot, at = np.zeros(num_compute + 3, dtype=np.int64), np.zeros(num_compute + 3, dtype=np.int64)
         lives = last >= 0
-        np.add.at(gap, np.where(early, 0, first + 1)[lives], size[lives])
-        np.add.at(gap, (last + 1)[lives], -size[lives])
+        np.add.at(slot, np.where(early, 0, first + 1)[lives], size[lives])
+        np.add.at(slot, (last + 1)[lives], -size[lives])
         np.add.at(at, first[lives], size[lives])
         np.add.at(at, (last + 1)[lives], -size[lives])
-        return np.cumsum(gap)[: num_spine + 1], np.cumsum(at)[: num_spine + 1]
+        return np.cumsum(slot)[: num_compute + 1], np.cumsum(at)[: num_compute + 1]
 
 
 _Behind = list[tuple[frozenset[int], frozenset[int]]]
-"""For each node the spine nodes and the collectives that it follows, through nodes that take no place of their own; itself if it is one."""
+"""For each node the compute nodes and the collectives that it follows, through nodes that take no place of their own; itself if it is one."""
 
 
-def _behind(problem: Problem, spine_index: dict[int, int], float_owner: dict[int, int]) -> _Behind:
+def _behind(problem: Problem, compute_index: dict[int, int], attached_owner: dict[int, int]) -> _Behind:
     found: _Behind = []
     nothing: frozenset[int] = frozenset()
     for node in range(problem.num_nodes):
-        if node in spine_index:
-            found.append((frozenset((spine_index[node],)), nothing))
-        elif node in float_owner:
-            found.append((nothing, frozenset((float_owner[node],))))
+        if node in compute_index:
+            found.append((frozenset((compute_index[node],)), nothing))
+        elif node in attached_owner:
+            found.append((nothing, frozenset((attached_owner[node],))))
         elif problem.kinds[node] is NodeKind.OUTPUT:
-            found.append((frozenset((len(spine_index),)), nothing))
+            found.append((frozenset((len(compute_index),)), nothing))
         else:
             before = [found[p] for p in problem.predecessors[node]]
             found.append((nothing.union(*(s for s, _ in before)), nothing.union(*(f for _, f in before))))
@@ -206,13 +206,13 @@ def _behind(problem: Problem, spine_index: dict[int, int], float_owner: dict[int
 
 def _precedence(
     problem: Problem,
-    compact: Compact,
-    spine_index: dict[int, int],
+    arrays: ProblemArrays,
+    compute_index: dict[int, int],
     behind: _Behind,
     storages: Sequence[tuple[int, _Behind]],
 ) -> Precedence:
-    ready, before_launch = _before_launches(problem, compact, behind)
-    needs_of = [{c for p in problem.predecessors[node] for c in behind[p][1]} for node in problem.spine]
+    ready, before_launch = _before_launches(problem, arrays, behind)
+    needs_of = [{c for p in problem.predecessors[node] for c in behind[p][1]} for node in problem.compute_order]
     first = _block_begins(problem, [set().union(*(before_launch[c] for c in needed)) for needed in needs_of])
     num_blocks = len(first) - 1
     block_of = np.repeat(np.arange(num_blocks), np.diff(first))
@@ -224,8 +224,8 @@ def _precedence(
         before[mine].update(int(block_of[j]) for j in nodes_before)
         before[mine].discard(mine)
     feeds = _turned([{int(block_of[j]) for j in nodes} for nodes in ready], num_blocks)
-    ticks = np.concatenate(([0], np.cumsum(compact.spine_ticks)))
-    touched = [{int(block_of[k]) for spine, _ in touching for k in spine if k < len(block_of)} for _, touching in storages]
+    ticks = np.concatenate(([0], np.cumsum(arrays.compute_ticks)))
+    touched = [{int(block_of[k]) for compute_order, _ in touching for k in compute_order if k < len(block_of)} for _, touching in storages]
     births = [problem.storages[s].birth for s, _ in storages]
     sent = {c.input_storage for c in problem.collectives}
     return Precedence(
@@ -239,35 +239,35 @@ def _precedence(
         *_csr(feeds),
         *_csr(_turned(touched, num_blocks)),
         np.array([problem.storages[s].size_bytes for s, _ in storages], dtype=np.int64),
-        np.array([block_of[spine_index[birth]] if birth in spine_index else -1 for birth in births], dtype=np.int64),
-        np.array([s in sent or any(len(block_of) in spine for spine, _ in touching) for s, touching in storages], dtype=np.bool_),
-        _patient(compact, before, [{int(block_of[j]) for j in nodes} for nodes in before_launch]),
+        np.array([block_of[compute_index[birth]] if birth in compute_index else -1 for birth in births], dtype=np.int64),
+        np.array([s in sent or any(len(block_of) in compute_order for compute_order, _ in touching) for s, touching in storages], dtype=np.bool_),
+        _patient(arrays, before, [{int(block_of[j]) for j in nodes} for nodes in before_launch]),
     )
 
 
-def _before_launches(problem: Problem, compact: Compact, behind: _Behind) -> tuple[list[set[int]], list[set[int]]]:
-    """Return the spine nodes before the launch of each collective: those that it takes its input from, and also through others."""
+def _before_launches(problem: Problem, arrays: ProblemArrays, behind: _Behind) -> tuple[list[set[int]], list[set[int]]]:
+    """Return the compute nodes before the launch of each collective: those that it takes its input from, and also through others."""
     ready: list[set[int]] = []
     before_launch: list[set[int]] = []
     for c, collective in enumerate(problem.collectives):
         nodes = (*collective.prologue, collective.start)
         ready.append({j for node in nodes for p in problem.predecessors[node] for j in behind[p][0]})
-        chained = compact.after_list[compact.after_begin[c] : compact.after_begin[c + 1]]
+        chained = arrays.after_list[arrays.after_begin[c] : arrays.after_begin[c + 1]]
         before_launch.append(ready[-1].union(*(before_launch[d] for d in chained)))
     return ready, before_launch
 
 
 def _nodes_before(problem: Problem, before_launch: list[set[int]], behind: _Behind) -> Iterator[set[int]]:
-    """Yield for each spine node those that come before it: it takes their results, or those of collectives that come behind them."""
-    for node in problem.spine:
-        spine = [behind[p][0] for p in problem.predecessors[node]]
-        yield set().union(*spine, *(before_launch[c] for p in problem.predecessors[node] for c in behind[p][1]))
+    """Yield for each compute node those that come before it: it takes their results, or those of collectives that come behind them."""
+    for node in problem.compute_order:
+        compute_order = [behind[p][0] for p in problem.predecessors[node]]
+        yield set().union(*compute_order, *(before_launch[c] for p in problem.predecessors[node] for c in behind[p][1]))
 
 
-def _patient(compact: Compact, before: list[set[int]], before_launch: list[set[int]]) -> Bools:
+def _patient(arrays: ProblemArrays, before: list[set[int]], before_launch: list[set[int]]) -> Bools:
     """Return for each block whether no launch on the path comes behind it."""
     patient = np.ones(len(before), dtype=np.bool_)
-    for c in np.nonzero(compact.on_path)[0]:
+    for c in np.nonzero(arrays.on_path)[0]:
         patient[list(before_launch[c])] = False
     for k in reversed(range(len(before))):
         if not patient[k]:
@@ -285,9 +285,9 @@ def _turned(rows: list[set[int]], num_columns: int) -> list[set[int]]:
 
 
 def _block_begins(problem: Problem, through_collectives: list[set[int]]) -> Ints:
-    """Return where blocks begin, and the number of spine nodes; no block has a node that needs a collective of another (the sets)."""
+    """Return where blocks begin, and the number of compute nodes; no block has a node that needs a collective of another (the sets)."""
     kernels = problem.kernels or (-1,) * problem.num_nodes
-    mine = [kernels[node] for node in problem.spine]
+    mine = [kernels[node] for node in problem.compute_order]
     begins: list[int] = []
     for k in range(len(mine)):
         if not k or mine[k] < 0 or mine[k] != mine[k - 1] or any(j >= begins[-1] for j in through_collectives[k]):
@@ -296,22 +296,22 @@ def _block_begins(problem: Problem, through_collectives: list[set[int]]) -> Ints
 
 
 def _needed(problem: Problem, behind: _Behind) -> tuple[Ints, Ints]:
-    """Return for each collective the spine nodes that need its result."""
+    """Return for each collective the compute nodes that need its result."""
     needed: list[set[int]] = [set() for _ in problem.collectives]
-    for k, node in enumerate(problem.spine):
+    for k, node in enumerate(problem.compute_order):
         for before in problem.predecessors[node]:
             for c in behind[before][1]:
                 needed[c].add(k)
     return _csr(needed)
 
 
-def _touched(problem: Problem, storages: list[tuple[int, _Behind]], spine_index: dict[int, int], num_spine: int) -> Touched:
-    begin, nodes = _csr([set().union(*(spine for spine, _ in touching)) for _, touching in storages])
+def _touched(problem: Problem, storages: list[tuple[int, _Behind]], compute_index: dict[int, int], num_compute: int) -> Touched:
+    begin, nodes = _csr([set().union(*(compute_order for compute_order, _ in touching)) for _, touching in storages])
     births = [problem.storages[s].birth for s, _ in storages]
     return Touched(
         begin=begin,
         nodes=nodes,
-        birth=np.array([spine_index.get(birth, num_spine + 1) for birth in births], dtype=np.int64),
+        birth=np.array([compute_index.get(birth, num_compute + 1) for birth in births], dtype=np.int64),
         from_beginning=np.array([birth < 0 for birth in births], dtype=np.bool_),
     )
 

@@ -7,7 +7,7 @@ f the factor by which compute is slower then, and L, W, E, d as in ``apsched.sol
           streams of a link taken as one and prices without latency
     (C2)  step time >= sum_i d_i + W(all collectives) + (1 - 1/f) A
     (C3)  step time >= (E_k + tail_j) / f + sum_{k <= i < j} d_i + (1 - 1/f) A  for k < j,
-          tail_j = L(reductions of a stream that are ready at gap j or behind it)
+          tail_j = L(reductions of a stream that are ready at slot j or behind it)
     (C4)  step time >= L(all of a stream or link, without latency) + (1 - 1/g) (sum_i d_i + W(all collectives)),
           g the factor by which transfers are slower while compute runs
 """
@@ -19,8 +19,8 @@ import numpy as np
 from apsched.config import Caps
 from apsched.costs.price_curve import PriceCurve
 from apsched.problem.problem import Problem
-from apsched.solver.arrays.contention import Shares
-from apsched.solver.arrays.problem_arrays import ALL_GATHER, Compact, Ints
+from apsched.solver.arrays.contention import ContentionArrays
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, ProblemArrays, Ints
 from apsched.solver.bounds.linear_program import lp_bound
 from apsched.solver.bounds.step_time import TimeBound, earliest, least_work, step_time_bound, transfer_bound, work_bound
 from apsched.solver.bounds.tighten import tighten
@@ -30,22 +30,22 @@ _TAILS = 64
 """Tails of at most this many sizes are tried of each stream."""
 
 
-def shared_bound(problem: Problem, compact: Compact, caps: Caps, *, in_order: bool) -> TimeBound:
+def shared_bound(problem: Problem, arrays: ProblemArrays, caps: Caps, *, in_order: bool) -> TimeBound:
     """Return the best of the bounds that contention adds; not ``in_order``: those for any order of the compute."""
-    shares = compact.shares
+    shares = arrays.shares
     assert shares is not None
-    problem, compact = without_copies(problem, compact)
+    problem, arrays = without_copies(problem, arrays)
     if in_order:
-        compact = tighten(compact, caps)
-    everything = np.arange(len(compact.kind))
-    work = int(compact.spine_ticks.sum()) + work_bound(problem, compact, least_work(problem, compact), everything)
+        arrays = tighten(arrays, caps)
+    everything = np.arange(len(arrays.kind))
+    work = int(arrays.compute_ticks.sum()) + work_bound(problem, arrays, least_work(problem, arrays), everything)
     found = [TimeBound(ticks=0, source="contention")]
-    busy = max((transfer_bound(problem, compact, caps, mine) for mine in _of_each_stream(compact)), default=0)
+    busy = max((transfer_bound(problem, arrays, caps, mine) for mine in _of_each_stream(arrays)), default=0)
     for link, name in enumerate(problem.contention.links if problem.contention else ()):
         users = _users(shares, link)
-        if len(set(compact.stream[everything[np.isin(compact.stream, users)]].tolist())) < 2:
+        if len(set(arrays.stream[everything[np.isin(arrays.stream, users)]].tolist())) < 2:
             continue
-        as_one, merged = _as_one_stream(problem, compact, users)
+        as_one, merged = _as_one_stream(problem, arrays, users)
         load = transfer_bound(as_one, merged, caps, everything[merged.stream == 0])
         busy = max(busy, load)
         bounds = [TimeBound(ticks=load, source="")]
@@ -53,34 +53,34 @@ def shared_bound(problem: Problem, compact: Compact, caps: Caps, *, in_order: bo
             bounds += [step_time_bound(as_one, merged, caps), lp_bound(as_one, merged, caps)]
         found.append(TimeBound(ticks=max(bound.ticks for bound in bounds), source=f"link {name}"))
     if shares.full_move > shares.slow_move:
-        found += [_beside_work(problem, compact, caps, shares, users, work) for users in _used_alike(compact, shares)]
+        found += [_beside_work(problem, arrays, caps, shares, users, work) for users in _used_alike(arrays, shares)]
     if shares.full_speed > shares.slow_speed and len(everything):
         found.append(_all_work(shares, work, busy))
         if in_order:
-            found.append(_between(problem, compact, caps, shares, busy))
+            found.append(_between(problem, arrays, caps, shares, busy))
     return max(found, key=lambda bound: bound.ticks)
 
 
-def _of_each_stream(compact: Compact) -> list[Ints]:
-    return [mine for stream in range(compact.num_streams) if len(mine := np.nonzero(compact.stream == stream)[0])]
+def _of_each_stream(arrays: ProblemArrays) -> list[Ints]:
+    return [mine for stream in range(arrays.num_streams) if len(mine := np.nonzero(arrays.stream == stream)[0])]
 
 
-def _users(shares: Shares, link: int) -> list[int]:
+def _users(shares: ContentionArrays, link: int) -> list[int]:
     return [s for s in range(len(shares.link_begin) - 1) if link in shares.link_list[shares.link_begin[s] : shares.link_begin[s + 1]]]
 
 
-def _as_one_stream(problem: Problem, compact: Compact, users: list[int]) -> tuple[Problem, Compact]:
+def _as_one_stream(problem: Problem, arrays: ProblemArrays, users: list[int]) -> tuple[Problem, ProblemArrays]:
     """Return the problem in which the streams ``users`` are one, the first, and its transfers have no latency: (C1)."""
-    others = [stream for stream in range(compact.num_streams) if stream not in users]
-    number = np.array([0 if stream in users else 1 + others.index(stream) for stream in range(compact.num_streams)], dtype=np.int64)
+    others = [stream for stream in range(arrays.num_streams) if stream not in users]
+    number = np.array([0 if stream in users else 1 + others.index(stream) for stream in range(arrays.num_streams)], dtype=np.int64)
     latency = np.array([k.price(0) if k.stream in users else 0 for k in problem.keys], dtype=np.int64)
     keys = tuple(
         replace(k, stream=int(number[k.stream]), price=_without_latency(k.price) if k.stream in users else k.price) for k in problem.keys
     )
     merged = replace(
-        compact,
-        stream=number[compact.stream],
-        transfer_ticks=compact.transfer_ticks - latency[compact.key],
+        arrays,
+        stream=number[arrays.stream],
+        transfer_ticks=arrays.transfer_ticks - latency[arrays.key],
         num_streams=1 + len(others),
     )
     return replace(problem, keys=keys, streams=("of the link", *(problem.streams[stream] for stream in others))), merged
@@ -90,47 +90,47 @@ def _without_latency(price: PriceCurve) -> PriceCurve:
     return PriceCurve(size_bytes=price.size_bytes, price_ticks=tuple(p - price.price_ticks[0] for p in price.price_ticks))
 
 
-def _all_work(shares: Shares, work: int, busy: int) -> TimeBound:
+def _all_work(shares: ContentionArrays, work: int, busy: int) -> TimeBound:
     """Return what all ``work`` of the compute stream takes where something is transferred for ``busy`` ticks: (C2)."""
     slow = (shares.full_speed - shares.slow_speed) * busy // shares.full_speed
     return TimeBound(ticks=work + slow, source="slower compute")
 
 
-def _used_alike(compact: Compact, shares: Shares) -> list[list[int]]:
+def _used_alike(arrays: ProblemArrays, shares: ContentionArrays) -> list[list[int]]:
     """Return each stream that has transfers alone, and the streams of each link."""
-    used = set(compact.stream.tolist())
+    used = set(arrays.stream.tolist())
     links = (_users(shares, link) for link in range(shares.num_links))
     return [[stream] for stream in sorted(used)] + [users for users in links if len(used.intersection(users)) > 1]
 
 
-def _beside_work(problem: Problem, compact: Compact, caps: Caps, shares: Shares, users: list[int], work: int) -> TimeBound:
+def _beside_work(problem: Problem, arrays: ProblemArrays, caps: Caps, shares: ContentionArrays, users: list[int], work: int) -> TimeBound:
     """Return what the bytes of the streams ``users``, which are one or share a link, take where ``work`` slows them: (C4)."""
-    as_one, merged = _as_one_stream(problem, compact, users)
+    as_one, merged = _as_one_stream(problem, arrays, users)
     load = transfer_bound(as_one, merged, caps, np.nonzero(merged.stream == 0)[0])
     slow = (shares.full_move - shares.slow_move) * work // shares.full_move
     return TimeBound(ticks=load + slow, source="slower transfers")
 
 
-def _between(problem: Problem, compact: Compact, caps: Caps, shares: Shares, busy: int) -> TimeBound:
+def _between(problem: Problem, arrays: ProblemArrays, caps: Caps, shares: ContentionArrays, busy: int) -> TimeBound:
     """Return the best over heads and tails: (C3)."""
-    full, slow, num_spine = shares.full_speed, shares.slow_speed, len(compact.spine_ticks)
-    begin, _ = earliest(problem, compact, caps)
-    done = np.concatenate(([0], np.cumsum(compact.spine_ticks)))
+    full, slow, num_compute = shares.full_speed, shares.slow_speed, len(arrays.compute_ticks)
+    begin, _ = earliest(problem, arrays, caps)
+    done = np.concatenate(([0], np.cumsum(arrays.compute_ticks)))
     heads = np.maximum.accumulate(begin * slow - done * full)  # [k]: the best head at k or before
     best = 0
-    for j, tail in _tails(problem, compact, caps, num_spine):
+    for j, tail in _tails(problem, arrays, caps, num_compute):
         if j > 0:
             best = max(best, int(heads[j - 1]) + tail * slow + int(done[j]) * full + (full - slow) * busy)
     return TimeBound(ticks=best // full, source="slower compute")
 
 
-def _tails(problem: Problem, compact: Compact, caps: Caps, num_spine: int) -> list[tuple[int, int]]:
-    """Return (j, least time to transfer reductions of one stream that are ready at gap j or behind)."""
-    found = [(num_spine, 0)]
-    moving = np.nonzero((compact.need_gap >= num_spine) & ~compact.on_path & (compact.kind != ALL_GATHER))[0]
-    for stream in range(compact.num_streams):
-        mine = moving[compact.stream[moving] == stream]
-        mine = mine[np.argsort(-compact.ready_gap[mine], kind="stable")]
+def _tails(problem: Problem, arrays: ProblemArrays, caps: Caps, num_compute: int) -> list[tuple[int, int]]:
+    """Return (j, least time to transfer reductions of one stream that are ready at slot j or behind)."""
+    found = [(num_compute, 0)]
+    moving = np.nonzero((arrays.need_slot >= num_compute) & ~arrays.on_path & (arrays.kind != ALL_GATHER))[0]
+    for stream in range(arrays.num_streams):
+        mine = moving[arrays.stream[moving] == stream]
+        mine = mine[np.argsort(-arrays.ready_slot[mine], kind="stable")]
         for i in range(min(len(mine), _TAILS)):
-            found.append((int(compact.ready_gap[mine[i]]), transfer_bound(problem, compact, caps, mine[: i + 1])))
+            found.append((int(arrays.ready_slot[mine[i]]), transfer_bound(problem, arrays, caps, mine[: i + 1])))
     return found

@@ -8,12 +8,12 @@ a launch on the compute stream; in a bucket only its bytes on the stream, but co
 
     (R1)  the compute stream:      sum d;  alone: launch + own;  shared: copies + own
     (R2)  a stream, all of it:     head + tail;  alone: T;  shared: bytes * least rate
-    (R3)  a stream's gathers needed at or before k, then the spine from k on:  alone: T;  shared: bytes * least rate;  gathers of the
+    (R3)  a stream's gathers needed at or before k, then the compute order from k on:  alone: T;  shared: bytes * least rate;  gathers of the
           stream needed later, shared: min(copy-out, slope * bytes), since a copy-out before k needs its bytes transferred before k;
           reductions ready after k: alone: launch + own;  shared: copy-in + own
-    (R4)  the spine before k, then a stream's reductions ready at or after gap k:  the largest of them, the others alone: T, shared:
+    (R4)  the compute order before k, then a stream's reductions ready at or after slot k:  the largest of them, the others alone: T, shared:
           slope * bytes;  gathers needed before k: as in (R1);  reductions of the stream ready before: alone: min(launch, T), shared:
-          min(copy-in, slope * bytes), since each is launched before gap k or transferred after it
+          min(copy-in, slope * bytes), since each is launched before slot k or transferred after it
 
 The bound is the Lagrangian of the weights that the LP finds, evaluated anew, so that it holds whatever the LP's tolerances.
 """
@@ -26,7 +26,7 @@ from ortools.linear_solver import pywraplp
 
 from apsched.config import Caps
 from apsched.problem.problem import Problem
-from apsched.solver.arrays.problem_arrays import ALL_GATHER, Compact, Ints
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, ProblemArrays, Ints
 from apsched.solver.bounds.step_time import TimeBound, least_rate, least_slope
 
 Floats = npt.NDArray[np.float64]
@@ -63,9 +63,9 @@ class Row:
     shared: Floats
 
 
-def lp_bound(problem: Problem, compact: Compact, caps: Caps) -> TimeBound:
+def lp_bound(problem: Problem, arrays: ProblemArrays, caps: Caps) -> TimeBound:
     """Return the Lagrangian bound of all rows."""
-    return TimeBound(ticks=lagrangian(rows_of(problem, compact, caps)), source=WEIGHED)
+    return TimeBound(ticks=lagrangian(rows_of(problem, arrays, caps)), source=WEIGHED)
 
 
 def lagrangian(rows: list[Row]) -> int:
@@ -77,39 +77,39 @@ def lagrangian(rows: list[Row]) -> int:
     return int(bound * (1 - 1e-9))
 
 
-def rows_of(problem: Problem, compact: Compact, caps: Caps) -> list[Row]:
+def rows_of(problem: Problem, arrays: ProblemArrays, caps: Caps) -> list[Row]:
     """Return all rows, the compute stream's first."""
-    return decidable(compact, _rows(compact, costs_of(problem, compact, caps)))
+    return decidable(arrays, _rows(arrays, costs_of(problem, arrays, caps)))
 
 
-def decidable(compact: Compact, rows: list[Row]) -> list[Row]:
+def decidable(arrays: ProblemArrays, rows: list[Row]) -> list[Row]:
     """Return ``rows`` where what cannot be in a bucket, or must be, costs the same on both sides."""
-    grouped = compact.group >= 0
-    return [Row(r.constant, np.where(grouped, r.shared, r.alone), np.where(compact.bucketable, r.shared, r.alone)) for r in rows]
+    grouped = arrays.group >= 0
+    return [Row(r.constant, np.where(grouped, r.shared, r.alone), np.where(arrays.bucketable, r.shared, r.alone)) for r in rows]
 
 
-def costs_of(problem: Problem, compact: Compact, caps: Caps) -> Costs:
+def costs_of(problem: Problem, arrays: ProblemArrays, caps: Caps) -> Costs:
     """Return what each collective costs alone and in a bucket; in a closed group of the plan, its share of that bucket."""
-    return _in_closed_groups(problem, compact, _costs(problem, compact, caps))
+    return _in_closed_groups(problem, arrays, _costs(problem, arrays, caps))
 
 
-def _in_closed_groups(problem: Problem, compact: Compact, costs: Costs) -> Costs:
+def _in_closed_groups(problem: Problem, arrays: ProblemArrays, costs: Costs) -> Costs:
     """Return ``costs`` with the exact price of every bucket that the user's plan closes, each member bearing its share by bytes."""
     copy_in, rate = costs.copy_in.copy(), costs.rate.copy()
-    for number in np.unique(compact.group[compact.closed]):
-        mine = np.nonzero(compact.group == number)[0]
-        key = problem.keys[int(compact.key[mine[0]])]
-        copied, size = compact.copied_bytes[mine], compact.size_bytes[mine]
+    for number in np.unique(arrays.group[arrays.closed]):
+        mine = np.nonzero(arrays.group == number)[0]
+        key = problem.keys[int(arrays.key[mine[0]])]
+        copied, size = arrays.copied_bytes[mine], arrays.size_bytes[mine]
         copy_in[mine] = (problem.copy_price(int(copied.sum())) + key.launch_ticks) * copied / max(int(copied.sum()), 1)
         rate[mine] = key.price(int(size.sum())) * size / max(int(size.sum()), 1)
     return replace(costs, copy_in=copy_in, rate=rate)
 
 
-def _costs(problem: Problem, compact: Compact, caps: Caps) -> Costs:
+def _costs(problem: Problem, arrays: ProblemArrays, caps: Caps) -> Costs:
     copy_rate = least_rate(problem.copy_price, None)
     rate, slope = np.zeros(len(problem.keys)), np.zeros(len(problem.keys))
     for k, key in enumerate(problem.keys):
-        sizes = compact.size_bytes[(compact.key == k) & compact.bucketable]
+        sizes = arrays.size_bytes[(arrays.key == k) & arrays.bucketable]
         if len(sizes):
             largest = int(sizes.sum())
             if caps.bucket_cap_bytes is not None:
@@ -118,57 +118,57 @@ def _costs(problem: Problem, compact: Compact, caps: Caps) -> Costs:
     own = [[sum(problem.duration_ticks[n] for n in nodes) for nodes in (c.prologue, c.epilogue)] for c in problem.collectives]
     prologue, epilogue = np.array(own, dtype=np.float64).reshape(-1, 2).T
     return Costs(
-        launch=compact.launch_ticks.astype(np.float64),
+        launch=arrays.launch_ticks.astype(np.float64),
         prologue=prologue,
         prologue_shared=prologue
         - np.array([sum(problem.duration_ticks[n] for n in c.cast[:1]) for c in problem.collectives], dtype=np.float64),
         epilogue=epilogue,
-        copy_in=compact.copied_bytes.astype(np.float64) * copy_rate,
-        copy_out=np.where(compact.kind == ALL_GATHER, compact.copy_out_ticks, 0).astype(np.float64),
-        transfer=compact.transfer_ticks.astype(np.float64),
-        rate=compact.size_bytes * rate[compact.key],
-        slope=compact.size_bytes * slope[compact.key],
+        copy_in=arrays.copied_bytes.astype(np.float64) * copy_rate,
+        copy_out=np.where(arrays.kind == ALL_GATHER, arrays.copy_out_ticks, 0).astype(np.float64),
+        transfer=arrays.transfer_ticks.astype(np.float64),
+        rate=arrays.size_bytes * rate[arrays.key],
+        slope=arrays.size_bytes * slope[arrays.key],
     )
 
 
-def _rows(compact: Compact, c: Costs) -> list[Row]:
+def _rows(arrays: ProblemArrays, c: Costs) -> list[Row]:
     """Return all rows: (R1); for each stream (R2) and a sample of the others."""
-    num_spine = len(compact.spine_ticks)
+    num_compute = len(arrays.compute_ticks)
     alone, shared = c.prologue + c.epilogue + c.launch, c.prologue_shared + c.epilogue + c.copy_in + c.copy_out
-    rows = [Row(float(compact.spine_ticks.sum()), alone, shared)]
-    before = np.concatenate(([0], np.cumsum(compact.spine_ticks))).astype(np.float64)
+    rows = [Row(float(arrays.compute_ticks.sum()), alone, shared)]
+    before = np.concatenate(([0], np.cumsum(arrays.compute_ticks))).astype(np.float64)
     after = before[-1] - before
-    gathers = (compact.kind == ALL_GATHER) & ~compact.on_path & (compact.need_gap < num_spine)
-    reductions = ~compact.on_path & (compact.kind != ALL_GATHER) & (compact.need_gap >= num_spine)
-    for stream in range(compact.num_streams):
-        here = compact.stream == stream
+    gathers = (arrays.kind == ALL_GATHER) & ~arrays.on_path & (arrays.need_slot < num_compute)
+    reductions = ~arrays.on_path & (arrays.kind != ALL_GATHER) & (arrays.need_slot >= num_compute)
+    for stream in range(arrays.num_streams):
+        here = arrays.stream == stream
         if not here.any():
             continue
-        head = before[np.minimum(compact.ready_gap[here], num_spine)].min()
-        tail = after[np.minimum(compact.need_gap[here], num_spine)].min()
+        head = before[np.minimum(arrays.ready_slot[here], num_compute)].min()
+        tail = after[np.minimum(arrays.need_slot[here], num_compute)].min()
         rows.append(Row(head + tail, np.where(here, c.transfer, 0.0), np.where(here, c.rate, 0.0)))
-        for k in _sample(compact.need_gap[here & gathers]):
-            rows.append(_gathers_row(compact, c, here & gathers, reductions, int(k), after))
-        for k in _sample(compact.ready_gap[here & reductions]):
-            rows.append(_reductions_row(compact, c, here & reductions, int(k), before))
+        for k in _sample(arrays.need_slot[here & gathers]):
+            rows.append(_gathers_row(arrays, c, here & gathers, reductions, int(k), after))
+        for k in _sample(arrays.ready_slot[here & reductions]):
+            rows.append(_reductions_row(arrays, c, here & reductions, int(k), before))
     return rows
 
 
 def _gathers_row(
-    compact: Compact, c: Costs, gathers: npt.NDArray[np.bool_], reductions: npt.NDArray[np.bool_], k: int, after: Floats
+    arrays: ProblemArrays, c: Costs, gathers: npt.NDArray[np.bool_], reductions: npt.NDArray[np.bool_], k: int, after: Floats
 ) -> Row:
-    """Return (R3) for spine node ``k``."""
-    sooner, later = gathers & (compact.need_gap <= k), gathers & (compact.need_gap > k)
-    behind = reductions & (compact.ready_gap > k)
+    """Return (R3) for compute node ``k``."""
+    sooner, later = gathers & (arrays.need_slot <= k), gathers & (arrays.need_slot > k)
+    behind = reductions & (arrays.ready_slot > k)
     alone = np.where(sooner, c.transfer, 0.0) + np.where(behind, c.launch + c.epilogue, 0.0)
     shared = np.where(sooner, c.rate, 0.0) + np.where(later, np.minimum(c.copy_out, c.slope), 0.0)
     return Row(float(after[k]), alone, shared + np.where(behind, c.copy_in + c.epilogue, 0.0))
 
 
-def _reductions_row(compact: Compact, c: Costs, reductions: npt.NDArray[np.bool_], k: int, before: Floats) -> Row:
-    """Return (R4) for gap ``k``."""
-    last, sooner = reductions & (compact.ready_gap >= k), reductions & (compact.ready_gap < k)
-    needed = (compact.kind == ALL_GATHER) & ~compact.on_path & (compact.need_gap < k)
+def _reductions_row(arrays: ProblemArrays, c: Costs, reductions: npt.NDArray[np.bool_], k: int, before: Floats) -> Row:
+    """Return (R4) for slot ``k``."""
+    last, sooner = reductions & (arrays.ready_slot >= k), reductions & (arrays.ready_slot < k)
+    needed = (arrays.kind == ALL_GATHER) & ~arrays.on_path & (arrays.need_slot < k)
     largest = int(np.argmax(np.where(last, c.transfer, -1.0)))
     last = last.copy()
     last[largest] = False
@@ -181,9 +181,9 @@ def _reductions_row(compact: Compact, c: Costs, reductions: npt.NDArray[np.bool_
     )
 
 
-def _sample(gaps: Ints) -> Ints:
-    """Return at most _MOST_ROWS of the distinct ``gaps``, the first and the last among them."""
-    distinct = np.unique(gaps)
+def _sample(slots: Ints) -> Ints:
+    """Return at most _MOST_ROWS of the distinct ``slots``, the first and the last among them."""
+    distinct = np.unique(slots)
     if len(distinct) <= _MOST_ROWS:
         return distinct
     chosen: Ints = distinct[np.unique(np.linspace(0, len(distinct) - 1, _MOST_ROWS).round().astype(np.int64))]

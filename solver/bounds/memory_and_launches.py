@@ -1,11 +1,11 @@
 """Lower bounds on the later objectives: peak memory, and number of launches, of schedules that keep a limit on step time.
 
-Symbols as in ``apsched.solver.bounds.step_time``. With Z the limit on step time, D_j = Z - sum_{i>=j} d_i is the latest begin of spine node j,
-and R_k the earliest time at which gap k is reached; A_k is what is alive at spine node k in every schedule.
+Symbols as in ``apsched.solver.bounds.step_time``. With Z the limit on step time, D_j = Z - sum_{i>=j} d_i is the latest begin of compute node j,
+and R_k the earliest time at which slot k is reached; A_k is what is alive at compute node k in every schedule.
 
     (P1)  peak >= A_k + output of every gather c with R_{k+1} + T_c > D_need, need > k: launched behind k it would come too late
                       + input of every reduce-scatter c with R_ready + T_c > D_k, ready <= k: waiting for it before k would take too long
-    (L1)  launches of a key >= the least number of gaps such that each of its collectives can be launched in one of them
+    (L1)  launches of a key >= the least number of slots such that each of its collectives can be launched in one of them
     (L2)  launches of a key >= its longest chain of collectives that wait for each other; >= its bytes / cap on the bytes of a bucket
     (L3)  launches of a key >= the least i for which i buckets are enough: sorted by need k_1 < k_2 < ..., the first i gather buckets hold
           all that is needed before k_{i+1}, are transferred by D_{k_i}, and what is needed behind k_i is alive there; likewise
@@ -24,7 +24,7 @@ from apsched.config import Caps
 from apsched.costs.price_curve import PriceCurve
 from apsched.problem.problem import Problem
 from apsched.schedule.result import Score
-from apsched.solver.arrays.problem_arrays import ALL_GATHER, REDUCE_SCATTER, Compact, Ints
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, REDUCE_SCATTER, ProblemArrays, Ints
 from apsched.solver.bounds.linear_program import Floats, rows_of
 from apsched.solver.bounds.step_time import copy_rest, earliest, least_live_bytes, memory_bound
 from apsched.solver.bounds.tighten import holds_input, holds_output, tighten
@@ -41,48 +41,48 @@ class LaterBounds:
     """With at most the peak of the best schedule."""
 
 
-def later_bounds(problem: Problem, compact: Compact, caps: Caps, best: Score, limit_ticks: int, floor_bound_bytes: int) -> LaterBounds:
+def later_bounds(problem: Problem, arrays: ProblemArrays, caps: Caps, best: Score, limit_ticks: int, floor_bound_bytes: int) -> LaterBounds:
     """Return the bounds that ``best`` is measured by; ``floor_bound_bytes`` is what no schedule's peak is below, whatever its time."""
-    problem, compact = without_copies(problem, compact)
+    problem, arrays = without_copies(problem, arrays)
     limit = max(limit_ticks, best.step_time_ticks)
-    peak = max(floor_bound_bytes, peak_bound(problem, compact, caps, limit))
-    launches = launches_bound(problem, compact, replace(caps, memory_cap_bytes=best.peak_memory_bytes), limit)
+    peak = max(floor_bound_bytes, peak_bound(problem, arrays, caps, limit))
+    launches = launches_bound(problem, arrays, replace(caps, memory_cap_bytes=best.peak_memory_bytes), limit)
     return LaterBounds(limit_ticks=limit, peak_bytes=min(peak, best.peak_memory_bytes), launches=min(launches, best.num_launches))
 
 
-def peak_bound(problem: Problem, compact: Compact, caps: Caps, limit_ticks: int) -> int:
+def peak_bound(problem: Problem, arrays: ProblemArrays, caps: Caps, limit_ticks: int) -> int:
     """(P1) Return bytes that the peak of no schedule with a step time of at most ``limit_ticks`` is below."""
-    num_spine = len(compact.spine_ticks)
-    _, reached = earliest(problem, compact, caps)
-    latest = limit_ticks - _spine_from(compact)
-    inputs = _held_inputs(compact, np.arange(len(compact.kind)))
-    forced = np.zeros(num_spine + 2, dtype=np.int64)
-    for c in range(len(compact.kind)):
-        if compact.on_path[c]:
+    num_compute = len(arrays.compute_ticks)
+    _, reached = earliest(problem, arrays, caps)
+    latest = limit_ticks - _compute_from(arrays)
+    inputs = _held_inputs(arrays, np.arange(len(arrays.kind)))
+    forced = np.zeros(num_compute + 2, dtype=np.int64)
+    for c in range(len(arrays.kind)):
+        if arrays.on_path[c]:
             continue
-        need, ready, ticks = int(compact.need_gap[c]), int(compact.ready_gap[c]), int(compact.transfer_ticks[c])
-        if compact.kind[c] == ALL_GATHER and need < num_spine and holds_output(compact, c):
-            held, past = int(compact.output_bytes[c]), need
+        need, ready, ticks = int(arrays.need_slot[c]), int(arrays.ready_slot[c]), int(arrays.transfer_ticks[c])
+        if arrays.kind[c] == ALL_GATHER and need < num_compute and holds_output(arrays, c):
+            held, past = int(arrays.output_bytes[c]), need
             first = int(np.searchsorted(reached, latest[need] - ticks, side="right")) - 1
-        elif compact.kind[c] == REDUCE_SCATTER and need == num_spine and holds_input(compact, c):
-            held, first = min(int(compact.input_bytes[c]), int(inputs[c])), ready
+        elif arrays.kind[c] == REDUCE_SCATTER and need == num_compute and holds_input(arrays, c):
+            held, first = min(int(arrays.input_bytes[c]), int(inputs[c])), ready
             past = int(np.searchsorted(latest, reached[ready] + ticks, side="left"))
         else:
             continue
         if first < past:
             forced[max(first, 0)] += held
             forced[past] -= held
-    live = least_live_bytes(compact) + np.cumsum(forced)[: num_spine + 1]
-    return max(memory_bound(compact), int(live.max()))
+    live = least_live_bytes(arrays) + np.cumsum(forced)[: num_compute + 1]
+    return max(memory_bound(arrays), int(live.max()))
 
 
-def _spine_from(compact: Compact) -> Ints:
-    """Return for each spine node, and the end, the time of the spine from it on."""
-    after: Ints = np.concatenate((np.cumsum(compact.spine_ticks[::-1])[::-1], [0]))
+def _compute_from(arrays: ProblemArrays) -> Ints:
+    """Return for each compute node, and the end, the time of the compute order from it on."""
+    after: Ints = np.concatenate((np.cumsum(arrays.compute_ticks[::-1])[::-1], [0]))
     return after
 
 
-def launches_bound(problem: Problem, compact: Compact, caps: Caps, limit_ticks: int) -> int:
+def launches_bound(problem: Problem, arrays: ProblemArrays, caps: Caps, limit_ticks: int) -> int:
     """(L4) Return a number of launches that no schedule within ``caps`` and a step time of at most ``limit_ticks`` is below.
 
     With n_k launches and b_k buckets of several members of key k, of at most M_k members each and N_k collectives in all:
@@ -93,15 +93,15 @@ def launches_bound(problem: Problem, compact: Compact, caps: Caps, limit_ticks: 
     where a bucket's launch, and the price of copying nothing, add to the row of the compute stream. What is returned is the Lagrangian
     of the weights that the LP finds, which holds for any weights.
     """
-    if not len(compact.kind):
+    if not len(arrays.kind):
         return 0
-    forced = tighten(compact, caps)
+    forced = tighten(arrays, caps)
     rows = rows_of(problem, forced, caps)
     excess = np.array([r.constant + r.alone.sum() for r in rows]) - limit_ticks
     change = np.array([r.shared - r.alone for r in rows])
     keys = range(len(problem.keys))
     _, reached = earliest(problem, forced, caps)
-    least = [_least_of_key(problem, compact, forced, caps, limit_ticks, reached, k) for k in keys]
+    least = [_least_of_key(problem, arrays, forced, caps, limit_ticks, reached, k) for k in keys]
     most = [_most_members(forced, caps, k) for k in keys]
     extra = np.array([problem.keys[k].launch_ticks + copy_rest(problem) for k in keys], dtype=np.float64)
     weights, shares = _weights(forced, excess, change, least, most, extra)
@@ -116,63 +116,63 @@ def launches_bound(problem: Problem, compact: Compact, caps: Caps, limit_ticks: 
     return max(sum(least), int(np.ceil(total * (1 - 1e-9) - 1e-6)))
 
 
-def _least_of_key(problem: Problem, captured: Compact, compact: Compact, caps: Caps, limit_ticks: int, reached: Ints, key: int) -> int:
+def _least_of_key(problem: Problem, captured: ProblemArrays, arrays: ProblemArrays, caps: Caps, limit_ticks: int, reached: Ints, key: int) -> int:
     """(L1), (L2) Return the launches that the places (in ``compact`` those that memory leaves), chains and sizes of ``key`` force."""
-    mine = np.nonzero(compact.key == key)[0]
-    together = mine[compact.bucketable[mine]]
+    mine = np.nonzero(arrays.key == key)[0]
+    together = mine[arrays.bucketable[mine]]
     num_alone = len(mine) - len(together)
     if not len(together):
         return num_alone
-    done_by = limit_ticks - _spine_from(compact)[compact.need_gap[together]] - compact.transfer_ticks[together]
-    last = np.minimum(np.searchsorted(reached, done_by, side="right") - 1, compact.need_gap[together])
-    first = compact.ready_gap[together]
-    counts = [_pierced(first, np.maximum(last, first)), _longest_chain(compact, key)]
+    done_by = limit_ticks - _compute_from(arrays)[arrays.need_slot[together]] - arrays.transfer_ticks[together]
+    last = np.minimum(np.searchsorted(reached, done_by, side="right") - 1, arrays.need_slot[together])
+    first = arrays.ready_slot[together]
+    counts = [_pierced(first, np.maximum(last, first)), _longest_chain(arrays, key)]
     if caps.max_topo_span is not None:
-        ranks = compact.start_rank[together]
+        ranks = arrays.start_rank[together]
         counts.append(_pierced(ranks, ranks + caps.max_topo_span))
     counts.append(_chained_buckets(problem, captured, caps, limit_ticks, reached, together))
-    for sizes, cap in _capped(compact, caps, together):
+    for sizes, cap in _capped(arrays, caps, together):
         counts.append(int((sizes > cap).sum()) + -(-int(sizes[sizes <= cap].sum()) // max(cap, 1)))
     return num_alone + max(counts)
 
 
-def _chained_buckets(problem: Problem, compact: Compact, caps: Caps, limit_ticks: int, reached: Ints, mine: Ints) -> int:
+def _chained_buckets(problem: Problem, arrays: ProblemArrays, caps: Caps, limit_ticks: int, reached: Ints, mine: Ints) -> int:
     """(L3) Return how many launches ``mine``, of one key, need.
 
-    Gathers go by node k of their need, with D_k ticks for all transfers up to the one needed there. Reductions go by gap from the
+    Gathers go by node k of their need, with D_k ticks for all transfers up to the one needed there. Reductions go by slot from the
     last one back, with Z - R_g ticks from there on.
     """
-    num_spine = len(compact.spine_ticks)
-    free = np.full(num_spine + 1, np.inf)
+    num_compute = len(arrays.compute_ticks)
+    free = np.full(num_compute + 1, np.inf)
     if caps.memory_cap_bytes is not None:
-        free = (caps.memory_cap_bytes - least_live_bytes(compact)).astype(np.float64)
-    if bool(((compact.need_gap[mine] < num_spine) & (compact.kind[mine] == ALL_GATHER)).all()):
-        place = compact.need_gap[mine]
-        held = np.where([holds_output(compact, int(c)) for c in mine], compact.output_bytes[mine], 0)
+        free = (caps.memory_cap_bytes - least_live_bytes(arrays)).astype(np.float64)
+    if bool(((arrays.need_slot[mine] < num_compute) & (arrays.kind[mine] == ALL_GATHER)).all()):
+        place = arrays.need_slot[mine]
+        held = np.where([holds_output(arrays, int(c)) for c in mine], arrays.output_bytes[mine], 0)
         at = np.unique(place)
-        ticks, room = limit_ticks - _spine_from(compact)[at], free[at]
+        ticks, room = limit_ticks - _compute_from(arrays)[at], free[at]
         rank = np.searchsorted(at, place)
-    elif bool((compact.need_gap[mine] >= num_spine).all()):
-        place, held = compact.ready_gap[mine], _held_inputs(compact, mine)
+    elif bool((arrays.need_slot[mine] >= num_compute).all()):
+        place, held = arrays.ready_slot[mine], _held_inputs(arrays, mine)
         at = np.unique(place)[::-1]
         ticks, room = limit_ticks - reached[at], np.where(at > 0, free[np.maximum(at - 1, 0)], np.inf)
         rank = np.searchsorted(-at, -place)
     else:
         return 1
     size_of, held_of = np.zeros(len(at)), np.zeros(len(at))
-    np.add.at(size_of, rank, compact.size_bytes[mine])
+    np.add.at(size_of, rank, arrays.size_bytes[mine])
     np.add.at(held_of, rank, held)
-    sizes = compact.size_bytes[mine]
+    sizes = arrays.size_bytes[mine]
     largest = float(sizes.sum() if caps.bucket_cap_bytes is None else max(caps.bucket_cap_bytes, int(sizes.max())))
-    return _fewest(np.cumsum(size_of), np.cumsum(held_of), ticks, room, _below(problem.keys[int(compact.key[mine[0]])].price), largest)
+    return _fewest(np.cumsum(size_of), np.cumsum(held_of), ticks, room, _below(problem.keys[int(arrays.key[mine[0]])].price), largest)
 
 
-def _held_inputs(compact: Compact, mine: Ints) -> Ints:
-    """Return the bytes of the input of each of ``mine`` that its launch alone keeps alive behind the spine node that makes it."""
-    s = compact.input_storage[mine]
-    known = (s >= 0) & (np.bincount(s[s >= 0], minlength=len(compact.storage_bytes) + 1)[s] == 1)
-    known &= (compact.storage_birth_spine[s] >= 0) & (compact.storage_last_spine[s] < compact.ready_gap[mine])
-    held: Ints = np.where(known, compact.storage_bytes[s], 0)
+def _held_inputs(arrays: ProblemArrays, mine: Ints) -> Ints:
+    """Return the bytes of the input of each of ``mine`` that its launch alone keeps alive behind the compute node that makes it."""
+    s = arrays.input_storage[mine]
+    known = (s >= 0) & (np.bincount(s[s >= 0], minlength=len(arrays.storage_bytes) + 1)[s] == 1)
+    known &= (arrays.storage_birth_compute[s] >= 0) & (arrays.storage_last_compute[s] < arrays.ready_slot[mine])
+    held: Ints = np.where(known, arrays.storage_bytes[s], 0)
     return held
 
 
@@ -211,12 +211,12 @@ def _below(price: PriceCurve) -> list[tuple[float, float]]:
     return [(p - slope * a, slope) for slope, a, p in lines if slope <= last]
 
 
-def _capped(compact: Compact, caps: Caps, collectives: Ints) -> Iterable[tuple[Ints, int]]:
+def _capped(arrays: ProblemArrays, caps: Caps, collectives: Ints) -> Iterable[tuple[Ints, int]]:
     """Return the bytes of ``collectives`` that a cap limits in a bucket, with the cap."""
     if caps.bucket_cap_bytes is not None:
-        yield compact.size_bytes[collectives], caps.bucket_cap_bytes
+        yield arrays.size_bytes[collectives], caps.bucket_cap_bytes
     if caps.in_flight_cap_bytes is not None:
-        yield compact.output_bytes[collectives], caps.in_flight_cap_bytes
+        yield arrays.output_bytes[collectives], caps.in_flight_cap_bytes
 
 
 def _pierced(first: Ints, last: Ints) -> int:
@@ -228,23 +228,23 @@ def _pierced(first: Ints, last: Ints) -> int:
     return count
 
 
-def _longest_chain(compact: Compact, key: int) -> int:
+def _longest_chain(arrays: ProblemArrays, key: int) -> int:
     depth: list[int] = []
-    for c in range(len(compact.kind)):  # ordered by start, so those before it are known
-        before = compact.after_list[compact.after_begin[c] : compact.after_begin[c + 1]]
-        depth.append(int(compact.key[c] == key and compact.bucketable[c]) + max((depth[d] for d in before), default=0))
+    for c in range(len(arrays.kind)):  # ordered by start, so those before it are known
+        before = arrays.after_list[arrays.after_begin[c] : arrays.after_begin[c + 1]]
+        depth.append(int(arrays.key[c] == key and arrays.bucketable[c]) + max((depth[d] for d in before), default=0))
     return max(depth, default=0)
 
 
-def _most_members(compact: Compact, caps: Caps, key: int) -> int:
+def _most_members(arrays: ProblemArrays, caps: Caps, key: int) -> int:
     """Return the most members that a bucket of ``key`` can have."""
-    mine = np.nonzero((compact.key == key) & compact.bucketable)[0]
+    mine = np.nonzero((arrays.key == key) & arrays.bucketable)[0]
     if not len(mine):
         return 1
-    counts = [_deepest(compact.ready_gap[mine], compact.need_gap[mine])]
+    counts = [_deepest(arrays.ready_slot[mine], arrays.need_slot[mine])]
     if caps.max_topo_span is not None:
-        counts.append(_deepest(compact.start_rank[mine], compact.start_rank[mine] + caps.max_topo_span))
-    for sizes, cap in _capped(compact, caps, mine):
+        counts.append(_deepest(arrays.start_rank[mine], arrays.start_rank[mine] + caps.max_topo_span))
+    for sizes, cap in _capped(arrays, caps, mine):
         counts.append(int(np.searchsorted(np.cumsum(np.sort(sizes)), cap, side="right")))
     return max(min(counts), 1)
 
@@ -255,13 +255,13 @@ def _deepest(first: Ints, last: Ints) -> int:
     return int((np.arange(1, len(begins) + 1) - np.searchsorted(ends, begins, side="left")).max())
 
 
-def _weights(compact: Compact, excess: Floats, change: Floats, least: list[int], most: list[int], extra: Floats) -> tuple[Floats, Floats]:
+def _weights(arrays: ProblemArrays, excess: Floats, change: Floats, least: list[int], most: list[int], extra: Floats) -> tuple[Floats, Floats]:
     """Return the duals of the rows, and for each key that of n_k >= N_k - sum y_c + b_k (at most 1); zeros where there are none."""
     solver = pywraplp.Solver.CreateSolver("GLOP")
     infinity, scale = solver.infinity(), float(max(np.abs(excess).max(), 1.0))
     launches = [solver.NumVar(float(least[k]), infinity, "") for k in range(len(least))]
     buckets = [solver.NumVar(0, infinity, "") for _ in least]
-    shares = {int(c): solver.NumVar(0, 1, "") for c in np.nonzero(compact.bucketable)[0] if most[int(compact.key[c])] > 1}
+    shares = {int(c): solver.NumVar(0, 1, "") for c in np.nonzero(arrays.bucketable)[0] if most[int(arrays.key[c])] > 1}
     limits = []
     for i in range(len(excess)):  # sum_c change_ic y_c (+ buckets) <= -excess_i
         row = solver.Constraint(-infinity, -float(excess[i]) / scale)
@@ -274,13 +274,13 @@ def _weights(compact: Compact, excess: Floats, change: Floats, least: list[int],
         limits.append(row)
     counts = []
     for k, count in enumerate(launches):
-        row = solver.Constraint(float((compact.key == k).sum()), infinity)
+        row = solver.Constraint(float((arrays.key == k).sum()), infinity)
         enough = solver.Constraint(0, infinity)
         row.SetCoefficient(count, 1)
         row.SetCoefficient(buckets[k], -1)
         enough.SetCoefficient(buckets[k], most[k])
         for c, share in shares.items():
-            if compact.key[c] == k:
+            if arrays.key[c] == k:
                 row.SetCoefficient(share, 1)
                 enough.SetCoefficient(share, -1)
         counts.append(row)

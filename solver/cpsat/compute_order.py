@@ -1,6 +1,6 @@
-"""What the CP-SAT model knows of the spine: in its order as captured, or in an order that the model decides.
+"""What the CP-SAT model knows of the compute order: in its order as captured, or in an order that the model decides.
 
-One description for both. As captured, one spine node stands for all before it: the last that a launch depends on, the first that needs
+One description for both. As captured, one compute node stands for all before it: the last that a launch depends on, the first that needs
 a result. Where the order is free all of them count, and storages with fixed lives become lives from their first to their last node.
 """
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from apsched.config import Caps
-from apsched.solver.arrays.problem_arrays import Compact, Ints
+from apsched.solver.arrays.problem_arrays import ProblemArrays, Ints
 from apsched.solver.arrays.reordered import Orders
 
 Rows = tuple[tuple[int, ...], ...]
@@ -19,17 +19,17 @@ class FixedLife:
     """A storage that no launch or wait touches."""
 
     nodes: tuple[int, ...]
-    """Spine nodes that touch it; m stands for the output."""
+    """Compute nodes that touch it; m stands for the output."""
     from_beginning: bool
     size_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FreeOrder:
-    """Blocks of spine nodes that the model puts in order; nodes of one block stay together."""
+    """Blocks of compute nodes that the model puts in order; nodes of one block stay together."""
 
     first: tuple[int, ...]
-    """(K+1,) first spine node of each block, as captured."""
+    """(K+1,) first compute node of each block, as captured."""
     sooner: tuple[frozenset[int], ...]
     """(K,) blocks that stand before a block in every order."""
     max_move: int | None
@@ -42,44 +42,44 @@ class FreeOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spine:
-    """Rows of spine nodes as captured; m stands for the output."""
+class ComputeOrder:
+    """Rows of compute nodes as captured; m stands for the output."""
 
     before: Rows
-    """(m,) spine nodes that stand before a spine node."""
+    """(m,) compute nodes that stand before a compute node."""
     ready: Rows
-    """(C,) spine nodes that stand before a launch."""
+    """(C,) compute nodes that stand before a launch."""
     needed: Rows
-    """(C,) spine nodes that need a result."""
+    """(C,) compute nodes that need a result."""
     touching: Rows
-    """(S,) spine nodes of which the last touches a storage last, among spine nodes."""
+    """(S,) compute nodes of which the last touches a storage last, among compute nodes."""
     free: FreeOrder | None = None
 
 
-def as_captured(compact: Compact) -> Spine:
-    """Return the spine in its order."""
-    num_spine = len(compact.spine_ticks)
-    return Spine(
-        before=tuple((k - 1,) if k else () for k in range(num_spine)),
-        ready=tuple((gap - 1,) if gap else () for gap in compact.ready_gap.tolist()),
-        needed=tuple((gap,) if gap < num_spine else () for gap in compact.need_gap.tolist()),
-        touching=tuple((k,) if k >= 0 else () for k in compact.storage_last_spine.tolist()),
+def as_captured(arrays: ProblemArrays) -> ComputeOrder:
+    """Return the compute order in its order."""
+    num_compute = len(arrays.compute_ticks)
+    return ComputeOrder(
+        before=tuple((k - 1,) if k else () for k in range(num_compute)),
+        ready=tuple((slot - 1,) if slot else () for slot in arrays.ready_slot.tolist()),
+        needed=tuple((slot,) if slot < num_compute else () for slot in arrays.need_slot.tolist()),
+        touching=tuple((k,) if k >= 0 else () for k in arrays.storage_last_compute.tolist()),
     )
 
 
-def in_any_order(orders: Orders, caps: Caps) -> Spine:
-    """Return the spine with its order open, within ``caps.max_compute_move``."""
-    compact, p = orders.compact, orders.precedence
+def in_any_order(orders: Orders, caps: Caps) -> ComputeOrder:
+    """Return the compute order with its order open, within ``caps.max_compute_move``."""
+    arrays, p = orders.arrays, orders.precedence
     sooner: list[frozenset[int]] = []
     for row in _rows(p.before_begin, p.before_list):
         sooner.append(frozenset(row).union(*(sooner[a] for a in row)))
     needed = [set(row) for row in _rows(*orders.needed)]
     for c in reversed(range(len(needed))):
-        for d in compact.after_list[compact.after_begin[c] : compact.after_begin[c + 1]].tolist():
+        for d in arrays.after_list[arrays.after_begin[c] : arrays.after_begin[c + 1]].tolist():
             needed[d] |= needed[c]  # its result is needed by the launch of c, and that by what needs c
     fixed = orders.fixed
     lives = zip(_rows(fixed.begin, fixed.nodes), fixed.from_beginning.tolist(), orders.fixed_bytes.tolist(), strict=True)
-    return Spine(
+    return ComputeOrder(
         before=_rows(*orders.surely_before),
         ready=_rows(p.ready_begin, p.ready_list),
         needed=tuple(tuple(sorted(row)) for row in needed),

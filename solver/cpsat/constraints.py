@@ -1,9 +1,9 @@
 """Constraints of the CP-SAT model, numbered as in ``docs/formulation.md``: one function, one formula.
 
-Symbols. c, d: collectives; h, g: heads of buckets; i, j: units; k: spine nodes, m of them.
+Symbols. c, d: collectives; h, g: heads of buckets; i, j: units; k: compute nodes, m of them.
 x[c,h] joins, y[c] alone, z[h] heads a flat bucket, w[h] a coalesced one, j[c,h] x and w, l[c] memory of its own; u/v first and last
-position and s/e begin and end in ticks, of a unit; a[i,k]: unit i after spine node k; b[i,j]: unit i before unit j; o[A,B]: block A before
-block B; s[k] begin of a spine node; tb/te/tau begin, end and length of a transfer; theta copy-in ticks; p[f] position of a float; Z step
+position and s/e begin and end in ticks, of a unit; a[i,k]: unit i after compute node k; b[i,j]: unit i before unit j; o[A,B]: block A before
+block B; s[k] begin of a compute node; tb/te/tau begin, end and length of a transfer; theta copy-in ticks; p[f] position of a attached node; Z step
 time, M peak; size[c], cp[c], in[c], out[c]: bytes that the price depends on, that a copy-in counts, of input and output; member[c]: ticks
 for it in a coalesced bucket.
 """
@@ -16,7 +16,7 @@ from apsched.solver.cpsat.constraints_buckets import forms, prices
 from apsched.solver.cpsat.constraints_memory import in_flight, memory
 from apsched.solver.cpsat.constraints_order import compute_order, prefetch_in_any_order
 from apsched.solver.cpsat.constraints_plan import plan
-from apsched.solver.cpsat.variables import COPY, PREPARE, START, WAIT_UNIT, Linear, Unit, Variables
+from apsched.solver.cpsat.variables import COPY, COPY_IN, START, WAIT_UNIT, Linear, Unit, Variables
 
 Literals = list[cp_model.BoolVarT]
 
@@ -53,16 +53,16 @@ def bucket_caps(v: Variables) -> None:
 
     for all h:  z[h], and w[h], imply sum_c size[c] x[c,h] <= bucket cap;  x[c,h] + x[d,h] <= 1 where |rank[c] - rank[d]| > max span
     """
-    compact, caps = v.compact, v.caps
+    arrays, caps = v.arrays, v.caps
     for h in v.alone:
         members = v.members(h)
         if caps.bucket_cap_bytes is not None:
-            total = sum(int(compact.size_bytes[c]) * v.joins[c, h] for c in members)
+            total = sum(int(arrays.size_bytes[c]) * v.joins[c, h] for c in members)
             for form in (v.several[h], *v.coalesced_literal(h)):
                 v.model.add(total <= caps.bucket_cap_bytes).only_enforce_if(form).with_name(f"bucket_cap[{h}]")
         if caps.max_topo_span is not None:
             for c, d in combinations(members, 2):
-                if abs(int(compact.start_rank[c] - compact.start_rank[d])) > caps.max_topo_span:
+                if abs(int(arrays.start_rank[c] - arrays.start_rank[d])) > caps.max_topo_span:
                     v.model.add_bool_or([v.joins[c, h].negated(), v.joins[d, h].negated()])
 
 
@@ -81,8 +81,8 @@ def unit_sizes(v: Variables) -> None:
 
 
 def _steps_and_work(v: Variables, what: str, c: int) -> tuple[Linear, Linear]:
-    k = v.compact
-    if what == PREPARE:
+    k = v.arrays
+    if what == COPY_IN:
         members = v.members(c)
         steps = 1 + sum(v.joins[d, c] * _prologue(v, d, several=True)[0] for d in members)
         return steps, v.copy_in_ticks[c] + sum(v.joins[d, c] * _prologue(v, d, several=True)[1] for d in members)
@@ -110,49 +110,49 @@ def _carried(v: Variables, h: int) -> list[int]:
 
 
 def _prologue(v: Variables, c: int, *, several: bool = False) -> tuple[int, int]:
-    k = v.compact
-    floats = k.prologue_list[k.prologue_begin[c] : k.prologue_begin[c + 1]]
+    k = v.arrays
+    attached = k.prologue_list[k.prologue_begin[c] : k.prologue_begin[c + 1]]
     if several:
-        floats = floats[floats != k.cast_float[c]]
-    return len(floats), int(k.float_ticks[floats].sum())
+        attached = attached[attached != k.cast_attached[c]]
+    return len(attached), int(k.attached_ticks[attached].sum())
 
 
 def _epilogue(v: Variables, c: int) -> tuple[int, int]:
-    k = v.compact
-    floats = k.epilogue_list[k.epilogue_begin[c] : k.epilogue_begin[c + 1]]
-    return len(floats), int(k.float_ticks[floats].sum())
+    k = v.arrays
+    attached = k.epilogue_list[k.epilogue_begin[c] : k.epilogue_begin[c + 1]]
+    return len(attached), int(k.attached_ticks[attached].sum())
 
 
-def spine_order(v: Variables) -> None:
-    """(5) Spine: compute keeps its dependences, and the step ends after the spine, whose end is s[m], and after every unit.
+def compute_order(v: Variables) -> None:
+    """(5) Spine: compute keeps its dependences, and the step ends after the compute order, whose end is s[m], and after every unit.
 
     s[k] >= s[j] + d[j] for all j before k,  s[m] >= s[k] + d[k],  Z >= s[m],  Z >= e[i] for all units i present
     """
-    ticks = v.compact.spine_ticks.tolist()
-    for k, before in enumerate(v.spine.before):
+    ticks = v.arrays.compute_ticks.tolist()
+    for k, before in enumerate(v.compute_order.before):
         for j in before:
-            v.model.add(v.spine_begin[k] >= v.spine_begin[j] + ticks[j]).with_name(f"spine[{j},{k}]")
-        v.model.add(v.spine_begin[-1] >= v.spine_begin[k] + ticks[k])
+            v.model.add(v.compute_begin[k] >= v.compute_begin[j] + ticks[j]).with_name(f"spine[{j},{k}]")
+        v.model.add(v.compute_begin[-1] >= v.compute_begin[k] + ticks[k])
     assert v.step_time is not None
-    v.model.add(v.step_time >= v.spine_begin[-1])
+    v.model.add(v.step_time >= v.compute_begin[-1])
     for unit in v.units.values():
         v.model.add(v.step_time >= unit.end).only_enforce_if(unit.present)
 
 
-def unit_against_spine(v: Variables) -> None:
-    """(6) Unit against spine: a unit is before or after a spine node, in position and in time.
+def unit_against_compute(v: Variables) -> None:
+    """(6) Unit against compute order: a unit is before or after a compute node, in position and in time.
 
     a[i,k]:  u[i] > pos(k), s[i] >= s[k] + d[k];   not a[i,k]:  v[i] < pos(k), e[i] <= s[k];   a[i,k] implies a[i,j] for j before k
     """
-    for (unit, k), after in v.after_spine.items():
+    for (unit, k), after in v.after_compute.items():
         i = v.units[unit]
-        position, ticks = v.spine_position(k), int(v.compact.spine_ticks[k])
+        position, ticks = v.compute_position(k), int(v.arrays.compute_ticks[k])
         v.model.add(i.first > position).only_enforce_if(i.present, after)
-        v.model.add(i.begin >= v.spine_begin[k] + ticks).only_enforce_if(i.present, after)
+        v.model.add(i.begin >= v.compute_begin[k] + ticks).only_enforce_if(i.present, after)
         v.model.add(i.last < position).only_enforce_if(i.present, after.negated())
-        v.model.add(i.end <= v.spine_begin[k]).only_enforce_if(i.present, after.negated())
-        for j in v.spine.before[k]:
-            v.model.add_implication(after, v.after_spine[unit, j])
+        v.model.add(i.end <= v.compute_begin[k]).only_enforce_if(i.present, after.negated())
+        for j in v.compute_order.before[k]:
+            v.model.add_implication(after, v.after_compute[unit, j])
 
 
 def unit_against_unit(v: Variables) -> None:
@@ -179,8 +179,8 @@ def bucket_sequence(v: Variables) -> None:
     z[h] implies b[prepare h, start h];  b[start h, wait h];  x[c,h] implies b[wait h, copy-out c]
     """
     for h in v.alone:
-        if (PREPARE, h) in v.units:
-            v.model.add_implication(v.several[h], _order(v, (PREPARE, h), (START, h)))
+        if (COPY_IN, h) in v.units:
+            v.model.add_implication(v.several[h], _order(v, (COPY_IN, h), (START, h)))
         v.model.add(_order(v, (START, h), (WAIT_UNIT, h)) == 1)
         for c in v.members(h):
             if (COPY, c) in v.units:
@@ -193,14 +193,14 @@ def readiness(v: Variables) -> None:
     x[c,h] implies, for i = prepare h and start h:  a[i, ready[c]-1],  and for every d whose result c depends on:
     b[wait g, i] where x[d,g],  b[copy-out d, i],  and not x[d,h]: no bucket holds an ancestor of a member
     """
-    k = v.compact
+    k = v.arrays
     for (c, h), joins in v.joins.items():
         awaited = [int(d) for d in k.after_list[k.after_begin[c] : k.after_begin[c + 1]]]
-        for unit in (PREPARE, h), (START, h):
-            if unit not in v.units or (unit[0] == PREPARE and c == h and len(v.members(h)) == 1):
+        for unit in (COPY_IN, h), (START, h):
+            if unit not in v.units or (unit[0] == COPY_IN and c == h and len(v.members(h)) == 1):
                 continue
-            for producer in v.spine.ready[c]:
-                v.model.add_implication(joins, v.after_spine[unit, producer])
+            for producer in v.compute_order.ready[c]:
+                v.model.add_implication(joins, v.after_compute[unit, producer])
             for d in awaited:
                 for head in v.heads(d):
                     if head == h:
@@ -212,15 +212,15 @@ def readiness(v: Variables) -> None:
 
 
 def need(v: Variables) -> None:
-    """(10) Need: a result is there before the spine nodes that need it.
+    """(10) Need: a result is there before the compute nodes that need it.
 
     for all k that need c:  x[c,h] implies not a[wait h, k];  not a[copy-out c, k]
     """
     for (c, h), joins in v.joins.items():
-        for k in v.spine.needed[c]:
-            v.model.add_implication(joins, v.after_spine[(WAIT_UNIT, h), k].negated())
+        for k in v.compute_order.needed[c]:
+            v.model.add_implication(joins, v.after_compute[(WAIT_UNIT, h), k].negated())
             if (COPY, c) in v.units:
-                v.model.add(v.after_spine[(COPY, c), k] == 0)
+                v.model.add(v.after_compute[(COPY, c), k] == 0)
 
 
 def transfers(v: Variables) -> None:
@@ -245,7 +245,7 @@ def stream_order(v: Variables) -> None:
     for all h, g of one stream with x[h,h], x[g,g]:  b[start h, start g]:  tb[g] >= te[h];   otherwise:  tb[h] >= te[g]
     """
     for h, g in combinations(v.alone, 2):
-        if v.compact.stream[h] != v.compact.stream[g]:
+        if v.arrays.stream[h] != v.arrays.stream[g]:
             continue
         first = _order(v, (START, h), (START, g))
         both: Literals = [v.joins[h, h], v.joins[g, g]]
@@ -254,39 +254,39 @@ def stream_order(v: Variables) -> None:
 
 
 def positions(v: Variables) -> None:
-    """(14) Positions of floats: a node stands where the step of its unit stands; a member's start at its copy-in.
+    """(14) Positions of attached nodes: a node stands where the step of its unit stands; a member's start at its copy-in.
 
     y[c]:  p[start] = v[start c],  p[prologue j] = u[start c] + j,  p[wait] = u[wait c],  p[epilogue j] = u[wait c] + 1 + j
     j[c,h]:  the same in start h and wait h, prologues and epilogues of members one after the other
     x[c,h], z[h]:  p[start] = p[cast] = v[prepare h];  p[prologue j] = u[prepare h] + (prologues of members before c, casts left out) + j
     copied out:  p[wait] = u[copy-out c], p[epilogue j] = u[copy-out c] + 1 + j;  other members:  in wait h, one after the other
     """
-    k = v.compact
+    k = v.arrays
     for c in v.alone:
         prologue = k.prologue_list[k.prologue_begin[c] : k.prologue_begin[c + 1]]
         epilogue = k.epilogue_list[k.epilogue_begin[c] : k.epilogue_begin[c + 1]]
-        start, wait = v.float_position[int(k.float_of_start[c])], v.float_position[int(k.float_of_wait[c])]
+        start, wait = v.attached_position[int(k.attached_of_start[c])], v.attached_position[int(k.attached_of_wait[c])]
         for h in v.heads(c):
             several: Literals = [v.joins[c, h], v.several[h]]
-            if (PREPARE, h) in v.units:
-                unit = v.units[PREPARE, h]
+            if (COPY_IN, h) in v.units:
+                unit = v.units[COPY_IN, h]
                 v.model.add(start == unit.last).only_enforce_if(*several)
                 before = sum(v.joins[d, h] * _prologue(v, d, several=True)[0] for d in v.members(h) if d < c)
                 for j, f in enumerate(prologue):
-                    position = unit.last if f == k.cast_float[c] else unit.first + before + j  # the cast is the last of them
-                    v.model.add(v.float_position[int(f)] == position).only_enforce_if(*several)
+                    position = unit.last if f == k.cast_attached[c] else unit.first + before + j  # the cast is the last of them
+                    v.model.add(v.attached_position[int(f)] == position).only_enforce_if(*several)
             if not v.gathers(c):
                 unit = v.units[WAIT_UNIT, h]
                 v.model.add(wait == unit.first).only_enforce_if(v.joins[c, h])
                 before = sum(v.joins[d, h] * _epilogue(v, d)[0] for d in v.members(h) if d < c)
                 for j, f in enumerate(epilogue):
-                    v.model.add(v.float_position[int(f)] == unit.first + 1 + before + j).only_enforce_if(v.joins[c, h])
+                    v.model.add(v.attached_position[int(f)] == unit.first + 1 + before + j).only_enforce_if(v.joins[c, h])
             if (c, h) in v.carried:
                 _stand_together(v, c, h)
         alone = v.alone[c]
         v.model.add(start == v.units[START, c].last).only_enforce_if(alone)
         for j, f in enumerate(prologue):
-            v.model.add(v.float_position[int(f)] == v.units[START, c].first + j).only_enforce_if(alone)
+            v.model.add(v.attached_position[int(f)] == v.units[START, c].first + j).only_enforce_if(alone)
         if v.gathers(c):
             _stand_in(v, wait, epilogue.tolist(), (WAIT_UNIT, c), alone)
             if (COPY, c) in v.units:
@@ -295,49 +295,49 @@ def positions(v: Variables) -> None:
 
 def _stand_together(v: Variables, c: int, h: int) -> None:
     """Prologue, start, wait and epilogue of ``c`` in the coalesced bucket of ``h``; waits of reductions are placed anyway."""
-    k, here = v.compact, v.carried[c, h]
+    k, here = v.arrays, v.carried[c, h]
     sooner = [d for d in v.members(h) if d < c]
     unit, waited = v.units[START, h], v.units[WAIT_UNIT, h]
-    v.model.add(v.float_position[int(k.float_of_start[c])] == unit.last).only_enforce_if(here)
+    v.model.add(v.attached_position[int(k.attached_of_start[c])] == unit.last).only_enforce_if(here)
     before = sum(v.joins[d, h] * _prologue(v, d)[0] for d in sooner)
     for i, f in enumerate(k.prologue_list[k.prologue_begin[c] : k.prologue_begin[c + 1]]):
-        v.model.add(v.float_position[int(f)] == unit.first + before + i).only_enforce_if(here)
+        v.model.add(v.attached_position[int(f)] == unit.first + before + i).only_enforce_if(here)
     if v.gathers(c):
-        v.model.add(v.float_position[int(k.float_of_wait[c])] == waited.first).only_enforce_if(here)
+        v.model.add(v.attached_position[int(k.attached_of_wait[c])] == waited.first).only_enforce_if(here)
         before = sum(v.joins[d, h] * _epilogue(v, d)[0] for d in sooner)
         for i, f in enumerate(k.epilogue_list[k.epilogue_begin[c] : k.epilogue_begin[c + 1]]):
-            v.model.add(v.float_position[int(f)] == waited.first + 1 + before + i).only_enforce_if(here)
+            v.model.add(v.attached_position[int(f)] == waited.first + 1 + before + i).only_enforce_if(here)
 
 
 def _stand_in(v: Variables, wait: cp_model.IntVar, epilogue: list[int], unit: Unit, if_present: cp_model.BoolVarT) -> None:
     first = v.units[unit].first
     v.model.add(wait == first).only_enforce_if(if_present)
     for j, f in enumerate(epilogue):
-        v.model.add(v.float_position[f] == first + 1 + j).only_enforce_if(if_present)
+        v.model.add(v.attached_position[f] == first + 1 + j).only_enforce_if(if_present)
 
 
 def prefetch(v: Variables) -> None:
-    """(17) Prefetch: at most so many spine nodes stand between a start and the first need of its members.
+    """(17) Prefetch: at most so many compute nodes stand between a start and the first need of its members.
 
-    for all h:  a[start h, min_{c in h} need[c] - max prefetch - 1]     (where that is a spine node)
+    for all h:  a[start h, min_{c in h} need[c] - max prefetch - 1]     (where that is a compute node)
     """
     most = v.caps.max_prefetch
     if most is None:
         return
-    if v.spine.free is not None:
+    if v.compute_order.free is not None:
         prefetch_in_any_order(v, most)
         return
-    num_spine = len(v.compact.spine_ticks)
+    num_compute = len(v.arrays.compute_ticks)
     for h in v.alone:
         members = v.members(h)
-        by_need = sorted(members, key=lambda c: int(v.compact.need_gap[c]))
+        by_need = sorted(members, key=lambda c: int(v.arrays.need_slot[c]))
         for i, c in enumerate(by_need):
-            need_gap = int(v.compact.need_gap[c])
-            earliest = need_gap - most - 1
-            if need_gap >= num_spine or earliest < 0:
+            need_slot = int(v.arrays.need_slot[c])
+            earliest = need_slot - most - 1
+            if need_slot >= num_compute or earliest < 0:
                 continue
-            sooner: Literals = [v.joins[d, h].negated() for d in by_need[:i] if int(v.compact.need_gap[d]) < need_gap]
-            v.model.add(v.after_spine[(START, h), earliest] == 1).only_enforce_if(v.joins[c, h], *sooner)
+            sooner: Literals = [v.joins[d, h].negated() for d in by_need[:i] if int(v.arrays.need_slot[d]) < need_slot]
+            v.model.add(v.after_compute[(START, h), earliest] == 1).only_enforce_if(v.joins[c, h], *sooner)
 
 
 def boundary(v: Variables) -> None:
@@ -345,39 +345,39 @@ def boundary(v: Variables) -> None:
 
     tb[h] >= what its stream still carries;  s[k] >= the end of an earlier transfer that k waits for;
     Z >= s[m], e[i] + what follows on the compute stream;  Z >= te[h] + what follows on its stream, or after its wait;
-    a pinned launch keeps its gap and its place among the others there
+    a pinned launch keeps its slot and its place among the others there
     """
     edge = v.boundary
     assert v.step_time is not None
     for h in v.alone:
-        stream = int(v.compact.stream[h])
+        stream = int(v.arrays.stream[h])
         v.model.add(v.transfer_begin[h] >= edge.stream_free_ticks.get(stream, 0))
         later = max(edge.after_stream_ticks.get(stream, 0), edge.after_transfer_ticks.get(h, 0))
         if later:
             v.model.add(v.step_time >= v.transfer_end[h] + later).only_enforce_if(v.joins[h, h])
     for k, ticks in edge.release_ticks.items():
-        v.model.add(v.spine_begin[k] >= ticks)
+        v.model.add(v.compute_begin[k] >= ticks)
     for c, k in edge.awaited.items():
-        v.model.add(v.spine_begin[k] >= v.transfer_end[c])
-    if edge.after_spine_ticks:
-        v.model.add(v.step_time >= v.spine_begin[-1] + edge.after_spine_ticks)
+        v.model.add(v.compute_begin[k] >= v.transfer_end[c])
+    if edge.after_compute_ticks:
+        v.model.add(v.step_time >= v.compute_begin[-1] + edge.after_compute_ticks)
         for unit in v.units.values():
-            v.model.add(v.step_time >= unit.end + edge.after_spine_ticks).only_enforce_if(unit.present)
-    num_spine = len(v.compact.spine_ticks)
-    for c, gap in edge.pinned.items():
-        if gap > 0:
-            v.model.add(v.after_spine[(START, c), gap - 1] == 1)
-        if gap < num_spine:
-            v.model.add(v.after_spine[(START, c), gap] == 0)
-        if num_spine:
-            v.model.add(v.after_spine[(WAIT_UNIT, c), num_spine - 1] == 1)
+            v.model.add(v.step_time >= unit.end + edge.after_compute_ticks).only_enforce_if(unit.present)
+    num_compute = len(v.arrays.compute_ticks)
+    for c, slot in edge.pinned.items():
+        if slot > 0:
+            v.model.add(v.after_compute[(START, c), slot - 1] == 1)
+        if slot < num_compute:
+            v.model.add(v.after_compute[(START, c), slot] == 0)
+        if num_compute:
+            v.model.add(v.after_compute[(WAIT_UNIT, c), num_compute - 1] == 1)
     for (c, first), (d, second) in combinations(edge.pinned.items(), 2):
         if first == second:  # as they stand in the program, which numbered them in that order
             v.model.add(_order(v, (START, c), (START, d)) == 1)
 
 
 ALL = (
-    membership, heads, bucket_caps, unit_sizes, spine_order, unit_against_spine, unit_against_unit, bucket_sequence, readiness,
+    membership, heads, bucket_caps, unit_sizes, compute_order, unit_against_compute, unit_against_unit, bucket_sequence, readiness,
     need, transfers, stream_order, prices, positions, memory, in_flight, prefetch, boundary, plan, forms,
     compute_order,
 )  # fmt: skip

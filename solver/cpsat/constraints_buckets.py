@@ -12,7 +12,7 @@ def prices(v: Variables) -> None:
     y[h]:  tau[h] = T[h], that of h alone;   z[h]:  tau[h] >= price(sum_c size[c] x[c,h]),  theta[h] >= copy price(sum_c cp[c] x[c,h])
     w[h]:  tau[h] >= price(sum_c size[c] x[c,h]) + sum_c member[h] x[c,h]
     """
-    k = v.compact
+    k = v.arrays
     for h in v.alone:
         key = v.problem.keys[int(k.key[h])]
         members = v.members(h)

@@ -2,7 +2,7 @@
 
 from ortools.sat.python import cp_model
 
-from apsched.solver.cpsat.variables import COPY, PREPARE, START, WAIT_UNIT, Linear, Variables
+from apsched.solver.cpsat.variables import COPY, COPY_IN, START, WAIT_UNIT, Linear, Variables
 from apsched.units import ALLOCATION_BYTES
 
 
@@ -14,14 +14,14 @@ def memory(v: Variables) -> None:
     A storage lives from its birth to the last position that touches it; the buffers of flat buckets live as in ``apsched.schedule.memory``. What a
     cast makes of an input lives only where the collective is in no flat bucket.
     """
-    lives = [*(_fixed_lives(v) if v.spine.free is None else _lives_in_any_order(v)), *_storage_lives(v), *_buffer_lives(v)]
+    lives = [*(_fixed_lives(v) if v.compute_order.free is None else _lives_in_any_order(v)), *_storage_lives(v), *_buffer_lives(v)]
     cap = v.caps.memory_cap_bytes
-    most = sum(-(-int(b) // ALLOCATION_BYTES) for b in v.compact.storage_bytes) * 3
-    if v.spine.free is None:
-        most += int(v.compact.base_spine_bytes.max()) + int(v.compact.base_gap_bytes.max())
+    most = sum(-(-int(b) // ALLOCATION_BYTES) for b in v.arrays.storage_bytes) * 3
+    if v.compute_order.free is None:
+        most += int(v.arrays.base_compute_bytes.max()) + int(v.arrays.base_slot_bytes.max())
     else:
-        most += sum(life.size_bytes for life in v.spine.free.lives)
-    limit = most if cap is None else min(most, (cap - v.compact.kept_bytes) // ALLOCATION_BYTES)
+        most += sum(life.size_bytes for life in v.compute_order.free.lives)
+    limit = most if cap is None else min(most, (cap - v.arrays.kept_bytes) // ALLOCATION_BYTES)
     v.peak_blocks = v.model.new_int_var(0, max(limit, 0), "peak")
     if limit < 0:
         v.model.add_bool_or([])
@@ -32,13 +32,13 @@ Life = tuple[cp_model.IntervalVar, Linear]
 
 
 def _fixed_lives(v: Variables) -> list[Life]:
-    k = v.compact
+    k = v.arrays
     lives: list[Life] = []
-    for g in range(len(k.base_gap_bytes)):
+    for g in range(len(k.base_slot_bytes)):
         begin, at = g * v.position_step + 1 if g else 0, (g + 1) * v.position_step
         for first, past, live in (
-            (begin, at, k.base_gap_bytes[g]),
-            (at, at + 1, k.base_spine_bytes[g]),
+            (begin, at, k.base_slot_bytes[g]),
+            (at, at + 1, k.base_compute_bytes[g]),
         ):
             if live and past > first:
                 lives.append((v.model.new_fixed_size_interval_var(first, past - first, f"base[{g}]"), int(live) // ALLOCATION_BYTES))
@@ -46,23 +46,23 @@ def _fixed_lives(v: Variables) -> list[Life]:
 
 
 def _lives_in_any_order(v: Variables) -> list[Life]:
-    assert v.spine.free is not None
+    assert v.compute_order.free is not None
     lives: list[Life] = []
-    for i, life in enumerate(v.spine.free.lives):
+    for i, life in enumerate(v.compute_order.free.lives):
         first = v.model.new_int_var(0, 0 if life.from_beginning else v.last_position, f"fixed_first[{i}]")
         last = v.model.new_int_var(0, v.last_position, f"fixed_last[{i}]")
         for k in life.nodes:
-            v.model.add(first <= v.spine_position(k))
-            v.model.add(last >= v.spine_position(k))
+            v.model.add(first <= v.compute_position(k))
+            v.model.add(last >= v.compute_position(k))
         lives.append(_life(v, first, last, v.model.new_constant(1), life.size_bytes // ALLOCATION_BYTES, f"fixed[{i}]"))
     return lives
 
 
 def _storage_lives(v: Variables) -> list[Life]:
-    k = v.compact
+    k = v.arrays
     lives: list[Life] = []
     output_of = {int(s): c for c, s in enumerate(k.output_storage) if s >= 0}
-    cast_for = {int(k.input_storage[c]): c for c in range(len(k.kind)) if k.cast_float[c] >= 0}
+    cast_for = {int(k.input_storage[c]): c for c in range(len(k.kind)) if k.cast_attached[c] >= 0}
     for s, size in enumerate(k.storage_bytes):
         owner = output_of.get(s)
         inside_bucket = owner is not None and not v.gathers(owner)
@@ -72,11 +72,11 @@ def _storage_lives(v: Variables) -> list[Life]:
         first = v.model.new_int_var(0, v.last_position, f"first[{s}]")
         last = v.model.new_int_var(0, v.last_position, f"last[{s}]")
         _born(v, s, owner, first, last)
-        for node in v.spine.touching[s]:
-            v.model.add(last >= v.spine_position(node))
+        for node in v.compute_order.touching[s]:
+            v.model.add(last >= v.compute_position(node))
         for f in k.touch_list[k.touch_begin[s] : k.touch_begin[s + 1]]:
             c = int(k.collective_of_wait[f])
-            touch = v.model.add(last >= v.float_position[int(f)])
+            touch = v.model.add(last >= v.attached_position[int(f)])
             if c >= 0 and k.input_storage[c] == s:
                 touch.only_enforce_if(v.loose[c])  # a flat bucket holds no input beyond its copy-in
         lives.append(_life(v, first, last, present, int(size) // ALLOCATION_BYTES, f"storage[{s}]"))
@@ -84,28 +84,28 @@ def _storage_lives(v: Variables) -> list[Life]:
 
 
 def _born(v: Variables, s: int, owner: int | None, first: cp_model.IntVar, last: cp_model.IntVar) -> None:
-    k = v.compact
-    f, spine = int(k.storage_birth_float[s]), int(k.storage_birth_spine[s])
+    k = v.arrays
+    f, compute_order = int(k.storage_birth_attached[s]), int(k.storage_birth_compute[s])
     if f < 0:
-        birth: Linear = v.spine_position(spine) if spine >= 0 else 0
+        birth: Linear = v.compute_position(compute_order) if compute_order >= 0 else 0
         v.model.add(first <= birth)
         v.model.add(last >= birth)
     elif owner is not None and v.gathers(owner) and (COPY, owner) in v.units:
-        v.model.add(first <= v.float_position[int(k.float_of_start[owner])]).only_enforce_if(v.loose[owner])
-        v.model.add(first <= v.float_position[int(k.float_of_wait[owner])]).only_enforce_if(v.loose[owner].negated())
+        v.model.add(first <= v.attached_position[int(k.attached_of_start[owner])]).only_enforce_if(v.loose[owner])
+        v.model.add(first <= v.attached_position[int(k.attached_of_wait[owner])]).only_enforce_if(v.loose[owner].negated())
     else:
-        v.model.add(first <= v.float_position[f])
+        v.model.add(first <= v.attached_position[f])
 
 
 def _buffer_lives(v: Variables) -> list[Life]:
-    k = v.compact
+    k = v.arrays
     lives: list[Life] = []
     for h in v.alone:
         members = v.members(h)
         if len(members) < 2:
             continue
         kind = v.problem.keys[int(k.key[h])].kind
-        copied_in, started, waited = v.units[PREPARE, h].last, v.units[START, h].last, v.units[WAIT_UNIT, h].first
+        copied_in, started, waited = v.units[COPY_IN, h].last, v.units[START, h].last, v.units[WAIT_UNIT, h].first
         outputs = _blocks(v, h, {c: int(k.output_bytes[c]) for c in members})
         first = v.model.new_int_var(0, v.last_position, f"buffer_first[{h}]")
         last = v.model.new_int_var(0, v.last_position, f"buffer_last[{h}]")
@@ -124,10 +124,10 @@ def _buffer_lives(v: Variables) -> list[Life]:
 
 
 def _touches_of_output(v: Variables, c: int) -> list[Linear]:
-    k = v.compact
+    k = v.arrays
     s = int(k.output_storage[c])
-    touches: list[Linear] = [v.float_position[int(f)] for f in k.touch_list[k.touch_begin[s] : k.touch_begin[s + 1]]]
-    touches += [v.spine_position(node) for node in v.spine.touching[s]]
+    touches: list[Linear] = [v.attached_position[int(f)] for f in k.touch_list[k.touch_begin[s] : k.touch_begin[s + 1]]]
+    touches += [v.compute_position(node) for node in v.compute_order.touching[s]]
     return touches
 
 
@@ -152,7 +152,7 @@ def in_flight(v: Variables) -> None:
     cap = v.caps.in_flight_cap_bytes
     if cap is None:
         return
-    k, lives = v.compact, []
+    k, lives = v.arrays, []
     for h in v.alone:
         if k.on_path[h]:
             continue

@@ -11,7 +11,7 @@ def compute_order(v: Variables) -> None:
 
     As captured there is nothing to decide, and this is empty.
     """
-    free = v.spine.free
+    free = v.compute_order.free
     if free is None:
         return
     for b, first in enumerate(free.first[:-1]):
@@ -20,28 +20,28 @@ def compute_order(v: Variables) -> None:
             v.model.add(rank - first <= free.max_move)
             v.model.add(first - rank <= free.max_move)
         for k in range(first, free.first[b + 1]):
-            v.model.add(v.spine_position(k) == (rank + (k - first + 1)) * v.position_step).with_name(f"position[{k}]")
+            v.model.add(v.compute_position(k) == (rank + (k - first + 1)) * v.position_step).with_name(f"position[{k}]")
             if k > first:
-                v.model.add(v.spine_begin[k] >= v.spine_begin[k - 1] + int(v.compact.spine_ticks[k - 1]))
+                v.model.add(v.compute_begin[k] >= v.compute_begin[k - 1] + int(v.arrays.compute_ticks[k - 1]))
     for (a, b), literal in v.order.items():
         for one, other, holds in ((a, b, literal), (b, a, literal.negated())):
             last = free.first[one + 1] - 1
-            v.model.add(v.spine_begin[free.first[other]] >= v.spine_begin[last] + int(v.compact.spine_ticks[last])).only_enforce_if(holds)
+            v.model.add(v.compute_begin[free.first[other]] >= v.compute_begin[last] + int(v.arrays.compute_ticks[last])).only_enforce_if(holds)
 
 
 def prefetch_in_any_order(v: Variables, most: int) -> None:
-    """Of all spine nodes that need a member, one has at most ``most`` others between the start and itself."""
-    num_spine = len(v.compact.spine_ticks)
+    """Of all compute nodes that need a member, one has at most ``most`` others between the start and itself."""
+    num_compute = len(v.arrays.compute_ticks)
     for h in v.alone:
-        started = sum(v.after_spine[(START, h), k] for k in range(num_spine))
+        started = sum(v.after_compute[(START, h), k] for k in range(num_compute))
         near = []
         for c in v.members(h):
-            for k in v.spine.needed[c]:
+            for k in v.compute_order.needed[c]:
                 first = v.model.new_bool_var(f"first_need[{h},{c},{k}]")
                 v.model.add_implication(first, v.joins[c, h])
-                position = v.spine_position(k)
+                position = v.compute_position(k)
                 v.model.add(position <= (most + 1 + started) * v.position_step).only_enforce_if(first)
                 near.append(first)
         for c in v.members(h):
-            if v.spine.needed[c]:
+            if v.compute_order.needed[c]:
                 v.model.add_bool_or([v.joins[c, h].negated(), *near])

@@ -6,27 +6,27 @@ from apsched.solver.cpsat.variables import START, WAIT_UNIT, Variables
 def plan(v: Variables) -> None:
     """(19) Plan: the members of a group share a bucket; launches and waits stand where the plan says.
 
-    x[c,h] = x[d,h] for all h and c, d of one group;   x[c,h] implies not a[start h, last launch gap of c];
-    a[wait c, first wait gap of c - 1],  not a[wait c, last wait gap of c]
+    x[c,h] = x[d,h] for all h and c, d of one group;   x[c,h] implies not a[start h, last launch slot of c];
+    a[wait c, first wait slot of c - 1],  not a[wait c, last wait slot of c]
 
-    That a launch stands behind its first gap is part of readiness, and that closed groups stay closed is part of what may join whom.
+    That a launch stands behind its first slot is part of readiness, and that closed groups stay closed is part of what may join whom.
     """
     _together(v)
-    k, num_spine = v.compact, len(v.compact.spine_ticks)
+    k, num_compute = v.arrays, len(v.arrays.compute_ticks)
     for (c, h), joins in v.joins.items():
-        if (last := int(k.launch_last[c])) < num_spine:
-            v.model.add_implication(joins, v.after_spine[(START, h), last].negated())
+        if (last := int(k.launch_last[c])) < num_compute:
+            v.model.add_implication(joins, v.after_compute[(START, h), last].negated())
     for c in v.alone:
         first, last = int(k.wait_first[c]), int(k.wait_last[c])
         if first > 0:
-            v.model.add(v.after_spine[(WAIT_UNIT, c), first - 1] == 1)
-        if last < num_spine:
-            v.model.add(v.after_spine[(WAIT_UNIT, c), last] == 0)
+            v.model.add(v.after_compute[(WAIT_UNIT, c), first - 1] == 1)
+        if last < num_compute:
+            v.model.add(v.after_compute[(WAIT_UNIT, c), last] == 0)
 
 
 def _together(v: Variables) -> None:
     groups: dict[int, list[int]] = {}
-    for c, group in enumerate(v.compact.group.tolist()):
+    for c, group in enumerate(v.arrays.group.tolist()):
         if group >= 0:
             groups.setdefault(group, []).append(c)
     for first, *others in groups.values():

@@ -9,13 +9,13 @@ from ortools.sat.python import cp_model
 from apsched.config import Caps, SolveOptions
 from apsched.problem.problem import Problem
 from apsched.solver.arrays.partition import Pricer
-from apsched.solver.arrays.problem_arrays import Compact, Ints
+from apsched.solver.arrays.problem_arrays import ProblemArrays, Ints
 from apsched.solver.arrays.reordered import Orders
 from apsched.solver.cpsat import constraints
 from apsched.solver.cpsat.compute_order import in_any_order
 from apsched.solver.cpsat.variables import COPY, START, WAIT_UNIT, Boundary, Unit, Variables, create_variables
-from apsched.solver.cpsat.variables import PREPARE as PREPARE_UNIT
-from apsched.solver.program.evaluate import COPY_OUT, FIRE, LAUNCH, PREPARE, SPINE, WAIT, Program
+from apsched.solver.cpsat.variables import COPY_IN as PREPARE_UNIT
+from apsched.solver.program.evaluate import COPY_OUT, START, LAUNCH, COPY_IN, NODE, WAIT, Program
 from apsched.units import ALLOCATION_BYTES
 
 
@@ -26,7 +26,7 @@ class Exact:
     program: Program | None
     """None where none was found (infeasible, or out of work)."""
     order: Ints
-    """Spine nodes as captured, in the order that ``program`` has them in."""
+    """Compute nodes as captured, in the order that ``program`` has them in."""
     bound: int
     """Of the objective asked for."""
     optimal: bool
@@ -43,15 +43,15 @@ class ExactModel:
     def __init__(
         self,
         problem: Problem,
-        compact: Compact,
+        arrays: ProblemArrays,
         caps: Caps,
         horizon_ticks: int,
         boundary: Boundary | None = None,
         orders: Orders | None = None,
     ) -> None:
-        self.problem, self.compact = problem, compact
-        spine = in_any_order(orders, caps) if orders is not None else None
-        self.variables = create_variables(problem, compact, caps, horizon_ticks, boundary, spine)
+        self.problem, self.arrays = problem, arrays
+        compute_order = in_any_order(orders, caps) if orders is not None else None
+        self.variables = create_variables(problem, arrays, caps, horizon_ticks, boundary, compute_order)
         for constraint in constraints.ALL:
             constraint(self.variables)
 
@@ -60,7 +60,7 @@ class ExactModel:
         return self._minimize(0, options, None)
 
     def minimize_step_time(self, options: SolveOptions, hint: Program | None, order: Ints | None = None) -> Exact:
-        """Objective 1: step time, in ticks; ``order`` is that of the spine in ``hint``, as captured where it is None."""
+        """Objective 1: step time, in ticks; ``order`` is that of the compute order in ``hint``, as captured where it is None."""
         return self._minimize(self.variables.step_time, options, hint, order)
 
     def minimize_peak(self, options: SolveOptions, hint: Program | None, order: Ints | None = None) -> Exact:
@@ -102,7 +102,7 @@ class ExactModel:
         at = [solver.value(place) if found else k for k, place in enumerate(self.variables.places)]
         return Exact(
             program=program,
-            order=np.argsort(np.array(at, dtype=np.int64), kind="stable") if at else np.arange(len(self.compact.spine_ticks)),
+            order=np.argsort(np.array(at, dtype=np.int64), kind="stable") if at else np.arange(len(self.arrays.compute_ticks)),
             bound=int(np.ceil(solver.best_objective_bound - 1e-6)),
             optimal=status == cp_model.OPTIMAL,
             infeasible=status == cp_model.INFEASIBLE,
@@ -116,19 +116,19 @@ def extract(problem: Problem, v: Variables, holds: Callable[[cp_model.LiteralT],
     for (c, h), joins in v.joins.items():
         if holds(joins):
             groups.setdefault(h, []).append(c)
-    coalesced = np.zeros(len(v.compact.kind), dtype=np.bool_)
+    coalesced = np.zeros(len(v.arrays.kind), dtype=np.bool_)
     coalesced[[h for h, literal in v.coalesced.items() if holds(literal)]] = True
-    partition = Pricer(problem, v.compact).partition((tuple(sorted(members)) for _, members in sorted(groups.items())), coalesced)
+    partition = Pricer(problem, v.arrays).partition((tuple(sorted(members)) for _, members in sorted(groups.items())), coalesced)
     index = {h: b for b, h in enumerate(sorted(groups))}
-    # whatever the order of the spine, one of its nodes stands at every multiple of W
-    placed = [((k + 1) * v.position_step, SPINE, k) for k in range(len(v.compact.spine_ticks))]
+    # whatever the order of the compute order, one of its nodes stands at every multiple of W
+    placed = [((k + 1) * v.position_step, NODE, k) for k in range(len(v.arrays.compute_ticks))]
     for (what, c), unit in v.units.items():
         if not holds(unit.present):
             continue
         if what == COPY:
             placed.append((value(unit.first), COPY_OUT, c))
         else:
-            operation = {PREPARE_UNIT: PREPARE, WAIT_UNIT: WAIT, START: FIRE if holds(v.several[c]) else LAUNCH}[what]
+            operation = {PREPARE_UNIT: COPY_IN, WAIT_UNIT: WAIT, START: START if holds(v.several[c]) else LAUNCH}[what]
             placed.append((value(unit.first), operation, index[c]))
     placed.sort()
     order = np.array([(operation, argument) for _, operation, argument in placed], dtype=np.int64).reshape(-1, 2)
@@ -136,7 +136,7 @@ def extract(problem: Problem, v: Variables, holds: Callable[[cp_model.LiteralT],
 
 
 def add_hint(v: Variables, program: Program, order: Ints | None = None) -> None:
-    """Hint every literal of membership and order that ``program`` decides, with the spine in ``order``."""
+    """Hint every literal of membership and order that ``program`` decides, with the compute order in ``order``."""
     model = v.model
     buckets = [tuple(sorted(b)) for b in program.partition.buckets]
     head = {c: members[0] for members in buckets for c in members}
@@ -153,28 +153,28 @@ def add_hint(v: Variables, program: Program, order: Ints | None = None) -> None:
     for c in {c for c, _ in v.carried}:
         model.add_hint(v.loose[c], head[c] not in flat)
     place: dict[Unit, int] = {}
-    spine_place: dict[int, int] = {}
-    nodes = np.arange(len(v.compact.spine_ticks)) if order is None else order
+    compute_place: dict[int, int] = {}
+    nodes = np.arange(len(v.arrays.compute_ticks)) if order is None else order
     for i, (operation, argument) in enumerate(zip(program.operation.tolist(), program.argument.tolist(), strict=True)):
         at = 2 * i
-        if operation == SPINE:
-            spine_place[int(nodes[argument])] = at
+        if operation == NODE:
+            compute_place[int(nodes[argument])] = at
         elif operation == COPY_OUT:
             place[COPY, argument] = at
         else:
             h = buckets[argument][0]
-            if operation in (LAUNCH, PREPARE) and h in flat:
+            if operation in (LAUNCH, COPY_IN) and h in flat:
                 place[PREPARE_UNIT, h] = at
-            if operation in (LAUNCH, FIRE):
+            if operation in (LAUNCH, START):
                 place[START, h] = at + 1
             if operation == WAIT:
                 place[WAIT_UNIT, h] = at
     for (one, other), before in v.before.items():
         if one in place and other in place:
             model.add_hint(before, place[one] < place[other])
-    for (unit, k), after in v.after_spine.items():
+    for (unit, k), after in v.after_compute.items():
         if unit in place:
-            model.add_hint(after, place[unit] > spine_place[k])
-    if v.spine.free is not None:
+            model.add_hint(after, place[unit] > compute_place[k])
+    if v.compute_order.free is not None:
         for (a, b), literal in v.order.items():
-            model.add_hint(literal, spine_place[v.spine.free.first[a]] < spine_place[v.spine.free.first[b]])
+            model.add_hint(literal, compute_place[v.compute_order.free.first[a]] < compute_place[v.compute_order.free.first[b]])

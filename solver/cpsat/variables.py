@@ -1,6 +1,6 @@
 """Variables of the CP-SAT model: one dictionary per symbol. The mathematics is in ``docs/formulation.md``.
 
-Two axes. *Position* is the place in the total order: spine node k stands at (k+1)·W, where W is more than all steps of all
+Two axes. *Position* is the place in the total order: compute node k stands at (k+1)·W, where W is more than all steps of all
 units, the inputs at 0 and the output at (m+1)·W. *Time* is ticks on the compute stream. A unit occupies an interval on both.
 """
 
@@ -12,11 +12,11 @@ from ortools.sat.python import cp_model
 from apsched.config import Caps
 from apsched.problem.problem import Problem
 from apsched.solver.arrays.partition import Pricer
-from apsched.solver.arrays.problem_arrays import ALL_GATHER, Compact
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, ProblemArrays
 from apsched.solver.bounds.any_order.memory import without_places
-from apsched.solver.cpsat.compute_order import Spine, as_captured
+from apsched.solver.cpsat.compute_order import ComputeOrder, as_captured
 
-PREPARE, START, WAIT_UNIT, COPY = "prepare", "start", "wait", "copy_out"
+COPY_IN, START, WAIT_UNIT, COPY = "prepare", "start", "wait", "copy_out"
 
 Unit = tuple[str, int]
 """(what, head of the bucket) or (copy_out, collective)."""
@@ -45,17 +45,17 @@ class Boundary:
     stream_free_ticks: dict[int, int] = field(default_factory=dict)
     """Stream -> when what was launched before the window ends."""
     release_ticks: dict[int, int] = field(default_factory=dict)
-    """Spine node -> when a transfer from before the window ends that it waits for."""
-    after_spine_ticks: int = 0
+    """Compute node -> when a transfer from before the window ends that it waits for."""
+    after_compute_ticks: int = 0
     """From the end of the window's last operation to the end of the step, along the compute stream."""
     after_stream_ticks: dict[int, int] = field(default_factory=dict)
     """Stream -> from the end of the window's last transfer on it to the end of the step."""
     after_transfer_ticks: dict[int, int] = field(default_factory=dict)
     """Pinned collective -> from the end of its transfer, which is waited for behind the window, to the end of the step."""
     pinned: dict[int, int] = field(default_factory=dict)
-    """Collective that belongs to the rest but is launched in the window -> the gap where it is."""
+    """Collective that belongs to the rest but is launched in the window -> the slot where it is."""
     awaited: dict[int, int] = field(default_factory=dict)
-    """Pinned collective -> the spine node of the window that waits for it, if any."""
+    """Pinned collective -> the compute node of the window that waits for it, if any."""
 
 
 @dataclass(slots=True)
@@ -64,10 +64,10 @@ class Variables:
 
     model: cp_model.CpModel
     problem: Problem
-    compact: Compact
+    arrays: ProblemArrays
     caps: Caps
     horizon_ticks: int
-    spine: Spine
+    compute_order: ComputeOrder
     position_step: int
     """W"""
     boundary: Boundary = field(default_factory=Boundary)
@@ -86,19 +86,19 @@ class Variables:
     units: dict[Unit, UnitVariables] = field(default_factory=dict)
     before: dict[tuple[Unit, Unit], cp_model.IntVar] = field(default_factory=dict)
     """b[i, j]: unit i stands before unit j (where both are present)."""
-    after_spine: dict[tuple[Unit, int], cp_model.IntVar] = field(default_factory=dict)
-    """a[i, k]: unit i stands after spine node k."""
+    after_compute: dict[tuple[Unit, int], cp_model.IntVar] = field(default_factory=dict)
+    """a[i, k]: unit i stands after compute node k."""
     order: dict[tuple[int, int], cp_model.IntVar] = field(default_factory=dict)
     """o[A, B]: block A of the compute stands before block B; only where the model decides their order."""
     places: list[cp_model.IntVar] = field(default_factory=list)
-    """pos(k) of each spine node, where the model decides their order."""
-    spine_begin: list[cp_model.IntVar] = field(default_factory=list)
+    """pos(k) of each compute node, where the model decides their order."""
+    compute_begin: list[cp_model.IntVar] = field(default_factory=list)
     transfer_begin: dict[int, cp_model.IntVar] = field(default_factory=dict)
     transfer_end: dict[int, cp_model.IntVar] = field(default_factory=dict)
     transfer_ticks: dict[int, cp_model.IntVar] = field(default_factory=dict)
     """tau[h]"""
     copy_in_ticks: dict[int, cp_model.IntVar] = field(default_factory=dict)
-    float_position: dict[int, cp_model.IntVar] = field(default_factory=dict)
+    attached_position: dict[int, cp_model.IntVar] = field(default_factory=dict)
     """p[f]: position of a prologue, start, wait or epilogue node (a member's start: its copy-in)."""
     step_time: cp_model.IntVar = field(init=False)
     peak_blocks: cp_model.IntVar = field(init=False)
@@ -116,57 +116,57 @@ class Variables:
         """Return w[h], where h can head a coalesced bucket."""
         return [self.coalesced[h]] if h in self.coalesced else []
 
-    def spine_position(self, k: int) -> cp_model.IntVar | int:
-        """Return the position of spine node ``k``; the output is spine node m."""
+    def compute_position(self, k: int) -> cp_model.IntVar | int:
+        """Return the position of compute node ``k``; the output is compute node m."""
         return self.places[k] if k < len(self.places) else (k + 1) * self.position_step
 
     def stands_before(self, a: int, b: int) -> cp_model.BoolVarT | int:
         """Return whether block ``a`` stands before block ``b``: the literal, or a number where it is known."""
-        assert self.spine.free is not None
+        assert self.compute_order.free is not None
         if (a, b) in self.order:
             return self.order[a, b]
         if (b, a) in self.order:
             return self.order[b, a].negated()
-        return int(a in self.spine.free.sooner[b])
+        return int(a in self.compute_order.free.sooner[b])
 
     @property
     def last_position(self) -> int:
         """Position of the output."""
-        return (len(self.compact.spine_ticks) + 1) * self.position_step
+        return (len(self.arrays.compute_ticks) + 1) * self.position_step
 
     def gathers(self, c: int) -> bool:
         """Whether ``c`` is an all-gather, so that a bucket copies it out."""
-        return bool(self.compact.kind[c] == ALL_GATHER)
+        return bool(self.arrays.kind[c] == ALL_GATHER)
 
 
 def create_variables(
-    problem: Problem, compact: Compact, caps: Caps, horizon_ticks: int, boundary: Boundary | None = None, spine: Spine | None = None
+    problem: Problem, arrays: ProblemArrays, caps: Caps, horizon_ticks: int, boundary: Boundary | None = None, compute_order: ComputeOrder | None = None
 ) -> Variables:
-    """Return all variables with their domains, and the order literals of every pair of units; with ``spine`` of blocks, too."""
-    floats = len(compact.float_ticks)
+    """Return all variables with their domains, and the order literals of every pair of units; with ``compute order`` of blocks, too."""
+    attached = len(arrays.attached_ticks)
     v = Variables(
         model=cp_model.CpModel(),
         problem=problem,
-        compact=compact,
+        arrays=arrays,
         caps=caps,
         horizon_ticks=horizon_ticks,
-        spine=spine or as_captured(compact),
-        position_step=floats + 2 * len(compact.kind) + 2,
+        compute_order=compute_order or as_captured(arrays),
+        position_step=attached + 2 * len(arrays.kind) + 2,
         boundary=boundary or Boundary(),
     )
     model = v.model
-    pricer = Pricer(problem, compact if v.spine.free is None else without_places(compact))
-    for h in range(len(compact.kind)):
-        for c in range(h, len(compact.kind)):
+    pricer = Pricer(problem, arrays if v.compute_order.free is None else without_places(arrays))
+    for h in range(len(arrays.kind)):
+        for c in range(h, len(arrays.kind)):
             if c == h or (not {c, h} & v.boundary.pinned.keys() and pricer.allowed((h, c), caps)):
                 v.joins[c, h] = model.new_bool_var(f"x[{c},{h}]")
     for c, h in v.joins:
-        if c != h and h not in v.coalesced and compact.coalesces[c] and compact.coalesces[h]:
+        if c != h and h not in v.coalesced and arrays.coalesces[c] and arrays.coalesces[h]:
             v.coalesced[h] = model.new_bool_var(f"w[{h}]")
     for c, h in v.joins:
-        if h in v.coalesced and compact.coalesces[c]:
+        if h in v.coalesced and arrays.coalesces[c]:
             v.carried[c, h] = model.new_bool_var(f"j[{c},{h}]")
-    for c in range(len(compact.kind)):
+    for c in range(len(arrays.kind)):
         v.alone[c] = model.new_bool_var(f"y[{c}]")
         v.several[c] = model.new_bool_var(f"z[{c}]")
         v.loose[c] = model.new_bool_var(f"l[{c}]") if any((c, h) in v.carried for h in v.heads(c)) else v.alone[c]
@@ -184,17 +184,17 @@ def create_variables(
         v.copy_in_ticks[c] = model.new_int_var(0, horizon_ticks, f"ci[{c}]")
     for i, j in combinations(v.units, 2):
         v.before[i, j] = model.new_bool_var(f"b[{i},{j}]")
-    num_spine = len(compact.spine_ticks)
+    num_compute = len(arrays.compute_ticks)
     for unit in v.units:
-        for k in range(num_spine):
-            v.after_spine[unit, k] = model.new_bool_var(f"a[{unit},{k}]")
-    if v.spine.free is not None:
-        for a, b in v.spine.free.pairs():
+        for k in range(num_compute):
+            v.after_compute[unit, k] = model.new_bool_var(f"a[{unit},{k}]")
+    if v.compute_order.free is not None:
+        for a, b in v.compute_order.free.pairs():
             v.order[a, b] = model.new_bool_var(f"o[{a},{b}]")
-        v.places = [model.new_int_var(v.position_step, num_spine * v.position_step, f"pos[{k}]") for k in range(num_spine)]
-    v.spine_begin = [model.new_int_var(0, horizon_ticks, f"s[{k}]") for k in range(num_spine + 1)]
-    for f in range(floats):
-        v.float_position[f] = model.new_int_var(0, v.last_position, f"p[{f}]")
+        v.places = [model.new_int_var(v.position_step, num_compute * v.position_step, f"pos[{k}]") for k in range(num_compute)]
+    v.compute_begin = [model.new_int_var(0, horizon_ticks, f"s[{k}]") for k in range(num_compute + 1)]
+    for f in range(attached):
+        v.attached_position[f] = model.new_int_var(0, v.last_position, f"p[{f}]")
     v.step_time = model.new_int_var(0, horizon_ticks, "step_time")
     return v
 
@@ -203,7 +203,7 @@ def _units_of(v: Variables, c: int) -> list[tuple[str, cp_model.BoolVarT]]:
     """Return the units that exist because of ``c``, with the literal that says whether they do."""
     units: list[tuple[str, cp_model.BoolVarT]] = [(START, v.joins[c, c]), (WAIT_UNIT, v.joins[c, c])]
     if len(v.members(c)) > 1:
-        units.append((PREPARE, v.several[c]))
+        units.append((COPY_IN, v.several[c]))
     if v.gathers(c) and (len(v.members(c)) > 1 or len(v.heads(c)) > 1):
         units.append((COPY, v.loose[c].negated()))
     return units

@@ -11,7 +11,7 @@ from apsched.schedule.result import Relaxation, Scored
 from apsched.schedule.schedule import Schedule, as_captured
 from apsched.schedule.score import score
 from apsched.schedule.simulate import simulate
-from apsched.solver.arrays.problem_arrays import Compact
+from apsched.solver.arrays.problem_arrays import ProblemArrays
 from apsched.solver.arrays.reordered import may_move
 from apsched.solver.bounds.any_order.memory import memory_bound_of_any_order
 from apsched.solver.bounds.step_time import memory_bound
@@ -35,11 +35,11 @@ _MOST_UNDECIDED = 8
 Clash = tuple[str, ...]
 
 
-class Judge:
+class FeasibilityOracle:
     """Says of caps whether a schedule keeps them, and remembers."""
 
-    def __init__(self, problem: Problem, compact: Compact, options: SolveOptions) -> None:
-        self.problem, self.compact = problem, compact
+    def __init__(self, problem: Problem, arrays: ProblemArrays, options: SolveOptions) -> None:
+        self.problem, self.arrays = problem, arrays
         self.options = replace(options, budget=min(options.budget, _EXACT_WORK))
         self.largest = max((c.output_bytes for c in problem.collectives if not c.on_path), default=0)
         self._known: dict[Caps, tuple[bool | None, Scored | None]] = {}
@@ -58,8 +58,8 @@ class Judge:
             return False, None  # alone, a collective has all of its output in flight
         if plan_clashes(self.problem, caps):
             return False, None
-        floor = just_in_time(self.problem, self.compact, caps)
-        made = [] if floor is None else [expand(self.problem, self.compact, floor.program)]
+        floor = just_in_time(self.problem, self.arrays, caps)
+        made = [] if floor is None else [expand(self.problem, self.arrays, floor.program)]
         if moves and caps.memory_cap_bytes is not None:
             made += self._with_compute_moved(caps, caps.memory_cap_bytes)
         for schedule in (*made, as_captured(self.problem.num_nodes)):
@@ -69,29 +69,29 @@ class Judge:
         if not is_small(self.problem):
             return None, None
         orders = self._mover.orders if moves else None
-        horizon = horizon_ticks(self.problem, self.compact)
-        exact = ExactModel(self.problem, self.compact, caps, horizon, orders=orders).any_schedule(self.options)
+        horizon = horizon_ticks(self.problem, self.arrays)
+        exact = ExactModel(self.problem, self.arrays, caps, horizon, orders=orders).any_schedule(self.options)
         if exact.program is not None:
-            there, places = self.problem, self.compact
+            there, places = self.problem, self.arrays
             if orders is not None:
-                there, places = orders.problem_of(exact.order), orders.compact_of(exact.order)
+                there, places = orders.problem_of(exact.order), orders.arrays_of(exact.order)
             return True, score(self.problem, "", expand(there, places, exact.program), caps)
         return (False if exact.infeasible and not (orders is not None and orders.keeps_together) else None), None
 
     def _memory_bound(self, *, moves: bool) -> int:
-        return memory_bound_of_any_order(self._mover.orders) if moves else memory_bound(self.compact)
+        return memory_bound_of_any_order(self._mover.orders) if moves else memory_bound(self.arrays)
 
     def _with_compute_moved(self, caps: Caps, enough_bytes: int) -> list[Schedule]:
         lower = lower_peak(self._mover, replace(caps, memory_cap_bytes=None), enough_bytes)
         if not lower:
             return []
-        problem, compact = self._mover.moved(lower[-1].blocks)
-        floor = just_in_time(problem, compact, caps)
-        return [] if floor is None else [expand(problem, compact, floor.program)]
+        problem, arrays = self._mover.moved(lower[-1].blocks)
+        floor = just_in_time(problem, arrays, caps)
+        return [] if floor is None else [expand(problem, arrays, floor.program)]
 
     @cached_property
     def _mover(self) -> ComputeMover:
-        return ComputeMover(self.problem, self.compact)
+        return ComputeMover(self.problem, self.arrays)
 
 
 def stated(caps: Caps) -> tuple[str, ...]:
@@ -99,7 +99,7 @@ def stated(caps: Caps) -> tuple[str, ...]:
     return tuple(name for name in NAMES if getattr(caps, name) is not None)
 
 
-def clashes(judge: Judge, caps: Caps) -> tuple[tuple[Clash, ...], bool]:
+def clashes(oracle: FeasibilityOracle, caps: Caps) -> tuple[tuple[Clash, ...], bool]:
     """Return all minimal sets of caps that no schedule keeps together, and whether that is proven.
 
     Where nothing is proven: the one set of those caps without any one of which the others can be kept, or for all that is known might.
@@ -108,16 +108,16 @@ def clashes(judge: Judge, caps: Caps) -> tuple[tuple[Clash, ...], bool]:
     found: list[Clash] = []
     for size in range(1, len(names) + 1):
         for some in combinations(names, size):
-            if not any(set(clash) <= set(some) for clash in found) and judge(_only(caps, some))[0] is False:
+            if not any(set(clash) <= set(some) for clash in found) and oracle(_only(caps, some))[0] is False:
                 found.append(some)
     if found or not names:  # without caps only a plan can be at fault
         return tuple(found), bool(found)
-    without = {name: judge(replace(caps, **{name: None}))[0] for name in names}
+    without = {name: oracle(replace(caps, **{name: None}))[0] for name in names}
     matter = tuple(name for name in names if without[name] or (without[name] is None and name not in _ON_BUCKETS))
     return ((matter or names),), False
 
 
-def relaxations(judge: Judge, caps: Caps, found: tuple[Clash, ...], proven: bool, options: SolveOptions) -> tuple[Relaxation, ...]:
+def relaxations(oracle: FeasibilityOracle, caps: Caps, found: tuple[Clash, ...], proven: bool, options: SolveOptions) -> tuple[Relaxation, ...]:
     """Return for each cap that clashes how far it has to give way, without the caps of clashes that it has no part in."""
     result = []
     for name in dict.fromkeys(name for clash in found for name in clash):
@@ -126,31 +126,31 @@ def relaxations(judge: Judge, caps: Caps, found: tuple[Clash, ...], proven: bool
         bound = getattr(caps, name) + (1 if proven else 0)
         if name == "memory_cap_bytes":
             least: int | None
-            least, floor_bound = least_memory(judge.problem, others, options)
-            if not judge(replace(others, memory_cap_bytes=least))[0]:
+            least, floor_bound = least_memory(oracle.problem, others, options)
+            if not oracle(replace(others, memory_cap_bytes=least))[0]:
                 least = None
             bound = max(bound, floor_bound)
         else:
-            least, bound = _bisect(judge, others, name, bound)
+            least, bound = _bisect(oracle, others, name, bound)
         result.append(Relaxation(cap=name, stated=getattr(caps, name), least=least, bound=bound, lifted=lifted))
     return tuple(result)
 
 
-def _bisect(judge: Judge, caps: Caps, name: str, bound: int) -> tuple[int | None, int]:
+def _bisect(oracle: FeasibilityOracle, caps: Caps, name: str, bound: int) -> tuple[int | None, int]:
     """Return the least value of cap ``name`` that is known to do, and the least that is not proven impossible."""
     if name == "in_flight_cap_bytes":
-        bound = max(bound, judge.largest)
-    bound = max([bound, *(clash.least for clash in plan_clashes(judge.problem, caps) if clash.cap == name)])
-    kept, scored = judge(replace(caps, **{name: None}))
+        bound = max(bound, oracle.largest)
+    bound = max([bound, *(clash.least for clash in plan_clashes(oracle.problem, caps) if clash.cap == name)])
+    kept, scored = oracle(replace(caps, **{name: None}))
     if not kept or scored is None:
         return None, bound
-    least = _used(judge.problem, name, scored)
+    least = _used(oracle.problem, name, scored)
     low, undecided = bound, 0
     while low < least and undecided < _MOST_UNDECIDED:
         middle = (low + least) // 2
-        kept, scored = judge(replace(caps, **{name: middle}))
+        kept, scored = oracle(replace(caps, **{name: middle}))
         if kept and scored is not None:
-            least = min(middle, _used(judge.problem, name, scored))
+            least = min(middle, _used(oracle.problem, name, scored))
         else:
             low = middle + 1
             undecided += kept is None

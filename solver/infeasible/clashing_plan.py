@@ -52,13 +52,13 @@ def _groups(problem: Problem, caps: Caps) -> Iterator[PlanClash]:
 
 
 def _prefetch(problem: Problem, caps: Caps) -> Iterator[PlanClash]:
-    place = {node: k for k, node in enumerate(problem.spine)}
+    place = {node: k for k, node in enumerate(problem.compute_order)}
     for c, collective in enumerate(problem.collectives):
-        gaps = collective.restriction.start_gaps
-        if caps.max_prefetch is None or gaps is None or not problem.needs[c]:
+        slots = collective.restriction.start_slots
+        if caps.max_prefetch is None or slots is None or not problem.needs[c]:
             continue
         needs = [place[problem.needs[d][0]] for d in _mates(problem, c) if problem.needs[d]]  # of a bucket the first one counts
-        distance = min(need - gaps[1] for need in needs if need >= gaps[1])
+        distance = min(need - slots[1] for need in needs if need >= slots[1])
         if distance > caps.max_prefetch:
             yield PlanClash(
                 cap="max_prefetch",

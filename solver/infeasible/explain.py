@@ -9,8 +9,8 @@ from apsched.schedule.memory import lifetimes
 from apsched.schedule.result import FullPlace, Infeasibility, Relaxation
 from apsched.schedule.schedule import Schedule, StepKind
 from apsched.schedule.simulate import simulate
-from apsched.solver.arrays.problem_arrays import Compact, compact
-from apsched.solver.infeasible.clashing_caps import Clash, Judge, clashes, relaxations
+from apsched.solver.arrays.problem_arrays import ProblemArrays, problem_arrays
+from apsched.solver.infeasible.clashing_caps import Clash, FeasibilityOracle, clashes, relaxations
 from apsched.solver.infeasible.clashing_plan import plan_clashes
 from apsched.solver.program.to_schedule import expand
 from apsched.solver.search.just_in_time import just_in_time, without_caps_on_launches
@@ -28,11 +28,11 @@ _WORDS = {
 }
 
 
-def explain(problem: Problem, small: Compact, caps: Caps, options: SolveOptions) -> Infeasibility:
+def explain(problem: Problem, small: ProblemArrays, caps: Caps, options: SolveOptions) -> Infeasibility:
     """Return the explanation for caps under which no schedule was found."""
-    judge = Judge(problem, small, options)
-    found, proven = clashes(judge, caps)
-    relaxed = relaxations(judge, caps, found, proven, options)
+    oracle = FeasibilityOracle(problem, small, options)
+    found, proven = clashes(oracle, caps)
+    relaxed = relaxations(oracle, caps, found, proven, options)
     names = {name for clash in found for name in clash}
     places = _full_places(problem, small, caps) if "memory_cap_bytes" in names else ()
     nodes = [place.node for place in places]
@@ -80,7 +80,7 @@ def _without_plan(problem: Problem, caps: Caps) -> list[str]:
     """Return what the cap on memory would have to be without the user's plan, where that would do."""
     if problem.unrestricted is None or caps.memory_cap_bytes is None:
         return []
-    free = just_in_time(problem.unrestricted, compact(problem.unrestricted), caps)
+    free = just_in_time(problem.unrestricted, problem_arrays(problem.unrestricted), caps)
     if free is None or free.peak_memory_bytes > caps.memory_cap_bytes:
         return []
     return [f"without the plan {show_bytes(free.peak_memory_bytes)} would do"]
@@ -90,7 +90,7 @@ def _show(name: str, value: int) -> str:
     return show_bytes(value) if name.endswith("bytes") else str(value)
 
 
-def _full_places(problem: Problem, small: Compact, caps: Caps) -> tuple[FullPlace, ...]:
+def _full_places(problem: Problem, small: ProblemArrays, caps: Caps) -> tuple[FullPlace, ...]:
     """Return the fullest compute nodes, one of each module, of the schedule that holds everything as briefly as it can."""
     floor = just_in_time(problem, small, without_caps_on_launches(caps))
     assert floor is not None  # it keeps every other cap

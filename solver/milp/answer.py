@@ -5,7 +5,7 @@ from apsched.errors import InputError
 from apsched.problem.problem import Problem
 from apsched.schedule.result import SolveResult
 from apsched.schedule.score import score
-from apsched.solver.arrays.problem_arrays import compact
+from apsched.solver.arrays.problem_arrays import problem_arrays
 from apsched.solver.baselines import baselines
 from apsched.solver.bounds.memory_and_launches import later_bounds
 from apsched.solver.infeasible.explain import explain
@@ -29,7 +29,7 @@ def solve_with_milp(
         raise InputError(f"max_compute_move: the MILP keeps compute as captured; expected 0, found {caps.max_compute_move!r}")
     if problem.contention is not None:
         raise InputError("contention: the MILP does not know it; leave it out, or solve with cp-sat")
-    small = compact(problem)
+    small = problem_arrays(problem)
     if small.coalesces.any():
         raise InputError("coalesced_member_us: the MILP knows flat buckets only; expected costs without it, or --solver cp-sat")
     made = baselines(problem, small, caps)

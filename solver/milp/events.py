@@ -54,7 +54,7 @@ class Events:
     problem: Problem
     caps: Caps
     num_units: int
-    """Events of collectives; spine node k is event ``num_units + k``, the output the last."""
+    """Events of collectives; compute node k is event ``num_units + k``, the output the last."""
     take: tuple[int, ...]
     start: tuple[int, ...]
     wait: tuple[int, ...]
@@ -72,8 +72,8 @@ class Events:
         """Number of events, the output included."""
         return len(self.reach)
 
-    def spine(self, k: int) -> int:
-        """Return the event of spine node ``k`` (of the output for k = number of spine nodes)."""
+    def compute_order(self, k: int) -> int:
+        """Return the event of compute node ``k`` (of the output for k = number of compute nodes)."""
         return self.num_units + k
 
     def gathers(self, c: int) -> bool:
@@ -132,7 +132,7 @@ class _Draft:
             self.wait.append(self._new())
             apart = shares[c] and problem.keys[collective.key].kind == "all_gather"
             self.give.append(self._new() if apart else self.wait[c])
-        num_events = self.num_units + len(problem.spine) + 1
+        num_events = self.num_units + len(problem.compute_order) + 1
         self.reach = [0] * num_events
         self.strict = [0] * num_events
         self.hosts: list[tuple[Spot, ...]] = [()] * problem.num_nodes
@@ -146,7 +146,7 @@ class _Draft:
 
     def _place(self) -> None:
         problem = self.problem
-        for k, node in enumerate(problem.spine):
+        for k, node in enumerate(problem.compute_order):
             self.hosts[node] = (Spot(self.num_units + k, 0),)
         for c, collective in enumerate(problem.collectives):
             for node in collective.prologue:
@@ -155,7 +155,7 @@ class _Draft:
                 self.hosts[node] = (Spot(self.give[c], node),)
             self.hosts[collective.start] = (Spot(self.start[c], problem.num_nodes),)
             self.hosts[collective.wait] = (Spot(self.give[c], WAIT_RANK),)
-        own = {*problem.spine, *problem.travels, *problem.collective_of_node}
+        own = {*problem.compute_order, *problem.travels, *problem.collective_of_node}
         for node, kind in enumerate(problem.kinds):
             if kind is NodeKind.OUTPUT:
                 self.hosts[node] = (Spot(len(self.reach) - 1, 0),)
@@ -165,7 +165,7 @@ class _Draft:
     def _precede(self) -> None:
         problem = self.problem
         takes = {collective.start: self.take[c] for c, collective in enumerate(problem.collectives)}
-        own = {*problem.spine, *problem.travels, *problem.collective_of_node}
+        own = {*problem.compute_order, *problem.travels, *problem.collective_of_node}
         for node in own:
             event = takes.get(node, self.hosts[node][0].event)
             for p in problem.predecessors[node]:
@@ -185,14 +185,14 @@ class _Draft:
 
     def _precede_as_planned(self) -> None:
         """Launches and waits stand between the compute nodes that the user's plan says."""
-        num_spine = len(self.problem.spine)
+        num_compute = len(self.problem.compute_order)
         for c, collective in enumerate(self.problem.collectives):
             asked = collective.restriction
-            for first, last, gaps in ((self.take[c], self.start[c], asked.start_gaps), (self.wait[c], self.wait[c], asked.wait_gaps)):
-                if gaps is not None and gaps[0] > 0:
-                    self.strict[self.num_units + gaps[0] - 1] |= 1 << first
-                if gaps is not None and gaps[1] < num_spine:
-                    self.strict[last] |= 1 << (self.num_units + gaps[1])
+            for first, last, slots in ((self.take[c], self.start[c], asked.start_slots), (self.wait[c], self.wait[c], asked.wait_slots)):
+                if slots is not None and slots[0] > 0:
+                    self.strict[self.num_units + slots[0] - 1] |= 1 << first
+                if slots is not None and slots[1] < num_compute:
+                    self.strict[last] |= 1 << (self.num_units + slots[1])
 
     def _close(self) -> None:
         """Transitive closure; a path is strict if one of its arcs is."""

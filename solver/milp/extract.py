@@ -17,7 +17,7 @@ def schedule_of(events: Events, buckets: Sequence[tuple[int, ...]], position: Se
 class _Extraction(Emitter):
     def __init__(self, events: Events, buckets: tuple[tuple[int, ...], ...]) -> None:
         problem = events.problem
-        decided = {*problem.spine, *problem.collective_of_node, *(n for c in problem.collectives for n in c.prologue)}
+        decided = {*problem.compute_order, *problem.collective_of_node, *(n for c in problem.collectives for n in c.prologue)}
         follows = [node not in decided and kind is not NodeKind.OUTPUT for node, kind in enumerate(problem.kinds)]
         super().__init__(problem, follows)  # inputs, views and epilogues
         self.events, self.buckets = events, buckets
@@ -44,8 +44,8 @@ class _Extraction(Emitter):
     def _decisions(self, position: Sequence[int]) -> list[tuple[int, int, StepKind, int]]:
         """Return (position, tie-break, kind, index) of every decided step; NODE with a collective's start stands for its launch."""
         events, found = self.events, []
-        for k, node in enumerate(self.problem.spine):
-            found.append((position[events.spine(k)], 0, StepKind.NODE, node))
+        for k, node in enumerate(self.problem.compute_order):
+            found.append((position[events.compute_order(k)], 0, StepKind.NODE, node))
         for c, collective in enumerate(self.problem.collectives):
             b = self.bucket_of.get(c)
             if b is None:

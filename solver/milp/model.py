@@ -5,7 +5,7 @@ something. Bucket membership is a set partition over all buckets that the caps a
 
 Sets      c, d        collectives;  h: the first member of a bucket
           B           columns: every collective alone and every bucket that the caps on bytes and span, the data and the user's plan allow
-          u, v, w     events: take (prologues and copy-in), start, wait, give (copy-out and epilogue) of each c; spine nodes k; the output
+          u, v, w     events: take (prologues and copy-in), start, wait, give (copy-out and epilogue) of each c; compute nodes k; the output
           p, q        spots: steps inside an event
           a           pieces of memory: storages, and the buffers of the bucket of h
 Variables lambda[B]   1 where B is launched                             b[c,d]  1 where c and d share a bucket
@@ -25,7 +25,7 @@ Variables lambda[B]   1 where B is launched                             b[c,d]  
 (8)   s[c] >= e[start c]; f[c] >= s[c] + sum of T[B] lambda[B]                          ``milp_time._transfers``
 (9)   s[d] >= f[c] - M (1 - o[start c,start d]) on one stream                           ``milp_time._transfers``
 (10)  e[wait c] >= f[c] + epilogues                                                     ``milp_time._transfers``
-(11)  cut: between spine nodes j and k lies the work that must                          ``milp_time._loads``
+(11)  cut: between compute nodes j and k lies the work that must                          ``milp_time._loads``
 (12)  cut: between them lie the transfers of a stream that must                         ``milp_time._loads``
 (13)  alive[a,p] >= le(birth,p) + le(p,use) - 1 - (1 - condition)                       ``milp_memory._alive``
 (14)  held[h,p] >= sum of bytes[B] lambda[B] - M (1 - alive[h,p])                       ``milp_memory._held``

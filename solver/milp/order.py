@@ -136,18 +136,18 @@ def _is_one(expression: Linear) -> bool:
 
 
 def _early_enough(order: Order) -> None:
-    """(4) prefetch: sum of lambda[B] <= o[k,start[h]] over the B of first member h whose start must come after spine node k."""
+    """(4) prefetch: sum of lambda[B] <= o[k,start[h]] over the B of first member h whose start must come after compute node k."""
     events, most = order.events, order.events.caps.max_prefetch
     if most is None:
         return
-    place = {node: k for k, node in enumerate(events.problem.spine)}
+    place = {node: k for k, node in enumerate(events.problem.compute_order)}
     held: dict[tuple[int, int], list[pulp.LpVariable]] = {}
     for column, chosen in zip(events.columns, order.chosen, strict=True):
         needs = [place[events.problem.needs[c][0]] for c in column.members if events.problem.needs[c]]
         if needs and (earliest := min(needs) - most - 1) >= 0:
             held.setdefault((column.members[0], earliest), []).append(chosen)
     for (head, k), several in held.items():
-        order.model += pulp.lpSum(several) <= order.before(events.spine(k), events.start[head]), f"prefetch_{head}_{k}"
+        order.model += pulp.lpSum(several) <= order.before(events.compute_order(k), events.start[head]), f"prefetch_{head}_{k}"
 
 
 def in_flight(order: Order) -> None:

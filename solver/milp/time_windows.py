@@ -28,7 +28,7 @@ class Windows:
 def windows(events: Events, horizon_ticks: int) -> Windows:
     """(17) windows: longest paths over what must precede what, with the least work of each event and the least transfer of each wait.
 
-    earliest_begin[v] = max over u before v of earliest_end[u], and the compute of the spine before v; earliest_end = begin + least work,
+    earliest_begin[v] = max over u before v of earliest_end[u], and the compute of the compute order before v; earliest_end = begin + least work,
     of a wait also its start's end + least transfer + least epilogues; latest_end and latest_begin the same from the horizon backwards
     """
     work, transfer = _least(events)
@@ -36,9 +36,9 @@ def windows(events: Events, horizon_ticks: int) -> Windows:
     order = sorted(count, key=lambda u: sum(events.never_after(v, u) for v in count))
     start_of = {wait: start for start, wait in zip(events.start, events.wait, strict=True)}
     wait_of = {start: wait for wait, start in start_of.items()}
-    spine = events.problem.spine
-    before = [sum(work[events.spine(k)] for k in range(len(spine)) if events.always_before(events.spine(k), u)) for u in count]
-    after = [sum(work[events.spine(k)] for k in range(len(spine)) if events.always_before(u, events.spine(k))) for u in count]
+    compute_order = events.problem.compute_order
+    before = [sum(work[events.compute_order(k)] for k in range(len(compute_order)) if events.always_before(events.compute_order(k), u)) for u in count]
+    after = [sum(work[events.compute_order(k)] for k in range(len(compute_order)) if events.always_before(u, events.compute_order(k))) for u in count]
     begin, end = list(before), [0] * events.num_events
     for u in order:
         begin[u] = max([begin[u], *(end[v] for v in order if v != u and events.never_after(v, u) and not events.never_after(u, v))])
@@ -59,8 +59,8 @@ def _least(events: Events) -> tuple[list[int], dict[int, int]]:
     """Return the least work of each event in any bucket, and for each wait the least transfer."""
     work = [0] * events.num_events
     transfer: dict[int, int] = {}
-    for k, node in enumerate(events.problem.spine):
-        work[events.spine(k)] = events.problem.duration_ticks[node]
+    for k, node in enumerate(events.problem.compute_order):
+        work[events.compute_order(k)] = events.problem.duration_ticks[node]
     for c in range(len(events.take)):
         mine = [column for column in events.columns if c in column.members]
         for first, second, ticks in (

@@ -33,12 +33,12 @@ def add_time(order: Order, horizon_ticks: int) -> Clock:
     events = order.events
     scale = max(1.0, horizon_ticks / 10_000)
     horizon = horizon_ticks / scale
-    spine = [events.problem.duration_ticks[node] / scale for node in events.problem.spine]
+    compute_order = [events.problem.duration_ticks[node] / scale for node in events.problem.compute_order]
     when = windows(events, horizon_ticks)
     begin = [pulp.LpVariable(f"t_{u}", when.earliest_begin[u] / scale) for u in range(events.num_events)]
     end = [pulp.LpVariable(f"e_{u}", when.earliest_end[u] / scale, when.latest_end[u] / scale) for u in range(events.num_units)]
     ends = [Linear(variable) for variable in end]
-    ends += [begin[events.spine(k)] + ticks for k, ticks in enumerate(spine)]
+    ends += [begin[events.compute_order(k)] + ticks for k, ticks in enumerate(compute_order)]
     ends.append(Linear(begin[-1]))
     step = pulp.LpVariable("step", 0, horizon, cat="Integer" if scale == 1 else "Continuous")  # whole ticks: prunes
     clock = Clock(scale, horizon, step, ends, begin, when)
@@ -116,23 +116,23 @@ def _transfers(order: Order, clock: Clock) -> list[pulp.LpVariable]:
 
 
 def _loads(order: Order, clock: Clock) -> None:
-    """(11) cuts: between the ends of spine node j (or the beginning) and the begin of spine node k (or the end) lies the work that comes
+    """(11) cuts: between the ends of compute node j (or the beginning) and the begin of compute node k (or the end) lies the work that comes
 
     between them in any order, and (12) on each stream the transfers that do.
     """
     events, problem = order.events, order.events.problem
-    num_spine = len(problem.spine)
+    num_compute = len(problem.compute_order)
     stream = [problem.keys[problem.collectives[column.members[0]].key].stream for column in events.columns]
-    for j in range(-1, num_spine):
-        since = clock.end[events.spine(j)] if j >= 0 else Linear()
+    for j in range(-1, num_compute):
+        since = clock.end[events.compute_order(j)] if j >= 0 else Linear()
         between = 0.0
-        for k in range(j + 1, num_spine + 1):
-            until = clock.begin[events.spine(k)]
+        for k in range(j + 1, num_compute + 1):
+            until = clock.begin[events.compute_order(k)]
             work = [(b, _work_between(order, b, j, k) / clock.scale) for b in range(len(events.columns))]
             if k > j + 1 or any(ticks for _, ticks in work):
                 order.model += until >= since + between + order.sum_of(work), f"load_{j}_{k}"
-            if k < num_spine:
-                between += problem.duration_ticks[problem.spine[k]] / clock.scale
+            if k < num_compute:
+                between += problem.duration_ticks[problem.compute_order[k]] / clock.scale
             for s in range(len(problem.streams)):
                 sent = [
                     (b, column.transfer_ticks / clock.scale)
@@ -140,22 +140,22 @@ def _loads(order: Order, clock: Clock) -> None:
                     if stream[b] == s and _sent_between(events, column, j, k)
                 ]
                 if sent:
-                    order.model += (until if k < num_spine else clock.step) >= since + order.sum_of(sent), f"stream_{s}_{j}_{k}"
+                    order.model += (until if k < num_compute else clock.step) >= since + order.sum_of(sent), f"stream_{s}_{j}_{k}"
 
 
 def _sent_between(events: Events, column: Column, j: int, k: int) -> bool:
-    """Whether the transfer of ``column`` lies between spine nodes j and k in every order; the end is after everything."""
-    before = k == len(events.problem.spine) or any(events.always_before(events.wait[c], events.spine(k)) for c in column.members)
-    return before and (j < 0 or any(events.always_before(events.spine(j), events.start[c]) for c in column.members))
+    """Whether the transfer of ``column`` lies between compute nodes j and k in every order; the end is after everything."""
+    before = k == len(events.problem.compute_order) or any(events.always_before(events.wait[c], events.compute_order(k)) for c in column.members)
+    return before and (j < 0 or any(events.always_before(events.compute_order(j), events.start[c]) for c in column.members))
 
 
 def _work_between(order: Order, b: int, j: int, k: int) -> int:
-    """Return the compute ticks of column ``b`` that lie between spine nodes j and k in every order."""
+    """Return the compute ticks of column ``b`` that lie between compute nodes j and k in every order."""
     events, column = order.events, order.events.columns[b]
 
     def inside(units: tuple[int, ...], members: tuple[int, ...]) -> bool:
-        after = j < 0 or any(events.always_before(events.spine(j), units[c]) for c in members)
-        return after and any(events.always_before(units[c], events.spine(k)) for c in members)
+        after = j < 0 or any(events.always_before(events.compute_order(j), units[c]) for c in members)
+        return after and any(events.always_before(units[c], events.compute_order(k)) for c in members)
 
     work = sum(
         ticks

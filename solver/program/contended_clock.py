@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from apsched.solver.arrays.contention import Shares
+from apsched.solver.arrays.contention import ContentionArrays
 from apsched.solver.arrays.jit import compiled
 from apsched.solver.arrays.problem_arrays import ALL_GATHER, Ints
-from apsched.solver.program.evaluate import Buckets, Fixed, Walked
+from apsched.solver.program.evaluate import Buckets, WalkInput, Timing
 
 _NEVER = 2**62
 
@@ -38,7 +38,7 @@ class _State(NamedTuple):
 
 
 @compiled
-def with_shared_clock(walked: Walked, operation: Ints, argument: Ints, p: Buckets, f: Fixed, s: Shares) -> Walked:
+def with_shared_clock(walked: Timing, operation: Ints, argument: Ints, p: Buckets, f: WalkInput, s: ContentionArrays) -> Timing:
     """Return ``walked``, whose clock knows no contention, with the times that hold under it."""
     num_buckets = len(p.launch_ticks)
     state = _State(
@@ -57,15 +57,15 @@ def with_shared_clock(walked: Walked, operation: Ints, argument: Ints, p: Bucket
         a = argument[i]
         begin_ticks[i] = t
         if operation[i] == 0:
-            t = _run(state, p, s, t, f.spine_ticks[a])
+            t = _run(state, p, s, t, f.compute_ticks[a])
         elif operation[i] == 1 or operation[i] >= 4:
             begin, past = p.member_begin[a], p.member_begin[a + 1]
             if operation[i] != 5:
                 for j in range(begin, past):
                     c = p.member_list[j]
                     for q in range(f.prologue_begin[c], f.prologue_begin[c + 1]):
-                        if not p.flat[a] or f.prologue_list[q] != f.cast_float[c]:
-                            t = _run(state, p, s, t, f.float_ticks[f.prologue_list[q]])
+                        if not p.flat[a] or f.prologue_list[q] != f.cast_attached[c]:
+                            t = _run(state, p, s, t, f.attached_ticks[f.prologue_list[q]])
                 if p.flat[a]:
                     t = _run(state, p, s, t, p.copy_in_ticks[a])
             if operation[i] != 4:
@@ -88,12 +88,12 @@ def with_shared_clock(walked: Walked, operation: Ints, argument: Ints, p: Bucket
     step_time = t
     while _busy(state):
         step_time = _go(state, p, s, step_time, _NEVER, False)
-    return Walked(
+    return Timing(
         step_time,
         walked.peak_in_flight,
         walked.first_position,
-        walked.spine_position,
-        walked.float_position,
+        walked.compute_position,
+        walked.attached_position,
         walked.bucket_position,
         begin_ticks,
         state.end,
@@ -101,10 +101,10 @@ def with_shared_clock(walked: Walked, operation: Ints, argument: Ints, p: Bucket
 
 
 @compiled
-def _finish(state: _State, p: Buckets, f: Fixed, s: Shares, t: int, c: int) -> int:
+def _finish(state: _State, p: Buckets, f: WalkInput, s: ContentionArrays, t: int, c: int) -> int:
     """Run the epilogue of collective ``c``."""
     for q in range(f.epilogue_begin[c], f.epilogue_begin[c + 1]):
-        t = _run(state, p, s, t, f.float_ticks[f.epilogue_list[q]])
+        t = _run(state, p, s, t, f.attached_ticks[f.epilogue_list[q]])
     return t
 
 
@@ -115,7 +115,7 @@ def _busy(state: _State) -> bool:
 
 
 @compiled
-def _begin(state: _State, p: Buckets, s: Shares, stream: int) -> None:
+def _begin(state: _State, p: Buckets, s: ContentionArrays, stream: int) -> None:
     """Begin with the transfer that is first on ``stream``."""
     b = state.queue[stream, state.first[stream]]
     first, num_members = p.member_list[p.member_begin[b]], p.member_begin[b + 1] - p.member_begin[b]
@@ -126,7 +126,7 @@ def _begin(state: _State, p: Buckets, s: Shares, stream: int) -> None:
 
 
 @compiled
-def _run(state: _State, p: Buckets, s: Shares, t: int, ticks: int) -> int:
+def _run(state: _State, p: Buckets, s: ContentionArrays, t: int, ticks: int) -> int:
     """Do ``ticks`` of work on the compute stream from ``t`` on, and return when it is done."""
     left = ticks * s.full_speed
     while left > 0:
@@ -139,7 +139,7 @@ def _run(state: _State, p: Buckets, s: Shares, t: int, ticks: int) -> int:
 
 
 @compiled
-def _go(state: _State, p: Buckets, s: Shares, t: int, limit: int, computing: bool) -> int:
+def _go(state: _State, p: Buckets, s: ContentionArrays, t: int, limit: int, computing: bool) -> int:
     """Let time pass from ``t`` to ``limit`` or to the next change of a transfer, whichever is first; return when that is."""
     num_streams = len(state.first)
     state.on_link[:] = 0

@@ -1,6 +1,6 @@
 """Exact figures of a program, compiled: the semantics of ``apsched.schedule.simulate`` on the compact form.
 
-A program is a list of (operation, argument): SPINE k, LAUNCH b, WAIT b, COPY_OUT c; PREPARE b and FIRE b are the two halves
+A program is a list of (operation, argument): NODE k, LAUNCH b, WAIT b, COPY_OUT c; COPY_IN b and START b are the two halves
 of a LAUNCH of several members (prologues and copy-in; start). A property test holds ``evaluate`` equal to ``simulate`` on the
 schedule that ``apsched.solver.program.to_schedule`` makes of the program.
 """
@@ -12,15 +12,15 @@ import numpy as np
 
 from apsched.solver.arrays.jit import compiled
 from apsched.solver.arrays.partition import Partition
-from apsched.solver.arrays.problem_arrays import ALL_GATHER, ALL_REDUCE, Bools, Compact, Ints
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, ALL_REDUCE, Bools, ProblemArrays, Ints
 
 NOT_MADE = -2
-SPINE, LAUNCH, WAIT, COPY_OUT, PREPARE, FIRE = 0, 1, 2, 3, 4, 5
+NODE, LAUNCH, WAIT, COPY_OUT, COPY_IN, START = 0, 1, 2, 3, 4, 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """A partition and the order of its units around the spine."""
+    """A partition and the order of its units around the compute order."""
 
     partition: Partition
     operation: Ints
@@ -37,19 +37,19 @@ class Figures:
     num_launches: int
 
 
-def evaluate(compact: Compact, program: Program) -> Figures:
+def evaluate(arrays: ProblemArrays, program: Program) -> Figures:
     """Return the exact figures of ``program``."""
-    walked, lived = _figure(compact, program)
+    walked, lived = _figure(arrays, program)
     return Figures(
         step_time_ticks=int(walked.step_time),
-        peak_memory_bytes=int(lived.peak) + compact.kept_bytes,
+        peak_memory_bytes=int(lived.peak) + arrays.kept_bytes,
         peak_in_flight_bytes=int(walked.peak_in_flight),
         num_launches=len(program.partition.buckets),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Anatomy:
+class Trace:
     """Where everything stands in a program, position by position (position 0: the inputs; the last: the output)."""
 
     first_position: Ints
@@ -60,7 +60,7 @@ class Anatomy:
     """(B,)"""
     live_bytes: Ints
     """(positions,) beside what the caller keeps."""
-    float_position: Ints
+    attached_position: Ints
     storage_first: Ints
     """(S,) first position at which the storage is alive."""
     storage_last: Ints
@@ -70,14 +70,14 @@ class Anatomy:
     """(B, 2, 2) first and last position of the output buffer and of the concatenated input; -1 where there is none."""
 
 
-def anatomy(compact: Compact, program: Program) -> Anatomy:
+def trace(arrays: ProblemArrays, program: Program) -> Trace:
     """Return where everything stands in ``program``."""
-    walked, lived = _figure(compact, program)
-    return Anatomy(
+    walked, lived = _figure(arrays, program)
+    return Trace(
         first_position=walked.first_position,
         begin_ticks=walked.begin_ticks,
         transfer_end_ticks=walked.transfer_end,
-        float_position=walked.float_position,
+        attached_position=walked.attached_position,
         live_bytes=lived.live_bytes,
         storage_first=lived.first,
         storage_last=lived.last,
@@ -86,30 +86,30 @@ def anatomy(compact: Compact, program: Program) -> Anatomy:
     )
 
 
-class Fixed(NamedTuple):
-    """Fields of :class:`Compact`, for compiled code."""
+class WalkInput(NamedTuple):
+    """Fields of :class:`ProblemArrays`, for compiled code."""
 
-    spine_ticks: Ints
-    base_gap: Ints
-    base_spine: Ints
+    compute_ticks: Ints
+    base_slot: Ints
+    base_compute: Ints
     kind: Ints
     stream: Ints
     output_bytes: Ints
     copy_out_ticks: Ints
     on_path: Bools
-    float_of_start: Ints
-    float_of_wait: Ints
+    attached_of_start: Ints
+    attached_of_wait: Ints
     collective_of_wait: Ints
     prologue_begin: Ints
     prologue_list: Ints
-    cast_float: Ints
+    cast_attached: Ints
     epilogue_begin: Ints
     epilogue_list: Ints
-    float_ticks: Ints
+    attached_ticks: Ints
     storage_bytes: Ints
-    birth_spine: Ints
-    birth_float: Ints
-    last_spine: Ints
+    birth_compute: Ints
+    birth_attached: Ints
+    last_compute: Ints
     touch_begin: Ints
     touch_list: Ints
     input_storage: Ints
@@ -131,19 +131,19 @@ class Buckets(NamedTuple):
     out_buffer_bytes: Ints
 
 
-class Walked(NamedTuple):
+class Timing(NamedTuple):
     step_time: int
     peak_in_flight: int
     first_position: Ints
-    spine_position: Ints
-    float_position: Ints
+    compute_position: Ints
+    attached_position: Ints
     bucket_position: Ints
     """(B, 4): copy-in, start, wait, last copy-out."""
     begin_ticks: Ints
     transfer_end: Ints
 
 
-class Lived(NamedTuple):
+class MemoryUse(NamedTuple):
     peak: int
     live_bytes: Ints
     first: Ints
@@ -152,31 +152,31 @@ class Lived(NamedTuple):
     buffer_lives: Ints
 
 
-def fixed(compact: Compact) -> Fixed:
+def fixed(arrays: ProblemArrays) -> WalkInput:
     """Return the fields of ``compact`` for compiled code."""
-    c = compact
-    return Fixed(
-        spine_ticks=c.spine_ticks,
-        base_gap=c.base_gap_bytes,
-        base_spine=c.base_spine_bytes,
+    c = arrays
+    return WalkInput(
+        compute_ticks=c.compute_ticks,
+        base_slot=c.base_slot_bytes,
+        base_compute=c.base_compute_bytes,
         kind=c.kind,
         stream=c.stream,
         output_bytes=c.output_bytes,
         copy_out_ticks=c.copy_out_ticks,
         on_path=c.on_path,
-        float_of_start=c.float_of_start,
-        float_of_wait=c.float_of_wait,
+        attached_of_start=c.attached_of_start,
+        attached_of_wait=c.attached_of_wait,
         collective_of_wait=c.collective_of_wait,
         prologue_begin=c.prologue_begin,
         prologue_list=c.prologue_list,
-        cast_float=c.cast_float,
+        cast_attached=c.cast_attached,
         epilogue_begin=c.epilogue_begin,
         epilogue_list=c.epilogue_list,
-        float_ticks=c.float_ticks,
+        attached_ticks=c.attached_ticks,
         storage_bytes=c.storage_bytes,
-        birth_spine=c.storage_birth_spine,
-        birth_float=c.storage_birth_float,
-        last_spine=c.storage_last_spine,
+        birth_compute=c.storage_birth_compute,
+        birth_attached=c.storage_birth_attached,
+        last_compute=c.storage_last_compute,
         touch_begin=c.touch_begin,
         touch_list=c.touch_list,
         input_storage=c.input_storage,
@@ -185,7 +185,7 @@ def fixed(compact: Compact) -> Fixed:
     )
 
 
-def _figure(compact: Compact, program: Program) -> tuple[Walked, Lived]:
+def _figure(arrays: ProblemArrays, program: Program) -> tuple[Timing, MemoryUse]:
     p = program.partition
     buckets = Buckets(
         bucket_of=p.bucket_of,
@@ -198,22 +198,22 @@ def _figure(compact: Compact, program: Program) -> tuple[Walked, Lived]:
         in_buffer_bytes=p.in_buffer_bytes,
         out_buffer_bytes=p.out_buffer_bytes,
     )
-    ground = fixed(compact)
+    ground = fixed(arrays)
     walked = walk(program.operation, program.argument, buckets, ground)
-    if compact.shares is not None:
+    if arrays.shares is not None:
         from apsched.solver.program.contended_clock import with_shared_clock  # it takes its arguments from here
 
-        walked = with_shared_clock(walked, program.operation, program.argument, buckets, ground, compact.shares)
+        walked = with_shared_clock(walked, program.operation, program.argument, buckets, ground, arrays.shares)
     return walked, live(walked, buckets, ground)
 
 
 @compiled
-def walk(operation: Ints, argument: Ints, p: Buckets, f: Fixed) -> Walked:
-    """Run the program: step time, most bytes in flight, and the position of every operation, spine node, float and bucket step."""
+def walk(operation: Ints, argument: Ints, p: Buckets, f: WalkInput) -> Timing:
+    """Run the program: step time, most bytes in flight, and the position of every operation, compute node, attached node and bucket step."""
     num_buckets = len(p.launch_ticks)
-    num_spine = len(f.spine_ticks)
-    spine_position = np.full(num_spine + 1, -1, np.int64)
-    float_position = np.zeros(len(f.float_ticks), np.int64)
+    num_compute = len(f.compute_ticks)
+    compute_position = np.full(num_compute + 1, -1, np.int64)
+    attached_position = np.zeros(len(f.attached_ticks), np.int64)
     first_position = np.zeros(len(operation), np.int64)
     at = np.zeros((num_buckets, 4), np.int64)  # of each bucket: copy-in, start, wait, last copy-out
     begin_ticks = np.zeros(len(operation), np.int64)
@@ -228,8 +228,8 @@ def walk(operation: Ints, argument: Ints, p: Buckets, f: Fixed) -> Walked:
         first_position[i] = position
         begin_ticks[i] = t
         if operation[i] == 0:
-            spine_position[a] = position
-            t += f.spine_ticks[a]
+            compute_position[a] = position
+            t += f.compute_ticks[a]
             position += 1
         elif operation[i] == 1 or operation[i] >= 4:
             begin, end = p.member_begin[a], p.member_begin[a + 1]
@@ -238,16 +238,16 @@ def walk(operation: Ints, argument: Ints, p: Buckets, f: Fixed) -> Walked:
                 for j in range(begin, end):
                     c = p.member_list[j]
                     for q in range(f.prologue_begin[c], f.prologue_begin[c + 1]):
-                        if p.flat[a] and f.prologue_list[q] == f.cast_float[c]:
+                        if p.flat[a] and f.prologue_list[q] == f.cast_attached[c]:
                             continue
-                        float_position[f.prologue_list[q]] = position
-                        t += f.float_ticks[f.prologue_list[q]]
+                        attached_position[f.prologue_list[q]] = position
+                        t += f.attached_ticks[f.prologue_list[q]]
                         position += 1
                 if p.flat[a]:
                     at[a, 0] = position
                     for j in range(begin, end):
-                        if f.cast_float[p.member_list[j]] >= 0:
-                            float_position[f.cast_float[p.member_list[j]]] = position
+                        if f.cast_attached[p.member_list[j]] >= 0:
+                            attached_position[f.cast_attached[p.member_list[j]]] = position
                     t += p.copy_in_ticks[a]
                     position += 1
             if operation[i] == 4:
@@ -255,7 +255,7 @@ def walk(operation: Ints, argument: Ints, p: Buckets, f: Fixed) -> Walked:
             for j in range(begin, end):
                 if not f.on_path[p.member_list[j]]:
                     flying += f.output_bytes[p.member_list[j]]
-                float_position[f.float_of_start[p.member_list[j]]] = at[a, 0] if p.flat[a] else position
+                attached_position[f.attached_of_start[p.member_list[j]]] = at[a, 0] if p.flat[a] else position
             at[a, 1] = position
             t += p.launch_ticks[a]
             s = f.stream[p.member_list[begin]]
@@ -271,7 +271,7 @@ def walk(operation: Ints, argument: Ints, p: Buckets, f: Fixed) -> Walked:
             copies = p.flat[a] and f.kind[p.member_list[begin]] == ALL_GATHER
             if not copies:
                 for j in range(begin, end):
-                    float_position[f.float_of_wait[p.member_list[j]]] = position
+                    attached_position[f.attached_of_wait[p.member_list[j]]] = position
             for j in range(begin, end):
                 if not f.on_path[p.member_list[j]]:
                     in_flight -= f.output_bytes[p.member_list[j]]
@@ -280,65 +280,65 @@ def walk(operation: Ints, argument: Ints, p: Buckets, f: Fixed) -> Walked:
                 for j in range(begin, end):
                     c = p.member_list[j]
                     for q in range(f.epilogue_begin[c], f.epilogue_begin[c + 1]):
-                        float_position[f.epilogue_list[q]] = position
-                        t += f.float_ticks[f.epilogue_list[q]]
+                        attached_position[f.epilogue_list[q]] = position
+                        t += f.attached_ticks[f.epilogue_list[q]]
                         position += 1
         else:
             b = p.bucket_of[a]
-            float_position[f.float_of_wait[a]] = position
+            attached_position[f.attached_of_wait[a]] = position
             at[b, 3] = position
             t += f.copy_out_ticks[a]
             position += 1
             for q in range(f.epilogue_begin[a], f.epilogue_begin[a + 1]):
-                float_position[f.epilogue_list[q]] = position
-                t += f.float_ticks[f.epilogue_list[q]]
+                attached_position[f.epilogue_list[q]] = position
+                t += f.attached_ticks[f.epilogue_list[q]]
                 position += 1
-    spine_position[num_spine] = position
+    compute_position[num_compute] = position
     step_time = t
     for s in range(f.num_streams):
         step_time = max(step_time, stream_free[s])
-    return Walked(step_time, peak_in_flight, first_position, spine_position, float_position, at, begin_ticks, transfer_end)
+    return Timing(step_time, peak_in_flight, first_position, compute_position, attached_position, at, begin_ticks, transfer_end)
 
 
 @compiled
-def live(walked: Walked, p: Buckets, f: Fixed) -> Lived:
+def live(walked: Timing, p: Buckets, f: WalkInput) -> MemoryUse:
     """Lives of all storages and buffers, and the bytes alive at every position (see ``apsched.schedule.memory``)."""
-    spine_position, float_position, at = walked.spine_position, walked.float_position, walked.bucket_position
+    compute_position, attached_position, at = walked.compute_position, walked.attached_position, walked.bucket_position
     num_buckets = len(p.in_buffer_bytes)
-    position = spine_position[-1]
+    position = compute_position[-1]
     delta = np.zeros(position + 2, np.int64)
     num_storages = len(f.storage_bytes)
     inside = np.full(num_storages, -1, np.int64)  # the bucket whose buffer it lives in; NOT_MADE: of a cast that a bucket has not
     first = np.zeros(num_storages, np.int64)
     last = np.zeros(num_storages, np.int64)
     for s in range(num_storages):
-        if f.birth_float[s] >= 0:
-            first[s] = float_position[f.birth_float[s]]
-        elif f.birth_spine[s] >= 0:
-            first[s] = spine_position[f.birth_spine[s]]
+        if f.birth_attached[s] >= 0:
+            first[s] = attached_position[f.birth_attached[s]]
+        elif f.birth_compute[s] >= 0:
+            first[s] = compute_position[f.birth_compute[s]]
     for b in range(num_buckets):
         begin, end = p.member_begin[b], p.member_begin[b + 1]
         if p.flat[b]:
             for j in range(begin, end):
                 c = p.member_list[j]
-                if f.cast_float[c] >= 0:
+                if f.cast_attached[c] >= 0:
                     inside[f.input_storage[c]] = NOT_MADE
                 if f.output_storage[c] >= 0:
                     if f.kind[c] == ALL_GATHER:
-                        first[f.output_storage[c]] = float_position[f.float_of_wait[c]]
+                        first[f.output_storage[c]] = attached_position[f.attached_of_wait[c]]
                     else:
                         inside[f.output_storage[c]] = b
     buffer_last = np.zeros(num_buckets, np.int64)
     for s in range(num_storages):
         end_position = first[s]
-        if f.last_spine[s] >= 0:
-            end_position = max(end_position, spine_position[f.last_spine[s]])
+        if f.last_compute[s] >= 0:
+            end_position = max(end_position, compute_position[f.last_compute[s]])
         for q in range(f.touch_begin[s], f.touch_begin[s + 1]):
             node = f.touch_list[q]
             c = f.collective_of_wait[node]
             if c >= 0 and f.input_storage[c] == s and p.flat[p.bucket_of[c]]:
                 continue  # the copy-in frees a bucket from holding its members' inputs
-            end_position = max(end_position, float_position[node])
+            end_position = max(end_position, attached_position[node])
         last[s] = end_position
     for s in range(num_storages):
         if inside[s] >= 0:
@@ -364,26 +364,26 @@ def live(walked: Walked, p: Buckets, f: Fixed) -> Lived:
             delta[buffer_lives[b, 0, 0]] += p.out_buffer_bytes[b]
             delta[buffer_lives[b, 0, 1] + 1] -= p.out_buffer_bytes[b]
     live_bytes = np.zeros(position + 1, np.int64)
-    live_bytes[0] = f.base_gap[0] + delta[0]
+    live_bytes[0] = f.base_slot[0] + delta[0]
     live = delta[0]
     k = 0
     for i in range(1, position + 1):
         live += delta[i]
-        if spine_position[k] == i:
-            live_bytes[i] = f.base_spine[k] + live
+        if compute_position[k] == i:
+            live_bytes[i] = f.base_compute[k] + live
             k += 1
         else:
-            live_bytes[i] = f.base_gap[k] + live
-    return Lived(live_bytes.max(), live_bytes, first, last, inside, buffer_lives)
+            live_bytes[i] = f.base_slot[k] + live
+    return MemoryUse(live_bytes.max(), live_bytes, first, last, inside, buffer_lives)
 
 
 @compiled
-def most_prefetch(operation: Ints, argument: Ints, need_gap: Ints, num_spine: int) -> int:
-    """Return the most spine nodes between a launch and the first of them that needs its result; ``need_gap`` (B,) is of buckets."""
-    most, gap = 0, 0
+def most_prefetch(operation: Ints, argument: Ints, need_slot: Ints, num_compute: int) -> int:
+    """Return the most compute nodes between a launch and the first of them that needs its result; ``need_slot`` (B,) is of buckets."""
+    most, slot = 0, 0
     for i in range(len(operation)):
-        if operation[i] == SPINE:
-            gap = argument[i] + 1
-        elif operation[i] == LAUNCH and need_gap[argument[i]] < num_spine:
-            most = max(most, need_gap[argument[i]] - gap)
+        if operation[i] == NODE:
+            slot = argument[i] + 1
+        elif operation[i] == LAUNCH and need_slot[argument[i]] < num_compute:
+            most = max(most, need_slot[argument[i]] - slot)
     return most

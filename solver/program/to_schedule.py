@@ -7,8 +7,8 @@ from apsched.graph.records import NodeKind
 from apsched.problem.problem import Problem
 from apsched.schedule.schedule import Bucket, Schedule, Step, StepKind
 from apsched.solver.arrays.partition import Members
-from apsched.solver.arrays.problem_arrays import ALL_GATHER, Compact
-from apsched.solver.program.evaluate import COPY_OUT, FIRE, LAUNCH, PREPARE, SPINE, WAIT, Program
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, ProblemArrays
+from apsched.solver.program.evaluate import COPY_OUT, START, LAUNCH, COPY_IN, NODE, WAIT, Program
 
 
 class Emitter:
@@ -35,16 +35,16 @@ class Emitter:
             self._emit(heapq.heappop(self.ready))
 
 
-def expand(problem: Problem, compact: Compact, program: Program) -> Schedule:
+def expand(problem: Problem, arrays: ProblemArrays, program: Program) -> Schedule:
     """Return the schedule that ``program`` stands for."""
-    return _Expansion(problem, compact, program).schedule()
+    return _Expansion(problem, arrays, program).schedule()
 
 
 class _Expansion(Emitter):
-    def __init__(self, problem: Problem, compact: Compact, program: Program) -> None:
-        moved = {*problem.spine, *problem.travels, *problem.collective_of_node}
+    def __init__(self, problem: Problem, arrays: ProblemArrays, program: Program) -> None:
+        moved = {*problem.compute_order, *problem.travels, *problem.collective_of_node}
         super().__init__(problem, [i not in moved and problem.kinds[i] is not NodeKind.OUTPUT for i in range(problem.num_nodes)])
-        self.compact, self.program = compact, program
+        self.arrays, self.program = arrays, program
         groups = program.partition.buckets
         self.bucket_index = {b: i for i, b in enumerate(b for b, members in enumerate(groups) if len(members) > 1)}
         self.flat = program.partition.flat.tolist()
@@ -60,12 +60,12 @@ class _Expansion(Emitter):
                 heapq.heappush(self.ready, node)
         self._release()
         for operation, argument in zip(self.program.operation.tolist(), self.program.argument.tolist(), strict=True):
-            if operation == SPINE:
-                self._emit(problem.spine[argument])
-            elif operation in (LAUNCH, PREPARE, FIRE):
-                if operation != FIRE:
+            if operation == NODE:
+                self._emit(problem.compute_order[argument])
+            elif operation in (LAUNCH, COPY_IN, START):
+                if operation != START:
                     self._prepare(argument)
-                if operation != PREPARE:
+                if operation != COPY_IN:
                     self._start(argument)
             elif operation == WAIT:
                 self._wait(argument)
@@ -108,7 +108,7 @@ class _Expansion(Emitter):
             self._emit(self.problem.collectives[members[0]].wait)
         else:
             self.steps.append(Step(StepKind.WAIT, self.bucket_index[b]))
-            if self.flat[b] and self.compact.kind[members[0]] == ALL_GATHER:
+            if self.flat[b] and self.arrays.kind[members[0]] == ALL_GATHER:
                 return
             for c in members:
                 self._done(self.problem.collectives[c].wait)

@@ -1,6 +1,6 @@
 """Keep the order of the compute; put off what nothing waits for; where the stream would stand still, run what is ready.
 
-One pass over a program (launches, waits and copies around the spine in some order) on the clock. Blocks that no launch on the path
+One pass over a program (launches, waits and copies around the compute order in some order) on the clock. Blocks that no launch on the path
 depends on (weight gradients) may be put off. At a wait that would stall, blocks that were put off, or come later, run until the stall is
 filled: weight gradients of one layer while activations of the next are on the wire. What may not be put off any further runs first.
 Reductions and on-path collectives are launched as soon as their inputs are there.
@@ -17,7 +17,7 @@ import numpy as np
 from apsched.solver.arrays.jit import compiled
 from apsched.solver.arrays.problem_arrays import Bools, Ints
 from apsched.solver.arrays.reordered import Precedence
-from apsched.solver.program.evaluate import COPY_OUT, LAUNCH, SPINE, WAIT
+from apsched.solver.program.evaluate import COPY_OUT, LAUNCH, NODE, WAIT
 
 _NEVER = 2**62
 
@@ -50,17 +50,17 @@ class Pass(NamedTuple):
     """(K,) blocks."""
     operation: Ints
     argument: Ints
-    """Of SPINE the block, at its first node; other nodes of a block have no operation."""
+    """Of NODE the block, at its first node; other nodes of a block have no operation."""
     live_bytes: Ints
     """Most that is alive at each operation."""
 
 
-class Taste(NamedTuple):
+class FillLimits(NamedTuple):
     """How far to go."""
 
-    put_off: int
+    max_delay: int
     """Places among the compute nodes by which patient blocks are put off at most."""
-    overrun: float
+    max_overrun: float
     """How far a block may reach beyond the end of a stall, as a share of its own length."""
 
 
@@ -84,7 +84,7 @@ _CLOCK, _NUM_BLOCKS, _NUM_NODES, _LIVE, _OLDEST = range(_NUM_SCALARS)
 
 
 @compiled
-def refill(p: Precedence, u: Units, program: Pass, room_bytes: int, max_move: int, taste: Taste) -> Ints:
+def refill(p: Precedence, u: Units, program: Pass, room_bytes: int, max_move: int, limits: FillLimits) -> Ints:
     """Return the blocks in a new order, none of them more than ``max_move`` nodes from where it was captured if ``program`` has none."""
     num_blocks, num_buckets = len(p.block_ticks), len(u.launch_work)
     usual_bytes = _live_along(p, program.order)
@@ -106,7 +106,7 @@ def refill(p: Precedence, u: Units, program: Pass, room_bytes: int, max_move: in
     place[program.order] = np.arange(num_blocks)
     at = np.zeros(num_blocks, np.int64)
     for i in range(len(program.operation)):
-        if program.operation[i] == SPINE:
+        if program.operation[i] == NODE:
             at[program.argument[i]] = i
     needed = np.zeros(num_buckets, np.bool_)  # the stream stands still for them only: what outputs alone need is waited for at the end
     for c in p.needs_list:
@@ -124,18 +124,18 @@ def refill(p: Precedence, u: Units, program: Pass, room_bytes: int, max_move: in
             if not state.copied[a]:
                 state.copied[a] = True
                 scalars[_CLOCK] += u.copy_out_work[a]
-        elif program.operation[i] == SPINE:
+        elif program.operation[i] == NODE:
             passed = place[a] + 1
             while not done[a]:
                 while done[program.order[cursor]]:
                     cursor += 1
                 due = program.order[cursor]
                 fits = program.live_bytes[i] + scalars[_LIVE] - usual_bytes[passed] <= room_bytes
-                may_wait = fits and p.patient[due] and scalars[_NUM_NODES] - p.first[due] < taste.put_off
+                may_wait = fits and p.deferrable[due] and scalars[_NUM_NODES] - p.first[due] < limits.max_delay
                 if may_wait:
                     break
                 _run_in_time(p, u, due, state, max_move)
-            if not (done[a] or p.patient[a]):
+            if not (done[a] or p.deferrable[a]):
                 _run_with_all_before(p, u, a, state, max_move)
         elif program.operation[i] == WAIT and needed[a] and not state.waited[a]:
             if not state.launched[a]:
@@ -143,7 +143,7 @@ def refill(p: Precedence, u: Units, program: Pass, room_bytes: int, max_move: in
             while scalars[_CLOCK] < state.finish[a]:
                 while cursor < num_blocks and done[program.order[cursor]]:
                     cursor += 1
-                chosen = _filling(p, u, program, state, at, usual_bytes, i, a, cursor, passed, room_bytes, max_move, taste.overrun)
+                chosen = _filling(p, u, program, state, at, usual_bytes, i, a, cursor, passed, room_bytes, max_move, limits.max_overrun)
                 if chosen < 0:
                     break
                 _run(p, u, chosen, state)
@@ -202,7 +202,7 @@ def _run_in_time(p: Precedence, u: Units, block: int, state: _State, max_move: i
 @compiled
 def _filling(
     p: Precedence, u: Units, program: Pass, state: _State, at: Ints, usual_bytes: Ints, i: int, awaited: int, cursor: int,
-    passed: int, room_bytes: int, max_move: int, overrun: float,
+    passed: int, room_bytes: int, max_move: int, max_overrun: float,
 ) -> int:  # fmt: skip
     """Return the first block in order that may run in the stall before operation ``i``; -1 for none."""
     scalars = state.scalars
@@ -219,7 +219,7 @@ def _filling(
             continue
         if _is_late(p, block, state, max_move):
             continue
-        if p.block_ticks[block] - stall > overrun * p.block_ticks[block]:
+        if p.block_ticks[block] - stall > max_overrun * p.block_ticks[block]:
             continue
         possible = True
         for q in range(p.needs_begin[block], p.needs_begin[block + 1]):

@@ -11,7 +11,7 @@ import numpy as np
 
 from apsched.config import Caps
 from apsched.solver.arrays.problem_arrays import Ints
-from apsched.solver.program.evaluate import SPINE, Program, anatomy
+from apsched.solver.program.evaluate import NODE, Program, trace
 from apsched.solver.reorder.reorder import ComputeMover
 from apsched.solver.search.just_in_time import Floor, just_in_time
 
@@ -91,8 +91,8 @@ def _parted(blocks: Ints, begin: int, past: int, chosen: set[int], *, first: boo
 
 def _place_of_peak(mover: ComputeMover, blocks: Ints, floor: Floor) -> int:
     """Return which of ``blocks`` runs where, or last before, the most is alive."""
-    stands = anatomy(mover.moved(blocks)[1], floor.program)
+    stands = trace(mover.moved(blocks)[1], floor.program)
     at = int(np.searchsorted(stands.first_position, int(np.argmax(stands.live_bytes)), side="right"))
-    nodes = int((floor.program.operation[:at] == SPINE).sum())
+    nodes = int((floor.program.operation[:at] == NODE).sum())
     ends = np.cumsum(np.diff(mover.orders.precedence.first)[blocks])
     return min(int(np.searchsorted(ends, max(nodes - 1, 0), side="right")), len(blocks) - 1)

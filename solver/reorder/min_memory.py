@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from apsched.config import Caps, SolveOptions
 from apsched.problem.problem import Problem
 from apsched.schedule.score import score
-from apsched.solver.arrays.problem_arrays import Compact, compact
+from apsched.solver.arrays.problem_arrays import ProblemArrays, problem_arrays
 from apsched.solver.arrays.reordered import may_move
 from apsched.solver.bounds.any_order.memory import memory_bound_of_any_order
 from apsched.solver.bounds.step_time import memory_bound
@@ -48,12 +48,12 @@ def least_memory(problem: Problem, caps: Caps | None = None, options: SolveOptio
     Where no known schedule keeps the other caps, those on bytes in flight and on prefetch are left out.
     """
     caps, options = caps or Caps(), options or SolveOptions()
-    small = compact(problem)
+    small = problem_arrays(problem)
     found = least_memory_with(problem, small, ComputeMover(problem, small) if may_move(problem, caps) else None, caps, options)
     return found.peak_bytes, found.bound_bytes
 
 
-def least_memory_with(problem: Problem, small: Compact, mover: ComputeMover | None, caps: Caps, options: SolveOptions) -> LeastMemory:
+def least_memory_with(problem: Problem, small: ProblemArrays, mover: ComputeMover | None, caps: Caps, options: SolveOptions) -> LeastMemory:
     """As :func:`least_memory`; with a ``mover`` where compute may move."""
     caps = replace(caps, memory_cap_bytes=None)
     least, bound, program = _as_captured(problem, small, caps, options)
@@ -67,7 +67,7 @@ def least_memory_with(problem: Problem, small: Compact, mover: ComputeMover | No
         if not mover.orders.keeps_together:
             bound = max(bound, min(exact.bound + small.kept_bytes, lowest))
         if exact.program is not None:
-            there, places = mover.orders.problem_of(exact.order), mover.orders.compact_of(exact.order)
+            there, places = mover.orders.problem_of(exact.order), mover.orders.arrays_of(exact.order)
             peak = score(there, "floor", expand(there, places, exact.program), caps).peak_memory_bytes
             if peak < lowest:
                 lowest, lowered = (
@@ -77,7 +77,7 @@ def least_memory_with(problem: Problem, small: Compact, mover: ComputeMover | No
     return LeastMemory(peak_bytes=lowest, bound_bytes=bound, as_captured_bytes=least, as_captured=program, lowered=lowered)
 
 
-def _as_captured(problem: Problem, small: Compact, caps: Caps, options: SolveOptions) -> tuple[int, int, Program | None]:
+def _as_captured(problem: Problem, small: ProblemArrays, caps: Caps, options: SolveOptions) -> tuple[int, int, Program | None]:
     known = just_in_time(problem, small, caps)
     bound = memory_bound(small)
     if known is not None and (known.peak_memory_bytes <= bound or not is_small(problem)):
@@ -95,10 +95,10 @@ def _as_captured(problem: Problem, small: Compact, caps: Caps, options: SolveOpt
 def is_small(problem: Problem) -> bool:
     """Whether the whole problem goes to CP-SAT."""
     units = 4 * len(problem.collectives)
-    return units * (units // 2 + len(problem.spine)) <= _SMALL_LITERALS
+    return units * (units // 2 + len(problem.compute_order)) <= _SMALL_LITERALS
 
 
-def horizon_ticks(problem: Problem, small: Compact) -> int:
+def horizon_ticks(problem: Problem, small: ProblemArrays) -> int:
     """Return a step time that some schedule of every partition keeps: everything one after the other, copies and all."""
     transfers = sum(int(t) for t in small.transfer_ticks)
     pessimistic = sum(problem.keys[c.key].price(sum(d.size_bytes for d in problem.collectives)) for c in problem.collectives)

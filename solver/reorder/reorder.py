@@ -12,11 +12,11 @@ import numpy as np
 from apsched.config import Caps
 from apsched.problem.problem import Problem
 from apsched.solver.arrays.partition import Partition, Pricer
-from apsched.solver.arrays.problem_arrays import ALL_GATHER, Compact, Ints
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, ProblemArrays, Ints
 from apsched.solver.arrays.reordered import Orders
-from apsched.solver.program.evaluate import SPINE, anatomy
-from apsched.solver.reorder.fill_stalls import Pass, Taste, Units, refill
-from apsched.solver.search.decoder import Judge
+from apsched.solver.program.evaluate import NODE, trace
+from apsched.solver.reorder.fill_stalls import Pass, FillLimits, Units, refill
+from apsched.solver.search.decoder import Decoder
 from apsched.solver.search.local_search import FIRST_POLICIES, Candidate
 
 _OVERRUNS = (1.0, 0.2)
@@ -39,18 +39,18 @@ class Moved:
 class ComputeMover:
     """Looks for better orders of the compute of one problem."""
 
-    def __init__(self, problem: Problem, compact: Compact) -> None:
+    def __init__(self, problem: Problem, arrays: ProblemArrays) -> None:
         self.problem = problem
-        self.orders = Orders(problem, compact)
-        self._pricer = Pricer(problem, compact)
+        self.orders = Orders(problem, arrays)
+        self._pricer = Pricer(problem, arrays)
 
     @property
     def captured(self) -> Ints:
         """The blocks as captured."""
         return np.arange(len(self.orders.precedence.block_ticks))
 
-    def spine(self, blocks: Ints) -> Ints:
-        """Return the spine nodes of ``blocks`` in their order."""
+    def compute_order(self, blocks: Ints) -> Ints:
+        """Return the compute nodes of ``blocks`` in their order."""
         first = self.orders.precedence.first
         sizes = np.diff(first)[blocks]
         ends = np.cumsum(sizes)
@@ -59,42 +59,42 @@ class ComputeMover:
 
     def blocks_of(self, problem: Problem) -> Ints:
         """Return the blocks in the order of ``problem``, which ``moved`` made."""
-        place = {node: k for k, node in enumerate(self.problem.captured_spine)}
-        return self.orders.blocks_of(np.array([place[node] for node in problem.spine], dtype=np.int64))
+        place = {node: k for k, node in enumerate(self.problem.captured_order)}
+        return self.orders.blocks_of(np.array([place[node] for node in problem.compute_order], dtype=np.int64))
 
-    def moved(self, blocks: Ints) -> tuple[Problem, Compact]:
+    def moved(self, blocks: Ints) -> tuple[Problem, ProblemArrays]:
         """Return the problem with its compute in the order of ``blocks``, and its compact form."""
-        spine = self.spine(blocks)
-        return self.orders.problem_of(spine), self.orders.compact_of(spine)
+        compute_order = self.compute_order(blocks)
+        return self.orders.problem_of(compute_order), self.orders.arrays_of(compute_order)
 
     def is_near(self, blocks: Ints, caps: Caps) -> bool:
         """Whether no node is further from where it was captured than the cap allows."""
-        spine = self.spine(blocks)
-        return caps.max_compute_move is None or int(np.abs(spine - np.arange(len(spine))).max(initial=0)) <= caps.max_compute_move
+        compute_order = self.compute_order(blocks)
+        return caps.max_compute_move is None or int(np.abs(compute_order - np.arange(len(compute_order))).max(initial=0)) <= caps.max_compute_move
 
     def improve(self, start: Moved, caps: Caps, stop_at_ticks: int) -> Moved:
         """Return the best order found for the buckets of ``start``, which is that of ``start`` if no other is better."""
         best = start
-        most = len(self.orders.compact.spine_ticks) if caps.max_compute_move is None else caps.max_compute_move
+        most = len(self.orders.arrays.compute_ticks) if caps.max_compute_move is None else caps.max_compute_move
         for share in _SHARES_PUT_OFF:
-            for overrun in _OVERRUNS:
+            for max_overrun in _OVERRUNS:
                 if best.candidate.figures.step_time_ticks <= stop_at_ticks:
                     return best
-                here, taste = start, Taste(int(share * most), overrun)
+                here, limits = start, FillLimits(int(share * most), max_overrun)
                 for _ in range(_REPEATS):
-                    there = self._refilled(here, caps, most, taste)
+                    there = self._refilled(here, caps, most, limits)
                     if there is None or np.array_equal(there.blocks, here.blocks):
                         break
                     here = there
                     best = min(best, here, key=lambda m: m.candidate.value)
         return best
 
-    def _refilled(self, here: Moved, caps: Caps, max_move: int, taste: Taste) -> Moved | None:
+    def _refilled(self, here: Moved, caps: Caps, max_move: int, limits: FillLimits) -> Moved | None:
         """Return what the rule makes of ``here``; None where that does not fit."""
         program, units = self._pass(here, caps)
-        room = _UNLIMITED if caps.memory_cap_bytes is None else caps.memory_cap_bytes - self.orders.compact.kept_bytes
+        room = _UNLIMITED if caps.memory_cap_bytes is None else caps.memory_cap_bytes - self.orders.arrays.kept_bytes
         for _ in range(_STEERING_ROUNDS):
-            blocks = refill(self.orders.precedence, units, program, room, max_move, taste)
+            blocks = refill(self.orders.precedence, units, program, room, max_move, limits)
             found, excess = self.judged(blocks, here.candidate, caps)
             if found is not None:
                 return found
@@ -103,13 +103,13 @@ class ComputeMover:
 
     def judged(self, blocks: Ints, like: Candidate, caps: Caps) -> tuple[Moved | None, int]:
         """Return the best of a few policies for the buckets of ``like`` around ``blocks``, and by how many bytes none of them fits."""
-        problem, compact = self.moved(blocks)
-        judge = Judge(Pricer(problem, compact, self._pricer), caps)
+        problem, arrays = self.moved(blocks)
+        decoder = Decoder(Pricer(problem, arrays, self._pricer), caps)
         best: Candidate | None = None
         excess = _UNLIMITED
         others = [replace(p, coalesced=like.policy.coalesced) for p in FIRST_POLICIES]
         for policy in dict.fromkeys((like.policy, *others, *(replace(p, in_stalls=True) for p in others))):
-            figures = judge.figures(like.labels, policy, caps.memory_cap_bytes)
+            figures = decoder.figures(like.labels, policy, caps.memory_cap_bytes)
             if figures is None or (caps.in_flight_cap_bytes is not None and figures.peak_in_flight_bytes > caps.in_flight_cap_bytes):
                 continue
             if caps.memory_cap_bytes is not None and figures.peak_memory_bytes > caps.memory_cap_bytes:
@@ -121,16 +121,16 @@ class ComputeMover:
         return (Moved(blocks=blocks, candidate=best) if best is not None else None), excess
 
     def _pass(self, here: Moved, caps: Caps) -> tuple[Pass, Units]:
-        problem, compact = self.moved(here.blocks)
-        pricer = Pricer(problem, compact, self._pricer)
-        program = Judge(pricer, caps).program(here.candidate.labels, here.candidate.policy, here.candidate.steer_bytes)
-        stands = anatomy(compact, program)
-        p, spine = self.orders.precedence, self.spine(here.blocks)
-        block = p.block_of[spine]
-        is_spine = program.operation == SPINE
+        problem, arrays = self.moved(here.blocks)
+        pricer = Pricer(problem, arrays, self._pricer)
+        program = Decoder(pricer, caps).program(here.candidate.labels, here.candidate.policy, here.candidate.steer_bytes)
+        stands = trace(arrays, program)
+        p, compute_order = self.orders.precedence, self.compute_order(here.blocks)
+        block = p.block_of[compute_order]
+        is_compute = program.operation == NODE
         argument, kept = program.argument.copy(), np.ones(len(program.operation), dtype=np.bool_)
-        kept[is_spine] = (p.first[block] == spine)[argument[is_spine]]
-        argument[is_spine] = block[argument[is_spine]]
+        kept[is_compute] = (p.first[block] == compute_order)[argument[is_compute]]
+        argument[is_compute] = block[argument[is_compute]]
         live = np.maximum.reduceat(stands.live_bytes, stands.first_position)
         return Pass(here.blocks, program.operation[kept], argument[kept], live[kept]), _units(pricer, program.partition)
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from apsched.config import Caps
-from apsched.solver.arrays.problem_arrays import ALL_GATHER, Bools, Compact, Ints
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, Bools, ProblemArrays, Ints
 from apsched.solver.arrays.reordered import Precedence
-from apsched.solver.program.evaluate import LAUNCH, WAIT, Program, anatomy, evaluate
+from apsched.solver.program.evaluate import LAUNCH, WAIT, Program, trace, evaluate
 from apsched.solver.reorder.reorder import ComputeMover, Moved
 from apsched.solver.search.local_search import Search
 
@@ -42,17 +42,17 @@ class Tail:
     """From the end of all compute to the end of that transfer."""
 
 
-def tail_of(compact: Compact, program: Program) -> Tail | None:
+def tail_of(arrays: ProblemArrays, program: Program) -> Tail | None:
     """Return what sticks out behind the last compute; None where that is no reduction."""
-    partition, where = program.partition, anatomy(compact, program)
+    partition, where = program.partition, trace(arrays, program)
     if not len(partition.buckets):
         return None
     last = int(np.argmax(where.transfer_end_ticks))
     members = partition.buckets[last]
-    if compact.kind[members[0]] == ALL_GATHER or compact.on_path[list(members)].any():
+    if arrays.kind[members[0]] == ALL_GATHER or arrays.on_path[list(members)].any():
         return None
     behind = int(np.nonzero(program.operation != WAIT)[0][-1]) + 1
-    step_time = evaluate(compact, program).step_time_ticks
+    step_time = evaluate(arrays, program).step_time_ticks
     begins = where.begin_ticks
     return Tail(last=last, ticks=step_time - (int(begins[behind]) if behind < len(begins) else step_time))
 
@@ -66,7 +66,7 @@ def with_shorter_tail(mover: ComputeMover, search: Search, worth_ticks: int, eva
     for _ in range(_MOST_ROUNDS):
         assert best.best is not None
         program = best.program()
-        tail = tail_of(best.compact, program)
+        tail = tail_of(best.arrays, program)
         if tail is None or tail.ticks <= worth_ticks or best.step_time_ticks <= stop_at_ticks:
             break
         here = mover.blocks_of(best.problem)
@@ -87,7 +87,7 @@ def _searched_at_the_end(mover: ComputeMover, search: Search, found: Moved, tail
     around.consider(found.candidate)
     program = around.program()
     near = around.step_time_ticks - _NEAR * tail.ticks
-    where = anatomy(around.compact, program)
+    where = trace(around.arrays, program)
     launches = program.operation == LAUNCH
     late = np.zeros(len(program.partition.buckets), dtype=np.bool_)
     late[program.argument[launches & (where.begin_ticks >= near)]] = True
@@ -116,8 +116,8 @@ def orders_of_the_end(mover: ComputeMover, caps: Caps, order: Ints, program: Pro
     makes_up = np.cumsum(gains[worth])
     tried: set[bytes] = set()
     for share in _SHARES:
-        put_off = worth[: int(np.searchsorted(makes_up, share * tail.ticks)) + 1]
-        behind = np.isin(owner, put_off) | ((owner == NOBODY) & (place >= place[needed].max(initial=0)))
+        max_delay = worth[: int(np.searchsorted(makes_up, share * tail.ticks)) + 1]
+        behind = np.isin(owner, max_delay) | ((owner == NOBODY) & (place >= place[needed].max(initial=0)))
         _add_following(p, behind)  # what nothing needs
         behind &= _passed(p, order, behind) <= most
         other, late = order[~behind[order]], order[behind[order]]

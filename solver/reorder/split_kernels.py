@@ -17,7 +17,7 @@ from apsched.problem.problem import Problem
 from apsched.schedule.kernel_cuts import pieces, with_cut
 from apsched.schedule.memory import lifetimes, live_bytes
 from apsched.schedule.schedule import StepKind
-from apsched.solver.arrays.problem_arrays import Compact, compact
+from apsched.solver.arrays.problem_arrays import ProblemArrays, problem_arrays
 from apsched.solver.program.to_schedule import expand
 from apsched.solver.reorder.lower_peak import lower_peak
 from apsched.solver.reorder.min_memory import LeastMemory, is_small, least_memory_with
@@ -34,7 +34,7 @@ class Fitting:
     """A problem with some of its kernels cut, and what is known of it."""
 
     problem: Problem
-    compact: Compact
+    arrays: ProblemArrays
     mover: ComputeMover | None
     floor: LeastMemory
 
@@ -60,7 +60,7 @@ def cut_to_fit(whole: Fitting, caps: Caps, options: SolveOptions) -> Fitting:
 
 def _with_cut(here: Fitting, cut: KernelCut, caps: Caps, options: SolveOptions, cap_bytes: int) -> Fitting:
     problem = with_cut(here.problem, cut)
-    small = compact(problem)
+    small = problem_arrays(problem)
     mover = ComputeMover(problem, small)
     if is_small(problem):
         floor = least_memory_with(problem, small, mover, caps, options)
@@ -68,7 +68,7 @@ def _with_cut(here: Fitting, cut: KernelCut, caps: Caps, options: SolveOptions, 
         lowered = lower_peak(mover, replace(caps, memory_cap_bytes=None), cap_bytes)
         least = min((here.floor.peak_bytes, *(lower.peak_bytes for lower in lowered)))
         floor = replace(here.floor, peak_bytes=least, lowered=lowered)
-    return Fitting(problem=problem, compact=small, mover=mover, floor=floor)
+    return Fitting(problem=problem, arrays=small, mover=mover, floor=floor)
 
 
 def _cuts_at_peak(here: Fitting, caps: Caps) -> list[KernelCut]:

@@ -12,13 +12,13 @@ import numpy as np
 
 from apsched.costs.price_curve import PriceCurve
 from apsched.problem.problem import Problem
-from apsched.solver.arrays.problem_arrays import Bools, Compact, Ints
+from apsched.solver.arrays.problem_arrays import Bools, ProblemArrays, Ints
 from apsched.solver.search.launch_policy import Policy
 
 _FREE = PriceCurve(size_bytes=(0, 1), price_ticks=(0, 0))
 
 
-def without_copies(problem: Problem, compact: Compact) -> tuple[Problem, Compact]:
+def without_copies(problem: Problem, arrays: ProblemArrays) -> tuple[Problem, ProblemArrays]:
     """Return the problem as bounds see it: with copies for nothing, where some bucket may be coalesced, else as it is.
 
     Take any schedule, and make each of its coalesced buckets a flat one with its copy-in right before the start and its copy-outs right
@@ -26,17 +26,17 @@ def without_copies(problem: Problem, compact: Compact) -> tuple[Problem, Compact
     is faster than one of flat buckets with free copies. What a memory cap forces (``apsched.solver.bounds.tighten``) is concluded for a
     collective alone, whose input and output live as those of a member of a coalesced bucket.
     """
-    if not compact.coalesces.any():
-        return problem, compact
-    return replace(problem, copy_price=_FREE), replace(compact, copy_out_ticks=np.zeros_like(compact.copy_out_ticks))
+    if not arrays.coalesces.any():
+        return problem, arrays
+    return replace(problem, copy_price=_FREE), replace(arrays, copy_out_ticks=np.zeros_like(arrays.copy_out_ticks))
 
 
-def in_forms(compact: Compact, policies: Iterable[Policy]) -> Iterator[Policy]:
+def in_forms(arrays: ProblemArrays, policies: Iterable[Policy]) -> Iterator[Policy]:
     """Yield ``policies``, each with flat buckets and, where some may be, with all of those coalesced."""
-    everything = compact.coalesces.tobytes()
+    everything = arrays.coalesces.tobytes()
     for policy in policies:
         yield policy
-        if compact.coalesces.any():
+        if arrays.coalesces.any():
             yield replace(policy, coalesced=everything)
 
 
@@ -45,13 +45,13 @@ def like(policy: Policy, policies: Iterable[Policy]) -> tuple[Policy, ...]:
     return tuple(replace(other, coalesced=policy.coalesced) for other in policies) if policy.coalesced else tuple(policies)
 
 
-def flips(compact: Compact, labels: Ints, policy: Policy, alike: dict[int, tuple[tuple[int, ...], int]]) -> Iterator[Bools]:
+def flips(arrays: ProblemArrays, labels: Ints, policy: Policy, alike: dict[int, tuple[tuple[int, ...], int]]) -> Iterator[Bools]:
     """Yield sets of collectives, as masks, whose buckets to flip: those of a key in one form, those of all repeated layers, single ones."""
     now = policy.coalesced_of(len(labels))
-    several = (np.bincount(labels, minlength=len(labels))[labels] > 1) & compact.coalesces
-    for key in np.unique(compact.key[several]):
+    several = (np.bincount(labels, minlength=len(labels))[labels] > 1) & arrays.coalesces
+    for key in np.unique(arrays.key[several]):
         for form in (True, False):
-            yield (compact.key == key) & (now != form)
+            yield (arrays.key == key) & (now != form)
     heads = [int(h) for h in np.unique(labels[several])]
     for row in dict.fromkeys(alike[h][0] for h in heads if h in alike):
         yield np.isin(labels, labels[list(row)])

@@ -1,6 +1,6 @@
-"""Place the units of a partition around the spine as a policy says, under caps: a partition becomes a program.
+"""Place the units of a partition around the compute order as a policy says, under caps: a partition becomes a program.
 
-Every gather's just-in-time bytes are reserved beforehand, so that a far prefetch cannot starve a reduction. The pass over the spine
+Every gather's just-in-time bytes are reserved beforehand, so that a far prefetch cannot starve a reduction. The pass over the compute order
 (``apsched.solver.search.construct_pass``) is a heuristic: ``apsched.solver.program.evaluate`` says what its program costs.
 """
 
@@ -20,7 +20,7 @@ from apsched.solver.arrays.bucket_prices import (
 from apsched.solver.arrays.jit import compiled
 from apsched.solver.arrays.partition import Partition, Pricer
 from apsched.solver.arrays.problem_arrays import ALL_GATHER, ALL_REDUCE, Ints
-from apsched.solver.program.evaluate import Fixed, Program, fixed
+from apsched.solver.program.evaluate import WalkInput, Program, fixed
 from apsched.solver.search.construct_pass import (
     AHEAD,
     COPIED,
@@ -41,22 +41,22 @@ from apsched.solver.search.construct_pass import (
     WAIT_WORK,
     WANT,
     Units,
-    by_gap,
+    by_slot,
     place,
 )
-from apsched.solver.search.launch_policy import Clockwork, Policy, Rules, clockwork, launch_gap, rules, want_gaps
+from apsched.solver.search.launch_policy import BaseTimes, Policy, Rules, base_times, launch_slot, rules, want_slots
 
 
 def construct(pricer: Pricer, partition: Partition, policy: Policy, caps: Caps, memory_cap_bytes: int | None = None) -> Program:
     """Return the program that ``policy`` makes of ``partition``; ``memory_cap_bytes`` overrides the cap to steer by."""
-    compact = pricer.compact
+    arrays = pricer.arrays
     cap = caps.memory_cap_bytes if memory_cap_bytes is None else memory_cap_bytes
     p = partition
     operation, argument = lay_out(
         pricer.tables,
-        fixed(compact),
-        clockwork(compact),
-        rules(compact, policy, caps, cap),
+        fixed(arrays),
+        base_times(arrays),
+        rules(arrays, policy, caps, cap),
         p.bucket_of,
         p.member_begin,
         p.member_list,
@@ -67,28 +67,28 @@ def construct(pricer: Pricer, partition: Partition, policy: Policy, caps: Caps, 
 
 @compiled
 def lay_out(
-    t: Tables, f: Fixed, clock: Clockwork, r: Rules, bucket_of: Ints, member_begin: Ints, member_list: Ints, figures: Ints
+    t: Tables, f: WalkInput, clock: BaseTimes, r: Rules, bucket_of: Ints, member_begin: Ints, member_list: Ints, figures: Ints
 ) -> tuple[Ints, Ints]:
     """Return operations and arguments of the program that the rules make of a partition."""
-    num_spine = len(f.spine_ticks)
-    rows = _rows(t, clock, r, member_begin, member_list, figures, num_spine)
-    in_order = by_gap(figures[:, NEED_GAP], num_spine)
-    queue = in_order[(rows[in_order, GATHERED] == 1) & (rows[in_order, LATEST] == num_spine)]
-    by_latest = by_gap(rows[:, LATEST], num_spine)
-    rows[:, WANT] = want_gaps(clock, r, figures, rows[:, STREAM], queue, f.num_streams)
+    num_compute = len(f.compute_ticks)
+    rows = _rows(t, clock, r, member_begin, member_list, figures, num_compute)
+    in_order = by_slot(figures[:, NEED_GAP], num_compute)
+    queue = in_order[(rows[in_order, GATHERED] == 1) & (rows[in_order, LATEST] == num_compute)]
+    by_latest = by_slot(rows[:, LATEST], num_compute)
+    rows[:, WANT] = want_slots(clock, r, figures, rows[:, STREAM], queue, f.num_streams)
     used = _reserve(t, f, r.early, bucket_of, figures, rows)
     units = Units(
         rows,
-        f.spine_ticks,
+        f.compute_ticks,
         member_list,
         bucket_of,
         t.after_begin,
         t.after_list,
-        t.need_gap,
+        t.need_slot,
         t.by_need,
         t.copy_out_ticks + t.epilogue_ticks,
         queue,
-        by_latest[rows[by_latest, LATEST] < num_spine],
+        by_latest[rows[by_latest, LATEST] < num_compute],
         used,
         r.memory_cap,
         r.in_flight_cap,
@@ -98,13 +98,13 @@ def lay_out(
 
 
 @compiled
-def _rows(t: Tables, clock: Clockwork, r: Rules, member_begin: Ints, member_list: Ints, figures: Ints, num_spine: int) -> Ints:
+def _rows(t: Tables, clock: BaseTimes, r: Rules, member_begin: Ints, member_list: Ints, figures: Ints, num_compute: int) -> Ints:
     rows = np.zeros((len(figures), NUM_COLUMNS), np.int64)
     for b in range(len(figures)):
         begin, past = member_begin[b], member_begin[b + 1]
         first = member_list[begin]
         flat, kind = figures[b, FLAT] == 1, t.kind[first]
-        prologue, epilogue, inputs, outputs, flying, latest = 0, 0, 0, 0, 0, num_spine
+        prologue, epilogue, inputs, outputs, flying, latest = 0, 0, 0, 0, 0, num_compute
         for j in range(begin, past):
             c = member_list[j]
             prologue += t.prologue_ticks[c] - (t.cast_ticks[c] if flat else 0)
@@ -117,8 +117,8 @@ def _rows(t: Tables, clock: Clockwork, r: Rules, member_begin: Ints, member_list
         copied = flat and kind == ALL_GATHER
         rows[b, STREAM], rows[b, FIRST], rows[b, PAST] = t.stream[first], begin, past
         rows[b, GATHERED], rows[b, COPIED] = gathered, copied
-        rows[b, LATEST], rows[b, STAYS] = latest, t.wait_first[first] > 0 or t.wait_last[first] < num_spine
-        rows[b, READY] = figures[b, READY_GAP] if gathered else min(launch_gap(clock, r, figures, b), latest)
+        rows[b, LATEST], rows[b, STAYS] = latest, t.wait_first[first] > 0 or t.wait_last[first] < num_compute
+        rows[b, READY] = figures[b, READY_GAP] if gathered else min(launch_slot(clock, r, figures, b), latest)
         rows[b, NEED], rows[b, TRANSFER] = min(figures[b, NEED_GAP], t.wait_last[first]), figures[b, TRANSFER_TICKS]
         rows[b, LAUNCH_WORK] = figures[b, LAUNCH_TICKS] + figures[b, COPY_IN_TICKS] + prologue
         rows[b, WAIT_WORK] = 0 if copied else epilogue
@@ -129,22 +129,22 @@ def _rows(t: Tables, clock: Clockwork, r: Rules, member_begin: Ints, member_list
 
 
 @compiled
-def _reserve(t: Tables, f: Fixed, early: bool, bucket_of: Ints, figures: Ints, rows: Ints) -> Ints:
-    """Bytes in use around each spine node when every collective is launched and waited for at the last moment; fills column FREED."""
-    num_spine = len(f.spine_ticks)
-    delta = np.zeros(num_spine + 3, np.int64)
+def _reserve(t: Tables, f: WalkInput, early: bool, bucket_of: Ints, figures: Ints, rows: Ints) -> Ints:
+    """Bytes in use around each compute node when every collective is launched and waited for at the last moment; fills column FREED."""
+    num_compute = len(f.compute_ticks)
+    delta = np.zeros(num_compute + 3, np.int64)
     for c in range(len(t.kind)):
         b = bucket_of[c]
         ready, need = rows[b, READY], rows[b, NEED]
         flat = figures[b, FLAT] == 1
         out = f.output_storage[c]
-        last = f.last_spine[out] if out >= 0 else -1
+        last = f.last_compute[out] if out >= 0 else -1
         if t.kind[c] == ALL_GATHER or t.on_path[c]:
-            begin = min(need if early or not flat else t.need_gap[c], rows[b, LATEST])
+            begin = min(need if early or not flat else t.need_slot[c], rows[b, LATEST])
             delta[begin] += t.output_bytes[c]
             delta[max(begin, last) + 1] -= t.output_bytes[c]
             if flat:
-                until = need if early else t.need_gap[c]
+                until = need if early else t.need_slot[c]
                 delta[need] += t.output_bytes[c]
                 delta[until + 1] -= t.output_bytes[c]
             elif not t.on_path[c]:
@@ -154,18 +154,18 @@ def _reserve(t: Tables, f: Fixed, early: bool, bucket_of: Ints, figures: Ints, r
             delta[ready] += t.output_bytes[c]
             delta[max(ready, last) + 1] -= t.output_bytes[c]
         s = f.input_storage[c]
-        if s >= 0 and f.birth_spine[s] >= 0:
-            until = max(f.last_spine[s], ready)
-            delta[f.birth_spine[s]] += f.storage_bytes[s]
+        if s >= 0 and f.birth_compute[s] >= 0:
+            until = max(f.last_compute[s], ready)
+            delta[f.birth_compute[s]] += f.storage_bytes[s]
             delta[until + 1] -= f.storage_bytes[s]
             if flat and not t.on_path[c]:
                 delta[ready] += t.input_bytes[c]
                 delta[ready + 1] -= t.input_bytes[c]
             if rows[b, HELD] > 0 and not t.on_path[c]:
                 rows[b, FREED] += (f.storage_bytes[s] if until == ready else 0) + (t.input_bytes[c] if flat else 0)
-    used = np.zeros(num_spine + 1, np.int64)
+    used = np.zeros(num_compute + 1, np.int64)
     live = 0
-    for k in range(num_spine + 1):
+    for k in range(num_compute + 1):
         live += delta[k]
-        used[k] = live + max(f.base_gap[k], f.base_spine[k])
+        used[k] = live + max(f.base_slot[k], f.base_compute[k])
     return used

@@ -1,10 +1,10 @@
-"""The forward pass over the spine, compiled: rows of buckets in, a program out.
+"""The forward pass over the compute order, compiled: rows of buckets in, a program out.
 
-A gather is launched as soon as its want gap is reached and memory allows it all the way to its need; otherwise at its need. A
+A gather is launched as soon as its want slot is reached and memory allows it all the way to its need; otherwise at its need. A
 reduction is launched when its inputs are ready and waited for when it is done, or earlier where the bytes it holds are needed.
 
-Thousands of passes make a search, so a gap where nothing happens costs next to nothing, and so does a gather that memory holds back:
-bytes in use behind the pass only grow, so it is not looked at again before the spine node that has no room for it.
+Thousands of passes make a search, so a slot where nothing happens costs next to nothing, and so does a gather that memory holds back:
+bytes in use behind the pass only grow, so it is not looked at again before the compute node that has no room for it.
 """
 
 from typing import NamedTuple
@@ -13,7 +13,7 @@ import numpy as np
 
 from apsched.solver.arrays.jit import compiled, inlined
 from apsched.solver.arrays.problem_arrays import Bools, Ints
-from apsched.solver.program.evaluate import COPY_OUT, LAUNCH, SPINE, WAIT
+from apsched.solver.program.evaluate import COPY_OUT, LAUNCH, NODE, WAIT
 from apsched.solver.search.launch_policy import UNLIMITED
 
 NUM_COLUMNS = 17
@@ -27,9 +27,9 @@ STREAM                its stream
 FIRST, PAST           its members among those of all buckets
 GATHERED              1 for a gather that can move
 COPIED                1 where its members are copied out
-WANT                  gap where a gather wants to be launched
-READY                 gap where a gather can, and anything else will, be launched
-NEED                  gap where it must have been waited for
+WANT                  slot where a gather wants to be launched
+READY                 slot where a gather can, and anything else will, be launched
+NEED                  slot where it must have been waited for
 TRANSFER              ticks on its stream
 LAUNCH_WORK           ticks of a launch on the compute stream, copy-in and prologues included
 WAIT_WORK             ticks of the epilogues that stand right behind its wait
@@ -37,38 +37,38 @@ AHEAD                 bytes alive between an early launch of a gather and its ne
 HELD                  bytes alive between the launch and the wait of a reduction, beyond its output
 FREED                 bytes that are in use until a reduction is launched when it is ready: its inputs, and the buffer that they fill
 FLYING                bytes that count against the cap on bytes in flight
-LATEST                gap where the user's plan wants it launched; the number of spine nodes where it says nothing
+LATEST                slot where the user's plan wants it launched; the number of compute nodes where it says nothing
 STAYS                 1 where its wait keeps its place, by the plan
 ====================  ===============================================================================
 """
 _CLOCK, _BYTES_HELD, _BYTES_FLYING, _LENGTH, _OUTSTANDING, _FIRST_END = range(6)
 _LAUNCHED, _WAITED = 1, 2
 BLOCK = 64
-"""Spine nodes of a block: sums and maxima over long ranges go block by block."""
+"""Compute nodes of a block: sums and maxima over long ranges go block by block."""
 
 
 class Units(NamedTuple):
-    """What the pass knows of buckets (B), collectives (C) and the spine (m)."""
+    """What the pass knows of buckets (B), collectives (C) and the compute order (m)."""
 
     rows: Ints
     """(B, NUM_COLUMNS)"""
-    spine_ticks: Ints
+    compute_ticks: Ints
     member_list: Ints
     bucket_of: Ints
     after_begin: Ints
     after_list: Ints
     need_of: Ints
-    """(C,) need gap."""
+    """(C,) need slot."""
     by_need_of: Ints
-    """(C,) collectives by need gap."""
+    """(C,) collectives by need slot."""
     copy_out_work: Ints
     """(C,) copy-out and epilogue."""
     gathers: Ints
     """Buckets of gathers that can move, in order of need; those that the plan launches are left out."""
     planned: Ints
-    """Buckets that the plan launches, in order of their gaps."""
+    """Buckets that the plan launches, in order of their slots."""
     used: Ints
-    """(m+1,) bytes in use around each spine node, with everything just in time."""
+    """(m+1,) bytes in use around each compute node, with everything just in time."""
     memory_cap: int
     """Beside what the caller keeps."""
     in_flight_cap: int
@@ -77,31 +77,31 @@ class Units(NamedTuple):
 
 @compiled
 def place(u: Units, early: bool, at_once: bool, in_stalls: bool) -> tuple[Ints, Ints]:
-    """Walk the gaps: launch what is ready, prefetch, wait for what the spine node needs, run it; return operations and arguments."""
-    rows, spine_ticks, bucket_of, member_list = u.rows, u.spine_ticks, u.bucket_of, u.member_list
+    """Walk the slots: launch what is ready, prefetch, wait for what the compute node needs, run it; return operations and arguments."""
+    rows, compute_ticks, bucket_of, member_list = u.rows, u.compute_ticks, u.bucket_of, u.member_list
     after_begin, after_list, need_of, by_need_of = u.after_begin, u.after_list, u.need_of, u.by_need_of
     copy_out_work, gathers, planned = u.copy_out_work, u.gathers, u.planned
     memory_cap, in_flight_cap = u.memory_cap, u.in_flight_cap
-    num_spine, num_buckets, num_collectives = len(spine_ticks), len(rows), len(need_of)
+    num_compute, num_buckets, num_collectives = len(compute_ticks), len(rows), len(need_of)
     used = u.used.copy()
-    block_added = np.zeros(num_spine // BLOCK + 1, np.int64)
-    block_most = np.zeros(num_spine // BLOCK + 1, np.int64)
-    for k in range(num_spine + 1):
+    block_added = np.zeros(num_compute // BLOCK + 1, np.int64)
+    block_most = np.zeros(num_compute // BLOCK + 1, np.int64)
+    for k in range(num_compute + 1):
         block_most[k // BLOCK] = max(block_most[k // BLOCK], used[k])
-    program = np.empty((2, num_spine + 2 * num_buckets + num_collectives), np.int64)
+    program = np.empty((2, num_compute + 2 * num_buckets + num_collectives), np.int64)
     clock = np.array([0, 0, 0, 0, 0, UNLIMITED], np.int64)
     finish = np.zeros(num_buckets, np.int64)
     status = np.zeros(num_buckets, np.int64)
     out = np.zeros(num_collectives, np.bool_)
     stream_free = np.zeros(u.num_streams, np.int64)
     outstanding = np.empty(num_buckets, np.int64)
-    by_ready, by_need = by_gap(rows[:, READY], num_spine), by_gap(rows[:, NEED], num_spine)
+    by_ready, by_need = by_slot(rows[:, READY], num_compute), by_slot(rows[:, NEED], num_compute)
     pending = np.empty(num_buckets, np.int64)  # ready, but another wait must come first
     stack = np.empty(num_buckets + 1, np.int64)
     num_pending, next_ready, next_need, next_copy, next_gather, next_wait, next_planned = 0, 0, 0, 0, 0, 0, 0
-    room_from = 0  # no room for the next gather before this gap
-    for g in range(num_spine + 1):
-        last = g == num_spine
+    room_from = 0  # no room for the next gather before this slot
+    for g in range(num_compute + 1):
+        last = g == num_compute
         while next_ready < num_buckets and rows[by_ready[next_ready], READY] <= g:
             if not rows[by_ready[next_ready], GATHERED]:
                 pending[num_pending] = by_ready[next_ready]
@@ -121,13 +121,13 @@ def place(u: Units, early: bool, at_once: bool, in_stalls: bool) -> tuple[Ints, 
                         _wait(rows, program, clock, finish, status, outstanding, outstanding[i])
                         moved = True
                         break
-            for turn in range(2):  # first what the spine needs
+            for turn in range(2):  # first what the compute order needs
                 kept = 0
                 for i in range(num_pending):
                     b = pending[i]
                     if status[b]:
                         continue
-                    if (turn == 0 and rows[b, NEED] >= num_spine) or _blocked(
+                    if (turn == 0 and rows[b, NEED] >= num_compute) or _blocked(
                         rows, member_list, after_begin, after_list, bucket_of, status, out, b
                     ):
                         pending[kept] = b
@@ -135,7 +135,7 @@ def place(u: Units, early: bool, at_once: bool, in_stalls: bool) -> tuple[Ints, 
                         continue
                     while clock[_BYTES_FLYING] + rows[b, FLYING] > in_flight_cap and clock[_OUTSTANDING] > 0:
                         _wait(rows, program, clock, finish, status, outstanding, outstanding[0])
-                    _launch(rows, program, clock, finish, status, outstanding, stream_free, num_spine, b)
+                    _launch(rows, program, clock, finish, status, outstanding, stream_free, num_compute, b)
                     if g == rows[b, READY]:  # from here on they are held, until the wait
                         used[g] -= rows[b, FREED]
                         in_use -= rows[b, FREED]
@@ -156,11 +156,11 @@ def place(u: Units, early: bool, at_once: bool, in_stalls: bool) -> tuple[Ints, 
                     room = memory_cap - rows[b, AHEAD]
                     if used[g] + block_added[g // BLOCK] + clock[_BYTES_HELD] > room:
                         break
-                    room_from = 1 + _last_above(used, block_added, block_most, g + 1, min(rows[b, NEED], num_spine), room)
+                    room_from = 1 + _last_above(used, block_added, block_most, g + 1, min(rows[b, NEED], num_compute), room)
                     if room_from > g:
                         break
                 _add(used, block_added, block_most, g, rows[b, NEED], rows[b, AHEAD])
-                _launch(rows, program, clock, finish, status, outstanding, stream_free, num_spine, b)
+                _launch(rows, program, clock, finish, status, outstanding, stream_free, num_compute, b)
                 next_gather += 1
             if again:
                 break
@@ -211,7 +211,7 @@ def place(u: Units, early: bool, at_once: bool, in_stalls: bool) -> tuple[Ints, 
                                     _copy_out(program, clock, copy_out_work, out, after_list[q])
                         while clock[_BYTES_FLYING] + rows[b, FLYING] > in_flight_cap and clock[_OUTSTANDING] > 0:
                             _wait(rows, program, clock, finish, status, outstanding, outstanding[0])
-                        _launch(rows, program, clock, finish, status, outstanding, stream_free, num_spine, b)
+                        _launch(rows, program, clock, finish, status, outstanding, stream_free, num_compute, b)
                         if launch_only and depth == 1:
                             break
                     depth -= 1
@@ -219,7 +219,7 @@ def place(u: Units, early: bool, at_once: bool, in_stalls: bool) -> tuple[Ints, 
                     if rows[b, COPIED]:
                         for j in range(rows[b, FIRST], rows[b, PAST]):
                             c = member_list[j]
-                            if early or need_of[c] <= g or need_of[c] >= num_spine or depth > 0:
+                            if early or need_of[c] <= g or need_of[c] >= num_compute or depth > 0:
                                 _copy_out(program, clock, copy_out_work, out, c)
             while next_copy < num_collectives and need_of[by_need_of[next_copy]] <= g:
                 c = by_need_of[next_copy]
@@ -230,23 +230,23 @@ def place(u: Units, early: bool, at_once: bool, in_stalls: bool) -> tuple[Ints, 
             if clock[_LENGTH] == before:
                 break
         if not last:
-            _emit(program, clock, SPINE, g)
-            clock[_CLOCK] += spine_ticks[g]
+            _emit(program, clock, NODE, g)
+            clock[_CLOCK] += compute_ticks[g]
     return program[0, : clock[_LENGTH]].copy(), program[1, : clock[_LENGTH]].copy()
 
 
 @compiled
-def by_gap(gaps: Ints, num_spine: int) -> Ints:
-    """Return the indices of ``gaps``, which are at most ``num_spine``, in ascending order of gap, ties as they come."""
-    begin = np.zeros(num_spine + 2, np.int64)
-    for g in gaps:
+def by_slot(slots: Ints, num_compute: int) -> Ints:
+    """Return the indices of ``slots``, which are at most ``num_compute``, in ascending order of slot, ties as they come."""
+    begin = np.zeros(num_compute + 2, np.int64)
+    for g in slots:
         begin[g + 1] += 1
-    for g in range(num_spine + 1):
+    for g in range(num_compute + 1):
         begin[g + 1] += begin[g]
-    order = np.empty(len(gaps), np.int64)
-    for i in range(len(gaps)):
-        order[begin[gaps[i]]] = i
-        begin[gaps[i]] += 1
+    order = np.empty(len(slots), np.int64)
+    for i in range(len(slots)):
+        order[begin[slots[i]]] = i
+        begin[slots[i]] += 1
     return order
 
 
@@ -259,7 +259,7 @@ def _emit(program: Ints, clock: Ints, operation: int, argument: int) -> None:
 
 @inlined
 def _launch(
-    rows: Ints, program: Ints, clock: Ints, finish: Ints, status: Ints, outstanding: Ints, stream_free: Ints, num_spine: int, b: int
+    rows: Ints, program: Ints, clock: Ints, finish: Ints, status: Ints, outstanding: Ints, stream_free: Ints, num_compute: int, b: int
 ) -> None:  # fmt: skip
     _emit(program, clock, LAUNCH, b)
     clock[_CLOCK] += rows[b, LAUNCH_WORK]
@@ -268,7 +268,7 @@ def _launch(
     stream_free[stream] = finish[b]
     status[b] = _LAUNCHED
     clock[_BYTES_FLYING] += rows[b, FLYING]
-    if rows[b, NEED] >= num_spine and not rows[b, GATHERED] and not rows[b, STAYS]:
+    if rows[b, NEED] >= num_compute and not rows[b, GATHERED] and not rows[b, STAYS]:
         outstanding[clock[_OUTSTANDING]] = b
         clock[_OUTSTANDING] += 1
         clock[_BYTES_HELD] += rows[b, HELD]
@@ -334,7 +334,7 @@ def _blocked(
 
 @inlined
 def _last_above(used: Ints, block_added: Ints, block_most: Ints, first: int, past: int, limit: int) -> int:
-    """Return the last of the spine nodes [first, past) around which more than ``limit`` bytes are in use; -1 for none."""
+    """Return the last of the compute nodes [first, past) around which more than ``limit`` bytes are in use; -1 for none."""
     k = past - 1
     found = -1
     while k >= first and found < 0:
@@ -349,7 +349,7 @@ def _last_above(used: Ints, block_added: Ints, block_most: Ints, first: int, pas
 
 @inlined
 def _add(used: Ints, block_added: Ints, block_most: Ints, first: int, past: int, size_bytes: int) -> None:
-    """Add bytes to spine nodes [first, past)."""
+    """Add bytes to compute nodes [first, past)."""
     k = first
     while k < past:
         block = k // BLOCK

@@ -16,49 +16,49 @@ from apsched.solver.arrays.bucket_prices import (
     legal,
     members_of,
 )
-from apsched.solver.arrays.contention import Shares
+from apsched.solver.arrays.contention import ContentionArrays
 from apsched.solver.arrays.jit import compiled
 from apsched.solver.arrays.partition import Pricer
-from apsched.solver.arrays.problem_arrays import Compact, Ints
+from apsched.solver.arrays.problem_arrays import ProblemArrays, Ints
 from apsched.solver.program.contended_clock import with_shared_clock
-from apsched.solver.program.evaluate import Buckets, Figures, Fixed, Program, fixed, live, most_prefetch, walk
+from apsched.solver.program.evaluate import Buckets, Figures, WalkInput, Program, fixed, live, most_prefetch, walk
 from apsched.solver.search.construct import construct, lay_out
-from apsched.solver.search.launch_policy import Clockwork, Policy, Rules, clockwork, rules
+from apsched.solver.search.launch_policy import BaseTimes, Policy, Rules, base_times, rules
 
 
 @dataclass(slots=True)
-class Judge:
+class Decoder:
     """Evaluates partitions, given as labels, and counts how often."""
 
     pricer: Pricer
     caps: Caps
     evaluations: int = 0
-    _fixed: Fixed = field(init=False)
-    _clock: Clockwork = field(init=False)
+    _fixed: WalkInput = field(init=False)
+    _clock: BaseTimes = field(init=False)
     _rules: dict[tuple[Policy, int | None], Rules] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._fixed, self._clock = fixed(self.compact), clockwork(self.compact)
+        self._fixed, self._clock = fixed(self.arrays), base_times(self.arrays)
 
     @property
-    def compact(self) -> Compact:
+    def problem_arrays(self) -> ProblemArrays:
         """The problem in compact form."""
-        return self.pricer.compact
+        return self.pricer.arrays
 
     def figures(self, labels: Ints, policy: Policy, steer_bytes: int | None) -> Figures | None:
         """Return what the buckets of ``labels`` cost under ``policy``; None where they cannot be, or the cap on prefetch is broken."""
         known = self._rules.get((policy, steer_bytes))
         if known is None:
-            known = self._rules[policy, steer_bytes] = rules(self.compact, policy, self.caps, steer_bytes)
+            known = self._rules[policy, steer_bytes] = rules(self.arrays, policy, self.caps, steer_bytes)
         self.evaluations += 1
-        possible, step_time, peak, in_flight, launches = judge(
-            self.pricer.tables, self._fixed, self._clock, known, self.compact.shares, labels
+        possible, step_time, peak, in_flight, launches = decoder(
+            self.pricer.tables, self._fixed, self._clock, known, self.arrays.shares, labels
         )
         if not possible:
             return None
         return Figures(
             step_time_ticks=step_time,
-            peak_memory_bytes=peak + self.compact.kept_bytes,
+            peak_memory_bytes=peak + self.arrays.kept_bytes,
             peak_in_flight_bytes=in_flight,
             num_launches=launches,
         )
@@ -69,7 +69,7 @@ class Judge:
 
 
 @compiled
-def judge(t: Tables, f: Fixed, clock: Clockwork, r: Rules, s: Shares | None, labels: Ints) -> tuple[bool, int, int, int, int]:
+def decoder(t: Tables, f: WalkInput, clock: BaseTimes, r: Rules, s: ContentionArrays | None, labels: Ints) -> tuple[bool, int, int, int, int]:
     """Return whether the buckets and their prefetch are legal, and their step time, peak, bytes in flight and number of launches.
 
     Under contention (``s``) buckets are laid out as without it. numba compiles each of the two apart, and leaves out the other.
@@ -79,7 +79,7 @@ def judge(t: Tables, f: Fixed, clock: Clockwork, r: Rules, s: Shares | None, lab
         return False, 0, 0, 0, 0
     figures = bucket_figures(t, member_begin, member_list, r.coalesced)
     operation, argument = lay_out(t, f, clock, r, bucket_of, member_begin, member_list, figures)
-    if most_prefetch(operation, argument, figures[:, NEED_GAP].copy(), len(f.spine_ticks)) > r.max_prefetch:
+    if most_prefetch(operation, argument, figures[:, NEED_GAP].copy(), len(f.compute_ticks)) > r.max_prefetch:
         return False, 0, 0, 0, 0  # a gather went ahead with one that waits for it
     buckets = Buckets(
         bucket_of,

@@ -9,19 +9,19 @@ from apsched.solver.arrays.bucket_prices import Tables
 from apsched.solver.arrays.jit import compiled
 from apsched.solver.arrays.partition import Pricer
 from apsched.solver.arrays.plan_groups import whole
-from apsched.solver.arrays.problem_arrays import ALL_GATHER, Bools, Compact, Ints
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, Bools, ProblemArrays, Ints
 from apsched.solver.search.launch_policy import UNLIMITED
 
 
-def urgencies(compact: Compact) -> Ints:
-    """Return for each collective the gap that says how urgent it is: a gather's need, anything else's readiness."""
-    return np.where(compact.kind == ALL_GATHER, compact.need_gap, compact.ready_gap)
+def urgencies(arrays: ProblemArrays) -> Ints:
+    """Return for each collective the slot that says how urgent it is: a gather's need, anything else's readiness."""
+    return np.where(arrays.kind == ALL_GATHER, arrays.need_slot, arrays.ready_slot)
 
 
 def merge_runs(pricer: Pricer, limits: Caps, keys: Iterable[int], tag: Callable[[int], object]) -> Ints:
     """Return labels of buckets of neighbours with one tag, as long as ``limits`` and dependences allow; other keys stay alone."""
     numbers: dict[object, int] = {}
-    tags = np.array([numbers.setdefault(tag(c), len(numbers)) for c in range(len(pricer.compact.kind))], dtype=np.int64)
+    tags = np.array([numbers.setdefault(tag(c), len(numbers)) for c in range(len(pricer.arrays.kind))], dtype=np.int64)
     return group(pricer, limits, keys, tags=tags)
 
 
@@ -32,17 +32,17 @@ def group(
     *,
     tags: Ints | None = None,
     most_bytes: int | None = None,
-    reach_gaps: int | None = None,
+    reach_slots: int | None = None,
 ) -> Ints:
-    """Return labels of buckets of neighbours with one tag that are urgent within ``reach_gaps`` of each other.
+    """Return labels of buckets of neighbours with one tag that are urgent within ``reach_slots`` of each other.
 
     Collectives of more than ``most_bytes`` stay alone, and neighbours on their two sides may share a bucket.
     """
-    compact, unlimited = pricer.compact, int(UNLIMITED)
-    a, t = pricer.tables.atoms, pricer.tables
-    urgency = np.where(compact.kind == ALL_GATHER, a.need_gap, a.ready_gap)
+    arrays, unlimited = pricer.arrays, int(UNLIMITED)
+    a, t = pricer.tables.plan_groups, pricer.tables
+    urgency = np.where(arrays.kind == ALL_GATHER, a.need_slot, a.ready_slot)
     wanted = (
-        np.isin(compact.key, np.fromiter(keys, dtype=np.int64)) & compact.bucketable & ~a.closed & (a.leader == np.arange(len(urgency)))
+        np.isin(arrays.key, np.fromiter(keys, dtype=np.int64)) & arrays.bucketable & ~a.closed & (a.leader == np.arange(len(urgency)))
     )
     if most_bytes is not None:
         wanted &= a.size_bytes <= most_bytes
@@ -50,20 +50,20 @@ def group(
         a,
         _runs(
             t,
-            np.lexsort((np.arange(len(urgency)), urgency, compact.key)),
+            np.lexsort((np.arange(len(urgency)), urgency, arrays.key)),
             np.zeros(len(urgency), dtype=np.int64) if tags is None else tags,
             wanted,
             urgency,
             unlimited if limits.bucket_cap_bytes is None else limits.bucket_cap_bytes,
             unlimited if limits.max_topo_span is None else limits.max_topo_span,
-            unlimited if reach_gaps is None else reach_gaps,
+            unlimited if reach_slots is None else reach_slots,
         ),
     )
 
 
 @compiled
 def _runs(t: Tables, order: Ints, tags: Ints, wanted: Bools, urgency: Ints, bucket_cap: int, span_cap: int, reach: int) -> Ints:
-    labels, a = np.arange(len(order)), t.atoms
+    labels, a = np.arange(len(order)), t.plan_groups
     head, last, size, ready, need, low, high = -1, -1, 0, 0, 0, 0, 0
     for c in order:
         if not wanted[c]:
@@ -76,13 +76,13 @@ def _runs(t: Tables, order: Ints, tags: Ints, wanted: Bools, urgency: Ints, buck
             and urgency[c] - urgency[head] <= reach
             and size + a.size_bytes[c] <= bucket_cap
             and max(high, a.last_rank[c]) - min(low, a.first_rank[c]) <= span_cap
-            and max(ready, a.ready_gap[c]) <= min(need, a.need_gap[c])
+            and max(ready, a.ready_slot[c]) <= min(need, a.need_slot[c])
         ):
             size += a.size_bytes[c]
-            ready, need = max(ready, a.ready_gap[c]), min(need, a.need_gap[c])
+            ready, need = max(ready, a.ready_slot[c]), min(need, a.need_slot[c])
             low, high = min(low, a.first_rank[c]), max(high, a.last_rank[c])
         else:
-            head, size, ready, need = c, a.size_bytes[c], a.ready_gap[c], a.need_gap[c]
+            head, size, ready, need = c, a.size_bytes[c], a.ready_slot[c], a.need_slot[c]
             low, high = a.first_rank[c], a.last_rank[c]
         labels[c] = head
         last = c

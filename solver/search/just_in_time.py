@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from apsched.config import Caps
 from apsched.problem.problem import Problem
 from apsched.solver.arrays.partition import Pricer
-from apsched.solver.arrays.problem_arrays import Compact
+from apsched.solver.arrays.problem_arrays import ProblemArrays
 from apsched.solver.program.evaluate import Figures, Program, evaluate, most_prefetch
 from apsched.solver.search.construct import construct
 from apsched.solver.search.grouping import group
@@ -25,19 +25,19 @@ class Floor:
     peak_memory_bytes: int
 
 
-def just_in_time(problem: Problem, compact: Compact, caps: Caps) -> Floor | None:
+def just_in_time(problem: Problem, arrays: ProblemArrays, caps: Caps) -> Floor | None:
     """Return the just-in-time schedule with the least peak that keeps the other caps; None where none of them does."""
-    pricer = Pricer(problem, compact)
+    pricer = Pricer(problem, arrays)
     tiny = _TINY_BYTES if caps.bucket_cap_bytes is None else min(_TINY_BYTES, caps.bucket_cap_bytes)
     small = Caps(bucket_cap_bytes=tiny, max_topo_span=caps.max_topo_span)
-    partitions = [pricer.partition_of(pricer.tables.atoms.leader)]
+    partitions = [pricer.partition_of(pricer.tables.plan_groups.leader)]
     partitions.append(pricer.partition_of(group(pricer, small, range(len(problem.keys)))))
     best: Floor | None = None
     for partition in partitions:
         for policy in JUST_IN_TIME:
             program = construct(pricer, partition, policy, caps, memory_cap_bytes=0 if policy.wait_reductions_at_once else None)
-            figures = evaluate(compact, program)
-            if not _keeps(compact, program, figures, caps):
+            figures = evaluate(arrays, program)
+            if not _keeps(arrays, program, figures, caps):
                 continue
             if best is None or figures.peak_memory_bytes < best.peak_memory_bytes:
                 best = Floor(program=program, peak_memory_bytes=figures.peak_memory_bytes)
@@ -49,14 +49,14 @@ def without_caps_on_launches(caps: Caps) -> Caps:
     return replace(caps, in_flight_cap_bytes=None, max_prefetch=None)
 
 
-def _keeps(compact: Compact, program: Program, figures: Figures, caps: Caps) -> bool:
-    """Whether a program keeps the caps on launches, which no pass over the spine can promise."""
+def _keeps(arrays: ProblemArrays, program: Program, figures: Figures, caps: Caps) -> bool:
+    """Whether a program keeps the caps on launches, which no pass over the compute order can promise."""
     if caps.in_flight_cap_bytes is not None and figures.peak_in_flight_bytes > caps.in_flight_cap_bytes:
         return False
     if caps.max_prefetch is None:
         return True
-    need_gap = program.partition.need_gap
-    return most_prefetch(program.operation, program.argument, need_gap, len(compact.spine_ticks)) <= caps.max_prefetch
+    need_slot = program.partition.need_slot
+    return most_prefetch(program.operation, program.argument, need_slot, len(arrays.compute_ticks)) <= caps.max_prefetch
 
 
 _TINY_BYTES = 2**20

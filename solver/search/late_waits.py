@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from apsched.config import Caps
-from apsched.solver.arrays.problem_arrays import Bools, Compact, Ints
-from apsched.solver.program.evaluate import COPY_OUT, FIRE, LAUNCH, PREPARE, SPINE, WAIT, Anatomy, Program, anatomy, evaluate
+from apsched.solver.arrays.problem_arrays import Bools, ProblemArrays, Ints
+from apsched.solver.program.evaluate import COPY_OUT, START, LAUNCH, COPY_IN, NODE, WAIT, Trace, Program, trace, evaluate
 from apsched.solver.search.launch_policy import UNLIMITED
 
 _SHARES = (0.5, 1.0, 2.0, 4.0, np.inf)
@@ -33,7 +33,7 @@ class _Units:
     past: Ints
     """Operation behind the unit."""
     limit: Ints
-    """Last gap where it may stand."""
+    """Last slot where it may stand."""
     held_bytes: Ints
     """Freed by the unit, so held until it comes."""
     flying_bytes: Ints
@@ -45,10 +45,10 @@ class _Units:
 class _Course:
     """A program, operation by operation."""
 
-    gap: Ints
-    """(operations,) the gap in which it stands; of a spine node its own."""
     slot: Ints
-    """(m+1,) operation before which a unit stands that moves to a gap: behind the launches there, so that none is late for it."""
+    """(operations,) the slot in which it stands; of a compute node its own."""
+    operation_at: Ints
+    """(m+1,) operation before which a unit stands that moves to a slot: behind the launches there, so that none is late for it."""
     slot_ticks: Ints
     """(m+1,) when the compute stream comes to it."""
     live_bytes: Ints
@@ -59,19 +59,19 @@ class _Course:
     """(B,) end of each transfer."""
 
 
-def late_waits(compact: Compact, program: Program, caps: Caps) -> Program:
+def late_waits(arrays: ProblemArrays, program: Program, caps: Caps) -> Program:
     """Return ``program`` with its waits as late as its peak, its step time and ``caps`` allow."""
     if not program.partition.buckets:
         return program
-    limits = evaluate(compact, program)
+    limits = evaluate(arrays, program)
     in_flight_cap = limits.peak_in_flight_bytes if caps.in_flight_cap_bytes is not None else int(UNLIMITED)
     best = program
     for share in _SHARES:
         for with_work in (True, False):
-            moved = _moved(compact, best, share, limits.peak_memory_bytes - compact.kept_bytes, in_flight_cap, with_work=with_work)
+            moved = _moved(arrays, best, share, limits.peak_memory_bytes - arrays.kept_bytes, in_flight_cap, with_work=with_work)
             if moved is best:
                 break
-            found = evaluate(compact, moved)
+            found = evaluate(arrays, moved)
             if (
                 found.step_time_ticks <= limits.step_time_ticks
                 and found.peak_memory_bytes <= limits.peak_memory_bytes
@@ -82,31 +82,31 @@ def late_waits(compact: Compact, program: Program, caps: Caps) -> Program:
     return best
 
 
-def _moved(compact: Compact, program: Program, share: float, peak_bytes: int, in_flight_cap: int, *, with_work: bool) -> Program:
+def _moved(arrays: ProblemArrays, program: Program, share: float, peak_bytes: int, in_flight_cap: int, *, with_work: bool) -> Program:
     """Return ``program`` with every margin raised to ``share`` of the transfer, or as near to it as memory allows."""
-    stands = anatomy(compact, program)
-    course = _course(compact, program, stands)
-    units = _units(compact, program, stands, course)
+    stands = trace(arrays, program)
+    course = _course(arrays, program, stands)
+    units = _units(arrays, program, stands, course)
     bucket = program.argument[units.first]
     end, transfer = course.end_ticks[bucket], np.maximum(program.partition.transfer_ticks[bucket], 1)
     margin = (stands.begin_ticks[units.first] - end) / transfer
     live, flying = course.live_bytes.copy(), course.flying_bytes.copy()
     to = {}
     for u in np.argsort(margin, kind="stable").tolist():
-        past, gap = int(units.past[u]), int(course.gap[units.first[u]])
-        if margin[u] >= share or units.limit[u] <= gap or (units.works[u] and not with_work):
+        past, slot = int(units.past[u]), int(course.slot[units.first[u]])
+        if margin[u] >= share or units.limit[u] <= slot or (units.works[u] and not with_work):
             continue
         limit = int(units.limit[u])
         if np.isfinite(share):
             wanted = int(np.searchsorted(course.slot_ticks, end[u] + share * transfer[u]))
-            limit = min(limit, max(wanted, gap))
-        stop = int(course.slot[limit])
+            limit = min(limit, max(wanted, slot))
+        stop = int(course.operation_at[limit])
         too_much = (live[past:stop] + units.held_bytes[u] > peak_bytes) | (flying[past:stop] + units.flying_bytes[u] > in_flight_cap)
         if too_much.any():
-            limit = int(np.searchsorted(course.slot, past + int(np.argmax(too_much)), side="right")) - 1
-        if limit <= gap:
+            limit = int(np.searchsorted(course.operation_at, past + int(np.argmax(too_much)), side="right")) - 1
+        if limit <= slot:
             continue
-        to[u] = int(course.slot[limit])
+        to[u] = int(course.operation_at[limit])
         live[past : to[u]] += units.held_bytes[u]
         flying[past : to[u]] += units.flying_bytes[u]
     return _rebuilt(program, units, to, end) if to else program
@@ -116,46 +116,46 @@ def _rebuilt(program: Program, units: _Units, to: dict[int, int], end_ticks: Int
     """Return ``program`` with units standing before other operations; those before the same one in the order in which they end."""
     size = len(program.operation)
     before, place, order = np.arange(size), np.ones(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
-    for u, slot in to.items():
+    for u, operation_at in to.items():
         mine = slice(int(units.first[u]), int(units.past[u]))
-        before[mine], place[mine], order[mine] = slot, 0, end_ticks[u]
+        before[mine], place[mine], order[mine] = operation_at, 0, end_ticks[u]
     at = np.lexsort((np.arange(size), order, place, before))
     return replace(program, operation=program.operation[at], argument=program.argument[at])
 
 
-def _course(compact: Compact, program: Program, stands: Anatomy) -> _Course:
+def _course(arrays: ProblemArrays, program: Program, stands: Trace) -> _Course:
     operation, argument = program.operation, program.argument
-    size, num_spine = len(operation), len(compact.spine_ticks)
-    is_spine = operation == SPINE
-    gap = np.cumsum(is_spine) - is_spine
-    slot = np.concatenate(([0], np.nonzero(is_spine)[0] + 1))
-    launches = np.nonzero(np.isin(operation, (LAUNCH, PREPARE, FIRE)))[0]
-    np.maximum.at(slot, gap[launches], launches + 1)
+    size, num_compute = len(operation), len(arrays.compute_ticks)
+    is_compute = operation == NODE
+    slot = np.cumsum(is_compute) - is_compute
+    operation_at = np.concatenate(([0], np.nonzero(is_compute)[0] + 1))
+    launches = np.nonzero(np.isin(operation, (LAUNCH, COPY_IN, START)))[0]
+    np.maximum.at(operation_at, slot[launches], launches + 1)
     positions = np.append(stands.first_position, len(stands.live_bytes) - 1)
-    assert len(slot) == num_spine + 1
+    assert len(operation_at) == num_compute + 1
     flying = np.zeros(size, dtype=np.int64)
-    bytes_of = _flying_bytes(compact, program)
-    for kinds, sign in (((LAUNCH, FIRE), 1), ((WAIT,), -1)):
+    bytes_of = _flying_bytes(arrays, program)
+    for kinds, sign in (((LAUNCH, START), 1), ((WAIT,), -1)):
         these = np.isin(operation, kinds)
         flying[these] += sign * bytes_of[argument[these]]
     return _Course(
-        gap=gap,
         slot=slot,
-        slot_ticks=np.maximum.accumulate(np.append(stands.begin_ticks, UNLIMITED)[slot]),
+        operation_at=operation_at,
+        slot_ticks=np.maximum.accumulate(np.append(stands.begin_ticks, UNLIMITED)[operation_at]),
         live_bytes=np.maximum.reduceat(stands.live_bytes, positions)[:-1],
         flying_bytes=np.cumsum(flying),
         end_ticks=stands.transfer_end_ticks,
     )
 
 
-def _flying_bytes(compact: Compact, program: Program) -> Ints:
+def _flying_bytes(arrays: ProblemArrays, program: Program) -> Ints:
     """Return what each bucket counts against the cap on bytes in flight."""
     flying = np.zeros(len(program.partition.buckets), dtype=np.int64)
-    np.add.at(flying, program.partition.bucket_of, np.where(compact.on_path, 0, compact.output_bytes))
+    np.add.at(flying, program.partition.bucket_of, np.where(arrays.on_path, 0, arrays.output_bytes))
     return flying
 
 
-def _units(compact: Compact, program: Program, stands: Anatomy, course: _Course) -> _Units:
+def _units(arrays: ProblemArrays, program: Program, stands: Trace, course: _Course) -> _Units:
     operation, argument, p = program.operation, program.argument, program.partition
     size = len(operation)
     first = np.nonzero(operation == WAIT)[0]
@@ -164,12 +164,12 @@ def _units(compact: Compact, program: Program, stands: Anatomy, course: _Course)
     for u, b in enumerate(argument[first].tolist()):
         while past[u] < size and owner[past[u]] == b:
             past[u] += 1
-    limits = _limits(compact, program, course)
-    for b, gap in zip(owner[outside := _outside(owner, first, past)].tolist(), course.gap[outside].tolist(), strict=True):
-        limits[b] = min(limits[b], gap - 1)  # members that are copied out somewhere behind
+    limits = _limits(arrays, program, course)
+    for b, slot in zip(owner[outside := _outside(owner, first, past)].tolist(), course.slot[outside].tolist(), strict=True):
+        limits[b] = min(limits[b], slot - 1)  # members that are copied out somewhere behind
     freed = np.zeros(len(stands.live_bytes) + 1, dtype=np.int64)
     own = stands.storage_in_buffer == -1
-    np.add.at(freed, stands.storage_last[own] + 1, compact.storage_bytes[own])
+    np.add.at(freed, stands.storage_last[own] + 1, arrays.storage_bytes[own])
     for side, buffer in enumerate((p.out_buffer_bytes, p.in_buffer_bytes)):
         lives = stands.buffer_lives[:, side, 1] >= 0
         np.add.at(freed, stands.buffer_lives[lives, side, 1] + 1, buffer[lives])
@@ -181,7 +181,7 @@ def _units(compact: Compact, program: Program, stands: Anatomy, course: _Course)
         past=past,
         limit=limits[argument[first]],
         held_bytes=freed[positions[past]] - freed[positions[first]],
-        flying_bytes=_flying_bytes(compact, program)[argument[first]],
+        flying_bytes=_flying_bytes(arrays, program)[argument[first]],
         works=(past < size) & (ticks[past] > np.maximum(ticks[first], course.end_ticks[argument[first]])),
     )
 
@@ -195,13 +195,13 @@ def _outside(owner: Ints, first: Ints, past: Ints) -> Ints:
     return outside
 
 
-def _limits(compact: Compact, program: Program, course: _Course) -> Ints:
-    """Return for each bucket the last gap where its wait may stand: need, plan, and launches that depend on it."""
+def _limits(arrays: ProblemArrays, program: Program, course: _Course) -> Ints:
+    """Return for each bucket the last slot where its wait may stand: need, plan, and launches that depend on it."""
     p = program.partition
-    limits = np.full(len(p.buckets), len(compact.spine_ticks), dtype=np.int64)
-    np.minimum.at(limits, p.bucket_of, np.minimum(compact.need_gap, compact.wait_last))
-    for i in np.nonzero(np.isin(program.operation, (LAUNCH, PREPARE)))[0].tolist():
+    limits = np.full(len(p.buckets), len(arrays.compute_ticks), dtype=np.int64)
+    np.minimum.at(limits, p.bucket_of, np.minimum(arrays.need_slot, arrays.wait_last))
+    for i in np.nonzero(np.isin(program.operation, (LAUNCH, COPY_IN)))[0].tolist():
         for c in p.buckets[program.argument[i]]:
-            for d in compact.after_list[compact.after_begin[c] : compact.after_begin[c + 1]]:
-                limits[p.bucket_of[d]] = min(limits[p.bucket_of[d]], course.gap[i] - 1)
+            for d in arrays.after_list[arrays.after_begin[c] : arrays.after_begin[c + 1]]:
+                limits[p.bucket_of[d]] = min(limits[p.bucket_of[d]], course.slot[i] - 1)
     return limits

@@ -8,11 +8,11 @@ import numpy as np
 from apsched.config import Caps
 from apsched.solver.arrays.bucket_prices import NEED_GAP, READY_GAP, TRANSFER_TICKS
 from apsched.solver.arrays.jit import compiled
-from apsched.solver.arrays.problem_arrays import Bools, Compact, Ints
+from apsched.solver.arrays.problem_arrays import Bools, ProblemArrays, Ints
 
 UNLIMITED = np.int64(2**62)
 _NEAR = 256
-"""Spine nodes within which a launch moves to a stall."""
+"""Compute nodes within which a launch moves to a stall."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,16 +59,16 @@ class Rules(NamedTuple):
     coalesced: Bools
 
 
-class Clockwork(NamedTuple):
-    """When the spine comes where, as far as no bucket decides it."""
+class BaseTimes(NamedTuple):
+    """When the compute order comes where, as far as no bucket decides it."""
 
     reached: Ints
-    """(m+1,) when each gap is reached if only on-path collectives are waited for, one after the other."""
+    """(m+1,) when each slot is reached if only on-path collectives are waited for, one after the other."""
     stalls: Ints
     """Gaps where the compute stream waits for an on-path collective, ascending."""
 
 
-def rules(compact: Compact, policy: Policy, caps: Caps, memory_cap_bytes: int | None) -> Rules:
+def rules(arrays: ProblemArrays, policy: Policy, caps: Caps, memory_cap_bytes: int | None) -> Rules:
     """Return ``policy`` under ``caps``, steered by ``memory_cap_bytes``."""
     return Rules(
         lead=float(policy.lead),
@@ -77,12 +77,12 @@ def rules(compact: Compact, policy: Policy, caps: Caps, memory_cap_bytes: int | 
         one_ahead=policy.one_ahead,
         in_stalls=policy.in_stalls,
         at_once=policy.wait_reductions_at_once,
-        memory_cap=int(UNLIMITED) if memory_cap_bytes is None else max(memory_cap_bytes - compact.kept_bytes, 0),
+        memory_cap=int(UNLIMITED) if memory_cap_bytes is None else max(memory_cap_bytes - arrays.kept_bytes, 0),
         in_flight_cap=_or_unlimited(caps.in_flight_cap_bytes),
         max_prefetch=min(_or_unlimited(caps.max_prefetch), _or_unlimited(policy.most_ahead)),
         bucket_cap=_or_unlimited(caps.bucket_cap_bytes),
         span_cap=_or_unlimited(caps.max_topo_span),
-        coalesced=policy.coalesced_of(len(compact.kind)).copy(),
+        coalesced=policy.coalesced_of(len(arrays.kind)).copy(),
     )
 
 
@@ -90,18 +90,18 @@ def _or_unlimited(limit: int | None) -> int:
     return int(UNLIMITED) if limit is None else min(limit, int(UNLIMITED))
 
 
-def clockwork(compact: Compact) -> Clockwork:
-    """Return when the spine comes where."""
-    steps = np.concatenate(([0], compact.spine_ticks))
-    exposed = np.nonzero(compact.on_path)[0]
-    np.add.at(steps, compact.need_gap[exposed], compact.transfer_ticks[exposed])
-    return Clockwork(reached=np.cumsum(steps), stalls=np.unique(compact.need_gap[exposed]))
+def base_times(arrays: ProblemArrays) -> BaseTimes:
+    """Return when the compute order comes where."""
+    steps = np.concatenate(([0], arrays.compute_ticks))
+    exposed = np.nonzero(arrays.on_path)[0]
+    np.add.at(steps, arrays.need_slot[exposed], arrays.transfer_ticks[exposed])
+    return BaseTimes(reached=np.cumsum(steps), stalls=np.unique(arrays.need_slot[exposed]))
 
 
 @compiled
-def want_gaps(clock: Clockwork, rules: Rules, figures: Ints, stream: Ints, queue: Ints, num_streams: int) -> Ints:
-    """Return for each bucket the first gap where its launch is wanted (only gathers are launched ahead of need)."""
-    num_buckets, num_spine = len(figures), len(clock.reached) - 1
+def want_slots(clock: BaseTimes, rules: Rules, figures: Ints, stream: Ints, queue: Ints, num_streams: int) -> Ints:
+    """Return for each bucket the first slot where its launch is wanted (only gathers are launched ahead of need)."""
+    num_buckets, num_compute = len(figures), len(clock.reached) - 1
     want = np.zeros(num_buckets, np.int64)
     if not rules.prefetch:
         return figures[:, NEED_GAP].copy()
@@ -126,17 +126,17 @@ def want_gaps(clock: Clockwork, rules: Rules, figures: Ints, stream: Ints, queue
             before_it = np.searchsorted(clock.stalls, want[b], side="right") - 1
             if before_it >= 0 and want[b] - clock.stalls[before_it] <= _NEAR:
                 want[b] = clock.stalls[before_it]
-        if need < num_spine:
+        if need < num_compute:
             want[b] = max(want[b], need - rules.max_prefetch)
         want[b] = min(want[b], need)
     return want
 
 
 @compiled
-def launch_gap(clock: Clockwork, rules: Rules, figures: Ints, b: int) -> int:
-    """Return the gap where a bucket that is no gather is launched: when it is ready and may be, or at the next stall."""
-    ready, need, num_spine = figures[b, READY_GAP], figures[b, NEED_GAP], len(clock.reached) - 1
-    if need < num_spine:
+def launch_slot(clock: BaseTimes, rules: Rules, figures: Ints, b: int) -> int:
+    """Return the slot where a bucket that is no gather is launched: when it is ready and may be, or at the next stall."""
+    ready, need, num_compute = figures[b, READY_GAP], figures[b, NEED_GAP], len(clock.reached) - 1
+    if need < num_compute:
         return int(max(ready, need - rules.max_prefetch))
     if not rules.in_stalls:
         return int(ready)

@@ -13,10 +13,10 @@ from apsched.config import Caps
 from apsched.problem.problem import Problem
 from apsched.schedule.schedule import Bucket
 from apsched.solver.arrays.partition import Pricer
-from apsched.solver.arrays.problem_arrays import Bools, Compact, Ints
+from apsched.solver.arrays.problem_arrays import Bools, ProblemArrays, Ints
 from apsched.solver.program.evaluate import Figures, Program
 from apsched.solver.search.bucket_forms import flipped, flips, in_forms, like
-from apsched.solver.search.decoder import Judge
+from apsched.solver.search.decoder import Decoder
 from apsched.solver.search.launch_policy import Policy
 from apsched.solver.search.neighbourhood import Move, Neighbourhood
 from apsched.solver.search.start_partitions import families
@@ -59,7 +59,7 @@ class Search:
     """One search: the problem, the caps, the best so far, and the evaluations left."""
 
     problem: Problem
-    compact: Compact
+    arrays: ProblemArrays
     caps: Caps
     report: Callable[[str, int], None]
     """Called with the stage and the best step time in ticks."""
@@ -68,16 +68,16 @@ class Search:
     """The least peak for which a schedule is known."""
     pricer: Pricer = field(init=False)
     best: Candidate | None = None
-    _judge: Judge = field(init=False)
+    _judge: Decoder = field(init=False)
     _neighbourhood: Neighbourhood = field(init=False)
     _below: Candidate | None = None
     """The best under the loosest of the tighter caps looked at."""
     _tried: set[tuple[bytes, Policy, int | None]] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
-        self.pricer = Pricer(self.problem, self.compact)
-        self._judge = Judge(self.pricer, self.caps)
-        self._neighbourhood = Neighbourhood(self.compact)
+        self.pricer = Pricer(self.problem, self.arrays)
+        self._judge = Decoder(self.pricer, self.caps)
+        self._neighbourhood = Neighbourhood(self.arrays)
 
     @property
     def evaluations(self) -> int:
@@ -90,9 +90,9 @@ class Search:
         assert self.best is not None
         return self.best.figures.step_time_ticks
 
-    def around(self, problem: Problem, compact: Compact, max_evaluations: int) -> "Search":
+    def around(self, problem: Problem, arrays: ProblemArrays, max_evaluations: int) -> "Search":
         """Return a new search for the same under another order of the compute."""
-        return replace(self, problem=problem, compact=compact, max_evaluations=max_evaluations, best=None, _below=None)
+        return replace(self, problem=problem, arrays=arrays, max_evaluations=max_evaluations, best=None, _below=None)
 
     def program(self) -> Program:
         """Return the program of the best candidate."""
@@ -132,7 +132,7 @@ class Search:
         partitions = list(families(self.pricer, self.caps))
         tried: list[tuple[tuple[int, int, int], int]] = []
         for i, labels in enumerate(partitions):
-            for policy in in_forms(self.compact, FIRST_POLICIES):
+            for policy in in_forms(self.arrays, FIRST_POLICIES):
                 candidate = self.evaluate(labels, policy, None)
                 self.consider(candidate)
                 if candidate is not None:
@@ -140,7 +140,7 @@ class Search:
         promising = list(dict.fromkeys(i for _, i in sorted(tried)))[:_PROMISING] or list(range(len(partitions)))
         steers = (None,) if self.caps.memory_cap_bytes is None else (None, self.floor_bytes)
         for i in promising:
-            for policy in in_forms(self.compact, policies(self.compact)):
+            for policy in in_forms(self.arrays, policies(self.arrays)):
                 for steer in steers:  # a looser cap must not lose what a tight one finds
                     self.consider(self.evaluate(partitions[i], policy, steer))
         if self.best is None:
@@ -149,20 +149,20 @@ class Search:
             for key in range(len(self.problem.keys)):
                 for labels in partitions:
                     # labels name members, and buckets keep to one key
-                    mixed = np.where(self.compact.key == key, labels, self.best.labels)
+                    mixed = np.where(self.arrays.key == key, labels, self.best.labels)
                     if not np.array_equal(mixed, self.best.labels):
                         self.consider(self.evaluate(mixed, self.best.policy, self.best.steer_bytes))
-            for policy in like(self.best.policy, policies(self.compact)):
+            for policy in like(self.best.policy, policies(self.arrays)):
                 self.consider(self.evaluate(self.best.labels, policy, None))
         self.report("portfolio", self.best.figures.step_time_ticks)
 
     def try_buckets(self, buckets: Sequence[Bucket]) -> None:
         """Consider these buckets, all others alone, under all policies."""
-        labels, coalesced = np.arange(len(self.compact.kind)), bytearray(len(self.compact.kind))
+        labels, coalesced = np.arange(len(self.arrays.kind)), bytearray(len(self.arrays.kind))
         for bucket in buckets:
             labels[list(bucket.members)] = min(bucket.members)
             coalesced[min(bucket.members)] = bucket.coalesced
-        for policy in policies(self.compact):
+        for policy in policies(self.arrays):
             self.consider(self.evaluate(labels, replace(policy, coalesced=bytes(coalesced) if any(coalesced) else b""), None))
 
     def descend_by_ladders(self, ladders: Sequence[Sequence[Caps]], num_evaluations: int, stop_at_ticks: int) -> None:
@@ -184,7 +184,7 @@ class Search:
         """
         below = Search(
             problem=self.problem,
-            compact=self.compact,
+            arrays=self.arrays,
             caps=caps,
             report=lambda stage, ticks: None,
             max_evaluations=num_evaluations,
@@ -234,7 +234,7 @@ class Search:
         """Try buckets in their other form, many at once and then one by one."""
         assert self.best is not None
         improved = False
-        for mask in flips(self.compact, self.best.labels, self.best.policy, self._neighbourhood.alike):
+        for mask in flips(self.arrays, self.best.labels, self.best.policy, self._neighbourhood.alike):
             if self._done(stop_at_ticks):
                 break
             improved |= self._try(self.best.labels, flipped(self.best.policy, mask), self.best.steer_bytes)
@@ -244,7 +244,7 @@ class Search:
         assert self.best is not None
         improved = False
         for steer in dict.fromkeys((self.best.steer_bytes, None)):
-            for policy in like(self.best.policy, policies(self.compact)):
+            for policy in like(self.best.policy, policies(self.arrays)):
                 improved |= self._try(self.best.labels, policy, steer)
         return improved
 
@@ -273,8 +273,8 @@ class Search:
         here, first = self.best, self.evaluations
         rng = random.Random(_SEED + first)
         highest = self.best.figures.step_time_ticks * _THRESHOLD
-        others = policies(self.compact)
-        forms = np.nonzero(self.compact.coalesces)[0].tolist()
+        others = policies(self.arrays)
+        forms = np.nonzero(self.arrays.coalesces)[0].tolist()
         while (done := self.evaluations - first) < num_evaluations and not self._done(stop_at_ticks):
             threshold = highest * (1 - done / num_evaluations) * rng.random() ** 2
             policy, labels = here.policy, here.labels
@@ -299,7 +299,7 @@ class Search:
         """Find the least peak with a step time of at most ``limit_ticks``: bisect the cap that the policies steer by."""
         if self.best is None:
             return
-        for policy in (self.best.policy, *like(self.best.policy, policies(self.compact))):
+        for policy in (self.best.policy, *like(self.best.policy, policies(self.arrays))):
             low, high = 0, self.best.figures.peak_memory_bytes
             for _ in range(_BISECTIONS):
                 middle = (low + high) // 2
@@ -334,9 +334,9 @@ def _kept_as_near(candidate: Candidate, caps: Caps) -> Candidate:
     return replace(candidate, policy=replace(candidate.policy, most_ahead=caps.max_prefetch))
 
 
-def policies(compact: Compact) -> tuple[Policy, ...]:
+def policies(arrays: ProblemArrays) -> tuple[Policy, ...]:
     """Return the portfolio of policies; those that use stalls only where on-path collectives make some."""
-    stalls = (False, True) if bool(compact.on_path.any()) else (False,)
+    stalls = (False, True) if bool(arrays.on_path.any()) else (False,)
     leads = tuple(
         Policy(lead=lead, copy_out_early=early, in_stalls=in_stalls) for in_stalls in stalls for lead in LEADS for early in (True, False)
     )

@@ -14,8 +14,8 @@ import numpy as np
 
 from apsched.solver.arrays.jit import compiled
 from apsched.solver.arrays.layers import find_periods
-from apsched.solver.arrays.plan_groups import atoms, whole
-from apsched.solver.arrays.problem_arrays import Compact, Ints
+from apsched.solver.arrays.plan_groups import plan_groups, whole
+from apsched.solver.arrays.problem_arrays import ProblemArrays, Ints
 from apsched.solver.search.grouping import canonical, urgencies
 
 JOIN, CUT, CHANGE = 0, 1, 2
@@ -41,11 +41,11 @@ class Move:
 class Neighbourhood:
     """The moves that a problem allows."""
 
-    def __init__(self, compact: Compact) -> None:
-        self.compact = compact
-        self.atoms = atoms(compact)
-        urgency = urgencies(compact)
-        self.order = np.lexsort((np.arange(len(urgency)), urgency, compact.key))
+    def __init__(self, arrays: ProblemArrays) -> None:
+        self.arrays = arrays
+        self.plan_groups = plan_groups(arrays)
+        urgency = urgencies(arrays)
+        self.order = np.lexsort((np.arange(len(urgency)), urgency, arrays.key))
         self.place = np.empty(len(urgency), dtype=np.int64)
         self.place[self.order] = np.arange(len(urgency))
         self.pairs = self._pairs()
@@ -53,7 +53,7 @@ class Neighbourhood:
 
     def applied(self, move: Move, labels: Ints) -> Ints:
         """Return ``labels`` after ``move``."""
-        return whole(self.atoms, apply(labels, move.kind, move.of, move.to, self.place))
+        return whole(self.plan_groups, apply(labels, move.kind, move.of, move.to, self.place))
 
     def local(self, labels: Ints) -> Iterator[Move]:
         """Yield the moves of single buckets and single members, from the first to the last in order of urgency."""
@@ -96,7 +96,7 @@ class Neighbourhood:
 
     def _pairs(self) -> list[tuple[int, int]]:
         """Return neighbours that may share a bucket, the closer the more often."""
-        order, c = self.order.tolist(), self.compact
+        order, c = self.order.tolist(), self.arrays
         near = [(order[i], order[i + d]) for d in _DISTANCES for i in range(len(order)) if 0 <= i + d < len(order)]
         return [(of, to) for of, to in near if c.key[of] == c.key[to] and c.bucketable[of] and c.bucketable[to]]
 
@@ -110,7 +110,7 @@ class Neighbourhood:
         """Return for each key its buckets in order of urgency, each with its members in that order."""
         keys: dict[int, dict[int, list[int]]] = defaultdict(dict)
         for c, label in zip(self.order.tolist(), labels[self.order].tolist(), strict=True):
-            keys[int(self.compact.key[c])].setdefault(label, []).append(c)
+            keys[int(self.arrays.key[c])].setdefault(label, []).append(c)
         return [list(buckets.values()) for _, buckets in sorted(keys.items())]
 
     # repeated layers
@@ -118,7 +118,7 @@ class Neighbourhood:
     def _find_layers(self) -> None:
         """Find for each collective of a repeated layer those in its place in the other layers, and its layer among them."""
         self.alike: dict[int, tuple[tuple[int, ...], int]] = {
-            c: (row, layer) for period in find_periods(self.compact) for row in period.collectives for layer, c in enumerate(row)
+            c: (row, layer) for period in find_periods(self.arrays) for row in period.collectives for layer, c in enumerate(row)
         }
 
     def _in_the_middle(self, c: int) -> bool:

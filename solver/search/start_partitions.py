@@ -43,10 +43,10 @@ def _all(pricer: Pricer, caps: Caps) -> Iterator[Ints]:
     if caps.max_prefetch is not None:
         for number in _BLOCKS_TOGETHER:
             yield group(pricer, _within(caps, 2**40), keys, tags=tags // number)
-    gaps_per_block = len(pricer.compact.spine_ticks) / max(len({b for b in blocks if b}), 1)
+    slots_per_block = len(pricer.arrays.compute_ticks) / max(len({b for b in blocks if b}), 1)
     for most_bytes in _SMALL_BYTES:
         for reach in _REACHES:
-            yield group(pricer, _within(caps, 2**40), keys, most_bytes=most_bytes, reach_gaps=int(reach * gaps_per_block))
+            yield group(pricer, _within(caps, 2**40), keys, most_bytes=most_bytes, reach_slots=int(reach * slots_per_block))
 
 
 def _within(caps: Caps, byte_cap: int) -> Caps:

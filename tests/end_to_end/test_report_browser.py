@@ -35,7 +35,7 @@ COMPUTE_BEFORE, GROUP_AFTER = 1, 5
 """Lanes of the timeline of a graph with one group: headings are lanes, too."""
 
 
-class Opened:
+class OpenedSource:
     """A report in a browser, with all that it asked for and complained about."""
 
     def __init__(self, page: "Page", path: Path) -> None:
@@ -95,9 +95,9 @@ def graph(debug_run: Path) -> SolvedGraph:
 
 
 @pytest.fixture
-def opened(browser: "Browser", path: Path) -> Iterator[Opened]:
+def opened(browser: "Browser", path: Path) -> Iterator[OpenedSource]:
     page = browser.new_page(viewport={"width": 1200, "height": 900}, color_scheme="light")
-    shown = Opened(page, path)
+    shown = OpenedSource(page, path)
     yield shown
     page.close()
     assert shown.complaints == []
@@ -107,7 +107,7 @@ def _after(graph: SolvedGraph) -> Timeline:
     return simulate(graph.result.problem, graph.after)
 
 
-def test_hovering_a_transfer_says_what_it_is(opened: Opened, graph: SolvedGraph) -> None:
+def test_hovering_a_transfer_says_what_it_is(opened: OpenedSource, graph: SolvedGraph) -> None:
     """Name, bytes, begin and end of transfers are those of the simulated schedule."""
     figure, problem, timeline = opened.figure("timeline"), graph.result.problem, _after(graph)
     for transfer in timeline.transfers[:: max(1, len(timeline.transfers) // 6)]:
@@ -118,7 +118,7 @@ def test_hovering_a_transfer_says_what_it_is(opened: Opened, graph: SolvedGraph)
         assert show_bytes(transfer.size_bytes) in said
 
 
-def test_hovering_compute_and_stalls(opened: Opened, graph: SolvedGraph) -> None:
+def test_hovering_compute_and_stalls(opened: OpenedSource, graph: SolvedGraph) -> None:
     """A node says its name, module and time; where compute stands still, the page says for what it waits, and why."""
     figure, problem = opened.figure("timeline"), graph.result.problem
     before = simulate(problem, graph.before)
@@ -136,7 +136,7 @@ def test_hovering_compute_and_stalls(opened: Opened, graph: SolvedGraph) -> None
     assert working
 
 
-def test_what_is_drawn_are_the_bars(opened: Opened, graph: SolvedGraph) -> None:
+def test_what_is_drawn_are_the_bars(opened: OpenedSource, graph: SolvedGraph) -> None:
     """The canvas has the colour of a kind where the schedule has a bar of it, and the page's ground where it has none."""
     figure, problem, timeline = opened.figure("timeline"), graph.result.problem, _after(graph)
     colors = {"all_gather": (0xE6, 0x9F, 0x00), "reduce_scatter": (0x00, 0x9E, 0x73)}
@@ -155,7 +155,7 @@ def test_what_is_drawn_are_the_bars(opened: Opened, graph: SolvedGraph) -> None:
     assert _pixel(opened, figure, last, shown_to) != [*colors["reduce_scatter"], 255]
 
 
-def _pixel(opened: Opened, figure: "Locator", begin: int, end: int) -> list[int]:
+def _pixel(opened: OpenedSource, figure: "Locator", begin: int, end: int) -> list[int]:
     """Return the pixel of the group's lane near the beginning of a span that fills the view."""
     return list(
         opened.ask(
@@ -170,7 +170,7 @@ def _pixel(opened: Opened, figure: "Locator", begin: int, end: int) -> list[int]
     )
 
 
-def test_zoom_and_pan(opened: Opened) -> None:
+def test_zoom_and_pan(opened: OpenedSource) -> None:
     """Buttons, Ctrl+wheel, dragging, double click and keys move the range as they say; the wheel alone scrolls the page."""
     figure = opened.figure("timeline")
     canvas = figure.locator("> canvas")
@@ -211,7 +211,7 @@ def test_zoom_and_pan(opened: Opened) -> None:
     assert shown()[1] - shown()[0] == pytest.approx(full[1] / 4)
 
 
-def test_a_click_lists_what_is_alive(opened: Opened, graph: SolvedGraph) -> None:
+def test_a_click_lists_what_is_alive(opened: OpenedSource, graph: SolvedGraph) -> None:
     """The table at a step has the bytes of the simulated order there, and its rows are what lives, counted again here."""
     problem, timeline = graph.result.problem, _after(graph)
     figure = opened.figure("memory", which=1)
@@ -234,7 +234,7 @@ def test_a_click_lists_what_is_alive(opened: Opened, graph: SolvedGraph) -> None
 def test_both_themes_and_no_request(browser: "Browser", path: Path, theme: str) -> None:
     """The page follows the system, can be switched, and asks for nothing but itself."""
     page = browser.new_page(color_scheme=theme)  # type: ignore[arg-type]
-    shown = Opened(page, path)
+    shown = OpenedSource(page, path)
 
     def luminance() -> int:
         color = page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -253,7 +253,7 @@ def test_both_themes_and_no_request(browser: "Browser", path: Path, theme: str) 
     page.close()
 
 
-def test_headings_labels_and_tables_for_who_cannot_see_pictures(opened: Opened) -> None:
+def test_headings_labels_and_tables_for_who_cannot_see_pictures(opened: OpenedSource) -> None:
     """Each picture and button has a name, each column a head, and headings go down one level at a time."""
     page = opened.page
     assert page.locator("figure > canvas:not([aria-label])").count() == 0

@@ -20,7 +20,7 @@ from apsched.study.report.pages import frontiers_of_run, lines_of
 from apsched.study.store import Point, Store
 from apsched.units import ticks_to_us
 from tests.conftest import Run
-from tests.end_to_end.test_report_browser import Opened, browser  # noqa: F401  (a fixture)
+from tests.end_to_end.test_report_browser import OpenedSource, browser  # noqa: F401  (a fixture)
 from tests.report.page.test_page import _Cells
 
 if TYPE_CHECKING:
@@ -121,9 +121,9 @@ def test_a_page_of_a_study(run: Run, study: Path, points: tuple[Point, ...]) -> 
 
 
 @pytest.fixture
-def opened(browser: "Browser", beside: Path) -> Iterator[Opened]:  # noqa: F811
+def opened(browser: "Browser", beside: Path) -> Iterator[OpenedSource]:  # noqa: F811
     page = browser.new_page(viewport={"width": 1200, "height": 900}, color_scheme="light")
-    shown = Opened(page, beside)
+    shown = OpenedSource(page, beside)
     yield shown
     page.close()
     assert shown.complaints == []
@@ -133,7 +133,7 @@ def opened(browser: "Browser", beside: Path) -> Iterator[Opened]:  # noqa: F811
 PICTURE = "#frontier figure[data-picture=frontier]"
 
 
-def test_hovering_and_clicking_a_point(opened: Opened, points: tuple[Point, ...]) -> None:
+def test_hovering_and_clicking_a_point(opened: OpenedSource, points: tuple[Point, ...]) -> None:
     """The tooltip at a point has its figures; a click lists the baselines there; zoomed in, points are where they belong."""
     figure = opened.page.locator(PICTURE).nth(1)  # forward, backward
     figure.locator("> canvas").scroll_into_view_if_needed()
@@ -159,7 +159,7 @@ def test_hovering_and_clicking_a_point(opened: Opened, points: tuple[Point, ...]
     assert at == pytest.approx(points[2].outcome.memory_cap_bytes, rel=1e-9)
 
 
-def test_the_picture_shows_what_it_says(opened: Opened, points: tuple[Point, ...]) -> None:
+def test_the_picture_shows_what_it_says(opened: OpenedSource, points: tuple[Point, ...]) -> None:
     """Every point in view lies within the picture, above its bound; with all baselines the slowest is in it; this run has its star."""
     figure = opened.page.locator(PICTURE).nth(1)
     figure.locator("> canvas").scroll_into_view_if_needed()

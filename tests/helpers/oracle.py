@@ -90,18 +90,18 @@ def _may_be_coalesced(problem: Problem, members: tuple[int, ...]) -> bool:
 
 def orders_within(problem: Problem, max_move: int | None) -> Iterator[tuple[int, ...]]:
     """Yield all orders of the compute that the dependences and the cap allow."""
-    spine = problem.captured_spine
+    compute_order = problem.captured_order
     ancestors: list[set[int]] = []
     for before in problem.predecessors:
         ancestors.append(set(before).union(*(ancestors[p] for p in before)))
 
     def extend(done: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-        if len(done) == len(spine):
+        if len(done) == len(compute_order):
             yield done
-        for k, node in enumerate(spine):
+        for k, node in enumerate(compute_order):
             if node in done or (max_move is not None and abs(len(done) - k) > max_move):
                 continue
-            if all(other in done or other not in ancestors[node] for other in spine):
+            if all(other in done or other not in ancestors[node] for other in compute_order):
                 yield from extend((*done, node))
 
     return extend(())

@@ -20,9 +20,9 @@ class Launch:
     ticks: int
     in_flight_bytes: int
     earliest: int
-    """Spine nodes that must be done at its start, by the cap on prefetch."""
+    """Compute nodes that must be done at its start, by the cap on prefetch."""
     latest: int
-    """Spine nodes that may be done at its start, by the plan."""
+    """Compute nodes that may be done at its start, by the plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +122,8 @@ class Steps:
             if self._kind(bucket) == "all_gather":
                 for c in bucket:
                     add(Step(_WAIT, b), Step(_OUT, c))
-        spine = self.problem.spine
-        for a, b in pairwise(spine):
+        compute_order = self.problem.compute_order
+        for a, b in pairwise(compute_order):
             add(Step(_N, a), Step(_N, b))
         return before
 
@@ -153,11 +153,11 @@ class Steps:
         return ((start, wait) for start, wait, _ in self._units())
 
     def _launches(self) -> Iterator[tuple[Step, Launch]]:
-        place = {node: k for k, node in enumerate(self.problem.spine)}
+        place = {node: k for k, node in enumerate(self.problem.compute_order)}
         for start, _, members in self._units():
             collectives = [self.problem.collectives[c] for c in members]
             key = self.problem.keys[collectives[0].key]
-            asked = [c.restriction.start_gaps or (0, len(place)) for c in collectives]
+            asked = [c.restriction.start_slots or (0, len(place)) for c in collectives]
             needed = [place[self.problem.needs[c][0]] for c in members if self.problem.needs[c]]
             yield (
                 start,
@@ -178,16 +178,16 @@ class Steps:
         return num_members * (key.coalesced_member_ticks or 0) if start.kind is _START and start.index in self.coalesced else 0
 
     def _planned(self) -> dict[int, tuple[int, int]]:
-        """For copy-ins and waits the spine nodes that must, and may, be done before, by the plan."""
-        last = len(self.problem.spine)
+        """For copy-ins and waits the compute nodes that must, and may, be done before, by the plan."""
+        last = len(self.problem.compute_order)
         planned = {}
         for b, bucket in enumerate(self.buckets):
-            firsts = [gaps[0] for c in bucket if (gaps := self.problem.collectives[c].restriction.start_gaps)]
+            firsts = [slots[0] for c in bucket if (slots := self.problem.collectives[c].restriction.start_slots)]
             if b in self.flat:
                 planned[self._index(Step(_IN, b))] = max(firsts, default=0), last
         for m in self.problem.collectives:
-            if m.restriction.wait_gaps is not None:
-                planned[self._index(Step(_N, m.wait))] = m.restriction.wait_gaps
+            if m.restriction.wait_slots is not None:
+                planned[self._index(Step(_N, m.wait))] = m.restriction.wait_slots
         return planned
 
     def _pieces(self) -> list[tuple[int, int, int]]:
@@ -299,13 +299,13 @@ class Steps:
         return moves
 
     def _may_start(self, done: int, k: int) -> bool:
-        spine_done = sum(1 for node in self.problem.spine if done & self.bit[Step(_N, node)])
-        first, last = self.planned.get(k, (0, spine_done))
-        if not first <= spine_done <= last:
+        compute_done = sum(1 for node in self.problem.compute_order if done & self.bit[Step(_N, node)])
+        first, last = self.planned.get(k, (0, compute_done))
+        if not first <= compute_done <= last:
             return False
         if (launch := self.launches.get(k)) is None:
             return True
-        if not launch.earliest <= spine_done <= launch.latest:
+        if not launch.earliest <= compute_done <= launch.latest:
             return False
         if self.caps.in_flight_cap_bytes is None:
             return True

@@ -199,7 +199,7 @@ def test_the_cast_of_a_shard_travels_with_its_gather() -> None:
     g3 = graph.collective("all_gather", "g3", mixed)
     problem = graph.problem(graph.compute("b", a, g1, g2, g3))
     assert [names(problem, c.prologue) for c in problem.collectives] == [["scale", "cast"], [], []]
-    assert names(problem, problem.spine) == ["shared", "a", "mixed", "b"]
+    assert names(problem, problem.compute_order) == ["shared", "a", "mixed", "b"]
 
 
 def test_what_others_wait_for_is_no_prologue() -> None:
@@ -213,7 +213,7 @@ def test_what_others_wait_for_is_no_prologue() -> None:
     g = graph.collective("all_gather", "g", graph.compute("cast", write))
     problem = graph.problem(graph.compute("b", a, g))
     assert names(problem, problem.collectives[0].prologue) == []
-    assert names(problem, problem.spine) == ["a", "dead", "write", "cast", "b"]
+    assert names(problem, problem.compute_order) == ["a", "dead", "write", "cast", "b"]
 
 
 def test_a_bucket_casts_what_the_graph_says_it_may() -> None:
@@ -238,7 +238,7 @@ def test_what_finishes_a_reduction_travels_with_its_wait() -> None:
     update = graph.compute("update", graph.compute("cast", ar), state)
     problem = graph.problem(update, a)
     assert [names(problem, c.epilogue) for c in problem.collectives] == [["divide"], ["cast", "update"]]
-    assert names(problem, problem.spine) == ["a"]
+    assert names(problem, problem.compute_order) == ["a"]
 
 
 def test_what_compute_needs_is_no_epilogue() -> None:
@@ -248,7 +248,7 @@ def test_what_compute_needs_is_no_epilogue() -> None:
     other = graph.compute("other", graph.input("x"))
     problem = graph.problem(graph.compute("clip", norm, other))
     assert problem.collectives[0].epilogue == ()
-    assert "norm" in names(problem, problem.spine)
+    assert "norm" in names(problem, problem.compute_order)
 
 
 def test_what_needs_compute_is_no_epilogue() -> None:
@@ -259,7 +259,7 @@ def test_what_needs_compute_is_no_epilogue() -> None:
     layer = graph.compute("layer", scale, graph.compute("b", graph.input("x")))
     problem = graph.problem(layer, graph.compute("update", rs, scale))
     assert problem.collectives[0].epilogue == ()
-    assert names(problem, problem.spine) == ["a", "scale", "b", "layer", "update"]
+    assert names(problem, problem.compute_order) == ["a", "scale", "b", "layer", "update"]
 
 
 def test_compute_keeps_its_place_where_only_one_collective_and_inputs_surround_it() -> None:
@@ -268,7 +268,7 @@ def test_compute_keeps_its_place_where_only_one_collective_and_inputs_surround_i
     layer = graph.compute("layer", graph.collective("all_gather", "ag", graph.input("w")), graph.input("x"))
     gradient = graph.compute("gradient", graph.input("saved"), graph.input("tangent"))
     problem = graph.problem(layer, graph.collective("reduce_scatter", "rs", gradient, output_bytes=512))
-    assert names(problem, problem.spine) == ["layer", "gradient"]
+    assert names(problem, problem.compute_order) == ["layer", "gradient"]
 
 
 def test_on_path_collectives_take_nothing_along() -> None:

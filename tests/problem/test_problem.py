@@ -38,9 +38,9 @@ def names(problem: Problem, nodes: tuple[int, ...]) -> list[str]:
     return [problem.node_names[node] for node in nodes]
 
 
-def test_the_spine_is_compute_that_does_not_travel() -> None:
+def test_the_compute_is_compute_that_does_not_travel() -> None:
     problem = hsdp()
-    assert names(problem, problem.spine) == ["a", "b", "c"]
+    assert names(problem, problem.compute_order) == ["a", "b", "c"]
     assert sorted(names(problem, tuple(problem.travels))) == ["cast", "finish"]
 
 
@@ -69,7 +69,7 @@ def test_random_problems_are_valid_and_run_as_captured() -> None:
     """The generator that the other tests rest on: a few hundred seeds, every kind of collective among them."""
     kinds = set()
     for seed in range(300):
-        problem = random_problem(random.Random(seed), max_collectives=8, max_spine=6)
+        problem = random_problem(random.Random(seed), max_collectives=8, max_compute=6)
         check_problem(problem)
         assert verify(problem, as_captured(problem.num_nodes), Caps()) == ()
         assert 1 <= len(problem.collectives) <= 8

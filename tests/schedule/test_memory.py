@@ -91,7 +91,7 @@ def test_an_input_that_is_not_held_is_freed_at_the_start() -> None:
 
 
 def two_gathers() -> Problem:
-    """Casts of 1 and 2 units, gathered to 4 and 8; b needs the first, c the second, one spine node before and between."""
+    """Casts of 1 and 2 units, gathered to 4 and 8; b needs the first, c the second, one compute node before and between."""
     hand = ByHand()
     u, v = hand.input("u", UNIT, kept=True), hand.input("v", UNIT, kept=True)
     a = hand.compute("a", 1)
@@ -221,7 +221,7 @@ def _by_definition(problem: Problem, order: Schedule) -> list[int]:
     return [problem.kept_bytes + sum(x.size_bytes for x in lives if x.first <= k <= x.last) for k in range(len(order.steps))]
 
 
-@given(a_problem_with_caps(max_collectives=4, max_spine=4))
+@given(a_problem_with_caps(max_collectives=4, max_compute=4))
 @settings(max_examples=40, deadline=None)
 def test_live_bytes_are_the_sum_of_lifetimes(given_: tuple[Problem, Caps]) -> None:
     """And no lifetime is empty. The schedules are optimal ones, so that buckets of every kind occur."""

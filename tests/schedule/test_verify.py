@@ -214,7 +214,7 @@ def test_every_mutation_of_a_valid_schedule_is_rejected(problem: Problem, rng: r
     """Dropped, doubled and foreign steps; a step moved ahead of what it needs; members twice, elsewhere or of another key."""
     valid = _valid(problem)
     assert verify(problem, valid, Caps()) == ()
-    mutation = rng.choice((_drop, _double, _foreign, _move_before_its_need, _member_twice, _member_elsewhere, _swap_spine))
+    mutation = rng.choice((_drop, _double, _foreign, _move_before_its_need, _member_twice, _member_elsewhere, _swap_compute))
     broken = mutation(problem, valid, rng)
     assume(broken is not None)
     assert verify(problem, broken, Caps()) != (), mutation.__name__
@@ -284,8 +284,8 @@ def _with_bucket(valid: Schedule, b: int, members: tuple[int, ...]) -> Schedule:
     return replace(valid, buckets=(*valid.buckets[:b], Bucket(members), *valid.buckets[b + 1 :]))
 
 
-def _swap_spine(problem: Problem, valid: Schedule, rng: random.Random) -> Schedule | None:
-    at = [k for k, s in enumerate(valid.steps) if s.kind is StepKind.NODE and s.index in problem.spine]
+def _swap_compute(problem: Problem, valid: Schedule, rng: random.Random) -> Schedule | None:
+    at = [k for k, s in enumerate(valid.steps) if s.kind is StepKind.NODE and s.index in problem.compute_order]
     assert all(problem.kinds[valid.steps[k].index] is NodeKind.COMPUTE for k in at)
     j = rng.randrange(len(at) - 1)
     steps = list(valid.steps)

@@ -31,10 +31,10 @@ def seeds(few: int) -> range:
     return range(NUM_SEEDS or few)
 
 
-def case(seed: int, *, max_collectives: int = 4, max_spine: int = 4) -> tuple[Problem, Caps]:
+def case(seed: int, *, max_collectives: int = 4, max_compute: int = 4) -> tuple[Problem, Caps]:
     """Return a problem and caps; every third has a memory cap at, just under or just above the least that is possible."""
     rng = random.Random(seed)
-    problem = random_problem(rng, max_collectives=max_collectives, max_spine=max_spine)
+    problem = random_problem(rng, max_collectives=max_collectives, max_compute=max_compute)
     caps = random_caps(rng, problem)
     if seed % 3 == 0:
         floor = least_memory(problem, caps)
@@ -71,11 +71,11 @@ def test_the_optimum_is_that_of_exhaustive_search(seed: int) -> None:
 @pytest.mark.parametrize("seed", seeds(4))
 def test_the_optimum_is_that_of_exhaustive_search_with_up_to_eight_collectives(seed: int) -> None:
     """Few compute nodes, so that exhaustive search still ends."""
-    problem, caps = case(seed, max_collectives=8, max_spine=3)
+    problem, caps = case(seed, max_collectives=8, max_compute=3)
     assert_optimal(problem, caps, solve(problem, caps, STRICT))
 
 
-@given(a_problem_with_caps(max_collectives=8, max_spine=3))
+@given(a_problem_with_caps(max_collectives=8, max_compute=3))
 @settings(max_examples=NUM_SEEDS or 20, deadline=None, derandomize=True)
 def test_the_optimum_is_that_of_exhaustive_search_on_what_hypothesis_finds(given_: tuple[Problem, Caps]) -> None:
     """The same, with failures shrunk to the smallest problem."""
@@ -113,7 +113,7 @@ def test_a_looser_cap_is_never_slower(seed: int) -> None:
 @pytest.mark.parametrize("seed", seeds(15))
 def test_never_slower_than_a_baseline_that_fits(seed: int) -> None:
     """Also with slack for memory, and where no search is allowed."""
-    problem, caps = case(seed, max_collectives=7, max_spine=6)
+    problem, caps = case(seed, max_collectives=7, max_compute=6)
     for options in (SolveOptions(budget=0.0), SolveOptions(time_slack=0.5, budget=1.0)):
         result = solve(problem, caps, options)
         fitting = [b for b in result.baselines if not verify(problem, b.schedule, caps)]
@@ -129,7 +129,7 @@ def test_never_slower_than_a_baseline_that_fits(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(25))
 def test_no_random_schedule_beats_the_exhaustive_search(seed: int) -> None:
     """A check of the search itself: what it calls the least memory and the best figures, random legal orders do not beat."""
-    problem = random_problem(random.Random(seed), max_collectives=4, max_spine=4)
+    problem = random_problem(random.Random(seed), max_collectives=4, max_compute=4)
     best, floor = best_schedule(problem, Caps()), least_memory(problem, Caps())
     assert best is not None
     assert floor is not None

@@ -10,7 +10,7 @@ from apsched.schedule.schedule import Bucket
 from apsched.schedule.verify import verify
 from apsched.solver import solve
 from apsched.solver.arrays.partition import Pricer
-from apsched.solver.arrays.problem_arrays import compact
+from apsched.solver.arrays.problem_arrays import problem_arrays
 from apsched.solver.baselines import TOPO_SPAN, baselines
 from apsched.solver.search.grouping import group
 from tests.helpers.problems.by_hand import ByHand, line
@@ -34,13 +34,13 @@ def gathers(*groups: str, apart: int = 1) -> Problem:
 
 def merged(problem: Problem, caps: Caps) -> list[list[int]]:
     """What the greedy puts together under ``caps``, on all keys."""
-    labels = group(Pricer(problem, compact(problem)), caps, range(len(problem.keys)))
+    labels = group(Pricer(problem, problem_arrays(problem)), caps, range(len(problem.keys)))
     return [[c for c, label in enumerate(labels) if label == head] for head in dict.fromkeys(labels)]
 
 
 def by_span(problem: Problem) -> tuple[Bucket, ...]:
     """The buckets of the baseline of #481: primary group, bytes and span."""
-    return next(b for b in baselines(problem, compact(problem), Caps()) if b.name == "greedy_bytes_span").schedule.buckets
+    return next(b for b in baselines(problem, problem_arrays(problem), Caps()) if b.name == "greedy_bytes_span").schedule.buckets
 
 
 def members(buckets: tuple[Bucket, ...]) -> set[frozenset[int]]:
@@ -57,7 +57,7 @@ def test_a_graph_without_collectives_gives_no_buckets():
     hand = ByHand()
     problem = hand.output(hand.compute("mm", 5, hand.input("x", KIB), size=KIB))
     assert by_span(problem) == ()
-    assert all(score.num_launches == 0 for score in baselines(problem, compact(problem), Caps()))
+    assert all(score.num_launches == 0 for score in baselines(problem, problem_arrays(problem), Caps()))
 
 
 @pytest.mark.parametrize("order", [("a", "b", "a", "b"), ("b", "a", "b", "a")])

@@ -10,7 +10,7 @@ from apsched.errors import InputError
 from apsched.problem.problem import Problem
 from apsched.schedule.verify import verify
 from apsched.solver import solve
-from apsched.solver.arrays.problem_arrays import compact
+from apsched.solver.arrays.problem_arrays import problem_arrays
 from apsched.solver.bounds.memory_and_launches import launches_bound, peak_bound
 from apsched.solver.bounds.step_time import memory_bound
 from apsched.solver.milp.answer import solve_with_milp
@@ -27,7 +27,7 @@ STRICT = SolveOptions(time_slack=0.0, budget=20.0)
 def case(seed: int) -> tuple[Problem, Caps]:
     """Return a problem with prices for both forms, and caps; every third has a memory cap near the least that is possible."""
     rng = random.Random(seed)
-    problem = problem_for_coalescing(rng) if seed % 2 else with_coalesced_price(random_problem(rng, max_collectives=4, max_spine=4), rng)
+    problem = problem_for_coalescing(rng) if seed % 2 else with_coalesced_price(random_problem(rng, max_collectives=4, max_compute=4), rng)
     caps = random_caps(rng, problem) if seed % 4 < 2 else Caps()
     if seed % 3 == 0 and (floor := least_memory(problem, caps)) is not None:
         caps = replace(caps, memory_cap_bytes=floor + rng.choice((0, 512, 4096)))
@@ -47,7 +47,7 @@ def test_no_bound_is_above_the_optimum_with_either_form(chunk: int) -> None:
         best = best_schedule(problem, caps)
         if best is None:
             continue
-        small = compact(problem)
+        small = problem_arrays(problem)
         bound = best_bound(problem, small, caps)
         assert bound.ticks <= best.step_time_ticks, seed
         assert memory_bound(small) <= least_memory(problem, caps), seed
@@ -81,7 +81,7 @@ def test_search_alone_finds_as_much_with_forms_as_without() -> None:
         for priced, keys in ((True, problem.keys), (False, tuple(replace(key, coalesced_member_ticks=None) for key in problem.keys))):
             here = replace(problem, keys=keys)
             best = best_schedule(here, caps)
-            search = Search(problem=here, compact=compact(here), caps=caps, report=lambda *_: None, max_evaluations=2_000, floor_bytes=0)
+            search = Search(problem=here, arrays=problem_arrays(here), caps=caps, report=lambda *_: None, max_evaluations=2_000, floor_bytes=0)
             search.portfolio()
             if best is not None and search.best is not None:
                 search.improve(best.step_time_ticks)
@@ -103,7 +103,7 @@ def test_large_problems_gain_by_it_where_members_cost_nothing(seed: int) -> None
     assert verify(priced, other.best.schedule, Caps()) == ()
     assert other.best.step_time_ticks <= one.best.step_time_ticks * 1.001
     assert other.bound_ticks <= other.best.step_time_ticks
-    limit, small = other.best.step_time_ticks, compact(priced)
+    limit, small = other.best.step_time_ticks, problem_arrays(priced)
     assert peak_bound(priced, small, Caps(), limit) <= other.best.peak_memory_bytes
     at_peak = Caps(memory_cap_bytes=other.best.peak_memory_bytes)
     assert launches_bound(*without_copies(priced, small), at_peak, limit) <= other.best.num_launches

@@ -30,7 +30,7 @@ def test_numbers_and_names_mean_nothing(seed: int) -> None:
     The topo-span is left out: it is measured in the very numbers that change.
     """
     rng = random.Random(seed)
-    problem = random_problem(rng, max_collectives=5, max_spine=5)
+    problem = random_problem(rng, max_collectives=5, max_compute=5)
     caps = replace(random_caps(rng, problem), max_topo_span=None)
     assert figures(solve(permuted(problem, rng), caps, STRICT)) == figures(solve(problem, caps, STRICT))
 
@@ -39,7 +39,7 @@ def test_numbers_and_names_mean_nothing(seed: int) -> None:
 def test_all_times_three_times_as_long(seed: int) -> None:
     """First all ticks so large that no price is rounded; then as large again by three."""
     rng = random.Random(seed)
-    problem = random_problem(rng, max_collectives=5, max_spine=4, units=(1, 7))
+    problem = random_problem(rng, max_collectives=5, max_compute=4, units=(1, 7))
     caps, exact = random_caps(rng, problem), exact_ticks(problem)
     once, thrice = (solve(enlarged(problem, k * exact, 1), caps, STRICT) for k in (1, 3))
     assert figures(thrice) == figures(once, ticks=3)
@@ -49,7 +49,7 @@ def test_all_times_three_times_as_long(seed: int) -> None:
 def test_all_bytes_three_times_as_many(seed: int) -> None:
     """Of sizes that the allocator rounds nowhere, buffers of buckets included."""
     rng = random.Random(seed)
-    problem = random_problem(rng, max_collectives=5, max_spine=4, grain=2**13)
+    problem = random_problem(rng, max_collectives=5, max_compute=4, grain=2**13)
     caps = random_caps(rng, problem)
     once, thrice = solve(problem, caps, STRICT), solve(enlarged(problem, 1, 3), enlarged_caps(caps, 3), STRICT)
     assert figures(thrice) == figures(once, size=3)

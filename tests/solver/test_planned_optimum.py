@@ -21,7 +21,7 @@ from apsched.schedule.simulate import simulate
 from apsched.schedule.verify import verify
 from apsched.solver import solve
 from apsched.solver.arrays.partition import Pricer
-from apsched.solver.arrays.problem_arrays import compact
+from apsched.solver.arrays.problem_arrays import problem_arrays
 from apsched.solver.bounds.linear_program import lp_bound
 from apsched.solver.milp.model import solve_milp
 from apsched.solver.program.to_schedule import expand
@@ -37,10 +37,10 @@ NUM_SEEDS = int(os.environ.get("APSCHED_PLANS", "60"))
 STRICT = SolveOptions(time_slack=0.0, budget=20.0)
 
 
-def case(seed: int, *, max_collectives: int = 5, max_spine: int = 4) -> tuple[Problem, Caps]:
+def case(seed: int, *, max_collectives: int = 5, max_compute: int = 4) -> tuple[Problem, Caps]:
     """Return a problem under a plan, and caps; every third has a memory cap at, just under or just above the least that is possible."""
     rng = random.Random(90_000 + seed)
-    problem = planned(rng, random_problem(rng, max_collectives=max_collectives, max_spine=max_spine))
+    problem = planned(rng, random_problem(rng, max_collectives=max_collectives, max_compute=max_compute))
     caps = random_caps(rng, problem) if seed % 2 else Caps()
     if seed % 3 == 0 and (floor := least_memory(problem, caps)) is not None:
         caps = replace(caps, memory_cap_bytes=max(0, floor + rng.choice((-1, 0, 0, 512, 4096))))
@@ -64,7 +64,7 @@ def test_the_optimum_under_a_plan_is_that_of_exhaustive_search(seed: int) -> Non
 
 @pytest.mark.parametrize("seed", range(NUM_SEEDS // 4))
 def test_the_milp_agrees_under_a_plan(seed: int) -> None:
-    problem, caps = case(seed, max_collectives=4, max_spine=3)
+    problem, caps = case(seed, max_collectives=4, max_compute=3)
     best, result = best_schedule(problem, caps), solve_milp(problem, caps)
     if best is None:
         assert (result.status, result.schedule) == ("infeasible", None)
@@ -121,8 +121,8 @@ def test_the_plans_are_not_all_of_one_sort() -> None:
         asked = [c.restriction for c in problem.collectives]
         seen["group"] += any(r.group is not None for r in asked)
         seen["closed"] += any(r.closed for r in asked)
-        seen["start"] += any(r.start_gaps is not None for r in asked)
-        seen["wait"] += any(r.wait_gaps is not None for r in asked)
+        seen["start"] += any(r.start_slots is not None for r in asked)
+        seen["wait"] += any(r.wait_slots is not None for r in asked)
         free, under = best_schedule(problem.unrestricted or problem, caps), best_schedule(problem, caps)
         seen["slower"] += (
             free is not None and under is not None and simulate(problem, under.schedule).step_time_ticks > free.step_time_ticks
@@ -133,13 +133,13 @@ def test_the_plans_are_not_all_of_one_sort() -> None:
 
 
 @pytest.mark.parametrize("seed", range(NUM_SEEDS // 2))
-def test_the_pass_over_the_spine_keeps_the_plan(seed: int) -> None:
+def test_the_pass_over_the_compute_keeps_the_plan(seed: int) -> None:
     """Whatever the policy: what search places is where the plan wants it, before anything is judged."""
     problem, _ = case(seed)
-    small = compact(problem)
+    small = problem_arrays(problem)
     pricer = Pricer(problem, small)
     for policy in (*JUST_IN_TIME, *policies(small)):
-        program = construct(pricer, pricer.partition_of(pricer.tables.atoms.leader), policy, Caps())
+        program = construct(pricer, pricer.partition_of(pricer.tables.plan_groups.leader), policy, Caps())
         assert verify(problem, expand(problem, small, program), Caps()) == ()
 
 
@@ -147,7 +147,7 @@ def test_the_pass_over_the_spine_keeps_the_plan(seed: int) -> None:
 def test_bounds_hold_where_every_bucket_is_closed(seed: int) -> None:
     """The exact prices of closed buckets in the linear program are no more than what schedules pay."""
     rng = random.Random(70_000 + seed)
-    problem = named(random_problem(rng, max_collectives=6, max_spine=3))
+    problem = named(random_problem(rng, max_collectives=6, max_compute=3))
     names: dict[int, list[str]] = {}
     for c in problem.collectives:
         if c.bucketable:
@@ -157,6 +157,6 @@ def test_bounds_hold_where_every_bucket_is_closed(seed: int) -> None:
         problem = restricted(problem, Plan(rules))
     except InputError:  # the members of a group wait for each other, or are needed before all are ready
         return
-    small, best = compact(problem), best_schedule(problem, Caps())
+    small, best = problem_arrays(problem), best_schedule(problem, Caps())
     assert best is not None
     assert lp_bound(problem, small, Caps()).ticks <= best.step_time_ticks

@@ -11,7 +11,7 @@ from apsched.graph.export.export import export
 from apsched.graph.graph_file import save_graph
 from apsched.problem.build import build_problem
 from apsched.problem.problem import Problem
-from apsched.solver.arrays.problem_arrays import compact
+from apsched.solver.arrays.problem_arrays import problem_arrays
 from apsched.solver.arrays.reordered import Orders
 from apsched.solver.bounds.any_order.bound import loose_program, moving_bound
 from apsched.solver.bounds.any_order.chunked import chunked_bound
@@ -26,14 +26,14 @@ ANYWHERE = Caps(max_compute_move=None)
 
 
 def in_parts(problem: Problem, split: set[str], num_parts: int) -> int:
-    small = compact(problem)
+    small = problem_arrays(problem)
     nodes = frozenset(problem.node_names.index(name) for name in split)
     whole = loose_program(problem, small, Orders(problem, small), costs_of(problem, small, ANYWHERE))
     return chunked_bound(whole, problem, nodes, num_parts).ticks
 
 
 def whole_bound(problem: Problem) -> int:
-    small = compact(problem)
+    small = problem_arrays(problem)
     return moving_bound(problem, small, Orders(problem, small), ANYWHERE).ticks
 
 

@@ -30,7 +30,7 @@ def by_name(problem: Problem, caps: Caps) -> dict[str, Relaxed]:
 def test_gains_lie_between_their_bounds(seed: int) -> None:
     """Proven <= gained <= possible; where the whole problem is solved, they are one."""
     rng = random.Random(seed)
-    problem = random_problem(rng, max_collectives=4, max_spine=4)
+    problem = random_problem(rng, max_collectives=4, max_compute=4)
     caps = random_caps(rng, problem)
     answer = solve(problem, caps, STRICT)
     if answer.best is None:
@@ -76,12 +76,12 @@ def test_prefetch_that_binds() -> None:
 
 def test_the_nodes_of_a_layer() -> None:
     """Those of the most common block."""
-    problem = random_problem(random.Random(3), max_collectives=4, max_spine=4)
+    problem = random_problem(random.Random(3), max_collectives=4, max_compute=4)
     modules = [""] * problem.num_nodes
-    for node, module in zip(problem.spine, ("embed", "layers.0.a", "layers.0.b", "layers.1.a"), strict=False):
+    for node, module in zip(problem.compute_order, ("embed", "layers.0.a", "layers.0.b", "layers.1.a"), strict=False):
         modules[node] = module
     assert block_nodes(replace(problem, modules=tuple(modules))) in (1, 2)
-    assert block_nodes(replace(problem, modules=("",) * problem.num_nodes)) == len(problem.spine)
+    assert block_nodes(replace(problem, modules=("",) * problem.num_nodes)) == len(problem.compute_order)
 
 
 def test_formula_prices_are_priced_anew() -> None:

@@ -52,7 +52,7 @@ def test_the_same_seed_gives_the_same_and_more_goes_on():
 @pytest.mark.parametrize("with_links", [False, True])
 def test_costs_as_they_are_give_the_step_time_as_it_is(with_links: bool):
     for seed in range(40):
-        problem = random_problem(random.Random(seed), max_collectives=8, max_spine=6)
+        problem = random_problem(random.Random(seed), max_collectives=8, max_compute=6)
         problem = contended(problem, seed) if with_links else problem
         schedule = random_schedule(problem, seed)
         assert Replay(problem, schedule).step_time_ticks(even(problem)) == simulate(problem, schedule).step_time_ticks
@@ -62,7 +62,7 @@ def test_buckets_change_no_luck():
     """All transfers of one key together take as long alone as in buckets, but for latency, which is none here."""
     compared = 0
     for seed in range(40):
-        problem = random_problem(random.Random(seed), max_collectives=8, max_spine=6)
+        problem = random_problem(random.Random(seed), max_collectives=8, max_compute=6)
         price = PriceCurve(size_bytes=(0, 1), price_ticks=(0, 1000))
         problem = replace(problem, keys=tuple(replace(key, price=price, coalesced_member_ticks=None) for key in problem.keys))
         schedule, scenario = random_schedule(problem, seed), sampled(problem, 0.5, seed)
@@ -95,7 +95,7 @@ def test_a_replay_is_what_the_repriced_problem_takes():
 def test_never_worse_by_the_measure_nor_than_a_baseline(measure: str):
     changed = 0
     for seed in range(6):
-        problem = random_problem(random.Random(seed), max_collectives=4, max_spine=4)
+        problem = random_problem(random.Random(seed), max_collectives=4, max_compute=4)
         problem = with_contention(problem, Contention(compute_slowdown=(6, 5))) if seed % 2 else problem
         caps = Caps(memory_cap_bytes=simulate(problem, as_captured(problem.num_nodes)).peak_memory_bytes)
         believed = solve(problem, caps, QUICK)
@@ -117,7 +117,7 @@ def test_never_worse_by_the_measure_nor_than_a_baseline(measure: str):
 
 
 def test_the_api_says_what_it_takes():
-    problem = random_problem(random.Random(3), max_collectives=5, max_spine=4)
+    problem = random_problem(random.Random(3), max_collectives=5, max_compute=4)
     result = apsched.solve(problem, scenarios=4, noise=0.3, robust="mean", options=QUICK)
     assert result.robustness is not None
     assert result.robustness.options == ScenarioOptions(count=4, noise=0.3, measure="mean")

@@ -16,7 +16,7 @@ from apsched.problem.problem import Problem
 from apsched.progress import Progress
 from apsched.quantities import show_bytes, show_us
 from apsched.report.summary import console, graph_json, print_table
-from apsched.schedule.analysis.stalls import Exposed, exposed, exposed_lines
+from apsched.schedule.analysis.stalls import Stall, exposed, exposed_lines
 from apsched.schedule.result import Scored
 from apsched.schedule.score import score
 from apsched.schedule.simulate import simulate
@@ -34,7 +34,7 @@ class Audit:
 
     result: Result
     now: Scored
-    exposed: tuple[Exposed, ...]
+    exposed: tuple[Stall, ...]
     changes: tuple[Change, ...]
 
     @property

@@ -40,7 +40,7 @@ _ERRORS: dict[str, type[ApschedError]] = {e.__name__: e for e in (InputError, In
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Party:
+class Group:
     """A process group of this graph, as it is talked about."""
 
     name: str
@@ -50,7 +50,7 @@ class Party:
     """What it is called in the store: the same on all its process ranks."""
 
     @property
-    def speaker(self) -> int:
+    def leader(self) -> int:
         """Its lowest process rank."""
         return min(self.ranks)
 
@@ -98,9 +98,9 @@ class Round:
     def _shared(self, step: str, mine: Mapping[str, Any], solve: Callable[[], bytes]) -> tuple[bytes, int]:
         for party in self._spoken_for():
             self._say(party, f"{step} identity", mine)
-        leader = min(self._same_graph(step, mine), key=lambda p: (p.speaker, p.key), default=None)
+        leader = min(self._same_graph(step, mine), key=lambda p: (p.leader, p.key), default=None)
         if leader is not None:
-            said = self._hear(leader, step, leader.speaker, "the answer")
+            said = self._hear(leader, step, leader.leader, "the answer")
             _raise_failure(said)
             data, solver = self._read(leader, f"{step} data") or b"", int(said["solver"])
         else:
@@ -115,19 +115,19 @@ class Round:
             self._say(party, step, {"solver": solver})
         return data, solver
 
-    def _same_graph(self, step: str, mine: Mapping[str, Any]) -> list[Party]:
+    def _same_graph(self, step: str, mine: Mapping[str, Any]) -> list[Group]:
         """Return the parties whose speaker is lower and has this graph."""
         same = []
         for party in self.parties:
-            if party.speaker == self.job.rank:
+            if party.leader == self.job.rank:
                 continue
-            theirs = self._hear(party, f"{step} identity", party.speaker, "which graph it has")
+            theirs = self._hear(party, f"{step} identity", party.leader, "which graph it has")
             _raise_failure(theirs)
             if theirs["identity"] != mine["identity"]:
                 continue
             if theirs["asked"] != mine["asked"]:
                 raise AgreementError(
-                    f"process rank {self.job.rank} and process rank {party.speaker} have the same graph, but ask for different schedules: "
+                    f"process rank {self.job.rank} and process rank {party.leader} have the same graph, but ask for different schedules: "
                     f"{_differences(mine['asked'], theirs['asked'])}; give all process ranks the same settings"
                 )
             same.append(party)
@@ -157,15 +157,15 @@ class Round:
         if wrong := self._verdict(_ORDER, said):
             raise AgreementError(wrong)
 
-    def _verdict(self, topic: str, said: Mapping[Party, Mapping[str, Any]]) -> str:
+    def _verdict(self, topic: str, said: Mapping[Group, Mapping[str, Any]]) -> str:
         """Say what is to be compared in each group; return what is wrong with what all said, empty for nothing."""
-        parent = min((p for p in self.parties if p.speaker < self.job.rank), key=lambda p: (p.speaker, p.key), default=None)
+        parent = min((p for p in self.parties if p.leader < self.job.rank), key=lambda p: (p.leader, p.key), default=None)
         for party, words in said.items():
             self._say(party, f"{topic} {self.job.rank}", {**words, "up": party is parent})
         wrong = self._findings(topic)
         if parent is not None:
             self._say(parent, f"{topic} up {self.job.rank}", {"wrong": wrong})
-            verdict = self._hear(parent, f"{topic} verdict", parent.speaker, "its verdict", _VERDICT_BY, or_else=wrong)
+            verdict = self._hear(parent, f"{topic} verdict", parent.leader, "its verdict", _VERDICT_BY, or_else=wrong)
             wrong = verdict["wrong"]
         for party in self._spoken_for():
             self._say(party, f"{topic} verdict", {"wrong": wrong})
@@ -184,10 +184,10 @@ class Round:
         return wrong or told or late
 
     def _collect(
-        self, what: str, sources: Sequence[tuple[Party, int]], share: float, began_s: float
-    ) -> tuple[dict[tuple[Party, int], dict[str, Any]], tuple[int, ...]]:
+        self, what: str, sources: Sequence[tuple[Group, int]], share: float, began_s: float
+    ) -> tuple[dict[tuple[Group, int], dict[str, Any]], tuple[int, ...]]:
         """Return what each process rank says in each group, until one says that it failed; and those that say nothing."""
-        said: dict[tuple[Party, int], dict[str, Any]] = {}
+        said: dict[tuple[Group, int], dict[str, Any]] = {}
 
         def missing() -> tuple[int, ...]:
             for party, rank in sources:
@@ -200,7 +200,7 @@ class Round:
         silent = self.job.wait(missing, share, began_s)
         return {source: said[source] for source in sources if source in said}, silent
 
-    def _compared(self, topic: str, party: Party, said: Mapping[tuple[Party, int], Mapping[str, Any]], silent: tuple[int, ...]) -> str:
+    def _compared(self, topic: str, party: Group, said: Mapping[tuple[Group, int], Mapping[str, Any]], silent: tuple[int, ...]) -> str:
         """Return what is wrong with what was said in one group; empty for nothing."""
         heard = {rank: words for (where, rank), words in said.items() if where == party}
         for words in heard.values():
@@ -216,7 +216,7 @@ class Round:
             return _ANEW if None in digests.values() or len(set(digests.values())) > 1 else ""
         return self._differing(party, digests)
 
-    def _differing(self, party: Party, digests: Mapping[int, str]) -> str:
+    def _differing(self, party: Group, digests: Mapping[int, str]) -> str:
         """Return who would launch something else than most in one group; empty for nobody."""
         counts = list(digests.values())
         usual = max(dict.fromkeys(counts), key=counts.count)
@@ -234,7 +234,7 @@ class Round:
     # saying and hearing
 
     def _hear(
-        self, party: Party, what: str, speaker: int, about: str, share: float = _ORDERS_BY, or_else: str | None = None
+        self, party: Group, what: str, leader: int, about: str, share: float = _ORDERS_BY, or_else: str | None = None
     ) -> dict[str, Any]:
         """Return what ``speaker`` says; where it says nothing, raise that, or return it as a verdict."""
         text: bytes | None = None
@@ -242,7 +242,7 @@ class Round:
         def missing() -> tuple[int, ...]:
             nonlocal text
             text = self._read(party, what)
-            return () if text is not None else (speaker,)
+            return () if text is not None else (leader,)
 
         silent = self.job.wait(missing, share)
         if text is not None:
@@ -253,7 +253,7 @@ class Round:
             raise AgreementError(silence)
         return {"wrong": or_else or silence}
 
-    def _silence(self, silent: Sequence[int], party: Party, about: str, share: float) -> str:
+    def _silence(self, silent: Sequence[int], party: Group, about: str, share: float) -> str:
         plural = len(silent) > 1
         return (
             f"{_ranks(silent)} {'have' if plural else 'has'} not said {about} in group {party.name!r} of {_ranks(party.ranks)}, "
@@ -283,21 +283,21 @@ class Round:
                 return
             time.sleep(most_s / 50)
 
-    def _spoken_for(self) -> tuple[Party, ...]:
-        return tuple(party for party in self.parties if party.speaker == self.job.rank)
+    def _spoken_for(self) -> tuple[Group, ...]:
+        return tuple(party for party in self.parties if party.leader == self.job.rank)
 
-    def _say(self, party: Party, what: str, said: Mapping[str, Any]) -> None:
+    def _say(self, party: Group, what: str, said: Mapping[str, Any]) -> None:
         self._write(party, what, json.dumps(said).encode())
 
-    def _say_unless_said(self, party: Party, subjects: Sequence[str], said: Mapping[str, Any]) -> None:
+    def _say_unless_said(self, party: Group, subjects: Sequence[str], said: Mapping[str, Any]) -> None:
         for what in subjects:
             if self._read(party, what) is None:
                 self._say(party, what, said)
 
-    def _write(self, party: Party, what: str, value: bytes) -> None:
+    def _write(self, party: Group, what: str, value: bytes) -> None:
         self.job.store.set(f"{party.key}/{what}", value)
 
-    def _read(self, party: Party, what: str) -> bytes | None:
+    def _read(self, party: Group, what: str) -> bytes | None:
         return self.job.store.get_long(f"{party.key}/{what}")
 
 
@@ -306,9 +306,9 @@ def _raise_failure(said: Mapping[str, Any]) -> None:
         raise _ERRORS.get(said["failed"], ApschedError)(said["message"])
 
 
-def _parties(job: Job, groups: Mapping[str, Sequence[int]]) -> tuple[Party, ...]:
+def _parties(job: Job, groups: Mapping[str, Sequence[int]]) -> tuple[Group, ...]:
     """Return the groups of more than one process rank, each with a key: its process ranks, which of its like, which graph of it."""
-    parties: list[Party] = []
+    parties: list[Group] = []
     seen: dict[tuple[int, ...], int] = {}
     for name, ranks in groups.items():
         if len(ranks) < 2:
@@ -316,7 +316,7 @@ def _parties(job: Job, groups: Mapping[str, Sequence[int]]) -> tuple[Party, ...]
         number = seen[tuple(ranks)] = seen.get(tuple(ranks), -1) + 1
         members = hashlib.sha256(repr(tuple(ranks)).encode()).hexdigest()[:16]
         group = f"group/{members}/{number}"
-        parties.append(Party(name=name, ranks=tuple(ranks), key=f"{group}/{job.next_round(group)}"))
+        parties.append(Group(name=name, ranks=tuple(ranks), key=f"{group}/{job.next_round(group)}"))
     return tuple(parties)
 
 

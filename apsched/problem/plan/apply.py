@@ -41,9 +41,9 @@ class Demands:
     """Collective -> the rule that wants it in no bucket."""
     groups: list[Group] = field(default_factory=list)
     starts: list[tuple[int, int, int]] = field(default_factory=list)
-    """(collective, gap of its launch, rule)."""
+    """(collective, slot of its launch, rule)."""
     waits: dict[int, int] = field(default_factory=dict)
-    """Collective -> gap of its wait."""
+    """Collective -> slot of its wait."""
 
     def name(self, c: int) -> str:
         """Return the name of a collective for messages: its node, and what it serves."""
@@ -75,8 +75,8 @@ def demands(problem: Problem, plan: Plan) -> Demands:
             asked.alone |= {c: i for c in matched if c not in asked.alone}
         if rule.pin:
             for c in matched:
-                asked.starts.append((c, _gap(problem, problem.collectives[c].start), i))
-                asked.waits[c] = _gap(problem, problem.collectives[c].wait)
+                asked.starts.append((c, _slot(problem, problem.collectives[c].start), i))
+                asked.waits[c] = _slot(problem, problem.collectives[c].wait)
         if rule.group:
             asked.groups += _groups(asked, i, rule, matched)
     mates = {c: group.members for group in asked.groups for c in group.members}
@@ -84,7 +84,7 @@ def demands(problem: Problem, plan: Plan) -> Demands:
         if rule.prefetch is not None:
             asked.starts += _prefetched(asked, i, rule.prefetch, rule.kind, matched, mates)
         if rule.start is not None:
-            asked.starts += [(c, _start_gap(asked, i, rule, match), i) for c, match in matched.items()]
+            asked.starts += [(c, _start_slot(asked, i, rule, match), i) for c, match in matched.items()]
     return asked
 
 
@@ -95,10 +95,10 @@ def impose(asked: Demands) -> Problem:
         return problem
     groups = _checked_groups(asked)
     starts: dict[int, tuple[int, list[int]]] = {}
-    for c, gap, rule in asked.starts:
-        other, rules = starts.setdefault(c, (gap, []))
-        if other != gap:
-            raise asked.wrong([*rules, rule], f"{asked.name(c)} cannot be launched both before compute node {other} and before {gap}")
+    for c, slot, rule in asked.starts:
+        other, rules = starts.setdefault(c, (slot, []))
+        if other != slot:
+            raise asked.wrong([*rules, rule], f"{asked.name(c)} cannot be launched both before compute node {other} and before {slot}")
         rules.append(rule)
     collectives = list(problem.collectives)
     for c, collective in enumerate(problem.collectives):
@@ -117,8 +117,8 @@ def impose(asked: Demands) -> Problem:
                 closed=together and group is not None and group.closed,
                 payload=group.payload[group.members.index(c)] if group is not None and group.payload else 0,
                 flat=group is not None and bool(group.payload),
-                start_gaps=(launch[0],) * 2 if launch else None,
-                wait_gaps=(asked.waits[c],) * 2 if c in asked.waits else None,
+                start_slots=(launch[0],) * 2 if launch else None,
+                wait_slots=(asked.waits[c],) * 2 if c in asked.waits else None,
                 rules=tuple(sorted(named)),
             ),
         )
@@ -170,9 +170,9 @@ def _modules(name: str) -> Iterator[str]:
     return (".".join(parts[:k]) for k in range(len(parts) - 1, 0, -1))
 
 
-def _gap(problem: Problem, rank: int) -> int:
-    """Return the gap where a node of this rank stands: the number of compute nodes before it."""
-    return bisect_left(problem.spine, rank)
+def _slot(problem: Problem, rank: int) -> int:
+    """Return the slot where a node of this rank stands: the number of compute nodes before it."""
+    return bisect_left(problem.compute_order, rank)
 
 
 def _groups(asked: Demands, i: int, rule: Rule, matched: dict[int, re.Match[str]]) -> list[Group]:
@@ -221,7 +221,7 @@ def _prefetched(
     for c in matched:
         needs = [problem.needs[d][0] for d in mates.get(c, (c,)) if problem.needs[d]]
         if needs:
-            starts.append((c, max(_gap(problem, min(needs)) - distance, 0), i))
+            starts.append((c, max(_slot(problem, min(needs)) - distance, 0), i))
         elif kind is not None:
             raise asked.wrong([i], f"no compute node needs {asked.name(c)}, so that nothing can be launched ahead of it")
     if matched and not starts:
@@ -229,17 +229,17 @@ def _prefetched(
     return starts
 
 
-def _start_gap(asked: Demands, i: int, rule: Rule, match: re.Match[str]) -> int:
+def _start_slot(asked: Demands, i: int, rule: Rule, match: re.Match[str]) -> int:
     problem = asked.problem
     if isinstance(rule.start, int):
         if not 0 <= rule.start < problem.num_nodes:
             raise asked.wrong([i], f"start: expected the rank of a node, below {problem.num_nodes}; found {rule.start}")
-        return _gap(problem, rule.start)
+        return _slot(problem, rule.start)
     pattern = re.compile(rule.start_pattern(match))
-    modules = {name: k for k, name in reversed(list(enumerate(problem.modules[node] for node in problem.spine))) if name}
-    gaps = [k for name, k in modules.items() if any(pattern.fullmatch(module) for module in (name, *_modules(name)))]
-    if not gaps:
+    modules = {name: k for k, name in reversed(list(enumerate(problem.modules[node] for node in problem.compute_order))) if name}
+    slots = [k for name, k in modules.items() if any(pattern.fullmatch(module) for module in (name, *_modules(name)))]
+    if not slots:
         plain = re.sub(r"\\(.)", r"\1", pattern.pattern)
         near = get_close_matches(plain, modules, n=_NEAREST, cutoff=0.3) or list(modules)[:_NEAREST]
         raise asked.wrong([i], f"start: no compute node is in a module {pattern.pattern!r}; the nearest are {', '.join(near)}")
-    return min(gaps)
+    return min(slots)

@@ -50,14 +50,14 @@ def _edges(problem: Problem, node_of: list[int]) -> list[list[int]]:
     for node, before in enumerate(problem.predecessors):
         for p in before:
             after[node_of[p]].append(node_of[node])
-    for a, b in pairwise(problem.spine):
+    for a, b in pairwise(problem.compute_order):
         after[a].append(b)
     for collective in problem.collectives:
-        for node, gaps in ((collective.start, collective.restriction.start_gaps), (collective.wait, collective.restriction.wait_gaps)):
-            if gaps is not None and gaps[0] > 0:
-                after[problem.spine[gaps[0] - 1]].append(node_of[node])
-            if gaps is not None and gaps[1] < len(problem.spine):
-                after[node_of[node]].append(problem.spine[gaps[1]])
+        for node, slots in ((collective.start, collective.restriction.start_slots), (collective.wait, collective.restriction.wait_slots)):
+            if slots is not None and slots[0] > 0:
+                after[problem.compute_order[slots[0] - 1]].append(node_of[node])
+            if slots is not None and slots[1] < len(problem.compute_order):
+                after[node_of[node]].append(problem.compute_order[slots[1]])
     return after
 
 

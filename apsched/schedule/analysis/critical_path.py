@@ -81,18 +81,18 @@ class CriticalPath:
 def critical_path(problem: Problem, schedule: Schedule, timeline: Timeline, caps: Caps) -> CriticalPath:
     """Return what owns each tick of ``timeline``, that of ``schedule`` under ``caps``."""
     steps, runs = _trace(timeline, len(problem.streams))
-    spine = frozenset(problem.spine)
+    compute_order = frozenset(problem.compute_order)
     compute = overhead = 0
     for k in steps:
         step = schedule.steps[k]
         ticks = timeline.end_ticks[k] - timeline.begin_ticks[k]
-        if step.kind is StepKind.NODE and step.index in spine:
+        if step.kind is StepKind.NODE and step.index in compute_order:
             compute += ticks
         else:
             overhead += ticks
-    spine_steps = [k for k, s in enumerate(schedule.steps) if s.kind is StepKind.NODE and s.index in spine]
-    first = timeline.begin_ticks[spine_steps[0]] if spine_steps else timeline.step_time_ticks
-    last = timeline.end_ticks[spine_steps[-1]] if spine_steps else 0
+    compute_steps = [k for k, s in enumerate(schedule.steps) if s.kind is StepKind.NODE and s.index in compute_order]
+    first = timeline.begin_ticks[compute_steps[0]] if compute_steps else timeline.step_time_ticks
+    last = timeline.end_ticks[compute_steps[-1]] if compute_steps else 0
     exposed = _Exposed(timeline)
     stretches = []
     for run in runs:
@@ -260,10 +260,10 @@ def _provides(schedule: Schedule, step: Step, needed: set[int], collectives: set
 def _prefetch(problem: Problem, schedule: Schedule, members: Sequence[int], at_step: int) -> int:
     """Return the prefetch distance of a launch right before step ``at_step``."""
     needs = {node for c in members for node in problem.needs[c]}
-    spine = frozenset(problem.spine)
+    compute_order = frozenset(problem.compute_order)
     distance = 0
     for step in schedule.steps[at_step:]:
-        if step.kind is StepKind.NODE and step.index in spine:
+        if step.kind is StepKind.NODE and step.index in compute_order:
             if step.index in needs:
                 return distance
             distance += 1

@@ -164,12 +164,12 @@ def _scheduled(problem: Problem, schedule: Schedule) -> Iterator[tuple[int, bool
 
 
 def _longest_run(problem: Problem, steps: Sequence[tuple[int, bool]] | Iterator[tuple[int, bool]]) -> int:
-    spine = frozenset(problem.captured_spine)
+    compute_order = frozenset(problem.captured_order)
     longest = run = 0
     for node, scatters in steps:
         if scatters:
             longest, run = max(longest, run), 0
-        elif node in spine:
+        elif node in compute_order:
             run += 1
     return longest
 

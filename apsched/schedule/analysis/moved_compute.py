@@ -8,7 +8,7 @@ from apsched.schedule.schedule import Schedule, StepKind
 
 def compute_places(problem: Problem, schedule: Schedule) -> tuple[int, ...]:
     """Return the compute nodes that do not travel with a collective as the schedule runs them: for each its place as captured."""
-    place = {node: k for k, node in enumerate(problem.captured_spine)}
+    place = {node: k for k, node in enumerate(problem.captured_order)}
     return tuple(place[step.index] for step in schedule.steps if step.kind is StepKind.NODE and step.index in place)
 
 
@@ -30,7 +30,7 @@ def moved_compute(problem: Problem, schedule: Schedule) -> frozenset[int]:
     while k >= 0:
         kept.add(places[k])
         k = before[k]
-    return frozenset(node for k, node in enumerate(problem.captured_spine) if k not in kept)
+    return frozenset(node for k, node in enumerate(problem.captured_order) if k not in kept)
 
 
 def furthest_move(problem: Problem, schedule: Schedule) -> int:

@@ -12,7 +12,7 @@ from apsched.schedule.simulate import Timeline, Transfer
 from apsched.units import ticks_to_us
 
 
-class Why(StrEnum):
+class StallCause(StrEnum):
     """What a stall is due to."""
 
     AT_ONCE = "waited for at once"  # no compute between launch and wait
@@ -22,7 +22,7 @@ class Why(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exposed:
+class Stall:
     """One transfer that the compute stream stands still for."""
 
     name: str
@@ -36,29 +36,29 @@ class Exposed:
     """From its launch until its stream is free."""
     hidden_ticks: int
     """Compute between its launch and its wait."""
-    why: Why
+    why: StallCause
 
     @property
     def reason(self) -> str:
         """Why, with the numbers."""
         takes = f"takes {show_us(ticks_to_us(self.transfer_ticks))}"
         match self.why:
-            case Why.AT_ONCE:
+            case StallCause.AT_ONCE:
                 return f"{self.why}: {takes}, and no compute stands between launch and wait" + (
                     "; it is on the path" if self.on_path else ""
                 )
-            case Why.QUEUE:
+            case StallCause.QUEUE:
                 return f"{self.why} on its stream for {show_us(ticks_to_us(self.queued_ticks))}; {takes}"
-            case Why.SHORT:
+            case StallCause.SHORT:
                 return f"{self.why}: {takes}, {show_us(ticks_to_us(self.hidden_ticks))} of compute between launch and wait"
             case _:
                 return f"{self.why}: {takes}, at the end of the step"
 
 
-def exposed(problem: Problem, schedule: Schedule, timeline: Timeline) -> tuple[Exposed, ...]:
+def exposed(problem: Problem, schedule: Schedule, timeline: Timeline) -> tuple[Stall, ...]:
     """Return every transfer that is waited for, the longest stall first; stalls add up to the exposed time before the last step ends."""
-    spine = frozenset(problem.spine)
-    compute = [k for k, step in enumerate(schedule.steps) if step.kind is StepKind.NODE and step.index in spine]
+    compute_order = frozenset(problem.compute_order)
+    compute = [k for k, step in enumerate(schedule.steps) if step.kind is StepKind.NODE and step.index in compute_order]
     last = compute[-1] if compute else -1
     work = _work_before(problem, schedule, timeline)
     found = []
@@ -69,17 +69,17 @@ def exposed(problem: Problem, schedule: Schedule, timeline: Timeline) -> tuple[E
     return tuple(sorted(found, key=lambda e: -e.stall_ticks))
 
 
-def _exposed(problem: Problem, timeline: Timeline, transfer: Transfer, stall: int, work: Sequence[int], last: int) -> Exposed:
+def _exposed(problem: Problem, timeline: Timeline, transfer: Transfer, stall: int, work: Sequence[int], last: int) -> Stall:
     first = problem.collectives[transfer.members[0]]
     queued = transfer.begin_ticks - timeline.end_ticks[transfer.start_step]
     hidden = work[transfer.wait_step] - work[transfer.start_step + 1]
     if transfer.wait_step > last:
-        why = Why.TAIL
+        why = StallCause.TAIL
     elif queued >= stall:
-        why = Why.QUEUE
+        why = StallCause.QUEUE
     else:
-        why = Why.SHORT if hidden else Why.AT_ONCE
-    return Exposed(
+        why = StallCause.SHORT if hidden else StallCause.AT_ONCE
+    return Stall(
         name=f"{problem.keys[first.key].kind} of {first.module or problem.node_names[first.start]}",
         num_members=len(transfer.members),
         size_bytes=transfer.size_bytes,
@@ -103,14 +103,14 @@ def _work_before(problem: Problem, schedule: Schedule, timeline: Timeline) -> li
     return before
 
 
-def exposed_lines(found: Sequence[Exposed], most: int = 5) -> tuple[str, ...]:
+def exposed_lines(found: Sequence[Stall], most: int = 5) -> tuple[str, ...]:
     """Return the longest stalls for people, and the sum of the others by what they are due to."""
     lines = []
     for e in found[:most]:
         more = f" (+{e.num_members - 1})" if e.num_members > 1 else ""
         lines.append(f"    {show_us(ticks_to_us(e.stall_ticks)):>12}  {e.name}{more}, {show_bytes(e.size_bytes)}: {e.reason}")
     others = found[most:]
-    for why in Why:
+    for why in StallCause:
         mine = [e for e in others if e.why is why]
         if mine:
             total = show_us(ticks_to_us(sum(e.stall_ticks for e in mine)))

@@ -22,7 +22,7 @@ import numpy as np
 
 from apsched.config import Caps
 from apsched.problem.problem import Problem
-from apsched.solver.arrays.problem_arrays import ALL_GATHER, Compact
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, ProblemArrays
 from apsched.solver.arrays.reordered import Orders
 from apsched.solver.bounds.any_order.chain import chain_bound
 from apsched.solver.bounds.any_order.items import items_of
@@ -39,67 +39,67 @@ _AS_GOOD = 5e-4
 """Of several bounds that differ by less than this share, the first says what the best of them rests on."""
 
 
-def moving_bound(problem: Problem, compact: Compact, orders: Orders, caps: Caps) -> TimeBound:
+def moving_bound(problem: Problem, arrays: ProblemArrays, orders: Orders, caps: Caps) -> TimeBound:
     """Return the best bound on any schedule in which compute moves within ``caps``; ``compact`` is as captured."""
-    if not len(compact.kind):
-        return TimeBound(ticks=int(compact.spine_ticks.sum()), source="compute")
-    problem, compact = without_copies(problem, compact)
-    costs = costs_of(problem, compact, caps)
-    loose = loose_program(problem, compact, orders, costs)
+    if not len(arrays.kind):
+        return TimeBound(ticks=int(arrays.compute_ticks.sum()), source="compute")
+    problem, arrays = without_copies(problem, arrays)
+    costs = costs_of(problem, arrays, caps)
+    loose = loose_program(problem, arrays, orders, costs)
     ends = ends_of(loose, caps.max_compute_move)
-    work = work_bound(problem, compact, least_work(problem, compact), np.arange(len(compact.kind)))
+    work = work_bound(problem, arrays, least_work(problem, arrays), np.arange(len(arrays.kind)))
     found = [
         *bounds_of(loose, ends),
-        TimeBound(ticks=int(compact.spine_ticks.sum()) + work, source="compute"),
-        tail_bound(compact, loose, ends, costs, caps.max_compute_move),
-        TimeBound(ticks=lagrangian(_rows(compact, loose, ends, costs)), source=WEIGHED),
+        TimeBound(ticks=int(arrays.compute_ticks.sum()) + work, source="compute"),
+        tail_bound(arrays, loose, ends, costs, caps.max_compute_move),
+        TimeBound(ticks=lagrangian(_rows(arrays, loose, ends, costs)), source=WEIGHED),
     ]
     best = max(bound.ticks for bound in found)
     if max(np.bincount(loose.stream, weights=loose.work.load)) >= _BUSY * best:
-        found.append(chain_bound(problem, compact, loose, ends, caps))
+        found.append(chain_bound(problem, arrays, loose, ends, caps))
         best = max(best, found[-1].ticks)
     return TimeBound(ticks=best, source=next(bound.source for bound in found if bound.ticks >= best * (1 - _AS_GOOD)))
 
 
-def loose_program(problem: Problem, compact: Compact, orders: Orders, costs: Costs) -> Loose:
+def loose_program(problem: Problem, arrays: ProblemArrays, orders: Orders, costs: Costs) -> Loose:
     """Return what is known of ``problem`` whatever the order of its compute."""
     return Loose(
-        items=items_of(compact, orders),
-        spine_ticks=compact.spine_ticks,
-        work=_least(problem, compact, costs),
-        stream=compact.stream,
-        on_path=compact.on_path,
-        copied_out=compact.kind == ALL_GATHER,
+        items=items_of(arrays, orders),
+        compute_ticks=arrays.compute_ticks,
+        work=_least(problem, arrays, costs),
+        stream=arrays.stream,
+        on_path=arrays.on_path,
+        copied_out=arrays.kind == ALL_GATHER,
         streams=problem.streams,
     )
 
 
-def _least(problem: Problem, compact: Compact, costs: Costs) -> Work:
+def _least(problem: Problem, arrays: ProblemArrays, costs: Costs) -> Work:
     own = [[sum(problem.duration_ticks[n] for n in nodes) for nodes in (c.prologue, c.cast[:1], c.epilogue)] for c in problem.collectives]
     prologue, cast, epilogue = np.array(own, dtype=np.int64).reshape(-1, 3).T
     copies = (costs.copy_in + costs.copy_out).astype(np.int64)
-    main = np.where(compact.bucketable, np.minimum(compact.launch_ticks, copies), compact.launch_ticks)
-    rate = np.where(compact.bucketable, np.minimum(costs.rate, costs.transfer), costs.transfer)
+    main = np.where(arrays.bucketable, np.minimum(arrays.launch_ticks, copies), arrays.launch_ticks)
+    rate = np.where(arrays.bucketable, np.minimum(costs.rate, costs.transfer), costs.transfer)
     return Work(
-        prologue=np.where(compact.bucketable, prologue - cast, prologue),
-        launch=least_launch(problem, compact),
+        prologue=np.where(arrays.bucketable, prologue - cast, prologue),
+        launch=least_launch(problem, arrays),
         main=main,
         epilogue=epilogue,
-        transfer=compact.transfer_ticks,
+        transfer=arrays.transfer_ticks,
         load=rate.astype(np.int64),
     )
 
 
-def _rows(compact: Compact, loose: Loose, ends: Ends, costs: Costs) -> list[Row]:
+def _rows(arrays: ProblemArrays, loose: Loose, ends: Ends, costs: Costs) -> list[Row]:
     """Return the rows of the LP, (V6): of each stream all of it, and the set for which it is longest."""
-    spine_ticks, copies = loose.spine_ticks, costs.copy_in + costs.copy_out
+    compute_ticks, copies = loose.compute_ticks, costs.copy_in + costs.copy_out
     whole_alone = costs.launch + costs.prologue + costs.epilogue
-    rows = [Row(float(spine_ticks.sum()), whole_alone, copies + costs.prologue_shared + costs.epilogue)]
+    rows = [Row(float(compute_ticks.sum()), whole_alone, copies + costs.prologue_shared + costs.epilogue)]
     jobs = compute_jobs(loose, ends)
     _, head, tail = critical_jobs(jobs.head, jobs.tail, jobs.ticks)
-    spine = (ends.head_of_spine >= head) & (ends.tail_of_spine >= tail)
+    compute_order = (ends.head_of_compute >= head) & (ends.tail_of_compute >= tail)
     mine = (ends.head >= head) & (tail_of_main(loose, ends) >= tail)
-    rows.append(Row(float(head + tail + spine_ticks[spine].sum()), np.where(mine, costs.launch, 0.0), np.where(mine, copies, 0.0)))
+    rows.append(Row(float(head + tail + compute_ticks[compute_order].sum()), np.where(mine, costs.launch, 0.0), np.where(mine, copies, 0.0)))
     for stream, jobs in jobs_of_streams(loose, ends).items():
         here = loose.stream == stream
         _, head, tail = critical_jobs(jobs.head, jobs.tail, jobs.ticks)
@@ -107,4 +107,4 @@ def _rows(compact: Compact, loose: Loose, ends: Ends, costs: Costs) -> list[Row]
         rows.append(Row(float(head + tail), np.where(mine, costs.transfer, 0.0), np.where(mine, costs.rate, 0.0)))
         least_head, least_tail = int(jobs.head.min()), int(jobs.tail.min())
         rows.append(Row(float(least_head + least_tail), np.where(here, costs.transfer, 0.0), np.where(here, costs.rate, 0.0)))
-    return decidable(compact, rows)
+    return decidable(arrays, rows)

@@ -14,7 +14,7 @@ from apsched.config import Caps
 from apsched.costs.price_curve import PriceCurve
 from apsched.problem.problem import Problem
 from apsched.solver.arrays.jit import compiled
-from apsched.solver.arrays.problem_arrays import Compact, Ints
+from apsched.solver.arrays.problem_arrays import ProblemArrays, Ints
 from apsched.solver.bounds.any_order.items import Items
 from apsched.solver.bounds.any_order.jobs import Ends, Loose
 from apsched.solver.bounds.paths.bound import path_bound
@@ -24,23 +24,23 @@ _MOST_STEPS = 160
 _FREE = PriceCurve(size_bytes=(0, 1), price_ticks=(0, 0))
 
 
-def chain_bound(problem: Problem, compact: Compact, loose: Loose, ends: Ends, caps: Caps) -> TimeBound:
+def chain_bound(problem: Problem, arrays: ProblemArrays, loose: Loose, ends: Ends, caps: Caps) -> TimeBound:
     """Return the bound of the program that a chain is, (V7)."""
     chain = _chain(loose, ends)
     items, work = loose.items, loose.work
-    span = items.spread(loose.spine_ticks, work.launch + work.transfer)
-    alone = items.spread(loose.spine_ticks, work.main)
+    span = items.spread(loose.compute_ticks, work.launch + work.transfer)
+    alone = items.spread(loose.compute_ticks, work.main)
     steps = between(items.before_begin, items.before_list, span, alone, chain)
-    head, tail = items.spread(ends.head_of_spine, ends.head), items.spread(ends.tail_of_spine, ends.tail)
+    head, tail = items.spread(ends.head_of_compute, ends.head), items.spread(ends.tail_of_compute, ends.tail)
     ticks = np.concatenate((head[chain[:1]], steps, (span + tail)[chain[-1:]]))
     level, limit = levels(items.before_begin, items.before_list, chain)
-    free = np.zeros_like(compact.launch_ticks)
-    never = np.full_like(compact.need_gap, len(ticks))
+    free = np.zeros_like(arrays.launch_ticks)
+    never = np.full_like(arrays.need_slot, len(ticks))
     as_chain = replace(
-        compact,
-        spine_ticks=ticks,
-        ready_gap=level[items.of_collective] + 1,
-        need_gap=np.where(compact.on_path, never, limit[items.of_collective] + 1),
+        arrays,
+        compute_ticks=ticks,
+        ready_slot=level[items.of_collective] + 1,
+        need_slot=np.where(arrays.on_path, never, limit[items.of_collective] + 1),
         launch_ticks=free,
         bucket_launch_ticks=free,
         copy_out_ticks=free,
@@ -54,8 +54,8 @@ def chain_bound(problem: Problem, compact: Compact, loose: Loose, ends: Ends, ca
 def _chain(loose: Loose, ends: Ends) -> Ints:
     """Return items of the longest way through the program, ascending: its collectives on the path, or a sample where there are none."""
     items = loose.items
-    span = items.spread(loose.spine_ticks, loose.work.launch + loose.work.transfer)
-    head, tail = items.spread(ends.head_of_spine, ends.head), items.spread(ends.tail_of_spine, ends.tail)
+    span = items.spread(loose.compute_ticks, loose.work.launch + loose.work.transfer)
+    head, tail = items.spread(ends.head_of_compute, ends.head), items.spread(ends.tail_of_compute, ends.tail)
     middle = int(np.argmax(head + span + tail))
     back = _way(items, head + span, middle)[::-1]
     after = items.backwards()

@@ -22,9 +22,9 @@ def chunked_bound(whole: Loose, problem: Problem, split: frozenset[int], num_par
 
     ``whole`` is what is known of ``problem``.
     """
-    split_spine = np.array([node in split for node in problem.captured_spine], dtype=np.bool_)
+    split_compute = np.array([node in split for node in problem.captured_order], dtype=np.bool_)
     split_collective = np.array([c.start in split and c.on_path and not c.bucketable for c in problem.collectives], dtype=np.bool_)
-    parts = _split(whole, split_spine, split_collective, num_parts, _price_of_part(problem, num_parts))
+    parts = _split(whole, split_compute, split_collective, num_parts, _price_of_part(problem, num_parts))
     found = bounds_of(parts, ends_of(parts, None))
     return max(found, key=lambda bound: bound.ticks)
 
@@ -33,15 +33,15 @@ def _price_of_part(problem: Problem, num_parts: int) -> Ints:
     return np.array([problem.keys[c.key].price(c.size_bytes // num_parts) for c in problem.collectives], dtype=np.int64)
 
 
-def _split(loose: Loose, split_spine: Bools, split_collective: Bools, num_parts: int, transfer_of_part: Ints) -> Loose:
+def _split(loose: Loose, split_compute: Bools, split_collective: Bools, num_parts: int, transfer_of_part: Ints) -> Loose:
     """Return ``loose`` with the parts of an item beside each other."""
     old = loose.items
     is_split = np.zeros(len(old), dtype=np.bool_)
-    is_split[old.of_spine], is_split[old.of_collective] = split_spine, split_collective
+    is_split[old.of_compute], is_split[old.of_collective] = split_compute, split_collective
     copies = np.where(is_split, num_parts, 1)
     first = np.concatenate(([0], np.cumsum(copies)))
-    spine, collective = (
-        np.repeat(np.arange(len(split_spine)), copies[old.of_spine]),
+    compute_order, collective = (
+        np.repeat(np.arange(len(split_compute)), copies[old.of_compute]),
         np.repeat(np.arange(len(split_collective)), copies[old.of_collective]),
     )
 
@@ -59,14 +59,14 @@ def _split(loose: Loose, split_spine: Bools, split_collective: Bools, num_parts:
             pairs.append((first[later[exists]] + i, first[earlier[exists]] + j))
     begin, before = rows_from(np.concatenate([a for a, _ in pairs]), np.concatenate([b for _, b in pairs]), int(first[-1]))
     place = np.full(int(first[-1]), -1, dtype=np.int64)
-    of_spine = renumbered(old.of_spine)
-    place[of_spine] = np.arange(len(of_spine))
-    items = Items(of_spine=of_spine, of_collective=renumbered(old.of_collective), before_begin=begin, before_list=before, place=place)
+    of_compute = renumbered(old.of_compute)
+    place[of_compute] = np.arange(len(of_compute))
+    items = Items(of_compute=of_compute, of_collective=renumbered(old.of_collective), before_begin=begin, before_list=before, place=place)
     work, whole = loose.work, ~split_collective[collective]
     return replace(
         loose,
         items=items,
-        spine_ticks=np.where(split_spine, loose.spine_ticks // num_parts, loose.spine_ticks)[spine],
+        compute_ticks=np.where(split_compute, loose.compute_ticks // num_parts, loose.compute_ticks)[compute_order],
         work=Work(
             prologue=work.prologue[collective],
             launch=work.launch[collective],

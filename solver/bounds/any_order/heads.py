@@ -25,9 +25,9 @@ class Ticks(NamedTuple):
     work: Ints
     """On the compute stream, between its begin and the begin of whatever comes after it."""
     load: Ints
-    """On its group's stream, likewise; 0 for spine nodes."""
+    """On its group's stream, likewise; 0 for compute nodes."""
     stream: Ints
-    """Of its group; 0 for spine nodes."""
+    """Of its group; 0 for compute nodes."""
 
 
 @compiled
@@ -42,7 +42,7 @@ def earliest(before_begin: Ints, before_list: Ints, place: Ints, ticks: Ticks, n
     before = np.zeros(num_items, np.bool_)
     follows = np.zeros(num_items, np.int64)
     run, least = np.zeros(num_streams + 1, np.int64), np.zeros(num_streams + 1, np.int64)
-    done = np.zeros(num_items + 1, np.int64)  # [s]: when the first s spine nodes as captured have all ended
+    done = np.zeros(num_items + 1, np.int64)  # [s]: when the first s compute nodes as captured have all ended
     worked = np.int64(0)
     for i in range(num_items):
         at = ticks.first[i]
@@ -85,7 +85,7 @@ def mark_ancestors(
     before[:] = False
     follows[:] = 0
     before[item] = True
-    latest = np.int64(-1)  # place of the latest spine node found
+    latest = np.int64(-1)  # place of the latest compute node found
     for j in range(item, -1, -1):
         if place[j] >= 0:
             if place[j] < latest - 2 * max_move:

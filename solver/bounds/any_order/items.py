@@ -1,14 +1,14 @@
 """Compute nodes and collectives as one acyclic graph of items, for the bounds that hold whatever the order of the compute.
 
-Items are spine nodes and collectives in captured order, by the rank of the node or of the start. An item takes ``span_ticks`` from its
-begin to its end at least: a spine node its duration, a collective its launch and its transfer.
+Items are compute nodes and collectives in captured order, by the rank of the node or of the start. An item takes ``span_ticks`` from its
+begin to its end at least: a compute node its duration, a collective its launch and its transfer.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from apsched.solver.arrays.problem_arrays import Compact, Ints
+from apsched.solver.arrays.problem_arrays import ProblemArrays, Ints
 from apsched.solver.arrays.reordered import Orders
 
 
@@ -16,23 +16,23 @@ from apsched.solver.arrays.reordered import Orders
 class Items:
     """N items, what comes before each, and where they were captured."""
 
-    of_spine: Ints
-    """(m,) item of each spine node."""
+    of_compute: Ints
+    """(m,) item of each compute node."""
     of_collective: Ints
     """(C,) item of each collective."""
     before_begin: Ints
     before_list: Ints
     """Items that end before an item begins."""
     place: Ints
-    """(N,) place among the spine nodes as captured; -1 for collectives."""
+    """(N,) place among the compute nodes as captured; -1 for collectives."""
 
     def __len__(self) -> int:
         return len(self.place)
 
-    def spread(self, of_spine: Ints, of_collective: Ints) -> Ints:
+    def spread(self, of_compute: Ints, of_collective: Ints) -> Ints:
         """Return one array over items."""
         values = np.empty(len(self), dtype=np.int64)
-        values[self.of_spine], values[self.of_collective] = of_spine, of_collective
+        values[self.of_compute], values[self.of_collective] = of_compute, of_collective
         return values
 
     def backwards(self) -> "Items":
@@ -42,33 +42,33 @@ class Items:
         begin, before = rows_from(last - self.before_list, last - after, len(self))
         place = self.place[::-1]
         return Items(
-            of_spine=last - self.of_spine,
+            of_compute=last - self.of_compute,
             of_collective=last - self.of_collective,
             before_begin=begin,
             before_list=before,
-            place=np.where(place < 0, -1, len(self.of_spine) - 1 - place),
+            place=np.where(place < 0, -1, len(self.of_compute) - 1 - place),
         )
 
 
-def items_of(compact: Compact, orders: Orders) -> Items:
+def items_of(arrays: ProblemArrays, orders: Orders) -> Items:
     """Return the items of the problem of ``orders``, whose compact form as captured is ``compact``."""
-    spine = np.array(orders.problem.captured_spine, dtype=np.int64)
-    num_spine, num_collectives = len(spine), len(compact.start_rank)
-    item = np.empty(num_spine + num_collectives, dtype=np.int64)
-    item[np.argsort(np.concatenate((spine, compact.start_rank)))] = np.arange(len(item))
-    of_spine, of_collective = item[:num_spine], item[num_spine:]
+    compute_order = np.array(orders.problem.captured_order, dtype=np.int64)
+    num_compute, num_collectives = len(compute_order), len(arrays.start_rank)
+    item = np.empty(num_compute + num_collectives, dtype=np.int64)
+    item[np.argsort(np.concatenate((compute_order, arrays.start_rank)))] = np.arange(len(item))
+    of_compute, of_collective = item[:num_compute], item[num_compute:]
     needed_begin, needed_list = orders.needed
     p = orders.precedence
     pairs = [  # (later, earlier)
-        (of_spine[_owners(orders.before[0])], of_spine[orders.before[1]]),
-        (of_spine[needed_list], of_collective[_owners(needed_begin)]),
-        (of_collective[_owners(p.ready_begin)], of_spine[p.ready_list]),
-        (of_collective[_owners(compact.after_begin)], of_collective[compact.after_list]),
+        (of_compute[_owners(orders.before[0])], of_compute[orders.before[1]]),
+        (of_compute[needed_list], of_collective[_owners(needed_begin)]),
+        (of_collective[_owners(p.ready_begin)], of_compute[p.ready_list]),
+        (of_collective[_owners(arrays.after_begin)], of_collective[arrays.after_list]),
     ]
     begin, before = rows_from(np.concatenate([a for a, _ in pairs]), np.concatenate([b for _, b in pairs]), len(item))
     place = np.full(len(item), -1, dtype=np.int64)
-    place[of_spine] = np.arange(num_spine)
-    return Items(of_spine=of_spine, of_collective=of_collective, before_begin=begin, before_list=before, place=place)
+    place[of_compute] = np.arange(num_compute)
+    return Items(of_compute=of_compute, of_collective=of_collective, before_begin=begin, before_list=before, place=place)
 
 
 def _owners(begin: Ints) -> Ints:

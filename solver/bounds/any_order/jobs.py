@@ -35,7 +35,7 @@ class Loose:
     """What is known of a program whose compute has no order of its own."""
 
     items: Items
-    spine_ticks: Ints
+    compute_ticks: Ints
     """(m,)"""
     work: Work
     stream: Ints
@@ -61,37 +61,37 @@ class Jobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ends:
-    """Heads and tails of spine nodes and of collectives: a collective begins with its launch and ends with its transfer."""
+    """Heads and tails of compute nodes and of collectives: a collective begins with its launch and ends with its transfer."""
 
-    head_of_spine: Ints
-    tail_of_spine: Ints
+    head_of_compute: Ints
+    tail_of_compute: Ints
     head: Ints
     tail: Ints
 
 
 def ends_of(loose: Loose, max_move: int | None) -> Ends:
     """Return heads and tails where compute nodes move by at most ``max_move`` places; None for anywhere."""
-    num_spine, items, work = len(loose.spine_ticks), loose.items, loose.work
+    num_compute, items, work = len(loose.compute_ticks), loose.items, loose.work
     gates = np.zeros(len(items), np.bool_)
     gates[items.of_collective] = _gates(loose.on_path)
 
     def begins(of: Items, first: Ints, marked: Bools) -> Ints:
-        nothing = np.zeros(num_spine, np.int64)
+        nothing = np.zeros(num_compute, np.int64)
         ticks = Ticks(
             first=of.spread(nothing, first),
-            span=of.spread(loose.spine_ticks, work.launch + work.transfer),
-            work=of.spread(loose.spine_ticks, work.main),
+            span=of.spread(loose.compute_ticks, work.launch + work.transfer),
+            work=of.spread(loose.compute_ticks, work.main),
             load=of.spread(nothing, work.load),
             stream=of.spread(nothing, loose.stream),
         )
-        most = num_spine if max_move is None else max_move
+        most = num_compute if max_move is None else max_move
         return earliest(of.before_begin, of.before_list, of.place, ticks, len(loose.streams), marked, most)
 
     head = begins(items, work.prologue, gates)
     tail = begins(items.backwards(), work.epilogue, gates[::-1].copy())[::-1]
     return Ends(
-        head_of_spine=head[items.of_spine],
-        tail_of_spine=tail[items.of_spine],
+        head_of_compute=head[items.of_compute],
+        tail_of_compute=tail[items.of_compute],
         head=head[items.of_collective],
         tail=tail[items.of_collective],
     )
@@ -108,9 +108,9 @@ def _gates(on_path: Bools) -> Bools:
 def bounds_of(loose: Loose, ends: Ends) -> list[TimeBound]:
     """Return the longest way through any item, and what each stream takes."""
     between = "compute between collectives on the path" if loose.on_path.any() else "critical path"
-    through_spine = ends.head_of_spine + loose.spine_ticks + ends.tail_of_spine
+    through_compute = ends.head_of_compute + loose.compute_ticks + ends.tail_of_compute
     through = ends.head + loose.work.launch + loose.work.transfer + ends.tail
-    longest = max(int(through_spine.max(initial=0)), int(through.max(initial=0)))
+    longest = max(int(through_compute.max(initial=0)), int(through.max(initial=0)))
     found = [TimeBound(ticks=longest, source=between), compute_jobs(loose, ends).bound("compute")]
     return found + [jobs.bound(f"stream of group {loose.streams[stream]}") for stream, jobs in jobs_of_streams(loose, ends).items()]
 
@@ -127,9 +127,9 @@ def compute_jobs(loose: Loose, ends: Ends) -> Jobs:
     nothing = np.zeros(len(work.main), np.int64)
     end = ends.head + work.launch + work.transfer
     return Jobs(
-        head=np.concatenate((ends.head_of_spine, nothing, ends.head, end)),
-        tail=np.concatenate((ends.tail_of_spine, ends.tail + work.transfer, tail_of_main(loose, ends), nothing)),
-        ticks=np.concatenate((loose.spine_ticks, work.prologue, work.main, work.epilogue)),
+        head=np.concatenate((ends.head_of_compute, nothing, ends.head, end)),
+        tail=np.concatenate((ends.tail_of_compute, ends.tail + work.transfer, tail_of_main(loose, ends), nothing)),
+        ticks=np.concatenate((loose.compute_ticks, work.prologue, work.main, work.epilogue)),
     )
 
 

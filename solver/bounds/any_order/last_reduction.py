@@ -8,7 +8,7 @@ reduction.
 import numpy as np
 
 from apsched.solver.arrays.jit import compiled
-from apsched.solver.arrays.problem_arrays import ALL_GATHER, Compact, Ints
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, ProblemArrays, Ints
 from apsched.solver.bounds.any_order.heads import mark_ancestors
 from apsched.solver.bounds.any_order.jobs import Ends, Loose
 from apsched.solver.bounds.linear_program import Costs
@@ -20,29 +20,29 @@ _SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 """Weights tried of the busiest other stream."""
 
 
-def tail_bound(compact: Compact, loose: Loose, ends: Ends, costs: Costs, max_move: int | None) -> TimeBound:
+def tail_bound(arrays: ProblemArrays, loose: Loose, ends: Ends, costs: Costs, max_move: int | None) -> TimeBound:
     """Return the best bound over reductions that may be the last of their stream, (V8)."""
-    items, spine_ticks = loose.items, loose.spine_ticks
-    reductions = np.nonzero((compact.kind != ALL_GATHER) & ~loose.on_path)[0]
-    behind = np.minimum(costs.transfer, np.where(compact.bucketable, costs.slope, costs.transfer)).astype(np.int64)
+    items, compute_ticks = loose.items, loose.compute_ticks
+    reductions = np.nonzero((arrays.kind != ALL_GATHER) & ~loose.on_path)[0]
+    behind = np.minimum(costs.transfer, np.where(arrays.bucketable, costs.slope, costs.transfer)).astype(np.int64)
     load = np.bincount(loose.stream[reductions], weights=behind[reductions], minlength=len(loose.streams))
-    span = items.spread(spine_ticks, loose.work.launch + loose.work.transfer)
+    span = items.spread(compute_ticks, loose.work.launch + loose.work.transfer)
     before, follows = np.zeros(len(items), np.bool_), np.zeros(len(items), np.int64)
     best = TimeBound(ticks=0, source="compute")
     for stream in np.unique(loose.stream[reductions]).tolist():
         here = reductions[loose.stream[reductions] == stream]
         others = [s for s in np.argsort(-load, kind="stable").tolist() if s != stream and load[s] > 0][:1]
         away = reductions[np.isin(loose.stream[reductions], others)]
-        owner = owners(items.before_begin, items.before_list, items.of_collective, here, away)[items.of_spine]
+        owner = owners(items.before_begin, items.before_list, items.of_collective, here, away)[items.of_compute]
         late = here[np.argsort(-(ends.head + loose.work.transfer)[here], kind="stable")][:_MOST_LAST]
         for last in late.tolist():
-            most = len(spine_ticks) if max_move is None else max_move
+            most = len(compute_ticks) if max_move is None else max_move
             mark_ancestors(items.before_begin, items.before_list, items.place, span, int(items.of_collective[last]), most, before, follows)
-            done = before[items.of_spine]
+            done = before[items.of_compute]
             mine = before[items.of_collective]
-            own = np.bincount(owner[~done & (owner >= 0)], weights=spine_ticks[~done & (owner >= 0)], minlength=len(mine))
+            own = np.bincount(owner[~done & (owner >= 0)], weights=compute_ticks[~done & (owner >= 0)], minlength=len(mine))
             sooner = own.astype(np.int64) + loose.work.main
-            run = int(spine_ticks[done].sum()) + int(loose.work.main[mine].sum() + loose.work.main[last])
+            run = int(compute_ticks[done].sum()) + int(loose.work.main[mine].sum() + loose.work.main[last])
             open_here, open_away = here[~mine[here] & (here != last)], away[~mine[away]]
             for share in _SHARES if len(away) else (0.0,):
                 ticks = run + (1 - share) * (float(costs.transfer[last]) - 1)

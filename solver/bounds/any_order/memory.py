@@ -5,28 +5,28 @@ from dataclasses import replace
 
 import numpy as np
 
-from apsched.solver.arrays.problem_arrays import Compact, Ints
+from apsched.solver.arrays.problem_arrays import ProblemArrays, Ints
 from apsched.solver.arrays.reordered import Orders
 from apsched.solver.bounds.step_time import bytes_at_first
 
 
-def without_places(compact: Compact) -> Compact:
+def without_places(arrays: ProblemArrays) -> ProblemArrays:
     """Return ``compact`` with every collective ready from the beginning and needed by the output only, and no memory in use.
 
     Every schedule around the compute in any order is one of this problem, since its compute nodes depend on nothing: bounds on time
     and launches of this one hold for all orders.
     """
-    zeros, last = np.zeros_like(compact.ready_gap), len(compact.spine_ticks)
-    unused = np.full_like(compact.storage_bytes, -1)
+    zeros, last = np.zeros_like(arrays.ready_slot), len(arrays.compute_ticks)
+    unused = np.full_like(arrays.storage_bytes, -1)
     return replace(
-        compact,
-        ready_gap=zeros,
-        need_gap=zeros + last,
-        base_gap_bytes=np.zeros_like(compact.base_gap_bytes),
-        base_spine_bytes=np.zeros_like(compact.base_spine_bytes),
-        storage_bytes=np.zeros_like(compact.storage_bytes),
-        storage_birth_spine=unused,
-        storage_last_spine=unused,
+        arrays,
+        ready_slot=zeros,
+        need_slot=zeros + last,
+        base_slot_bytes=np.zeros_like(arrays.base_slot_bytes),
+        base_compute_bytes=np.zeros_like(arrays.base_compute_bytes),
+        storage_bytes=np.zeros_like(arrays.storage_bytes),
+        storage_birth_compute=unused,
+        storage_last_compute=unused,
         kept_bytes=0,
     )
 
@@ -34,30 +34,30 @@ def without_places(compact: Compact) -> Compact:
 def memory_bound_of_any_order(orders: Orders) -> int:
     """Return bytes that the peak of no schedule is below, whatever the order of the compute; what the caller keeps included.
 
-    At spine node k everything is alive that is there from the beginning, or is touched by k or a node that comes before it in every
+    At compute node k everything is alive that is there from the beginning, or is touched by k or a node that comes before it in every
     order, and is touched by k or a node that comes behind it in every order. Work: nodes times words of a set of nodes.
     """
-    num_spine = len(orders.compact.spine_ticks)
+    num_compute = len(orders.arrays.compute_ticks)
     begin, listed = orders.surely_before
-    until = [1 << k for k in range(num_spine)]  # as bits: the node, and those before it in every order
-    since = [1 << k for k in range(num_spine)]  # the node, and those behind it
-    before = [listed[begin[k] : begin[k + 1]].tolist() for k in range(num_spine)]
-    for k in range(num_spine):
+    until = [1 << k for k in range(num_compute)]  # as bits: the node, and those before it in every order
+    since = [1 << k for k in range(num_compute)]  # the node, and those behind it
+    before = [listed[begin[k] : begin[k + 1]].tolist() for k in range(num_compute)]
+    for k in range(num_compute):
         for j in before[k]:
             until[k] |= until[j]
-    for k in reversed(range(num_spine)):
+    for k in reversed(range(num_compute)):
         for j in before[k]:
             since[j] |= since[k]
-    live = np.zeros(num_spine, dtype=np.int64)
+    live = np.zeros(num_compute, dtype=np.int64)
     for life in orders.lives():
-        alive = (1 << num_spine) - 1
+        alive = (1 << num_compute) - 1
         if not life.from_beginning:
             alive &= _union(since, life.nodes)
         if not life.to_the_end:
             alive &= _union(until, life.nodes)
         if alive:
-            live += life.size_bytes * _bits(alive, num_spine)
-    return max(orders.compact.kept_bytes + int(live.max(initial=0)), bytes_at_first(orders.compact))
+            live += life.size_bytes * _bits(alive, num_compute)
+    return max(orders.arrays.kept_bytes + int(live.max(initial=0)), bytes_at_first(orders.arrays))
 
 
 def _union(sets: list[int], nodes: Iterable[int]) -> int:

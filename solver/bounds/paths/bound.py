@@ -12,8 +12,8 @@ from ortools.linear_solver import pywraplp
 
 from apsched.config import Caps
 from apsched.problem.problem import Problem
-from apsched.solver.arrays.problem_arrays import Compact
-from apsched.solver.bounds.paths.bucket_costs import movers
+from apsched.solver.arrays.problem_arrays import ProblemArrays
+from apsched.solver.bounds.paths.bucket_costs import bucket_costs
 from apsched.solver.bounds.paths.network import BEGINNING, END, SHIFT, TAIL, Network, network
 from apsched.solver.bounds.paths.pricing import pricings
 from apsched.solver.bounds.step_time import TimeBound
@@ -32,13 +32,13 @@ _US = 1e-3
 """Ticks in the LP are microseconds."""
 
 
-def path_bound(problem: Problem, compact: Compact, caps: Caps) -> TimeBound:
+def path_bound(problem: Problem, arrays: ProblemArrays, caps: Caps) -> TimeBound:
     """Return the best Lagrangian of the paths that is found."""
-    parts = movers(problem, compact, caps)
+    parts = bucket_costs(problem, arrays, caps)
     if not parts:
         return TimeBound(ticks=0, source="paths")
-    net = network(problem, compact, parts)
-    priced = pricings(net, compact, parts)
+    net = network(problem, arrays, parts)
+    priced = pricings(net, arrays, parts)
     master = _Master(net, len(priced))
     flow = np.zeros(net.num_arcs)
     flow[net.block("flow", BEGINNING, END)] = 1.0
@@ -79,7 +79,7 @@ class _Master:
 
     def _conserve(self) -> None:
         """What enters a node leaves it; one path begins."""
-        net, num_gaps = self.net, len(self.net.gaps)
+        net, num_slots = self.net, len(self.net.slots)
         begin = self._row(1.0)
         for s in sorted({*net.prefix_streams, *net.suffix_streams}):
             self._add(begin, [net.offset["whole", s, 0]], 1.0)
@@ -91,7 +91,7 @@ class _Master:
             if net.has_on_path:
                 self._add(begin, _all(net.block("path_enter", s)), 1.0)
         for start, end in net.classes:
-            for i in range(num_gaps):
+            for i in range(num_slots):
                 self._node(start, end, i, begin)
             if end != END:
                 self._add(self._row(0.0), [net.block("flow", start, end).stop - 1], 1.0)
@@ -126,10 +126,10 @@ class _Master:
                 before.SetCoefficient(source, -1.0)
 
     def _conserve_on_path(self) -> None:
-        net, num_gaps = self.net, len(self.net.gaps)
+        net, num_slots = self.net, len(self.net.slots)
         path, stall = net.block("path").start, net.block("stall").start
         leaps = net.offset["leap", 0, 0]
-        for i in range(num_gaps):
+        for i in range(num_slots):
             reached, begun = self._row(0.0), self._row(0.0)
             if i:
                 self._add(reached, [path + i - 1], 1.0)

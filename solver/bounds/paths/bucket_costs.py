@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from apsched.config import Caps
 from apsched.problem.problem import Problem
-from apsched.solver.arrays.problem_arrays import ALL_GATHER, Bools, Compact, Ints
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, Bools, ProblemArrays, Ints
 from apsched.solver.bounds.paths.price_lines import lines_below
 from apsched.solver.bounds.step_time import copy_rest, least_rate
 
@@ -15,8 +15,8 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Movers:
-    """The gathers of a key that the spine needs, by need; or its reductions for outputs, latest ready gap first.
+class BucketCosts:
+    """The gathers of a key that the compute order needs, by need; or its reductions for outputs, latest ready slot first.
 
     So the head of a bucket, the member that decides when it is transferred at the latest (or earliest), is the first of its members.
     """
@@ -25,8 +25,8 @@ class Movers:
     stream: int
     index: Ints
     """(n,) collectives."""
-    gap: Ints
-    """(n,) need gap of gathers, ready gap of reductions."""
+    slot: Ints
+    """(n,) need slot of gathers, ready slot of reductions."""
     size_bytes: Floats
     transfer: Floats
     """(n,) alone."""
@@ -47,74 +47,74 @@ class Movers:
     bucketable: Bools
 
 
-def movers(problem: Problem, compact: Compact, caps: Caps) -> list[Movers]:
+def bucket_costs(problem: Problem, arrays: ProblemArrays, caps: Caps) -> list[BucketCosts]:
     """Return gathers and reductions, one entry for each key and direction."""
-    gathers, reductions = are_gathers(compact), are_reductions(compact)
-    ready = late_ready_gap(compact)
+    gathers, reductions = are_gathers(arrays), are_reductions(arrays)
+    ready = late_ready_slot(arrays)
     found = []
     for key in range(len(problem.keys)):
         for mask in (gathers, reductions):
-            index = np.nonzero(mask & (compact.key == key))[0]
+            index = np.nonzero(mask & (arrays.key == key))[0]
             if len(index):
-                gap = compact.need_gap[index] if mask is gathers else ready[index]
-                order = np.argsort(gap if mask is gathers else -gap, kind="stable")
-                found.append(_movers(problem, compact, caps, index[order], gap[order], mask is gathers))
+                slot = arrays.need_slot[index] if mask is gathers else ready[index]
+                order = np.argsort(slot if mask is gathers else -slot, kind="stable")
+                found.append(_bucket_costs(problem, arrays, caps, index[order], slot[order], mask is gathers))
     return found
 
 
-def are_gathers(compact: Compact) -> Bools:
-    """Return which collectives are gathers that the spine needs."""
-    mask: Bools = (compact.kind == ALL_GATHER) & ~compact.on_path & (compact.need_gap < len(compact.spine_ticks))
+def are_gathers(arrays: ProblemArrays) -> Bools:
+    """Return which collectives are gathers that the compute order needs."""
+    mask: Bools = (arrays.kind == ALL_GATHER) & ~arrays.on_path & (arrays.need_slot < len(arrays.compute_ticks))
     return mask
 
 
-def are_reductions(compact: Compact) -> Bools:
+def are_reductions(arrays: ProblemArrays) -> Bools:
     """Return which collectives are reductions that only outputs need."""
-    mask: Bools = (compact.kind != ALL_GATHER) & ~compact.on_path & (compact.need_gap >= len(compact.spine_ticks))
+    mask: Bools = (arrays.kind != ALL_GATHER) & ~arrays.on_path & (arrays.need_slot >= len(arrays.compute_ticks))
     return mask
 
 
-def late_ready_gap(compact: Compact) -> Ints:
-    """Return the ready gap of each collective, and of what it waits for: no launch stands before it."""
-    ready = compact.ready_gap.copy()
+def late_ready_slot(arrays: ProblemArrays) -> Ints:
+    """Return the ready slot of each collective, and of what it waits for: no launch stands before it."""
+    ready = arrays.ready_slot.copy()
     for c in range(len(ready)):  # what it waits for comes before it
-        for d in compact.after_list[compact.after_begin[c] : compact.after_begin[c + 1]]:
+        for d in arrays.after_list[arrays.after_begin[c] : arrays.after_begin[c + 1]]:
             ready[c] = max(ready[c], ready[d])
     return ready
 
 
-def _movers(problem: Problem, compact: Compact, caps: Caps, index: Ints, gap: Ints, gathers: bool) -> Movers:
-    key = int(compact.key[index[0]])
-    lines, bucketable = _lines(problem, compact, caps, key)
+def _bucket_costs(problem: Problem, arrays: ProblemArrays, caps: Caps, index: Ints, slot: Ints, gathers: bool) -> BucketCosts:
+    key = int(arrays.key[index[0]])
+    lines, bucketable = _lines(problem, arrays, caps, key)
     own = [[sum(problem.duration_ticks[n] for n in nodes) for nodes in (c.prologue, c.epilogue, c.cast[:1])] for c in problem.collectives]
     prologue, epilogue, cast = np.array(own, dtype=np.float64)[index].T
     before, before_shared = (prologue, prologue - cast) if gathers else (np.zeros(len(index)), np.zeros(len(index)))
-    copy_in: Floats = compact.copied_bytes[index].astype(np.float64) * least_rate(problem.copy_price, None)
-    copy_out = compact.copy_out_ticks[index].astype(np.float64) if gathers else np.zeros(len(index))
-    size = compact.size_bytes[index].astype(np.float64)
+    copy_in: Floats = arrays.copied_bytes[index].astype(np.float64) * least_rate(problem.copy_price, None)
+    copy_out = arrays.copy_out_ticks[index].astype(np.float64) if gathers else np.zeros(len(index))
+    size = arrays.size_bytes[index].astype(np.float64)
     copied = (copy_out if gathers else copy_in)[size > 0] / size[size > 0]
-    return Movers(
+    return BucketCosts(
         gathers=gathers,
-        stream=int(compact.stream[index[0]]),
+        stream=int(arrays.stream[index[0]]),
         index=index,
-        gap=gap,
+        slot=slot,
         size_bytes=size,
-        transfer=compact.transfer_ticks[index].astype(np.float64),
-        alone_work=compact.launch_ticks[index] + before,
+        transfer=arrays.transfer_ticks[index].astype(np.float64),
+        alone_work=arrays.launch_ticks[index] + before,
         shared_work=copy_in + before_shared,
         copy_in=copy_in,
         copy_out=copy_out,
         epilogue=epilogue,
-        bucket_work=float(compact.bucket_launch_ticks[index[0]] + copy_rest(problem)),
+        bucket_work=float(arrays.bucket_launch_ticks[index[0]] + copy_rest(problem)),
         lines=lines,
         copy_rate=min(float(copied.min(initial=np.inf)), float(lines[:, 1].min())) * (1 - 1e-12),
-        bucketable=compact.bucketable[index] & bucketable,
+        bucketable=arrays.bucketable[index] & bucketable,
     )
 
 
-def _lines(problem: Problem, compact: Compact, caps: Caps, key: int) -> tuple[Floats, bool]:
+def _lines(problem: Problem, arrays: ProblemArrays, caps: Caps, key: int) -> tuple[Floats, bool]:
     """Return the lines below the price of a bucket of ``key``, and whether there can be one."""
-    sizes = np.sort(compact.size_bytes[(compact.key == key) & compact.bucketable])
+    sizes = np.sort(arrays.size_bytes[(arrays.key == key) & arrays.bucketable])
     if len(sizes) < 2:
         return np.zeros((1, 2)), False
     smallest, largest = int(sizes[:2].sum()), int(sizes.sum())

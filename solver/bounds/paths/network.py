@@ -1,6 +1,6 @@
-"""The paths through a schedule along which time cannot be saved, as a network: nodes R_g and E_g for a sample of gaps g.
+"""The paths through a schedule along which time cannot be saved, as a network: nodes R_g and E_g for a sample of slots g.
 
-R_g is when the compute stream reaches gap g, E_g when spine node g begins. A path begins at time 0 or with the gathers of a stream that
+R_g is when the compute stream reaches slot g, E_g when compute node g begins. A path begins at time 0 or with the gathers of a stream that
 are needed at or before k (it enters at E_k), follows the compute stream, and ends with it or with the reductions of a stream that are
 ready at or after j (it leaves at R_j). Paths are kept apart by what they may count on the compute stream between these two:
 
@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from apsched.problem.problem import Problem
-from apsched.solver.arrays.problem_arrays import Compact, Ints
-from apsched.solver.bounds.paths.bucket_costs import Movers
+from apsched.solver.arrays.problem_arrays import ProblemArrays, Ints
+from apsched.solver.bounds.paths.bucket_costs import BucketCosts
 from apsched.solver.bounds.step_time import least_launch
 
 Floats = npt.NDArray[np.float64]
@@ -42,10 +42,10 @@ _ENDS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """Arcs in blocks of one entry for each sampled gap; ``whole_stream`` blocks have a single one."""
+    """Arcs in blocks of one entry for each sampled slot; ``whole_stream`` blocks have a single one."""
 
-    gaps: Ints
-    """(R,) sampled gaps, ascending, 0 and the last among them."""
+    slots: Ints
+    """(R,) sampled slots, ascending, 0 and the last among them."""
     offset: dict[Arc, int]
     """Block -> its first arc."""
     constant: Floats
@@ -55,7 +55,7 @@ class Network:
     suffix_streams: tuple[int, ...]
     """Streams of reductions."""
     leaps: tuple[tuple[int, int], ...]
-    """Positions (from R, to E) of on-path collectives that reach across sampled gaps."""
+    """Positions (from R, to E) of on-path collectives that reach across sampled slots."""
     has_on_path: bool
 
     @property
@@ -76,7 +76,7 @@ class Network:
     def block(self, what: str, start: int = 0, end: int = 0) -> slice:
         """Return the arcs of a block."""
         first = self.offset[what, start, end]
-        return slice(first, first + len(self.gaps))
+        return slice(first, first + len(self.slots))
 
 
 # Blocks. "flow": E_i -> R_{i+1}. "enter": a path begins with a prefix, at E_i; "enter_tail": it counts the last copy-out. "leave": it ends
@@ -84,15 +84,15 @@ class Network:
 # "path_leave"; "rejoin": E_i, to TAIL. "leap": R_i -> E_j. "whole": a stream.
 
 
-def network(problem: Problem, compact: Compact, parts: list[Movers]) -> Network:
+def network(problem: Problem, arrays: ProblemArrays, parts: list[BucketCosts]) -> Network:
     """Return the network for gathers and reductions ``parts``."""
     prefix, suffix = (_busy_streams([p for p in parts if p.gathers == gathers]) for gathers in (True, False))
-    weights = _OnPath(problem, compact)
-    gaps = _sample((p.gap for p in parts), weights.leap_gaps(), len(compact.spine_ticks))
+    weights = _OnPath(problem, arrays)
+    slots = _sample((p.slot for p in parts), weights.leap_slots(), len(arrays.compute_ticks))
     offset: dict[Arc, int] = {}
     size = 0
 
-    def add(what: str, start: int = 0, end: int = 0, length: int = len(gaps)) -> None:
+    def add(what: str, start: int = 0, end: int = 0, length: int = len(slots)) -> None:
         nonlocal size
         offset[what, start, end] = size
         size += length
@@ -115,12 +115,12 @@ def network(problem: Problem, compact: Compact, parts: list[Movers]) -> Network:
             add("path_enter", s)
         for s in suffix:
             add("path_leave", s)
-    leaps = weights.leaps(gaps)
+    leaps = weights.leaps(slots)
     add("leap", length=len(leaps))
     for s in sorted({*prefix, *suffix}):
         add("whole", s, length=1)
     made = Network(
-        gaps=gaps,
+        slots=slots,
         offset=offset,
         constant=np.zeros(size),
         prefix_streams=prefix,
@@ -128,11 +128,11 @@ def network(problem: Problem, compact: Compact, parts: list[Movers]) -> Network:
         leaps=tuple((a, b) for a, b, _ in leaps),
         has_on_path=weights.exists,
     )
-    _fill(made, problem, compact, parts, weights, [w for _, _, w in leaps])
+    _fill(made, problem, arrays, parts, weights, [w for _, _, w in leaps])
     return made
 
 
-def _busy_streams(parts: list[Movers]) -> tuple[int, ...]:
+def _busy_streams(parts: list[BucketCosts]) -> tuple[int, ...]:
     """Return the streams whose transfers matter beside those of the busiest."""
     load: dict[int, float] = {}
     for p in parts:
@@ -140,78 +140,78 @@ def _busy_streams(parts: list[Movers]) -> tuple[int, ...]:
     return tuple(s for s in sorted(load) if load[s] >= _IDLE_SHARE * max(load.values()))
 
 
-def _sample(wanted: Iterable[Ints], leap_gaps: list[int], last: int) -> Ints:
+def _sample(wanted: Iterable[Ints], leap_slots: list[int], last: int) -> Ints:
     distinct = np.unique(np.concatenate(list(wanted)))
     if len(distinct) > _MOST_GAPS:
         spread = distinct[np.linspace(0, len(distinct) - 1, _MOST_GAPS - 2 * _ENDS).round().astype(np.int64)]
         distinct = np.concatenate((distinct[:_ENDS], spread, distinct[-_ENDS:]))
-    return np.unique(np.concatenate((distinct, np.array([0, last, *leap_gaps], dtype=np.int64))))
+    return np.unique(np.concatenate((distinct, np.array([0, last, *leap_slots], dtype=np.int64))))
 
 
 class _OnPath:
-    """On-path collectives as arcs from R_ready to E_need: launch and transfer, chains within a gap together."""
+    """On-path collectives as arcs from R_ready to E_need: launch and transfer, chains within a slot together."""
 
-    def __init__(self, problem: Problem, compact: Compact) -> None:
-        num_spine = len(compact.spine_ticks)
-        self.compact = compact
-        self.launch = np.zeros(num_spine + 1)  # of on-path collectives that are launched in a gap and needed behind it
-        self.stall = np.zeros(num_spine + 1)
+    def __init__(self, problem: Problem, arrays: ProblemArrays) -> None:
+        num_compute = len(arrays.compute_ticks)
+        self.arrays = arrays
+        self.launch = np.zeros(num_compute + 1)  # of on-path collectives that are launched in a slot and needed behind it
+        self.stall = np.zeros(num_compute + 1)
         self.long: dict[tuple[int, int], float] = {}
-        takes = least_launch(problem, compact)
-        ways: dict[int, dict[int, float]] = {}  # collective -> gap -> the longest chain from there to its end
-        for c in map(int, np.nonzero(compact.on_path & (compact.need_gap < num_spine))[0]):
-            mine = {int(compact.ready_gap[c]): 0.0}
-            for d in map(int, compact.after_list[compact.after_begin[c] : compact.after_begin[c + 1]]):
-                for gap, ticks in ways.get(d, {}).items():
-                    mine[gap] = max(mine.get(gap, 0.0), ticks)
-            need = int(compact.need_gap[c])
-            ways[c] = {gap: ticks + takes[c] + compact.transfer_ticks[c] for gap, ticks in mine.items()}
-            for gap, ticks in ways[c].items():
-                if gap >= need:
+        takes = least_launch(problem, arrays)
+        ways: dict[int, dict[int, float]] = {}  # collective -> slot -> the longest chain from there to its end
+        for c in map(int, np.nonzero(arrays.on_path & (arrays.need_slot < num_compute))[0]):
+            mine = {int(arrays.ready_slot[c]): 0.0}
+            for d in map(int, arrays.after_list[arrays.after_begin[c] : arrays.after_begin[c + 1]]):
+                for slot, ticks in ways.get(d, {}).items():
+                    mine[slot] = max(mine.get(slot, 0.0), ticks)
+            need = int(arrays.need_slot[c])
+            ways[c] = {slot: ticks + takes[c] + arrays.transfer_ticks[c] for slot, ticks in mine.items()}
+            for slot, ticks in ways[c].items():
+                if slot >= need:
                     self.stall[need] = max(self.stall[need], ticks)
                 else:
-                    self.long[gap, need] = max(self.long.get((gap, need), 0.0), ticks)
-            if compact.ready_gap[c] == need and not compact.bucketable[c]:
-                self.launch[need] += compact.launch_ticks[c]
+                    self.long[slot, need] = max(self.long.get((slot, need), 0.0), ticks)
+            if arrays.ready_slot[c] == need and not arrays.bucketable[c]:
+                self.launch[need] += arrays.launch_ticks[c]
         self.exists = bool(ways)
 
-    def leap_gaps(self) -> list[int]:
-        """Return the gaps that long arcs touch, where there are few of them."""
+    def leap_slots(self) -> list[int]:
+        """Return the slots that long arcs touch, where there are few of them."""
         return sorted({g for arc in self.long for g in arc}) if len(self.long) <= _MOST_GAPS else []
 
-    def leaps(self, gaps: Ints) -> list[tuple[int, int, float]]:
-        """Return long arcs between sampled gaps, by position."""
-        position = {int(g): i for i, g in enumerate(gaps)}
+    def leaps(self, slots: Ints) -> list[tuple[int, int, float]]:
+        """Return long arcs between sampled slots, by position."""
+        position = {int(g): i for i, g in enumerate(slots)}
         return [(position[a], position[b], w) for (a, b), w in sorted(self.long.items()) if a in position and b in position]
 
     def between(self, first: int, past: int) -> float:
         """Return the longest way from E_first to R_past, on-path collectives in between included."""
         time = 0.0
         for k in range(first, past):
-            time += (self.stall[k] if k > first else 0.0) + self.compact.spine_ticks[k]
+            time += (self.stall[k] if k > first else 0.0) + self.arrays.compute_ticks[k]
         return time
 
 
-def _fill(made: Network, problem: Problem, compact: Compact, parts: list[Movers], weights: _OnPath, leaps: list[float]) -> None:
+def _fill(made: Network, problem: Problem, arrays: ProblemArrays, parts: list[BucketCosts], weights: _OnPath, leaps: list[float]) -> None:
     """Write the constants of all arcs: (W5), with the least before a prefix and after a suffix."""
-    gaps, constant = made.gaps, made.constant
-    before = np.concatenate(([0], np.cumsum(compact.spine_ticks)))
-    launched = np.concatenate(([0], np.cumsum(weights.launch)))  # [g]: at gaps before g
-    run = np.append(np.diff(before[gaps]) + launched[gaps[1:]] - launched[gaps[:-1] + 1], 0.0)
+    slots, constant = made.slots, made.constant
+    before = np.concatenate(([0], np.cumsum(arrays.compute_ticks)))
+    launched = np.concatenate(([0], np.cumsum(weights.launch)))  # [g]: at slots before g
+    run = np.append(np.diff(before[slots]) + launched[slots[1:]] - launched[slots[:-1] + 1], 0.0)
     for start, end in made.classes:
-        constant[made.block("flow", start, end)] = run + weights.launch[gaps]
+        constant[made.block("flow", start, end)] = run + weights.launch[slots]
     for s in made.prefix_streams:
         mine = [p for p in parts if p.gathers and p.stream == s]
-        lead = np.where(gaps >= min(int(p.gap.min()) for p in mine), min(_lead(p) for p in mine), 0.0)
+        lead = np.where(slots >= min(int(p.slot.min()) for p in mine), min(_lead(p) for p in mine), 0.0)
         for end in made.ends:
-            constant[made.block("enter", s, end)] = lead - weights.launch[gaps]
+            constant[made.block("enter", s, end)] = lead - weights.launch[slots]
             if end != SHIFT:
-                constant[made.block("enter_tail", s, end)] = lead - weights.launch[gaps]
+                constant[made.block("enter_tail", s, end)] = lead - weights.launch[slots]
         if made.has_on_path:
             constant[made.block("path_enter", s)] = lead
     for s in made.suffix_streams:
         mine = [p for p in parts if not p.gathers and p.stream == s]
-        rest = np.where(gaps <= max(int(p.gap.max()) for p in mine), min(float(p.epilogue.min()) for p in mine), 0.0)
+        rest = np.where(slots <= max(int(p.slot.max()) for p in mine), min(float(p.epilogue.min()) for p in mine), 0.0)
         for start, end in made.classes:
             if end == s:
                 constant[made.block("leave", start, s)] = rest
@@ -219,22 +219,22 @@ def _fill(made: Network, problem: Problem, compact: Compact, parts: list[Movers]
             constant[made.block("path_leave", s)] = rest
     if made.has_on_path:
         for end in (END, *made.suffix_streams):
-            constant[made.block("rejoin", 0, end)] = -weights.launch[gaps]
-        ways = [weights.between(a, b) for a, b in pairwise(gaps.tolist())]
+            constant[made.block("rejoin", 0, end)] = -weights.launch[slots]
+        ways = [weights.between(a, b) for a, b in pairwise(slots.tolist())]
         constant[made.block("path")] = [*ways, 0.0]
-        constant[made.block("stall")] = weights.stall[gaps]
+        constant[made.block("stall")] = weights.stall[slots]
     constant[made.offset["leap", 0, 0] : made.offset["leap", 0, 0] + len(leaps)] = leaps
-    counted = np.zeros(len(compact.kind), dtype=np.bool_)
+    counted = np.zeros(len(arrays.kind), dtype=np.bool_)
     for p in parts:
         counted[p.index] = True
     for s in {*made.prefix_streams, *made.suffix_streams}:
-        here = compact.stream == s
-        others = np.nonzero(here & ~counted & ~compact.bucketable)[0]
-        first = int(compact.ready_gap[here].min())
-        last = min(int(compact.need_gap[here].max()), len(compact.spine_ticks))
-        constant[made.offset["whole", s, 0]] = before[first] + before[-1] - before[last] + compact.transfer_ticks[others].sum()
+        here = arrays.stream == s
+        others = np.nonzero(here & ~counted & ~arrays.bucketable)[0]
+        first = int(arrays.ready_slot[here].min())
+        last = min(int(arrays.need_slot[here].max()), len(arrays.compute_ticks))
+        constant[made.offset["whole", s, 0]] = before[first] + before[-1] - before[last] + arrays.transfer_ticks[others].sum()
 
 
-def _lead(part: Movers) -> float:
+def _lead(part: BucketCosts) -> float:
     """Return the least work on the compute stream before the first transfer of a gather."""
     return float(np.minimum(part.alone_work, np.where(part.bucketable, part.shared_work + part.bucket_work, np.inf)).min())

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from apsched.solver.arrays.problem_arrays import Bools, Compact, Ints
-from apsched.solver.bounds.paths.bucket_costs import Movers
+from apsched.solver.arrays.problem_arrays import Bools, ProblemArrays, Ints
+from apsched.solver.bounds.paths.bucket_costs import BucketCosts
 from apsched.solver.bounds.paths.cheapest_buckets import cheapest_buckets
 from apsched.solver.bounds.paths.network import BEGINNING, END, SHIFT, Network
 
@@ -28,27 +28,27 @@ class Priced:
 
 
 class _Places:
-    """Where the members of a part stand among the sampled gaps: sums over arcs for members, and over members for arcs."""
+    """Where the members of a part stand among the sampled slots: sums over arcs for members, and over members for arcs."""
 
-    def __init__(self, gap: Ints, gaps: Ints) -> None:
-        self.after: Ints = np.searchsorted(gaps, gap, side="left")
-        """First sampled gap at or after."""
-        self.before: Ints = np.searchsorted(gaps, gap, side="right") - 1
-        """Last sampled gap at or before."""
+    def __init__(self, slot: Ints, slots: Ints) -> None:
+        self.after: Ints = np.searchsorted(slots, slot, side="left")
+        """First sampled slot at or after."""
+        self.before: Ints = np.searchsorted(slots, slot, side="right") - 1
+        """Last sampled slot at or before."""
         self.exact: Bools = self.after == self.before
-        self.num_gaps = len(gaps)
+        self.num_slots = len(slots)
 
     def passing(self, flow: Floats, entering: Floats) -> Floats:
-        """Return for each member the weight that passes its gap on the compute stream without entering behind it."""
+        """Return for each member the weight that passes its slot on the compute stream without entering behind it."""
         weight: Floats = flow[self.before] - np.where(self.exact, entering[self.before], 0.0)
         return weight
 
     def at(self, values: Floats, where: Ints) -> Floats:
-        """Return for each gap the sum of the members' ``values`` that stand there."""
-        return _sums(where, values, self.num_gaps + 1)[: self.num_gaps]
+        """Return for each slot the sum of the members' ``values`` that stand there."""
+        return _sums(where, values, self.num_slots + 1)[: self.num_slots]
 
     def at_exact(self, values: Floats) -> Floats:
-        """Return the same for members whose very gap is sampled."""
+        """Return the same for members whose very slot is sampled."""
         return self.at(np.where(self.exact, values, 0.0), self.before)
 
 
@@ -57,11 +57,11 @@ class Pricing:
     """One key, ready for any weights."""
 
     net: Network
-    part: Movers
+    part: BucketCosts
     places: _Places
     edge: Floats
     """(n,) of gathers: the most that the copy-out of the last before its need counts for. Of reductions: the most that the first work
-    behind its ready gap counts for."""
+    behind its ready slot counts for."""
 
     def price(self, flow: Floats) -> Priced:
         """Return the cheapest buckets where each arc has the weight ``flow``."""
@@ -76,13 +76,13 @@ class Pricing:
     def _gather_prices(self, flow: Floats) -> tuple[Floats, Floats, Floats, Floats, Floats]:
         """Return the rate and the fee of each head, and of each member its bytes, what it adds as a rider, and its price alone."""
         net, p, at = self.net, self.part, self.places
-        num_gaps, whole = len(net.gaps), net.offset["whole", p.stream, 0]
+        num_slots, whole = len(net.slots), net.offset["whole", p.stream, 0]
         enter, enter_tail, own, from_start = self._gather_blocks()
-        entering, entering_tail = _total(flow, enter, num_gaps), _total(flow, enter_tail, num_gaps)
+        entering, entering_tail = _total(flow, enter, num_slots), _total(flow, enter_tail, num_slots)
         begun_before = np.concatenate(([0.0], np.cumsum(entering)))[at.after]
         transferred = np.append(np.cumsum((entering + entering_tail)[::-1])[::-1], 0.0)[at.after] + flow[whole]
-        first = at.passing(_total(flow, from_start, num_gaps), np.zeros(num_gaps))
-        later = at.passing(_total(flow, own, num_gaps), entering)
+        first = at.passing(_total(flow, from_start, num_slots), np.zeros(num_slots))
+        later = at.passing(_total(flow, own, num_slots), entering)
         tail = np.where(at.exact, entering_tail[at.before], 0.0)
         rate = transferred[:, None] * p.lines[:, 1] + (p.copy_rate * begun_before)[:, None]
         fee = transferred[:, None] * p.lines[:, 0] + (first * p.bucket_work + tail * np.minimum(p.copy_out, self.edge))[:, None]
@@ -121,13 +121,13 @@ class Pricing:
     def _reduction_prices(self, flow: Floats) -> tuple[Floats, Floats, Floats, Floats, Floats]:
         """Return the same for reductions."""
         net, p, at = self.net, self.part, self.places
-        num_gaps, whole = len(net.gaps), net.offset["whole", p.stream, 0]
+        num_slots, whole = len(net.slots), net.offset["whole", p.stream, 0]
         leave, to_end, to_suffix = self._reduction_blocks()
         enter_end, enter_suffix = _entering(net, END), _entering(net, p.stream)
-        leaving = _total(flow, leave, num_gaps)
+        leaving = _total(flow, leave, num_slots)
         transferred = np.concatenate(([0.0], np.cumsum(leaving)))[at.before + 1] + flow[whole]
-        passing = at.passing(_total(flow, to_end + to_suffix, num_gaps), _total(flow, enter_end + enter_suffix, num_gaps))
-        finished = at.passing(_total(flow, to_end, num_gaps), _total(flow, enter_end, num_gaps))
+        passing = at.passing(_total(flow, to_end + to_suffix, num_slots), _total(flow, enter_end + enter_suffix, num_slots))
+        finished = at.passing(_total(flow, to_end, num_slots), _total(flow, enter_end, num_slots))
         first = np.where(at.exact, leaving[at.before], 0.0)
         launch, bucket_work, edge_alone, edge_shared = self._reduction_work()
         rate = transferred[:, None] * p.lines[:, 1] + (p.copy_rate * passing)[:, None]
@@ -164,7 +164,7 @@ class Pricing:
         return leave, to_end, to_suffix
 
     def _reduction_work(self) -> tuple[Floats, float, Floats, Floats]:
-        """Return the least of launch and transfer, alone and of a bucket, and the first work behind a ready gap, alone and in a bucket."""
+        """Return the least of launch and transfer, alone and of a bucket, and the first work behind a ready slot, alone and in a bucket."""
         p = self.part
         edge_alone, edge_shared = np.minimum(p.alone_work, self.edge), np.minimum(p.bucket_work + p.copy_in, self.edge)
         return np.minimum(p.alone_work, p.transfer), min(p.bucket_work, float(p.lines[:, 0].min())), edge_alone, edge_shared
@@ -180,29 +180,29 @@ class Pricing:
         return rides, heads, load
 
 
-def pricings(net: Network, compact: Compact, parts: list[Movers]) -> list[Pricing]:
+def pricings(net: Network, arrays: ProblemArrays, parts: list[BucketCosts]) -> list[Pricing]:
     """Return the pricing of each part."""
     counted = [p for p in parts if p.stream in (net.prefix_streams if p.gathers else net.suffix_streams)]
-    return [Pricing(net=net, part=p, places=_Places(p.gap, net.gaps), edge=_edges(compact, parts, p)) for p in counted]
+    return [Pricing(net=net, part=p, places=_Places(p.slot, net.slots), edge=_edges(arrays, parts, p)) for p in counted]
 
 
-def _edges(compact: Compact, parts: list[Movers], part: Movers) -> Floats:
-    """Return for each member the spine to the next gap that matters to its stream; 0 where several share its gap.
+def _edges(arrays: ProblemArrays, parts: list[BucketCosts], part: BucketCosts) -> Floats:
+    """Return for each member the compute order to the next slot that matters to its stream; 0 where several share its slot.
 
-    Gathers: back to the need before. Reductions: on to the next ready gap, and at most the least transfer of the stream.
+    Gathers: back to the need before. Reductions: on to the next ready slot, and at most the least transfer of the stream.
     """
     here = [p for p in parts if p.stream == part.stream and p.gathers == part.gathers]
-    gaps, counts = np.unique(np.concatenate([p.gap for p in here]), return_counts=True)
-    done = np.concatenate(([0], np.cumsum(compact.spine_ticks))).astype(np.float64)[gaps]
+    slots, counts = np.unique(np.concatenate([p.slot for p in here]), return_counts=True)
+    done = np.concatenate(([0], np.cumsum(arrays.compute_ticks))).astype(np.float64)[slots]
     steps = np.diff(done)
     reach = np.append(np.inf, steps) if part.gathers else np.append(steps, np.inf)
     most = np.inf if part.gathers else min(float(p.transfer.min()) for p in here)
-    edges: Floats = np.where(counts == 1, np.minimum(reach, most), 0.0)[np.searchsorted(gaps, part.gap)]
+    edges: Floats = np.where(counts == 1, np.minimum(reach, most), 0.0)[np.searchsorted(slots, part.slot)]
     return edges
 
 
 def _entering(net: Network, end: int) -> list[slice]:
-    """Return the arcs that enter the compute stream behind a gap, on paths to ``end``."""
+    """Return the arcs that enter the compute stream behind a slot, on paths to ``end``."""
     blocks = [net.block(what, s, end) for s in net.prefix_streams for what in ("enter", "enter_tail")]
     return blocks + ([net.block("rejoin", 0, end)] if net.has_on_path else [])
 
@@ -213,8 +213,8 @@ def _sums(where: Ints, values: Floats, length: int) -> Floats:
     return sums
 
 
-def _total(flow: Floats, blocks: list[slice], num_gaps: int) -> Floats:
-    total: Floats = np.zeros(num_gaps)
+def _total(flow: Floats, blocks: list[slice], num_slots: int) -> Floats:
+    total: Floats = np.zeros(num_slots)
     for block in blocks:
         total += flow[block]
     return total

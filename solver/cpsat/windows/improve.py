@@ -12,10 +12,10 @@ import numpy as np
 from apsched.config import Caps, SolveOptions
 from apsched.schedule.verify import verify
 from apsched.solver.arrays.partition import Pricer
-from apsched.solver.arrays.problem_arrays import Compact, Ints
+from apsched.solver.arrays.problem_arrays import ProblemArrays, Ints
 from apsched.solver.cpsat.model import ExactModel
 from apsched.solver.cpsat.windows.subproblem import Window, WindowView
-from apsched.solver.program.evaluate import COPY_OUT, LAUNCH, SPINE, WAIT, Program, anatomy, evaluate
+from apsched.solver.program.evaluate import COPY_OUT, LAUNCH, NODE, WAIT, Program, trace, evaluate
 from apsched.solver.program.to_schedule import expand
 
 MOST_FREE = 6
@@ -24,9 +24,9 @@ _MOST_OPERATIONS = 400
 _MOST_PINNED = 12
 
 
-def windows(compact: Compact, program: Program) -> Iterator[Window]:
+def windows(arrays: ProblemArrays, program: Program) -> Iterator[Window]:
     """Yield windows around the waits where the compute stream stands still, the longest first, without repeats."""
-    waits, stalls = stalls_of(compact, program)
+    waits, stalls = stalls_of(arrays, program)
     seen: set[tuple[int, ...]] = set()
     for i in waits[np.argsort(-stalls, kind="stable")]:
         window = _around(program, int(i))
@@ -35,9 +35,9 @@ def windows(compact: Compact, program: Program) -> Iterator[Window]:
             yield window
 
 
-def stalls_of(compact: Compact, program: Program) -> tuple[Ints, Ints]:
+def stalls_of(arrays: ProblemArrays, program: Program) -> tuple[Ints, Ints]:
     """Return the waits of ``program``, and for how many ticks the compute stream stands still at each; less than none where it does not."""
-    where = anatomy(compact, program)
+    where = trace(arrays, program)
     waits = np.nonzero(program.operation == WAIT)[0]
     return waits, where.transfer_end_ticks[program.argument[waits]] - where.begin_ticks[waits]
 
@@ -68,7 +68,7 @@ def _extents(program: Program) -> tuple[list[int], list[int]]:
     last = [-1] * len(program.partition.buckets)
     bucket_of = program.partition.bucket_of
     for i, (operation, argument) in enumerate(zip(program.operation.tolist(), program.argument.tolist(), strict=True)):
-        if operation == SPINE:
+        if operation == NODE:
             continue
         b = int(bucket_of[argument]) if operation == COPY_OUT else argument
         first[b], last[b] = min(first[b], i), max(last[b], i)
@@ -95,11 +95,11 @@ def improve(pricer: Pricer, caps: Caps, program: Program, options: SolveOptions,
     None is decided where all that the compute stream stands still is within the slack.
     ``options.budget`` is the work for all windows together; one takes at most a tenth of it.
     """
-    best, figures = program, evaluate(pricer.compact, program)
+    best, figures = program, evaluate(pricer.arrays, program)
     work, done = 0.0, set[tuple[int, ...]]()
     worth = int(figures.step_time_ticks * options.time_slack)
-    while figures.step_time_ticks > stop_at_ticks and np.maximum(stalls_of(pricer.compact, best)[1], 0).sum() > worth:
-        window = next((w for w in windows(pricer.compact, best) if w.free not in done), None)
+    while figures.step_time_ticks > stop_at_ticks and np.maximum(stalls_of(pricer.arrays, best)[1], 0).sum() > worth:
+        window = next((w for w in windows(pricer.arrays, best) if w.free not in done), None)
         if window is None or work >= options.budget or len(done) >= _MOST_WINDOWS:
             break
         done.add(window.free)
@@ -107,7 +107,7 @@ def improve(pricer: Pricer, caps: Caps, program: Program, options: SolveOptions,
         work += found_work
         if found is None:
             continue
-        now = evaluate(pricer.compact, found)
+        now = evaluate(pricer.arrays, found)
         if now.step_time_ticks < figures.step_time_ticks and _fits(pricer, caps, found):
             best, figures = found, now
             done.clear()
@@ -123,11 +123,11 @@ def _decide(pricer: Pricer, caps: Caps, program: Program, window: Window, option
     view = WindowView(pricer, caps, program, window)
     if len(view.pinned) > _MOST_PINNED:
         return None, 0.0
-    model = ExactModel(view.problem, view.compact, view.caps, view.horizon_ticks, view.boundary)
+    model = ExactModel(view.problem, view.arrays, view.caps, view.horizon_ticks, view.boundary)
     found = model.minimize_step_time(options, view.hint())
     return view.spliced(found.program) if found.program is not None else None, found.deterministic_work
 
 
 def _fits(pricer: Pricer, caps: Caps, program: Program) -> bool:
     """Whether ``program`` keeps every cap, prefetch included, by the independent check."""
-    return not verify(pricer.problem, expand(pricer.problem, pricer.compact, program), caps)
+    return not verify(pricer.problem, expand(pricer.problem, pricer.arrays, program), caps)

@@ -1,6 +1,6 @@
 """A window of a program as a small problem of its own, and the way back.
 
-The fixed operations of the window are its spine. What lies before and behind enters as a :class:`Boundary`, exactly: step time is a
+The fixed operations of the window are its compute order. What lies before and behind enters as a :class:`Boundary`, exactly: step time is a
 (max, +) function of what crosses a window's ends. Memory of everything that the window does not decide is a baseline; where units
 could stand that stand elsewhere now, it is an upper limit, so that a window may miss a schedule but never breaks the cap.
 """
@@ -13,11 +13,11 @@ import numpy as np
 
 from apsched.config import Caps
 from apsched.solver.arrays.partition import Members, Pricer
-from apsched.solver.arrays.problem_arrays import Compact, Ints
+from apsched.solver.arrays.problem_arrays import ProblemArrays, Ints
 from apsched.solver.cpsat.variables import Boundary
 from apsched.solver.cpsat.windows.longest_tail import epilogue_ticks, prologue_ticks, tails
-from apsched.solver.cpsat.windows.subproblem_arrays import GAPS, PER_COLLECTIVE, begins, float_arrays, floats_of, forms_of, forms_with
-from apsched.solver.program.evaluate import COPY_OUT, LAUNCH, PREPARE, SPINE, WAIT, Program, anatomy, evaluate
+from apsched.solver.cpsat.windows.subproblem_arrays import GAPS, PER_COLLECTIVE, begins, float_arrays, attached_of, forms_of, forms_with
+from apsched.solver.program.evaluate import COPY_OUT, LAUNCH, COPY_IN, NODE, WAIT, Program, trace, evaluate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,38 +33,38 @@ class WindowView:
     """The small problem of a window, and the way back."""
 
     def __init__(self, pricer: Pricer, caps: Caps, program: Program, window: Window) -> None:
-        problem, compact = pricer.problem, pricer.compact
-        self.pricer, self.whole, self.program, self.window = pricer, compact, program, window
-        self.where = anatomy(compact, program)
+        problem, arrays = pricer.problem, pricer.arrays
+        self.pricer, self.whole, self.program, self.window = pricer, arrays, program, window
+        self.where = trace(arrays, program)
         self.origin = int(self.where.begin_ticks[window.first])
         self.free_buckets = {int(program.partition.bucket_of[c]) for c in window.free}
         self._cut_segments()
         self.pinned = self._pinned()
-        self.compact = self._small_compact()
+        self.arrays = self._small_compact()
         self.problem = replace(
             problem, collectives=tuple(problem.collectives[c] for c in (*window.free, *(m[0] for _, m, _ in self.pinned)))
         )
         self.boundary, self.horizon_ticks = self._boundary()
         self.caps = self._caps(caps)
 
-    # -- the spine of the window: runs of operations that keep their order
+    # -- the compute order of the window: runs of operations that keep their order
 
     def _cut_segments(self) -> None:
-        """Cut the fixed operations into segments, at every gap where a free unit stands or may want to."""
+        """Cut the fixed operations into segments, at every slot where a free unit stands or may want to."""
         program, window, whole = self.program, self.window, self.whole
-        wanted = {int(getattr(whole, gap)[c]) for c in window.free for gap in GAPS}
+        wanted = {int(getattr(whole, slot)[c]) for c in window.free for slot in GAPS}
         self.segments: list[list[int]] = [[]]
-        self.gap_of_operation: dict[int, int] = {}
+        self.slot_of_operation: dict[int, int] = {}
         cut = False
         for i in range(window.first, window.past):
             operation, argument = int(program.operation[i]), int(program.argument[i])
-            free = operation != SPINE and self._bucket(operation, argument) in self.free_buckets
+            free = operation != NODE and self._bucket(operation, argument) in self.free_buckets
             launch = operation == LAUNCH
             if free or launch:
                 cut = True
-                self.gap_of_operation[i] = len(self.segments) if self.segments[-1] else len(self.segments) - 1
+                self.slot_of_operation[i] = len(self.segments) if self.segments[-1] else len(self.segments) - 1
                 continue
-            if (cut or operation == WAIT or (operation == SPINE and argument in wanted)) and self.segments[-1]:
+            if (cut or operation == WAIT or (operation == NODE and argument in wanted)) and self.segments[-1]:
                 self.segments.append([])
             cut = False
             self.segments[-1].append(i)
@@ -76,19 +76,19 @@ class WindowView:
         return int(self.program.partition.bucket_of[argument]) if operation == COPY_OUT else argument
 
     def _pinned(self) -> list[tuple[int, Members, int]]:
-        """Return (operation, members, gap) of launches in the window whose waits stand behind it."""
+        """Return (operation, members, slot) of launches in the window whose waits stand behind it."""
         result = []
         for i in range(self.window.first, self.window.past):
             operation, argument = int(self.program.operation[i]), int(self.program.argument[i])
             if operation == LAUNCH and argument not in self.free_buckets:
-                result.append((i, self.program.partition.buckets[argument], self.gap_of_operation[i]))
+                result.append((i, self.program.partition.buckets[argument], self.slot_of_operation[i]))
         return result
 
     # -- the small problem
 
-    def _small_compact(self) -> Compact:
+    def _small_compact(self) -> ProblemArrays:
         whole, free, pinned = self.whole, self.window.free, self.pinned
-        spine_op = {int(self.program.argument[i]): i for i in range(len(self.program.operation)) if self.program.operation[i] == SPINE}
+        compute_op = {int(self.program.argument[i]): i for i in range(len(self.program.operation)) if self.program.operation[i] == NODE}
         rows = np.array([*free, *(m[0] for _, m, _ in pinned)], dtype=np.int64)
         num_free, num_segments = len(free), len(self.segments)
         partition = self.program.partition
@@ -97,15 +97,15 @@ class WindowView:
         ready, need = np.zeros(len(rows), dtype=np.int64), np.full(len(rows), num_segments, dtype=np.int64)
         launch_last, wait_first, wait_last = need.copy(), ready.copy(), need.copy()
         for j, c in enumerate(free):
-            ready[j] = self._first_gap_after(spine_op.get(int(whole.ready_gap[c]) - 1, -1))
-            need[j] = self._last_gap_before(spine_op.get(int(whole.need_gap[c]), self.window.past))
-            launch_last[j] = self._last_gap_before(spine_op.get(int(whole.launch_last[c]), self.window.past))
-            wait_first[j] = self._first_gap_after(spine_op.get(int(whole.wait_first[c]) - 1, -1))
-            wait_last[j] = self._last_gap_before(spine_op.get(int(whole.wait_last[c]), self.window.past))
-        for j, (i, _, gap) in enumerate(pinned, start=num_free):
+            ready[j] = self._first_slot_after(compute_op.get(int(whole.ready_slot[c]) - 1, -1))
+            need[j] = self._last_slot_before(compute_op.get(int(whole.need_slot[c]), self.window.past))
+            launch_last[j] = self._last_slot_before(compute_op.get(int(whole.launch_last[c]), self.window.past))
+            wait_first[j] = self._first_slot_after(compute_op.get(int(whole.wait_first[c]) - 1, -1))
+            wait_last[j] = self._last_slot_before(compute_op.get(int(whole.wait_last[c]), self.window.past))
+        for j, (i, _, slot) in enumerate(pinned, start=num_free):
             b = int(self.program.argument[i])
             launch[j], transfer[j], bucketable[j] = self._launch_work(i), partition.transfer_ticks[b], False
-            ready[j] = gap
+            ready[j] = slot
         after: list[list[int]] = []
         place = {c: j for j, c in enumerate(free)}
         for j, c in enumerate(free):
@@ -113,23 +113,23 @@ class WindowView:
             after.append([place[int(d)] for d in awaited if int(d) in place])
             for d in awaited:
                 if int(d) not in place:
-                    ready[j] = max(ready[j], self._first_gap_after(self._last_operation_of(int(d))))
+                    ready[j] = max(ready[j], self._first_slot_after(self._last_operation_of(int(d))))
         after += [[] for _ in pinned]
         self._need_before_dependents(place, need)
-        base_gap, base_spine = self._baseline()
+        base_slot, base_compute = self._baseline()
         return replace(
             whole,
             **float_arrays(whole, free, len(rows)),
-            **self._storages_of(free, spine_op),
-            spine_ticks=np.array([sum(self._work(i) for i in segment) for segment in self.segments], dtype=np.int64),
-            base_gap_bytes=base_gap,
-            base_spine_bytes=base_spine,
+            **self._storages_of(free, compute_op),
+            compute_ticks=np.array([sum(self._work(i) for i in segment) for segment in self.segments], dtype=np.int64),
+            base_slot_bytes=base_slot,
+            base_compute_bytes=base_compute,
             **{name: getattr(whole, name)[rows] for name in PER_COLLECTIVE},
             launch_ticks=launch,
             transfer_ticks=transfer,
             bucketable=bucketable,
-            ready_gap=ready,
-            need_gap=need,
+            ready_slot=ready,
+            need_slot=need,
             launch_last=launch_last,
             wait_first=wait_first,
             wait_last=wait_last,
@@ -138,14 +138,14 @@ class WindowView:
             shares=None,  # a window proposes, the clock of the whole program judges
         )
 
-    def _first_gap_after(self, i: int) -> int:
-        """Return the first gap behind operation ``i``; 0 where that is before the window."""
+    def _first_slot_after(self, i: int) -> int:
+        """Return the first slot behind operation ``i``; 0 where that is before the window."""
         if i < self.window.first:
             return 0
         return bisect_right(self.segment_starts, i) if i < self.window.past else len(self.segments)
 
-    def _last_gap_before(self, i: int) -> int:
-        """Return the last gap before operation ``i``; the end where that is behind the window."""
+    def _last_slot_before(self, i: int) -> int:
+        """Return the last slot before operation ``i``; the end where that is behind the window."""
         if i >= self.window.past:
             return len(self.segments)
         return max(bisect_right(self.segment_starts, i) - 1, 0)
@@ -154,24 +154,24 @@ class WindowView:
         b = int(self.program.partition.bucket_of[c])
         found = -1
         for i in range(self.window.first, self.window.past):
-            if self.program.operation[i] != SPINE and self._bucket(int(self.program.operation[i]), int(self.program.argument[i])) == b:
+            if self.program.operation[i] != NODE and self._bucket(int(self.program.operation[i]), int(self.program.argument[i])) == b:
                 found = i
         return found
 
     def _need_before_dependents(self, place: dict[int, int], need: Ints) -> None:
         """A fixed launch in the window that waits for a free collective keeps it before itself."""
         whole = self.whole
-        for _, members, gap in self.pinned:
+        for _, members, slot in self.pinned:
             for c in members:
                 for d in whole.after_list[whole.after_begin[c] : whole.after_begin[c + 1]]:
                     if int(d) in place:
-                        need[place[int(d)]] = min(need[place[int(d)]], max(gap - 1, 0))
+                        need[place[int(d)]] = min(need[place[int(d)]], max(slot - 1, 0))
 
     def _work(self, i: int) -> int:
         """Return the work of a fixed operation on the compute stream, without standing still."""
         whole, operation, argument = self.whole, int(self.program.operation[i]), int(self.program.argument[i])
-        if operation == SPINE:
-            return int(whole.spine_ticks[argument])
+        if operation == NODE:
+            return int(whole.compute_ticks[argument])
         if operation == COPY_OUT:
             return int(whole.copy_out_ticks[argument]) + epilogue_ticks(whole, (argument,))
         members = self.program.partition.buckets[argument]
@@ -191,20 +191,20 @@ class WindowView:
         return int(first[i]), int(first[i + 1]) if i + 1 < len(first) else len(self.where.live_bytes) - 1
 
     def _baseline(self) -> tuple[Ints, Ints]:
-        """Return the bytes of everything that the window does not decide, in its gaps and at its segments."""
+        """Return the bytes of everything that the window does not decide, in its slots and at its segments."""
         live = self.where.live_bytes - self._free_bytes()
         at = np.array(
             [max(int(live[slice(*self._positions(i))].max()) for i in segment) for segment in self.segments] + [0], dtype=np.int64
         )
-        gap = np.zeros(len(self.segments) + 1, dtype=np.int64)
-        for i, g in self.gap_of_operation.items():
+        slot = np.zeros(len(self.segments) + 1, dtype=np.int64)
+        for i, g in self.slot_of_operation.items():
             first, past = self._positions(i)
-            gap[g] = max(gap[g], int(live[first:past].max()))
-        for g in range(len(gap)):
-            if not gap[g]:  # nothing stands there now: what is alive on both sides is at most the smaller of them
+            slot[g] = max(slot[g], int(live[first:past].max()))
+        for g in range(len(slot)):
+            if not slot[g]:  # nothing stands there now: what is alive on both sides is at most the smaller of them
                 beside = [int(at[k]) for k in (g - 1, g) if 0 <= k < len(self.segments)]
-                gap[g] = max(beside, default=0)
-        return gap, at
+                slot[g] = max(beside, default=0)
+        return slot, at
 
     def _free_bytes(self) -> Ints:
         delta = np.zeros(len(self.where.live_bytes) + 1, dtype=np.int64)
@@ -223,39 +223,39 @@ class WindowView:
 
     def _free_storages(self) -> list[int]:
         whole = self.whole
-        floats = set(floats_of(whole, self.window.free))
+        attached = set(attached_of(whole, self.window.free))
         return [
             s
             for s in range(len(whole.storage_bytes))
-            if not floats.isdisjoint(whole.touch_list[whole.touch_begin[s] : whole.touch_begin[s + 1]].tolist())
+            if not attached.isdisjoint(whole.touch_list[whole.touch_begin[s] : whole.touch_begin[s + 1]].tolist())
         ]
 
-    def _storages_of(self, free: tuple[int, ...], spine_op: dict[int, int]) -> dict[str, Any]:
+    def _storages_of(self, free: tuple[int, ...], compute_op: dict[int, int]) -> dict[str, Any]:
         """Return the storages that free collectives touch, with lives clipped to the window."""
         whole = self.whole
-        index = {f: j for j, f in enumerate(floats_of(whole, free))}
+        index = {f: j for j, f in enumerate(attached_of(whole, free))}
         kept = self._free_storages()
         place = {s: j for j, s in enumerate(kept)}
-        birth_spine, birth_float, last, touches = [], [], [], []
+        birth_compute, birth_attached, last, touches = [], [], [], []
         for s in kept:
-            f, k = int(whole.storage_birth_float[s]), int(whole.storage_birth_spine[s])
-            birth_float.append(index.get(f, -1))
-            birth_spine.append(self._segment_of(spine_op[k]) if f < 0 and k >= 0 else -1)
-            ends = [spine_op.get(int(whole.storage_last_spine[s]), self.window.past)] if whole.storage_last_spine[s] >= 0 else []
+            f, k = int(whole.storage_birth_attached[s]), int(whole.storage_birth_compute[s])
+            birth_attached.append(index.get(f, -1))
+            birth_compute.append(self._segment_of(compute_op[k]) if f < 0 and k >= 0 else -1)
+            ends = [compute_op.get(int(whole.storage_last_compute[s]), self.window.past)] if whole.storage_last_compute[s] >= 0 else []
             mine = []
             for g in whole.touch_list[whole.touch_begin[s] : whole.touch_begin[s + 1]]:
                 if int(g) in index:
                     mine.append(index[int(g)])
                 else:
-                    ends.append(self._operation_at(int(self.where.float_position[g])))
+                    ends.append(self._operation_at(int(self.where.attached_position[g])))
             inside = [self._segment_of(i) for i in ends if i >= self.window.first]
             last.append(max(inside, default=-1))
             touches.append(mine)
         return {
             "storage_bytes": whole.storage_bytes[kept],
-            "storage_birth_spine": np.array(birth_spine, dtype=np.int64),
-            "storage_birth_float": np.array(birth_float, dtype=np.int64),
-            "storage_last_spine": np.array(last, dtype=np.int64),
+            "storage_birth_compute": np.array(birth_compute, dtype=np.int64),
+            "storage_birth_attached": np.array(birth_attached, dtype=np.int64),
+            "storage_last_compute": np.array(last, dtype=np.int64),
             "touch_begin": begins(touches),
             "touch_list": np.array([f for fs in touches for f in fs], dtype=np.int64),
             "input_storage": np.array([place.get(int(whole.input_storage[c]), -1) for c in free] + [-1] * len(self.pinned), dtype=np.int64),
@@ -294,13 +294,13 @@ class WindowView:
                     awaited[pinned_bucket[b]] = k
                 else:
                     release[k] = max(release.get(k, 0), int(ends[b]) - self.origin)
-        after_spine, after_stream, after_end = tails(whole, program, window.past)
-        pinned = {num_free + j: gap for j, (_, _, gap) in enumerate(self.pinned)}
+        after_compute, after_stream, after_end = tails(whole, program, window.past)
+        pinned = {num_free + j: slot for j, (_, _, slot) in enumerate(self.pinned)}
         after_transfer = {num_free + j: after_end.get(int(program.argument[i]), 0) for j, (i, _, _) in enumerate(self.pinned)}
         boundary = Boundary(
             stream_free_ticks=stream_free,
             release_ticks={k: max(t, 0) for k, t in release.items()},
-            after_spine_ticks=after_spine,
+            after_compute_ticks=after_compute,
             after_stream_ticks=after_stream,
             after_transfer_ticks=after_transfer,
             pinned=pinned,
@@ -309,7 +309,7 @@ class WindowView:
         return boundary, evaluate(whole, program).step_time_ticks - self.origin
 
     def _caps(self, caps: Caps) -> Caps:
-        """Return the caps for the window: bytes in flight of the rest are taken off, prefetch is in the ready gaps."""
+        """Return the caps for the window: bytes in flight of the rest are taken off, prefetch is in the ready slots."""
         in_flight = caps.in_flight_cap_bytes
         if in_flight is not None:
             in_flight = max(in_flight - self._rest_in_flight(), 0)
@@ -342,17 +342,17 @@ class WindowView:
         segment = 0
         for i in range(self.window.first, self.window.past):
             operation, argument = int(self.program.operation[i]), int(self.program.argument[i])
-            if i in self.gap_of_operation:
+            if i in self.slot_of_operation:
                 if operation == COPY_OUT:
                     order.append((operation, place[argument]))
                 elif argument in index:
                     order.append((operation, index[argument]))
             elif segment < len(self.segments) and self.segments[segment][0] == i:
-                order.append((SPINE, segment))
+                order.append((NODE, segment))
                 segment += 1
         order += [(WAIT, index[b]) for b in pinned_bucket]
         array = np.array(order, dtype=np.int64).reshape(-1, 2)
-        partition = Pricer(self.problem, self.compact).partition(groups, forms_of(self.program.partition, free, len(self.compact.kind)))
+        partition = Pricer(self.problem, self.arrays).partition(groups, forms_of(self.program.partition, free, len(self.arrays.kind)))
         return Program(partition=partition, operation=np.ascontiguousarray(array[:, 0]), argument=np.ascontiguousarray(array[:, 1]))
 
     def spliced(self, small: Program) -> Program:
@@ -367,17 +367,17 @@ class WindowView:
 
         def keep(i: int) -> None:
             operation, argument = int(self.program.operation[i]), int(self.program.argument[i])
-            order.append((operation, argument if operation in (SPINE, COPY_OUT) else new_index[argument]))
+            order.append((operation, argument if operation in (NODE, COPY_OUT) else new_index[argument]))
 
         for i in range(self.window.first):
             keep(i)
         for operation, argument in zip(small.operation.tolist(), small.argument.tolist(), strict=True):
-            if operation == SPINE:
+            if operation == NODE:
                 for i in self.segments[argument]:
                     keep(i)
             elif operation == COPY_OUT:
                 order.append((COPY_OUT, free[argument]))
-            elif operation != PREPARE:  # its launch takes the copy-in with it
+            elif operation != COPY_IN:  # its launch takes the copy-in with it
                 members = small.partition.buckets[argument]
                 if members[0] < len(free):
                     bucket = fresh_index[tuple(sorted(free[j] for j in members))]

@@ -1,39 +1,39 @@
-"""Arrays of :class:`Compact` for a few collectives out of many, renumbered."""
+"""Arrays of :class:`ProblemArrays` for a few collectives out of many, renumbered."""
 
 from typing import Any
 
 import numpy as np
 
 from apsched.solver.arrays.partition import Partition
-from apsched.solver.arrays.problem_arrays import Bools, Compact, Ints
+from apsched.solver.arrays.problem_arrays import Bools, ProblemArrays, Ints
 
 PER_COLLECTIVE = (
     "kind", "key", "stream", "size_bytes", "input_bytes", "output_bytes", "copied_bytes", "bucket_launch_ticks", "copy_out_ticks",
     "coalesces", "member_ticks", "on_path", "start_rank", "group", "closed",
 )  # fmt: skip
-GAPS = ("ready_gap", "need_gap", "launch_last", "wait_first", "wait_last")
+GAPS = ("ready_slot", "need_slot", "launch_last", "wait_first", "wait_last")
 """Where a collective may stand."""
 
 
-def floats_of(compact: Compact, free: tuple[int, ...]) -> list[int]:
-    """Return the floats of ``free`` in the order that the small problem numbers them."""
+def attached_of(arrays: ProblemArrays, free: tuple[int, ...]) -> list[int]:
+    """Return the attached nodes of ``free`` in the order that the small problem numbers them."""
     result: list[int] = []
     for c in free:
-        result += compact.prologue_list[compact.prologue_begin[c] : compact.prologue_begin[c + 1]].tolist()
-        result += [int(compact.float_of_start[c]), int(compact.float_of_wait[c])]
-        result += compact.epilogue_list[compact.epilogue_begin[c] : compact.epilogue_begin[c + 1]].tolist()
+        result += arrays.prologue_list[arrays.prologue_begin[c] : arrays.prologue_begin[c + 1]].tolist()
+        result += [int(arrays.attached_of_start[c]), int(arrays.attached_of_wait[c])]
+        result += arrays.epilogue_list[arrays.epilogue_begin[c] : arrays.epilogue_begin[c + 1]].tolist()
     return result
 
 
-def float_arrays(compact: Compact, free: tuple[int, ...], num_collectives: int) -> dict[str, Any]:
-    """Return the arrays over floats of the small problem; a pinned collective has a start and a wait of no work."""
-    floats = floats_of(compact, free)
-    index = {f: j for j, f in enumerate(floats)}
-    prologues = [[index[int(f)] for f in compact.prologue_list[compact.prologue_begin[c] : compact.prologue_begin[c + 1]]] for c in free]
-    epilogues = [[index[int(f)] for f in compact.epilogue_list[compact.epilogue_begin[c] : compact.epilogue_begin[c + 1]]] for c in free]
-    starts, waits = [index[int(compact.float_of_start[c])] for c in free], [index[int(compact.float_of_wait[c])] for c in free]
-    ticks = compact.float_ticks[floats].tolist()
-    casts = [index.get(int(compact.cast_float[c]), -1) for c in free] + [-1] * (num_collectives - len(free))
+def float_arrays(arrays: ProblemArrays, free: tuple[int, ...], num_collectives: int) -> dict[str, Any]:
+    """Return the arrays over attached nodes of the small problem; a pinned collective has a start and a wait of no work."""
+    attached = attached_of(arrays, free)
+    index = {f: j for j, f in enumerate(attached)}
+    prologues = [[index[int(f)] for f in arrays.prologue_list[arrays.prologue_begin[c] : arrays.prologue_begin[c + 1]]] for c in free]
+    epilogues = [[index[int(f)] for f in arrays.epilogue_list[arrays.epilogue_begin[c] : arrays.epilogue_begin[c + 1]]] for c in free]
+    starts, waits = [index[int(arrays.attached_of_start[c])] for c in free], [index[int(arrays.attached_of_wait[c])] for c in free]
+    ticks = arrays.attached_ticks[attached].tolist()
+    casts = [index.get(int(arrays.cast_attached[c]), -1) for c in free] + [-1] * (num_collectives - len(free))
     for _ in range(num_collectives - len(free)):
         starts.append(len(ticks))
         waits.append(len(ticks) + 1)
@@ -44,13 +44,13 @@ def float_arrays(compact: Compact, free: tuple[int, ...], num_collectives: int) 
     for c, f in enumerate(waits):
         owner[f] = c
     return {
-        "float_ticks": np.array(ticks, dtype=np.int64),
-        "float_of_start": np.array(starts, dtype=np.int64),
-        "float_of_wait": np.array(waits, dtype=np.int64),
+        "attached_ticks": np.array(ticks, dtype=np.int64),
+        "attached_of_start": np.array(starts, dtype=np.int64),
+        "attached_of_wait": np.array(waits, dtype=np.int64),
         "collective_of_wait": np.array(owner, dtype=np.int64),
         "prologue_begin": begins(prologues),
         "prologue_list": np.array([f for fs in prologues for f in fs], dtype=np.int64),
-        "cast_float": np.array(casts, dtype=np.int64),
+        "cast_attached": np.array(casts, dtype=np.int64),
         "epilogue_begin": begins(epilogues),
         "epilogue_list": np.array([f for fs in epilogues for f in fs], dtype=np.int64),
     }

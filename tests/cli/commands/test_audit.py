@@ -9,7 +9,7 @@ from apsched.config import Caps
 from apsched.graph.graph_file import load_graph
 from apsched.problem.build import build_problem
 from apsched.problem.problem import Problem
-from apsched.schedule.analysis.stalls import Why, exposed
+from apsched.schedule.analysis.stalls import StallCause, exposed
 from apsched.schedule.schedule import Schedule, Step, StepKind
 from apsched.schedule.score import score
 from apsched.schedule.simulate import simulate
@@ -82,8 +82,8 @@ def test_why_a_wait_stalls() -> None:
     late = steps_of(problem, "p", "q", "x", "c", "s", "ws", "d", "t", "wt", "e", "output")
     found = {e.name: e for e in exposed(problem, ahead, simulate(problem, ahead))}
     assert {name.split()[-1]: (e.stall_ticks, e.why, e.hidden_ticks, e.queued_ticks) for name, e in found.items()} == {
-        "s": (20, Why.SHORT, 10, 0),
-        "t": (20, Why.QUEUE, 20, 30),
+        "s": (20, StallCause.SHORT, 10, 0),
+        "t": (20, StallCause.QUEUE, 20, 30),
     }
     stalls = exposed(problem, late, simulate(problem, late))
-    assert [(e.stall_ticks, e.why) for e in stalls] == [(30, Why.AT_ONCE)] * 2
+    assert [(e.stall_ticks, e.why) for e in stalls] == [(30, StallCause.AT_ONCE)] * 2

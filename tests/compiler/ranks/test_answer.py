@@ -92,7 +92,7 @@ def changed(problem: Problem) -> dict[str, Problem]:
         "copy_price": replace(problem, copy_price=dearer),
         "kernels": replace(problem, kernels=(0,) * problem.num_nodes),
         "cuts": replace(problem, cuts=(KernelCut(node=1, nodes=(1,), extra_ticks=(1,)),)),
-        "compute_order": replace(problem, compute_order=tuple(reversed(problem.spine))),
+        "reordered": replace(problem, reordered=tuple(reversed(problem.compute_order))),
         "rules": replace(problem, rules=("match '.*': forbid",)),
         "unrestricted": replace(problem, unrestricted=problem),
         "contention": replace(problem, contention=Contention(compute_slowdown=(6, 5))),

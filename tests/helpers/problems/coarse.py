@@ -49,10 +49,10 @@ class _Merge:
         return hosts
 
     def _runs(self) -> dict[int, int]:
-        """Return for each spine node the number of its run."""
+        """Return for each compute node the number of its run."""
         old = self.old
-        place = {node: k for k, node in enumerate(old.spine)}
-        last: list[int] = []  # for each node the last spine node that it depends on
+        place = {node: k for k, node in enumerate(old.compute_order)}
+        last: list[int] = []  # for each node the last compute node that it depends on
         for node, before in enumerate(old.predecessors):
             last.append(place.get(node, max((last[p] for p in before), default=-1)))
         cuts = set()

@@ -74,7 +74,7 @@ class Draft:
     collectives: list[dict] = field(default_factory=list)
     keys: dict[tuple, dict] = field(default_factory=dict)
     streams: list[str] = field(default_factory=list)
-    spine: list[Tensor] = field(default_factory=list)
+    compute_order: list[Tensor] = field(default_factory=list)
     given: dict[int, list[Tensor]] = field(default_factory=dict)
     """Spine position -> what it needs beside its predecessor."""
     outputs: list[Tensor] = field(default_factory=list)
@@ -160,27 +160,27 @@ class Draft:
             t = self.wait(self.start(self.key("all_gather", "replicate", "bf16"), t, size, 2 * size))
         return self.perhaps_view(t)
 
-    def spine_node(self, i: int) -> None:
+    def compute_node(self, i: int) -> None:
         rng = self.rng
         taken = list(self.given.get(i, ()))
-        if self.spine and rng.random() < self.chained:
-            taken.append(self.spine[-1])
+        if self.compute_order and rng.random() < self.chained:
+            taken.append(self.compute_order[-1])
         node = self.node(NodeKind.COMPUTE, "compute", rng.randint(0, self.pace), {t.node for t in taken})
-        in_place = self.spine and rng.random() < 0.1
-        storage = self.spine[-1].storage if in_place else self.storage(self.bytes(), node)
+        in_place = self.compute_order and rng.random() < 0.1
+        storage = self.compute_order[-1].storage if in_place else self.storage(self.bytes(), node)
         if in_place:
-            self.before[node].add(self.spine[-1].node)
+            self.before[node].add(self.compute_order[-1].node)
         self.use(storage, node)
         for t in taken:
             self.use(t.storage, node)
-        self.spine.append(Tensor(node, storage))
+        self.compute_order.append(Tensor(node, storage))
         if rng.random() < 0.15:
-            self.outputs.append(self.spine[-1])
+            self.outputs.append(self.compute_order[-1])
 
     def on_path(self, after: int, until: int) -> None:
         """A collective between two compute nodes: tensor or sequence parallel, experts; sometimes in place, or on the parameters' group."""
         rng = self.rng
-        size, source = self.bytes(), self.spine[after]
+        size, source = self.bytes(), self.compute_order[after]
         if rng.random() < 0.5:
             source = Tensor(source.node, self.storage(size, source.node))
         kind = rng.choice(("all_reduce", "all_reduce", "all_gather", "reduce_scatter", "all_to_all"))
@@ -192,7 +192,7 @@ class Draft:
 
     def start_reduction(self, i: int, chained: bool, wait_at: int) -> None:
         """Start the reduction of a gradient of compute node ``i``, which that allocates; ``chained``: scattered, then reduced again."""
-        size, node = self.bytes(), self.spine[i].node
+        size, node = self.bytes(), self.compute_order[i].node
         t = self.perhaps_view(Tensor(node, self.storage(size * self.world, node)))
         if self.rng.random() < 0.1 and i + 1 not in self.given:
             self.given[i + 1] = [t]  # somebody else reads the gradient too: its norm
@@ -280,8 +280,8 @@ class Draft:
 
     def finish(self) -> Problem:
         """Add the output and return the problem."""
-        self.finish_reductions(len(self.spine))
-        self.outputs += [self.spine[-1], *(t for i, given in sorted(self.given.items()) if i >= len(self.spine) for t in given)]
+        self.finish_reductions(len(self.compute_order))
+        self.outputs += [self.compute_order[-1], *(t for i, given in sorted(self.given.items()) if i >= len(self.compute_order) for t in given)]
         out = self.node(NodeKind.OUTPUT, "output", 0, {t.node for t in self.outputs})
         for t in self.outputs:
             self.use(t.storage, out)

@@ -10,8 +10,8 @@ from apsched.problem.problem import Problem
 
 
 def named(problem: Problem) -> Problem:
-    """Return ``problem`` with names: collective c serves ``layers.(c // 2).w(c)``, spine node k is in ``layers.(k).mlp``."""
-    place = {node: k for k, node in enumerate(problem.spine)}
+    """Return ``problem`` with names: collective c serves ``layers.(c // 2).w(c)``, compute node k is in ``layers.(k).mlp``."""
+    place = {node: k for k, node in enumerate(problem.compute_order)}
     return replace(
         problem,
         modules=tuple(f"layers.{place[node]}.mlp" if node in place else "" for node in range(problem.num_nodes)),
@@ -38,7 +38,7 @@ def random_plan(rng: random.Random, problem: Problem) -> Plan:
             case "prefetch":
                 rules.append(Rule(match=match, kind=kind, prefetch=rng.randint(0, 4)))
             case "start":
-                rules.append(Rule(match=match, kind=kind, start=rf"layers\.{rng.randrange(len(problem.spine))}"))
+                rules.append(Rule(match=match, kind=kind, start=rf"layers\.{rng.randrange(len(problem.compute_order))}"))
             case "rank":
                 rules.append(Rule(match=match, kind=kind, start=rng.randrange(problem.num_nodes)))
     return Plan(tuple(rules))

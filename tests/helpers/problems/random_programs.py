@@ -1,4 +1,4 @@
-"""Random legal programs: any partition, any order of the units around the spine that the data allow. No policy, no solver."""
+"""Random legal programs: any partition, any order of the units around the compute order that the data allow. No policy, no solver."""
 
 import random
 from itertools import pairwise
@@ -9,7 +9,7 @@ from apsched.graph.records import NodeKind
 from apsched.problem.problem import Problem
 from apsched.schedule.schedule import Bucket, Step, StepKind
 from apsched.solver.arrays.partition import Pricer
-from apsched.solver.program.evaluate import COPY_OUT, FIRE, LAUNCH, PREPARE, SPINE, WAIT, Program
+from apsched.solver.program.evaluate import COPY_OUT, FIRE, LAUNCH, PREPARE, NODE, WAIT, Program
 from tests.helpers.problems.random_schedules import random_buckets, step_precedence
 
 _MODES = ("any", "eager", "lazy", "gathers early")
@@ -34,7 +34,7 @@ def random_program(pricer: Pricer, seed: int, *, max_members: int = 6) -> Progra
 def _random_order(problem: Problem, buckets: list[Bucket], rng: random.Random) -> list[Step] | None:
     """Return a topological order of all steps in which compute stands as captured, or None where there is a cycle."""
     before = step_precedence(problem, buckets)
-    for first, second in pairwise(problem.spine):
+    for first, second in pairwise(problem.compute_order):
         before[Step(StepKind.NODE, second)].add(Step(StepKind.NODE, first))
     rank = _random_rank(problem, rng)
     missing = {step: set(earlier) for step, earlier in before.items()}
@@ -64,7 +64,7 @@ def _random_rank(problem: Problem, rng: random.Random):
             return 0
         waits = step.kind in (StepKind.WAIT, StepKind.COPY_OUT)
         waits = waits or (step.kind is StepKind.NODE and problem.kinds[step.index] is NodeKind.WAIT)
-        computes = step.kind is StepKind.NODE and step.index in problem.spine
+        computes = step.kind is StepKind.NODE and step.index in problem.compute_order
         return {"eager": (0, 1, 2), "lazy": (2, 1, 0), "gathers early": (1, 2, 0)}[mode][2 if computes else 1 if waits else 0]
 
     def rank(step: Step) -> tuple[int, float]:
@@ -75,11 +75,11 @@ def _random_rank(problem: Problem, rng: random.Random):
 
 def _operations(problem: Problem, buckets: list[Bucket], order: list[Step], bucket_of, rng: random.Random) -> list[tuple[int, int]]:
     """Return the units of ``order``; a start right behind its copy-in may be one operation with it."""
-    place = {node: k for k, node in enumerate(problem.spine)}
+    place = {node: k for k, node in enumerate(problem.compute_order)}
     operations: list[tuple[int, int]] = []
     for step in order:
         if step.kind is StepKind.NODE and step.index in place:
-            operations.append((SPINE, place[step.index]))
+            operations.append((NODE, place[step.index]))
         elif step.kind is StepKind.NODE and step.index in problem.collective_of_node:
             b = int(bucket_of[problem.collective_of_node[step.index]])
             operations.append((LAUNCH if problem.kinds[step.index] is NodeKind.START else WAIT, b))

@@ -28,8 +28,8 @@ def schedule_with_buckets(problem: Problem, buckets: list[Bucket], seed: int = 0
 def compute_moves(problem: Problem, schedule: Schedule) -> tuple[int, ...]:
     """Return for each compute node as captured (but those that travel) by how many places it moved among them."""
     place = {step.index: k for k, step in enumerate(schedule.steps) if step.kind is StepKind.NODE}
-    now = {node: k for k, node in enumerate(sorted(problem.captured_spine, key=place.__getitem__))}
-    return tuple(now[node] - k for k, node in enumerate(problem.captured_spine))
+    now = {node: k for k, node in enumerate(sorted(problem.captured_order, key=place.__getitem__))}
+    return tuple(now[node] - k for k, node in enumerate(problem.captured_order))
 
 
 def random_buckets(problem: Problem, rng: random.Random, max_members: int) -> list[Bucket]:

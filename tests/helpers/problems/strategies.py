@@ -22,23 +22,23 @@ from tests.helpers.problems.draft import Draft, Tensor
 
 
 @st.composite
-def a_problem(draw, max_collectives: int = 4, max_spine: int = 5) -> Problem:
-    """A problem with 1 to ``max_collectives`` collectives and 2 to ``max_spine`` compute nodes that keep their order."""
-    return random_problem(draw(st.randoms(use_true_random=False)), max_collectives=max_collectives, max_spine=max_spine)
+def a_problem(draw, max_collectives: int = 4, max_compute: int = 5) -> Problem:
+    """A problem with 1 to ``max_collectives`` collectives and 2 to ``max_compute`` compute nodes that keep their order."""
+    return random_problem(draw(st.randoms(use_true_random=False)), max_collectives=max_collectives, max_compute=max_compute)
 
 
 @st.composite
-def a_problem_with_forms(draw, max_collectives: int = 4, max_spine: int = 5) -> Problem:
+def a_problem_with_forms(draw, max_collectives: int = 4, max_compute: int = 5) -> Problem:
     """A problem in which some buckets may be coalesced."""
     rng = draw(st.randoms(use_true_random=False))
-    return with_coalesced_price(random_problem(rng, max_collectives=max_collectives, max_spine=max_spine), rng)
+    return with_coalesced_price(random_problem(rng, max_collectives=max_collectives, max_compute=max_compute), rng)
 
 
 @st.composite
-def a_problem_with_caps(draw, max_collectives: int = 4, max_spine: int = 5) -> tuple[Problem, Caps]:
+def a_problem_with_caps(draw, max_collectives: int = 4, max_compute: int = 5) -> tuple[Problem, Caps]:
     """A problem and caps, of which some bind, some do not and some cannot hold."""
     rng = draw(st.randoms(use_true_random=False))
-    problem = random_problem(rng, max_collectives=max_collectives, max_spine=max_spine)
+    problem = random_problem(rng, max_collectives=max_collectives, max_compute=max_compute)
     return problem, random_caps(rng, problem)
 
 
@@ -72,7 +72,7 @@ def problem_for_coalescing(rng: random.Random, *, most_gathers: int = 3, most_re
     launch, copy = rng.randint(0, 60), line(rng.randint(0, 60), rng.randint(0, 30))
     prices = {kind: line(rng.randint(1, 50), rng.randint(0, 20)) for kind in ("all_gather", "reduce_scatter")}
     hand = ByHand(prices=prices, copy_price=copy, bucket_launch_ticks=launch)
-    num_spine = rng.randint(1, 3)
+    num_compute = rng.randint(1, 3)
     shards = [hand.input(f"s{i}", 512 * rng.randint(1, 4), kept=True) for i in range(rng.randint(1, most_gathers))]
     cast = [hand.compute(f"cast{i}", rng.randint(1, 20), s, size=512) if rng.random() < 0.3 else -1 for i, s in enumerate(shards)]
     sizes = [512 * rng.randint(1, 4) for _ in shards]
@@ -80,12 +80,12 @@ def problem_for_coalescing(rng: random.Random, *, most_gathers: int = 3, most_re
     for i, (shard, size) in enumerate(zip(shards, sizes, strict=True)):
         extra = {} if cast[i] < 0 else {"prologue": (cast[i],), "cast": (cast[i],), "cast_bytes": 2 * size}
         gathers.append(hand.start("all_gather", f"g{i}", shard if cast[i] < 0 else cast[i], size, 2 * size, launch_ticks=launch, **extra))
-    needs = [sorted(rng.sample(range(len(shards)), rng.randint(0, len(shards)))) for _ in range(num_spine)]
+    needs = [sorted(rng.sample(range(len(shards)), rng.randint(0, len(shards)))) for _ in range(num_compute)]
     longest, needs[0] = rng.choice((60, 400)), needs[0] if rng.random() < 0.5 else []
     waits = [hand.wait(f"w{i}", start) for i, start in enumerate(gathers)]
     left, reductions = rng.randint(0, most_reductions), []
     before: list[int] = []
-    for k in range(num_spine):
+    for k in range(num_compute):
         before = [hand.compute(f"c{k}", rng.randint(0, longest), *before, *(waits[i] for i in needs[k]), size=512 * rng.randint(1, 8))]
         if left and rng.random() < 0.7:
             left -= 1
@@ -109,20 +109,20 @@ def random_caps(rng: random.Random, problem: Problem) -> Caps:
         memory_cap_bytes=rng.randint(peak * 2 // 3, peak * 3 // 2) if rng.random() < 0.6 else None,
         bucket_cap_bytes=perhaps(0, 3 * largest),
         max_topo_span=perhaps(0, problem.num_nodes),
-        max_prefetch=perhaps(0, len(problem.spine)),
+        max_prefetch=perhaps(0, len(problem.compute_order)),
         in_flight_cap_bytes=perhaps(most, 3 * most),
     )
 
 
-def random_problem(rng: random.Random, *, max_collectives: int = 4, max_spine: int = 5, **sizes) -> Problem:
+def random_problem(rng: random.Random, *, max_collectives: int = 4, max_compute: int = 5, **sizes) -> Problem:
     """Return a problem of FSDP (gathers and reductions), HSDP (reduce-scatter, then all-reduce), DDP and on-path collectives.
 
     ``sizes`` are ``units``, ``grain`` and ``chained`` of :class:`draft.Draft`.
     """
     draft = Draft(rng, rng, **sizes)
-    num_spine = rng.randint(2, max_spine)
+    num_compute = rng.randint(2, max_compute)
     budget = rng.randint(1, max_collectives)
-    at: dict[int, list[Callable[[], None]]] = {}  # spine position -> what happens right before it
+    at: dict[int, list[Callable[[], None]]] = {}  # compute order position -> what happens right before it
     after: dict[int, list[Callable[[], None]]] = {}  # and right after it
     shards = []
     while budget > 0:
@@ -132,24 +132,24 @@ def random_problem(rng: random.Random, *, max_collectives: int = 4, max_spine: i
             shards.append(rng.choice(shards) if shards and rng.random() < 0.15 else draft.shard())  # gathered a second time
             further = budget >= 2 and rng.random() < 0.1
             budget -= further
-            _plan_gather(draft, num_spine, shards[-1], further, at)
+            _plan_gather(draft, num_compute, shards[-1], further, at)
         elif what == "on_path":
-            i = rng.randrange(num_spine - 1)
-            until = rng.randint(i + 1, num_spine - 1)
+            i = rng.randrange(num_compute - 1)
+            until = rng.randint(i + 1, num_compute - 1)
             after.setdefault(i, []).append(lambda i=i, until=until: draft.on_path(i, until))
         else:
             chained = what == "chain" and budget >= 2
             budget -= chained
-            i = rng.randrange(num_spine)
-            wait_at = min(i + rng.randint(0, 2), num_spine - 1)
+            i = rng.randrange(num_compute)
+            wait_at = min(i + rng.randint(0, 2), num_compute - 1)
             after.setdefault(i, []).append(lambda i=i, chained=chained, wait_at=wait_at: draft.start_reduction(i, chained, wait_at))
         budget -= 1
     for _ in range(rng.randint(0, 2)):
-        draft.given.setdefault(rng.randrange(num_spine), []).append(draft.input("activation", kept=False))
-    for i in range(num_spine):
+        draft.given.setdefault(rng.randrange(num_compute), []).append(draft.input("activation", kept=False))
+    for i in range(num_compute):
         for act in at.get(i, ()):
             act()
-        draft.spine_node(i)
+        draft.compute_node(i)
         for act in after.get(i, ()):
             act()
         draft.finish_reductions(i)
@@ -159,9 +159,9 @@ def random_problem(rng: random.Random, *, max_collectives: int = 4, max_spine: i
 def with_kernels(problem: Problem, seed: int) -> Problem:
     """Return ``problem`` with kernels of a few neighbours, as a compiler makes them."""
     rng, kernels = random.Random(seed), [-1] * problem.num_nodes
-    spine = list(problem.captured_spine)
-    while spine:
-        run = [spine.pop(0) for _ in range(min(rng.randint(1, 3), len(spine)))]
+    compute_order = list(problem.captured_order)
+    while compute_order:
+        run = [compute_order.pop(0) for _ in range(min(rng.randint(1, 3), len(compute_order)))]
         if len(run) > 1:
             for node in run:
                 kernels[node] = run[0]
@@ -170,20 +170,20 @@ def with_kernels(problem: Problem, seed: int) -> Problem:
 
 def with_cuts(problem: Problem, seed: int) -> Problem:
     """Return ``problem``, whose kernels are those of ``with_kernels``, with a price on every cut of them."""
-    rng, spine, kernels = random.Random(seed), problem.captured_spine, problem.kernels
+    rng, compute_order, kernels = random.Random(seed), problem.captured_order, problem.kernels
     cuts = [
         KernelCut(node=node, nodes=(rng.choice((before, node)),), extra_ticks=(rng.randint(1, 4),))
-        for before, node in pairwise(spine)
+        for before, node in pairwise(compute_order)
         if kernels[node] >= 0 and kernels[node] == kernels[before]
     ]
     return replace(problem, cuts=tuple(cuts))
 
 
-def _plan_gather(draft: Draft, num_spine: int, shard: Tensor, further: bool, at: dict[int, list[Callable[[], None]]]) -> None:
+def _plan_gather(draft: Draft, num_compute: int, shard: Tensor, further: bool, at: dict[int, list[Callable[[], None]]]) -> None:
     rng, module = draft.rng, draft.module
-    first = rng.randrange(num_spine)
+    first = rng.randrange(num_compute)
     start = rng.randint(0, first)
-    needs = sorted({first, *(i for i in range(first, num_spine) if rng.random() < 0.2)})
+    needs = sorted({first, *(i for i in range(first, num_compute) if rng.random() < 0.2)})
     needs = needs if rng.random() < 0.95 else []  # only outputs need it
     started = []
 
@@ -224,7 +224,7 @@ def layered_problem(rng: random.Random, *, num_layers: int, backward: bool | Non
 @dataclass(frozen=True, slots=True)
 class _Plan:
     num_gathers: int
-    num_spine: int
+    num_compute: int
     num_on_path: int
 
 
@@ -234,12 +234,12 @@ def _layer_plan(seed: float) -> _Plan:
 
 
 def _layer(draft: Draft, plan: _Plan, shards: list[Tensor], backward: bool) -> None:
-    first = len(draft.spine)
+    first = len(draft.compute_order)
     for j, shard in enumerate(shards):
         result = draft.wait_gather(draft.start_gather(shard))
-        draft.given.setdefault(first + min(j, plan.num_spine - 1), []).append(result)
-    for i in range(first, first + plan.num_spine):
-        draft.spine_node(i)
+        draft.given.setdefault(first + min(j, plan.num_compute - 1), []).append(result)
+    for i in range(first, first + plan.num_compute):
+        draft.compute_node(i)
         if plan.num_on_path and i == first:
             draft.on_path(i, i + 1)
         if backward and i - first < len(shards):

@@ -99,12 +99,12 @@ def _shuffled(count: int, rng: random.Random) -> list[int]:
 
 
 def _another_order(problem: Problem, rng: random.Random) -> list[int]:
-    """Return a random topological order that keeps the spine."""
-    spine_rank = {node: k for k, node in enumerate(problem.spine)}
+    """Return a random topological order that keeps the compute order."""
+    compute_rank = {node: k for k, node in enumerate(problem.compute_order)}
     missing = [set(before) for before in problem.predecessors]
-    for node, k in spine_rank.items():
+    for node, k in compute_rank.items():
         if k:
-            missing[node].add(problem.spine[k - 1])
+            missing[node].add(problem.compute_order[k - 1])
     inputs = [node for node, kind in enumerate(problem.kinds) if kind is NodeKind.INPUT]
     order = rng.sample(inputs, len(inputs))
     left = [node for node in range(problem.num_nodes) if node not in set(inputs)]

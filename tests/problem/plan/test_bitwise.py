@@ -152,10 +152,10 @@ def test_a_plan_may_say_more_but_not_otherwise() -> None:
     problem = gradients([f"layers.{i}.{w}" for i in range(2) for w in "ab"])
     with pytest.raises(InputError, match=r"rule 1 .*forbid.* and bitwise: .*rs_layers\.1\.a .* cannot be alone and in a group"):
         restricted(problem, Plan((Rule(match=r"layers\.1\.a", forbid=True),)), bitwise=True)
-    last = len(problem.spine)
+    last = len(problem.compute_order)
     both = restricted(problem, Plan((Rule(match=r"layers\.1\..*", start=problem.num_nodes - 1),)), bitwise=True)
     asked = [c.restriction for c in both.collectives if c.module.startswith("layers.1")]
-    assert [(r.closed, r.start_gaps, r.rules) for r in asked] == [(True, (last, last), (0, 1))] * 2
+    assert [(r.closed, r.start_slots, r.rules) for r in asked] == [(True, (last, last), (0, 1))] * 2
 
 
 def test_graphs_that_do_not_say_the_order_are_refused() -> None:

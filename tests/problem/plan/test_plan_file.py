@@ -142,5 +142,5 @@ def test_what_captures_fill_in() -> None:
     groups = [c.restriction.group for c in restricted(problem, plan).collectives]
     assert groups == [None, None, None, None, 0, 0]
     plan = Plan((Rule(match=r"layers\.(\d+)\.w[0-3]", start=r"layers\.\1"),))
-    gaps = [c.restriction.start_gaps for c in restricted(problem, plan).collectives]
+    gaps = [c.restriction.start_slots for c in restricted(problem, plan).collectives]
     assert gaps == [(0, 0), (0, 0), (1, 1), (1, 1), None, None]

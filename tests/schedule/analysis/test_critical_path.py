@@ -24,7 +24,7 @@ def path_of(problem: Problem, order: str, caps: Caps | None = None) -> CriticalP
 def test_shares_add_up_to_the_step_time(seed: int) -> None:
     """Also where all is exposed, or nothing is; no stretch is more exposed than it is long; exposed time is on the path."""
     rng = random.Random(seed)
-    problem = random_problem(rng, max_collectives=8, max_spine=6)
+    problem = random_problem(rng, max_collectives=8, max_compute=6)
     caps = random_caps(rng, problem)
     for order in (as_captured(problem.num_nodes), *(random_schedule(problem, s) for s in range(6))):
         timeline = simulate(problem, order)

@@ -41,7 +41,7 @@ def test_no_fewer_would_do(seed: int) -> None:
     problem = independent(7)
     places = random.Random(seed).sample(range(7), 7)
     moved = moved_compute(problem, schedule(problem, f"x {' '.join(f'n{k}' for k in places)} output"))
-    kept = [k for k in places if problem.captured_spine[k] not in moved]
+    kept = [k for k in places if problem.captured_order[k] not in moved]
     assert kept == sorted(kept)
     larger = len(kept) + 1
     assert not any(list(few) == sorted(few) for few in combinations(places, larger))
@@ -50,5 +50,5 @@ def test_no_fewer_would_do(seed: int) -> None:
 def test_the_order_of_a_moved_problem_does_not_matter() -> None:
     """Places are those of the graph as captured, whatever order the problem looks at."""
     problem = independent(3)
-    moved = replace(problem, compute_order=tuple(reversed(problem.captured_spine)))
+    moved = replace(problem, reordered=tuple(reversed(problem.captured_order)))
     assert compute_places(moved, schedule(problem, "x n2 n0 n1 output")) == (2, 0, 1)

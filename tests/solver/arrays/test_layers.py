@@ -8,7 +8,7 @@ import pytest
 
 from apsched.problem.problem import Problem
 from apsched.solver.arrays.layers import Period, find_periods
-from apsched.solver.arrays.problem_arrays import compact
+from apsched.solver.arrays.problem_arrays import problem_arrays
 from tests.helpers.problems.layered import Layer, layered
 
 PLAIN, WIDE = Layer(), Layer(ticks=(40, 60, 20), shard_bytes=(2048, 4096, 0))
@@ -17,19 +17,19 @@ SLOW = Layer(ticks=(400, 600))
 
 def the_period(problem: Problem) -> Period:
     """The stretch that holds most collectives."""
-    return max(find_periods(compact(problem)), key=lambda found: sum(map(len, found.collectives)))
+    return max(find_periods(problem_arrays(problem)), key=lambda found: sum(map(len, found.collectives)))
 
 
 def check(problem: Problem, period: Period) -> None:
     """Slots are full, and what they hold looks alike: equal keys and sizes, needs and readiness one layer apart."""
-    small = compact(problem)
-    assert period.first_spine >= 0
-    assert period.first_spine + period.count * period.length <= len(small.spine_ticks)
+    small = problem_arrays(problem)
+    assert period.first_compute >= 0
+    assert period.first_compute + period.count * period.length <= len(small.compute_ticks)
     for row in period.collectives:
         assert [period.layer_of_collective[c] for c in row] == list(range(period.count))
         assert len({(int(small.key[c]), int(small.size_bytes[c]), int(small.output_bytes[c])) for c in row}) == 1
-        for gaps in (small.need_gap, small.ready_gap):
-            steps = {int(gaps[d] - gaps[c]) for c, d in pairwise(row)}
+        for slots in (small.need_slot, small.ready_slot):
+            steps = {int(slots[d] - slots[c]) for c, d in pairwise(row)}
             assert steps in ({period.length}, {0})
     assert sum(map(len, period.collectives)) == sum(layer >= 0 for layer in period.layer_of_collective)
 
@@ -40,14 +40,14 @@ def test_equal_layers_are_found(layer: Layer, backward: bool) -> None:
     problem = layered([layer] * 6, backward=backward)
     period = the_period(problem)
     check(problem, period)
-    assert period.length * period.count <= len(problem.spine)
+    assert period.length * period.count <= len(problem.compute_order)
     assert period.count >= 5
     params = sum(size > 0 for size in layer.shard_bytes)
     assert len(period.collectives) == params * (1 + backward) + layer.on_path
 
 
 def test_a_reduction_and_the_one_that_follows_it_are_in_one_layer() -> None:
-    """Nothing on the spine makes the all-reduce over replicas ready: it counts where its reduce-scatter does."""
+    """Nothing on the compute order makes the all-reduce over replicas ready: it counts where its reduce-scatter does."""
     problem = layered([replace(PLAIN, chained=True)] * 6, backward=True)
     period = the_period(problem)
     check(problem, period)
@@ -77,9 +77,9 @@ def test_layers_in_turn_make_one_repeat() -> None:
 def test_two_kinds_of_layers_are_two_stretches() -> None:
     """First layers without experts, then layers with them; a joint graph has forward, then backward."""
     problem = layered([PLAIN] * 5 + [WIDE] * 6)
-    found = find_periods(compact(problem))
+    found = find_periods(problem_arrays(problem))
     assert [(p.length, len(p.collectives)) for p in found] == [(4, 2), (6, 2)]
-    assert found[0].first_spine + found[0].count * found[0].length <= found[1].first_spine
+    assert found[0].first_compute + found[0].count * found[0].length <= found[1].first_compute
     for period in found:
         check(problem, period)
     assert the_period(problem) == found[1]
@@ -87,11 +87,11 @@ def test_two_kinds_of_layers_are_two_stretches() -> None:
 
 @pytest.mark.parametrize("layers", [[PLAIN], [PLAIN] * 2, [PLAIN, WIDE, Layer(ticks=(1,), shard_bytes=(64,))]])
 def test_nothing_repeats(layers: list[Layer]) -> None:
-    assert find_periods(compact(layered(layers))) == ()
+    assert find_periods(problem_arrays(layered(layers))) == ()
 
 
 def test_no_collectives_no_period() -> None:
-    assert find_periods(compact(layered([Layer(shard_bytes=(0, 0))] * 5))) == ()
+    assert find_periods(problem_arrays(layered([Layer(shard_bytes=(0, 0))] * 5))) == ()
 
 
 @pytest.mark.parametrize("label", ["moe", "llama"])

@@ -8,7 +8,7 @@ from apsched.config import Caps, SolveOptions
 from apsched.costs.price_curve import PriceCurve
 from apsched.problem.problem import Problem
 from apsched.solver import solve
-from apsched.solver.arrays.problem_arrays import compact
+from apsched.solver.arrays.problem_arrays import problem_arrays
 from apsched.solver.bounds.linear_program import lp_bound
 from apsched.solver.bounds.step_time import memory_bound, step_time_bound
 from apsched.solver.bounds.tighten import tighten
@@ -20,7 +20,7 @@ from tests.helpers.problems.strategies import random_caps, random_problem
 def assert_holds(problem: Problem) -> None:
     result = solve(problem, Caps(), SolveOptions(time_slack=0.0))
     assert result.best is not None
-    assert step_time_bound(problem, compact(problem), Caps()).ticks <= result.best.step_time_ticks
+    assert step_time_bound(problem, problem_arrays(problem), Caps()).ticks <= result.best.step_time_ticks
 
 
 def test_copies_that_cost_the_same_up_to_some_size() -> None:
@@ -56,7 +56,7 @@ def test_an_input_that_is_not_held_may_go_before_the_wait() -> None:
     problem, caps = b.output(w, b.compute("h", 500, x, size=64 * 1024)), Caps(memory_cap_bytes=100 * 1024)
     result = solve(problem, caps, SolveOptions(time_slack=0.0))
     assert result.best is not None
-    assert step_time_bound(problem, tighten(compact(problem), caps), caps).ticks <= result.best.step_time_ticks == 1010
+    assert step_time_bound(problem, tighten(problem_arrays(problem), caps), caps).ticks <= result.best.step_time_ticks == 1010
 
 
 def test_the_launch_of_an_on_path_collective_takes_time_before_its_transfer() -> None:
@@ -69,7 +69,7 @@ def test_the_launch_of_an_on_path_collective_takes_time_before_its_transfer() ->
     problem = b.output(b.compute("last", 100, x, size=512))
     result = solve(problem, Caps(), SolveOptions(time_slack=0.0))
     assert result.best is not None
-    assert step_time_bound(problem, compact(problem), Caps()).ticks == result.best.step_time_ticks == 4 * 100 + 3 * 207
+    assert step_time_bound(problem, problem_arrays(problem), Caps()).ticks == result.best.step_time_ticks == 4 * 100 + 3 * 207
 
 
 @pytest.mark.parametrize("chunk", range(7))
@@ -78,11 +78,11 @@ def test_no_bound_is_above_the_optimum_of_exhaustive_search(chunk: int) -> None:
     met = 0
     for seed in range(chunk * 100, (chunk + 1) * 100):
         rng = random.Random(seed)
-        problem = random_problem(rng, max_collectives=5, max_spine=4)
+        problem = random_problem(rng, max_collectives=5, max_compute=4)
         caps = random_caps(rng, problem)
         if (best := best_schedule(problem, caps)) is None:
             continue
-        small = compact(problem)
+        small = problem_arrays(problem)
         forced = tighten(small, caps)
         bounds = [step_time_bound(problem, small, caps), step_time_bound(problem, forced, caps), lp_bound(problem, forced, caps)]
         assert max(bound.ticks for bound in bounds) <= best.step_time_ticks, (seed, bounds)

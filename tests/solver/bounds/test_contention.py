@@ -16,7 +16,7 @@ from apsched.schedule.simulate import simulate
 from apsched.schedule.verify import verify
 from apsched.solver import solve, solve_with_milp
 from apsched.solver.arrays.partition import Pricer
-from apsched.solver.arrays.problem_arrays import compact
+from apsched.solver.arrays.problem_arrays import problem_arrays
 from apsched.solver.bounds.contention import shared_bound
 from apsched.solver.program.to_schedule import expand
 from apsched.solver.solve import best_bound
@@ -35,7 +35,7 @@ def all_schedules(problem: Problem) -> Iterator[Schedule]:
     for buckets in partitions(problem, Caps()):
         shared = [Bucket(tuple(members)) for members in buckets]
         before = step_precedence(problem, shared)
-        for first, second in pairwise(problem.spine):
+        for first, second in pairwise(problem.compute_order):
             before[Step(StepKind.NODE, second)].add(Step(StepKind.NODE, first))
         output = Step(StepKind.NODE, problem.num_nodes - 1)
         before[output] = set(before) - {output}
@@ -69,7 +69,7 @@ def least_of_all(problem: Problem) -> int | None:
 def test_bounds_and_answers_beside_all_schedules(chunk: int) -> None:
     looked_at = met = 0
     for seed in range(chunk * 40, (chunk + 1) * 40):
-        problem = contended(random_problem(random.Random(seed), max_collectives=3, max_spine=3), seed)
+        problem = contended(random_problem(random.Random(seed), max_collectives=3, max_compute=3), seed)
         least = least_of_all(problem)
         if least is None:
             continue
@@ -77,8 +77,8 @@ def test_bounds_and_answers_beside_all_schedules(chunk: int) -> None:
         answer = solve(problem, Caps(), QUICK)
         assert answer.best is not None
         assert answer.bound_ticks <= least
-        assert shared_bound(problem, compact(problem), Caps(), in_order=True).ticks <= least
-        assert shared_bound(problem, compact(problem), Caps(), in_order=False).ticks <= least
+        assert shared_bound(problem, problem_arrays(problem), Caps(), in_order=True).ticks <= least
+        assert shared_bound(problem, problem_arrays(problem), Caps(), in_order=False).ticks <= least
         met += answer.best.step_time_ticks <= least
     assert looked_at > 20
     assert met >= 0.8 * looked_at, f"{met} of {looked_at} are the best there is"
@@ -88,7 +88,7 @@ def test_bounds_hold_for_any_order_of_many_problems() -> None:
     sharper = 0
     for seed in range(40):
         problem = contended(layered_problem(random.Random(seed), num_layers=1 + seed % 4), seed)
-        small = compact(problem)
+        small = problem_arrays(problem)
         as_captured = shared_bound(problem, small, Caps(), in_order=True).ticks
         any_order = shared_bound(problem, small, Caps(), in_order=False).ticks
         for trial in range(3):
@@ -103,7 +103,7 @@ def test_bounds_hold_for_any_order_of_many_problems() -> None:
 def test_never_slower_than_what_is_known(max_compute_move: int) -> None:
     for seed in range(3):
         rng = random.Random(seed)
-        problem = contended(random_problem(rng, max_collectives=6, max_spine=5), seed)
+        problem = contended(random_problem(rng, max_collectives=6, max_compute=5), seed)
         caps = Caps(**{**_fields(random_caps(rng, problem)), "max_compute_move": max_compute_move})
         answer = solve(problem, caps, QUICK)
         free = solve(with_contention(problem, None), caps, QUICK)

@@ -11,7 +11,7 @@ from apsched.schedule.schedule import as_captured
 from apsched.schedule.simulate import simulate
 from apsched.schedule.verify import verify
 from apsched.solver import solve
-from apsched.solver.arrays.problem_arrays import compact
+from apsched.solver.arrays.problem_arrays import problem_arrays
 from apsched.solver.bounds.memory_and_launches import launches_bound, peak_bound
 from apsched.solver.bounds.step_time import memory_bound
 from apsched.solver.bounds.tighten import tighten
@@ -28,12 +28,12 @@ def test_the_optimum_of_exhaustive_search_is_not_below() -> None:
     met = higher = total = 0
     for seed in range(150):
         rng = random.Random(seed)
-        problem = random_problem(rng, max_collectives=5, max_spine=4)
+        problem = random_problem(rng, max_collectives=5, max_compute=4)
         caps = random_caps(rng, problem)
         best = best_schedule(problem, caps)
         if best is None:
             continue
-        small, within = compact(problem), replace(caps, memory_cap_bytes=best.peak_memory_bytes)
+        small, within = problem_arrays(problem), replace(caps, memory_cap_bytes=best.peak_memory_bytes)
         peak = peak_bound(problem, small, caps, best.step_time_ticks)
         launches = launches_bound(problem, small, within, best.step_time_ticks)
         assert peak <= best.peak_memory_bytes, seed
@@ -46,8 +46,8 @@ def test_the_optimum_of_exhaustive_search_is_not_below() -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_no_random_schedule_is_below(seed: int) -> None:
     """Each is measured by the bounds for its own step time and peak."""
-    problem = random_problem(random.Random(seed), max_collectives=9, max_spine=8)
-    small = compact(problem)
+    problem = random_problem(random.Random(seed), max_collectives=9, max_compute=8)
+    small = problem_arrays(problem)
     for order in (as_captured(problem.num_nodes), *(random_schedule(problem, s) for s in range(15))):
         if verify(problem, order, Caps()):
             continue  # it moves compute
@@ -60,12 +60,12 @@ def test_no_random_schedule_is_below(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_all_three_objectives_are_proven_where_the_whole_problem_is_solved(seed: int) -> None:
     rng = random.Random(seed)
-    problem = random_problem(rng, max_collectives=5, max_spine=4)
+    problem = random_problem(rng, max_collectives=5, max_compute=4)
     caps = random_caps(rng, problem)
     result = solve(problem, caps, STRICT)
     if result.best is None:
         return
-    assert (result.gap, result.peak_gap, result.launches_gap) == (0.0, 0.0, 0.0)
+    assert (result.slot, result.peak_gap, result.launches_gap) == (0.0, 0.0, 0.0)
     assert result.time_limit_ticks == result.best.step_time_ticks
 
 
@@ -84,7 +84,7 @@ def four_gathers(holding: int, at_node: int) -> Problem:
 def test_memory_forces_launches() -> None:
     """With room for two gathers beside what is needed, all four cannot share a launch; with room for one, no two can."""
     problem = four_gathers(512, 0)
-    small = compact(problem)
+    small = problem_arrays(problem)
     floor = memory_bound(small)
     bounds = [launches_bound(problem, small, Caps(memory_cap_bytes=floor + room), 10_000) for room in (3 * 4096, 2 * 4096, 4096, 0)]
     assert bounds == [1, 2, 2, 4]
@@ -99,7 +99,7 @@ def test_time_forces_launches() -> None:
         shard = b.input(f"s{i}", 2048, kept=True)
         results.append(b.compute(f"c{i}", 1000, x, b.wait(f"w{i}", b.start("all_gather", f"ag{i}", shard, 2048, 4096)), size=512))
     problem = b.output(*results)
-    small = compact(problem)
+    small = problem_arrays(problem)
     assert launches_bound(problem, small, Caps(), 4000 + 10 + 1600) == 1
     assert launches_bound(problem, small, Caps(), 4000 + 10 + 1599) == 2
     assert launches_bound(problem, small, Caps(), 4000 + 410) == 3, "the first alone; behind it there is time for two, not for three"
@@ -108,7 +108,7 @@ def test_time_forces_launches() -> None:
 def test_time_forces_bytes_in_flight() -> None:
     """No wait is possible: the second gather runs beside the first node, and its output is alive there."""
     problem = four_gathers(512, 0)
-    small = compact(problem)
+    small = problem_arrays(problem)
     assert peak_bound(problem, small, Caps(), 410) == memory_bound(small) + 4096
     assert peak_bound(problem, small, Caps(), 500) == memory_bound(small)
 
@@ -124,6 +124,6 @@ def test_a_gather_that_only_another_gather_reads_is_not_held_to_its_need() -> No
     within = Caps(memory_cap_bytes=least_memory(problem, Caps()))
     best = best_schedule(problem, within)
     assert best is not None
-    small = compact(problem)
+    small = problem_arrays(problem)
     assert peak_bound(problem, small, within, best.step_time_ticks) <= best.peak_memory_bytes
-    assert (tighten(small, within).ready_gap == small.ready_gap).all(), "both gathers stand before y, when it is not there yet"
+    assert (tighten(small, within).ready_slot == small.ready_slot).all(), "both gathers stand before y, when it is not there yet"

@@ -32,7 +32,7 @@ from apsched.solver import (
     shared_bounds,
     tail_bound,
 )
-from apsched.solver.arrays.problem_arrays import Compact
+from apsched.solver.arrays.problem_arrays import ProblemArrays
 from apsched.solver.cpsat.variables import Variables
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -126,7 +126,7 @@ def test_the_document_names_every_constraint_that_it_refers_to() -> None:
     assert {n for n in re.findall(r"\((\d+)\)", TEXT) if int(n) > 0} <= known
 
 
-@pytest.mark.parametrize(("title", "owner"), [("Parameters", Compact), ("Variables", Variables)])
+@pytest.mark.parametrize(("title", "owner"), [("Parameters", ProblemArrays), ("Variables", Variables)])
 def test_symbols_are_named_as_in_the_code(title: str, owner: type) -> None:
     """Each row of the tables names a field."""
     named = re.findall(r"^\| \$[^|]+\$ \| `(\w+)` \|", section(title), re.MULTILINE)

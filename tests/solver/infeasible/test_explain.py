@@ -9,8 +9,8 @@ import pytest
 from apsched.config import Caps, SolveOptions
 from apsched.problem.problem import Problem
 from apsched.solver import solve
-from apsched.solver.arrays.problem_arrays import compact
-from apsched.solver.infeasible.clashing_caps import Judge, stated
+from apsched.solver.arrays.problem_arrays import problem_arrays
+from apsched.solver.infeasible.clashing_caps import Decoder, stated
 from apsched.solver.infeasible.explain import explain
 from tests.helpers.oracle import best_schedule, least_memory
 from tests.helpers.problems.by_hand import ByHand, line
@@ -22,7 +22,7 @@ def infeasible_cases(num_seeds: int) -> list[tuple[int, Problem, Caps]]:
     found = []
     for seed in range(num_seeds):
         rng = random.Random(seed)
-        problem = random_problem(rng, max_collectives=4, max_spine=4)
+        problem = random_problem(rng, max_collectives=4, max_compute=4)
         caps = random_caps(rng, problem)
         if rng.random() < 0.5 and caps.memory_cap_bytes is not None:
             caps = replace(caps, memory_cap_bytes=caps.memory_cap_bytes * 3 // 4)
@@ -39,7 +39,7 @@ CASES = infeasible_cases(60)
 @pytest.mark.parametrize(("seed", "problem", "caps"), CASES, ids=[str(seed) for seed, _, _ in CASES])
 def test_clashes_are_minimal_and_the_least_values_are_exact(seed: int, problem: Problem, caps: Caps) -> None:
     """Each clash alone cannot be kept, and without any one of its caps it can; with the least value it can, with one less it cannot."""
-    why = explain(problem, compact(problem), caps, SolveOptions())
+    why = explain(problem, problem_arrays(problem), caps, SolveOptions())
     assert why.proven
     assert why.clashes
 
@@ -64,7 +64,7 @@ def test_clashes_are_minimal_and_the_least_values_are_exact(seed: int, problem: 
 
 def test_there_are_cases_of_each_sort() -> None:
     """Memory alone, in flight alone, and both."""
-    caps = {frozenset(explain(problem, compact(problem), caps, SolveOptions()).clashes) for _, problem, caps in CASES}
+    caps = {frozenset(explain(problem, problem_arrays(problem), caps, SolveOptions()).clashes) for _, problem, caps in CASES}
     assert {frozenset({("memory_cap_bytes",)}), frozenset({("in_flight_cap_bytes",)})} <= caps
     assert any(len(clashes) > 1 for clashes in caps)
 
@@ -100,7 +100,7 @@ def test_caps_that_clash_only_together() -> None:
 def test_what_is_alive_is_all_that_is_alive() -> None:
     """The figures of a place add up; layers are told together."""
     problem = early_and_late()
-    why = explain(problem, compact(problem), Caps(memory_cap_bytes=1024), SolveOptions())
+    why = explain(problem, problem_arrays(problem), Caps(memory_cap_bytes=1024), SolveOptions())
     assert why.places
     for place in why.places:
         assert sum(size for _, _, size in place.alive) == place.live_bytes > 1024
@@ -112,14 +112,14 @@ def test_a_large_problem_is_judged_by_construction_and_bounds(monkeypatch: pytes
     for module in ("clash", "least_memory"):
         monkeypatch.setattr(sys.modules[f"apsched.solver.{module}"], "is_small", lambda _: False)
     problem = early_and_late()
-    judge = Judge(problem, compact(problem), SolveOptions())
-    assert judge(Caps(memory_cap_bytes=0))[0] is False
-    assert judge(Caps())[0] is True
+    decoder = Decoder(problem, problem_arrays(problem), SolveOptions())
+    assert decoder(Caps(memory_cap_bytes=0))[0] is False
+    assert decoder(Caps())[0] is True
     enough = least_memory(problem, Caps())
     assert enough is not None
     caps = Caps(memory_cap_bytes=enough, max_prefetch=0)
-    assert judge(caps)[0] is None
-    why = explain(problem, compact(problem), caps, SolveOptions())
+    assert decoder(caps)[0] is None
+    why = explain(problem, problem_arrays(problem), caps, SolveOptions())
     assert not why.proven
     assert why.message.startswith("no schedule fits: no schedule was found that keeps")
     for r in why.relaxations:

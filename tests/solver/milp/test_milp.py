@@ -19,7 +19,7 @@ from apsched.problem.problem import Problem
 from apsched.schedule.simulate import simulate
 from apsched.schedule.verify import verify
 from apsched.solver import solve, solve_with_milp
-from apsched.solver.arrays.problem_arrays import compact
+from apsched.solver.arrays.problem_arrays import problem_arrays
 from apsched.solver.baselines import baselines
 from apsched.solver.milp.model import MilpResult, solve_milp
 from tests.helpers.oracle import best_schedule, least_memory
@@ -30,10 +30,10 @@ NUM_SEEDS = int(os.environ.get("APSCHED_MILP", "200"))
 FEW = min(NUM_SEEDS, 15)
 
 
-def case(seed: int, *, max_collectives: int = 4, max_spine: int = 3) -> tuple[Problem, Caps]:
+def case(seed: int, *, max_collectives: int = 4, max_compute: int = 3) -> tuple[Problem, Caps]:
     """Return a problem and caps; every third has a memory cap at, just under or just above the least that is possible."""
     rng = random.Random(7_000 + seed)
-    problem = random_problem(rng, max_collectives=max_collectives, max_spine=max_spine)
+    problem = random_problem(rng, max_collectives=max_collectives, max_compute=max_compute)
     caps = random_caps(rng, problem)
     if seed % 3 == 0 and (floor := least_memory(problem, caps)) is not None:
         caps = replace(caps, memory_cap_bytes=max(0, floor + rng.choice((-1, 0, 0, 512, 4096))))
@@ -102,7 +102,7 @@ def test_real_magnitudes_are_solved_too(seed: int) -> None:
 
 def test_a_memory_cap_one_byte_short_is_seen_among_gigabytes() -> None:
     """The optimum's own peak as the cap is kept; the least possible less one byte is infeasible."""
-    problem = enlarged(random_problem(random.Random(3), max_collectives=4, max_spine=3), 1_000_003, 3 * 10**6)
+    problem = enlarged(random_problem(random.Random(3), max_collectives=4, max_compute=3), 1_000_003, 3 * 10**6)
     floor = least_memory(problem, Caps())
     assert floor is not None
     assert floor > 10**9
@@ -146,9 +146,9 @@ def test_out_of_time_a_baseline_answers_with_the_milp_s_bound() -> None:
     """Of a problem that no baseline solves to its optimum."""
     problem = next(
         p
-        for p in (random_problem(random.Random(seed), max_collectives=4, max_spine=3) for seed in range(100))
+        for p in (random_problem(random.Random(seed), max_collectives=4, max_compute=3) for seed in range(100))
         if (best := best_schedule(p, Caps())) is not None
-        and best.step_time_ticks < min(b.step_time_ticks for b in baselines(p, compact(p), Caps()))
+        and best.step_time_ticks < min(b.step_time_ticks for b in baselines(p, problem_arrays(p), Caps()))
     )
     answer = solve_with_milp(problem, milp=MilpOptions(time_limit_s=1e-6))
     assert answer.best is not None
@@ -158,7 +158,7 @@ def test_out_of_time_a_baseline_answers_with_the_milp_s_bound() -> None:
 
 def test_an_order_that_exact_figures_refuse_is_not_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a solver's tolerances let through is cut off, and the next best found."""
-    problem, caps = random_problem(random.Random(5), max_collectives=3, max_spine=3), Caps()
+    problem, caps = random_problem(random.Random(5), max_collectives=3, max_compute=3), Caps()
     first = solve_milp(problem, caps)
     monkeypatch.setattr(
         "apsched.solver.milp.model.verify", lambda p, schedule, c: ("refused",) if schedule == first.schedule else verify(p, schedule, c)

@@ -55,5 +55,5 @@ def test_out_of_time_the_bound_is_valid_and_says_something(two_layers: dict[str,
     assert result.schedule is not None
     assert verify(problem, result.schedule, Caps()) == ()
     assert result.step_time_ticks == best.step_time_ticks
-    compute = sum(problem.duration_ticks[node] for node in problem.spine)
+    compute = sum(problem.duration_ticks[node] for node in problem.compute_order)
     assert compute <= result.bound_ticks <= best.step_time_ticks

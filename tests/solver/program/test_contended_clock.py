@@ -10,10 +10,10 @@ from apsched.problem.contention import Contention
 from apsched.problem.problem import Problem, with_contention
 from apsched.schedule.simulate import simulate
 from apsched.solver.arrays.partition import Pricer
-from apsched.solver.arrays.problem_arrays import compact
-from apsched.solver.program.evaluate import anatomy, evaluate
+from apsched.solver.arrays.problem_arrays import problem_arrays
+from apsched.solver.program.evaluate import trace, evaluate
 from apsched.solver.program.to_schedule import expand
-from apsched.solver.search.decoder import Judge
+from apsched.solver.search.decoder import Decoder
 from apsched.solver.search.local_search import policies
 from tests.helpers.problems.contended import contended
 from tests.helpers.problems.random_programs import random_program
@@ -22,10 +22,10 @@ from tests.helpers.problems.strategies import layered_problem, random_problem, w
 
 def assert_one_semantics(problem: Problem, seed: int) -> bool:
     """Compare a random program of ``problem``; return whether contention made it slower."""
-    small = compact(problem)
+    small = problem_arrays(problem)
     program = random_program(Pricer(problem, small), seed)
     schedule = expand(problem, small, program)
-    timeline, figures, where = simulate(problem, schedule), evaluate(small, program), anatomy(small, program)
+    timeline, figures, where = simulate(problem, schedule), evaluate(small, program), trace(small, program)
     assert figures.step_time_ticks == timeline.step_time_ticks
     assert figures.peak_memory_bytes == timeline.peak_memory_bytes
     ends = {frozenset(transfer.members): transfer.end_ticks for transfer in timeline.transfers}
@@ -43,7 +43,7 @@ def assert_one_semantics(problem: Problem, seed: int) -> bool:
 def test_small_problems(chunk: int) -> None:
     slower = 0
     for seed in range(chunk * 300, (chunk + 1) * 300):
-        slower += assert_one_semantics(contended(random_problem(random.Random(seed), max_collectives=8, max_spine=6), seed), seed)
+        slower += assert_one_semantics(contended(random_problem(random.Random(seed), max_collectives=8, max_compute=6), seed), seed)
     assert slower > 40
 
 
@@ -57,21 +57,21 @@ def test_layered_problems() -> None:
 def test_what_search_judges_is_what_its_program_takes() -> None:
     for seed in range(20):
         problem = contended(layered_problem(random.Random(seed), num_layers=3), seed)
-        small = compact(problem)
-        judge = Judge(Pricer(problem, small), Caps())
+        small = problem_arrays(problem)
+        decoder = Decoder(Pricer(problem, small), Caps())
         labels = np.arange(len(problem.collectives))
         for policy in policies(small)[:4]:
-            figures = judge.figures(labels, policy, None)
+            figures = decoder.figures(labels, policy, None)
             assert figures is not None
-            schedule = expand(problem, small, judge.program(labels, policy, None))
+            schedule = expand(problem, small, decoder.program(labels, policy, None))
             assert figures.step_time_ticks == simulate(problem, schedule).step_time_ticks
 
 
 def test_no_contention_is_the_machine_without_it() -> None:
     """Links that nobody shares, and compute that nothing slows, leave every time as it is."""
     for seed in range(50):
-        problem = random_problem(random.Random(seed), max_collectives=8, max_spine=6)
+        problem = random_problem(random.Random(seed), max_collectives=8, max_compute=6)
         idle = Contention(links=tuple(problem.streams), links_of_group=tuple((group, (k,)) for k, group in enumerate(problem.streams)))
-        program = random_program(Pricer(problem, compact(problem)), seed)
-        schedule = expand(problem, compact(problem), program)
+        program = random_program(Pricer(problem, problem_arrays(problem)), seed)
+        schedule = expand(problem, problem_arrays(problem), program)
         assert simulate(with_contention(problem, idle), schedule) == simulate(problem, schedule)

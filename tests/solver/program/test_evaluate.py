@@ -9,8 +9,8 @@ from apsched.problem.problem import Problem
 from apsched.schedule.simulate import simulate
 from apsched.schedule.verify import verify
 from apsched.solver.arrays.partition import Pricer
-from apsched.solver.arrays.problem_arrays import compact
-from apsched.solver.program.evaluate import PREPARE, anatomy, evaluate
+from apsched.solver.arrays.problem_arrays import problem_arrays
+from apsched.solver.program.evaluate import COPY_IN, trace, evaluate
 from apsched.solver.program.to_schedule import expand
 from tests.helpers.problems.random_programs import random_program
 from tests.helpers.problems.strategies import layered_problem, random_problem, with_coalesced_price
@@ -21,7 +21,7 @@ CHUNK = 250
 
 def assert_one_semantics(problem: Problem, seeds: range) -> int:
     """Compare random programs of ``problem``; return how many had a copy-in apart from its start."""
-    small = compact(problem)
+    small = problem_arrays(problem)
     pricer, apart = Pricer(problem, small), 0
     for seed in seeds:
         program = random_program(pricer, seed)
@@ -32,9 +32,9 @@ def assert_one_semantics(problem: Problem, seeds: range) -> int:
         assert figures.peak_memory_bytes == timeline.peak_memory_bytes
         assert figures.peak_in_flight_bytes == timeline.peak_in_flight_bytes
         assert figures.num_launches == timeline.num_launches
-        live = anatomy(small, program).live_bytes[1:] + small.kept_bytes  # without the inputs, of which there may be none
+        live = trace(small, program).live_bytes[1:] + small.kept_bytes  # without the inputs, of which there may be none
         assert set(live.tolist()) <= set(timeline.live_bytes)
-        apart += bool((program.operation == PREPARE).any())
+        apart += bool((program.operation == COPY_IN).any())
     return apart
 
 
@@ -43,7 +43,7 @@ def test_small_problems_of_every_sort(chunk: int) -> None:
     """Two programs of each of 1,500 problems."""
     apart = 0
     for seed in range(chunk * CHUNK, (chunk + 1) * CHUNK):
-        apart += assert_one_semantics(random_problem(random.Random(seed), max_collectives=8, max_spine=6), range(seed, seed + 2))
+        apart += assert_one_semantics(random_problem(random.Random(seed), max_collectives=8, max_compute=6), range(seed, seed + 2))
     assert apart > CHUNK / 10  # buckets whose copy-in stands apart are among them
 
 
@@ -51,9 +51,9 @@ def test_buckets_of_either_form() -> None:
     coalesced = 0
     for seed in range(CHUNK):
         rng = random.Random(seed)
-        problem = with_coalesced_price(random_problem(rng, max_collectives=8, max_spine=6), rng)
+        problem = with_coalesced_price(random_problem(rng, max_collectives=8, max_compute=6), rng)
         assert_one_semantics(problem, range(seed, seed + 2))
-        coalesced += bool(random_program(Pricer(problem, compact(problem)), seed).partition.coalesced.any())
+        coalesced += bool(random_program(Pricer(problem, problem_arrays(problem)), seed).partition.coalesced.any())
     for seed in range(20):
         rng = random.Random(seed)
         assert_one_semantics(with_coalesced_price(layered_problem(rng, num_layers=2 + seed % 9), rng), range(seed, seed + 2))

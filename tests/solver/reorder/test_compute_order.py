@@ -13,7 +13,7 @@ from apsched.schedule.kernel_cuts import cuts_made, extra_ticks, with_cut
 from apsched.schedule.simulate import simulate
 from apsched.schedule.verify import verify
 from apsched.solver import solve
-from apsched.solver.arrays.problem_arrays import compact
+from apsched.solver.arrays.problem_arrays import problem_arrays
 from apsched.solver.reorder.min_memory import least_memory
 from apsched.solver.reorder.reorder import ComputeMover, Moved
 from apsched.solver.search.local_search import Search
@@ -27,21 +27,21 @@ Value = tuple[int, int, int]
 
 def case(seed: int) -> tuple[Problem, Caps]:
     rng = random.Random(seed)
-    problem = random_problem(rng, max_collectives=rng.randint(2, 4), max_spine=5, chained=rng.choice((0.2, 0.5, 0.8)))
+    problem = random_problem(rng, max_collectives=rng.randint(2, 4), max_compute=5, chained=rng.choice((0.2, 0.5, 0.8)))
     if seed % 4 == 3:
         problem = with_coalesced_price(problem, rng)
     return problem, replace(random_caps(rng, problem), max_compute_move=rng.choice((None, None, 1, 2)))
 
 
 def best_of(problem: Problem, caps: Caps, orders: Iterator[tuple[int, ...]]) -> Value | None:
-    found = [best_schedule(replace(problem, compute_order=order), caps) for order in orders]
+    found = [best_schedule(replace(problem, reordered=order), caps) for order in orders]
     return min((best.value for best in found if best is not None), default=None)
 
 
 def whole_kernels(problem: Problem, max_move: int | None) -> Iterator[tuple[int, ...]]:
     """Yield the orders in which the neighbours that are one kernel stay neighbours."""
-    mover = ComputeMover(problem, compact(problem))
-    place = {node: k for k, node in enumerate(problem.captured_spine)}
+    mover = ComputeMover(problem, problem_arrays(problem))
+    place = {node: k for k, node in enumerate(problem.captured_order)}
     first = mover.orders.precedence.first
     for order in orders_within(problem, max_move):
         at = {place[node]: k for k, node in enumerate(order)}
@@ -106,15 +106,15 @@ def test_a_kernel_is_cut_where_the_memory_cap_asks_for_it() -> None:
         problem, caps = case(seed)
         caps = Caps(max_compute_move=caps.max_compute_move)
         problem = with_cuts(with_kernels(problem, seed), seed)
-        mover = ComputeMover(problem, compact(problem))
-        if len(mover.captured) + len(problem.cuts) != len(problem.captured_spine):
+        mover = ComputeMover(problem, problem_arrays(problem))
+        if len(mover.captured) + len(problem.cuts) != len(problem.captured_order):
             continue  # a collective between two nodes of a kernel, which no compiler makes one of
         least_whole = least_memory(problem, caps)[0]
         least = {
             there: min(
                 peak
                 for order in whole_kernels(there, caps.max_compute_move)
-                if (peak := least_of_captured(replace(there, compute_order=order), caps)) is not None
+                if (peak := least_of_captured(replace(there, reordered=order), caps)) is not None
             )
             for there in with_some_cut(problem)
         }
@@ -144,7 +144,7 @@ def test_the_least_memory_is_that_of_all_orders() -> None:
         problem, caps = case(seed)
         caps = Caps(max_compute_move=caps.max_compute_move)
         orders = orders_within(problem, caps.max_compute_move)
-        peaks = [least_of_captured(replace(problem, compute_order=order), caps) for order in orders]
+        peaks = [least_of_captured(replace(problem, reordered=order), caps) for order in orders]
         least = min(peak for peak in peaks if peak is not None)
         assert least_memory(problem, caps) == (least, least), seed
         lower += least < (least_of_captured(problem, caps) or 0)
@@ -155,7 +155,7 @@ def test_what_least_memory_says_can_be_done_is_done() -> None:
     """However little work is allowed: the order and the launches that have that peak are known (seed 2 had its launches forgotten)."""
     for seed in range(30):
         rng = random.Random(seed)
-        problem = random_problem(rng, max_collectives=4, max_spine=8)
+        problem = random_problem(rng, max_collectives=4, max_compute=8)
         caps = Caps(max_prefetch=rng.choice((None, 1, 2, 4)), max_topo_span=rng.choice((None, 3)), max_compute_move=rng.choice((3, 200)))
         quick = SolveOptions(budget=0.02, seed=seed)
         least, _ = least_memory(problem, caps, quick)
@@ -175,8 +175,8 @@ def test_how_often_the_rule_alone_is_enough() -> None:
         best, captured = best_of(problem, caps, orders_within(problem, caps.max_compute_move)), best_schedule(problem, caps)
         if best is None or captured is None or best[0] == captured.step_time_ticks:
             continue
-        small = compact(problem)
-        search = Search(problem=problem, compact=small, caps=caps, report=lambda *_: None, max_evaluations=2_000, floor_bytes=0)
+        small = problem_arrays(problem)
+        search = Search(problem=problem, arrays=small, caps=caps, report=lambda *_: None, max_evaluations=2_000, floor_bytes=0)
         search.portfolio()
         assert search.best is not None
         mover = ComputeMover(problem, small)

@@ -14,7 +14,7 @@ from apsched.schedule.simulate import simulate
 from apsched.schedule.verify import verify
 from apsched.solver import solve
 from apsched.solver.arrays.partition import Pricer
-from apsched.solver.arrays.problem_arrays import Compact, compact
+from apsched.solver.arrays.problem_arrays import ProblemArrays, problem_arrays
 from apsched.solver.arrays.reordered import Orders
 from apsched.solver.bounds.any_order.memory import memory_bound_of_any_order
 from apsched.solver.program.evaluate import evaluate
@@ -22,7 +22,7 @@ from apsched.solver.program.to_schedule import expand
 from apsched.solver.reorder.lower_peak import lower_peak
 from apsched.solver.reorder.min_memory import is_small, least_memory, least_memory_with
 from apsched.solver.reorder.reorder import ComputeMover, Moved
-from apsched.solver.search.decoder import Judge
+from apsched.solver.search.decoder import Decoder
 from apsched.solver.search.just_in_time import just_in_time
 from apsched.solver.search.local_search import Search
 from tests.helpers.problems.layered import Layer, layered
@@ -34,13 +34,13 @@ QUICK = SolveOptions(budget=1)
 
 
 def random_order(problem: Problem, seed: int) -> np.ndarray:
-    """Return the spine in an order that the dependences allow."""
-    place = {node: k for k, node in enumerate(problem.captured_spine)}
+    """Return the compute order in an order that the dependences allow."""
+    place = {node: k for k, node in enumerate(problem.captured_order)}
     steps = random_schedule(problem, seed).steps
     return np.array([place[s.index] for s in steps if s.kind is StepKind.NODE and s.index in place], dtype=np.int64)
 
 
-def same(a: Compact, b: Compact) -> list[str]:
+def same(a: ProblemArrays, b: ProblemArrays) -> list[str]:
     """Return the fields in which two compact forms differ."""
     pairs = [(f.name, getattr(a, f.name), getattr(b, f.name)) for f in fields(a)]
     return [name for name, x, y in pairs if not (np.array_equal(x, y) if isinstance(x, np.ndarray) else x == y)]
@@ -49,20 +49,20 @@ def same(a: Compact, b: Compact) -> list[str]:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_arrays_say_what_the_problem_says(seed: int) -> None:
     problem = random_problem(random.Random(seed), max_collectives=6)
-    orders = Orders(problem, compact(problem))
-    for order in (np.arange(len(problem.spine)), random_order(problem, seed), random_order(problem, seed + 1000)):
-        assert same(orders.compact_of(order), compact(orders.problem_of(order))) == []
+    orders = Orders(problem, problem_arrays(problem))
+    for order in (np.arange(len(problem.compute_order)), random_order(problem, seed), random_order(problem, seed + 1000)):
+        assert same(orders.arrays_of(order), problem_arrays(orders.problem_of(order))) == []
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_figures_are_those_of_the_simulation(seed: int) -> None:
     """Whatever the order, the evaluator and the simulation agree to the tick and the byte."""
     problem = random_problem(random.Random(seed), max_collectives=6)
-    small = compact(problem)
+    small = problem_arrays(problem)
     orders = Orders(problem, small)
     order = random_order(problem, seed)
-    moved, places = orders.problem_of(order), orders.compact_of(order)
-    search = Search(problem=moved, compact=places, caps=Caps(), report=lambda *_: None, max_evaluations=50, floor_bytes=0)
+    moved, places = orders.problem_of(order), orders.arrays_of(order)
+    search = Search(problem=moved, arrays=places, caps=Caps(), report=lambda *_: None, max_evaluations=50, floor_bytes=0)
     search.portfolio()
     program = search.program()
     schedule = expand(moved, places, program)
@@ -76,24 +76,24 @@ def test_figures_are_those_of_the_simulation(seed: int) -> None:
 def test_rules_keep_dependences_kernels_and_the_cap_on_moves(seed: int, max_move: int | None) -> None:
     rng = random.Random(seed)
     problem = with_kernels(layered_problem(rng, num_layers=4), seed)
-    small, caps = compact(problem), Caps(max_compute_move=max_move)
+    small, caps = problem_arrays(problem), Caps(max_compute_move=max_move)
     mover = ComputeMover(problem, small)
-    search = Search(problem=problem, compact=small, caps=caps, report=lambda *_: None, max_evaluations=50, floor_bytes=0)
+    search = Search(problem=problem, arrays=small, caps=caps, report=lambda *_: None, max_evaluations=50, floor_bytes=0)
     search.portfolio()
     assert search.best is not None
     found = mover.improve(Moved(blocks=mover.captured, candidate=search.best), caps, 0)
     assert found.candidate.figures.step_time_ticks <= search.best.figures.step_time_ticks
     moved, places = mover.moved(found.blocks)
     best = found.candidate
-    program = Judge(Pricer(moved, places), caps).program(best.labels, best.policy, best.steer_bytes)
+    program = Decoder(Pricer(moved, places), caps).program(best.labels, best.policy, best.steer_bytes)
     schedule = expand(moved, places, program)
     assert verify(problem, schedule, caps) == ()
     assert simulate(problem, schedule).step_time_ticks == best.figures.step_time_ticks
-    spine, block_of = mover.spine(found.blocks).tolist(), mover.orders.precedence.block_of
-    together = [k for k in range(len(spine) - 1) if block_of[k] == block_of[k + 1]]
-    assert all(spine.index(k + 1) == spine.index(k) + 1 for k in together)
+    compute_order, block_of = mover.compute_order(found.blocks).tolist(), mover.orders.precedence.block_of
+    together = [k for k in range(len(compute_order) - 1) if block_of[k] == block_of[k + 1]]
+    assert all(compute_order.index(k + 1) == compute_order.index(k) + 1 for k in together)
     assert together
-    assert all(problem.kernels[problem.captured_spine[k]] == problem.kernels[problem.captured_spine[k + 1]] >= 0 for k in together)
+    assert all(problem.kernels[problem.captured_order[k]] == problem.kernels[problem.captured_order[k + 1]] >= 0 for k in together)
 
 
 def test_moving_fills_stalls_and_keeps_the_memory() -> None:
@@ -124,8 +124,8 @@ def test_compute_moves_only_for_more_than_the_slack() -> None:
 @pytest.mark.parametrize("seed", range(25))
 def test_memory_bound_holds_for_every_order(seed: int) -> None:
     """No random schedule, whose compute is anywhere and kernels taken apart, has a lower peak; nor has what lower_peak finds."""
-    problem = with_kernels(random_problem(random.Random(seed), max_collectives=5, max_spine=8), seed)
-    small = compact(problem)
+    problem = with_kernels(random_problem(random.Random(seed), max_collectives=5, max_compute=8), seed)
+    small = problem_arrays(problem)
     mover = ComputeMover(problem, small)
     bound = memory_bound_of_any_order(mover.orders)
     for k in range(20):
@@ -146,8 +146,8 @@ def test_a_cap_below_what_captured_order_needs_goes_to_an_order_that_keeps_it() 
     """The order as captured where that is enough, else the first of the lower ones within the cap, or the lowest."""
     several = 0
     for seed in range(30):
-        problem = random_problem(random.Random(seed), max_collectives=3, max_spine=16)
-        small = compact(problem)
+        problem = random_problem(random.Random(seed), max_collectives=3, max_compute=16)
+        small = problem_arrays(problem)
         floor = least_memory_with(problem, small, ComputeMover(problem, small), Caps(max_compute_move=None), QUICK)
         assert floor.lowered_within(None) is None
         assert floor.lowered_within(floor.as_captured_bytes) is None
@@ -164,7 +164,7 @@ def test_least_memory_is_lower_where_compute_may_move() -> None:
     """And the solver finds a schedule there, which it cannot as captured."""
     lower = 0
     for seed in range(40):
-        problem = random_problem(random.Random(seed), max_collectives=4, max_spine=8)
+        problem = random_problem(random.Random(seed), max_collectives=4, max_compute=8)
         as_captured, _ = least_memory(problem, Caps())
         moved, bound = least_memory(problem, Caps(max_compute_move=None))
         assert bound <= moved <= as_captured
@@ -181,7 +181,7 @@ def test_least_memory_is_lower_where_compute_may_move() -> None:
 def test_what_moves_is_never_slower_than_what_does_not(seed: int) -> None:
     """Small problems under random caps: moving only adds schedules; the answer says so, and keeps every cap."""
     rng = random.Random(seed)
-    problem = random_problem(rng, max_collectives=4, max_spine=7)
+    problem = random_problem(rng, max_collectives=4, max_compute=7)
     caps = random_caps(rng, problem)
     before, after = solve(problem, caps, QUICK), solve(problem, replace(caps, max_compute_move=2), QUICK)
     if before.best is None:

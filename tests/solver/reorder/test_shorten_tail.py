@@ -12,7 +12,7 @@ from apsched.schedule.analysis.moved_compute import moved_compute
 from apsched.schedule.schedule import Bucket
 from apsched.schedule.verify import verify
 from apsched.solver import solve
-from apsched.solver.arrays.problem_arrays import compact
+from apsched.solver.arrays.problem_arrays import problem_arrays
 from apsched.solver.cpsat.windows.improve import improve
 from apsched.solver.program.to_schedule import expand
 from apsched.solver.reorder.min_memory import is_small
@@ -80,14 +80,14 @@ def test_no_further_than_the_cap_on_moves(most: int) -> None:
 def test_the_late_gradients_of_a_bucket_go_without_its_early_ones() -> None:
     """The last two gradients share buckets with the first two, which are further from the end than compute may move."""
     problem, caps = with_an_embedding(20, gradient=40, last=12, bucketable=True), Caps(max_compute_move=6)
-    small = compact(problem)
-    search = Search(problem=problem, compact=small, caps=caps, report=lambda *_: None, max_evaluations=0, floor_bytes=0)
+    small = problem_arrays(problem)
+    search = Search(problem=problem, arrays=small, caps=caps, report=lambda *_: None, max_evaluations=0, floor_bytes=0)
     search.try_buckets((Bucket((0, 19)), Bucket((1, 18))))
     compute = 20 * (40 + 30) + 5
     assert search.step_time_ticks == compute + 120
     found = with_shorter_tail(ComputeMover(problem, small), search, 0, 0, 0)
     assert found.step_time_ticks < compute + 120 - 40
-    assert verify(problem, expand(found.problem, found.compact, found.program()), caps) == ()
+    assert verify(problem, expand(found.problem, found.arrays, found.program()), caps) == ()
 
 
 def test_the_reduction_that_sticks_out_goes_early() -> None:
@@ -109,8 +109,8 @@ def test_the_reduction_that_sticks_out_goes_early() -> None:
 def test_no_window_is_spent_on_stalls_within_the_slack() -> None:
     """120 ticks of 1525 stick out: with a slack of a tenth nothing is decided anew, without any it is."""
     problem = with_an_embedding(20, gradient=40, last=12)
-    small = compact(problem)
-    search = Search(problem=problem, compact=small, caps=Caps(), report=lambda *_: None, max_evaluations=50, floor_bytes=0)
+    small = problem_arrays(problem)
+    search = Search(problem=problem, arrays=small, caps=Caps(), report=lambda *_: None, max_evaluations=50, floor_bytes=0)
     search.portfolio()
     kept, decided = (
         improve(search.pricer, Caps(), search.program(), SolveOptions(budget=0.1, time_slack=slack), stop_at_ticks=0)
@@ -141,28 +141,28 @@ def test_never_slower_and_no_cap_broken(seed: int) -> None:
     """Layered problems with kernels, under caps on memory and moves: what comes out is what it says, and no slower."""
     rng = random.Random(seed)
     problem = with_kernels(layered_problem(rng, num_layers=4), seed)
-    small = compact(problem)
+    small = problem_arrays(problem)
     caps = Caps(max_compute_move=rng.choice((2, 5, None)))
-    search = Search(problem=problem, compact=small, caps=caps, report=lambda *_: None, max_evaluations=50, floor_bytes=0)
+    search = Search(problem=problem, arrays=small, caps=caps, report=lambda *_: None, max_evaluations=50, floor_bytes=0)
     search.portfolio()
     assert search.best is not None
     search.caps = caps = replace(caps, memory_cap_bytes=rng.choice((None, search.best.figures.peak_memory_bytes)))
     mover = ComputeMover(problem, small)
     found = with_shorter_tail(mover, search, 0, 50, 0)
     assert found.step_time_ticks <= search.step_time_ticks
-    schedule = expand(found.problem, found.compact, found.program())
+    schedule = expand(found.problem, found.arrays, found.program())
     assert verify(problem, schedule, caps) == ()
-    spine, block_of = mover.spine(mover.blocks_of(found.problem)).tolist(), mover.orders.precedence.block_of
-    assert all(spine.index(k + 1) == spine.index(k) + 1 for k in range(len(spine) - 1) if block_of[k] == block_of[k + 1])
+    compute_order, block_of = mover.compute_order(mover.blocks_of(found.problem)).tolist(), mover.orders.precedence.block_of
+    assert all(compute_order.index(k + 1) == compute_order.index(k) + 1 for k in range(len(compute_order) - 1) if block_of[k] == block_of[k + 1])
 
 
 def test_orders_of_the_end_keep_dependences() -> None:
     """Each block once, and behind all that comes before it, whatever nothing needs included."""
     made = 0
-    several = (random_problem(random.Random(seed), max_collectives=5, max_spine=9) for seed in range(40))
+    several = (random_problem(random.Random(seed), max_collectives=5, max_compute=9) for seed in range(40))
     for problem in (with_an_embedding(20, gradient=40, last=12, norms=True), *several):
-        small = compact(problem)
-        search = Search(problem=problem, compact=small, caps=Caps(), report=lambda *_: None, max_evaluations=20, floor_bytes=0)
+        small = problem_arrays(problem)
+        search = Search(problem=problem, arrays=small, caps=Caps(), report=lambda *_: None, max_evaluations=20, floor_bytes=0)
         search.portfolio()
         program, mover = search.program(), ComputeMover(problem, small)
         p = mover.orders.precedence
@@ -180,7 +180,7 @@ def test_orders_of_the_end_keep_dependences() -> None:
 def test_owners_and_ancestors_are_those_of_the_graph(seed: int) -> None:
     """Against sets: the buckets behind a block, and the blocks before a launch."""
     problem = random_problem(random.Random(seed), max_collectives=5)
-    mover = ComputeMover(problem, compact(problem))
+    mover = ComputeMover(problem, problem_arrays(problem))
     p, bucket_of = mover.orders.precedence, np.arange(len(problem.collectives)) // 2
     count = len(p.block_ticks)
     served: list[set[int]] = [set() for _ in range(count)]

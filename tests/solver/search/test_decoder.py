@@ -15,11 +15,11 @@ from apsched.schedule.verify import verify
 from apsched.solver.arrays.bucket_prices import curve_price, legal, members_of
 from apsched.solver.arrays.jit import source_stamp
 from apsched.solver.arrays.partition import Pricer
-from apsched.solver.arrays.problem_arrays import compact
+from apsched.solver.arrays.problem_arrays import problem_arrays
 from apsched.solver.program.evaluate import evaluate
 from apsched.solver.program.to_schedule import expand
-from apsched.solver.search.decoder import Judge
-from apsched.solver.search.decoder import judge as judge_function
+from apsched.solver.search.decoder import Decoder
+from apsched.solver.search.decoder import decoder as judge_function
 from apsched.solver.search.grouping import canonical
 from apsched.solver.search.launch_policy import Policy
 from tests.helpers.problems.strategies import layered_problem, random_caps, random_problem
@@ -37,7 +37,7 @@ POLICIES = tuple(
 
 def random_labels(pricer: Pricer, rng: random.Random) -> np.ndarray:
     """Return a random legal partition: pairs are put together as long as that stays legal."""
-    size = len(pricer.compact.kind)
+    size = len(pricer.arrays.kind)
     labels = np.arange(size)
     for _ in range(2 * size):
         merged = canonical(np.where(labels == labels[rng.randrange(size)], labels[rng.randrange(size)], labels))
@@ -64,7 +64,7 @@ def test_a_sampled_price_is_that_of_the_curve() -> None:
 def price(curve: PriceCurve, size: int) -> int:
     """Return the compiled price of ``size`` on ``curve``, among tables that are otherwise those of any problem."""
     problem = random_problem(random.Random(1))
-    pricer = Pricer(problem, compact(problem))
+    pricer = Pricer(problem, problem_arrays(problem))
     tables = pricer.tables._replace(
         curve_begin=np.array([0, len(curve.size_bytes)]), curve_size=np.array(curve.size_bytes), curve_price=np.array(curve.price_ticks)
     )
@@ -74,15 +74,15 @@ def price(curve: PriceCurve, size: int) -> int:
 @pytest.mark.parametrize("seed", range(60))
 def test_what_a_policy_makes_is_legal_and_costs_what_simulate_says(seed: int) -> None:
     rng = random.Random(seed)
-    problem = layered_problem(rng, num_layers=3) if seed % 3 == 0 else random_problem(rng, max_collectives=8, max_spine=7)
-    pricer = Pricer(problem, small := compact(problem))
+    problem = layered_problem(rng, num_layers=3) if seed % 3 == 0 else random_problem(rng, max_collectives=8, max_compute=7)
+    pricer = Pricer(problem, small := problem_arrays(problem))
     caps = random_caps(rng, problem)
     steer = caps.memory_cap_bytes
-    judge = Judge(pricer, Caps(max_prefetch=caps.max_prefetch, in_flight_cap_bytes=caps.in_flight_cap_bytes))
+    decoder = Decoder(pricer, Caps(max_prefetch=caps.max_prefetch, in_flight_cap_bytes=caps.in_flight_cap_bytes))
     labels = random_labels(pricer, rng)
     for policy in POLICIES:
-        figures = judge.figures(labels, policy, steer)
-        program = judge.program(labels, policy, steer)
+        figures = decoder.figures(labels, policy, steer)
+        program = decoder.program(labels, policy, steer)
         assert figures in (None, evaluate(small, program))
         schedule = expand(problem, small, program)
         assert (figures is None) == bool(verify(problem, schedule, Caps(max_prefetch=caps.max_prefetch)))
@@ -93,14 +93,14 @@ def test_what_a_policy_makes_is_legal_and_costs_what_simulate_says(seed: int) ->
         assert figures.peak_memory_bytes == timeline.peak_memory_bytes
         assert figures.peak_in_flight_bytes == timeline.peak_in_flight_bytes
         assert figures.num_launches == timeline.num_launches == len(set(labels.tolist()))
-    assert judge.evaluations == len(POLICIES)
+    assert decoder.evaluations == len(POLICIES)
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_a_partition_is_legal_where_every_pair_and_the_caps_allow_it(seed: int) -> None:
     rng = random.Random(seed)
-    problem = random_problem(rng, max_collectives=8, max_spine=6)
-    pricer = Pricer(problem, small := compact(problem))
+    problem = random_problem(rng, max_collectives=8, max_compute=6)
+    pricer = Pricer(problem, small := problem_arrays(problem))
     caps = replace(random_caps(rng, problem), max_prefetch=None)
     bytes_cap, span_cap = (2**60 if cap is None else cap for cap in (caps.bucket_cap_bytes, caps.max_topo_span))
     for _ in range(20):
@@ -110,7 +110,7 @@ def test_a_partition_is_legal_where_every_pair_and_the_caps_allow_it(seed: int) 
             pricer.allowed(members, caps) and len({int(pricer.tables.depth[c]) for c in members}) == 1 for members in partition.buckets
         )
         assert legal(pricer.tables, *members_of(labels)[1:], bytes_cap, span_cap) == expected
-        assert (Judge(pricer, caps).figures(labels, POLICIES[0], None) is not None) == expected
+        assert (Decoder(pricer, caps).figures(labels, POLICIES[0], None) is not None) == expected
 
 
 def test_compiled_code_in_the_cache_is_stale_when_what_it_calls_changes() -> None:
@@ -122,11 +122,11 @@ def test_compiled_code_in_the_cache_is_stale_when_what_it_calls_changes() -> Non
 def test_a_gradient_that_fits_is_held_until_its_reduction_is_done(seed: int) -> None:
     """Under a cap of what the same order took without one, nothing needs to be waited for sooner: each byte is counted once."""
     problem = layered_problem(random.Random(seed), num_layers=4, backward=True)
-    judge = Judge(Pricer(problem, small := compact(problem)), Caps())
+    decoder = Decoder(Pricer(problem, small := problem_arrays(problem)), Caps())
     at_need = Policy(lead=0.0, copy_out_early=True, prefetch=False)
-    free = judge.figures(labels := np.arange(len(small.kind)), at_need, None)
+    free = decoder.figures(labels := np.arange(len(small.kind)), at_need, None)
     assert free is not None
-    tight = judge.figures(labels, at_need, free.peak_memory_bytes)
+    tight = decoder.figures(labels, at_need, free.peak_memory_bytes)
     assert tight is not None
     assert tight.step_time_ticks == free.step_time_ticks
     assert tight.peak_memory_bytes <= free.peak_memory_bytes

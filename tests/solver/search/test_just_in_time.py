@@ -8,7 +8,7 @@ from apsched.config import Caps, SolveOptions
 from apsched.problem.problem import Problem
 from apsched.schedule.verify import verify
 from apsched.solver import least_memory, solve
-from apsched.solver.arrays.problem_arrays import compact
+from apsched.solver.arrays.problem_arrays import problem_arrays
 from apsched.solver.arrays.reordered import Orders
 from apsched.solver.bounds.any_order.memory import memory_bound_of_any_order
 from apsched.solver.bounds.step_time import memory_bound
@@ -23,8 +23,8 @@ def test_what_starts_just_in_time_keeps_the_other_caps() -> None:
     """A collective on the path, ready long before its need, waits for the cap on prefetch, too (it once did not)."""
     for seed in range(200):
         rng = random.Random(seed)
-        problem = random_problem(rng, max_collectives=6, max_spine=12, chained=rng.choice((0.0, 0.3, 0.6)))
-        small = compact(problem)
+        problem = random_problem(rng, max_collectives=6, max_compute=12, chained=rng.choice((0.0, 0.3, 0.6)))
+        small = problem_arrays(problem)
         most = max(c.output_bytes for c in problem.collectives)
         caps = Caps(max_prefetch=rng.choice((1, 2, 4)), in_flight_cap_bytes=rng.choice((None, most)), max_topo_span=rng.choice((None, 3)))
         floor = just_in_time(problem, small, caps)
@@ -50,7 +50,7 @@ def with_unused_inputs(unused_bytes: int, view: bool) -> Problem:
 def test_an_input_that_nothing_uses_is_gone_before_the_first_launch(unused_bytes: int, view: bool, max_compute_move: int) -> None:
     """It counts beside the other inputs and beside nothing else; the bounds know it (they once had it beside the first launches)."""
     problem = with_unused_inputs(unused_bytes, view)
-    small = compact(problem)
+    small = problem_arrays(problem)
     caps = Caps(max_compute_move=max_compute_move)
     least, bound = least_memory(problem, caps)
     assert least == least_of_oracle(problem, caps) == bound

@@ -9,8 +9,8 @@ from apsched.config import Caps
 from apsched.problem.problem import Problem
 from apsched.schedule.verify import verify
 from apsched.solver.arrays.partition import Pricer
-from apsched.solver.arrays.problem_arrays import compact
-from apsched.solver.program.evaluate import FIRE, LAUNCH, PREPARE, SPINE, WAIT, Program, anatomy, evaluate
+from apsched.solver.arrays.problem_arrays import problem_arrays
+from apsched.solver.program.evaluate import START, LAUNCH, COPY_IN, NODE, WAIT, Program, trace, evaluate
 from apsched.solver.program.to_schedule import expand
 from apsched.solver.search.late_waits import late_waits
 from tests.helpers.problems.by_hand import ByHand, line
@@ -22,13 +22,13 @@ KIB = 1024
 
 def fixed_part(program: Program) -> list[tuple[int, int]]:
     """Return what late waits leave in its order: compute and launches."""
-    kept = np.isin(program.operation, (SPINE, LAUNCH, PREPARE, FIRE))
+    kept = np.isin(program.operation, (NODE, LAUNCH, COPY_IN, START))
     return list(zip(program.operation[kept].tolist(), program.argument[kept].tolist(), strict=True))
 
 
 def check(problem: Problem, seeds: range) -> int:
     """Compare random programs of ``problem`` with what becomes of them; return how many changed."""
-    small, changed = compact(problem), 0
+    small, changed = problem_arrays(problem), 0
     pricer = Pricer(problem, small)
     for seed in seeds:
         before = random_program(pricer, seed)
@@ -46,7 +46,7 @@ def check(problem: Problem, seeds: range) -> int:
 
 @pytest.mark.parametrize("chunk", range(2))
 def test_they_cost_nothing_and_keep_every_dependence(chunk: int) -> None:
-    small = sum(check(random_problem(random.Random(seed), max_collectives=8, max_spine=6), range(seed, seed + 2)) for seed in _seeds(chunk))
+    small = sum(check(random_problem(random.Random(seed), max_collectives=8, max_compute=6), range(seed, seed + 2)) for seed in _seeds(chunk))
     layered = sum(check(layered_problem(random.Random(seed), num_layers=2 + seed % 6), range(seed, seed + 2)) for seed in _seeds(chunk)[:8])
     assert small > 12  # of 120
     assert layered > 4  # of 16
@@ -71,9 +71,9 @@ def gradients(*, room: bool) -> Problem:
 
 def program_of(problem: Problem, *, wait_before: int) -> Program:
     """Return the program that launches at once and waits before that compute node."""
-    spine = [(SPINE, k) for k in range(len(problem.spine))]
-    table = [*spine[:1], (LAUNCH, 0), *spine[1:wait_before], (WAIT, 0), *spine[wait_before:]]
-    partition = Pricer(problem, compact(problem)).partition([(0,)])
+    compute_order = [(NODE, k) for k in range(len(problem.compute_order))]
+    table = [*compute_order[:1], (LAUNCH, 0), *compute_order[1:wait_before], (WAIT, 0), *compute_order[wait_before:]]
+    partition = Pricer(problem, problem_arrays(problem)).partition([(0,)])
     operation, argument = np.array(table, dtype=np.int64).T
     return Program(partition=partition, operation=operation.copy(), argument=argument.copy())
 
@@ -81,16 +81,16 @@ def program_of(problem: Problem, *, wait_before: int) -> Program:
 def wait_of(program: Program) -> int:
     """Return the compute nodes before the wait."""
     at = int(np.nonzero(program.operation == WAIT)[0][0])
-    return int((program.operation[:at] == SPINE).sum())
+    return int((program.operation[:at] == NODE).sum())
 
 
 def test_a_wait_goes_as_far_as_memory_allows() -> None:
     """With room to the end; where a large activation comes, to right before it."""
     for room, expected in ((True, 5), (False, 3)):
         problem = gradients(room=room)
-        small = compact(problem)
+        small = problem_arrays(problem)
         before = program_of(problem, wait_before=2)
-        assert anatomy(small, before).transfer_end_ticks[0] <= 41_000
+        assert trace(small, before).transfer_end_ticks[0] <= 41_000
         after = late_waits(small, before, Caps())
         assert wait_of(after) == expected, room
         assert evaluate(small, after).peak_memory_bytes == evaluate(small, before).peak_memory_bytes
@@ -98,7 +98,7 @@ def test_a_wait_goes_as_far_as_memory_allows() -> None:
 
 def test_a_wait_that_is_due_stays() -> None:
     problem = gradients(room=False)
-    small = compact(problem)
+    small = problem_arrays(problem)
     before = program_of(problem, wait_before=3)
     assert late_waits(small, before, Caps()) is before
 
@@ -106,8 +106,8 @@ def test_a_wait_that_is_due_stays() -> None:
 def test_without_collectives_there_is_nothing_to_do() -> None:
     b = ByHand()
     problem = b.output(b.compute("y", 1_000, b.input("x", 512), size=512))
-    small = compact(problem)
+    small = problem_arrays(problem)
     program = Program(
-        partition=Pricer(problem, small).partition([]), operation=np.array([SPINE], dtype=np.int64), argument=np.array([0], dtype=np.int64)
+        partition=Pricer(problem, small).partition([]), operation=np.array([NODE], dtype=np.int64), argument=np.array([0], dtype=np.int64)
     )
     assert late_waits(small, program, Caps()) is program

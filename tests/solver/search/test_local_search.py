@@ -9,7 +9,7 @@ from apsched.config import Caps, SolveOptions
 from apsched.names import part_of
 from apsched.schedule.verify import verify
 from apsched.solver.arrays.partition import Pricer
-from apsched.solver.arrays.problem_arrays import compact
+from apsched.solver.arrays.problem_arrays import problem_arrays
 from apsched.solver.program.evaluate import evaluate
 from apsched.solver.program.to_schedule import expand
 from apsched.solver.reorder.min_memory import least_memory
@@ -24,7 +24,7 @@ def searched(num_layers: int, max_evaluations: int) -> Search:
     problem = layered_problem(random.Random(3), num_layers=num_layers)
     search = Search(
         problem=problem,
-        compact=compact(problem),
+        arrays=problem_arrays(problem),
         caps=Caps(),
         report=lambda stage, ticks: None,
         max_evaluations=max_evaluations,
@@ -37,7 +37,7 @@ def searched(num_layers: int, max_evaluations: int) -> Search:
 def test_the_number_of_evaluations_does_not_grow_with_the_problem() -> None:
     """Each costs time in proportion to the nodes, so that the time of a search grows no faster than they do."""
     few, many = searched(3, 1_500), searched(24, 1_500)
-    assert len(many.compact.kind) >= 5 * len(few.compact.kind)
+    assert len(many.arrays.kind) >= 5 * len(few.arrays.kind)
     assert many.evaluations <= 1.5 * few.evaluations
     for search in (few, many):
         search.improve(0)
@@ -76,12 +76,12 @@ def test_what_is_found_under_tighter_caps_is_kept(capped: str, seed: int) -> Non
     tight, loose = Caps(memory_cap_bytes=floor_bytes), Caps(memory_cap_bytes=floor_bytes * 3 // 2)
     if capped == "prefetch":
         tight, loose = Caps(max_prefetch=2), Caps(max_prefetch=6)
-    small = compact(problem)
+    small = problem_arrays(problem)
 
     def search(caps: Caps) -> Search:
         made = Search(
             problem=problem,
-            compact=small,
+            arrays=small,
             caps=caps,
             report=lambda stage, ticks: None,
             max_evaluations=400,
@@ -103,10 +103,10 @@ def test_what_is_found_under_tighter_caps_is_kept(capped: str, seed: int) -> Non
 @pytest.mark.parametrize("seed", range(12))
 def test_what_is_found_under_tighter_prefetch_is_laid_out_the_same(seed: int) -> None:
     """Where the cap allows more, launches that were late stay late: earlier ones may take memory that is not there."""
-    problem = random_problem(random.Random(seed), max_collectives=30, max_spine=30)
-    small = compact(problem)
+    problem = random_problem(random.Random(seed), max_collectives=30, max_compute=30)
+    small = problem_arrays(problem)
     caps = Caps(memory_cap_bytes=least_memory(problem, options=SolveOptions(budget=0.1))[0], max_prefetch=6)
-    search = Search(problem=problem, compact=small, caps=caps, report=lambda *_: None, max_evaluations=300, floor_bytes=0)
+    search = Search(problem=problem, arrays=small, caps=caps, report=lambda *_: None, max_evaluations=300, floor_bytes=0)
     search.portfolio()
     if search.best is not None:
         search.descend_by_ladders(ladders(small, caps, 0), 300, 0)
@@ -116,7 +116,7 @@ def test_what_is_found_under_tighter_prefetch_is_laid_out_the_same(seed: int) ->
 def test_a_cap_on_prefetch_starts_from_buckets_of_several_blocks_and_from_tighter_caps() -> None:
     """What starts late hides little, so that fewer and larger buckets win, which search does not come to by single moves."""
     problem = layered_problem(random.Random(0), num_layers=16)
-    small = compact(problem)
+    small = problem_arrays(problem)
     block = [part_of(c.module) for c in problem.collectives]
 
     def most_blocks(caps: Caps) -> set[int]:

@@ -21,7 +21,7 @@ def digests() -> list[str]:
     answers = []
     for seed in range(6):
         rng = random.Random(seed)
-        problem = random_problem(rng, max_collectives=6, max_spine=5)
+        problem = random_problem(rng, max_collectives=6, max_compute=5)
         answers.append(solve(problem, random_caps(rng, problem)))
     module, name = sys.modules[LIMIT[0]], LIMIT[1]
     limit = getattr(module, name)

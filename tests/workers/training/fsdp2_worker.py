@@ -132,7 +132,7 @@ def in_schedule(problem: Problem, schedule: Schedule, kind: str) -> list[tuple[s
             members = schedule.buckets[step.index].members
         elif step.kind is StepKind.NODE and step.index in starts:
             members = (starts[step.index],)
-        elif step.kind is StepKind.NODE and step.index in problem.captured_spine:
+        elif step.kind is StepKind.NODE and step.index in problem.captured_order:
             done += 1
         if members and problem.keys[problem.collectives[members[0]].key].kind == kind:
             (unit,) = {unit_of(problem.collectives[c].module) for c in members}
@@ -160,13 +160,13 @@ def run_case(world_size: int, name: str, chosen: dict[str, Any]) -> dict[str, An
     dist.broadcast_object_list(results, src=0)
     settings = apsched.apply_fsdp2(model, results)
     losses, seen = trained(model, inputs, watched(model))
-    spine = {p.name: {node: k for k, node in enumerate(p.spine)} for p in problems}
+    compute_order = {p.name: {node: k for k, node in enumerate(p.compute_order)} for p in problems}
     needs: dict[str, dict[str, int]] = {p.name: {} for p in problems}
     for p in problems:
         for c, needed in zip(p.collectives, p.needs, strict=True):
             if p.keys[c.key].kind == "all_gather" and needed:
                 unit = unit_of(c.module)
-                needs[p.name][unit] = min(needs[p.name].get(unit, 10**9), spine[p.name][needed[0]])
+                needs[p.name][unit] = min(needs[p.name].get(unit, 10**9), compute_order[p.name][needed[0]])
     return {
         "losses": losses,
         "seen": seen,

@@ -9,7 +9,7 @@ import pytest
 
 from apsched.config import Caps
 from apsched.problem.problem import Problem
-from apsched.solver.arrays.problem_arrays import compact
+from apsched.solver.arrays.problem_arrays import problem_arrays
 from apsched.solver.arrays.reordered import Orders
 from apsched.solver.bounds.any_order.bound import loose_program, moving_bound
 from apsched.solver.bounds.any_order.chain import between, chain_bound, levels
@@ -23,19 +23,19 @@ from tests.helpers.problems.strategies import random_caps, random_problem
 
 
 def bound_of(problem: Problem, caps: Caps) -> tuple[int, str]:
-    small = compact(problem)
+    small = problem_arrays(problem)
     bound = moving_bound(problem, small, Orders(problem, small), caps)
     return bound.ticks, bound.source
 
 
 def chain_bound_of(problem: Problem, caps: Caps) -> int:
-    small = compact(problem)
+    small = problem_arrays(problem)
     loose = loose_program(problem, small, Orders(problem, small), costs_of(problem, small, caps))
     return chain_bound(problem, small, loose, ends_of(loose, caps.max_compute_move), caps).ticks
 
 
 def tail_bound_of(problem: Problem, caps: Caps) -> int:
-    small = compact(problem)
+    small = problem_arrays(problem)
     costs = costs_of(problem, small, caps)
     loose = loose_program(problem, small, Orders(problem, small), costs)
     return tail_bound(small, loose, ends_of(loose, caps.max_compute_move), costs, caps.max_compute_move).ticks
@@ -45,7 +45,7 @@ def best_in_any_order(problem: Problem, caps: Caps) -> int | None:
     """Return the least step time over all orders of the compute."""
     found = []
     for order in orders_within(problem, caps.max_compute_move):
-        best = best_schedule(replace(problem, compute_order=order), caps)
+        best = best_schedule(replace(problem, reordered=order), caps)
         if best is not None:
             found.append(best.step_time_ticks)
     return min(found, default=None)
@@ -57,7 +57,7 @@ def test_no_bound_is_above_the_optimum_over_all_orders(chunk: int) -> None:
     met = moved = 0
     for seed in range(chunk * 50, (chunk + 1) * 50):
         rng = random.Random(seed)
-        problem = random_problem(rng, max_collectives=rng.randint(2, 4), max_spine=5, chained=rng.choice((0.2, 0.5, 0.8)))
+        problem = random_problem(rng, max_collectives=rng.randint(2, 4), max_compute=5, chained=rng.choice((0.2, 0.5, 0.8)))
         caps = replace(random_caps(rng, problem), memory_cap_bytes=None, max_prefetch=None, max_compute_move=rng.choice((None, None, 1, 2)))
         best = best_in_any_order(problem, caps)
         if best is None:

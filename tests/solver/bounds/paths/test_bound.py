@@ -8,7 +8,7 @@ import pytest
 
 from apsched.config import Caps
 from apsched.costs.price_curve import PriceCurve
-from apsched.solver.arrays.problem_arrays import compact
+from apsched.solver.arrays.problem_arrays import problem_arrays
 from apsched.solver.bounds.linear_program import lp_bound
 from apsched.solver.bounds.paths.bound import path_bound
 from apsched.solver.bounds.paths.cheapest_buckets import cheapest_buckets
@@ -84,11 +84,11 @@ def test_no_schedule_is_below_it(seed: int) -> None:
     """Ten random problems a seed, with caps and without, against exhaustive search."""
     rng = random.Random(seed)
     for _ in range(10):
-        problem = random_problem(rng, max_collectives=rng.choice((2, 3, 4)), max_spine=rng.choice((3, 5)))
+        problem = random_problem(rng, max_collectives=rng.choice((2, 3, 4)), max_compute=rng.choice((3, 5)))
         for caps in (Caps(), random_caps(rng, problem)):
             optimum = best_schedule(problem, caps)
             if optimum is not None:
-                small = compact(problem)
+                small = problem_arrays(problem)
                 for forced in (small, tighten(small, caps)):
                     assert path_bound(problem, forced, caps).ticks <= optimum.step_time_ticks
 
@@ -102,7 +102,7 @@ def test_what_rides_with_earlier_gathers_delays_them() -> None:
         gathered = b.wait(f"w{i}", b.start("all_gather", f"ag{i}", shard, 64 * 1024, 512 * 1024, launch_ticks=5))
         x = b.compute(f"f{i}", 300, x, gathered, size=512)
     problem = b.output(x)
-    small, caps = compact(problem), Caps()
+    small, caps = problem_arrays(problem), Caps()
     before = max(step_time_bound(problem, small, caps).ticks, lp_bound(problem, small, caps).ticks)
     optimum = best_schedule(problem, caps)
     assert optimum is not None
@@ -118,4 +118,4 @@ def test_work_before_an_on_path_collective_may_hide_behind_it() -> None:
     path = b.wait("wp", b.start("all_reduce", "ar", h, 512, 512, launch_ticks=4, on_path=True))
     done = b.wait("w", b.start("reduce_scatter", "rs", g, 5120, 2560, launch_ticks=3))
     problem = b.output(done, b.compute("last", 22, path, size=512))
-    assert path_bound(problem, compact(problem), Caps()).ticks <= 18 + 27 + 4 + 110 + 22
+    assert path_bound(problem, problem_arrays(problem), Caps()).ticks <= 18 + 27 + 4 + 110 + 22
