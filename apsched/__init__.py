@@ -1,4 +1,6 @@
-"""apsched: the fastest communication schedule that fits the memory, with a proof of how far it can be from the best."""
+"""apsched: the fastest communication schedule that fits the memory, with a proof of how far it can
+be from the best.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -61,7 +63,9 @@ _HOME = {
     "optimize": "apsched.api",
     "solve": "apsched.api",
 }
-"""Public name -> module; imported when first used (PEP 562), so that nothing imports torch before it is needed."""
+"""Public name -> module; imported when first used (PEP 562), so that nothing imports torch before
+it is needed.
+"""
 
 __all__ = sorted([*_HOME, "__version__"])
 

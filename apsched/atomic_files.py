@@ -13,12 +13,16 @@ from apsched.errors import InputError
 
 
 def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write ``data`` to ``path`` so that nobody ever sees a part of it; InputError where the place cannot be written."""
+    """Write ``data`` to ``path`` so that nobody ever sees a part of it; InputError where the place
+    cannot be written.
+    """
     path = Path(path)
     if path.is_dir():
         raise InputError(f"{path}: expected the name of a file to write, found a directory")
     try:
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name[:64]}.", suffix=".tmp", dir=path.parent)
+        descriptor, temporary = tempfile.mkstemp(
+            prefix=f".{path.name[:64]}.", suffix=".tmp", dir=path.parent
+        )
     except OSError as error:
         raise _cannot_write(path, error) from None
     try:
@@ -63,5 +67,6 @@ def _sync_directory(directory: Path) -> None:
 
 def _cannot_write(path: Path, error: OSError) -> InputError:
     return InputError(
-        f"{path}: expected a place to write to, found: {error.strerror or error}; choose an existing directory that can be written"
+        f"{path}: expected a place to write to, found: {error.strerror or error}; choose an"
+        " existing directory that can be written"
     )

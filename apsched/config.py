@@ -5,7 +5,9 @@ from dataclasses import dataclass, fields
 from apsched.errors import InputError
 
 DEFAULT_COMPUTE_MOVE = 200
-"""Places by which compute may move where nobody says otherwise: two layers of LLaMA, further gains nothing."""
+"""Places by which compute may move where nobody says otherwise: two layers of LLaMA, further gains
+nothing.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +33,9 @@ class Caps:
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise InputError(f"{field.name}: expected a whole number >= 0 or None, found {value!r}")
+                raise InputError(
+                    f"{field.name}: expected a whole number >= 0 or None, found {value!r}"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +49,10 @@ class MilpOptions:
 
     def __post_init__(self) -> None:
         if not 0 < self.time_limit_s < float("inf"):
-            raise InputError(f"time_limit_s: expected a finite number of seconds above 0, found {self.time_limit_s!r}")
+            raise InputError(
+                "time_limit_s: expected a finite number of seconds above 0, found"
+                f" {self.time_limit_s!r}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +69,22 @@ class SolveOptions:
 
     def __post_init__(self) -> None:
         if not 0 <= self.time_slack <= 1:
-            raise InputError(f"time_slack: expected a share between 0 and 1, found {self.time_slack!r}")
+            raise InputError(
+                f"time_slack: expected a share between 0 and 1, found {self.time_slack!r}"
+            )
         if not self.budget >= 0 or self.budget == float("inf"):
             raise InputError(f"budget: expected a finite number >= 0, found {self.budget!r}")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**31:
+        if (
+            isinstance(self.seed, bool)
+            or not isinstance(self.seed, int)
+            or not 0 <= self.seed < 2**31
+        ):
             raise InputError(f"seed: expected a whole number from 0 to 2^31-1, found {self.seed!r}")
-        if isinstance(self.num_workers, bool) or not isinstance(self.num_workers, int) or self.num_workers < 1:
-            raise InputError(f"num_workers: expected a whole number >= 1, found {self.num_workers!r}")
+        if (
+            isinstance(self.num_workers, bool)
+            or not isinstance(self.num_workers, int)
+            or self.num_workers < 1
+        ):
+            raise InputError(
+                f"num_workers: expected a whole number >= 1, found {self.num_workers!r}"
+            )

@@ -5,7 +5,8 @@
     ├── InfeasibleError                   no schedule keeps the caps                exit 1
     └── AgreementError                    process ranks of a job do not agree       exit 2
 
-Every message says what was expected, what was found and what to do. Anything else that escapes is a bug of apsched.
+Every message says what was expected, what was found and what to do. Anything else that escapes is a
+bug of apsched.
 """
 
 
@@ -18,8 +19,12 @@ class InputError(ApschedError, ValueError):
 
 
 class InfeasibleError(ApschedError):
-    """No schedule keeps the caps; the message names the caps, the nodes and the least cap that would do."""
+    """No schedule keeps the caps; the message names the caps, the nodes and the least cap that
+    would do.
+    """
 
 
 class AgreementError(ApschedError):
-    """Process ranks of a job would run different launches, or one of them does not answer; the message names it."""
+    """Process ranks of a job would run different launches, or one of them does not answer; the
+    message names it.
+    """

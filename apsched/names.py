@@ -1,4 +1,6 @@
-"""What the name of a module or parameter says: its transformer block, and the bucket of TorchTitan's ``transformer_block_bucketing``."""
+"""What the name of a module or parameter says: its transformer block, and the bucket of
+TorchTitan's ``transformer_block_bucketing``.
+"""
 
 import re
 from collections import Counter
@@ -8,7 +10,8 @@ _BLOCK = re.compile(r"(?:[^.]+\.)*?[^.]+\.\d+(?=\.|$)")
 
 
 def block_of(name: str) -> str:
-    """Return the transformer block of a module or parameter, its name up to the first number; empty outside of blocks.
+    """Return the transformer block of a module or parameter, its name up to the first number; empty
+    outside of blocks.
 
     >>> block_of("layers.3.attention.wq.weight"), block_of("norm.weight")
     ('layers.3', '')
@@ -18,15 +21,21 @@ def block_of(name: str) -> str:
 
 
 def part_of(name: str) -> str:
-    """Return the transformer block of a module or parameter; outside of blocks the first word of its name."""
+    """Return the transformer block of a module or parameter; outside of blocks the first word of
+    its name.
+    """
     return block_of(name) or name.split(".")[0]
 
 
-def bucket_labels(names: Sequence[str], block: Callable[[str], str] = block_of, *, depth: int = 1) -> dict[str, str]:
-    """Return the bucket of each of ``names``, parameters in order of registration: one for each block.
+def bucket_labels(
+    names: Sequence[str], block: Callable[[str], str] = block_of, *, depth: int = 1
+) -> dict[str, str]:
+    """Return the bucket of each of ``names``, parameters in order of registration: one for each
+    block.
 
-    What stands before the first block has a bucket for each module, the first ``depth`` parts of its name (the embedding). What lies
-    between blocks, or behind the last one, shares one (norm and output).
+    What stands before the first block has a bucket for each module, the first ``depth`` parts of
+    its name (the embedding). What lies between blocks, or behind the last one, shares one (norm and
+    output).
 
     >>> list(bucket_labels(["embedding.weight", "layers.0.w", "layers.1.w", "norm.weight", "output.weight"]).values())
     ['embedding', 'layers.0', 'layers.1', 'behind layers.1', 'behind layers.1']
@@ -43,10 +52,12 @@ def bucket_labels(names: Sequence[str], block: Callable[[str], str] = block_of, 
 
 
 def primary_group(groups: Iterable[str]) -> str | None:
-    """Return the group named most often, of several the first by name; ``None`` where none is named.
+    """Return the group named most often, of several the first by name; ``None`` where none is
+    named.
 
-    ``groups`` has one entry for each all-gather of a parameter. A graph made by AutoParallel has gathers on other groups, too (norms on
-    the combined mesh, one on the tensor-parallel group); those must not decide for the rest (AutoParallel #481).
+    ``groups`` has one entry for each all-gather of a parameter. A graph made by AutoParallel has
+    gathers on other groups, too (norms on the combined mesh, one on the tensor-parallel group);
+    those must not decide for the rest (AutoParallel #481).
     """
     counts = Counter(groups)
     return max(sorted(counts), key=counts.__getitem__) if counts else None

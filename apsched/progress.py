@@ -17,7 +17,9 @@ _SECONDS_BETWEEN_LINES = 5.0
 
 
 class Progress:
-    """Reports stages and the solver's incumbent, bound and gap; one object a command. ``seconds`` has the time of each stage."""
+    """Reports stages and the solver's incumbent, bound and gap; one object a command. ``seconds``
+    has the time of each stage.
+    """
 
     def __init__(self, stream: TextIO | None = None, *, quiet: bool = False) -> None:
         self._stream = stream or sys.stderr
@@ -45,10 +47,17 @@ class Progress:
         news = f"{stage}: bound {show_us(bound_us)}"
         if math.isfinite(incumbent_us):
             gap = (incumbent_us - bound_us) / incumbent_us if incumbent_us > 0 else 0.0
-            news = f"{stage}: incumbent {show_us(incumbent_us)}, bound {show_us(bound_us)}, gap {100 * gap:.3f} %"
+            news = (
+                f"{stage}: incumbent {show_us(incumbent_us)}, bound {show_us(bound_us)}, gap"
+                f" {100 * gap:.3f} %"
+            )
         if self._live is not None and self._task is not None:
             self._live.update(self._task, description=f"{self._stage}: {news}")
-        elif not self._quiet and news != self._last_news and time.perf_counter() - self._last_line >= _SECONDS_BETWEEN_LINES:
+        elif (
+            not self._quiet
+            and news != self._last_news
+            and time.perf_counter() - self._last_line >= _SECONDS_BETWEEN_LINES
+        ):
             self._line(f"{self._stage} {time.perf_counter() - self._began:6.1f} s  {news}")
         self._last_news = news
 

@@ -1,4 +1,6 @@
-"""Reads the quantities that people type: ``60GiB``, ``none``, ``floor+2GiB``, ``0.1%``, ``500MB``. No torch here."""
+"""Reads the quantities that people type: ``60GiB``, ``none``, ``floor+2GiB``, ``0.1%``, ``500MB``.
+No torch here.
+"""
 
 import math
 import re
@@ -20,7 +22,9 @@ _LARGEST_BYTES = 2**62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryCap:
-    """A memory cap as stated: a number of bytes, none, or relative to the least that is feasible."""
+    """A memory cap as stated: a number of bytes, none, or relative to the least that is
+    feasible.
+    """
 
     size_bytes: int | None = None
     """Bytes (above the least feasible where ``above_floor``); ``None`` for no cap."""
@@ -35,7 +39,9 @@ def parse_bytes(text: str, label: str = "size") -> int:
     match = _BYTES.fullmatch(text.strip())
     factor = _UNITS.get(match["unit"].lower()) if match else None
     if match is None or factor is None:
-        raise InputError(f"{label}: expected a number of bytes such as {_BYTES_EXAMPLES}; found {text!r}")
+        raise InputError(
+            f"{label}: expected a number of bytes such as {_BYTES_EXAMPLES}; found {text!r}"
+        )
     size_bytes: int = math.floor(Fraction(match["number"]) * factor)
     if size_bytes > _LARGEST_BYTES:
         raise InputError(f"{label}: expected at most 4 EiB; found {text!r}")
@@ -55,7 +61,10 @@ def parse_memory_cap(text: str, label: str = "--memory-cap") -> MemoryCap:
     head, plus, rest = stripped.partition("+")
     if head.strip().lower() != "floor":
         if not _BYTES.fullmatch(stripped):
-            raise InputError(f"{label}: expected bytes such as {_BYTES_EXAMPLES}, or none, floor or floor+2GiB; found {text!r}")
+            raise InputError(
+                f"{label}: expected bytes such as {_BYTES_EXAMPLES}, or none, floor or floor+2GiB;"
+                f" found {text!r}"
+            )
         return MemoryCap(size_bytes=parse_bytes(stripped, label))
     return MemoryCap(size_bytes=parse_bytes(rest, label) if plus else 0, above_floor=True)
 
@@ -69,7 +78,9 @@ def parse_share(text: str, label: str = "share") -> float:
     except ValueError:
         value = math.nan
     if not 0 <= value <= 1:
-        raise InputError(f"{label}: expected a share between 0 and 1, such as 0.1% or 0.001; found {text!r}")
+        raise InputError(
+            f"{label}: expected a share between 0 and 1, such as 0.1% or 0.001; found {text!r}"
+        )
     return value
 
 
@@ -77,7 +88,9 @@ def parse_count(text: str, label: str = "count", *, least: int = 0) -> int:
     """Return the whole number that ``text`` states, at least ``least``."""
     stripped = text.strip()
     if not (stripped.isascii() and stripped.isdigit()) or not least <= int(stripped) < 2**31:
-        raise InputError(f"{label}: expected a whole number from {least} to 2147483647; found {text!r}")
+        raise InputError(
+            f"{label}: expected a whole number from {least} to 2147483647; found {text!r}"
+        )
     return int(stripped)
 
 

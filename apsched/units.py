@@ -3,11 +3,15 @@
 import math
 
 TICKS_PER_US = 1000  # one tick is a nanosecond
-ALLOCATION_BYTES = 512  # torch's CUDA allocator rounds every block up to this (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)
+# torch's CUDA allocator rounds every block up to this (c10/cuda/CUDACachingAllocator.cpp,
+# kMinBlockSize)
+ALLOCATION_BYTES = 512
 
 
 def us_to_ticks(duration_us: float) -> int:
-    """Return ``duration_us`` in ticks, rounded up to the next whole tick (up to float noise far below one)."""
+    """Return ``duration_us`` in ticks, rounded up to the next whole tick (up to float noise far
+    below one).
+    """
     return math.ceil(duration_us * TICKS_PER_US - 1e-6)
 
 

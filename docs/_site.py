@@ -1,7 +1,9 @@
-"""Hooks of MkDocs (``mkdocs.yml``): pages that come from the repository itself, and formulas as MathML.
+"""Hooks of MkDocs (``mkdocs.yml``): pages that come from the repository itself, and formulas as
+MathML.
 
-The first page is the README; the command line is what ``--help`` prints; the API is the docstrings of what ``apsched`` exports. Formulas
-between dollar signs become MathML, which browsers draw themselves: no script from elsewhere is needed.
+The first page is the README; the command line is what ``--help`` prints; the API is the docstrings
+of what ``apsched`` exports. Formulas between dollar signs become MathML, which browsers draw
+themselves: no script from elsewhere is needed.
 """
 
 import argparse
@@ -30,7 +32,8 @@ def on_files(files: Files, config: Any) -> Files:
         "changelog.md": (_ROOT / "CHANGELOG.md").read_text(),
         "cli.md": _commands(),
         "api.md": _api(),
-        "benchmarks.md": "# Benchmarks\n\n" + "\n\n".join(_lowered(file.read_text()) for file in results),
+        "benchmarks.md": "# Benchmarks\n\n"
+        + "\n\n".join(_lowered(file.read_text()) for file in results),
     }
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
@@ -82,4 +85,12 @@ def _help(parser: argparse.ArgumentParser, name: str) -> list[str]:
 def _api() -> str:
     names = [name for name in apsched.__all__ if not name.startswith("__")]
     entries = [f"::: apsched.{name}\n" for name in names]
-    return "\n".join(["# Python", "", "All of it is imported when first used: `import apsched` imports no torch.", "", *entries])
+    return "\n".join(
+        [
+            "# Python",
+            "",
+            "All of it is imported when first used: `import apsched` imports no torch.",
+            "",
+            *entries,
+        ]
+    )

@@ -1,4 +1,6 @@
-"""Build a preset on its mesh: sharded parameters and example inputs, of which nothing is allocated unless asked."""
+"""Build a preset on its mesh: sharded parameters and example inputs, of which nothing is allocated
+unless asked.
+"""
 
 import math
 import zlib
@@ -28,7 +30,9 @@ class BuiltModel:
 
     name: str
     module: nn.Module
-    """``module(*inputs)`` is this process rank's share of the loss; parameters are DTensor shards in float32."""
+    """``module(*inputs)`` is this process rank's share of the loss; parameters are DTensor shards
+    in float32.
+    """
     inputs: tuple[torch.Tensor, ...]
     """Tokens and targets, ``[batch, seq_len]`` each."""
     mesh: MeshSpec
@@ -50,12 +54,14 @@ def build(
     materialize: bool = False,
     seed: int = 0,
 ) -> BuiltModel:
-    """Return preset ``name`` as this process rank holds it; raises :class:`InputError` on what doesn't fit together.
+    """Return preset ``name`` as this process rank holds it; raises :class:`InputError` on what
+    doesn't fit together.
 
-    A process group of ``mesh.world_size`` must run: real, or a fake one by :func:`apsched.capture.fake_world.world`. Parameters
-    and inputs are fake tensors of one fake mode, unless ``materialize``: then they are real on ``device``, with values that
-    depend on nothing but ``seed`` and their names, so that every mesh starts from the same model.
-    ``batch`` is sequences per data-parallel process rank.
+    A process group of ``mesh.world_size`` must run: real, or a fake one by
+    :func:`apsched.capture.fake_world.world`. Parameters and inputs are fake tensors of one fake
+    mode, unless ``materialize``: then they are real on ``device``, with values that depend on
+    nothing but ``seed`` and their names, so that every mesh starts from the same model. ``batch``
+    is sequences per data-parallel process rank.
     """
     options = options or ModelOptions()
     config = _config(name, num_layers)
@@ -66,14 +72,30 @@ def build(
     num_parameters = sum(parameter.numel() for parameter in module.parameters())
     with nullcontext() if materialize else FakeTensorMode():
         target = torch.device(device)
-        shard_parameters(module, meshes, options, device=target, values=initial_values(seed) if materialize else None)
+        shard_parameters(
+            module,
+            meshes,
+            options,
+            device=target,
+            values=initial_values(seed) if materialize else None,
+        )
         for table in (child for child in module.modules() if isinstance(child, Table)):
             table.fill(target)
         shape = (batch, seq_len + 1)
-        tokens = real_tokens(config.vocab_size, shape, mesh, seed) if materialize else torch.empty(shape, dtype=torch.int64)
+        tokens = (
+            real_tokens(config.vocab_size, shape, mesh, seed)
+            if materialize
+            else torch.empty(shape, dtype=torch.int64)
+        )
         inputs = tuple(part.clone().to(target) for part in (tokens[:, :-1], tokens[:, 1:]))
     return BuiltModel(
-        name=name, module=module, inputs=inputs, mesh=mesh, options=options, num_layers=config.num_layers, num_parameters=num_parameters
+        name=name,
+        module=module,
+        inputs=inputs,
+        mesh=mesh,
+        options=options,
+        num_layers=config.num_layers,
+        num_parameters=num_parameters,
     )
 
 
@@ -93,27 +115,40 @@ def _check(name: str, config: Config, mesh: MeshSpec, seq_len: int, batch: int) 
         if value < 1:
             raise InputError(f"{what} must be at least 1; found {value}")
     if batch * seq_len % mesh.tp:
-        raise InputError(f"batch x seq_len must be a multiple of tp, which splits the tokens; found {batch} x {seq_len} and tp={mesh.tp}")
+        raise InputError(
+            f"batch x seq_len must be a multiple of tp, which splits the tokens; found {batch} x"
+            f" {seq_len} and tp={mesh.tp}"
+        )
     if isinstance(config, LlamaConfig):
         if mesh.ep > 1:
-            raise InputError(f"{name} has no experts, so mesh axis 'ep' can't be used; drop ep={mesh.ep} or take a deepseek-v3 preset")
+            raise InputError(
+                f"{name} has no experts, so mesh axis 'ep' can't be used; drop ep={mesh.ep} or take"
+                " a deepseek-v3 preset"
+            )
         heads = math.gcd(config.num_heads, config.num_kv_heads)
         if heads % mesh.tp:
-            raise InputError(f"tp must divide the {heads} key-value heads of {name}; found tp={mesh.tp}")
+            raise InputError(
+                f"tp must divide the {heads} key-value heads of {name}; found tp={mesh.tp}"
+            )
     else:
         _check_experts(name, config, mesh, seq_len, batch)
 
 
-def _check_experts(name: str, config: DeepseekConfig, mesh: MeshSpec, seq_len: int, batch: int) -> None:
+def _check_experts(
+    name: str, config: DeepseekConfig, mesh: MeshSpec, seq_len: int, batch: int
+) -> None:
     if mesh.tp > 1:
         raise InputError(f"{name} has no tensor-parallel form; found tp={mesh.tp}: use fsdp and ep")
     if config.num_experts % mesh.ep:
-        raise InputError(f"ep must divide the {config.num_experts} experts of {name}; found ep={mesh.ep}")
+        raise InputError(
+            f"ep must divide the {config.num_experts} experts of {name}; found ep={mesh.ep}"
+        )
     routed = batch * seq_len * config.num_experts_per_token
     if routed % config.num_experts:
         raise InputError(
-            f"balanced routing needs batch x seq_len x {config.num_experts_per_token} to be a multiple of the "
-            f"{config.num_experts} experts of {name}; found {routed}: change seq_len or batch"
+            f"balanced routing needs batch x seq_len x {config.num_experts_per_token} to be a"
+            f" multiple of the {config.num_experts} experts of {name}; found {routed}: change"
+            " seq_len or batch"
         )
 
 
@@ -136,9 +171,24 @@ def real_tokens(vocab_size: int, shape: tuple[int, int], mesh: MeshSpec, seed: i
     return torch.randint(vocab_size, shape, generator=generator)
 
 
-def _module(config: Config, batch: int, seq_len: int, options: ModelOptions, meshes: Meshes) -> nn.Module:
+def _module(
+    config: Config, batch: int, seq_len: int, options: ModelOptions, meshes: Meshes
+) -> nn.Module:
     dtype, global_tokens = options.param_dtype, batch * seq_len * meshes.spec.data_parallel_size
     if isinstance(config, LlamaConfig):
-        return Llama(config, seq_len=seq_len, dtype=dtype, tp=group_of(meshes.dense, "tp"), global_tokens=global_tokens)
+        return Llama(
+            config,
+            seq_len=seq_len,
+            dtype=dtype,
+            tp=group_of(meshes.dense, "tp"),
+            global_tokens=global_tokens,
+        )
     ep = group_of(meshes.expert, "ep")
-    return Deepseek(config, num_tokens=batch * seq_len, seq_len=seq_len, dtype=dtype, ep=ep, global_tokens=global_tokens)
+    return Deepseek(
+        config,
+        num_tokens=batch * seq_len,
+        seq_len=seq_len,
+        dtype=dtype,
+        ep=ep,
+        global_tokens=global_tokens,
+    )

@@ -1,6 +1,8 @@
-"""Collectives on the path of compute, with their gradients, as functional ops that a graph shows as they are.
+"""Collectives on the path of compute, with their gradients, as functional ops that a graph shows as
+they are.
 
-Tensors are split along dim 0, so that no copy stands around the collective. Each function is the identity on a group of one.
+Tensors are split along dim 0, so that no copy stands around the collective. Each function is the
+identity on a group of one.
 """
 
 from typing import Any
@@ -28,7 +30,9 @@ def exchange_tokens(x_TD: torch.Tensor, group: Group) -> torch.Tensor:
 
 
 def sum_of_parts(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """Return the sum over ``group`` of values that every process rank then uses alike; the gradient passes unchanged."""
+    """Return the sum over ``group`` of values that every process rank then uses alike; the gradient
+    passes unchanged.
+    """
     return x if group.size == 1 else _apply(_SumOfParts, x, group)
 
 
@@ -37,15 +41,21 @@ def largest_of_parts(x: torch.Tensor, group: Group) -> torch.Tensor:
     return x.detach() if group.size == 1 else _wait(_ops.all_reduce(x.detach(), "max", group.name))
 
 
-def gather_shards(x: torch.Tensor, group: Group, dtype: torch.dtype, reduce_dtype: torch.dtype) -> torch.Tensor:
-    """Return the shards of ``group`` along dim 0, in ``dtype``; the gradient is reduce-scattered in ``reduce_dtype``."""
+def gather_shards(
+    x: torch.Tensor, group: Group, dtype: torch.dtype, reduce_dtype: torch.dtype
+) -> torch.Tensor:
+    """Return the shards of ``group`` along dim 0, in ``dtype``; the gradient is reduce-scattered in
+    ``reduce_dtype``.
+    """
     function: Any = _GatherShards
     result: torch.Tensor = function.apply(x, group, dtype, reduce_dtype)
     return result
 
 
 def sum_gradient(x: torch.Tensor, group: Group, reduce_dtype: torch.dtype) -> torch.Tensor:
-    """Return ``x``; its gradient is summed in ``reduce_dtype`` over ``group``, where each process rank has a part of it."""
+    """Return ``x``; its gradient is summed in ``reduce_dtype`` over ``group``, where each process
+    rank has a part of it.
+    """
     if group.size == 1:
         return x
     function: Any = _SumGradient
@@ -89,13 +99,20 @@ class _GatherTokens(torch.autograd.Function):
 
 class _GatherShards(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Group, dtype: torch.dtype, reduce_dtype: torch.dtype) -> torch.Tensor:
+    def forward(
+        ctx: Any, x: torch.Tensor, group: Group, dtype: torch.dtype, reduce_dtype: torch.dtype
+    ) -> torch.Tensor:
         ctx.group, ctx.dtype, ctx.reduce_dtype = group, x.dtype, reduce_dtype
         return _all_gather(x.to(dtype), group)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        return _reduce_scatter(gradient.to(ctx.reduce_dtype), ctx.group).to(ctx.dtype), None, None, None
+        return (
+            _reduce_scatter(gradient.to(ctx.reduce_dtype), ctx.group).to(ctx.dtype),
+            None,
+            None,
+            None,
+        )
 
 
 class _ScatterTokens(torch.autograd.Function):

@@ -1,6 +1,8 @@
-"""DeepSeek-V3: multi-head latent attention, routed and shared experts (shapes: see :mod:`apsched.models.layers`).
+"""DeepSeek-V3: multi-head latent attention, routed and shared experts (shapes: see
+:mod:`apsched.models.layers`).
 
-Further shapes: K experts per token, R = T x K routed tokens, E experts, L experts of one ``ep`` process rank, C tokens of one expert.
+Further shapes: K experts per token, R = T x K routed tokens, E experts, L experts of one ``ep``
+process rank, C tokens of one expert.
 """
 
 from typing import ClassVar
@@ -10,7 +12,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from apsched.models.collectives import exchange_tokens
-from apsched.models.layers import FeedForward, RMSNorm, RotaryTable, Table, TokenEmbedding, token_loss
+from apsched.models.layers import (
+    FeedForward,
+    RMSNorm,
+    RotaryTable,
+    Table,
+    TokenEmbedding,
+    token_loss,
+)
 from apsched.models.mesh import ALONE, Group
 from apsched.models.presets import DeepseekConfig
 
@@ -20,7 +29,9 @@ def _linear(in_features: int, out_features: int) -> nn.Linear:
 
 
 class LatentAttention(nn.Module):
-    """Multi-head latent attention ("DeepSeek-V2", 2024, section 2.1), as trained: keys and values are expanded."""
+    """Multi-head latent attention ("DeepSeek-V2", 2024, section 2.1), as trained: keys and values
+    are expanded.
+    """
 
     def __init__(self, config: DeepseekConfig) -> None:
         super().__init__()
@@ -32,18 +43,28 @@ class LatentAttention(nn.Module):
         self.wq_b = _linear(config.q_lora_rank or config.dim, heads * config.qk_head_dim)
         self.wkv_a = _linear(config.dim, config.kv_lora_rank + config.qk_rope_head_dim)
         self.kv_norm = RMSNorm(config.kv_lora_rank, eps=config.norm_eps)
-        self.wkv_b = _linear(config.kv_lora_rank, heads * (config.qk_nope_head_dim + config.v_head_dim))
+        self.wkv_b = _linear(
+            config.kv_lora_rank, heads * (config.qk_nope_head_dim + config.v_head_dim)
+        )
         self.wo = _linear(heads * config.v_head_dim, config.dim)
 
     def forward(self, x_TD: torch.Tensor, seq_len: int, rope: RotaryTable) -> torch.Tensor:
         """Return the output projection of causal attention."""
         config = self.config
-        q_BSNH = self._heads(self.wq_b(self.q_norm(self.wq_a(x_TD)) if config.q_lora_rank else x_TD), seq_len)
-        q_plain, q_turned = torch.split(q_BSNH, [config.qk_nope_head_dim, config.qk_rope_head_dim], dim=-1)
-        latent, k_turned = torch.split(self.wkv_a(x_TD), [config.kv_lora_rank, config.qk_rope_head_dim], dim=-1)
+        q_BSNH = self._heads(
+            self.wq_b(self.q_norm(self.wq_a(x_TD)) if config.q_lora_rank else x_TD), seq_len
+        )
+        q_plain, q_turned = torch.split(
+            q_BSNH, [config.qk_nope_head_dim, config.qk_rope_head_dim], dim=-1
+        )
+        latent, k_turned = torch.split(
+            self.wkv_a(x_TD), [config.kv_lora_rank, config.qk_rope_head_dim], dim=-1
+        )
         kv_BSNH = self._heads(self.wkv_b(self.kv_norm(latent)), seq_len)
         k_plain, v_BSNH = torch.split(kv_BSNH, [config.qk_nope_head_dim, config.v_head_dim], dim=-1)
-        k_turned = rope.rotate(k_turned.view(-1, seq_len, 1, config.qk_rope_head_dim)).expand(-1, -1, config.num_heads, -1)
+        k_turned = rope.rotate(k_turned.view(-1, seq_len, 1, config.qk_rope_head_dim)).expand(
+            -1, -1, config.num_heads, -1
+        )
         q_BSNH = torch.cat((q_plain, rope.rotate(q_turned)), dim=-1)
         k_BSNH = torch.cat((k_plain, k_turned), dim=-1)
         # Flash attention wants heads of one size.
@@ -59,9 +80,11 @@ class LatentAttention(nn.Module):
 
 
 class BalancedRouting(Table):
-    """Which expert takes which token when every expert takes as many: round robin, so that shapes are known before the run.
+    """Which expert takes which token when every expert takes as many: round robin, so that shapes
+    are known before the run.
 
-    TorchTitan has the same for debugging (``debug_force_load_balance``). Routed tokens are sorted by expert.
+    TorchTitan has the same for debugging (``debug_force_load_balance``). Routed tokens are sorted
+    by expert.
     """
 
     token_R: torch.Tensor
@@ -77,7 +100,9 @@ class BalancedRouting(Table):
         self.declare("expert_TK", (num_tokens, num_experts_per_token), torch.int64)
 
     def fill(self, device: torch.device) -> None:
-        """Set the token of each routed token, the place of each in the sorted order, and the experts of each token."""
+        """Set the token of each routed token, the place of each in the sorted order, and the
+        experts of each token.
+        """
         num_tokens, num_experts, per_token = self.shape
         flat_R = torch.arange(num_tokens * per_token, device=device)
         self.token_R = flat_R.view(-1, num_experts).t().reshape(-1) // per_token
@@ -86,7 +111,9 @@ class BalancedRouting(Table):
 
 
 class RoutedExperts(nn.Module):
-    """SwiGLU networks of all experts, side by side; with ``ep`` each process rank has some and tokens travel."""
+    """SwiGLU networks of all experts, side by side; with ``ep`` each process rank has some and
+    tokens travel.
+    """
 
     expert_parallel: ClassVar[tuple[str, ...]] = ("w1", "w2", "w3")
 
@@ -99,10 +126,14 @@ class RoutedExperts(nn.Module):
         self.w3 = nn.Parameter(torch.empty(experts, dim, hidden))
 
     def forward(self, x_RD: torch.Tensor) -> torch.Tensor:
-        """Return the expert's answer to each routed token; tokens are sorted by expert, as many for each."""
+        """Return the expert's answer to each routed token; tokens are sorted by expert, as many for
+        each.
+        """
         w1, w2, w3 = self.w1, self.w2, self.w3
         x_RD = exchange_tokens(x_RD, self.ep)
-        x_PLCD = x_RD.view(self.ep.size, w1.shape[0], -1, x_RD.shape[1])  # P: the process rank that sent them
+        x_PLCD = x_RD.view(
+            self.ep.size, w1.shape[0], -1, x_RD.shape[1]
+        )  # P: the process rank that sent them
         x_LCD = x_PLCD.permute(1, 0, 2, 3).flatten(1, 2)
         y_LCD = torch.bmm(F.silu(torch.bmm(x_LCD, w1)) * torch.bmm(x_LCD, w3), w2)
         y_PLCD = y_LCD.view(y_LCD.shape[0], self.ep.size, -1, y_LCD.shape[2]).permute(1, 0, 2, 3)
@@ -117,14 +148,18 @@ class MixtureOfExperts(nn.Module):
         self.config = config
         self.router = _linear(config.dim, config.num_experts)
         self.experts = RoutedExperts(config, ep)
-        self.shared_experts = FeedForward(config.dim, config.num_shared_experts * config.expert_hidden_dim)
+        self.shared_experts = FeedForward(
+            config.dim, config.num_shared_experts * config.expert_hidden_dim
+        )
 
     def forward(self, x_TD: torch.Tensor, routing: BalancedRouting) -> torch.Tensor:
         """Return the weighted answers of the chosen experts plus that of the shared ones."""
         weight_TK = self._weights(self.router(x_TD).float(), routing.expert_TK)
         y_RD = self.experts(x_TD[routing.token_R])
         y_TKD = y_RD[routing.place_R].view(x_TD.shape[0], -1, x_TD.shape[1])
-        result: torch.Tensor = (y_TKD * weight_TK.to(x_TD.dtype).unsqueeze(-1)).sum(1) + self.shared_experts(x_TD)
+        result: torch.Tensor = (y_TKD * weight_TK.to(x_TD.dtype).unsqueeze(-1)).sum(
+            1
+        ) + self.shared_experts(x_TD)
         return result
 
     def _weights(self, logits_TE: torch.Tensor, expert_TK: torch.Tensor) -> torch.Tensor:
@@ -135,7 +170,9 @@ class MixtureOfExperts(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Attention and a dense or routed feed-forward network, each behind a norm and beside a residual."""
+    """Attention and a dense or routed feed-forward network, each behind a norm and beside a
+    residual.
+    """
 
     def __init__(self, config: DeepseekConfig, layer: int, ep: Group) -> None:
         super().__init__()
@@ -147,22 +184,37 @@ class TransformerBlock(nn.Module):
         else:
             self.moe = MixtureOfExperts(config, ep)
 
-    def forward(self, x_TD: torch.Tensor, seq_len: int, rope: RotaryTable, routing: BalancedRouting) -> torch.Tensor:
+    def forward(
+        self, x_TD: torch.Tensor, seq_len: int, rope: RotaryTable, routing: BalancedRouting
+    ) -> torch.Tensor:
         """Return the tokens after the layer."""
         x_TD = x_TD + self.attention(self.attention_norm(x_TD), seq_len, rope)
         normed_TD = self.ffn_norm(x_TD)
-        result: torch.Tensor = x_TD + (self.moe(normed_TD, routing) if hasattr(self, "moe") else self.feed_forward(normed_TD))
+        result: torch.Tensor = x_TD + (
+            self.moe(normed_TD, routing) if hasattr(self, "moe") else self.feed_forward(normed_TD)
+        )
         return result
 
 
 class Deepseek(nn.Module):
     """The model with its loss: tokens in, loss out."""
 
-    def __init__(self, config: DeepseekConfig, *, num_tokens: int, seq_len: int, dtype: torch.dtype, ep: Group, global_tokens: int) -> None:
+    def __init__(
+        self,
+        config: DeepseekConfig,
+        *,
+        num_tokens: int,
+        seq_len: int,
+        dtype: torch.dtype,
+        ep: Group,
+        global_tokens: int,
+    ) -> None:
         super().__init__()
         self.seq_len, self.global_tokens = seq_len, global_tokens
         self.tok_embeddings = TokenEmbedding(config.vocab_size, config.dim)
-        self.layers = nn.ModuleList(TransformerBlock(config, layer, ep) for layer in range(config.num_layers))
+        self.layers = nn.ModuleList(
+            TransformerBlock(config, layer, ep) for layer in range(config.num_layers)
+        )
         self.norm = RMSNorm(config.dim, eps=config.norm_eps)
         self.output = _linear(config.dim, config.vocab_size)
         self.rope = RotaryTable(seq_len, config.qk_rope_head_dim, config.rope_base, dtype)
@@ -173,4 +225,7 @@ class Deepseek(nn.Module):
         x_TD = self.tok_embeddings.embed(tokens_BS.reshape(-1), self.tok_embeddings.weight, ALONE)
         for layer in self.layers:
             x_TD = layer(x_TD, self.seq_len, self.rope, self.routing)
-        return token_loss(self.output(self.norm(x_TD)), targets_BS.reshape(-1), ALONE) / self.global_tokens
+        return (
+            token_loss(self.output(self.norm(x_TD)), targets_BS.reshape(-1), ALONE)
+            / self.global_tokens
+        )

@@ -1,7 +1,9 @@
-"""Models of Transformers, built from a configuration alone: no weights, no network; sharded like the presets.
+"""Models of Transformers, built from a configuration alone: no weights, no network; sharded like
+the presets.
 
-Layers, names and mathematics are those of the installed ``transformers`` (extra ``apsched[hf]``); what stands here is what it does not
-have as operators that a tracer can see: the loss, causal attention without a mask, and tensor parallelism by collectives.
+Layers, names and mathematics are those of the installed ``transformers`` (extra ``apsched[hf]``);
+what stands here is what it does not have as operators that a tracer can see: the loss, causal
+attention without a mask, and tensor parallelism by collectives.
 """
 
 import json
@@ -32,7 +34,9 @@ _DENSE_PLAN: Mapping[str, int | str] = {
     "q_norm": SUMMED, "k_norm": SUMMED,
     "embed_tokens": WHOLE, "input_layernorm": WHOLE, "post_attention_layernorm": WHOLE, "norm": WHOLE,
 }  # fmt: skip
-"""Last part of a module's name -> how ``tp`` splits its parameters: the plan of Transformers' configurations, and the output by rows."""
+"""Last part of a module's name -> how ``tp`` splits its parameters: the plan of Transformers'
+configurations, and the output by rows.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +52,9 @@ class _Family:
 FAMILIES: Mapping[str, _Family] = {
     "llama": _Family(config="LlamaConfig", model="LlamaForCausalLM", tensor_parallel=True),
     "qwen3": _Family(config="Qwen3Config", model="Qwen3ForCausalLM", tensor_parallel=True),
-    "mixtral": _Family(config="MixtralConfig", model="MixtralForCausalLM", tensor_parallel=False, has_experts=True),
+    "mixtral": _Family(
+        config="MixtralConfig", model="MixtralForCausalLM", tensor_parallel=False, has_experts=True
+    ),
 }
 """``model_type`` of a configuration file -> its classes in Transformers."""
 
@@ -64,15 +70,18 @@ def build_from_config(
     materialize: bool = False,
     seed: int = 0,
 ) -> BuiltModel:
-    """Return the model of the configuration file ``path`` (or of the directory that holds ``config.json``) as this process rank holds it.
+    """Return the model of the configuration file ``path`` (or of the directory that holds
+    ``config.json``) as this process rank holds it.
 
-    Parameters keep Transformers' names. All else is as in :func:`apsched.models.build.build`: a process group of ``mesh.world_size``
-    must run; with ``materialize`` values are real, on the CPU, and the same on every mesh.
+    Parameters keep Transformers' names. All else is as in :func:`apsched.models.build.build`: a
+    process group of ``mesh.world_size`` must run; with ``materialize`` values are real, on the CPU,
+    and the same on every mesh.
 
     Raises
     ------
     InputError
-        for a file that is no configuration, a model that is not known here, and what does not fit the mesh or the sequence.
+        for a file that is no configuration, a model that is not known here, and what does not fit
+        the mesh or the sequence.
     """
     path = path / "config.json" if path.is_dir() else path
     fields = read_config(path)
@@ -97,10 +106,20 @@ def build_from_config(
     _make_trainable(module, tp, options, batch * seq_len * mesh.data_parallel_size)
     with nullcontext() if materialize else FakeTensorMode():
         device = torch.device("cpu")
-        shard_parameters(module, meshes, options, device=device, values=initial_values(seed) if materialize else None)
+        shard_parameters(
+            module,
+            meshes,
+            options,
+            device=device,
+            values=initial_values(seed) if materialize else None,
+        )
         _fill_buffers(module, config)
         shape = (batch, seq_len + 1)
-        tokens = real_tokens(config.vocab_size, shape, mesh, seed) if materialize else torch.empty(shape, dtype=torch.int64)
+        tokens = (
+            real_tokens(config.vocab_size, shape, mesh, seed)
+            if materialize
+            else torch.empty(shape, dtype=torch.int64)
+        )
         inputs = (tokens[:, :-1].clone(), tokens[:, 1:].clone())
     return BuiltModel(
         name=f"hf:{path.name}",
@@ -114,20 +133,25 @@ def build_from_config(
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Return the fields of a configuration file whose ``model_type`` is known here; needs neither torch nor Transformers."""
+    """Return the fields of a configuration file whose ``model_type`` is known here; needs neither
+    torch nor Transformers.
+    """
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(
-            f"hf:{path}: expected a configuration file of Transformers, found {error.strerror or error}; name its path"
+            f"hf:{path}: expected a configuration file of Transformers, found"
+            f" {error.strerror or error}; name its path"
         ) from None
     except ValueError as error:
-        raise InputError(f"hf:{path}: expected JSON, found {error}; take the config.json of a model") from None
+        raise InputError(
+            f"hf:{path}: expected JSON, found {error}; take the config.json of a model"
+        ) from None
     kind = fields.get("model_type") if isinstance(fields, dict) else None
     if kind not in FAMILIES:
         raise InputError(
-            f'hf:{path}: expected a configuration with "model_type" {", ".join(FAMILIES)}; found {kind!r}: '
-            "capture other models as package.module:function"
+            f'hf:{path}: expected a configuration with "model_type" {", ".join(FAMILIES)}; found'
+            f" {kind!r}: capture other models as package.module:function"
         )
     return dict(fields)
 
@@ -136,7 +160,9 @@ def _transformers() -> Any:
     try:
         return import_module("transformers")
     except ImportError as error:
-        raise InputError(f"hf: needs Transformers ({error}); run pip install 'apsched[hf]'") from None
+        raise InputError(
+            f"hf: needs Transformers ({error}); run pip install 'apsched[hf]'"
+        ) from None
 
 
 def _accepted(path: Path, make: Callable[[], Any]) -> Any:
@@ -146,27 +172,54 @@ def _accepted(path: Path, make: Callable[[], Any]) -> Any:
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
         raise InputError(
-            f"hf:{path}: expected a configuration that Transformers accepts, found {type(error).__name__}: {reason}"
+            f"hf:{path}: expected a configuration that Transformers accepts, found"
+            f" {type(error).__name__}: {reason}"
         ) from error
 
 
-def _check(path: Path, config: Any, family: _Family, mesh: MeshSpec, seq_len: int, batch: int) -> None:
-    for what, value in (("seq_len", seq_len), ("batch", batch), ("num_hidden_layers", config.num_hidden_layers)):
+def _check(
+    path: Path, config: Any, family: _Family, mesh: MeshSpec, seq_len: int, batch: int
+) -> None:
+    for what, value in (
+        ("seq_len", seq_len),
+        ("batch", batch),
+        ("num_hidden_layers", config.num_hidden_layers),
+    ):
         if value < 1:
             raise InputError(f"{what} must be at least 1; found {value}")
     if mesh.ep > 1:
-        raise InputError(f"hf:{path}: experts are not split over process ranks here; drop ep={mesh.ep}, or take a deepseek-v3 preset")
+        raise InputError(
+            f"hf:{path}: experts are not split over process ranks here; drop ep={mesh.ep}, or take"
+            " a deepseek-v3 preset"
+        )
     if mesh.tp > 1 and not family.tensor_parallel:
-        raise InputError(f"hf:{path}: {config.model_type} has no tensor-parallel form here; found tp={mesh.tp}: use fsdp")
+        raise InputError(
+            f"hf:{path}: {config.model_type} has no tensor-parallel form here; found tp={mesh.tp}:"
+            " use fsdp"
+        )
     if mesh.tp > 1 and config.tie_word_embeddings:
-        raise InputError(f"hf:{path}: tp splits the output by rows, and here it is the embedding (tie_word_embeddings); drop tp={mesh.tp}")
-    if mesh.tp > 1 and (getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False)):
-        raise InputError(f"hf:{path}: biases have no tensor-parallel form here (attention_bias, mlp_bias); drop tp={mesh.tp}")
+        raise InputError(
+            f"hf:{path}: tp splits the output by rows, and here it is the embedding"
+            f" (tie_word_embeddings); drop tp={mesh.tp}"
+        )
+    if mesh.tp > 1 and (
+        getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False)
+    ):
+        raise InputError(
+            f"hf:{path}: biases have no tensor-parallel form here (attention_bias, mlp_bias); drop"
+            f" tp={mesh.tp}"
+        )
     if config.num_key_value_heads % mesh.tp:
-        raise InputError(f"hf:{path}: tp must divide the {config.num_key_value_heads} key-value heads; found tp={mesh.tp}")
+        raise InputError(
+            f"hf:{path}: tp must divide the {config.num_key_value_heads} key-value heads; found"
+            f" tp={mesh.tp}"
+        )
     window = getattr(config, "sliding_window", None)
     if window is not None and getattr(config, "use_sliding_window", True) and seq_len > window:
-        raise InputError(f"hf:{path}: attention to a sliding window of {window} tokens is not captured; take --seq {window} or less")
+        raise InputError(
+            f"hf:{path}: attention to a sliding window of {window} tokens is not captured; take"
+            f" --seq {window} or less"
+        )
 
 
 def _causal_attention(
@@ -180,20 +233,29 @@ def _causal_attention(
     dropout: float,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
-    """Return causal attention without a mask: Transformers makes one only for kinds of attention that it knows."""
-    y_BNSH = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True, scale=scaling, enable_gqa=True)
+    """Return causal attention without a mask: Transformers makes one only for kinds of attention
+    that it knows.
+    """
+    y_BNSH = F.scaled_dot_product_attention(
+        query, key, value, dropout_p=dropout, is_causal=True, scale=scaling, enable_gqa=True
+    )
     return y_BNSH.transpose(1, 2).contiguous(), None
 
 
 def _make_trainable(model: nn.Module, tp: Group, options: ModelOptions, global_tokens: int) -> None:
-    """Give the model a forward that returns the loss, and with ``tp`` its layers collectives around their matrix products."""
+    """Give the model a forward that returns the loss, and with ``tp`` its layers collectives around
+    their matrix products.
+    """
 
     def loss(self: Any, tokens_BS: torch.Tensor, targets_BS: torch.Tensor) -> torch.Tensor:
         if self.lm_head.weight is None:
             embedding = self.model.embed_tokens
             weight_VD = embedding.weight  # read once, gathered once
             x_BSD = F.embedding(tokens_BS, weight_VD, embedding.padding_idx)
-            logits_TV = F.linear(self.model(inputs_embeds=x_BSD, use_cache=False).last_hidden_state.flatten(0, 1), weight_VD)
+            logits_TV = F.linear(
+                self.model(inputs_embeds=x_BSD, use_cache=False).last_hidden_state.flatten(0, 1),
+                weight_VD,
+            )
         else:
             x_TD = self.model(input_ids=tokens_BS, use_cache=False).last_hidden_state.flatten(0, 1)
             logits_TV = self.lm_head(sum_gradient(x_TD, tp, x_TD.dtype))
@@ -205,13 +267,17 @@ def _make_trainable(model: nn.Module, tp: Group, options: ModelOptions, global_t
     for name, module in model.named_modules():
         last = name.rpartition(".")[2]
         if last in _DENSE_PLAN:
-            module.tensor_parallel = dict.fromkeys(dict(module.named_parameters(recurse=False)), _DENSE_PLAN[last])
+            module.tensor_parallel = dict.fromkeys(
+                dict(module.named_parameters(recurse=False)), _DENSE_PLAN[last]
+            )
         elif last in ("self_attn", "mlp"):
             _replace_forward(module, _summed(type(module).forward, tp))
 
 
 def _summed(inner: Callable[..., Any], tp: Group) -> Callable[..., Any]:
-    """Return a layer's forward between two all-reduces over ``tp``: of its output, and of the gradient of its input."""
+    """Return a layer's forward between two all-reduces over ``tp``: of its output, and of the
+    gradient of its input.
+    """
 
     def forward(self: nn.Module, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         result = inner(self, sum_gradient(hidden_states, tp, hidden_states.dtype), *args, **kwargs)
@@ -232,6 +298,9 @@ def _fill_buffers(model: nn.Module, config: Any) -> None:
         if not any(True for _ in module.buffers(recurse=False)):
             continue
         if not type(module).__name__.endswith("RotaryEmbedding"):
-            raise InputError(f"hf: buffers of {name} ({type(module).__name__}) are not known; report the version of transformers")
+            raise InputError(
+                f"hf: buffers of {name} ({type(module).__name__}) are not known; report the version"
+                " of transformers"
+            )
         for key, buffer in type(module)(config=config).named_buffers(recurse=False):
             module.register_buffer(key, buffer, persistent=False)

@@ -1,6 +1,8 @@
-"""Layers shared by the models: plain modules of whole size, which say how tensor parallelism splits their parameters.
+"""Layers shared by the models: plain modules of whole size, which say how tensor parallelism splits
+their parameters.
 
-Shapes: T tokens (batch x sequence, flattened), B batch, S sequence, N heads, H head size, D model width, V vocabulary.
+Shapes: T tokens (batch x sequence, flattened), B batch, S sequence, N heads, H head size, D model
+width, V vocabulary.
 """
 
 from typing import ClassVar
@@ -13,11 +15,15 @@ from apsched.models.collectives import largest_of_parts, scatter_tokens, sum_of_
 from apsched.models.mesh import Group
 
 SUMMED = "summed"
-"""A parameter that is whole on every ``tp`` process rank and whose gradient is summed over them (sequence-parallel norms)."""
+"""A parameter that is whole on every ``tp`` process rank and whose gradient is summed over them
+(sequence-parallel norms).
+"""
 
 
 WHOLE = "whole"
-"""A parameter that is whole on every ``tp`` process rank, all of which see the same activations: their gradients are the same, too."""
+"""A parameter that is whole on every ``tp`` process rank, all of which see the same activations:
+their gradients are the same, too.
+"""
 
 
 class ColumnLinear(nn.Linear):
@@ -101,8 +107,12 @@ class RotaryTable(Table):
     def fill(self, device: torch.device) -> None:
         """Set both buffers, on ``device``."""
         seq_len, head_dim = self.shape
-        frequency_H = self.base ** (-torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim)
-        angle_SH = torch.outer(torch.arange(seq_len, dtype=torch.float32, device=device), frequency_H).repeat(1, 2)
+        frequency_H = self.base ** (
+            -torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
+        )
+        angle_SH = torch.outer(
+            torch.arange(seq_len, dtype=torch.float32, device=device), frequency_H
+        ).repeat(1, 2)
         self.cos, self.sin = angle_SH.cos().to(self.cos.dtype), angle_SH.sin().to(self.sin.dtype)
 
     def rotate(self, x_BSNH: torch.Tensor) -> torch.Tensor:
@@ -113,7 +123,9 @@ class RotaryTable(Table):
 
 
 def token_loss(logits_TV: torch.Tensor, targets_T: torch.Tensor, tp: Group) -> torch.Tensor:
-    """Return the summed cross-entropy; with ``tp`` the vocabulary is split and only a few numbers per token travel."""
+    """Return the summed cross-entropy; with ``tp`` the vocabulary is split and only a few numbers
+    per token travel.
+    """
     logits_TV = logits_TV.float()
     if tp.size == 1:
         return F.cross_entropy(logits_TV, targets_T, reduction="sum")

@@ -1,11 +1,21 @@
-"""LLaMA-3: grouped-query attention, RMSNorm, RoPE and SwiGLU (shapes: see :mod:`apsched.models.layers`)."""
+"""LLaMA-3: grouped-query attention, RMSNorm, RoPE and SwiGLU (shapes: see
+:mod:`apsched.models.layers`).
+"""
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from apsched.models.collectives import gather_tokens, scatter_tokens
-from apsched.models.layers import ColumnLinear, FeedForward, RMSNorm, RotaryTable, RowLinear, TokenEmbedding, token_loss
+from apsched.models.layers import (
+    ColumnLinear,
+    FeedForward,
+    RMSNorm,
+    RotaryTable,
+    RowLinear,
+    TokenEmbedding,
+    token_loss,
+)
 from apsched.models.mesh import Group
 from apsched.models.presets import LlamaConfig
 
@@ -23,9 +33,15 @@ class Attention(nn.Module):
 
     def forward(self, x_TD: torch.Tensor, seq_len: int, rope: RotaryTable) -> torch.Tensor:
         """Return the output projection, a part of a sum over ``tp``."""
-        q_BSNH, k_BSNH, v_BSNH = (self._heads(w(x_TD), seq_len) for w in (self.wq, self.wk, self.wv))
-        q_BNSH, k_BNSH, v_BNSH = (t.permute(0, 2, 1, 3) for t in (rope.rotate(q_BSNH), rope.rotate(k_BSNH), v_BSNH))
-        y_BNSH = F.scaled_dot_product_attention(q_BNSH, k_BNSH, v_BNSH, is_causal=True, enable_gqa=True)
+        q_BSNH, k_BSNH, v_BSNH = (
+            self._heads(w(x_TD), seq_len) for w in (self.wq, self.wk, self.wv)
+        )
+        q_BNSH, k_BNSH, v_BNSH = (
+            t.permute(0, 2, 1, 3) for t in (rope.rotate(q_BSNH), rope.rotate(k_BSNH), v_BSNH)
+        )
+        y_BNSH = F.scaled_dot_product_attention(
+            q_BNSH, k_BNSH, v_BNSH, is_causal=True, enable_gqa=True
+        )
         y: torch.Tensor = self.wo(y_BNSH.permute(0, 2, 1, 3).reshape(x_TD.shape[0], -1))
         return y
 
@@ -43,16 +59,28 @@ class TransformerBlock(nn.Module):
         self.attention_norm = RMSNorm(config.dim, eps=config.norm_eps)
         self.ffn_norm = RMSNorm(config.dim, eps=config.norm_eps)
 
-    def forward(self, x_TD: torch.Tensor, seq_len: int, rope: RotaryTable, tp: Group) -> torch.Tensor:
+    def forward(
+        self, x_TD: torch.Tensor, seq_len: int, rope: RotaryTable, tp: Group
+    ) -> torch.Tensor:
         """Return this process rank's tokens after the layer."""
-        x_TD = x_TD + scatter_tokens(self.attention(gather_tokens(self.attention_norm(x_TD), tp), seq_len, rope), tp)
+        x_TD = x_TD + scatter_tokens(
+            self.attention(gather_tokens(self.attention_norm(x_TD), tp), seq_len, rope), tp
+        )
         return x_TD + scatter_tokens(self.feed_forward(gather_tokens(self.ffn_norm(x_TD), tp)), tp)
 
 
 class Llama(nn.Module):
     """The model with its loss: tokens in, loss out."""
 
-    def __init__(self, config: LlamaConfig, *, seq_len: int, dtype: torch.dtype, tp: Group, global_tokens: int) -> None:
+    def __init__(
+        self,
+        config: LlamaConfig,
+        *,
+        seq_len: int,
+        dtype: torch.dtype,
+        tp: Group,
+        global_tokens: int,
+    ) -> None:
         super().__init__()
         self.tp, self.seq_len, self.global_tokens = tp, seq_len, global_tokens
         self.tok_embeddings = TokenEmbedding(config.vocab_size, config.dim)

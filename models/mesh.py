@@ -1,4 +1,6 @@
-"""Meshes of process ranks by name: ``fsdp=64``, ``fsdp=16,tp=8``, ``replicate=4,fsdp=16``, ``replicate=64``, ``fsdp=64,ep=8``."""
+"""Meshes of process ranks by name: ``fsdp=64``, ``fsdp=16,tp=8``, ``replicate=4,fsdp=16``,
+``replicate=64``, ``fsdp=64,ep=8``.
+"""
 
 import math
 from dataclasses import dataclass
@@ -14,7 +16,9 @@ _EXAMPLES = "fsdp=64, fsdp=16,tp=8, replicate=4,fsdp=16, replicate=64 or fsdp=64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshSpec:
-    """Sizes of the axes of parallelism; the outermost axis is ``replicate``, then ``fsdp``, then ``tp``."""
+    """Sizes of the axes of parallelism; the outermost axis is ``replicate``, then ``fsdp``, then
+    ``tp``.
+    """
 
     replicate: int = 1
     """Copies of the model: gradients are all-reduced (DDP; with ``fsdp`` HSDP)."""
@@ -23,29 +27,45 @@ class MeshSpec:
     tp: int = 1
     """Process ranks over which every matrix product is split."""
     ep: int = 1
-    """Process ranks over which routed experts are split; a part of ``fsdp``, so it adds no process ranks."""
+    """Process ranks over which routed experts are split; a part of ``fsdp``, so it adds no process
+    ranks.
+    """
 
     def __post_init__(self) -> None:
         for axis in _AXES:
             if getattr(self, axis) < 1:
-                raise InputError(f"the size of mesh axis {axis!r} must be at least 1; found {getattr(self, axis)}")
+                raise InputError(
+                    f"the size of mesh axis {axis!r} must be at least 1; found"
+                    f" {getattr(self, axis)}"
+                )
         if self.fsdp % self.ep:
-            raise InputError(f"mesh axis 'ep' lies inside 'fsdp' and must divide it; found ep={self.ep} and fsdp={self.fsdp}")
+            raise InputError(
+                f"mesh axis 'ep' lies inside 'fsdp' and must divide it; found ep={self.ep} and"
+                f" fsdp={self.fsdp}"
+            )
 
     @classmethod
     def parse(cls, text: str) -> "MeshSpec":
-        """Return the mesh that ``text`` names, such as ``fsdp=16,tp=8``; raises :class:`InputError` with what is wrong."""
+        """Return the mesh that ``text`` names, such as ``fsdp=16,tp=8``; raises :class:`InputError`
+        with what is wrong.
+        """
         sizes: dict[str, int] = {}
         for part in text.split(","):
             axis, equals, size = (piece.strip() for piece in part.partition("="))
             if not equals:
-                raise InputError(f"a mesh is a list of axis=size such as {_EXAMPLES}; found {part.strip()!r} in {text!r}")
+                raise InputError(
+                    f"a mesh is a list of axis=size such as {_EXAMPLES}; found {part.strip()!r} in"
+                    f" {text!r}"
+                )
             if axis not in _AXES:
                 raise InputError(f"mesh axes are {', '.join(_AXES)}; found {axis!r} in {text!r}")
             if axis in sizes:
                 raise InputError(f"mesh axis {axis!r} is given twice in {text!r}; give it once")
             if not size.removeprefix("-").isdecimal():
-                raise InputError(f"the size of mesh axis {axis!r} must be a whole number; found {size!r} in {text!r}")
+                raise InputError(
+                    f"the size of mesh axis {axis!r} must be a whole number; found {size!r} in"
+                    f" {text!r}"
+                )
             sizes[axis] = int(size)
         return cls(**sizes)
 
@@ -93,19 +113,26 @@ class Meshes:
 def build_meshes(spec: MeshSpec, device_type: str) -> Meshes:
     """Return the device meshes of ``spec``; needs a process group of ``spec.world_size``.
 
-    As in TorchTitan, ``ep`` takes neighbouring process ranks of ``fsdp``, and experts are FSDP-sharded over the other ``fsdp / ep``.
+    As in TorchTitan, ``ep`` takes neighbouring process ranks of ``fsdp``, and experts are
+    FSDP-sharded over the other ``fsdp / ep``.
     """
     if dist.get_world_size() != spec.world_size:
         raise InputError(
-            f"mesh {spec} needs {spec.world_size} process ranks; the process group has {dist.get_world_size()}: "
-            "start that many or change the mesh"
+            f"mesh {spec} needs {spec.world_size} process ranks; the process group has"
+            f" {dist.get_world_size()}: start that many or change the mesh"
         )
-    dense = _device_mesh(device_type, {"replicate": spec.replicate, "fsdp": spec.fsdp, "tp": spec.tp})
+    dense = _device_mesh(
+        device_type, {"replicate": spec.replicate, "fsdp": spec.fsdp, "tp": spec.tp}
+    )
     if spec.ep == 1:
         return Meshes(spec=spec, dense=dense, expert=dense)
     if spec.tp > 1:
-        raise InputError(f"mesh axes 'ep' and 'tp' can't be combined; found {spec}: drop one of them")
-    expert = _device_mesh(device_type, {"replicate": spec.replicate, "fsdp": spec.fsdp // spec.ep, "ep": spec.ep})
+        raise InputError(
+            f"mesh axes 'ep' and 'tp' can't be combined; found {spec}: drop one of them"
+        )
+    expert = _device_mesh(
+        device_type, {"replicate": spec.replicate, "fsdp": spec.fsdp // spec.ep, "ep": spec.ep}
+    )
     return Meshes(spec=spec, dense=dense, expert=expert)
 
 

@@ -15,12 +15,18 @@ class ModelOptions:
     param_dtype: torch.dtype = torch.bfloat16
     """Type in which parameters are gathered and used; shards are float32."""
     reduce_dtype: torch.dtype = torch.float32
-    """Type in which gradients are reduced over data-parallel process ranks, whatever the form: FSDP, HSDP or DDP."""
+    """Type in which gradients are reduced over data-parallel process ranks, whatever the form:
+    FSDP, HSDP or DDP.
+    """
     activation_checkpoint: str = "none"
-    """``none``; ``full`` (every layer is recomputed in backward); ``every-N`` (every N-th layer); ``selective``
-    (in every layer attention, collectives, every second matrix product and the first residual sum are saved, the rest is recomputed)."""
+    """``none``; ``full`` (every layer is recomputed in backward); ``every-N`` (every N-th layer);
+    ``selective`` (in every layer attention, collectives, every second matrix product and the first
+    residual sum are saved, the rest is recomputed).
+    """
     reshard_after_forward: bool = True
-    """Gather parameters again in backward; otherwise gathered parameters stay from forward to backward."""
+    """Gather parameters again in backward; otherwise gathered parameters stay from forward to
+    backward.
+    """
 
     def __post_init__(self) -> None:
         for field in ("param_dtype", "reduce_dtype"):

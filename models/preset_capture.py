@@ -20,19 +20,27 @@ def capture_preset(
     rank: int = 0,
     count_saved: bool = False,
 ) -> Capture:
-    """Return the forward and backward graph of preset ``name`` on process rank ``rank``; see :func:`apsched.models.build.build`."""
+    """Return the forward and backward graph of preset ``name`` on process rank ``rank``; see
+    :func:`apsched.models.build.build`.
+    """
     with world(mesh.world_size, rank):
-        built = build(name, mesh=mesh, seq_len=seq_len, batch=batch, num_layers=num_layers, options=options)
+        built = build(
+            name, mesh=mesh, seq_len=seq_len, batch=batch, num_layers=num_layers, options=options
+        )
         return capture_built(built, count_saved=count_saved)
 
 
 def capture_built(built: BuiltModel, *, count_saved: bool = False) -> Capture:
-    """Return the graphs of a preset that is built already, on real or fake tensors; its process group must still run."""
+    """Return the graphs of a preset that is built already, on real or fake tensors; its process
+    group must still run.
+    """
     return capture_module(
         built.module,
         built.inputs,
         source=built.name,
         reshard_after_forward=built.options.reshard_after_forward,
-        passes=Checkpointing.parse(built.options.activation_checkpoint).passes(blocks_of(built.module)),
+        passes=Checkpointing.parse(built.options.activation_checkpoint).passes(
+            blocks_of(built.module)
+        ),
         count_saved=count_saved,
     )

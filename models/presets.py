@@ -1,7 +1,8 @@
 """Published sizes of the models, and small ones for tests.
 
-LLaMA-3: "The Llama 3 Herd of Models" (2024), table 3; 1B: the model card of Llama 3.2. DeepSeek-V3: its technical report (2024),
-section 4.2, without multi-token prediction; 16B: DeepSeek-V2-Lite ("DeepSeek-V2", 2024, appendix B).
+LLaMA-3: "The Llama 3 Herd of Models" (2024), table 3; 1B: the model card of Llama 3.2. DeepSeek-V3:
+its technical report (2024), section 4.2, without multi-token prediction; 16B: DeepSeek-V2-Lite
+("DeepSeek-V2", 2024, appendix B).
 """
 
 from collections.abc import Mapping
@@ -54,7 +55,9 @@ class DeepseekConfig:
     num_experts_per_token: int
     num_shared_experts: int
     softmax_scores: bool = False
-    """Router scores are softmax over experts (V2) rather than sigmoid, normalised over the chosen (V3)."""
+    """Router scores are softmax over experts (V2) rather than sigmoid, normalised over the chosen
+    (V3).
+    """
     route_scale: float = 1.0
     rope_base: float = 10_000.0
     norm_eps: float = 1e-6
@@ -69,15 +72,47 @@ _LLAMA3_VOCAB = 128_256
 
 PRESETS: Mapping[str, LlamaConfig | DeepseekConfig] = MappingProxyType(
     {
-        "llama3-debug": LlamaConfig(vocab_size=256, dim=64, num_layers=2, num_heads=4, num_kv_heads=2, hidden_dim=192),
-        # a step of about a second on one core, with as much to gather as a link of 200 Mb/s carries meanwhile
-        "llama3-small": LlamaConfig(vocab_size=1024, dim=256, num_layers=4, num_heads=8, num_kv_heads=4, hidden_dim=768),
-        "llama3-1b": LlamaConfig(
-            vocab_size=_LLAMA3_VOCAB, dim=2048, num_layers=16, num_heads=32, num_kv_heads=8, hidden_dim=8192, tied=True
+        "llama3-debug": LlamaConfig(
+            vocab_size=256, dim=64, num_layers=2, num_heads=4, num_kv_heads=2, hidden_dim=192
         ),
-        "llama3-8b": LlamaConfig(vocab_size=_LLAMA3_VOCAB, dim=4096, num_layers=32, num_heads=32, num_kv_heads=8, hidden_dim=14_336),
-        "llama3-70b": LlamaConfig(vocab_size=_LLAMA3_VOCAB, dim=8192, num_layers=80, num_heads=64, num_kv_heads=8, hidden_dim=28_672),
-        "llama3-405b": LlamaConfig(vocab_size=_LLAMA3_VOCAB, dim=16_384, num_layers=126, num_heads=128, num_kv_heads=8, hidden_dim=53_248),
+        # a step of about a second on one core, with as much to gather as a link of 200 Mb/s carries
+        # meanwhile
+        "llama3-small": LlamaConfig(
+            vocab_size=1024, dim=256, num_layers=4, num_heads=8, num_kv_heads=4, hidden_dim=768
+        ),
+        "llama3-1b": LlamaConfig(
+            vocab_size=_LLAMA3_VOCAB,
+            dim=2048,
+            num_layers=16,
+            num_heads=32,
+            num_kv_heads=8,
+            hidden_dim=8192,
+            tied=True,
+        ),
+        "llama3-8b": LlamaConfig(
+            vocab_size=_LLAMA3_VOCAB,
+            dim=4096,
+            num_layers=32,
+            num_heads=32,
+            num_kv_heads=8,
+            hidden_dim=14_336,
+        ),
+        "llama3-70b": LlamaConfig(
+            vocab_size=_LLAMA3_VOCAB,
+            dim=8192,
+            num_layers=80,
+            num_heads=64,
+            num_kv_heads=8,
+            hidden_dim=28_672,
+        ),
+        "llama3-405b": LlamaConfig(
+            vocab_size=_LLAMA3_VOCAB,
+            dim=16_384,
+            num_layers=126,
+            num_heads=128,
+            num_kv_heads=8,
+            hidden_dim=53_248,
+        ),
         "deepseek-v3-debug": DeepseekConfig(
             vocab_size=256,
             dim=64,

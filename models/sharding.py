@@ -1,7 +1,9 @@
-"""Parameters as DTensor shards that every use gathers: FSDP, HSDP, DDP and tensor parallelism that a tracer can see.
+"""Parameters as DTensor shards that every use gathers: FSDP, HSDP, DDP and tensor parallelism that
+a tracer can see.
 
-The idea is that of SimpleFSDP ("SimpleFSDP: Simpler Fully Sharded Data Parallel with torch.compile", 2024): reading ``module.weight``
-casts the shard, gathers it and returns a plain tensor. Its gradient is reduce-scattered (FSDP), then all-reduced over ``replicate``.
+The idea is that of SimpleFSDP ("SimpleFSDP: Simpler Fully Sharded Data Parallel with
+torch.compile", 2024): reading ``module.weight`` casts the shard, gathers it and returns a plain
+tensor. Its gradient is reduce-scattered (FSDP), then all-reduced over ``replicate``.
 """
 
 import math
@@ -31,7 +33,9 @@ class ParameterSharding:
 
     mesh: DeviceMesh
     inner: Group
-    """Process ranks that keep their part through the whole step: ``tp``, or ``ep`` for routed experts."""
+    """Process ranks that keep their part through the whole step: ``tp``, or ``ep`` for routed
+    experts.
+    """
     inner_dim: int | None
     """Dim that ``inner`` splits; ``None`` where every rank of ``inner`` has the whole parameter."""
     fsdp_dim: int
@@ -42,9 +46,13 @@ class ParameterSharding:
     def placements(self) -> tuple[Placement, ...]:
         """Return the DTensor placements of the shard."""
         by_axis: dict[str, Placement] = {"replicate": Replicate(), "fsdp": Shard(self.fsdp_dim)}
-        if self.inner_dim == self.fsdp_dim and self.inner.size > 1:  # split over the inner axis first, over fsdp second
+        if (
+            self.inner_dim == self.fsdp_dim and self.inner.size > 1
+        ):  # split over the inner axis first, over fsdp second
             by_axis["fsdp"] = strided_shard(self.fsdp_dim, self.inner.size)
-        by_axis["tp"] = by_axis["ep"] = Replicate() if self.inner_dim is None else Shard(self.inner_dim)
+        by_axis["tp"] = by_axis["ep"] = (
+            Replicate() if self.inner_dim is None else Shard(self.inner_dim)
+        )
         return tuple(by_axis[axis] for axis in self.mesh.mesh_dim_names or ())
 
     def own_part(self, whole: torch.Tensor) -> torch.Tensor:
@@ -55,11 +63,16 @@ class ParameterSharding:
     def own_shape(self) -> tuple[int, ...]:
         """Return the shape of this process rank's shard."""
         fsdp = group_of(self.mesh, "fsdp")
-        return tuple(_bounds(size, fsdp)[1] if dim == self.fsdp_dim else size for dim, size in enumerate(self.inner_shape))
+        return tuple(
+            _bounds(size, fsdp)[1] if dim == self.fsdp_dim else size
+            for dim, size in enumerate(self.inner_shape)
+        )
 
     def gather(self, parameter: DTensor) -> torch.Tensor:
         """Return the parameter as one ``inner`` process rank uses it, in ``param_dtype``."""
-        x = sum_gradient(parameter.to_local(), group_of(self.mesh, "replicate"), self.options.reduce_dtype)
+        x = sum_gradient(
+            parameter.to_local(), group_of(self.mesh, "replicate"), self.options.reduce_dtype
+        )
         fsdp = group_of(self.mesh, "fsdp")
         if fsdp.size == 1:
             x = x.to(self.options.param_dtype)
@@ -70,13 +83,25 @@ class ParameterSharding:
         return sum_gradient(x, self.inner, x.dtype) if self.inner_dim is None else x
 
     def _redistributed(self, x: torch.Tensor) -> torch.Tensor:
-        options, shape, stride = self.options, torch.Size(self.inner_shape), _strides(self.inner_shape)
-        shard = DTensor.from_local(x, self.mesh["fsdp"], (Shard(0),), run_check=False, shape=shape, stride=stride)
-        whole = shard.redistribute(placements=(Replicate(),), forward_dtype=options.param_dtype, backward_dtype=options.reduce_dtype)
+        options, shape, stride = (
+            self.options,
+            torch.Size(self.inner_shape),
+            _strides(self.inner_shape),
+        )
+        shard = DTensor.from_local(
+            x, self.mesh["fsdp"], (Shard(0),), run_check=False, shape=shape, stride=stride
+        )
+        whole = shard.redistribute(
+            placements=(Replicate(),),
+            forward_dtype=options.param_dtype,
+            backward_dtype=options.reduce_dtype,
+        )
         return whole.to_local(grad_placements=(Partial(),))
 
     def _gathered_by_hand(self, x: torch.Tensor, fsdp: Group) -> torch.Tensor:
-        """Gather along another dim, or unevenly; DTensor would make a node for every process rank of the group."""
+        """Gather along another dim, or unevenly; DTensor would make a node for every process rank
+        of the group.
+        """
         dim, size = self.fsdp_dim, self.inner_shape[self.fsdp_dim]
         part = -(-size // fsdp.size)
         if part * fsdp.size > size:
@@ -87,8 +112,16 @@ class ParameterSharding:
         return gathered.narrow(dim, 0, size) if part * fsdp.size > size else gathered
 
 
-def shard_parameters(model: nn.Module, meshes: Meshes, options: ModelOptions, *, device: torch.device, values: Values | None) -> None:
-    """Replace every parameter of ``model`` (on ``meta``, whole) by its shard in float32, gathered whenever it is read.
+def shard_parameters(
+    model: nn.Module,
+    meshes: Meshes,
+    options: ModelOptions,
+    *,
+    device: torch.device,
+    values: Values | None,
+) -> None:
+    """Replace every parameter of ``model`` (on ``meta``, whole) by its shard in float32, gathered
+    whenever it is read.
 
     Without ``values`` the shards are empty: under a fake mode they take no memory.
     """
@@ -102,7 +135,12 @@ def shard_parameters(model: nn.Module, meshes: Meshes, options: ModelOptions, *,
             else:
                 local = sharding.own_part(values(fqn, whole.shape)).to(device, copy=True)
             shard = DTensor.from_local(
-                local, sharding.mesh, sharding.placements(), run_check=False, shape=whole.shape, stride=whole.stride()
+                local,
+                sharding.mesh,
+                sharding.placements(),
+                run_check=False,
+                shape=whole.shape,
+                stride=whole.stride(),
             )
             module.register_parameter(name, nn.Parameter(shard))
             shardings[name] = sharding
@@ -110,7 +148,14 @@ def shard_parameters(model: nn.Module, meshes: Meshes, options: ModelOptions, *,
             _gather_when_read(module, shardings)
 
 
-def _sharding(module: nn.Module, name: str, fqn: str, whole: torch.Tensor, meshes: Meshes, options: ModelOptions) -> ParameterSharding:
+def _sharding(
+    module: nn.Module,
+    name: str,
+    fqn: str,
+    whole: torch.Tensor,
+    meshes: Meshes,
+    options: ModelOptions,
+) -> ParameterSharding:
     is_expert = name in getattr(module, "expert_parallel", ())
     mesh = meshes.expert if is_expert else meshes.dense
     inner = group_of(mesh, "ep" if is_expert else "tp")
@@ -118,7 +163,9 @@ def _sharding(module: nn.Module, name: str, fqn: str, whole: torch.Tensor, meshe
     if inner.size == 1:
         inner, split = ALONE, 0  # nothing to split and nothing to sum
     if split is None:
-        raise InputError(f"parameter {fqn} has no rule for tensor parallelism; drop 'tp' from the mesh")
+        raise InputError(
+            f"parameter {fqn} has no rule for tensor parallelism; drop 'tp' from the mesh"
+        )
     inner_dim = split if isinstance(split, int) else None
     if split == WHOLE:
         inner = ALONE
@@ -128,18 +175,27 @@ def _sharding(module: nn.Module, name: str, fqn: str, whole: torch.Tensor, meshe
     if inner_dim is not None:
         if shape[inner_dim] % inner.size:
             raise InputError(
-                f"dim {inner_dim} of parameter {fqn} of shape {tuple(shape)} can't be split evenly over {inner.size} process ranks; "
-                "change the size of 'tp' or 'ep'"
+                f"dim {inner_dim} of parameter {fqn} of shape {tuple(shape)} can't be split evenly"
+                f" over {inner.size} process ranks; change the size of 'tp' or 'ep'"
             )
         shape[inner_dim] //= inner.size
     fsdp_size = group_of(mesh, "fsdp").size
     # The first dim that divides evenly; where there is none, dim 0 with padding.
     fsdp_dim = next((dim for dim, size in enumerate(shape) if size % fsdp_size == 0), 0)
-    return ParameterSharding(mesh=mesh, inner=inner, inner_dim=inner_dim, fsdp_dim=fsdp_dim, inner_shape=tuple(shape), options=options)
+    return ParameterSharding(
+        mesh=mesh,
+        inner=inner,
+        inner_dim=inner_dim,
+        fsdp_dim=fsdp_dim,
+        inner_shape=tuple(shape),
+        options=options,
+    )
 
 
 def _bounds(size: int, group: Group) -> tuple[int, int]:
-    """Return start and length of the part that DTensor gives to this process rank: the last parts are smaller or empty."""
+    """Return start and length of the part that DTensor gives to this process rank: the last parts
+    are smaller or empty.
+    """
     part = -(-size // group.size)
     start = min(group.rank * part, size)
     return start, min(part, size - start)
@@ -154,13 +210,19 @@ def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _gather_when_read(module: nn.Module, shardings: dict[str, ParameterSharding]) -> None:
-    """Give ``module`` a class of its own whose parameters read as gathered; names in the state dict stay."""
+    """Give ``module`` a class of its own whose parameters read as gathered; names in the state dict
+    stay.
+    """
 
     def reader(name: str) -> property:
         def read(self: nn.Module) -> torch.Tensor | None:
             parameter = self._parameters[name]
-            return shardings[name].gather(parameter) if isinstance(parameter, DTensor) else parameter
+            return (
+                shardings[name].gather(parameter) if isinstance(parameter, DTensor) else parameter
+            )
 
         return property(read)
 
-    module.__class__ = type(type(module).__name__, (type(module),), {name: reader(name) for name in shardings})
+    module.__class__ = type(
+        type(module).__name__, (type(module),), {name: reader(name) for name in shardings}
+    )

@@ -8,9 +8,10 @@ On each of ``mesh.world_size`` processes, with a real process group (gloo does o
         loss, gradients = run_step(built, forward.module, backward.module)
         descend(built, gradients, rate=0.1)
 
-``loss`` is this process rank's share; the sum over data-parallel process ranks is the mean loss of the step. A graph that was
-rewritten is run in the same way, as long as its placeholders and outputs are those of the captured one. Group names are those
-of the process that captured, and the same on every process rank that builds the same things in the same order.
+``loss`` is this process rank's share; the sum over data-parallel process ranks is the mean loss of
+the step. A graph that was rewritten is run in the same way, as long as its placeholders and outputs
+are those of the captured one. Group names are those of the process that captured, and the same on
+every process rank that builds the same things in the same order.
 """
 
 from collections.abc import Mapping
@@ -24,17 +25,26 @@ from apsched.models.build import BuiltModel
 
 
 def forward_inputs(built: BuiltModel) -> list[torch.Tensor]:
-    """Return what the forward graph takes, in order: parameters (local shards), buffers, inputs. They share memory with the module."""
+    """Return what the forward graph takes, in order: parameters (local shards), buffers, inputs.
+    They share memory with the module.
+    """
     state = [_local(parameter) for parameter in built.module.parameters()]
     return [*state, *built.module.buffers(), *built.inputs]
 
 
-def run_step(built: BuiltModel, forward: GraphModule, backward: GraphModule) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Return the loss of this process rank and the gradient of every parameter's local shard, by name."""
+def run_step(
+    built: BuiltModel, forward: GraphModule, backward: GraphModule
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Return the loss of this process rank and the gradient of every parameter's local shard, by
+    name.
+    """
     inputs = forward_inputs(built)
     placeholders = forward.graph.find_nodes(op="placeholder")
     if len(placeholders) != len(inputs):
-        raise InputError(f"the forward graph takes {len(placeholders)} inputs; {built.name} has {len(inputs)}: capture it again")
+        raise InputError(
+            f"the forward graph takes {len(placeholders)} inputs; {built.name} has {len(inputs)}:"
+            " capture it again"
+        )
     loss, *saved = forward(*inputs)
     gradients = backward(*saved, torch.ones_like(loss))
     names = [name for name, _ in built.module.named_parameters()]

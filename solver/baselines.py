@@ -1,14 +1,17 @@
-"""The greedy schedules that people run today, as they define them; each is a schedule with exact figures.
+"""The greedy schedules that people run today, as they define them; each is a schedule with exact
+figures.
 
-============================  =====================================================================================
+============================
+=====================================================================================
 ``as_captured``               the order of the graph itself, nothing shared
 ``transformer_block``         one bucket a transformer block and kind, the next block's gather in flight (FSDP2, TorchTitan's default)
 ``greedy_bytes``              consecutive collectives share a launch up to a byte cap (torch's bucketing, AutoParallel #481 unconstrained)
 ``greedy_bytes_span``         the same, primary group only, within a topo-span (AutoParallel #481)
-============================  =====================================================================================
+============================
+=====================================================================================
 
-Knobs are those of AutoParallel's ``auto_bucketing`` (#481): buckets up to 500 MB, 50 compute nodes of prefetch, 2 GB in flight,
-a topo-span of 1500.
+Knobs are those of AutoParallel's ``auto_bucketing`` (#481): buckets up to 500 MB, 50 compute nodes
+of prefetch, 2 GB in flight, a topo-span of 1500.
 """
 
 from collections.abc import Iterable
@@ -36,7 +39,9 @@ TOPO_SPAN = 1500
 
 
 def baselines(problem: Problem, arrays: ProblemArrays, caps: Caps) -> tuple[Scored, ...]:
-    """Return every baseline with its figures and the caps that it breaks; none knows of the user's plan, so most break that."""
+    """Return every baseline with its figures and the caps that it breaks; none knows of the user's
+    plan, so most break that.
+    """
     schedules = _schedules(*_unplanned(problem, arrays))
     return tuple(score(problem, name, schedule, caps) for name, schedule in schedules.items())
 
@@ -69,23 +74,35 @@ def _schedules(problem: Problem, arrays: ProblemArrays) -> dict[str, Schedule]:
 def _transformer_block(problem: Problem, arrays: ProblemArrays, pricer: Pricer) -> Schedule:
     labels = block_labels(problem)
     blocks = [labels[c.module] if c.module else f"?{i}" for i, c in enumerate(problem.collectives)]
-    partition = pricer.partition_of(merge_runs(pricer, Caps(), range(len(problem.keys)), blocks.__getitem__))
-    program = construct(pricer, partition, Policy(lead=np.inf, copy_out_early=True, one_ahead=True), Caps())
+    partition = pricer.partition_of(
+        merge_runs(pricer, Caps(), range(len(problem.keys)), blocks.__getitem__)
+    )
+    program = construct(
+        pricer, partition, Policy(lead=np.inf, copy_out_early=True, one_ahead=True), Caps()
+    )
     return expand(problem, arrays, program)
 
 
 def block_labels(problem: Problem) -> dict[str, str]:
-    """Return the bucket of each parameter that a collective serves, as TorchTitan's ``transformer_block_bucketing`` has it.
+    """Return the bucket of each parameter that a collective serves, as TorchTitan's
+    ``transformer_block_bucketing`` has it.
 
-    In place of the order of registration stands that in which forward uses parameters: the order of backward, turned round.
+    In place of the order of registration stands that in which forward uses parameters: the order of
+    backward, turned round.
     """
-    backward = [problem.name == "backward" or c.direction == "backward" for c in problem.collectives]
+    backward = [
+        problem.name == "backward" or c.direction == "backward" for c in problem.collectives
+    ]
     order = sorted(range(len(backward)), key=lambda c: (backward[c], -c if backward[c] else c))
     return bucket_labels(list(dict.fromkeys(problem.collectives[c].module for c in order)))
 
 
 def _primary_keys(problem: Problem) -> list[int]:
     """Return the keys of the group with the most moving gathers."""
-    gathers = (problem.keys[c.key] for c in problem.collectives if not c.on_path and problem.keys[c.key].kind == "all_gather")
+    gathers = (
+        problem.keys[c.key]
+        for c in problem.collectives
+        if not c.on_path and problem.keys[c.key].kind == "all_gather"
+    )
     primary = primary_group(key.group for key in gathers)
     return [k for k, key in enumerate(problem.keys) if primary in (None, key.group)]

@@ -1,8 +1,10 @@
-"""Many memory caps on one problem, for less than a solve each: what is known under some of them is used under all others.
+"""Many memory caps on one problem, for less than a solve each: what is known under some of them is
+used under all others.
 
-A schedule with peak p is one under every cap >= p, and no schedule under a cap is faster than a bound proven for a looser one. So
-under a cap between two that were solved only a short search is left to do: the buckets of the schedules known, laid out anew under
-this cap, and moves from the best of them on. The answer is exact and checked as any other; its bound is that of the looser cap.
+A schedule with peak p is one under every cap >= p, and no schedule under a cap is faster than a
+bound proven for a looser one. So under a cap between two that were solved only a short search is
+left to do: the buckets of the schedules known, laid out anew under this cap, and moves from the
+best of them on. The answer is exact and checked as any other; its bound is that of the looser cap.
 """
 
 from collections.abc import Sequence
@@ -17,7 +19,7 @@ from apsched.schedule.schedule import Schedule, StepKind
 from apsched.schedule.score import score
 from apsched.schedule.simulate import simulate
 from apsched.schedule.verify import over_memory
-from apsched.solver.arrays.problem_arrays import ProblemArrays, Ints, problem_arrays
+from apsched.solver.arrays.problem_arrays import Ints, ProblemArrays, problem_arrays
 from apsched.solver.arrays.reordered import may_move
 from apsched.solver.baselines import baselines
 from apsched.solver.bounds.any_order.memory import without_places
@@ -54,19 +56,29 @@ class AlongCaps:
         self._timelines = {made.name: simulate(problem, made.schedule) for made in self._made}
         self._scored: dict[Schedule, Scored] = {}
 
-    def at(self, memory_cap_bytes: int | None, starts: Sequence[Schedule], known: Known) -> SolveResult:
+    def at(
+        self, memory_cap_bytes: int | None, starts: Sequence[Schedule], known: Known
+    ) -> SolveResult:
         """Return the answer under a cap that one of ``starts``, at least, keeps."""
         caps = replace(self._caps, memory_cap_bytes=memory_cap_bytes)
         made = tuple(self._judged(baseline, memory_cap_bytes) for baseline in self._made)
         scored = (self._score(start) for start in starts)
-        fitting = [s for s in (*scored, *made) if s.fits and (memory_cap_bytes is None or s.peak_memory_bytes <= memory_cap_bytes)]
+        fitting = [
+            s
+            for s in (*scored, *made)
+            if s.fits and (memory_cap_bytes is None or s.peak_memory_bytes <= memory_cap_bytes)
+        ]
         assert fitting, "no schedule to start from keeps the cap"
         best = min(fitting, key=_value)
         solved_by = "another cap" if best.name == "apsched" else best.name
-        if (found := self._searched(caps, starts, known, best)) is not None and _value(found) < _value(best):
+        if (found := self._searched(caps, starts, known, best)) is not None and _value(
+            found
+        ) < _value(best):
             best, solved_by = found, "search along caps"
         places = self._small if self._mover is None else without_places(self._small)
-        later = later_bounds(self._problem, places, caps, best, best.step_time_ticks, known.floor_bound_bytes)
+        later = later_bounds(
+            self._problem, places, caps, best, best.step_time_ticks, known.floor_bound_bytes
+        )
         return SolveResult(
             status="optimal" if best.step_time_ticks <= known.bound_ticks else "feasible",
             best=best,
@@ -96,8 +108,12 @@ class AlongCaps:
         more = over_memory(self._problem, baseline.schedule, self._timelines[baseline.name], only)
         return replace(baseline, violations=(*baseline.violations, *more)) if more else baseline
 
-    def _searched(self, caps: Caps, starts: Sequence[Schedule], known: Known, best: Scored) -> Scored | None:
-        """Return what a short search finds from the buckets of ``starts``, around the compute of the best."""
+    def _searched(
+        self, caps: Caps, starts: Sequence[Schedule], known: Known, best: Scored
+    ) -> Scored | None:
+        """Return what a short search finds from the buckets of ``starts``, around the compute of
+        the best.
+        """
         good_enough = int(known.bound_ticks * (1 + self._options.time_slack / 2))
         evaluations = int(self._options.budget * _EVALUATIONS_PER_WORK)
         if best.step_time_ticks <= good_enough or not self._problem.collectives or not evaluations:
@@ -111,7 +127,9 @@ class AlongCaps:
             max_evaluations=evaluations,
             floor_bytes=known.floor_memory_bytes,
         )
-        for labels in _distinct(tuple(labels_of(self._problem, start) for start in (best.schedule, *starts))):
+        for labels in _distinct(
+            tuple(labels_of(self._problem, start) for start in (best.schedule, *starts))
+        ):
             for policy in policies(small):
                 for steer in (None, known.floor_memory_bytes):
                     if search.evaluations < evaluations:
@@ -119,14 +137,26 @@ class AlongCaps:
         if search.best is None:
             return None
         search.descend(good_enough)
-        return score(self._problem, "apsched", expand(problem, small, late_waits(small, search.program(), caps)), caps)
+        return score(
+            self._problem,
+            "apsched",
+            expand(problem, small, late_waits(small, search.program(), caps)),
+            caps,
+        )
 
     def _around(self, schedule: Schedule) -> tuple[Problem, ProblemArrays]:
         """Return the problem with its compute in the order of ``schedule``."""
         if self._mover is None:
             return self._problem, self._small
         place = {node: k for k, node in enumerate(self._problem.compute_order)}
-        compute_order = np.array([place[s.index] for s in schedule.steps if s.kind is StepKind.NODE and s.index in place], dtype=np.int64)
+        compute_order = np.array(
+            [
+                place[s.index]
+                for s in schedule.steps
+                if s.kind is StepKind.NODE and s.index in place
+            ],
+            dtype=np.int64,
+        )
         blocks = self._mover.orders.precedence.block_of[compute_order]
         first = np.ones(len(blocks), dtype=np.bool_)
         first[1:] = blocks[1:] != blocks[:-1]

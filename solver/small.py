@@ -1,4 +1,6 @@
-"""Small problems: the whole formulation, objective after objective; where compute may move, its order included."""
+"""Small problems: the whole formulation, objective after objective; where compute may move, its
+order included.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -8,7 +10,7 @@ from apsched.problem.problem import Problem
 from apsched.schedule.result import Scored
 from apsched.schedule.schedule import Schedule
 from apsched.schedule.score import score
-from apsched.solver.arrays.problem_arrays import ProblemArrays, Ints
+from apsched.solver.arrays.problem_arrays import Ints, ProblemArrays
 from apsched.solver.arrays.reordered import Orders
 from apsched.solver.bounds.step_time import TimeBound
 from apsched.solver.cpsat.model import Exact, ExactModel
@@ -22,7 +24,9 @@ from apsched.solver.search.late_waits import late_waits
 from apsched.solver.search.local_search import Search
 
 _SHARE_OF_ORDER = 0.1
-"""Of the budget for each objective, what the whole formulation gets where it decides the order of the compute, too."""
+"""Of the budget for each objective, what the whole formulation gets where it decides the order of
+the compute, too.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,13 +71,26 @@ def solve_whole(
     made: tuple[Scored, ...],
     report: Callable[[str, int], None],
 ) -> Answer:
-    """Small problems: the whole formulation; where compute may move, as captured first, and then with its order to be decided."""
+    """Small problems: the whole formulation; where compute may move, as captured first, and then
+    with its order to be decided.
+    """
     problem, small, mover, floor = at.problem, at.arrays, at.mover, at.floor
-    search = Search(problem=problem, arrays=small, caps=caps, report=report, max_evaluations=2_000, floor_bytes=floor.peak_bytes)
+    search = Search(
+        problem=problem,
+        arrays=small,
+        caps=caps,
+        report=report,
+        max_evaluations=2_000,
+        floor_bytes=floor.peak_bytes,
+    )
     search.portfolio()
-    start = search.program() if search.best is not None else _if_within(floor.as_captured, small, caps)
+    start = (
+        search.program() if search.best is not None else _if_within(floor.as_captured, small, caps)
+    )
     hint = Hint(program=start) if start is not None else None
-    answer = _solve_exactly(problem, small, None, caps, options, bound, made, hint, report, all_orders=mover is None)
+    answer = _solve_exactly(
+        problem, small, None, caps, options, bound, made, hint, report, all_orders=mover is None
+    )
     if mover is None:
         return answer
     blocks = mover.captured
@@ -85,25 +102,53 @@ def solve_whole(
     hint = answer.hint
     if search.best is not None:
         found = mover.improve(Moved(blocks=blocks, candidate=search.best), caps, bound.ticks)
-        if answer.schedule is None or found.candidate.figures.step_time_ticks < answer.fastest_ticks:
+        if (
+            answer.schedule is None
+            or found.candidate.figures.step_time_ticks < answer.fastest_ticks
+        ):
             around = search.around(*mover.moved(found.blocks), search.max_evaluations)
             around.consider(found.candidate)
             hint = Hint(program=around.program(), order=mover.compute_order(found.blocks))
     elif hint is None:
         lowest = just_in_time(search.problem, search.arrays, caps)
-        known = (lower.program if lower is not None else None, lowest.program if lowest is not None else None)
-        start = next((program for program in known if _if_within(program, search.arrays, caps) is not None), None)
+        known = (
+            lower.program if lower is not None else None,
+            lowest.program if lowest is not None else None,
+        )
+        start = next(
+            (program for program in known if _if_within(program, search.arrays, caps) is not None),
+            None,
+        )
         hint = Hint(program=start, order=mover.compute_order(blocks)) if start is not None else None
     orders = mover.orders
     less = replace(options, budget=options.budget * _SHARE_OF_ORDER)
-    other = _solve_exactly(problem, small, orders, caps, less, bound, made, hint, report, all_orders=not orders.keeps_together)
+    other = _solve_exactly(
+        problem,
+        small,
+        orders,
+        caps,
+        less,
+        bound,
+        made,
+        hint,
+        report,
+        all_orders=not orders.keeps_together,
+    )
     best = min(other, answer, key=lambda a: a.value)
-    return replace(best, bound=other.bound, deterministic_work=answer.deterministic_work + other.deterministic_work)
+    return replace(
+        best,
+        bound=other.bound,
+        deterministic_work=answer.deterministic_work + other.deterministic_work,
+    )
 
 
 def _if_within(program: Program | None, small: ProblemArrays, caps: Caps) -> Program | None:
     """Return ``program`` where it keeps the cap on memory."""
-    if program is None or caps.memory_cap_bytes is None or evaluate(small, program).peak_memory_bytes <= caps.memory_cap_bytes:
+    if (
+        program is None
+        or caps.memory_cap_bytes is None
+        or evaluate(small, program).peak_memory_bytes <= caps.memory_cap_bytes
+    ):
         return program
     return None
 
@@ -121,7 +166,8 @@ def _solve_exactly(
     *,
     all_orders: bool,
 ) -> Answer:
-    """The whole formulation, objective after objective, the order of the compute included where there are ``orders``.
+    """The whole formulation, objective after objective, the order of the compute included where
+    there are ``orders``.
 
     Its bounds count where no order is left out.
     """
@@ -129,11 +175,19 @@ def _solve_exactly(
 
     def minimized(minimize: Callable[..., Exact], start: Hint | None) -> tuple[Exact, Hint | None]:
         exact = minimize(options, start.program if start else None, start.order if start else None)
-        found = None if exact.program is None else Hint(program=exact.program, order=exact.order if orders is not None else None)
+        found = (
+            None
+            if exact.program is None
+            else Hint(program=exact.program, order=exact.order if orders is not None else None)
+        )
         return exact, found
 
     def moved(p: Hint) -> tuple[Problem, ProblemArrays]:
-        return (problem, small) if orders is None or p.order is None else (orders.problem_of(p.order), orders.arrays_of(p.order))
+        return (
+            (problem, small)
+            if orders is None or p.order is None
+            else (orders.problem_of(p.order), orders.arrays_of(p.order))
+        )
 
     def scored(p: Hint) -> Scored:
         there, places = moved(p)
@@ -150,7 +204,10 @@ def _solve_exactly(
     limit = slack_limit(time, options, made)
     model.limit_step_time(limit)
     later: list[tuple[Callable[..., Exact], Callable[[Hint], None]]] = [
-        (model.minimize_peak, lambda p: model.limit_peak(scored(p).peak_memory_bytes - small.kept_bytes)),
+        (
+            model.minimize_peak,
+            lambda p: model.limit_peak(scored(p).peak_memory_bytes - small.kept_bytes),
+        ),
         (model.minimize_launches, lambda p: model.limit_launches(len(p.program.partition.buckets))),
     ]
     if limit > time:
@@ -178,7 +235,9 @@ def _solve_exactly(
 
 
 def slack_limit(time_ticks: int, options: SolveOptions, made: tuple[Scored, ...]) -> int:
-    """Return the step time that lower memory and fewer launches may cost: never so much that a baseline that fits is faster."""
+    """Return the step time that lower memory and fewer launches may cost: never so much that a
+    baseline that fits is faster.
+    """
     fastest = min((b.step_time_ticks for b in made if b.fits), default=None)
     limit = int(time_ticks * (1 + options.time_slack))
     return limit if fastest is None else max(time_ticks, min(limit, fastest))

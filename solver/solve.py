@@ -12,7 +12,7 @@ from apsched.schedule.schedule import Schedule
 from apsched.schedule.score import score
 from apsched.schedule.verify import verify
 from apsched.solver.arrays.layers import find_periods
-from apsched.solver.arrays.problem_arrays import ALL_GATHER, ProblemArrays, Ints, problem_arrays
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, Ints, ProblemArrays, problem_arrays
 from apsched.solver.arrays.reordered import may_move
 from apsched.solver.baselines import baselines
 from apsched.solver.bounds.any_order.bound import moving_bound
@@ -39,10 +39,14 @@ from apsched.solver.small import Answer, slack_limit, solve_whole
 from apsched.units import ticks_to_us
 
 Progress = Callable[[str, float, float], None]
-"""Called with the stage, the best step time and the bound, in microseconds (nan where there is none yet)."""
+"""Called with the stage, the best step time and the bound, in microseconds (nan where there is none
+yet).
+"""
 
 _RUNGS_LAYERS = (0, 1, 3)
-"""Layers of gathered weights above the floor: memory caps that are searched on the way to any looser one."""
+"""Layers of gathered weights above the floor: memory caps that are searched on the way to any
+looser one.
+"""
 _SHARE_OF_WINDOWS = 0.025
 """Of the budget, for windows that CP-SAT decides."""
 _ROUNDS_OF_ORDERS = 2
@@ -67,42 +71,86 @@ def solve(
 ) -> SolveResult:
     """Return the fastest schedule found within ``caps``, with a proven bound.
 
-    ``start`` is a schedule of this graph that was found under other caps. Where it keeps ``caps`` nothing slower is returned, and where it
-    is so near the bound that the search would stop there, nothing is searched; where it does not keep them it is not looked at.
-    Raises InputError for a problem that breaks its own specification; caps that nothing keeps are an answer, not an error.
+    ``start`` is a schedule of this graph that was found under other caps. Where it keeps ``caps``
+    nothing slower is returned, and where it is so near the bound that the search would stop there,
+    nothing is searched; where it does not keep them it is not looked at. Raises InputError for a
+    problem that breaks its own specification; caps that nothing keeps are an answer, not an error.
     """
     caps, options = caps or Caps(), options or SolveOptions()
     small = problem_arrays(problem)
     mover = ComputeMover(problem, small) if may_move(problem, caps) else None
-    bound = best_bound(problem, small, caps) if mover is None else moving_bound(problem, small, mover.orders, caps)
+    bound = (
+        best_bound(problem, small, caps)
+        if mover is None
+        else moving_bound(problem, small, mover.orders, caps)
+    )
 
     def report(stage: str, best_ticks: int) -> None:
         if progress is not None:
-            progress(stage, ticks_to_us(best_ticks) if best_ticks >= 0 else float("nan"), ticks_to_us(bound.ticks))
+            progress(
+                stage,
+                ticks_to_us(best_ticks) if best_ticks >= 0 else float("nan"),
+                ticks_to_us(bound.ticks),
+            )
 
     if problem.contention is not None:
-        bound = max(bound, shared_bound(problem, small, caps, in_order=mover is None), key=lambda b: b.ticks)
+        bound = max(
+            bound, shared_bound(problem, small, caps, in_order=mover is None), key=lambda b: b.ticks
+        )
 
     report("bounds", -1)
     made = baselines(problem, small, caps)
     report("baselines", min((b.step_time_ticks for b in made if b.fits), default=-1))
     floor = least_memory_with(problem, small, mover, caps, options)
-    fitting = cut_to_fit(Fitting(problem=problem, arrays=small, mover=mover, floor=floor), caps, options)
+    fitting = cut_to_fit(
+        Fitting(problem=problem, arrays=small, mover=mover, floor=floor), caps, options
+    )
     free = _without_contention(problem, caps, options) if problem.contention is not None else None
-    given = score(problem, "start", start, caps) if start is not None and not verify(problem, start, caps) else None
+    given = (
+        score(problem, "start", start, caps)
+        if start is not None and not verify(problem, start, caps)
+        else None
+    )
     if given is not None and given.step_time_ticks <= _good_enough(bound, options):
         time = given.step_time_ticks
         limit_ticks = slack_limit(time, options, made)
-        answer = Answer(schedule=given.schedule, bound=bound, solved_by="start", fastest_ticks=time, limit_ticks=limit_ticks)
+        answer = Answer(
+            schedule=given.schedule,
+            bound=bound,
+            solved_by="start",
+            fastest_ticks=time,
+            limit_ticks=limit_ticks,
+        )
     elif is_small(problem) and problem.contention is None:
         answer = solve_whole(fitting, caps, options, bound, made, report)
     else:
-        answer = _solve_by_search(fitting, caps, options, _bound_where_cut(fitting, problem, bound, caps), made, report, free)
-    if fitting.problem is not problem:  # where kernels are whole, compute is faster: only bounds for all orders hold
+        answer = _solve_by_search(
+            fitting,
+            caps,
+            options,
+            _bound_where_cut(fitting, problem, bound, caps),
+            made,
+            report,
+            free,
+        )
+    if (
+        fitting.problem is not problem
+    ):  # where kernels are whole, compute is faster: only bounds for all orders hold
         answer = replace(answer, bound=bound, peak_bound_bytes=0, launches_bound=0)
-    scored = score(problem, "apsched", answer.schedule, caps) if answer.schedule is not None else None
-    if free is not None and (scored is None or not scored.fits or free.step_time_ticks < answer.fastest_ticks):
-        scored, answer = free, replace(answer, solved_by=f"{answer.solved_by} without contention", fastest_ticks=free.step_time_ticks)
+    scored = (
+        score(problem, "apsched", answer.schedule, caps) if answer.schedule is not None else None
+    )
+    if free is not None and (
+        scored is None or not scored.fits or free.step_time_ticks < answer.fastest_ticks
+    ):
+        scored, answer = (
+            free,
+            replace(
+                answer,
+                solved_by=f"{answer.solved_by} without contention",
+                fastest_ticks=free.step_time_ticks,
+            ),
+        )
     best = _never_worse(scored, made if given is None else (*made, given))
     if best is None:
         return SolveResult(
@@ -123,7 +171,14 @@ def solve(
         )
     limit = max(answer.bound.ticks, 0)
     places = small if mover is None else without_places(small)
-    later = later_bounds(problem, places, caps, best, answer.limit_ticks, max(floor.bound_bytes, answer.peak_bound_bytes))
+    later = later_bounds(
+        problem,
+        places,
+        caps,
+        best,
+        answer.limit_ticks,
+        max(floor.bound_bytes, answer.peak_bound_bytes),
+    )
     launches = answer.launches_bound if best is scored else 0  # proven for the peak of ``scored``
     return SolveResult(
         status="optimal" if best.step_time_ticks <= limit else "feasible",
@@ -144,12 +199,16 @@ def solve(
 
 
 def _good_enough(bound: TimeBound, options: SolveOptions) -> int:
-    """Return the step time at which the search stops: what is left would go to memory and launches anyway."""
+    """Return the step time at which the search stops: what is left would go to memory and launches
+    anyway.
+    """
     return int(bound.ticks * (1 + options.time_slack / 2))
 
 
 def _bound_where_cut(fitting: Fitting, whole: Problem, bound: TimeBound, caps: Caps) -> TimeBound:
-    """Return what the search stops near: ``bound``, or with kernels cut that of schedules which cut them, too."""
+    """Return what the search stops near: ``bound``, or with kernels cut that of schedules which cut
+    them, too.
+    """
     if fitting.problem is whole or fitting.mover is None or whole.contention is not None:
         return bound
     return moving_bound(fitting.problem, fitting.arrays, fitting.mover.orders, caps)
@@ -167,8 +226,15 @@ def best_bound(problem: Problem, small: ProblemArrays, caps: Caps) -> TimeBound:
         return step_time_bound(problem, small, caps)
     problem, small = without_copies(problem, small)
     forced = tighten(small, caps)
-    along_paths = path_bound(problem, replace(forced, need_slot=small.need_slot), caps)  # a reduction waited for sooner is still one
-    return max(step_time_bound(problem, forced, caps), lp_bound(problem, forced, caps), along_paths, key=lambda b: b.ticks)
+    along_paths = path_bound(
+        problem, replace(forced, need_slot=small.need_slot), caps
+    )  # a reduction waited for sooner is still one
+    return max(
+        step_time_bound(problem, forced, caps),
+        lp_bound(problem, forced, caps),
+        along_paths,
+        key=lambda b: b.ticks,
+    )
 
 
 def _solve_by_search(
@@ -180,14 +246,26 @@ def _solve_by_search(
     report: Callable[[str, int], None],
     like: Scored | None,
 ) -> Answer:
-    """Large problems: portfolio, local moves, other orders of the compute, then the second and third objective within the slack.
+    """Large problems: portfolio, local moves, other orders of the compute, then the second and
+    third objective within the slack.
 
     The buckets of ``like`` are tried, too.
     """
     problem, small, mover, floor = at.problem, at.arrays, at.mover, at.floor
     evaluations = max(1, int(options.budget * _EVALUATIONS_PER_WORK))
-    first = evaluations if mover is None or not small.on_path.any() else max(1, evaluations // _SHARE_AS_CAPTURED)
-    search = Search(problem=problem, arrays=small, caps=caps, report=report, max_evaluations=first, floor_bytes=floor.peak_bytes)
+    first = (
+        evaluations
+        if mover is None or not small.on_path.any()
+        else max(1, evaluations // _SHARE_AS_CAPTURED)
+    )
+    search = Search(
+        problem=problem,
+        arrays=small,
+        caps=caps,
+        report=report,
+        max_evaluations=first,
+        floor_bytes=floor.peak_bytes,
+    )
     blocks = mover.captured if mover is not None else None
     if mover is not None and (lower := floor.lowered_within(caps.memory_cap_bytes)) is not None:
         blocks = lower.blocks
@@ -197,20 +275,28 @@ def _solve_by_search(
         search.try_buckets(like.schedule.buckets)
     if search.best is None:
         least = just_in_time(search.problem, search.arrays, caps)
-        schedule = expand(search.problem, search.arrays, least.program) if least is not None else None
+        schedule = (
+            expand(search.problem, search.arrays, least.program) if least is not None else None
+        )
         return Answer(schedule=schedule, bound=bound, solved_by="just in time")
     good_enough = _good_enough(bound, options)
     tighter = ladders(small, caps, floor.peak_bytes)
     if mover is None or blocks is None:
         search.descend_by_ladders(tighter, evaluations, good_enough)
-    elif not small.on_path.any():  # nothing to hide but the end: buckets first, as near as the bound of this order
-        at_least = best_bound(problem, small, caps) if np.array_equal(blocks, mover.captured) else bound
+    elif (
+        not small.on_path.any()
+    ):  # nothing to hide but the end: buckets first, as near as the bound of this order
+        at_least = (
+            best_bound(problem, small, caps) if np.array_equal(blocks, mover.captured) else bound
+        )
         search.descend_by_ladders(tighter, evaluations, _good_enough(at_least, options))
     else:
         search.improve(good_enough)
         moved = _with_compute_moved(mover, blocks, search, evaluations // 2, good_enough)
         if moved.step_time_ticks > search.step_time_ticks * _WORTH_MOVING:
-            if moved.step_time_ticks > good_enough:  # buckets around the compute as captured may be worth as much
+            if (
+                moved.step_time_ticks > good_enough
+            ):  # buckets around the compute as captured may be worth as much
                 search = search.around(search.problem, search.arrays, evaluations)
                 search.portfolio()
                 search.descend_by_ladders(tighter, evaluations, good_enough)
@@ -221,9 +307,15 @@ def _solve_by_search(
         search = moved
     if mover is not None:
         worth = int(search.step_time_ticks * options.time_slack)
-        search = with_shorter_tail(mover, search, worth, evaluations // _SHARE_OF_THE_END, good_enough)
+        search = with_shorter_tail(
+            mover, search, worth, evaluations // _SHARE_OF_THE_END, good_enough
+        )
     improved = improve(
-        search.pricer, caps, search.program(), replace(options, budget=options.budget * _SHARE_OF_WINDOWS), stop_at_ticks=good_enough
+        search.pricer,
+        caps,
+        search.program(),
+        replace(options, budget=options.budget * _SHARE_OF_WINDOWS),
+        stop_at_ticks=good_enough,
     )
     report("windows", time := evaluate(search.arrays, improved.program).step_time_ticks)
     limit = slack_limit(time, options, made)
@@ -242,8 +334,12 @@ def _solve_by_search(
     )
 
 
-def _with_compute_moved(mover: ComputeMover, blocks: Ints, search: Search, evaluations: int, good_enough: int) -> Search:
-    """Return the search around the best order of the compute that is found; ``search``, around ``blocks``, where none is better."""
+def _with_compute_moved(
+    mover: ComputeMover, blocks: Ints, search: Search, evaluations: int, good_enough: int
+) -> Search:
+    """Return the search around the best order of the compute that is found; ``search``, around
+    ``blocks``, where none is better.
+    """
     best = search
     for _ in range(_ROUNDS_OF_ORDERS):
         assert best.best is not None
@@ -263,13 +359,18 @@ def _with_compute_moved(mover: ComputeMover, blocks: Ints, search: Search, evalu
 
 
 def ladders(small: ProblemArrays, caps: Caps, floor_bytes: int) -> tuple[tuple[Caps, ...], ...]:
-    """Return caps tighter than those at hand, the tightest first: what is found under them is found under looser ones, too.
+    """Return caps tighter than those at hand, the tightest first: what is found under them is found
+    under looser ones, too.
 
-    In prefetch a third and two thirds of the cap; in memory the floor, and one and three layers of gathered weights above it, whatever
-    the cap.
+    In prefetch a third and two thirds of the cap; in memory the floor, and one and three layers of
+    gathered weights above it, whatever the cap.
     """
     gathered = [
-        sum(int(small.output_bytes[row[0]]) for row in period.collectives if small.kind[row[0]] == ALL_GATHER and not small.on_path[row[0]])
+        sum(
+            int(small.output_bytes[row[0]])
+            for row in period.collectives
+            if small.kind[row[0]] == ALL_GATHER and not small.on_path[row[0]]
+        )
         for period in find_periods(small)
     ]
     memory = sorted({floor_bytes + layers * max(gathered, default=0) for layers in _RUNGS_LAYERS})
@@ -277,12 +378,18 @@ def ladders(small: ProblemArrays, caps: Caps, floor_bytes: int) -> tuple[tuple[C
     prefetch = sorted({most * thirds // 3 for thirds in (1, 2)})
     return (
         tuple(replace(caps, max_prefetch=rung) for rung in prefetch if rung < most),
-        tuple(replace(caps, memory_cap_bytes=rung) for rung in memory if caps.memory_cap_bytes is None or rung < caps.memory_cap_bytes),
+        tuple(
+            replace(caps, memory_cap_bytes=rung)
+            for rung in memory
+            if caps.memory_cap_bytes is None or rung < caps.memory_cap_bytes
+        ),
     )
 
 
 def _never_worse(scored: Scored | None, made: tuple[Scored, ...]) -> Scored | None:
-    """Return ``scored``, or the best baseline that fits where that is faster or ``scored`` breaks a cap."""
+    """Return ``scored``, or the best baseline that fits where that is faster or ``scored`` breaks a
+    cap.
+    """
     fitting = [s for s in (scored, *made) if s is not None and s.fits]
     if not fitting:
         return None
@@ -290,7 +397,8 @@ def _never_worse(scored: Scored | None, made: tuple[Scored, ...]) -> Scored | No
     if (
         scored is not None
         and scored.fits
-        and scored.step_time_ticks <= min((b.step_time_ticks for b in made if b.fits), default=scored.step_time_ticks)
+        and scored.step_time_ticks
+        <= min((b.step_time_ticks for b in made if b.fits), default=scored.step_time_ticks)
     ):
         return scored
     return next(s for s in fitting if s.step_time_ticks == fastest)

@@ -1,7 +1,9 @@
-"""What would help a schedule most: the buckets of one kind on one group, or the places of launches and waits, each tried and simulated.
+"""What would help a schedule most: the buckets of one kind on one group, or the places of launches
+and waits, each tried and simulated.
 
-The changes build on each other: the first is the best on the schedule as it is, the second the best on top of the first, and so on.
-Each ends in a whole schedule, checked by ``verify`` and simulated; compute stays as captured.
+The changes build on each other: the first is the best on the schedule as it is, the second the best
+on top of the first, and so on. Each ends in a whole schedule, checked by ``verify`` and simulated;
+compute stays as captured.
 """
 
 from dataclasses import dataclass
@@ -29,12 +31,18 @@ class Change:
     """One change, and the schedule with it and all before it."""
 
     key: int | None
-    """Whose buckets change (an index into ``Problem.keys``), launches and waits with them; ``None``: only places of launches and waits."""
+    """Whose buckets change (an index into ``Problem.keys``), launches and waits with them;
+    ``None``: only places of launches and waits.
+    """
     scored: Scored
 
 
-def best_changes(problem: Problem, caps: Caps, start: Scored, floor_memory_bytes: int, count: int = 3) -> tuple[Change, ...]:
-    """Return up to ``count`` changes, each of which makes the schedule before it faster within ``caps``."""
+def best_changes(
+    problem: Problem, caps: Caps, start: Scored, floor_memory_bytes: int, count: int = 3
+) -> tuple[Change, ...]:
+    """Return up to ``count`` changes, each of which makes the schedule before it faster within
+    ``caps``.
+    """
     small = problem_arrays(problem)
     search = Search(
         problem=problem,
@@ -53,7 +61,11 @@ def best_changes(problem: Problem, caps: Caps, start: Scored, floor_memory_bytes
         for policy in policies(small):
             for steer in (None, floor_memory_bytes):
                 _add(tried, -1, search.evaluate(labels, policy, steer))
-        ways = [(policy, None) for policy in FIRST_POLICIES] if kept is None else [(kept.policy, kept.steer_bytes)]
+        ways = (
+            [(policy, None) for policy in FIRST_POLICIES]
+            if kept is None
+            else [(kept.policy, kept.steer_bytes)]
+        )
         for key in range(len(problem.keys)):
             for partition in partitions:
                 mixed = np.where(small.key == key, partition, labels)
@@ -64,7 +76,12 @@ def best_changes(problem: Problem, caps: Caps, start: Scored, floor_memory_bytes
             break
         _, key, kept = min(tried, key=lambda entry: entry[:2])
         search.best = kept
-        scored = score(problem, start.name, expand(problem, small, late_waits(small, search.program(), caps)), caps)
+        scored = score(
+            problem,
+            start.name,
+            expand(problem, small, late_waits(small, search.program(), caps)),
+            caps,
+        )
         if not scored.fits or scored.step_time_ticks >= here.step_time_ticks * (1 - _WORTH_SAYING):
             break
         found.append(Change(key=None if key < 0 else key, scored=scored))
@@ -80,6 +97,8 @@ def labels_of(problem: Problem, schedule: Schedule) -> Ints:
     return labels
 
 
-def _add(tried: list[tuple[tuple[int, int, int], int, Candidate]], key: int, candidate: Candidate | None) -> None:
+def _add(
+    tried: list[tuple[tuple[int, int, int], int, Candidate]], key: int, candidate: Candidate | None
+) -> None:
     if candidate is not None:
         tried.append((candidate.value, key, candidate))

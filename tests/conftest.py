@@ -45,7 +45,9 @@ def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.
 
 @pytest.fixture(scope="session")
 def debug_graphs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The graph files of a small preset, ``forward`` and ``backward``, in a directory that tests only read."""
+    """The graph files of a small preset, ``forward`` and ``backward``, in a directory that tests
+    only read.
+    """
     from apsched.capture.fake_world import world
     from apsched.costs.cluster_model import ClusterCostModel
     from apsched.costs.clusters.cluster import load_cluster
@@ -61,7 +63,10 @@ def debug_graphs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         paths = {}
         for graph in capture.graphs:
             paths[graph.name] = folder / f"step.{graph.name}.graph"
-            save_graph(export(graph, cost_model, group_ranks=capture.group_ranks, cluster_name="h100"), paths[graph.name])
+            save_graph(
+                export(graph, cost_model, group_ranks=capture.group_ranks, cluster_name="h100"),
+                paths[graph.name],
+            )
     return paths
 
 
@@ -69,13 +74,27 @@ def debug_graphs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def debug_run(debug_graphs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory that ``apsched solve`` wrote for ``debug_graphs``, which tests only read."""
     folder = tmp_path_factory.mktemp("run") / "out"
-    assert main(["solve", str(debug_graphs["forward"].parent / "step.graph"), "--budget", "0.1", "-o", str(folder)]) == 0
+    assert (
+        main(
+            [
+                "solve",
+                str(debug_graphs["forward"].parent / "step.graph"),
+                "--budget",
+                "0.1",
+                "-o",
+                str(folder),
+            ]
+        )
+        == 0
+    )
     return folder
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Where ``APSCHED_NO_SKIP`` is set (``.ci/run`` has all that tests need), a skipped test is a failure."""
+    """Where ``APSCHED_NO_SKIP`` is set (``.ci/run`` has all that tests need), a skipped test is a
+    failure.
+    """
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     skipped = reporter.stats.get("skipped", []) if reporter else []
     if os.environ.get("APSCHED_NO_SKIP") and skipped and session.exitstatus == pytest.ExitCode.OK:

@@ -1,4 +1,6 @@
-"""``apsched.optimize`` and ``apsched.solve``: a graph in, a checked one out, and the result at hand."""
+"""``apsched.optimize`` and ``apsched.solve``: a graph in, a checked one out, and the result at
+hand.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,7 +38,9 @@ def _launches(module: torch.fx.GraphModule) -> int:
 
 
 def test_the_result_is_at_hand(gm: torch.fx.GraphModule) -> None:
-    """Fewer launches than before, never slower, checked by a round trip, and the input as it was."""
+    """Fewer launches than before, never slower, checked by a round trip, and the input as it
+    was.
+    """
     before = [node.name for node in gm.graph.nodes]
     fast = apsched.optimize(gm)
     result = fast.meta["apsched_result"]
@@ -45,9 +49,13 @@ def test_the_result_is_at_hand(gm: torch.fx.GraphModule) -> None:
     assert result.round_trip_exact is True
     assert result.best is not None
     assert _launches(fast) == result.best.num_launches < _launches(gm)
-    assert all(result.best.step_time_ticks <= b.step_time_ticks for b in result.answer.baselines if b.fits)
+    assert all(
+        result.best.step_time_ticks <= b.step_time_ticks for b in result.answer.baselines if b.fits
+    )
     assert result.bound_us <= (result.step_time_us or 0.0)
-    assert result.caps.memory_cap_bytes == apsched.load_cluster("h100").device.memory_bytes, "without a stated cap, the device's memory"
+    assert result.caps.memory_cap_bytes == apsched.load_cluster("h100").device.memory_bytes, (
+        "without a stated cap, the device's memory"
+    )
     assert [node.name for node in gm.graph.nodes] == before
     assert "apsched_result" not in gm.meta
     fast.graph.lint()
@@ -66,14 +74,25 @@ def test_a_cost_model_of_the_users_own(gm: torch.fx.GraphModule) -> None:
     result = apsched.optimize(gm, cost_model=OneMicrosecond()).meta["apsched_result"]
     assert result.cluster == ""
     assert result.caps.memory_cap_bytes is None
-    capped = apsched.optimize(gm, cost_model=OneMicrosecond(), memory_cap_bytes="floor").meta["apsched_result"]
-    assert capped.best.peak_memory_bytes <= capped.caps.memory_cap_bytes <= result.best.peak_memory_bytes
+    capped = apsched.optimize(gm, cost_model=OneMicrosecond(), memory_cap_bytes="floor").meta[
+        "apsched_result"
+    ]
+    assert (
+        capped.best.peak_memory_bytes
+        <= capped.caps.memory_cap_bytes
+        <= result.best.peak_memory_bytes
+    )
     assert capped.step_time_us >= result.bound_us
 
 
 def test_caps(gm: torch.fx.GraphModule) -> None:
     result = apsched.optimize(
-        gm, bucket_cap_bytes=300, max_topo_span=20, max_prefetch=2, in_flight_cap_bytes=1000, memory_cap_bytes="none"
+        gm,
+        bucket_cap_bytes=300,
+        max_topo_span=20,
+        max_prefetch=2,
+        in_flight_cap_bytes=1000,
+        memory_cap_bytes="none",
     ).meta["apsched_result"]
     assert result.chosen.bucket_bytes <= 300
     assert result.chosen.topo_span <= 20
@@ -93,7 +112,9 @@ def test_what_is_no_cap(gm: torch.fx.GraphModule, cap: object) -> None:
 
 
 def test_what_is_no_graph_module() -> None:
-    with pytest.raises(apsched.InputError, match=r"expected a torch\.fx\.GraphModule, found Linear"):
+    with pytest.raises(
+        apsched.InputError, match=r"expected a torch\.fx\.GraphModule, found Linear"
+    ):
         apsched.optimize(torch.nn.Linear(2, 2))
 
 

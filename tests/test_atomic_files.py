@@ -19,7 +19,13 @@ def test_writes_and_replaces(tmp_path):
 
 
 def test_a_missing_directory_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"absent/a\.json: expected a place to write to, found: No such file or directory; choose"):
+    with pytest.raises(
+        InputError,
+        match=(
+            r"absent/a\.json: expected a place to write to, found: No such file or directory;"
+            r" choose"
+        ),
+    ):
         write_atomic(tmp_path / "absent" / "a.json", b"")
 
 

@@ -1,4 +1,6 @@
-"""The tree is what pyproject says: two folders at the top import under apsched, and no package is forgotten in the wheel."""
+"""The tree is what pyproject says: two folders at the top import under apsched, and no package is
+forgotten in the wheel.
+"""
 
 import importlib.util
 import re
@@ -15,9 +17,15 @@ SETUPTOOLS = PYPROJECT["tool"]["setuptools"]
 
 
 def _package_folders() -> dict[str, Path]:
-    """Return package name -> folder, of every folder with an ``__init__.py``; links are followed once."""
+    """Return package name -> folder, of every folder with an ``__init__.py``; links are followed
+    once.
+    """
     packages = {}
-    for top, name in ((ROOT / "apsched", "apsched"), (ROOT / "solver", "apsched.solver"), (ROOT / "models", "apsched.models")):
+    for top, name in (
+        (ROOT / "apsched", "apsched"),
+        (ROOT / "solver", "apsched.solver"),
+        (ROOT / "models", "apsched.models"),
+    ):
         for init in top.rglob("__init__.py"):
             relative = init.parent.relative_to(top)
             packages[".".join([name, *relative.parts])] = init.parent
@@ -63,7 +71,11 @@ def test_what_starts_processes_or_goes_by_the_clock_is_marked() -> None:
     starts = r"run_(processes|sizes|jobs)\(|mp\.spawn|Popen\(|Thread\(|LocalCluster|sync_playwright"
     alone = re.compile(starts + r"|perf_counter|process_time|monotonic\(|\bsleep\(")
     files = [file for file in (ROOT / "tests").rglob("test_*.py") if "titan" not in file.parts]
-    assert [str(f) for f in files if alone.search(text := f.read_text()) and "pytest.mark.alone" not in text] == []
+    assert [
+        str(f)
+        for f in files
+        if alone.search(text := f.read_text()) and "pytest.mark.alone" not in text
+    ] == []
 
 
 def test_the_version_is_said_once() -> None:

@@ -1,4 +1,6 @@
-"""Imports go one way: capture -> graph -> problem -> solver -> schedule -> write-back; the solver knows neither torch nor networkx."""
+"""Imports go one way: capture -> graph -> problem -> solver -> schedule -> write-back; the solver
+knows neither torch nor networkx.
+"""
 
 import ast
 import subprocess
@@ -23,7 +25,11 @@ def _imports(file: Path) -> set[str]:
 
 
 def _starts(names: set[str], *prefixes: str) -> set[str]:
-    return {name for name in names if any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)}
+    return {
+        name
+        for name in names
+        if any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
+    }
 
 
 def _files(*folders: str) -> list[Path]:
@@ -33,44 +39,96 @@ def _files(*folders: str) -> list[Path]:
 @pytest.mark.parametrize("file", _files("solver"), ids=lambda file: file.name)
 def test_the_solver_knows_integers_only(file: Path) -> None:
     names = _imports(file)
-    assert not _starts(names, "torch", "networkx", "apsched.capture", "apsched.costs", "apsched.writeback", "apsched.models", "apsched.cli")
+    assert not _starts(
+        names,
+        "torch",
+        "networkx",
+        "apsched.capture",
+        "apsched.costs",
+        "apsched.writeback",
+        "apsched.models",
+        "apsched.cli",
+    )
 
 
-@pytest.mark.parametrize("name", ["verify", "simulate", "memory", "problem", "schedule", "config", "units", "result"])
+@pytest.mark.parametrize(
+    "name", ["verify", "simulate", "memory", "problem", "schedule", "config", "units", "result"]
+)
 def test_the_core_knows_neither_torch_nor_the_solver(name: str) -> None:
-    assert not _starts(_imports(ROOT / "apsched" / f"{name}.py"), "torch", "networkx", "ortools", "apsched.solver", "apsched.capture")
+    assert not _starts(
+        _imports(ROOT / "apsched" / f"{name}.py"),
+        "torch",
+        "networkx",
+        "ortools",
+        "apsched.solver",
+        "apsched.capture",
+    )
 
 
 @pytest.mark.parametrize("file", _files("models"), ids=lambda file: file.name)
 def test_models_know_no_solver(file: Path) -> None:
-    assert not _starts(_imports(file), "apsched.solver", "apsched.problem.problem", "apsched.graph", "apsched.writeback", "apsched.cli")
+    assert not _starts(
+        _imports(file),
+        "apsched.solver",
+        "apsched.problem.problem",
+        "apsched.graph",
+        "apsched.writeback",
+        "apsched.cli",
+    )
 
 
-@pytest.mark.parametrize("file", _files("apsched/passes", "apsched/capture", "apsched/costs", "apsched/graph"), ids=lambda file: file.name)
+@pytest.mark.parametrize(
+    "file",
+    _files("apsched/passes", "apsched/capture", "apsched/costs", "apsched/graph"),
+    ids=lambda file: file.name,
+)
 def test_early_stages_know_no_later_ones(file: Path) -> None:
     assert not _starts(
-        _imports(file), "apsched.solver", "apsched.writeback", "apsched.cli", "apsched.pipeline.steps", "apsched.problem.problem"
+        _imports(file),
+        "apsched.solver",
+        "apsched.writeback",
+        "apsched.cli",
+        "apsched.pipeline.steps",
+        "apsched.problem.problem",
     )
 
 
 def test_private_functions_of_torch_are_behind_one_module() -> None:
-    """``from torch... import _x`` stands in ``torch_private.py``, ``torch_private_partition.py`` and nowhere else."""
+    """``from torch... import _x`` stands in ``torch_private.py``, ``torch_private_partition.py``
+    and nowhere else.
+    """
     for file in _files("apsched", "models"):
         if file.name.startswith("torch_private"):
             continue
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
-                private = [alias.name for alias in node.names if alias.name.startswith("_") and alias.name != "_pytree"]
+                private = [
+                    alias.name
+                    for alias in node.names
+                    if alias.name.startswith("_") and alias.name != "_pytree"
+                ]
                 assert not private, f"{file}: {private} of {node.module}"
 
 
 def test_solving_imports_no_torch() -> None:
-    code = "import sys, apsched.solver, apsched.schedule.verify, apsched.problem.build, apsched.graph.graph_file; assert 'torch' not in sys.modules"
+    code = (
+        "import sys, apsched.solver, apsched.schedule.verify, apsched.problem.build,"
+        " apsched.graph.graph_file; assert 'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_import_contracts() -> None:
-    """The contracts in pyproject hold (import-linter, where it is installed: the ``dev`` extra has it)."""
-    pytest.importorskip("importlinter.cli", reason="import-linter is not installed (pip install '.[dev]')")
-    lint = f"import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports({str(ROOT / 'pyproject.toml')!r}, no_cache=True))"
-    subprocess.run([sys.executable, "-c", lint], check=True)  # in this process it would turn off all loggers for the tests behind it
+    """The contracts in pyproject hold (import-linter, where it is installed: the ``dev`` extra has
+    it).
+    """
+    pytest.importorskip(
+        "importlinter.cli", reason="import-linter is not installed (pip install '.[dev]')"
+    )
+    lint = (
+        "import sys; from importlinter.cli import lint_imports;"
+        f" sys.exit(lint_imports({str(ROOT / 'pyproject.toml')!r}, no_cache=True))"
+    )
+    subprocess.run(
+        [sys.executable, "-c", lint], check=True
+    )  # in this process it would turn off all loggers for the tests behind it

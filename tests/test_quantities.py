@@ -50,7 +50,22 @@ def test_caps_round_down(size: object) -> None:
     assert parse_bytes(f"{size}KiB") <= float(str(size)) * 1024 < parse_bytes(f"{size}KiB") + 1.001
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "-1", "1e9", "5 parsecs", "1.2.3MB", "0x10", "1,000", "inf", "99999999999TiB", "١٢"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "GiB",
+        "-1",
+        "1e9",
+        "5 parsecs",
+        "1.2.3MB",
+        "0x10",
+        "1,000",
+        "inf",
+        "99999999999TiB",
+        "١٢",
+    ],
+)
 def test_what_is_no_number_of_bytes(text: str) -> None:
     with pytest.raises(InputError, match=r"--bucket-cap: expected .*found"):
         parse_bytes(text, "--bucket-cap")
@@ -78,13 +93,17 @@ def test_memory_cap(text: str, cap: MemoryCap) -> None:
     assert parse_memory_cap(text) == cap
 
 
-@pytest.mark.parametrize("text", ["", "floor+", "floor-1GiB", "ceiling", "floor*2", "-1GiB", "12 apples", "2GiB+floor"])
+@pytest.mark.parametrize(
+    "text", ["", "floor+", "floor-1GiB", "ceiling", "floor*2", "-1GiB", "12 apples", "2GiB+floor"]
+)
 def test_what_is_no_memory_cap(text: str) -> None:
     with pytest.raises(InputError, match="--memory-cap: expected"):
         parse_memory_cap(text)
 
 
-@pytest.mark.parametrize(("text", "share"), [("0.1%", 0.001), ("0.001", 0.001), ("0", 0.0), ("100 %", 1.0), ("1", 1.0)])
+@pytest.mark.parametrize(
+    ("text", "share"), [("0.1%", 0.001), ("0.001", 0.001), ("0", 0.0), ("100 %", 1.0), ("1", 1.0)]
+)
 def test_share(text: str, share: float) -> None:
     assert parse_share(text) == pytest.approx(share, abs=1e-15)
 

@@ -1,4 +1,6 @@
-"""A rewritten FX graph as a file: Python that a person reads, torch runs, and apsched takes as a SOURCE."""
+"""A rewritten FX graph as a file: Python that a person reads, torch runs, and apsched takes as a
+SOURCE.
+"""
 
 import torch
 
@@ -13,5 +15,7 @@ _HEAD = '''"""The {name} graph as apsched wrote it back: the order of forward() 
 
 
 def dump_module(module: torch.fx.GraphModule, name: str) -> bytes:
-    """Return ``module`` in the format of the files that torch writes when a job is traced (``fx_graph_runnable``)."""
+    """Return ``module`` in the format of the files that torch writes when a job is traced
+    (``fx_graph_runnable``).
+    """
     return (_HEAD.format(name=name) + torch_private.graph_as_repro(module)).encode()

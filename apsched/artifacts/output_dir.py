@@ -10,27 +10,38 @@ from apsched.errors import InputError
 
 
 def check_writable(directory: Path) -> None:
-    """Raise ``InputError`` where files could not be written to ``directory``, which need not exist; touches nothing."""
+    """Raise ``InputError`` where files could not be written to ``directory``, which need not exist;
+    touches nothing.
+    """
     existing = directory
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
     if not existing.is_dir():
-        raise InputError(f"{directory}: expected a directory to write to, found that {existing} is a file; choose another place with -o")
+        raise InputError(
+            f"{directory}: expected a directory to write to, found that {existing} is a file;"
+            " choose another place with -o"
+        )
     if not os.access(existing, os.W_OK | os.X_OK):
         raise InputError(
-            f"{directory}: expected a directory to write to, found that {existing} cannot be written; choose another place with -o"
+            f"{directory}: expected a directory to write to, found that {existing} cannot be"
+            " written; choose another place with -o"
         )
 
 
 def write_files(directory: Path, files: Mapping[str, bytes]) -> tuple[Path, ...]:
-    """Write ``files`` (name -> content) to ``directory``; where one fails, those written before it and new directories go again."""
+    """Write ``files`` (name -> content) to ``directory``; where one fails, those written before it
+    and new directories go again.
+    """
     new_directories = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     written: list[Path] = []
     try:
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(f"{directory}: cannot make the directory: {error.strerror or error}; choose another place with -o") from None
+            raise InputError(
+                f"{directory}: cannot make the directory: {error.strerror or error}; choose another"
+                " place with -o"
+            ) from None
         for name, content in files.items():
             existed = (directory / name).exists()
             write_atomic(directory / name, content)

@@ -1,4 +1,6 @@
-"""A schedule file back on its graph: checked against every dependence, and against the caps it was made for."""
+"""A schedule file back on its graph: checked against every dependence, and against the caps it was
+made for.
+"""
 
 from apsched.artifacts.schedule_file import ScheduleFile, bind_schedule
 from apsched.errors import InputError
@@ -13,15 +15,16 @@ _SHOWN = 3
 def replay(problem: Problem, file: ScheduleFile) -> Scored:
     """Return the schedule of ``file`` with its figures on ``problem``.
 
-    Raises ``InputError`` where the file belongs to another graph (and says what differs), where its order breaks a dependence, or
-    where it breaks a cap that it states.
+    Raises ``InputError`` where the file belongs to another graph (and says what differs), where its
+    order breaks a dependence, or where it breaks a cap that it states.
     """
     schedule = bind_schedule(file, problem)
     wrong = verify(problem, schedule, file.caps)
     if wrong:
         more = f" (and {len(wrong) - _SHOWN} more)" if len(wrong) > _SHOWN else ""
         raise InputError(
-            f"{file.path}: not a schedule of this graph within its caps: {'; '.join(wrong[:_SHOWN])}{more}; solve the graph again"
+            f"{file.path}: not a schedule of this graph within its caps:"
+            f" {'; '.join(wrong[:_SHOWN])}{more}; solve the graph again"
         )
     timeline = simulate(problem, schedule)
     return Scored(

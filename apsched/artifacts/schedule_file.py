@@ -1,13 +1,16 @@
-"""Schedule files: JSON that a person reads and diffs, and that says which graph it belongs to (design: files).
+"""Schedule files: JSON that a person reads and diffs, and that says which graph it belongs to
+(design: files).
 
-Equal input gives the same file, byte for byte: no times, no paths. A node goes by rank and name, a bucket by number::
+Equal input gives the same file, byte for byte: no times, no paths. A node goes by rank and name, a
+bucket by number::
 
     {"format": "apsched-schedule", "version": 1, "graph": {...}, "caps": {...}, "result": {...},
-     "buckets": [{"kind": ..., "group": ..., "dtype": ..., "bytes": ..., "members": [{"rank": 7, "node": ..., "module": ...}, ...]}, ...],
-     "steps": ["4 mm", "copy_in 0", "start 0", "9 mm_1", "wait 0", "copy_out 7 all_gather_into_tensor", ...]}
+     "buckets": [{"kind": ..., "group": ..., "dtype": ..., "bytes": ..., "members": [{"rank": 7,
+     "node": ..., "module": ...}, ...]}, ...], "steps": ["4 mm", "copy_in 0", "start 0", "9 mm_1",
+     "wait 0", "copy_out 7 all_gather_into_tensor", ...]}
 
-A coalesced bucket has ``"form": "coalesced"`` before its members. The rank is what counts (names of nodes may differ between process
-ranks of one job, see ``graph.identity``); the name is for people.
+A coalesced bucket has ``"form": "coalesced"`` before its members. The rank is what counts (names of
+nodes may differ between process ranks of one job, see ``graph.identity``); the name is for people.
 """
 
 import json
@@ -59,7 +62,11 @@ class ScheduleFile:
 
     def problem_of(self, problem: Problem) -> Problem:
         """Return ``problem`` with the groups that the file was made for."""
-        return (with_second_groups(problem) if self.second_groups and not second_groups(problem) else None) or problem
+        return (
+            with_second_groups(problem)
+            if self.second_groups and not second_groups(problem)
+            else None
+        ) or problem
 
 
 def dump_schedule(result: Result) -> bytes:
@@ -69,7 +76,11 @@ def dump_schedule(result: Result) -> bytes:
     problem, schedule = result.problem, result.best.schedule
     head = {
         "format": FORMAT,
-        "version": VERSION if second_groups(problem) or any(bucket.coalesced for bucket in schedule.buckets) else _FLAT_VERSION,
+        "version": (
+            VERSION
+            if second_groups(problem) or any(bucket.coalesced for bucket in schedule.buckets)
+            else _FLAT_VERSION
+        ),
         "graph": {
             "name": problem.name,
             "hash": problem.graph_hash,
@@ -79,10 +90,18 @@ def dump_schedule(result: Result) -> bytes:
         **({"second_groups": second_groups(problem)} if second_groups(problem) else {}),
         "costs": {
             "cluster": result.cluster,
-            **({"contention": contention_json(problem.contention)} if problem.contention is not None else {}),
+            **(
+                {"contention": contention_json(problem.contention)}
+                if problem.contention is not None
+                else {}
+            ),
         },
         "caps": asdict(result.caps),
-        **({"plan": {"digest": digest(problem.rules), "rules": problem.rules}} if problem.rules else {}),
+        **(
+            {"plan": {"digest": digest(problem.rules), "rules": problem.rules}}
+            if problem.rules
+            else {}
+        ),
         "result": {
             "status": result.answer.status,
             "solved_by": result.answer.solved_by,
@@ -100,7 +119,9 @@ def dump_schedule(result: Result) -> bytes:
     }
     lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
     lines.append(_listed("buckets", [_bucket_text(problem, bucket) for bucket in schedule.buckets]))
-    lines.append(_listed("steps", [json.dumps(_step_text(problem, step)) for step in schedule.steps]))
+    lines.append(
+        _listed("steps", [json.dumps(_step_text(problem, step)) for step in schedule.steps])
+    )
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
@@ -115,19 +136,34 @@ def load_schedule(path: str | Path) -> ScheduleFile:
         with open(path, "rb") as file:
             content = file.read(_LARGEST_FILE_BYTES + 1)
     except OSError as error:
-        raise InputError(f"cannot read the schedule file {path}: {error.strerror or error}") from None
+        raise InputError(
+            f"cannot read the schedule file {path}: {error.strerror or error}"
+        ) from None
     return parse_schedule(content, str(path))
 
 
 def bind_schedule(file: ScheduleFile, problem: Problem) -> Schedule:
-    """Return the schedule that ``file`` states for ``problem``; ``InputError`` says what differs where it belongs to another graph."""
+    """Return the schedule that ``file`` states for ``problem``; ``InputError`` says what differs
+    where it belongs to another graph.
+    """
     if file.graph["hash"] != problem.graph_hash:
-        raise InputError(f"{file.path}: the schedule belongs to another graph: {_difference(file, problem)}; solve this graph instead")
+        raise InputError(
+            f"{file.path}: the schedule belongs to another graph: {_difference(file, problem)};"
+            " solve this graph instead"
+        )
     if file.second_groups != bool(second_groups(problem)):
-        there, here = ("second groups", "one group") if file.second_groups else ("one group", "second groups")
-        raise InputError(f"{file.path}: expected gathers on {there}, as the file has them, found {here}; use second_group as it did")
+        there, here = (
+            ("second groups", "one group") if file.second_groups else ("one group", "second groups")
+        )
+        raise InputError(
+            f"{file.path}: expected gathers on {there}, as the file has them, found {here}; use"
+            " second_group as it did"
+        )
     starts = {c.start: i for i, c in enumerate(problem.collectives)}
-    members = [tuple(_collective(rank, name, starts, file) for rank, name in bucket) for bucket in file.buckets]
+    members = [
+        tuple(_collective(rank, name, starts, file) for rank, name in bucket)
+        for bucket in file.buckets
+    ]
     buckets = tuple(Bucket(mine, coalesced=b in file.coalesced) for b, mine in enumerate(members))
     steps = tuple(_step(text, file, problem.num_nodes, starts) for text in file.steps)
     return Schedule(buckets=buckets, steps=steps)
@@ -142,9 +178,17 @@ def _listed(key: str, entries: list[str]) -> str:
 def _bucket_text(problem: Problem, bucket: Bucket) -> str:
     members = [problem.collectives[c] for c in bucket.members]
     key = problem.keys[members[0].key]
-    head = {"kind": key.kind, "group": key.group, "dtype": key.dtype, "bytes": sum(m.size_bytes for m in members)}
+    head = {
+        "kind": key.kind,
+        "group": key.group,
+        "dtype": key.dtype,
+        "bytes": sum(m.size_bytes for m in members),
+    }
     head |= {"form": COALESCED} if bucket.coalesced else {}
-    listed = ",\n  ".join(json.dumps({"rank": m.start, "node": problem.node_names[m.start], "module": m.module}) for m in members)
+    listed = ",\n  ".join(
+        json.dumps({"rank": m.start, "node": problem.node_names[m.start], "module": m.module})
+        for m in members
+    )
     return f'{json.dumps(head)[:-1]}, "members": [\n  {listed}]}}'
 
 
@@ -167,17 +211,27 @@ def _version(package: str) -> str:
 
 
 def parse_schedule(content: bytes, path: str) -> ScheduleFile:
-    """Return what the content of the schedule file ``path`` says; ``InputError`` names it and what is wrong with it."""
+    """Return what the content of the schedule file ``path`` says; ``InputError`` names it and what
+    is wrong with it.
+    """
     if len(content) > _LARGEST_FILE_BYTES:
-        raise InputError(f"{path}: expected a schedule file, found more than {_LARGEST_FILE_BYTES} bytes")
+        raise InputError(
+            f"{path}: expected a schedule file, found more than {_LARGEST_FILE_BYTES} bytes"
+        )
     data = _json(content, path)
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise InputError(f'{path}: expected a schedule file of apsched ("format": "{FORMAT}"), found another kind of file')
+        raise InputError(
+            f'{path}: expected a schedule file of apsched ("format": "{FORMAT}"), found another'
+            " kind of file"
+        )
     found = data.get("version")
     if isinstance(found, bool) or not isinstance(found, int) or found < 1:
         raise InputError(f"{path}: expected a version number of the file, found {found!r}")
     if found > VERSION:
-        raise InputError(f"{path}: expected version {VERSION} of the file or older, found version {found}; update apsched")
+        raise InputError(
+            f"{path}: expected version {VERSION} of the file or older, found version {found};"
+            " update apsched"
+        )
     return _checked(data, path)
 
 
@@ -185,10 +239,19 @@ def _json(content: bytes, path: str) -> Any:
     try:
         return json.loads(content)
     except json.JSONDecodeError as error:
-        where = "it ends too early" if error.pos >= len(error.doc.rstrip()) else f"line {error.lineno}: {error.msg}"
-        raise InputError(f"{path}: expected a schedule file, found broken JSON ({where}); write it again with apsched solve") from None
+        where = (
+            "it ends too early"
+            if error.pos >= len(error.doc.rstrip())
+            else f"line {error.lineno}: {error.msg}"
+        )
+        raise InputError(
+            f"{path}: expected a schedule file, found broken JSON ({where}); write it again with"
+            " apsched solve"
+        ) from None
     except (UnicodeDecodeError, RecursionError):
-        raise InputError(f"{path}: expected a schedule file, found something that is no JSON text") from None
+        raise InputError(
+            f"{path}: expected a schedule file, found something that is no JSON text"
+        ) from None
 
 
 def _checked(data: dict[str, Any], path: str) -> ScheduleFile:
@@ -198,18 +261,31 @@ def _checked(data: dict[str, Any], path: str) -> ScheduleFile:
             raise InputError(f"{path}: expected a string at graph.{key}, found {graph.get(key)!r}")
     steps = _array(data, "steps", path)
     if not all(isinstance(step, str) for step in steps):
-        raise InputError(f"{path}: expected node names and bucket steps as strings in 'steps', found something else")
+        raise InputError(
+            f"{path}: expected node names and bucket steps as strings in 'steps', found something"
+            " else"
+        )
     return ScheduleFile(
         path=path,
         graph=graph,
         caps=_caps(_object(data, "caps", path), path),
         costs=_object(data, "costs", path),
         claimed=_object(data, "result", path),
-        buckets=tuple(_members(bucket, b, path) for b, bucket in enumerate(_array(data, "buckets", path))),
+        buckets=tuple(
+            _members(bucket, b, path) for b, bucket in enumerate(_array(data, "buckets", path))
+        ),
         steps=tuple(steps),
         second_groups=bool(data.get("second_groups")),
-        coalesced=frozenset(b for b, bucket in enumerate(_array(data, "buckets", path)) if _is_coalesced(bucket, b, path)),
-        versions={str(k): str(v) for k, v in versions.items()} if isinstance(versions := data.get("versions"), dict) else {},
+        coalesced=frozenset(
+            b
+            for b, bucket in enumerate(_array(data, "buckets", path))
+            if _is_coalesced(bucket, b, path)
+        ),
+        versions=(
+            {str(k): str(v) for k, v in versions.items()}
+            if isinstance(versions := data.get("versions"), dict)
+            else {}
+        ),
     )
 
 
@@ -245,16 +321,23 @@ def _caps(data: Mapping[str, Any], path: str) -> Caps:
 def _members(bucket: object, b: int, path: str) -> tuple[tuple[int, str], ...]:
     members = bucket.get("members") if isinstance(bucket, dict) else None
     if not isinstance(members, list) or not all(
-        isinstance(m, dict) and isinstance(m.get("node"), str) and _is_rank(m.get("rank")) for m in members
+        isinstance(m, dict) and isinstance(m.get("node"), str) and _is_rank(m.get("rank"))
+        for m in members
     ):
-        raise InputError(f"{path}: expected bucket {b} to list its members by rank and node, found {_brief(bucket)}")
+        raise InputError(
+            f"{path}: expected bucket {b} to list its members by rank and node, found"
+            f" {_brief(bucket)}"
+        )
     return tuple((member["rank"], member["node"]) for member in members)
 
 
 def _is_coalesced(bucket: Mapping[str, Any], b: int, path: str) -> bool:
     form = bucket.get("form", "flat")
     if form not in ("flat", COALESCED):
-        raise InputError(f"{path}: expected the form of bucket {b} to be flat or {COALESCED}, found {_brief(form)}")
+        raise InputError(
+            f"{path}: expected the form of bucket {b} to be flat or {COALESCED}, found"
+            f" {_brief(form)}"
+        )
     return bool(form == COALESCED)
 
 
@@ -264,40 +347,66 @@ def _is_rank(value: object) -> bool:
 
 def _difference(file: ScheduleFile, problem: Problem) -> str:
     """Say what differs between the graph of ``file`` and ``problem``, the most telling first."""
-    here = {"name": problem.name, "num_nodes": problem.num_nodes, "num_collectives": len(problem.collectives)}
-    labels = {"name": "name", "num_nodes": "number of nodes", "num_collectives": "number of collectives"}
-    parts = [f"{labels[key]} {file.graph.get(key)!r} there, {value!r} here" for key, value in here.items() if file.graph.get(key) != value]
+    here = {
+        "name": problem.name,
+        "num_nodes": problem.num_nodes,
+        "num_collectives": len(problem.collectives),
+    }
+    labels = {
+        "name": "name",
+        "num_nodes": "number of nodes",
+        "num_collectives": "number of collectives",
+    }
+    parts = [
+        f"{labels[key]} {file.graph.get(key)!r} there, {value!r} here"
+        for key, value in here.items()
+        if file.graph.get(key) != value
+    ]
     known = {*problem.node_names}
     strange = [name for name in _named_nodes(file) if name not in known]
     if strange:
-        parts.append(f"node {strange[0]!r} only there" + (f" (and {len(strange) - 1} more)" if len(strange) > 1 else ""))
+        parts.append(
+            f"node {strange[0]!r} only there"
+            + (f" (and {len(strange) - 1} more)" if len(strange) > 1 else "")
+        )
     if not parts:
         parts.append("the same node names, but other dependences, shapes, dtypes or groups")
-    return f"{'; '.join(parts)} (hash {str(file.graph['hash'])[:12]} there, {problem.graph_hash[:12]} here)"
+    return (
+        f"{'; '.join(parts)} (hash {str(file.graph['hash'])[:12]} there, {problem.graph_hash[:12]}"
+        " here)"
+    )
 
 
 def _named_nodes(file: ScheduleFile) -> list[str]:
     words = [text.split(" ") for text in file.steps]
-    return [w[1] for w in words if len(w) == 2 and w[0].isdigit()] + [name for members in file.buckets for _, name in members]
+    return [w[1] for w in words if len(w) == 2 and w[0].isdigit()] + [
+        name for members in file.buckets for _, name in members
+    ]
 
 
 def _step(text: str, file: ScheduleFile, num_nodes: int, starts: Mapping[int, int]) -> Step:
     match text.split(" "):
         case [rank, _] if rank.isascii() and rank.isdigit():
             if int(rank) >= num_nodes:
-                raise InputError(f"{file.path}: expected nodes below {num_nodes} in 'steps', found {text!r}")
+                raise InputError(
+                    f"{file.path}: expected nodes below {num_nodes} in 'steps', found {text!r}"
+                )
             return Step(StepKind.NODE, int(rank))
         case ["copy_out", rank, name] if rank.isascii() and rank.isdigit():
             return Step(StepKind.COPY_OUT, _collective(int(rank), name, starts, file))
-        case [word, b] if word in _KINDS and b.isascii() and b.isdigit() and int(b) < len(file.buckets):
+        case [word, b] if (
+            word in _KINDS and b.isascii() and b.isdigit() and int(b) < len(file.buckets)
+        ):
             return Step(_KINDS[word], int(b))
     raise InputError(
-        f"{file.path}: expected 'RANK NODE', 'copy_out RANK NODE', or copy_in, start or wait with a bucket below {len(file.buckets)}, "
-        f"in 'steps'; found {text!r}"
+        f"{file.path}: expected 'RANK NODE', 'copy_out RANK NODE', or copy_in, start or wait with a"
+        f" bucket below {len(file.buckets)}, in 'steps'; found {text!r}"
     )
 
 
 def _collective(rank: int, name: str, starts: Mapping[int, int], file: ScheduleFile) -> int:
     if rank not in starts:
-        raise InputError(f"{file.path}: expected a start node of the graph, found node {rank} {name!r}")
+        raise InputError(
+            f"{file.path}: expected a start node of the graph, found node {rank} {name!r}"
+        )
     return starts[rank]

@@ -1,6 +1,8 @@
-"""The directory that ``apsched solve -o DIR`` wrote, read back without torch: graphs, schedules, and the answers as they were given.
+"""The directory that ``apsched solve -o DIR`` wrote, read back without torch: graphs, schedules,
+and the answers as they were given.
 
-Figures are not taken on trust: each schedule is replayed on its graph, and has to have the step time, the peak and the launches claimed.
+Figures are not taken on trust: each schedule is replayed on its graph, and has to have the step
+time, the peak and the launches claimed.
 """
 
 import json
@@ -35,7 +37,9 @@ class SolvedGraph:
 
     result: Result
     captured: Problem
-    """The problem as captured; that of the answer has more groups where gathers run on groups of their own."""
+    """The problem as captured; that of the answer has more groups where gathers run on groups of
+    their own.
+    """
     before: Schedule
     """As captured."""
     versions: Mapping[str, str]
@@ -46,9 +50,13 @@ class SolvedGraph:
     source: str = ""
     """The SOURCE as stated."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Flag -> value as stated when it was solved (:mod:`apsched.artifacts.stated_options`); empty where that is not known."""
+    """Flag -> value as stated when it was solved (:mod:`apsched.artifacts.stated_options`); empty
+    where that is not known.
+    """
     title: str = ""
-    """What tells it from other answers about a graph of the same name; empty for the graph's name."""
+    """What tells it from other answers about a graph of the same name; empty for the graph's
+    name.
+    """
 
     @property
     def after(self) -> Schedule:
@@ -68,7 +76,9 @@ class SolvedRun:
 
 
 def load_run(path: str | Path) -> SolvedRun:
-    """Return what ``apsched solve`` wrote to the directory ``path``; ``InputError`` says what is missing or does not fit together."""
+    """Return what ``apsched solve`` wrote to the directory ``path``; ``InputError`` says what is
+    missing or does not fit together.
+    """
     path = Path(path)
     if path.name == RESULT_FILE:
         path = path.parent
@@ -77,44 +87,75 @@ def load_run(path: str | Path) -> SolvedRun:
         report = json.loads(file.read_bytes())
     except OSError as error:
         raise InputError(
-            f"{path}: expected a directory that `apsched solve -o DIR` wrote, found no readable {RESULT_FILE} ({error.strerror or error})"
+            f"{path}: expected a directory that `apsched solve -o DIR` wrote, found no readable"
+            f" {RESULT_FILE} ({error.strerror or error})"
         ) from None
     except ValueError as error:
         raise InputError(f"{file}: expected JSON, found {error}; solve again") from None
-    if not isinstance(report, dict) or report.get("schema") != _SCHEMA or not isinstance(report.get("graphs"), list):
-        raise InputError(f"{file}: expected what `apsched solve` writes (schema {_SCHEMA}), found something else; solve again")
+    if (
+        not isinstance(report, dict)
+        or report.get("schema") != _SCHEMA
+        or not isinstance(report.get("graphs"), list)
+    ):
+        raise InputError(
+            f"{file}: expected what `apsched solve` writes (schema {_SCHEMA}), found something"
+            " else; solve again"
+        )
     try:
         options = dict(report.get("options", {}))
         source = str(report["source"])
-        graphs = tuple(replace(_load_graph(path, entry), source=source, options=options) for entry in report["graphs"])
+        graphs = tuple(
+            replace(_load_graph(path, entry), source=source, options=options)
+            for entry in report["graphs"]
+        )
         return SolvedRun(path=path, source=source, cluster=str(report["cluster"]), graphs=graphs)
     except (KeyError, TypeError, AttributeError) as error:
         missing = f"no {error}" if isinstance(error, KeyError) else str(error)
-        raise InputError(f"{file}: expected the answers of this version of apsched, found {missing}; solve again") from None
+        raise InputError(
+            f"{file}: expected the answers of this version of apsched, found {missing}; solve again"
+        ) from None
 
 
 def _load_graph(path: Path, entry: Mapping[str, Any]) -> SolvedGraph:
     name = entry["name"]
     if entry["step_time_us"] is None:
-        raise InputError(f"{path}: no schedule fits {name}, so there is nothing to show; `apsched explain` says why")
+        raise InputError(
+            f"{path}: no schedule fits {name}, so there is nothing to show; `apsched explain`"
+            " says why"
+        )
     return solved_graph(path, f"{name}.graph", f"{name}.schedule.json", entry)
 
 
-def solved_graph(path: Path, graph_file: str, schedule_file: str, entry: Mapping[str, Any]) -> SolvedGraph:
-    """Return a graph and its answer from files in ``path``; ``entry`` is what ``--json`` says of it. All of it is checked."""
+def solved_graph(
+    path: Path, graph_file: str, schedule_file: str, entry: Mapping[str, Any]
+) -> SolvedGraph:
+    """Return a graph and its answer from files in ``path``; ``entry`` is what ``--json`` says of
+    it. All of it is checked.
+    """
     dag = load_graph(path / graph_file)
     file = load_schedule(path / schedule_file)
     captured = build_problem(dag)
     problem = file.problem_of(captured)
     if entry.get("contention"):
-        problem, captured = (with_contention(p, _contention(entry["contention"], p.streams)) for p in (problem, captured))
+        problem, captured = (
+            with_contention(p, _contention(entry["contention"], p.streams))
+            for p in (problem, captured)
+        )
     best = replace(replay(problem, file), name="apsched")
     _check_figures(path, graph_file, schedule_file, best, entry)
     problem = replace(problem, rules=tuple(entry.get("plan", {}).get("rules", ())))
     before = as_captured(problem.num_nodes)
     answer = _answer(captured, best, before, file, entry)
-    result = result_of(problem, file.caps, answer, cluster=str(file.costs.get("cluster", "")), seconds=entry.get("seconds", {}))
-    others = tuple(_score(other, says) for other, says in entry["baselines"].items() if other != "as_captured")
+    result = result_of(
+        problem,
+        file.caps,
+        answer,
+        cluster=str(file.costs.get("cluster", "")),
+        seconds=entry.get("seconds", {}),
+    )
+    others = tuple(
+        _score(other, says) for other, says in entry["baselines"].items() if other != "as_captured"
+    )
     price = entry.get("bitwise")
     return SolvedGraph(
         result=replace(
@@ -122,7 +163,11 @@ def solved_graph(path: Path, graph_file: str, schedule_file: str, entry: Mapping
             others=others,
             round_trip_exact=entry["round_trip_exact"],
             cost_shares=dict(entry["costs"]),
-            bitwise=BitwisePrice(step_time_us=price["step_time_us"], cost_us=price["cost_us"]) if price else None,
+            bitwise=(
+                BitwisePrice(step_time_us=price["step_time_us"], cost_us=price["cost_us"])
+                if price
+                else None
+            ),
         ),
         captured=captured,
         before=before,
@@ -132,18 +177,29 @@ def solved_graph(path: Path, graph_file: str, schedule_file: str, entry: Mapping
     )
 
 
-def _check_figures(path: Path, graph_file: str, schedule_file: str, best: Scored, entry: Mapping[str, Any]) -> None:
+def _check_figures(
+    path: Path, graph_file: str, schedule_file: str, best: Scored, entry: Mapping[str, Any]
+) -> None:
     found = (best.step_time_ticks, best.peak_memory_bytes, best.num_launches)
-    claimed = (us_to_ticks(entry["step_time_us"]), entry["peak_memory_bytes"], entry["num_launches"])
+    claimed = (
+        us_to_ticks(entry["step_time_us"]),
+        entry["peak_memory_bytes"],
+        entry["num_launches"],
+    )
     if found != claimed:
         raise InputError(
-            f"{path}: expected files of one run, found a {schedule_file} that gives {found} (step ticks, peak bytes, launches) on "
-            f"{graph_file} where the answer kept says {claimed}; solve again"
+            f"{path}: expected files of one run, found a {schedule_file} that gives {found} (step"
+            f" ticks, peak bytes, launches) on {graph_file} where the answer kept says {claimed};"
+            " solve again"
         )
 
 
-def _answer(problem: Problem, best: Scored, before: Schedule, file: ScheduleFile, entry: Mapping[str, Any]) -> SolveResult:
-    """Return the answer as ``entry`` states it; of the baselines only the order as captured is a schedule in these files."""
+def _answer(
+    problem: Problem, best: Scored, before: Schedule, file: ScheduleFile, entry: Mapping[str, Any]
+) -> SolveResult:
+    """Return the answer as ``entry`` states it; of the baselines only the order as captured is a
+    schedule in these files.
+    """
     timeline = simulate(problem, before)
     captured = entry["baselines"].get("as_captured", {})
     first = Scored(
@@ -185,13 +241,20 @@ def _score(name: str, says: Mapping[str, Any]) -> Score:
 
 
 def _contention(says: Mapping[str, Any], groups: Sequence[str]) -> Contention:
-    """Return what :func:`apsched.problem.contention.contention_json` wrote, as far as it is about ``groups``."""
+    """Return what :func:`apsched.problem.contention.contention_json` wrote, as far as it is about
+    ``groups``.
+    """
     names = tuple(dict.fromkeys(link for links in says["links"].values() for link in links))
-    said = {name: Fraction(says.get(name, 1)).limit_denominator(_FINEST).as_integer_ratio() for name in Contention().slowdowns}
+    said = {
+        name: Fraction(says.get(name, 1)).limit_denominator(_FINEST).as_integer_ratio()
+        for name in Contention().slowdowns
+    }
     return Contention(
         links=names,
         links_of_group=tuple(
-            (group, tuple(sorted(names.index(link) for link in links))) for group, links in says["links"].items() if group in groups
+            (group, tuple(sorted(names.index(link) for link in links)))
+            for group, links in says["links"].items()
+            if group in groups
         ),
         **said,
     )

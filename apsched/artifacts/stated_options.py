@@ -1,12 +1,29 @@
-"""The options that a command was given, kept beside what it found: as flags of the same command, and of those that use its answer."""
+"""The options that a command was given, kept beside what it found: as flags of the same command,
+and of those that use its answer.
+"""
 
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 _DEFAULTS = {"direction": "both", "solver": "cp-sat"}
-_ELSEWHERE = ("run", "source", "out", "json", "metrics", "vary", "what_if", "full", "slowdown", "ignore", "jobs", "engine")
-"""What is no option of a search: where answers go, how they are printed, and what makes a study of many."""
+_ELSEWHERE = (
+    "run",
+    "source",
+    "out",
+    "json",
+    "metrics",
+    "vary",
+    "what_if",
+    "full",
+    "slowdown",
+    "ignore",
+    "jobs",
+    "engine",
+)
+"""What is no option of a search: where answers go, how they are printed, and what makes a study of
+many.
+"""
 APPLY_FLAGS = (
     *("--mesh", "--seq", "--batch", "--layers", "--ac", "--direction"),
     *("--costs", "--cluster", "--collectives", "--unfused", "--contention"),
@@ -35,7 +52,9 @@ def stated_options(args: Mapping[str, Any]) -> dict[str, Any]:
     return {
         flag_of(name): value
         for name, value in args.items()
-        if name not in _ELSEWHERE and value not in (None, False, []) and _DEFAULTS.get(name) != value
+        if name not in _ELSEWHERE
+        and value not in (None, False, [])
+        and _DEFAULTS.get(name) != value
     }
 
 
@@ -56,7 +75,9 @@ def words(options: Mapping[str, Any], flags: Sequence[str] | None = None) -> str
 
 
 def backend_arguments(options: Mapping[str, Any]) -> dict[str, str]:
-    """Return the settings of ``apsched.backend`` that stand for ``options``, as Python writes them."""
+    """Return the settings of ``apsched.backend`` that stand for ``options``, as Python writes
+    them.
+    """
     found = {}
     for flag, kind in _SETTINGS.items():
         if flag in options:

@@ -1,4 +1,6 @@
-"""Run what graphs compute on the device at hand, each distinct operation once, and note how long it takes."""
+"""Run what graphs compute on the device at hand, each distinct operation once, and note how long it
+takes.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,7 +38,11 @@ class Measured:
 
 def device_at_hand() -> torch.device:
     """Return the GPU of this process, or the CPU."""
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    return (
+        torch.device("cuda", torch.cuda.current_device())
+        if torch.cuda.is_available()
+        else torch.device("cpu")
+    )
 
 
 def device_name(device: torch.device) -> str:
@@ -54,10 +60,11 @@ def measure_compute(
     *,
     fused: bool = True,
 ) -> Measured:
-    """Return what the compute nodes of ``graphs`` (each with its DAG) take on ``device``, and copies.
+    """Return what the compute nodes of ``graphs`` (each with its DAG) take on ``device``, and
+    copies.
 
-    What ``known`` has for the same device stays. Operators run one by one, so with ``fused`` those that a compiler makes one kernel of
-    with others are left out: together they take less.
+    What ``known`` has for the same device stays. Operators run one by one, so with ``fused`` those
+    that a compiler makes one kernel of with others are left out: together they take less.
     """
     name = device_name(device)
     kept = dict(known.compute) if known is not None and known.device == name else {}
@@ -70,14 +77,27 @@ def measure_compute(
             try:
                 prices[operation] = Price(time_us=_node_us(node, device), source=SOURCE)
             except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
-                failed[operation] = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        copies = known.copies if known is not None and known.device == name and known.copies else _copies(device)
+                failed[operation] = (str(error).strip().splitlines() or [type(error).__name__])[0][
+                    :200
+                ]
+        copies = (
+            known.copies
+            if known is not None and known.device == name and known.copies
+            else _copies(device)
+        )
     costs = MeasuredCosts(device=name, cluster=cluster_name, compute=prices, copies=copies)
-    return Measured(costs=costs, num_measured=len(todo) - len(failed), num_known=len(distinct) - len(todo), failed=failed)
+    return Measured(
+        costs=costs,
+        num_measured=len(todo) - len(failed),
+        num_known=len(distinct) - len(todo),
+        failed=failed,
+    )
 
 
 def _distinct(graphs: Sequence[tuple[GraphModule, nx.DiGraph]], *, fused: bool) -> dict[str, Node]:
-    """Return a node for each operation of compute nodes, in the order in which they first stand; with ``fused`` none that is ever fused."""
+    """Return a node for each operation of compute nodes, in the order in which they first stand;
+    with ``fused`` none that is ever fused.
+    """
     found: dict[str, Node] = {}
     in_kernels: set[str] = set()
     for module, dag in graphs:
@@ -87,7 +107,11 @@ def _distinct(graphs: Sequence[tuple[GraphModule, nx.DiGraph]], *, fused: bool) 
                 found.setdefault(record.operation, node)
                 if record.kernel >= 0:
                     in_kernels.add(record.operation)
-    return {operation: node for operation, node in found.items() if not fused or operation not in in_kernels}
+    return {
+        operation: node
+        for operation, node in found.items()
+        if not fused or operation not in in_kernels
+    }
 
 
 def _node_us(node: Node, device: torch.device) -> float:
@@ -98,8 +122,9 @@ def _node_us(node: Node, device: torch.device) -> float:
 def _copies(device: torch.device) -> tuple[tuple[int, float], ...]:
     """Return what a copy of so many bytes takes, made to rise with size.
 
-    Each copies another part of a pool, as copy-out does, views included: what a bucket holds came from the network, or was computed long
-    before, and no cache has it. The same bytes over and over take a third of that on a CPU.
+    Each copies another part of a pool, as copy-out does, views included: what a bucket holds came
+    from the network, or was computed long before, and no cache has it. The same bytes over and over
+    take a third of that on a CPU.
     """
     pool = torch.ones(_POOL_BYTES, dtype=torch.uint8, device=device)
     points = []

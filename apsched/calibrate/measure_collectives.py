@@ -1,11 +1,15 @@
-"""Run the collectives of graphs on the process groups at hand, at their own sizes and those of buckets; every process rank takes part.
+"""Run the collectives of graphs on the process groups at hand, at their own sizes and those of
+buckets; every process rank takes part.
 
-On a CPU each transfer follows a stretch of work, as in a job. Right after a barrier, process ranks start within microseconds of each other
-and gloo's threads are awake: small messages then look up to four times too cheap, and large gathers fall at random into one of two modes.
-In gloo a receiver says that it is ready on the connection that it sends its data on (sendNotifyRecvReady, gloo/transport/tcp/pair.cc):
-ranks that start at once say so before they send, and both directions run together; where one starts later, its word waits behind its own
-data and half of the transfer goes one way at a time, 1.5 times as long. In a job one always starts later. Buckets, larger than any message
-of the graphs, are timed one behind the other, as schedules have them: in a queue every gather takes the slow mode, and times vary little.
+On a CPU each transfer follows a stretch of work, as in a job. Right after a barrier, process ranks
+start within microseconds of each other and gloo's threads are awake: small messages then look up to
+four times too cheap, and large gathers fall at random into one of two modes. In gloo a receiver
+says that it is ready on the connection that it sends its data on (sendNotifyRecvReady,
+gloo/transport/tcp/pair.cc): ranks that start at once say so before they send, and both directions
+run together; where one starts later, its word waits behind its own data and half of the transfer
+goes one way at a time, 1.5 times as long. In a job one always starts later. Buckets, larger than
+any message of the graphs, are timed one behind the other, as schedules have them: in a queue every
+gather takes the slow mode, and times vary little.
 """
 
 import time
@@ -37,9 +41,11 @@ _LARGEST_BYTES = 256 * 2**20
 def measure_collectives(
     dags: Sequence[nx.DiGraph], cluster: Cluster, device: torch.device
 ) -> tuple[tuple[Transfers, ...], Mapping[str, float]]:
-    """Return the transfers of every kind on every group that ``dags`` name, and on a CPU what launching a bucket of each kind takes.
+    """Return the transfers of every kind on every group that ``dags`` name, and on a CPU what
+    launching a bucket of each kind takes.
 
-    All process ranks of the job call this at once, with the same graphs: what is measured, and in which order, follows from them.
+    All process ranks of the job call this at once, with the same graphs: what is measured, and in
+    which order, follows from them.
     """
     found: list[Transfers] = []
     launches: dict[str, list[float]] = {}
@@ -65,13 +71,16 @@ def measure_collectives(
         )
         launches.setdefault(kind, []).append(median(launch_us))
     one_each = {(t.kind, t.num_ranks, t.num_nodes): t for t in reversed(found)}
-    launch_by_kind = {kind: median(times) for kind, times in launches.items()} if device.type == "cpu" else {}
+    launch_by_kind = (
+        {kind: median(times) for kind, times in launches.items()} if device.type == "cpu" else {}
+    )
     return tuple(one_each[shape] for shape in sorted(one_each)), launch_by_kind
 
 
 def _wanted(dags: Sequence[nx.DiGraph]) -> list[tuple[str, str, tuple[int, ...], list[int], int]]:
-    """Return kind, group, its process ranks, sizes (each one's own, and by fours up to all those of one graph in one bucket), and the
-    size of the largest message."""
+    """Return kind, group, its process ranks, sizes (each one's own, and by fours up to all those of
+    one graph in one bucket), and the size of the largest message.
+    """
     messages: dict[tuple[str, str], list[int]] = {}
     most: dict[tuple[str, str], int] = {}
     ranks: dict[str, tuple[int, ...]] = {}
@@ -79,11 +88,17 @@ def _wanted(dags: Sequence[nx.DiGraph]) -> list[tuple[str, str, tuple[int, ...],
         here: dict[tuple[str, str], int] = {}
         for rank in range(dag.number_of_nodes()):
             collective = dag.nodes[rank]["record"].collective
-            if collective is not None and collective.group_size > 1 and asked_kind(collective.kind) in KINDS:
+            if (
+                collective is not None
+                and collective.group_size > 1
+                and asked_kind(collective.kind) in KINDS
+            ):
                 key = asked_kind(collective.kind), collective.group
                 messages.setdefault(key, []).append(collective.size_bytes)
                 here[key] = here.get(key, 0) + collective.size_bytes
-                ranks[collective.group] = dag.graph["group_ranks"].get(collective.group) or tuple(range(collective.group_size))
+                ranks[collective.group] = dag.graph["group_ranks"].get(collective.group) or tuple(
+                    range(collective.group_size)
+                )
         most |= {key: max(total, most.get(key, 0)) for key, total in here.items()}
     return [
         (kind, group, ranks[group], _sizes(sizes, most[kind, group], len(ranks[group])), max(sizes))
@@ -103,10 +118,14 @@ def _sizes(messages: Sequence[int], most: int, num_ranks: int) -> list[int]:
     return sorted({-(-size // step) * step for size in grid})
 
 
-def _transfer_us(kind: str, group_name: str, num_ranks: int, size_bytes: int, device: torch.device) -> tuple[float, float]:
-    """Return the time of the transfer and that of the host to launch it, means over repeats without the extremes.
+def _transfer_us(
+    kind: str, group_name: str, num_ranks: int, size_bytes: int, device: torch.device
+) -> tuple[float, float]:
+    """Return the time of the transfer and that of the host to launch it, means over repeats without
+    the extremes.
 
-    Means, since a step adds them up: times of small messages have a long tail, and their median is not what a hundred of them take.
+    Means, since a step adds them up: times of small messages have a long tail, and their median is
+    not what a hundred of them take.
     """
     start = _starter(kind, group_name, num_ranks, size_bytes, device)
     once = _once_on_gpu if device.type == "cuda" else _once_on_cpu
@@ -118,8 +137,12 @@ def _transfer_us(kind: str, group_name: str, num_ranks: int, size_bytes: int, de
     return _inner_mean(transfers), _inner_mean(launches)
 
 
-def queued_us(kind: str, group_name: str, num_ranks: int, size_bytes: int, device: torch.device) -> tuple[float, float]:
-    """Return the time of a transfer that begins when another one ends and that of the host to launch it, on a CPU; all ranks call this."""
+def queued_us(
+    kind: str, group_name: str, num_ranks: int, size_bytes: int, device: torch.device
+) -> tuple[float, float]:
+    """Return the time of a transfer that begins when another one ends and that of the host to
+    launch it, on a CPU; all ranks call this.
+    """
     start = _starter(kind, group_name, num_ranks, size_bytes, device)
     dist.barrier(group_of_name(group_name))
     queues = _QUEUES_OF_SMALL if size_bytes <= _SMALL_BYTES else _QUEUES
@@ -158,7 +181,9 @@ def _once_on_cpu(start: Callable[[], torch.Tensor], _group: Any) -> tuple[float,
 
 
 def part_ranks() -> None:
-    """Work a while on the CPU: what was before brought the process ranks together, and work takes them apart, as it does in a job."""
+    """Work a while on the CPU: what was before brought the process ranks together, and work takes
+    them apart, as it does in a job.
+    """
     square = torch.full((256, 256), 0.5)
     for _ in range(_PRODUCTS_BETWEEN):
         square @ square
@@ -170,8 +195,12 @@ def _inner_mean(times: Sequence[float]) -> float:
     return fmean(sorted(times)[cut : len(times) - cut])
 
 
-def _starter(kind: str, group_name: str, num_ranks: int, size_bytes: int, device: torch.device) -> Callable[[], torch.Tensor]:
-    """Return what starts a collective as graphs do, whose bytes, counted once, are ``size_bytes``."""
+def _starter(
+    kind: str, group_name: str, num_ranks: int, size_bytes: int, device: torch.device
+) -> Callable[[], torch.Tensor]:
+    """Return what starts a collective as graphs do, whose bytes, counted once, are
+    ``size_bytes``.
+    """
     whole = torch.zeros(size_bytes // 4, device=device)
     part = torch.zeros(whole.numel() // num_ranks, device=device)
     splits = [part.numel()] * num_ranks

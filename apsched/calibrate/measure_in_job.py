@@ -1,4 +1,6 @@
-"""Costs of a graph in the job that runs it: ``apsched.optimize(gm, cost_model=apsched.measure(gm))``."""
+"""Costs of a graph in the job that runs it: ``apsched.optimize(gm,
+cost_model=apsched.measure(gm))``.
+"""
 
 import torch
 import torch.distributed as dist
@@ -14,19 +16,31 @@ from apsched.torch_compat.graphs import process_group_names
 
 
 def measure(
-    gm: torch.fx.GraphModule, *, cluster: str = DEFAULT_CLUSTER, known: MeasuredCosts | None = None, fused: bool = True
+    gm: torch.fx.GraphModule,
+    *,
+    cluster: str = DEFAULT_CLUSTER,
+    known: MeasuredCosts | None = None,
+    fused: bool = True,
 ) -> MeasuredCostModel:
-    """Return a cost model of what the nodes and collectives of ``gm`` take on this device and on the process groups that run here.
+    """Return a cost model of what the nodes and collectives of ``gm`` take on this device and on
+    the process groups that run here.
 
-    Each distinct operation runs a few times with made-up values, each collective at several sizes. Where a process group runs, every
-    process rank must call this, with the graph that it has; all get the same costs, the median, so that all solve the same problem. What
-    cannot run here, and groups that exist in name only, are priced by the formulas of ``cluster``. ``known`` costs of the same device are
-    not measured again; hand in the same on every process rank. With ``fused``, what Inductor fuses keeps the formulas' price: operators
-    run one by one here; ``fused=False`` is for jobs that run them so (eager, ``aot_eager``).
+    Each distinct operation runs a few times with made-up values, each collective at several sizes.
+    Where a process group runs, every process rank must call this, with the graph that it has; all
+    get the same costs, the median, so that all solve the same problem. What cannot run here, and
+    groups that exist in name only, are priced by the formulas of ``cluster``. ``known`` costs of
+    the same device are not measured again; hand in the same on every process rank. With ``fused``,
+    what Inductor fuses keeps the formulas' price: operators run one by one here; ``fused=False`` is
+    for jobs that run them so (eager, ``aot_eager``).
     """
     with job() as here:
         group_ranks = process_group_names() if dist.is_available() and dist.is_initialized() else {}
         formulas = ClusterCostModel(load_cluster(cluster), group_ranks, fused=fused)
-        dag = export(capture_graph_module(gm), formulas, group_ranks=group_ranks, cluster_name=formulas.cluster.name)
+        dag = export(
+            capture_graph_module(gm),
+            formulas,
+            group_ranks=group_ranks,
+            cluster_name=formulas.cluster.name,
+        )
         costs = here.measure([(gm, dag)], cluster, formulas.cluster, known, fused=fused).costs
     return MeasuredCostModel(costs, formulas, group_ranks)

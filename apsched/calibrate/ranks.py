@@ -37,7 +37,9 @@ class Job:
         *,
         fused: bool = True,
     ) -> Measured:
-        """Return what the nodes of ``graphs`` take here, and with a process group their collectives, agreed on by all process ranks."""
+        """Return what the nodes of ``graphs`` take here, and with a process group their
+        collectives, agreed on by all process ranks.
+        """
         if not self.connected:
             return measure_compute(graphs, self.device, cluster_name, known, fused=fused)
         measured, failure = None, None
@@ -48,12 +50,17 @@ class Job:
         all_measured(failure)
         assert measured is not None
         transfers, launch_us = measure_collectives([dag for _, dag in graphs], cluster, self.device)
-        return replace(measured, costs=agreed(replace(measured.costs, transfers=transfers, launch_us=launch_us)))
+        return replace(
+            measured,
+            costs=agreed(replace(measured.costs, transfers=transfers, launch_us=launch_us)),
+        )
 
 
 @contextmanager
 def job() -> Iterator[Job]:
-    """Run the body as part of the job that torchrun started, if it did; a process group that runs already is used and left running."""
+    """Run the body as part of the job that torchrun started, if it did; a process group that runs
+    already is used and left running.
+    """
     connected = dist.is_available() and dist.is_initialized()
     started = not connected and all(name in os.environ for name in _TORCHRUN)
     if torch.cuda.is_available() and "LOCAL_RANK" in os.environ:
@@ -69,7 +76,9 @@ def job() -> Iterator[Job]:
 
 
 def agreed(costs: MeasuredCosts) -> MeasuredCosts:
-    """Return the median of what all process ranks found; every one must call this, and gets the same. Alone: ``costs``."""
+    """Return the median of what all process ranks found; every one must call this, and gets the
+    same. Alone: ``costs``.
+    """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return costs
     parts: list[MeasuredCosts | None] = [None] * dist.get_world_size()
@@ -78,11 +87,18 @@ def agreed(costs: MeasuredCosts) -> MeasuredCosts:
 
 
 def all_measured(failure: Exception | None) -> None:
-    """Raise on every process rank where one of them could not measure: who went on alone would wait for it for ever."""
+    """Raise on every process rank where one of them could not measure: who went on alone would wait
+    for it for ever.
+    """
     reasons: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(reasons, None if failure is None else f"{type(failure).__name__}: {failure}")
+    dist.all_gather_object(
+        reasons, None if failure is None else f"{type(failure).__name__}: {failure}"
+    )
     failed = [(rank, reason) for rank, reason in enumerate(reasons) if reason is not None]
     if failed:
         rank, reason = failed[0]
         more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
-        raise InputError(f"process rank {rank}{more} could not measure its operators: {reason}; measure where that is mended") from failure
+        raise InputError(
+            f"process rank {rank}{more} could not measure its operators: {reason}; measure where"
+            " that is mended"
+        ) from failure

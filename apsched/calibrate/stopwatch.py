@@ -1,4 +1,6 @@
-"""How long a call takes on the device at hand: by events on a GPU's stream, by the clock on a CPU."""
+"""How long a call takes on the device at hand: by events on a GPU's stream, by the clock on a
+CPU.
+"""
 
 import time
 from collections.abc import Callable
@@ -11,14 +13,18 @@ from apsched.torch_compat.graphs import hold_stream
 _WARM_UPS = 2
 _BATCHES = 5
 _BATCH_US = 2_000.0
-"""What a batch of calls takes at least, so that the clock's own time is nothing; a slow call is a batch of its own."""
+"""What a batch of calls takes at least, so that the clock's own time is nothing; a slow call is a
+batch of its own.
+"""
 _MOST_CALLS = 200
 _SLOW_US = 200_000.0
 """A call of that length is timed once."""
 
 
 def duration_us(call: Callable[[], object], device: torch.device) -> float:
-    """Return the median over batches of what one ``call`` takes; it is called before, to warm up."""
+    """Return the median over batches of what one ``call`` takes; it is called before, to warm
+    up.
+    """
     timed = _on_gpu_us if device.type == "cuda" else _on_cpu_us
     for _ in range(_WARM_UPS):
         once_us = timed(call, 1)
@@ -36,7 +42,9 @@ def _on_cpu_us(call: Callable[[], object], calls: int) -> float:
 
 
 def _on_gpu_us(call: Callable[[], object], calls: int) -> float:
-    """Return the time between two events; the stream is held back first, so that the host's own time is not in it."""
+    """Return the time between two events; the stream is held back first, so that the host's own
+    time is not in it.
+    """
     begin, end = timing_event(), timing_event()
     torch.cuda.synchronize()
     hold_stream()

@@ -1,4 +1,6 @@
-"""What capture hands to the rest: FX graphs with shapes, and what a graph alone cannot say about them."""
+"""What capture hands to the rest: FX graphs with shapes, and what a graph alone cannot say about
+them.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,9 +15,13 @@ class CapturedGraph:
     name: str
     """``forward``, ``backward``, ``joint`` or ``graph`` (direction unknown)."""
     module: torch.fx.GraphModule
-    """Every placeholder and call carries ``meta["val"]`` (fake tensors, or symbolic integers with hints)."""
+    """Every placeholder and call carries ``meta["val"]`` (fake tensors, or symbolic integers with
+    hints).
+    """
     kept_inputs: frozenset[str]
-    """Placeholders that the caller keeps alive (parameters, buffers); the others are freed at their last use."""
+    """Placeholders that the caller keeps alive (parameters, buffers); the others are freed at their
+    last use.
+    """
     parameter_names: Mapping[str, str]
     """Placeholder name -> fully qualified name of the parameter behind it."""
 
@@ -27,7 +33,9 @@ class SavedBytes:
     tagged: int
     """As captured."""
     untagged: int
-    """Had the partitioner decided alone, without tags on the gathers of parameters and what follows them."""
+    """Had the partitioner decided alone, without tags on the gathers of parameters and what follows
+    them.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +45,9 @@ class Capture:
     source: str
     graphs: tuple[CapturedGraph, ...]
     group_ranks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Group name -> process ranks of the group that contains process rank 0 (empty where only the size is known)."""
+    """Group name -> process ranks of the group that contains process rank 0 (empty where only the
+    size is known).
+    """
     group_sizes: Mapping[str, int] = field(default_factory=dict)
     """Group name -> number of process ranks, of the groups whose process ranks are not known."""
     saved_bytes: SavedBytes | None = None

@@ -28,16 +28,23 @@ class _Propagator(torch.fx.Interpreter):
         except Exception as error:
             reason = " ".join((str(error) or type(error).__name__).split())[:_REASON_LENGTH]
             raise InputError(
-                f"{self._where(n)}: expected shapes that {n._pretty_print_target(n.target)} accepts at node {n.name}, found: {reason}; "
-                "check that the graph and its inputs belong together and come from this version of torch"
+                f"{self._where(n)}: expected shapes that {n._pretty_print_target(n.target)} accepts"
+                f" at node {n.name}, found: {reason}; check that the graph and its inputs belong"
+                " together and come from this version of torch"
             ) from None
         if n.op != "output":
             n.meta["val"] = value
         return value
 
 
-def propagate(module: torch.fx.GraphModule, inputs: Sequence[Any], mode: FakeTensorMode, where: Callable[[torch.fx.Node], str]) -> None:
-    """Set ``meta["val"]`` on every node of ``module`` but the output; ``where`` says how an error names a node's place.
+def propagate(
+    module: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    mode: FakeTensorMode,
+    where: Callable[[torch.fx.Node], str],
+) -> None:
+    """Set ``meta["val"]`` on every node of ``module`` but the output; ``where`` says how an error
+    names a node's place.
 
     Raises
     ------

@@ -30,19 +30,24 @@ class World:
 def world(size: int, rank: int = 0) -> Iterator[World]:
     """Run the body as process rank ``rank`` of ``size``.
 
-    Starts a fake process group and ends it afterwards. Where a process group runs already (a real job, or an outer ``world``)
-    that one is used and left running, and ``size`` must be its size; ``rank`` is then the one it has.
+    Starts a fake process group and ends it afterwards. Where a process group runs already (a real
+    job, or an outer ``world``) that one is used and left running, and ``size`` must be its size;
+    ``rank`` is then the one it has.
     """
     if dist.is_available() and dist.is_initialized():
         if dist.get_world_size() != size:
             raise InputError(
-                f"{size} process ranks are needed; the running process group has {dist.get_world_size()}: "
-                "start that many, change the mesh, or end the process group to capture with a fake one"
+                f"{size} process ranks are needed; the running process group has"
+                f" {dist.get_world_size()}: start that many, change the mesh, or end the process"
+                " group to capture with a fake one"
             )
         yield World(size=size, rank=dist.get_rank(), fake=dist.get_backend() == "fake")
         return
     if size < 1 or not 0 <= rank < size:
-        raise InputError(f"a world needs at least one process rank and a rank below its size; found size {size} and rank {rank}")
+        raise InputError(
+            f"a world needs at least one process rank and a rank below its size; found size {size}"
+            f" and rank {rank}"
+        )
     dist.init_process_group(backend="fake", store=fake_store(), rank=rank, world_size=size)
     try:
         yield World(size=size, rank=rank, fake=True)

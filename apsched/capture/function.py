@@ -1,4 +1,6 @@
-"""Captures what a function of the user's returns: ``package.module:function`` -> (module, inputs) -> graphs."""
+"""Captures what a function of the user's returns: ``package.module:function`` -> (module, inputs)
+-> graphs.
+"""
 
 import difflib
 import importlib
@@ -23,41 +25,61 @@ _EXAMPLE = "expected package.module:function, such as my_job.model:build"
 
 
 def capture_function(
-    source: str, *, num_ranks: int | None = None, reshard_after_forward: bool = True, activation_checkpoint: str = "none"
+    source: str,
+    *,
+    num_ranks: int | None = None,
+    reshard_after_forward: bool = True,
+    activation_checkpoint: str = "none",
 ) -> Capture:
-    """Import ``package.module``, call ``function()`` and capture the (module, inputs) that it returns.
+    """Import ``package.module``, call ``function()`` and capture the (module, inputs) that it
+    returns.
 
-    ``source`` is looked up as Python does, with the current directory first. The user's code runs here, with this process's rights:
-    as process rank 0 of a fake process group of ``num_ranks``, or where that is None in the process group that it starts itself.
-    ``reshard_after_forward`` is that of :func:`apsched.capture.joint.capture_module`; ``activation_checkpoint`` (``none``, ``full``,
-    ``every-N``, ``selective``) is about the blocks of the module (:func:`apsched.fx.passes.checkpointing.blocks_of`).
+    ``source`` is looked up as Python does, with the current directory first. The user's code runs
+    here, with this process's rights: as process rank 0 of a fake process group of ``num_ranks``, or
+    where that is None in the process group that it starts itself. ``reshard_after_forward`` is that
+    of :func:`apsched.capture.joint.capture_module`; ``activation_checkpoint`` (``none``, ``full``,
+    ``every-N``, ``selective``) is about the blocks of the module
+    (:func:`apsched.fx.passes.checkpointing.blocks_of`).
 
     Raises
     ------
     InputError
-        If there is no such module or function, if it raises (the message names the exception and the line of the user's file),
-        if it returns something else, or if the module cannot be traced.
+        If there is no such module or function, if it raises (the message names the exception and
+        the line of the user's file), if it returns something else, or if the module cannot be
+        traced.
     """
     with world(num_ranks) if num_ranks is not None else nullcontext():
         module, inputs = call_function(source)
         checkpointing, blocks = Checkpointing.parse(activation_checkpoint), blocks_of(module)
         if checkpointing.every and not blocks:
             raise InputError(
-                f"{source}: activation checkpointing needs layers in a ModuleList or ModuleDict, and {type(module).__name__} has none; "
-                "leave it out, or call torch.utils.checkpoint in the module"
+                f"{source}: activation checkpointing needs layers in a ModuleList or ModuleDict,"
+                f" and {type(module).__name__} has none; leave it out, or call"
+                " torch.utils.checkpoint in the module"
             )
         try:
             with quiet_fake_tensors():
                 passes = checkpointing.passes(blocks)
-                return capture_module(module, inputs, source=source, reshard_after_forward=reshard_after_forward, passes=passes)
+                return capture_module(
+                    module,
+                    inputs,
+                    source=source,
+                    reshard_after_forward=reshard_after_forward,
+                    passes=passes,
+                )
         except ApschedError:
             raise
         except Exception as error:
-            raise InputError(f"{source}: expected a module that AOTAutograd can trace with these inputs, found {_told(error)}") from error
+            raise InputError(
+                f"{source}: expected a module that AOTAutograd can trace with these inputs, found"
+                f" {_told(error)}"
+            ) from error
 
 
 def call_function(source: str) -> tuple[torch.nn.Module, tuple[Any, ...]]:
-    """Return the (module, inputs) that the function named by ``source`` returns; a single input may stand alone."""
+    """Return the (module, inputs) that the function named by ``source`` returns; a single input may
+    stand alone.
+    """
     function = _find_function(source)
     try:
         result = function()
@@ -65,36 +87,66 @@ def call_function(source: str) -> tuple[torch.nn.Module, tuple[Any, ...]]:
         raise
     except (Exception, SystemExit) as error:
         raise InputError(
-            f"{source}: expected (module, inputs), but the function raised {_told(error)}; call it by hand to see more"
+            f"{source}: expected (module, inputs), but the function raised {_told(error)}; call it"
+            " by hand to see more"
         ) from None
     if not isinstance(result, tuple) or len(result) != 2:
-        raise InputError(f"{source}: expected a tuple (module, inputs), found {_described(result)}; return model, (tokens,)")
+        raise InputError(
+            f"{source}: expected a tuple (module, inputs), found {_described(result)}; return"
+            " model, (tokens,)"
+        )
     module, inputs = result
     if not isinstance(module, torch.nn.Module):
-        raise InputError(f"{source}: expected a torch.nn.Module first in (module, inputs), found {_described(module)}")
+        raise InputError(
+            f"{source}: expected a torch.nn.Module first in (module, inputs), found"
+            f" {_described(module)}"
+        )
     if isinstance(inputs, torch.Tensor):
         inputs = (inputs,)
     if not isinstance(inputs, tuple | list):
-        raise InputError(f"{source}: expected a tuple of inputs second in (module, inputs), found {_described(inputs)}")
+        raise InputError(
+            f"{source}: expected a tuple of inputs second in (module, inputs), found"
+            f" {_described(inputs)}"
+        )
     return module, tuple(inputs)
 
 
 def _find_function(source: str) -> Callable[[], object]:
     """Return the callable that ``source`` names."""
     module_name, colon, path = source.partition(":")
-    if not colon or not module_name or not path or not all(part.isidentifier() for part in (*module_name.split("."), *path.split("."))):
-        raise InputError(f"{source}: {_EXAMPLE}, found {'no colon' if not colon else 'a name that Python cannot import'}")
+    if (
+        not colon
+        or not module_name
+        or not path
+        or not all(part.isidentifier() for part in (*module_name.split("."), *path.split(".")))
+    ):
+        raise InputError(
+            f"{source}: {_EXAMPLE}, found"
+            f" {'no colon' if not colon else 'a name that Python cannot import'}"
+        )
     found: Any = _import(source, module_name)
     for part in path.split("."):
         owner = found
         found = getattr(owner, part, None)
         if found is None:
-            public = [name for name in vars(owner) if not name.startswith("_")] if hasattr(owner, "__dict__") else []
+            public = (
+                [name for name in vars(owner) if not name.startswith("_")]
+                if hasattr(owner, "__dict__")
+                else []
+            )
             near = difflib.get_close_matches(part, public, n=1)
-            known = f"did you mean {near[0]}?" if near else f"it has {', '.join(sorted(_callables(owner, public))[:8]) or 'no functions'}"
-            raise InputError(f"{source}: expected {part} in {module_name}, found no such name; {known}")
+            known = (
+                f"did you mean {near[0]}?"
+                if near
+                else f"it has {', '.join(sorted(_callables(owner, public))[:8]) or 'no functions'}"
+            )
+            raise InputError(
+                f"{source}: expected {part} in {module_name}, found no such name; {known}"
+            )
     if not callable(found):
-        raise InputError(f"{source}: expected a function without arguments, found {_described(found)}")
+        raise InputError(
+            f"{source}: expected a function without arguments, found {_described(found)}"
+        )
     return found  # type: ignore[no-any-return]
 
 
@@ -112,12 +164,16 @@ def _import(source: str, module_name: str) -> object:
         importlib.invalidate_caches()
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+        if error.name is not None and (
+            module_name == error.name or module_name.startswith(f"{error.name}.")
+        ):
             raise InputError(
                 f"{source}: expected to import {module_name}, found no module {error.name}; "
                 "run in its directory, or install its package beside apsched"
             ) from None
-        raise InputError(f"{source}: importing {module_name} raised {_told(error)}; install what it needs") from None
+        raise InputError(
+            f"{source}: importing {module_name} raised {_told(error)}; install what it needs"
+        ) from None
     except (Exception, SystemExit) as error:
         raise InputError(f"{source}: importing {module_name} raised {_told(error)}") from None
     finally:
@@ -126,12 +182,16 @@ def _import(source: str, module_name: str) -> object:
 
 
 def _told(error: BaseException) -> str:
-    """Return the exception, its first line, and the innermost line of the user's own code that led to it."""
+    """Return the exception, its first line, and the innermost line of the user's own code that led
+    to it.
+    """
     message = (str(error).strip().splitlines() or [""])[0][:300]
     text = f"{type(error).__name__}: {message}" if message else type(error).__name__
     if isinstance(error, SyntaxError) and error.filename:
         return f"{text} ({error.filename}:{error.lineno})"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)
+    ]
     return f"{text} ({frames[-1].filename}:{frames[-1].lineno})" if frames else text
 
 
@@ -140,9 +200,17 @@ def _is_users(filename: str) -> bool:
     if filename.startswith("<"):
         return False
     path = Path(filename).resolve()
-    libraries = (Path(__file__).resolve().parents[1], Path(torch.__file__).resolve().parent, Path(os.__file__).resolve().parent)
+    libraries = (
+        Path(__file__).resolve().parents[1],
+        Path(torch.__file__).resolve().parent,
+        Path(os.__file__).resolve().parent,
+    )
     return not any(path.is_relative_to(folder) for folder in libraries)
 
 
 def _described(value: object) -> str:
-    return f"{type(value).__name__} of {len(value)}" if isinstance(value, tuple | list) else type(value).__name__
+    return (
+        f"{type(value).__name__} of {len(value)}"
+        if isinstance(value, tuple | list)
+        else type(value).__name__
+    )

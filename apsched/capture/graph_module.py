@@ -29,17 +29,23 @@ def capture_graph_module(
 ) -> CapturedGraph:
     """Return the captured form of ``module``, which is not changed.
 
-    ``name`` and ``kept_inputs`` default to what the names of the placeholders say, as AOTAutograd gives them (:func:`direction_of`,
-    :func:`kept_by_name`), ``parameter_names`` (placeholder -> parameter) to what its descriptors say. ``example_inputs`` (real or fake
-    tensors and integers, one for each placeholder) are needed only where nodes have no ``meta["val"]``; nothing is computed on them.
+    ``name`` and ``kept_inputs`` default to what the names of the placeholders say, as AOTAutograd
+    gives them (:func:`direction_of`, :func:`kept_by_name`), ``parameter_names`` (placeholder ->
+    parameter) to what its descriptors say. ``example_inputs`` (real or fake tensors and integers,
+    one for each placeholder) are needed only where nodes have no ``meta["val"]``; nothing is
+    computed on them.
 
     Raises
     ------
     InputError
-        If the graph breaks the contract of :func:`apsched.fx.passes.spec.check_graph`; the message names the node.
+        If the graph breaks the contract of :func:`apsched.fx.passes.spec.check_graph`; the message
+        names the node.
     """
     if not isinstance(module, torch.fx.GraphModule):
-        raise InputError(f"expected a torch.fx.GraphModule, found {type(module).__name__}; trace it with torch.compile or make_fx first")
+        raise InputError(
+            f"expected a torch.fx.GraphModule, found {type(module).__name__}; trace it with"
+            " torch.compile or make_fx first"
+        )
     if example_inputs is not None:
         module = _with_values(module, example_inputs)
     check_graph(module)
@@ -49,32 +55,41 @@ def capture_graph_module(
     unknown = sorted(kept.difference(placeholders))
     if unknown:
         raise InputError(
-            f"expected kept_inputs to name placeholders of the graph, found {unknown[0]!r}; the graph has {_few(placeholders)}"
+            f"expected kept_inputs to name placeholders of the graph, found {unknown[0]!r}; the"
+            f" graph has {_few(placeholders)}"
         )
     names = described_parameters(module.graph) if parameter_names is None else parameter_names
     return CapturedGraph(name=name, module=module, kept_inputs=kept, parameter_names=names)
 
 
 def direction_of(graph: torch.fx.Graph) -> str:
-    """Return ``forward``, ``backward``, ``joint`` or ``graph`` (unknown), by the names that AOTAutograd gives inputs.
+    """Return ``forward``, ``backward``, ``joint`` or ``graph`` (unknown), by the names that
+    AOTAutograd gives inputs.
 
-    A forward graph takes ``primals_*``; a backward graph takes ``tangents_*`` and what was saved. A joint graph takes all
-    ``primals_*`` and ``tangents_*``, nothing else, and has outputs beyond one gradient for each primal.
+    A forward graph takes ``primals_*``; a backward graph takes ``tangents_*`` and what was saved. A
+    joint graph takes all ``primals_*`` and ``tangents_*``, nothing else, and has outputs beyond one
+    gradient for each primal.
     """
-    names = [node.target for node in graph.find_nodes(op="placeholder") if isinstance(node.target, str)]
+    names = [
+        node.target for node in graph.find_nodes(op="placeholder") if isinstance(node.target, str)
+    ]
     primals = {int(match[1]) for name in names if (match := _PARAMETER.match(name))}
     gradients = [name for name in names if _GRADIENT.match(name)]
     if not gradients:
         return "forward" if primals else "graph"
-    complete = len(primals) + len(gradients) == len(names) and primals == set(range(1, len(primals) + 1))
+    complete = len(primals) + len(gradients) == len(names) and primals == set(
+        range(1, len(primals) + 1)
+    )
     outputs = tree_leaves(graph.output_node().args[0], is_leaf=lambda item: item is None)
     return "joint" if primals and complete and len(outputs) > len(primals) else "backward"
 
 
 def kept_by_name(placeholders: Iterable[str]) -> frozenset[str]:
-    """Return the placeholders that the caller keeps alive: ``primals_*``, or all where the names are not AOTAutograd's.
+    """Return the placeholders that the caller keeps alive: ``primals_*``, or all where the names
+    are not AOTAutograd's.
 
-    What a backward graph takes beside them is freed at its last use: the saved activations and the incoming gradients.
+    What a backward graph takes beside them is freed at its last use: the saved activations and the
+    incoming gradients.
     """
     names = list(placeholders)
     if not any(_PARAMETER.match(name) or _GRADIENT.match(name) for name in names):
@@ -86,18 +101,30 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") if names else "none"
 
 
-def _with_values(module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> torch.fx.GraphModule:
-    """Return a copy of ``module`` whose nodes have the values that follow from ``example_inputs``."""
+def _with_values(
+    module: torch.fx.GraphModule, example_inputs: Sequence[Any]
+) -> torch.fx.GraphModule:
+    """Return a copy of ``module`` whose nodes have the values that follow from
+    ``example_inputs``.
+    """
     placeholders = module.graph.find_nodes(op="placeholder")
     if len(placeholders) != len(example_inputs):
-        raise InputError(f"expected {len(placeholders)} example_inputs, one for each placeholder, found {len(example_inputs)}")
+        raise InputError(
+            f"expected {len(placeholders)} example_inputs, one for each placeholder, found"
+            f" {len(example_inputs)}"
+        )
     graph = torch.fx.Graph()
     output = graph.graph_copy(module.graph, {})
     graph.output(output)
     copy = torch.fx.GraphModule(module, graph)
-    mode = next((value.fake_mode for value in example_inputs if isinstance(value, FakeTensor)), None)
+    mode = next(
+        (value.fake_mode for value in example_inputs if isinstance(value, FakeTensor)), None
+    )
     mode = mode or FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-    inputs = [mode.from_tensor(value, static_shapes=True) if _is_real(value) else value for value in example_inputs]
+    inputs = [
+        mode.from_tensor(value, static_shapes=True) if _is_real(value) else value
+        for value in example_inputs
+    ]
     propagate(copy, inputs, mode, at_node)
     return copy
 

@@ -1,4 +1,6 @@
-"""Capture a training step: AOTAutograd's joint graph, partitioned into forward and backward as a compiler gets them."""
+"""Capture a training step: AOTAutograd's joint graph, partitioned into forward and backward as a
+compiler gets them.
+"""
 
 import gc
 from collections.abc import Iterable, Iterator
@@ -13,7 +15,12 @@ from apsched.capture.module_stack import recorded_modules
 from apsched.fx.passes.checkpointing import saved_bytes
 from apsched.fx.passes.lists import joint_passes
 from apsched.fx.passes.parameters import parameter_names
-from apsched.fx.passes.partition_replay import forget_spent_tags, is_tagged, replayed_saves, tag_saved
+from apsched.fx.passes.partition_replay import (
+    forget_spent_tags,
+    is_tagged,
+    replayed_saves,
+    tag_saved,
+)
 from apsched.fx.passes.roles import classify
 from apsched.fx.passes.run_passes import PassList, run_passes
 from apsched.torch_compat.graphs import is_parameter_or_buffer, process_group_names
@@ -31,28 +38,32 @@ def capture_module(
 ) -> Capture:
     """Return the forward and the backward graph of ``module(*inputs)``; nothing is computed.
 
-    Parameters and inputs may be real, or fake tensors of one fake mode; parameters may be DTensors: the graph then takes
-    their local shards. With ``reshard_after_forward`` the gathered parameters are gathered again in backward. ``passes`` run on
-    the joint graph first (docs/passes.md). With ``count_saved`` the joint graph is also partitioned without tags on gathers, and
-    ``saved_bytes`` says what the tags change. A process group must run if the module uses one (:func:`apsched.capture.fake_world.world`).
+    Parameters and inputs may be real, or fake tensors of one fake mode; parameters may be DTensors:
+    the graph then takes their local shards. With ``reshard_after_forward`` the gathered parameters
+    are gathered again in backward. ``passes`` run on the joint graph first (docs/passes.md). With
+    ``count_saved`` the joint graph is also partitioned without tags on gathers, and ``saved_bytes``
+    says what the tags change. A process group must run if the module uses one
+    (:func:`apsched.capture.fake_world.world`).
 
-    The forward graph says what it saves. A module that runs such graphs is partitioned just as they were
-    (:mod:`apsched.fx.passes.partition_replay`).
+    The forward graph says what it saves. A module that runs such graphs is partitioned just as they
+    were (:mod:`apsched.fx.passes.partition_replay`).
 
     The graphs are called as a compiler would call them::
 
         loss, *saved = forward(*parameters, *buffers, *inputs)     # in the order of the placeholders, DTensors as local shards
         gradients = backward(*saved, tangent)                      # one per forward input, None where there is none
 
-    Every node has ``meta["nn_module_stack"]`` (``fwd_nn_module_stack`` in backward) where a module made it, and
-    ``meta["custom"]["apsched_parameter"]`` where it gathers a parameter or reduces its gradient; every collective has its role
-    (:mod:`apsched.fx.passes.roles`).
+    Every node has ``meta["nn_module_stack"]`` (``fwd_nn_module_stack`` in backward) where a module
+    made it, and ``meta["custom"]["apsched_parameter"]`` where it gathers a parameter or reduces its
+    gradient; every collective has its role (:mod:`apsched.fx.passes.roles`).
     """
 
     def prepare(joint: GraphModule) -> GraphModule:
         if is_tagged(joint):
             return run_passes(joint, (forget_spent_tags(), *passes, classify())).module
-        return run_passes(joint, (*passes, *joint_passes(reshard_after_forward=reshard_after_forward))).module
+        return run_passes(
+            joint, (*passes, *joint_passes(reshard_after_forward=reshard_after_forward))
+        ).module
 
     untagged: list[GraphModule] = []
 
@@ -70,11 +81,15 @@ def capture_module(
         )
     saved = None
     if untagged:
-        saved = SavedBytes(tagged=saved_bytes(forward, num_outputs), untagged=saved_bytes(untagged[0], num_outputs))
+        saved = SavedBytes(
+            tagged=saved_bytes(forward, num_outputs), untagged=saved_bytes(untagged[0], num_outputs)
+        )
     forward = run_passes(forward, (tag_saved(num_outputs),)).module
     graphs = [_captured("forward", forward, kept=forward.graph.find_nodes(op="placeholder"))]
     if backward is not None:
-        graphs.append(_captured("backward", backward, kept=_passed_through(forward.graph, backward.graph)))
+        graphs.append(
+            _captured("backward", backward, kept=_passed_through(forward.graph, backward.graph))
+        )
     used = {argument for graph in graphs for argument in _group_names(graph.module)}
     ranks = {name: ranks for name, ranks in sorted(process_group_names().items()) if name in used}
     return Capture(source=source, graphs=tuple(graphs), group_ranks=ranks, saved_bytes=saved)
@@ -96,14 +111,23 @@ def _captured(name: str, module: GraphModule, *, kept: Iterable[Node]) -> Captur
     _drop_opaque(module)
     placeholders = {node.name for node in module.graph.find_nodes(op="placeholder")}
     return CapturedGraph(
-        name=name, module=module, kept_inputs=frozenset(kept_names & placeholders), parameter_names=parameter_names(module.graph)
+        name=name,
+        module=module,
+        kept_inputs=frozenset(kept_names & placeholders),
+        parameter_names=parameter_names(module.graph),
     )
 
 
 def _drop_opaque(module: GraphModule) -> None:
-    """Remove inputs and outputs that are no tensors or numbers: DTensor's device meshes, which no node uses."""
+    """Remove inputs and outputs that are no tensors or numbers: DTensor's device meshes, which no
+    node uses.
+    """
     graph = module.graph
-    opaque = [node for node in graph.find_nodes(op="placeholder") if not isinstance(node.meta["val"], torch.Tensor | torch.SymInt | int)]
+    opaque = [
+        node
+        for node in graph.find_nodes(op="placeholder")
+        if not isinstance(node.meta["val"], torch.Tensor | torch.SymInt | int)
+    ]
     output = graph.output_node()
     opaque = [node for node in opaque if not set(node.users) - {output}]
     keep = [k for k, value in enumerate(output.args[0]) if value not in opaque]  # type: ignore[arg-type]
@@ -117,18 +141,38 @@ def _drop_opaque(module: GraphModule) -> None:
 
 
 def _passed_through(forward: torch.fx.Graph, backward: torch.fx.Graph) -> list[Node]:
-    """Return the backward inputs that are forward inputs, or views of them: their memory is the caller's."""
-    saved = {value.name: value for value in forward.output_node().args[0] if isinstance(value, Node)}  # type: ignore[union-attr]
-    return [node for node in backward.find_nodes(op="placeholder") if node.name in saved and _base(saved[node.name]).op == "placeholder"]
+    """Return the backward inputs that are forward inputs, or views of them: their memory is the
+    caller's.
+    """
+    saved = {
+        value.name: value for value in forward.output_node().args[0] if isinstance(value, Node)
+    }  # type: ignore[union-attr]
+    return [
+        node
+        for node in backward.find_nodes(op="placeholder")
+        if node.name in saved and _base(saved[node.name]).op == "placeholder"
+    ]
 
 
 def _base(node: Node) -> Node:
-    while node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload) and node.target.is_view:
+    while (
+        node.op == "call_function"
+        and isinstance(node.target, torch._ops.OpOverload)
+        and node.target.is_view
+    ):
         node = node.all_input_nodes[0]
     return node
 
 
 def _group_names(module: GraphModule) -> Iterable[str]:
     for node in module.graph.nodes:
-        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "_c10d_functional":
-            yield from (argument for argument in (*node.args, *node.kwargs.values()) if isinstance(argument, str))
+        if (
+            node.op == "call_function"
+            and isinstance(node.target, torch._ops.OpOverload)
+            and node.target.namespace == "_c10d_functional"
+        ):
+            yield from (
+                argument
+                for argument in (*node.args, *node.kwargs.values())
+                if isinstance(argument, str)
+            )

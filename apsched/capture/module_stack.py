@@ -12,7 +12,9 @@ from apsched.torch_compat.graphs import set_traced_module_stack
 
 @contextmanager
 def recorded_modules(root: nn.Module) -> Iterator[None]:
-    """While the body traces ``root``, every node gets ``meta["nn_module_stack"]``: outermost module first, each with name and class."""
+    """While the body traces ``root``, every node gets ``meta["nn_module_stack"]``: outermost module
+    first, each with name and class.
+    """
     stack: list[tuple[str, tuple[str, type]]] = []
     hooks: list[torch.utils.hooks.RemovableHandle] = []
 

@@ -13,9 +13,11 @@ DEBUG_VARIABLE = "APSCHED_DEBUG"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command in ``argv``; return 0 (done), 1 (no schedule fits) or 2 (wrong use, or a bug of apsched).
+    """Run the command in ``argv``; return 0 (done), 1 (no schedule fits) or 2 (wrong use, or a bug
+    of apsched).
 
-    What captured models, torch or the solver print goes to stderr, so that stdout has the answer and nothing else.
+    What captured models, torch or the solver print goes to stderr, so that stdout has the answer
+    and nothing else.
     """
     answer = sys.stdout
     try:
@@ -31,13 +33,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("apsched: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever reads our stdout has enough
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # whoever reads our stdout has enough
         return EXIT_DONE
     except Exception as error:
         if os.environ.get(DEBUG_VARIABLE):
             raise
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        return _fail(f"unexpected {what} (a bug of apsched; {DEBUG_VARIABLE}=1 shows the traceback)", EXIT_WRONG_USE)
+        return _fail(
+            f"unexpected {what} (a bug of apsched; {DEBUG_VARIABLE}=1 shows the traceback)",
+            EXIT_WRONG_USE,
+        )
     return EXIT_DONE
 
 

@@ -64,27 +64,53 @@ def cost_choice(args: argparse.Namespace) -> CostChoice:
 def direction(args: argparse.Namespace) -> str:
     """Return which graphs are wanted."""
     if args.direction not in DIRECTIONS:
-        raise InputError(f"--direction: expected forward, backward or both; found {args.direction!r}")
+        raise InputError(
+            f"--direction: expected forward, backward or both; found {args.direction!r}"
+        )
     return str(args.direction)
 
 
 def search_choice(args: argparse.Namespace) -> SearchChoice:
     """Return the caps and the options of the search."""
     defaults = SolveOptions()
-    bucket_cap = parse_optional_bytes(args.bucket_cap, "--bucket-cap") if args.bucket_cap is not None else None
-    in_flight_cap = parse_optional_bytes(args.in_flight_cap, "--in-flight-cap") if args.in_flight_cap is not None else None
+    bucket_cap = (
+        parse_optional_bytes(args.bucket_cap, "--bucket-cap")
+        if args.bucket_cap is not None
+        else None
+    )
+    in_flight_cap = (
+        parse_optional_bytes(args.in_flight_cap, "--in-flight-cap")
+        if args.in_flight_cap is not None
+        else None
+    )
     return SearchChoice(
         caps=Caps(
             bucket_cap_bytes=bucket_cap,
-            max_topo_span=parse_optional_count(args.max_topo_span, "--max-topo-span") if args.max_topo_span is not None else None,
-            max_prefetch=parse_optional_count(args.max_prefetch, "--max-prefetch") if args.max_prefetch is not None else None,
+            max_topo_span=(
+                parse_optional_count(args.max_topo_span, "--max-topo-span")
+                if args.max_topo_span is not None
+                else None
+            ),
+            max_prefetch=(
+                parse_optional_count(args.max_prefetch, "--max-prefetch")
+                if args.max_prefetch is not None
+                else None
+            ),
             in_flight_cap_bytes=in_flight_cap,
             max_compute_move=_compute_move(args),
         ),
         memory_cap=parse_memory_cap(args.memory_cap) if args.memory_cap is not None else None,
         options=SolveOptions(
-            time_slack=parse_share(args.time_slack, "--time-slack") if args.time_slack is not None else defaults.time_slack,
-            budget=parse_number(args.budget, "--budget") if args.budget is not None else defaults.budget,
+            time_slack=(
+                parse_share(args.time_slack, "--time-slack")
+                if args.time_slack is not None
+                else defaults.time_slack
+            ),
+            budget=(
+                parse_number(args.budget, "--budget")
+                if args.budget is not None
+                else defaults.budget
+            ),
             seed=parse_count(args.seed, "--seed") if args.seed is not None else defaults.seed,
         ),
     )
@@ -94,10 +120,15 @@ def _compute_move(args: argparse.Namespace) -> int | None:
     """Return how far compute may move; the MILP keeps it as captured."""
     if str(getattr(args, "solver", "")).startswith("milp"):
         if args.max_compute_move not in (None, "0"):
-            raise InputError(f"--max-compute-move: the milp keeps compute as captured; expected 0, found {args.max_compute_move!r}")
+            raise InputError(
+                "--max-compute-move: the milp keeps compute as captured; expected 0, found"
+                f" {args.max_compute_move!r}"
+            )
         return 0
     text = getattr(args, "max_compute_move", None)
-    return DEFAULT_COMPUTE_MOVE if text is None else parse_optional_count(text, "--max-compute-move")
+    return (
+        DEFAULT_COMPUTE_MOVE if text is None else parse_optional_count(text, "--max-compute-move")
+    )
 
 
 def scenario_choice(args: argparse.Namespace) -> ScenarioOptions | None:
@@ -105,13 +136,21 @@ def scenario_choice(args: argparse.Namespace) -> ScenarioOptions | None:
     if args.scenarios is None:
         for flag, value in (("--noise", args.noise), ("--robust", args.robust)):
             if value is not None:
-                raise InputError(f"{flag}: it says which scenarios count; state how many with --scenarios")
+                raise InputError(
+                    f"{flag}: it says which scenarios count; state how many with --scenarios"
+                )
         return None
     if str(getattr(args, "solver", "")).startswith("milp"):
-        raise InputError("--scenarios: the milp solves for the costs as they are; leave --solver out")
-    given = {"noise": parse_number(args.noise, "--noise") if args.noise is not None else None, "measure": args.robust}
+        raise InputError(
+            "--scenarios: the milp solves for the costs as they are; leave --solver out"
+        )
+    given = {
+        "noise": parse_number(args.noise, "--noise") if args.noise is not None else None,
+        "measure": args.robust,
+    }
     return ScenarioOptions(
-        count=parse_count(args.scenarios, "--scenarios", least=1), **{name: value for name, value in given.items() if value is not None}
+        count=parse_count(args.scenarios, "--scenarios", least=1),
+        **{name: value for name, value in given.items() if value is not None},
     )
 
 
@@ -125,16 +164,25 @@ def milp_choice(args: argparse.Namespace) -> MilpOptions | None:
     name, colon, solver_name = str(args.solver).partition(":")
     if name == "cp-sat" and not colon:
         if args.time_limit is not None:
-            raise InputError("--time-limit: it limits --solver milp; the search is limited by --budget")
+            raise InputError(
+                "--time-limit: it limits --solver milp; the search is limited by --budget"
+            )
         return None
     if name != "milp" or (colon and not solver_name):
-        raise InputError(f"--solver: expected cp-sat, milp or milp:NAME with a solver that PuLP knows; found {args.solver!r}")
+        raise InputError(
+            "--solver: expected cp-sat, milp or milp:NAME with a solver that PuLP knows; found"
+            f" {args.solver!r}"
+        )
     from apsched.solver.milp.engine import check_solver
 
     defaults = MilpOptions()
     chosen = MilpOptions(
         solver_name=solver_name or defaults.solver_name,
-        time_limit_s=parse_number(args.time_limit, "--time-limit") if args.time_limit is not None else defaults.time_limit_s,
+        time_limit_s=(
+            parse_number(args.time_limit, "--time-limit")
+            if args.time_limit is not None
+            else defaults.time_limit_s
+        ),
     )
     check_solver(chosen.solver_name)
     return chosen
@@ -150,7 +198,9 @@ def _count(text: str | None, flag: str) -> int | None:
 
 
 def with_buckets(plan: Plan, asked: str | None, graphs: Sequence[LoadedGraph]) -> Plan:
-    """Return ``plan`` with the buckets that are ``asked`` for: ``none``, ``block``, or a file with an entry a line."""
+    """Return ``plan`` with the buckets that are ``asked`` for: ``none``, ``block``, or a file with
+    an entry a line.
+    """
     if asked is None:
         return plan
     from apsched.problem.plan.module_buckets import NO_BUCKETS, ModuleBuckets, user_buckets
@@ -163,9 +213,15 @@ def with_buckets(plan: Plan, asked: str | None, graphs: Sequence[LoadedGraph]) -
         labels = block_labels(graph.problem) | labels
     labels.pop("", None)
     if not labels:
-        raise InputError("--buckets: expected collectives that serve parameters with names, found none; leave it out")
+        raise InputError(
+            "--buckets: expected collectives that serve parameters with names, found none; leave"
+            " it out"
+        )
     if asked == "block":
-        buckets = {label: tuple(name for name in labels if labels[name] == label) for label in dict.fromkeys(labels.values())}
+        buckets = {
+            label: tuple(name for name in labels if labels[name] == label)
+            for label in dict.fromkeys(labels.values())
+        }
         made = ModuleBuckets(buckets=buckets)
     else:
         made = user_buckets(_entries(asked), list(labels))
@@ -177,7 +233,9 @@ def _entries(path: str) -> list[str]:
     try:
         lines = Path(path).read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"--buckets: expected none, block or a file of module names, found {path!r}: {error}") from None
+        raise InputError(
+            f"--buckets: expected none, block or a file of module names, found {path!r}: {error}"
+        ) from None
     entries = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not entries:
         raise InputError(f"--buckets: expected module names, one a line, in {path}; found none")

@@ -1,1 +1,3 @@
-"""Scheduling inside of a compiler: one function that every surface calls (``schedule_graph``), and the surfaces of torch.compile."""
+"""Scheduling inside of a compiler: one function that every surface calls (``schedule_graph``), and
+the surfaces of torch.compile.
+"""

@@ -1,4 +1,6 @@
-"""``apsched.backend``: torch.compile with every graph scheduled, forward, backward and inference."""
+"""``apsched.backend``: torch.compile with every graph scheduled, forward, backward and
+inference.
+"""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -35,22 +37,34 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Backend:
-    """What ``torch.compile(model, backend=...)`` calls with each graph that Dynamo found; made by :func:`backend`."""
+    """What ``torch.compile(model, backend=...)`` calls with each graph that Dynamo found; made by
+    :func:`backend`.
+    """
 
     settings: Settings
     inductor: bool
     reshard_after_forward: bool | None
     results: list[Result] = field(default_factory=list)
-    """The answer for each graph that was scheduled in this process, in the order in which they were compiled."""
+    """The answer for each graph that was scheduled in this process, in the order in which they were
+    compiled.
+    """
 
     __name__ = "apsched"
 
-    def __call__(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
+    def __call__(
+        self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **_: Any
+    ) -> Callable[..., Any]:
         """Return ``gm`` compiled: its graphs run in the order that they were given."""
         names = dynamo_parameters(gm)
         if self.inductor:
             around = partial(with_agreed_code, deadline_s=self.settings.deadline_s)
-            return inductor_compiled(gm, example_inputs, self._patches(names), around, joint_cache=not self.settings.talks)
+            return inductor_compiled(
+                gm,
+                example_inputs,
+                self._patches(names),
+                around,
+                joint_cache=not self.settings.talks,
+            )
         return aot_compiled(
             gm,
             example_inputs,
@@ -61,9 +75,16 @@ class Backend:
         )
 
     def _patches(self, names: Mapping[int, str]) -> dict[str, Any]:
-        """Return what Inductor's settings must be, for forward and for backward, which is compiled later."""
+        """Return what Inductor's settings must be, for forward and for backward, which is compiled
+        later.
+        """
         for name, value in switched_on().items():
-            logger.warning("Inductor's %s is off in what apsched compiles (it was %r): it would undo the schedule", name, value)
+            logger.warning(
+                "Inductor's %s is off in what apsched compiles (it was %r): it would undo the"
+                " schedule",
+                name,
+                value,
+            )
         hooks: dict[str, Any] = {
             "joint_custom_pre_pass": ParameterPass(names, self.reshard_after_forward),
             "post_grad_custom_post_pass": InductorPass(self.settings, names, self.results),
@@ -72,13 +93,23 @@ class Backend:
             name: [*custom_passes(inductor_setting(name)), own] for name, own in hooks.items()
         }
 
-    def _partition(self, names: Mapping[int, str], joint: torch.fx.GraphModule, joint_inputs: Any, **options: Any) -> Any:
+    def _partition(
+        self,
+        names: Mapping[int, str],
+        joint: torch.fx.GraphModule,
+        joint_inputs: Any,
+        **options: Any,
+    ) -> Any:
         name_parameters(joint.graph, names)
         again = self.reshard_after_forward
-        joint = run_passes(joint, (classify(),) if again is None else joint_passes(reshard_after_forward=again)).module
+        joint = run_passes(
+            joint, (classify(),) if again is None else joint_passes(reshard_after_forward=again)
+        ).module
         return default_partition(joint, joint_inputs, **options)
 
-    def _compile(self, names: Mapping[int, str], name: str, gm: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[[list[Any]], Any]:
+    def _compile(
+        self, names: Mapping[int, str], name: str, gm: torch.fx.GraphModule, _: Sequence[Any]
+    ) -> Callable[[list[Any]], Any]:
         name_parameters(gm.graph, names)
         fast = schedule_graph(gm, self.settings, name=name)
         if fast is not gm:
@@ -86,7 +117,9 @@ class Backend:
         return boxed(fast)
 
 
-def backend(*, inductor: bool = False, reshard_after_forward: bool | None = None, **settings: Any) -> Backend:
+def backend(
+    *, inductor: bool = False, reshard_after_forward: bool | None = None, **settings: Any
+) -> Backend:
     """Return a backend for ``torch.compile`` that schedules the collectives of every graph::
 
         model = torch.compile(model, backend=apsched.backend(cluster="h100", memory_cap="60GiB"))
@@ -94,15 +127,19 @@ def backend(*, inductor: bool = False, reshard_after_forward: bool | None = None
     Parameters
     ----------
     inductor
-        Compile with full Inductor, the order held by control dependencies; else graphs run node by node, as with ``aot_eager``.
+        Compile with full Inductor, the order held by control dependencies; else graphs run node by
+        node, as with ``aot_eager``.
     reshard_after_forward
-        ``True``: what gathers a parameter runs again in backward, ``False``: gathered parameters are kept until then. ``None``: as the
-        model says (activation checkpointing around the gather), else they are kept.
+        ``True``: what gathers a parameter runs again in backward, ``False``: gathered parameters
+        are kept until then. ``None``: as the model says (activation checkpointing around the
+        gather), else they are kept.
     settings
         See :class:`apsched.compiler.settings.Settings`.
     """
     if not isinstance(reshard_after_forward, bool | None):
-        raise InputError(f"reshard_after_forward: expected True, False or None, found {reshard_after_forward!r}")
+        raise InputError(
+            f"reshard_after_forward: expected True, False or None, found {reshard_after_forward!r}"
+        )
     if not isinstance(inductor, bool):
         raise InputError(f"inductor: expected True or False, found {inductor!r}")
     chosen = Settings.of(settings)

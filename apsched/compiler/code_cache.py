@@ -1,8 +1,11 @@
-"""Inductor's cache of code in a job: what is found there counts only where all process ranks found it, and it launches the same on all.
+"""Inductor's cache of code in a job: what is found there counts only where all process ranks found
+it, and it launches the same on all.
 
-Inductor looks for code before any pass runs, and where it finds some none does. So what process ranks say to each other about a graph
-begins around that, not in the pass: one that found code says which order of launches was noted in it, one that did not says so from
-within the pass. Where all have the same the code is used; else those that found some throw it away, and compile like the others.
+Inductor looks for code before any pass runs, and where it finds some none does. So what process
+ranks say to each other about a graph begins around that, not in the pass: one that found code says
+which order of launches was noted in it, one that did not says so from within the pass. Where all
+have the same the code is used; else those that found some throw it away, and compile like the
+others.
 """
 
 import json
@@ -23,7 +26,9 @@ class GraphInInductor:
     """One graph that Inductor compiles or finds in its cache."""
 
     def __init__(self, talk: Round | None) -> None:
-        """``talk`` is what process ranks say about it; ``None`` where there is nobody to talk to."""
+        """``talk`` is what process ranks say about it; ``None`` where there is nobody to talk
+        to.
+        """
         self.talk = talk
         self.cached = True
         """Whether the cache is looked at."""
@@ -51,9 +56,15 @@ class GraphInInductor:
                 return code
             self._asked = True
             if self.talk.same_code(launched):
-                logger.info("code for a graph taken from Inductor's cache; all process ranks launch the same")
+                logger.info(
+                    "code for a graph taken from Inductor's cache; all process ranks launch the"
+                    " same"
+                )
                 return code
-            logger.info("code for a graph in Inductor's cache is not used, and replaced: not all process ranks have the same")
+            logger.info(
+                "code for a graph in Inductor's cache is not used, and replaced: not all process"
+                " ranks have the same"
+            )
             forget_code(code)
             code = self._attempt(compile_graph)
             if not self._passed:  # somebody has just put it back
@@ -78,27 +89,39 @@ _CURRENT: ContextVar[GraphInInductor | None] = ContextVar("apsched_graph_in_indu
 
 
 def graph_in_inductor() -> GraphInInductor | None:
-    """Return the graph that Inductor compiles now under :func:`with_agreed_code`; ``None`` where somebody else called it."""
+    """Return the graph that Inductor compiles now under :func:`with_agreed_code`; ``None`` where
+    somebody else called it.
+    """
     return _CURRENT.get()
 
 
-def with_agreed_code(compile_graph: Callable[..., Any], deadline_s: float | None) -> Callable[..., Any]:
-    """Return ``compile_graph(gm, inputs, ...)``, which looks into Inductor's cache, so that no process rank uses what others have not."""
+def with_agreed_code(
+    compile_graph: Callable[..., Any], deadline_s: float | None
+) -> Callable[..., Any]:
+    """Return ``compile_graph(gm, inputs, ...)``, which looks into Inductor's cache, so that no
+    process rank uses what others have not.
+    """
 
     def compiled(gm: Any, inputs: Any, **options: Any) -> Any:
-        return GraphInInductor(round_of(gm, deadline_s)).compiled(partial(_compiled_anywhere, compile_graph, gm, inputs, **options))
+        return GraphInInductor(round_of(gm, deadline_s)).compiled(
+            partial(_compiled_anywhere, compile_graph, gm, inputs, **options)
+        )
 
     return compiled
 
 
-def _compiled_anywhere(compile_graph: Callable[..., Any], gm: Any, inputs: Any, **options: Any) -> Any:
+def _compiled_anywhere(
+    compile_graph: Callable[..., Any], gm: Any, inputs: Any, **options: Any
+) -> Any:
     """Return the code for a graph, under a key that is the same in the next job."""
     forget_hashes(inputs)
     return compile_graph(gm, inputs, **options)
 
 
 def _launched() -> dict[str, str] | None:
-    """Return group name -> digest of its launches as noted in the code that was made or found last."""
+    """Return group name -> digest of its launches as noted in the code that was made or found
+    last.
+    """
     notes = notes_in_code()
     launched: dict[str, str] | None = json.loads(notes[0]) if len(notes) == 1 else None
     return launched

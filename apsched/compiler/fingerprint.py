@@ -1,4 +1,6 @@
-"""A name for everything that a scheduled graph depends on beside the graph itself: part of the key of compilers' caches."""
+"""A name for everything that a scheduled graph depends on beside the graph itself: part of the key
+of compilers' caches.
+"""
 
 import hashlib
 from collections.abc import Mapping
@@ -18,10 +20,12 @@ from apsched.problem.plan.rules import Plan
 
 
 def fingerprint(settings: Settings, *more: object) -> str | None:
-    """Return a digest of ``settings``, prices, caps, plan, versions, process groups and this process's rank, and of ``more``.
+    """Return a digest of ``settings``, prices, caps, plan, versions, process groups and this
+    process's rank, and of ``more``.
 
-    A bucket of all-gathers has this process rank's place in its buffer baked in, so that ranks must not share code. ``None`` where the
-    prices are those of a model that has no name: a class of the user's own without ``uuid()``.
+    A bucket of all-gathers has this process rank's place in its buffer baked in, so that ranks must
+    not share code. ``None`` where the prices are those of a model that has no name: a class of the
+    user's own without ``uuid()``.
     """
     prices = _prices(settings.prices(running_groups()))
     if prices is None:
@@ -41,7 +45,10 @@ def fingerprint(settings: Settings, *more: object) -> str | None:
         settings.parameter_order,
         settings.solve_options,
         settings.on_error,
-        [(file.graph, file.steps, file.buckets) for file in (*settings.answers.schedules, *settings.starts)],
+        [
+            (file.graph, file.steps, file.buckets)
+            for file in (*settings.answers.schedules, *settings.starts)
+        ],
         len(settings.starts),
         settings.answers.near,
         *more,
@@ -57,7 +64,9 @@ def _prices(model: CostModel) -> object | None:
 
 
 def _content(value: Any) -> object:
-    """Return the values that an object of apsched is made of, in an order that does not depend on the process."""
+    """Return the values that an object of apsched is made of, in an order that does not depend on
+    the process.
+    """
     if isinstance(value, Mapping):
         return sorted((repr(key), _content(item)) for key, item in value.items())
     if isinstance(value, list | tuple):
@@ -66,7 +75,10 @@ def _content(value: Any) -> object:
         return sorted(map(repr, value))
     if type(value).__module__.startswith("apsched."):
         names = [name for name in _attributes(value) if name not in _FILLED_WITH_USE]
-        return (type(value).__qualname__, [(name, _content(getattr(value, name))) for name in names])
+        return (
+            type(value).__qualname__,
+            [(name, _content(getattr(value, name))) for name in names],
+        )
     return repr(value)
 
 

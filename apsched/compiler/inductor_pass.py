@@ -22,14 +22,17 @@ from apsched.torch_compat.compilers import name_parameters, replace_graph
 
 @dataclass(frozen=True, eq=False)
 class InductorPass(CustomGraphPass):
-    """For ``torch._inductor.config.post_grad_custom_post_pass``: schedules a graph in place, with its order held.
+    """For ``torch._inductor.config.post_grad_custom_post_pass``: schedules a graph in place, with
+    its order held.
 
     The key of Inductor's caches is computed before the pass runs, from the graph and from ``uuid``.
     """
 
     settings: Settings
     names: Mapping[int, str] = field(default_factory=dict)
-    """Position -> name, of the inputs that are parameters, where the graph's own descriptors do not say."""
+    """Position -> name, of the inputs that are parameters, where the graph's own descriptors do not
+    say.
+    """
     results: list[Result] = field(default_factory=list)
 
     def __call__(self, graph: Graph) -> None:
@@ -44,10 +47,12 @@ class InductorPass(CustomGraphPass):
             replace_graph(graph, fast)
 
     def uuid(self) -> str | None:
-        """Return what the result depends on beside the graph, for the key of Inductor's caches; ``None`` turns them off.
+        """Return what the result depends on beside the graph, for the key of Inductor's caches;
+        ``None`` turns them off.
 
-        Where process ranks compare what they will launch, one that found its code in a cache would not answer the others: there they
-        are off, unless whoever called Inductor sees to that (:mod:`apsched.compiler.code_cache`; ``apsched.backend`` does).
+        Where process ranks compare what they will launch, one that found its code in a cache would
+        not answer the others: there they are off, unless whoever called Inductor sees to that
+        (:mod:`apsched.compiler.code_cache`; ``apsched.backend`` does).
         """
         current = graph_in_inductor()
         if not (current.cached if current is not None else not self.settings.talks):
@@ -57,7 +62,9 @@ class InductorPass(CustomGraphPass):
 
 @dataclass(frozen=True, eq=False)
 class ParameterPass(CustomGraphPass):
-    """For ``joint_custom_pre_pass``: says which inputs are parameters, and whether they are gathered again in backward."""
+    """For ``joint_custom_pre_pass``: says which inputs are parameters, and whether they are
+    gathered again in backward.
+    """
 
     names: Mapping[int, str]
     reshard_after_forward: bool | None
@@ -65,22 +72,29 @@ class ParameterPass(CustomGraphPass):
     def __call__(self, graph: Graph) -> None:
         """Tag the nodes of a joint graph in place; nothing on others."""
         name_parameters(graph, self.names)
-        if self.reshard_after_forward is not None and any(is_backward(node) for node in graph.nodes):
+        if self.reshard_after_forward is not None and any(
+            is_backward(node) for node in graph.nodes
+        ):
             mark_parameters(graph, reshard_after_forward=self.reshard_after_forward)
 
     def uuid(self) -> str:
         """Return what it does."""
-        return digest(map(repr, ("parameters", self.reshard_after_forward, *sorted(self.names.items()))))
+        return digest(
+            map(repr, ("parameters", self.reshard_after_forward, *sorted(self.names.items())))
+        )
 
 
 def inductor_pass(**settings: Any) -> InductorPass:
     """Return a pass that schedules the collectives of a graph inside of Inductor::
 
-        torch._inductor.config.post_grad_custom_post_pass = apsched.inductor_pass(cluster="h100", memory_cap="60GiB")
+        torch._inductor.config.post_grad_custom_post_pass = apsched.inductor_pass(cluster="h100",
+        memory_cap="60GiB")
 
-    for whoever calls Inductor otherwise than by ``torch.compile(backend=apsched.backend(inductor=True))``, which sets this up by itself.
-    It is asked for with forward, backward and inference graphs; the setting must still be there when backward is compiled, which
-    is at the first backward. ``settings`` are those of :class:`apsched.compiler.settings.Settings`.
+    for whoever calls Inductor otherwise than by
+    ``torch.compile(backend=apsched.backend(inductor=True))``, which sets this up by itself. It is
+    asked for with forward, backward and inference graphs; the setting must still be there when
+    backward is compiled, which is at the first backward. ``settings`` are those of
+    :class:`apsched.compiler.settings.Settings`.
     """
     chosen = Settings.of(settings)
     chosen.check_traced_by_dynamo()

@@ -1,4 +1,6 @@
-"""Inductor's settings that would undo a schedule: turned off by the backend, refused by the pass."""
+"""Inductor's settings that would undo a schedule: turned off by the backend, refused by the
+pass.
+"""
 
 from typing import Any
 
@@ -15,13 +17,17 @@ OFF: dict[str, Any] = {
     "dedup_reduce_scatters": False,
     "reorder_for_compute_comm_overlap": False,
 }
-"""Setting -> value without effect: each of these buckets, replaces or moves collectives after the schedule was made."""
+"""Setting -> value without effect: each of these buckets, replaces or moves collectives after the
+schedule was made.
+"""
 
 
 def switched_on() -> dict[str, Any]:
     """Return which of these settings have an effect now, with their values."""
     values = {name: inductor_setting(name) for name in OFF}
-    return {name: value for name, value in values.items() if value != OFF[name] and value is not None}
+    return {
+        name: value for name, value in values.items() if value != OFF[name] and value is not None
+    }
 
 
 def check_inductor() -> None:
@@ -30,6 +36,7 @@ def check_inductor() -> None:
     if found:
         said = ", ".join(f"{name} = {value!r}" for name, value in found.items())
         raise InputError(
-            f"torch._inductor.config: expected Inductor's own passes over collectives to be off, found {said}; "
-            "turn them off (apsched.backend(inductor=True) does it by itself): they would undo the schedule"
+            "torch._inductor.config: expected Inductor's own passes over collectives to be off,"
+            f" found {said}; turn them off (apsched.backend(inductor=True) does it by itself): they"
+            " would undo the schedule"
         )

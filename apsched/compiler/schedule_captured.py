@@ -1,4 +1,6 @@
-"""The line from a captured graph to a scheduled one: export, problem, caps, solve, verify, write back, round trip."""
+"""The line from a captured graph to a scheduled one: export, problem, caps, solve, verify, write
+back, round trip.
+"""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -32,11 +34,14 @@ RESULT = "apsched_result"
 """Key in ``meta`` of a scheduled module, and its attribute: the :class:`apsched.Result`."""
 
 
-def scheduled(captured: CapturedGraph, settings: Settings, talk: Round | None = None) -> torch.fx.GraphModule:
-    """Return the module of ``captured`` in the fastest order that ``settings`` allow; what was captured stays as it is.
+def scheduled(
+    captured: CapturedGraph, settings: Settings, talk: Round | None = None
+) -> torch.fx.GraphModule:
+    """Return the module of ``captured`` in the fastest order that ``settings`` allow; what was
+    captured stays as it is.
 
-    With ``talk`` one process rank solves for all that have this graph. ``InputError`` where the graph cannot be scheduled,
-    ``InfeasibleError`` where no schedule keeps the caps.
+    With ``talk`` one process rank solves for all that have this graph. ``InputError`` where the
+    graph cannot be scheduled, ``InfeasibleError`` where no schedule keeps the caps.
     """
     group_ranks = running_groups()
     model = settings.prices(group_ranks)
@@ -51,27 +56,48 @@ def scheduled(captured: CapturedGraph, settings: Settings, talk: Round | None = 
             device_memory_bytes=cluster.device.memory_bytes if cluster else None,
             progress=progress,
         )
-        graph = replace(graph, problem=as_asked(graph.problem, settings.contention, cluster, group_ranks))
+        graph = replace(
+            graph, problem=as_asked(graph.problem, settings.contention, cluster, group_ranks)
+        )
         if settings.parameter_order is not None:
-            graph = replace(graph, problem=_in_order(graph.problem, settings.parameter_order, all_known=settings.bitwise))
+            graph = replace(
+                graph,
+                problem=_in_order(
+                    graph.problem, settings.parameter_order, all_known=settings.bitwise
+                ),
+            )
         (graph,) = under_plan((graph,), as_plan(settings.plan), bitwise=settings.bitwise)
         files = settings.answers.schedules
-        mine = next((file for file in files if file.graph["hash"] == graph.problem.graph_hash), None)
+        mine = next(
+            (file for file in files if file.graph["hash"] == graph.problem.graph_hash), None
+        )
         graph = graph if mine is None else replace(graph, problem=mine.problem_of(graph.problem))
         stated = settings.stated_memory_cap
         if stated is None and cluster is None:
             stated = MemoryCap()
         caps = resolve_caps(graph, settings.caps, stated, progress, settings.solve_options)
     if talk is not None:
-        graph = replace(graph, without_bitwise=None)  # what bitwise mode costs takes a second solve, for which a job would wait
+        graph = replace(
+            graph, without_bitwise=None
+        )  # what bitwise mode costs takes a second solve, for which a job would wait
 
     def search(problem: Problem, caps: Caps, options: SolveOptions) -> SolveResult:
         file = next((f for f in settings.starts if f.graph["hash"] == problem.graph_hash), None)
         start = None if file is None else bind_schedule(file, problem)
-        sources, solving = replace(settings.answers, start=start), partial(solve, progress=progress.solver, start=start)
+        sources, solving = (
+            replace(settings.answers, start=start),
+            partial(solve, progress=progress.solver, start=start),
+        )
         return answered(problem, caps, options, solving, sources=sources, round_=talk)
 
-    result = solve_graph(graph, caps, settings.solve_options, progress, search=search, second_group=settings.second_group and not files)
+    result = solve_graph(
+        graph,
+        caps,
+        settings.solve_options,
+        progress,
+        search=search,
+        second_group=settings.second_group and not files,
+    )
     if result.best is None:
         raise InfeasibleError(explain_infeasible(result))
     with _working(talk):
@@ -83,17 +109,30 @@ def scheduled(captured: CapturedGraph, settings: Settings, talk: Round | None = 
 
 
 def _in_order(problem: Problem, parameter_order: Sequence[str], *, all_known: bool) -> Problem:
-    """Return ``problem`` with the places of its parameters in order of registration; ``all_known``: of every gradient that is reduced."""
+    """Return ``problem`` with the places of its parameters in order of registration; ``all_known``:
+    of every gradient that is reduced.
+    """
     places = {name: place for place, name in enumerate(parameter_order)}
-    strange = [c for c in problem.collectives if problem.keys[c.key].kind == "reduce_scatter" and not c.on_path and c.module not in places]
+    strange = [
+        c
+        for c in problem.collectives
+        if problem.keys[c.key].kind == "reduce_scatter" and not c.on_path and c.module not in places
+    ]
     if all_known and strange:
         raise InputError(
-            f"{problem.name}: bitwise: expected parameter_order to have the parameter of each gradient that is reduced, found "
-            f"{strange[0].module or 'no name'!r} at node {problem.node_names[strange[0].start]}; hand in [n for n, _ in "
-            "model.named_parameters()] of the model that is compiled; under torch.compile(backend='inductor') a pass alone is told no "
-            "names of parameters: use apsched.backend(inductor=True)"
+            f"{problem.name}: bitwise: expected parameter_order to have the parameter of each"
+            f" gradient that is reduced, found {strange[0].module or 'no name'!r} at node"
+            f" {problem.node_names[strange[0].start]}; hand in [n for n, _ in"
+            " model.named_parameters()] of the model that is compiled; under"
+            " torch.compile(backend='inductor') a pass alone is told no names of parameters: use"
+            " apsched.backend(inductor=True)"
         )
-    return replace(problem, collectives=tuple(replace(c, output_place=places.get(c.module, -1)) for c in problem.collectives))
+    return replace(
+        problem,
+        collectives=tuple(
+            replace(c, output_place=places.get(c.module, -1)) for c in problem.collectives
+        ),
+    )
 
 
 def _working(talk: Round | None) -> AbstractContextManager[None]:

@@ -31,24 +31,29 @@ def schedule_graph(
     held: bool = False,
     talk: Round | None = None,
 ) -> torch.fx.GraphModule:
-    """Return ``gm`` scheduled; ``gm`` itself, the same object, where it has no collectives, or with ``on_error="fallback"`` on an error.
+    """Return ``gm`` scheduled; ``gm`` itself, the same object, where it has no collectives, or with
+    ``on_error="fallback"`` on an error.
 
-    Every node needs ``meta["val"]``; see :func:`apsched.capture.graph_module.capture_graph_module` for the other arguments, which
-    matter to memory (``kept_inputs``: placeholders that the caller keeps alive) and plans (``parameter_names``: placeholder -> name),
-    and follow from the names and descriptors that AOTAutograd gives placeholders where they are not given. What is returned runs
-    in graph order, with ``held`` also through full Inductor; its :class:`apsched.Result` is ``module.meta["apsched_result"]``.
-    ``talk`` is the round of process ranks about this graph where it was opened already.
-    One line is logged for each graph.
+    Every node needs ``meta["val"]``; see :func:`apsched.capture.graph_module.capture_graph_module`
+    for the other arguments, which matter to memory (``kept_inputs``: placeholders that the caller
+    keeps alive) and plans (``parameter_names``: placeholder -> name), and follow from the names and
+    descriptors that AOTAutograd gives placeholders where they are not given. What is returned runs
+    in graph order, with ``held`` also through full Inductor; its :class:`apsched.Result` is
+    ``module.meta["apsched_result"]``. ``talk`` is the round of process ranks about this graph where
+    it was opened already. One line is logged for each graph.
 
     Raises
     ------
     ApschedError
-        (``InputError``, ``InfeasibleError``) with ``on_error="raise"``, where the graph cannot be scheduled; ``AgreementError`` whatever
-        ``on_error`` says, where process ranks of the job would launch different collectives, or one of them does not answer.
+        (``InputError``, ``InfeasibleError``) with ``on_error="raise"``, where the graph cannot be
+        scheduled; ``AgreementError`` whatever ``on_error`` says, where process ranks of the job
+        would launch different collectives, or one of them does not answer.
     """
     talk = talk or round_of(gm, settings.deadline_s)
     with talk or nullcontext():
-        fast, run = _scheduled_or_as_it_was(gm, settings, talk, name, kept_inputs, parameter_names, held=held)
+        fast, run = _scheduled_or_as_it_was(
+            gm, settings, talk, name, kept_inputs, parameter_names, held=held
+        )
         result: Result | None = fast.meta.get(RESULT) if fast is not gm else None
         if talk is not None:
             check_launches(talk, fast, gm, _names(result))
@@ -67,13 +72,17 @@ def _scheduled_or_as_it_was(
     *,
     held: bool,
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-    """Return the graph scheduled, and as it is to be run: with ``held`` with control dependencies, which hide what is launched."""
+    """Return the graph scheduled, and as it is to be run: with ``held`` with control dependencies,
+    which hide what is launched.
+    """
     try:
         if not any(is_collective(node) for node in gm.graph.nodes):
             return gm, gm
         if held:
             check_inductor()
-        captured = capture_graph_module(gm, name=name, kept_inputs=kept_inputs, parameter_names=parameter_names)
+        captured = capture_graph_module(
+            gm, name=name, kept_inputs=kept_inputs, parameter_names=parameter_names
+        )
         fast = scheduled(captured, settings, talk)
         return fast, hold_order(fast, group_ranks=running_groups()) if held else fast
     except AgreementError:
@@ -82,7 +91,9 @@ def _scheduled_or_as_it_was(
         if settings.on_error == "raise":
             raise
         unexpected = not isinstance(error, ApschedError)
-        logger.warning("%s stays as it was: %s", name or direction_of(gm.graph), error, exc_info=unexpected)
+        logger.warning(
+            "%s stays as it was: %s", name or direction_of(gm.graph), error, exc_info=unexpected
+        )
         return gm, gm
 
 
@@ -98,9 +109,18 @@ def told(result: Result) -> str:
     """Return the line that is logged about a scheduled graph."""
     assert result.best is not None
     before = next((b for b in result.answer.baselines if b.name == "as_captured"), None)
-    was = f" (as captured {show_us(ticks_to_us(before.step_time_ticks))}, {before.num_launches})" if before else ""
-    gap = f"gap {100 * result.gap:.3f} %" if result.answer.bound_ticks else f"bound {result.answer.bound_source}"
+    was = (
+        f" (as captured {show_us(ticks_to_us(before.step_time_ticks))}, {before.num_launches})"
+        if before
+        else ""
+    )
+    gap = (
+        f"gap {100 * result.gap:.3f} %"
+        if result.answer.bound_ticks
+        else f"bound {result.answer.bound_source}"
+    )
     return (
-        f"{result.problem.name}: step time {show_us(result.step_time_us or 0.0)} with {result.best.num_launches} collectives{was}, "
-        f"{gap}, peak {show_bytes(result.best.peak_memory_bytes)}, {result.seconds['solve']:.1f} s"
+        f"{result.problem.name}: step time {show_us(result.step_time_us or 0.0)} with"
+        f" {result.best.num_launches} collectives{was}, {gap}, peak"
+        f" {show_bytes(result.best.peak_memory_bytes)}, {result.seconds['solve']:.1f} s"
     )

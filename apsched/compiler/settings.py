@@ -1,4 +1,6 @@
-"""What a user may choose where graphs are scheduled inside of a compiler; one frozen value that every surface takes."""
+"""What a user may choose where graphs are scheduled inside of a compiler; one frozen value that
+every surface takes.
+"""
 
 import difflib
 import os
@@ -11,7 +13,12 @@ from typing import Any
 
 from apsched.artifacts.schedule_file import ScheduleFile
 from apsched.compiler.ranks.answer import Sources
-from apsched.compiler.ranks.cache import DEFAULT_LIMIT_BYTES, DIRECTORY_VARIABLE, Cache, default_directory
+from apsched.compiler.ranks.cache import (
+    DEFAULT_LIMIT_BYTES,
+    DIRECTORY_VARIABLE,
+    Cache,
+    default_directory,
+)
 from apsched.compiler.ranks.job import DEFAULT_DEADLINE_S, running_job
 from apsched.compiler.ranks.replayed import schedule_files
 from apsched.config import DEFAULT_COMPUTE_MOVE, Caps, SolveOptions
@@ -31,17 +38,23 @@ ON_ERROR = ("raise", "fallback")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How graphs are scheduled in this job. Checked when it is made, so that a mistake shows before anything is traced.
+    """How graphs are scheduled in this job. Checked when it is made, so that a mistake shows before
+    anything is traced.
 
-    Sizes are bytes or texts as on the command line (``"60GiB"``); ``None`` is no limit unless said otherwise.
+    Sizes are bytes or texts as on the command line (``"60GiB"``); ``None`` is no limit unless said
+    otherwise.
     """
 
     cluster: str | Path | None = None
-    """Device and network that prices stand for: a name of ``apsched clusters`` or a TOML file; ``None``: ``h100``."""
+    """Device and network that prices stand for: a name of ``apsched clusters`` or a TOML file;
+    ``None``: ``h100``.
+    """
     cost_model: CostModel | None = None
     """Prices of the user's own, in place of a cluster."""
     memory_cap: int | str | None = None
-    """Live bytes at any node: also ``"none"``, ``"floor"``, ``"floor+2GiB"``. ``None``: the memory of the device that costs stand for."""
+    """Live bytes at any node: also ``"none"``, ``"floor"``, ``"floor+2GiB"``. ``None``: the memory
+    of the device that costs stand for.
+    """
     bucket_cap: int | str | None = None
     max_topo_span: int | None = None
     max_prefetch: int | None = None
@@ -53,39 +66,64 @@ class Settings:
     bitwise: bool = False
     """Reduce gradients in the buckets and payload order of eager FSDP2."""
     contention: str | Contention | None = None
-    """Who slows whom, as for ``--contention`` (``"links,compute=1.2"``), or in full; ``None``: nobody."""
+    """Who slows whom, as for ``--contention`` (``"links,compute=1.2"``), or in full; ``None``:
+    nobody.
+    """
     second_group: bool = False
-    """Also try gathers on a second process group of the same process ranks, and keep the faster; it is made once, by all of them."""
+    """Also try gathers on a second process group of the same process ranks, and keep the faster; it
+    is made once, by all of them.
+    """
     parameter_order: Sequence[str] | None = None
-    """Names of the parameters as ``model.named_parameters()`` lists them. ``bitwise`` needs them under torch.compile, where graphs list
-    parameters by first use."""
+    """Names of the parameters as ``model.named_parameters()`` lists them. ``bitwise`` needs them
+    under torch.compile, where graphs list parameters by first use.
+    """
     budget: float = SolveOptions().budget
-    """Deterministic work of the search for one graph, not seconds; see :class:`apsched.SolveOptions`."""
+    """Deterministic work of the search for one graph, not seconds; see
+    :class:`apsched.SolveOptions`.
+    """
     seed: int = 0
     on_error: str = "raise"
-    """``raise``: a problem in apsched stops compilation with its error. ``fallback``: it is logged, and the graph stays as it was."""
+    """``raise``: a problem in apsched stops compilation with its error. ``fallback``: it is logged,
+    and the graph stays as it was.
+    """
     progress: bool = False
     """Tell on stderr where the solver stands, on process rank 0."""
     deadline_s: float | None = DEFAULT_DEADLINE_S
-    """In a job of several processes one process rank solves for all, and before the first collective all compare what they will launch;
-    so long one waits for another that does nothing. ``None``: they do not talk, and each solves for itself."""
+    """In a job of several processes one process rank solves for all, and before the first
+    collective all compare what they will launch; so long one waits for another that does nothing.
+    ``None``: they do not talk, and each solves for itself.
+    """
     cache: str | PathLike[str] | bool | None = None
-    """Directory that keeps answers, which jobs may share; ``True``: ``apsched cache`` says which. ``None``: ``$APSCHED_CACHE``, if set."""
+    """Directory that keeps answers, which jobs may share; ``True``: ``apsched cache`` says which.
+    ``None``: ``$APSCHED_CACHE``, if set.
+    """
     cache_limit: int | str = DEFAULT_LIMIT_BYTES
     """Bytes of that directory; what was used least recently goes first."""
     schedule: str | PathLike[str] | Sequence[str | PathLike[str]] | None = None
-    """Schedule files (or directories of ``*.schedule.json``) to replay in place of solving; one must belong to each graph."""
+    """Schedule files (or directories of ``*.schedule.json``) to replay in place of solving; one
+    must belong to each graph.
+    """
     start: str | PathLike[str] | Sequence[str | PathLike[str]] | bool | None = None
-    """Schedule files that the search for the same graph starts from, found under other caps; others are not looked at.
-    ``True``: what the cache got last for the same graph and costs, under other caps or options, so that the answer depends on the cache."""
+    """Schedule files that the search for the same graph starts from, found under other caps; others
+    are not looked at. ``True``: what the cache got last for the same graph and costs, under other
+    caps or options, so that the answer depends on the cache.
+    """
 
     def __post_init__(self) -> None:
         if self.cluster is not None and self.cost_model is not None:
-            raise InputError("cluster and cost_model: expected one of them, found both; a cost model has its own prices")
+            raise InputError(
+                "cluster and cost_model: expected one of them, found both; a cost model has its own"
+                " prices"
+            )
         if self.on_error not in ON_ERROR:
-            raise InputError(f"on_error: expected {' or '.join(map(repr, ON_ERROR))}, found {self.on_error!r}")
+            raise InputError(
+                f"on_error: expected {' or '.join(map(repr, ON_ERROR))}, found {self.on_error!r}"
+            )
         if self.deadline_s is not None and not 0 < self.deadline_s < float("inf"):
-            raise InputError(f"deadline_s: expected a finite number of seconds above 0, or None; found {self.deadline_s!r}")
+            raise InputError(
+                "deadline_s: expected a finite number of seconds above 0, or None; found"
+                f" {self.deadline_s!r}"
+            )
         for name in ("bitwise", "progress", "second_group"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(f"{name}: expected True or False, found {getattr(self, name)!r}")
@@ -100,20 +138,26 @@ class Settings:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> "Settings":
-        """Return the settings with these names and values; ``InputError`` for a name that there is not."""
+        """Return the settings with these names and values; ``InputError`` for a name that there is
+        not.
+        """
         known = [field.name for field in fields(cls)]
         for name in settings:
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1)
-                raise InputError(f"expected a setting, found {name!r}; " + (f"did you mean {near[0]!r}?" if near else ", ".join(known)))
+                raise InputError(
+                    f"expected a setting, found {name!r}; "
+                    + (f"did you mean {near[0]!r}?" if near else ", ".join(known))
+                )
         return cls(**settings)
 
     def check_traced_by_dynamo(self) -> None:
         """Raise InputError where what is asked for needs more than graphs of torch.compile say."""
         if self.bitwise and self.parameter_order is None:
             raise InputError(
-                "bitwise: expected parameter_order, found none; torch.compile lists parameters by first use, and eager FSDP2 as they were "
-                "registered: hand in parameter_order=[name for name, _ in model.named_parameters()]"
+                "bitwise: expected parameter_order, found none; torch.compile lists parameters by"
+                " first use, and eager FSDP2 as they were registered: hand in parameter_order=[name"
+                " for name, _ in model.named_parameters()]"
             )
 
     @cached_property
@@ -129,7 +173,9 @@ class Settings:
 
     @cached_property
     def stated_memory_cap(self) -> MemoryCap | None:
-        """The cap on memory as stated; ``None``: the memory of the device, where the costs stand for one."""
+        """The cap on memory as stated; ``None``: the memory of the device, where the costs stand
+        for one.
+        """
         return memory_cap_of(self.memory_cap, "memory_cap")
 
     @cached_property
@@ -142,8 +188,13 @@ class Settings:
         """Where answers come from beside the solver."""
         cache = self._kept_answers()
         if self.start is True and cache is None:
-            raise InputError("start: expected a cache to start from, found none; hand in cache=True or a directory, or set $APSCHED_CACHE")
-        return Sources(cache=cache, schedules=schedule_files(self.schedule), near=self.start is True)
+            raise InputError(
+                "start: expected a cache to start from, found none; hand in cache=True or a"
+                " directory, or set $APSCHED_CACHE"
+            )
+        return Sources(
+            cache=cache, schedules=schedule_files(self.schedule), near=self.start is True
+        )
 
     @cached_property
     def starts(self) -> tuple[ScheduleFile, ...]:
@@ -152,21 +203,30 @@ class Settings:
 
     @property
     def talks(self) -> bool:
-        """Whether process ranks talk to each other now: there are several, and there is a deadline."""
+        """Whether process ranks talk to each other now: there are several, and there is a
+        deadline.
+        """
         return self.deadline_s is not None and running_job(self.deadline_s) is not None
 
     def _kept_answers(self) -> Cache | None:
         limit = self.cache_limit
         limit_bytes = parse_bytes(limit, "cache_limit") if isinstance(limit, str) else limit
         if isinstance(limit_bytes, bool) or not isinstance(limit_bytes, int) or limit_bytes < 0:
-            raise InputError(f"cache_limit: expected a whole number of bytes >= 0 or a text such as '1GiB', found {limit!r}")
+            raise InputError(
+                "cache_limit: expected a whole number of bytes >= 0 or a text such as '1GiB',"
+                f" found {limit!r}"
+            )
         if self.cache is False or (self.cache is None and not os.environ.get(DIRECTORY_VARIABLE)):
             return None
-        directory = default_directory() if self.cache is None or self.cache is True else Path(self.cache)
+        directory = (
+            default_directory() if self.cache is None or self.cache is True else Path(self.cache)
+        )
         return Cache(directory=directory.expanduser(), limit_bytes=limit_bytes)
 
     def prices(self, group_ranks: Mapping[str, tuple[int, ...]]) -> CostModel:
-        """Return the prices to schedule by; ``group_ranks`` are the process groups that run here."""
+        """Return the prices to schedule by; ``group_ranks`` are the process groups that run
+        here.
+        """
         if self.cost_model is not None:
             return self.cost_model
         return ClusterCostModel(load_cluster(self.cluster or DEFAULT_CLUSTER), group_ranks)
@@ -176,7 +236,8 @@ def _names(stated: Sequence[str]) -> tuple[str, ...]:
     names = tuple(stated)
     if isinstance(stated, str) or not all(isinstance(name, str) for name in names):
         raise InputError(
-            f"parameter_order: expected names of parameters, found {stated!r}; hand in [n for n, _ in model.named_parameters()]"
+            f"parameter_order: expected names of parameters, found {stated!r}; hand in [n for n, _"
+            " in model.named_parameters()]"
         )
     return tuple(map(plain_parameter_name, names))
 
@@ -190,7 +251,9 @@ def memory_cap_of(stated: int | str | None, label: str) -> MemoryCap | None:
             return parse_memory_cap(stated, label)
         case int() if not isinstance(stated, bool) and stated >= 0:
             return MemoryCap(size_bytes=stated)
-    raise InputError(f"{label}: expected a whole number >= 0, a text such as '60GiB', or None; found {stated!r}")
+    raise InputError(
+        f"{label}: expected a whole number >= 0, a text such as '60GiB', or None; found {stated!r}"
+    )
 
 
 def _optional_bytes(stated: int | str | None, label: str) -> int | None:

@@ -1,4 +1,6 @@
-"""The cost model of a named cluster: a roofline for compute; a measured table, else the topology, for collectives."""
+"""The cost model of a named cluster: a roofline for compute; a measured table, else the topology,
+for collectives.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,9 +16,10 @@ from apsched.errors import InputError
 class ClusterCostModel:
     """Follows :class:`apsched.costs.model.CostModel`.
 
-    ``group_ranks`` maps a group's name to its process ranks, numbered node by node; of a group that it lacks only the size
-    is known, and its ranks are taken as contiguous. Where ``table`` has the kind on a group of that shape it prices the
-    collective; elsewhere the cluster's formula does, and :meth:`unpriced` lists it.
+    ``group_ranks`` maps a group's name to its process ranks, numbered node by node; of a group that
+    it lacks only the size is known, and its ranks are taken as contiguous. Where ``table`` has the
+    kind on a group of that shape it prices the collective; elsewhere the cluster's formula does,
+    and :meth:`unpriced` lists it.
     """
 
     def __init__(
@@ -31,11 +34,17 @@ class ClusterCostModel:
         self.cluster = cluster
         self._table = table
         self._roofline = Roofline(cluster=cluster, allow_tf32=allow_tf32, fused=fused)
-        self._shapes = {name: group_shape(cluster, ranks) for name, ranks in (group_ranks or {}).items() if ranks}
+        self._shapes = {
+            name: group_shape(cluster, ranks)
+            for name, ranks in (group_ranks or {}).items()
+            if ranks
+        }
         self._unpriced: set[tuple[str, GroupShape]] = set()
 
     def compute_us(self, node: torch.fx.Node) -> float:
-        """Return the time of ``node`` on the compute stream; of a start node, the price of its launch."""
+        """Return the time of ``node`` on the compute stream; of a start node, the price of its
+        launch.
+        """
         return self._roofline.compute_us(node)
 
     def collective_us(self, kind: str, group_name: str, group_size: int, size_bytes: int) -> float:
@@ -48,25 +57,38 @@ class ClusterCostModel:
         return collective_us(self.cluster, kind, shape, size_bytes)
 
     def coalesced_member_us(self, kind: str, group_name: str, group_size: int) -> float | None:
-        """Return what each member adds to a coalesced launch; ``None`` where the cluster does not say."""
+        """Return what each member adds to a coalesced launch; ``None`` where the cluster does not
+        say.
+        """
         return self.cluster.coalesced_member_us
 
     def cut_us(self, graph: torch.fx.Graph) -> dict[torch.fx.Node, dict[torch.fx.Node, float]]:
-        """Return what nodes of a kernel take where it is cut, by the node before which it is (see the protocol)."""
+        """Return what nodes of a kernel take where it is cut, by the node before which it is (see
+        the protocol).
+        """
         return self._roofline.cut_us(graph)
 
     def cost_source(self, node: torch.fx.Node) -> str:
-        """Return ``free`` for a node that takes no time, else ``formula``: where :meth:`compute_us` comes from."""
+        """Return ``free`` for a node that takes no time, else ``formula``: where :meth:`compute_us`
+        comes from.
+        """
         return "formula" if self.compute_us(node) else "free"
 
     def collective_source(self, kind: str, group_name: str, group_size: int) -> str:
         """Return ``table`` or ``formula``: where :meth:`collective_us` comes from."""
-        covered = self._table is not None and self._table.covers(kind, self._shape(group_name, group_size))
+        covered = self._table is not None and self._table.covers(
+            kind, self._shape(group_name, group_size)
+        )
         return "table" if covered else "formula"
 
     def unpriced(self) -> tuple[str, ...]:
-        """Return what was asked of the table so far and was not in it, one line each; empty without a table."""
-        lines = (f"{kind} on {shape.num_ranks} ranks of {shape.num_nodes} nodes" for kind, shape in self._unpriced)
+        """Return what was asked of the table so far and was not in it, one line each; empty without
+        a table.
+        """
+        lines = (
+            f"{kind} on {shape.num_ranks} ranks of {shape.num_nodes} nodes"
+            for kind, shape in self._unpriced
+        )
         return tuple(sorted(lines))
 
     def _shape(self, group_name: str, group_size: int) -> GroupShape:
@@ -74,5 +96,8 @@ class ClusterCostModel:
         if shape is None:
             shape = self._shapes[group_name] = group_shape(self.cluster, group_size)
         if shape.num_ranks != group_size:
-            raise InputError(f"group {group_name!r} has {shape.num_ranks} process ranks, but a collective on it says {group_size}")
+            raise InputError(
+                f"group {group_name!r} has {shape.num_ranks} process ranks, but a collective on it"
+                f" says {group_size}"
+            )
         return shape

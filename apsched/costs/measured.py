@@ -1,4 +1,6 @@
-"""Measured costs: what a profile or a measurement says that operations, transfers, launches and copies take. No torch here."""
+"""Measured costs: what a profile or a measurement says that operations, transfers, launches and
+copies take. No torch here.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,7 +17,9 @@ _Key = TypeVar("_Key", int, str)
 SOURCES = ("profile", "measured")
 _POINTS_PER_OCTAVE = 4
 _FURTHER = 4
-"""How far beyond the largest message the fitted bandwidth is laid down, in sizes of it; a table goes on like that for ever."""
+"""How far beyond the largest message the fitted bandwidth is laid down, in sizes of it; a table
+goes on like that for ever.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +43,9 @@ class Transfers:
     points: tuple[tuple[int, float], ...]
     """Bytes, counted once, and microseconds."""
     bytes_per_us: float | None = None
-    """Slope of the line fitted to the points, which holds beyond the largest; ``None`` where they show none."""
+    """Slope of the line fitted to the points, which holds beyond the largest; ``None`` where they
+    show none.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +57,9 @@ class MeasuredCosts:
     cluster: str
     """Name or file of the cluster whose formulas price the rest."""
     compute: Mapping[str, Price] = field(default_factory=dict)
-    """Operation (:mod:`apsched.costs.compute.operation`) -> price; of a start node, what launching takes."""
+    """Operation (:mod:`apsched.costs.compute.operation`) -> price; of a start node, what launching
+    takes.
+    """
     transfers: tuple[Transfers, ...] = ()
     launch_us: Mapping[str, float] = field(default_factory=dict)
     """Kind of collective -> price of the launch of a bucket of any size."""
@@ -61,19 +69,29 @@ class MeasuredCosts:
     @property
     def table(self) -> CollectiveTable:
         """The transfers as a table."""
-        return table_of((row for transfers in self.transfers for row in _rows(transfers)), self.device)
+        return table_of(
+            (row for transfers in self.transfers for row in _rows(transfers)), self.device
+        )
 
     def transfer_source(self, kind: str, num_ranks: int, num_nodes: int) -> str | None:
         """Return where the times of such collectives come from; ``None`` where there are none."""
-        of_this = (t for t in self.transfers if (t.kind, t.num_ranks, t.num_nodes) == (kind, num_ranks, num_nodes))
+        of_this = (
+            t
+            for t in self.transfers
+            if (t.kind, t.num_ranks, t.num_nodes) == (kind, num_ranks, num_nodes)
+        )
         return next((t.source for t in of_this), None)
 
     def launch_source(self, kind: str) -> str:
-        """Return where the price of launching a bucket of that kind comes from: as its transfers."""
+        """Return where the price of launching a bucket of that kind comes from: as its
+        transfers.
+        """
         return min((t.source for t in self.transfers if t.kind == kind), default="measured")
 
     def copy_us(self, size_bytes: int) -> float | None:
-        """Return the time of a copy of ``size_bytes``: on a line between the points, beyond them at the bandwidth of the last."""
+        """Return the time of a copy of ``size_bytes``: on a line between the points, beyond them at
+        the bandwidth of the last.
+        """
         if not self.copies:
             return None
         if size_bytes <= self.copies[0][0]:
@@ -86,16 +104,27 @@ class MeasuredCosts:
 
 
 def fitted_bytes_per_us(points: tuple[tuple[int, float], ...]) -> float | None:
-    """Return beta of t = alpha + bytes / beta by the median slope over all pairs of points (Theil, Sen); ``None`` where t does not rise."""
-    slopes = [(t1 - t0) / (s1 - s0) for k, (s0, t0) in enumerate(points) for s1, t1 in points[k + 1 :] if s1 != s0]
+    """Return beta of t = alpha + bytes / beta by the median slope over all pairs of points (Theil,
+    Sen); ``None`` where t does not rise.
+    """
+    slopes = [
+        (t1 - t0) / (s1 - s0)
+        for k, (s0, t0) in enumerate(points)
+        for s1, t1 in points[k + 1 :]
+        if s1 != s0
+    ]
     us_per_byte = median(slopes) if slopes else 0.0
     return 1 / us_per_byte if us_per_byte > 0 else None
 
 
-def rising(points: Sequence[tuple[int, float]], weights: Sequence[float]) -> tuple[tuple[int, float], ...]:
-    """Return the times that never fall with size and are nearest to ``points`` (weighted least squares, by pooling neighbours).
+def rising(
+    points: Sequence[tuple[int, float]], weights: Sequence[float]
+) -> tuple[tuple[int, float], ...]:
+    """Return the times that never fall with size and are nearest to ``points`` (weighted least
+    squares, by pooling neighbours).
 
-    What is pooled keeps its weighted sum, so that as many messages as there were take as long as they did.
+    What is pooled keeps its weighted sum, so that as many messages as there were take as long as
+    they did.
     """
     pools: list[tuple[float, float, int]] = []  # weighted sum, weight, number of points
     for (_, time_us), weight in zip(points, weights, strict=True):
@@ -104,24 +133,34 @@ def rising(points: Sequence[tuple[int, float]], weights: Sequence[float]) -> tup
             (sum0, weight0, num0), (sum1, weight1, num1) = pools[-2:]
             pools[-2:] = [(sum0 + sum1, weight0 + weight1, num0 + num1)]
     times = [total / weight for total, weight, num in pools for _ in range(num)]
-    return tuple((size_bytes, time_us) for (size_bytes, _), time_us in zip(points, times, strict=True))
+    return tuple(
+        (size_bytes, time_us) for (size_bytes, _), time_us in zip(points, times, strict=True)
+    )
 
 
 def merged(parts: list[MeasuredCosts]) -> MeasuredCosts:
-    """Return the median of what several process ranks found, point by point; the same result in whatever order they come.
+    """Return the median of what several process ranks found, point by point; the same result in
+    whatever order they come.
 
-    Every process rank that merges the same parts gets the same costs, and so solves the same problem.
+    Every process rank that merges the same parts gets the same costs, and so solves the same
+    problem.
     """
     if len({(part.device, part.cluster) for part in parts}) != 1:
         found = ", ".join(sorted({f"{part.device} ({part.cluster})" for part in parts}))
-        raise InputError(f"costs can only be merged where device and cluster are the same; found {found or 'none'}")
+        raise InputError(
+            "costs can only be merged where device and cluster are the same; found"
+            f" {found or 'none'}"
+        )
     operations = sorted({operation for part in parts for operation in part.compute})
     shapes = sorted({(t.kind, t.num_ranks, t.num_nodes) for part in parts for t in part.transfers})
     return MeasuredCosts(
         device=parts[0].device,
         cluster=parts[0].cluster,
         compute={
-            operation: _median_price([part.compute[operation] for part in parts if operation in part.compute]) for operation in operations
+            operation: _median_price(
+                [part.compute[operation] for part in parts if operation in part.compute]
+            )
+            for operation in operations
         },
         transfers=tuple(_median_transfers(parts, shape) for shape in shapes),
         launch_us=_median_by_key([part.launch_us for part in parts]),
@@ -130,14 +169,21 @@ def merged(parts: list[MeasuredCosts]) -> MeasuredCosts:
 
 
 def completed(profiled: MeasuredCosts, measured: MeasuredCosts) -> MeasuredCosts:
-    """Return what a profile of the job says, and what was measured there for all that did not run in it.
+    """Return what a profile of the job says, and what was measured there for all that did not run
+    in it.
 
-    A profile knows what operations and messages take in their places: late process ranks, cold caches, threads that sleep. It has seen no
-    bucket: beyond its largest message, transfers are those that were measured. Copies are measured. To launch a bucket takes no less than
-    to launch a message in the job, nor than it was measured to take: gloo's reduce-scatter copies its input first.
+    A profile knows what operations and messages take in their places: late process ranks, cold
+    caches, threads that sleep. It has seen no bucket: beyond its largest message, transfers are
+    those that were measured. Copies are measured. To launch a bucket takes no less than to launch a
+    message in the job, nor than it was measured to take: gloo's reduce-scatter copies its input
+    first.
     """
     by_shape = {(t.kind, t.num_ranks, t.num_nodes): t for t in measured.transfers}
-    by_shape |= {shape: _longer(t, by_shape.get(shape)) for t in profiled.transfers for shape in [(t.kind, t.num_ranks, t.num_nodes)]}
+    by_shape |= {
+        shape: _longer(t, by_shape.get(shape))
+        for t in profiled.transfers
+        for shape in [(t.kind, t.num_ranks, t.num_nodes)]
+    }
     return MeasuredCosts(
         device=measured.device,
         cluster=measured.cluster,
@@ -154,11 +200,15 @@ def completed(profiled: MeasuredCosts, measured: MeasuredCosts) -> MeasuredCosts
 def _longer(profiled: Transfers, measured: Transfers | None) -> Transfers:
     """Return the points of a profile, and those beyond its largest that were measured."""
     largest = profiled.points[-1][0]
-    beyond = [point for point in measured.points if point[0] > largest] if measured is not None else []
+    beyond = (
+        [point for point in measured.points if point[0] > largest] if measured is not None else []
+    )
     if measured is None or not beyond:
         return profiled
     points = [*profiled.points, *beyond]
-    return replace(profiled, points=rising(points, [1.0] * len(points)), bytes_per_us=measured.bytes_per_us)
+    return replace(
+        profiled, points=rising(points, [1.0] * len(points)), bytes_per_us=measured.bytes_per_us
+    )
 
 
 def _rows(transfers: Transfers) -> list[Measurement]:
@@ -182,24 +232,38 @@ def _rows(transfers: Transfers) -> list[Measurement]:
 def _on_lines(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
     """Return ``points`` and, between two that lie far apart, some on the line between them.
 
-    Messages of a job are few and far apart, and what a transfer takes is a line, t = alpha + bytes / beta; a table, whose points lie close
-    together, is drawn on logarithmic axes, and would put a message between 4 KiB and 1 MiB up to a third too high.
+    Messages of a job are few and far apart, and what a transfer takes is a line, t = alpha + bytes
+    / beta; a table, whose points lie close together, is drawn on logarithmic axes, and would put a
+    message between 4 KiB and 1 MiB up to a third too high.
     """
     dense = [points[0]]
     for (less, less_us), (more, more_us) in pairwise(points):
         steps = math.ceil(_POINTS_PER_OCTAVE * math.log2(more / less))
-        sizes = sorted({round(less * (more / less) ** (k / steps)) for k in range(1, steps)} - {less, more}) if steps > 1 else []
-        dense += [(size, less_us + (more_us - less_us) * (size - less) / (more - less)) for size in sizes]
+        sizes = (
+            sorted(
+                {round(less * (more / less) ** (k / steps)) for k in range(1, steps)} - {less, more}
+            )
+            if steps > 1
+            else []
+        )
+        dense += [
+            (size, less_us + (more_us - less_us) * (size - less) / (more - less)) for size in sizes
+        ]
         dense.append((more, more_us))
     return dense
 
 
 def _median_price(prices: list[Price]) -> Price:
-    return Price(time_us=median(price.time_us for price in prices), source=min(price.source for price in prices))
+    return Price(
+        time_us=median(price.time_us for price in prices),
+        source=min(price.source for price in prices),
+    )
 
 
 def _median_transfers(parts: list[MeasuredCosts], shape: tuple[str, int, int]) -> Transfers:
-    mine = [t for part in parts for t in part.transfers if (t.kind, t.num_ranks, t.num_nodes) == shape]
+    mine = [
+        t for part in parts for t in part.transfers if (t.kind, t.num_ranks, t.num_nodes) == shape
+    ]
     points = tuple(_median_by_key([dict(t.points) for t in mine]).items())
     kind, num_ranks, num_nodes = shape
     return Transfers(
@@ -213,4 +277,7 @@ def _median_transfers(parts: list[MeasuredCosts], shape: tuple[str, int, int]) -
 
 
 def _median_by_key(tables: Sequence[Mapping[_Key, float]]) -> dict[_Key, float]:
-    return {key: median(table[key] for table in tables if key in table) for key in sorted({key for table in tables for key in table})}
+    return {
+        key: median(table[key] for table in tables if key in table)
+        for key in sorted({key for table in tables for key in table})
+    }

@@ -1,4 +1,5 @@
-"""Measured costs as a file (``costs.toml``): plain TOML that people read, edit and compare. No torch here.
+"""Measured costs as a file (``costs.toml``): plain TOML that people read, edit and compare. No
+torch here.
 
 format = "apsched costs"
 version = 1
@@ -39,36 +40,64 @@ _TRANSFER_KEYS = ("kind", "ranks", "nodes", "source", "gb_per_s", "points")
 
 def dump_costs(costs: MeasuredCosts) -> bytes:
     """Return ``costs`` as TOML; equal costs give equal bytes."""
-    lines = [f"format = {json.dumps(FORMAT)}", f"version = {VERSION}", f"device = {json.dumps(costs.device)}"]
+    lines = [
+        f"format = {json.dumps(FORMAT)}",
+        f"version = {VERSION}",
+        f"device = {json.dumps(costs.device)}",
+    ]
     lines += [f"cluster = {json.dumps(costs.cluster)}"]
     if costs.copies:
         lines += [f"copies = {_points(costs.copies)} # bytes, microseconds"]
     if costs.launch_us:
         lines += ["", "[launch_us] # of a bucket, on the compute stream"]
-        lines += [f"{kind} = {_number(time_us)}" for kind, time_us in sorted(costs.launch_us.items())]
+        lines += [
+            f"{kind} = {_number(time_us)}" for kind, time_us in sorted(costs.launch_us.items())
+        ]
     for t in sorted(costs.transfers, key=lambda t: (t.kind, t.num_ranks, t.num_nodes)):
-        lines += ["", "[[transfers]]", f"kind = {json.dumps(t.kind)}", f"ranks = {t.num_ranks}", f"nodes = {t.num_nodes}"]
+        lines += [
+            "",
+            "[[transfers]]",
+            f"kind = {json.dumps(t.kind)}",
+            f"ranks = {t.num_ranks}",
+            f"nodes = {t.num_nodes}",
+        ]
         lines += [f"source = {json.dumps(t.source)}"]
         if t.bytes_per_us is not None:
-            lines += [f"gb_per_s = {_number(t.bytes_per_us / 1e3, digits=6)} # beyond the largest of the points"]
+            lines += [
+                f"gb_per_s = {_number(t.bytes_per_us / 1e3, digits=6)} # beyond the largest of the"
+                " points"
+            ]
         lines += [f"points = {_points(t.points)} # bytes counted once, microseconds"]
     for source in SOURCES:
-        mine = sorted((operation, price.time_us) for operation, price in costs.compute.items() if price.source == source)
+        mine = sorted(
+            (operation, price.time_us)
+            for operation, price in costs.compute.items()
+            if price.source == source
+        )
         if mine:
             lines += ["", f"[compute.{source}] # microseconds on the compute stream"]
-            lines += [f"{json.dumps(operation)} = {_number(time_us)}" for operation, time_us in mine]
+            lines += [
+                f"{json.dumps(operation)} = {_number(time_us)}" for operation, time_us in mine
+            ]
     return ("\n".join(lines) + "\n").encode()
 
 
 def load_costs(path: str | Path) -> MeasuredCosts:
-    """Return the costs in the file ``path``; ``InputError`` names the file, the entry and what is wrong with it."""
+    """Return the costs in the file ``path``; ``InputError`` names the file, the entry and what is
+    wrong with it.
+    """
     path = Path(path)
     try:
         content = tomllib.loads(path.read_bytes().decode())
     except OSError as error:
-        raise InputError(f"cannot read the costs {path}: {error.strerror or error}; `apsched calibrate` writes them") from None
+        raise InputError(
+            f"cannot read the costs {path}: {error.strerror or error}; `apsched calibrate` writes"
+            " them"
+        ) from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InputError(f"{path}: expected TOML as `apsched calibrate` writes it, found {error}") from None
+        raise InputError(
+            f"{path}: expected TOML as `apsched calibrate` writes it, found {error}"
+        ) from None
     try:
         return _parsed(content)
     except InputError as error:
@@ -77,12 +106,18 @@ def load_costs(path: str | Path) -> MeasuredCosts:
 
 def _parsed(content: Mapping[str, Any]) -> MeasuredCosts:
     if content.get("format") != FORMAT:
-        raise InputError(f'expected format = "{FORMAT}", found {content.get("format")!r}; `apsched calibrate` writes such files')
+        raise InputError(
+            f'expected format = "{FORMAT}", found {content.get("format")!r}; `apsched calibrate`'
+            " writes such files"
+        )
     version = content.get("version")
     if type(version) is not int or version < 1:
         raise InputError(f"expected a version number, found {version!r}")
     if version > VERSION:
-        raise InputError(f"written by a newer apsched (version {version}, this one reads up to {VERSION}); upgrade apsched")
+        raise InputError(
+            f"written by a newer apsched (version {version}, this one reads up to {VERSION});"
+            " upgrade apsched"
+        )
     _refuse_unknown(content, _KEYS, "costs")
     launch_us = _table(content, "launch_us")
     for kind in launch_us:
@@ -91,7 +126,10 @@ def _parsed(content: Mapping[str, Any]) -> MeasuredCosts:
         device=_text(content, "device"),
         cluster=_text(content, "cluster"),
         compute=_compute(_table(content, "compute")),
-        transfers=tuple(_transfers(entry, f"transfers {k}") for k, entry in enumerate(_list(content, "transfers"))),
+        transfers=tuple(
+            _transfers(entry, f"transfers {k}")
+            for k, entry in enumerate(_list(content, "transfers"))
+        ),
         launch_us={kind: _time(value, f"launch_us.{kind}") for kind, value in launch_us.items()},
         copies=_read_points(content.get("copies", []), "copies"),
     )
@@ -133,14 +171,24 @@ def _transfers(entry: Any, where: str) -> Transfers:
 
 
 def _read_points(value: Any, where: str) -> tuple[tuple[int, float], ...]:
-    if not isinstance(value, list) or not all(isinstance(point, list) and len(point) == 2 for point in value):
-        raise InputError(f"{where}: expected points = [[bytes, microseconds], ...], found {value!r}")
+    if not isinstance(value, list) or not all(
+        isinstance(point, list) and len(point) == 2 for point in value
+    ):
+        raise InputError(
+            f"{where}: expected points = [[bytes, microseconds], ...], found {value!r}"
+        )
     points: list[tuple[int, float]] = []
     for size_bytes, time_us in value:
         if type(size_bytes) is not int or size_bytes < 1 or not _time(time_us, where):
-            raise InputError(f"{where}: bytes must be a whole number from 1 on and times above 0; found [{size_bytes!r}, {time_us!r}]")
+            raise InputError(
+                f"{where}: bytes must be a whole number from 1 on and times above 0; found"
+                f" [{size_bytes!r}, {time_us!r}]"
+            )
         if points and size_bytes <= points[-1][0]:
-            raise InputError(f"{where}: the bytes of points must increase; found {size_bytes} after {points[-1][0]}")
+            raise InputError(
+                f"{where}: the bytes of points must increase; found {size_bytes} after"
+                f" {points[-1][0]}"
+            )
         points.append((size_bytes, float(time_us)))
     return tuple(points)
 
@@ -153,11 +201,17 @@ def _known_kind(kind: Any, where: str) -> None:
 def _refuse_unknown(entry: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
     unknown = sorted(set(entry) - set(known))
     if unknown:
-        raise InputError(f"{where}: expected the keys {', '.join(known)}, found {', '.join(unknown)}")
+        raise InputError(
+            f"{where}: expected the keys {', '.join(known)}, found {', '.join(unknown)}"
+        )
 
 
 def _time(value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not (math.isfinite(value) and value >= 0)
+    ):
         raise InputError(f"{where}: expected a finite number, 0 or more; found {value!r}")
     return float(value)
 

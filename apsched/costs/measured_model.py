@@ -1,4 +1,6 @@
-"""The cost model of measured costs: what was measured first, the formulas of a cluster for the rest."""
+"""The cost model of measured costs: what was measured first, the formulas of a cluster for the
+rest.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,14 +22,24 @@ from apsched.torch_compat.graphs import process_group_names
 class MeasuredCostModel:
     """Follows :class:`apsched.costs.model.CostModel`.
 
-    ``fallback`` prices what ``costs`` lack, and collectives first where it has a table of them: whoever hands in a table means it.
+    ``fallback`` prices what ``costs`` lack, and collectives first where it has a table of them:
+    whoever hands in a table means it.
     """
 
-    def __init__(self, costs: MeasuredCosts, fallback: ClusterCostModel, group_ranks: Mapping[str, Sequence[int]] | None = None) -> None:
+    def __init__(
+        self,
+        costs: MeasuredCosts,
+        fallback: ClusterCostModel,
+        group_ranks: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
         self.costs = costs
         self._table = costs.table
         self._fallback = fallback
-        self._shapes = {name: group_shape(fallback.cluster, ranks) for name, ranks in (group_ranks or {}).items() if ranks}
+        self._shapes = {
+            name: group_shape(fallback.cluster, ranks)
+            for name, ranks in (group_ranks or {}).items()
+            if ranks
+        }
 
     @property
     def cluster(self) -> Cluster:
@@ -35,12 +47,16 @@ class MeasuredCostModel:
         return self._fallback.cluster
 
     def compute_us(self, node: torch.fx.Node) -> float:
-        """Return the time of ``node`` on the compute stream; of a start node, the price of its launch."""
+        """Return the time of ``node`` on the compute stream; of a start node, the price of its
+        launch.
+        """
         price = self._price(node)
         return self._fallback.compute_us(node) if price is None else price.time_us
 
     def cost_source(self, node: torch.fx.Node) -> str:
-        """Return ``profile`` or ``measured`` where the price of ``node`` was, else what the formulas say."""
+        """Return ``profile`` or ``measured`` where the price of ``node`` was, else what the
+        formulas say.
+        """
         price = self._price(node)
         return self._fallback.cost_source(node) if price is None else price.source
 
@@ -54,7 +70,11 @@ class MeasuredCostModel:
     def collective_source(self, kind: str, group_name: str, group_size: int) -> str:
         """Return where :meth:`collective_us` comes from."""
         shape = self._measured_shape(kind, group_name, group_size)
-        found = None if shape is None else self.costs.transfer_source(kind, shape.num_ranks, shape.num_nodes)
+        found = (
+            None
+            if shape is None
+            else self.costs.transfer_source(kind, shape.num_ranks, shape.num_nodes)
+        )
         return found or self._fallback.collective_source(kind, group_name, group_size)
 
     def coalesced_member_us(self, kind: str, group_name: str, group_size: int) -> float | None:
@@ -62,16 +82,24 @@ class MeasuredCostModel:
         return self._fallback.coalesced_member_us(kind, group_name, group_size)
 
     def cut_us(self, graph: torch.fx.Graph) -> dict[torch.fx.Node, dict[torch.fx.Node, float]]:
-        """Return what nodes of a kernel take where it is cut, by formula; nothing of kernels in which a node was measured."""
+        """Return what nodes of a kernel take where it is cut, by formula; nothing of kernels in
+        which a node was measured.
+        """
         found = self._fallback.cut_us(graph)
-        return {first: times for first, times in found.items() if all(self._price(node) is None for node in times)}
+        return {
+            first: times
+            for first, times in found.items()
+            if all(self._price(node) is None for node in times)
+        }
 
     def unpriced(self) -> tuple[str, ...]:
         """Return what was asked of a table so far and was not in it, one line each."""
         return self._fallback.unpriced()
 
     def _price(self, node: torch.fx.Node) -> Price | None:
-        """Return the measured price of ``node``: of what it does, of any launch of its kind, or of a copy of its size."""
+        """Return the measured price of ``node``: of what it does, of any launch of its kind, or of
+        a copy of its size.
+        """
         if node.op != "call_function":
             return None
         found = self.costs.compute.get(operation := node_operation(node))
@@ -85,7 +113,9 @@ class MeasuredCostModel:
         return None
 
     def _measured_shape(self, kind: str, group_name: str, group_size: int) -> GroupShape | None:
-        """Return the shape of the group where transfers of that kind on it were measured and no table goes before."""
+        """Return the shape of the group where transfers of that kind on it were measured and no
+        table goes before.
+        """
         if self._fallback.collective_source(kind, group_name, group_size) == "table":
             return None
         shape = self._shapes.get(group_name) or group_shape(self.cluster, group_size)
@@ -93,13 +123,20 @@ class MeasuredCostModel:
 
 
 def load_cost_model(
-    path: str | Path, group_ranks: Mapping[str, Sequence[int]] | None = None, *, cluster: str | None = None
+    path: str | Path,
+    group_ranks: Mapping[str, Sequence[int]] | None = None,
+    *,
+    cluster: str | None = None,
 ) -> MeasuredCostModel:
-    """Return the cost model of the measured costs in ``path``, for ``apsched.optimize`` and ``apsched.export``.
+    """Return the cost model of the measured costs in ``path``, for ``apsched.optimize`` and
+    ``apsched.export``.
 
-    ``group_ranks`` are by default those of the process groups that run here, and ``cluster`` the one that the file names.
+    ``group_ranks`` are by default those of the process groups that run here, and ``cluster`` the
+    one that the file names.
     """
     costs = load_costs(path)
     if group_ranks is None:
         group_ranks = process_group_names() if dist.is_available() and dist.is_initialized() else {}
-    return MeasuredCostModel(costs, ClusterCostModel(load_cluster(cluster or costs.cluster), group_ranks), group_ranks)
+    return MeasuredCostModel(
+        costs, ClusterCostModel(load_cluster(cluster or costs.cluster), group_ranks), group_ranks
+    )

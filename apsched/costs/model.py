@@ -1,17 +1,22 @@
 """The protocol that every source of durations follows (design: costs).
 
-A model may also price coalesced launches, one launch of n transfers of S bytes in all, by a third method:
-``coalesced_member_us(kind, group_name, group_size) -> float | None``, what each member adds on the group's stream, so that
+A model may also price coalesced launches, one launch of n transfers of S bytes in all, by a third
+method: ``coalesced_member_us(kind, group_name, group_size) -> float | None``, what each member adds
+on the group's stream, so that
 
-    t = collective_us(kind, group_name, group_size, S) + n * coalesced_member_us(kind, group_name, group_size)
+    t = collective_us(kind, group_name, group_size, S) + n * coalesced_member_us(kind, group_name,
+    group_size)
 
-NCCL launches what is called between ncclGroupStart and ncclGroupEnd as one kernel, and chooses algorithm and protocol for operations
-within a factor of four in size by the sum of their bytes (src/enqueue.cc, ncclPrepareTasks); what is left is a term for each of them.
-Where the method is missing, or returns ``None``, buckets are flat.
+NCCL launches what is called between ncclGroupStart and ncclGroupEnd as one kernel, and chooses
+algorithm and protocol for operations within a factor of four in size by the sum of their bytes
+(src/enqueue.cc, ncclPrepareTasks); what is left is a term for each of them. Where the method is
+missing, or returns ``None``, buckets are flat.
 
-A model that knows kernels of several nodes may say what it costs to cut them, by a fourth method: ``cut_us(graph)`` returns for each node
-before which a kernel may be cut what the nodes of that kernel then take, in microseconds. In a graph that a schedule cut, such nodes carry
-a mark (``apsched.costs.compute.fusion.PIECE``), and ``compute_us`` returns the same. Where the method is missing, kernels stay whole.
+A model that knows kernels of several nodes may say what it costs to cut them, by a fourth method:
+``cut_us(graph)`` returns for each node before which a kernel may be cut what the nodes of that
+kernel then take, in microseconds. In a graph that a schedule cut, such nodes carry a mark
+(``apsched.costs.compute.fusion.PIECE``), and ``compute_us`` returns the same. Where the method is
+missing, kernels stay whole.
 """
 
 from collections.abc import Mapping
@@ -24,7 +29,8 @@ import torch
 class CostModel(Protocol):
     """Durations of compute nodes and of collectives of any size.
 
-    ``compute_us`` of a *start node* is the price of its launch: the time that launching takes on the compute stream.
+    ``compute_us`` of a *start node* is the price of its launch: the time that launching takes on
+    the compute stream.
     """
 
     def compute_us(self, node: torch.fx.Node) -> float:
@@ -34,19 +40,28 @@ class CostModel(Protocol):
     def collective_us(self, kind: str, group_name: str, group_size: int, size_bytes: int) -> float:
         """Return the time of a collective on its group's stream, in microseconds.
 
-        ``kind`` is ``all_gather``, ``reduce_scatter``, ``all_reduce`` or ``all_to_all``. ``size_bytes`` is counted once,
-        as NCCL does: an all-gather by its output, a reduce-scatter by its input, the others by their size.
+        ``kind`` is ``all_gather``, ``reduce_scatter``, ``all_reduce`` or ``all_to_all``.
+        ``size_bytes`` is counted once, as NCCL does: an all-gather by its output, a reduce-scatter
+        by its input, the others by their size.
         """
         ...
 
 
-def coalesced_member_us(cost_model: CostModel, kind: str, group_name: str, group_size: int) -> float | None:
-    """Return what each member adds to a coalesced launch, in microseconds; ``None`` where ``cost_model`` has no price for it."""
+def coalesced_member_us(
+    cost_model: CostModel, kind: str, group_name: str, group_size: int
+) -> float | None:
+    """Return what each member adds to a coalesced launch, in microseconds; ``None`` where
+    ``cost_model`` has no price for it.
+    """
     price = getattr(cost_model, "coalesced_member_us", None)
     return price(kind, group_name, group_size) if callable(price) else None
 
 
-def cut_us(cost_model: CostModel, graph: torch.fx.Graph) -> Mapping[torch.fx.Node, Mapping[torch.fx.Node, float]]:
-    """Return what the nodes of a kernel take where it is cut, by the node before which it is; nothing where ``cost_model`` does not say."""
+def cut_us(
+    cost_model: CostModel, graph: torch.fx.Graph
+) -> Mapping[torch.fx.Node, Mapping[torch.fx.Node, float]]:
+    """Return what the nodes of a kernel take where it is cut, by the node before which it is;
+    nothing where ``cost_model`` does not say.
+    """
     price = getattr(cost_model, "cut_us", None)
     return price(graph) if callable(price) else {}

@@ -1,8 +1,10 @@
-"""Time against bytes as a list of points: how prices of buckets travel without torch and without floats.
+"""Time against bytes as a list of points: how prices of buckets travel without torch and without
+floats.
 
-A bucket has sizes that no node of the captured graph has, so its price cannot be a number in the graph. A curve is sampled
-once from the cost model, on a grid that depends on nothing else, and read by integer interpolation everywhere after:
-by the solver, by ``simulate`` and by the export of the rewritten graph. So all of them agree to the tick.
+A bucket has sizes that no node of the captured graph has, so its price cannot be a number in the
+graph. A curve is sampled once from the cost model, on a grid that depends on nothing else, and read
+by integer interpolation everywhere after: by the solver, by ``simulate`` and by the export of the
+rewritten graph. So all of them agree to the tick.
 """
 
 from bisect import bisect_right
@@ -35,15 +37,20 @@ class PriceCurve:
         sizes, prices = self.size_bytes, self.price_ticks
         if len(sizes) != len(prices) or len(sizes) < 2 or sizes[0] != 0:
             raise InputError(
-                f"a price curve needs at least two points, the first at 0 bytes; found {len(sizes)} sizes and {len(prices)} prices"
+                f"a price curve needs at least two points, the first at 0 bytes; found {len(sizes)}"
+                f" sizes and {len(prices)} prices"
             )
         if any(a >= b for a, b in pairwise(sizes)):
             raise InputError("the sizes of a price curve must increase")
         if prices[0] < 0 or any(a > b for a, b in pairwise(prices)):
-            raise InputError("the prices of a price curve must be non-negative and must not decrease with size")
+            raise InputError(
+                "the prices of a price curve must be non-negative and must not decrease with size"
+            )
 
     def __call__(self, size_bytes: int) -> int:
-        """Return the price of ``size_bytes`` in ticks, rounded up; beyond the last point the last slope goes on."""
+        """Return the price of ``size_bytes`` in ticks, rounded up; beyond the last point the last
+        slope goes on.
+        """
         sizes, prices = self.size_bytes, self.price_ticks
         k = min(max(bisect_right(sizes, size_bytes) - 1, 0), len(sizes) - 2)
         rise, run = prices[k + 1] - prices[k], sizes[k + 1] - sizes[k]
@@ -51,19 +58,25 @@ class PriceCurve:
 
 
 def sample_curve(price_us: Callable[[int], float]) -> PriceCurve:
-    """Return the curve of ``price_us`` (bytes -> microseconds) on the fixed grid, without the points that a line replaces.
+    """Return the curve of ``price_us`` (bytes -> microseconds) on the fixed grid, without the
+    points that a line replaces.
 
-    A cost that falls with size is lifted to the largest before it, since a smaller message can always be padded.
+    A cost that falls with size is lifted to the largest before it, since a smaller message can
+    always be padded.
     """
     sizes = _grid()
     prices: list[int] = []
     for size in sizes:
         ticks = us_to_ticks(price_us(size))
         prices.append(max(ticks, prices[-1]) if prices else ticks)
-    return PriceCurve(**dict(zip(("size_bytes", "price_ticks"), _without_collinear(sizes, prices), strict=True)))
+    return PriceCurve(
+        **dict(zip(("size_bytes", "price_ticks"), _without_collinear(sizes, prices), strict=True))
+    )
 
 
-def _without_collinear(sizes: list[int], prices: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _without_collinear(
+    sizes: list[int], prices: list[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Drop points that the line between their kept neighbours hits within one tick."""
     kept = [0]
     while kept[-1] < len(sizes) - 1:
@@ -76,4 +89,7 @@ def _without_collinear(sizes: list[int], prices: list[int]) -> tuple[tuple[int, 
 
 def _one_line(sizes: list[int], prices: list[int], first: int, last: int) -> bool:
     rise, run = prices[last] - prices[first], sizes[last] - sizes[first]
-    return all(abs((prices[k] - prices[first]) * run - (sizes[k] - sizes[first]) * rise) <= run for k in range(first + 1, last))
+    return all(
+        abs((prices[k] - prices[first]) * run - (sizes[k] - sizes[first]) * rise) <= run
+        for k in range(first + 1, last)
+    )

@@ -1,7 +1,9 @@
-"""What an FX node has to do with communication: does it start a collective, wait for one, on which group, of how many bytes.
+"""What an FX node has to do with communication: does it start a collective, wait for one, on which
+group, of how many bytes.
 
-The operators are those of torch/csrc/distributed/c10d/Functional.cpp. A start returns at once, and registers its work under the
-storages of its outputs; ``wait_tensor`` of any view of such a storage waits for that work.
+The operators are those of torch/csrc/distributed/c10d/Functional.cpp. A start returns at once, and
+registers its work under the storages of its outputs; ``wait_tensor`` of any view of such a storage
+waits for that work.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,7 +18,9 @@ from apsched.errors import InputError
 from apsched.torch_compat import graphs as torch_private
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast")
-"""Kinds of collectives; a cost model is asked for the first four (a broadcast is priced as an all-gather of its size)."""
+"""Kinds of collectives; a cost model is asked for the first four (a broadcast is priced as an
+all-gather of its size).
+"""
 
 _FUNCTIONAL_NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd")
 _KIND_OF_OPERATOR = {
@@ -34,7 +38,11 @@ _KIND_OF_OPERATOR = {
     "broadcast": "broadcast",
     "broadcast_": "broadcast",
 }
-_CLONES_INPUT = ("all_reduce", "all_reduce_coalesced", "broadcast")  # Functional.cpp: these run in place on a clone
+_CLONES_INPUT = (
+    "all_reduce",
+    "all_reduce_coalesced",
+    "broadcast",
+)  # Functional.cpp: these run in place on a clone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,18 +66,25 @@ class CollectiveCall:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes counted once, as NCCL does: an all-gather by its output, a reduce-scatter by its input, the others by their size."""
+        """Bytes counted once, as NCCL does: an all-gather by its output, a reduce-scatter by its
+        input, the others by their size.
+        """
         return self.output_bytes if self.kind == "all_gather" else self.input_bytes
 
 
 def is_collective(node: torch.fx.Node) -> bool:
-    """Whether ``node`` starts a collective; InputError for communication that apsched cannot schedule."""
+    """Whether ``node`` starts a collective; InputError for communication that apsched cannot
+    schedule.
+    """
     return collective_kind(node) is not None
 
 
 def is_wait_tensor(node: torch.fx.Node) -> bool:
     """Whether ``node`` waits for a collective."""
-    return _operator(node)[1] == "wait_tensor" and _operator(node)[0] in (*_FUNCTIONAL_NAMESPACES, "c10d_functional")
+    return _operator(node)[1] == "wait_tensor" and _operator(node)[0] in (
+        *_FUNCTIONAL_NAMESPACES,
+        "c10d_functional",
+    )
 
 
 def is_all_gather(node: torch.fx.Node) -> bool:
@@ -88,7 +103,9 @@ def is_blocking_collective(node: torch.fx.Node) -> bool:
 
 
 def collective_kind(node: torch.fx.Node) -> str | None:
-    """Return the kind of collective that ``node`` starts, or None; InputError for communication that apsched cannot schedule."""
+    """Return the kind of collective that ``node`` starts, or None; InputError for communication
+    that apsched cannot schedule.
+    """
     namespace, name = _operator(node)
     if namespace in _FUNCTIONAL_NAMESPACES:
         if name in _KIND_OF_OPERATOR:
@@ -99,18 +116,23 @@ def collective_kind(node: torch.fx.Node) -> str | None:
         return None
     known = ", ".join(sorted(_KIND_OF_OPERATOR))
     raise InputError(
-        f"node {node.name}: expected a functional collective (_c10d_functional: {known}), found {namespace}.{name}; "
-        "trace the model with functional collectives, and leave point-to-point communication outside of the graph"
+        f"node {node.name}: expected a functional collective (_c10d_functional: {known}), found"
+        f" {namespace}.{name}; trace the model with functional collectives, and leave"
+        " point-to-point communication outside of the graph"
     )
 
 
 def reduce_op(node: torch.fx.Node) -> str:
-    """Return the reduction of a start node in lower case (``sum``, ``avg``, ...), or an empty string."""
+    """Return the reduction of a start node in lower case (``sum``, ``avg``, ...), or an empty
+    string.
+    """
     return str(argument(node, "reduce_op", "")).lower()
 
 
 def group_name(node: torch.fx.Node) -> str:
-    """Return the name of the process group of a start node; of a node argument (one graph for all process ranks) its value or name."""
+    """Return the name of the process group of a start node; of a node argument (one graph for all
+    process ranks) its value or name.
+    """
     group = argument(node, "group_name", "")
     if isinstance(group, torch.fx.Node):
         value = group.meta.get("val")
@@ -118,10 +140,13 @@ def group_name(node: torch.fx.Node) -> str:
     return str(getattr(group, "group_name", group))
 
 
-def group_sizes(nodes: Iterable[torch.fx.Node], group_ranks: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+def group_sizes(
+    nodes: Iterable[torch.fx.Node], group_ranks: Mapping[str, tuple[int, ...]]
+) -> dict[str, int]:
     """Return the number of process ranks of each group that the collectives among ``nodes`` use.
 
-    Sought in the arguments of any of them, in ``group_ranks``, and among the process groups that exist, in this order.
+    Sought in the arguments of any of them, in ``group_ranks``, and among the process groups that
+    exist, in this order.
     """
     sizes: dict[str, int] = {}
     unknown: dict[str, torch.fx.Node] = {}
@@ -137,24 +162,31 @@ def group_sizes(nodes: Iterable[torch.fx.Node], group_ranks: Mapping[str, tuple[
             sizes[name] = len(group_ranks.get(name, ())) or len(_existing_groups().get(name, ()))
         if not sizes[name]:
             raise InputError(
-                f"node {node.name}: expected the size of process group {name!r}, found it neither in the graph, nor in group_ranks, nor "
-                "among the process groups of this process; pass group_ranks={name: process ranks}"
+                f"node {node.name}: expected the size of process group {name!r}, found it neither"
+                " in the graph, nor in group_ranks, nor among the process groups of this process;"
+                " pass group_ranks={name: process ranks}"
             )
     return sizes
 
 
 def describe(node: torch.fx.Node, sizes: Mapping[str, int]) -> CollectiveCall:
-    """Return what the start node (or blocking collective) ``node`` launches; ``sizes`` as :func:`group_sizes` returns them."""
+    """Return what the start node (or blocking collective) ``node`` launches; ``sizes`` as
+    :func:`group_sizes` returns them.
+    """
     name = _operator(node)[1]
     kind = "all_to_all" if is_blocking_collective(node) else collective_kind(node)
     if kind is None:
-        raise InputError(f"node {node.name}: expected a node that starts a collective, found {node.target}")
+        raise InputError(
+            f"node {node.name}: expected a node that starts a collective, found {node.target}"
+        )
     return CollectiveCall(
         kind=kind,
         group=group_name(node),
         group_size=sizes[group_name(node)],
         reduce_op=reduce_op(node),
-        input_bytes=sum(tensor_bytes(t, node) for source in input_nodes(node) for t in tensors_of(source)),
+        input_bytes=sum(
+            tensor_bytes(t, node) for source in input_nodes(node) for t in tensors_of(source)
+        ),
         output_bytes=sum(tensor_bytes(t, node) for t in tensors_of(node)),
         holds_input=name not in _CLONES_INPUT,
         coalesced=name.endswith(("_coalesced", "_coalesced_")),
@@ -164,8 +196,16 @@ def describe(node: torch.fx.Node, sizes: Mapping[str, int]) -> CollectiveCall:
 
 def input_nodes(node: torch.fx.Node) -> tuple[torch.fx.Node, ...]:
     """Return the nodes whose tensors a start node sends."""
-    value = node.args[0] if node.args else next((node.kwargs[k] for k in ("input", "inputs", "tensor") if k in node.kwargs), None)
-    return tuple(leaf for leaf in (value if isinstance(value, list | tuple) else (value,)) if isinstance(leaf, torch.fx.Node))
+    value = (
+        node.args[0]
+        if node.args
+        else next((node.kwargs[k] for k in ("input", "inputs", "tensor") if k in node.kwargs), None)
+    )
+    return tuple(
+        leaf
+        for leaf in (value if isinstance(value, list | tuple) else (value,))
+        if isinstance(leaf, torch.fx.Node)
+    )
 
 
 def tensors_of(node: torch.fx.Node) -> Iterator[torch.Tensor]:
@@ -178,11 +218,16 @@ def tensors_of(node: torch.fx.Node) -> Iterator[torch.Tensor]:
 
 
 def tensor_bytes(tensor: torch.Tensor, node: torch.fx.Node) -> int:
-    """Return the bytes of the elements of ``tensor``, symbolic sizes by their hint; ``node`` is named where there is none."""
+    """Return the bytes of the elements of ``tensor``, symbolic sizes by their hint; ``node`` is
+    named where there is none.
+    """
     try:
         return torch_private.size_hint(tensor.numel()) * tensor.element_size()
     except ValueError as error:
-        raise InputError(f"node {node.name}: expected sizes with a hint, found {error}; trace with example inputs") from None
+        raise InputError(
+            f"node {node.name}: expected sizes with a hint, found {error}; trace with example"
+            " inputs"
+        ) from None
 
 
 def argument(node: torch.fx.Node, name: str, default: Any) -> Any:

@@ -7,22 +7,27 @@ from apsched.torch_compat.graphs import empty_graph_like
 
 
 def copied(module: GraphModule) -> GraphModule:
-    """Return a copy of ``module`` with nodes of its own; names, order and metadata (each a shallow copy) stay."""
+    """Return a copy of ``module`` with nodes of its own; names, order and metadata (each a shallow
+    copy) stay.
+    """
     graph: torch.fx.Graph = empty_graph_like(module.graph)
     values: dict[Node, Node] = {}
     for node in module.graph.nodes:
         values[node] = graph.node_copy(node, values.__getitem__)
-        values[node].meta = {key: dict(value) if key == "custom" else value for key, value in node.meta.items()}
+        values[node].meta = {
+            key: dict(value) if key == "custom" else value for key, value in node.meta.items()
+        }
     copy = GraphModule(module, graph, class_name=type(module).__name__)
     copy.meta, copy.shape_env = dict(module.meta), module.shape_env
     return copy
 
 
 def finished(module: GraphModule) -> GraphModule:
-    """Return ``module`` after its graph was changed: without what nobody uses any more, and compiled.
+    """Return ``module`` after its graph was changed: without what nobody uses any more, and
+    compiled.
 
-    torch's own ``eliminate_dead_code`` keeps every wait, since it has a side effect; here a wait whose result nobody wants goes, with
-    its collective. What writes into a tensor stays.
+    torch's own ``eliminate_dead_code`` keeps every wait, since it has a side effect; here a wait
+    whose result nobody wants goes, with its collective. What writes into a tensor stays.
     """
     for node in reversed(list(module.graph.nodes)):
         if node.op == "call_function" and not node.users and not _has_effect(node):

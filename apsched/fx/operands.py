@@ -1,4 +1,6 @@
-"""What a node takes and gives, as numbers: arguments by schema name, shapes with symbolic sizes at their hints."""
+"""What a node takes and gives, as numbers: arguments by schema name, shapes with symbolic sizes at
+their hints.
+"""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -11,27 +13,42 @@ from apsched.torch_compat.graphs import size_hint
 
 
 def value_of(argument: object) -> Any:
-    """Return ``argument`` with nodes (also inside lists and tuples) replaced by their ``meta["val"]``."""
+    """Return ``argument`` with nodes (also inside lists and tuples) replaced by their
+    ``meta["val"]``.
+    """
     if isinstance(argument, torch.fx.Node):
         if "val" not in argument.meta:
             raise InputError(
-                f"node {argument.name!r} has no meta['val'], so its shape is unknown; capture with fake tensors or run FakeTensorProp"
+                f"node {argument.name!r} has no meta['val'], so its shape is unknown; capture with"
+                " fake tensors or run FakeTensorProp"
             )
         return argument.meta["val"]
     if isinstance(argument, (list, tuple)):
-        return type(argument)([value_of(item) for item in argument]) if type(argument) in (list, tuple) else [value_of(i) for i in argument]
+        return (
+            type(argument)([value_of(item) for item in argument])
+            if type(argument) in (list, tuple)
+            else [value_of(i) for i in argument]
+        )
     return argument
 
 
 def result_of(node: torch.fx.Node) -> Any:
-    """Return the value of ``node``; ``None`` of an operator that returns nothing (an assertion), which has none."""
-    if "val" not in node.meta and isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.returns:
+    """Return the value of ``node``; ``None`` of an operator that returns nothing (an assertion),
+    which has none.
+    """
+    if (
+        "val" not in node.meta
+        and isinstance(node.target, torch._ops.OpOverload)
+        and not node.target._schema.returns
+    ):
         return None
     return value_of(node)
 
 
 def bound_arguments(node: torch.fx.Node) -> dict[str, Any]:
-    """Return the values of the arguments by their names in the schema (by position where there is no schema)."""
+    """Return the values of the arguments by their names in the schema (by position where there is
+    no schema).
+    """
     values: dict[str, Any] = {}
     schema = node.target._schema.arguments if isinstance(node.target, torch._ops.OpOverload) else ()
     for position, argument in enumerate(node.args):
@@ -60,7 +77,9 @@ def as_int(size: int | torch.SymInt) -> int:
     try:
         return size_hint(size)
     except ValueError as error:
-        raise InputError(f"{error}, so it cannot be priced; capture with sizes that have example values") from error
+        raise InputError(
+            f"{error}, so it cannot be priced; capture with sizes that have example values"
+        ) from error
 
 
 def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
@@ -72,5 +91,13 @@ def touched_bytes(tensor: torch.Tensor) -> int:
     """Return the bytes of memory behind ``tensor``: an expanded dim (stride 0) counts once."""
     if tensor.layout is not torch.strided:
         return math.prod(shape_of(tensor)) * tensor.element_size()
-    sizes = [as_int(size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if type(stride) is not int or stride != 0]
-    return math.prod(sizes) * tensor.element_size() if tensor.dim() == len(sizes) or 0 not in tensor.shape else 0
+    sizes = [
+        as_int(size)
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        if type(stride) is not int or stride != 0
+    ]
+    return (
+        math.prod(sizes) * tensor.element_size()
+        if tensor.dim() == len(sizes) or 0 not in tensor.shape
+        else 0
+    )

@@ -9,7 +9,9 @@ from apsched.torch_compat import graphs as torch_private
 
 
 def needed_bytes(tensor: torch.Tensor, node: torch.fx.Node) -> int:
-    """Return the bytes that a storage needs to hold ``tensor``: offset and strides included, as ``torch.empty_strided`` counts them."""
+    """Return the bytes that a storage needs to hold ``tensor``: offset and strides included, as
+    ``torch.empty_strided`` counts them.
+    """
     try:
         extent = 1
         for size, stride in zip(tensor.shape, _strides(tensor), strict=True):
@@ -19,15 +21,24 @@ def needed_bytes(tensor: torch.Tensor, node: torch.fx.Node) -> int:
             extent += (length - 1) * torch_private.size_hint(stride)
         return (extent + torch_private.size_hint(tensor.storage_offset())) * tensor.element_size()
     except ValueError as error:
-        raise InputError(f"node {node.name}: expected sizes with a hint, found {error}; trace with example inputs") from None
+        raise InputError(
+            f"node {node.name}: expected sizes with a hint, found {error}; trace with example"
+            " inputs"
+        ) from None
 
 
 def storage_bytes(tensor: torch.Tensor, node: torch.fx.Node) -> int:
-    """Return the bytes of the whole storage behind ``tensor``, which may be a view of a part of it."""
+    """Return the bytes of the whole storage behind ``tensor``, which may be a view of a part of
+    it.
+    """
     needed = needed_bytes(tensor, node)
     try:
         return max(needed, torch_private.size_hint(tensor.untyped_storage().nbytes()))
-    except (NotImplementedError, RuntimeError, ValueError):  # no storage (sparse), or a size that depends on data
+    except (
+        NotImplementedError,
+        RuntimeError,
+        ValueError,
+    ):  # no storage (sparse), or a size that depends on data
         return needed
 
 
@@ -40,7 +51,9 @@ def storage_key(tensor: torch.Tensor) -> int:
 
 
 def is_contiguous(tensor: torch.Tensor) -> bool:
-    """Whether the elements of ``tensor`` lie one after the other, without a guard on symbolic sizes."""
+    """Whether the elements of ``tensor`` lie one after the other, without a guard on symbolic
+    sizes.
+    """
     expected = 1
     for size, stride in zip(reversed(tensor.shape), reversed(_strides(tensor)), strict=True):
         length = torch_private.size_hint(size)

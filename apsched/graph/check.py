@@ -1,4 +1,6 @@
-"""What every DAG of apsched keeps, stated by checking it; needs no torch, as graph files are checked with it."""
+"""What every DAG of apsched keeps, stated by checking it; needs no torch, as graph files are
+checked with it.
+"""
 
 import math
 
@@ -17,9 +19,13 @@ def check_graph(dag: nx.DiGraph) -> None:
     storages = dag.graph.get("storages")
     curves = dag.graph.get("curves")
     _require(
-        isinstance(storages, tuple) and all(isinstance(s, StorageRecord) for s in storages), "storages must be a tuple of StorageRecord"
+        isinstance(storages, tuple) and all(isinstance(s, StorageRecord) for s in storages),
+        "storages must be a tuple of StorageRecord",
     )
-    _require(isinstance(curves, dict) and isinstance(curves.get("copy"), PriceCurve), "curves must hold the curve 'copy'")
+    _require(
+        isinstance(curves, dict) and isinstance(curves.get("copy"), PriceCurve),
+        "curves must hold the curve 'copy'",
+    )
     for s, storage in enumerate(storages):
         _require(storage.size_bytes >= 0, f"storage {s} has a negative size")
     _check_edges(dag, records)
@@ -37,21 +43,33 @@ def check_graph(dag: nx.DiGraph) -> None:
 
 def _check_cut(cut: KernelCut, records: list[NodeRecord]) -> None:
     touched = (cut.node, *cut.nodes)
-    _require(all(0 <= rank < len(records) for rank in touched), f"a cut of a kernel names one of the nodes {touched}, which does not exist")
-    name, kernel = records[cut.node].name, records[cut.node].kernel
-    _require(kernel >= 0 and all(records[rank].kernel == kernel for rank in cut.nodes), f"node {name}: a cut is inside of one kernel")
     _require(
-        len(cut.nodes) == len(cut.extra_ticks) and all(ticks > 0 for ticks in cut.extra_ticks), f"node {name}: a cut makes nodes slower"
+        all(0 <= rank < len(records) for rank in touched),
+        f"a cut of a kernel names one of the nodes {touched}, which does not exist",
+    )
+    name, kernel = records[cut.node].name, records[cut.node].kernel
+    _require(
+        kernel >= 0 and all(records[rank].kernel == kernel for rank in cut.nodes),
+        f"node {name}: a cut is inside of one kernel",
+    )
+    _require(
+        len(cut.nodes) == len(cut.extra_ticks) and all(ticks > 0 for ticks in cut.extra_ticks),
+        f"node {name}: a cut makes nodes slower",
     )
 
 
 def _records(dag: nx.DiGraph) -> list[NodeRecord]:
     num_nodes = dag.number_of_nodes()
-    _require(set(dag.nodes) == set(range(num_nodes)), f"nodes must be the ranks 0 to {num_nodes - 1}")
+    _require(
+        set(dag.nodes) == set(range(num_nodes)), f"nodes must be the ranks 0 to {num_nodes - 1}"
+    )
     records = [dag.nodes[rank].get("record") for rank in range(num_nodes)]
     names = set()
     for rank, record in enumerate(records):
-        _require(isinstance(record, NodeRecord) and record.rank == rank, f"node {rank} must carry its NodeRecord")
+        _require(
+            isinstance(record, NodeRecord) and record.rank == rank,
+            f"node {rank} must carry its NodeRecord",
+        )
         _require(record.name not in names, f"node {record.name}: the name occurs twice")
         names.add(record.name)
     return records
@@ -59,12 +77,19 @@ def _records(dag: nx.DiGraph) -> list[NodeRecord]:
 
 def _check_edges(dag: nx.DiGraph, records: list[NodeRecord]) -> None:
     for u, v, kind in dag.edges(data="kind"):
-        _require(u < v, f"node {records[v].name}: must come after {records[u].name}, which it needs")
         _require(
-            kind in ("data", "order"), f"node {records[v].name}: the edge from {records[u].name} must be 'data' or 'order', found {kind!r}"
+            u < v, f"node {records[v].name}: must come after {records[u].name}, which it needs"
+        )
+        _require(
+            kind in ("data", "order"),
+            f"node {records[v].name}: the edge from {records[u].name} must be 'data' or 'order',"
+            f" found {kind!r}",
         )
     for record in records[:-1]:
-        _require(record.kind is not NodeKind.OUTPUT, f"node {record.name}: the output must be the last node")
+        _require(
+            record.kind is not NodeKind.OUTPUT,
+            f"node {record.name}: the output must be the last node",
+        )
 
 
 def _check_storages(records: list[NodeRecord], num_storages: int) -> None:
@@ -74,7 +99,8 @@ def _check_storages(records: list[NodeRecord], num_storages: int) -> None:
         for s in record.allocates:
             _require(
                 0 <= s < num_storages and s not in born,
-                f"node {record.name}: allocates storage {s}, which does not exist or is there already",
+                f"node {record.name}: allocates storage {s}, which does not exist or is there"
+                " already",
             )
             born.add(s)
         for s in (*record.reads, *record.writes, *record.aliases, *record.frees):
@@ -83,15 +109,23 @@ def _check_storages(records: list[NodeRecord], num_storages: int) -> None:
         freed.update(record.frees)
 
 
-def _check_record(record: NodeRecord, records: list[NodeRecord], curves: dict[str, PriceCurve]) -> None:
+def _check_record(
+    record: NodeRecord, records: list[NodeRecord], curves: dict[str, PriceCurve]
+) -> None:
     name = record.name
     _require(
         math.isfinite(record.duration_us) and record.duration_us >= 0,
         f"node {name}: the duration must be finite and >= 0, found {record.duration_us!r}",
     )
     timed = record.kind in (NodeKind.COMPUTE, NodeKind.START)
-    _require(timed or record.duration_us == 0, f"node {name}: a node of kind {record.kind} takes no time, found {record.duration_us!r}")
-    _require(record.direction in _DIRECTIONS, f"node {name}: the direction must be forward or backward, found {record.direction!r}")
+    _require(
+        timed or record.duration_us == 0,
+        f"node {name}: a node of kind {record.kind} takes no time, found {record.duration_us!r}",
+    )
+    _require(
+        record.direction in _DIRECTIONS,
+        f"node {name}: the direction must be forward or backward, found {record.direction!r}",
+    )
     _require(
         (record.collective is not None) == (record.kind is NodeKind.START),
         f"node {name}: start nodes, and no others, carry a CollectiveRecord",
@@ -100,13 +134,28 @@ def _check_record(record: NodeRecord, records: list[NodeRecord], curves: dict[st
         _check_collective(name, record.rank, record.collective, records, curves)
 
 
-def _check_collective(name: str, rank: int, c: CollectiveRecord, records: list[NodeRecord], curves: dict[str, PriceCurve]) -> None:
+def _check_collective(
+    name: str,
+    rank: int,
+    c: CollectiveRecord,
+    records: list[NodeRecord],
+    curves: dict[str, PriceCurve],
+) -> None:
     waited = rank < c.wait < len(records) and records[c.wait].kind is NodeKind.WAIT
     _require(waited, f"node {name}: the collective needs a wait after it, found node {c.wait}")
-    _require(c.group_size >= 1 and c.num_members >= 1, f"node {name}: group_size and num_members must be at least 1")
+    _require(
+        c.group_size >= 1 and c.num_members >= 1,
+        f"node {name}: group_size and num_members must be at least 1",
+    )
     _require(min(c.input_bytes, c.output_bytes, c.size_bytes) >= 0, f"node {name}: negative bytes")
-    _require(not (c.bucketable and (c.on_path or c.num_members > 1)), f"node {name}: on the path or a bucket already, so not bucketable")
-    _require(f"{c.kind}:{c.group}" in curves, f"node {name}: there is no price curve for {c.kind} on group {c.group}")
+    _require(
+        not (c.bucketable and (c.on_path or c.num_members > 1)),
+        f"node {name}: on the path or a bucket already, so not bucketable",
+    )
+    _require(
+        f"{c.kind}:{c.group}" in curves,
+        f"node {name}: there is no price curve for {c.kind} on group {c.group}",
+    )
 
 
 def _require(holds: bool, message: str) -> None:

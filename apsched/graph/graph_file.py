@@ -36,7 +36,9 @@ def load_graph(path: str | os.PathLike[str]) -> nx.DiGraph:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise InputError(f"{path}: expected a graph file, found: {error.strerror or error}") from None
+        raise InputError(
+            f"{path}: expected a graph file, found: {error.strerror or error}"
+        ) from None
     try:
         return from_bytes(data)
     except InputError as error:
@@ -58,8 +60,14 @@ def to_bytes(dag: nx.DiGraph) -> bytes:
             "curves": {name: asdict(curve) for name, curve in sorted(dag.graph["curves"].items())},
             "cuts": [asdict(cut) for cut in dag.graph.get("cuts", ())],
         },
-        "nodes": [{"id": rank, **asdict(dag.nodes[rank]["record"])} for rank in range(dag.number_of_nodes())],
-        "edges": [{"source": u, "target": v, "kind": kind} for u, v, kind in sorted(dag.edges(data="kind"))],
+        "nodes": [
+            {"id": rank, **asdict(dag.nodes[rank]["record"])}
+            for rank in range(dag.number_of_nodes())
+        ],
+        "edges": [
+            {"source": u, "target": v, "kind": kind}
+            for u, v, kind in sorted(dag.edges(data="kind"))
+        ],
     }
     return gzip.compress(orjson.dumps(content), compresslevel=6, mtime=0)
 
@@ -71,16 +79,30 @@ def from_bytes(data: bytes) -> nx.DiGraph:
     dag = nx.DiGraph(
         name=_get(graph, "name", str),
         cluster=_get(graph, "cluster", str),
-        group_ranks={name: _ints(ranks, f"group_ranks of {name}") for name, ranks in _get(graph, "group_ranks", dict).items()},
-        storages=tuple(_record(StorageRecord, s, f"storage {k}") for k, s in enumerate(_get(graph, "storages", list))),
-        curves={name: _record(PriceCurve, curve, f"curve {name}") for name, curve in _get(graph, "curves", dict).items()},
-        cuts=tuple(_record(KernelCut, cut, f"cut {k}") for k, cut in enumerate(_get(graph, "cuts", list))),
+        group_ranks={
+            name: _ints(ranks, f"group_ranks of {name}")
+            for name, ranks in _get(graph, "group_ranks", dict).items()
+        },
+        storages=tuple(
+            _record(StorageRecord, s, f"storage {k}")
+            for k, s in enumerate(_get(graph, "storages", list))
+        ),
+        curves={
+            name: _record(PriceCurve, curve, f"curve {name}")
+            for name, curve in _get(graph, "curves", dict).items()
+        },
+        cuts=tuple(
+            _record(KernelCut, cut, f"cut {k}") for k, cut in enumerate(_get(graph, "cuts", list))
+        ),
     )
     for k, node in enumerate(_get(content, "nodes", list)):
         record = _record(NodeRecord, _without_id(node), f"node {k}")
         dag.add_node(record.rank, record=record)
     for k, edge in enumerate(_get(content, "edges", list)):
-        u, v, kind = (_get(edge, key, of, f"edge {k}") for key, of in (("source", int), ("target", int), ("kind", str)))
+        u, v, kind = (
+            _get(edge, key, of, f"edge {k}")
+            for key, of in (("source", int), ("target", int), ("kind", str))
+        )
         if u not in dag or v not in dag:
             raise InputError(f"edge {k}: expected ranks of two nodes, found {u} and {v}")
         dag.add_edge(u, v, kind=kind)
@@ -90,7 +112,10 @@ def from_bytes(data: bytes) -> nx.DiGraph:
 
 def _parse(data: bytes) -> Any:
     if not data.startswith(_GZIP_MAGIC):
-        raise InputError("expected a graph file of apsched, found something else (not gzip); write one with `apsched capture`")
+        raise InputError(
+            "expected a graph file of apsched, found something else (not gzip); write one with"
+            " `apsched capture`"
+        )
     try:
         content = orjson.loads(gzip.decompress(data))
     except (OSError, EOFError, zlib.error):
@@ -98,18 +123,26 @@ def _parse(data: bytes) -> Any:
     except orjson.JSONDecodeError as error:
         raise InputError(f"expected JSON inside, found: {error}; write the file again") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise InputError(f'expected {{"format": "{FORMAT}"}}, found {_shown(content)}; this is a file of something else')
+        raise InputError(
+            f'expected {{"format": "{FORMAT}"}}, found {_shown(content)}; this is a file of'
+            " something else"
+        )
     version = content.get("version")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise InputError(f"expected a version number, found {version!r}")
     if version > VERSION:
-        raise InputError(f"written by a newer apsched (graph format {version}, this one reads up to {VERSION}); upgrade apsched")
+        raise InputError(
+            f"written by a newer apsched (graph format {version}, this one reads up to {VERSION});"
+            " upgrade apsched"
+        )
     return _upgraded(content, version)
 
 
 def _upgraded(content: Any, version: int) -> Any:
-    """Return ``content`` with what versions 2 (the bytes that a bucket casts while it copies in), 3 (places of gradients), 4
-    (kernels of several nodes), 5 (operations, sources of transfers), 6 (transfers launched together) and 7 (cuts of kernels) added."""
+    """Return ``content`` with what versions 2 (the bytes that a bucket casts while it copies in), 3
+    (places of gradients), 4 (kernels of several nodes), 5 (operations, sources of transfers), 6
+    (transfers launched together) and 7 (cuts of kernels) added.
+    """
     if version < VERSION and isinstance(content.get("graph"), dict):
         content["graph"].setdefault("cuts", [])
     nodes = content.get("nodes")
@@ -119,7 +152,12 @@ def _upgraded(content: Any, version: int) -> Any:
                 node.setdefault("kernel", -1)
                 node.setdefault("operation", "")
                 if isinstance(node.get("collective"), dict):
-                    node["collective"] = {"cast_bytes": 0, "output_place": -1, "cost_source": "", "num_coalesced": 0} | node["collective"]
+                    node["collective"] = {
+                        "cast_bytes": 0,
+                        "output_place": -1,
+                        "cost_source": "",
+                        "num_coalesced": 0,
+                    } | node["collective"]
     return content
 
 
@@ -135,11 +173,17 @@ def _get(content: Any, key: str, of: type, where: str = "graph file") -> Any:
 
 
 def _without_id(node: Any) -> Any:
-    return {key: value for key, value in node.items() if key != "id"} if isinstance(node, dict) else node
+    return (
+        {key: value for key, value in node.items() if key != "id"}
+        if isinstance(node, dict)
+        else node
+    )
 
 
 def _record(of: type[_Record], values: Any, where: str) -> _Record:
-    """Return a record made of JSON values, each checked against the type that its field declares."""
+    """Return a record made of JSON values, each checked against the type that its field
+    declares.
+    """
     expected = _FIELDS[of]
     if not isinstance(values, dict) or values.keys() != expected.keys():
         found = sorted(values) if isinstance(values, dict) else _brief(values)

@@ -1,11 +1,12 @@
 """The networkx DAG that stands between torch and the solver: one typed record per FX node.
 
-``dag.nodes[rank]["record"]`` is a :class:`NodeRecord`; the key of a node is its rank. ``dag.edges[u, v]["kind"]`` is
-``"data"`` (v takes a value of u) or ``"order"`` (mutation, aliasing, random state or effects keep u before v).
-``dag.graph["storages"]`` is a tuple of :class:`StorageRecord`, indexed by the storage ids that records hold;
-``dag.graph["curves"]`` maps a curve name to a :class:`apsched.costs.price_curve.PriceCurve` (time against bytes);
-``dag.graph["cuts"]`` is a tuple of :class:`KernelCut`;
-``dag.graph["name"]``, ``["cluster"]``, ``["group_ranks"]`` say where the graph comes from.
+``dag.nodes[rank]["record"]`` is a :class:`NodeRecord`; the key of a node is its rank.
+``dag.edges[u, v]["kind"]`` is ``"data"`` (v takes a value of u) or ``"order"`` (mutation, aliasing,
+random state or effects keep u before v). ``dag.graph["storages"]`` is a tuple of
+:class:`StorageRecord`, indexed by the storage ids that records hold; ``dag.graph["curves"]`` maps a
+curve name to a :class:`apsched.costs.price_curve.PriceCurve` (time against bytes);
+``dag.graph["cuts"]`` is a tuple of :class:`KernelCut`; ``dag.graph["name"]``, ``["cluster"]``,
+``["group_ranks"]`` say where the graph comes from.
 """
 
 from dataclasses import dataclass
@@ -42,7 +43,9 @@ class KernelCut:
     nodes: tuple[int, ...]
     """Nodes of the kernel, in either piece, that then take longer."""
     extra_ticks: tuple[int, ...]
-    """By how much, one for each of them: what passes between the pieces is written and read, and each piece has a floor."""
+    """By how much, one for each of them: what passes between the pieces is written and read, and
+    each piece has a floor.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +63,9 @@ class CollectiveRecord:
     input_bytes: int
     output_bytes: int
     size_bytes: int
-    """Counted once: an all-gather by its output, a reduce-scatter by its input, the others by their size."""
+    """Counted once: an all-gather by its output, a reduce-scatter by its input, the others by their
+    size.
+    """
     wait: int
     """Rank of the wait node."""
     on_path: bool
@@ -68,18 +73,28 @@ class CollectiveRecord:
     bucketable: bool
     """May share a launch: FSDP, one wait, contiguous input and output, no bucket already."""
     holds_input: bool
-    """The input stays alive until the wait (functional collectives that copy their input do not hold it)."""
+    """The input stays alive until the wait (functional collectives that copy their input do not
+    hold it).
+    """
     num_members: int
     """1 as captured; the number of members after write-back."""
     cast_bytes: int = 0
-    """Bytes of its input before a cast that serves nothing else, which a bucket does while it copies in; 0 for none."""
+    """Bytes of its input before a cast that serves nothing else, which a bucket does while it
+    copies in; 0 for none.
+    """
     output_place: int = -1
-    """Where the parameter that it serves is known: place among the graph's outputs of the first that its result is part of, since
-    gradients come out in the order in which parameters were registered; else -1."""
+    """Where the parameter that it serves is known: place among the graph's outputs of the first
+    that its result is part of, since gradients come out in the order in which parameters were
+    registered; else -1.
+    """
     cost_source: str = ""
-    """Where its duration comes from, as :attr:`NodeRecord.cost_source`; empty where nobody knows."""
+    """Where its duration comes from, as :attr:`NodeRecord.cost_source`; empty where nobody
+    knows.
+    """
     num_coalesced: int = 0
-    """Transfers that it launches together, each with memory of its own; 0 where it is no coalesced operator."""
+    """Transfers that it launches together, each with memory of its own; 0 where it is no coalesced
+    operator.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,11 +109,15 @@ class NodeRecord:
     duration_us: float
     """Time on the compute stream; of a start node, the price of its launch."""
     cost_source: str
-    """Where the duration comes from: ``formula``, ``table``, ``profile``, ``measured``, ``copy`` or ``free``."""
+    """Where the duration comes from: ``formula``, ``table``, ``profile``, ``measured``, ``copy`` or
+    ``free``.
+    """
     allocates: tuple[int, ...]
     """Storages that come to life at this node (inputs of the graph: at their placeholder)."""
     reads: tuple[int, ...]
-    """Storages behind its tensor arguments (all of a tuple, where it takes a tuple); of a start node those that it sends."""
+    """Storages behind its tensor arguments (all of a tuple, where it takes a tuple); of a start
+    node those that it sends.
+    """
     writes: tuple[int, ...]
     """Storages it mutates."""
     aliases: tuple[int, ...]
@@ -106,20 +125,30 @@ class NodeRecord:
     frees: tuple[int, ...]
     """Storages whose last use this node is, in the order as captured."""
     module: str
-    """Fully qualified name of the module it comes from, or of the parameter that a collective serves; may be empty."""
+    """Fully qualified name of the module it comes from, or of the parameter that a collective
+    serves; may be empty.
+    """
     direction: str
     """``forward`` or ``backward``."""
     dtype: str
     """Of its (first) result; empty where it has none."""
     role: str
-    """Empty as captured; for nodes that write-back adds ``copy_in``, ``copy_out``, ``start``, ``wait``, ``buffer`` or ``view``."""
+    """Empty as captured; for nodes that write-back adds ``copy_in``, ``copy_out``, ``start``,
+    ``wait``, ``buffer`` or ``view``.
+    """
     signature: str
-    """Digest of what it computes: target, structure of its arguments, shapes, dtypes and group size; equal on all process ranks."""
+    """Digest of what it computes: target, structure of its arguments, shapes, dtypes and group
+    size; equal on all process ranks.
+    """
     collective: CollectiveRecord | None
     kernel: int = -1
-    """Rank of the first node of the kernel that a compiler makes of it and others; -1 where it is a kernel of its own."""
+    """Rank of the first node of the kernel that a compiler makes of it and others; -1 where it is a
+    kernel of its own.
+    """
     operation: str = ""
-    """What it computes in one line, with shapes and dtypes (:mod:`apsched.costs.compute.operation`): by it measured costs are found again."""
+    """What it computes in one line, with shapes and dtypes
+    (:mod:`apsched.costs.compute.operation`): by it measured costs are found again.
+    """
 
 
 COPY = "copy"
@@ -136,10 +165,14 @@ def launch_curve_name(kind: str, group: str) -> str:
 
 
 def coalesced_curve_name(kind: str, group: str) -> str:
-    """Return the name of the curve of what each member adds to a coalesced launch of ``kind`` on ``group``; it is flat."""
+    """Return the name of the curve of what each member adds to a coalesced launch of ``kind`` on
+    ``group``; it is flat.
+    """
     return f"coalesced:{kind}:{group}"
 
 
 def asked_kind(kind: str) -> str:
-    """Return the kind that a cost model is asked for: a broadcast is priced as an all-gather, since each link carries as much."""
+    """Return the kind that a cost model is asked for: a broadcast is priced as an all-gather, since
+    each link carries as much.
+    """
     return "all_gather" if kind == "broadcast" else kind

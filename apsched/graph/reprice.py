@@ -1,4 +1,6 @@
-"""A graph under measured costs: what they have gets their price, the rest keeps its own. No torch here."""
+"""A graph under measured costs: what they have gets their price, the rest keeps its own. No torch
+here.
+"""
 
 from dataclasses import replace
 
@@ -8,40 +10,72 @@ from apsched.costs.clusters.cluster import Cluster
 from apsched.costs.measured import MeasuredCosts
 from apsched.costs.network.alpha_beta import GroupShape, group_shape
 from apsched.costs.price_curve import PriceCurve, sample_curve
-from apsched.graph.records import COPY, CollectiveRecord, NodeKind, NodeRecord, asked_kind, collective_curve_name, launch_curve_name
+from apsched.graph.records import (
+    COPY,
+    CollectiveRecord,
+    NodeKind,
+    NodeRecord,
+    asked_kind,
+    collective_curve_name,
+    launch_curve_name,
+)
 from apsched.units import us_to_ticks
 
 
 def repriced(dag: nx.DiGraph, costs: MeasuredCosts, cluster: Cluster) -> nx.DiGraph:
-    """Return ``dag`` at ``costs``, as an export with :class:`apsched.costs.measured_model.MeasuredCostModel` would price it.
+    """Return ``dag`` at ``costs``, as an export with
+    :class:`apsched.costs.measured_model.MeasuredCostModel` would price it.
 
-    ``cluster`` says how process ranks lie on nodes. Copies and casts that write-back added keep their price, which is that of a curve.
+    ``cluster`` says how process ranks lie on nodes. Copies and casts that write-back added keep
+    their price, which is that of a curve.
     """
     new = nx.DiGraph(**dag.graph)
-    records = [_record(dag.nodes[rank]["record"], dag, costs, cluster) for rank in range(dag.number_of_nodes())]
+    records = [
+        _record(dag.nodes[rank]["record"], dag, costs, cluster)
+        for rank in range(dag.number_of_nodes())
+    ]
     new.add_nodes_from((record.rank, {"record": record}) for record in records)
     new.add_edges_from((u, v, {"kind": kind}) for u, v, kind in dag.edges(data="kind"))
     new.graph["curves"] = _curves(dag, costs, cluster)
-    measured = {record.rank for record in records if record.kernel >= 0 and record.operation in costs.compute}
+    measured = {
+        record.rank
+        for record in records
+        if record.kernel >= 0 and record.operation in costs.compute
+    }
     kernels = {records[rank].kernel for rank in measured}
-    new.graph["cuts"] = tuple(cut for cut in dag.graph.get("cuts", ()) if records[cut.node].kernel not in kernels)
+    new.graph["cuts"] = tuple(
+        cut for cut in dag.graph.get("cuts", ()) if records[cut.node].kernel not in kernels
+    )
     return new
 
 
-def _record(record: NodeRecord, dag: nx.DiGraph, costs: MeasuredCosts, cluster: Cluster) -> NodeRecord:
+def _record(
+    record: NodeRecord, dag: nx.DiGraph, costs: MeasuredCosts, cluster: Cluster
+) -> NodeRecord:
     if record.kind is NodeKind.COMPUTE and not record.role:
         price = costs.compute.get(record.operation)
-        return record if price is None else replace(record, duration_us=price.time_us, cost_source=price.source)
+        return (
+            record
+            if price is None
+            else replace(record, duration_us=price.time_us, cost_source=price.source)
+        )
     if record.collective is None:
         return record
     kind = asked_kind(record.collective.kind)
     source = costs.transfer_source(kind, *_ranks_and_nodes(dag, record.collective, cluster))
-    collective = record.collective if source is None else replace(record.collective, cost_source=source)
+    collective = (
+        record.collective if source is None else replace(record.collective, cost_source=source)
+    )
     price = costs.compute.get(record.operation)
     if price is not None:
-        return replace(record, collective=collective, duration_us=price.time_us, cost_source=price.source)
+        return replace(
+            record, collective=collective, duration_us=price.time_us, cost_source=price.source
+        )
     if record.collective.kind in costs.launch_us:
-        duration_us, source = costs.launch_us[record.collective.kind], costs.launch_source(record.collective.kind)
+        duration_us, source = (
+            costs.launch_us[record.collective.kind],
+            costs.launch_source(record.collective.kind),
+        )
         return replace(record, collective=collective, duration_us=duration_us, cost_source=source)
     return replace(record, collective=collective)
 
@@ -52,12 +86,18 @@ def _curves(dag: nx.DiGraph, costs: MeasuredCosts, cluster: Cluster) -> dict[str
         curves[COPY] = sample_curve(lambda size_bytes: costs.copy_us(size_bytes) or 0.0)
     table = costs.table
     collectives = (dag.nodes[rank]["record"].collective for rank in range(dag.number_of_nodes()))
-    seen: dict[str, CollectiveRecord] = {collective_curve_name(c.kind, c.group): c for c in collectives if c is not None}
+    seen: dict[str, CollectiveRecord] = {
+        collective_curve_name(c.kind, c.group): c for c in collectives if c is not None
+    }
     for name, collective in seen.items():
         kind = asked_kind(collective.kind)
         shape = _shape(dag, collective, cluster)
         if costs.transfer_source(kind, shape.num_ranks, shape.num_nodes) is not None:
-            curves[name] = sample_curve(lambda size_bytes, kind=kind, shape=shape: table.collective_us(kind, shape, size_bytes))  # type: ignore[misc]
+            curves[name] = sample_curve(
+                lambda size_bytes, kind=kind, shape=shape: table.collective_us(
+                    kind, shape, size_bytes
+                )
+            )  # type: ignore[misc]
         launch = launch_curve_name(collective.kind, collective.group)
         if launch in curves and collective.kind in costs.launch_us:
             ticks = us_to_ticks(costs.launch_us[collective.kind])
@@ -66,9 +106,13 @@ def _curves(dag: nx.DiGraph, costs: MeasuredCosts, cluster: Cluster) -> dict[str
 
 
 def _shape(dag: nx.DiGraph, collective: CollectiveRecord, cluster: Cluster) -> GroupShape:
-    return group_shape(cluster, dag.graph["group_ranks"].get(collective.group) or collective.group_size)
+    return group_shape(
+        cluster, dag.graph["group_ranks"].get(collective.group) or collective.group_size
+    )
 
 
-def _ranks_and_nodes(dag: nx.DiGraph, collective: CollectiveRecord, cluster: Cluster) -> tuple[int, int]:
+def _ranks_and_nodes(
+    dag: nx.DiGraph, collective: CollectiveRecord, cluster: Cluster
+) -> tuple[int, int]:
     shape = _shape(dag, collective, cluster)
     return shape.num_ranks, shape.num_nodes

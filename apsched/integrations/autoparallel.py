@@ -1,6 +1,8 @@
-"""For AutoParallel: a pass for its pipeline, and a drop-in for its ``aten_autobucketing_reordering_pass(graph, configs)``.
+"""For AutoParallel: a pass for its pipeline, and a drop-in for its
+``aten_autobucketing_reordering_pass(graph, configs)``.
 
-    from apsched.integrations.autoparallel import aten_autobucketing_config, aten_autobucketing_reordering_pass
+    from apsched.integrations.autoparallel import aten_autobucketing_config,
+    aten_autobucketing_reordering_pass
 
 AutoParallel itself is not imported, and importing this changes nothing in torch.
 """
@@ -27,24 +29,46 @@ from apsched.torch_compat.compilers import replace_graph
 logger = logging.getLogger(__name__)
 
 _GIB, _MIB = 2**30, 2**20
-_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "convolution", "convolution_backward")
+_PRODUCTS = (
+    "mm",
+    "addmm",
+    "bmm",
+    "baddbmm",
+    "_scaled_mm",
+    "_grouped_mm",
+    "convolution",
+    "convolution_backward",
+)
 
 _IGNORED = {
     "max_coll_distance": "a limit on work; `budget` of apsched's settings is one",
-    "compute_overlap_multipler": "what hides what follows from costs; `cost_model` of apsched's settings changes those",
+    "compute_overlap_multipler": (
+        "what hides what follows from costs; `cost_model` of apsched's settings changes those"
+    ),
     "max_memory_increase_gb": "the peak is exact; state it as `memory_cap` of apsched's settings",
-    "max_memory_increase_ratio": "the peak is exact; state it as `memory_cap` of apsched's settings",
-    "max_off_bucket_gb": "what lies off the buckets counts like everything else in `memory_cap` of apsched's settings",
+    "max_memory_increase_ratio": (
+        "the peak is exact; state it as `memory_cap` of apsched's settings"
+    ),
+    "max_off_bucket_gb": (
+        "what lies off the buckets counts like everything else in `memory_cap` of apsched's"
+        " settings"
+    ),
     "save_trace": "no trace is written; the graph module's meta['apsched_result'] has the timeline",
-    "collective_estimator": "costs come from custom_runtime_estimation, or from `cluster` of apsched's settings",
-    "compute_estimator": "costs come from custom_runtime_estimation, or from `cluster` of apsched's settings",
+    "collective_estimator": (
+        "costs come from custom_runtime_estimation, or from `cluster` of apsched's settings"
+    ),
+    "compute_estimator": (
+        "costs come from custom_runtime_estimation, or from `cluster` of apsched's settings"
+    ),
     "enable_fusion_regions": "kernels are fused as Inductor does it",
     "bucket_exposed_first": "buckets, order and memory are solved as one",
     "bucket_only_internode_comms": "which buckets pay follows from costs",
     "bucket_mode": "buckets are written in apsched's own form",
     "prioritize_bucketing_during_scheduling": "buckets, order and memory are solved as one",
     "pre_bucketing_fsdp_collectives": "buckets, order and memory are solved as one",
-    "log_final_collectives_estimations": "the graph module's meta['apsched_result'] has the timeline",
+    "log_final_collectives_estimations": (
+        "the graph module's meta['apsched_result'] has the timeline"
+    ),
 }
 """Names that have no counterpart -> what stands for them."""
 
@@ -69,12 +93,16 @@ _USUAL = {
 
 
 class aten_autobucketing_config:  # noqa: N801
-    """The names that AutoParallel's configuration has, without limits of their own: ``None`` is none."""
+    """The names that AutoParallel's configuration has, without limits of their own: ``None`` is
+    none.
+    """
 
     max_in_flight_gb: float | None = None
     """GiB of collectives started and not yet waited for."""
     max_compute_pre_fetch: int | None = None
-    """Matrix products between a launch and the need; times the compute nodes that the graph has for each of them."""
+    """Matrix products between a launch and the need; times the compute nodes that the graph has for
+    each of them.
+    """
     max_topo_span: int | None = None
     """Positions between the first and the last member of a bucket."""
     collective_bucketing: bool = True
@@ -84,11 +112,14 @@ class aten_autobucketing_config:  # noqa: N801
     """Hold the order by control dependencies: for full Inductor only."""
 
 
-def aten_autobucketing_reordering_pass(gm: Graph, configs: Any, *, settings: Settings | None = None) -> GraphModule:
+def aten_autobucketing_reordering_pass(
+    gm: Graph, configs: Any, *, settings: Settings | None = None
+) -> GraphModule:
     """Schedule the graph ``gm`` in place under ``configs``; returns its module, compiled.
 
-    ``configs`` is AutoParallel's class or any object with such attributes; what it limits is limited, what has no counterpart is logged
-    with what stands for it. ``settings`` says the rest: cluster, memory cap, plan, budget, what to do on an error.
+    ``configs`` is AutoParallel's class or any object with such attributes; what it limits is
+    limited, what has no counterpart is logged with what stands for it. ``settings`` says the rest:
+    cluster, memory cap, plan, budget, what to do on an error.
 
     Raises
     ------
@@ -97,7 +128,10 @@ def aten_autobucketing_reordering_pass(gm: Graph, configs: Any, *, settings: Set
     """
     module = gm.owning_module
     if module is None:
-        raise InputError("expected a graph of a GraphModule, found one of none; wrap it: torch.fx.GraphModule(root, graph)")
+        raise InputError(
+            "expected a graph of a GraphModule, found one of none; wrap it:"
+            " torch.fx.GraphModule(root, graph)"
+        )
     asked = _asked(configs)
     if any(is_collective(node) for node in gm.nodes):
         chosen = _settings(asked, settings or Settings(), gm)
@@ -110,9 +144,11 @@ def aten_autobucketing_reordering_pass(gm: Graph, configs: Any, *, settings: Set
 
 
 def scheduling_pass(**settings: Any) -> Callable[..., GraphModule]:
-    """Return the pass ``(gm, example_inputs=None) -> gm`` for AutoParallel's pipeline of forward, backward or joint graphs.
+    """Return the pass ``(gm, example_inputs=None) -> gm`` for AutoParallel's pipeline of forward,
+    backward or joint graphs.
 
-    ``settings`` are those of :class:`apsched.compiler.settings.Settings`. The graph module that comes in stays as it is.
+    ``settings`` are those of :class:`apsched.compiler.settings.Settings`. The graph module that
+    comes in stays as it is.
     """
     chosen = Settings.of(settings)
 
@@ -130,7 +166,9 @@ def _asked(configs: Any) -> dict[str, Any]:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(_HONOURED)}"
-            raise InputError(f"configs: expected names of aten_autobucketing_config, found {name!r}; {hint}")
+            raise InputError(
+                f"configs: expected names of aten_autobucketing_config, found {name!r}; {hint}"
+            )
     return {name: getattr(configs, name) for name in names}
 
 
@@ -151,19 +189,41 @@ def _settings(asked: dict[str, Any], settings: Settings, graph: Graph) -> Settin
         changes["max_topo_span"] = span
     if (products := asked.get("max_compute_pre_fetch")) is not None:
         changes["max_prefetch"] = products * _computes_per_product(graph)
-        logger.info("max_compute_pre_fetch=%d products are taken as max_prefetch=%d compute nodes", products, changes["max_prefetch"])
+        logger.info(
+            "max_compute_pre_fetch=%d products are taken as max_prefetch=%d compute nodes",
+            products,
+            changes["max_prefetch"],
+        )
     if (estimation := asked.get("custom_runtime_estimation")) is not None:
         groups = running_groups()
         formulas = settings.prices(groups)
-        changes |= {"cost_model": EstimatedCosts(estimation, formulas, graph, groups), "cluster": None}
+        changes |= {
+            "cost_model": EstimatedCosts(estimation, formulas, graph, groups),
+            "cluster": None,
+        }
         if settings.memory_cap is None and settings.cost_model is None:
-            changes["memory_cap"] = load_cluster(settings.cluster or DEFAULT_CLUSTER).device.memory_bytes
+            changes["memory_cap"] = load_cluster(
+                settings.cluster or DEFAULT_CLUSTER
+            ).device.memory_bytes
     return replace(settings, **changes)
 
 
 def _computes_per_product(graph: Graph) -> int:
-    """Return how many compute nodes the graph has for each matrix product, rounded up: torch counts products only."""
-    operators = [node.target for node in graph.nodes if node.op == "call_function" and not is_collective(node) and not is_wait_tensor(node)]
-    computes = [target for target in operators if isinstance(target, torch._ops.OpOverload) and not target.is_view]
-    products = sum(target.overloadpacket.__name__ in _PRODUCTS or "_scaled_dot_product" in str(target) for target in computes)
+    """Return how many compute nodes the graph has for each matrix product, rounded up: torch counts
+    products only.
+    """
+    operators = [
+        node.target
+        for node in graph.nodes
+        if node.op == "call_function" and not is_collective(node) and not is_wait_tensor(node)
+    ]
+    computes = [
+        target
+        for target in operators
+        if isinstance(target, torch._ops.OpOverload) and not target.is_view
+    ]
+    products = sum(
+        target.overloadpacket.__name__ in _PRODUCTS or "_scaled_dot_product" in str(target)
+        for target in computes
+    )
     return ceil(len(computes) / products) if products else 1

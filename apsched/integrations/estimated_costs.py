@@ -1,4 +1,6 @@
-"""Prices from a function of torch's kind: ``custom_runtime_estimation(node, override_size) -> milliseconds | None``."""
+"""Prices from a function of torch's kind: ``custom_runtime_estimation(node, override_size) ->
+milliseconds | None``.
+"""
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
@@ -14,16 +16,22 @@ Estimation = Callable[..., float | None]
 
 
 class EstimatedCosts:
-    """Follows :class:`apsched.costs.model.CostModel`: what the function says of a node, and ``formulas`` where it says nothing.
+    """Follows :class:`apsched.costs.model.CostModel`: what the function says of a node, and
+    ``formulas`` where it says nothing.
 
-    A bucket is no node that the function could be asked about, and callers differ in the unit of ``override_size`` (bytes sent and received
-    in torch, GiB in AutoParallel). So a collective of size S costs formula(S) times the factor by which the function differs from the
-    formula on the collectives of its kind and group that the graph has, interpolated in log S, constant outside. A launch costs what the
-    formulas say.
+    A bucket is no node that the function could be asked about, and callers differ in the unit of
+    ``override_size`` (bytes sent and received in torch, GiB in AutoParallel). So a collective of
+    size S costs formula(S) times the factor by which the function differs from the formula on the
+    collectives of its kind and group that the graph has, interpolated in log S, constant outside. A
+    launch costs what the formulas say.
     """
 
     def __init__(
-        self, estimation: Estimation, formulas: CostModel, graph: torch.fx.Graph, group_ranks: Mapping[str, tuple[int, ...]]
+        self,
+        estimation: Estimation,
+        formulas: CostModel,
+        graph: torch.fx.Graph,
+        group_ranks: Mapping[str, tuple[int, ...]],
     ) -> None:
         self._estimation, self._formulas = estimation, formulas
         starts = [node for node in graph.nodes if is_collective(node)]
@@ -31,13 +39,19 @@ class EstimatedCosts:
         factors: dict[tuple[str, str], dict[int, float]] = {}
         for node in starts:
             call, told = describe(node, sizes), self._told(node)
-            formula = formulas.collective_us(call.kind, call.group, call.group_size, call.size_bytes)
+            formula = formulas.collective_us(
+                call.kind, call.group, call.group_size, call.size_bytes
+            )
             if told is not None and formula > 0:
-                factors.setdefault((call.kind, call.group), {}).setdefault(call.size_bytes, told / formula)
+                factors.setdefault((call.kind, call.group), {}).setdefault(
+                    call.size_bytes, told / formula
+                )
         self._factors = {key: sorted(points.items()) for key, points in factors.items()}
 
     def compute_us(self, node: torch.fx.Node) -> float:
-        """Return the time of ``node`` on the compute stream; of a start node, the price of its launch."""
+        """Return the time of ``node`` on the compute stream; of a start node, the price of its
+        launch.
+        """
         told = None if is_collective(node) else self._told(node)
         return self._formulas.compute_us(node) if told is None else told
 

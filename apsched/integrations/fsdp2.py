@@ -1,8 +1,10 @@
-"""A solved schedule as settings of eager FSDP2: no graph, only the public setters of ``fully_shard``'s modules.
+"""A solved schedule as settings of eager FSDP2: no graph, only the public setters of
+``fully_shard``'s modules.
 
-What FSDP2 can be told, and so what of a schedule it keeps: which gathers run in which order, before which unit each is launched, which
-parameters stay from forward to backward, and how many reduce-scatters may be in flight. Reduce-scatters it launches itself, each as
-soon as its unit's backward has ended. What does not fit is refused.
+What FSDP2 can be told, and so what of a schedule it keeps: which gathers run in which order, before
+which unit each is launched, which parameters stay from forward to backward, and how many
+reduce-scatters may be in flight. Reduce-scatters it launches itself, each as soon as its unit's
+backward has ended. What does not fit is refused.
 """
 
 import logging
@@ -60,16 +62,21 @@ class Fsdp2Settings:
     """Reduce-scatters in flight."""
 
 
-def apply_fsdp2(model: nn.Module, solved: Result | Iterable[Result] | str | PathLike[str]) -> Fsdp2Settings:
-    """Set up ``model``, on which ``fully_shard`` was called, to gather as ``solved`` says; returns what was set.
+def apply_fsdp2(
+    model: nn.Module, solved: Result | Iterable[Result] | str | PathLike[str]
+) -> Fsdp2Settings:
+    """Set up ``model``, on which ``fully_shard`` was called, to gather as ``solved`` says; returns
+    what was set.
 
-    ``solved`` are the results of the forward and the backward graph, or the directory in which ``apsched solve`` wrote them. Every process
-    rank must be given the same. Call it once the model is built, before the first step.
+    ``solved`` are the results of the forward and the backward graph, or the directory in which
+    ``apsched solve`` wrote them. Every process rank must be given the same. Call it once the model
+    is built, before the first step.
 
     Raises
     ------
     InputError
-        where FSDP2 cannot do what the schedule says; the message names the bucket, and the nearest that it can do. Nothing is set then.
+        where FSDP2 cannot do what the schedule says; the message names the bucket, and the nearest
+        that it can do. Nothing is set then.
     """
     units = units_of(model)
     settings = fsdp2_settings(units, _solved(solved))
@@ -80,8 +87,11 @@ def apply_fsdp2(model: nn.Module, solved: Result | Iterable[Result] | str | Path
         handle.set_modules_to_forward_prefetch([handles[other] for other in one.forward_prefetch])
         if one.backward_prefetch is None:
             continue
-        # An empty list would bring torch's own prefetch back; a unit that prefetches itself launches nothing.
-        handle.set_modules_to_backward_prefetch([handles[other] for other in one.backward_prefetch] or [handle])
+        # An empty list would bring torch's own prefetch back; a unit that prefetches itself
+        # launches nothing.
+        handle.set_modules_to_backward_prefetch(
+            [handles[other] for other in one.backward_prefetch] or [handle]
+        )
         handle.set_reshard_after_forward(one.reshard_after_forward, recurse=False)
         handle.set_unshard_in_backward(one.unshard_in_backward)
     if any(one.backward_prefetch is not None for one in settings.units):
@@ -90,24 +100,31 @@ def apply_fsdp2(model: nn.Module, solved: Result | Iterable[Result] | str | Path
 
 
 def fsdp2_plan(model: nn.Module, graph: "nx.DiGraph | Problem") -> Plan:
-    """Return the plan under which a schedule of ``graph`` can be set up on ``model``: a bucket for each unit of ``fully_shard``.
+    """Return the plan under which a schedule of ``graph`` can be set up on ``model``: a bucket for
+    each unit of ``fully_shard``.
 
     Solve both graphs under theirs, with compute as captured::
 
-        results = [apsched.solve(graph, plan=apsched.fsdp2_plan(model, graph), max_compute_move=0) for graph in (forward, backward)]
-        apsched.apply_fsdp2(model, results)
+        results = [apsched.solve(graph, plan=apsched.fsdp2_plan(model, graph), max_compute_move=0)
+        for graph in (forward, backward)] apsched.apply_fsdp2(model, results)
     """
     problem = graph if isinstance(graph, Problem) else build_problem(graph)
-    return ModuleBuckets(buckets={unit.name: unit.parameters for unit in units_of(model)}).plan([problem])
+    return ModuleBuckets(buckets={unit.name: unit.parameters for unit in units_of(model)}).plan(
+        [problem]
+    )
 
 
 def fsdp2_settings(units: Sequence[Unit], solved: Mapping[str, Solved]) -> Fsdp2Settings:
-    """Return what the units have to be told; ``solved`` are the schedules by graph: ``forward``, and ``backward`` where there is one."""
+    """Return what the units have to be told; ``solved`` are the schedules by graph: ``forward``,
+    and ``backward`` where there is one.
+    """
     by_parameter = {name: unit for unit in units for name in unit.parameters}
     problem, schedule = solved["forward"]
     launches = launches_of(problem, schedule, "all_gather", by_parameter)
     if not launches:
-        raise InputError("forward: expected gathers of parameters, found none; FSDP2 has nothing to be told")
+        raise InputError(
+            "forward: expected gathers of parameters, found none; FSDP2 has nothing to be told"
+        )
     hooks = _forward_hooks(units, _needs(problem, by_parameter))
     ahead = prefetch_lists(hooks, launches)
     names = [hook.unit for hook in hooks]
@@ -133,22 +150,32 @@ def fsdp2_settings(units: Sequence[Unit], solved: Mapping[str, Solved]) -> Fsdp2
 
 
 def _forward_hooks(units: Sequence[Unit], needs: Mapping[str, int]) -> list[Hook]:
-    """Return the hooks in the order in which they run: by first need, the units around a unit before it."""
+    """Return the hooks in the order in which they run: by first need, the units around a unit
+    before it.
+    """
     first = {unit.name: _first_need(unit, units, needs) for unit in units}
     missing = [unit.name for unit in units if unit.parameters and unit.name not in needs]
     if missing:
         raise InputError(
-            f"forward: expected gathers of the parameters of {missing[0]}, found none; the schedule is of another model or mesh"
+            f"forward: expected gathers of the parameters of {missing[0]}, found none; the schedule"
+            " is of another model or mesh"
         )
-    order = sorted(units, key=lambda unit: (first[unit.name], -sum(unit.holds(other) for other in units)))
+    order = sorted(
+        units, key=lambda unit: (first[unit.name], -sum(unit.holds(other) for other in units))
+    )
     return [Hook(unit=unit.name, need=first[unit.name]) for unit in order]
 
 
 def _first_need(unit: Unit, units: Sequence[Unit], needs: Mapping[str, int]) -> int:
-    """Return the first need of a unit or of one inside of it: its hook runs before theirs; that of a root without parameters before all."""
+    """Return the first need of a unit or of one inside of it: its hook runs before theirs; that of
+    a root without parameters before all.
+    """
     if unit.name == ROOT and not unit.parameters:
         return -1
-    return min((needs[u.name] for u in units if (u is unit or unit.holds(u)) and u.name in needs), default=-1)
+    return min(
+        (needs[u.name] for u in units if (u is unit or unit.holds(u)) and u.name in needs),
+        default=-1,
+    )
 
 
 def _backward(
@@ -158,13 +185,22 @@ def _backward(
     problem, schedule = solved
     launches = launches_of(problem, schedule, "all_gather", by_parameter)
     needs = _needs(problem, by_parameter)
-    around = {unit.name: [name for name in forward if _named(units, name).holds(unit)] for unit in units}
-    order = list(dict.fromkeys(name for unit in reversed(forward) for name in (*around[unit], unit)))
-    hooks = [Hook(unit=name, need=_backward_need(_named(units, name), units, needs)) for name in order]
+    around = {
+        unit.name: [name for name in forward if _named(units, name).holds(unit)] for unit in units
+    }
+    order = list(
+        dict.fromkeys(name for unit in reversed(forward) for name in (*around[unit], unit))
+    )
+    hooks = [
+        Hook(unit=name, need=_backward_need(_named(units, name), units, needs)) for name in order
+    ]
     known = [hook for hook in hooks if hook.need is not None]
     for before, after in pairwise(known):
         if (before.need or 0) > (after.need or 0):
-            raise InputError(f"backward: expected to need {before.unit} before {after.unit}, as forward in reverse; found the opposite")
+            raise InputError(
+                f"backward: expected to need {before.unit} before {after.unit}, as forward in"
+                " reverse; found the opposite"
+            )
     return prefetch_lists(hooks, launches), {launch.unit for launch in launches}
 
 
@@ -176,7 +212,9 @@ def _backward_need(unit: Unit, units: Sequence[Unit], needs: Mapping[str, int]) 
 
 
 def _needs(problem: Problem, by_parameter: Mapping[str, Unit]) -> dict[str, int]:
-    """Return for each unit that is gathered how many compute nodes lie before the first that needs it."""
+    """Return for each unit that is gathered how many compute nodes lie before the first that needs
+    it.
+    """
     place = {node: k for k, node in enumerate(problem.compute_order)}
     found: dict[str, int] = {}
     gathers = set(movable(problem, "all_gather"))
@@ -187,24 +225,34 @@ def _needs(problem: Problem, by_parameter: Mapping[str, Unit]) -> dict[str, int]
     return found
 
 
-def _reductions_in_flight(problem: Problem, schedule: Schedule, by_parameter: Mapping[str, Unit], forward: Sequence[str]) -> int:
-    """Return how many reduce-scatters hold their input at once; their order must be that in which backward ends."""
+def _reductions_in_flight(
+    problem: Problem, schedule: Schedule, by_parameter: Mapping[str, Unit], forward: Sequence[str]
+) -> int:
+    """Return how many reduce-scatters hold their input at once; their order must be that in which
+    backward ends.
+    """
     launches: Sequence[Launch] = launches_of(problem, schedule, "reduce_scatter", by_parameter)
     order = [launch.unit for launch in launches]
     expected = [name for name in reversed(forward) if name in order]
     if order != expected:
         k = next(k for k, (a, b) in enumerate(zip(order, expected, strict=True)) if a != b)
         raise InputError(
-            f"backward: FSDP2 reduces each unit when its backward has ended, {expected[k]} before {order[k]}, and the schedule the other "
-            "way round; nearest is the order of the graph: solve with --bitwise"
+            f"backward: FSDP2 reduces each unit when its backward has ended, {expected[k]} before"
+            f" {order[k]}, and the schedule the other way round; nearest is the order of the graph:"
+            " solve with --bitwise"
         )
     alone = {c.start: c.wait for c in movable(problem, "reduce_scatter")}
     starts = {wait: start for start, wait in alone.items()}
-    reduces = [problem.keys[problem.collectives[bucket.members[0]].key].kind == "reduce_scatter" for bucket in schedule.buckets]
+    reduces = [
+        problem.keys[problem.collectives[bucket.members[0]].key].kind == "reduce_scatter"
+        for bucket in schedule.buckets
+    ]
     held: set[int] = set()  # buckets; nodes that start alone, as their complement
     most = 1
     for step in schedule.steps:
-        if step.kind in (StepKind.COPY_IN, StepKind.START) and reduces[step.index]:  # a coalesced bucket has no copy-in
+        if (
+            step.kind in (StepKind.COPY_IN, StepKind.START) and reduces[step.index]
+        ):  # a coalesced bucket has no copy-in
             held.add(step.index)
         elif step.kind is StepKind.WAIT:
             held.discard(step.index)
@@ -217,9 +265,13 @@ def _reductions_in_flight(problem: Problem, schedule: Schedule, by_parameter: Ma
 
 
 def _is_saved(forward: Problem, unit: Unit) -> bool:
-    """Return whether the forward graph hands on gathered parameters of a unit: their storage is alive at its end."""
+    """Return whether the forward graph hands on gathered parameters of a unit: their storage is
+    alive at its end.
+    """
     gathers = [c for c in movable(forward, "all_gather") if c.module in unit.parameters]
-    return any(forward.storages[c.output_storage].uses[-1] == forward.num_nodes - 1 for c in gathers)
+    return any(
+        forward.storages[c.output_storage].uses[-1] == forward.num_nodes - 1 for c in gathers
+    )
 
 
 def _named(units: Sequence[Unit], name: str) -> Unit:
@@ -231,7 +283,11 @@ def _set_buffers(model: nn.Module, count: int) -> None:
     if setter is not None:
         setter(count)
     elif count > 1:
-        logger.warning("this torch keeps one reduce-scatter in flight; the schedule has %d (torch 2.13 can be told so)", count)
+        logger.warning(
+            "this torch keeps one reduce-scatter in flight; the schedule has %d (torch 2.13 can be"
+            " told so)",
+            count,
+        )
 
 
 def _solved(solved: Result | Iterable[Result] | str | PathLike[str]) -> dict[str, Solved]:
@@ -243,24 +299,39 @@ def _solved(solved: Result | Iterable[Result] | str | PathLike[str]) -> dict[str
         without = next((result.problem.name for result in results if result.schedule is None), None)
         if without is not None:
             raise InputError(f"{without}: expected a schedule, found that none fits the caps")
-        pairs = [(result.problem, result.schedule) for result in results if result.schedule is not None]
+        pairs = [
+            (result.problem, result.schedule) for result in results if result.schedule is not None
+        ]
     found = {problem.name: (problem, schedule) for problem, schedule in pairs}
-    if "forward" not in found or not set(found) <= {"forward", "backward"} or len(found) < len(pairs):
+    if (
+        "forward" not in found
+        or not set(found) <= {"forward", "backward"}
+        or len(found) < len(pairs)
+    ):
         names = ", ".join(problem.name for problem, _ in pairs) or "none"
-        raise InputError(f"expected results of a forward and a backward graph, found {names}; FSDP2 runs them one after the other")
+        raise InputError(
+            f"expected results of a forward and a backward graph, found {names}; FSDP2 runs them"
+            " one after the other"
+        )
     for problem, schedule in pairs:
         if moved_compute(problem, schedule):
-            raise InputError(f"{problem.name}: the schedule moves compute, and FSDP2 cannot; solve with max_compute_move=0")
+            raise InputError(
+                f"{problem.name}: the schedule moves compute, and FSDP2 cannot; solve with"
+                " max_compute_move=0"
+            )
     return found
 
 
 def _from_directory(folder: Path) -> Iterable[Solved]:
     from apsched.graph.graph_file import load_graph
 
-    names = [name for name in ("forward", "backward") if (folder / f"{name}.schedule.json").is_file()]
+    names = [
+        name for name in ("forward", "backward") if (folder / f"{name}.schedule.json").is_file()
+    ]
     if not names:
         raise InputError(
-            f"{folder}: expected what `apsched solve -o` writes (forward.graph, forward.schedule.json, ...), found no schedule"
+            f"{folder}: expected what `apsched solve -o` writes (forward.graph,"
+            " forward.schedule.json, ...), found no schedule"
         )
     for name in names:
         problem = build_problem(load_graph(folder / f"{name}.graph"))

@@ -31,12 +31,15 @@ class Unit:
     def holds(self, other: "Unit") -> bool:
         """Return whether ``other`` lies inside."""
         return other is not self and all(
-            any(not outer or inner.startswith(f"{outer}.") for outer in self.modules) for inner in other.modules
+            any(not outer or inner.startswith(f"{outer}.") for outer in self.modules)
+            for inner in other.modules
         )
 
 
 def units_of(model: nn.Module) -> tuple[Unit, ...]:
-    """Return the units of ``model`` in order of registration; ``InputError`` where ``fully_shard`` has not been called on it."""
+    """Return the units of ``model`` in order of registration; ``InputError`` where ``fully_shard``
+    has not been called on it.
+    """
     modules: dict[int, list[tuple[str, FSDPModule]]] = {}
     owner: dict[str, int] = {}
     for name, module in model.named_modules():
@@ -44,12 +47,16 @@ def units_of(model: nn.Module) -> tuple[Unit, ...]:
             unit, num_groups = fsdp_unit_of(module)
             if num_groups > 1:
                 raise InputError(
-                    f"{_plain(name) or ROOT}: expected one group of parameters in each unit, found {num_groups} (one mesh each)"
+                    f"{_plain(name) or ROOT}: expected one group of parameters in each unit, found"
+                    f" {num_groups} (one mesh each)"
                 )
             modules.setdefault(unit, []).append((_plain(name), module))
             owner[name] = unit
     if "" not in owner:
-        raise InputError("expected a model on which fully_shard was called, found none; call it on the blocks, then on the model")
+        raise InputError(
+            "expected a model on which fully_shard was called, found none; call it on the blocks,"
+            " then on the model"
+        )
     parameters: dict[int, list[str]] = {unit: [] for unit in modules}
     for name, _ in model.named_parameters():
         inside = next(path for path in _paths(name) if path in owner)
@@ -65,7 +72,9 @@ def units_of(model: nn.Module) -> tuple[Unit, ...]:
     )
 
 
-def launches_of(problem: Problem, schedule: Schedule, kind: str, units: Mapping[str, Unit]) -> tuple[Launch, ...]:
+def launches_of(
+    problem: Problem, schedule: Schedule, kind: str, units: Mapping[str, Unit]
+) -> tuple[Launch, ...]:
     """Return the launches of a kind, each of which must be one unit's; ``units`` are by parameter.
 
     Raises
@@ -86,8 +95,13 @@ def movable(problem: Problem, kind: str) -> Iterator[Collective]:
 
 
 def _launched(problem: Problem, schedule: Schedule) -> Iterator[tuple[tuple[Collective, ...], int]]:
-    """Yield what each launch of the schedule carries, without collectives on the path, and how many compute nodes lie before it."""
-    compute_order, starts = frozenset(problem.compute_order), {c.start: c for c in problem.collectives}
+    """Yield what each launch of the schedule carries, without collectives on the path, and how many
+    compute nodes lie before it.
+    """
+    compute_order, starts = (
+        frozenset(problem.compute_order),
+        {c.start: c for c in problem.collectives},
+    )
     gap = 0
     for step in schedule.steps:
         if step.kind is StepKind.NODE and step.index in compute_order:
@@ -98,7 +112,9 @@ def _launched(problem: Problem, schedule: Schedule) -> Iterator[tuple[tuple[Coll
             yield (starts[step.index],), gap
 
 
-def _unit_of(problem: Problem, members: tuple[Collective, ...], kind: str, units: Mapping[str, Unit]) -> Unit:
+def _unit_of(
+    problem: Problem, members: tuple[Collective, ...], kind: str, units: Mapping[str, Unit]
+) -> Unit:
     found: dict[str, Unit] = {}
     for c in members:
         if c.module not in units:
@@ -107,9 +123,15 @@ def _unit_of(problem: Problem, members: tuple[Collective, ...], kind: str, units
         found[unit.name] = unit
     names = [c.module for c in members]
     if len(found) > 1:
-        raise _inexpressible(problem, kind, names, f"its parameters lie in {len(found)} units ({_some(list(found))})")
+        raise _inexpressible(
+            problem, kind, names, f"its parameters lie in {len(found)} units ({_some(list(found))})"
+        )
     (unit,) = found.values()
-    left = [c.module for c in movable(problem, kind) if c.module in unit.parameters and c.module not in names]
+    left = [
+        c.module
+        for c in movable(problem, kind)
+        if c.module in unit.parameters and c.module not in names
+    ]
     if left:
         raise _inexpressible(problem, kind, names, f"the unit {unit.name} has {_some(left)}, too")
     return unit
@@ -118,21 +140,27 @@ def _unit_of(problem: Problem, members: tuple[Collective, ...], kind: str, units
 def _inexpressible(problem: Problem, kind: str, names: list[str], why: str) -> InputError:
     verb = "gather" if kind == "all_gather" else "reduce"
     return InputError(
-        f"{problem.name}: FSDP2 cannot {verb} {_some(names)} as one: {why}; nearest is one bucket for each unit: "
-        "solve with plan=apsched.fsdp2_plan(model, graph), or call fully_shard on other modules"
+        f"{problem.name}: FSDP2 cannot {verb} {_some(names)} as one: {why}; nearest is one bucket"
+        " for each unit: solve with plan=apsched.fsdp2_plan(model, graph), or call fully_shard on"
+        " other modules"
     )
 
 
 def _unknown(problem: Problem, c: Collective, units: Mapping[str, Unit]) -> str:
     if not c.module:
-        return f"expected the name of the parameter that {problem.node_names[c.start]} serves, found none; capture the module itself"
+        return (
+            f"expected the name of the parameter that {problem.node_names[c.start]} serves, found"
+            " none; capture the module itself"
+        )
     near = get_close_matches(c.module, list(units), n=1)
     hint = f"the nearest name is {near[0]}" if near else "the schedule is of another model"
     return f"expected {c.module} among the parameters of the model, found none of that name; {hint}"
 
 
 def _some(names: list[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    return ", ".join(names[:_SHOWN]) + (
+        f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    )
 
 
 def _paths(name: str) -> list[str]:

@@ -1,7 +1,8 @@
-"""Which unit's hook has to launch which gathers, so that they run in the order of a schedule. No torch here.
+"""Which unit's hook has to launch which gathers, so that they run in the order of a schedule. No
+torch here.
 
-Eager FSDP2 launches gathers in hooks only: the hook before unit h gathers h itself, where that has not been done, then what its prefetch
-list names, and then the unit computes.
+Eager FSDP2 launches gathers in hooks only: the hook before unit h gathers h itself, where that has
+not been done, then what its prefetch list names, and then the unit computes.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,9 @@ class Hook:
 
     unit: str
     need: int | None
-    """Compute nodes before the first that needs the unit; ``None`` where this pass does not gather it."""
+    """Compute nodes before the first that needs the unit; ``None`` where this pass does not gather
+    it.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +34,10 @@ class Launch:
 def prefetch_lists(hooks: Sequence[Hook], launches: Sequence[Launch]) -> dict[str, tuple[str, ...]]:
     """Return for each unit what its hook prefetches; gathers then run in the order of ``launches``.
 
-    A launch belongs to the last hook at or before it: ``slot = max {h : need_h <= gap}``, earlier where otherwise a later launch would
-    overtake it. It is a prefetch where that hook is not the unit's own. Where the schedule launches within a unit, the hook before that
-    unit does, so that nothing is launched late.
+    A launch belongs to the last hook at or before it: ``slot = max {h : need_h <= gap}``, earlier
+    where otherwise a later launch would overtake it. It is a prefetch where that hook is not the
+    unit's own. Where the schedule launches within a unit, the hook before that unit does, so that
+    nothing is launched late.
 
     Raises
     ------
@@ -45,14 +49,25 @@ def prefetch_lists(hooks: Sequence[Hook], launches: Sequence[Launch]) -> dict[st
     latest = len(hooks)
     for launch in reversed(launches):
         own = place[launch.unit]
-        slot = min(latest, max((h for h, hook in enumerate(hooks) if hook.need is not None and hook.need <= launch.gap), default=0))
+        slot = min(
+            latest,
+            max(
+                (
+                    h
+                    for h, hook in enumerate(hooks)
+                    if hook.need is not None and hook.need <= launch.gap
+                ),
+                default=0,
+            ),
+        )
         if slot >= own:
             latest = own - 1
             continue
         if slot < 0:
             raise InputError(
-                f"the schedule gathers {launch.unit} before {hooks[0].unit}, and FSDP2 gathers the unit that runs first before all others; "
-                "give the root module no parameters of its own (fully_shard on each of its children), and it can"
+                f"the schedule gathers {launch.unit} before {hooks[0].unit}, and FSDP2 gathers the"
+                " unit that runs first before all others; give the root module no parameters of"
+                " its own (fully_shard on each of its children), and it can"
             )
         lists[hooks[slot].unit].append(launch.unit)
         latest = slot

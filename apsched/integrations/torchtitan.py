@@ -1,12 +1,14 @@
-"""For TorchTitan's graph trainer: the pass pipeline ``apsched``, chosen by ``--compile.pass_pipeline apsched``.
+"""For TorchTitan's graph trainer: the pass pipeline ``apsched``, chosen by
+``--compile.pass_pipeline apsched``.
 
-    # my_job/config_registry.py, for `torchrun ... -m torchtitan.train --module my_job --config graph_trainer_llama3_8b ...`
-    from torchtitan.experiments.graph_trainer.llama3.config_registry import *
-    from apsched.integrations.torchtitan import register
-    register(cluster="h100", memory_cap="60GiB")
+    # my_job/config_registry.py, for `torchrun ... -m torchtitan.train --module my_job --config
+    graph_trainer_llama3_8b ...` from torchtitan.experiments.graph_trainer.llama3.config_registry
+    import * from apsched.integrations.torchtitan import register register(cluster="h100",
+    memory_cap="60GiB")
 
-The pipeline is TorchTitan's own but for one pass: what buckets and prefetches by transformer block gives way to a solved schedule of the
-joint forward and backward graph. Which activations are saved, and whether parameters are gathered again, is decided before, as ever.
+The pipeline is TorchTitan's own but for one pass: what buckets and prefetches by transformer block
+gives way to a solved schedule of the joint forward and backward graph. Which activations are saved,
+and whether parameters are gathered again, is decided before, as ever.
 """
 
 import logging
@@ -39,10 +41,11 @@ PassFunction = Callable[..., GraphModule]
 
 
 def register(**settings: Any) -> None:
-    """Register the pipeline ``apsched`` with TorchTitan; ``settings`` are those of :class:`apsched.compiler.settings.Settings`.
+    """Register the pipeline ``apsched`` with TorchTitan; ``settings`` are those of
+    :class:`apsched.compiler.settings.Settings`.
 
-    With ``bitwise=True`` gradients are reduced in the buckets and payload order of eager FSDP2, as TorchTitan's own pass does it.
-    A later call takes the place of an earlier one.
+    With ``bitwise=True`` gradients are reduced in the buckets and payload order of eager FSDP2, as
+    TorchTitan's own pass does it. A later call takes the place of an earlier one.
 
     Raises
     ------
@@ -53,24 +56,32 @@ def register(**settings: Any) -> None:
     _titan("registry").register_pass_pipeline(PIPELINE)(pipeline)
 
 
-def apsched_pipeline(traced_result: Any, config: Any, *, parallel_dims: Any = None, settings: Settings | None = None) -> list[PassFunction]:
-    """Return TorchTitan's default passes for a traced step, with apsched's in the place of :data:`REPLACED`.
+def apsched_pipeline(
+    traced_result: Any, config: Any, *, parallel_dims: Any = None, settings: Settings | None = None
+) -> list[PassFunction]:
+    """Return TorchTitan's default passes for a traced step, with apsched's in the place of
+    :data:`REPLACED`.
 
-    Where a precompiled artifact is loaded there is nothing to replace: it was scheduled when it was made.
+    Where a precompiled artifact is loaded there is nothing to replace: it was scheduled when it was
+    made.
     """
-    passes: list[PassFunction] = _titan("passes").construct_default_graph_passes(traced_result, config, parallel_dims=parallel_dims)
+    passes: list[PassFunction] = _titan("passes").construct_default_graph_passes(
+        traced_result, config, parallel_dims=parallel_dims
+    )
     names = [_name(one) for one in passes]
     if REPLACED not in names:
         if config.compile.precompile_artifact_dir:
             return passes
         raise InputError(
-            f"expected {REPLACED} among TorchTitan's passes, found {', '.join(names)}; this version of torchtitan is not known (0.3 is)"
+            f"expected {REPLACED} among TorchTitan's passes, found {', '.join(names)}; this version"
+            " of torchtitan is not known (0.3 is)"
         )
     place = names.index(REPLACED)
     if later := [name for name in names[place:] if name in _AFTERWARDS]:
         raise InputError(
-            f"expected no pass behind apsched's that orders collectives anew, found {later[0]}; "
-            "turn off --compile.enable_fsdp_dense_region_overlap and --compile.ep_overlap.enabled, or choose another pipeline"
+            f"expected no pass behind apsched's that orders collectives anew, found {later[0]};"
+            " turn off --compile.enable_fsdp_dense_region_overlap and"
+            " --compile.ep_overlap.enabled, or choose another pipeline"
         )
     scheduling = partial(
         apsched_scheduling_pass,
@@ -82,20 +93,32 @@ def apsched_pipeline(traced_result: Any, config: Any, *, parallel_dims: Any = No
 
 
 def apsched_scheduling_pass(
-    gm: GraphModule, example_inputs: Any = None, *, traced_result: Any, settings: Settings, held: bool = False
+    gm: GraphModule,
+    example_inputs: Any = None,
+    *,
+    traced_result: Any,
+    settings: Settings,
+    held: bool = False,
 ) -> GraphModule:
-    """Return the joint graph ``gm`` scheduled; parameters and the order of their gradients are those of ``traced_result``."""
+    """Return the joint graph ``gm`` scheduled; parameters and the order of their gradients are
+    those of ``traced_result``.
+    """
     result = copied(gm)
     parameters = state_names(gm, traced_result)
     gradients = gradient_names(gm, traced_result)
     if not gradients:
-        logger.warning("the outputs of the traced step are not its loss and the gradients of its parameters; schedules name no gradients")
+        logger.warning(
+            "the outputs of the traced step are not its loss and the gradients of its parameters;"
+            " schedules name no gradients"
+        )
     describe_gradients(result.graph, gradients)
     return schedule_graph(result, settings, name="joint", parameter_names=parameters, held=held)
 
 
 def state_names(gm: GraphModule, traced_result: Any) -> dict[str, str]:
-    """Return placeholder -> name of the parameter or buffer; a DTensor is several placeholders, its local tensor first."""
+    """Return placeholder -> name of the parameter or buffer; a DTensor is several placeholders, its
+    local tensor first.
+    """
     placeholders = iter(gm.graph.find_nodes(op="placeholder"))
     names: dict[str, str] = {}
     for state, fqn in enumerate(traced_result.state_fqns):
@@ -105,15 +128,20 @@ def state_names(gm: GraphModule, traced_result: Any) -> dict[str, str]:
 
 
 def gradient_names(gm: GraphModule, traced_result: Any) -> dict[int, str]:
-    """Return position among the graph's outputs -> name of the parameter whose gradient it is; empty where that is not sure.
+    """Return position among the graph's outputs -> name of the parameter whose gradient it is;
+    empty where that is not sure.
 
-    The step returns its loss, then a gradient for each parameter in order of registration, which is that of ``state_fqns``; buffers,
-    which have none, come behind. So the names are sure where each gradient has the shape of its parameter.
+    The step returns its loss, then a gradient for each parameter in order of registration, which is
+    that of ``state_fqns``; buffers, which have none, come behind. So the names are sure where each
+    gradient has the shape of its parameter.
     """
     values = gm.graph.output_node().args[0]
     assert isinstance(values, list | tuple)
     shapes = _first_shapes(gm, traced_result)
-    layouts, place = traced_result.output_subclass_layouts, _width(traced_result.output_subclass_layouts, 0)
+    layouts, place = (
+        traced_result.output_subclass_layouts,
+        _width(traced_result.output_subclass_layouts, 0),
+    )
     names: dict[int, str] = {}
     for output, (fqn, shape) in zip(range(1, traced_result.num_flat_outputs), shapes, strict=False):
         node = values[place]
@@ -148,4 +176,7 @@ def _titan(module: str) -> Any:
     try:
         return import_module(f"{_GRAPH_TRAINER}.{module}")
     except ImportError as error:
-        raise InputError(f"the pipeline {PIPELINE!r} needs torchtitan ({error}); run pip install 'apsched[torchtitan]'") from None
+        raise InputError(
+            f"the pipeline {PIPELINE!r} needs torchtitan ({error}); run pip install"
+            " 'apsched[torchtitan]'"
+        ) from None

@@ -1,7 +1,9 @@
-"""Where compute may move at all: elsewhere it stays as captured, and the proven bound is that of its one order, which is closer.
+"""Where compute may move at all: elsewhere it stays as captured, and the proven bound is that of
+its one order, which is closer.
 
-A collective on the path is hidden by compute that moves. Without any, only the end of the step can gain: reductions that end behind all
-compute, beside which weight gradients could run. What such a gradient makes up for is its compute less its own transfer, which follows.
+A collective on the path is hidden by compute that moves. Without any, only the end of the step can
+gain: reductions that end behind all compute, beside which weight gradients could run. What such a
+gradient makes up for is its compute less its own transfer, which follows.
 """
 
 from dataclasses import replace
@@ -19,13 +21,17 @@ _NONE, _SEVERAL = -1, -2
 
 
 def moving_where_it_pays(problem: Problem, caps: Caps) -> Caps:
-    """Return ``caps`` with compute as captured where moving it has nothing to hide, or nothing to hide it with."""
+    """Return ``caps`` with compute as captured where moving it has nothing to hide, or nothing to
+    hide it with.
+    """
     pays = any(c.on_path for c in problem.collectives) or _end_pays(problem, caps.max_compute_move)
     return caps if pays else replace(caps, max_compute_move=0)
 
 
 def _end_pays(problem: Problem, max_move: int | None) -> bool:
-    """Whether gradients within ``max_move`` places of the end make up for enough of what sticks out there."""
+    """Whether gradients within ``max_move`` places of the end make up for enough of what sticks out
+    there.
+    """
     ticks = [problem.duration_ticks[node] for node in problem.captured_order]
     out = _sticks_out(problem, ticks)
     if out <= _WORTH * sum(ticks):
@@ -47,7 +53,9 @@ def _end_pays(problem: Problem, max_move: int | None) -> bool:
 
 
 def _sticks_out(problem: Problem, ticks: list[int]) -> int:
-    """Return how long the last reduction lasts behind all compute, as captured, with each collective alone and gathers free."""
+    """Return how long the last reduction lasts behind all compute, as captured, with each
+    collective alone and gathers free.
+    """
     done = dict(zip(problem.captured_order, accumulate(ticks), strict=True))
     ready = [0] * problem.num_nodes
     stream_free = [0] * len(problem.streams)
@@ -58,13 +66,17 @@ def _sticks_out(problem: Problem, ticks: list[int]) -> int:
             continue
         key = problem.keys[problem.collectives[c].key]
         if key.kind != "all_gather":
-            ready[node] = max(ready[node], stream_free[key.stream]) + key.price(problem.collectives[c].size_bytes)
+            ready[node] = max(ready[node], stream_free[key.stream]) + key.price(
+                problem.collectives[c].size_bytes
+            )
             stream_free[key.stream] = ready[node]
     return max(stream_free, default=0) - sum(ticks)
 
 
 def _only_collective_behind(problem: Problem) -> list[int]:
-    """Return for each node the one reduction that its result is for; -1 where nothing is launched behind it, -2 where more is."""
+    """Return for each node the one reduction that its result is for; -1 where nothing is launched
+    behind it, -2 where more is.
+    """
     owner = [_NONE] * problem.num_nodes
     for node in reversed(range(problem.num_nodes)):
         c = problem.collective_of_node.get(node)

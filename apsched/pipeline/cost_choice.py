@@ -11,7 +11,9 @@ from apsched.problem.contention_spec import ContentionChoice
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostChoice:
-    """Where costs come from: a cluster by name or TOML file, measured tables of collectives, measured costs."""
+    """Where costs come from: a cluster by name or TOML file, measured tables of collectives,
+    measured costs.
+    """
 
     cluster: str | None = None
     """``None``: that of the measured costs, else the default."""
@@ -19,7 +21,9 @@ class CostChoice:
     """File of measured costs, which go before the cluster's formulas."""
     collectives: tuple[str, ...] = ()
     fused: bool = True
-    """Pointwise chains are priced as Inductor fuses them; otherwise every node as a kernel of its own."""
+    """Pointwise chains are priced as Inductor fuses them; otherwise every node as a kernel of its
+    own.
+    """
     contention: ContentionChoice = field(default_factory=ContentionChoice)
     """Who slows whom."""
 
@@ -37,7 +41,9 @@ def read_costs(costs: CostChoice) -> ReadCosts:
     """Return what was chosen; ``InputError`` names a file that cannot be used."""
     measured = load_costs(costs.costs) if costs.costs is not None else None
     return ReadCosts(
-        cluster=load_cluster(costs.cluster or (measured.cluster if measured is not None else DEFAULT_CLUSTER)),
+        cluster=load_cluster(
+            costs.cluster or (measured.cluster if measured is not None else DEFAULT_CLUSTER)
+        ),
         table=load_table(*costs.collectives) if costs.collectives else None,
         measured=measured,
     )

@@ -1,14 +1,19 @@
-"""torch's own schedulers as baselines, run on a copy of the captured graph at the costs of our model; they need neither CUDA nor triton.
+"""torch's own schedulers as baselines, run on a copy of the captured graph at the costs of our
+model; they need neither CUDA nor triton.
 
-===================  ==================================================================================================
+===================
+==================================================================================================
 ``inductor``         ``schedule_overlap_bucketing`` (torch/_inductor/fx_passes/overlap_scheduling.py): a greedy over the graph
-``inductor_manual``  ``manual_overlap_bucketing`` (overlap_manual_scheduling.py): a bucket a transformer block, one ahead
-===================  ==================================================================================================
+``inductor_manual``  ``manual_overlap_bucketing`` (overlap_manual_scheduling.py): a bucket a
+transformer block, one ahead ===================
+==================================================================================================
 
-Settings are torch's defaults, except: collectives are bucketed (off by default); compute is not benchmarked; ``control_deps`` are not
-inserted, since the order of the graph is the order of execution here. FSDP collectives are first merged up to the size that torch's own
-table has for an H100 (torch/_inductor/comm_analysis.py), whatever machine this is. ``inductor`` makes flat buckets of ATen operators
-(``bucket_mode="default"``), ``inductor_manual`` uses torch's copy-in operators (``custom_ops``): both as by default.
+Settings are torch's defaults, except: collectives are bucketed (off by default); compute is not
+benchmarked; ``control_deps`` are not inserted, since the order of the graph is the order of
+execution here. FSDP collectives are first merged up to the size that torch's own table has for an
+H100 (torch/_inductor/comm_analysis.py), whatever machine this is. ``inductor`` makes flat buckets
+of ATen operators (``bucket_mode="default"``), ``inductor_manual`` uses torch's copy-in operators
+(``custom_ops``): both as by default.
 """
 
 import logging
@@ -22,7 +27,13 @@ from apsched.capture.captured import CapturedGraph
 from apsched.config import Caps
 from apsched.costs.checked import checked
 from apsched.costs.model import CostModel
-from apsched.fx.collectives import describe, group_sizes, is_blocking_collective, is_collective, is_wait_tensor
+from apsched.fx.collectives import (
+    describe,
+    group_sizes,
+    is_blocking_collective,
+    is_collective,
+    is_wait_tensor,
+)
 from apsched.fx.graph_copies import copied
 from apsched.graph.export.export import export
 from apsched.graph.records import asked_kind
@@ -65,27 +76,47 @@ class TorchScores:
 
 
 def torch_scores(
-    captured: CapturedGraph, problem: Problem, cost_model: CostModel, caps: Caps, *, group_ranks: Mapping[str, tuple[int, ...]]
+    captured: CapturedGraph,
+    problem: Problem,
+    cost_model: CostModel,
+    caps: Caps,
+    *,
+    group_ranks: Mapping[str, tuple[int, ...]],
 ) -> TorchScores:
-    """Return the figures of both schedulers on ``captured``, whose problem is ``problem``; what failed is a note, not an error."""
+    """Return the figures of both schedulers on ``captured``, whose problem is ``problem``; what
+    failed is a note, not an error.
+    """
     scores, seconds, notes = [], {}, []
     for name in (INDUCTOR, INDUCTOR_MANUAL):
         if name == INDUCTOR_MANUAL and not _blocks(problem):
-            notes.append(f"{problem.name}: no {name}, which needs the module names of FSDP collectives")
+            notes.append(
+                f"{problem.name}: no {name}, which needs the module names of FSDP collectives"
+            )
             continue
         try:
             by_costs = name == INDUCTOR
-            run = run_inductor(captured, cost_model, group_ranks=group_ranks) if by_costs else run_inductor_manual(captured, problem)
-            scores.append(score_run(run, captured, problem, cost_model, caps, group_ranks=group_ranks))
+            run = (
+                run_inductor(captured, cost_model, group_ranks=group_ranks)
+                if by_costs
+                else run_inductor_manual(captured, problem)
+            )
+            scores.append(
+                score_run(run, captured, problem, cost_model, caps, group_ranks=group_ranks)
+            )
             seconds[name] = run.seconds
         except Exception as error:  # torch's assertions are its own: they don't stop the comparison
             logger.debug("%s failed", name, exc_info=True)
             reason = (str(error).strip() or "no reason given").splitlines()[0]
-            notes.append(f"{problem.name}: no {name}, torch's scheduler fails on this graph ({type(error).__name__}: {reason})")
+            notes.append(
+                f"{problem.name}: no {name}, torch's scheduler fails on this graph"
+                f" ({type(error).__name__}: {reason})"
+            )
     return TorchScores(scores=tuple(scores), seconds=seconds, notes=tuple(notes))
 
 
-def run_inductor(captured: CapturedGraph, cost_model: CostModel, *, group_ranks: Mapping[str, tuple[int, ...]]) -> InductorRun:
+def run_inductor(
+    captured: CapturedGraph, cost_model: CostModel, *, group_ranks: Mapping[str, tuple[int, ...]]
+) -> InductorRun:
     """Return what ``schedule_overlap_bucketing`` makes of a copy of ``captured`` at our costs.
 
     The process groups that the graph names must run (a fake one will do).
@@ -96,7 +127,8 @@ def run_inductor(captured: CapturedGraph, cost_model: CostModel, *, group_ranks:
 
 
 def run_inductor_manual(captured: CapturedGraph, problem: Problem) -> InductorRun:
-    """Return what ``manual_overlap_bucketing`` makes of a copy of ``captured``: a bucket for each transformer block and key.
+    """Return what ``manual_overlap_bucketing`` makes of a copy of ``captured``: a bucket for each
+    transformer block and key.
 
     It uses no costs. Blocks are those of ``transformer_block``, read from the names of parameters.
     """
@@ -104,7 +136,11 @@ def run_inductor_manual(captured: CapturedGraph, problem: Problem) -> InductorRu
     blocks = _blocks(problem)
     plan: list[list[str] | str] = list(dict.fromkeys(blocks.values()))
     return _timed(
-        INDUCTOR_MANUAL, module, lambda: torch_private.schedule_overlap_by_module(module, plan, lambda node: blocks.get(node.name, ""))
+        INDUCTOR_MANUAL,
+        module,
+        lambda: torch_private.schedule_overlap_by_module(
+            module, plan, lambda node: blocks.get(node.name, "")
+        ),
     )
 
 
@@ -117,7 +153,9 @@ def score_run(
     *,
     group_ranks: Mapping[str, tuple[int, ...]],
 ) -> Score:
-    """Return the figures of the graph that torch made: exported, priced and simulated as the captured one was."""
+    """Return the figures of the graph that torch made: exported, priced and simulated as the
+    captured one was.
+    """
     dag = export(replace(captured, module=run.module), cost_model, group_ranks=group_ranks)
     found = with_contention(build_problem(dag), problem.contention)
     schedule = as_captured(found.num_nodes)
@@ -128,17 +166,28 @@ def score_run(
         exposed_ticks=timeline.exposed_ticks,
         peak_memory_bytes=timeline.peak_memory_bytes,
         num_launches=timeline.num_launches,
-        violations=(*verify(found, schedule, caps), *_broken_bucket_caps(run.module, found, problem, caps)),
+        violations=(
+            *verify(found, schedule, caps),
+            *_broken_bucket_caps(run.module, found, problem, caps),
+        ),
     )
 
 
 class _PricesMs:
-    """The time of a node in milliseconds, as torch asks for it; nodes that are there already are priced ahead, so as not to be timed."""
+    """The time of a node in milliseconds, as torch asks for it; nodes that are there already are
+    priced ahead, so as not to be timed.
+    """
 
-    def __init__(self, module: GraphModule, cost_model: CostModel, group_ranks: Mapping[str, tuple[int, ...]]) -> None:
+    def __init__(
+        self, module: GraphModule, cost_model: CostModel, group_ranks: Mapping[str, tuple[int, ...]]
+    ) -> None:
         self._cost_model = cost_model
         self._sizes = group_sizes(module.graph.nodes, group_ranks)
-        self._known = {node: self._price(node, None) for node in module.graph.nodes if node.op == "call_function"}
+        self._known = {
+            node: self._price(node, None)
+            for node in module.graph.nodes
+            if node.op == "call_function"
+        }
 
     def __call__(self, node: Node, size_bytes: int | None) -> float:
         if size_bytes is None and node in self._known:
@@ -153,14 +202,22 @@ class _PricesMs:
         if start or is_blocking_collective(node):
             call = describe(node, self._sizes)
             asked = call.size_bytes if size_bytes is None else size_bytes
-            duration_us += self._cost_model.collective_us(asked_kind(call.kind), call.group, call.group_size, asked)
+            duration_us += self._cost_model.collective_us(
+                asked_kind(call.kind), call.group, call.group_size, asked
+            )
         return duration_us / 1000
 
 
 def _blocks(problem: Problem) -> dict[str, str]:
-    """Return the transformer block of every FSDP start whose module is known, by the name of the start."""
+    """Return the transformer block of every FSDP start whose module is known, by the name of the
+    start.
+    """
     labels = block_labels(problem)
-    return {problem.node_names[c.start]: labels[c.module] for c in problem.collectives if not c.on_path and c.module}
+    return {
+        problem.node_names[c.start]: labels[c.module]
+        for c in problem.collectives
+        if not c.on_path and c.module
+    }
 
 
 def _timed(name: str, module: GraphModule, schedule: Callable[[], None]) -> InductorRun:
@@ -173,18 +230,28 @@ def _timed(name: str, module: GraphModule, schedule: Callable[[], None]) -> Indu
     return InductorRun(name=name, module=module, seconds=seconds, cpu_seconds=cpu_seconds)
 
 
-def _broken_bucket_caps(module: GraphModule, found: Problem, problem: Problem, caps: Caps) -> Iterator[str]:
+def _broken_bucket_caps(
+    module: GraphModule, found: Problem, problem: Problem, caps: Caps
+) -> Iterator[str]:
     """Yield the buckets of torch that break the caps on bytes and span."""
     start_named = {problem.node_names[c.start]: c.start for c in problem.collectives}
     nodes = tuple(module.graph.nodes)
     for collective in found.collectives:
         node = nodes[collective.start]
-        sources = {name for name, graph in torch_private.sources_of(node) if graph == id(module.graph)}
+        sources = {
+            name for name, graph in torch_private.sources_of(node) if graph == id(module.graph)
+        }
         members = sorted(start_named[name] for name in sources & start_named.keys())
         if len(members) < 2:
             continue
         if caps.bucket_cap_bytes is not None and collective.size_bytes > caps.bucket_cap_bytes:
-            yield f"{node.name} has {collective.size_bytes} bytes, more than the bucket cap of {caps.bucket_cap_bytes}"
+            yield (
+                f"{node.name} has {collective.size_bytes} bytes, more than the bucket cap of"
+                f" {caps.bucket_cap_bytes}"
+            )
         span = members[-1] - members[0]
         if caps.max_topo_span is not None and span > caps.max_topo_span:
-            yield f"{node.name} spans {span} ranks, more than the topo-span cap of {caps.max_topo_span}"
+            yield (
+                f"{node.name} spans {span} ranks, more than the topo-span cap of"
+                f" {caps.max_topo_span}"
+            )

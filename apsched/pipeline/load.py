@@ -1,4 +1,6 @@
-"""A SOURCE as graphs that are ready to be solved: capture -> export -> problem, or graph files -> problem."""
+"""A SOURCE as graphs that are ready to be solved: capture -> export -> problem, or graph files ->
+problem.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -55,8 +57,12 @@ class LoadedSource:
 
 
 @contextmanager
-def loaded(request: SourceRequest, costs: CostChoice, direction: str, progress: Progress) -> Iterator[LoadedSource]:
-    """Open a source and export its graphs; process groups that they need run until the body ends."""
+def loaded(
+    request: SourceRequest, costs: CostChoice, direction: str, progress: Progress
+) -> Iterator[LoadedSource]:
+    """Open a source and export its graphs; process groups that they need run until the body
+    ends.
+    """
     with loaded_at(request, (costs,), direction, progress) as (source,):
         yield source
 
@@ -69,13 +75,22 @@ def loaded_at(
     read = [read_costs(costs) for costs in choices]
     with opening(request, progress) as (source, capture_seconds):
         if source.capture is None:
-            files = (_from_graph_files(source, costs, chosen, direction) for costs, chosen in zip(choices, read, strict=True))
+            files = (
+                _from_graph_files(source, costs, chosen, direction)
+                for costs, chosen in zip(choices, read, strict=True)
+            )
             yield tuple(_contended(file, costs) for file, costs in zip(files, choices, strict=True))
             return
         names = tuple(graph.name for graph in source.capture.graphs)
         wanted = _in_direction(names, direction, request.source)
         yield tuple(
-            _contended(_export_capture(source, wanted, chosen, capture_seconds, progress, fused=costs.fused), costs, chosen.cluster)
+            _contended(
+                _export_capture(
+                    source, wanted, chosen, capture_seconds, progress, fused=costs.fused
+                ),
+                costs,
+                chosen.cluster,
+            )
             for costs, chosen in zip(choices, read, strict=True)
         )
 
@@ -84,7 +99,9 @@ def loaded_at(
 def opening(request: SourceRequest, progress: Progress) -> Iterator[tuple[OpenedSource, float]]:
     """Open a source as the stage ``capture``; yields how many seconds that took beside it."""
     with ExitStack() as stack:
-        with progress.stage("read" if classify(request.source) is SourceKind.GRAPH_FILE else "capture") as took:
+        with progress.stage(
+            "read" if classify(request.source) is SourceKind.GRAPH_FILE else "capture"
+        ) as took:
             source = stack.enter_context(opened(request))
         yield source, took["seconds"]
 
@@ -132,7 +149,11 @@ def _export_capture(
     assert capture is not None
     group_ranks = _group_ranks(capture)
     formulas = ClusterCostModel(cluster, group_ranks, costs.table, fused=fused)
-    cost_model = formulas if costs.measured is None else MeasuredCostModel(costs.measured, formulas, group_ranks)
+    cost_model = (
+        formulas
+        if costs.measured is None
+        else MeasuredCostModel(costs.measured, formulas, group_ranks)
+    )
     graphs = tuple(
         export_graph(
             captured,
@@ -148,41 +169,80 @@ def _export_capture(
     )
     notes = tuple(f"priced by formula, not in the table: {line}" for line in formulas.unpriced())
     if costs.table is not None:
-        notes += tuple(f"measured collectives: {line}" for line in (*costs.table.notes, *costs.table.beyond(cluster)))
+        notes += tuple(
+            f"measured collectives: {line}"
+            for line in (*costs.table.notes, *costs.table.beyond(cluster))
+        )
     return LoadedSource(
-        label=source.label, slug=source.slug, cluster=cluster.name, graphs=graphs, notes=notes, saved_bytes=capture.saved_bytes
+        label=source.label,
+        slug=source.slug,
+        cluster=cluster.name,
+        graphs=graphs,
+        notes=notes,
+        saved_bytes=capture.saved_bytes,
     )
 
 
-def _contended(source: LoadedSource, costs: CostChoice, cluster: Cluster | None = None) -> LoadedSource:
-    """Return ``source`` with the contention that is asked for; of graph files the cluster is known by name."""
+def _contended(
+    source: LoadedSource, costs: CostChoice, cluster: Cluster | None = None
+) -> LoadedSource:
+    """Return ``source`` with the contention that is asked for; of graph files the cluster is known
+    by name.
+    """
     stated = costs.cluster or (source.cluster if source.cluster in cluster_names() else None)
     cluster = cluster or (load_cluster(stated) if stated else None)
-    graphs = (replace(g, problem=contended(g.problem, costs.contention, cluster, g.dag.graph["group_ranks"])) for g in source.graphs)
+    graphs = (
+        replace(
+            g, problem=contended(g.problem, costs.contention, cluster, g.dag.graph["group_ranks"])
+        )
+        for g in source.graphs
+    )
     return replace(source, graphs=tuple(graphs))
 
 
 def _group_ranks(capture: "Capture") -> dict[str, tuple[int, ...]]:
-    """Return the process ranks of every group; of one that is known by size only, that many from 0 on, as cost models take it to be."""
+    """Return the process ranks of every group; of one that is known by size only, that many from 0
+    on, as cost models take it to be.
+    """
     ranks = {name: tuple(range(size)) for name, size in capture.group_sizes.items()}
     return ranks | {name: known for name, known in capture.group_ranks.items() if known}
 
 
-def _from_graph_files(source: OpenedSource, costs: CostChoice, chosen: ReadCosts, direction: str) -> LoadedSource:
-    dags = source.dags if chosen.measured is None else tuple(repriced(dag, chosen.measured, chosen.cluster) for dag in source.dags)
+def _from_graph_files(
+    source: OpenedSource, costs: CostChoice, chosen: ReadCosts, direction: str
+) -> LoadedSource:
+    dags = (
+        source.dags
+        if chosen.measured is None
+        else tuple(repriced(dag, chosen.measured, chosen.cluster) for dag in source.dags)
+    )
     clusters = {dag.graph["cluster"] for dag in dags}
     name = next(iter(clusters)) if len(clusters) == 1 else ", ".join(sorted(clusters))
     if costs.collectives:
-        raise InputError(f"--collectives cannot change {source.label}: a graph file holds its costs; capture it again with the table")
+        raise InputError(
+            f"--collectives cannot change {source.label}: a graph file holds its costs; capture it"
+            " again with the table"
+        )
     if not costs.fused:
-        raise InputError(f"--unfused cannot change {source.label}: a graph file holds its costs; capture it again with --unfused")
+        raise InputError(
+            f"--unfused cannot change {source.label}: a graph file holds its costs; capture it"
+            " again with --unfused"
+        )
     if costs.cluster is not None and load_cluster(costs.cluster).name != name:
-        raise InputError(f"--cluster cannot change {source.label}: its costs are those of {name!r}; capture it again for {costs.cluster!r}")
+        raise InputError(
+            f"--cluster cannot change {source.label}: its costs are those of {name!r}; capture it"
+            f" again for {costs.cluster!r}"
+        )
     stated = costs.cluster or (name if name in cluster_names() else None)
     memory_bytes = load_cluster(stated).device.memory_bytes if stated else None
     wanted = _in_direction(tuple(dag.graph["name"] for dag in dags), direction, source.label)
     graphs = tuple(
-        LoadedGraph(dag=dag, problem=build_problem(dag), device_memory_bytes=memory_bytes, seconds={"capture": 0.0, "export": 0.0})
+        LoadedGraph(
+            dag=dag,
+            problem=build_problem(dag),
+            device_memory_bytes=memory_bytes,
+            seconds={"capture": 0.0, "export": 0.0},
+        )
         for dag in dags
         if dag.graph["name"] in wanted
     )
@@ -193,5 +253,8 @@ def _in_direction(names: tuple[str, ...], direction: str, source: str) -> tuple[
     if direction == "both":
         return names
     if direction not in names:
-        raise InputError(f"{source}: expected a {direction} graph, found {', '.join(names)}; choose --direction both")
+        raise InputError(
+            f"{source}: expected a {direction} graph, found {', '.join(names)}; choose --direction"
+            " both"
+        )
     return (direction,)

@@ -48,9 +48,13 @@ class Result:
     metrics: Metrics | None = None
     """What the best schedule makes of the collectives."""
     round_trip_exact: bool | None = None
-    """The rewritten graph, exported and simulated again, has the figures claimed; ``None`` where nothing was rewritten."""
+    """The rewritten graph, exported and simulated again, has the figures claimed; ``None`` where
+    nothing was rewritten.
+    """
     cost_shares: Mapping[str, float] = field(default_factory=dict)
-    """Source of costs (``formula``, ``table``, ``profile``, ``measured``) -> share of the time of all nodes and transfers as captured."""
+    """Source of costs (``formula``, ``table``, ``profile``, ``measured``) -> share of the time of
+    all nodes and transfers as captured.
+    """
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Wall time of the stages that ran."""
     others: tuple[Score, ...] = ()
@@ -59,17 +63,25 @@ class Result:
     """What the user should know about this graph's comparison."""
 
     bitwise: BitwisePrice | None = None
-    """What bitwise mode costs; ``None`` where it was not asked for, changes nothing or has no schedule."""
+    """What bitwise mode costs; ``None`` where it was not asked for, changes nothing or has no
+    schedule.
+    """
 
     robustness: Robustness | None = None
-    """What the best schedule and others take over sampled costs; ``None`` where that was not asked for."""
+    """What the best schedule and others take over sampled costs; ``None`` where that was not asked
+    for.
+    """
 
     @property
     def beaten_by(self) -> tuple[Score, ...]:
         """Baselines that fit and are faster than the schedule found; there should be none."""
         best = self.answer.best
         known = (*self.answer.baselines, *self.others)
-        return tuple(score for score in known if best is not None and score.fits and score.step_time_ticks < best.step_time_ticks)
+        return tuple(
+            score
+            for score in known
+            if best is not None and score.fits and score.step_time_ticks < best.step_time_ticks
+        )
 
     @property
     def best(self) -> Scored | None:
@@ -97,18 +109,28 @@ class Result:
         return self.answer.gap
 
 
-def result_of(problem: Problem, caps: Caps, answer: SolveResult, *, cluster: str, seconds: Mapping[str, float]) -> Result:
+def result_of(
+    problem: Problem, caps: Caps, answer: SolveResult, *, cluster: str, seconds: Mapping[str, float]
+) -> Result:
     """Return ``answer`` with the timeline of its best schedule and what that schedule chose."""
     timeline = simulate(problem, answer.best.schedule) if answer.best else None
-    path = critical_path(problem, answer.best.schedule, timeline, caps) if answer.best and timeline else None
+    path = (
+        critical_path(problem, answer.best.schedule, timeline, caps)
+        if answer.best and timeline
+        else None
+    )
     return Result(
         cluster=cluster,
         problem=problem,
         caps=caps,
         answer=answer,
         timeline=timeline,
-        chosen=chosen(problem, answer.best.schedule, timeline) if answer.best and timeline else None,
+        chosen=chosen(problem, answer.best.schedule, timeline)
+        if answer.best and timeline
+        else None,
         path=path,
-        metrics=metrics_of(problem, answer.best.schedule, timeline, caps) if answer.best and timeline else None,
+        metrics=metrics_of(problem, answer.best.schedule, timeline, caps)
+        if answer.best and timeline
+        else None,
         seconds=dict(seconds),
     )

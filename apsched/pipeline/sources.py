@@ -1,4 +1,5 @@
-"""SOURCE, as every command takes it: a preset, ``hf:CONFIG.json``, ``package.module:function``, a file that torch wrote, or a graph file.
+"""SOURCE, as every command takes it: a preset, ``hf:CONFIG.json``, ``package.module:function``, a
+file that torch wrote, or a graph file.
 
 No torch is imported before a source turns out to need it.
 """
@@ -79,25 +80,35 @@ def classify(source: str) -> SourceKind:
     near = get_close_matches(source, PRESETS, n=1)
     hint = f"; did you mean {near[0]}?" if near else "; `apsched models` lists the presets"
     raise InputError(
-        "expected a preset, hf:CONFIG.json, package.module:function, a file written by torch or a graph file; "
-        f"found {source!r}, which is none{hint}"
+        "expected a preset, hf:CONFIG.json, package.module:function, a file written by torch or a"
+        f" graph file; found {source!r}, which is none{hint}"
     )
 
 
 def graph_file_set(path: Path) -> tuple[Path, ...]:
-    """Return the files that ``apsched capture -o PATH`` writes for a source of several graphs, as far as they exist."""
-    return tuple(file for file in (member_path(path, name) for name in ("forward", "backward", "joint", "graph")) if file.is_file())
+    """Return the files that ``apsched capture -o PATH`` writes for a source of several graphs, as
+    far as they exist.
+    """
+    return tuple(
+        file
+        for file in (member_path(path, name) for name in ("forward", "backward", "joint", "graph"))
+        if file.is_file()
+    )
 
 
 def member_path(path: Path, graph_name: str) -> Path:
-    """Return the name of the file of one of several graphs: ``step.graph`` -> ``step.forward.graph``."""
+    """Return the name of the file of one of several graphs: ``step.graph`` ->
+    ``step.forward.graph``.
+    """
     suffix = path.suffix or GRAPH_SUFFIX
     return path.with_name(f"{path.stem}.{graph_name}{suffix}")
 
 
 @contextmanager
 def opened(request: SourceRequest) -> Iterator[OpenedSource]:
-    """Capture or read the source; a process group that its graphs need runs (fake, unless a real one runs) until the body ends."""
+    """Capture or read the source; a process group that its graphs need runs (fake, unless a real
+    one runs) until the body ends.
+    """
     kind = classify(request.source)
     _refuse_useless_options(request, kind)
     with ExitStack() as stack:
@@ -132,7 +143,9 @@ def _open_preset(request: SourceRequest, stack: ExitStack) -> OpenedSource:
         options=options,
         count_saved=bool(request.count_saved),
     )
-    return OpenedSource(label=request.source, slug=f"{request.source}-{_slug(str(mesh))}", capture=capture)
+    return OpenedSource(
+        label=request.source, slug=f"{request.source}-{_slug(str(mesh))}", capture=capture
+    )
 
 
 def _open_transformers(request: SourceRequest, stack: ExitStack) -> OpenedSource:
@@ -168,7 +181,9 @@ def _open_function(request: SourceRequest, stack: ExitStack) -> OpenedSource:
 
     if request.mesh is not None:  # the function finds a fake process group of that size
         stack.enter_context(world(MeshSpec.parse(request.mesh).world_size))
-    capture = capture_function(request.source, activation_checkpoint=request.activation_checkpoint or "none")
+    capture = capture_function(
+        request.source, activation_checkpoint=request.activation_checkpoint or "none"
+    )
     return OpenedSource(label=request.source, slug=_slug(request.source), capture=capture)
 
 
@@ -188,7 +203,9 @@ def _open_graph_files(request: SourceRequest) -> OpenedSource:
 
     path = Path(request.source)
     files = (path,) if path.is_file() else graph_file_set(path)
-    return OpenedSource(label=path.name, slug=_slug(path.stem), dags=tuple(load_graph(file) for file in files))
+    return OpenedSource(
+        label=path.name, slug=_slug(path.stem), dags=tuple(load_graph(file) for file in files)
+    )
 
 
 _OPTIONS = {
@@ -211,9 +228,14 @@ def _refuse_useless_options(request: SourceRequest, kind: SourceKind) -> None:
     }.get(kind, ())
     for field, flag in _OPTIONS.items():
         if getattr(request, field) is not None and field not in allowed:
-            raise InputError(f"{flag} chooses how a preset is built, but {request.source!r} is a {kind.value}; leave {flag} out")
+            raise InputError(
+                f"{flag} chooses how a preset is built, but {request.source!r} is a {kind.value};"
+                f" leave {flag} out"
+            )
 
 
 def _slug(text: str) -> str:
-    kept = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in text.replace("=", ""))
+    kept = "".join(
+        letter if letter.isalnum() or letter in "-_." else "-" for letter in text.replace("=", "")
+    )
     return kept.strip("-.") or "graph"

@@ -1,4 +1,6 @@
-"""What moving compute gains: the same graph under the same caps, solved again with its compute as captured."""
+"""What moving compute gains: the same graph under the same caps, solved again with its compute as
+captured.
+"""
 
 from dataclasses import fields, replace
 
@@ -13,11 +15,20 @@ from apsched.schedule.result import Score
 NAME = "compute as captured"
 
 
-def with_compute_as_captured(graph: LoadedGraph, result: Result, options: SolveOptions, progress: Progress) -> Result:
-    """Return ``result`` with the best schedule that moves no compute beside it, where the solution does move some."""
+def with_compute_as_captured(
+    graph: LoadedGraph, result: Result, options: SolveOptions, progress: Progress
+) -> Result:
+    """Return ``result`` with the best schedule that moves no compute beside it, where the solution
+    does move some.
+    """
     if result.schedule is None or not moved_compute(result.problem, result.schedule):
         return result
-    other = solve_graph(replace(graph, without_bitwise=None), replace(result.caps, max_compute_move=0), options, progress)
+    other = solve_graph(
+        replace(graph, without_bitwise=None),
+        replace(result.caps, max_compute_move=0),
+        options,
+        progress,
+    )
     if other.best is None:
         note = f"{graph.problem.name}: no schedule with {NAME} keeps the caps"
         return replace(result, notes=(*result.notes, note))

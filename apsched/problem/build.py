@@ -1,4 +1,6 @@
-"""networkx DAG -> Problem: round to ticks and allocated bytes, name the keys, find what travels with a collective."""
+"""networkx DAG -> Problem: round to ticks and allocated bytes, name the keys, find what travels
+with a collective.
+"""
 
 from dataclasses import replace
 
@@ -6,7 +8,15 @@ import networkx as nx
 
 from apsched.costs.price_curve import PriceCurve
 from apsched.graph.identity import graph_hash
-from apsched.graph.records import CollectiveRecord, KernelCut, NodeKind, NodeRecord, StorageRecord, coalesced_curve_name, launch_curve_name
+from apsched.graph.records import (
+    CollectiveRecord,
+    KernelCut,
+    NodeKind,
+    NodeRecord,
+    StorageRecord,
+    coalesced_curve_name,
+    launch_curve_name,
+)
 from apsched.problem.problem import Collective, Key, Problem, Storage, check_problem
 from apsched.units import allocated_bytes, us_to_ticks
 
@@ -33,29 +43,42 @@ def build_problem(dag: nx.DiGraph) -> Problem:
         storages=_storages(records, dag.graph["storages"]),
         keys=keys,
         collectives=tuple(
-            _collective(r, r.collective, key_of_start[r.rank], records, predecessors, successors) for r in starts if r.collective
+            _collective(r, r.collective, key_of_start[r.rank], records, predecessors, successors)
+            for r in starts
+            if r.collective
         ),
         streams=streams,
         copy_price=dag.graph["curves"]["copy"],
         kernels=tuple(r.kernel for r in records),
     )
-    problem = replace(problem, cuts=tuple(cut for cut in dag.graph.get("cuts", ()) if _may_be_cut(problem, cut)))
+    problem = replace(
+        problem, cuts=tuple(cut for cut in dag.graph.get("cuts", ()) if _may_be_cut(problem, cut))
+    )
     check_problem(problem)
     return problem
 
 
 def _may_be_cut(problem: Problem, cut: KernelCut) -> bool:
-    """Whether it is between neighbours among the compute nodes (others may be apart as captured), and changes nothing that travels."""
+    """Whether it is between neighbours among the compute nodes (others may be apart as captured),
+    and changes nothing that travels.
+    """
     compute_order, places = problem.captured_order, problem.captured_places
     at = places.get(cut.node, 0)
-    return at > 0 and problem.kernels[compute_order[at - 1]] == problem.kernels[cut.node] and all(node in places for node in cut.nodes)
+    return (
+        at > 0
+        and problem.kernels[compute_order[at - 1]] == problem.kernels[cut.node]
+        and all(node in places for node in cut.nodes)
+    )
 
 
-def _keys(starts: list[NodeRecord], streams: tuple[str, ...], curves: dict[str, PriceCurve]) -> tuple[tuple[Key, ...], dict[int, int]]:
+def _keys(
+    starts: list[NodeRecord], streams: tuple[str, ...], curves: dict[str, PriceCurve]
+) -> tuple[tuple[Key, ...], dict[int, int]]:
     """Return the distinct keys in order of appearance, and the index of each start's key.
 
-    The launch of a bucket has a curve of its own: a captured one may hold more than the launch (a functional all-reduce first clones
-    its input, a bucket does not). What has no such curve is in no bucket.
+    The launch of a bucket has a curve of its own: a captured one may hold more than the launch (a
+    functional all-reduce first clones its input, a bucket does not). What has no such curve is in
+    no bucket.
     """
     index: dict[tuple[str, ...], int] = {}
     key_of_start: dict[int, int] = {}
@@ -65,7 +88,10 @@ def _keys(starts: list[NodeRecord], streams: tuple[str, ...], curves: dict[str, 
         assert c is not None
         priced = coalesced_curve_name(c.kind, c.group) in curves
         several = str(c.num_coalesced) if priced else "0"
-        k = index.setdefault((c.kind, c.group, str(c.group_size), c.reduce_op, c.dtype, c.device, several), len(index))
+        k = index.setdefault(
+            (c.kind, c.group, str(c.group_size), c.reduce_op, c.dtype, c.device, several),
+            len(index),
+        )
         if k == len(members):
             members.append([])
         members[k].append(record)
@@ -76,7 +102,10 @@ def _keys(starts: list[NodeRecord], streams: tuple[str, ...], curves: dict[str, 
 def _key(records: list[NodeRecord], streams: tuple[str, ...], curves: dict[str, PriceCurve]) -> Key:
     c = records[0].collective
     assert c is not None
-    launch, coalesced = curves.get(launch_curve_name(c.kind, c.group)), curves.get(coalesced_curve_name(c.kind, c.group))
+    launch, coalesced = (
+        curves.get(launch_curve_name(c.kind, c.group)),
+        curves.get(coalesced_curve_name(c.kind, c.group)),
+    )
     member_ticks = None if coalesced is None else coalesced(0)
     return Key(
         kind=c.kind,
@@ -87,16 +116,26 @@ def _key(records: list[NodeRecord], streams: tuple[str, ...], curves: dict[str, 
         device=c.device,
         stream=streams.index(c.group),
         price=_raised(curves[f"{c.kind}:{c.group}"], (member_ticks or 0) * c.num_coalesced),
-        launch_ticks=min(us_to_ticks(r.duration_us) for r in records) if launch is None else launch(0),
+        launch_ticks=min(us_to_ticks(r.duration_us) for r in records)
+        if launch is None
+        else launch(0),
         coalesced_member_ticks=member_ticks,
     )
 
 
 def _raised(price: PriceCurve, ticks: int) -> PriceCurve:
-    return PriceCurve(size_bytes=price.size_bytes, price_ticks=tuple(p + ticks for p in price.price_ticks)) if ticks else price
+    return (
+        PriceCurve(
+            size_bytes=price.size_bytes, price_ticks=tuple(p + ticks for p in price.price_ticks)
+        )
+        if ticks
+        else price
+    )
 
 
-def _storages(records: list[NodeRecord], storages: tuple[StorageRecord, ...]) -> tuple[Storage, ...]:
+def _storages(
+    records: list[NodeRecord], storages: tuple[StorageRecord, ...]
+) -> tuple[Storage, ...]:
     birth = [-1] * len(storages)
     uses: list[set[int]] = [set() for _ in storages]
     for record in records:
@@ -109,7 +148,12 @@ def _storages(records: list[NodeRecord], storages: tuple[StorageRecord, ...]) ->
             for s in record.reads:
                 uses[s].add(record.collective.wait)
     return tuple(
-        Storage(size_bytes=allocated_bytes(storage.size_bytes), birth=birth[s], kept=storage.kept, uses=tuple(sorted(uses[s])))
+        Storage(
+            size_bytes=allocated_bytes(storage.size_bytes),
+            birth=birth[s],
+            kept=storage.kept,
+            uses=tuple(sorted(uses[s])),
+        )
         for s, storage in enumerate(storages)
     )
 
@@ -122,12 +166,18 @@ def _collective(
     predecessors: tuple[tuple[int, ...], ...],
     successors: list[list[int]],
 ) -> Collective:
-    """Return the collective; only a gather has a prologue (the cast of a shard), only a reduction has an epilogue.
+    """Return the collective; only a gather has a prologue (the cast of a shard), only a reduction
+    has an epilogue.
 
-    What precedes a reduction (a weight gradient that depends on inputs alone) and what follows a gather is compute, and keeps its place.
+    What precedes a reduction (a weight gradient that depends on inputs alone) and what follows a
+    gather is compute, and keeps its place.
     """
     gathers = c.kind == "all_gather"
-    prologue = _prologue(record.rank, records, predecessors, successors) if gathers and not c.on_path else ()
+    prologue = (
+        _prologue(record.rank, records, predecessors, successors)
+        if gathers and not c.on_path
+        else ()
+    )
     epilogue = () if gathers or c.on_path else _epilogue(c.wait, records, predecessors, successors)
     output = (*record.allocates, *record.aliases)[0]
     cast = _cast(record.rank, prologue, records, predecessors) if c.cast_bytes else ()
@@ -154,9 +204,14 @@ def _collective(
 
 
 def _prologue(
-    start: int, records: list[NodeRecord], predecessors: tuple[tuple[int, ...], ...], successors: list[list[int]]
+    start: int,
+    records: list[NodeRecord],
+    predecessors: tuple[tuple[int, ...], ...],
+    successors: list[list[int]],
 ) -> tuple[int, ...]:
-    """Return the compute nodes before ``start`` that come from inputs alone and serve nothing else."""
+    """Return the compute nodes before ``start`` that come from inputs alone and serve nothing
+    else.
+    """
     chain, serving = [], {start}
     stack = list(predecessors[start])
     while stack:
@@ -168,11 +223,17 @@ def _prologue(
         serving.add(node)
         chain.append(node)
         stack += predecessors[node]
-    while True:  # keep only what depends on nothing but inputs and itself, and serves nothing that was left out
+    # keep only what depends on nothing but inputs and itself, and serves nothing that was left out
+    while True:
         kept = {
             n
             for n in chain
-            if all(p in chain or records[p].kind is NodeKind.INPUT or _input_view(p, records, predecessors) for p in predecessors[n])
+            if all(
+                p in chain
+                or records[p].kind is NodeKind.INPUT
+                or _input_view(p, records, predecessors)
+                for p in predecessors[n]
+            )
             and all(s in chain or s == start for s in successors[n])
         }
         if len(kept) == len(chain):
@@ -180,8 +241,15 @@ def _prologue(
         chain = [n for n in chain if n in kept]
 
 
-def _cast(start: int, prologue: tuple[int, ...], records: list[NodeRecord], predecessors: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
-    """Return the cast before ``start`` and the views between them; empty where the cast is compute of its own."""
+def _cast(
+    start: int,
+    prologue: tuple[int, ...],
+    records: list[NodeRecord],
+    predecessors: tuple[tuple[int, ...], ...],
+) -> tuple[int, ...]:
+    """Return the cast before ``start`` and the views between them; empty where the cast is compute
+    of its own.
+    """
     chain: list[int] = []
     node = start
     while len(predecessors[node]) == 1:
@@ -194,7 +262,9 @@ def _cast(start: int, prologue: tuple[int, ...], records: list[NodeRecord], pred
     return ()
 
 
-def _input_view(node: int, records: list[NodeRecord], predecessors: tuple[tuple[int, ...], ...]) -> bool:
+def _input_view(
+    node: int, records: list[NodeRecord], predecessors: tuple[tuple[int, ...], ...]
+) -> bool:
     """Whether ``node`` is a view of a graph input."""
     while records[node].kind is NodeKind.VIEW and len(predecessors[node]) == 1:
         node = predecessors[node][0]
@@ -202,9 +272,14 @@ def _input_view(node: int, records: list[NodeRecord], predecessors: tuple[tuple[
 
 
 def _epilogue(
-    wait: int, records: list[NodeRecord], predecessors: tuple[tuple[int, ...], ...], successors: list[list[int]]
+    wait: int,
+    records: list[NodeRecord],
+    predecessors: tuple[tuple[int, ...], ...],
+    successors: list[list[int]],
 ) -> tuple[int, ...]:
-    """Return the compute nodes after ``wait`` that depend on it and inputs alone and end in outputs or in another FSDP launch."""
+    """Return the compute nodes after ``wait`` that depend on it and inputs alone and end in outputs
+    or in another FSDP launch.
+    """
     after, stack = {wait}, [wait]
     while stack:
         for node in successors[stack.pop()]:
@@ -217,11 +292,19 @@ def _epilogue(
     while True:  # what was left out may be needed by, or need, what was kept
         fed = {wait}
         for node in sorted(mine - {wait}):
-            if all(p in fed or records[p].kind is NodeKind.INPUT or _input_view(p, records, predecessors) for p in predecessors[node]):
+            if all(
+                p in fed
+                or records[p].kind is NodeKind.INPUT
+                or _input_view(p, records, predecessors)
+                for p in predecessors[node]
+            ):
                 fed.add(node)
         mine = set(fed)
         for node in sorted(fed - {wait}, reverse=True):
-            if not all(s in mine or records[s].kind is NodeKind.OUTPUT or _moving_start(records[s]) for s in successors[node]):
+            if not all(
+                s in mine or records[s].kind is NodeKind.OUTPUT or _moving_start(records[s])
+                for s in successors[node]
+            ):
                 mine.discard(node)
         if len(mine) == known:
             break

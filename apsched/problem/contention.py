@@ -1,15 +1,18 @@
-"""Who slows whom: streams that share a link share its bandwidth; compute and collectives slow each other down. Integers only.
+"""Who slows whom: streams that share a link share its bandwidth; compute and collectives slow each
+other down. Integers only.
 
 The machine of the design, with three more rules (each is off unless asked for):
 
-- A transfer first takes its latency (the price of no bytes), which hinders nobody, and then moves its bytes. While n transfers on a link
-  move bytes, each moves at 1/n of the speed that it has alone; one on several links at the speed that the fullest of them leaves.
+- A transfer first takes its latency (the price of no bytes), which hinders nobody, and then moves
+  its bytes. While n transfers on a link move bytes, each moves at 1/n of the speed that it has
+  alone; one on several links at the speed that the fullest of them leaves.
 - While any transfer runs, the compute stream works at 1/f of its speed, f >= 1 a ratio of integers.
-- While the compute stream works, transfers move bytes at 1/g of their speed, and their latency passes at 1/h of its, g, h >= 1 ratios of
-  integers.
+- While the compute stream works, transfers move bytes at 1/g of their speed, and their latency
+  passes at 1/h of its, g, h >= 1 ratios of integers.
 
-What runs ends with the first whole tick by which its work is done. Nothing ever becomes faster, so no schedule takes less time than without
-these rules (``docs/formulation.md``), and whatever is a lower bound without them is one with them.
+What runs ends with the first whole tick by which its work is done. Nothing ever becomes faster, so
+no schedule takes less time than without these rules (``docs/formulation.md``), and whatever is a
+lower bound without them is one with them.
 """
 
 from dataclasses import dataclass
@@ -42,24 +45,39 @@ class Contention:
     def __post_init__(self) -> None:
         for name, (above, below) in self.slowdowns.items():
             if not 1 <= below <= above <= _LARGEST_TERM:
-                raise InputError(f"{name}: expected a ratio of whole numbers from 1 to {_LARGEST_TERM}, at least 1; found {above}/{below}")
-        for group, links in self.links_of_group:
-            if list(links) != sorted(set(links)) or not all(0 <= link < len(self.links) for link in links):
                 raise InputError(
-                    f"contention: expected links below {len(self.links)} in ascending order for group {group!r}, found {links}"
+                    f"{name}: expected a ratio of whole numbers from 1 to {_LARGEST_TERM}, at least"
+                    f" 1; found {above}/{below}"
+                )
+        for group, links in self.links_of_group:
+            if list(links) != sorted(set(links)) or not all(
+                0 <= link < len(self.links) for link in links
+            ):
+                raise InputError(
+                    f"contention: expected links below {len(self.links)} in ascending order for"
+                    f" group {group!r}, found {links}"
                 )
         for link, name in enumerate(self.links):
             users = sum(link in links for _, links in self.links_of_group)
             if users > MOST_STREAMS_ON_A_LINK:
-                raise InputError(f"contention: expected at most {MOST_STREAMS_ON_A_LINK} groups on {name}, found {users}")
+                raise InputError(
+                    f"contention: expected at most {MOST_STREAMS_ON_A_LINK} groups on {name}, found"
+                    f" {users}"
+                )
         if self.parts() > _MOST_PARTS:
             above, below = self.transfer_slowdown
-            raise InputError(f"transfer_slowdown: expected fewer digits with so many groups on a link, found {above}/{below}")
+            raise InputError(
+                "transfer_slowdown: expected fewer digits with so many groups on a link, found"
+                f" {above}/{below}"
+            )
 
     @property
     def slowdowns(self) -> dict[str, tuple[int, int]]:
         """f, g and h by name."""
-        return {name: getattr(self, name) for name in ("compute_slowdown", "transfer_slowdown", "latency_slowdown")}
+        return {
+            name: getattr(self, name)
+            for name in ("compute_slowdown", "transfer_slowdown", "latency_slowdown")
+        }
 
     @property
     def changes_nothing(self) -> bool:
@@ -71,15 +89,24 @@ class Contention:
         return dict(self.links_of_group).get(group, ())
 
     def parts(self) -> int:
-        """Return the parts that a transfer alone moves in a tick, so many that every speed is a whole number of them."""
-        users = (sum(link in links for _, links in self.links_of_group) for link in range(len(self.links)))
+        """Return the parts that a transfer alone moves in a tick, so many that every speed is a
+        whole number of them.
+        """
+        users = (
+            sum(link in links for _, links in self.links_of_group)
+            for link in range(len(self.links))
+        )
         return lcm(*range(1, max(users, default=1) + 1)) * self.transfer_slowdown[0]
 
     def __str__(self) -> str:
         said = []
         for link, name in enumerate(self.links):
             groups = [group for group, links in self.links_of_group if link in links]
-            said.append(f"{name} shared by {' and '.join(groups)}" if len(groups) > 1 else f"{name} not shared")
+            said.append(
+                f"{name} shared by {' and '.join(groups)}"
+                if len(groups) > 1
+                else f"{name} not shared"
+            )
         if self.compute_slowdown != (1, 1):
             said.append(f"compute slower by {_said(self.compute_slowdown)} while a collective runs")
         if self.transfer_slowdown != (1, 1):
@@ -91,8 +118,14 @@ class Contention:
 
 def contention_json(contention: Contention) -> dict[str, object]:
     """Return what reports and schedule files say of ``contention``."""
-    groups = {group: [contention.links[link] for link in links] for group, links in contention.links_of_group}
-    return {"links": groups, **{name: above / below for name, (above, below) in contention.slowdowns.items()}}
+    groups = {
+        group: [contention.links[link] for link in links]
+        for group, links in contention.links_of_group
+    }
+    return {
+        "links": groups,
+        **{name: above / below for name, (above, below) in contention.slowdowns.items()},
+    }
 
 
 def _said(slowdown: tuple[int, int]) -> str:

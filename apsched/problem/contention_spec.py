@@ -1,7 +1,9 @@
-"""Which contention a command or a call asks for, and what that is for a problem on a cluster. No torch, so graph files will do.
+"""Which contention a command or a call asks for, and what that is for a problem on a cluster. No
+torch, so graph files will do.
 
-Links are those of one process rank, which stand for all ranks, since all do the same: what it has inside its node, and its NIC. A group
-inside a node uses the first; one across nodes the second, and the first, too, where a node holds two or more of its ranks.
+Links are those of one process rank, which stand for all ranks, since all do the same: what it has
+inside its node, and its NIC. A group inside a node uses the first; one across nodes the second, and
+the first, too, where a node holds two or more of its ranks.
 """
 
 from collections import Counter
@@ -37,8 +39,9 @@ class ContentionChoice:
 
 
 def parse_contention(text: str, label: str = "--contention") -> ContentionChoice:
-    """Return what ``text`` asks for: ``links``, ``compute``, ``compute=1.2``, ``transfers=1.1``, ``latency=3``, several with commas, or
-    ``none``."""
+    """Return what ``text`` asks for: ``links``, ``compute``, ``compute=1.2``, ``transfers=1.1``,
+    ``latency=3``, several with commas, or ``none``.
+    """
     words = "links, compute, compute=FACTOR, transfers=FACTOR, latency=FACTOR"
     expected = f"{label}: expected none, or {words} with commas between them; found {text!r}"
     if text.strip().lower() == "none":
@@ -46,7 +49,12 @@ def parse_contention(text: str, label: str = "--contention") -> ContentionChoice
     asked: dict[str, str] = {}
     for part in text.split(","):
         name, equals, value = part.strip().partition("=")
-        known = {"links": not equals, "compute": not equals or value, "transfers": value, "latency": value}
+        known = {
+            "links": not equals,
+            "compute": not equals or value,
+            "transfers": value,
+            "latency": value,
+        }
         if name in asked or not known.get(name):
             raise InputError(expected)
         asked[name] = value
@@ -63,15 +71,24 @@ def parse_contention(text: str, label: str = "--contention") -> ContentionChoice
     )
 
 
-def contended(problem: Problem, choice: ContentionChoice, cluster: Cluster | None, group_ranks: Mapping[str, Sequence[int]]) -> Problem:
-    """Return ``problem`` with the contention that ``choice`` asks for on ``cluster``; ``problem`` itself where that changes nothing.
+def contended(
+    problem: Problem,
+    choice: ContentionChoice,
+    cluster: Cluster | None,
+    group_ranks: Mapping[str, Sequence[int]],
+) -> Problem:
+    """Return ``problem`` with the contention that ``choice`` asks for on ``cluster``; ``problem``
+    itself where that changes nothing.
 
-    ``InputError`` where the cluster (``None`` where it is not known) would have to say what it does not.
+    ``InputError`` where the cluster (``None`` where it is not known) would have to say what it does
+    not.
     """
     contention = Contention(
         links=_LINKS if choice.links else (),
         links_of_group=_links_of_groups(problem, cluster, group_ranks) if choice.links else (),
-        compute_slowdown=_ratio(_compute_slowdown(choice, cluster), "compute is") if choice.compute else (1, 1),
+        compute_slowdown=(
+            _ratio(_compute_slowdown(choice, cluster), "compute is") if choice.compute else (1, 1)
+        ),
         transfer_slowdown=_ratio(choice.transfer_slowdown, "transfers are"),
         latency_slowdown=_ratio(choice.latency_slowdown, "latency is"),
     )
@@ -79,9 +96,14 @@ def contended(problem: Problem, choice: ContentionChoice, cluster: Cluster | Non
 
 
 def as_asked(
-    problem: Problem, asked: str | Contention | None, cluster: Cluster | None, group_ranks: Mapping[str, Sequence[int]]
+    problem: Problem,
+    asked: str | Contention | None,
+    cluster: Cluster | None,
+    group_ranks: Mapping[str, Sequence[int]],
 ) -> Problem:
-    """Return ``problem`` with the contention that a call asks for: as text like that of the command line, or stated in full."""
+    """Return ``problem`` with the contention that a call asks for: as text like that of the command
+    line, or stated in full.
+    """
     if isinstance(asked, str):
         return contended(problem, parse_contention(asked, "contention"), cluster, group_ranks)
     return problem if asked is None else with_contention(problem, asked)
@@ -91,13 +113,20 @@ def _links_of_groups(
     problem: Problem, cluster: Cluster | None, group_ranks: Mapping[str, Sequence[int]]
 ) -> tuple[tuple[str, tuple[int, ...]], ...]:
     if cluster is None:
-        raise InputError("contention: links follow from the cluster, which is not known here; state it (--cluster)")
+        raise InputError(
+            "contention: links follow from the cluster, which is not known here; state it"
+            " (--cluster)"
+        )
     sizes = {key.group: key.group_size for key in problem.keys}
     links = []
     for group in problem.streams:
-        on_node = Counter(rank // cluster.ranks_per_node for rank in group_ranks.get(group) or range(sizes[group]))
+        on_node = Counter(
+            rank // cluster.ranks_per_node for rank in group_ranks.get(group) or range(sizes[group])
+        )
         inside = max(on_node.values()) > 1
-        links.append((group, (*((NODE_LINK,) if inside else ()), *((NIC,) if len(on_node) > 1 else ()))))
+        links.append(
+            (group, (*((NODE_LINK,) if inside else ()), *((NIC,) if len(on_node) > 1 else ())))
+        )
     return tuple(links)
 
 
@@ -106,12 +135,20 @@ def _compute_slowdown(choice: ContentionChoice, cluster: Cluster | None) -> floa
         return choice.compute_slowdown
     if cluster is not None and cluster.compute_slowdown is not None:
         return cluster.compute_slowdown
-    where = f"cluster {cluster.name!r} states no compute_slowdown" if cluster is not None else "the cluster is not known here"
-    raise InputError(f"contention: {where}; state the factor, as in compute=1.2, or add it to the cluster's file")
+    where = (
+        f"cluster {cluster.name!r} states no compute_slowdown"
+        if cluster is not None
+        else "the cluster is not known here"
+    )
+    raise InputError(
+        f"contention: {where}; state the factor, as in compute=1.2, or add it to the cluster's file"
+    )
 
 
 def _ratio(factor: float, what: str) -> tuple[int, int]:
     if not 1 <= factor <= 10:
-        raise InputError(f"contention: expected a factor from 1 to 10 by which {what} slower, found {factor:g}")
+        raise InputError(
+            f"contention: expected a factor from 1 to 10 by which {what} slower, found {factor:g}"
+        )
     ratio = Fraction(round(factor * _FINEST), _FINEST)
     return ratio.numerator, ratio.denominator

@@ -1,4 +1,6 @@
-"""The same problem on a faster network: what a byte costs between nodes changes, nothing else. No torch, so graph files will do."""
+"""The same problem on a faster network: what a byte costs between nodes changes, nothing else. No
+torch, so graph files will do.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,17 +22,24 @@ class FasterNetwork:
     priced_anew: tuple[str, ...]
     """Groups whose prices are those of the cluster's formulas, and stay so."""
     scaled: tuple[str, ...]
-    """Groups with other prices (a table, a model of the user's own): what a byte costs was scaled by before / after, latency kept."""
+    """Groups with other prices (a table, a model of the user's own): what a byte costs was scaled
+    by before / after, latency kept.
+    """
     unchanged: tuple[str, ...]
     """Groups between nodes that this does not make faster: what is inside the nodes limits them."""
 
 
 def faster_network(
-    problem: Problem, cluster: Cluster, group_ranks: Mapping[str, Sequence[int]], more_gbit_per_s: float = 1.0
+    problem: Problem,
+    cluster: Cluster,
+    group_ranks: Mapping[str, Sequence[int]],
+    more_gbit_per_s: float = 1.0,
 ) -> FasterNetwork:
-    """Return ``problem`` with ``more_gbit_per_s`` for each process rank of ``cluster`` between nodes.
+    """Return ``problem`` with ``more_gbit_per_s`` for each process rank of ``cluster`` between
+    nodes.
 
-    The curves of groups on several nodes change, those within a node stay. Compute, copies and launches stay.
+    The curves of groups on several nodes change, those within a node stay. Compute, copies and
+    launches stay.
     """
     before = cluster.inter_node.gbit_per_s_per_rank
     after = before + more_gbit_per_s
@@ -53,7 +62,11 @@ def faster_network(
     changed = {*anew, *scaled}
     free = problem.unrestricted
     return FasterNetwork(
-        problem=replace(problem, keys=tuple(keys), unrestricted=replace(free, keys=tuple(keys)) if free else None),
+        problem=replace(
+            problem,
+            keys=tuple(keys),
+            unrestricted=replace(free, keys=tuple(keys)) if free else None,
+        ),
         gbit_per_s_before=before,
         gbit_per_s_after=after,
         priced_anew=tuple(dict.fromkeys(anew)),
@@ -63,7 +76,9 @@ def faster_network(
 
 
 def _formula(cluster: Cluster, key: Key, ranks: Sequence[int]) -> PriceCurve | None:
-    """Return the curve that the formulas of ``cluster`` give; ``None`` for a kind that they do not know."""
+    """Return the curve that the formulas of ``cluster`` give; ``None`` for a kind that they do not
+    know.
+    """
     if key.kind not in KINDS:
         return None
     shape = group_shape(cluster, tuple(ranks))
@@ -72,4 +87,7 @@ def _formula(cluster: Cluster, key: Key, ranks: Sequence[int]) -> PriceCurve | N
 
 def _scaled(price: PriceCurve, share: float) -> PriceCurve:
     latency = price.price_ticks[0]
-    return PriceCurve(size_bytes=price.size_bytes, price_ticks=tuple(latency + round((p - latency) * share) for p in price.price_ticks))
+    return PriceCurve(
+        size_bytes=price.size_bytes,
+        price_ticks=tuple(latency + round((p - latency) * share) for p in price.price_ticks),
+    )

@@ -1,6 +1,7 @@
 """The scheduling problem as integers: no torch, no networkx.
 
-A node is its rank in the graph as captured. Times are ticks, memory is bytes as the allocator takes them.
+A node is its rank in the graph as captured. Times are ticks, memory is bytes as the allocator takes
+them.
 """
 
 from collections.abc import Sequence
@@ -26,7 +27,9 @@ class Storage:
     kept: bool
     """The caller holds it throughout."""
     uses: tuple[int, ...]
-    """Nodes that need it alive, ascending: they allocate, read, write or share it, or wait for a collective that reads it."""
+    """Nodes that need it alive, ascending: they allocate, read, write or share it, or wait for a
+    collective that reads it.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +50,9 @@ class Key:
     launch_ticks: int
     """Price of one launch on the compute stream."""
     coalesced_member_ticks: int | None = None
-    """What each member of a coalesced bucket adds to the price of its bytes, on the group's stream; ``None``: nobody priced that form,
-    and the solver does not look at it."""
+    """What each member of a coalesced bucket adds to the price of its bytes, on the group's stream;
+    ``None``: nobody priced that form, and the solver does not look at it.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,16 +74,24 @@ class Collective:
     on_path: bool
     bucketable: bool
     prologue: tuple[int, ...]
-    """Compute nodes that serve only its start (the cast of a parameter); they travel with the start."""
+    """Compute nodes that serve only its start (the cast of a parameter); they travel with the
+    start.
+    """
     cast: tuple[int, ...] = ()
-    """The last of its prologue, a cast, and views of its result: a bucket has none of them, since its copy-in casts on the way."""
+    """The last of its prologue, a cast, and views of its result: a bucket has none of them, since
+    its copy-in casts on the way.
+    """
     cast_bytes: int = 0
     """What the cast reads; 0 where there is none."""
     epilogue: tuple[int, ...]
-    """Compute nodes that only finish its result for the graph's outputs; they travel with the wait."""
+    """Compute nodes that only finish its result for the graph's outputs; they travel with the
+    wait.
+    """
     module: str
     output_place: int = -1
-    """Place of its result among the graph's outputs, which is that of its parameter in order of registration; -1 where unknown."""
+    """Place of its result among the graph's outputs, which is that of its parameter in order of
+    registration; -1 where unknown.
+    """
     direction: str = ""
     """``forward`` or ``backward``; empty where unknown."""
     restriction: Restriction = UNRESTRICTED
@@ -92,7 +104,9 @@ class Collective:
 
     @property
     def copied_bytes(self) -> int:
-        """What it adds to the bytes of a copy-in, which reads and writes as many: half of what is read and written, rounded up."""
+        """What it adds to the bytes of a copy-in, which reads and writes as many: half of what is
+        read and written, rounded up.
+        """
         return (self.cast_bytes + self.input_bytes + 1) // 2 if self.cast else self.input_bytes
 
 
@@ -118,11 +132,15 @@ class Problem:
     copy_price: PriceCurve
     """Bytes copied -> ticks on the compute stream, of a copy-in or a copy-out."""
     kernels: tuple[int, ...] = ()
-    """For each node the first of those that a compiler makes one kernel of, -1 for none; empty where nobody knows."""
+    """For each node the first of those that a compiler makes one kernel of, -1 for none; empty
+    where nobody knows.
+    """
     cuts: tuple[KernelCut, ...] = ()
     """Where kernels may be cut, and the price (:mod:`apsched.schedule.kernel_cuts`)."""
     reordered: tuple[int, ...] = ()
-    """The compute nodes that do not travel, in the order that the solver looks at; empty for that as captured."""
+    """The compute nodes that do not travel, in the order that the solver looks at; empty for that
+    as captured.
+    """
     rules: tuple[str, ...] = ()
     """The rules of the plan that restricts its collectives, as the user wrote them."""
     unrestricted: "Problem | None" = None
@@ -138,11 +156,17 @@ class Problem:
     @cached_property
     def collective_of_node(self) -> dict[int, int]:
         """Start or wait node -> index of its collective."""
-        return {node: c for c, collective in enumerate(self.collectives) for node in (collective.start, collective.wait)}
+        return {
+            node: c
+            for c, collective in enumerate(self.collectives)
+            for node in (collective.start, collective.wait)
+        }
 
     @cached_property
     def travels(self) -> frozenset[int]:
-        """Compute nodes that travel with a collective instead of keeping their place among the compute nodes."""
+        """Compute nodes that travel with a collective instead of keeping their place among the
+        compute nodes.
+        """
         return frozenset(node for c in self.collectives for node in (*c.prologue, *c.epilogue))
 
     @property
@@ -153,7 +177,11 @@ class Problem:
     @cached_property
     def captured_order(self) -> tuple[int, ...]:
         """Compute nodes that do not travel, as captured."""
-        return tuple(i for i, kind in enumerate(self.kinds) if kind is NodeKind.COMPUTE and i not in self.travels)
+        return tuple(
+            i
+            for i, kind in enumerate(self.kinds)
+            if kind is NodeKind.COMPUTE and i not in self.travels
+        )
 
     @cached_property
     def captured_places(self) -> dict[int, int]:
@@ -176,13 +204,17 @@ class Problem:
 
     @cached_property
     def needs(self) -> tuple[tuple[int, ...], ...]:
-        """For each collective the compute nodes that need its result, ascending; empty where only outputs do."""
+        """For each collective the compute nodes that need its result, ascending; empty where only
+        outputs do.
+        """
         compute_order = frozenset(self.compute_order)
         return tuple(_needing(self, c.wait, compute_order) for c in self.collectives)
 
 
 def _needing(problem: Problem, wait: int, compute_order: frozenset[int]) -> tuple[int, ...]:
-    """Return the compute nodes reached from ``wait`` through nodes that take no place of their own."""
+    """Return the compute nodes reached from ``wait`` through nodes that take no place of their
+    own.
+    """
     seen, stack, found = {wait}, [wait], set()
     while stack:
         for node in problem.successors[stack.pop()]:
@@ -195,9 +227,15 @@ def _needing(problem: Problem, wait: int, compute_order: frozenset[int]) -> tupl
 
 
 def with_contention(problem: Problem, contention: Contention | None) -> Problem:
-    """Return ``problem``, and the one without its plan, on a machine where streams and compute slow each other down like that."""
+    """Return ``problem``, and the one without its plan, on a machine where streams and compute slow
+    each other down like that.
+    """
     free = problem.unrestricted
-    return replace(problem, contention=contention, unrestricted=None if free is None else replace(free, contention=contention))
+    return replace(
+        problem,
+        contention=contention,
+        unrestricted=None if free is None else replace(free, contention=contention),
+    )
 
 
 def check_problem(problem: Problem) -> None:
@@ -212,14 +250,25 @@ def check_problem(problem: Problem) -> None:
         _require(len(values) == n, f"{label} has {len(values)} entries for {n} nodes")
     for node, before in enumerate(problem.predecessors):
         _require(
-            all(0 <= p < node for p in before), f"node {problem.node_names[node]}: predecessors must come before it in the captured order"
+            all(0 <= p < node for p in before),
+            f"node {problem.node_names[node]}: predecessors must come before it in the captured"
+            " order",
         )
     _require(all(d >= 0 for d in problem.duration_ticks), "durations must not be negative")
     for s, storage in enumerate(problem.storages):
         _require(storage.size_bytes >= 0, f"storage {s} has a negative size")
-        _require(-1 <= storage.birth < n, f"storage {s} is allocated by node {storage.birth}, which does not exist")
-        _require(_ascending(storage.uses) and all(0 <= u < n for u in storage.uses), f"storage {s}: uses must be nodes in ascending order")
-        _require(storage.birth < 0 or storage.uses[:1] == (storage.birth,), f"storage {s}: the first use must be its birth")
+        _require(
+            -1 <= storage.birth < n,
+            f"storage {s} is allocated by node {storage.birth}, which does not exist",
+        )
+        _require(
+            _ascending(storage.uses) and all(0 <= u < n for u in storage.uses),
+            f"storage {s}: uses must be nodes in ascending order",
+        )
+        _require(
+            storage.birth < 0 or storage.uses[:1] == (storage.birth,),
+            f"storage {s}: the first use must be its birth",
+        )
     for cut in problem.cuts:
         _check_cut(problem, cut)
     for c in problem.collectives:
@@ -227,7 +276,10 @@ def check_problem(problem: Problem) -> None:
         _check_cast(problem, c)
         _check_bytes(problem, c)
         _check_restriction(problem, c)
-    _require(_ascending([c.start for c in problem.collectives]), "collectives must be ordered by their start node")
+    _require(
+        _ascending([c.start for c in problem.collectives]),
+        "collectives must be ordered by their start node",
+    )
     belong = problem.collective_of_node
     for node, kind in enumerate(problem.kinds):
         _require(
@@ -237,11 +289,18 @@ def check_problem(problem: Problem) -> None:
 
 
 def _check_cut(problem: Problem, cut: KernelCut) -> None:
-    compute_order, places, kernels = problem.captured_order, problem.captured_places, problem.kernels
+    compute_order, places, kernels = (
+        problem.captured_order,
+        problem.captured_places,
+        problem.kernels,
+    )
     at = places.get(cut.node, 0)
     _require(
-        len(kernels) == problem.num_nodes and at > 0 and kernels[compute_order[at - 1]] == kernels[cut.node] >= 0,
-        f"a kernel is cut between two compute nodes of it that follow each other; node {cut.node} is not the second of such",
+        len(kernels) == problem.num_nodes
+        and at > 0
+        and kernels[compute_order[at - 1]] == kernels[cut.node] >= 0,
+        f"a kernel is cut between two compute nodes of it that follow each other; node {cut.node}"
+        " is not the second of such",
     )
     _require(
         len(cut.nodes) == len(cut.extra_ticks)
@@ -260,47 +319,81 @@ def _check_collective(problem: Problem, c: Collective) -> None:
     )
     _require(0 <= c.key < len(problem.keys), f"collective {name}: key {c.key} does not exist")
     _require(
-        all(0 <= s < len(problem.storages) for s in (c.input_storage, c.output_storage)), f"collective {name}: a storage does not exist"
+        all(0 <= s < len(problem.storages) for s in (c.input_storage, c.output_storage)),
+        f"collective {name}: a storage does not exist",
     )
     _require(
         all(problem.kinds[i] is NodeKind.COMPUTE and i < c.start for i in c.prologue)
         and all(problem.kinds[i] is NodeKind.COMPUTE and i > c.wait for i in c.epilogue),
-        f"collective {name}: a prologue is compute before the start, an epilogue compute after the wait",
+        f"collective {name}: a prologue is compute before the start, an epilogue compute after the"
+        " wait",
     )
 
 
 def _check_cast(problem: Problem, c: Collective) -> None:
     name, given = problem.node_names[c.start], problem.storages[c.input_storage]
     _require(
-        c.cast[0] == c.prologue[-1:][0] if c.cast and c.prologue else not c.cast, f"collective {name}: a cast is the last of its prologue"
+        c.cast[0] == c.prologue[-1:][0] if c.cast and c.prologue else not c.cast,
+        f"collective {name}: a cast is the last of its prologue",
     )
     chain = zip(c.cast, (*c.cast[1:], c.start), strict=False)
     _require(
-        all(problem.successors[node] == (after,) for node, after in chain) and (not c.cast or given.birth == c.cast[0]),
+        all(problem.successors[node] == (after,) for node, after in chain)
+        and (not c.cast or given.birth == c.cast[0]),
         f"collective {name}: a cast, and views of its result, serve nothing but the start",
     )
-    _require(c.cast_bytes > 0 if c.cast else c.cast_bytes == 0, f"collective {name}: a cast reads bytes, and nothing else does")
+    _require(
+        c.cast_bytes > 0 if c.cast else c.cast_bytes == 0,
+        f"collective {name}: a cast reads bytes, and nothing else does",
+    )
 
 
 def _check_bytes(problem: Problem, c: Collective) -> None:
-    name, given, result = problem.node_names[c.start], problem.storages[c.input_storage], problem.storages[c.output_storage]
-    _require(min(c.size_bytes, c.input_bytes, c.output_bytes) >= 0, f"collective {name}: negative bytes")
-    _require(c.start in given.uses and c.start in result.uses, f"collective {name}: the start must use its input and its output")
-    _require(c.wait in result.uses, f"collective {name}: the wait must use the output")
-    _require(not c.holds_input or c.wait in given.uses, f"collective {name}: the wait must use the input that it holds")
+    name, given, result = (
+        problem.node_names[c.start],
+        problem.storages[c.input_storage],
+        problem.storages[c.output_storage],
+    )
     _require(
-        not c.bucketable or (result.birth == c.start and not result.kept), f"collective {name}: in a bucket it cannot write where it reads"
+        min(c.size_bytes, c.input_bytes, c.output_bytes) >= 0, f"collective {name}: negative bytes"
+    )
+    _require(
+        c.start in given.uses and c.start in result.uses,
+        f"collective {name}: the start must use its input and its output",
+    )
+    _require(c.wait in result.uses, f"collective {name}: the wait must use the output")
+    _require(
+        not c.holds_input or c.wait in given.uses,
+        f"collective {name}: the wait must use the input that it holds",
+    )
+    _require(
+        not c.bucketable or (result.birth == c.start and not result.kept),
+        f"collective {name}: in a bucket it cannot write where it reads",
     )
 
 
 def _check_restriction(problem: Problem, c: Collective) -> None:
     name, asked, last = problem.node_names[c.start], c.restriction, len(problem.compute_order)
     for gaps in (asked.start_slots, asked.wait_slots):
-        _require(gaps is None or 0 <= gaps[0] <= gaps[1] <= last, f"collective {name}: {gaps} are no gaps of {last} compute nodes")
-    _require(asked.group is None or c.bucketable, f"collective {name}: what stays alone is in no group")
-    _require(asked.wait_slots is None or not c.bucketable, f"collective {name}: only what stays alone has a place for its wait")
-    _require(asked.group is not None or not asked.closed, f"collective {name}: only a group can be closed")
-    _require(all(0 <= rule < len(problem.rules) for rule in asked.rules), f"collective {name}: a rule does not exist")
+        _require(
+            gaps is None or 0 <= gaps[0] <= gaps[1] <= last,
+            f"collective {name}: {gaps} are no gaps of {last} compute nodes",
+        )
+    _require(
+        asked.group is None or c.bucketable, f"collective {name}: what stays alone is in no group"
+    )
+    _require(
+        asked.wait_slots is None or not c.bucketable,
+        f"collective {name}: only what stays alone has a place for its wait",
+    )
+    _require(
+        asked.group is not None or not asked.closed,
+        f"collective {name}: only a group can be closed",
+    )
+    _require(
+        all(0 <= rule < len(problem.rules) for rule in asked.rules),
+        f"collective {name}: a rule does not exist",
+    )
 
 
 def _ascending(values: Sequence[int]) -> bool:

@@ -1,11 +1,15 @@
-"""What a plan asks of one collective, in a form that the solver, ``verify`` and the tests read alike."""
+"""What a plan asks of one collective, in a form that the solver, ``verify`` and the tests read
+alike.
+"""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restriction:
-    """Limits on the bucket and the place of one collective; that it must stay alone is said by ``Collective.bucketable``."""
+    """Limits on the bucket and the place of one collective; that it must stay alone is said by
+    ``Collective.bucketable``.
+    """
 
     group: int | None = None
     """Collectives with the same number are in one bucket."""
@@ -16,7 +20,9 @@ class Restriction:
     flat: bool = False
     """Sums depend on where it lies in the buffer of its bucket, which therefore must have one."""
     start_slots: tuple[int, int] | None = None
-    """First and last slot where its launch (copy-in included) may stand: slot g is the place right before the g-th compute node."""
+    """First and last slot where its launch (copy-in included) may stand: slot g is the place right
+    before the g-th compute node.
+    """
     wait_slots: tuple[int, int] | None = None
     """First and last slot where its wait may stand; only for one that stays alone."""
     rules: tuple[int, ...] = ()

@@ -9,7 +9,9 @@ KEPT = "parameters and what else the caller keeps"
 
 
 def origin(problem: Problem, storage: int) -> str:
-    """Return where a storage comes from: its module with layers as ``*`` and what made it, or that the graph was given it."""
+    """Return where a storage comes from: its module with layers as ``*`` and what made it, or that
+    the graph was given it.
+    """
     uses = problem.storages[storage]
     if uses.birth < 0:
         module = _layerless(problem.modules[uses.uses[0]]) if uses.uses else ""
@@ -18,8 +20,15 @@ def origin(problem: Problem, storage: int) -> str:
     module = _layerless(problem.modules[uses.birth])
     if collective is not None:
         kind = problem.keys[problem.collectives[collective].key].kind
-        return f"{kind} of {_layerless(problem.collectives[collective].module) or module or problem.node_names[uses.birth]}"
-    return f"{_layerless(problem.node_names[uses.birth], '')} of {module}" if module else problem.node_names[uses.birth]
+        return (
+            f"{kind} of"
+            f" {_layerless(problem.collectives[collective].module) or module or problem.node_names[uses.birth]}"
+        )
+    return (
+        f"{_layerless(problem.node_names[uses.birth], '')} of {module}"
+        if module
+        else problem.node_names[uses.birth]
+    )
 
 
 def _layerless(name: str, put: str = "*") -> str:

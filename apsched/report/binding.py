@@ -29,27 +29,45 @@ def shares(result: Result) -> tuple[Share, ...]:
     assert path is not None
     found = [
         Share(label="compute", ticks=path.compute_ticks, exposed_ticks=0, stretches=()),
-        Share(label="launches, copies, casts", ticks=path.overhead_ticks, exposed_ticks=0, stretches=()),
+        Share(
+            label="launches, copies, casts",
+            ticks=path.overhead_ticks,
+            exposed_ticks=0,
+            stretches=(),
+        ),
     ]
     groups: dict[tuple[Where, int], list[Stretch]] = {}
     for stretch in path.stretches:
         groups.setdefault((stretch.where, stretch.stream), []).append(stretch)
-    found += [_share(result.problem, where, stream, mine) for (where, stream), mine in groups.items()]
+    found += [
+        _share(result.problem, where, stream, mine) for (where, stream), mine in groups.items()
+    ]
     return tuple(sorted((share for share in found if share.ticks), key=lambda share: -share.ticks))
 
 
 def _share(problem: Problem, where: Where, stream: int, mine: Iterable[Stretch]) -> Share:
     mine = tuple(mine)
     group = f"group {problem.streams[stream]}"
-    label = {Where.HEAD: f"head: first of {group}", Where.MIDDLE: f"{group} busy", Where.TAIL: f"tail: last of {group}"}[where]
-    return Share(label=label, ticks=sum(s.ticks for s in mine), exposed_ticks=sum(s.exposed_ticks for s in mine), stretches=mine)
+    label = {
+        Where.HEAD: f"head: first of {group}",
+        Where.MIDDLE: f"{group} busy",
+        Where.TAIL: f"tail: last of {group}",
+    }[where]
+    return Share(
+        label=label,
+        ticks=sum(s.ticks for s in mine),
+        exposed_ticks=sum(s.exposed_ticks for s in mine),
+        stretches=mine,
+    )
 
 
 def binds_line(result: Result) -> str:
     """Return in one line what the step time rests on, and where memory is full."""
     path = result.path
     assert path is not None
-    parts = [f"{share.label} {_percent(share.ticks, path.step_time_ticks)}" for share in shares(result)]
+    parts = [
+        f"{share.label} {_percent(share.ticks, path.step_time_ticks)}" for share in shares(result)
+    ]
     full = f"; memory full at {full_node(result)}" if path.full_step >= 0 else ""
     return f"  rests on: {', '.join(parts)}{full}"
 
@@ -71,7 +89,9 @@ def step_name(problem: Problem, step: Step) -> str:
 
 
 def where_text(result: Result, share: Share) -> str:
-    """Return where the longest stretch of ``share`` lies, what it begins with, and why it does not begin sooner."""
+    """Return where the longest stretch of ``share`` lies, what it begins with, and why it does not
+    begin sooner.
+    """
     if not share.stretches:
         return ""
     longest = max(share.stretches, key=lambda s: (s.ticks, -s.begin_ticks))
@@ -80,7 +100,8 @@ def where_text(result: Result, share: Share) -> str:
     count = len(longest.transfers)
     which = "" if num == 1 else f"longest of {num}: "
     return (
-        f"{which}{begin:,.3f} to {end:,.3f} ms, {f'{count} transfers from ' if count > 1 else ''}{_first_name(result, longest)}"
+        f"{which}{begin:,.3f} to {end:,.3f} ms,"
+        f" {f'{count} transfers from ' if count > 1 else ''}{_first_name(result, longest)}"
         f"{_because(result, longest)}"
     )
 
@@ -91,7 +112,9 @@ def _first_name(result: Result, stretch: Stretch) -> str:
     members = result.timeline.transfers[stretch.transfers[0]].members
     first = result.problem.collectives[members[0]]
     kind = result.problem.keys[first.key].kind
-    return f"{kind} of {first.module or result.problem.node_names[first.start]}" + (f" (+{len(members) - 1})" if len(members) > 1 else "")
+    return f"{kind} of {first.module or result.problem.node_names[first.start]}" + (
+        f" (+{len(members) - 1})" if len(members) > 1 else ""
+    )
 
 
 def _because(result: Result, stretch: Stretch) -> str:
@@ -134,8 +157,9 @@ def memory_text(result: Result) -> str:
         return ""
     live = result.timeline.live_bytes[result.path.full_step]
     return (
-        f"memory is full at {full_node(result)}: {show_bytes(live)} alive, cap {show_bytes(result.caps.memory_cap_bytes)}; "
-        "the next gather does not fit, and a stall follows"
+        f"memory is full at {full_node(result)}: {show_bytes(live)} alive, cap"
+        f" {show_bytes(result.caps.memory_cap_bytes)}; the next gather does not fit, and a stall"
+        " follows"
     )
 
 

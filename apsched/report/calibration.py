@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 _SHOWN = 8
 
 
-def print_profile(profile: Profile, prediction: Prediction, path: str, stdout: TextIO, *, as_json: bool) -> None:
+def print_profile(
+    profile: Profile, prediction: Prediction, path: str, stdout: TextIO, *, as_json: bool
+) -> None:
     """Print what was measured beside what the costs predict, and what could not be matched."""
     rows = _rows(profile, prediction)
     if as_json:
@@ -32,9 +34,14 @@ def print_profile(profile: Profile, prediction: Prediction, path: str, stdout: T
             "steps_used": profile.num_used,
             "nodes": profile.num_nodes,
             "nodes_matched": profile.num_matched,
-            "streams": {what: {"measured_us": measured, "predicted_us": said} for what, measured, said in rows},
+            "streams": {
+                what: {"measured_us": measured, "predicted_us": said}
+                for what, measured, said in rows
+            },
             "unmatched": [asdict(entry) for entry in profile.unmatched],
-            "missing": [{"operation": operation, "nodes": count} for operation, count in profile.missing],
+            "missing": [
+                {"operation": operation, "nodes": count} for operation, count in profile.missing
+            ],
             "missing_us": prediction.unpriced_us,
             "late_share": profile.late_share,
         }
@@ -46,16 +53,25 @@ def print_profile(profile: Profile, prediction: Prediction, path: str, stdout: T
     for heading in ("measured", "predicted", "difference"):
         table.add_column(heading, justify="right")
     for what, measured, said in rows:
-        table.add_row(what, show_us(measured), show_us(said), f"{100 * (said / measured - 1):+.1f} %" if measured else "")
+        table.add_row(
+            what,
+            show_us(measured),
+            show_us(said),
+            f"{100 * (said / measured - 1):+.1f} %" if measured else "",
+        )
     out.print(table)
     out.print()
     out.print(
-        f"{profile.num_matched} of {profile.num_nodes} nodes matched; "
-        f"costs are means over {profile.num_used} of {profile.num_steps} steps, those in the middle half",
+        f"{profile.num_matched} of {profile.num_nodes} nodes matched; costs are means over"
+        f" {profile.num_used} of {profile.num_steps} steps, those in the middle half",
         markup=False,
     )
     if profile.late_share is not None:
-        out.print(f"waiting for late process ranks: {100 * profile.late_share:.1f} % of the time of transfers", markup=False)
+        out.print(
+            f"waiting for late process ranks: {100 * profile.late_share:.1f} % of the time of"
+            " transfers",
+            markup=False,
+        )
     if profile.unmatched:
         other = sum(entry.share for entry in profile.unmatched)
         lines = [f"{100 * entry.share:5.1f} %  {entry.name}" for entry in profile.unmatched]
@@ -64,7 +80,8 @@ def print_profile(profile: Profile, prediction: Prediction, path: str, stdout: T
         share = prediction.unpriced_us / prediction.compute_us if prediction.compute_us else 0.0
         _print_list(
             out,
-            f"not in the trace, priced by the formulas of the cluster: {100 * share:.1f} % of the compute predicted",
+            f"not in the trace, priced by the formulas of the cluster: {100 * share:.1f} % of the"
+            " compute predicted",
             [f"{count:5d} x  {operation}" for operation, count in profile.missing],
         )
     _print_file(out, profile.costs, path)
@@ -81,7 +98,9 @@ def print_measured(measured: "Measured", path: str, stdout: TextIO, *, as_json: 
             "measured": measured.num_measured,
             "known": measured.num_known,
             "failed": dict(measured.failed),
-            "transfers": [{"kind": kind, "ranks": ranks, "nodes": nodes} for kind, ranks, nodes in groups],
+            "transfers": [
+                {"kind": kind, "ranks": ranks, "nodes": nodes} for kind, ranks, nodes in groups
+            ],
         }
         print(json.dumps(content), file=stdout)
         return
@@ -89,13 +108,23 @@ def print_measured(measured: "Measured", path: str, stdout: TextIO, *, as_json: 
     known = f", {measured.num_known} known from before" if measured.num_known else ""
     out.print(f"{measured.num_measured} operations measured{known}", markup=False)
     if groups:
-        out.print(f"collectives: {', '.join(f'{kind} on {ranks} ranks of {nodes} nodes' for kind, ranks, nodes in groups)}", markup=False)
+        out.print(
+            "collectives:"
+            f" {', '.join(f'{kind} on {ranks} ranks of {nodes} nodes' for kind, ranks, nodes in groups)}",
+            markup=False,
+        )
     else:
         out.print(
-            "collectives: not measured, priced by the formulas of the cluster (run under torchrun with all process ranks)", markup=False
+            "collectives: not measured, priced by the formulas of the cluster (run under torchrun"
+            " with all process ranks)",
+            markup=False,
         )
     if measured.failed:
-        _print_list(out, "cannot run here, priced by the formulas:", [f"{name}: {why}" for name, why in _sorted(measured.failed)])
+        _print_list(
+            out,
+            "cannot run here, priced by the formulas:",
+            [f"{name}: {why}" for name, why in _sorted(measured.failed)],
+        )
     _print_file(out, measured.costs, path)
 
 
@@ -105,7 +134,14 @@ def _rows(profile: Profile, prediction: Prediction) -> list[tuple[str, float, fl
     return [
         ("step", profile.step_us, prediction.step_us),
         ("compute stream", profile.compute_us, prediction.compute_us),
-        *((f"stream of group {group}", profile.transfer_us.get(group, 0.0), prediction.transfer_us.get(group, 0.0)) for group in groups),
+        *(
+            (
+                f"stream of group {group}",
+                profile.transfer_us.get(group, 0.0),
+                prediction.transfer_us.get(group, 0.0),
+            )
+            for group in groups
+        ),
     ]
 
 

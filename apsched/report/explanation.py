@@ -1,4 +1,6 @@
-"""What ``apsched explain`` prints: what a step time rests on and what one more would buy, or why nothing fits."""
+"""What ``apsched explain`` prints: what a step time rests on and what one more would buy, or why
+nothing fits.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -30,8 +32,8 @@ def print_binding(out: Console, result: Result, relaxed: Sequence[Relaxed]) -> N
     path = result.path
     assert path is not None
     out.print(
-        f"{result.problem.name}: step time {show_us(ticks_to_us(path.step_time_ticks))}, bound {show_us(result.bound_us)}, "
-        f"gap {100 * result.gap:.3f} %",
+        f"{result.problem.name}: step time {show_us(ticks_to_us(path.step_time_ticks))}, bound"
+        f" {show_us(result.bound_us)}, gap {100 * result.gap:.3f} %",
         markup=False,
     )
     table = _table("  rests on", right=("ms", "share", "exposed ms"), left=("where",))
@@ -46,7 +48,9 @@ def print_binding(out: Console, result: Result, relaxed: Sequence[Relaxed]) -> N
     out.print(table)
     if memory_text(result):
         out.print(f"  {memory_text(result)}", markup=False)
-    table = _table("  one more of", right=("step time ms", "gain"), left=("proven", "what was changed"))
+    table = _table(
+        "  one more of", right=("step time ms", "gain"), left=("proven", "what was changed")
+    )
     for more in relaxed:
         table.add_row(f"  {_MORE[more.name]}", *_more_cells(result, more), more.change)
     out.print()
@@ -57,7 +61,11 @@ def _more_cells(result: Result, more: Relaxed) -> tuple[str, str, str]:
     if more.step_time_ticks is None:
         return "", "", "not solved"
     known = result.path.step_time_ticks if result.path else 0
-    gain = f"{show_us(ticks_to_us(more.gain_ticks))} ({100 * more.gain_ticks / known:.3f} %)" if more.gain_ticks else "0"
+    gain = (
+        f"{show_us(ticks_to_us(more.gain_ticks))} ({100 * more.gain_ticks / known:.3f} %)"
+        if more.gain_ticks
+        else "0"
+    )
     possible = show_us(ticks_to_us(more.possible_ticks))
     verdict = {
         "gains": f"at least {show_us(ticks_to_us(more.proven_ticks))}, at most {possible}",
@@ -68,7 +76,9 @@ def _more_cells(result: Result, more: Relaxed) -> tuple[str, str, str]:
 
 
 def binding_json(result: Result, relaxed: Sequence[Relaxed]) -> dict[str, Any]:
-    """Return for programs the stretches of the critical path, and what one more of each thing buys."""
+    """Return for programs the stretches of the critical path, and what one more of each thing
+    buys.
+    """
     assert result.path is not None
     stretches = [
         {
@@ -101,35 +111,62 @@ def _more_json(more: Relaxed) -> dict[str, Any]:
 
 
 def print_infeasible(out: Console, name: str, why: Infeasibility) -> None:
-    """Print which caps clash, how far each has to give way alone, and what is alive where memory is short."""
-    how = "no schedule fits (proven)" if why.proven else "no schedule was found that fits (not proven that none does)"
+    """Print which caps clash, how far each has to give way alone, and what is alive where memory is
+    short.
+    """
+    how = (
+        "no schedule fits (proven)"
+        if why.proven
+        else "no schedule was found that fits (not proven that none does)"
+    )
     out.print(f"{name}: {how}", markup=False)
     for clash in why.clashes:
         flags = " and ".join(CAPS[cap] for cap in clash)
-        out.print(f"  {flags} cannot be kept" + (" together" if len(clash) > 1 else ""), markup=False)
+        out.print(
+            f"  {flags} cannot be kept" + (" together" if len(clash) > 1 else ""), markup=False
+        )
     out.print()
     table = _table("  cap", right=("stated", "needs"), left=("with the others as they are",))
     for relaxation in why.relaxations:
-        table.add_row(f"  {CAPS[relaxation.cap]}", _value(relaxation.cap, relaxation.stated), *_need_cells(relaxation))
+        table.add_row(
+            f"  {CAPS[relaxation.cap]}",
+            _value(relaxation.cap, relaxation.stated),
+            *_need_cells(relaxation),
+        )
     out.print(table)
     if why.places:
-        out.print("\n  where memory is short, with every buffer held as briefly as can be:", markup=False)
+        out.print(
+            "\n  where memory is short, with every buffer held as briefly as can be:", markup=False
+        )
     for k, place in enumerate(why.places):
-        out.print(f"  {place.node}: {show_bytes(place.live_bytes)} alive" + (", of it" if k == 0 else ""), markup=False)
+        out.print(
+            f"  {place.node}: {show_bytes(place.live_bytes)} alive" + (", of it" if k == 0 else ""),
+            markup=False,
+        )
         alive = Table.grid(padding=(0, 2))
         alive.add_column(justify="right", min_width=14)
         alive.add_column()
         for what, count, size in place.alive if k == 0 else ():
-            alive.add_row(show_bytes(size), f"{what}" + (f" ({count} tensors)" if count > 1 else ""))
+            alive.add_row(
+                show_bytes(size), f"{what}" + (f" ({count} tensors)" if count > 1 else "")
+            )
         out.print(alive)
 
 
 def _need_cells(relaxation: Relaxation) -> tuple[str, str]:
-    too = f"; {' and '.join(CAPS[cap] for cap in relaxation.lifted)} must give way, too" if relaxation.lifted else ""
+    too = (
+        f"; {' and '.join(CAPS[cap] for cap in relaxation.lifted)} must give way, too"
+        if relaxation.lifted
+        else ""
+    )
     bound = _value(relaxation.cap, relaxation.bound)
     if relaxation.least is None:
         return "unknown", f"proven to need {bound} or more{too}"
-    proven = "proven: no less will do" if relaxation.proven else f"known to do; proven to need {bound} or more"
+    proven = (
+        "proven: no less will do"
+        if relaxation.proven
+        else f"known to do; proven to need {bound} or more"
+    )
     return _value(relaxation.cap, relaxation.least), proven + too
 
 
@@ -161,10 +198,15 @@ _FLAGS = {
 
 
 def explain_infeasible(result: Result) -> str:
-    """Return why no schedule keeps the caps: which clash, at which nodes, and the least that would do."""
+    """Return why no schedule keeps the caps: which clash, at which nodes, and the least that would
+    do.
+    """
     why = result.answer.infeasibility
     if why is None:
         raise ApschedError(f"{result.problem.name}: no schedule was found, and no reason")
-    least = [f"{_FLAGS[cap]} {value}{f' ({show_bytes(value)})' if cap.endswith('bytes') else ''}" for cap, value in why.least]
+    least = [
+        f"{_FLAGS[cap]} {value}{f' ({show_bytes(value)})' if cap.endswith('bytes') else ''}"
+        for cap, value in why.least
+    ]
     joined = (" and " if any(r.lifted for r in why.relaxations) else " or ").join(least)
     return f"{result.problem.name}: {why.message}" + (f"; try {joined}" if least else "")

@@ -11,14 +11,20 @@ from apsched.units import ticks_to_us
 
 
 def transfer_name(problem: Problem, transfer: Transfer) -> str:
-    """Return what a transfer is called: its kind, what its first member serves (or that node), and how many more members there are."""
+    """Return what a transfer is called: its kind, what its first member serves (or that node), and
+    how many more members there are.
+    """
     first = problem.collectives[transfer.members[0]]
     more = f" (+{len(transfer.members) - 1})" if len(transfer.members) > 1 else ""
-    return f"{problem.keys[first.key].kind} of {first.module or problem.node_names[first.start]}{more}"
+    return (
+        f"{problem.keys[first.key].kind} of {first.module or problem.node_names[first.start]}{more}"
+    )
 
 
 def stalls(problem: Problem, schedule: Schedule, timeline: Timeline, caps: Caps) -> dict[int, str]:
-    """Return for each step that stalls why it does; the key -1 is the tail behind the last step, where there is one."""
+    """Return for each step that stalls why it does; the key -1 is the tail behind the last step,
+    where there is one.
+    """
     queue = _queues(timeline)
     said: dict[int, str] = {}
     last_end = timeline.end_ticks[-1] if timeline.end_ticks else 0
@@ -32,18 +38,31 @@ def stalls(problem: Problem, schedule: Schedule, timeline: Timeline, caps: Caps)
 
 
 def _queues(timeline: Timeline) -> list[tuple[int, ...]]:
-    """Return for each transfer those that it was queued behind without a break, the first of them first."""
+    """Return for each transfer those that it was queued behind without a break, the first of them
+    first.
+    """
     last: dict[int, int] = {}
     queue: list[tuple[int, ...]] = []
     for i, transfer in enumerate(timeline.transfers):
         before = last.get(transfer.stream)
         launched = timeline.end_ticks[transfer.start_step]
-        queue.append((*queue[before], before) if before is not None and timeline.transfers[before].end_ticks > launched else ())
+        queue.append(
+            (*queue[before], before)
+            if before is not None and timeline.transfers[before].end_ticks > launched
+            else ()
+        )
         last[transfer.stream] = i
     return queue
 
 
-def _sentence(problem: Problem, schedule: Schedule, timeline: Timeline, caps: Caps, i: int, queue: list[tuple[int, ...]]) -> str:
+def _sentence(
+    problem: Problem,
+    schedule: Schedule,
+    timeline: Timeline,
+    caps: Caps,
+    i: int,
+    queue: list[tuple[int, ...]],
+) -> str:
     transfer = timeline.transfers[i]
     size, where = show_bytes(transfer.size_bytes), f"group {problem.streams[transfer.stream]}"
     length = show_us(ticks_to_us(transfer.end_ticks - transfer.begin_ticks))
@@ -58,7 +77,9 @@ def _sentence(problem: Problem, schedule: Schedule, timeline: Timeline, caps: Ca
     return f"{text}. {_because(problem, schedule, timeline, caps, first, queued=bool(queue[i]))}"
 
 
-def _because(problem: Problem, schedule: Schedule, timeline: Timeline, caps: Caps, i: int, *, queued: bool) -> str:
+def _because(
+    problem: Problem, schedule: Schedule, timeline: Timeline, caps: Caps, i: int, *, queued: bool
+) -> str:
     """Return why the first of a queue is not launched sooner."""
     cause, at_step = cause_of(problem, schedule, timeline, caps, i)
     who = f"The first of them, {transfer_name(problem, timeline.transfers[i])}," if queued else "It"

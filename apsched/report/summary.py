@@ -25,10 +25,20 @@ _WIDTH_OFF_TERMINAL = 140
 _STAGES = ("capture", "export", "solve", "write_back")
 
 
-def report_json(source: str, cluster: str, results: Iterable[Result], options: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the object that ``--json`` prints; ``options`` are those stated, for files that are read back."""
+def report_json(
+    source: str, cluster: str, results: Iterable[Result], options: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the object that ``--json`` prints; ``options`` are those stated, for files that are
+    read back.
+    """
     stated = {} if options is None else {"options": dict(options)}
-    return {"schema": SCHEMA, "source": source, "cluster": cluster, **stated, "graphs": [graph_json(result) for result in results]}
+    return {
+        "schema": SCHEMA,
+        "source": source,
+        "cluster": cluster,
+        **stated,
+        "graphs": [graph_json(result) for result in results],
+    }
 
 
 def graph_json(result: Result) -> dict[str, Any]:
@@ -64,7 +74,9 @@ def graph_json(result: Result) -> dict[str, Any]:
         "metrics": asdict(result.metrics) if result.metrics else None,
         "round_trip_exact": result.round_trip_exact,
         "costs": dict(result.cost_shares),
-        "baselines": {score.name: _score_json(score) for score in (*result.answer.baselines, *result.others)},
+        "baselines": {
+            score.name: _score_json(score) for score in (*result.answer.baselines, *result.others)
+        },
         "seconds": {stage: round(result.seconds.get(stage, 0.0), 3) for stage in _STAGES},
     }
     if (contention := result.problem.contention) is not None:
@@ -72,7 +84,11 @@ def graph_json(result: Result) -> dict[str, Any]:
     if result.robustness is not None:
         report["robustness"] = robustness_json(result.robustness)
     if result.problem.rules:
-        report["plan"] = {"digest": digest(result.problem.rules), "rules": result.problem.rules, "not_kept_by": dict(_broken_by(result))}
+        report["plan"] = {
+            "digest": digest(result.problem.rules),
+            "rules": result.problem.rules,
+            "not_kept_by": dict(_broken_by(result)),
+        }
     if result.bitwise is not None:
         report["bitwise"] = {**asdict(result.bitwise), "share": result.bitwise.share}
     if result.answer.infeasibility is not None:
@@ -82,23 +98,35 @@ def graph_json(result: Result) -> dict[str, Any]:
 
 def _broken_by(result: Result) -> Iterator[tuple[str, str]]:
     """Yield each baseline that does not fit under the plan, with the first reason."""
-    return ((score.name, score.violations[0]) for score in (*result.answer.baselines, *result.others) if not score.fits)
+    return (
+        (score.name, score.violations[0])
+        for score in (*result.answer.baselines, *result.others)
+        if not score.fits
+    )
 
 
 def infeasibility_json(why: Infeasibility) -> dict[str, Any]:
-    """Return why nothing fits: ``least`` has the values known to do, ``relaxations`` also what is proven of them."""
+    """Return why nothing fits: ``least`` has the values known to do, ``relaxations`` also what is
+    proven of them.
+    """
     return {
         "caps": why.caps,
         "clashes": why.clashes,
         "proven": why.proven,
         "nodes": why.nodes,
         "least": dict(why.least),
-        "relaxations": {r.cap: {"stated": r.stated, "least": r.least, "bound": r.bound, "lifted": r.lifted} for r in why.relaxations},
+        "relaxations": {
+            r.cap: {"stated": r.stated, "least": r.least, "bound": r.bound, "lifted": r.lifted}
+            for r in why.relaxations
+        },
         "places": [
             {
                 "node": place.node,
                 "live_bytes": place.live_bytes,
-                "alive": [{"what": what, "tensors": count, "bytes": size} for what, count, size in place.alive],
+                "alive": [
+                    {"what": what, "tensors": count, "bytes": size}
+                    for what, count, size in place.alive
+                ],
             }
             for place in why.places
         ],
@@ -117,22 +145,53 @@ def _score_json(score: Score) -> dict[str, Any]:
     }
 
 
-def print_table(results: Sequence[Result], stream: TextIO, *, rows: Sequence[Sequence[Score]] | None = None, ratio: bool = False) -> None:
-    """Print every schedule of every graph beside the bound; ``rows`` in place of the baselines and the solution."""
+def print_table(
+    results: Sequence[Result],
+    stream: TextIO,
+    *,
+    rows: Sequence[Sequence[Score]] | None = None,
+    ratio: bool = False,
+) -> None:
+    """Print every schedule of every graph beside the bound; ``rows`` in place of the baselines and
+    the solution.
+    """
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("graph")
     table.add_column("schedule")
-    for heading in ("step time ms", "above bound", "exposed ms", "peak memory", "collectives", *(["ratio to apsched"] if ratio else [])):
+    for heading in (
+        "step time ms",
+        "above bound",
+        "exposed ms",
+        "peak memory",
+        "collectives",
+        *(["ratio to apsched"] if ratio else []),
+    ):
         table.add_column(heading, justify="right")
     table.add_column("fits")
     for k, result in enumerate(results):
         shown = rows[k] if rows is not None else _all_rows(result)
         for first, scored in enumerate(shown):
-            table.add_row(*_cells(result, scored, name=result.problem.name if first == 0 else "", ratio=ratio))
-        bound = ["", "bound", f"{result.bound_us / 1000:,.3f}", "", "", show_bytes(result.answer.floor_bound_bytes), ""]
-        table.add_row(*bound, *([""] if ratio else []), "", style="dim", end_section=k + 1 < len(results))
+            table.add_row(
+                *_cells(result, scored, name=result.problem.name if first == 0 else "", ratio=ratio)
+            )
+        bound = [
+            "",
+            "bound",
+            f"{result.bound_us / 1000:,.3f}",
+            "",
+            "",
+            show_bytes(result.answer.floor_bound_bytes),
+            "",
+        ]
+        table.add_row(
+            *bound, *([""] if ratio else []), "", style="dim", end_section=k + 1 < len(results)
+        )
     console(stream).print(table)
-    if robust := [(result.problem.name, result.robustness) for result in results if result.robustness is not None]:
+    if robust := [
+        (result.problem.name, result.robustness)
+        for result in results
+        if result.robustness is not None
+    ]:
         console(stream).print()
         console(stream).print(robustness_table(robust))
 
@@ -169,28 +228,41 @@ def _moved_line(result: Result) -> str:
     """Return which compute nodes moved, and how far; empty where none could."""
     if result.schedule is None or result.caps.max_compute_move == 0:
         return ""
-    most = "any number of" if result.caps.max_compute_move is None else f"at most {result.caps.max_compute_move}"
+    most = (
+        "any number of"
+        if result.caps.max_compute_move is None
+        else f"at most {result.caps.max_compute_move}"
+    )
     nodes = moved_compute(result.problem, result.schedule)
     if not nodes:
-        return f"  moved: no compute node, of {len(result.problem.captured_order)} that could move by {most} places"
+        return (
+            f"  moved: no compute node, of {len(result.problem.captured_order)} that could move by"
+            f" {most} places"
+        )
     ticks = sum(result.problem.duration_ticks[node] for node in nodes)
     furthest = furthest_move(result.problem, result.schedule)
     return (
-        f"  moved: {len(nodes)} of {len(result.problem.captured_order)} compute nodes, {show_us(ticks_to_us(ticks))} of work, "
-        f"by up to {furthest} places"
+        f"  moved: {len(nodes)} of {len(result.problem.captured_order)} compute nodes,"
+        f" {show_us(ticks_to_us(ticks))} of work, by up to {furthest} places"
     )
 
 
 def _forms(result: Result) -> str:
     """Return how many buckets have which form, where there are two to choose from."""
-    if result.schedule is None or all(key.coalesced_member_ticks is None for key in result.problem.keys):
+    if result.schedule is None or all(
+        key.coalesced_member_ticks is None for key in result.problem.keys
+    ):
         return ""
     num_coalesced = sum(bucket.coalesced for bucket in result.schedule.buckets)
-    return f"; buckets: {num_coalesced} coalesced, {len(result.schedule.buckets) - num_coalesced} flat"
+    return (
+        f"; buckets: {num_coalesced} coalesced, {len(result.schedule.buckets) - num_coalesced} flat"
+    )
 
 
 def metrics_lines(result: Result) -> tuple[str, ...]:
-    """Return what the schedule makes of the collectives, a line for each direction, group and kind."""
+    """Return what the schedule makes of the collectives, a line for each direction, group and
+    kind.
+    """
     return tuple(f"  {line}" for line in result.metrics.lines()) if result.metrics else ()
 
 
@@ -202,16 +274,26 @@ def summary_lines(result: Result) -> tuple[str, ...]:
         return (f"{name}: no schedule fits; memory cap {cap}",)
     chose, answer = result.chosen, result.answer
     lines = [
-        f"{name}: {answer.status}, step time {show_us(result.step_time_us or 0.0)}, bound {show_us(result.bound_us)} "
-        f"({answer.bound_source}), gap {100 * result.gap:.3f} %",
-        f"  fastest found {show_us(ticks_to_us(answer.fastest_ticks))}, gap {100 * answer.fastest_gap:.3f} %; "
-        f"within {show_us(ticks_to_us(answer.time_limit_ticks))}: peak {show_bytes(result.best.peak_memory_bytes)}, "
-        f"bound {show_bytes(answer.peak_bound_bytes)}, gap {100 * answer.peak_gap:.3f} %; "
-        f"collectives {result.best.num_launches}, bound {answer.launches_bound}, gap {100 * answer.launches_gap:.3f} %",
+        (
+            f"{name}: {answer.status}, step time {show_us(result.step_time_us or 0.0)}, bound"
+            f" {show_us(result.bound_us)} ({answer.bound_source}), gap {100 * result.gap:.3f} %"
+        ),
+        (
+            f"  fastest found {show_us(ticks_to_us(answer.fastest_ticks))}, gap"
+            f" {100 * answer.fastest_gap:.3f} %; within"
+            f" {show_us(ticks_to_us(answer.time_limit_ticks))}: peak"
+            f" {show_bytes(result.best.peak_memory_bytes)}, bound"
+            f" {show_bytes(answer.peak_bound_bytes)}, gap {100 * answer.peak_gap:.3f} %;"
+            f" collectives {result.best.num_launches}, bound {answer.launches_bound}, gap"
+            f" {100 * answer.launches_gap:.3f} %"
+        ),
         binds_line(result),
         f"  memory cap {cap}; least peak known {show_bytes(answer.floor_memory_bytes)}",
-        f"  chosen: largest bucket {show_bytes(chose.bucket_bytes)}, span {chose.topo_span}, prefetch {chose.prefetch}, "
-        f"in flight {show_bytes(chose.in_flight_bytes)}{_forms(result)}",
+        (
+            f"  chosen: largest bucket {show_bytes(chose.bucket_bytes)}, span {chose.topo_span},"
+            f" prefetch {chose.prefetch}, in flight"
+            f" {show_bytes(chose.in_flight_bytes)}{_forms(result)}"
+        ),
     ]
     if result.problem.contention is not None:
         lines.append(f"  contention: {result.problem.contention}")
@@ -222,16 +304,26 @@ def summary_lines(result: Result) -> tuple[str, ...]:
     if moved := _moved_line(result):
         lines.append(moved)
     if set(result.cost_shares) - {"formula"}:
-        lines.append(f"  costs: {', '.join(f'{source} {100 * share:.1f} %' for source, share in result.cost_shares.items())}")
+        lines.append(
+            "  costs:"
+            f" {', '.join(f'{source} {100 * share:.1f} %' for source, share in result.cost_shares.items())}"
+        )
     if result.problem.rules:
         broken = [name for name, _ in _broken_by(result)]
         rules = f"{len(result.problem.rules)} rule{'s' if len(result.problem.rules) > 1 else ''}"
-        lines.append(f"  plan {digest(result.problem.rules)} of {rules}" + (f"; it is not kept by {', '.join(broken)}" if broken else ""))
+        lines.append(
+            f"  plan {digest(result.problem.rules)} of {rules}"
+            + (f"; it is not kept by {', '.join(broken)}" if broken else "")
+        )
     if result.bitwise is not None:
         cost = f"{result.bitwise.cost_us:,.2f} µs ({100 * result.bitwise.share:.2f} %)"
-        lines.append(f"  bitwise costs {cost}: the fastest found without it takes {show_us(result.bitwise.step_time_us)}")
+        lines.append(
+            f"  bitwise costs {cost}: the fastest found without it takes"
+            f" {show_us(result.bitwise.step_time_us)}"
+        )
     lines += [
-        f"  NOT the fastest: {score.name} fits and is {show_us(result.step_time_us - ticks_to_us(score.step_time_ticks))} faster"
+        f"  NOT the fastest: {score.name} fits and is"
+        f" {show_us(result.step_time_us - ticks_to_us(score.step_time_ticks))} faster"
         for score in result.beaten_by
         if result.step_time_us is not None
     ]

@@ -1,8 +1,11 @@
-"""The timelines of a run as Chrome trace events, to be opened in Perfetto, beside a trace of the real job if you like.
+"""The timelines of a run as Chrome trace events, to be opened in Perfetto, beside a trace of the
+real job if you like.
 
-Format: "Trace Event Format" (Chromium). Conventions of Kineto, whose traces torch.profiler exports: microseconds, a thread for each stream
-under the device's process, work of category ``kernel``, what is no work of category ``gpu_user_annotation``, launches tied to kernels by
-flows of category ``ac2g``. Process numbers lie above those that Linux gives (at most 2**22), so that both traces fit into one file.
+Format: "Trace Event Format" (Chromium). Conventions of Kineto, whose traces torch.profiler exports:
+microseconds, a thread for each stream under the device's process, work of category ``kernel``, what
+is no work of category ``gpu_user_annotation``, launches tied to kernels by flows of category
+``ac2g``. Process numbers lie above those that Linux gives (at most 2**22), so that both traces fit
+into one file.
 """
 
 from collections.abc import Iterator
@@ -37,23 +40,34 @@ Event = dict[str, Any]
 
 
 def trace(run: SolvedRun) -> bytes:
-    """Return the trace of ``run``: for each graph a process as captured and one as solved; the same run gives the same bytes."""
-    return orjson.dumps({"schemaVersion": 1, "displayTimeUnit": "ms", "traceEvents": trace_events(run)})
+    """Return the trace of ``run``: for each graph a process as captured and one as solved; the same
+    run gives the same bytes.
+    """
+    return orjson.dumps(
+        {"schemaVersion": 1, "displayTimeUnit": "ms", "traceEvents": trace_events(run)}
+    )
 
 
 def trace_events(run: SolvedRun) -> list[Event]:
-    """Return the events of ``run``: graph g has the processes ``FIRST_PROCESS`` + 2 g (as captured) and + 2 g + 1 (solved), each from 0."""
+    """Return the events of ``run``: graph g has the processes ``FIRST_PROCESS`` + 2 g (as captured)
+    and + 2 g + 1 (solved), each from 0.
+    """
     events: list[Event] = []
     for g, graph in enumerate(run.graphs):
         caps = graph.result.caps
-        orders = (("as captured", graph.captured, graph.before), ("solved", graph.result.problem, graph.after))
+        orders = (
+            ("as captured", graph.captured, graph.before),
+            ("solved", graph.result.problem, graph.after),
+        )
         for o, (label, problem, schedule) in enumerate(orders):
             pid = FIRST_PROCESS + 2 * g + o
             events += _process(pid, f"{problem.name}, {label}", problem, schedule, caps)
     return events
 
 
-def _process(pid: int, name: str, problem: Problem, schedule: Schedule, caps: Caps) -> Iterator[Event]:
+def _process(
+    pid: int, name: str, problem: Problem, schedule: Schedule, caps: Caps
+) -> Iterator[Event]:
     timeline = simulate(problem, schedule)
     yield _named("process_name", pid, 0, name=f"apsched: {name}")
     yield _named("process_sort_index", pid, 0, sort_index=pid)
@@ -61,7 +75,12 @@ def _process(pid: int, name: str, problem: Problem, schedule: Schedule, caps: Ca
     sizes = {key.group: key.group_size for key in problem.keys}
     for stream, group in enumerate(problem.streams):
         tid = FIRST_GROUP_STREAM + stream
-        yield _named("thread_name", pid, tid, name=f"stream {tid}: group {group} ({sizes.get(group, 0)} process ranks)")
+        yield _named(
+            "thread_name",
+            pid,
+            tid,
+            name=f"stream {tid}: group {group} ({sizes.get(group, 0)} process ranks)",
+        )
     yield from _compute(pid, problem, schedule, timeline, caps)
     yield from _transfers(pid, problem, timeline)
     yield from _flows(pid, timeline)
@@ -72,30 +91,69 @@ def _named(what: str, pid: int, tid: int, **args: object) -> Event:
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "ts": 0, "args": args}
 
 
-def _slice(cat: str, name: str, pid: int, tid: int, begin_ticks: int, end_ticks: int, args: dict[str, object]) -> Event:
-    where = {"pid": pid, "tid": tid, "ts": ticks_to_us(begin_ticks), "dur": ticks_to_us(end_ticks - begin_ticks)}
+def _slice(
+    cat: str,
+    name: str,
+    pid: int,
+    tid: int,
+    begin_ticks: int,
+    end_ticks: int,
+    args: dict[str, object],
+) -> Event:
+    where = {
+        "pid": pid,
+        "tid": tid,
+        "ts": ticks_to_us(begin_ticks),
+        "dur": ticks_to_us(end_ticks - begin_ticks),
+    }
     return {"ph": "X", "cat": cat, "name": name, **where, "args": {"stream": tid, **args}}
 
 
-def _compute(pid: int, problem: Problem, schedule: Schedule, timeline: Timeline, caps: Caps) -> Iterator[Event]:
-    """Yield what the compute stream does, and where it stands still and why. Steps without length are left out: in Perfetto they would
-    lie in what begins at the same time. Where nothing runs behind a wait, its flow leads to a mark at the end."""
+def _compute(
+    pid: int, problem: Problem, schedule: Schedule, timeline: Timeline, caps: Caps
+) -> Iterator[Event]:
+    """Yield what the compute stream does, and where it stands still and why. Steps without length
+    are left out: in Perfetto they would lie in what begins at the same time. Where nothing runs
+    behind a wait, its flow leads to a mark at the end.
+    """
     moved = moved_compute(problem, schedule)
     why = stalls(problem, schedule, timeline, caps)
     for k, step in enumerate(schedule.steps):
         begin, end = timeline.begin_ticks[k], timeline.end_ticks[k]
         if begin == end:
             continue
-        name, module, kind = step_name(problem, step), module_of_step(problem, schedule, step), kind_of_step(problem, step, moved)
+        name, module, kind = (
+            step_name(problem, step),
+            module_of_step(problem, schedule, step),
+            kind_of_step(problem, step, moved),
+        )
         if k in why:
             args = {"module": module, "why": why[k], "step": k}
-            yield _slice("gpu_user_annotation", f"stalls at {name}", pid, COMPUTE_STREAM, begin, end, args)
+            yield _slice(
+                "gpu_user_annotation", f"stalls at {name}", pid, COMPUTE_STREAM, begin, end, args
+            )
         else:
-            yield _slice("kernel", name, pid, COMPUTE_STREAM, begin, end, {"kind": kind, "module": module, "step": k})
+            yield _slice(
+                "kernel",
+                name,
+                pid,
+                COMPUTE_STREAM,
+                begin,
+                end,
+                {"kind": kind, "module": module, "step": k},
+            )
     last = timeline.end_ticks[-1]
     if -1 in why:
         args = {"why": why[-1]}
-        yield _slice("gpu_user_annotation", "stalls at the end of the step", pid, COMPUTE_STREAM, last, timeline.step_time_ticks, args)
+        yield _slice(
+            "gpu_user_annotation",
+            "stalls at the end of the step",
+            pid,
+            COMPUTE_STREAM,
+            last,
+            timeline.step_time_ticks,
+            args,
+        )
     elif any(_arrival_ticks(timeline, transfer) == last for transfer in timeline.transfers):
         yield _slice("user_annotation", "end of the step", pid, COMPUTE_STREAM, last, last, {})
 
@@ -114,21 +172,42 @@ def _transfers(pid: int, problem: Problem, timeline: Timeline) -> Iterator[Event
             "module": modules_of(problem, transfer.members),
         }
         tid = FIRST_GROUP_STREAM + transfer.stream
-        yield _slice("kernel", transfer_name(problem, transfer), pid, tid, transfer.begin_ticks, transfer.end_ticks, args)
+        yield _slice(
+            "kernel",
+            transfer_name(problem, transfer),
+            pid,
+            tid,
+            transfer.begin_ticks,
+            transfer.end_ticks,
+            args,
+        )
 
 
 def _flows(pid: int, timeline: Timeline) -> Iterator[Event]:
-    """Yield an arrow from each launch to its transfer, and one from there to where it is waited for.
+    """Yield an arrow from each launch to its transfer, and one from there to where it is waited
+    for.
 
-    Each end belongs to the slice that its thread runs then; where one ends and another begins, to the latter. Perfetto reads slices
-    before flows of the same time, so an end that is bound to the next slice (no ``bp``) would miss the one that begins right then.
+    Each end belongs to the slice that its thread runs then; where one ends and another begins, to
+    the latter. Perfetto reads slices before flows of the same time, so an end that is bound to the
+    next slice (no ``bp``) would miss the one that begins right then.
     """
 
     def end(cat: str, ph: str, number: int, tid: int, ticks: int) -> Event:
         bound = {"bp": "e"} if ph == "f" else {}
-        return {"ph": ph, "cat": cat, "name": cat, "id": number, "pid": pid, "tid": tid, "ts": ticks_to_us(ticks), **bound}
+        return {
+            "ph": ph,
+            "cat": cat,
+            "name": cat,
+            "id": number,
+            "pid": pid,
+            "tid": tid,
+            "ts": ticks_to_us(ticks),
+            **bound,
+        }
 
-    first = (pid - FIRST_PROCESS + 1) << 32  # above those of a real trace, which are correlation ids of 32 bits
+    first = (
+        pid - FIRST_PROCESS + 1
+    ) << 32  # above those of a real trace, which are correlation ids of 32 bits
     for i, transfer in enumerate(timeline.transfers):
         tid, number = FIRST_GROUP_STREAM + transfer.stream, first + 2 * i + 1
         yield end("ac2g", "s", number, COMPUTE_STREAM, timeline.begin_ticks[transfer.start_step])
@@ -138,16 +217,28 @@ def _flows(pid: int, timeline: Timeline) -> Iterator[Event]:
 
 
 def _arrival_ticks(timeline: Timeline, transfer: Transfer) -> int:
-    """Return where the arrow from a transfer leads to: its stall; what runs behind the wait, where that does not stall, or has stalled
-    since before the transfer began (Perfetto turns arrows round that lead to what began sooner)."""
+    """Return where the arrow from a transfer leads to: its stall; what runs behind the wait, where
+    that does not stall, or has stalled since before the transfer began (Perfetto turns arrows round
+    that lead to what began sooner).
+    """
     begin, end = timeline.begin_ticks[transfer.wait_step], timeline.end_ticks[transfer.wait_step]
     return begin if begin >= transfer.begin_ticks else max(end, transfer.begin_ticks)
 
 
 def _memory(pid: int, timeline: Timeline) -> Iterator[Event]:
-    """Yield the live bytes; where several steps begin at one time, the most of them, so that the peak is seen."""
+    """Yield the live bytes; where several steps begin at one time, the most of them, so that the
+    peak is seen.
+    """
     most: dict[int, int] = {}
     for begin, live in zip(timeline.begin_ticks, timeline.live_bytes, strict=True):
         most[begin] = max(most.get(begin, 0), live)
     for begin, live in most.items():
-        yield {"ph": "C", "cat": "memory", "name": "live bytes", "pid": pid, "tid": 0, "ts": ticks_to_us(begin), "args": {"bytes": live}}
+        yield {
+            "ph": "C",
+            "cat": "memory",
+            "name": "live bytes",
+            "pid": pid,
+            "tid": 0,
+            "ts": ticks_to_us(begin),
+            "args": {"bytes": live},
+        }

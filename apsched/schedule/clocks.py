@@ -1,6 +1,8 @@
-"""The clocks of the machine: when each step and each transfer ends. ``simulate`` drives one of them through a schedule.
+"""The clocks of the machine: when each step and each transfer ends. ``simulate`` drives one of them
+through a schedule.
 
-Both have the same face: ``run`` some work on the compute stream, ``launch`` a transfer on a stream, ``wait`` for one, ``finish``.
+Both have the same face: ``run`` some work on the compute stream, ``launch`` a transfer on a stream,
+``wait`` for one, ``finish``.
 """
 
 from collections import deque
@@ -73,7 +75,9 @@ class _Flow:
 
 
 class SharedClock:
-    """Streams share links, compute and transfers slow each other down: see :mod:`apsched.problem.contention`. Exact, in fractions of a tick."""
+    """Streams share links, compute and transfers slow each other down: see
+    :mod:`apsched.problem.contention`. Exact, in fractions of a tick.
+    """
 
     def __init__(
         self,
@@ -109,7 +113,9 @@ class SharedClock:
         index = len(self.ends)
         self.begins.append(self.now)
         self.ends.append(-1)
-        self._queues[stream].append(_Flow(index, Fraction(latency_ticks), Fraction(ticks - latency_ticks)))
+        self._queues[stream].append(
+            _Flow(index, Fraction(latency_ticks), Fraction(ticks - latency_ticks))
+        )
         return index
 
     def wait(self, transfer: int) -> None:
@@ -129,7 +135,9 @@ class SharedClock:
         return end
 
     def _speeds(self, *, computing: bool) -> list[Fraction]:
-        """Return the speed of the head of each stream: during latency, then the share that its fullest link leaves; compute slows both."""
+        """Return the speed of the head of each stream: during latency, then the share that its
+        fullest link leaves; compute slows both.
+        """
         alone = 1 / self._transfer_slowdown if computing else Fraction(1)
         in_latency = 1 / self._latency_slowdown if computing else Fraction(1)
         on_link: dict[int, int] = {}
@@ -138,14 +146,23 @@ class SharedClock:
                 for link in self._links[stream]:
                     on_link[link] = on_link.get(link, 0) + 1
         return [
-            alone / max((on_link.get(link, 1) for link in self._links[stream]), default=1) if queue and not queue[0].latency else in_latency
+            alone / max((on_link.get(link, 1) for link in self._links[stream]), default=1)
+            if queue and not queue[0].latency
+            else in_latency
             for stream, queue in enumerate(self._queues)
         ]
 
     def _next_change(self, speeds: Sequence[Fraction]) -> int | None:
-        """Return the next tick at which a head moves bytes or ends; ``None`` where nothing is transferred."""
-        heads = [(queue[0], speed) for queue, speed in zip(self._queues, speeds, strict=True) if queue]
-        return min((self.now + ceil((flow.latency or flow.moving) / speed) for flow, speed in heads), default=None)
+        """Return the next tick at which a head moves bytes or ends; ``None`` where nothing is
+        transferred.
+        """
+        heads = [
+            (queue[0], speed) for queue, speed in zip(self._queues, speeds, strict=True) if queue
+        ]
+        return min(
+            (self.now + ceil((flow.latency or flow.moving) / speed) for flow, speed in heads),
+            default=None,
+        )
 
     def _go_to(self, until: int, speeds: Sequence[Fraction]) -> None:
         """Let time pass up to the next change, at most, and let end what is done."""

@@ -1,10 +1,12 @@
 """Kernels that an order cuts in two, and what that costs.
 
-What a compiler makes one kernel of stands together among the compute nodes as captured: a *run* of neighbours. A ``KernelCut`` is a place
-in it with a price. An order makes the cut where the nodes of the run before it stand together, those from it on stand together, and
-other compute stands between the two; a run that stands together is one kernel, in whatever order. Then what passes from one piece to the
-other is written and read, and each piece has a floor: some nodes take longer. A kernel is cut once at most; orders that tear it in other
-ways, which no solver makes, pay what they pay whole.
+What a compiler makes one kernel of stands together among the compute nodes as captured: a *run* of
+neighbours. A ``KernelCut`` is a place in it with a price. An order makes the cut where the nodes of
+the run before it stand together, those from it on stand together, and other compute stands between
+the two; a run that stands together is one kernel, in whatever order. Then what passes from one
+piece to the other is written and read, and each piece has a floor: some nodes take longer. A kernel
+is cut once at most; orders that tear it in other ways, which no solver makes, pay what they pay
+whole.
 """
 
 from collections.abc import Sequence
@@ -20,7 +22,9 @@ def cuts_made(problem: Problem, schedule: Schedule) -> tuple[KernelCut, ...]:
     if not problem.cuts:
         return ()
     compute_order, places = problem.captured_order, problem.captured_places
-    order = (step.index for step in schedule.steps if step.kind is StepKind.NODE and step.index in places)
+    order = (
+        step.index for step in schedule.steps if step.kind is StepKind.NODE and step.index in places
+    )
     now = {node: place for place, node in enumerate(order)}
     made: dict[int, KernelCut] = {}
     for cut in problem.cuts:
@@ -34,12 +38,18 @@ def cuts_made(problem: Problem, schedule: Schedule) -> tuple[KernelCut, ...]:
 
 def extra_ticks(cuts: Sequence[KernelCut]) -> dict[int, int]:
     """Return by how much longer nodes take where ``cuts``, of different kernels, are made."""
-    return {node: ticks for cut in cuts for node, ticks in zip(cut.nodes, cut.extra_ticks, strict=True)}
+    return {
+        node: ticks for cut in cuts for node, ticks in zip(cut.nodes, cut.extra_ticks, strict=True)
+    }
 
 
 def pieces(problem: Problem, cut: KernelCut) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the nodes of the run of ``cut``, those before it and those from it on."""
-    compute_order, kernels, at = problem.captured_order, problem.kernels, problem.captured_places[cut.node]
+    compute_order, kernels, at = (
+        problem.captured_order,
+        problem.kernels,
+        problem.captured_places[cut.node],
+    )
     begin, past = at, at
     while begin > 0 and kernels[compute_order[begin - 1]] == kernels[cut.node]:
         begin -= 1
@@ -51,7 +61,9 @@ def pieces(problem: Problem, cut: KernelCut) -> tuple[tuple[int, ...], tuple[int
 def second_piece(problem: Problem, cut: KernelCut) -> tuple[int, ...]:
     """Return the nodes of the kernel of ``cut`` from it on, wherever they stand."""
     kernel = problem.kernels[cut.node]
-    return tuple(node for node in range(cut.node, problem.num_nodes) if problem.kernels[node] == kernel)
+    return tuple(
+        node for node in range(cut.node, problem.num_nodes) if problem.kernels[node] == kernel
+    )
 
 
 def with_cut(problem: Problem, cut: KernelCut) -> Problem:
@@ -60,7 +72,9 @@ def with_cut(problem: Problem, cut: KernelCut) -> Problem:
     free, kernel = problem.unrestricted, problem.kernels[cut.node]
     return replace(
         problem,
-        duration_ticks=tuple(ticks + extra.get(node, 0) for node, ticks in enumerate(problem.duration_ticks)),
+        duration_ticks=tuple(
+            ticks + extra.get(node, 0) for node, ticks in enumerate(problem.duration_ticks)
+        ),
         kernels=tuple(cut.node if node in second else k for node, k in enumerate(problem.kernels)),
         cuts=tuple(other for other in problem.cuts if problem.kernels[other.node] != kernel),
         unrestricted=None if free is None else with_cut(free, cut),

@@ -31,22 +31,28 @@ def live_bytes(problem: Problem, schedule: Schedule) -> tuple[int, ...]:
 def lifetimes(problem: Problem, schedule: Schedule) -> list[Lifetime]:
     """Return the life of every storage that is not kept, the buffers of buckets included.
 
-    ==============  =============================  ==========================  ================================
+    ==============  =============================  ==========================
+    ================================
     bucket          its buffers                    inputs of members           outputs of members
-    ==============  =============================  ==========================  ================================
+    ==============  =============================  ==========================
+    ================================
     all-gather      gathered: first COPY_IN to     until COPY_IN               own storage from COPY_OUT
                     last COPY_OUT
     reduce-scatter  concatenated input: COPY_IN    until COPY_IN               inside one output: START to the
                     to WAIT                                                    last use of any of them
     all-reduce      one, in place: COPY_IN to the  until COPY_IN               inside that one
                     last use of any output
-    ==============  =============================  ==========================  ================================
+    ==============  =============================  ==========================
+    ================================
 
-    What a cast makes of an input does not exist in such a bucket: the copy-in reads what the cast would have read. A coalesced bucket
-    has no buffers: inputs and outputs of its members live as those of a collective alone, outputs from the START, inputs to the WAIT.
+    What a cast makes of an input does not exist in such a bucket: the copy-in reads what the cast
+    would have read. A coalesced bucket has no buffers: inputs and outputs of its members live as
+    those of a collective alone, outputs from the START, inputs to the WAIT.
     """
     at = {(step.kind, step.index): k for k, step in enumerate(schedule.steps)}
-    node_step = {step.index: k for k, step in enumerate(schedule.steps) if step.kind is StepKind.NODE}
+    node_step = {
+        step.index: k for k, step in enumerate(schedule.steps) if step.kind is StepKind.NODE
+    }
     bucket_of_output: dict[int, int] = {}
     copied_out_at: dict[int, int] = {}
     released: dict[int, set[int]] = {}
@@ -55,7 +61,10 @@ def lifetimes(problem: Problem, schedule: Schedule) -> list[Lifetime]:
         for c in bucket.members:
             member = problem.collectives[c]
             if bucket.coalesced:
-                node_step[member.start], node_step[member.wait] = at[StepKind.START, b], at[StepKind.WAIT, b]
+                node_step[member.start], node_step[member.wait] = (
+                    at[StepKind.START, b],
+                    at[StepKind.WAIT, b],
+                )
                 continue
             node_step[member.start] = at[StepKind.COPY_IN, b]
             released.setdefault(member.input_storage, set()).add(member.wait)
@@ -63,7 +72,9 @@ def lifetimes(problem: Problem, schedule: Schedule) -> list[Lifetime]:
                 not_made.add(member.input_storage)
                 node_step.update(dict.fromkeys(member.cast, node_step[member.start]))
             if _gathers(problem, bucket):
-                copied_out_at[member.output_storage] = node_step[member.wait] = at[StepKind.COPY_OUT, c]
+                copied_out_at[member.output_storage] = node_step[member.wait] = at[
+                    StepKind.COPY_OUT, c
+                ]
             else:
                 bucket_of_output[member.output_storage] = b
                 node_step[member.wait] = at[StepKind.WAIT, b]
@@ -85,7 +96,13 @@ def lifetimes(problem: Problem, schedule: Schedule) -> list[Lifetime]:
     return lives
 
 
-def _buffers(problem: Problem, bucket: Bucket, b: int, at: dict[tuple[StepKind, int], int], last_output_use: int) -> list[Lifetime]:
+def _buffers(
+    problem: Problem,
+    bucket: Bucket,
+    b: int,
+    at: dict[tuple[StepKind, int], int],
+    last_output_use: int,
+) -> list[Lifetime]:
     members = [problem.collectives[c] for c in bucket.members]
     inputs = allocated_bytes(sum(m.input_bytes for m in members))
     outputs = allocated_bytes(sum(m.output_bytes for m in members))
@@ -94,7 +111,10 @@ def _buffers(problem: Problem, bucket: Bucket, b: int, at: dict[tuple[StepKind, 
         return [Lifetime(copy_in, max(at[StepKind.COPY_OUT, c] for c in bucket.members), outputs)]
     if problem.keys[members[0].key].kind == "all_reduce":
         return [Lifetime(copy_in, last_output_use, outputs)]
-    return [Lifetime(copy_in, at[StepKind.WAIT, b], inputs), Lifetime(at[StepKind.START, b], last_output_use, outputs)]
+    return [
+        Lifetime(copy_in, at[StepKind.WAIT, b], inputs),
+        Lifetime(at[StepKind.START, b], last_output_use, outputs),
+    ]
 
 
 def _gathers(problem: Problem, bucket: Bucket) -> bool:

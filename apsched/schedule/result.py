@@ -33,17 +33,23 @@ class Scored(Score):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relaxation:
-    """How far one cap has to give way, the others as they are, but without those that clash whatever it is."""
+    """How far one cap has to give way, the others as they are, but without those that clash
+    whatever it is.
+    """
 
     cap: str
     """Its name, as a field of :class:`apsched.config.Caps`."""
     stated: int
     least: int | None
-    """The least value with which a schedule is known; ``None`` where none is known with any value."""
+    """The least value with which a schedule is known; ``None`` where none is known with any
+    value.
+    """
     bound: int
     """No lower value will do."""
     lifted: tuple[str, ...]
-    """Caps that were left out, since they clash whatever the value of this one: they have to give way, too."""
+    """Caps that were left out, since they clash whatever the value of this one: they have to give
+    way, too.
+    """
 
     @property
     def proven(self) -> bool:
@@ -58,7 +64,9 @@ class FullPlace:
     node: str
     live_bytes: int
     alive: tuple[tuple[str, int, int], ...]
-    """What is alive there: where it comes from, how many tensors, bytes; the largest first, the rest as one."""
+    """What is alive there: where it comes from, how many tensors, bytes; the largest first, the
+    rest as one.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +74,9 @@ class Infeasibility:
     """Why no schedule keeps the caps."""
 
     clashes: tuple[tuple[str, ...], ...]
-    """Sets of caps, as fields of :class:`apsched.config.Caps`, that no schedule keeps together though it can all but any one of them."""
+    """Sets of caps, as fields of :class:`apsched.config.Caps`, that no schedule keeps together
+    though it can all but any one of them.
+    """
     proven: bool
     """Whether the clashes are proven; otherwise no schedule was found."""
     nodes: tuple[str, ...]
@@ -85,7 +95,9 @@ class Infeasibility:
 
     @property
     def least(self) -> tuple[tuple[str, int], ...]:
-        """For each cap the least value known to do, where there is one (with some lifted where they have to give way, too)."""
+        """For each cap the least value known to do, where there is one (with some lifted where they
+        have to give way, too).
+        """
         return tuple((r.cap, r.least) for r in self.relaxations if r.least is not None)
 
 
@@ -106,9 +118,13 @@ class SolveResult:
     floor_bound_bytes: int
     """No schedule has a lower peak."""
     fastest_ticks: int
-    """The least step time found; ``best`` may be slower by the slack, for less memory and fewer launches. 0 for none."""
+    """The least step time found; ``best`` may be slower by the slack, for less memory and fewer
+    launches. 0 for none.
+    """
     time_limit_ticks: int
-    """Step time that less memory and fewer launches could cost: the step time found and the slack."""
+    """Step time that less memory and fewer launches could cost: the step time found and the
+    slack.
+    """
     peak_bound_bytes: int
     """No schedule within the caps and that limit has a lower peak."""
     launches_bound: int
@@ -129,7 +145,11 @@ class SolveResult:
     @property
     def fastest_gap(self) -> float:
         """(least step time found - bound) / least step time found; 0 where there is no schedule."""
-        return (self.fastest_ticks - self.bound_ticks) / self.fastest_ticks if self.fastest_ticks else 0.0
+        return (
+            (self.fastest_ticks - self.bound_ticks) / self.fastest_ticks
+            if self.fastest_ticks
+            else 0.0
+        )
 
     @property
     def peak_gap(self) -> float:

@@ -26,8 +26,8 @@ class Step:
 class Bucket:
     """Two or more collectives of one key launched as one.
 
-    Flat: one buffer, copied in and (all-gather) out, and one transfer. Coalesced: one launch of as many transfers as there are members,
-    from and to memory of their own, without copies.
+    Flat: one buffer, copied in and (all-gather) out, and one transfer. Coalesced: one launch of as
+    many transfers as there are members, from and to memory of their own, without copies.
     """
 
     members: tuple[int, ...]
@@ -37,10 +37,12 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """A total order of all nodes, with the start and wait nodes of bucket members replaced by steps of their bucket.
+    """A total order of all nodes, with the start and wait nodes of bucket members replaced by steps
+    of their bucket.
 
-    Steps that a flat bucket needs: COPY_IN, START, WAIT, once each; and for every member of an all-gather bucket a COPY_OUT.
-    Members of other kinds are views of the bucket's result from the WAIT on. A coalesced bucket needs START and WAIT alone.
+    Steps that a flat bucket needs: COPY_IN, START, WAIT, once each; and for every member of an
+    all-gather bucket a COPY_OUT. Members of other kinds are views of the bucket's result from the
+    WAIT on. A coalesced bucket needs START and WAIT alone.
     """
 
     buckets: tuple[Bucket, ...]

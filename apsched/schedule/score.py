@@ -1,4 +1,6 @@
-"""A schedule and what it is worth: figures of ``simulate``, and the caps that it breaks as ``verify`` sees them."""
+"""A schedule and what it is worth: figures of ``simulate``, and the caps that it breaks as
+``verify`` sees them.
+"""
 
 from apsched.config import Caps
 from apsched.problem.problem import Problem
@@ -15,9 +17,16 @@ def score(problem: Problem, name: str, schedule: Schedule, caps: Caps) -> Scored
 
 
 def scored(
-    problem: Problem, name: str, schedule: Schedule, *, violations: tuple[str, ...] = (), timeline: Timeline | None = None
+    problem: Problem,
+    name: str,
+    schedule: Schedule,
+    *,
+    violations: tuple[str, ...] = (),
+    timeline: Timeline | None = None,
 ) -> Scored:
-    """Return ``schedule``, which must keep all dependences and was verified, with its exact figures, those of ``timeline``."""
+    """Return ``schedule``, which must keep all dependences and was verified, with its exact
+    figures, those of ``timeline``.
+    """
     timeline = timeline or simulate(problem, schedule)
     return Scored(
         name=name,

@@ -1,13 +1,15 @@
-"""Execute a schedule on the machine of the design: one compute stream, one stream for each process group, exact memory.
+"""Execute a schedule on the machine of the design: one compute stream, one stream for each process
+group, exact memory.
 
     t_k   = max(t_{k-1}, max over waits w just before k of end(w)) + d_k
     end_c = max(t at the point of launch, end of the collective before c on its stream) + T_c
 
-Nodes of a kernel that the order cuts take longer (:mod:`apsched.schedule.kernel_cuts`).
-Where the problem has contention (:mod:`apsched.problem.contention`), durations grow with what else runs (:class:`apsched.schedule.clocks.SharedClock`).
+Nodes of a kernel that the order cuts take longer (:mod:`apsched.schedule.kernel_cuts`). Where the
+problem has contention (:mod:`apsched.problem.contention`), durations grow with what else runs
+(:class:`apsched.schedule.clocks.SharedClock`).
 
-Memory follows the order, not the clock: live bytes at a step are those of all storages born at or before it whose last use
-is at or after it.
+Memory follows the order, not the clock: live bytes at a step are those of all storages born at or
+before it whose last use is at or after it.
 """
 
 from collections.abc import Iterable
@@ -45,7 +47,9 @@ class Timeline:
     begin_ticks: tuple[int, ...]
     """When each step begins on the compute stream."""
     end_ticks: tuple[int, ...]
-    """When each step ends on the compute stream; a wait lasts as long as the stream stands still."""
+    """When each step ends on the compute stream; a wait lasts as long as the stream stands
+    still.
+    """
     transfers: tuple[Transfer, ...]
     """In order of launch."""
     live_bytes: tuple[int, ...]
@@ -92,7 +96,9 @@ def simulate(problem: Problem, schedule: Schedule) -> Timeline:
             coalesced = step.kind is StepKind.START and schedule.buckets[step.index].coalesced
             key = problem.keys[problem.collectives[members[0]].key]
             for_members = len(members) * (key.coalesced_member_ticks or 0) if coalesced else 0
-            transfer_of[members] = clock.launch(key.stream, key.price(size) + for_members, key.price(0) + for_members)
+            transfer_of[members] = clock.launch(
+                key.stream, key.price(size) + for_members, key.price(0) + for_members
+            )
             transfers.append((members, key.stream, size, coalesced, k))
         elif (members := waited_by.get(k)) is not None:
             index = transfer_of[members]
@@ -106,8 +112,19 @@ def simulate(problem: Problem, schedule: Schedule) -> Timeline:
     stalled = sum(end[k] - begin[k] for k in waited_by)
     step_time = clock.finish()
     done = tuple(
-        Transfer(members=m, stream=s, size_bytes=b, coalesced=f, start_step=k, wait_step=wait_step[i], begin_ticks=begins, end_ticks=ends)
-        for i, ((m, s, b, f, k), begins, ends) in enumerate(zip(transfers, clock.begins, clock.ends, strict=True))
+        Transfer(
+            members=m,
+            stream=s,
+            size_bytes=b,
+            coalesced=f,
+            start_step=k,
+            wait_step=wait_step[i],
+            begin_ticks=begins,
+            end_ticks=ends,
+        )
+        for i, ((m, s, b, f, k), begins, ends) in enumerate(
+            zip(transfers, clock.begins, clock.ends, strict=True)
+        )
     )
     return Timeline(
         begin_ticks=tuple(begin),
@@ -126,10 +143,14 @@ def clock_of(problem: Problem) -> Clock:
     if problem.contention is None:
         return FreeClock(len(problem.streams))
     links = [problem.contention.links_of(group) for group in problem.streams]
-    return SharedClock(links, *(Fraction(*ratio) for ratio in problem.contention.slowdowns.values()))
+    return SharedClock(
+        links, *(Fraction(*ratio) for ratio in problem.contention.slowdowns.values())
+    )
 
 
-def _launches(problem: Problem, schedule: Schedule) -> tuple[dict[int, tuple[int, ...]], dict[int, tuple[int, ...]]]:
+def _launches(
+    problem: Problem, schedule: Schedule
+) -> tuple[dict[int, tuple[int, ...]], dict[int, tuple[int, ...]]]:
     """Return for each launching step, and for each waiting step, the collectives it is about."""
     launched: dict[int, tuple[int, ...]] = {}
     waited: dict[int, tuple[int, ...]] = {}
@@ -147,7 +168,9 @@ def _launches(problem: Problem, schedule: Schedule) -> tuple[dict[int, tuple[int
 
 
 def _launch_ticks(problem: Problem, step: Step, members: tuple[int, ...]) -> int:
-    """Return the price of a launch on the compute stream: as captured, or of a bucket that of its key."""
+    """Return the price of a launch on the compute stream: as captured, or of a bucket that of its
+    key.
+    """
     if step.kind is StepKind.NODE:
         return problem.duration_ticks[step.index]
     return problem.keys[problem.collectives[members[0]].key].launch_ticks
@@ -155,21 +178,33 @@ def _launch_ticks(problem: Problem, step: Step, members: tuple[int, ...]) -> int
 
 def _work_ticks(problem: Problem, schedule: Schedule, step: Step) -> int:
     if step.kind is StepKind.NODE:
-        return problem.duration_ticks[step.index] if problem.kinds[step.index] is NodeKind.COMPUTE else 0
+        return (
+            problem.duration_ticks[step.index]
+            if problem.kinds[step.index] is NodeKind.COMPUTE
+            else 0
+        )
     if step.kind is StepKind.COPY_IN:
         return problem.copy_price(copy_in_bytes(problem, schedule.buckets[step.index]))
     return problem.copy_price(problem.collectives[step.index].output_bytes)  # COPY_OUT
 
 
 def copy_in_bytes(problem: Problem, bucket: Bucket) -> int:
-    """Return the bytes that the copy-in of ``bucket`` moves: the inputs of its members, before a cast if it casts them on the way."""
+    """Return the bytes that the copy-in of ``bucket`` moves: the inputs of its members, before a
+    cast if it casts them on the way.
+    """
     return sum(problem.collectives[c].copied_bytes for c in bucket.members)
 
 
-def _in_flight_bytes(problem: Problem, transfers: Iterable[Transfer], num_steps: int) -> tuple[int, ...]:
+def _in_flight_bytes(
+    problem: Problem, transfers: Iterable[Transfer], num_steps: int
+) -> tuple[int, ...]:
     delta = [0] * (num_steps + 1)
     for transfer in transfers:
-        size = sum(problem.collectives[c].output_bytes for c in transfer.members if not problem.collectives[c].on_path)
+        size = sum(
+            problem.collectives[c].output_bytes
+            for c in transfer.members
+            if not problem.collectives[c].on_path
+        )
         delta[transfer.start_step] += size
         delta[transfer.wait_step] -= size
     return tuple(accumulate(delta[:num_steps]))

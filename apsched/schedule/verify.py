@@ -12,11 +12,15 @@ from apsched.schedule.verify_plan import broken_rules
 
 
 def verify(problem: Problem, schedule: Schedule, caps: Caps) -> tuple[str, ...]:
-    """Return what is wrong with ``schedule``, a sentence each; empty where it keeps every dependence and every cap."""
+    """Return what is wrong with ``schedule``, a sentence each; empty where it keeps every
+    dependence and every cap.
+    """
     return verified(problem, schedule, caps)[0]
 
 
-def verified(problem: Problem, schedule: Schedule, caps: Caps) -> tuple[tuple[str, ...], Timeline | None]:
+def verified(
+    problem: Problem, schedule: Schedule, caps: Caps
+) -> tuple[tuple[str, ...], Timeline | None]:
     """As :func:`verify`, and with its timeline; ``None`` where the order is impossible."""
     wrong = _completeness(problem, schedule)
     if wrong:
@@ -37,7 +41,9 @@ def verified(problem: Problem, schedule: Schedule, caps: Caps) -> tuple[tuple[st
 
 
 def _completeness(problem: Problem, schedule: Schedule) -> list[str]:
-    """Every node is there once, or, for the start and wait of a bucket's member, the steps of its bucket are."""
+    """Every node is there once, or, for the start and wait of a bucket's member, the steps of its
+    bucket are.
+    """
     wrong = []
     expected: Counter[Step] = Counter()
     replaced: set[int] = set()
@@ -46,7 +52,10 @@ def _completeness(problem: Problem, schedule: Schedule) -> list[str]:
             wrong.append(f"bucket {b} has {len(bucket.members)} members; a bucket has at least two")
         if not all(0 <= c < len(problem.collectives) for c in bucket.members):
             return [*wrong, f"bucket {b} names a collective that does not exist"]
-        expected.update([Step(StepKind.START, b), Step(StepKind.WAIT, b)] + ([] if bucket.coalesced else [Step(StepKind.COPY_IN, b)]))
+        expected.update(
+            [Step(StepKind.START, b), Step(StepKind.WAIT, b)]
+            + ([] if bucket.coalesced else [Step(StepKind.COPY_IN, b)])
+        )
         for c in bucket.members:
             member = problem.collectives[c]
             if member.start in replaced:
@@ -57,12 +66,16 @@ def _completeness(problem: Problem, schedule: Schedule) -> list[str]:
     expected.update(Step(StepKind.NODE, i) for i in range(problem.num_nodes) if i not in replaced)
     found = Counter(schedule.steps)
     wrong += [f"step {_show(problem, s)} is missing" for s in expected - found]
-    wrong += [f"step {_show(problem, s)} is there too often, or does not belong" for s in found - expected]
+    wrong += [
+        f"step {_show(problem, s)} is there too often, or does not belong" for s in found - expected
+    ]
     return wrong
 
 
 def _positions(problem: Problem, schedule: Schedule) -> list[int]:
-    """Return for each node the step at which its result exists (a member's start: its bucket's START; its cast, flat: the COPY_IN)."""
+    """Return for each node the step at which its result exists (a member's start: its bucket's
+    START; its cast, flat: the COPY_IN).
+    """
     position = [-1] * problem.num_nodes
     waited: dict[int, int] = {}
     started: dict[int, int] = {}
@@ -91,9 +104,13 @@ def _positions(problem: Problem, schedule: Schedule) -> list[int]:
 
 
 def _precedence(problem: Problem, schedule: Schedule, position: list[int]) -> list[str]:
-    """No node comes before one that it depends on; what a copy-in does instead of nodes, it does in their order."""
+    """No node comes before one that it depends on; what a copy-in does instead of nodes, it does in
+    their order.
+    """
     flat = [bucket for bucket in schedule.buckets if not bucket.coalesced]
-    inside = {node for bucket in flat for c in bucket.members for node in problem.collectives[c].cast[1:]}
+    inside = {
+        node for bucket in flat for c in bucket.members for node in problem.collectives[c].cast[1:]
+    }
     return [
         f"{problem.node_names[node]} comes before {problem.node_names[p]}, which it depends on"
         for node, before in enumerate(problem.predecessors)
@@ -112,24 +129,47 @@ def _output_last(problem: Problem, schedule: Schedule) -> list[str]:
 
 
 def _bucket_order(problem: Problem, schedule: Schedule) -> list[str]:
-    """The producers of all members come before the copy-in, that before the start, that before the wait and the copy-outs."""
+    """The producers of all members come before the copy-in, that before the start, that before the
+    wait and the copy-outs.
+    """
     wrong = []
     at = {step: k for k, step in enumerate(schedule.steps)}
     position = _positions(problem, schedule)
     for b, bucket in enumerate(schedule.buckets):
         if bucket.coalesced:
             start, wait = at[Step(StepKind.START, b)], at[Step(StepKind.WAIT, b)]
-            wrong += [] if start < wait else [f"bucket {b}: start and wait are at steps {start} and {wait}; they must follow each other"]
+            wrong += (
+                []
+                if start < wait
+                else [
+                    f"bucket {b}: start and wait are at steps {start} and {wait}; they must follow"
+                    " each other"
+                ]
+            )
             continue
-        copy_in, start, wait = (at[Step(kind, b)] for kind in (StepKind.COPY_IN, StepKind.START, StepKind.WAIT))
+        copy_in, start, wait = (
+            at[Step(kind, b)] for kind in (StepKind.COPY_IN, StepKind.START, StepKind.WAIT)
+        )
         if not copy_in < start < wait:
-            wrong.append(f"bucket {b}: copy-in, start and wait are at steps {copy_in}, {start} and {wait}; they must follow each other")
+            wrong.append(
+                f"bucket {b}: copy-in, start and wait are at steps {copy_in}, {start} and {wait};"
+                " they must follow each other"
+            )
         for c in bucket.members:
             member = problem.collectives[c]
             late = [p for p in problem.predecessors[member.start] if position[p] > copy_in]
-            wrong += [f"bucket {b}: the copy-in comes before {problem.node_names[p]}, whose result it copies" for p in late]
-            if problem.keys[member.key].kind == "all_gather" and at[Step(StepKind.COPY_OUT, c)] < wait:
-                wrong.append(f"bucket {b}: {problem.node_names[member.start]} is copied out before the wait")
+            wrong += [
+                f"bucket {b}: the copy-in comes before {problem.node_names[p]}, whose result it"
+                " copies"
+                for p in late
+            ]
+            if (
+                problem.keys[member.key].kind == "all_gather"
+                and at[Step(StepKind.COPY_OUT, c)] < wait
+            ):
+                wrong.append(
+                    f"bucket {b}: {problem.node_names[member.start]} is copied out before the wait"
+                )
     return wrong
 
 
@@ -140,23 +180,38 @@ def _buckets(problem: Problem, schedule: Schedule, caps: Caps) -> list[str]:
         members = [problem.collectives[c] for c in bucket.members]
         if len({m.key for m in members}) > 1:
             wrong.append(f"bucket {b}: members differ in group, kind, reduce op, dtype or device")
-        wrong += [f"bucket {b}: {problem.node_names[m.start]} cannot share a launch" for m in members if not m.bucketable]
+        wrong += [
+            f"bucket {b}: {problem.node_names[m.start]} cannot share a launch"
+            for m in members
+            if not m.bucketable
+        ]
         wrong += [f"bucket {b}: {reason}" for reason in _form(problem, bucket)]
         size = sum(m.size_bytes for m in members)
         if caps.bucket_cap_bytes is not None and size > caps.bucket_cap_bytes:
-            wrong.append(f"bucket {b} has {size} bytes, more than the bucket cap of {caps.bucket_cap_bytes}")
+            wrong.append(
+                f"bucket {b} has {size} bytes, more than the bucket cap of {caps.bucket_cap_bytes}"
+            )
         span = max(m.start for m in members) - min(m.start for m in members)
         if caps.max_topo_span is not None and span > caps.max_topo_span:
-            wrong.append(f"bucket {b} spans {span} ranks, more than the topo-span cap of {caps.max_topo_span}")
+            wrong.append(
+                f"bucket {b} spans {span} ranks, more than the topo-span cap of"
+                f" {caps.max_topo_span}"
+            )
     return wrong
 
 
 def _form(problem: Problem, bucket: Bucket) -> list[str]:
-    """Gathers and reduce-scatters may be coalesced, unless the plan rests on the payload order of a flat buffer."""
+    """Gathers and reduce-scatters may be coalesced, unless the plan rests on the payload order of a
+    flat buffer.
+    """
     members = [problem.collectives[c] for c in bucket.members] if bucket.coalesced else []
     kinds = {problem.keys[m.key].kind for m in members} - {"all_gather", "reduce_scatter"}
     wrong = [f"{', '.join(sorted(kinds))} cannot be coalesced"] if kinds else []
-    return wrong + [f"{problem.node_names[m.start]} must be in a flat bucket" for m in members if m.restriction.flat]
+    return wrong + [
+        f"{problem.node_names[m.start]} must be in a flat bucket"
+        for m in members
+        if m.restriction.flat
+    ]
 
 
 def _compute_moves(problem: Problem, position: list[int], caps: Caps) -> list[str]:
@@ -166,14 +221,17 @@ def _compute_moves(problem: Problem, position: list[int], caps: Caps) -> list[st
     now = sorted(problem.captured_order, key=position.__getitem__)
     place = {node: k for k, node in enumerate(now)}
     return [
-        f"{problem.node_names[node]} moved by {abs(place[node] - k)} compute nodes, more than {caps.max_compute_move}"
+        f"{problem.node_names[node]} moved by {abs(place[node] - k)} compute nodes, more than"
+        f" {caps.max_compute_move}"
         for k, node in enumerate(problem.captured_order)
         if abs(place[node] - k) > caps.max_compute_move
     ]
 
 
 def over_memory(problem: Problem, schedule: Schedule, timeline: Timeline, caps: Caps) -> list[str]:
-    """The caps on live and in-flight bytes hold at every step of ``timeline``, that of ``schedule``."""
+    """The caps on live and in-flight bytes hold at every step of ``timeline``, that of
+    ``schedule``.
+    """
     wrong = []
     for label, cap, series in (
         ("live", caps.memory_cap_bytes, timeline.live_bytes),
@@ -183,24 +241,34 @@ def over_memory(problem: Problem, schedule: Schedule, timeline: Timeline, caps: 
             continue
         k = max(range(len(series)), key=series.__getitem__)
         if series[k] > cap:
-            wrong.append(f"{series[k]} {label} bytes at {_show(problem, schedule.steps[k])}, more than the cap of {cap}")
+            wrong.append(
+                f"{series[k]} {label} bytes at {_show(problem, schedule.steps[k])}, more than the"
+                f" cap of {cap}"
+            )
     return wrong
 
 
 def _prefetch(problem: Problem, schedule: Schedule, position: list[int], caps: Caps) -> list[str]:
-    """No start is further ahead of the first compute node that needs its result than ``max_prefetch`` compute nodes."""
+    """No start is further ahead of the first compute node that needs its result than
+    ``max_prefetch`` compute nodes.
+    """
     if caps.max_prefetch is None:
         return []
     name, cap = problem.node_names, caps.max_prefetch
     return [
-        f"{name[problem.collectives[members[0]].start]} is launched {distance} compute nodes ahead, more than {cap}"
+        f"{name[problem.collectives[members[0]].start]} is launched {distance} compute nodes ahead,"
+        f" more than {cap}"
         for members, distance in prefetch_distances(problem, schedule, position).items()
         if distance > cap
     ]
 
 
-def prefetch_distances(problem: Problem, schedule: Schedule, position: list[int]) -> dict[tuple[int, ...], int]:
-    """Return for each launch (its members) that a compute node needs the compute nodes between it and the first such node."""
+def prefetch_distances(
+    problem: Problem, schedule: Schedule, position: list[int]
+) -> dict[tuple[int, ...], int]:
+    """Return for each launch (its members) that a compute node needs the compute nodes between it
+    and the first such node.
+    """
     steps = sorted(position[node] for node in problem.compute_order)
     bucketed = {c for bucket in schedule.buckets for c in bucket.members}
     launches = [bucket.members for bucket in schedule.buckets]
@@ -209,7 +277,9 @@ def prefetch_distances(problem: Problem, schedule: Schedule, position: list[int]
     for members in launches:
         needs = [position[node] for c in members for node in problem.needs[c]]
         if needs:
-            distances[members] = _count_between(steps, position[problem.collectives[members[0]].start], min(needs))
+            distances[members] = _count_between(
+                steps, position[problem.collectives[members[0]].start], min(needs)
+            )
     return distances
 
 

@@ -1,11 +1,15 @@
-"""Check a schedule against what the user's plan asks of each collective. Shares no code with the solver."""
+"""Check a schedule against what the user's plan asks of each collective. Shares no code with the
+solver.
+"""
 
 from apsched.problem.problem import Problem
 from apsched.schedule.schedule import Schedule, Step, StepKind
 
 
 def broken_rules(problem: Problem, schedule: Schedule) -> list[str]:
-    """Return what ``schedule`` does against the plan, a sentence each, with the rule where one says so."""
+    """Return what ``schedule`` does against the plan, a sentence each, with the rule where one says
+    so.
+    """
     if all(c.restriction.rules == () and c.restriction.group is None for c in problem.collectives):
         return []
     wrong = _groups(problem, schedule) + _payload(problem, schedule) + _places(problem, schedule)
@@ -13,7 +17,9 @@ def broken_rules(problem: Problem, schedule: Schedule) -> list[str]:
 
 
 def _groups(problem: Problem, schedule: Schedule) -> list[str]:
-    """The members of a group are in one bucket, of a closed one nobody else; what the plan forbids is in none."""
+    """The members of a group are in one bucket, of a closed one nobody else; what the plan forbids
+    is in none.
+    """
     bucket_of = {c: b for b, bucket in enumerate(schedule.buckets) for c in bucket.members}
     members: dict[int, list[int]] = {}
     for c, collective in enumerate(problem.collectives):
@@ -23,12 +29,23 @@ def _groups(problem: Problem, schedule: Schedule) -> list[str]:
     for group in members.values():
         buckets = {bucket_of.get(c, -1 - c) for c in group}
         if len(buckets) > 1:
-            wrong.append(f"{_names(problem, group)} are in {len(buckets)} launches, not in one{_rule(problem, group[0])}")
+            wrong.append(
+                f"{_names(problem, group)} are in {len(buckets)} launches, not in"
+                f" one{_rule(problem, group[0])}"
+            )
         for c in group:
             others = schedule.buckets[bucket_of[c]].members if c in bucket_of else (c,)
-            joined = [d for d in others if problem.collectives[d].restriction.group != problem.collectives[c].restriction.group]
+            joined = [
+                d
+                for d in others
+                if problem.collectives[d].restriction.group
+                != problem.collectives[c].restriction.group
+            ]
             if problem.collectives[c].restriction.closed and joined:
-                wrong.append(f"{_names(problem, joined)} joins the bucket of {_names(problem, group)}{_rule(problem, c)}")
+                wrong.append(
+                    f"{_names(problem, joined)} joins the bucket of"
+                    f" {_names(problem, group)}{_rule(problem, c)}"
+                )
     return wrong
 
 
@@ -38,12 +55,17 @@ def _payload(problem: Problem, schedule: Schedule) -> list[str]:
     for b, bucket in enumerate(schedule.buckets):
         order = [problem.collectives[c].restriction.payload for c in bucket.members]
         if order != sorted(order):
-            wrong.append(f"bucket {b}: the members stand in another payload order{_rule(problem, bucket.members[0])}")
+            wrong.append(
+                f"bucket {b}: the members stand in another payload"
+                f" order{_rule(problem, bucket.members[0])}"
+            )
     return wrong
 
 
 def _places(problem: Problem, schedule: Schedule) -> list[str]:
-    """Launches and waits stand between the compute nodes that the plan says; a copy-in not before."""
+    """Launches and waits stand between the compute nodes that the plan says; a copy-in not
+    before.
+    """
     slot = _slot_of_steps(problem, schedule)
     wrong = []
     launched = {c: (Step(StepKind.NODE, m.start),) * 2 for c, m in enumerate(problem.collectives)}
@@ -54,11 +76,20 @@ def _places(problem: Problem, schedule: Schedule) -> list[str]:
     for c, collective in enumerate(problem.collectives):
         asked, name = collective.restriction, problem.node_names[collective.start]
         first, start = (slot[step] for step in launched[c])
-        if asked.start_slots is not None and not (asked.start_slots[0] <= first and start <= asked.start_slots[1]):
-            wrong.append(f"{name} is launched behind compute node {start}, not {_between(asked.start_slots)}{_rule(problem, c)}")
-        if asked.wait_slots is not None and not asked.wait_slots[0] <= slot.get(waited[c], -1) <= asked.wait_slots[1]:
+        if asked.start_slots is not None and not (
+            asked.start_slots[0] <= first and start <= asked.start_slots[1]
+        ):
             wrong.append(
-                f"{name} is waited for behind compute node {slot.get(waited[c])}, not {_between(asked.wait_slots)}{_rule(problem, c)}"
+                f"{name} is launched behind compute node {start}, not"
+                f" {_between(asked.start_slots)}{_rule(problem, c)}"
+            )
+        if (
+            asked.wait_slots is not None
+            and not asked.wait_slots[0] <= slot.get(waited[c], -1) <= asked.wait_slots[1]
+        ):
+            wrong.append(
+                f"{name} is waited for behind compute node {slot.get(waited[c])}, not"
+                f" {_between(asked.wait_slots)}{_rule(problem, c)}"
             )
     return wrong
 

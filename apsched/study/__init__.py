@@ -1,1 +1,3 @@
-"""Many questions at once: a grid of options, solved where it must be, kept in one file. Needs torch only to capture."""
+"""Many questions at once: a grid of options, solved where it must be, kept in one file. Needs torch
+only to capture.
+"""

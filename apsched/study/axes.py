@@ -1,4 +1,5 @@
-"""``--vary NAME=VALUES``: what varies in a study, as typed. Values stay text, as the options themselves do.
+"""``--vary NAME=VALUES``: what varies in a study, as typed. Values stay text, as the options
+themselves do.
 
 seq=2048,8192                          a list
 memory_cap=40GiB,60GiB,none            the same of caps
@@ -19,7 +20,17 @@ from apsched.quantities import MemoryCap, parse_count, parse_memory_cap, parse_n
 COUNTS = ("seq", "batch", "layers", "max_topo_span", "max_prefetch", "max_compute_move", "seed")
 SIZES = ("bucket_cap", "in_flight_cap")
 NUMBERS = ("time_slack", "budget")
-WORDS = ("source", "mesh", "ac", "cluster", "costs", "collectives", "direction", "plan", "contention")
+WORDS = (
+    "source",
+    "mesh",
+    "ac",
+    "cluster",
+    "costs",
+    "collectives",
+    "direction",
+    "plan",
+    "contention",
+)
 SPEEDS = ("network", "compute")
 SWITCHES = ("unfused", "bitwise")
 AXES = ("memory_cap", *WORDS, *COUNTS, *SIZES, *NUMBERS, *SWITCHES, *SPEEDS)
@@ -29,7 +40,9 @@ _MOST_VALUES = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRange:
-    """Evenly spaced memory caps; an end may be ``floor``, the last may be ``none``, which is what the fastest schedule needs."""
+    """Evenly spaced memory caps; an end may be ``floor``, the last may be ``none``, which is what
+    the fastest schedule needs.
+    """
 
     first: MemoryCap
     last: MemoryCap
@@ -57,7 +70,9 @@ class MemoryAxis:
 
 
 def parse_vary(texts: Sequence[str]) -> tuple[tuple[Axis, ...], MemoryAxis | None]:
-    """Return the axes that ``--vary`` states, in the order of their names, and the memory caps; a name given again adds values."""
+    """Return the axes that ``--vary`` states, in the order of their names, and the memory caps; a
+    name given again adds values.
+    """
     values: dict[str, list[str]] = {}
     for text in texts:
         name, equals, rest = text.partition("=")
@@ -70,7 +85,11 @@ def parse_vary(texts: Sequence[str]) -> tuple[tuple[Axis, ...], MemoryAxis | Non
             raise InputError(f"--vary: expected one of {', '.join(AXES)}; found {name!r}{hint}")
         values.setdefault(name, []).extend(_values(name, rest))
     memory = values.pop("memory_cap", None)
-    axes = tuple(Axis(name=name, values=tuple(dict.fromkeys(values[name]))) for name in AXES if name in values)
+    axes = tuple(
+        Axis(name=name, values=tuple(dict.fromkeys(values[name])))
+        for name in AXES
+        if name in values
+    )
     return axes, MemoryAxis(caps=tuple(dict.fromkeys(map(_memory, memory)))) if memory else None
 
 
@@ -83,14 +102,18 @@ def _values(name: str, text: str) -> list[str]:
         pieces = text.split(",")
     pieces = [piece.strip() for piece in pieces]
     if "" in pieces:
-        raise InputError(f"--vary: expected a value between the separators of {name}={text}; found none")
+        raise InputError(
+            f"--vary: expected a value between the separators of {name}={text}; found none"
+        )
     if name == "memory_cap":
         return pieces
     return [value for piece in pieces for value in _spread(name, piece)]
 
 
 def _meshes(text: str) -> list[str]:
-    """Split meshes at the commas that begin a new one: where an axis is named that the mesh has already."""
+    """Split meshes at the commas that begin a new one: where an axis is named that the mesh has
+    already.
+    """
     meshes: list[list[str]] = [[]]
     for part in text.split(","):
         axis = part.partition("=")[0].strip()
@@ -105,7 +128,10 @@ def _spread(name: str, text: str) -> list[str]:
     match = _RANGE.fullmatch(text)
     if match is None or name not in COUNTS + NUMBERS:
         if match is not None:
-            raise InputError(f"--vary: ranges are for memory_cap, {', '.join(COUNTS + NUMBERS)}; found {name}={text}")
+            raise InputError(
+                f"--vary: ranges are for memory_cap, {', '.join(COUNTS + NUMBERS)}; found"
+                f" {name}={text}"
+            )
         return [text]
     count = _count(match["count"], f"{name}={text}")
     label = f"--vary {name}"
@@ -123,8 +149,14 @@ def _memory(text: str) -> MemoryCap | MemoryRange:
     first = parse_memory_cap(match["first"] or "floor", "--vary memory_cap")
     last = parse_memory_cap(match["last"] or "none", "--vary memory_cap")
     if first.size_bytes is None:
-        raise InputError(f"--vary memory_cap: expected a range that begins with bytes or floor; found {text!r}")
-    if first.above_floor == last.above_floor and last.size_bytes is not None and last.size_bytes < first.size_bytes:
+        raise InputError(
+            f"--vary memory_cap: expected a range that begins with bytes or floor; found {text!r}"
+        )
+    if (
+        first.above_floor == last.above_floor
+        and last.size_bytes is not None
+        and last.size_bytes < first.size_bytes
+    ):
         raise InputError(f"--vary memory_cap: expected a range that rises; found {text!r}")
     return MemoryRange(first=first, last=last, count=_count(match["count"], f"memory_cap={text}"))
 

@@ -1,17 +1,21 @@
 """Memory caps on one graph: which to solve, and which to answer from the others.
 
-Along a cap everything is monotone: a schedule with peak p is one under every cap >= p, and a bound holds under every tighter cap. So
+Along a cap everything is monotone: a schedule with peak p is one under every cap >= p, and a bound
+holds under every tighter cap. So
 
-1. solve under the loosest cap, which also says where the floor is and what the fastest schedule needs;
+1. solve under the loosest cap, which also says where the floor is and what the fastest schedule
+   needs;
 2. solve under the tightest cap that is not below the floor;
-3. solve in the middle of where most is unknown, ``MOST_SOLVES`` in all: between neighbours a < b that were solved the step time lies
-   between T(b) and T(a), so that n caps between them leave n (T(a) - T(b)) unknown;
-4. answer the others in ascending order, each from the caps that were solved and from the cap before it
-   (:mod:`apsched.solver.frontier`);
-5. where a tighter cap has a faster schedule than one that was solved, or a looser cap a higher bound, take that.
+3. solve in the middle of where most is unknown, ``MOST_SOLVES`` in all: between neighbours a < b
+   that were solved the step time lies between T(b) and T(a), so that n caps between them leave n
+   (T(a) - T(b)) unknown;
+4. answer the others in ascending order, each from the caps that were solved and from the cap before
+   it (:mod:`apsched.solver.frontier`);
+5. where a tighter cap has a faster schedule than one that was solved, or a looser cap a higher
+   bound, take that.
 
-What comes next depends on the answers alone, not on when they came: any number of workers, and a run that was stopped and resumed,
-end with the same points.
+What comes next depends on the answers alone, not on when they came: any number of workers, and a
+run that was stopped and resumed, end with the same points.
 """
 
 from collections.abc import Mapping, Sequence
@@ -82,7 +86,11 @@ class Chain:
             return (Job(name=self.first_name, memory_cap=self.first),)
         names = dict(zip(self._caps(top), self.names(known), strict=True))
         missing = [cap for cap, name in names.items() if name not in known]
-        hopeless = [cap for cap in missing if top.step_ticks is None or (cap is not None and cap < top.solved_floor_bytes)]
+        hopeless = [
+            cap
+            for cap in missing
+            if top.step_ticks is None or (cap is not None and cap < top.solved_floor_bytes)
+        ]
         if self.full or hopeless:
             return tuple(_solve(cap) for cap in (missing if self.full else hopeless))
         caps = [cap for cap in names if cap is None or cap >= top.solved_floor_bytes]
@@ -90,19 +98,34 @@ class Chain:
             return ()
         if ends := [cap for cap in dict.fromkeys((caps[-1], caps[0])) if cap in missing]:
             return tuple(_solve(cap) for cap in ends)
-        outcomes = {cap: known[name] for cap, name in names.items() if cap in caps and name in known}
+        outcomes = {
+            cap: known[name] for cap, name in names.items() if cap in caps and name in known
+        }
         if (worth := self._worth_solving(caps, outcomes)) is not None:
             return (_solve(worth),)
-        solved = tuple(names[cap] for cap in caps if cap in outcomes and outcomes[cap].how != ALONG and outcomes[cap].status != INFEASIBLE)
+        solved = tuple(
+            names[cap]
+            for cap in caps
+            if cap in outcomes and outcomes[cap].how != ALONG and outcomes[cap].status != INFEASIBLE
+        )
         before: tuple[str, ...] = ()
         for cap in caps:
             if cap in missing:
-                return (_along(cap, names[cap], (*before, *solved), caps, outcomes) if before else _solve(cap),)
+                return (
+                    (
+                        _along(cap, names[cap], (*before, *solved), caps, outcomes)
+                        if before
+                        else _solve(cap)
+                    ),
+                )
             before = (names[cap],) if outcomes[cap].status != INFEASIBLE else before
         for tighter, cap in pairwise(caps):
             if outcomes[tighter].status == INFEASIBLE:
                 continue
-            if _faster(outcomes[tighter], outcomes[cap]) or _bound(cap, caps, outcomes)[0] > outcomes[cap].bound_ticks:
+            if (
+                _faster(outcomes[tighter], outcomes[cap])
+                or _bound(cap, caps, outcomes)[0] > outcomes[cap].bound_ticks
+            ):
                 return (_along(cap, names[cap], (names[tighter], names[cap]), caps, outcomes),)
         return ()
 
@@ -111,14 +134,23 @@ class Chain:
         found = {cap for stated in self.stated for cap in _resolved(stated, top)}
         return sorted(found, key=lambda cap: _UNLIMITED if cap is None else cap)
 
-    def _worth_solving(self, caps: Sequence[int | None], outcomes: Mapping[int | None, Outcome]) -> int | None:
-        """Return the cap in the middle of where most is unknown; ``None`` where nothing is, or enough was solved."""
+    def _worth_solving(
+        self, caps: Sequence[int | None], outcomes: Mapping[int | None, Outcome]
+    ) -> int | None:
+        """Return the cap in the middle of where most is unknown; ``None`` where nothing is, or
+        enough was solved.
+        """
         solved = [k for k, cap in enumerate(caps) if cap in outcomes and outcomes[cap].how != ALONG]
         best, middle = 0, None
         for a, b in pairwise(solved):
             between = [k for k in range(a + 1, b) if caps[k] not in outcomes]
             slower, faster = outcomes[caps[a]].step_ticks, outcomes[caps[b]].step_ticks
-            if not between or slower is None or faster is None or slower - faster <= self.slack * faster:
+            if (
+                not between
+                or slower is None
+                or faster is None
+                or slower - faster <= self.slack * faster
+            ):
                 continue
             if len(solved) < MOST_SOLVES and len(between) * (slower - faster) > best:
                 best, middle = len(between) * (slower - faster), caps[between[len(between) // 2]]
@@ -126,7 +158,9 @@ class Chain:
 
 
 def cap_name(cap: MemoryCap | None) -> str:
-    """Return the name of a cap in a study: ``device``, ``none``, bytes, ``floor`` or ``floor+`` bytes."""
+    """Return the name of a cap in a study: ``device``, ``none``, bytes, ``floor`` or ``floor+``
+    bytes.
+    """
     if cap is None:
         return "device"
     if cap.above_floor:
@@ -154,8 +188,13 @@ def _resolved(stated: Stated, top: Outcome) -> list[int | None]:
     assert low is not None
     most = high if high is not None else max(top.solved_peak_bytes or low, low)
     if most < low:
-        raise InputError(f"--vary memory_cap: expected a range that rises; found one from {low} to {most} bytes, the floor counted in")
-    caps: list[int | None] = [low + (most - low) * k // max(stated.count - 1, 1) for k in range(stated.count)]
+        raise InputError(
+            f"--vary memory_cap: expected a range that rises; found one from {low} to {most} bytes,"
+            " the floor counted in"
+        )
+    caps: list[int | None] = [
+        low + (most - low) * k // max(stated.count - 1, 1) for k in range(stated.count)
+    ]
     return [*caps[:-1], high] if stated.count > 1 else caps
 
 
@@ -181,10 +220,17 @@ def _along(
         floor_memory_bytes=min(o.floor_memory_bytes for o in outcomes.values()),
         floor_bound_bytes=max(o.floor_bound_bytes for o in outcomes.values()),
     )
-    return Job(name=name, memory_cap=MemoryCap(size_bytes=cap), starts=tuple(dict.fromkeys(starts)), known=known)
+    return Job(
+        name=name,
+        memory_cap=MemoryCap(size_bytes=cap),
+        starts=tuple(dict.fromkeys(starts)),
+        known=known,
+    )
 
 
-def _bound(cap: int | None, caps: Sequence[int | None], outcomes: Mapping[int | None, Outcome]) -> tuple[int, str]:
+def _bound(
+    cap: int | None, caps: Sequence[int | None], outcomes: Mapping[int | None, Outcome]
+) -> tuple[int, str]:
     """Return the highest bound known under this cap or a looser one."""
     looser = [outcomes[c] for c in caps[caps.index(cap) :] if c in outcomes]
     best = max(looser, key=lambda outcome: outcome.bound_ticks)

@@ -9,19 +9,27 @@ _SECONDS_TO_CONNECT = 30
 
 
 class DaskEngine:
-    """The workers of a scheduler at ``tcp://host:port``. A worker that dies is the scheduler's business: it asks another one."""
+    """The workers of a scheduler at ``tcp://host:port``. A worker that dies is the scheduler's
+    business: it asks another one.
+    """
 
     def __init__(self, address: str) -> None:
         try:
             import distributed
         except ImportError:
-            raise InputError("--engine dask://...: expected the package distributed; install apsched[dask]") from None
+            raise InputError(
+                "--engine dask://...: expected the package distributed; install apsched[dask]"
+            ) from None
         self._errors = (CancelledError, distributed.KilledWorker, distributed.comm.CommClosedError)
         try:
-            self._client: Any = distributed.Client(address, timeout=_SECONDS_TO_CONNECT, set_as_default=False)
+            self._client: Any = distributed.Client(
+                address, timeout=_SECONDS_TO_CONNECT, set_as_default=False
+            )
             self._client.wait_for_workers(1, timeout=_SECONDS_TO_CONNECT)
         except (OSError, ValueError, TimeoutError) as error:
-            raise InputError(f"--engine: expected a Dask scheduler with workers at {address}; found: {error}") from None
+            raise InputError(
+                f"--engine: expected a Dask scheduler with workers at {address}; found: {error}"
+            ) from None
         self._executor: Executor = self._client.get_executor(pure=False)
 
     @property

@@ -1,4 +1,6 @@
-"""Where questions are answered: any executor of ``concurrent.futures``, that of this machine unless said otherwise."""
+"""Where questions are answered: any executor of ``concurrent.futures``, that of this machine unless
+said otherwise.
+"""
 
 import multiprocessing
 import signal
@@ -10,7 +12,9 @@ _SECONDS_TO_END = 5.0
 
 
 class Engine(Protocol):
-    """An executor that functions of ``apsched.study.worker`` are handed to, and what it needs around."""
+    """An executor that functions of ``apsched.study.worker`` are handed to, and what it needs
+    around.
+    """
 
     @property
     def slots(self) -> int:
@@ -20,7 +24,9 @@ class Engine(Protocol):
         """Return the executor; a new one after :meth:`lost`."""
 
     def is_lost(self, error: BaseException) -> bool:
-        """Whether ``error`` says that a worker was lost, so that the question may be asked again."""
+        """Whether ``error`` says that a worker was lost, so that the question may be asked
+        again.
+        """
 
     def lost(self) -> None:
         """Get over a worker that was lost."""
@@ -72,12 +78,16 @@ class LocalEngine:
         self._others = {process.pid for process in multiprocessing.active_children()}
 
     def executor(self) -> Executor:
-        """Return the pool; workers are spawned, so that they share nothing with a process that has torch loaded."""
+        """Return the pool; workers are spawned, so that they share nothing with a process that has
+        torch loaded.
+        """
         if self.slots == 1:
             return InProcess()
         if self._pool is None:
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(self.slots, mp_context=context, initializer=_ignore_interrupts)
+            self._pool = ProcessPoolExecutor(
+                self.slots, mp_context=context, initializer=_ignore_interrupts
+            )
         return self._pool
 
     def is_lost(self, error: BaseException) -> bool:
@@ -95,7 +105,11 @@ class LocalEngine:
         if self._pool is None:
             return
         self._pool.shutdown(wait=False, cancel_futures=True)
-        workers = [process for process in multiprocessing.active_children() if process.pid not in self._others]
+        workers = [
+            process
+            for process in multiprocessing.active_children()
+            if process.pid not in self._others
+        ]
         for process in workers:
             process.terminate()
         for process in workers:

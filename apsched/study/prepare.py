@@ -1,4 +1,6 @@
-"""From settings to graphs at their costs, each source captured once; what an earlier run captured is not captured again."""
+"""From settings to graphs at their costs, each source captured once; what an earlier run captured
+is not captured again.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -58,13 +60,17 @@ def prepare(settings: Sequence[Setting], store: Store, progress: Progress) -> tu
             store.add_capture(name, tuple(row.graph_id for row in rows))
         rows = tuple(_at_speeds(row, setting, store) for row in rows)
         if setting.plan.rules:
-            check_matches([build_problem(from_bytes(store.graph_content(row))) for row in rows], setting.plan)
+            check_matches(
+                [build_problem(from_bytes(store.graph_content(row))) for row in rows], setting.plan
+            )
         prepared += [Prepared(setting=setting, graph=row) for row in rows]
     return tuple(prepared)
 
 
 def _capture_id(setting: Setting) -> str | None:
-    """Return a name for what a capture depends on; ``None`` where that is not known: code of the user's may do something else next time."""
+    """Return a name for what a capture depends on; ``None`` where that is not known: code of the
+    user's may do something else next time.
+    """
     request, costs = setting.request, setting.costs
     kind = classify(request.source)
     if kind not in (SourceKind.PRESET, SourceKind.GRAPH_FILE):
@@ -75,10 +81,14 @@ def _capture_id(setting: Setting) -> str | None:
     content: Mapping[str, Any] = {
         "versions": (__version__, version("torch") if kind is SourceKind.PRESET else ""),
         "kind": kind.value,
-        "source": request.source if kind is SourceKind.PRESET else [digest(file.read_bytes()) for file in files],
+        "source": request.source
+        if kind is SourceKind.PRESET
+        else [digest(file.read_bytes()) for file in files],
         "request": {name: value for name, value in asdict(request).items() if name != "source"},
         "direction": setting.direction,
-        "cluster": repr(read.cluster) if costs.cluster is not None or kind is not SourceKind.GRAPH_FILE else None,
+        "cluster": repr(read.cluster)
+        if costs.cluster is not None or kind is not SourceKind.GRAPH_FILE
+        else None,
         "costs": None if costs.costs is None else digest(Path(costs.costs).read_bytes()),
         "collectives": [digest(Path(name).read_bytes()) for name in costs.collectives],
         "fused": costs.fused,
@@ -89,11 +99,26 @@ def _capture_id(setting: Setting) -> str | None:
 def _kept(source: LoadedSource, store: Store) -> tuple[GraphRow, ...]:
     """Keep the graphs of a source; return their rows."""
     return tuple(
-        _added(to_bytes(graph.dag), source.label, graph.device_memory_bytes, Speeds(), source.notes, store) for graph in source.graphs
+        _added(
+            to_bytes(graph.dag),
+            source.label,
+            graph.device_memory_bytes,
+            Speeds(),
+            source.notes,
+            store,
+        )
+        for graph in source.graphs
     )
 
 
-def _added(content: bytes, label: str, device_memory_bytes: int | None, speeds: Speeds, notes: tuple[str, ...], store: Store) -> GraphRow:
+def _added(
+    content: bytes,
+    label: str,
+    device_memory_bytes: int | None,
+    speeds: Speeds,
+    notes: tuple[str, ...],
+    store: Store,
+) -> GraphRow:
     dag = from_bytes(content)
     graph_id = digest(content)
     name = dag.graph["name"]
@@ -104,7 +129,10 @@ def _added(content: bytes, label: str, device_memory_bytes: int | None, speeds: 
         cluster=dag.graph["cluster"],
         described={"source": label, **speeds.described()},
         num_nodes=dag.number_of_nodes(),
-        num_collectives=sum(dag.nodes[rank]["record"].kind is NodeKind.START for rank in range(dag.number_of_nodes())),
+        num_collectives=sum(
+            dag.nodes[rank]["record"].kind is NodeKind.START
+            for rank in range(dag.number_of_nodes())
+        ),
         device_memory_bytes=device_memory_bytes,
         notes=notes,
         file=f"graphs/{graph_id}.{name}.graph",
@@ -117,12 +145,27 @@ def _at_speeds(row: GraphRow, setting: Setting, store: Store) -> GraphRow:
     """Return the row of the graph at the speeds of ``setting``, which is kept, too."""
     if setting.speeds == Speeds():
         return row
-    dag, notes = at_speeds(from_bytes(store.graph_content(row)), setting.speeds, cluster_of(row, setting))
-    return _added(to_bytes(dag), row.described["source"], row.device_memory_bytes, setting.speeds, (*row.notes, *notes), store)
+    dag, notes = at_speeds(
+        from_bytes(store.graph_content(row)), setting.speeds, cluster_of(row, setting)
+    )
+    return _added(
+        to_bytes(dag),
+        row.described["source"],
+        row.device_memory_bytes,
+        setting.speeds,
+        (*row.notes, *notes),
+        store,
+    )
 
 
 def cluster_of(row: GraphRow, setting: Setting) -> Cluster | None:
-    """Return the cluster that the costs stand for; ``None`` where a graph file names one that does not ship."""
-    if classify(setting.request.source) is not SourceKind.GRAPH_FILE or setting.costs.cluster or setting.costs.costs:
+    """Return the cluster that the costs stand for; ``None`` where a graph file names one that does
+    not ship.
+    """
+    if (
+        classify(setting.request.source) is not SourceKind.GRAPH_FILE
+        or setting.costs.cluster
+        or setting.costs.costs
+    ):
         return read_costs(setting.costs).cluster
     return load_cluster(row.cluster) if row.cluster in cluster_names() else None

@@ -1,4 +1,6 @@
-"""Answers what is still open: hands questions to an engine, keeps each answer as it comes, and asks what follows from it."""
+"""Answers what is still open: hands questions to an engine, keeps each answer as it comes, and asks
+what follows from it.
+"""
 
 import signal
 import sys
@@ -20,7 +22,7 @@ from apsched.study.engine import Engine
 from apsched.study.prepare import Prepared, cluster_of
 from apsched.study.setting import point_id
 from apsched.study.store import Point, Store
-from apsched.study.worker import ALONG, Question, Outcome, point_along_caps, solve_point
+from apsched.study.worker import ALONG, Outcome, Question, point_along_caps, solve_point
 
 MOST_ATTEMPTS = 4
 """How often a question is asked again whose worker was lost."""
@@ -60,24 +62,42 @@ class OpenChain:
 
     def ready(self) -> tuple[Job, ...]:
         """Return the jobs that can be handed out now."""
-        return tuple(job for job in self.chain.next_jobs(self.known) if job not in self.in_flight and job not in self.done)
+        return tuple(
+            job
+            for job in self.chain.next_jobs(self.known)
+            if job not in self.in_flight and job not in self.done
+        )
 
     def points(self) -> tuple[Point, ...]:
         """Return the answers there are, by ascending caps."""
         names = self.chain.names(self.known) or (self.first,)
-        return tuple(point for name in names if name in self.known and (point := self.store.point(self.id_of(name))) is not None)
+        return tuple(
+            point
+            for name in names
+            if name in self.known and (point := self.store.point(self.id_of(name))) is not None
+        )
 
 
-def chains(prepared: Sequence[Prepared], memory: MemoryAxis, store: Store, *, full: bool) -> tuple[OpenChain, ...]:
+def chains(
+    prepared: Sequence[Prepared], memory: MemoryAxis, store: Store, *, full: bool
+) -> tuple[OpenChain, ...]:
     """Return a chain for each setting and graph, with what is kept of it."""
     return tuple(
-        OpenChain(prepared=one, chain=Chain(stated=memory.caps, full=full, slack=one.setting.options.time_slack), store=store)
+        OpenChain(
+            prepared=one,
+            chain=Chain(stated=memory.caps, full=full, slack=one.setting.options.time_slack),
+            store=store,
+        )
         for one in prepared
     )
 
 
-def run(lives: Sequence[OpenChain], engine: Engine, run_id: str, told: Callable[[], None] = lambda: None) -> None:
-    """Answer all that is open; ``told`` is called after each answer. An interrupt stops the engine and goes on up."""
+def run(
+    lives: Sequence[OpenChain], engine: Engine, run_id: str, told: Callable[[], None] = lambda: None
+) -> None:
+    """Answer all that is open; ``told`` is called after each answer. An interrupt stops the engine
+    and goes on up.
+    """
     ready = deque((live, job) for live in lives for job in _taken(live))
     futures: dict[Future[Outcome], tuple[OpenChain, Job]] = {}
     attempts: dict[tuple[str, Job], int] = {}
@@ -96,7 +116,10 @@ def run(lives: Sequence[OpenChain], engine: Engine, run_id: str, told: Callable[
                     name = live.id_of(job.name), job
                     attempts[name] = attempts.get(name, 0) + 1
                     if attempts[name] >= MOST_ATTEMPTS:
-                        raise ApschedError(f"a worker was lost {MOST_ATTEMPTS} times on one question; what is answered is kept") from error
+                        raise ApschedError(
+                            f"a worker was lost {MOST_ATTEMPTS} times on one question; what is"
+                            " answered is kept"
+                        ) from error
                     engine.lost()
                     ready.appendleft((live, job))
                     live.in_flight.add(job)
@@ -113,13 +136,17 @@ def run(lives: Sequence[OpenChain], engine: Engine, run_id: str, told: Callable[
 
 
 def share_schedules(one: OpenChain, other: OpenChain, run_id: str) -> None:
-    """Let two chains of one cap each try each other's schedule, where both are about the same graph at other prices or caps."""
+    """Let two chains of one cap each try each other's schedule, where both are about the same graph
+    at other prices or caps.
+    """
     if one.prepared.graph.graph_hash != other.prepared.graph.graph_hash:
         return
     for live, giver in ((one, other), (other, one)):
         own, given = live.points()[0], giver.points()[0]
         cap = own.outcome.memory_cap_bytes
-        if given.schedule is None or (cap is not None and (given.outcome.peak_memory_bytes or 0) > cap):
+        if given.schedule is None or (
+            cap is not None and (given.outcome.peak_memory_bytes or 0) > cap
+        ):
             continue
         o = own.outcome
         known = Known(
@@ -128,8 +155,17 @@ def share_schedules(one: OpenChain, other: OpenChain, run_id: str) -> None:
             floor_memory_bytes=o.floor_memory_bytes,
             floor_bound_bytes=o.floor_bound_bytes,
         )
-        starts = tuple(live.store.schedule_content(point) for point in (own, given) if point.schedule is not None)
-        _keep(live, Job(name=live.first, memory_cap=None), point_along_caps(_asked(live), cap, starts, known), run_id)
+        starts = tuple(
+            live.store.schedule_content(point)
+            for point in (own, given)
+            if point.schedule is not None
+        )
+        _keep(
+            live,
+            Job(name=live.first, memory_cap=None),
+            point_along_caps(_asked(live), cap, starts, known),
+            run_id,
+        )
 
 
 def _taken(live: OpenChain) -> tuple[Job, ...]:
@@ -142,7 +178,11 @@ def _submitted(live: OpenChain, job: Job, engine: Engine) -> Future[Outcome]:
     asked = _asked(live)
     if not job.starts:
         return _handed(engine, solve_point, asked, job.memory_cap)
-    starts = tuple(live.store.schedule_content(point) for name in job.starts if (point := live.store.point(live.id_of(name))) is not None)
+    starts = tuple(
+        live.store.schedule_content(point)
+        for name in job.starts
+        if (point := live.store.point(live.id_of(name))) is not None
+    )
     assert job.memory_cap is not None
     return _handed(engine, point_along_caps, asked, job.memory_cap.size_bytes, starts, job.known)
 
@@ -167,14 +207,18 @@ def _asked(live: OpenChain) -> Question:
         plan=setting.plan,
         bitwise=setting.bitwise,
         contention=setting.costs.contention,
-        cluster=cluster_of(graph, setting) if setting.costs.contention != ContentionChoice() else None,
+        cluster=(
+            cluster_of(graph, setting) if setting.costs.contention != ContentionChoice() else None
+        ),
     )
 
 
 def _keep(live: OpenChain, job: Job, outcome: Outcome, run_id: str) -> None:
     described: Mapping[str, Any] = live.prepared.setting.described()
     live.done.add(job)
-    live.store.add_result(live.id_of(job.name), live.prepared.graph.graph_id, job.name, described, run_id, outcome)
+    live.store.add_result(
+        live.id_of(job.name), live.prepared.graph.graph_id, job.name, described, run_id, outcome
+    )
     live.look_up((job.name,))
     live.look_up([name for name in live.chain.names(live.known) if name not in live.known])
 
@@ -200,7 +244,9 @@ _ALONG_TO_SOLVE = 0.15
 class Board:
     """Tells about the chains of one run."""
 
-    def __init__(self, lives: Sequence[OpenChain], slots: int, stream: TextIO | None = None) -> None:
+    def __init__(
+        self, lives: Sequence[OpenChain], slots: int, stream: TextIO | None = None
+    ) -> None:
         self._lives, self._slots = lives, slots
         self._stream = stream or sys.stderr
         self._kept = {id(live): frozenset(live.known) for live in lives}
@@ -215,18 +261,29 @@ class Board:
             return
         self._last = now
         left = self.seconds_left()
-        text = f"study: {done} of {total} points, {now - self._began:.0f} s" + (f", about {_show(left)} left" if done < total else "")
+        text = f"study: {done} of {total} points, {now - self._began:.0f} s" + (
+            f", about {_show(left)} left" if done < total else ""
+        )
         end = "\r" if self._stream.isatty() and done < total else "\n"
         print(f"{text:<60}" if end == "\r" else text, file=self._stream, end=end, flush=True)
 
     def counts(self) -> tuple[int, int]:
         """Return how many points there are, and how many there will be at most."""
         done = sum(len(live.known) for live in self._lives)
-        return done, sum(len(live.chain.names(live.known)) or live.chain.expected() for live in self._lives)
+        return done, sum(
+            len(live.chain.names(live.known)) or live.chain.expected() for live in self._lives
+        )
 
     def seconds_left(self) -> float:
-        """Return an estimate: the mean time of a solve and of an answer from other caps, times how many of each are left."""
-        new = [live.known[name] for live in self._lives for name in live.known if name not in self._kept[id(live)]]
+        """Return an estimate: the mean time of a solve and of an answer from other caps, times how
+        many of each are left.
+        """
+        new = [
+            live.known[name]
+            for live in self._lives
+            for name in live.known
+            if name not in self._kept[id(live)]
+        ]
         of_all = new or [outcome for live in self._lives for outcome in live.known.values()]
         solves = [outcome.seconds for outcome in of_all if outcome.how != ALONG]
         others = [outcome.seconds for outcome in of_all if outcome.how == ALONG]
@@ -236,7 +293,9 @@ class Board:
         for live in self._lives:
             missing = (len(live.chain.names(live.known)) or live.chain.expected()) - len(live.known)
             most = live.chain.expected() if live.chain.full else MOST_SOLVES
-            left_to_solve = min(missing, max(most - sum(outcome.how != ALONG for outcome in live.known.values()), 0))
+            left_to_solve = min(
+                missing, max(most - sum(outcome.how != ALONG for outcome in live.known.values()), 0)
+            )
             seconds = left_to_solve * solve + (missing - left_to_solve) * other
             total += seconds
             longest = max(longest, seconds / self._slots if live.chain.full else seconds)

@@ -9,7 +9,13 @@ from apsched import __version__
 from apsched.atomic_files import digest
 from apsched.config import Caps, SolveOptions
 from apsched.pipeline.cost_choice import CostChoice
-from apsched.pipeline.sources import DEFAULT_MESH, DEFAULT_SEQ_LEN, SourceKind, SourceRequest, classify
+from apsched.pipeline.sources import (
+    DEFAULT_MESH,
+    DEFAULT_SEQ_LEN,
+    SourceKind,
+    SourceRequest,
+    classify,
+)
 from apsched.problem.plan.rules import Plan
 from apsched.study.speeds import Speeds
 
@@ -29,12 +35,16 @@ class Setting:
     speeds: Speeds = field(default_factory=Speeds)
 
     def described(self) -> dict[str, Any]:
-        """Return the options in words that are the same on every machine, by the names that ``--vary`` takes."""
+        """Return the options in words that are the same on every machine, by the names that
+        ``--vary`` takes.
+        """
         request, caps = self.request, self.caps
         kind = classify(request.source)
         preset = kind in (SourceKind.PRESET, SourceKind.TRANSFORMERS)
         return {
-            "source": Path(request.source).name if kind in (SourceKind.REPRO, SourceKind.GRAPH_FILE) else _named(request.source),
+            "source": Path(request.source).name
+            if kind in (SourceKind.REPRO, SourceKind.GRAPH_FILE)
+            else _named(request.source),
             "mesh": request.mesh or (DEFAULT_MESH if preset else None),
             "seq": request.seq_len or (DEFAULT_SEQ_LEN if preset else None),
             "batch": request.batch or (1 if preset else None),
@@ -45,7 +55,11 @@ class Setting:
             "collectives": [Path(name).name for name in self.costs.collectives],
             "unfused": not self.costs.fused,
             **self.speeds.described(),
-            **{name.removesuffix("_bytes"): value for name, value in asdict(caps).items() if name != "memory_cap_bytes"},
+            **{
+                name.removesuffix("_bytes"): value
+                for name, value in asdict(caps).items()
+                if name != "memory_cap_bytes"
+            },
             "plan": [str(rule) for rule in self.plan.rules],
             "bitwise": self.bitwise,
             "contention": str(self.costs.contention),
@@ -60,7 +74,9 @@ def _named(source: str) -> str:
 
 
 def point_id(graph_id: str, described: Mapping[str, Any], memory_cap: str) -> str:
-    """Return the name of a point: the same question to the same version about the same graph has the same name."""
+    """Return the name of a point: the same question to the same version about the same graph has
+    the same name.
+    """
     searched = {name: value for name, value in described.items() if name not in _IN_THE_GRAPH}
     return digest({"graph": graph_id, "memory_cap": memory_cap, "version": __version__, **searched})
 

@@ -1,8 +1,9 @@
 """The same graph on other hardware: compute or the network so many times as fast. No torch.
 
-``compute`` divides the time of compute nodes, copies and casts; launches stay (the host makes them). ``network`` multiplies the
-bandwidth between nodes: prices that are the cluster's formulas are computed anew for such a network, others keep their latency and
-get their time per byte divided; groups inside a node stay.
+``compute`` divides the time of compute nodes, copies and casts; launches stay (the host makes
+them). ``network`` multiplies the bandwidth between nodes: prices that are the cluster's formulas
+are computed anew for such a network, others keep their latency and get their time per byte divided;
+groups inside a node stay.
 """
 
 import re
@@ -40,12 +41,18 @@ def parse_times(text: str, label: str) -> float:
     match = _TIMES.fullmatch(text.strip())
     value = float(match["number"]) if match else 0.0
     if not _LEAST <= value <= _MOST:
-        raise InputError(f"{label}: expected how many times as fast, such as 2x or 0.8x; found {text!r}")
+        raise InputError(
+            f"{label}: expected how many times as fast, such as 2x or 0.8x; found {text!r}"
+        )
     return value
 
 
-def at_speeds(dag: nx.DiGraph, speeds: Speeds, cluster: Cluster | None) -> tuple[nx.DiGraph, tuple[str, ...]]:
-    """Return ``dag`` at ``speeds``, and what should be said about it; ``cluster`` says which groups leave a node."""
+def at_speeds(
+    dag: nx.DiGraph, speeds: Speeds, cluster: Cluster | None
+) -> tuple[nx.DiGraph, tuple[str, ...]]:
+    """Return ``dag`` at ``speeds``, and what should be said about it; ``cluster`` says which groups
+    leave a node.
+    """
     new = nx.DiGraph(**dag.graph)
     new.add_nodes_from(dag.nodes(data=True))
     new.add_edges_from(dag.edges(data=True))
@@ -61,11 +68,16 @@ def at_speeds(dag: nx.DiGraph, speeds: Speeds, cluster: Cluster | None) -> tuple
 def _on_network(dag: nx.DiGraph, factor: float, cluster: Cluster | None) -> tuple[str, ...]:
     if cluster is None:
         raise InputError(
-            f"network: the cluster {dag.graph['cluster']!r} of {dag.graph['name']} is not known here, so neither is which groups leave a "
-            "node; state --cluster FILE"
+            f"network: the cluster {dag.graph['cluster']!r} of {dag.graph['name']} is not known"
+            " here, so neither is which groups leave a node; state --cluster FILE"
         )
     problem = build_problem(dag)
-    faster = faster_network(problem, cluster, dag.graph["group_ranks"], (factor - 1) * cluster.inter_node.gbit_per_s_per_rank)
+    faster = faster_network(
+        problem,
+        cluster,
+        dag.graph["group_ranks"],
+        (factor - 1) * cluster.inter_node.gbit_per_s_per_rank,
+    )
     curves: dict[str, PriceCurve] = dag.graph["curves"]
     for before, after in zip(problem.keys, faster.problem.keys, strict=True):
         if before.price != after.price:
@@ -79,7 +91,11 @@ def _on_network(dag: nx.DiGraph, factor: float, cluster: Cluster | None) -> tupl
 
 
 def _said(groups: tuple[str, ...], what: str) -> tuple[str, ...]:
-    return (f"network: group{'s' if len(groups) > 1 else ''} {', '.join(groups)}: {what}",) if groups else ()
+    return (
+        (f"network: group{'s' if len(groups) > 1 else ''} {', '.join(groups)}: {what}",)
+        if groups
+        else ()
+    )
 
 
 def _computing(dag: nx.DiGraph, factor: float) -> None:
@@ -88,8 +104,14 @@ def _computing(dag: nx.DiGraph, factor: float) -> None:
         if record.kind is NodeKind.COMPUTE and record.duration_us:
             dag.nodes[rank]["record"] = replace(record, duration_us=record.duration_us / factor)
     cuts: tuple[KernelCut, ...] = dag.graph.get("cuts", ())
-    dag.graph["cuts"] = tuple(replace(cut, extra_ticks=tuple(ceil(ticks / factor) for ticks in cut.extra_ticks)) for cut in cuts)
+    dag.graph["cuts"] = tuple(
+        replace(cut, extra_ticks=tuple(ceil(ticks / factor) for ticks in cut.extra_ticks))
+        for cut in cuts
+    )
     curves: Mapping[str, PriceCurve] = dag.graph["curves"]
     copy = curves[COPY]
-    scaled = PriceCurve(size_bytes=copy.size_bytes, price_ticks=tuple(round(ticks / factor) for ticks in copy.price_ticks))
+    scaled = PriceCurve(
+        size_bytes=copy.size_bytes,
+        price_ticks=tuple(round(ticks / factor) for ticks in copy.price_ticks),
+    )
     dag.graph["curves"] = {**curves, COPY: scaled}

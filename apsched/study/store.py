@@ -2,14 +2,17 @@
 
 Tables, each a plain list that a report or pandas reads:
 
-- ``graphs``: one row a graph at some costs: where it comes from (``described``: JSON, as typed), its size, its file;
+- ``graphs``: one row a graph at some costs: where it comes from (``described``: JSON, as typed),
+  its size, its file;
 - ``captures``: which graphs a source gave with some options, so that nothing is captured twice;
 - ``points``: one row a question: a graph, a memory cap, all other options (``described``: JSON);
-- ``results``: its answer: figures in microseconds and bytes, ``report`` (JSON, as ``apsched solve --json`` says of a graph);
+- ``results``: its answer: figures in microseconds and bytes, ``report`` (JSON, as ``apsched solve
+  --json`` says of a graph);
 - ``runs``: who asked what, with which versions, when.
 
-Files are written before the row that names them, and a row is written whole: a stop at any moment loses at most what is in flight.
-Several processes may write: rows have unique names, the better of two answers to one question stays, and writers wait for each other.
+Files are written before the row that names them, and a row is written whole: a stop at any moment
+loses at most what is in flight. Several processes may write: rows have unique names, the better of
+two answers to one question stays, and writers wait for each other.
 """
 
 import json
@@ -113,7 +116,8 @@ class Store:
         path = directory / FILE
         if not create and not path.is_file():
             raise InputError(
-                f"{directory}: expected the directory of a study, found no {FILE} in it; `apsched study SOURCE -o DIR` makes one"
+                f"{directory}: expected the directory of a study, found no {FILE} in it; `apsched"
+                " study SOURCE -o DIR` makes one"
             )
         if create:
             for folder in ("graphs", "schedules"):
@@ -121,10 +125,15 @@ class Store:
         with self._open() as db:
             if create:
                 db.executescript(_SCHEMA)
-                db.execute("insert into study select ? where not exists (select * from study)", (FORMAT,))
+                db.execute(
+                    "insert into study select ? where not exists (select * from study)", (FORMAT,)
+                )
             found = db.execute("select format from study").fetchone()
             if found is None or found[0] > FORMAT:
-                raise InputError(f"{path}: expected a study of format {FORMAT} or older, found {found and found[0]}; update apsched")
+                raise InputError(
+                    f"{path}: expected a study of format {FORMAT} or older, found"
+                    f" {found and found[0]}; update apsched"
+                )
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
@@ -145,7 +154,15 @@ class Store:
         path = self.directory / row.file
         if not path.is_file():
             write_atomic(path, content)
-        about = (row.graph_id, row.name, row.graph_hash, row.cluster, _json(row.described), row.num_nodes, row.num_collectives)
+        about = (
+            row.graph_id,
+            row.name,
+            row.graph_hash,
+            row.cluster,
+            _json(row.described),
+            row.num_nodes,
+            row.num_collectives,
+        )
         values = (*about, row.device_memory_bytes, _json(row.notes), row.file)
         with self._open() as db:
             db.execute(f"insert or ignore into graphs values ({_marks(values)})", values)
@@ -164,21 +181,33 @@ class Store:
     def add_capture(self, capture_id: str, graph_ids: tuple[str, ...]) -> None:
         """Remember which graphs a source gave."""
         with self._open() as db:
-            db.execute("insert or replace into captures values (?, ?)", (capture_id, _json(graph_ids)))
+            db.execute(
+                "insert or replace into captures values (?, ?)", (capture_id, _json(graph_ids))
+            )
 
     def capture(self, capture_id: str) -> tuple[GraphRow, ...] | None:
         """Return the graphs that a source gave; ``None`` where they are not there."""
         with self._open() as db:
-            found = db.execute("select graph_ids from captures where capture_id = ?", (capture_id,)).fetchone()
+            found = db.execute(
+                "select graph_ids from captures where capture_id = ?", (capture_id,)
+            ).fetchone()
         rows = [self.graph(graph_id) for graph_id in json.loads(found[0])] if found else [None]
         return None if None in rows else tuple(row for row in rows if row is not None)
 
     # points
 
     def add_result(
-        self, point_id: str, graph_id: str, memory_cap: str, described: Mapping[str, Any], run_id: str, outcome: Outcome
+        self,
+        point_id: str,
+        graph_id: str,
+        memory_cap: str,
+        described: Mapping[str, Any],
+        run_id: str,
+        outcome: Outcome,
     ) -> None:
-        """Keep an answer; of two to one question what is better of each (:func:`apsched.study.store.better_of`)."""
+        """Keep an answer; of two to one question what is better of each
+        (:func:`apsched.study.store.better_of`).
+        """
         schedule = f"schedules/{point_id}.schedule.json" if outcome.schedule is not None else None
         with self._open() as db:
             db.execute("begin immediate")
@@ -190,7 +219,10 @@ class Store:
                 write_atomic(self.directory / f"{schedule}", kept.schedule)
             elif known is not None:
                 schedule = known.schedule
-            db.execute("insert or ignore into points values (?, ?, ?, ?, ?)", (point_id, graph_id, memory_cap, _json(described), run_id))
+            db.execute(
+                "insert or ignore into points values (?, ?, ?, ?, ?)",
+                (point_id, graph_id, memory_cap, _json(described), run_id),
+            )
             values = (
                 point_id,
                 kept.status,
@@ -228,7 +260,10 @@ class Store:
         row = db.execute(f"{_POINTS} where point_id = ?", (point_id,)).fetchone()
         if row is None:
             return None
-        return _point(_graph_row(db.execute("select * from graphs where graph_id = ?", (row[0],)).fetchone()), row)
+        return _point(
+            _graph_row(db.execute("select * from graphs where graph_id = ?", (row[0],)).fetchone()),
+            row,
+        )
 
     def schedule_content(self, point: Point) -> bytes:
         """Return the content of the schedule file of a point that has one."""
@@ -237,15 +272,23 @@ class Store:
 
     # runs
 
-    def begin_run(self, run_id: str, command: Mapping[str, Any], versions: Mapping[str, str], now_utc: str) -> None:
+    def begin_run(
+        self, run_id: str, command: Mapping[str, Any], versions: Mapping[str, str], now_utc: str
+    ) -> None:
         """Note who asks what."""
         with self._open() as db:
-            db.execute("insert into runs values (?, ?, ?, ?, null, null)", (run_id, _json(command), _json(versions), now_utc))
+            db.execute(
+                "insert into runs values (?, ?, ?, ?, null, null)",
+                (run_id, _json(command), _json(versions), now_utc),
+            )
 
     def end_run(self, run_id: str, now_utc: str, num_points: int) -> None:
         """Note that a run ended, with how many points."""
         with self._open() as db:
-            db.execute("update runs set ended_utc = ?, points = ? where run_id = ?", (now_utc, num_points, run_id))
+            db.execute(
+                "update runs set ended_utc = ?, points = ? where run_id = ?",
+                (now_utc, num_points, run_id),
+            )
 
     def commands(self) -> dict[str, Mapping[str, Any]]:
         """Return the arguments of each run, by its name."""
@@ -254,7 +297,10 @@ class Store:
     def captures(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
         """Return which graphs sources gave, by the names of the captures."""
         with self._open() as db:
-            return tuple((name, tuple(json.loads(ids))) for name, ids in db.execute("select * from captures order by capture_id"))
+            return tuple(
+                (name, tuple(json.loads(ids)))
+                for name, ids in db.execute("select * from captures order by capture_id")
+            )
 
     def copy_run(self, row: tuple[Any, ...]) -> None:
         """Keep a run of another study."""
@@ -267,11 +313,25 @@ class Store:
             return tuple(db.execute("select * from runs order by began_utc, run_id").fetchall())
 
 
-_POINTS = "select graph_id, memory_cap, described, run_id, results.* from points join results using (point_id)"
+_POINTS = (
+    "select graph_id, memory_cap, described, run_id, results.* from points join results using"
+    " (point_id)"
+)
 
 
 def _graph_row(row: tuple[Any, ...]) -> GraphRow:
-    graph_id, name, graph_hash, cluster, described, num_nodes, num_collectives, memory, notes, file = row
+    (
+        graph_id,
+        name,
+        graph_hash,
+        cluster,
+        described,
+        num_nodes,
+        num_collectives,
+        memory,
+        notes,
+        file,
+    ) = row
     return GraphRow(
         graph_id=graph_id,
         name=name,
@@ -328,7 +388,9 @@ def _marks(values: tuple[Any, ...]) -> str:
 
 
 def better_of(known: Outcome, new: Outcome) -> Outcome:
-    """Return the better of both; ``known`` itself where ``new`` adds nothing. Bounds hold for both, whoever proved them."""
+    """Return the better of both; ``known`` itself where ``new`` adds nothing. Bounds hold for both,
+    whoever proved them.
+    """
     best = known if known.value[:4] <= new.value[:4] else new
     if best.status == INFEASIBLE:
         return best
@@ -339,8 +401,19 @@ def better_of(known: Outcome, new: Outcome) -> Outcome:
         status = "optimal" if bound_ticks == best.step_ticks else best.status
         gap = (best.step_ticks - bound_ticks) / best.step_ticks if best.step_ticks else 0.0
         report = {**best.report, "bound_us": ticks_to_us(bound_ticks), "gap": gap, "status": status}
-        best = replace(best, bound_ticks=bound_ticks, bound_source=higher.bound_source, status=status, report=report)
+        best = replace(
+            best,
+            bound_ticks=bound_ticks,
+            bound_source=higher.bound_source,
+            status=status,
+            report=report,
+        )
     solve = next((outcome for outcome in (known, new) if outcome.how != ALONG), None)
     if solve is None or best.how != ALONG:
         return best
-    return replace(best, how=BETTERED, solved_floor_bytes=solve.solved_floor_bytes, solved_peak_bytes=solve.solved_peak_bytes)
+    return replace(
+        best,
+        how=BETTERED,
+        solved_floor_bytes=solve.solved_floor_bytes,
+        solved_peak_bytes=solve.solved_peak_bytes,
+    )

@@ -1,4 +1,6 @@
-"""What a worker does: one question about one graph. Knows no torch; gets bytes and plain records, so that it can run on any machine."""
+"""What a worker does: one question about one graph. Knows no torch; gets bytes and plain records,
+so that it can run on any machine.
+"""
 
 import time
 from dataclasses import dataclass, replace
@@ -48,7 +50,9 @@ class Question:
     bitwise: bool
     contention: ContentionChoice
     cluster: Cluster | None
-    """Says how strong the contention is that is asked for; ``None`` where nothing has to be known."""
+    """Says how strong the contention is that is asked for; ``None`` where nothing has to be
+    known.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +71,13 @@ class Outcome:
     floor_memory_bytes: int
     floor_bound_bytes: int
     report: dict[str, Any]
-    """What ``--json`` of ``apsched solve`` says about a graph, and the shares of the critical path."""
+    """What ``--json`` of ``apsched solve`` says about a graph, and the shares of the critical
+    path.
+    """
     solved_floor_bytes: int
-    """The floor as the solve under this cap had it, whatever is known since: ranges of caps start there ..."""
+    """The floor as the solve under this cap had it, whatever is known since: ranges of caps start
+    there ...
+    """
     solved_peak_bytes: int | None
     """... and end at the peak of the schedule that it found."""
     schedule: bytes | None
@@ -80,7 +88,13 @@ class Outcome:
     @property
     def value(self) -> tuple[bool, int, int, int, int]:
         """The lower the better: feasible, step time, peak, launches, and the higher the bound."""
-        return self.step_ticks is None, self.step_ticks or 0, self.peak_memory_bytes or 0, self.num_launches or 0, -self.bound_ticks
+        return (
+            self.step_ticks is None,
+            self.step_ticks or 0,
+            self.peak_memory_bytes or 0,
+            self.num_launches or 0,
+            -self.bound_ticks,
+        )
 
 
 def solve_point(asked: Question, memory_cap: MemoryCap | None) -> Outcome:
@@ -92,13 +106,19 @@ def solve_point(asked: Question, memory_cap: MemoryCap | None) -> Outcome:
     return _outcome(solve_graph(graph, caps, asked.options, progress), SOLVED, began)
 
 
-def point_along_caps(asked: Question, memory_cap_bytes: int | None, starts: tuple[bytes, ...], known: Known) -> Outcome:
-    """Return the answer under a cap that at least one of ``starts``, contents of schedule files, keeps."""
+def point_along_caps(
+    asked: Question, memory_cap_bytes: int | None, starts: tuple[bytes, ...], known: Known
+) -> Outcome:
+    """Return the answer under a cap that at least one of ``starts``, contents of schedule files,
+    keeps.
+    """
     began = time.perf_counter()
     graph, along = _graph(asked), _along(asked)
     schedules = tuple(_schedule(asked, start) for start in starts)
     answer = along.at(memory_cap_bytes, schedules, known)
-    caps = replace(moving_where_it_pays(graph.problem, asked.caps), memory_cap_bytes=memory_cap_bytes)
+    caps = replace(
+        moving_where_it_pays(graph.problem, asked.caps), memory_cap_bytes=memory_cap_bytes
+    )
     result = result_of(graph.problem, caps, answer, cluster=graph.dag.graph["cluster"], seconds={})
     check_answer(result)
     return _outcome(result, ALONG, began)
@@ -108,7 +128,11 @@ def _outcome(result: Result, how: str, began: float) -> Outcome:
     report = {key: value for key, value in graph_json(result).items() if key != "seconds"}
     if result.path is not None:
         report["shares"] = [
-            {"label": share.label, "us": ticks_to_us(share.ticks), "exposed_us": ticks_to_us(share.exposed_ticks)}
+            {
+                "label": share.label,
+                "us": ticks_to_us(share.ticks),
+                "exposed_us": ticks_to_us(share.exposed_ticks),
+            }
             for share in shares(result)
         ]
     best, answer = result.best, result.answer
@@ -132,7 +156,9 @@ def _outcome(result: Result, how: str, began: float) -> Outcome:
 
 
 @lru_cache(maxsize=4)
-def _loaded(content: bytes, plan: Plan, bitwise: bool, contention: ContentionChoice, cluster: Cluster | None) -> tuple[nx.DiGraph, Problem]:
+def _loaded(
+    content: bytes, plan: Plan, bitwise: bool, contention: ContentionChoice, cluster: Cluster | None
+) -> tuple[nx.DiGraph, Problem]:
     dag = from_bytes(content)
     problem = contended(build_problem(dag), contention, cluster, dag.graph["group_ranks"])
     return dag, restricted(problem, plan, bitwise=bitwise)

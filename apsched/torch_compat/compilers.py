@@ -1,4 +1,6 @@
-"""Private functions of torch around its compilers; with ``torch_private`` and ``torch_private_partition`` the only place that knows any."""
+"""Private functions of torch around its compilers; with ``torch_private`` and
+``torch_private_partition`` the only place that knows any.
+"""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -17,26 +19,38 @@ _KEY = re.compile(r"\.(?:_modules|_parameters)\['([^']+)'\]")
 _PARAMETRIZED = re.compile(r"parametrizations\.(\w+)\.original\d*$")
 
 
-def aot_compiled(gm: Any, inputs: Sequence[Any], *, forward: Any, backward: Any, inference: Any, partition: Any) -> Callable[..., Any]:
-    """Return what runs ``gm`` in the graphs of AOTAutograd, each made by its compiler (torch/_dynamo/backends/common.py, aot_autograd)."""
+def aot_compiled(
+    gm: Any, inputs: Sequence[Any], *, forward: Any, backward: Any, inference: Any, partition: Any
+) -> Callable[..., Any]:
+    """Return what runs ``gm`` in the graphs of AOTAutograd, each made by its compiler
+    (torch/_dynamo/backends/common.py, aot_autograd).
+    """
     from torch._dynamo.backends.common import aot_autograd
 
     compiler: Any = aot_autograd(
-        fw_compiler=forward, bw_compiler=backward, inference_compiler=inference, partition_fn=partition, keep_inference_input_mutations=True
+        fw_compiler=forward,
+        bw_compiler=backward,
+        inference_compiler=inference,
+        partition_fn=partition,
+        keep_inference_input_mutations=True,
     )
     compiled: Callable[..., Any] = compiler(gm, inputs)
     return compiled
 
 
 def default_partition(joint: Any, joint_inputs: Any, **options: Any) -> tuple[Any, Any]:
-    """Return forward and backward graph: backward gets what eager autograd would save (torch/_functorch/partitioners.py)."""
+    """Return forward and backward graph: backward gets what eager autograd would save
+    (torch/_functorch/partitioners.py).
+    """
     from torch._functorch.partitioners import default_partition as partition
 
     return partition(joint, joint_inputs, **options)
 
 
 def boxed(gm: Any) -> Callable[[list[Any]], Any]:
-    """Return what runs ``gm`` node by node and frees its inputs at their last use (torch/fx/graph.py, _BoxedCodeGen)."""
+    """Return what runs ``gm`` node by node and frees its inputs at their last use
+    (torch/fx/graph.py, _BoxedCodeGen).
+    """
     from torch.fx.graph import _BoxedCodeGen
 
     gm.graph.set_codegen(_BoxedCodeGen())
@@ -54,31 +68,39 @@ def inductor_compiled(
     gm: Any,
     inputs: Sequence[Any],
     patches: Mapping[str, Any],
-    around: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda compile_graph: compile_graph,
+    around: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda compile_graph: (
+        compile_graph
+    ),
     *,
     joint_cache: bool = True,
 ) -> Callable[..., Any]:
-    """Return ``gm`` compiled by Inductor, with ``patches`` of its settings also where backward is compiled, which is later.
+    """Return ``gm`` compiled by Inductor, with ``patches`` of its settings also where backward is
+    compiled, which is later.
 
-    ``around`` is given the function that compiles one graph of AOTAutograd or finds it in Inductor's cache, and returns what is called
-    in its place. Without ``joint_cache`` forward and backward are not looked up as one, where neither would be called
-    (torch/_inductor/compile_fx.py, compile_fx and compile_fx_inner; torch/_functorch/config.py, enable_autograd_cache).
+    ``around`` is given the function that compiles one graph of AOTAutograd or finds it in
+    Inductor's cache, and returns what is called in its place. Without ``joint_cache`` forward and
+    backward are not looked up as one, where neither would be called (torch/_inductor/compile_fx.py,
+    compile_fx and compile_fx_inner; torch/_functorch/config.py, enable_autograd_cache).
     """
     from torch._functorch import config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
     off = {} if joint_cache else {"enable_autograd_cache": False}
     with config.patch(off):
-        compiled: Any = compile_fx(gm, inputs, inner_compile=around(compile_fx_inner), config_patches=dict(patches))
+        compiled: Any = compile_fx(
+            gm, inputs, inner_compile=around(compile_fx_inner), config_patches=dict(patches)
+        )
     notes_in_code()  # what came from a cache of both left its own
     return compiled  # type: ignore[no-any-return]
 
 
 def forget_hashes(inputs: Sequence[Any]) -> None:
-    """Have device meshes among the inputs of a graph compute their hash anew when they are asked for it.
+    """Have device meshes among the inputs of a graph compute their hash anew when they are asked
+    for it.
 
-    They keep the hash of their strings, which is another one in each process, and Inductor makes it part of the key of its cache, in
-    which a second process then finds nothing (torch/distributed/device_mesh.py, DeviceMesh._hash; 2.13).
+    They keep the hash of their strings, which is another one in each process, and Inductor makes it
+    part of the key of its cache, in which a second process then finds nothing
+    (torch/distributed/device_mesh.py, DeviceMesh._hash; 2.13).
     """
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -88,7 +110,10 @@ def forget_hashes(inputs: Sequence[Any]) -> None:
         if isinstance(mesh, DeviceMesh) and id(mesh) not in seen:
             seen.add(id(mesh))
             mesh._hash = None
-            meshes += [getattr(mesh, "_root_mesh", None), *getattr(mesh, "_flatten_mapping", {}).values()]
+            meshes += [
+                getattr(mesh, "_root_mesh", None),
+                *getattr(mesh, "_flatten_mapping", {}).values(),
+            ]
 
 
 _NOTE = "apsched: "
@@ -97,8 +122,8 @@ _NOTE = "apsched: "
 def note_in_code(text: str) -> None:
     """Have the code that Inductor is about to make keep ``text``, in its cache, too.
 
-    What was counted while code was made is kept with it, and counted again where it is found (torch/_inductor/output_code.py,
-    CompiledFxGraph.counter_deltas).
+    What was counted while code was made is kept with it, and counted again where it is found
+    (torch/_inductor/output_code.py, CompiledFxGraph.counter_deltas).
     """
     from torch._dynamo.utils import counters
 
@@ -117,9 +142,11 @@ def notes_in_code() -> list[str]:
 
 
 def forget_code(compiled: Any) -> None:
-    """Take ``compiled``, which Inductor found in its cache, out of that, so that its graph can be compiled anew.
+    """Take ``compiled``, which Inductor found in its cache, out of that, so that its graph can be
+    compiled anew.
 
-    torch/_inductor/codecache.py, FxGraphCache; and what it told AOTAutograd of strides (torch/_guards.py, report_output_strides).
+    torch/_inductor/codecache.py, FxGraphCache; and what it told AOTAutograd of strides
+    (torch/_guards.py, report_output_strides).
     """
     from torch._guards import TracingContext
     from torch._inductor.codecache import FxGraphCache
@@ -136,14 +163,20 @@ def forget_code(compiled: Any) -> None:
 
 
 def dynamo_parameters(gm: Any) -> dict[int, str]:
-    """Return position among the inputs -> name, of the inputs of a graph of Dynamo that are parameters or buffers.
+    """Return position among the inputs -> name, of the inputs of a graph of Dynamo that are
+    parameters or buffers.
 
-    By the source that Dynamo notes on each placeholder (torch/_dynamo/variables/builder.py, GraphArg).
+    By the source that Dynamo notes on each placeholder (torch/_dynamo/variables/builder.py,
+    GraphArg).
     """
     names = {}
     for position, node in enumerate(gm.graph.find_nodes(op="placeholder")):
         source = getattr(node.meta.get("grapharg"), "source", None)
-        text = str(source.name) if source is not None and isinstance(node.meta.get("example_value"), torch.Tensor) else ""
+        text = (
+            str(source.name)
+            if source is not None and isinstance(node.meta.get("example_value"), torch.Tensor)
+            else ""
+        )
         keys = _KEY.findall(text)
         if keys and text.endswith(f"._parameters['{keys[-1]}']"):
             names[position] = plain_parameter_name(".".join(keys))
@@ -151,14 +184,20 @@ def dynamo_parameters(gm: Any) -> dict[int, str]:
 
 
 def plain_parameter_name(name: str) -> str:
-    """Return the name of a parameter without what torch.compile (``_orig_mod``) and torch/nn/utils/parametrize.py add to it."""
-    return _PARAMETRIZED.sub(r"\1", ".".join(part for part in name.split(".") if part != "_orig_mod"))
+    """Return the name of a parameter without what torch.compile (``_orig_mod``) and
+    torch/nn/utils/parametrize.py add to it.
+    """
+    return _PARAMETRIZED.sub(
+        r"\1", ".".join(part for part in name.split(".") if part != "_orig_mod")
+    )
 
 
 def name_parameters(graph: Any, names: Mapping[int, str]) -> None:
-    """Have the descriptors on inputs and outputs of ``graph`` say which are parameters and their gradients.
+    """Have the descriptors on inputs and outputs of ``graph`` say which are parameters and their
+    gradients.
 
-    Where Dynamo made parameters inputs, AOTAutograd knows only their positions (torch/_functorch/_aot_autograd/descriptors.py).
+    Where Dynamo made parameters inputs, AOTAutograd knows only their positions
+    (torch/_functorch/_aot_autograd/descriptors.py).
     """
     for node in graph.find_nodes(op="placeholder"):
         if (descriptor := node.meta.get("desc")) is not None:
@@ -182,19 +221,27 @@ def _named(descriptor: Any, names: Mapping[int, str]) -> Any:
 
 
 def describe_gradients(graph: Any, names: Mapping[int, str]) -> None:
-    """Have ``graph`` say which of its outputs, by position, are gradients of which parameters, as AOTAutograd's graphs do.
+    """Have ``graph`` say which of its outputs, by position, are gradients of which parameters, as
+    AOTAutograd's graphs do.
 
     (torch/_functorch/_aot_autograd/descriptors.py, GradAOTOutput and PlainAOTOutput)
     """
-    from torch._functorch._aot_autograd.descriptors import GradAOTOutput, ParamAOTInput, PlainAOTOutput
+    from torch._functorch._aot_autograd.descriptors import (
+        GradAOTOutput,
+        ParamAOTInput,
+        PlainAOTOutput,
+    )
 
     output = graph.output_node()
     places = range(len(output.args[0]))
-    output.meta["desc"] = [GradAOTOutput(ParamAOTInput(names[k])) if k in names else PlainAOTOutput(k) for k in places]
+    output.meta["desc"] = [
+        GradAOTOutput(ParamAOTInput(names[k])) if k in names else PlainAOTOutput(k) for k in places
+    ]
 
 
 def replace_graph(graph: Any, module: Any) -> None:
-    """Make ``graph`` that of ``module`` in place: its nodes by name, in its order, and what they take from the module.
+    """Make ``graph`` that of ``module`` in place: its nodes by name, in its order, and what they
+    take from the module.
 
     Names of nodes are given anew (torch/fx/graph.py, Graph._graph_namespace).
     """
@@ -212,14 +259,18 @@ def replace_graph(graph: Any, module: Any) -> None:
 
 
 def custom_passes(setting: Any) -> list[Any]:
-    """Return the passes of one of Inductor's hooks as a list (torch/_inductor/custom_graph_pass.py, CustomGraphPassType)."""
+    """Return the passes of one of Inductor's hooks as a list (torch/_inductor/custom_graph_pass.py,
+    CustomGraphPassType).
+    """
     if setting is None:
         return []
     return list(setting) if isinstance(setting, list | tuple) else [setting]
 
 
 def inductor_setting(name: str) -> Any:
-    """Return one of Inductor's settings; ``None`` where this version has none of that name (torch/_inductor/config.py)."""
+    """Return one of Inductor's settings; ``None`` where this version has none of that name
+    (torch/_inductor/config.py).
+    """
     from torch._inductor import config
 
     found: Any = config

@@ -1,4 +1,6 @@
-"""Every private function of torch that apsched uses: one small function per use, each with the torch file it comes from."""
+"""Every private function of torch that apsched uses: one small function per use, each with the
+torch file it comes from.
+"""
 
 import importlib
 import inspect
@@ -16,28 +18,36 @@ check_torch_version()
 
 
 def fake_store() -> Any:
-    """Return the store of a fake process group, and register the ``fake`` backend (torch/testing/_internal/distributed/fake_pg.py)."""
+    """Return the store of a fake process group, and register the ``fake`` backend
+    (torch/testing/_internal/distributed/fake_pg.py).
+    """
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     return FakeStore()
 
 
 def strided_shard(dim: int, split_factor: int) -> Any:
-    """Return the placement of a dim split over an inner mesh axis first (torch/distributed/tensor/placement_types.py, _StridedShard)."""
+    """Return the placement of a dim split over an inner mesh axis first
+    (torch/distributed/tensor/placement_types.py, _StridedShard).
+    """
     from torch.distributed.tensor.placement_types import _StridedShard
 
     return _StridedShard(dim, split_factor=split_factor)
 
 
 def process_group_names() -> dict[str, tuple[int, ...]]:
-    """Return group name -> process ranks, of the groups this process rank is in (torch/distributed/distributed_c10d.py, _world)."""
+    """Return group name -> process ranks, of the groups this process rank is in
+    (torch/distributed/distributed_c10d.py, _world).
+    """
     from torch.distributed.distributed_c10d import _world, get_process_group_ranks
 
     return {name: tuple(get_process_group_ranks(group)) for group, name in _world.pg_names.items()}
 
 
 def job_store() -> Any:
-    """Return a connection of its own to the store that process ranks of this job share (distributed_c10d.py, _get_default_store)."""
+    """Return a connection of its own to the store that process ranks of this job share
+    (distributed_c10d.py, _get_default_store).
+    """
     from torch.distributed.distributed_c10d import _get_default_store
 
     store: Any = _get_default_store()
@@ -45,16 +55,20 @@ def job_store() -> Any:
 
 
 def default_group() -> Any:
-    """Return the process group of the whole job; another object after another start (distributed_c10d.py, _get_default_group)."""
+    """Return the process group of the whole job; another object after another start
+    (distributed_c10d.py, _get_default_group).
+    """
     from torch.distributed.distributed_c10d import _get_default_group
 
     return _get_default_group()
 
 
 def ordered_group(ranks: list[int]) -> str:
-    """Return the name of a group of these process ranks in this order, made where there is none (distributed_c10d.py, new_group).
+    """Return the name of a group of these process ranks in this order, made where there is none
+    (distributed_c10d.py, new_group).
 
-    Only its members take part. Raises RuntimeError where this version of torch cannot keep an order that is not ascending.
+    Only its members take part. Raises RuntimeError where this version of torch cannot keep an order
+    that is not ascending.
     """
     import torch.distributed as dist
 
@@ -64,7 +78,10 @@ def ordered_group(ranks: list[int]) -> str:
     options: dict[str, Any] = {"use_local_synchronization": True}
     if ranks != sorted(ranks):
         if "sort_ranks" not in inspect.signature(dist.new_group).parameters:
-            raise RuntimeError(f"torch {torch.__version__} sorts the process ranks of a group; 2.13 can keep {ranks}")
+            raise RuntimeError(
+                f"torch {torch.__version__} sorts the process ranks of a group; 2.13 can keep"
+                f" {ranks}"
+            )
         options["sort_ranks"] = False
     return str(dist.new_group(ranks, **options).group_name)
 
@@ -83,7 +100,9 @@ _OP_LIBRARIES = {
 
 
 def import_op_library(namespace: str) -> bool:
-    """Import the part of torch that defines the operators of ``namespace``; return whether there is one."""
+    """Import the part of torch that defines the operators of ``namespace``; return whether there is
+    one.
+    """
     module = _OP_LIBRARIES.get(namespace)
     if module is None:
         return False
@@ -95,17 +114,23 @@ def import_op_library(namespace: str) -> bool:
 
 
 def symbolic_size(shape_env: ShapeEnv, name: str, hint: int) -> torch.SymInt:
-    """Return a new symbolic integer with the value ``hint`` (torch/fx/experimental/symbolic_shapes.py, ShapeEnv.create_symbol)."""
+    """Return a new symbolic integer with the value ``hint``
+    (torch/fx/experimental/symbolic_shapes.py, ShapeEnv.create_symbol).
+    """
     from torch._dynamo.source import ConstantSource
     from torch.fx.experimental.symbolic_shapes import DimDynamic
 
     source = ConstantSource(name)
-    symbol = shape_env.create_symbol(hint, source, dynamic_dim=DimDynamic.DYNAMIC, positive=None, do_not_specialize_zero_one=True)
+    symbol = shape_env.create_symbol(
+        hint, source, dynamic_dim=DimDynamic.DYNAMIC, positive=None, do_not_specialize_zero_one=True
+    )
     return shape_env.create_symintnode(symbol, hint=hint, source=source)  # type: ignore[return-value]
 
 
 def size_hint(size: Any) -> int:
-    """Return the value of a (symbolic) integer without a guard; ValueError where it depends on data (torch/fx/experimental/sym_node.py)."""
+    """Return the value of a (symbolic) integer without a guard; ValueError where it depends on data
+    (torch/fx/experimental/sym_node.py).
+    """
     if isinstance(size, torch.SymInt):
         hint = size.node.hint if size.node.has_hint() else None
         if hint is None:
@@ -116,7 +141,9 @@ def size_hint(size: Any) -> int:
 
 @contextmanager
 def registered_groups(sizes: Mapping[str, int]) -> Iterator[None]:
-    """Run the body with a process group of each name, of the first process ranks (torch/csrc/distributed/c10d/GroupRegistry.cpp)."""
+    """Run the body with a process group of each name, of the first process ranks
+    (torch/csrc/distributed/c10d/GroupRegistry.cpp).
+    """
     import torch.distributed as dist
     from torch._C import _distributed_c10d as c10d
 
@@ -125,7 +152,9 @@ def registered_groups(sizes: Mapping[str, int]) -> Iterator[None]:
     try:
         for name in added:
             group = dist.new_group(list(range(sizes[name])))
-            if group.group_name in added:  # the name that new_group chose is one of those asked for, maybe of another size
+            if (
+                group.group_name in added
+            ):  # the name that new_group chose is one of those asked for, maybe of another size
                 c10d._unregister_process_group(group.group_name)
             c10d._register_process_group(name, group)  # type: ignore[arg-type]
         yield
@@ -135,19 +164,29 @@ def registered_groups(sizes: Mapping[str, int]) -> Iterator[None]:
 
 
 def is_composite(operator: Any) -> bool:
-    """Return whether ``operator`` is made of other operators (torch/_C/__init__.pyi, _dispatch_has_kernel_for_dispatch_key)."""
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), torch._C.DispatchKey.CompositeImplicitAutograd))
+    """Return whether ``operator`` is made of other operators (torch/_C/__init__.pyi,
+    _dispatch_has_kernel_for_dispatch_key).
+    """
+    return bool(
+        torch._C._dispatch_has_kernel_for_dispatch_key(
+            operator.name(), torch._C.DispatchKey.CompositeImplicitAutograd
+        )
+    )
 
 
 def fake_mode_of(tensors: Any) -> Any:
-    """Return the fake mode of the first fake tensor among ``tensors``, or None (torch/_subclasses/fake_tensor.py)."""
+    """Return the fake mode of the first fake tensor among ``tensors``, or None
+    (torch/_subclasses/fake_tensor.py).
+    """
     from torch._subclasses.fake_tensor import FakeTensor
 
     return next((t.fake_mode for t in tensors if isinstance(t, FakeTensor)), None)
 
 
 def set_traced_module_stack(stack: dict[str, tuple[str, type]] | None) -> None:
-    """Set or clear ``nn_module_stack`` of the nodes traced from here on (torch/fx/traceback.py, current_meta)."""
+    """Set or clear ``nn_module_stack`` of the nodes traced from here on (torch/fx/traceback.py,
+    current_meta).
+    """
     import torch.fx.traceback
 
     if stack:
@@ -157,7 +196,9 @@ def set_traced_module_stack(stack: dict[str, tuple[str, type]] | None) -> None:
 
 
 def parameter_behind(descriptor: object) -> str | None:
-    """Return the name of the parameter behind a joint input, by ``meta["desc"]`` (torch/_functorch/_aot_autograd/descriptors.py)."""
+    """Return the name of the parameter behind a joint input, by ``meta["desc"]``
+    (torch/_functorch/_aot_autograd/descriptors.py).
+    """
     from torch._functorch._aot_autograd.descriptors import ParamAOTInput, SubclassGetAttrAOTInput
 
     while isinstance(descriptor, SubclassGetAttrAOTInput):
@@ -166,8 +207,14 @@ def parameter_behind(descriptor: object) -> str | None:
 
 
 def is_parameter_or_buffer(descriptor: object) -> bool:
-    """Return whether a joint input belongs to the module's state (torch/_functorch/_aot_autograd/descriptors.py)."""
-    from torch._functorch._aot_autograd.descriptors import BufferAOTInput, ParamAOTInput, SubclassGetAttrAOTInput
+    """Return whether a joint input belongs to the module's state
+    (torch/_functorch/_aot_autograd/descriptors.py).
+    """
+    from torch._functorch._aot_autograd.descriptors import (
+        BufferAOTInput,
+        ParamAOTInput,
+        SubclassGetAttrAOTInput,
+    )
 
     while isinstance(descriptor, SubclassGetAttrAOTInput):
         descriptor = descriptor.base
@@ -175,7 +222,9 @@ def is_parameter_or_buffer(descriptor: object) -> bool:
 
 
 def gradient_of(descriptor: object) -> str | None:
-    """Return the name of the parameter whose gradient a joint output is (torch/_functorch/_aot_autograd/descriptors.py)."""
+    """Return the name of the parameter whose gradient a joint output is
+    (torch/_functorch/_aot_autograd/descriptors.py).
+    """
     from torch._functorch._aot_autograd.descriptors import GradAOTOutput, SubclassGetAttrAOTOutput
 
     while isinstance(descriptor, SubclassGetAttrAOTOutput):
@@ -184,14 +233,17 @@ def gradient_of(descriptor: object) -> str | None:
 
 
 def resolved_group(group_name: str) -> Any:
-    """Return the process group of that name (torch/distributed/distributed_c10d.py, _resolve_process_group)."""
+    """Return the process group of that name (torch/distributed/distributed_c10d.py,
+    _resolve_process_group).
+    """
     from torch.distributed.distributed_c10d import GroupName, _resolve_process_group  # type: ignore[attr-defined]
 
     return _resolve_process_group(GroupName(group_name))
 
 
 def process_rank_in_group(group_name: str) -> int:
-    """Return this process rank's rank within a group known by name (torch/distributed/distributed_c10d.py, _resolve_process_group).
+    """Return this process rank's rank within a group known by name
+    (torch/distributed/distributed_c10d.py, _resolve_process_group).
 
     Raises LookupError where no process group runs, or none of that name.
     """
@@ -205,7 +257,9 @@ def process_rank_in_group(group_name: str) -> int:
 
 
 def empty_graph_like(graph: Any) -> Any:
-    """Return an empty FX graph with the tracer and the calling convention of ``graph`` (torch/fx/graph.py, _tracer_cls and _codegen)."""
+    """Return an empty FX graph with the tracer and the calling convention of ``graph``
+    (torch/fx/graph.py, _tracer_cls and _codegen).
+    """
     import copy
 
     from torch.fx import Graph
@@ -216,20 +270,26 @@ def empty_graph_like(graph: Any) -> Any:
 
 
 def node_source(node: Any, pass_name: str) -> Any:
-    """Return the provenance record that ``meta["from_node"]`` holds for a node made from ``node`` (torch/fx/traceback.py, NodeSource)."""
+    """Return the provenance record that ``meta["from_node"]`` holds for a node made from ``node``
+    (torch/fx/traceback.py, NodeSource).
+    """
     from torch.fx.traceback import NodeSource, NodeSourceAction
 
     return NodeSource(node, pass_name, [NodeSourceAction.CREATE, NodeSourceAction.REPLACE])
 
 
 def storage_key(tensor: Any) -> int:
-    """Return the identity of a tensor's storage while it lives (torch/storage.py, UntypedStorage._cdata)."""
+    """Return the identity of a tensor's storage while it lives (torch/storage.py,
+    UntypedStorage._cdata).
+    """
     return int(tensor.untyped_storage()._cdata)
 
 
 @contextmanager
 def quiet_fake_tensors() -> Iterator[None]:
-    """Run the body without the traceback that torch logs before it refuses a shape (torch/_subclasses/fake_tensor.py, log)."""
+    """Run the body without the traceback that torch logs before it refuses a shape
+    (torch/_subclasses/fake_tensor.py, log).
+    """
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before = log.disabled
     log.disabled = True
@@ -240,21 +300,27 @@ def quiet_fake_tensors() -> Iterator[None]:
 
 
 def hold_stream() -> None:
-    """Keep the current CUDA stream busy for about a millisecond, while the host gets ahead (torch/cuda/__init__.py, _sleep)."""
+    """Keep the current CUDA stream busy for about a millisecond, while the host gets ahead
+    (torch/cuda/__init__.py, _sleep).
+    """
     torch.cuda._sleep(2_000_000)  # type: ignore[no-untyped-call]
 
 
 def group_of_name(group_name: str) -> Any:
-    """Return the process group of that name (torch/distributed/distributed_c10d.py, _resolve_process_group)."""
+    """Return the process group of that name (torch/distributed/distributed_c10d.py,
+    _resolve_process_group).
+    """
     from torch.distributed.distributed_c10d import GroupName, _resolve_process_group  # type: ignore[attr-defined]
 
     return _resolve_process_group(GroupName(group_name))
 
 
 def graph_as_repro(module: Any) -> str:
-    """Return ``module`` as torch's own stand-alone file: ``class Repro`` and ``load_args`` (torch/_dynamo/repro/after_aot.py).
+    """Return ``module`` as torch's own stand-alone file: ``class Repro`` and ``load_args``
+    (torch/_dynamo/repro/after_aot.py).
 
-    Run as a program it executes the graph node by node, rather than compile it: Inductor would change the order.
+    Run as a program it executes the graph node by node, rather than compile it: Inductor would
+    change the order.
     """
     import io
     import re
@@ -265,9 +331,14 @@ def graph_as_repro(module: Any) -> str:
     text = io.StringIO()
     save_graph_repro(text, module, inputs, "apsched", stable_output=True, command="get_args")
     runnable = re.sub(
-        r"        run_repro\((.*)\)\n(?:        #.*\n?)+", r"        mod, args = run_repro(\1)\n        mod(*args)\n", text.getvalue()
+        r"        run_repro\((.*)\)\n(?:        #.*\n?)+",
+        r"        mod, args = run_repro(\1)\n        mod(*args)\n",
+        text.getvalue(),
     )
-    return runnable.replace("    from torch._dynamo.repro.after_aot import setup_fake_process_groups\n", _SETUP_FAKE_PROCESS_GROUPS)
+    return runnable.replace(
+        "    from torch._dynamo.repro.after_aot import setup_fake_process_groups\n",
+        _SETUP_FAKE_PROCESS_GROUPS,
+    )
 
 
 _SETUP_FAKE_PROCESS_GROUPS = """\
@@ -283,34 +354,53 @@ _SETUP_FAKE_PROCESS_GROUPS = """\
 
 
 def import_schedulers() -> Any:
-    """Import torch's schedulers, which takes seconds the first time; return the module of the greedy one (torch/_inductor/fx_passes)."""
+    """Import torch's schedulers, which takes seconds the first time; return the module of the
+    greedy one (torch/_inductor/fx_passes).
+    """
     importlib.import_module("torch._inductor.fx_passes.overlap_manual_scheduling")
     return importlib.import_module("torch._inductor.fx_passes.overlap_scheduling")
 
 
 @contextmanager
 def _scheduling_without_a_gpu() -> Iterator[None]:
-    """Run the body with what torch's schedulers ask of a device replaced, and everything put back afterwards.
+    """Run the body with what torch's schedulers ask of a device replaced, and everything put back
+    afterwards.
 
-    Their rooflines ask triton for the bandwidth of the memory (torch/utils/_runtime_estimation.py), although custom estimates overrule
-    the result; a table for tlparse asks nvidia-smi for the GPU (torch/_inductor/fx_passes/node_runtime_estimation.py); and so does the
-    size of the first buckets, which is that of an H100 here, 8 process ranks a node (torch/_inductor/comm_analysis.py). One of their
-    caches holds nodes, and so whole graphs (torch/_inductor/fx_passes/overlap_scheduling.py, get_group_name).
+    Their rooflines ask triton for the bandwidth of the memory (torch/utils/_runtime_estimation.py),
+    although custom estimates overrule the result; a table for tlparse asks nvidia-smi for the GPU
+    (torch/_inductor/fx_passes/node_runtime_estimation.py); and so does the size of the first
+    buckets, which is that of an H100 here, 8 process ranks a node
+    (torch/_inductor/comm_analysis.py). One of their caches holds nodes, and so whole graphs
+    (torch/_inductor/fx_passes/overlap_scheduling.py, get_group_name).
     """
     scheduling = import_schedulers()
     estimation: Any = importlib.import_module("torch.utils._runtime_estimation")
     analysis: Any = importlib.import_module("torch._inductor.comm_analysis")
-    links = getattr(analysis, "InterconnectType", None)  # torch 2.13 asks which links there are; before, sizes of first buckets are fixed
+    links = getattr(
+        analysis, "InterconnectType", None
+    )  # torch 2.13 asks which links there are; before, sizes of first buckets are fixed
     replaced: list[tuple[Any, str, Any]] = [
         (estimation, "get_compute_time", lambda *args, **kwargs: 0.0),
         (estimation, "get_transfer_time", lambda *args: 0.0),
-        (importlib.import_module("torch._inductor.fx_passes.node_runtime_estimation"), "_log_collective_benchmarks", lambda *a, **k: None),
+        (
+            importlib.import_module("torch._inductor.fx_passes.node_runtime_estimation"),
+            "_log_collective_benchmarks",
+            lambda *a, **k: None,
+        ),
         (logging.getLogger("torch._inductor.fx_passes.fsdp"), "disabled", True),
     ]
-    if hasattr(scheduling, "estimate_runtime_analytical"):  # torch 2.11 compares estimates with a roofline that asks for CUDA
+    if hasattr(
+        scheduling, "estimate_runtime_analytical"
+    ):  # torch 2.11 compares estimates with a roofline that asks for CUDA
         replaced.append((scheduling, "estimate_runtime_analytical", lambda node: 0.0))
     if links is not None:
-        replaced.append((analysis, "detect_interconnect", lambda size: links.NVLINK_H100 if size <= 8 else links.IB_NDR))
+        replaced.append(
+            (
+                analysis,
+                "detect_interconnect",
+                lambda size: links.NVLINK_H100 if size <= 8 else links.IB_NDR,
+            )
+        )
     originals = [getattr(owner, name) for owner, name, _ in replaced]
     try:
         for owner, name, value in replaced:
@@ -319,36 +409,53 @@ def _scheduling_without_a_gpu() -> Iterator[None]:
     finally:
         for (owner, name, _), original in zip(replaced, originals, strict=True):
             setattr(owner, name, original)
-        getattr(scheduling.get_group_name, "cache_clear", lambda: None)()  # torch 2.13 has that cache
+        getattr(
+            scheduling.get_group_name, "cache_clear", lambda: None
+        )()  # torch 2.13 has that cache
 
 
 def schedule_overlap(module: Any, estimate_ms: Callable[[Any, int | None], float]) -> None:
-    """Reorder and bucket the graph of ``module`` in place with torch's greedy scheduler, by its defaults, and with bucketing.
+    """Reorder and bucket the graph of ``module`` in place with torch's greedy scheduler, by its
+    defaults, and with bucketing.
 
-    ``estimate_ms(node, size_bytes)`` is the time of a node; of a collective that of its own size where ``size_bytes`` is None
-    (torch/_inductor/fx_passes/overlap_scheduling.py, schedule_overlap_bucketing).
+    ``estimate_ms(node, size_bytes)`` is the time of a node; of a collective that of its own size
+    where ``size_bytes`` is None (torch/_inductor/fx_passes/overlap_scheduling.py,
+    schedule_overlap_bucketing).
     """
     from torch._inductor import config
 
-    break_cycles = {"aten_distributed_optimizations.overlap_scheduling_autofix_cycles": True}  # as its error message advises
+    break_cycles = {
+        "aten_distributed_optimizations.overlap_scheduling_autofix_cycles": True
+    }  # as its error message advises
     if not hasattr(config.aten_distributed_optimizations, "overlap_scheduling_autofix_cycles"):
         break_cycles = {}  # torch 2.11 has none to break
     with _scheduling_without_a_gpu(), torch.no_grad(), config.patch(break_cycles):
         schedule = import_schedulers().schedule_overlap_bucketing
-        newer = {"compute_estimator": "analytical", "bucket_mode": "default"}  # no benchmarks; custom estimates overrule it
+        newer = {
+            "compute_estimator": "analytical",
+            "bucket_mode": "default",
+        }  # no benchmarks; custom estimates overrule it
         schedule(
             module,
             collective_bucketing=True,
             insert_overlap_deps=False,
             custom_runtime_estimation=estimate_ms,
-            **{name: value for name, value in newer.items() if name in inspect.signature(schedule).parameters},  # torch 2.11 has neither
+            **{
+                name: value
+                for name, value in newer.items()
+                if name in inspect.signature(schedule).parameters
+            },  # torch 2.11 has neither
         )
 
 
-def schedule_overlap_by_module(module: Any, plan: list[list[str] | str], module_of: Callable[[Any], str]) -> None:
-    """Bucket FSDP collectives in place by ``plan`` (names of modules), and launch each bucket one ahead, as torch's manual scheduler does.
+def schedule_overlap_by_module(
+    module: Any, plan: list[list[str] | str], module_of: Callable[[Any], str]
+) -> None:
+    """Bucket FSDP collectives in place by ``plan`` (names of modules), and launch each bucket one
+    ahead, as torch's manual scheduler does.
 
-    ``module_of(node)`` is the name of a node's module, empty where it has none (torch/_inductor/fx_passes/overlap_manual_scheduling.py).
+    ``module_of(node)`` is the name of a node's module, empty where it has none
+    (torch/_inductor/fx_passes/overlap_manual_scheduling.py).
     """
     with _scheduling_without_a_gpu(), torch.no_grad():
         from torch._inductor.fx_passes.overlap_manual_scheduling import manual_overlap_bucketing
@@ -360,9 +467,11 @@ def schedule_overlap_by_module(module: Any, plan: list[list[str] | str], module_
 
 
 def add_control_deps(graph: Any, behind: Mapping[Any, Iterable[Any]]) -> None:
-    """Wrap nodes of ``graph``, given in its order, so that Inductor runs each behind others beside its arguments.
+    """Wrap nodes of ``graph``, given in its order, so that Inductor runs each behind others beside
+    its arguments.
 
-    torch/_inductor/fx_passes/control_dependencies.py, preserve_node_ordering; lowered in torch/_inductor/lowering.py.
+    torch/_inductor/fx_passes/control_dependencies.py, preserve_node_ordering; lowered in
+    torch/_inductor/lowering.py.
     """
     from torch._inductor.fx_passes.control_dependencies import preserve_node_ordering
     from torch.utils._ordered_set import OrderedSet
@@ -371,7 +480,9 @@ def add_control_deps(graph: Any, behind: Mapping[Any, Iterable[Any]]) -> None:
 
 
 def sources_of(node: Any) -> Iterator[tuple[str, int]]:
-    """Yield name and graph (its ``id``) of every node that ``node`` was made from, nearest first (torch/fx/traceback.py, NodeSource)."""
+    """Yield name and graph (its ``id``) of every node that ``node`` was made from, nearest first
+    (torch/fx/traceback.py, NodeSource).
+    """
     waiting = list(node.meta.get("from_node") or ())
     while waiting:
         source = waiting.pop(0)

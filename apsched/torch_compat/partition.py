@@ -1,4 +1,6 @@
-"""Private functions of torch that take a joint graph apart; with ``torch_private`` the only place that knows any."""
+"""Private functions of torch that take a joint graph apart; with ``torch_private`` the only place
+that knows any.
+"""
 
 import contextlib
 import importlib
@@ -16,15 +18,21 @@ check_torch_version()
 def _random_only_with_dropout() -> Iterator[None]:
     """Keep the partitioner from saving random state for recomputed attention that drops nothing.
 
-    Attention is tagged as random whatever its dropout, and would be hidden in a higher-order operator
-    (torch/_functorch/partitioners.py, has_recomputable_rng_ops).
+    Attention is tagged as random whatever its dropout, and would be hidden in a higher-order
+    operator (torch/_functorch/partitioners.py, has_recomputable_rng_ops).
     """
     partitioners: Any = importlib.import_module("torch._functorch.partitioners")
     original = partitioners.has_recomputable_rng_ops
 
     def draws(joint: Any) -> bool:
-        recomputed = [node for node in joint.graph.nodes if partitioners.must_recompute(node) and _is_seeded(node)]
-        return any(_arguments(node).get("dropout_p") != 0 for node in recomputed) and original(joint)
+        recomputed = [
+            node
+            for node in joint.graph.nodes
+            if partitioners.must_recompute(node) and _is_seeded(node)
+        ]
+        return any(_arguments(node).get("dropout_p") != 0 for node in recomputed) and original(
+            joint
+        )
 
     partitioners.has_recomputable_rng_ops = draws
     try:
@@ -40,7 +48,9 @@ def _is_seeded(node: Any) -> bool:
 def _arguments(node: Any) -> dict[str, Any]:
     """Return the arguments of a call by name, with defaults."""
     schema = node.target._schema.arguments
-    given: dict[str, Any] = {argument.name: value for argument, value in zip(schema, node.args, strict=False)}
+    given: dict[str, Any] = {
+        argument.name: value for argument, value in zip(schema, node.args, strict=False)
+    }
     defaults: dict[str, Any] = {argument.name: argument.default_value for argument in schema}
     return {**defaults, **given, **node.kwargs}
 
@@ -53,14 +63,20 @@ def partitioned_graphs(
     saves: Callable[[Any], list[Any]],
     beside: tuple[Callable[[Any], Any], Callable[[Any], None]] | None = None,
 ) -> tuple[Any, Any | None, int]:
-    """Return forward and backward graph of ``module(*inputs)`` as AOTAutograd hands them to a compiler, and the number of outputs proper.
+    """Return forward and backward graph of ``module(*inputs)`` as AOTAutograd hands them to a
+    compiler, and the number of outputs proper.
 
-    Without gradients backward is None. ``saves`` says which nodes are saved, where that is decided already (else an empty list).
-    ``prepare`` returns the joint graph as the min-cut partitioner gets it; ``is_static`` says of a joint input whether it lives anyway;
-    ``beside`` prepares the joint graph in another way, and is given the forward graph that the partitioner would make of that
-    (torch/_functorch/aot_autograd.py, aot_export_joint_with_descriptors; torch/_functorch/partitioners.py).
+    Without gradients backward is None. ``saves`` says which nodes are saved, where that is decided
+    already (else an empty list). ``prepare`` returns the joint graph as the min-cut partitioner
+    gets it; ``is_static`` says of a joint input whether it lives anyway; ``beside`` prepares the
+    joint graph in another way, and is given the forward graph that the partitioner would make of
+    that (torch/_functorch/aot_autograd.py, aot_export_joint_with_descriptors;
+    torch/_functorch/partitioners.py).
     """
-    from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
+    from torch._functorch.aot_autograd import (
+        aot_compile_joint_with_descriptors,
+        aot_export_joint_with_descriptors,
+    )
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     graphs: dict[str, Any] = {}
@@ -71,9 +87,17 @@ def partitioned_graphs(
         num_outputs = num_fwd_outputs
 
         def parted(joint: Any) -> Any:
-            primals = [node for node in joint.graph.find_nodes(op="placeholder") if node.name.startswith("primals")]
-            options["static_lifetime_input_indices"] = [i for i, node in enumerate(primals) if is_static(node)]
-            return min_cut_rematerialization_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **options)
+            primals = [
+                node
+                for node in joint.graph.find_nodes(op="placeholder")
+                if node.name.startswith("primals")
+            ]
+            options["static_lifetime_input_indices"] = [
+                i for i, node in enumerate(primals) if is_static(node)
+            ]
+            return min_cut_rematerialization_partition(
+                joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **options
+            )
 
         if beside is not None:
             otherwise, seen = beside
@@ -93,12 +117,16 @@ def partitioned_graphs(
     with contextlib.ExitStack() as stack:
         stack.enter_context(_random_only_with_dropout())
         joint = aot_export_joint_with_descriptors(stack, module, inputs, decompositions={})
-        aot_compile_joint_with_descriptors(joint, partition_fn=partition, fw_compiler=keep("forward"), bw_compiler=keep("backward"))
+        aot_compile_joint_with_descriptors(
+            joint, partition_fn=partition, fw_compiler=keep("forward"), bw_compiler=keep("backward")
+        )
     return graphs["forward"], graphs.get("backward"), num_outputs
 
 
 def _without_duplicates(joint: Any) -> Any:
-    """Return ``joint`` with equal nodes merged, as the min-cut partitioner does it first (torch/_functorch/compile_utils.py)."""
+    """Return ``joint`` with equal nodes merged, as the min-cut partitioner does it first
+    (torch/_functorch/compile_utils.py).
+    """
     from torch._functorch import config
     from torch._functorch.compile_utils import fx_graph_cse
 
@@ -110,15 +138,21 @@ def _without_duplicates(joint: Any) -> Any:
 
 
 def _partition_saving(joint: Any, saved: list[Any], num_fwd_outputs: int) -> tuple[Any, Any]:
-    """Return forward and backward graph of ``joint`` that hand over ``saved`` and nothing else but inputs and sizes.
+    """Return forward and backward graph of ``joint`` that hand over ``saved`` and nothing else but
+    inputs and sizes.
 
-    What backward doesn't need is left out (torch/_functorch/partitioners.py, the end of min_cut_rematerialization_partition).
+    What backward doesn't need is left out (torch/_functorch/partitioners.py, the end of
+    min_cut_rematerialization_partition).
     """
     partitioners: Any = importlib.import_module("torch._functorch.partitioners")
     nodes = partitioners.classify_nodes(joint, [], num_fwd_outputs)
     values = [*nodes.inputs, *saved]
     sizes = [node for node in nodes.required_fw_nodes if partitioners.is_sym_node(node)]
-    opaque = [node for node in values if partitioners.is_opaque_node(node)] if hasattr(partitioners, "is_opaque_node") else []
+    opaque = (
+        [node for node in values if partitioners.is_opaque_node(node)]
+        if hasattr(partitioners, "is_opaque_node")
+        else []
+    )
     forward, backward = partitioners._extract_fwd_bwd_modules(
         joint,
         [node for node in values if node not in opaque and node not in sizes],

@@ -1,8 +1,9 @@
 """``apsched audit --what-if-chunked``: what asynchronous tensor parallelism could win at best.
 
-A collective on the path (tensor or expert parallel) waits for a matrix product, and the next matrix product waits for it. Split in two
-along the rows, with the products at both ends and what lies between, the first half is on the wire while the second is computed. The
-bound says what is there to win before anybody writes such kernels; it knows no price of smaller products (see
+A collective on the path (tensor or expert parallel) waits for a matrix product, and the next matrix
+product waits for it. Split in two along the rows, with the products at both ends and what lies
+between, the first half is on the wire while the second is computed. The bound says what is there to
+win before anybody writes such kernels; it knows no price of smaller products (see
 ``apsched.solver.bounds.any_order.chunked``).
 """
 
@@ -25,7 +26,18 @@ from apsched.units import ticks_to_us
 
 NUM_PARTS = 2
 _PRODUCTS = frozenset(
-    {"mm", "addmm", "bmm", "baddbmm", "linear", "_scaled_mm", "_int_mm", "_addmm_activation", "_grouped_mm", "_scaled_grouped_mm"}
+    {
+        "mm",
+        "addmm",
+        "bmm",
+        "baddbmm",
+        "linear",
+        "_scaled_mm",
+        "_int_mm",
+        "_addmm_activation",
+        "_grouped_mm",
+        "_scaled_grouped_mm",
+    }
 )
 
 
@@ -38,17 +50,26 @@ class WhatIfChunked:
     num_compute_nodes: int
     whole_us: float
     bound_us: float
-    """Idealised: no schedule of the graph as it is, nor necessarily one of any graph, reaches it."""
+    """Idealised: no schedule of the graph as it is, nor necessarily one of any graph, reaches
+    it.
+    """
 
 
 def what_if_chunked(dag: nx.DiGraph, problem: Problem, caps: Caps) -> WhatIfChunked:
-    """Return the bounds of ``problem``, which ``dag`` states, with everything around collectives on the path whole and in parts."""
+    """Return the bounds of ``problem``, which ``dag`` states, with everything around collectives on
+    the path whole and in parts.
+    """
     small = problem_arrays(problem)
     orders = Orders(problem, small)
     split = around_path(dag)
     whole = moving_bound(problem, small, orders, replace(caps, max_compute_move=None)).ticks
     problem, small = without_copies(problem, small)
-    parts = chunked_bound(loose_program(problem, small, orders, costs_of(problem, small, caps)), problem, split, NUM_PARTS).ticks
+    parts = chunked_bound(
+        loose_program(problem, small, orders, costs_of(problem, small, caps)),
+        problem,
+        split,
+        NUM_PARTS,
+    ).ticks
     return WhatIfChunked(
         num_parts=NUM_PARTS,
         num_collectives=sum(c.start in split for c in problem.collectives),
@@ -59,24 +80,36 @@ def what_if_chunked(dag: nx.DiGraph, problem: Problem, caps: Caps) -> WhatIfChun
 
 
 def around_path(dag: nx.DiGraph) -> frozenset[int]:
-    """Return the starts of collectives on the path, and the compute back to the matrix products before and on to those behind them."""
+    """Return the starts of collectives on the path, and the compute back to the matrix products
+    before and on to those behind them.
+    """
     records: list[NodeRecord] = [dag.nodes[rank]["record"] for rank in range(dag.number_of_nodes())]
     split: set[int] = set()
     for record in records:
         collective = record.collective
         if collective is not None and collective.on_path and not collective.bucketable:
             split.add(record.rank)
-            split |= _reached(records, dag.predecessors, record.rank) | _reached(records, dag.successors, collective.wait)
+            split |= _reached(records, dag.predecessors, record.rank) | _reached(
+                records, dag.successors, collective.wait
+            )
     return frozenset(split)
 
 
-def _reached(records: list[NodeRecord], step: Callable[[int], Iterable[int]], start: int) -> set[int]:
-    """Return the compute that is reached from ``start`` through views and compute, up to matrix products and before attention."""
+def _reached(
+    records: list[NodeRecord], step: Callable[[int], Iterable[int]], start: int
+) -> set[int]:
+    """Return the compute that is reached from ``start`` through views and compute, up to matrix
+    products and before attention.
+    """
     seen, found, stack = {start}, set(), [start]
     while stack:
         for node in step(stack.pop()):
             record = records[node]
-            if node in seen or record.kind not in (NodeKind.VIEW, NodeKind.COMPUTE) or "attention" in record.target:
+            if (
+                node in seen
+                or record.kind not in (NodeKind.VIEW, NodeKind.COMPUTE)
+                or "attention" in record.target
+            ):
                 continue
             seen.add(node)
             if record.kind is NodeKind.COMPUTE:
@@ -96,7 +129,9 @@ def line(name: str, found: WhatIfChunked) -> str:
         return f"{name}: no collective on the path to split"
     share = max(1 - found.bound_us / found.whole_us, 0.0) if found.whole_us else 0.0
     return (
-        f"{name}: with its {found.num_collectives} collectives on the path, and the {found.num_compute_nodes} compute nodes around them, "
-        f"split in {found.num_parts} the bound would be {show_us(found.bound_us)}, whole and with compute anywhere it is "
-        f"{show_us(found.whole_us)}: {100 * share:.2f} % to win at best (idealised: parts of a product are as efficient as the whole)"
+        f"{name}: with its {found.num_collectives} collectives on the path, and the"
+        f" {found.num_compute_nodes} compute nodes around them, split in {found.num_parts} the"
+        f" bound would be {show_us(found.bound_us)}, whole and with compute anywhere it is"
+        f" {show_us(found.whole_us)}: {100 * share:.2f} % to win at best (idealised: parts of a"
+        " product are as efficient as the whole)"
     )

@@ -1,7 +1,9 @@
-"""What one more of something would buy, found by solving again: memory, network bandwidth, prefetch.
+"""What one more of something would buy, found by solving again: memory, network bandwidth,
+prefetch.
 
-A schedule that is known stays possible where a cap is loosened, so the gain is never negative. Two searches differ by chance, so a
-gain counts as proven only by bounds: whoever schedules best within the old caps needs at least the old bound.
+A schedule that is known stays possible where a cap is loosened, so the gain is never negative. Two
+searches differ by chance, so a gain counts as proven only by bounds: whoever schedules best within
+the old caps needs at least the old bound.
 """
 
 from collections import Counter
@@ -34,13 +36,17 @@ class Relaxed:
     gain_ticks: int
     """What the schedule at hand could be faster: its step time less the new one."""
     proven_ticks: int
-    """The old bound less the new step time: gained over any schedule there could be now; 0 where that is not positive."""
+    """The old bound less the new step time: gained over any schedule there could be now; 0 where
+    that is not positive.
+    """
     possible_ticks: int
     """The step time at hand less the new bound: no schedule gains more."""
 
     @property
     def verdict(self) -> str:
-        """``gains`` (proven), ``gains nothing`` (proven), ``nothing provable`` or ``not solved``."""
+        """``gains`` (proven), ``gains nothing`` (proven), ``nothing provable`` or ``not
+        solved``.
+        """
         if self.step_time_ticks is None:
             return "not solved"
         if self.proven_ticks > 0:
@@ -55,7 +61,9 @@ def relaxed(
     answer: SolveResult,
     network: FasterNetwork | None,
 ) -> tuple[Relaxed, ...]:
-    """Return what one more GiB, one more Gb/s a process rank and one more layer of prefetch buy beside ``answer``."""
+    """Return what one more GiB, one more Gb/s a process rank and one more layer of prefetch buy
+    beside ``answer``.
+    """
     assert answer.best is not None
     return (
         _more_memory(problem, caps, options, answer),
@@ -64,7 +72,9 @@ def relaxed(
     )
 
 
-def _more_memory(problem: Problem, caps: Caps, options: SolveOptions, answer: SolveResult) -> Relaxed:
+def _more_memory(
+    problem: Problem, caps: Caps, options: SolveOptions, answer: SolveResult
+) -> Relaxed:
     if caps.memory_cap_bytes is None:
         return _not_solved("memory", "no memory cap is set")
     cap = caps.memory_cap_bytes + MORE_MEMORY_BYTES
@@ -72,14 +82,23 @@ def _more_memory(problem: Problem, caps: Caps, options: SolveOptions, answer: So
     return _solved("memory", change, problem, replace(caps, memory_cap_bytes=cap), options, answer)
 
 
-def _faster(caps: Caps, options: SolveOptions, answer: SolveResult, network: FasterNetwork | None) -> Relaxed:
+def _faster(
+    caps: Caps, options: SolveOptions, answer: SolveResult, network: FasterNetwork | None
+) -> Relaxed:
     if network is None:
-        return _not_solved("network", "the cluster is not known here, so neither is which groups leave a node (--cluster)")
+        return _not_solved(
+            "network",
+            "the cluster is not known here, so neither is which groups leave a node (--cluster)",
+        )
     groups = {"priced anew": network.priced_anew, "bytes scaled, latency kept": network.scaled}
     rate = f"{network.gbit_per_s_before:g} -> {network.gbit_per_s_after:g} Gb/s a process rank"
     told = "; ".join(f"{_groups(names)} {how}" for how, names in groups.items() if names)
     if not told:
-        where = f"{_groups(network.unchanged)}: the links inside the nodes are slower" if network.unchanged else "no group leaves its node"
+        where = (
+            f"{_groups(network.unchanged)}: the links inside the nodes are slower"
+            if network.unchanged
+            else "no group leaves its node"
+        )
         return _not_solved("network", f"{rate} changes no price: {where}")
     return _solved("network", f"{rate}: {told}", network.problem, caps, options, answer)
 
@@ -88,22 +107,42 @@ def _groups(names: tuple[str, ...]) -> str:
     return f"group{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
 
-def _more_prefetch(problem: Problem, caps: Caps, options: SolveOptions, answer: SolveResult) -> Relaxed:
+def _more_prefetch(
+    problem: Problem, caps: Caps, options: SolveOptions, answer: SolveResult
+) -> Relaxed:
     if caps.max_prefetch is None:
         return _not_solved("prefetch", "no prefetch cap is set, so none binds")
     longest = _longest_prefetch(problem, answer)
-    if longest < caps.max_prefetch // 3:  # search looks at a third of the cap, too: what it found there may be far from the cap that binds
-        return _not_solved("prefetch", f"the cap of {caps.max_prefetch} compute nodes does not bind: the longest is {longest}")
+    if (
+        longest < caps.max_prefetch // 3
+        # search looks at a third of the cap, too: what it found there may be far from the cap that
+        # binds
+    ):
+        return _not_solved(
+            "prefetch",
+            f"the cap of {caps.max_prefetch} compute nodes does not bind: the longest is {longest}",
+        )
     cap = caps.max_prefetch + block_nodes(problem)
-    change = f"prefetch cap {caps.max_prefetch} -> {cap} compute nodes (a layer has {block_nodes(problem)})"
+    change = (
+        f"prefetch cap {caps.max_prefetch} -> {cap} compute nodes (a layer has"
+        f" {block_nodes(problem)})"
+    )
     return _solved("prefetch", change, problem, replace(caps, max_prefetch=cap), options, answer)
 
 
 def block_nodes(problem: Problem) -> int:
-    """Return the compute nodes of a transformer block: of the most common number, the larger; all nodes where there are no blocks."""
-    blocks = Counter(part_of(problem.modules[node]) for node in problem.compute_order if problem.modules[node])
+    """Return the compute nodes of a transformer block: of the most common number, the larger; all
+    nodes where there are no blocks.
+    """
+    blocks = Counter(
+        part_of(problem.modules[node]) for node in problem.compute_order if problem.modules[node]
+    )
     sizes = Counter(size for name, size in blocks.items() if name[-1].isdigit())
-    return max(sizes, key=lambda size: (sizes[size], size)) if sizes else max(len(problem.compute_order), 1)
+    return (
+        max(sizes, key=lambda size: (sizes[size], size))
+        if sizes
+        else max(len(problem.compute_order), 1)
+    )
 
 
 def _longest_prefetch(problem: Problem, answer: SolveResult) -> int:
@@ -112,11 +151,17 @@ def _longest_prefetch(problem: Problem, answer: SolveResult) -> int:
     return chosen(problem, schedule, simulate(problem, schedule)).prefetch
 
 
-def _solved(name: str, change: str, problem: Problem, caps: Caps, options: SolveOptions, known: SolveResult) -> Relaxed:
+def _solved(
+    name: str, change: str, problem: Problem, caps: Caps, options: SolveOptions, known: SolveResult
+) -> Relaxed:
     assert known.best is not None
-    again = simulate(problem, known.best.schedule).step_time_ticks  # it still fits: only prices or caps got lower or looser
+    again = simulate(
+        problem, known.best.schedule
+    ).step_time_ticks  # it still fits: only prices or caps got lower or looser
     found = solve(problem, caps, options)
-    ticks = min(again, known.best.step_time_ticks, *([found.best.step_time_ticks] if found.best else []))
+    ticks = min(
+        again, known.best.step_time_ticks, *([found.best.step_time_ticks] if found.best else [])
+    )
     bound = min(found.bound_ticks, ticks)
     return Relaxed(
         name=name,
@@ -130,4 +175,12 @@ def _solved(name: str, change: str, problem: Problem, caps: Caps, options: Solve
 
 
 def _not_solved(name: str, why: str) -> Relaxed:
-    return Relaxed(name=name, change=why, step_time_ticks=None, bound_ticks=None, gain_ticks=0, proven_ticks=0, possible_ticks=0)
+    return Relaxed(
+        name=name,
+        change=why,
+        step_time_ticks=None,
+        bound_ticks=None,
+        gain_ticks=0,
+        proven_ticks=0,
+        possible_ticks=0,
+    )

@@ -1,8 +1,10 @@
-"""A schedule that does not rest on its costs: chosen by the mean or the worst step time over sampled scenarios.
+"""A schedule that does not rest on its costs: chosen by the mean or the worst step time over
+sampled scenarios.
 
-Candidates are the schedule for the costs as they are, those for a slower network, and those for the costs of some scenarios; each is
-replayed in all scenarios. The one for the costs as they are is kept unless another is better by the measure, fits, and is, at the costs as
-they are, no slower than any baseline that fits: so nothing that is promised of the answer is lost.
+Candidates are the schedule for the costs as they are, those for a slower network, and those for the
+costs of some scenarios; each is replayed in all scenarios. The one for the costs as they are is
+kept unless another is better by the measure, fits, and is, at the costs as they are, no slower than
+any baseline that fits: so nothing that is promised of the answer is lost.
 """
 
 from collections.abc import Iterator
@@ -18,7 +20,14 @@ from apsched.solver.arrays.reordered import may_move
 from apsched.solver.bounds.any_order.memory import without_places
 from apsched.solver.bounds.memory_and_launches import later_bounds
 from apsched.what_if.robustness import Robustness, Spread
-from apsched.what_if.scenarios import Replay, Scenario, ScenarioOptions, priced_as, scenarios, with_slower_network
+from apsched.what_if.scenarios import (
+    Replay,
+    Scenario,
+    ScenarioOptions,
+    priced_as,
+    scenarios,
+    with_slower_network,
+)
 
 _SCENARIOS_SOLVED = 3
 """Scenarios whose own best schedule is looked for: those where the schedule at hand does worst."""
@@ -30,7 +39,9 @@ AS_PRICED = "apsched, for the costs as they are"
 def made_robust(
     problem: Problem, caps: Caps, options: SolveOptions, answer: SolveResult, asked: ScenarioOptions
 ) -> tuple[SolveResult, Robustness | None]:
-    """Return ``answer`` with the best schedule by ``asked``, and what the scenarios said; ``None`` where there is no schedule."""
+    """Return ``answer`` with the best schedule by ``asked``, and what the scenarios said; ``None``
+    where there is no schedule.
+    """
     if answer.best is None:
         return answer, None
     drawn = scenarios(problem, asked, options.seed)
@@ -49,23 +60,34 @@ def made_robust(
         if not scored.fits or (limit is not None and scored.step_time_ticks > limit):
             continue
         replay = Replay(problem, scored.schedule)
-        spread = _spread(f"apsched, {name}", scored, [replay.step_time_ticks(scenario) for scenario in drawn])
+        spread = _spread(
+            f"apsched, {name}", scored, [replay.step_time_ticks(scenario) for scenario in drawn]
+        )
         if _value(spread, asked) < _value(chosen, asked):
             best, chosen = scored, spread
     said = Robustness(
         options=asked,
-        baselines=tuple(_spread(b.name, b, _times(problem, b, drawn)) for b in answer.baselines if b.fits),
+        baselines=tuple(
+            _spread(b.name, b, _times(problem, b, drawn)) for b in answer.baselines if b.fits
+        ),
         as_priced=as_priced,
         chosen=chosen,
         num_candidates=count,
     )
-    return (answer if best is answer.best else _with_best(problem, caps, answer, best, chosen.name)), said
+    return (
+        answer if best is answer.best else _with_best(problem, caps, answer, best, chosen.name)
+    ), said
 
 
-def _others(problem: Problem, asked: ScenarioOptions, hardest: list[tuple[int, Scenario]]) -> Iterator[tuple[str, Problem]]:
+def _others(
+    problem: Problem, asked: ScenarioOptions, hardest: list[tuple[int, Scenario]]
+) -> Iterator[tuple[str, Problem]]:
     """Yield what other costs are called, and the problem with them."""
     for times in (1, 2):
-        yield f"for a network slower by {100 * times * asked.noise:.0f} %", with_slower_network(problem, 1 + times * asked.noise)
+        yield (
+            f"for a network slower by {100 * times * asked.noise:.0f} %",
+            with_slower_network(problem, 1 + times * asked.noise),
+        )
     for k, scenario in hardest:
         yield f"for scenario {k}", priced_as(problem, scenario)
 
@@ -76,7 +98,12 @@ def _times(problem: Problem, scored: Scored, drawn: tuple[Scenario, ...]) -> lis
 
 
 def _spread(name: str, scored: Scored, times: list[int]) -> Spread:
-    return Spread(name=name, step_time_ticks=scored.step_time_ticks, mean_ticks=round(sum(times) / len(times)), worst_ticks=max(times))
+    return Spread(
+        name=name,
+        step_time_ticks=scored.step_time_ticks,
+        mean_ticks=round(sum(times) / len(times)),
+        worst_ticks=max(times),
+    )
 
 
 def _value(spread: Spread, asked: ScenarioOptions) -> tuple[int, int]:
@@ -84,11 +111,15 @@ def _value(spread: Spread, asked: ScenarioOptions) -> tuple[int, int]:
     return both if asked.measure == "worst" else (both[1], both[0])
 
 
-def _with_best(problem: Problem, caps: Caps, answer: SolveResult, best: Scored, found_by: str) -> SolveResult:
+def _with_best(
+    problem: Problem, caps: Caps, answer: SolveResult, best: Scored, found_by: str
+) -> SolveResult:
     """Return ``answer`` with another schedule, and the bounds that it is measured by."""
     small = problem_arrays(problem)
     places = without_places(small) if may_move(problem, caps) else small
-    later = later_bounds(problem, places, caps, best, answer.time_limit_ticks, answer.floor_bound_bytes)
+    later = later_bounds(
+        problem, places, caps, best, answer.time_limit_ticks, answer.floor_bound_bytes
+    )
     return replace(
         answer,
         best=best,

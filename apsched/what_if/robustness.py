@@ -64,7 +64,9 @@ def robustness_json(found: Robustness) -> dict[str, object]:
 
 
 def robustness_table(found: list[tuple[str, Robustness]]) -> Table:
-    """Return what each schedule of each graph takes, as a table for people; ``found`` has the names of graphs."""
+    """Return what each schedule of each graph takes, as a table for people; ``found`` has the names
+    of graphs.
+    """
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("graph")
     table.add_column("schedule")
@@ -74,18 +76,36 @@ def robustness_table(found: list[tuple[str, Robustness]]) -> Table:
         for first, s in enumerate(robustness.spreads):
             ticks = (s.step_time_ticks, s.mean_ticks, s.worst_ticks)
             cells = [f"{ticks_to_us(t) / 1000:,.3f}" for t in ticks]
-            table.add_row(name if first == 0 else "", s.name, *cells, f"{100 * s.slower:.2f} %", end_section=s is robustness.spreads[-1])
+            table.add_row(
+                name if first == 0 else "",
+                s.name,
+                *cells,
+                f"{100 * s.slower:.2f} %",
+                end_section=s is robustness.spreads[-1],
+            )
     return table
 
 
 def robustness_line(found: Robustness) -> str:
     """Return in one line what was gained over the schedule that believes the costs."""
     asked, chosen, priced = found.options, found.chosen, found.as_priced
-    said = f"  {asked.count} scenarios, noise {asked.noise:g}: in the worst of them {100 * chosen.slower:.2f} % slower than priced"
+    said = (
+        f"  {asked.count} scenarios, noise {asked.noise:g}: in the worst of them"
+        f" {100 * chosen.slower:.2f} % slower than priced"
+    )
     if chosen == priced:
-        return f"{said}; of {found.num_candidates} candidates the schedule that believes the costs is best by {asked.measure} step time"
-    pairs = {"mean": (chosen.mean_ticks, priced.mean_ticks), "worst": (chosen.worst_ticks, priced.worst_ticks)}
-    gain, cost = 1 - pairs[asked.measure][0] / pairs[asked.measure][1], chosen.step_time_ticks / priced.step_time_ticks - 1
+        return (
+            f"{said}; of {found.num_candidates} candidates the schedule that believes the costs is"
+            f" best by {asked.measure} step time"
+        )
+    pairs = {
+        "mean": (chosen.mean_ticks, priced.mean_ticks),
+        "worst": (chosen.worst_ticks, priced.worst_ticks),
+    }
+    gain, cost = (
+        1 - pairs[asked.measure][0] / pairs[asked.measure][1],
+        chosen.step_time_ticks / priced.step_time_ticks - 1,
+    )
     return (
         f"{said}, against {100 * priced.slower:.2f} % for the schedule that believes the costs; "
         f"{100 * gain:.2f} % faster by {asked.measure} step time, for {100 * cost:.2f} % as priced"

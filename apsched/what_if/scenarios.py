@@ -1,10 +1,13 @@
-"""Costs that are not those that a schedule was made for: sampled scenarios, and what a schedule takes in each.
+"""Costs that are not those that a schedule was made for: sampled scenarios, and what a schedule
+takes in each.
 
-A scenario gives every node and every collective a factor, and on top of that one factor to all work on the compute stream and one to all
-transfers: a device or a network that is slower as a whole. Each factor is exp(sigma z - sigma^2 / 2) with z normal, so of mean 1. Factors
-belong to nodes and collectives, not to places in an order; a bucket has the mean of its members', by bytes. So schedules are compared under
-the same bad luck, whatever shares a launch. What is sampled depends on the seed and on the problem's size alone. Memory follows the order,
-so caps that a schedule keeps it keeps in every scenario.
+A scenario gives every node and every collective a factor, and on top of that one factor to all work
+on the compute stream and one to all transfers: a device or a network that is slower as a whole.
+Each factor is exp(sigma z - sigma^2 / 2) with z normal, so of mean 1. Factors belong to nodes and
+collectives, not to places in an order; a bucket has the mean of its members', by bytes. So
+schedules are compared under the same bad luck, whatever shares a launch. What is sampled depends on
+the seed and on the problem's size alone. Memory follows the order, so caps that a schedule keeps it
+keeps in every scenario.
 """
 
 from collections.abc import Sequence
@@ -33,10 +36,18 @@ class ScenarioOptions:
     """``mean`` or ``worst`` step time over the scenarios."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.count, bool) or not isinstance(self.count, int) or not 1 <= self.count <= 10_000:
-            raise InputError(f"scenarios: expected a whole number from 1 to 10000, found {self.count!r}")
+        if (
+            isinstance(self.count, bool)
+            or not isinstance(self.count, int)
+            or not 1 <= self.count <= 10_000
+        ):
+            raise InputError(
+                f"scenarios: expected a whole number from 1 to 10000, found {self.count!r}"
+            )
         if not 0 < self.noise <= 2:
-            raise InputError(f"noise: expected a number above 0 and at most 2, found {self.noise!r}")
+            raise InputError(
+                f"noise: expected a number above 0 and at most 2, found {self.noise!r}"
+            )
         if self.measure not in MEASURES:
             raise InputError(f"robust: expected {' or '.join(MEASURES)}, found {self.measure!r}")
 
@@ -47,19 +58,29 @@ class Scenario:
 
     of_node: tuple[float, ...]
     of_collective: tuple[float, ...]
-    """Of a bucket, the mean of its members' by bytes: all transfers together take as long, however they share launches."""
+    """Of a bucket, the mean of its members' by bytes: all transfers together take as long, however
+    they share launches.
+    """
     of_compute: float = 1.0
     """Of all work on the compute stream."""
     of_network: float = 1.0
     """Of all transfers."""
 
 
-def sampled(problem: Problem, sigma: float, seed: int | Sequence[int], *, correlated: bool = True) -> Scenario:
-    """Return one scenario; without ``correlated`` compute and network as a whole are as fast as the costs say."""
+def sampled(
+    problem: Problem, sigma: float, seed: int | Sequence[int], *, correlated: bool = True
+) -> Scenario:
+    """Return one scenario; without ``correlated`` compute and network as a whole are as fast as the
+    costs say.
+    """
     rng = np.random.default_rng(seed)
-    of_node, of_collective = (_factors(rng, sigma, count) for count in (problem.num_nodes, len(problem.collectives)))
+    of_node, of_collective = (
+        _factors(rng, sigma, count) for count in (problem.num_nodes, len(problem.collectives))
+    )
     of_compute, of_network = _factors(rng, sigma, 2) if correlated else (1.0, 1.0)
-    return Scenario(of_node=of_node, of_collective=of_collective, of_compute=of_compute, of_network=of_network)
+    return Scenario(
+        of_node=of_node, of_collective=of_collective, of_compute=of_compute, of_network=of_network
+    )
 
 
 def scenarios(problem: Problem, options: ScenarioOptions, seed: int) -> tuple[Scenario, ...]:
@@ -72,7 +93,9 @@ def _factors(rng: np.random.Generator, sigma: float, count: int) -> tuple[float,
 
 
 class Replay:
-    """A schedule that runs with other durations, on the machine of ``simulate``, contention included."""
+    """A schedule that runs with other durations, on the machine of ``simulate``, contention
+    included.
+    """
 
     def __init__(self, problem: Problem, schedule: Schedule) -> None:
         self._problem = problem
@@ -88,7 +111,9 @@ class Replay:
             )
             for k, step in enumerate(schedule.steps)
         ]
-        prices = [problem.keys[problem.collectives[t.members[0]].key].price for t in alone.transfers]
+        prices = [
+            problem.keys[problem.collectives[t.members[0]].key].price for t in alone.transfers
+        ]
         self._transfers = [
             (_weights(problem, t.members), t.stream, t.end_ticks - t.begin_ticks, price(0))
             for t, price in zip(alone.transfers, prices, strict=True)
@@ -101,10 +126,14 @@ class Replay:
             if waits >= 0:
                 clock.wait(waits)
                 continue
-            clock.run(round(ticks * scenario.of_compute * (scenario.of_node[node] if node >= 0 else 1.0)))
+            clock.run(
+                round(ticks * scenario.of_compute * (scenario.of_node[node] if node >= 0 else 1.0))
+            )
             if launches >= 0:
                 weights, stream, ticks, latency = self._transfers[launches]
-                factor = scenario.of_network * sum(weight * scenario.of_collective[c] for c, weight in weights)
+                factor = scenario.of_network * sum(
+                    weight * scenario.of_collective[c] for c, weight in weights
+                )
                 length = round(ticks * factor)
                 clock.launch(stream, length, min(round(latency * factor), length))
         return clock.finish()
@@ -114,27 +143,47 @@ def _weights(problem: Problem, members: Sequence[int]) -> tuple[tuple[int, float
     """Return each of ``members`` with its share of their bytes."""
     sizes = [problem.collectives[c].size_bytes for c in members]
     total = sum(sizes)
-    return tuple((c, size / total if total else 1 / len(members)) for c, size in zip(members, sizes, strict=True))
+    return tuple(
+        (c, size / total if total else 1 / len(members))
+        for c, size in zip(members, sizes, strict=True)
+    )
 
 
 def priced_as(problem: Problem, scenario: Scenario) -> Problem:
-    """Return ``problem`` with the costs of ``scenario``, to be solved: a key's curve by the mean of its collectives' factors, by bytes."""
+    """Return ``problem`` with the costs of ``scenario``, to be solved: a key's curve by the mean of
+    its collectives' factors, by bytes.
+    """
     factors = []
     for k in range(len(problem.keys)):
-        mine = [(c.size_bytes, scenario.of_collective[i]) for i, c in enumerate(problem.collectives) if c.key == k]
+        mine = [
+            (c.size_bytes, scenario.of_collective[i])
+            for i, c in enumerate(problem.collectives)
+            if c.key == k
+        ]
         total = sum(size for size, _ in mine)
-        factors.append(scenario.of_network * (sum(size * factor for size, factor in mine) / total if total else 1.0))
-    durations = [d * scenario.of_compute * f for d, f in zip(problem.duration_ticks, scenario.of_node, strict=True)]
+        factors.append(
+            scenario.of_network
+            * (sum(size * factor for size, factor in mine) / total if total else 1.0)
+        )
+    durations = [
+        d * scenario.of_compute * f
+        for d, f in zip(problem.duration_ticks, scenario.of_node, strict=True)
+    ]
     return _repriced(problem, durations, factors)
 
 
 def with_slower_network(problem: Problem, factor: float) -> Problem:
-    """Return ``problem`` with every transfer longer by ``factor``: what is prefetched for it is prefetched earlier."""
+    """Return ``problem`` with every transfer longer by ``factor``: what is prefetched for it is
+    prefetched earlier.
+    """
     return _repriced(problem, problem.duration_ticks, [factor] * len(problem.keys))
 
 
 def _repriced(problem: Problem, durations: Sequence[float], factors: Sequence[float]) -> Problem:
-    keys = tuple(replace(key, price=_scaled(key.price, factor)) for key, factor in zip(problem.keys, factors, strict=True))
+    keys = tuple(
+        replace(key, price=_scaled(key.price, factor))
+        for key, factor in zip(problem.keys, factors, strict=True)
+    )
     free = problem.unrestricted
     return replace(
         problem,
@@ -146,4 +195,6 @@ def _repriced(problem: Problem, durations: Sequence[float], factors: Sequence[fl
 
 def _scaled(price: PriceCurve, factor: float) -> PriceCurve:
     exact = Fraction(factor)
-    return PriceCurve(size_bytes=price.size_bytes, price_ticks=tuple(round(p * exact) for p in price.price_ticks))
+    return PriceCurve(
+        size_bytes=price.size_bytes, price_ticks=tuple(round(p * exact) for p in price.price_ticks)
+    )

@@ -1,4 +1,6 @@
-"""The nodes of a coalesced bucket: one launch of as many transfers as there are members, and a wait for each."""
+"""The nodes of a coalesced bucket: one launch of as many transfers as there are members, and a wait
+for each.
+"""
 
 import operator
 from collections.abc import Sequence
@@ -24,11 +26,15 @@ def _wait(member: Member) -> Node:
 class CoalescedBucket:
     """The steps start and wait, to be called in this order.
 
-    ``values`` maps nodes of the old graph to nodes of the new one; results of members are entered under their waits. The work is
-    registered under every result (torch/csrc/distributed/c10d/Functional.cpp): the first wait is for all of them, the others are free.
+    ``values`` maps nodes of the old graph to nodes of the new one; results of members are entered
+    under their waits. The work is registered under every result
+    (torch/csrc/distributed/c10d/Functional.cpp): the first wait is for all of them, the others are
+    free.
     """
 
-    def __init__(self, emitter: Emitter, index: int, members: Sequence[Member], values: dict[Node, Node]) -> None:
+    def __init__(
+        self, emitter: Emitter, index: int, members: Sequence[Member], values: dict[Node, Node]
+    ) -> None:
         self._emitter = emitter
         self._name = f"bucket_{index}"
         self._members = tuple(members)
@@ -42,10 +48,19 @@ class CoalescedBucket:
         target: Any = _c10d.all_gather_into_tensor_coalesced.default
         args: tuple[Any, ...] = (sent, first.group_size, first.group)
         if first.kind == "reduce_scatter":
-            target, args = _c10d.reduce_scatter_tensor_coalesced.default, (sent, first.reduce_op, first.group_size, first.group)
+            target, args = (
+                _c10d.reduce_scatter_tensor_coalesced.default,
+                (sent, first.reduce_op, first.group_size, first.group),
+            )
         value = [member.start.meta["val"] for member in self._members]
         self._started = self._emitter.call(
-            target, args, name=f"{self._name}_start", value=value, role="start", members=self._members, of=_start
+            target,
+            args,
+            name=f"{self._name}_start",
+            value=value,
+            role="start",
+            members=self._members,
+            of=_start,
         )
 
     def wait(self) -> None:

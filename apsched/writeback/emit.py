@@ -1,4 +1,6 @@
-"""New nodes with their metadata: values, provenance, and what they inherit from the collectives they stand for."""
+"""New nodes with their metadata: values, provenance, and what they inherit from the collectives
+they stand for.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -39,7 +41,9 @@ class Emitter:
     ) -> Node:
         """Append a call that stands for ``members`` and return it."""
         sources = [of(member) for member in members]
-        node = self._graph.create_node("call_function", target, args, kwargs or {}, name=self._fresh(name))
+        node = self._graph.create_node(
+            "call_function", target, args, kwargs or {}, name=self._fresh(name)
+        )
         node.meta = _inherited(sources)
         node.meta["val"] = value
         node.meta["from_node"] = [self._source(source) for source in sources]
@@ -68,6 +72,8 @@ def _inherited(sources: Sequence[Node]) -> dict[str, Any]:
     first = sources[0].meta
     meta = {key: first[key] for key in _FROM_FIRST if key in first}
     for key in _WHERE_ALL_AGREE:
-        if key in first and all(key in source.meta and source.meta[key] == first[key] for source in sources):
+        if key in first and all(
+            key in source.meta and source.meta[key] == first[key] for source in sources
+        ):
             meta[key] = first[key]
     return meta

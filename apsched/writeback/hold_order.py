@@ -1,20 +1,26 @@
-"""Control dependencies that hold the order of a graph through full Inductor, which sorts launches, waits and kernels as it likes.
+"""Control dependencies that hold the order of a graph through full Inductor, which sorts launches,
+waits and kernels as it likes.
 
-An *event* is a launch or a wait. Events cut the order into segments, and what lies between two events stays between them:
+An *event* is a launch or a wait. Events cut the order into segments, and what lies between two
+events stays between them:
 
 1. an event comes behind the one before it, and behind the compute of the segment before it;
 2. the compute of a segment comes behind the event before it.
 
-One side alone does not hold: without the second, launches and compute float up to where their inputs exist; without the first, they sink
-to where their results are needed. Within a segment Inductor sorts as it likes: nothing is launched or waited for there, so that step
-time stays what it is.
+One side alone does not hold: without the second, launches and compute float up to where their
+inputs exist; without the first, they sink to where their results are needed. Within a segment
+Inductor sorts as it likes: nothing is launched or waited for there, so that step time stays what it
+is.
 
-Pointwise nodes and the reductions at their ends become one kernel (:mod:`apsched.costs.compute.fusion`), and must not be torn apart. Where events
-stand between the nodes of a kernel, it belongs to the segment of its last node. A node that is needed before that keeps its own segment,
-and what comes before it in the kernel goes with it: in the order given, no compiler could fuse it with the rest.
+Pointwise nodes and the reductions at their ends become one kernel
+(:mod:`apsched.costs.compute.fusion`), and must not be torn apart. Where events stand between the
+nodes of a kernel, it belongs to the segment of its last node. A node that is needed before that
+keeps its own segment, and what comes before it in the kernel goes with it: in the order given, no
+compiler could fuse it with the rest.
 
-``control_deps`` is torch's own (torch/_inductor/fx_passes/control_dependencies.py, with which ``schedule_overlap_bucketing`` holds its
-order, too). Its lowering realizes what is depended on, and what depends: intermediate results of a kernel are neither.
+``control_deps`` is torch's own (torch/_inductor/fx_passes/control_dependencies.py, with which
+``schedule_overlap_bucketing`` holds its order, too). Its lowering realizes what is depended on, and
+what depends: intermediate results of a kernel are neither.
 """
 
 from bisect import bisect_left
@@ -35,19 +41,23 @@ _FIRST = -1
 """Place of inputs. Segment i, before the i-th event, has place 2 i, that event 2 i + 1."""
 
 
-def hold_order(gm: GraphModule, *, group_ranks: Mapping[str, tuple[int, ...]] | None = None) -> GraphModule:
-    """Return ``gm`` with control dependencies by which full Inductor keeps its order; ``gm`` itself stays as it is.
+def hold_order(
+    gm: GraphModule, *, group_ranks: Mapping[str, tuple[int, ...]] | None = None
+) -> GraphModule:
+    """Return ``gm`` with control dependencies by which full Inductor keeps its order; ``gm`` itself
+    stays as it is.
 
-    For what compiles graphs as AOTAutograd hands them out (``torch._inductor.compile_fx.compile_fx_inner``). Who runs a graph node by node
-    has its order anyway. It is the last thing to do with a graph: passes see ``control_deps`` instead of what they look for.
-    ``group_ranks`` maps the name of a process group to its process ranks, where the graph names a group without its size that does not
-    run here.
+    For what compiles graphs as AOTAutograd hands them out
+    (``torch._inductor.compile_fx.compile_fx_inner``). Who runs a graph node by node has its order
+    anyway. It is the last thing to do with a graph: passes see ``control_deps`` instead of what
+    they look for. ``group_ranks`` maps the name of a process group to its process ranks, where the
+    graph names a group without its size that does not run here.
 
     Raises
     ------
     InputError
-        where a node cannot be understood, or where Inductor would overwrite what is in flight (:mod:`apsched.writeback.in_flight`);
-        it names the node.
+        where a node cannot be understood, or where Inductor would overwrite what is in flight
+        (:mod:`apsched.writeback.in_flight`); it names the node.
     """
     gm = keep_what_is_sent(gm)
     captured = CapturedGraph(name="", module=gm, kept_inputs=frozenset(), parameter_names={})
@@ -62,14 +72,22 @@ def hold_order(gm: GraphModule, *, group_ranks: Mapping[str, tuple[int, ...]] | 
     result.meta = dict(gm.meta)
     result.shape_env = gm.shape_env
     dependencies = _control_dependencies(analysis, places)
-    add_control_deps(result.graph, {values[node]: [values[before] for before in all_before] for node, all_before in dependencies})
+    add_control_deps(
+        result.graph,
+        {
+            values[node]: [values[before] for before in all_before]
+            for node, all_before in dependencies
+        },
+    )
     result.graph.lint()
     result.recompile()
     return result
 
 
 def _places(analysis: Analysis) -> list[int]:
-    """Return for each node its segment or event; sorted by them, and then by rank, nodes are in a legal order."""
+    """Return for each node its segment or event; sorted by them, and then by rank, nodes are in a
+    legal order.
+    """
     num_nodes, kinds = len(analysis.nodes), analysis.kinds
     events = [rank for rank in range(num_nodes) if kinds[rank] in _EVENTS]
     before: list[list[int]] = [[] for _ in kinds]
@@ -78,7 +96,11 @@ def _places(analysis: Analysis) -> list[int]:
         for earlier, later in edges:
             before[later].append(earlier)
             after[earlier].append(later)
-    kernel_of = {analysis.rank_of[node]: k for k, nodes in enumerate(fused_kernels(analysis.nodes[0].graph)) for node in nodes}
+    kernel_of = {
+        analysis.rank_of[node]: k
+        for k, nodes in enumerate(fused_kernels(analysis.nodes[0].graph))
+        for node in nodes
+    }
     end = 2 * len(events)
     latest = [end] * num_nodes
     place_of_kernel: dict[int, int] = {}
@@ -98,19 +120,27 @@ def _places(analysis: Analysis) -> list[int]:
         if kinds[rank] is NodeKind.INPUT:
             places[rank] = _FIRST
         elif kinds[rank] is NodeKind.VIEW:
-            places[rank] = max((places[earlier] + places[earlier] % 2 for earlier in before[rank]), default=0)
+            places[rank] = max(
+                (places[earlier] + places[earlier] % 2 for earlier in before[rank]), default=0
+            )
         elif kinds[rank] is NodeKind.OUTPUT:
             places[rank] = end + 1
     return places
 
 
-def _control_dependencies(analysis: Analysis, places: Sequence[int]) -> Iterator[tuple[Node, list[Node]]]:
-    """Yield what must be held, in the order of ``places``, and what it must come behind that the data do not say."""
+def _control_dependencies(
+    analysis: Analysis, places: Sequence[int]
+) -> Iterator[tuple[Node, list[Node]]]:
+    """Yield what must be held, in the order of ``places``, and what it must come behind that the
+    data do not say.
+    """
     nodes, kinds = analysis.nodes, analysis.kinds
     producers = _producers(analysis)
     segments: dict[int, list[int]] = {}
     for rank, kind in enumerate(kinds):
-        if kind is NodeKind.COMPUTE or kind in _EVENTS or is_wait_tensor(nodes[rank]):  # later waits: of a coalesced launch
+        if (
+            kind is NodeKind.COMPUTE or kind in _EVENTS or is_wait_tensor(nodes[rank])
+        ):  # later waits: of a coalesced launch
             segments.setdefault(places[rank], []).append(rank)
     event: int | None = None
     for place in range(0, max(segments, default=0) + 1, 2):
@@ -123,10 +153,14 @@ def _control_dependencies(analysis: Analysis, places: Sequence[int]) -> Iterator
         if following is None:
             return
         taken = set().union(*(producers[rank] for rank in (*inside, following)))
-        last = [rank for rank in inside if rank not in taken and nodes[rank].meta.get("val") is not None]
+        last = [
+            rank for rank in inside if rank not in taken and nodes[rank].meta.get("val") is not None
+        ]
         if event is not None:
             last.append(event)
-        if not last:  # the dependence on an operation without a result is known only if that has one itself
+        if (
+            not last
+        ):  # the dependence on an operation without a result is known only if that has one itself
             last = sorted(producers[following])
         if last:
             yield nodes[following], [nodes[rank] for rank in last]
@@ -134,7 +168,9 @@ def _control_dependencies(analysis: Analysis, places: Sequence[int]) -> Iterator
 
 
 def _producers(analysis: Analysis) -> list[set[int]]:
-    """Return for each node those that compute or communicate what it takes, directly or as a view."""
+    """Return for each node those that compute or communicate what it takes, directly or as a
+    view.
+    """
     producers: list[set[int]] = []
     for node in analysis.nodes:
         found: set[int] = set()

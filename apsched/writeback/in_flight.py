@@ -1,9 +1,11 @@
 """Have Inductor keep what a collective in flight still reads.
 
-Inductor keeps the input of a functional collective until its wait: the wait counts as a reader (torch/_inductor/ir.py, "Out-of-Place
-Collective Safety"). Of a collective that writes into ``out`` the wait knows ``out`` alone, and what is sent counts as unused from
-the launch on. A kernel between launch and wait then gets its memory, and what other process ranks receive depends on who is faster
-(torchtitan trained into NaN until ``allow_buffer_reuse`` was off). Control dependencies do not help: they hold orders, not memory.
+Inductor keeps the input of a functional collective until its wait: the wait counts as a reader
+(torch/_inductor/ir.py, "Out-of-Place Collective Safety"). Of a collective that writes into ``out``
+the wait knows ``out`` alone, and what is sent counts as unused from the launch on. A kernel between
+launch and wait then gets its memory, and what other process ranks receive depends on who is faster
+(torchtitan trained into NaN until ``allow_buffer_reuse`` was off). Control dependencies do not
+help: they hold orders, not memory.
 """
 
 from typing import Any
@@ -20,30 +22,45 @@ _FUNCTIONAL: dict[Any, Any] = {
     _c10d.all_gather_into_tensor_out.default: _c10d.all_gather_into_tensor.default,
     _c10d.reduce_scatter_tensor_out.default: _c10d.reduce_scatter_tensor.default,
 }
-_FRESH = (torch.ops.aten.empty.memory_format, torch.ops.aten.empty_strided.default, torch.ops.aten.new_empty.default)
+_FRESH = (
+    torch.ops.aten.empty.memory_format,
+    torch.ops.aten.empty_strided.default,
+    torch.ops.aten.new_empty.default,
+)
 
 
 def keep_what_is_sent(gm: GraphModule) -> GraphModule:
-    """Return ``gm`` in a form in which Inductor keeps what is sent until the wait; ``gm`` itself where it does so anyway.
+    """Return ``gm`` in a form in which Inductor keeps what is sent until the wait; ``gm`` itself
+    where it does so anyway.
 
-    A collective into a new buffer of its own becomes the functional one, which makes that buffer. Gathers whose input is a part of
-    ``out``, as in buckets, need nothing: the wait keeps ``out``.
+    A collective into a new buffer of its own becomes the functional one, which makes that buffer.
+    Gathers whose input is a part of ``out``, as in buckets, need nothing: the wait keeps ``out``.
 
     Raises
     ------
     InputError
         where ``out`` is somebody else's memory, and Inductor reuses buffers.
     """
-    exposed = [node for node in gm.graph.nodes if node.target in _FUNCTIONAL and _base(node.args[0]) is not _base(_out(node))]
+    exposed = [
+        node
+        for node in gm.graph.nodes
+        if node.target in _FUNCTIONAL and _base(node.args[0]) is not _base(_out(node))
+    ]
     if not exposed:
         return gm
-    own = [node for node in exposed if _out(node).target in _FRESH and tuple(_out(node).users) == (node,)]
+    own = [
+        node
+        for node in exposed
+        if _out(node).target in _FRESH and tuple(_out(node).users) == (node,)
+    ]
     rest = [node for node in exposed if node not in own]
     if rest and _reuses_buffers():
         raise InputError(
-            f"node {rest[0].name}: expected a collective into a new buffer, found out={_out(rest[0]).name}, which has other uses; Inductor "
-            "would overwrite what it sends while it is in flight: use the functional collective, or set allow_buffer_reuse, "
-            "inplace_buffers and memory_planning of torch._inductor.config to False"
+            f"node {rest[0].name}: expected a collective into a new buffer, found"
+            f" out={_out(rest[0]).name}, which has other uses; Inductor would overwrite what it"
+            " sends while it is in flight: use the functional collective, or set"
+            " allow_buffer_reuse, inplace_buffers and memory_planning of torch._inductor.config to"
+            " False"
         )
     return _with_functional(gm, frozenset(own))
 
@@ -57,7 +74,9 @@ def _with_functional(gm: GraphModule, launches: frozenset[Node]) -> GraphModule:
             continue
         if node in launches:
             arguments = tuple(values[a] if isinstance(a, Node) else a for a in node.args)
-            values[node] = graph.create_node("call_function", _FUNCTIONAL[node.target], arguments, name=node.name)
+            values[node] = graph.create_node(
+                "call_function", _FUNCTIONAL[node.target], arguments, name=node.name
+            )
             values[node].meta = dict(node.meta)
         else:
             values[node] = graph.node_copy(node, values.__getitem__)
@@ -74,10 +93,17 @@ def _out(node: Node) -> Node:
 
 def _base(node: Any) -> Any:
     """Return the node that made the memory of ``node``."""
-    while isinstance(node, Node) and isinstance(node.target, torch._ops.OpOverload) and node.target.is_view:
+    while (
+        isinstance(node, Node)
+        and isinstance(node.target, torch._ops.OpOverload)
+        and node.target.is_view
+    ):
         node = node.args[0]
     return node
 
 
 def _reuses_buffers() -> bool:
-    return any(inductor_setting(name) for name in ("allow_buffer_reuse", "inplace_buffers", "memory_planning"))
+    return any(
+        inductor_setting(name)
+        for name in ("allow_buffer_reuse", "inplace_buffers", "memory_planning")
+    )

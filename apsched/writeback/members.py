@@ -49,9 +49,13 @@ class Member:
 
 
 def read_members(
-    problem: Problem, nodes: Sequence[Node], collectives: Sequence[int], second: Mapping[str, str] | None = None
+    problem: Problem,
+    nodes: Sequence[Node],
+    collectives: Sequence[int],
+    second: Mapping[str, str] | None = None,
 ) -> tuple[Member, ...]:
-    """Return the members of one bucket in payload order; raise InputError where they can't share a launch.
+    """Return the members of one bucket in payload order; raise InputError where they can't share a
+    launch.
 
     ``second`` maps the second groups of ``problem`` to the names by which they run.
     """
@@ -62,38 +66,55 @@ def read_members(
             mine, theirs = getattr(member, label), getattr(first, label)
             if mine != theirs:
                 raise InputError(
-                    f"members of one bucket must agree in {label}: {member.start.name} has {mine}, {first.start.name} has {theirs}; "
-                    "put them in different buckets"
+                    f"members of one bucket must agree in {label}: {member.start.name} has {mine},"
+                    f" {first.start.name} has {theirs}; put them in different buckets"
                 )
     return members
 
 
-def _read_member(problem: Problem, nodes: Sequence[Node], c: int, second: Mapping[str, str]) -> Member:
+def _read_member(
+    problem: Problem, nodes: Sequence[Node], c: int, second: Mapping[str, str]
+) -> Member:
     collective = problem.collectives[c]
     start, wait = nodes[collective.start], nodes[collective.wait]
     kind = _KIND_OF_TARGET.get(start.target)
     if kind is None:
         raise InputError(
-            f"node {start.name}: only functional all-gathers, reduce-scatters and all-reduces of one tensor can share a launch; "
-            f"found {start.target}; leave it in no bucket"
+            f"node {start.name}: only functional all-gathers, reduce-scatters and all-reduces of"
+            f" one tensor can share a launch; found {start.target}; leave it in no bucket"
         )
     if tuple(start.users) != (wait,):
         users = ", ".join(user.name for user in start.users) or "nothing"
-        raise InputError(f"node {start.name}: expected {wait.name} to be the only user of its result; found {users}; leave it in no bucket")
+        raise InputError(
+            f"node {start.name}: expected {wait.name} to be the only user of its result; found"
+            f" {users}; leave it in no bucket"
+        )
     arguments = _arguments(start)
     payload = sent = arguments["input"]
     value, result = _value(sent, start), _value(start, start)
     if collective.cast:
         payload = nodes[collective.cast[0]].all_input_nodes[0]
         if _value(payload, start).numel() != value.numel():
-            raise InputError(f"node {start.name}: {sent.name} isn't {payload.name} in another dtype; solve this graph again")
+            raise InputError(
+                f"node {start.name}: {sent.name} isn't {payload.name} in another dtype; solve this"
+                " graph again"
+            )
     group_size = problem.keys[collective.key].group_size
     if arguments.get("group_size", group_size) != group_size:
-        raise InputError(f"node {start.name}: its group has {arguments['group_size']} process ranks, the problem says {group_size}")
+        raise InputError(
+            f"node {start.name}: its group has {arguments['group_size']} process ranks, the problem"
+            f" says {group_size}"
+        )
     if isinstance(arguments["group_name"], Node):
-        raise InputError(f"node {start.name}: its group is a value of the graph, which can't be resolved here; leave it in no bucket")
+        raise InputError(
+            f"node {start.name}: its group is a value of the graph, which can't be resolved here;"
+            " leave it in no bucket"
+        )
     if kind == "reduce_scatter" and value.shape[0] % group_size:
-        raise InputError(f"node {start.name}: dim 0 of its input, {value.shape[0]}, can't be split over {group_size} process ranks")
+        raise InputError(
+            f"node {start.name}: dim 0 of its input, {value.shape[0]}, can't be split over"
+            f" {group_size} process ranks"
+        )
     return Member(
         collective=c,
         start=start,
@@ -121,12 +142,18 @@ def _value(node: Node, start: Node) -> torch.Tensor:
     """Return the (fake) value of ``node``, which must be static and contiguous."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
-        raise InputError(f'node {node.name}: expected a tensor in meta["val"], found {value!r}; capture the graph with fake tensors')
+        raise InputError(
+            f'node {node.name}: expected a tensor in meta["val"], found {value!r}; capture the'
+            " graph with fake tensors"
+        )
     if not all(isinstance(size, int) for size in value.shape):
         raise InputError(
-            f"node {start.name}: {node.name} has symbolic shape {tuple(value.shape)}; leave it in no bucket, or capture static shapes"
+            f"node {start.name}: {node.name} has symbolic shape {tuple(value.shape)}; leave it in"
+            " no bucket, or capture static shapes"
         )
     if not value.is_contiguous():
         layout = f"shape {tuple(value.shape)} and strides {value.stride()}"
-        raise InputError(f"node {start.name}: {node.name} of {layout} isn't contiguous; leave it in no bucket")
+        raise InputError(
+            f"node {start.name}: {node.name} of {layout} isn't contiguous; leave it in no bucket"
+        )
     return value

@@ -1,4 +1,6 @@
-"""What was promised is what runs: export the rewritten graph again, simulate it, and compare with the claim."""
+"""What was promised is what runs: export the rewritten graph again, simulate it, and compare with
+the claim.
+"""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -39,9 +41,11 @@ def round_trip(
     claimed: Timeline,
     contention: Contention | None = None,
 ) -> RoundTrip:
-    """Return the figures of ``rewritten``, which stands for ``captured.module``, beside those of ``claimed``.
+    """Return the figures of ``rewritten``, which stands for ``captured.module``, beside those of
+    ``claimed``.
 
-    ``cost_model`` and ``group_ranks`` are those that ``captured`` was exported with, ``contention`` that of its problem.
+    ``cost_model`` and ``group_ranks`` are those that ``captured`` was exported with, ``contention``
+    that of its problem.
     """
     dag = export(replace(captured, module=rewritten), cost_model, group_ranks=group_ranks)
     problem = with_contention(build_problem(dag), contention)
@@ -51,7 +55,11 @@ def round_trip(
         ("peak memory", " bytes", claimed.peak_memory_bytes, found.peak_memory_bytes),
         ("launches", "", claimed.num_launches, found.num_launches),
     )
-    differences = [f"{name}: {now}{unit} found, {then}{unit} claimed" for name, unit, then, now in figures if then != now]
+    differences = [
+        f"{name}: {now}{unit} found, {then}{unit} claimed"
+        for name, unit, then, now in figures
+        if then != now
+    ]
     return RoundTrip(
         step_time_ticks=found.step_time_ticks,
         peak_memory_bytes=found.peak_memory_bytes,
@@ -60,22 +68,31 @@ def round_trip(
     )
 
 
-def with_names_checked(trip: RoundTrip, rewritten: GraphModule, problem: Problem, schedule: Schedule) -> RoundTrip:
-    """Return ``trip``, not exact where a launch of ``rewritten`` cannot be told by the names of the collectives that it stands for.
+def with_names_checked(
+    trip: RoundTrip, rewritten: GraphModule, problem: Problem, schedule: Schedule
+) -> RoundTrip:
+    """Return ``trip``, not exact where a launch of ``rewritten`` cannot be told by the names of the
+    collectives that it stands for.
 
-    Metrics, reports and traces find launches by these names; a node that was renamed, or lost its note, would drop out of them silently.
+    Metrics, reports and traces find launches by these names; a node that was renamed, or lost its
+    note, would drop out of them silently.
     """
     found = Counter(_members(node) for node in rewritten.graph.nodes if is_collective(node))
     in_bucket = {c for bucket in schedule.buckets for c in bucket.members}
     alone = [(c,) for c in range(len(problem.collectives)) if c not in in_bucket]
     launches = [*(bucket.members for bucket in schedule.buckets), *alone]
-    wanted = Counter(tuple(problem.node_names[problem.collectives[c].start] for c in members) for members in launches)
+    wanted = Counter(
+        tuple(problem.node_names[problem.collectives[c].start] for c in members)
+        for members in launches
+    )
     if found == wanted:
         return trip
     lost = ", ".join("+".join(names) for names in [*(wanted - found)][:_SHOWN]) or "none"
     strange = ", ".join("+".join(names) for names in [*(found - wanted)][:_SHOWN]) or "none"
     difference = f"launches by name: lost {lost}; unknown {strange}"
-    return replace(trip, exact=False, difference="; ".join(filter(None, (trip.difference, difference))))
+    return replace(
+        trip, exact=False, difference="; ".join(filter(None, (trip.difference, difference)))
+    )
 
 
 def _members(start: Node) -> tuple[str, ...]:

@@ -1,4 +1,6 @@
-"""Second process groups that run: made once in the life of a process, by all of their process ranks, in the order of the graph."""
+"""Second process groups that run: made once in the life of a process, by all of their process
+ranks, in the order of the graph.
+"""
 
 from collections.abc import Mapping
 
@@ -11,10 +13,11 @@ from apsched.torch_compat.graphs import process_group_names, resolved_group
 
 
 def running_second_groups(problem: Problem) -> Mapping[str, str]:
-    """Return for each second group of ``problem`` the name that it runs by; its own where no such group runs here, or only a fake one.
+    """Return for each second group of ``problem`` the name that it runs by; its own where no such
+    group runs here, or only a fake one.
 
-    All process ranks of a group rewrite the same graphs in the same order, so each group is made by all of them, and before the first
-    launch on it.
+    All process ranks of a group rewrite the same graphs in the same order, so each group is made by
+    all of them, and before the first launch on it.
     """
     return {name: _running(name) for name in second_groups(problem)}
 
@@ -24,9 +27,13 @@ def _running(name: str) -> str:
     for running, doubled in RUNNING.items():
         if doubled == first:
             return running
-    ranks = process_group_names().get(first) if dist.is_available() and dist.is_initialized() else None
+    ranks = (
+        process_group_names().get(first) if dist.is_available() and dist.is_initialized() else None
+    )
     if ranks is None or dist.get_backend(resolved_group(first)) == "fake":
         return name
-    made = dist.new_group(list(ranks), use_local_synchronization=True, group_desc=f"gathers beside {first}")
+    made = dist.new_group(
+        list(ranks), use_local_synchronization=True, group_desc=f"gathers beside {first}"
+    )
     RUNNING[made.group_name] = first
     return str(made.group_name)

@@ -1,4 +1,6 @@
-"""Schedule -> FX graph: nodes in exactly the order of the steps, and the buckets' nodes in place of their members'."""
+"""Schedule -> FX graph: nodes in exactly the order of the steps, and the buckets' nodes in place of
+their members'.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -25,21 +27,29 @@ _SHOWN = 5
 
 
 def write_back(
-    gm: GraphModule, problem: Problem, schedule: Schedule, *, process_rank_of: Callable[[str], int] = process_rank_in_group
+    gm: GraphModule,
+    problem: Problem,
+    schedule: Schedule,
+    *,
+    process_rank_of: Callable[[str], int] = process_rank_in_group,
 ) -> GraphModule:
-    """Return ``gm`` in the order of ``schedule`` and with its buckets; ``gm`` itself stays as it is.
+    """Return ``gm`` in the order of ``schedule`` and with its buckets; ``gm`` itself stays as it
+    is.
 
-    Node i of ``problem`` is the i-th node of ``gm.graph``. ``process_rank_of`` maps a group's name to this process rank's rank in it
-    (by default that of the running process group): an all-gather bucket writes its payload in that place.
-    Each new node has ``meta["apsched"]``: ``role`` (``copy_in``, ``start``, ``wait``, ``copy_out``, or ``buffer`` and ``view``, which cost
-    nothing), ``members`` (names of the start nodes it stands for) and ``sources`` (names of the nodes it was made from).
-    Nodes of a kernel that the schedule cuts in two carry a mark (``apsched.costs.compute.fusion.PIECE``) from the cut on.
-    The graph writes all-gather payloads with an ``out=`` kernel, so it runs without grad mode, as AOTAutograd's graphs do.
+    Node i of ``problem`` is the i-th node of ``gm.graph``. ``process_rank_of`` maps a group's name
+    to this process rank's rank in it (by default that of the running process group): an all-gather
+    bucket writes its payload in that place. Each new node has ``meta["apsched"]``: ``role``
+    (``copy_in``, ``start``, ``wait``, ``copy_out``, or ``buffer`` and ``view``, which cost
+    nothing), ``members`` (names of the start nodes it stands for) and ``sources`` (names of the
+    nodes it was made from). Nodes of a kernel that the schedule cuts in two carry a mark
+    (``apsched.costs.compute.fusion.PIECE``) from the cut on. The graph writes all-gather payloads
+    with an ``out=`` kernel, so it runs without grad mode, as AOTAutograd's graphs do.
 
     Raises
     ------
     InputError
-        where problem or schedule don't belong to ``gm``, or members of a bucket can't share a launch.
+        where problem or schedule don't belong to ``gm``, or members of a bucket can't share a
+        launch.
     """
     nodes = list(gm.graph.nodes)
     _check(nodes, problem, schedule)
@@ -53,17 +63,29 @@ def write_back(
 
 
 def _new_graph(
-    gm: GraphModule, nodes: Sequence[Node], problem: Problem, schedule: Schedule, process_rank_of: Callable[[str], int]
+    gm: GraphModule,
+    nodes: Sequence[Node],
+    problem: Problem,
+    schedule: Schedule,
+    process_rank_of: Callable[[str], int],
 ) -> torch.fx.Graph:
     graph: torch.fx.Graph = empty_graph_like(gm.graph)
     values: dict[Node, Node] = {}
     emitter = Emitter(graph, {node.name for node in nodes})
     second = running_second_groups(problem)
     buckets = _make_buckets(emitter, nodes, problem, schedule, values, process_rank_of, second)
-    moved = {c.start: second[problem.keys[c.key].group] for c in problem.collectives if problem.keys[c.key].group in second}
+    moved = {
+        c.start: second[problem.keys[c.key].group]
+        for c in problem.collectives
+        if problem.keys[c.key].group in second
+    }
     flat = {b: bucket for b, bucket in enumerate(buckets) if isinstance(bucket, FlatBucket)}
     bucket_of = {c: flat[b] for b in flat for c in schedule.buckets[b].members}
-    cut_at = {node: nodes[cut.node].name for cut in cuts_made(problem, schedule) for node in second_piece(problem, cut)}
+    cut_at = {
+        node: nodes[cut.node].name
+        for cut in cuts_made(problem, schedule)
+        for node in second_piece(problem, cut)
+    }
     for step in schedule.steps:
         match step.kind:
             case StepKind.NODE:
@@ -99,7 +121,11 @@ def _make_buckets(
         if bucket.coalesced:
             buckets.append(CoalescedBucket(emitter, index, members, values))
             continue
-        rank = _process_rank(problem, bucket.members[0], process_rank_of) if members[0].kind == "all_gather" else 0
+        rank = (
+            _process_rank(problem, bucket.members[0], process_rank_of)
+            if members[0].kind == "all_gather"
+            else 0
+        )
         buckets.append(make_bucket(emitter, index, members, values, rank))
     return buckets
 
@@ -118,28 +144,57 @@ def _process_rank(problem: Problem, collective: int, process_rank_of: Callable[[
     try:
         rank = process_rank_of(first_name(key.group))
     except LookupError as error:
-        raise InputError(f"group {key.group!r}: {error}; start it, or say this process rank's place with process_rank_of") from error
+        raise InputError(
+            f"group {key.group!r}: {error}; start it, or say this process rank's place with"
+            " process_rank_of"
+        ) from error
     if not 0 <= rank < key.group_size:
-        raise InputError(f"group {key.group!r} has {key.group_size} process ranks; process_rank_of says that this one is {rank}")
+        raise InputError(
+            f"group {key.group!r} has {key.group_size} process ranks; process_rank_of says that"
+            f" this one is {rank}"
+        )
     return rank
 
 
 def _check(nodes: Sequence[Node], problem: Problem, schedule: Schedule) -> None:
-    """Raise InputError unless ``problem`` is about these nodes, and ``schedule`` a complete order of them."""
+    """Raise InputError unless ``problem`` is about these nodes, and ``schedule`` a complete order
+    of them.
+    """
     if len(nodes) != problem.num_nodes:
         raise InputError(
             f"the schedule's problem has {problem.num_nodes} nodes, the graph has {len(nodes)}; "
             "solve this graph, or apply the schedule to the one it came from"
         )
-    different = [(node.name, name) for node, name in zip(nodes, problem.node_names, strict=True) if node.name != name]
+    different = [
+        (node.name, name)
+        for node, name in zip(nodes, problem.node_names, strict=True)
+        if node.name != name
+    ]
     if different:
-        shown = ", ".join(f"{mine} in the graph is {theirs} in the problem" for mine, theirs in different[:_SHOWN])
-        raise InputError(f"the problem isn't about this graph; {len(different)} nodes differ: {shown}; solve this graph instead")
+        shown = ", ".join(
+            f"{mine} in the graph is {theirs} in the problem" for mine, theirs in different[:_SHOWN]
+        )
+        raise InputError(
+            f"the problem isn't about this graph; {len(different)} nodes differ: {shown}; solve"
+            " this graph instead"
+        )
     if wrong := verify(problem, schedule, Caps(max_compute_move=None)):
         more = f" (and {len(wrong) - _SHOWN} more)" if len(wrong) > _SHOWN else ""
-        raise InputError(f"the schedule is no complete order of this graph: {'; '.join(wrong[:_SHOWN])}{more}; solve this graph instead")
-    inputs = [step.index for step in schedule.steps if step.kind is StepKind.NODE and nodes[step.index].op == "placeholder"]
+        raise InputError(
+            f"the schedule is no complete order of this graph: {'; '.join(wrong[:_SHOWN])}{more};"
+            " solve this graph instead"
+        )
+    inputs = [
+        step.index
+        for step in schedule.steps
+        if step.kind is StepKind.NODE and nodes[step.index].op == "placeholder"
+    ]
     if inputs != sorted(inputs):
-        raise InputError("the schedule changes the order of the graph's inputs, which its callers rely on; keep it as captured")
+        raise InputError(
+            "the schedule changes the order of the graph's inputs, which its callers rely on; keep"
+            " it as captured"
+        )
     if schedule.steps[-1] != Step(StepKind.NODE, len(nodes) - 1) or nodes[-1].op != "output":
-        raise InputError("the graph's output must be the last node, and the last step of the schedule")
+        raise InputError(
+            "the graph's output must be the last node, and the last step of the schedule"
+        )

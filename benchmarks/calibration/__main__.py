@@ -1,8 +1,10 @@
-"""``python -m benchmarks.calibration``: how well a profile foretells steps that it has not seen, and a schedule that nobody has run.
+"""``python -m benchmarks.calibration``: how well a profile foretells steps that it has not seen,
+and a schedule that nobody has run.
 
-Starts gloo processes of one thread that run ``llama3-debug``, profiled by ``torch.profiler``. Costs are read off every other step
-(``apsched calibrate --trace``); the others are what they are held against. Then the schedule that these costs lead to is written back
-and run. Exit status: 0 all within 10 %, 1 not (the machine must do nothing else meanwhile), 2 wrong use.
+Starts gloo processes of one thread that run ``llama3-debug``, profiled by ``torch.profiler``. Costs
+are read off every other step (``apsched calibrate --trace``); the others are what they are held
+against. Then the schedule that these costs lead to is written back and run. Exit status: 0 all
+within 10 %, 1 not (the machine must do nothing else meanwhile), 2 wrong use.
 """
 
 import argparse
@@ -30,25 +32,44 @@ _HELD = ("step", "compute stream", "group's stream")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.calibration", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.calibration",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--processes", metavar="NUMBERS", default="2,4", help="process ranks of each job, by commas (default 2,4)")
-    parser.add_argument("--steps", metavar="NUMBER", default="64", help="profiled steps of each job (default 64)")
+    parser.add_argument(
+        "--processes",
+        metavar="NUMBERS",
+        default="2,4",
+        help="process ranks of each job, by commas (default 2,4)",
+    )
+    parser.add_argument(
+        "--steps", metavar="NUMBER", default="64", help="profiled steps of each job (default 64)"
+    )
     args = parser.parse_args(arguments)
     try:
         sizes = [parse_count(part, "--processes", least=2) for part in args.processes.split(",")]
-        reports = {size: run_job(size, parse_count(args.steps, "--steps", least=4)) for size in sizes}
+        reports = {
+            size: run_job(size, parse_count(args.steps, "--steps", least=4)) for size in sizes
+        }
     except ApschedError as error:
         print(f"benchmarks.calibration: error: {error}", file=sys.stderr)
         return 2
     print(markdown(reports))
-    far = [figure for report in reports.values() for figure in report["figures"] if figure["what"] in _HELD and abs(_off(figure)) > _WITHIN]
+    far = [
+        figure
+        for report in reports.values()
+        for figure in report["figures"]
+        if figure["what"] in _HELD and abs(_off(figure)) > _WITHIN
+    ]
     return 1 if far else 0
 
 
 def run_job(world_size: int, num_steps: int) -> dict[str, Any]:
     """Return what process rank 0 of a job found."""
-    paths = [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [
+        str(Path(__file__).resolve().parents[2]),
+        *filter(None, [os.environ.get("PYTHONPATH")]),
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
     with TemporaryDirectory() as folder:
         logs = [Path(folder) / f"{rank}.log" for rank in range(world_size)]
@@ -67,7 +88,9 @@ def run_job(world_size: int, num_steps: int) -> dict[str, Any]:
             for process in processes:
                 process.kill()
         if any(codes):
-            raise InputError(f"a job of {world_size} processes failed: {logs[0].read_text()[-1000:]}")
+            raise InputError(
+                f"a job of {world_size} processes failed: {logs[0].read_text()[-1000:]}"
+            )
         report: dict[str, Any] = json.loads((Path(folder) / "0.json").read_text())
     return report
 
@@ -75,20 +98,24 @@ def run_job(world_size: int, num_steps: int) -> dict[str, Any]:
 def markdown(reports: dict[int, dict[str, Any]]) -> str:
     """Return a table of what was measured beside what was predicted."""
     lines = [
-        f"{platform.machine()}, {os.cpu_count()} cores, torch {version('torch')}; load average at the end {os.getloadavg()[0]:.1f}",
+        (
+            f"{platform.machine()}, {os.cpu_count()} cores, torch {version('torch')}; load average"
+            f" at the end {os.getloadavg()[0]:.1f}"
+        ),
         "",
         "| processes | | measured, ms | predicted, ms | difference |",
         "|---:|---|---:|---:|---:|",
     ]
     for size, report in reports.items():
         lines += [
-            f"| {size} | {f['what']} | {f['measured_us'] / 1e3:.1f} | {f['predicted_us'] / 1e3:.1f} | {100 * _off(f):+.1f} % |"
+            f"| {size} | {f['what']} | {f['measured_us'] / 1e3:.1f} | {f['predicted_us'] / 1e3:.1f}"
+            f" | {100 * _off(f):+.1f} % |"
             for f in report["figures"]
         ]
     lines += [""]
     lines += [
-        f"{size} processes without the profiler: {report['plain_us'] / 1e3:.1f} ms a step as captured, "
-        f"{report['fast_plain_us'] / 1e3:.1f} ms with the schedule found"
+        f"{size} processes without the profiler: {report['plain_us'] / 1e3:.1f} ms a step as"
+        f" captured, {report['fast_plain_us'] / 1e3:.1f} ms with the schedule found"
         for size, report in reports.items()
     ]
     return "\n".join(lines)

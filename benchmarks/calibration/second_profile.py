@@ -1,7 +1,8 @@
 """The profile that a calibration on a CPU reads: the second of its process.
 
-In the first, the profiler's events come to lie between tensors in the heap, which grows by 40 MB in every step; first touching those pages
-made compute look 1.6 times as slow. Events of later profiles lie where those of the first did.
+In the first, the profiler's events come to lie between tensors in the heap, which grows by 40 MB in
+every step; first touching those pages made compute look 1.6 times as slow. Events of later profiles
+lie where those of the first did.
 """
 
 from collections.abc import Callable
@@ -13,7 +14,9 @@ _WARM_UP = 2
 
 
 def second_profile(step: Callable[[], None], num_steps: int, trace: Path) -> None:
-    """Run ``step`` through two profiles of ``num_steps`` each, and write the second to ``trace``."""
+    """Run ``step`` through two profiles of ``num_steps`` each, and write the second to
+    ``trace``.
+    """
     with profile(
         activities=[ProfilerActivity.CPU],
         record_shapes=True,

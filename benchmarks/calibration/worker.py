@@ -1,4 +1,5 @@
-"""One of several gloo processes: run ``llama3-debug`` under the profiler, calibrate on every other step, foretell the rest and a schedule.
+"""One of several gloo processes: run ``llama3-debug`` under the profiler, calibrate on every other
+step, foretell the rest and a schedule.
 
 usage: calibration_worker.py PROCESS_RANK WORLD_SIZE FOLDER NUM_STEPS
 """
@@ -53,14 +54,27 @@ class Figure:
 def main(process_rank: int, world_size: int, folder: Path, num_steps: int) -> None:
     """Write what was found to ``FOLDER/0.json``."""
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=process_rank, world_size=world_size, timeout=timedelta(seconds=300)
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=process_rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=300),
     )
     options = ModelOptions(param_dtype=torch.float32, reduce_dtype=torch.float32)
-    built = build("llama3-debug", mesh=MeshSpec.parse(f"fsdp={world_size}"), seq_len=SEQ_LEN, options=options, materialize=True)
+    built = build(
+        "llama3-debug",
+        mesh=MeshSpec.parse(f"fsdp={world_size}"),
+        seq_len=SEQ_LEN,
+        options=options,
+        materialize=True,
+    )
     capture = capture_built(built)
     modules = [captured.module for captured in capture.graphs]
     formulas = ClusterCostModel(CPU, capture.group_ranks)
-    dags = [export(captured, formulas, group_ranks=capture.group_ranks, cluster_name="cpu") for captured in capture.graphs]
+    dags = [
+        export(captured, formulas, group_ranks=capture.group_ranks, cluster_name="cpu")
+        for captured in capture.graphs
+    ]
 
     others = max(num_steps // 4, 4)
     plain_us = run(lambda: run_step(built, *modules), others)
@@ -69,33 +83,51 @@ def main(process_rank: int, world_size: int, folder: Path, num_steps: int) -> No
     found: list[Any] = [None]
     if process_rank == 0:
         traces = [load_trace(folder / f"trace.{rank}.json") for rank in range(world_size)]
-        even, odd = (profile_costs(dags, [replace(t, steps=t.steps[k::2]) for t in traces], CPU, "cpu") for k in (0, 1))
+        even, odd = (
+            profile_costs(dags, [replace(t, steps=t.steps[k::2]) for t in traces], CPU, "cpu")
+            for k in (0, 1)
+        )
         said = predicted(dags, even.costs, CPU)
         (group,) = even.transfer_us
         figures += [
             Figure(what="step", measured_us=odd.step_us, predicted_us=said.step_us),
             Figure(what="compute stream", measured_us=odd.compute_us, predicted_us=said.compute_us),
-            Figure(what="group's stream", measured_us=odd.transfer_us[group], predicted_us=said.transfer_us[group]),
+            Figure(
+                what="group's stream",
+                measured_us=odd.transfer_us[group],
+                predicted_us=said.transfer_us[group],
+            ),
         ]
         problems = [build_problem(repriced(dag, even.costs, CPU)) for dag in dags]
         answers = [solve(problem, Caps(), SolveOptions(budget=2)) for problem in problems]
         schedules = [answer.best.schedule for answer in answers if answer.best is not None]
-        promised_us = sum(ticks_to_us(simulate(*pair).step_time_ticks) for pair in zip(problems, schedules, strict=True))
+        promised_us = sum(
+            ticks_to_us(simulate(*pair).step_time_ticks)
+            for pair in zip(problems, schedules, strict=True)
+        )
         found = [(problems, schedules, promised_us)]
     dist.broadcast_object_list(found)
     problems, schedules, promised_us = found[0]
     fast = [write_back(*given) for given in zip(modules, problems, schedules, strict=True)]
     fast_us = run(lambda: run_step(built, *fast), others, folder / f"fast.{process_rank}.json")
     fast_plain_us = run(lambda: run_step(built, *fast), others)
-    figures.append(Figure(what="step of the schedule found", measured_us=fast_us, predicted_us=promised_us))
-    report = {"figures": [asdict(figure) for figure in figures], "plain_us": plain_us, "fast_plain_us": fast_plain_us}
+    figures.append(
+        Figure(what="step of the schedule found", measured_us=fast_us, predicted_us=promised_us)
+    )
+    report = {
+        "figures": [asdict(figure) for figure in figures],
+        "plain_us": plain_us,
+        "fast_plain_us": fast_plain_us,
+    }
     (folder / f"{process_rank}.json").write_text(json.dumps(report))
     dist.barrier()
     dist.destroy_process_group()
 
 
 def run(step: Callable[[], object], num_steps: int, trace: Path | None = None) -> float:
-    """Return the mean over the middle half of ``num_steps`` steps, after one to warm up; profiled where a trace is wanted."""
+    """Return the mean over the middle half of ``num_steps`` steps, after one to warm up; profiled
+    where a trace is wanted.
+    """
     times: list[float] = []
 
     def timed() -> None:

@@ -1,8 +1,10 @@
-"""``python -m benchmarks.coalesced``: a bucket as one flat buffer, as one coalesced launch, and its members one by one, on gloo.
+"""``python -m benchmarks.coalesced``: a bucket as one flat buffer, as one coalesced launch, and its
+members one by one, on gloo.
 
-Process ranks of one thread gather and reduce-scatter buckets of several sizes, the three forms by turns. What a coalesced launch takes
-above the flat transfer of the same bytes, for each member, is the ``coalesced_member_us`` that a cluster file may state. On gloo a
-coalesced launch is a loop over its members; NCCL makes one group launch of it.
+Process ranks of one thread gather and reduce-scatter buckets of several sizes, the three forms by
+turns. What a coalesced launch takes above the flat transfer of the same bytes, for each member, is
+the ``coalesced_member_us`` that a cluster file may state. On gloo a coalesced launch is a loop over
+its members; NCCL makes one group launch of it.
 """
 
 import argparse
@@ -31,13 +33,25 @@ _REPEATS = 21
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.coalesced", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.coalesced",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--processes", metavar="NUMBER", default="2", help="process ranks (default 2)")
-    parser.add_argument("--repeats", metavar="NUMBER", default=str(_REPEATS), help=f"of each form (default {_REPEATS})")
+    parser.add_argument(
+        "--processes", metavar="NUMBER", default="2", help="process ranks (default 2)"
+    )
+    parser.add_argument(
+        "--repeats",
+        metavar="NUMBER",
+        default=str(_REPEATS),
+        help=f"of each form (default {_REPEATS})",
+    )
     args = parser.parse_args(arguments)
     try:
-        num_ranks, repeats = parse_count(args.processes, "--processes", least=2), parse_count(args.repeats, "--repeats", least=1)
+        num_ranks, repeats = (
+            parse_count(args.processes, "--processes", least=2),
+            parse_count(args.repeats, "--repeats", least=1),
+        )
     except ApschedError as error:
         print(f"benchmarks.coalesced: error: {error}", file=sys.stderr)
         return 2
@@ -49,13 +63,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _process_rank(rank: int, num_ranks: int, folder: str, repeats: int) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=num_ranks, timeout=timedelta(seconds=120))
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=num_ranks,
+        timeout=timedelta(seconds=120),
+    )
     group = dist.group.WORLD.group_name  # type: ignore[union-attr]
     lines = [
-        f"{num_ranks} gloo processes on one machine, medians of {repeats}, the forms by turns, torch {torch.__version__}",
+        (
+            f"{num_ranks} gloo processes on one machine, medians of {repeats}, the forms by turns,"
+            f" torch {torch.__version__}"
+        ),
         "",
-        "| kind | members | bytes of each | flat with copies, us | flat transfer, us | coalesced, us | one by one, us | coalesced/flat "
-        "| per member above the transfer, us |",
+        (
+            "| kind | members | bytes of each | flat with copies, us | flat transfer, us |"
+            " coalesced, us | one by one, us | coalesced/flat | per member above the transfer, us |"
+        ),
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for kind, forms in (("all_gather", _gathers), ("reduce_scatter", _reductions)):
@@ -63,7 +88,11 @@ def _process_rank(rank: int, num_ranks: int, folder: str, repeats: int) -> None:
             for members in _MEMBERS:
                 times = _by_turns(forms(members, size_bytes // 4, num_ranks, group), repeats)
                 flat, transfer, coalesced, _ = times
-                figures = (*(f"{value:.0f}" for value in times), f"{coalesced / flat:.2f}", f"{(coalesced - transfer) / members:.0f}")
+                figures = (
+                    *(f"{value:.0f}" for value in times),
+                    f"{coalesced / flat:.2f}",
+                    f"{(coalesced - transfer) / members:.0f}",
+                )
                 lines.append(f"| {kind} | {members} | {size_bytes} | {' | '.join(figures)} |")
     if rank == 0:
         (Path(folder) / "table.md").write_text("\n".join(lines) + "\n")
@@ -91,17 +120,30 @@ def _gathers(members: int, numel: int, num_ranks: int, group: str) -> list[Calla
     buffer = torch.cat(shards)
 
     def flat() -> object:
-        whole = _c10d.wait_tensor(_c10d.all_gather_into_tensor(torch.cat(shards), num_ranks, group)).view(num_ranks, -1)
-        return [part.clone(memory_format=torch.contiguous_format) for part in whole.split([s.numel() for s in shards], dim=1)]
+        whole = _c10d.wait_tensor(
+            _c10d.all_gather_into_tensor(torch.cat(shards), num_ranks, group)
+        ).view(num_ranks, -1)
+        return [
+            part.clone(memory_format=torch.contiguous_format)
+            for part in whole.split([s.numel() for s in shards], dim=1)
+        ]
 
     def coalesced() -> object:
-        return [_c10d.wait_tensor(out) for out in _c10d.all_gather_into_tensor_coalesced(shards, num_ranks, group)]
+        return [
+            _c10d.wait_tensor(out)
+            for out in _c10d.all_gather_into_tensor_coalesced(shards, num_ranks, group)
+        ]
 
     def alone() -> object:
         started = [_c10d.all_gather_into_tensor(shard, num_ranks, group) for shard in shards]
         return [_c10d.wait_tensor(out) for out in started]
 
-    return [flat, lambda: _c10d.wait_tensor(_c10d.all_gather_into_tensor(buffer, num_ranks, group)), coalesced, alone]
+    return [
+        flat,
+        lambda: _c10d.wait_tensor(_c10d.all_gather_into_tensor(buffer, num_ranks, group)),
+        coalesced,
+        alone,
+    ]
 
 
 def _reductions(members: int, numel: int, num_ranks: int, group: str) -> list[Callable[[], object]]:
@@ -110,13 +152,23 @@ def _reductions(members: int, numel: int, num_ranks: int, group: str) -> list[Ca
 
     def flat() -> object:
         sent = torch.cat([g.view(num_ranks, -1) for g in gradients], dim=1)
-        return _c10d.wait_tensor(_c10d.reduce_scatter_tensor(sent.view(-1), "sum", num_ranks, group))
+        return _c10d.wait_tensor(
+            _c10d.reduce_scatter_tensor(sent.view(-1), "sum", num_ranks, group)
+        )
 
     def coalesced() -> object:
-        return [_c10d.wait_tensor(out) for out in _c10d.reduce_scatter_tensor_coalesced(gradients, "sum", num_ranks, group)]
+        return [
+            _c10d.wait_tensor(out)
+            for out in _c10d.reduce_scatter_tensor_coalesced(gradients, "sum", num_ranks, group)
+        ]
 
     def alone() -> object:
         started = [_c10d.reduce_scatter_tensor(g, "sum", num_ranks, group) for g in gradients]
         return [_c10d.wait_tensor(out) for out in started]
 
-    return [flat, lambda: _c10d.wait_tensor(_c10d.reduce_scatter_tensor(buffer, "sum", num_ranks, group)), coalesced, alone]
+    return [
+        flat,
+        lambda: _c10d.wait_tensor(_c10d.reduce_scatter_tensor(buffer, "sum", num_ranks, group)),
+        coalesced,
+        alone,
+    ]

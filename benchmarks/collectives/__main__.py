@@ -1,4 +1,5 @@
-"""``python -m benchmarks.collectives``: the model of collectives beside published measurements; writes ``docs/collectives.md``.
+"""``python -m benchmarks.collectives``: the model of collectives beside published measurements;
+writes ``docs/collectives.md``.
 
 The measurements stand in ``published.csv``, each with its source. Nothing is measured here.
 """
@@ -47,7 +48,11 @@ def comparisons() -> list[Comparison]:
 
 
 def _compare(row: dict[str, str]) -> Comparison:
-    cluster, size_bytes, num_ranks = load_cluster(row["cluster"]), int(row["size_bytes"]), int(row["ranks"])
+    cluster, size_bytes, num_ranks = (
+        load_cluster(row["cluster"]),
+        int(row["size_bytes"]),
+        int(row["ranks"]),
+    )
     time_us = collective_us(cluster, row["kind"], group_shape(cluster, num_ranks), size_bytes)
     return Comparison(
         cluster=row["cluster"],
@@ -66,23 +71,54 @@ def report(found: Sequence[Comparison]) -> str:
     lines = [
         "# The model of collectives beside published measurements",
         "",
-        "Written by `python -m benchmarks.collectives` from `benchmarks/collectives/published.csv`; a test keeps it up to date.",
-        "Bus bandwidth as nccl-tests prints it, out of place. The error is that of the modelled time: +10 % is a model that is too slow",
-        "by a tenth. The clusters' own figures (`apsched clusters`) come partly from the same measurements: in a node the bandwidth of",
-        "large messages and the curve of an all-reduce in the switch, on EFA and TCPX the latency of a hop. Other sizes, numbers of nodes",
-        "and kinds follow from the formulas (`apsched/costs/network/alpha_beta.py`). Where two clusters of one make are listed they differ by up",
-        "to a quarter from each other: no formula can know that. Measure yours with nccl-tests and hand the output to `--collectives`.",
+        (
+            "Written by `python -m benchmarks.collectives` from"
+            " `benchmarks/collectives/published.csv`; a test keeps it up to date."
+        ),
+        (
+            "Bus bandwidth as nccl-tests prints it, out of place. The error is that of the modelled"
+            " time: +10 % is a model that is too slow"
+        ),
+        (
+            "by a tenth. The clusters' own figures (`apsched clusters`) come partly from the same"
+            " measurements: in a node the bandwidth of"
+        ),
+        (
+            "large messages and the curve of an all-reduce in the switch, on EFA and TCPX the"
+            " latency of a hop. Other sizes, numbers of nodes"
+        ),
+        (
+            "and kinds follow from the formulas (`apsched/costs/network/alpha_beta.py`). Where two"
+            " clusters of one make are listed they differ by up"
+        ),
+        (
+            "to a quarter from each other: no formula can know that. Measure yours with nccl-tests"
+            " and hand the output to `--collectives`."
+        ),
         "",
-        f"Error of the time of messages of {show_bytes(TRAINING_BYTES)} and more, which is what buckets of a training step have:",
+        (
+            f"Error of the time of messages of {show_bytes(TRAINING_BYTES)} and more, which is what"
+            " buckets of a training step have:"
+        ),
         "",
         "| process ranks | measurements | median | median of the error's size | largest |",
         "|---:|---:|---:|---:|---:|",
     ]
     for num_ranks in sorted({one.num_ranks for one in in_training}):
-        lines.append(_summary(f"{num_ranks}", [one.error for one in in_training if one.num_ranks == num_ranks]))
+        lines.append(
+            _summary(
+                f"{num_ranks}", [one.error for one in in_training if one.num_ranks == num_ranks]
+            )
+        )
     lines += [_summary("all", [one.error for one in in_training]), ""]
-    for (cluster, kind), of_kind in groupby(sorted(found, key=_place), key=lambda one: (one.cluster, one.kind)):
-        lines += [f"## {cluster}, {kind}", "", "| process ranks | message | published, GB/s | model, GB/s | error of time | source |"]
+    for (cluster, kind), of_kind in groupby(
+        sorted(found, key=_place), key=lambda one: (one.cluster, one.kind)
+    ):
+        lines += [
+            f"## {cluster}, {kind}",
+            "",
+            "| process ranks | message | published, GB/s | model, GB/s | error of time | source |",
+        ]
         lines += ["|---:|---:|---:|---:|---:|---|", *map(_row, of_kind), ""]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -94,13 +130,16 @@ def _place(one: Comparison) -> tuple[str, str, int, str, int]:
 def _summary(name: str, errors: Iterable[float]) -> str:
     found = list(errors)
     largest = max(found, key=abs)
-    return f"| {name} | {len(found)} | {median(found):+.0%} | {median(map(abs, found)):.0%} | {largest:+.0%} |"
+    return (
+        f"| {name} | {len(found)} | {median(found):+.0%} | {median(map(abs, found)):.0%} |"
+        f" {largest:+.0%} |"
+    )
 
 
 def _row(one: Comparison) -> str:
     return (
-        f"| {one.num_ranks} | {show_bytes(one.size_bytes)} | {one.published_gb_per_s:.1f} | {one.modelled_gb_per_s:.1f} "
-        f"| {one.error:+.0%} | {one.source} |"
+        f"| {one.num_ranks} | {show_bytes(one.size_bytes)} | {one.published_gb_per_s:.1f} |"
+        f" {one.modelled_gb_per_s:.1f} | {one.error:+.0%} | {one.source} |"
     )
 
 

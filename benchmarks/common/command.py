@@ -1,7 +1,9 @@
-"""The command of a benchmark: cases in processes of their own, a dated table, and the raw numbers beside it.
+"""The command of a benchmark: cases in processes of their own, a dated table, and the raw numbers
+beside it.
 
-What is finished is kept, and a run that was interrupted, or had a case that failed, is taken up again by ``--resume``. Exit status:
-0 done (what misses stands in the table), 1 something that must hold in every run does not, 2 wrong use, 130 interrupted.
+What is finished is kept, and a run that was interrupted, or had a case that failed, is taken up
+again by ``--resume``. Exit status: 0 done (what misses stands in the table), 1 something that must
+hold in every run does not, 2 wrong use, 130 interrupted.
 """
 
 import argparse
@@ -53,12 +55,20 @@ def main(benchmark: Benchmark, arguments: Sequence[str] | None = None) -> int:
     """Run ``benchmark``; returns the exit status."""
     args = _parser(benchmark).parse_args(arguments)
     try:
-        return _table_again(benchmark, Path(args.table)) if args.table is not None else _run(benchmark, args)
+        return (
+            _table_again(benchmark, Path(args.table))
+            if args.table is not None
+            else _run(benchmark, args)
+        )
     except ApschedError as error:
         print(f"benchmarks.{benchmark.name}: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"benchmarks.{benchmark.name}: interrupted; what is finished is kept (--resume goes on)", file=sys.stderr)
+        print(
+            f"benchmarks.{benchmark.name}: interrupted; what is finished is kept (--resume"
+            " goes on)",
+            file=sys.stderr,
+        )
         return 130
 
 
@@ -68,20 +78,55 @@ def _parser(benchmark: Benchmark) -> argparse.ArgumentParser:
         description=benchmark.about,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--cases", metavar="REGEX", default="", help="only cases whose name matches somewhere (names: --list)")
+    parser.add_argument(
+        "--cases",
+        metavar="REGEX",
+        default="",
+        help="only cases whose name matches somewhere (names: --list)",
+    )
     if benchmark.caps:
         every = ",".join(benchmark.caps)
-        parser.add_argument("--caps", metavar="NAMES", default=every, help=f"memory caps, separated by commas (default {every!r})")
-        parser.add_argument("--torch-up-to", metavar="NODES", help="leave torch's schedulers out on larger graphs")
-    parser.add_argument("--smoke", action="store_true", help="one tiny case, not the grid: a minute; writes nothing without --out")
-    parser.add_argument("--out", metavar="DIR", help="where the table and the numbers go (default benchmarks/results)")
-    parser.add_argument("--resume", action="store_true", help="take up the newest run in DIR: cases that finished are kept")
+        parser.add_argument(
+            "--caps",
+            metavar="NAMES",
+            default=every,
+            help=f"memory caps, separated by commas (default {every!r})",
+        )
+        parser.add_argument(
+            "--torch-up-to", metavar="NODES", help="leave torch's schedulers out on larger graphs"
+        )
     parser.add_argument(
-        "--timeout", metavar="SECONDS", default="7200", help="of one case (default 7200); what it has found by then is kept"
+        "--smoke",
+        action="store_true",
+        help="one tiny case, not the grid: a minute; writes nothing without --out",
     )
-    parser.add_argument("--jobs", metavar="NUMBER", default="1", help="cases at the same time (default 1)")
-    parser.add_argument("--table", metavar="FILE", help="make the table from the numbers of an earlier run, and run nothing")
-    parser.add_argument("--list", action="store_true", help="print the names of the cases, and run nothing")
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        help="where the table and the numbers go (default benchmarks/results)",
+    )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="take up the newest run in DIR: cases that finished are kept",
+    )
+    parser.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        default="7200",
+        help="of one case (default 7200); what it has found by then is kept",
+    )
+    parser.add_argument(
+        "--jobs", metavar="NUMBER", default="1", help="cases at the same time (default 1)"
+    )
+    parser.add_argument(
+        "--table",
+        metavar="FILE",
+        help="make the table from the numbers of an earlier run, and run nothing",
+    )
+    parser.add_argument(
+        "--list", action="store_true", help="print the names of the cases, and run nothing"
+    )
     return parser
 
 
@@ -92,19 +137,41 @@ def _run(benchmark: Benchmark, args: argparse.Namespace) -> int:
         return 0
     timeout_s = parse_count(args.timeout, "--timeout", least=1)
     num_jobs = parse_count(args.jobs, "--jobs", least=1)
-    up_to = parse_count(args.torch_up_to, "--torch-up-to") if benchmark.caps and args.torch_up_to is not None else None
+    up_to = (
+        parse_count(args.torch_up_to, "--torch-up-to")
+        if benchmark.caps and args.torch_up_to is not None
+        else None
+    )
     with TemporaryDirectory() as scratch:
-        folder = Path(args.out) if args.out is not None else Path(scratch) if args.smoke else _HERE / "results"
+        folder = (
+            Path(args.out)
+            if args.out is not None
+            else Path(scratch)
+            if args.smoke
+            else _HERE / "results"
+        )
         folder.mkdir(parents=True, exist_ok=True)
         file, run = _begun(benchmark, folder, resume=args.resume)
-        asked = Asked(caps=tuple(caps), torch_up_to_nodes=up_to, commit=_commit(), timeout_s=timeout_s, moves=not benchmark.caps)
+        asked = Asked(
+            caps=tuple(caps),
+            torch_up_to_nodes=up_to,
+            commit=_commit(),
+            timeout_s=timeout_s,
+            moves=not benchmark.caps,
+        )
         run = _measure_all(benchmark, cases, file, run, asked, num_jobs)
         print_run(run, sys.stdout, benchmark.report)
         if not args.smoke or args.out is not None:
             print(f"{_write_table(benchmark, file, run)} and {file.name}")
-    wrong = [verdict for verdict in benchmark.report.verdicts(run) if verdict.always and verdict.misses]
+    wrong = [
+        verdict for verdict in benchmark.report.verdicts(run) if verdict.always and verdict.misses
+    ]
     for verdict in wrong:
-        print(f"benchmarks.{benchmark.name}: {verdict.figure} must be {verdict.must}: {verdict.misses[0]}", file=sys.stderr)
+        print(
+            f"benchmarks.{benchmark.name}: {verdict.figure} must be {verdict.must}:"
+            f" {verdict.misses[0]}",
+            file=sys.stderr,
+        )
     return 1 if wrong else 0
 
 
@@ -112,15 +179,22 @@ def _chosen(benchmark: Benchmark, args: argparse.Namespace) -> tuple[list[Case],
     try:
         pattern = re.compile(args.cases)
     except re.error as error:
-        raise InputError(f"--cases: expected a regular expression, found {args.cases!r} ({error})") from None
+        raise InputError(
+            f"--cases: expected a regular expression, found {args.cases!r} ({error})"
+        ) from None
     every = benchmark.smoke if args.smoke else benchmark.grid
     cases = [case for case in every if pattern.search(case.name)]
     if not cases:
-        raise InputError(f"--cases: expected a match among {'; '.join(case.name for case in every)}; {args.cases!r} matches none")
+        raise InputError(
+            f"--cases: expected a match among {'; '.join(case.name for case in every)};"
+            f" {args.cases!r} matches none"
+        )
     caps = [cap.strip() for cap in args.caps.split(",")] if benchmark.caps else []
     unknown = [cap for cap in caps if cap not in benchmark.caps]
     if unknown:
-        raise InputError(f"--caps: expected names among {', '.join(benchmark.caps)}; found {unknown[0]!r}")
+        raise InputError(
+            f"--caps: expected names among {', '.join(benchmark.caps)}; found {unknown[0]!r}"
+        )
     return cases, caps
 
 
@@ -139,24 +213,46 @@ def _begun(benchmark: Benchmark, folder: Path, *, resume: bool) -> tuple[Path, R
     return folder / f"{today}{suffix}", RunRecord(date=today, environment=environment)
 
 
-def _measure_all(benchmark: Benchmark, cases: Sequence[Case], file: Path, run: RunRecord, asked: Asked, num_jobs: int) -> RunRecord:
+def _measure_all(
+    benchmark: Benchmark,
+    cases: Sequence[Case],
+    file: Path,
+    run: RunRecord,
+    asked: Asked,
+    num_jobs: int,
+) -> RunRecord:
     """Measure what ``run`` does not have yet, and save after every case."""
     kept = {record.case for record in run.cases if record.finished}
     todo = [case for case in cases if case.name not in kept]
     if num_jobs > 1:
-        todo.sort(key=lambda case: -case.weight)  # the longest first, so that nobody waits for it in the end
+        todo.sort(
+            key=lambda case: -case.weight
+        )  # the longest first, so that nobody waits for it in the end
     began, weights = time.perf_counter(), {case.name: case.weight for case in todo}
     with CaseProcesses(asked, num_jobs) as processes:
         for number, record in enumerate(processes.measure(todo), start=1):
             run = run.with_case(record)
             save_run(file, run)
             _write_table(benchmark, file, run)
-            done = sum(weight for name, weight in weights.items() if name in {r.case for r in run.cases})
+            done = sum(
+                weight for name, weight in weights.items() if name in {r.case for r in run.cases}
+            )
             left_s = (time.perf_counter() - began) / done * (sum(weights.values()) - done)
-            said = f"did not finish: {record.message}" if not record.finished else f"took {record.wall_s / 60:.1f} minutes"
-            print(f"[{number}/{len(todo)}] {record.case} {said}; about {left_s / 60:.0f} minutes left", file=sys.stderr, flush=True)
+            said = (
+                f"did not finish: {record.message}"
+                if not record.finished
+                else f"took {record.wall_s / 60:.1f} minutes"
+            )
+            print(
+                f"[{number}/{len(todo)}] {record.case} {said}; about {left_s / 60:.0f} minutes"
+                " left",
+                file=sys.stderr,
+                flush=True,
+            )
     order = {case.name: k for k, case in enumerate((*benchmark.grid, *benchmark.smoke))}
-    run = replace(run, cases=tuple(sorted(run.cases, key=lambda record: order.get(record.case, len(order)))))
+    run = replace(
+        run, cases=tuple(sorted(run.cases, key=lambda record: order.get(record.case, len(order))))
+    )
     save_run(file, run)
     return run
 
@@ -179,6 +275,8 @@ def _commit() -> str:
     """Return which state of the code this is; empty where nobody knows."""
     try:
         command = ["git", "describe", "--always", "--dirty"]
-        return subprocess.run(command, cwd=_HERE, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            command, cwd=_HERE, capture_output=True, text=True, check=True
+        ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return ""

@@ -1,4 +1,6 @@
-"""An interpreter that counts the bytes of live storages at every node for real, and what a DAG says of the same graph."""
+"""An interpreter that counts the bytes of live storages at every node for real, and what a DAG says
+of the same graph.
+"""
 
 import time
 from collections.abc import Sequence
@@ -20,13 +22,20 @@ _MOMENTS = 200
 
 
 def run_counting(
-    module: GraphModule, boxed: list[Any], dag: nx.DiGraph, kept: frozenset[str] = frozenset(), *, expected: Sequence[int] = ()
+    module: GraphModule,
+    boxed: list[Any],
+    dag: nx.DiGraph,
+    kept: frozenset[str] = frozenset(),
+    *,
+    expected: Sequence[int] = (),
 ) -> tuple[Any, list[int]]:
-    """Run ``module`` on ``boxed`` (emptied, as a boxed call does) and return its outputs and the bytes live at each node.
+    """Run ``module`` on ``boxed`` (emptied, as a boxed call does) and return its outputs and the
+    bytes live at each node.
 
-    Values die as in the code that FX generates: after the node that uses them last, or at once where nobody does. The caller holds
-    ``kept`` inputs. The input of a collective is held until its wait where the record says so. A real process group lets go of tensors in
-    a thread of its own, a moment after the wait: where more is live than ``expected``, that moment is given.
+    Values die as in the code that FX generates: after the node that uses them last, or at once
+    where nobody does. The caller holds ``kept`` inputs. The input of a collective is held until its
+    wait where the record says so. A real process group lets go of tensors in a thread of its own, a
+    moment after the wait: where more is live than ``expected``, that moment is given.
     """
     nodes = list(module.graph.nodes)
     dying = _dying(nodes)
@@ -61,7 +70,9 @@ def run_counting(
                 _note(environment[node], seen)
             collective = records[rank].collective
             if collective is not None and collective.holds_input:
-                held_until.setdefault(collective.wait, []).extend(environment[n] for n in input_nodes(node))
+                held_until.setdefault(collective.wait, []).extend(
+                    environment[n] for n in input_nodes(node)
+                )
             live.append(_count(seen))
             for _ in range(_MOMENTS):
                 if not expected or live[-1] <= expected[rank]:
@@ -80,7 +91,9 @@ def live_bytes_of(dag: nx.DiGraph) -> list[int]:
     sizes = [allocated_bytes(s.size_bytes) for s in dag.graph["storages"]]
     change = [0] * (len(records) + 1)
     for record in records:
-        change[0 if record.kind is NodeKind.INPUT else record.rank] += sum(sizes[s] for s in record.allocates)
+        change[0 if record.kind is NodeKind.INPUT else record.rank] += sum(
+            sizes[s] for s in record.allocates
+        )
         change[record.rank + 1] -= sum(sizes[s] for s in record.frees)
     return list(accumulate(change[:-1]))
 

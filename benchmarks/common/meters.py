@@ -19,14 +19,18 @@ class Used:
 
 
 def cpu_s() -> float:
-    """Return the processor time of this process so far, and of those that it started and that have ended."""
+    """Return the processor time of this process so far, and of those that it started and that have
+    ended.
+    """
     usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 @contextmanager
 def timed() -> Iterator[Used]:
-    """Time the body; garbage of what ran before is collected first, so that nobody pays for others."""
+    """Time the body; garbage of what ran before is collected first, so that nobody pays for
+    others.
+    """
     gc.collect()
     used = Used()
     cpu_began_s, wall_began_s = cpu_s(), time.perf_counter()
@@ -43,7 +47,9 @@ def held_bytes() -> int:
 
 
 def reset_peak() -> None:
-    """Let :func:`peak_bytes` count from now on; where the system cannot, it counts from the start of the process."""
+    """Let :func:`peak_bytes` count from now on; where the system cannot, it counts from the start
+    of the process.
+    """
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # proc(5): resets the peak resident set size
 
@@ -57,5 +63,7 @@ def _status_bytes(field: str) -> int:
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # of systems without /proc: a peak, for want of better
+        return (
+            resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        )  # of systems without /proc: a peak, for want of better
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))

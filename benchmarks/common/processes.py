@@ -83,8 +83,16 @@ class CaseProcesses:
             try:
                 record = load_case(file)
             except (ValueError, KeyError, TypeError):  # it never got as far as writing
-                record = CaseRecord(case=case.name, model=case.model, mesh=case.mesh, seq_len=case.seq_len, commit=self.asked.commit)
-        return replace(record, finished=record.finished and not message, message=record.message or message)
+                record = CaseRecord(
+                    case=case.name,
+                    model=case.model,
+                    mesh=case.mesh,
+                    seq_len=case.seq_len,
+                    commit=self.asked.commit,
+                )
+        return replace(
+            record, finished=record.finished and not message, message=record.message or message
+        )
 
     def _run(self, case: Case, command: Sequence[str]) -> str:
         """Return why ``command`` did not succeed; empty where it did."""

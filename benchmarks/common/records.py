@@ -1,4 +1,6 @@
-"""The raw numbers of a run, as they stand in its JSON file; what can be worked out from them is not stored."""
+"""The raw numbers of a run, as they stand in its JSON file; what can be worked out from them is not
+stored.
+"""
 
 import json
 from collections.abc import Mapping
@@ -86,17 +88,27 @@ class Row:
     @property
     def fastest_gap(self) -> float:
         """(least step time found - bound) / least step time found."""
-        return (self.fastest_ticks - self.bound_ticks) / self.fastest_ticks if self.fastest_ticks else 0.0
+        return (
+            (self.fastest_ticks - self.bound_ticks) / self.fastest_ticks
+            if self.fastest_ticks
+            else 0.0
+        )
 
     @property
     def peak_gap(self) -> float:
         """(peak - bound on it) / peak, at that step time and the slack."""
-        return (self.peak_bytes - self.peak_bound_bytes) / self.peak_bytes if self.peak_bytes else 0.0
+        return (
+            (self.peak_bytes - self.peak_bound_bytes) / self.peak_bytes if self.peak_bytes else 0.0
+        )
 
     @property
     def launches_gap(self) -> float:
         """(launches - bound on them) / launches, at that step time, the slack and that peak."""
-        return (self.num_launches - self.launches_bound) / self.num_launches if self.num_launches else 0.0
+        return (
+            (self.num_launches - self.launches_bound) / self.num_launches
+            if self.num_launches
+            else 0.0
+        )
 
     @property
     def cpu_s(self) -> float:
@@ -154,8 +166,9 @@ class Memory:
     """Resident memory of the process of a case, in bytes."""
 
     torch_bytes: int
-    """Held right before the solver was called on the case: Python, torch and the captured graphs, without what solving a small graph
-    had loaded (the solver's libraries and compiled code)."""
+    """Held right before the solver was called on the case: Python, torch and the captured graphs,
+    without what solving a small graph had loaded (the solver's libraries and compiled code).
+    """
     solver_peak_bytes: int
     """The most, from then until everything under the four caps was solved and written back."""
     torch_pass_peak_bytes: int = 0
@@ -196,7 +209,9 @@ class CaseRecord:
     cpu_s: float = 0.0
     """Processor time of everything."""
     warm_up_cpu_s: float = 0.0
-    """Of solving a small graph beforehand: imports, and compiling (or loading what was compiled before)."""
+    """Of solving a small graph beforehand: imports, and compiling (or loading what was compiled
+    before).
+    """
     graphs: tuple[GraphSize, ...] = ()
     rows: tuple[Row, ...] = ()
     torch: tuple[TorchRun, ...] = ()
@@ -232,9 +247,16 @@ def load_run(path: Path) -> RunRecord:
         data = json.loads(path.read_bytes())
         if data["format"] != FORMAT or data["version"] != VERSION:
             raise ValueError(f"format {data['format']!r} version {data['version']!r}")
-        return RunRecord(date=data["date"], environment=data["environment"], cases=tuple(_case(case) for case in data["cases"]))
+        return RunRecord(
+            date=data["date"],
+            environment=data["environment"],
+            cases=tuple(_case(case) for case in data["cases"]),
+        )
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path}: expected the numbers of a run ({FORMAT}, version {VERSION}), found {error}; run it again") from None
+        raise InputError(
+            f"{path}: expected the numbers of a run ({FORMAT}, version {VERSION}), found {error};"
+            " run it again"
+        ) from None
 
 
 def save_case(path: Path, record: CaseRecord) -> None:
@@ -257,7 +279,10 @@ def _case(data: dict[str, Any]) -> CaseRecord:
         | {
             "graphs": tuple(GraphSize(**graph) for graph in data["graphs"]),
             "rows": tuple(_row(row) for row in data["rows"]),
-            "torch": tuple(TorchRun(**run | {"ours": _row(run["ours"]) if run["ours"] else None}) for run in data["torch"]),
+            "torch": tuple(
+                TorchRun(**run | {"ours": _row(run["ours"]) if run["ours"] else None})
+                for run in data["torch"]
+            ),
             "memory": Memory(**data["memory"]) if data["memory"] else None,
             "again": tuple(Again(**again) for again in data["again"]),
         }

@@ -10,7 +10,14 @@ from rich.console import Console
 from rich.table import Table
 
 from apsched.units import ticks_to_us
-from benchmarks.common.figures import Verdict, gap_on_exposed, growth, time_ratio, torch_ratio, verdicts
+from benchmarks.common.figures import (
+    Verdict,
+    gap_on_exposed,
+    growth,
+    time_ratio,
+    torch_ratio,
+    verdicts,
+)
 from benchmarks.common.records import CaseRecord, GraphSize, Row, RunRecord
 
 _WIDTH_OFF_TERMINAL = 280
@@ -46,8 +53,16 @@ def markdown(run: RunRecord, notes: str, report: Report) -> str:
     """Return the dated page; ``notes`` are those that somebody wrote by hand."""
     missed = [(verdict, miss) for verdict in report.verdicts(run) for miss in verdict.misses]
     tables = (_markdown_grid(grid) for grid in grids(run, report))
-    parts = [f"# {report.title}, measured on {run.date}", report.preamble, _environment(run), *tables]
-    parts.append("## Misses\n\n" + ("\n".join(f"- {v.figure}, {v.must}: {_escaped(miss)}" for v, miss in missed) or "None."))
+    parts = [
+        f"# {report.title}, measured on {run.date}",
+        report.preamble,
+        _environment(run),
+        *tables,
+    ]
+    parts.append(
+        "## Misses\n\n"
+        + ("\n".join(f"- {v.figure}, {v.must}: {_escaped(miss)}" for v, miss in missed) or "None.")
+    )
     if notes.strip():
         parts.append("## Notes\n\n" + notes.strip())
     return "\n\n".join(parts) + "\n"
@@ -55,7 +70,9 @@ def markdown(run: RunRecord, notes: str, report: Report) -> str:
 
 def print_run(run: RunRecord, stream: TextIO, report: Report) -> None:
     """Print every table of ``run``, and what is missed."""
-    console = Console(file=stream, width=None if stream.isatty() else _WIDTH_OFF_TERMINAL, highlight=False)
+    console = Console(
+        file=stream, width=None if stream.isatty() else _WIDTH_OFF_TERMINAL, highlight=False
+    )
     for grid in reversed(grids(run, report)):  # the verdicts last, where people look
         table = Table(title=grid.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
         for k, heading in enumerate(grid.headings):
@@ -95,36 +112,85 @@ def _environment(run: RunRecord) -> str:
     commits = sorted({case.commit for case in run.cases if case.commit})
     made_by = f"; apsched at {', '.join(commits)}" if commits else ""
     wall_s, cpu_s = sum(case.wall_s for case in run.cases), sum(case.cpu_s for case in run.cases)
-    return f"{known}{made_by}. {len(run.cases)} cases took {wall_s / 60:.1f} minutes, {cpu_s / 60:.1f} of processor time."
+    return (
+        f"{known}{made_by}. {len(run.cases)} cases took {wall_s / 60:.1f} minutes, {cpu_s / 60:.1f}"
+        " of processor time."
+    )
 
 
 def _verdict_grid(verdicts: Iterable[Verdict]) -> Grid:
-    rows = tuple((v.figure, v.must, v.found, v.word if v.word != "missed" else f"missed ({len(v.misses)})") for v in verdicts)
-    return Grid(title="Verdicts", headings=("figure", "must reach", "found", "verdict"), rows=rows, num_left=4)
+    rows = tuple(
+        (v.figure, v.must, v.found, v.word if v.word != "missed" else f"missed ({len(v.misses)})")
+        for v in verdicts
+    )
+    return Grid(
+        title="Verdicts",
+        headings=("figure", "must reach", "found", "verdict"),
+        rows=rows,
+        num_left=4,
+    )
 
 
 def _solved_grid(run: RunRecord) -> Grid:
     headings = (
         *("case", "direction", "cap", "status", "bound from", "baseline"),
-        *("cap GiB", "step ms", "bound ms", "gap %", "fastest gap %", "exposed ms", "of exposed %", "baseline / ours"),
+        *(
+            "cap GiB",
+            "step ms",
+            "bound ms",
+            "gap %",
+            "fastest gap %",
+            "exposed ms",
+            "of exposed %",
+            "baseline / ours",
+        ),
         *("peak GiB", "peak gap %", "launches", "launches gap %", "time s", "/ torch"),
     )
     rows = tuple(_solved_row(case, row) for case in run.cases for row in case.rows)
-    return Grid(title="Every graph under every memory cap", headings=headings, rows=rows, num_left=6)
+    return Grid(
+        title="Every graph under every memory cap", headings=headings, rows=rows, num_left=6
+    )
 
 
 def _solved_row(case: CaseRecord, row: Row) -> tuple[str, ...]:
     cap_bytes = "" if row.memory_cap_bytes is None else f"{row.memory_cap_bytes / 2**30:.2f}"
     if not row.solved:
-        return (case.case, row.direction, row.cap, f"{row.status}: {row.message}", "", "", cap_bytes, *("",) * 13)
+        return (
+            case.case,
+            row.direction,
+            row.cap,
+            f"{row.status}: {row.message}",
+            "",
+            "",
+            cap_bytes,
+            *("",) * 13,
+        )
     best, ratio = row.best_baseline, time_ratio(case, row)
     return (
-        *(case.case, row.direction, row.cap, row.status, row.bound_source, best.name if best else "none fits"),
-        *(cap_bytes, in_ms(row.step_ticks), in_ms(row.bound_ticks), f"{100 * row.gap:.3f}", f"{100 * row.fastest_gap:.3f}"),
+        *(
+            case.case,
+            row.direction,
+            row.cap,
+            row.status,
+            row.bound_source,
+            best.name if best else "none fits",
+        ),
+        *(
+            cap_bytes,
+            in_ms(row.step_ticks),
+            in_ms(row.bound_ticks),
+            f"{100 * row.gap:.3f}",
+            f"{100 * row.fastest_gap:.3f}",
+        ),
         in_ms(row.exposed_ticks),
         f"{100 * gap_on_exposed(row, case.graph(row.direction)):.1f}",
         f"{best.step_ticks / row.step_ticks:.4f}" if best else "",
-        *(f"{row.peak_bytes / 2**30:.2f}", f"{100 * row.peak_gap:.2f}", f"{row.num_launches}", f"{100 * row.launches_gap:.1f}"),
+        *(
+            f"{row.peak_bytes / 2**30:.2f}",
+            f"{100 * row.peak_gap:.2f}",
+            f"{row.num_launches}",
+            f"{100 * row.launches_gap:.1f}",
+        ),
         *(f"{row.cpu_s:.1f}", "" if ratio is None else f"{ratio:.2f}"),
     )
 
@@ -148,19 +214,39 @@ def _torch_grid(run: RunRecord) -> Grid:
             if made.message:
                 rows.append((case.case, made.direction, f"{made.name}: {made.message}", *("",) * 7))
                 continue
-            ratio, ours_s = torch_ratio(made), [row.cpu_s for row in case.rows if row.direction == made.direction and row.solved]
+            ratio, ours_s = (
+                torch_ratio(made),
+                [row.cpu_s for row in case.rows if row.direction == made.direction and row.solved],
+            )
             middle = median(ours_s) if ours_s else 0.0
             ours = made.ours
             rows.append(
                 (
-                    *(case.case, made.direction, made.name, f"{made.peak_bytes / 2**30:.2f}", in_ms(made.step_ticks)),
-                    in_ms(ours.step_ticks) if ours is not None and ours.solved else (ours.status if ours is not None else ""),
-                    *("" if ratio is None else f"{ratio:.4f}", f"{made.cpu_s:.1f}", f"{middle:.1f}"),
+                    *(
+                        case.case,
+                        made.direction,
+                        made.name,
+                        f"{made.peak_bytes / 2**30:.2f}",
+                        in_ms(made.step_ticks),
+                    ),
+                    (
+                        in_ms(ours.step_ticks)
+                        if ours is not None and ours.solved
+                        else (ours.status if ours is not None else "")
+                    ),
+                    *(
+                        "" if ratio is None else f"{ratio:.4f}",
+                        f"{made.cpu_s:.1f}",
+                        f"{middle:.1f}",
+                    ),
                     f"{middle / made.cpu_s:.2f}" if made.cpu_s > 0 else "",
                 )
             )
     return Grid(
-        title="torch's schedulers, and ours with the peak of their graph as the cap", headings=headings, rows=tuple(rows), num_left=3
+        title="torch's schedulers, and ours with the peak of their graph as the cap",
+        headings=headings,
+        rows=tuple(rows),
+        num_left=3,
     )
 
 
@@ -174,8 +260,13 @@ def _growth_grid(run: RunRecord) -> Grid:
         )
         for fit in growth(run)
     )
-    title = "Growth: exponent of time (solve + write-back) against nodes, llama3 8B, 70B, 405B on fsdp, seq 8192"
-    return Grid(title=title, headings=("cap", "nodes", "exponent", "by direction"), rows=rows, num_left=1)
+    title = (
+        "Growth: exponent of time (solve + write-back) against nodes, llama3 8B, 70B, 405B on fsdp,"
+        " seq 8192"
+    )
+    return Grid(
+        title=title, headings=("cap", "nodes", "exponent", "by direction"), rows=rows, num_left=1
+    )
 
 
 def _process_grid(run: RunRecord) -> Grid:
@@ -195,11 +286,27 @@ def _process_grid(run: RunRecord) -> Grid:
     rows = []
     for case in run.cases:
         memory = case.memory
-        told = {a.how: a.message or ("same bytes" if a.same_bytes else "OTHER BYTES") for a in case.again}
-        sizes = (memory.torch_bytes, memory.solver_peak_bytes, memory.above_torch_bytes, memory.torch_pass_peak_bytes) if memory else ()
+        told = {
+            a.how: a.message or ("same bytes" if a.same_bytes else "OTHER BYTES")
+            for a in case.again
+        }
+        sizes = (
+            (
+                memory.torch_bytes,
+                memory.solver_peak_bytes,
+                memory.above_torch_bytes,
+                memory.torch_pass_peak_bytes,
+            )
+            if memory
+            else ()
+        )
         rows.append(
             (
-                case.case if case.finished else f"{case.case} (did not finish: {case.message or 'interrupted'})",
+                (
+                    case.case
+                    if case.finished
+                    else f"{case.case} (did not finish: {case.message or 'interrupted'})"
+                ),
                 ", ".join(f"{how}: {what}" for how, what in told.items()),
                 _listed(case, lambda g: g.num_nodes),
                 _listed(case, lambda g: g.num_collectives),
@@ -235,5 +342,8 @@ def _escaped(text: str) -> str:
 
 
 SOLVER_REPORT = Report(
-    title="The solver", preamble=_PREAMBLE, verdicts=verdicts, grids=(_solved_grid, _torch_grid, _growth_grid, _process_grid)
+    title="The solver",
+    preamble=_PREAMBLE,
+    verdicts=verdicts,
+    grids=(_solved_grid, _torch_grid, _growth_grid, _process_grid),
 )

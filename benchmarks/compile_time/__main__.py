@@ -1,10 +1,13 @@
-"""``python -m benchmarks.compile_time``: what scheduling adds to the time that ``torch.compile`` takes, beside torch's own, in one run.
+"""``python -m benchmarks.compile_time``: what scheduling adds to the time that ``torch.compile``
+takes, beside torch's own, in one run.
 
-On a fake process group of four: the first step (forward and backward, where all graphs are compiled) with torch's backend and with
-apsched's, one after the other in one process. What is imported, loaded or compiled once comes before: the same steps with the smallest
-model, of which is said how long they took, too. A model has the graph of a large one where it has as many layers: ``llama3-debug`` with 32
-has that of ``llama3-8b`` and fits into memory. Full Inductor generates all its code, but no C++ compiler runs, and the step then runs node
-by node: compilers take as long for both, so that ratios with them would be nearer to one. Exit status: 0, 2 wrong use.
+On a fake process group of four: the first step (forward and backward, where all graphs are
+compiled) with torch's backend and with apsched's, one after the other in one process. What is
+imported, loaded or compiled once comes before: the same steps with the smallest model, of which is
+said how long they took, too. A model has the graph of a large one where it has as many layers:
+``llama3-debug`` with 32 has that of ``llama3-8b`` and fits into memory. Full Inductor generates all
+its code, but no C++ compiler runs, and the step then runs node by node: compilers take as long for
+both, so that ratios with them would be nearer to one. Exit status: 0, 2 wrong use.
 """
 
 import argparse
@@ -53,10 +56,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compile_time", description=__doc__)
     parser.add_argument("--preset", default="llama3-debug", help="model (default llama3-debug)")
-    parser.add_argument("--layers", metavar="NUMBERS", default="2,16", help="numbers of layers, by commas (default 2,16)")
-    parser.add_argument("--mesh", default="fsdp=4", help="mesh of four process ranks (default fsdp=4)")
-    parser.add_argument("--budget", default="20", help="work of the solver for each graph (default 20)")
-    parser.add_argument("--against", metavar="BACKENDS", default="aot_eager,inductor", help="torch's backends (default both)")
+    parser.add_argument(
+        "--layers",
+        metavar="NUMBERS",
+        default="2,16",
+        help="numbers of layers, by commas (default 2,16)",
+    )
+    parser.add_argument(
+        "--mesh", default="fsdp=4", help="mesh of four process ranks (default fsdp=4)"
+    )
+    parser.add_argument(
+        "--budget", default="20", help="work of the solver for each graph (default 20)"
+    )
+    parser.add_argument(
+        "--against",
+        metavar="BACKENDS",
+        default="aot_eager,inductor",
+        help="torch's backends (default both)",
+    )
     args = parser.parse_args(arguments)
     try:
         layers = [parse_count(part, "--layers", least=1) for part in args.layers.split(",")]
@@ -64,13 +81,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with world(_WORLD_SIZE), torch._inductor.config.patch(fx_graph_cache=False), without_cpp():
             names = args.against.split(",")
             once = [measure(args.preset, mesh, min(layers), name, budget=budget) for name in names]
-            measured = [measure(args.preset, mesh, number, name, budget=budget) for number in layers for name in names]
+            measured = [
+                measure(args.preset, mesh, number, name, budget=budget)
+                for number in layers
+                for name in names
+            ]
     except ApschedError as error:
         print(f"benchmarks.compile_time: error: {error}", file=sys.stderr)
         return 2
     print(markdown(measured))
     for one in once:
-        print(f"the first time in this process, {one.model}: {one.against} {one.torch_s:.1f} s, then apsched {one.apsched_s:.1f} s")
+        print(
+            f"the first time in this process, {one.model}: {one.against} {one.torch_s:.1f} s, then"
+            f" apsched {one.apsched_s:.1f} s"
+        )
     return 0
 
 
@@ -81,7 +105,9 @@ def without_cpp() -> Iterator[None]:
     def interpreted(lowered: Any) -> SimpleNamespace:
         lowered.codegen()
         module = lowered.orig_gm
-        return SimpleNamespace(call=lambda arguments: torch.fx.Interpreter(module).run(*arguments), __file__="")
+        return SimpleNamespace(
+            call=lambda arguments: torch.fx.Interpreter(module).run(*arguments), __file__=""
+        )
 
     original: Any = GraphLowering.compile_to_module
     lowering: Any = GraphLowering
@@ -93,8 +119,12 @@ def without_cpp() -> Iterator[None]:
         lowering.compile_to_module = original
 
 
-def measure(preset: str, mesh: MeshSpec, num_layers: int, against: str, *, budget: float) -> Measured:
-    """Return how long the first step takes with torch's backend ``against``, and with apsched in its place."""
+def measure(
+    preset: str, mesh: MeshSpec, num_layers: int, against: str, *, budget: float
+) -> Measured:
+    """Return how long the first step takes with torch's backend ``against``, and with apsched in
+    its place.
+    """
     if against not in ("aot_eager", "inductor"):
         raise apsched.InputError(f"--against: expected aot_eager or inductor, found {against!r}")
     built = build(preset, mesh=mesh, seq_len=32, num_layers=num_layers, materialize=True)
@@ -120,7 +150,11 @@ def _first_step_s(built: BuiltModel, backend: Any) -> float:
 
 def markdown(measured: Sequence[Measured]) -> str:
     """Return the table."""
-    rows = [f"| {m.model} | {m.num_nodes} | {m.against} | {m.torch_s:.1f} | {m.apsched_s:.1f} | {m.ratio:.2f} |" for m in measured]
+    rows = [
+        f"| {m.model} | {m.num_nodes} | {m.against} | {m.torch_s:.1f} | {m.apsched_s:.1f} |"
+        f" {m.ratio:.2f} |"
+        for m in measured
+    ]
     head = "| model | nodes | torch's backend | torch, s of CPU | with apsched, s of CPU | ratio |"
     return "\n".join((head, "|---|---|---|---|---|---|", *rows))
 

@@ -1,10 +1,13 @@
-"""``python -m benchmarks.device``: what a GPU allocates and takes, beside what was predicted. Where there is none, it says so and stops.
+"""``python -m benchmarks.device``: what a GPU allocates and takes, beside what was predicted. Where
+there is none, it says so and stops.
 
-A fake process group stands for the job (collectives do nothing), so one device runs one process rank of 64: the graphs of LLaMA-3 8B,
-forward and backward, are run for real, as captured and under every schedule. Memory: ``torch.cuda.max_memory_allocated`` against the
-predicted peak, ``max_memory_reserved`` beside it. Compute: each distinct operator timed alone (as ``apsched calibrate --measure`` does)
-against the formulas of the cluster, by class of operator, the copies of buckets included; what a launch takes of the compute stream.
-Exit status: 0 done, or no GPU here; 1 a peak is off by more than 1 %; 2 wrong use.
+A fake process group stands for the job (collectives do nothing), so one device runs one process
+rank of 64: the graphs of LLaMA-3 8B, forward and backward, are run for real, as captured and under
+every schedule. Memory: ``torch.cuda.max_memory_allocated`` against the predicted peak,
+``max_memory_reserved`` beside it. Compute: each distinct operator timed alone (as ``apsched
+calibrate --measure`` does) against the formulas of the cluster, by class of operator, the copies of
+buckets included; what a launch takes of the compute stream. Exit status: 0 done, or no GPU here; 1
+a peak is off by more than 1 %; 2 wrong use.
 """
 
 import argparse
@@ -65,7 +68,9 @@ class Peak:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorClass:
-    """All nodes of one operator, in the graphs as captured or, for copies of buckets, as rewritten."""
+    """All nodes of one operator, in the graphs as captured or, for copies of buckets, as
+    rewritten.
+    """
 
     name: str
     num_nodes: int
@@ -76,14 +81,25 @@ class OperatorClass:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.device", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.device",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--preset", default="llama3-8b", help="model (default llama3-8b)")
     parser.add_argument("--mesh", default="fsdp=64", help="mesh of the job (default fsdp=64)")
-    parser.add_argument("--seq", metavar="NUMBER", default="2048", help="sequence length (default 2048)")
+    parser.add_argument(
+        "--seq", metavar="NUMBER", default="2048", help="sequence length (default 2048)"
+    )
     parser.add_argument("--cluster", default="h100", help="whose formulas predict (default h100)")
-    parser.add_argument("--budget", metavar="WORK", default="4", help="of the solver for each graph (default 4)")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: the same, counted node by node, at small sizes")
+    parser.add_argument(
+        "--budget", metavar="WORK", default="4", help="of the solver for each graph (default 4)"
+    )
+    parser.add_argument(
+        "--device",
+        choices=("cuda", "cpu"),
+        default="cuda",
+        help="cpu: the same, counted node by node, at small sizes",
+    )
     parser.add_argument("--json", action="store_true", help="the numbers instead of tables")
     args = parser.parse_args(arguments)
     if args.device == "cuda" and not torch.cuda.is_available():
@@ -105,7 +121,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if any(abs(Peak(**row).off) > WITHIN for row in found["peaks"]) else 0
 
 
-def measured(preset: str, mesh: MeshSpec, seq_len: int, *, cluster: str, budget: float, device: torch.device) -> dict[str, Any]:
+def measured(
+    preset: str, mesh: MeshSpec, seq_len: int, *, cluster: str, budget: float, device: torch.device
+) -> dict[str, Any]:
     """Return peaks, operator classes and the price of a launch, as JSON has them."""
     with world(mesh.world_size):
         capture = capture_built(build(preset, mesh=mesh, seq_len=seq_len, device=device.type))
@@ -115,10 +133,18 @@ def measured(preset: str, mesh: MeshSpec, seq_len: int, *, cluster: str, budget:
         _warm_up(device)
         peaks, classes = [], []
         for name, pair in modules.items():
-            dags = [export(replace(c, module=m), model, group_ranks=ranks) for c, m in zip(capture.graphs, pair, strict=True)]
-            peaks += [_peak(name, c, m, dag, device) for c, m, dag in zip(capture.graphs, pair, dags, strict=True)]
+            dags = [
+                export(replace(c, module=m), model, group_ranks=ranks)
+                for c, m in zip(capture.graphs, pair, strict=True)
+            ]
+            peaks += [
+                _peak(name, c, m, dag, device)
+                for c, m, dag in zip(capture.graphs, pair, dags, strict=True)
+            ]
             if name in ("as_captured", "apsched"):
-                classes += _classes(list(zip(pair, dags, strict=True)), device, cluster, copies=name == "apsched")
+                classes += _classes(
+                    list(zip(pair, dags, strict=True)), device, cluster, copies=name == "apsched"
+                )
     return {
         "model": f"{preset}, {mesh}, sequences of {seq_len}",
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
@@ -134,19 +160,35 @@ def _schedules(
     capture: Capture, model: ClusterCostModel, ranks: Mapping[str, tuple[int, ...]], budget: float
 ) -> dict[str, list[GraphModule]]:
     """Return both graphs under every schedule, by name."""
-    problems = [build_problem(export(captured, model, group_ranks=ranks)) for captured in capture.graphs]
+    problems = [
+        build_problem(export(captured, model, group_ranks=ranks)) for captured in capture.graphs
+    ]
     answers = [solve(problem, Caps(), SolveOptions(budget=budget)) for problem in problems]
-    chosen = {one.name: [answer.baselines[k].schedule for answer in answers] for k, one in enumerate(answers[0].baselines)}
+    chosen = {
+        one.name: [answer.baselines[k].schedule for answer in answers]
+        for k, one in enumerate(answers[0].baselines)
+    }
     chosen["apsched"] = [answer.best.schedule for answer in answers if answer.best is not None]
     modules = {
-        name: [write_back(c.module, p, s) for c, p, s in zip(capture.graphs, problems, of_both, strict=True)]
+        name: [
+            write_back(c.module, p, s)
+            for c, p, s in zip(capture.graphs, problems, of_both, strict=True)
+        ]
         for name, of_both in chosen.items()
     }
-    modules["torch"] = [run_inductor(captured, model, group_ranks=ranks).module for captured in capture.graphs]
+    modules["torch"] = [
+        run_inductor(captured, model, group_ranks=ranks).module for captured in capture.graphs
+    ]
     return modules
 
 
-def _peak(schedule: str, captured: CapturedGraph, module: GraphModule, dag: nx.DiGraph, device: torch.device) -> Peak:
+def _peak(
+    schedule: str,
+    captured: CapturedGraph,
+    module: GraphModule,
+    dag: nx.DiGraph,
+    device: torch.device,
+) -> Peak:
     """Run one graph for real and return its peak; inputs count, what was there before does not."""
     told = live_bytes_of(dag)
     before = _reset(device)
@@ -154,11 +196,20 @@ def _peak(schedule: str, captured: CapturedGraph, module: GraphModule, dag: nx.D
     outputs, counted = run_counting(module, boxed, dag, captured.kept_inputs)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-        most, reserved = torch.cuda.max_memory_allocated(device) - before, torch.cuda.max_memory_reserved(device)
+        most, reserved = (
+            torch.cuda.max_memory_allocated(device) - before,
+            torch.cuda.max_memory_reserved(device),
+        )
     else:
         most, reserved = max(counted), 0
     del outputs
-    return Peak(schedule=schedule, graph=captured.name, predicted_bytes=max(told), measured_bytes=most, reserved_bytes=reserved)
+    return Peak(
+        schedule=schedule,
+        graph=captured.name,
+        predicted_bytes=max(told),
+        measured_bytes=most,
+        reserved_bytes=reserved,
+    )
 
 
 def _reset(device: torch.device) -> int:
@@ -172,7 +223,9 @@ def _reset(device: torch.device) -> int:
 
 
 def _real(value: Any, device: torch.device) -> Any:
-    """Return a tensor of the shape, strides and dtype of ``value``; tokens are 0, which every vocabulary has."""
+    """Return a tensor of the shape, strides and dtype of ``value``; tokens are 0, which every
+    vocabulary has.
+    """
     if not isinstance(value, torch.Tensor):
         return as_int(value)
     size, stride = tuple(map(as_int, value.shape)), tuple(map(as_int, value.stride()))
@@ -180,7 +233,9 @@ def _real(value: Any, device: torch.device) -> Any:
 
 
 def _warm_up(device: torch.device) -> None:
-    """Let the library of matrix products take its workspace, which belongs to no graph, before anything is counted."""
+    """Let the library of matrix products take its workspace, which belongs to no graph, before
+    anything is counted.
+    """
     if device.type == "cuda":
         for dtype in (torch.bfloat16, torch.float32):
             square = torch.ones(256, 256, dtype=dtype, device=device)
@@ -188,24 +243,49 @@ def _warm_up(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _classes(graphs: Sequence[tuple[GraphModule, nx.DiGraph]], device: torch.device, cluster: str, *, copies: bool) -> list[OperatorClass]:
-    """Return compute nodes by operator, or with ``copies`` by their role the copies that write-back added, the longest first."""
+def _classes(
+    graphs: Sequence[tuple[GraphModule, nx.DiGraph]],
+    device: torch.device,
+    cluster: str,
+    *,
+    copies: bool,
+) -> list[OperatorClass]:
+    """Return compute nodes by operator, or with ``copies`` by their role the copies that write-back
+    added, the longest first.
+    """
     prices = measure_compute(graphs, device, cluster, fused=False).costs.compute
     totals: dict[str, tuple[int, float, float]] = {}
     for _, dag in graphs:
         for rank in range(dag.number_of_nodes()):
             record = dag.nodes[rank]["record"]
             price = prices.get(record.operation)
-            if record.kind is NodeKind.COMPUTE and price is not None and bool(record.role) == copies:
-                name = f"bucket: {record.role}, {operator_of(record.operation)}" if copies else operator_of(record.operation)
+            if (
+                record.kind is NodeKind.COMPUTE
+                and price is not None
+                and bool(record.role) == copies
+            ):
+                name = (
+                    f"bucket: {record.role}, {operator_of(record.operation)}"
+                    if copies
+                    else operator_of(record.operation)
+                )
                 number, predicted_us, measured_us = totals.get(name, (0, 0.0, 0.0))
-                totals[name] = (number + 1, predicted_us + record.duration_us, measured_us + price.time_us)
-    found = [OperatorClass(name=name, num_nodes=n, predicted_us=p, measured_us=m) for name, (n, p, m) in totals.items()]
+                totals[name] = (
+                    number + 1,
+                    predicted_us + record.duration_us,
+                    measured_us + price.time_us,
+                )
+    found = [
+        OperatorClass(name=name, num_nodes=n, predicted_us=p, measured_us=m)
+        for name, (n, p, m) in totals.items()
+    ]
     return sorted(found, key=lambda one: (-one.measured_us, one.name))
 
 
 def _launch_us(device: torch.device) -> float | None:
-    """Return what a launch takes of the compute stream: an event for the group's stream, one back, and the waits; ``None`` on a CPU."""
+    """Return what a launch takes of the compute stream: an event for the group's stream, one back,
+    and the waits; ``None`` on a CPU.
+    """
     if device.type != "cuda":
         return None
     small, other = torch.zeros(1, device=device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -222,20 +302,37 @@ def markdown(found: Mapping[str, Any]) -> str:
     """Return the tables."""
     launch = found["launch_us"]
     lines = [
-        f"{found['model']}; {found['device']}, torch {found['torch']}; times predicted by the formulas of `{found['cluster']}`.",
+        (
+            f"{found['model']}; {found['device']}, torch {found['torch']}; times predicted by the"
+            f" formulas of `{found['cluster']}`."
+        ),
         "",
         "| schedule | graph | predicted, MiB | measured, MiB | off | reserved, MiB |",
         "|---|---|---:|---:|---:|---:|",
     ]
     for peak in (Peak(**row) for row in found["peaks"]):
         lines.append(
-            f"| {peak.schedule} | {peak.graph} | {peak.predicted_bytes / _MIB:.2f} | {peak.measured_bytes / _MIB:.2f} "
-            f"| {100 * peak.off:+.2f} % | {peak.reserved_bytes / _MIB:.0f} |"
+            f"| {peak.schedule} | {peak.graph} | {peak.predicted_bytes / _MIB:.2f} |"
+            f" {peak.measured_bytes / _MIB:.2f} | {100 * peak.off:+.2f} % |"
+            f" {peak.reserved_bytes / _MIB:.0f} |"
         )
-    lines += ["", "| operator | nodes | predicted, ms | measured, ms | off |", "|---|---:|---:|---:|---:|"]
+    lines += [
+        "",
+        "| operator | nodes | predicted, ms | measured, ms | off |",
+        "|---|---:|---:|---:|---:|",
+    ]
     for one in (OperatorClass(**row) for row in found["classes"]):
         off = f"{100 * (one.predicted_us / one.measured_us - 1):+.0f} %" if one.measured_us else ""
-        lines.append(f"| {one.name} | {one.num_nodes} | {one.predicted_us / 1e3:.3f} | {one.measured_us / 1e3:.3f} | {off} |")
+        lines.append(
+            f"| {one.name} | {one.num_nodes} | {one.predicted_us / 1e3:.3f} |"
+            f" {one.measured_us / 1e3:.3f} | {off} |"
+        )
     if launch["measured"] is not None:
-        lines += ["", f"A launch takes {launch['measured']:.1f} us of the compute stream; {launch['predicted']:.1f} us were predicted."]
+        lines += [
+            "",
+            (
+                f"A launch takes {launch['measured']:.1f} us of the compute stream;"
+                f" {launch['predicted']:.1f} us were predicted."
+            ),
+        ]
     return "\n".join(lines)

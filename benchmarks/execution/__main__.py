@@ -1,14 +1,17 @@
 """``python -m benchmarks.execution``: does what was predicted happen? One report, in parts.
 
-``network``: process ranks in network namespaces of their own (Linux, root; see ``slow_network``) run a small LLaMA, forward and backward,
-under each schedule: as captured, the greedy baselines, torch's ``schedule_overlap_bucketing``, and apsched with and without a cap on
-memory. Compute binds long sequences on a fast link, the network all others. Costs are measured on the same link first. Schedules run by
-turns; a table has medians, spread, what was predicted, and the peak of live bytes as counted while running. Nothing else should run
-meanwhile: the report says what did.
-``device``: memory and operators on a GPU (``python -m benchmarks.device``); skipped, and said to be, where there is none.
-``checks``: a long run against eager FSDP2, faults, random graphs, files of any bytes.
+``network``: process ranks in network namespaces of their own (Linux, root; see ``slow_network``)
+run a small LLaMA, forward and backward, under each schedule: as captured, the greedy baselines,
+torch's ``schedule_overlap_bucketing``, and apsched with and without a cap on memory. Compute binds
+long sequences on a fast link, the network all others. Costs are measured on the same link first.
+Schedules run by turns; a table has medians, spread, what was predicted, and the peak of live bytes
+as counted while running. Nothing else should run meanwhile: the report says what did. ``device``:
+memory and operators on a GPU (``python -m benchmarks.device``); skipped, and said to be, where
+there is none. ``checks``: a long run against eager FSDP2, faults, random graphs, files of any
+bytes.
 
-A part that is made again replaces its own in the report of the day. Exit status: 0 done, 1 a check failed, 2 wrong use.
+A part that is made again replaces its own in the report of the day. Exit status: 0 done, 1 a check
+failed, 2 wrong use.
 """
 
 import argparse
@@ -39,17 +42,48 @@ _CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.execution", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.execution",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--parts", metavar="NAMES", default=",".join(_PARTS), help=f"by commas (default {','.join(_PARTS)})")
-    parser.add_argument("--rates", metavar="NUMBERS", default="200,1000", help="Mb/s of each link, by commas (default 200,1000)")
-    parser.add_argument("--processes", metavar="NUMBER", default="2", help="process ranks (default 2)")
-    parser.add_argument("--seq", metavar="NUMBERS", default="512,2048", help="sequence lengths, by commas (default 512,2048)")
-    parser.add_argument("--rounds", metavar="NUMBER", default="24", help="timed steps of each schedule (default 24)")
+    parser.add_argument(
+        "--parts",
+        metavar="NAMES",
+        default=",".join(_PARTS),
+        help=f"by commas (default {','.join(_PARTS)})",
+    )
+    parser.add_argument(
+        "--rates",
+        metavar="NUMBERS",
+        default="200,1000",
+        help="Mb/s of each link, by commas (default 200,1000)",
+    )
+    parser.add_argument(
+        "--processes", metavar="NUMBER", default="2", help="process ranks (default 2)"
+    )
+    parser.add_argument(
+        "--seq",
+        metavar="NUMBERS",
+        default="512,2048",
+        help="sequence lengths, by commas (default 512,2048)",
+    )
+    parser.add_argument(
+        "--rounds", metavar="NUMBER", default="24", help="timed steps of each schedule (default 24)"
+    )
     parser.add_argument("--budget", metavar="WORK", default="4", help="of the solver (default 4)")
-    parser.add_argument("--timeout", metavar="SECONDS", default="3600", help="of one rate and length (default 3600)")
-    parser.add_argument("--fuzz-minutes", metavar="NUMBER", default="5", help="of random graphs (default 5)")
-    parser.add_argument("-o", "--out", metavar="DIR", default=str(_RESULTS), help="where the table and the numbers go")
+    parser.add_argument(
+        "--timeout", metavar="SECONDS", default="3600", help="of one rate and length (default 3600)"
+    )
+    parser.add_argument(
+        "--fuzz-minutes", metavar="NUMBER", default="5", help="of random graphs (default 5)"
+    )
+    parser.add_argument(
+        "-o",
+        "--out",
+        metavar="DIR",
+        default=str(_RESULTS),
+        help="where the table and the numbers go",
+    )
     args = parser.parse_args(arguments)
     out = Path(args.out)
     numbers = out / f"{datetime.now(UTC):%Y-%m-%d}-execution.json"
@@ -65,7 +99,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "device" in parts:
             report["device"] = _device()
         if "checks" in parts:
-            report["checks"] = [asdict(one) for one in checks(parse_number(args.fuzz_minutes, "--fuzz-minutes"))]
+            report["checks"] = [
+                asdict(one) for one in checks(parse_number(args.fuzz_minutes, "--fuzz-minutes"))
+            ]
     except ApschedError as error:
         print(f"benchmarks.execution: error: {error}", file=sys.stderr)
         return 2
@@ -83,12 +119,23 @@ def _keep(report: dict[str, Any], numbers: Path) -> str:
 
 
 def _networks(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yield each network's figures as soon as they are there: an hour of measuring does not end with the last one's timeout."""
+    """Yield each network's figures as soon as they are there: an hour of measuring does not end
+    with the last one's timeout.
+    """
     rounds = parse_count(args.rounds, "--rounds", least=2)
-    same = {"rounds": rounds, "profiled_steps": rounds, "budget": parse_number(args.budget, "--budget")}
-    processes, timeout_s = parse_count(args.processes, "--processes", least=2), parse_count(args.timeout, "--timeout", least=1)
+    same = {
+        "rounds": rounds,
+        "profiled_steps": rounds,
+        "budget": parse_number(args.budget, "--budget"),
+    }
+    processes, timeout_s = (
+        parse_count(args.processes, "--processes", least=2),
+        parse_count(args.timeout, "--timeout", least=1),
+    )
     rates = [parse_number(part, "--rates") for part in args.rates.split(",")]
-    requests = [{"seq_len": parse_count(part, "--seq", least=8), **same} for part in args.seq.split(",")]
+    requests = [
+        {"seq_len": parse_count(part, "--seq", least=8), **same} for part in args.seq.split(",")
+    ]
     for rate, request in product(rates, requests):
         yield {
             f"{processes} x {rate:g} Mb/s, {request['seq_len']} tokens": {
@@ -105,14 +152,20 @@ def _networks(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def _machine() -> str:
     congestion = f", TCP {_CONGESTION.read_text().strip()}" if _CONGESTION.is_file() else ""
     return (
-        f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release().split('-')[0]}{congestion}, "
-        f"Python {platform.python_version()}, torch {version('torch')}, {datetime.now(UTC):%Y-%m-%d}"
+        f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}"
+        f" {platform.release().split('-')[0]}{congestion}, Python {platform.python_version()},"
+        f" torch {version('torch')}, {datetime.now(UTC):%Y-%m-%d}"
     )
 
 
 def _device() -> dict[str, Any]:
     """Return what a process of its own finds on the GPU, so that nothing is on it from before."""
-    ran = subprocess.run([sys.executable, "-m", "benchmarks.device", "--json"], capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-m", "benchmarks.device", "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if ran.returncode not in (0, 1):
         raise InputError(f"benchmarks.device failed: {ran.stderr.strip()[-1500:]}")
     found: dict[str, Any] = json.loads(ran.stdout.strip().splitlines()[-1])

@@ -1,4 +1,6 @@
-"""What operators, messages and contention cost on this very link, kept up to date by profiles of steps as captured."""
+"""What operators, messages and contention cost on this very link, kept up to date by profiles of
+steps as captured.
+"""
 
 import gc
 import time
@@ -28,7 +30,13 @@ from apsched.models.build import BuiltModel
 from apsched.models.training import run_step
 from apsched.problem.contention import Contention
 from benchmarks.execution.compute_only import without_collectives
-from benchmarks.execution.machine.load import Load, everywhere, least_disturbed, others_cores, undisturbed
+from benchmarks.execution.machine.load import (
+    Load,
+    everywhere,
+    least_disturbed,
+    others_cores,
+    undisturbed,
+)
 from benchmarks.execution.queued_gathers import with_queued_gathers
 from benchmarks.execution.slowdown import Beside, Messages, Slowdown, contention_of
 
@@ -47,29 +55,39 @@ class Found:
 
 
 class Calibration:
-    """What operators and messages take, and how compute and collectives slow each other down, measured on this very link.
+    """What operators and messages take, and how compute and collectives slow each other down,
+    measured on this very link.
 
-    A virtual machine is faster or slower by some per cent from one minute to the next. So steps are observed in each round of steps that
-    are timed, too: schedules are solved with what was known before, and foretold with what operators and messages took meanwhile.
+    A virtual machine is faster or slower by some per cent from one minute to the next. So steps are
+    observed in each round of steps that are timed, too: schedules are solved with what was known
+    before, and foretold with what operators and messages took meanwhile.
     """
 
     def __init__(self, built: BuiltModel, capture: Capture, folder: Path) -> None:
         self._built, self._capture, self._folder = built, capture, folder
         self._formulas = ClusterCostModel(CPU, capture.group_ranks)
-        self._dags = [export(captured, self._formulas, group_ranks=ranks_of(capture), cluster_name="cpu") for captured in capture.graphs]
+        self._dags = [
+            export(captured, self._formulas, group_ranks=ranks_of(capture), cluster_name="cpu")
+            for captured in capture.graphs
+        ]
         graphs = list(zip(captured_modules(capture), self._dags, strict=True))
         with job() as here:
-            self._measured, beside_measuring = least_disturbed(lambda: here.measure(graphs, "cpu", CPU, fused=False).costs)
+            self._measured, beside_measuring = least_disturbed(
+                lambda: here.measure(graphs, "cpu", CPU, fused=False).costs
+            )
         self.cores = [beside_measuring]
         """That others kept busy during each part."""
         alone = [without_collectives(module) for module in captured_modules(capture)]
         self._slowdown = Slowdown(lambda: _run(built, alone))
         self._beside: list[Mapping[Messages, Beside]] = []
         self.steps: list[tuple[float, float]] = []
-        """Step times in microseconds beside the profiler, of the slowest process rank each, and the cores that others kept busy."""
+        """Step times in microseconds beside the profiler, of the slowest process rank each, and the
+        cores that others kept busy.
+        """
 
     def observe(self) -> None:
-        """Profile a step as captured, after another one like it, and run steps beside messages; all process ranks call this.
+        """Profile a step as captured, after another one like it, and run steps beside messages; all
+        process ranks call this.
 
         What earlier profiles left, which slowed steps by a fifth, goes first.
         """
@@ -81,16 +99,23 @@ class Calibration:
             mine = timed_step(self._built, modules), Load.now().since(before)
         profiler.export_chrome_trace(str(self._trace(len(self.steps), dist.get_rank())))
         of_ranks = everywhere(mine)
-        self.steps.append((max(time_us for time_us, _ in of_ranks), others_cores([load for _, load in of_ranks])))
+        self.steps.append(
+            (max(time_us for time_us, _ in of_ranks), others_cores([load for _, load in of_ranks]))
+        )
         self._beside.append(self._slowdown.sample())
 
     def found(self, since: int) -> Found:
         """Return what the undisturbed steps from ``since`` on say; all process ranks call this.
 
-        A profile says what operators and messages take in a step; copies are timed alone, buckets and gathers one behind the other.
+        A profile says what operators and messages take in a step; copies are timed alone, buckets
+        and gathers one behind the other.
         """
         counted = self._counted(since, len(self.steps))
-        traces = [load_trace(self._trace(k, rank)) for rank in range(dist.get_world_size()) for k in counted]
+        traces = [
+            load_trace(self._trace(k, rank))
+            for rank in range(dist.get_world_size())
+            for k in counted
+        ]
         alone = profile_costs(self._dags, traces, CPU, "cpu").costs
         queued, beside_queues = least_disturbed(lambda: with_queued_gathers(alone))
         self.cores += [fmean(self.steps[k][1] for k in counted), beside_queues]
@@ -98,11 +123,15 @@ class Calibration:
         return Found(
             queues=self._model(queued),
             no_queues=self._model(alone),
-            contention=contention_of([self._beside[k] for k in counted], _compute_us(self._dags, alone), latency_us),
+            contention=contention_of(
+                [self._beside[k] for k in counted], _compute_us(self._dags, alone), latency_us
+            ),
         )
 
     def _model(self, costs: MeasuredCosts) -> MeasuredCostModel:
-        return MeasuredCostModel(completed(costs, self._measured), self._formulas, self._capture.group_ranks)
+        return MeasuredCostModel(
+            completed(costs, self._measured), self._formulas, self._capture.group_ranks
+        )
 
     def profiled_us(self, begin: int, end: int) -> list[float]:
         """Return the undisturbed times of these steps."""
@@ -117,7 +146,11 @@ class Calibration:
 
 def _compute_us(dags: Sequence[nx.DiGraph], costs: MeasuredCosts) -> float:
     records = (dag.nodes[rank]["record"] for dag in dags for rank in range(dag.number_of_nodes()))
-    return sum(costs.compute[r.operation].time_us for r in records if r.kind is NodeKind.COMPUTE and r.operation in costs.compute)
+    return sum(
+        costs.compute[r.operation].time_us
+        for r in records
+        if r.kind is NodeKind.COMPUTE and r.operation in costs.compute
+    )
 
 
 def captured_modules(capture: Capture) -> tuple[GraphModule, GraphModule]:
@@ -132,9 +165,11 @@ def ranks_of(capture: Capture) -> dict[str, tuple[int, ...]]:
 
 
 def timed_step(built: BuiltModel, modules: Sequence[GraphModule]) -> float:
-    """Return the microseconds of a step, from when all process ranks are there, as far apart as work takes them.
+    """Return the microseconds of a step, from when all process ranks are there, as far apart as
+    work takes them.
 
-    Right after a barrier a large gather, which is what some schedules begin with, takes two thirds of its time in a job.
+    Right after a barrier a large gather, which is what some schedules begin with, takes two thirds
+    of its time in a job.
     """
     dist.barrier()
     part_ranks()

@@ -1,4 +1,6 @@
-"""Graphs that compute what a step does and send nothing: what collectives would give is there already."""
+"""Graphs that compute what a step does and send nothing: what collectives would give is there
+already.
+"""
 
 import copy
 from typing import Any
@@ -10,11 +12,15 @@ _c10d: Any = torch.ops._c10d_functional
 
 
 def without_collectives(module: GraphModule) -> GraphModule:
-    """Return a copy of ``module`` in which random tensors stand for what its collectives give. All of it is in memory at once."""
+    """Return a copy of ``module`` in which random tensors stand for what its collectives give. All
+    of it is in memory at once.
+    """
     alone = GraphModule(module, copy.deepcopy(module.graph))
     for node in list(alone.graph.nodes):
         if node.op == "call_function" and getattr(node.target, "namespace", "") == _c10d.name:
-            node.replace_all_uses_with(node.args[0] if node.target is _c10d.wait_tensor.default else _given(alone, node))
+            node.replace_all_uses_with(
+                node.args[0] if node.target is _c10d.wait_tensor.default else _given(alone, node)
+            )
             alone.graph.erase_node(node)
     alone.recompile()
     return alone

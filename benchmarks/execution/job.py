@@ -18,11 +18,24 @@ _WORKER = Path(__file__).with_name("worker.py")
 _POLL_S = 0.2
 
 
-def run_job(num_ranks: int, megabits_per_s: float, request: Mapping[str, Any], *, timeout_s: float) -> dict[str, Any]:
-    """Return what process rank 0 of a job on a slow network found; InputError, with its log, where one fails or takes too long."""
-    paths = [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | ENVIRONMENT | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
-    with TemporaryDirectory() as name, SlowNetwork(num_ranks, megabits_per_s) as network, processors_awake() as awake:
+def run_job(
+    num_ranks: int, megabits_per_s: float, request: Mapping[str, Any], *, timeout_s: float
+) -> dict[str, Any]:
+    """Return what process rank 0 of a job on a slow network found; InputError, with its log, where
+    one fails or takes too long.
+    """
+    paths = [
+        str(Path(__file__).resolve().parents[2]),
+        *filter(None, [os.environ.get("PYTHONPATH")]),
+    ]
+    environment = (
+        os.environ | ENVIRONMENT | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    )
+    with (
+        TemporaryDirectory() as name,
+        SlowNetwork(num_ranks, megabits_per_s) as network,
+        processors_awake() as awake,
+    ):
         folder = Path(name)
         (folder / "request.json").write_text(json.dumps(dict(request)))
         logs = [folder / f"{rank}.log" for rank in range(num_ranks)]
@@ -31,7 +44,9 @@ def run_job(num_ranks: int, megabits_per_s: float, request: Mapping[str, Any], *
             for rank, log in enumerate(logs):
                 command = [sys.executable, str(_WORKER), str(rank), str(num_ranks), str(folder)]
                 with log.open("w") as written:
-                    processes.append(network.popen(rank, command, log=written, environment=environment))
+                    processes.append(
+                        network.popen(rank, command, log=written, environment=environment)
+                    )
             failed = not _all_end_well(processes, timeout_s)
         finally:
             for process in processes:
@@ -39,7 +54,8 @@ def run_job(num_ranks: int, megabits_per_s: float, request: Mapping[str, Any], *
         if failed:
             said = "\n".join(log.read_text()[-1500:] for log in logs)
             raise InputError(
-                f"a job of {num_ranks} process ranks at {megabits_per_s:g} Mb/s failed, or took longer than {timeout_s:g} s: {said}"
+                f"a job of {num_ranks} process ranks at {megabits_per_s:g} Mb/s failed, or took"
+                f" longer than {timeout_s:g} s: {said}"
             )
         report: dict[str, Any] = json.loads((folder / "0.json").read_text())
     return report | {"awake": awake}

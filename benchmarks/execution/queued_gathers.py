@@ -1,9 +1,11 @@
 """Gathers priced as they run in a queue, as schedules have them.
 
-A gather of gloo is fast where both process ranks start within microseconds of each other, and slow where one comes later
-(:mod:`apsched.calibrate.measure_collectives`). In a graph as captured, where each finds its stream idle, either happens; in a queue ranks
-are always apart. A price by where a gather begins would be exploited: a schedule that launches each right after the one before it has ended
-looks faster, and is not (9 % too short at 200 Mb/s). So what is solved has the slow price throughout.
+A gather of gloo is fast where both process ranks start within microseconds of each other, and slow
+where one comes later (:mod:`apsched.calibrate.measure_collectives`). In a graph as captured, where
+each finds its stream idle, either happens; in a queue ranks are always apart. A price by where a
+gather begins would be exploited: a schedule that launches each right after the one before it has
+ended looks faster, and is not (9 % too short at 200 Mb/s). So what is solved has the slow price
+throughout.
 """
 
 from dataclasses import replace
@@ -18,8 +20,13 @@ _CPU = torch.device("cpu")
 
 
 def with_queued_gathers(profiled: MeasuredCosts) -> MeasuredCosts:
-    """Return ``profiled`` with gathers that take no less than in a queue of the default group; all process ranks call this."""
-    return replace(profiled, transfers=tuple(_queued(t) if t.kind == "all_gather" else t for t in profiled.transfers))
+    """Return ``profiled`` with gathers that take no less than in a queue of the default group; all
+    process ranks call this.
+    """
+    return replace(
+        profiled,
+        transfers=tuple(_queued(t) if t.kind == "all_gather" else t for t in profiled.transfers),
+    )
 
 
 def _queued(gathers: Transfers) -> Transfers:
@@ -27,9 +34,15 @@ def _queued(gathers: Transfers) -> Transfers:
     sizes = [max(step, size_bytes // step * step) for size_bytes, _ in gathers.points]
     group = dist.group.WORLD
     assert group is not None
-    queued = [queued_us(gathers.kind, group.group_name, gathers.num_ranks, size_bytes, _CPU)[0] for size_bytes in sizes]
+    queued = [
+        queued_us(gathers.kind, group.group_name, gathers.num_ranks, size_bytes, _CPU)[0]
+        for size_bytes in sizes
+    ]
     taken_us = torch.tensor(queued, dtype=torch.float64)
     dist.all_reduce(taken_us)
     means = (taken_us / dist.get_world_size()).tolist()
-    points = [(size_bytes, max(time_us, mean)) for (size_bytes, time_us), mean in zip(gathers.points, means, strict=True)]
+    points = [
+        (size_bytes, max(time_us, mean))
+        for (size_bytes, time_us), mean in zip(gathers.points, means, strict=True)
+    ]
     return replace(gathers, points=rising(points, [1.0] * len(points)))

@@ -1,4 +1,6 @@
-"""The report of ``python -m benchmarks.execution``: what ran on which network, memory, the device, what was tried."""
+"""The report of ``python -m benchmarks.execution``: what ran on which network, memory, the device,
+what was tried.
+"""
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
@@ -15,11 +17,19 @@ def markdown(report: Mapping[str, Any]) -> str:
         lines += [*_network(run), ""]
     if "device" in report:
         skipped = report["device"].get("skipped")
-        lines += ["## A GPU: memory, operators, launches", "", skipped or device_markdown(report["device"]), ""]
+        lines += [
+            "## A GPU: memory, operators, launches",
+            "",
+            skipped or device_markdown(report["device"]),
+            "",
+        ]
     if "checks" in report:
         lines += ["## Tried", "", "| what | passed | says | seconds |", "|---|---|---|---:|"]
         for one in report["checks"]:
-            lines.append(f"| {one['name']} | {'yes' if one['passed'] else '**no**'} | {one['says']} | {one['seconds']:.0f} |")
+            lines.append(
+                f"| {one['name']} | {'yes' if one['passed'] else '**no**'} | {one['says']} |"
+                f" {one['seconds']:.0f} |"
+            )
     return "\n".join(lines).rstrip()
 
 
@@ -31,51 +41,86 @@ def _network(run: Mapping[str, Any]) -> list[str]:
     slows, slowed = (_slowdowns(found[when]) for when in ("contention", "solved_with"))
     cores = [busy for row in rows for busy in row["others_cores"]]
     (captured_us,) = (median(row["measured_us"]) for row in rows if row["name"] == "as_captured")
-    first_us, then_us = (median(found["captured_beside_profiler_us"][when]) for when in ("first", "in_rounds"))
+    first_us, then_us = (
+        median(found["captured_beside_profiler_us"][when]) for when in ("first", "in_rounds")
+    )
     left_out = len(cores) - sum(len(row["measured_us"]) for row in rows)
     lines = [
-        f"## {run['megabits_per_s']:g} Mb/s, sequences of {request['seq_len']} tokens, {ranks} process ranks",
+        (
+            f"## {run['megabits_per_s']:g} Mb/s, sequences of {request['seq_len']} tokens, {ranks}"
+            " process ranks"
+        ),
         "",
-        f"`llama3-small`, `fsdp={ranks}`, forward and backward, fp32: compute takes {found['compute_us'] / 1e3:.0f} ms, collectives as "
-        f"captured {found['transfer_us'] / 1e3:.0f} ms. Gloo processes of one thread in network namespaces, each group with one more for "
-        "its collectives, each process on a core of its own while there are so many; freed memory stays with the process, and processors "
-        f"{'do not' if found['awake'] else 'may'} sleep. {request['rounds']} rounds or more, by turns. {run['machine']}. Other programs "
-        f"and virtual machines kept {found['others_cores']:.2f} cores busy during calibration and {fmean(cores):.2f} during the rounds; "
-        f"{left_out} of {len(cores)} steps, those that they disturbed, are left out. Schedules are solved with profiles of "
-        f"{len(found['captured_beside_profiler_us']['first'])} steps as captured and foretold with those of one in each round: beside the "
-        f"profiler they took {first_us / 1e3:.0f} ms at first and {then_us / 1e3:.0f} ms in the rounds, where steps without it took "
-        f"{captured_us / 1e3:.0f} ms. At first {slowed}, and in the rounds {slows}. What would be predicted if neither slowed the other "
-        "stands beside the prediction.",
+        (
+            f"`llama3-small`, `fsdp={ranks}`, forward and backward, fp32: compute takes"
+            f" {found['compute_us'] / 1e3:.0f} ms, collectives as captured"
+            f" {found['transfer_us'] / 1e3:.0f} ms. Gloo processes of one thread in network"
+            " namespaces, each group with one more for its collectives, each process on a core of"
+            " its own while there are so many; freed memory stays with the process, and processors"
+            f" {'do not' if found['awake'] else 'may'} sleep. {request['rounds']} rounds or more,"
+            f" by turns. {run['machine']}. Other programs and virtual machines kept"
+            f" {found['others_cores']:.2f} cores busy during calibration and {fmean(cores):.2f}"
+            f" during the rounds; {left_out} of {len(cores)} steps, those that they disturbed, are"
+            " left out. Schedules are solved with profiles of"
+            f" {len(found['captured_beside_profiler_us']['first'])} steps as captured and foretold"
+            f" with those of one in each round: beside the profiler they took {first_us / 1e3:.0f}"
+            f" ms at first and {then_us / 1e3:.0f} ms in the rounds, where steps without it took"
+            f" {captured_us / 1e3:.0f} ms. At first {slowed}, and in the rounds {slows}. What would"
+            " be predicted if neither slowed the other stands beside the prediction."
+        ),
         "",
     ]
     if ranks > run["cores"]:
-        lines += [f"{ranks} process ranks share {run['cores']} cores: what one computes slows the others, which no model here counts.", ""]
+        lines += [
+            (
+                f"{ranks} process ranks share {run['cores']} cores: what one computes slows the"
+                " others, which no model here counts."
+            ),
+            "",
+        ]
     lines += [
-        "| schedule | fits tight cap | measured, ms | quartiles, ms | to the best baseline | predicted, ms | off | neither slowed, ms "
-        "| peak counted, MiB | predicted, MiB |",
+        (
+            "| schedule | fits tight cap | measured, ms | quartiles, ms | to the best baseline |"
+            " predicted, ms | off | neither slowed, ms | peak counted, MiB | predicted, MiB |"
+        ),
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
         time_us = median(row["measured_us"])
         low, _, high = quantiles(row["measured_us"], n=4)
         predicted, alone = row["predicted_us"], row["predicted_alone_us"]
-        counted, told = (max(graph[key] for graph in row["memory"]) / 2**20 for key in ("counted_bytes", "predicted_bytes"))
-        lines.append(
-            f"| {row['name']} | {'yes' if row['fits'][1] else 'no'} | {time_us / 1e3:.1f} | {low / 1e3:.1f} to {high / 1e3:.1f} "
-            f"| {time_us / best:.3f} | {predicted / 1e3:.1f} | {100 * (predicted / time_us - 1):+.1f} % "
-            f"| {alone / 1e3:.1f} | {counted:.2f} | {told:.2f} |"
+        counted, told = (
+            max(graph[key] for graph in row["memory"]) / 2**20
+            for key in ("counted_bytes", "predicted_bytes")
         )
-    lines += ["", f"Pairs whose order by prediction is not that by measurement, though quartiles do not overlap: {len(wrong)}."]
+        lines.append(
+            f"| {row['name']} | {'yes' if row['fits'][1] else 'no'} | {time_us / 1e3:.1f} |"
+            f" {low / 1e3:.1f} to {high / 1e3:.1f} | {time_us / best:.3f} | {predicted / 1e3:.1f} |"
+            f" {100 * (predicted / time_us - 1):+.1f} % | {alone / 1e3:.1f} | {counted:.2f} |"
+            f" {told:.2f} |"
+        )
+    lines += [
+        "",
+        (
+            "Pairs whose order by prediction is not that by measurement, though quartiles do not"
+            f" overlap: {len(wrong)}."
+        ),
+    ]
     return [*lines, *(f"- {a} and {b}" for a, b in wrong)]
 
 
 def _slowdowns(contention: Mapping[str, Any]) -> str:
     f, g, h = (contention[f"{what}_slowdown"] for what in ("compute", "transfer", "latency"))
-    return f"compute beside a collective was slower by {f:.2f}, a collective beside compute by {g:.2f} and its latency by {h:.2f}"
+    return (
+        f"compute beside a collective was slower by {f:.2f}, a collective beside compute by {g:.2f}"
+        f" and its latency by {h:.2f}"
+    )
 
 
 def inversions(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Return pairs of schedules that were measured in another order than predicted, by more than the noise."""
+    """Return pairs of schedules that were measured in another order than predicted, by more than
+    the noise.
+    """
     found = []
     for one, other in combinations(rows, 2):
         fast, slow = sorted((one, other), key=lambda row: median(row["measured_us"]))

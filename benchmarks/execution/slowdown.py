@@ -21,7 +21,9 @@ _SMALL_ELEMENTS, _LARGE_ELEMENTS = 2**17, 2**20
 _POOL_ELEMENTS = 2**23
 """Messages take turns on 32 MiB: those of a job are in no cache."""
 _STEPS_LONG = 1.75
-"""Time that messages take alone, in that of the steps that they run beside: some are left when these end, since they are slower by less."""
+"""Time that messages take alone, in that of the steps that they run beside: some are left when
+these end, since they are slower by less.
+"""
 _FEWEST = 5
 """Messages that go by while steps run, at least; as many run alone."""
 
@@ -39,7 +41,9 @@ class Beside:
 
 
 class Slowdown:
-    """Runs steps without collectives beside messages that nobody waits for. Every process rank calls the same, and gets the same."""
+    """Runs steps without collectives beside messages that nobody waits for. Every process rank
+    calls the same, and gets the same.
+    """
 
     def __init__(self, step: Callable[[], object]) -> None:
         self._step = step
@@ -57,7 +61,9 @@ class Slowdown:
         for messages, (count, steps) in self._counts.items():
             alone_us, _ = _queue(messages, _FEWEST)
             message_us, steps_us = _queue(messages, count, partial(self._run, steps))
-            found[messages] = Beside(_agreed(steps_us) / steps, _agreed(message_us), _agreed(alone_us))
+            found[messages] = Beside(
+                _agreed(steps_us) / steps, _agreed(message_us), _agreed(alone_us)
+            )
         return found
 
     def _run(self, steps: int) -> None:
@@ -65,39 +71,59 @@ class Slowdown:
             self._step()
 
 
-def contention_of(samples: Sequence[Mapping[Messages, Beside]], compute_us: float, latency_us: float) -> Contention:
-    """Return who slows whom, by ``samples`` of a step whose compute takes so long as captured, and messages that have such a latency.
+def contention_of(
+    samples: Sequence[Mapping[Messages, Beside]], compute_us: float, latency_us: float
+) -> Contention:
+    """Return who slows whom, by ``samples`` of a step whose compute takes so long as captured, and
+    messages that have such a latency.
 
-    Compute is slower by the ratio of these times. With t(s) what messages of s bytes take, and the latency l,
+    Compute is slower by the ratio of these times. With t(s) what messages of s bytes take, and the
+    latency l,
 
         t_beside(s) = h l + g (t_alone(s) - l)
 
-    The operators of a step one by one would not do, each with arguments of its own: what an operator reads was just written by the one
-    before it and lies in the cache, where no message is in its way. Nor would messages that find their stream idle, right after a barrier:
-    beside compute they take 4 ms more, and those of schedules, by their traces, 1 to 2.
+    The operators of a step one by one would not do, each with arguments of its own: what an
+    operator reads was just written by the one before it and lies in the cache, where no message is
+    in its way. Nor would messages that find their stream idle, right after a barrier: beside
+    compute they take 4 ms more, and those of schedules, by their traces, 1 to 2.
     """
 
     def taken(elements: int, figure: Callable[[Beside], float]) -> float:
-        return fmean(_typical([figure(sample[elements, gather]) for sample in samples]) for gather in (True, False))
+        return fmean(
+            _typical([figure(sample[elements, gather]) for sample in samples])
+            for gather in (True, False)
+        )
 
     step_us, small_us, small_alone_us, large_us, large_alone_us = (
-        fmean(taken(elements, lambda of: of.step_us) for elements in (_SMALL_ELEMENTS, _LARGE_ELEMENTS)),
+        fmean(
+            taken(elements, lambda of: of.step_us)
+            for elements in (_SMALL_ELEMENTS, _LARGE_ELEMENTS)
+        ),
         *(taken(_SMALL_ELEMENTS, figure) for figure in _OF_MESSAGES),
         *(taken(_LARGE_ELEMENTS, figure) for figure in _OF_MESSAGES),
     )
     g = max(1.0, (large_us - small_us) / (large_alone_us - small_alone_us))
     h = max(1.0, (small_us - g * (small_alone_us - latency_us)) / latency_us)
     f = max(1.0, step_us / compute_us)
-    return Contention(compute_slowdown=_ratio(f), transfer_slowdown=_ratio(g), latency_slowdown=_ratio(h))
+    return Contention(
+        compute_slowdown=_ratio(f), transfer_slowdown=_ratio(g), latency_slowdown=_ratio(h)
+    )
 
 
-_OF_MESSAGES: tuple[Callable[[Beside], float], ...] = (lambda of: of.message_us, lambda of: of.message_alone_us)
+_OF_MESSAGES: tuple[Callable[[Beside], float], ...] = (
+    lambda of: of.message_us,
+    lambda of: of.message_alone_us,
+)
 
 
-def _queue(messages: Messages, count: int, work: Callable[[], object] | None = None) -> tuple[float, float]:
-    """Return the time of a message behind another in a queue, and of ``work`` that begins with the queue.
+def _queue(
+    messages: Messages, count: int, work: Callable[[], object] | None = None
+) -> tuple[float, float]:
+    """Return the time of a message behind another in a queue, and of ``work`` that begins with the
+    queue.
 
-    With work those messages count that end before it. The first counts never: it begins with both process ranks in step.
+    With work those messages count that end before it. The first counts never: it begins with both
+    process ranks in step.
     """
     elements, gather = messages
     pool = [torch.zeros(elements) for _ in range(_POOL_ELEMENTS // elements)]
@@ -117,7 +143,11 @@ def _queue(messages: Messages, count: int, work: Callable[[], object] | None = N
 def _launched(whole: torch.Tensor, shard: torch.Tensor, *, gather: bool) -> Any:
     """Start a gather, or what gloo makes of a reduce-scatter, an all-reduce."""
     of_shards = whole[: shard.numel() * dist.get_world_size()]
-    return dist.all_gather_into_tensor(of_shards, shard, async_op=True) if gather else dist.all_reduce(whole, async_op=True)
+    return (
+        dist.all_gather_into_tensor(of_shards, shard, async_op=True)
+        if gather
+        else dist.all_reduce(whole, async_op=True)
+    )
 
 
 def _agreed(mine: float) -> float:

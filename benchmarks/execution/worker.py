@@ -1,4 +1,5 @@
-"""One of several gloo processes on a slow network: calibrate, solve, write back, and run every schedule for real, by turns.
+"""One of several gloo processes on a slow network: calibrate, solve, write back, and run every
+schedule for real, by turns.
 
 usage: execution_worker.py PROCESS_RANK WORLD_SIZE FOLDER
 
@@ -59,16 +60,25 @@ class Runnable:
 def main(process_rank: int, world_size: int, folder: Path) -> None:
     """Write what was found to ``FOLDER/0.json``."""
     request = json.loads((folder / "request.json").read_text())
-    gc.disable()  # as TorchTitan does: with one trace in memory a collection takes 0.3 s, in whichever step
+    # as TorchTitan does: with one trace in memory a collection takes 0.3 s, in whichever step
+    gc.disable()
     ordered_gloo.init(process_rank, world_size, f"file://{folder}/store", timedelta(seconds=300))
     options = ModelOptions(param_dtype=torch.float32, reduce_dtype=torch.float32)
-    built = build("llama3-small", mesh=MeshSpec.parse(f"fsdp={world_size}"), seq_len=request["seq_len"], options=options, materialize=True)
+    built = build(
+        "llama3-small",
+        mesh=MeshSpec.parse(f"fsdp={world_size}"),
+        seq_len=request["seq_len"],
+        options=options,
+        materialize=True,
+    )
     capture = capture_built(built)
     calibration = Calibration(built, capture, folder)
     for _ in range(_WARM_UPS + request["profiled_steps"]):
         calibration.observe()
     first, solved_at = calibration.found(since=_WARM_UPS), len(calibration.steps)
-    problems = [exported(captured, captured.module, first.queues, capture) for captured in capture.graphs]
+    problems = [
+        exported(captured, captured.module, first.queues, capture) for captured in capture.graphs
+    ]
     caps, runnables = schedules(capture, problems, first, request["budget"])
     times, cores = by_turns(built, runnables, request["rounds"], calibration.observe)
     meanwhile = calibration.found(since=solved_at)
@@ -85,7 +95,10 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
         for runnable in runnables
         for priced in [as_run(runnable, capture, meanwhile)]
     ]
-    plain = [exported(captured, captured.module, meanwhile.no_queues, capture) for captured in capture.graphs]
+    plain = [
+        exported(captured, captured.module, meanwhile.no_queues, capture)
+        for captured in capture.graphs
+    ]
     timelines = [simulate(problem, as_captured(problem.num_nodes)) for problem in plain]
     report = {
         "schedules": found,
@@ -98,20 +111,32 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
             "in_rounds": calibration.profiled_us(solved_at, len(calibration.steps)),
         },
         "compute_us": sum(ticks_to_us(timeline.compute_ticks) for timeline in timelines),
-        "transfer_us": sum(ticks_to_us(t.end_ticks - t.begin_ticks) for timeline in timelines for t in timeline.transfers),
+        "transfer_us": sum(
+            ticks_to_us(t.end_ticks - t.begin_ticks)
+            for timeline in timelines
+            for t in timeline.transfers
+        ),
     }
     (folder / f"{process_rank}.json").write_text(json.dumps(report))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def exported(captured: CapturedGraph, module: GraphModule, model: MeasuredCostModel, capture: Capture) -> Problem:
+def exported(
+    captured: CapturedGraph, module: GraphModule, model: MeasuredCostModel, capture: Capture
+) -> Problem:
     """Return the problem of ``module``, which stands for the captured graph."""
-    return build_problem(export(replace(captured, module=module), model, group_ranks=ranks_of(capture)))
+    return build_problem(
+        export(replace(captured, module=module), model, group_ranks=ranks_of(capture))
+    )
 
 
-def schedules(capture: Capture, problems: Sequence[Problem], known: Found, budget: float) -> tuple[list[list[int | None]], list[Runnable]]:
-    """Return memory caps (for each, one a graph) and what runs; all process ranks have the answers of process rank 0."""
+def schedules(
+    capture: Capture, problems: Sequence[Problem], known: Found, budget: float
+) -> tuple[list[list[int | None]], list[Runnable]]:
+    """Return memory caps (for each, one a graph) and what runs; all process ranks have the answers
+    of process rank 0.
+    """
     found: list[Any] = [None]
     if dist.get_rank() == 0:
         contended = [with_contention(problem, known.contention) for problem in problems]
@@ -122,26 +147,46 @@ def schedules(capture: Capture, problems: Sequence[Problem], known: Found, budge
             floor + (answer.best.peak_memory_bytes - floor) // 4 if answer.best else floor
             for floor, answer in zip(floors, free, strict=True)
         ]
-        bound = [solve(problem, Caps(memory_cap_bytes=cap), options) for problem, cap in zip(contended, tight, strict=True)]
-        chosen = {f"apsched, {what}": answers for what, answers in (("no cap", free), ("tight cap", bound))}
-        by_name = {name: [answer.best.schedule for answer in answers if answer.best] for name, answers in chosen.items()}
+        bound = [
+            solve(problem, Caps(memory_cap_bytes=cap), options)
+            for problem, cap in zip(contended, tight, strict=True)
+        ]
+        chosen = {
+            f"apsched, {what}": answers
+            for what, answers in (("no cap", free), ("tight cap", bound))
+        }
+        by_name = {
+            name: [answer.best.schedule for answer in answers if answer.best]
+            for name, answers in chosen.items()
+        }
         for k, baseline in enumerate(free[0].baselines):
             by_name[baseline.name] = [answer.baselines[k].schedule for answer in free]
         found = [([[None] * len(problems), tight], by_name)]
     dist.broadcast_object_list(found)
     caps, by_name = found[0]
     modules = {
-        name: [write_back(c.module, p, s) for c, p, s in zip(capture.graphs, problems, chosen, strict=True)]
+        name: [
+            write_back(c.module, p, s)
+            for c, p, s in zip(capture.graphs, problems, chosen, strict=True)
+        ]
         for name, chosen in by_name.items()
     }
-    modules["torch"] = [run_inductor(captured, known.queues, group_ranks=ranks_of(capture)).module for captured in capture.graphs]
+    modules["torch"] = [
+        run_inductor(captured, known.queues, group_ranks=ranks_of(capture)).module
+        for captured in capture.graphs
+    ]
     runnables = []
     for name, (forward, backward) in modules.items():
         peaks = [
-            simulate(p := exported(captured, module, known.queues, capture), as_captured(p.num_nodes)).peak_memory_bytes
+            simulate(
+                p := exported(captured, module, known.queues, capture), as_captured(p.num_nodes)
+            ).peak_memory_bytes
             for captured, module in zip(capture.graphs, (forward, backward), strict=True)
         ]
-        fits = tuple(all(cap is None or peak <= cap for peak, cap in zip(peaks, row, strict=True)) for row in caps)
+        fits = tuple(
+            all(cap is None or peak <= cap for peak, cap in zip(peaks, row, strict=True))
+            for row in caps
+        )
         runnables.append(Runnable(name=name, modules=(forward, backward), fits=fits))
     return caps, runnables
 
@@ -149,16 +194,20 @@ def schedules(capture: Capture, problems: Sequence[Problem], known: Found, budge
 def by_turns(
     built: BuiltModel, runnables: Sequence[Runnable], rounds: int, before_each: Callable[[], None]
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Return the step times of every schedule, of the slowest process rank each, and how many cores others kept busy meanwhile.
+    """Return the step times of every schedule, of the slowest process rank each, and how many cores
+    others kept busy meanwhile.
 
-    ``before_each`` is called before each round. A round runs each schedule twice, in changing order, and times the second: before a step of
-    a job comes another like it, which is what caches and connections remember. More rounds follow, as many again at most, until each has so
-    many steps that nobody disturbed.
+    ``before_each`` is called before each round. A round runs each schedule twice, in changing
+    order, and times the second: before a step of a job comes another like it, which is what caches
+    and connections remember. More rounds follow, as many again at most, until each has so many
+    steps that nobody disturbed.
     """
     times: dict[str, list[float]] = {runnable.name: [] for runnable in runnables}
     cores: dict[str, list[float]] = {runnable.name: [] for runnable in runnables}
     for number in range(-1, 2 * rounds):
-        if number >= rounds and all(sum(map(is_quiet, of_steps)) >= rounds for of_steps in cores.values()):
+        if number >= rounds and all(
+            sum(map(is_quiet, of_steps)) >= rounds for of_steps in cores.values()
+        ):
             break
         before_each()
         turn = max(number, 0) % len(runnables)
@@ -182,7 +231,10 @@ def as_run(runnable: Runnable, capture: Capture, found: Found) -> list[Problem]:
     for captured, module in zip(capture.graphs, runnable.modules, strict=True):
         problem = exported(captured, module, found.queues, capture)
         timeline = simulate(problem, as_captured(problem.num_nodes))
-        queues = any(transfer.begin_ticks > timeline.end_ticks[transfer.start_step] for transfer in timeline.transfers)
+        queues = any(
+            transfer.begin_ticks > timeline.end_ticks[transfer.start_step]
+            for transfer in timeline.transfers
+        )
         problems.append(problem if queues else exported(captured, module, found.no_queues, capture))
     return problems
 
@@ -190,11 +242,18 @@ def as_run(runnable: Runnable, capture: Capture, found: Found) -> list[Problem]:
 def predicted_us(problems: Sequence[Problem], contention: Contention | None) -> float:
     """Return what the graphs, in the order that each has, take by the machine model."""
     contended = [with_contention(problem, contention) for problem in problems]
-    return sum(ticks_to_us(simulate(problem, as_captured(problem.num_nodes)).step_time_ticks) for problem in contended)
+    return sum(
+        ticks_to_us(simulate(problem, as_captured(problem.num_nodes)).step_time_ticks)
+        for problem in contended
+    )
 
 
-def memory(built: BuiltModel, runnable: Runnable, capture: Capture, model: MeasuredCostModel) -> list[dict[str, int]]:
-    """Return for each graph the peak of live bytes as counted while it runs for real, and as predicted."""
+def memory(
+    built: BuiltModel, runnable: Runnable, capture: Capture, model: MeasuredCostModel
+) -> list[dict[str, int]]:
+    """Return for each graph the peak of live bytes as counted while it runs for real, and as
+    predicted.
+    """
     forward, backward = capture.graphs
     rows: list[dict[str, int]] = []
 
@@ -203,7 +262,9 @@ def memory(built: BuiltModel, runnable: Runnable, capture: Capture, model: Measu
         told = live_bytes_of(dag)
         outputs, live = run_counting(module, boxed, dag, captured.kept_inputs, expected=told)
         apart = sum(a != b for a, b in zip(live, told, strict=True))
-        rows.append({"counted_bytes": max(live), "predicted_bytes": max(told), "nodes_apart": apart})
+        rows.append(
+            {"counted_bytes": max(live), "predicted_bytes": max(told), "nodes_apart": apart}
+        )
         return outputs
 
     loss, *saved = counted(forward, runnable.modules[0], list(forward_inputs(built)))

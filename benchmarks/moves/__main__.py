@@ -1,8 +1,11 @@
-"""``python -m benchmarks.moves``: what moving compute gains over torch's scheduler at its own peak, and over the order as captured.
+"""``python -m benchmarks.moves``: what moving compute gains over torch's scheduler at its own peak,
+and over the order as captured.
 
-Tensor and expert parallelism put collectives between compute nodes, where no bucket hides them. Each graph is scheduled by torch's
-``schedule_overlap_bucketing`` and solved with the peak of that as the memory cap, with compute as captured and with compute that may move;
-then both schedules run under durations that are not those of the model. Options and files are as with ``benchmarks.solver``.
+Tensor and expert parallelism put collectives between compute nodes, where no bucket hides them.
+Each graph is scheduled by torch's ``schedule_overlap_bucketing`` and solved with the peak of that
+as the memory cap, with compute as captured and with compute that may move; then both schedules run
+under durations that are not those of the model. Options and files are as with
+``benchmarks.solver``.
 """
 
 import signal
@@ -13,7 +16,14 @@ from benchmarks.common import command
 from benchmarks.common.grid import MOVES_GRID, MOVES_SMOKE
 from benchmarks.moves.figures import MOVES_REPORT
 
-_BENCHMARK = command.Benchmark(name="moves", about=__doc__ or "", grid=MOVES_GRID, smoke=MOVES_SMOKE, caps=(), report=MOVES_REPORT)
+_BENCHMARK = command.Benchmark(
+    name="moves",
+    about=__doc__ or "",
+    grid=MOVES_GRID,
+    smoke=MOVES_SMOKE,
+    caps=(),
+    report=MOVES_REPORT,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,5 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # an interrupt, which ends the process of the case, too
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # an interrupt, which ends the process of the case, too
     sys.exit(main())

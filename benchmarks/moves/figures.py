@@ -46,7 +46,11 @@ class Pair:
     @property
     def time_ratio(self) -> float | None:
         """Processor time of solve + write-back over that with compute as captured."""
-        return self.moved.cpu_s / self.captured.cpu_s if self.captured.solved and self.captured.cpu_s > 0 else None
+        return (
+            self.moved.cpu_s / self.captured.cpu_s
+            if self.captured.solved and self.captured.cpu_s > 0
+            else None
+        )
 
     @property
     def over_captured(self) -> float | None:
@@ -143,29 +147,56 @@ def verdicts(run: RunRecord) -> tuple[Verdict, ...]:
 
 
 def _finished(run: RunRecord) -> Verdict:
-    misses = [f"{case.case}: did not finish ({case.message or 'interrupted'})" for case in run.cases if not case.finished]
-    misses += [f"{case.case}, {torch.direction}, torch: {torch.message}" for case in run.cases for torch in case.torch if torch.message]
+    misses = [
+        f"{case.case}: did not finish ({case.message or 'interrupted'})"
+        for case in run.cases
+        if not case.finished
+    ]
+    misses += [
+        f"{case.case}, {torch.direction}, torch: {torch.message}"
+        for case in run.cases
+        for torch in case.torch
+        if torch.message
+    ]
     rows = [(case, row) for case in run.cases for row in case.rows]
     misses += [f"{told(case, row)}: {row.message}" for case, row in rows if row.status == "failed"]
     found = f"{len(rows)} in {len(run.cases)} cases"
-    return Verdict(figure="solved and checked by verify", must="all", found=found, misses=tuple(misses), always=True)
+    return Verdict(
+        figure="solved and checked by verify",
+        must="all",
+        found=found,
+        misses=tuple(misses),
+        always=True,
+    )
 
 
 def _within_peak(run: RunRecord) -> Verdict:
     rows = [
-        (case, row, next(torch.peak_bytes for torch in case.torch if torch.direction == row.direction))
+        (
+            case,
+            row,
+            next(torch.peak_bytes for torch in case.torch if torch.direction == row.direction),
+        )
         for case in run.cases
         for row in case.rows
         if row.cap == TORCH_PEAK and row.max_compute_move == COMPUTE_MOVE
     ]
-    misses = [f"{told(case, row)}: {row.message}" for case, row, _ in rows if row.status == "infeasible"]
+    misses = [
+        f"{told(case, row)}: {row.message}" for case, row, _ in rows if row.status == "infeasible"
+    ]
     misses += [
         f"{told(case, row)}: {row.peak_bytes - peak} bytes more than the {peak} of torch's"
         for case, row, peak in rows
         if row.solved and row.peak_bytes > peak
     ]
     found = f"{len(rows) - len(misses)} of {len(rows)}"
-    return Verdict(figure="schedules within the peak of torch's", must="all", found=found, misses=tuple(misses), measured=bool(rows))
+    return Verdict(
+        figure="schedules within the peak of torch's",
+        must="all",
+        found=found,
+        misses=tuple(misses),
+        measured=bool(rows),
+    )
 
 
 def _each(
@@ -179,31 +210,51 @@ def _each(
     always: bool = False,
 ) -> Verdict:
     known = [(pair, ratio) for pair in found if (ratio := value(pair)) is not None]
-    misses = tuple(f"{pair.told}: {ratio:.4f}, must be {limit(pair):g}{why(pair)}" for pair, ratio in known if ratio > limit(pair))
+    misses = tuple(
+        f"{pair.told}: {ratio:.4f}, must be {limit(pair):g}{why(pair)}"
+        for pair, ratio in known
+        if ratio > limit(pair)
+    )
     said = f"{min(r for _, r in known):.4f} to {max(r for _, r in known):.4f}" if known else ""
-    return Verdict(figure=figure, must=must, found=said, misses=misses, measured=bool(known), always=always)
+    return Verdict(
+        figure=figure, must=must, found=said, misses=misses, measured=bool(known), always=always
+    )
 
 
 def _out_of_reach(pair: Pair) -> str:
     """Say whether any schedule could reach what this one does not."""
     least = pair.moved.bound_ticks / pair.torch.step_ticks
     if least > pair.must:
-        return f"; no schedule can: the bound ({pair.moved.bound_source}) is {least:.4f} of torch's step time"
+        return (
+            f"; no schedule can: the bound ({pair.moved.bound_source}) is {least:.4f} of torch's"
+            " step time"
+        )
     return f"; the bound ({pair.moved.bound_source}) allows {least:.4f}"
 
 
 def _open_side(pair: Pair) -> str:
-    """Say which side is known to be at fault: the bound where it rests on less than the cap, the schedule where more memory is faster."""
-    faster = [row for row in pair.more if row.solved and row.step_ticks < pair.moved.step_ticks * (1 - _SLACK)]
+    """Say which side is known to be at fault: the bound where it rests on less than the cap, the
+    schedule where more memory is faster.
+    """
+    faster = [
+        row
+        for row in pair.more
+        if row.solved and row.step_ticks < pair.moved.step_ticks * (1 - _SLACK)
+    ]
     said = f" (bound from {pair.moved.bound_source}, {in_ms(pair.moved.exposed_ticks)} ms exposed)"
     if not faster:
         return f"{said}; which side is not known"
     best = min(faster, key=lambda row: row.step_ticks)
-    return f"{said}; {best.cap} takes {in_ms(best.step_ticks)} ms: memory is what is short, of which the bound knows too little"
+    return (
+        f"{said}; {best.cap} takes {in_ms(best.step_ticks)} ms: memory is what is short, of which"
+        " the bound knows too little"
+    )
 
 
 def _noise(row: Row, waits: str, sigma: float) -> Noise | None:
-    return next((noise for noise in row.noise if (noise.waits, noise.sigma) == (waits, sigma)), None)
+    return next(
+        (noise for noise in row.noise if (noise.waits, noise.sigma) == (waits, sigma)), None
+    )
 
 
 def _worst_noise_ratio(pair: Pair) -> float | None:
@@ -235,24 +286,61 @@ def _step_grid(run: RunRecord) -> Grid:
         *("exposed ms", "peak GiB", "nodes moved", "by at most", "time s", "/ captured"),
     )
     return Grid(
-        title="Moved compute at the peak of torch's schedule", headings=headings, rows=tuple(map(_step_row, pairs(run))), num_left=3
+        title="Moved compute at the peak of torch's schedule",
+        headings=headings,
+        rows=tuple(map(_step_row, pairs(run))),
+        num_left=3,
     )
 
 
 def _step_row(pair: Pair) -> tuple[str, ...]:
     moved, captured = pair.moved, pair.captured
     return (
-        *(pair.case.case, moved.direction, moved.bound_source, _gib(moved.memory_cap_bytes), in_ms(pair.torch.step_ticks)),
-        *(in_ms(captured.step_ticks) + (" +" if not pair.captured_fits else "") if captured.solved else captured.status,),
+        *(
+            pair.case.case,
+            moved.direction,
+            moved.bound_source,
+            _gib(moved.memory_cap_bytes),
+            in_ms(pair.torch.step_ticks),
+        ),
+        *(
+            (
+                in_ms(captured.step_ticks) + (" +" if not pair.captured_fits else "")
+                if captured.solved
+                else captured.status
+            ),
+        ),
         in_ms(moved.step_ticks),
-        *(f"{pair.ratio:.4f}", f"{pair.must:g}", in_ms(moved.bound_ticks), f"{100 * moved.gap:.2f}", in_ms(moved.exposed_ticks)),
-        *(_gib(moved.peak_bytes), f"{moved.moved_nodes}", f"{moved.compute_move}", f"{moved.cpu_s:.1f}"),
+        *(
+            f"{pair.ratio:.4f}",
+            f"{pair.must:g}",
+            in_ms(moved.bound_ticks),
+            f"{100 * moved.gap:.2f}",
+            in_ms(moved.exposed_ticks),
+        ),
+        *(
+            _gib(moved.peak_bytes),
+            f"{moved.moved_nodes}",
+            f"{moved.compute_move}",
+            f"{moved.cpu_s:.1f}",
+        ),
         "" if pair.time_ratio is None else f"{pair.time_ratio:.2f}",
     )
 
 
 def _noise_grid(run: RunRecord) -> Grid:
-    headings = ("case", "direction", "compute", "waits", "model ms", "mean ms, 20 %", "worst", "mean ms, 50 %", "worst", "peak GiB")
+    headings = (
+        "case",
+        "direction",
+        "compute",
+        "waits",
+        "model ms",
+        "mean ms, 20 %",
+        "worst",
+        "mean ms, 50 %",
+        "worst",
+        "peak GiB",
+    )
     rows = []
     for pair in pairs(run):
         for compute, row in (("as captured", pair.captured), ("moved", pair.moved)):
@@ -260,13 +348,33 @@ def _noise_grid(run: RunRecord) -> Grid:
                 small, large = _noise(row, waits, 0.2), _noise(row, waits, 0.5)
                 if small is not None and large is not None:
                     told = (pair.case.case, row.direction, compute, waits, in_ms(row.step_ticks))
-                    times = (small.mean_ticks, small.worst_ticks, large.mean_ticks, large.worst_ticks)
+                    times = (
+                        small.mean_ticks,
+                        small.worst_ticks,
+                        large.mean_ticks,
+                        large.worst_ticks,
+                    )
                     rows.append((*told, *map(in_ms, times), _gib(small.peak_bytes)))
-    return Grid(title="The same schedules where durations are not those of the model", headings=headings, rows=tuple(rows), num_left=4)
+    return Grid(
+        title="The same schedules where durations are not those of the model",
+        headings=headings,
+        rows=tuple(rows),
+        num_left=4,
+    )
 
 
 def _memory_grid(run: RunRecord) -> Grid:
-    headings = ("case", "direction", "cap", "cap GiB", "peak GiB", "step ms", "over torch's peak", "bound ms", "gap %")
+    headings = (
+        "case",
+        "direction",
+        "cap",
+        "cap GiB",
+        "peak GiB",
+        "step ms",
+        "over torch's peak",
+        "bound ms",
+        "gap %",
+    )
     rows = []
     for pair in pairs(run):
         for row in (pair.moved, *pair.more) if pair.more else ():
@@ -275,20 +383,48 @@ def _memory_grid(run: RunRecord) -> Grid:
                 rows.append((*told, row.status, *("",) * 4))
                 continue
             ratio = f"{100 * (row.step_ticks / pair.moved.step_ticks - 1):+.2f} %"
-            rows.append((*told, _gib(row.peak_bytes), in_ms(row.step_ticks), ratio, in_ms(row.bound_ticks), f"{100 * row.gap:.2f}"))
+            rows.append(
+                (
+                    *told,
+                    _gib(row.peak_bytes),
+                    in_ms(row.step_ticks),
+                    ratio,
+                    in_ms(row.bound_ticks),
+                    f"{100 * row.gap:.2f}",
+                )
+            )
     return Grid(title="What more memory buys", headings=headings, rows=tuple(rows), num_left=3)
 
 
 def _reach_grid(run: RunRecord) -> Grid:
-    headings = ("case", "direction", "places", "step ms", "over captured", "peak GiB", "nodes moved", "by at most", "time s")
+    headings = (
+        "case",
+        "direction",
+        "places",
+        "step ms",
+        "over captured",
+        "peak GiB",
+        "nodes moved",
+        "by at most",
+        "time s",
+    )
     rows = []
     for pair in pairs(run):
         for reach, row in pair.by_reach if len(pair.by_reach) > 2 else ():
             if not row.solved:
                 rows.append((pair.case.case, row.direction, f"{reach}", row.status, *("",) * 5))
                 continue
-            ratio = f"{row.step_ticks / pair.captured.step_ticks:.4f}" if pair.captured.solved else ""
-            told = (pair.case.case, row.direction, f"{reach}", in_ms(row.step_ticks), ratio, _gib(row.peak_bytes))
+            ratio = (
+                f"{row.step_ticks / pair.captured.step_ticks:.4f}" if pair.captured.solved else ""
+            )
+            told = (
+                pair.case.case,
+                row.direction,
+                f"{reach}",
+                in_ms(row.step_ticks),
+                ratio,
+                _gib(row.peak_bytes),
+            )
             rows.append((*told, f"{row.moved_nodes}", f"{row.compute_move}", f"{row.cpu_s:.1f}"))
     return Grid(title="How far compute may move", headings=headings, rows=tuple(rows), num_left=2)
 
@@ -312,5 +448,8 @@ Made by `python -m benchmarks.moves`; the raw numbers are in the JSON file besid
   whatever memory that takes."""
 
 MOVES_REPORT = Report(
-    title="Moved compute", preamble=_PREAMBLE, verdicts=verdicts, grids=(_step_grid, _noise_grid, _memory_grid, _reach_grid)
+    title="Moved compute",
+    preamble=_PREAMBLE,
+    verdicts=verdicts,
+    grids=(_step_grid, _noise_grid, _memory_grid, _reach_grid),
 )

@@ -1,7 +1,7 @@
 """What a schedule takes where durations are not those that it was made for.
 
-The order is fixed; each node and each transfer lasts its time in the model by a factor of mean 1 (``apsched.what_if.scenarios``), so that all work
-together is what it was.
+The order is fixed; each node and each transfer lasts its time in the model by a factor of mean 1
+(``apsched.what_if.scenarios``), so that all work together is what it was.
 """
 
 import numpy as np
@@ -18,36 +18,65 @@ _SEEDS = range(10)
 
 
 def noise_of(problem: Problem, schedule: Schedule, waits: str) -> tuple[Noise, ...]:
-    """Return the mean and the worst step time of ``schedule`` under each size of noise; ``waits`` says where its waits stand."""
+    """Return the mean and the worst step time of ``schedule`` under each size of noise; ``waits``
+    says where its waits stand.
+    """
     timeline, replay = simulate(problem, schedule), Replay(problem, schedule)
     found = []
     for sigma in SIGMAS:
-        ticks = [replay.step_time_ticks(sampled(problem, sigma, seed, correlated=False)) for seed in _SEEDS]
+        ticks = [
+            replay.step_time_ticks(sampled(problem, sigma, seed, correlated=False))
+            for seed in _SEEDS
+        ]
         mean = round(sum(ticks) / len(ticks))
-        found.append(Noise(waits=waits, sigma=sigma, mean_ticks=mean, worst_ticks=max(ticks), peak_bytes=timeline.peak_memory_bytes))
+        found.append(
+            Noise(
+                waits=waits,
+                sigma=sigma,
+                mean_ticks=mean,
+                worst_ticks=max(ticks),
+                peak_bytes=timeline.peak_memory_bytes,
+            )
+        )
     return tuple(found)
 
 
 def waits_when_done(problem: Problem, schedule: Schedule) -> Schedule:
-    """Return ``schedule`` with every wait as early as the clock of the model says that its transfer is over."""
+    """Return ``schedule`` with every wait as early as the clock of the model says that its transfer
+    is over.
+    """
     timeline = simulate(problem, schedule)
     begin = timeline.begin_ticks
-    to = {t.wait_step: min(t.wait_step, max(int(np.searchsorted(begin, t.end_ticks)), t.start_step + 1)) for t in timeline.transfers}
+    to = {
+        t.wait_step: min(
+            t.wait_step, max(int(np.searchsorted(begin, t.end_ticks)), t.start_step + 1)
+        )
+        for t in timeline.transfers
+    }
     return _reordered(schedule, {wait: at for wait, at in to.items() if at < wait})
 
 
 def waits_at_the_end(problem: Problem, schedule: Schedule) -> Schedule:
-    """Return ``schedule`` with the waits that only outputs need, and all that follows from them, before the output."""
+    """Return ``schedule`` with the waits that only outputs need, and all that follows from them,
+    before the output.
+    """
     timeline, at_node = simulate(problem, schedule), _steps_of_nodes(schedule)
     end = len(schedule.steps) - 1
     to: dict[int, int] = {}
     for transfer in timeline.transfers:
         behind = _behind(problem, [problem.collectives[c].wait for c in transfer.members])
-        if all(problem.kinds[node] in (NodeKind.VIEW, NodeKind.COMPUTE, NodeKind.OUTPUT) for node in behind) and not (
-            behind & set(problem.compute_order)
-        ):
+        if all(
+            problem.kinds[node] in (NodeKind.VIEW, NodeKind.COMPUTE, NodeKind.OUTPUT)
+            for node in behind
+        ) and not (behind & set(problem.compute_order)):
             to[transfer.wait_step] = end
-            to.update({at_node[node]: end for node in behind if problem.kinds[node] is not NodeKind.OUTPUT and node in at_node})
+            to.update(
+                {
+                    at_node[node]: end
+                    for node in behind
+                    if problem.kinds[node] is not NodeKind.OUTPUT and node in at_node
+                }
+            )
     return _reordered(schedule, to)
 
 

@@ -1,7 +1,9 @@
-"""``python -m benchmarks.moves.pictures DIR``: the pictures of docs/moving-compute.md, from a graph that is captured and solved here.
+"""``python -m benchmarks.moves.pictures DIR``: the pictures of docs/moving-compute.md, from a graph
+that is captured and solved here.
 
-LLaMA-3 8B with 4 of its layers, backward, sharded over 8 process ranks by FSDP and 8 by tensor parallelism, 2 sequences of 8192
-tokens: solved with compute as captured and no memory cap, then with compute that may move and the peak of the first schedule as the cap.
+LLaMA-3 8B with 4 of its layers, backward, sharded over 8 process ranks by FSDP and 8 by tensor
+parallelism, 2 sequences of 8192 tokens: solved with compute as captured and no memory cap, then
+with compute that may move and the peak of the first schedule as the cap.
 """
 
 import sys
@@ -34,11 +36,14 @@ def main(arguments: Sequence[str]) -> int:
     folder = Path(arguments[0])
     problem = _problem()
     captured = _solved(problem, Caps(max_compute_move=0))
-    moved = _solved(problem, Caps(max_compute_move=COMPUTE_MOVE, memory_cap_bytes=captured.peak_memory_bytes))
+    moved = _solved(
+        problem, Caps(max_compute_move=COMPUTE_MOVE, memory_cap_bytes=captured.peak_memory_bytes)
+    )
     pair = {"compute as captured": captured, f"moved by at most {COMPUTE_MOVE} places": moved}
     for title, scored in pair.items():
         print(
-            f"{title}: {_ms(scored):.2f} ms, {scored.exposed_ticks / 1e6:.2f} ms exposed, peak {scored.peak_memory_bytes / 2**30:.3f} GiB"
+            f"{title}: {_ms(scored):.2f} ms, {scored.exposed_ticks / 1e6:.2f} ms exposed, peak"
+            f" {scored.peak_memory_bytes / 2**30:.3f} GiB"
         )
     whole, detail = folder / "moving-compute-step.png", folder / "moving-compute-layer.png"
     _draw(problem, pair, (0.0, 1.0), whole)
@@ -57,7 +62,13 @@ def _problem() -> Problem:
         capture = source.capture
         assert capture is not None
         model = ClusterCostModel(load_cluster(DEFAULT_CLUSTER), capture.group_ranks)
-        export = partial(export_graph, cost_model=model, cluster=DEFAULT_CLUSTER, group_ranks=capture.group_ranks, progress=progress)
+        export = partial(
+            export_graph,
+            cost_model=model,
+            cluster=DEFAULT_CLUSTER,
+            group_ranks=capture.group_ranks,
+            progress=progress,
+        )
         (backward,) = (graph for graph in capture.graphs if graph.name == "backward")
         return export(backward).problem
 
@@ -68,13 +79,20 @@ def _solved(problem: Problem, caps: Caps) -> Scored:
     return best
 
 
-def _draw(problem: Problem, pair: dict[str, Scored], window: tuple[float, float], file: Path) -> None:
+def _draw(
+    problem: Problem, pair: dict[str, Scored], window: tuple[float, float], file: Path
+) -> None:
     """Draw the same share of the longest step of both, one over the other, on one scale."""
-    figure, axes = pyplot.subplots(len(pair), figsize=(12.0, 4.6), sharex=True, layout="constrained")
+    figure, axes = pyplot.subplots(
+        len(pair), figsize=(12.0, 4.6), sharex=True, layout="constrained"
+    )
     longest = max(map(_ms, pair.values()))
     for ax, (title, scored) in zip(axes, pair.items(), strict=True):
         plot_timeline(problem, scored.schedule, ax)
-        ax.set_title(f"{title}: {_ms(scored):.2f} ms, of it {scored.exposed_ticks / 1e6:.2f} ms exposed", fontsize=9)
+        ax.set_title(
+            f"{title}: {_ms(scored):.2f} ms, of it {scored.exposed_ticks / 1e6:.2f} ms exposed",
+            fontsize=9,
+        )
         ax.set_xlabel("")
     for ax in axes:
         ax.set_xlim(window[0] * longest, window[1] * longest)

@@ -1,6 +1,8 @@
-"""The same problem again, elsewhere: on one core, and on two cores that others keep busy. The schedule file must not change by a byte.
+"""The same problem again, elsewhere: on one core, and on two cores that others keep busy. The
+schedule file must not change by a byte.
 
-``python -m benchmarks.solver.again GRAPH CAP_BYTES|none CORES OUT`` solves a graph file on that many cores, and writes the schedule file.
+``python -m benchmarks.solver.again GRAPH CAP_BYTES|none CORES OUT`` solves a graph file on that
+many cores, and writes the schedule file.
 """
 
 import os
@@ -26,7 +28,9 @@ from benchmarks.common.records import Again
 _WAYS = (("1 core", 1, False), ("2 cores under load", 2, True))
 
 
-def solve_again(dag: nx.DiGraph, direction: str, cap: str, memory_cap_bytes: int | None, expected: bytes) -> Iterator[Again]:
+def solve_again(
+    dag: nx.DiGraph, direction: str, cap: str, memory_cap_bytes: int | None, expected: bytes
+) -> Iterator[Again]:
     """Yield for each way whether it gives the schedule file ``expected``."""
     with TemporaryDirectory() as folder:
         graph, out = Path(folder) / "again.graph", Path(folder) / "again.schedule.json"
@@ -36,10 +40,20 @@ def solve_again(dag: nx.DiGraph, direction: str, cap: str, memory_cap_bytes: int
             if not message:
                 stated = "none" if memory_cap_bytes is None else str(memory_cap_bytes)
                 with _load(busy=under_load):
-                    command = [sys.executable, "-m", "benchmarks.solver.again", str(graph), stated, str(num_cores), str(out)]
+                    command = [
+                        sys.executable,
+                        "-m",
+                        "benchmarks.solver.again",
+                        str(graph),
+                        stated,
+                        str(num_cores),
+                        str(out),
+                    ]
                     ran = subprocess.run(command, capture_output=True, text=True, check=False)
                 if ran.returncode != 0:
-                    message = (ran.stderr.strip() or f"exit status {ran.returncode}").splitlines()[-1]
+                    message = (ran.stderr.strip() or f"exit status {ran.returncode}").splitlines()[
+                        -1
+                    ]
             same = not message and out.read_bytes() == expected
             yield Again(direction=direction, cap=cap, how=how, same_bytes=same, message=message)
 
@@ -48,7 +62,11 @@ def _unable(num_cores: int) -> str:
     if not hasattr(os, "sched_setaffinity"):
         return "not run: the system cannot pin processes to cores"
     here = len(os.sched_getaffinity(0))
-    return f"not run: {num_cores} cores are needed, {here} may be used here" if here < num_cores else ""
+    return (
+        f"not run: {num_cores} cores are needed, {here} may be used here"
+        if here < num_cores
+        else ""
+    )
 
 
 @contextmanager

@@ -8,17 +8,22 @@ from apsched.costs.price_curve import PriceCurve
 from apsched.problem.problem import Problem
 from apsched.solver.arrays.jit import compiled
 from apsched.solver.arrays.plan_groups import PlanGroups, plan_groups
-from apsched.solver.arrays.problem_arrays import Bools, ProblemArrays, Ints
+from apsched.solver.arrays.problem_arrays import Bools, Ints, ProblemArrays
 from apsched.units import ALLOCATION_BYTES
 
 NUM_FIGURES = 8
-LAUNCH_TICKS, TRANSFER_TICKS, COPY_IN_TICKS, IN_BUFFER, OUT_BUFFER, READY_GAP, NEED_GAP, FLAT = range(NUM_FIGURES)
-"""Columns of the figures of a bucket: ticks of its launch, transfer and copy-in; bytes of its buffers, 0 where it has none; slots; 1 where
-it has several members and a buffer."""
+LAUNCH_TICKS, TRANSFER_TICKS, COPY_IN_TICKS, IN_BUFFER, OUT_BUFFER, READY_GAP, NEED_GAP, FLAT = (
+    range(NUM_FIGURES)
+)
+"""Columns of the figures of a bucket: ticks of its launch, transfer and copy-in; bytes of its
+buffers, 0 where it has none; slots; 1 where it has several members and a buffer.
+"""
 
 
 class Tables(NamedTuple):
-    """Arrays over collectives (C), keys (K) and the points of price curves (the copy's comes last)."""
+    """Arrays over collectives (C), keys (K) and the points of price curves (the copy's comes
+    last).
+    """
 
     key: Ints
     kind: Ints
@@ -102,9 +107,14 @@ def tables(problem: Problem, arrays: ProblemArrays) -> Tables:
 
 
 def with_places(t: Tables, arrays: ProblemArrays) -> Tables:
-    """Return ``t`` with the places that collectives have in ``compact``, the same problem under another order of its compute."""
+    """Return ``t`` with the places that collectives have in ``compact``, the same problem under
+    another order of its compute.
+    """
     return t._replace(
-        plan_groups=plan_groups(arrays), ready_slot=_ready_slots(arrays), need_slot=arrays.need_slot, by_need=np.argsort(arrays.need_slot, kind="stable")
+        plan_groups=plan_groups(arrays),
+        ready_slot=_ready_slots(arrays),
+        need_slot=arrays.need_slot,
+        by_need=np.argsort(arrays.need_slot, kind="stable"),
     )
 
 
@@ -132,7 +142,10 @@ def _chain_depths(arrays: ProblemArrays, leader: Ints) -> list[int]:
     """Return the length of the longest chain before each collective; the same within an atom."""
     before: dict[int, set[int]] = {int(k): set() for k in leader}
     for c, k in enumerate(leader.tolist()):
-        before[k] |= {int(leader[d]) for d in arrays.after_list[arrays.after_begin[c] : arrays.after_begin[c + 1]]} - {k}
+        before[k] |= {
+            int(leader[d])
+            for d in arrays.after_list[arrays.after_begin[c] : arrays.after_begin[c + 1]]
+        } - {k}
     depth: dict[int, int] = {}
     stack = sorted(before, reverse=True)
     while stack:
@@ -147,14 +160,20 @@ def _chain_depths(arrays: ProblemArrays, leader: Ints) -> list[int]:
 
 @compiled
 def curve_price(t: Tables, curve: int, size_bytes: int) -> int:
-    """Return what ``apsched.costs.price_curve.PriceCurve`` returns, in 64 bits: the quotient is guessed in attached nodes, and the remainder set right.
+    """Return what ``apsched.costs.price_curve.PriceCurve`` returns, in 64 bits: the quotient is
+    guessed in attached nodes, and the remainder set right.
 
-    The remainder of a guess that is off by little is small, so that it comes out right although the products in it wrap around.
+    The remainder of a guess that is off by little is small, so that it comes out right although the
+    products in it wrap around.
     """
     begin, past = t.curve_begin[curve], t.curve_begin[curve + 1]
     k = np.searchsorted(t.curve_size[begin:past], size_bytes, side="right") - 1
     k = begin + min(max(k, 0), past - begin - 2)
-    rise, run, over = t.curve_price[k + 1] - t.curve_price[k], t.curve_size[k + 1] - t.curve_size[k], size_bytes - t.curve_size[k]
+    rise, run, over = (
+        t.curve_price[k + 1] - t.curve_price[k],
+        t.curve_size[k + 1] - t.curve_size[k],
+        size_bytes - t.curve_size[k],
+    )
     up = np.int64(float(over) * float(rise) / float(run))
     rest = over * rise - up * run
     while rest > 0:
@@ -170,7 +189,8 @@ def curve_price(t: Tables, curve: int, size_bytes: int) -> int:
 def bucket_figures(t: Tables, member_begin: Ints, member_list: Ints, coalesced: Bools) -> Ints:
     """Return (B, NUM_FIGURES): what every bucket costs and where it may stand.
 
-    A bucket of several is coalesced where its first member is among ``coalesced`` (C,) and all of its members may be.
+    A bucket of several is coalesced where its first member is among ``coalesced`` (C,) and all of
+    its members may be.
     """
     figures = np.zeros((len(member_begin) - 1, NUM_FIGURES), np.int64)
     copy = len(t.key_launch)
@@ -191,7 +211,10 @@ def bucket_figures(t: Tables, member_begin: Ints, member_list: Ints, coalesced: 
             ready, need = max(ready, t.ready_slot[c]), min(need, t.need_slot[c])
         figures[b, READY_GAP], figures[b, NEED_GAP] = ready, need
         if past - begin == 1:
-            figures[b, LAUNCH_TICKS], figures[b, TRANSFER_TICKS] = t.launch_ticks[first], t.transfer_ticks[first]
+            figures[b, LAUNCH_TICKS], figures[b, TRANSFER_TICKS] = (
+                t.launch_ticks[first],
+                t.transfer_ticks[first],
+            )
         else:
             figures[b, LAUNCH_TICKS] = t.key_launch[t.key[first]]
             figures[b, TRANSFER_TICKS] = curve_price(t, t.key[first], size)
@@ -207,10 +230,12 @@ def bucket_figures(t: Tables, member_begin: Ints, member_list: Ints, coalesced: 
 
 @compiled
 def legal(t: Tables, member_begin: Ints, member_list: Ints, bucket_cap: int, span_cap: int) -> bool:
-    """Whether every bucket may be one; atoms are whole in ``labels`` that come from ``apsched.solver.arrays.plan_groups.whole``.
+    """Whether every bucket may be one; atoms are whole in ``labels`` that come from
+    ``apsched.solver.arrays.plan_groups.whole``.
 
-    One key, bucketable, ready before needed, within the caps on bytes and span; and its members wait for equally long chains of other
-    collectives, so that no two buckets can wait for each other.
+    One key, bucketable, ready before needed, within the caps on bytes and span; and its members
+    wait for equally long chains of other collectives, so that no two buckets can wait for each
+    other.
     """
     for b in range(len(member_begin) - 1):
         begin, past = member_begin[b], member_begin[b + 1]
@@ -235,7 +260,9 @@ def legal(t: Tables, member_begin: Ints, member_list: Ints, bucket_cap: int, spa
 
 @compiled
 def members_of(labels: Ints) -> tuple[Ints, Ints, Ints]:
-    """Return (bucket_of, member_begin, member_list) of collectives with one label for each bucket; buckets by their lowest member."""
+    """Return (bucket_of, member_begin, member_list) of collectives with one label for each bucket;
+    buckets by their lowest member.
+    """
     index = np.full(len(labels), -1, np.int64)
     bucket_of = np.empty(len(labels), np.int64)
     size = np.zeros(len(labels), np.int64)

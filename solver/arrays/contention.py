@@ -18,19 +18,27 @@ class ContentionArrays(NamedTuple):
     link_list: Ints
     """Links of each stream."""
     latency_ticks: Ints
-    """(C,) price of no bytes of the key of each collective: what a transfer takes before it moves bytes."""
+    """(C,) price of no bytes of the key of each collective: what a transfer takes before it moves
+    bytes.
+    """
     member_ticks: Ints
     """(C,) what each member adds to that in a coalesced bucket."""
     parts: int
-    """A transfer alone on its links moves so many parts of its bytes in a tick; n of them on a link share it."""
+    """A transfer alone on its links moves so many parts of its bytes in a tick; n of them on a link
+    share it.
+    """
     full_move: int
     slow_move: int
     """Beside compute, a transfer moves ``slow_move / full_move`` of that."""
     full_latency: int
     slow_latency: int
-    """A tick of latency is ``full_latency`` units, of which ``slow_latency`` pass in a tick beside compute."""
+    """A tick of latency is ``full_latency`` units, of which ``slow_latency`` pass in a tick beside
+    compute.
+    """
     full_speed: int
-    """Work that the compute stream does in a tick while nothing is transferred; a tick of work is so much."""
+    """Work that the compute stream does in a tick while nothing is transferred; a tick of work is
+    so much.
+    """
     slow_speed: int
     """The same while something is."""
 
@@ -50,8 +58,13 @@ def shares(problem: Problem) -> ContentionArrays | None:
         num_links=len(contention.links),
         link_begin=begin,
         link_list=np.array([link for mine in links for link in mine], dtype=np.int64),
-        latency_ticks=np.array([problem.keys[c.key].price(0) for c in problem.collectives], dtype=np.int64),
-        member_ticks=np.array([problem.keys[c.key].coalesced_member_ticks or 0 for c in problem.collectives], dtype=np.int64),
+        latency_ticks=np.array(
+            [problem.keys[c.key].price(0) for c in problem.collectives], dtype=np.int64
+        ),
+        member_ticks=np.array(
+            [problem.keys[c.key].coalesced_member_ticks or 0 for c in problem.collectives],
+            dtype=np.int64,
+        ),
         parts=contention.parts(),
         full_move=full_move,
         slow_move=slow_move,

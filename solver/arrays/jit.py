@@ -1,7 +1,8 @@
 """Compilation of the inner loops, typed: numba's own decorator hides signatures.
 
-Machine code is cached beside its file where that is writable. numba looks at one file only to tell whether code in the cache is stale,
-though what a function calls is compiled into it; here all files with compiled code count.
+Machine code is cached beside its file where that is writable. numba looks at one file only to tell
+whether code in the cache is stale, though what a function calls is compiled into it; here all files
+with compiled code count.
 """
 
 from collections.abc import Callable
@@ -22,7 +23,9 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def inlined(function: Callable[P, R]) -> Callable[P, R]:
-    """Return ``function`` to be pasted into the compiled functions that call it: handing over many arrays costs more than a short body."""
+    """Return ``function`` to be pasted into the compiled functions that call it: handing over many
+    arrays costs more than a short body.
+    """
     return _compiled(function, inline="always")
 
 
@@ -32,7 +35,9 @@ def _compiled(function: Callable[P, R], **how: str) -> Callable[P, R]:
     try:
         assert dispatcher._cache._cache_file._source_stamp
         dispatcher._cache._cache_file._source_stamp = source_stamp()
-    except AttributeError:  # a numba whose cache cannot be told what counts: no cache rather than stale code
+    except (
+        AttributeError
+    ):  # a numba whose cache cannot be told what counts: no cache rather than stale code
         dispatcher = njit(**how)(function)
     return cast("Callable[P, R]", dispatcher)
 
@@ -43,6 +48,9 @@ def source_stamp() -> str:
     digest = sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         text = path.read_bytes()
-        if b"apsched.solver.arrays.jit import" in text or path.name in ("compact.py", "compiled.py"):
+        if b"apsched.solver.arrays.jit import" in text or path.name in (
+            "compact.py",
+            "compiled.py",
+        ):
             digest.update(text)
     return digest.hexdigest()

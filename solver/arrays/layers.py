@@ -1,9 +1,11 @@
 """Layers that repeat, found from the structure of a problem and not from names.
 
-Every compute node is a symbol: what its collectives look like (key, sizes, distances between ready slot, need slot and last use), and what
-memory it takes and frees. Durations are not part of it, so that layers that were measured, and differ a little, are still the same.
-A stretch of the compute order with period p is a run of positions i with symbol[i] = symbol[i + p]. Distances between equal symbols propose p;
-each proposal is checked in one pass. Work: linear in the nodes, for a fixed number of proposals.
+Every compute node is a symbol: what its collectives look like (key, sizes, distances between ready
+slot, need slot and last use), and what memory it takes and frees. Durations are not part of it, so
+that layers that were measured, and differ a little, are still the same. A stretch of the compute
+order with period p is a run of positions i with symbol[i] = symbol[i + p]. Distances between equal
+symbols propose p; each proposal is checked in one pass. Work: linear in the nodes, for a fixed
+number of proposals.
 """
 
 from dataclasses import dataclass
@@ -11,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from apsched.solver.arrays.problem_arrays import Bools, ProblemArrays, Ints
+from apsched.solver.arrays.problem_arrays import Bools, Ints, ProblemArrays
 
 _LEAST_REPEATS = 3
 _LEAST_SHARE = 0.1
@@ -20,19 +22,25 @@ _PROPOSALS = 64
 _STEPS = 8
 """A symbol may stand in a layer up to this often for its distances to propose the layer."""
 _AS_GOOD = 0.9
-"""A shorter period wins if it covers this share of what the best covers: twice a period fits as well, and sometimes a node further."""
+"""A shorter period wins if it covers this share of what the best covers: twice a period fits as
+well, and sometimes a node further.
+"""
 _DURATIONS_ALIKE = 0.01
-"""Share of the work by which repeats may differ before several layers together are looked at as one."""
+"""Share of the work by which repeats may differ before several layers together are looked at as
+one.
+"""
 _FAR = -(2**62)
 """Stands for an offset that has no meaning: ready from the beginning, needed by outputs only."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Period:
-    """A stretch of the compute order that repeats: compute nodes [first_compute, first_compute + count * length).
+    """A stretch of the compute order that repeats: compute nodes [first_compute, first_compute +
+    count * length).
 
-    A collective belongs to the layer (repeat) in which it is needed, or, where only outputs need it, becomes ready. The position is its
-    place within the layer: the collectives of one position look alike in all layers.
+    A collective belongs to the layer (repeat) in which it is needed, or, where only outputs need
+    it, becomes ready. The position is its place within the layer: the collectives of one position
+    look alike in all layers.
     """
 
     first_compute: int
@@ -49,7 +57,10 @@ class Period:
     def collectives(self) -> tuple[tuple[int, ...], ...]:
         """For each position its collective in every layer."""
         inside = sorted(
-            (position, layer, c) for c, (position, layer) in enumerate(zip(self.position_of_collective, self.layer_of_collective, strict=True))
+            (position, layer, c)
+            for c, (position, layer) in enumerate(
+                zip(self.position_of_collective, self.layer_of_collective, strict=True)
+            )
         )
         rows: list[list[int]] = []
         for position, _, c in inside:
@@ -61,7 +72,9 @@ class Period:
 
 
 def find_periods(arrays: ProblemArrays) -> tuple[Period, ...]:
-    """Return disjoint stretches that repeat at least three times, in order of the compute order; one for each kind of layer."""
+    """Return disjoint stretches that repeat at least three times, in order of the compute order;
+    one for each kind of layer.
+    """
     events = event_compute(arrays)
     symbols = _symbols(arrays, events)
     moves = ~arrays.on_path
@@ -82,7 +95,9 @@ def find_periods(arrays: ProblemArrays) -> tuple[Period, ...]:
 
 
 def event_compute(arrays: ProblemArrays) -> Ints:
-    """Return for each collective the compute node that it belongs to: the first that needs it, else the last before it; -1 for none."""
+    """Return for each collective the compute node that it belongs to: the first that needs it, else
+    the last before it; -1 for none.
+    """
     num_compute = len(arrays.compute_ticks)
     ready = arrays.ready_slot.copy()
     for c in range(len(ready)):  # ordered by start: those that it waits for come first
@@ -94,10 +109,14 @@ def event_compute(arrays: ProblemArrays) -> Ints:
 
 
 def _symbols(arrays: ProblemArrays, events: Ints) -> Ints:
-    """Return for each compute node a number that says what it looks like; equal looks, equal numbers."""
+    """Return for each compute node a number that says what it looks like; equal looks, equal
+    numbers.
+    """
     num_compute = len(arrays.compute_ticks)
     slot, at = arrays.base_slot_bytes, arrays.base_compute_bytes
-    looks: list[list[tuple[object, ...]]] = [[("fixed", int(slot[k + 1] - slot[k]), int(at[k] - slot[k]))] for k in range(num_compute)]
+    looks: list[list[tuple[object, ...]]] = [
+        [("fixed", int(slot[k + 1] - slot[k]), int(at[k] - slot[k]))] for k in range(num_compute)
+    ]
     for s, size in enumerate(arrays.storage_bytes.tolist()):
         birth, last = int(arrays.storage_birth_compute[s]), int(arrays.storage_last_compute[s])
         if birth >= 0:
@@ -108,11 +127,15 @@ def _symbols(arrays: ProblemArrays, events: Ints) -> Ints:
         if event >= 0:
             looks[event].append(_look(arrays, c, event))
     index: dict[tuple[object, ...], int] = {}
-    return np.array([index.setdefault(tuple(sorted(look)), len(index)) for look in looks], dtype=np.int64)
+    return np.array(
+        [index.setdefault(tuple(sorted(look)), len(index)) for look in looks], dtype=np.int64
+    )
 
 
 def _look(arrays: ProblemArrays, c: int, event: int) -> tuple[object, ...]:
-    """Return what makes ``c`` alike another: its key and sizes, and how far from ``event`` it is ready, needed, written and last used."""
+    """Return what makes ``c`` alike another: its key and sizes, and how far from ``event`` it is
+    ready, needed, written and last used.
+    """
     num_compute = len(arrays.compute_ticks)
     given, result = int(arrays.input_storage[c]), int(arrays.output_storage[c])
     ready, need = int(arrays.ready_slot[c]), int(arrays.need_slot[c])
@@ -131,13 +154,17 @@ def _look(arrays: ProblemArrays, c: int, event: int) -> tuple[object, ...]:
 
 
 def _best_run(symbols: Ints, weight: Ints, least: float) -> tuple[int, int, int] | None:
-    """Return (first node, period, repeats) of the stretch that covers most collectives, the shortest period among equals."""
+    """Return (first node, period, repeats) of the stretch that covers most collectives, the
+    shortest period among equals.
+    """
     before = np.concatenate(([0], np.cumsum(weight)))
     runs = []
     for length in _proposals(symbols, weight):
         begin, past = _longest_run(symbols[:-length] == symbols[length:], before, length)
         count = (past - begin) // length
-        covered = int(before[begin + count * length] - before[begin]) if count >= _LEAST_REPEATS else 0
+        covered = (
+            int(before[begin + count * length] - before[begin]) if count >= _LEAST_REPEATS else 0
+        )
         if covered >= least:
             runs.append((length, begin, count, covered))
     if not runs:
@@ -153,7 +180,8 @@ def _proposals(symbols: Ints, weight: Ints) -> list[int]:
     order = np.lexsort((at, symbols[at]))
     position, symbol = at[order], symbols[at][order]
     distances = [
-        (position[step:] - position[:-step])[symbol[step:] == symbol[:-step]] for step in range(1, min(_STEPS, len(position) - 1) + 1)
+        (position[step:] - position[:-step])[symbol[step:] == symbol[:-step]]
+        for step in range(1, min(_STEPS, len(position) - 1) + 1)
     ]
     if not distances:
         return []
@@ -164,7 +192,9 @@ def _proposals(symbols: Ints, weight: Ints) -> list[int]:
 
 
 def _longest_run(alike: Bools, before: Ints, length: int) -> tuple[int, int]:
-    """Return first and past of the stretch with ``alike`` throughout that covers most collectives; it reaches one period further."""
+    """Return first and past of the stretch with ``alike`` throughout that covers most collectives;
+    it reaches one period further.
+    """
     edges = np.diff(np.concatenate(([0], alike.astype(np.int8), [0])))
     first, past = np.nonzero(edges == 1)[0], np.nonzero(edges == -1)[0] + length
     if not len(first):
@@ -174,7 +204,9 @@ def _longest_run(alike: Bools, before: Ints, length: int) -> tuple[int, int]:
 
 
 def _several_as_one(ticks: Ints, length: int, count: int) -> int:
-    """Return how many layers make one repeat: several where only together they take equally long (attention of two kinds in turn)."""
+    """Return how many layers make one repeat: several where only together they take equally long
+    (attention of two kinds in turn).
+    """
     total = max(int(ticks.sum()), 1)
     for times in range(1, _LEAST_REPEATS + 2):
         step = times * length
@@ -186,7 +218,9 @@ def _several_as_one(ticks: Ints, length: int, count: int) -> int:
 
 
 def _period(arrays: ProblemArrays, events: Ints, first: int, length: int, count: int) -> Period:
-    """Return the stretch with its collectives; those of one layer are numbered by compute node, then by look, then as captured."""
+    """Return the stretch with its collectives; those of one layer are numbered by compute node,
+    then by look, then as captured.
+    """
     positions, layers = [-1] * len(events), [-1] * len(events)
     members: list[list[tuple[int, tuple[object, ...], int]]] = [[] for _ in range(count)]
     for c, event in enumerate(events.tolist()):
@@ -196,4 +230,10 @@ def _period(arrays: ProblemArrays, events: Ints, first: int, length: int, count:
     for layer, found in enumerate(members):
         for position, (*_, c) in enumerate(sorted(found)):
             positions[c], layers[c] = position, layer
-    return Period(first_compute=first, length=length, count=count, position_of_collective=tuple(positions), layer_of_collective=tuple(layers))
+    return Period(
+        first_compute=first,
+        length=length,
+        count=count,
+        position_of_collective=tuple(positions),
+        layer_of_collective=tuple(layers),
+    )

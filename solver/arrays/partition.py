@@ -22,7 +22,7 @@ from apsched.solver.arrays.bucket_prices import (
     tables,
     with_places,
 )
-from apsched.solver.arrays.problem_arrays import Bools, ProblemArrays, Ints
+from apsched.solver.arrays.problem_arrays import Bools, Ints, ProblemArrays
 
 Members = tuple[int, ...]
 
@@ -63,22 +63,31 @@ class Partition:
 class Pricer:
     """Figures of buckets from their members."""
 
-    def __init__(self, problem: Problem, arrays: ProblemArrays, like: "Pricer | None" = None) -> None:
+    def __init__(
+        self, problem: Problem, arrays: ProblemArrays, like: "Pricer | None" = None
+    ) -> None:
         """``like`` is a pricer of the same problem under another order of its compute."""
         self.problem = problem
         self.arrays = arrays
-        self.tables: Tables = tables(problem, arrays) if like is None else with_places(like.tables, arrays)
+        self.tables: Tables = (
+            tables(problem, arrays) if like is None else with_places(like.tables, arrays)
+        )
         self._none = np.zeros(len(arrays.kind), dtype=np.bool_)
 
     def figures(self, members: Members) -> tuple[int, ...]:
         """Return the figures of a bucket, flat where it has several members."""
         begin = np.array([0, len(members)], dtype=np.int64)
-        return tuple(bucket_figures(self.tables, begin, np.array(members, dtype=np.int64), self._none)[0].tolist())
+        return tuple(
+            bucket_figures(self.tables, begin, np.array(members, dtype=np.int64), self._none)[
+                0
+            ].tolist()
+        )
 
     def partition(self, buckets: Iterable[Members], coalesced: Bools | None = None) -> Partition:
         """Return ``buckets``, which must cover every collective once, as arrays.
 
-        ``coalesced`` (C,) says of the first member of a bucket whether that is coalesced, where it may be.
+        ``coalesced`` (C,) says of the first member of a bucket whether that is coalesced, where it
+        may be.
         """
         buckets = tuple(buckets)
         bucket_of = np.empty(len(self.arrays.kind), dtype=np.int64)
@@ -89,31 +98,53 @@ class Pricer:
         return self._partition(buckets, bucket_of, begin, members, coalesced)
 
     def partition_of(self, labels: Ints, coalesced: Bools | None = None) -> Partition:
-        """Return the partition in which collectives with one label (the index of one of them) share a bucket."""
+        """Return the partition in which collectives with one label (the index of one of them) share
+        a bucket.
+        """
         bucket_of, begin, members = members_of(labels)
-        buckets = tuple(tuple(run.tolist()) for run in np.split(members, begin[1:-1])) if len(members) else ()
+        buckets = (
+            tuple(tuple(run.tolist()) for run in np.split(members, begin[1:-1]))
+            if len(members)
+            else ()
+        )
         return self._partition(buckets, bucket_of, begin, members, coalesced)
 
     def allowed(self, members: Members, caps: Caps) -> bool:
-        """Whether ``members`` may share a launch: one key, bucketable, ready before needed, within the caps on bytes and span.
+        """Whether ``members`` may share a launch: one key, bucketable, ready before needed, within
+        the caps on bytes and span.
 
         Chains of collectives are not looked at: see ``apsched.solver.arrays.bucket_prices.legal``.
         """
         if len(members) == 1:
             return True
         arrays = self.arrays
-        if any(not arrays.bucketable[c] for c in members) or len({int(arrays.key[c]) for c in members}) > 1:
+        if (
+            any(not arrays.bucketable[c] for c in members)
+            or len({int(arrays.key[c]) for c in members}) > 1
+        ):
             return False
-        if max(int(arrays.ready_slot[c]) for c in members) > min(int(min(arrays.need_slot[c], arrays.launch_last[c])) for c in members):
+        if max(int(arrays.ready_slot[c]) for c in members) > min(
+            int(min(arrays.need_slot[c], arrays.launch_last[c])) for c in members
+        ):
             return False
         if arrays.closed[list(members)].any() and len({int(arrays.group[c]) for c in members}) > 1:
             return False
-        if caps.bucket_cap_bytes is not None and sum(int(arrays.size_bytes[c]) for c in members) > caps.bucket_cap_bytes:
+        if (
+            caps.bucket_cap_bytes is not None
+            and sum(int(arrays.size_bytes[c]) for c in members) > caps.bucket_cap_bytes
+        ):
             return False
         ranks = [int(arrays.start_rank[c]) for c in members]
         return caps.max_topo_span is None or max(ranks) - min(ranks) <= caps.max_topo_span
 
-    def _partition(self, buckets: tuple[Members, ...], bucket_of: Ints, begin: Ints, members: Ints, coalesced: Bools | None) -> Partition:
+    def _partition(
+        self,
+        buckets: tuple[Members, ...],
+        bucket_of: Ints,
+        begin: Ints,
+        members: Ints,
+        coalesced: Bools | None,
+    ) -> Partition:
         coalesced = self._none if coalesced is None else coalesced
         figures = np.ascontiguousarray(bucket_figures(self.tables, begin, members, coalesced).T)
         return Partition(

@@ -1,11 +1,13 @@
-"""PlanGroups: what no partition takes apart, by the user's plan. Without a plan every collective is one."""
+"""PlanGroups: what no partition takes apart, by the user's plan. Without a plan every collective is
+one.
+"""
 
 from typing import NamedTuple
 
 import numpy as np
 
 from apsched.solver.arrays.jit import compiled
-from apsched.solver.arrays.problem_arrays import Bools, ProblemArrays, Ints
+from apsched.solver.arrays.problem_arrays import Bools, Ints, ProblemArrays
 
 
 class PlanGroups(NamedTuple):
@@ -28,19 +30,33 @@ def plan_groups(arrays: ProblemArrays) -> PlanGroups:
     c = arrays
     first_of = {int(g): i for i, g in reversed(list(enumerate(c.group))) if g >= 0}
     leader = np.array([first_of.get(int(g), i) for i, g in enumerate(c.group)], dtype=np.int64)
-    size, ready, need = c.size_bytes.copy(), c.ready_slot.copy(), np.minimum(c.need_slot, c.launch_last)
+    size, ready, need = (
+        c.size_bytes.copy(),
+        c.ready_slot.copy(),
+        np.minimum(c.need_slot, c.launch_last),
+    )
     first, last = c.start_rank.copy(), c.start_rank.copy()
     for i in np.nonzero(leader != np.arange(len(leader)))[0]:
         k = leader[i]
         size[k] += size[i]
         ready[k], need[k] = max(ready[k], ready[i]), min(need[k], need[i])
         first[k], last[k] = min(first[k], first[i]), max(last[k], last[i])
-    return PlanGroups(leader=leader, closed=c.closed, size_bytes=size, ready_slot=ready, need_slot=need, first_rank=first, last_rank=last)
+    return PlanGroups(
+        leader=leader,
+        closed=c.closed,
+        size_bytes=size,
+        ready_slot=ready,
+        need_slot=need,
+        first_rank=first,
+        last_rank=last,
+    )
 
 
 @compiled
 def whole(a: PlanGroups, labels: Ints) -> Ints:
-    """Return ``labels`` with each collective in the bucket of its leader, closed atoms apart, and buckets named by their lowest member."""
+    """Return ``labels`` with each collective in the bucket of its leader, closed atoms apart, and
+    buckets named by their lowest member.
+    """
     lowest = np.full(2 * len(labels), -1, np.int64)
     result = np.empty(len(labels), np.int64)
     for c in range(len(labels)):

@@ -1,15 +1,20 @@
-"""The problem in the form that search works on: a fixed compute order of compute nodes, and units that move between them.
+"""The problem in the form that search works on: a fixed compute order of compute nodes, and units
+that move between them.
 
 Normal form of a schedule (what search and model choose from; everything else follows):
 
-- The compute order is the compute nodes in captured order. Gap g is the place before compute node g; slot m is the one after the last.
-- The launch unit of a bucket is the prologues of its members, the copy-in (if it has two members or more), and the start.
-- The wait unit is the wait, then the epilogues of members that need no copy-out. The copy-out unit of a member is its
-  copy-out and its epilogue.
-- A view stands right after the last node that it depends on, where it keeps nothing alive that would not be alive anyway.
+- The compute order is the compute nodes in captured order. Gap g is the place before compute node
+  g; slot m is the one after the last.
+- The launch unit of a bucket is the prologues of its members, the copy-in (if it has two members or
+  more), and the start.
+- The wait unit is the wait, then the epilogues of members that need no copy-out. The copy-out unit
+  of a member is its copy-out and its epilogue.
+- A view stands right after the last node that it depends on, where it keeps nothing alive that
+  would not be alive anyway.
 
-A *attached node* is a node of such a unit: prologue, start, wait or epilogue. Storages that only inputs, compute nodes and the output
-touch have fixed lives: they are a baseline. The rest depend on where the attached nodes stand.
+A *attached node* is a node of such a unit: prologue, start, wait or epilogue. Storages that only
+inputs, compute nodes and the output touch have fixed lives: they are a baseline. The rest depend on
+where the attached nodes stand.
 """
 
 from dataclasses import dataclass
@@ -31,7 +36,9 @@ ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, OTHER_KIND = 0, 1, 2, 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProblemArrays:
-    """Arrays over compute nodes (m of them), collectives, attached nodes and storages. CSR pairs end in ``_begin`` and ``_list``."""
+    """Arrays over compute nodes (m of them), collectives, attached nodes and storages. CSR pairs
+    end in ``_begin`` and ``_list``.
+    """
 
     compute_ticks: Ints
     """(m,) durations."""
@@ -85,7 +92,9 @@ class ProblemArrays:
     storage_bytes: Ints
     """(S,) storages whose life depends on attached nodes."""
     storage_birth_compute: Ints
-    """(S,) compute node that allocates it; -1 where it is there from the beginning or a attached node allocates it."""
+    """(S,) compute node that allocates it; -1 where it is there from the beginning or a attached
+    node allocates it.
+    """
     storage_birth_attached: Ints
     storage_last_compute: Ints
     """(S,) last compute node that touches it (m: the output); -1 for none."""
@@ -100,7 +109,9 @@ class ProblemArrays:
     closed: Bools
     """(C,) nobody joins its group."""
     launch_last: Ints
-    """(C,) last slot where the plan lets its launch stand; m where it says nothing. The first is part of ``ready_slot``."""
+    """(C,) last slot where the plan lets its launch stand; m where it says nothing. The first is
+    part of ``ready_slot``.
+    """
     wait_first: Ints
     """(C,) first slot where the plan lets its wait stand."""
     wait_last: Ints
@@ -113,7 +124,9 @@ class ProblemArrays:
 
 @dataclass(slots=True)
 class _Hosts:
-    """For each node where it stands: the last compute node and the attached nodes that it follows at once."""
+    """For each node where it stands: the last compute node and the attached nodes that it follows
+    at once.
+    """
 
     compute_order: list[int]
     attached: list[frozenset[int]]
@@ -127,13 +140,19 @@ def problem_arrays(problem: Problem) -> ProblemArrays:
     num_compute = len(problem.compute_order)
     ready, need, after = _places(problem, hosts, compute_index, attached_index)
     storages = _storages(problem, hosts)
-    moving = [s for s, life in enumerate(storages) if not (problem.storages[s].kept or _is_fixed(life))]
+    moving = [
+        s for s, life in enumerate(storages) if not (problem.storages[s].kept or _is_fixed(life))
+    ]
     index_of_storage = {s: i for i, s in enumerate(moving)}
     base_slot, base_compute = _baseline(problem, storages, set(moving), num_compute)
     touch_begin, touch_list = _csr([sorted(storages[s][2]) for s in moving])
     after_begin, after_list = _csr(after)
-    prologue_begin, prologue_list = _csr([[attached_index[n] for n in c.prologue] for c in problem.collectives])
-    epilogue_begin, epilogue_list = _csr([[attached_index[n] for n in c.epilogue] for c in problem.collectives])
+    prologue_begin, prologue_list = _csr(
+        [[attached_index[n] for n in c.prologue] for c in problem.collectives]
+    )
+    epilogue_begin, epilogue_list = _csr(
+        [[attached_index[n] for n in c.epilogue] for c in problem.collectives]
+    )
     cs = problem.collectives
     keys = [problem.keys[c.key] for c in cs]
     attached = sorted(attached_index, key=attached_index.__getitem__)
@@ -148,7 +167,13 @@ def problem_arrays(problem: Problem) -> ProblemArrays:
         size_bytes=_array(c.size_bytes for c in cs),
         input_bytes=_array(c.input_bytes for c in cs),
         output_bytes=_array(c.output_bytes for c in cs),
-        coalesces=np.array([c.may_be_coalesced and k.coalesced_member_ticks is not None for c, k in zip(cs, keys, strict=True)], np.bool_),
+        coalesces=np.array(
+            [
+                c.may_be_coalesced and k.coalesced_member_ticks is not None
+                for c, k in zip(cs, keys, strict=True)
+            ],
+            np.bool_,
+        ),
         member_ticks=_array(k.coalesced_member_ticks or 0 for k in keys),
         launch_ticks=_array(problem.duration_ticks[c.start] for c in cs),
         bucket_launch_ticks=_array(k.launch_ticks for k in keys),
@@ -157,7 +182,10 @@ def problem_arrays(problem: Problem) -> ProblemArrays:
         on_path=np.array([c.on_path for c in cs], dtype=np.bool_),
         bucketable=np.array([c.bucketable for c in cs], dtype=np.bool_),
         start_rank=_array(c.start for c in cs),
-        ready_slot=_array(max(r, c.restriction.start_slots[0] if c.restriction.start_slots else 0) for r, c in zip(ready, cs, strict=True)),
+        ready_slot=_array(
+            max(r, c.restriction.start_slots[0] if c.restriction.start_slots else 0)
+            for r, c in zip(ready, cs, strict=True)
+        ),
         need_slot=_array(need),
         after_begin=after_begin,
         after_list=after_list,
@@ -170,10 +198,17 @@ def problem_arrays(problem: Problem) -> ProblemArrays:
         cast_attached=_array(attached_index[c.cast[0]] if c.cast else -1 for c in cs),
         epilogue_begin=epilogue_begin,
         epilogue_list=epilogue_list,
-        attached_ticks=_array(problem.duration_ticks[n] if problem.kinds[n] is NodeKind.COMPUTE else 0 for n in attached),
+        attached_ticks=_array(
+            problem.duration_ticks[n] if problem.kinds[n] is NodeKind.COMPUTE else 0
+            for n in attached
+        ),
         storage_bytes=_array(problem.storages[s].size_bytes for s in moving),
-        storage_birth_compute=_array(compute_index.get(problem.storages[s].birth, -1) for s in moving),
-        storage_birth_attached=_array(attached_index.get(problem.storages[s].birth, -1) for s in moving),
+        storage_birth_compute=_array(
+            compute_index.get(problem.storages[s].birth, -1) for s in moving
+        ),
+        storage_birth_attached=_array(
+            attached_index.get(problem.storages[s].birth, -1) for s in moving
+        ),
         storage_last_compute=_array(storages[s][1] for s in moving),
         touch_begin=touch_begin,
         touch_list=touch_list,
@@ -199,11 +234,15 @@ def _restrictions(problem: Problem) -> dict[str, Any]:
 
 
 def _attached_index(problem: Problem) -> dict[int, int]:
-    nodes = sorted(n for c in problem.collectives for n in (*c.prologue, c.start, c.wait, *c.epilogue))
+    nodes = sorted(
+        n for c in problem.collectives for n in (*c.prologue, c.start, c.wait, *c.epilogue)
+    )
     return {node: f for f, node in enumerate(dict.fromkeys(nodes))}
 
 
-def _hosts(problem: Problem, compute_index: dict[int, int], attached_index: dict[int, int]) -> _Hosts:
+def _hosts(
+    problem: Problem, compute_index: dict[int, int], attached_index: dict[int, int]
+) -> _Hosts:
     hosts = _Hosts(compute_order=[], attached=[])
     for node in range(problem.num_nodes):
         if node in compute_index:
@@ -225,7 +264,9 @@ def _hosts(problem: Problem, compute_index: dict[int, int], attached_index: dict
 def _places(
     problem: Problem, hosts: _Hosts, compute_index: dict[int, int], attached_index: dict[int, int]
 ) -> tuple[list[int], list[int], list[list[int]]]:
-    """Return for each collective its ready slot, its need slot, and the collectives whose wait comes before its launch."""
+    """Return for each collective its ready slot, its need slot, and the collectives whose wait
+    comes before its launch.
+    """
     owner: dict[int, int] = {}  # wait and epilogue attached nodes -> their collective
     mine: dict[int, int] = {}  # any attached node -> its collective
     for c, collective in enumerate(problem.collectives):
@@ -237,7 +278,11 @@ def _places(
     ready, need = [], [num_compute] * len(problem.collectives)
     after: list[list[int]] = []
     for c, collective in enumerate(problem.collectives):
-        before = {p for node in (*collective.prologue, collective.start) for p in problem.predecessors[node]}
+        before = {
+            p
+            for node in (*collective.prologue, collective.start)
+            for p in problem.predecessors[node]
+        }
         ready.append(1 + max((hosts.compute_order[p] for p in before), default=-1))
         attached = set().union(*(hosts.attached[p] for p in before)) if before else set()
         after.append(sorted({owner[f] for f in attached if f in owner and owner[f] != c}))
@@ -245,30 +290,48 @@ def _places(
         for p in problem.predecessors[node]:
             for f in hosts.attached[p]:
                 need[mine[f]] = min(need[mine[f]], k)
-    for c in reversed(range(len(after))):  # what another collective takes further is needed where that one's result is
+    for c in reversed(
+        range(len(after))
+    ):  # what another collective takes further is needed where that one's result is
         for d in after[c]:
             need[d] = min(need[d], need[c])
     return ready, need, after
 
 
 def _storages(problem: Problem, hosts: _Hosts) -> list[tuple[int, int, frozenset[int], bool]]:
-    """Return (first compute node, last compute node, attached nodes, alive from the beginning) of every storage; -1 for no compute node."""
+    """Return (first compute node, last compute node, attached nodes, alive from the beginning) of
+    every storage; -1 for no compute node.
+    """
     result = []
     for storage in problem.storages:
-        compute_order = [hosts.compute_order[u] for u in storage.uses if hosts.compute_order[u] >= 0]
+        compute_order = [
+            hosts.compute_order[u] for u in storage.uses if hosts.compute_order[u] >= 0
+        ]
         attached = frozenset().union(*(hosts.attached[u] for u in storage.uses))
-        result.append((min(compute_order, default=-1), max(compute_order, default=-1), attached, storage.birth < 0))
+        result.append(
+            (
+                min(compute_order, default=-1),
+                max(compute_order, default=-1),
+                attached,
+                storage.birth < 0,
+            )
+        )
     return result
 
 
 def _is_fixed(life: tuple[int, int, frozenset[int], bool]) -> bool:
-    """Whether a storage lives from slot to slot whatever launches and waits do; an input that nothing uses is gone before slot 0."""
+    """Whether a storage lives from slot to slot whatever launches and waits do; an input that
+    nothing uses is gone before slot 0.
+    """
     _, last, attached, from_beginning = life
     return not attached and not (from_beginning and last < 0)
 
 
 def _baseline(
-    problem: Problem, storages: list[tuple[int, int, frozenset[int], bool]], moving: set[int], num_compute: int
+    problem: Problem,
+    storages: list[tuple[int, int, frozenset[int], bool]],
+    moving: set[int],
+    num_compute: int,
 ) -> tuple[Ints, Ints]:
     """Return the bytes of storages with fixed lives in each slot and at each compute node."""
     slot = np.zeros(num_compute + 3, dtype=np.int64)

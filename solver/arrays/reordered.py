@@ -1,8 +1,9 @@
 """The compact form of a problem under any order of its compute.
 
-Compute moves in blocks: a run of neighbours that a compiler makes one kernel of stays together, so that no order costs a fusion. A
-block of one node is the rule. Which blocks and collectives come before which follows from the dependences; every order that keeps them
-gives a compact form by arithmetic on arrays, without another look at the problem.
+Compute moves in blocks: a run of neighbours that a compiler makes one kernel of stays together, so
+that no order costs a fusion. A block of one node is the rule. Which blocks and collectives come
+before which follows from the dependences; every order that keeps them gives a compact form by
+arithmetic on arrays, without another look at the problem.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,18 +15,25 @@ import numpy as np
 from apsched.config import Caps
 from apsched.graph.records import NodeKind
 from apsched.problem.problem import Problem
-from apsched.solver.arrays.problem_arrays import ALL_GATHER, Bools, ProblemArrays, Ints
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, Bools, Ints, ProblemArrays
 from apsched.units import ALLOCATION_BYTES
 
 
 def may_move(problem: Problem, caps: Caps) -> bool:
-    """Whether compute may leave its place: the cap allows it, and no rule of the user's plan names places among the compute nodes."""
-    placed = any(c.restriction.start_slots is not None or c.restriction.wait_slots is not None for c in problem.collectives)
+    """Whether compute may leave its place: the cap allows it, and no rule of the user's plan names
+    places among the compute nodes.
+    """
+    placed = any(
+        c.restriction.start_slots is not None or c.restriction.wait_slots is not None
+        for c in problem.collectives
+    )
     return caps.max_compute_move != 0 and not placed
 
 
 class Precedence(NamedTuple):
-    """What comes before what, over blocks (K), collectives (C) and compute nodes as captured (m). CSR pairs."""
+    """What comes before what, over blocks (K), collectives (C) and compute nodes as captured (m).
+    CSR pairs.
+    """
 
     first: Ints
     """(K+1,) first compute node of each block, as captured."""
@@ -35,7 +43,9 @@ class Precedence(NamedTuple):
     """(m,)"""
     before_begin: Ints
     before_list: Ints
-    """Blocks before a block: it takes their results, or those of collectives that come behind them."""
+    """Blocks before a block: it takes their results, or those of collectives that come behind
+    them.
+    """
     behind_begin: Ints
     behind_list: Ints
     """Blocks behind a block, in the same sense."""
@@ -90,7 +100,11 @@ class Orders:
         assert not problem.reordered
         self.problem, self.arrays = problem, arrays
         compute_index = {node: k for k, node in enumerate(problem.compute_order)}
-        attached_owner = {n: c for c, col in enumerate(problem.collectives) for n in (*col.prologue, col.start, col.wait, *col.epilogue)}
+        attached_owner = {
+            n: c
+            for c, col in enumerate(problem.collectives)
+            for n in (*col.prologue, col.start, col.wait, *col.epilogue)
+        }
         behind = _behind(problem, compute_index, attached_owner)
         moving: list[tuple[int, _Behind]] = []
         fixed: list[tuple[int, _Behind]] = []
@@ -98,17 +112,26 @@ class Orders:
             touching = [behind[u] for u in storage.uses]
             if not storage.kept:
                 unused = storage.birth < 0 and not any(nodes for nodes, _ in touching)
-                (moving if unused or any(attached for _, attached in touching) else fixed).append((s, touching))
+                (moving if unused or any(attached for _, attached in touching) else fixed).append(
+                    (s, touching)
+                )
         self.precedence = _precedence(problem, arrays, compute_index, behind, (*fixed, *moving))
         num_compute = len(problem.compute_order)
         self.moving = _touched(problem, moving, compute_index, num_compute)
         self.fixed = _touched(problem, fixed, compute_index, num_compute)
-        self.fixed_bytes = np.array([problem.storages[s].size_bytes for s, _ in fixed], dtype=np.int64)
-        self.before = _csr({j for p in problem.predecessors[node] for j in behind[p][0]} for node in problem.compute_order)
+        self.fixed_bytes = np.array(
+            [problem.storages[s].size_bytes for s, _ in fixed], dtype=np.int64
+        )
+        self.before = _csr(
+            {j for p in problem.predecessors[node] for j in behind[p][0]}
+            for node in problem.compute_order
+        )
         """Compute nodes before a compute node, CSR; finer than blocks."""
         self.needed = _needed(problem, behind)
         """Compute nodes that need the result of a collective, CSR."""
-        self.surely_before = _csr(_nodes_before(problem, _before_launches(problem, arrays, behind)[1], behind))
+        self.surely_before = _csr(
+            _nodes_before(problem, _before_launches(problem, arrays, behind)[1], behind)
+        )
         """As ``before``, and also through collectives."""
         begin = arrays.after_begin
         self._chained = [c for c in range(len(begin) - 1) if begin[c + 1] > begin[c]]
@@ -119,7 +142,9 @@ class Orders:
         return bool((np.diff(self.precedence.first) > 1).any())
 
     def arrays_of(self, order: Ints) -> ProblemArrays:
-        """Return the compact form with the compute order in ``order``: compute nodes as captured, in their new places."""
+        """Return the compact form with the compute order in ``order``: compute nodes as captured,
+        in their new places.
+        """
         old, num_compute = self.arrays, len(order)
         place = np.empty(num_compute + 2, dtype=np.int64)
         place[order] = np.arange(num_compute)
@@ -138,7 +163,9 @@ class Orders:
             ready_slot=1 + _extremes(place, p.ready_begin, p.ready_list, np.maximum, -1),
             need_slot=need,
             storage_birth_compute=place[self.moving.birth],
-            storage_last_compute=_extremes(place, self.moving.begin, self.moving.nodes, np.maximum, -1),
+            storage_last_compute=_extremes(
+                place, self.moving.begin, self.moving.nodes, np.maximum, -1
+            ),
         )
 
     def blocks_of(self, order: Ints) -> Ints:
@@ -153,16 +180,23 @@ class Orders:
         return replace(self.problem, reordered=tuple(compute_order[k] for k in order.tolist()))
 
     def lives(self) -> Iterator[Life]:
-        """Yield where each storage that the caller does not keep is alive whatever the launches and waits do."""
+        """Yield where each storage that the caller does not keep is alive whatever the launches and
+        waits do.
+        """
         num_compute = len(self.arrays.compute_ticks)
         fixed_bytes, moving_bytes = self.fixed_bytes.tolist(), self.arrays.storage_bytes.tolist()
         result_of = {int(s): c for c, s in enumerate(self.arrays.output_storage) if s >= 0}
-        for touched, sizes, moves in ((self.fixed, fixed_bytes, False), (self.moving, moving_bytes, True)):
+        for touched, sizes, moves in (
+            (self.fixed, fixed_bytes, False),
+            (self.moving, moving_bytes, True),
+        ):
             for s, size in enumerate(sizes):
                 nodes = touched.nodes[touched.begin[s] : touched.begin[s + 1]].tolist()
                 by_attached = moves and int(self.arrays.storage_birth_attached[s]) >= 0
                 if by_attached and s in result_of and self.arrays.kind[result_of[s]] != ALL_GATHER:
-                    size = max(size - ALLOCATION_BYTES + 1, 0)  # it may lie inside a bucket's buffer, which is rounded up once
+                    size = max(
+                        size - ALLOCATION_BYTES + 1, 0
+                    )  # it may lie inside a bucket's buffer, which is rounded up once
                 yield Life(
                     nodes=tuple(k for k in nodes if k < num_compute),
                     from_beginning=bool(touched.from_beginning[s]),
@@ -171,11 +205,18 @@ class Orders:
                 )
 
     def _baseline(self, place: Ints, num_compute: int) -> tuple[Ints, Ints]:
-        """As ``apsched.solver.arrays.problem_arrays`` has it: the bytes of storages with fixed lives in each slot and at each compute node."""
+        """As ``apsched.solver.arrays.problem_arrays`` has it: the bytes of storages with fixed
+        lives in each slot and at each compute node.
+        """
         fixed, size, early = self.fixed, self.fixed_bytes, self.fixed.from_beginning
         last = _extremes(place, fixed.begin, fixed.nodes, np.maximum, -1)
-        first = np.where(early, 0, _extremes(place, fixed.begin, fixed.nodes, np.minimum, num_compute))
-        slot, at = np.zeros(num_compute + 3, dtype=np.int64), np.zeros(num_compute + 3, dtype=np.int64)
+        first = np.where(
+            early, 0, _extremes(place, fixed.begin, fixed.nodes, np.minimum, num_compute)
+        )
+        slot, at = (
+            np.zeros(num_compute + 3, dtype=np.int64),
+            np.zeros(num_compute + 3, dtype=np.int64),
+        )
         lives = last >= 0
         np.add.at(slot, np.where(early, 0, first + 1)[lives], size[lives])
         np.add.at(slot, (last + 1)[lives], -size[lives])
@@ -185,10 +226,14 @@ class Orders:
 
 
 _Behind = list[tuple[frozenset[int], frozenset[int]]]
-"""For each node the compute nodes and the collectives that it follows, through nodes that take no place of their own; itself if it is one."""
+"""For each node the compute nodes and the collectives that it follows, through nodes that take no
+place of their own; itself if it is one.
+"""
 
 
-def _behind(problem: Problem, compute_index: dict[int, int], attached_owner: dict[int, int]) -> _Behind:
+def _behind(
+    problem: Problem, compute_index: dict[int, int], attached_owner: dict[int, int]
+) -> _Behind:
     found: _Behind = []
     nothing: frozenset[int] = frozenset()
     for node in range(problem.num_nodes):
@@ -200,7 +245,9 @@ def _behind(problem: Problem, compute_index: dict[int, int], attached_owner: dic
             found.append((frozenset((len(compute_index),)), nothing))
         else:
             before = [found[p] for p in problem.predecessors[node]]
-            found.append((nothing.union(*(s for s, _ in before)), nothing.union(*(f for _, f in before))))
+            found.append(
+                (nothing.union(*(s for s, _ in before)), nothing.union(*(f for _, f in before)))
+            )
     return found
 
 
@@ -212,8 +259,13 @@ def _precedence(
     storages: Sequence[tuple[int, _Behind]],
 ) -> Precedence:
     ready, before_launch = _before_launches(problem, arrays, behind)
-    needs_of = [{c for p in problem.predecessors[node] for c in behind[p][1]} for node in problem.compute_order]
-    first = _block_begins(problem, [set().union(*(before_launch[c] for c in needed)) for needed in needs_of])
+    needs_of = [
+        {c for p in problem.predecessors[node] for c in behind[p][1]}
+        for node in problem.compute_order
+    ]
+    first = _block_begins(
+        problem, [set().union(*(before_launch[c] for c in needed)) for needed in needs_of]
+    )
     num_blocks = len(first) - 1
     block_of = np.repeat(np.arange(num_blocks), np.diff(first))
     before: list[set[int]] = [set() for _ in range(num_blocks)]
@@ -225,7 +277,15 @@ def _precedence(
         before[mine].discard(mine)
     feeds = _turned([{int(block_of[j]) for j in nodes} for nodes in ready], num_blocks)
     ticks = np.concatenate(([0], np.cumsum(arrays.compute_ticks)))
-    touched = [{int(block_of[k]) for compute_order, _ in touching for k in compute_order if k < len(block_of)} for _, touching in storages]
+    touched = [
+        {
+            int(block_of[k])
+            for compute_order, _ in touching
+            for k in compute_order
+            if k < len(block_of)
+        }
+        for _, touching in storages
+    ]
     births = [problem.storages[s].birth for s, _ in storages]
     sent = {c.input_storage for c in problem.collectives}
     return Precedence(
@@ -239,29 +299,51 @@ def _precedence(
         *_csr(feeds),
         *_csr(_turned(touched, num_blocks)),
         np.array([problem.storages[s].size_bytes for s, _ in storages], dtype=np.int64),
-        np.array([block_of[compute_index[birth]] if birth in compute_index else -1 for birth in births], dtype=np.int64),
-        np.array([s in sent or any(len(block_of) in compute_order for compute_order, _ in touching) for s, touching in storages], dtype=np.bool_),
+        np.array(
+            [block_of[compute_index[birth]] if birth in compute_index else -1 for birth in births],
+            dtype=np.int64,
+        ),
+        np.array(
+            [
+                s in sent or any(len(block_of) in compute_order for compute_order, _ in touching)
+                for s, touching in storages
+            ],
+            dtype=np.bool_,
+        ),
         _patient(arrays, before, [{int(block_of[j]) for j in nodes} for nodes in before_launch]),
     )
 
 
-def _before_launches(problem: Problem, arrays: ProblemArrays, behind: _Behind) -> tuple[list[set[int]], list[set[int]]]:
-    """Return the compute nodes before the launch of each collective: those that it takes its input from, and also through others."""
+def _before_launches(
+    problem: Problem, arrays: ProblemArrays, behind: _Behind
+) -> tuple[list[set[int]], list[set[int]]]:
+    """Return the compute nodes before the launch of each collective: those that it takes its input
+    from, and also through others.
+    """
     ready: list[set[int]] = []
     before_launch: list[set[int]] = []
     for c, collective in enumerate(problem.collectives):
         nodes = (*collective.prologue, collective.start)
-        ready.append({j for node in nodes for p in problem.predecessors[node] for j in behind[p][0]})
+        ready.append(
+            {j for node in nodes for p in problem.predecessors[node] for j in behind[p][0]}
+        )
         chained = arrays.after_list[arrays.after_begin[c] : arrays.after_begin[c + 1]]
         before_launch.append(ready[-1].union(*(before_launch[d] for d in chained)))
     return ready, before_launch
 
 
-def _nodes_before(problem: Problem, before_launch: list[set[int]], behind: _Behind) -> Iterator[set[int]]:
-    """Yield for each compute node those that come before it: it takes their results, or those of collectives that come behind them."""
+def _nodes_before(
+    problem: Problem, before_launch: list[set[int]], behind: _Behind
+) -> Iterator[set[int]]:
+    """Yield for each compute node those that come before it: it takes their results, or those of
+    collectives that come behind them.
+    """
     for node in problem.compute_order:
         compute_order = [behind[p][0] for p in problem.predecessors[node]]
-        yield set().union(*compute_order, *(before_launch[c] for p in problem.predecessors[node] for c in behind[p][1]))
+        yield set().union(
+            *compute_order,
+            *(before_launch[c] for p in problem.predecessors[node] for c in behind[p][1]),
+        )
 
 
 def _patient(arrays: ProblemArrays, before: list[set[int]], before_launch: list[set[int]]) -> Bools:
@@ -285,12 +367,19 @@ def _turned(rows: list[set[int]], num_columns: int) -> list[set[int]]:
 
 
 def _block_begins(problem: Problem, through_collectives: list[set[int]]) -> Ints:
-    """Return where blocks begin, and the number of compute nodes; no block has a node that needs a collective of another (the sets)."""
+    """Return where blocks begin, and the number of compute nodes; no block has a node that needs a
+    collective of another (the sets).
+    """
     kernels = problem.kernels or (-1,) * problem.num_nodes
     mine = [kernels[node] for node in problem.compute_order]
     begins: list[int] = []
     for k in range(len(mine)):
-        if not k or mine[k] < 0 or mine[k] != mine[k - 1] or any(j >= begins[-1] for j in through_collectives[k]):
+        if (
+            not k
+            or mine[k] < 0
+            or mine[k] != mine[k - 1]
+            or any(j >= begins[-1] for j in through_collectives[k])
+        ):
             begins.append(k)
     return np.array([*begins, len(mine)], dtype=np.int64)
 
@@ -305,13 +394,22 @@ def _needed(problem: Problem, behind: _Behind) -> tuple[Ints, Ints]:
     return _csr(needed)
 
 
-def _touched(problem: Problem, storages: list[tuple[int, _Behind]], compute_index: dict[int, int], num_compute: int) -> Touched:
-    begin, nodes = _csr([set().union(*(compute_order for compute_order, _ in touching)) for _, touching in storages])
+def _touched(
+    problem: Problem,
+    storages: list[tuple[int, _Behind]],
+    compute_index: dict[int, int],
+    num_compute: int,
+) -> Touched:
+    begin, nodes = _csr(
+        [set().union(*(compute_order for compute_order, _ in touching)) for _, touching in storages]
+    )
     births = [problem.storages[s].birth for s, _ in storages]
     return Touched(
         begin=begin,
         nodes=nodes,
-        birth=np.array([compute_index.get(birth, num_compute + 1) for birth in births], dtype=np.int64),
+        birth=np.array(
+            [compute_index.get(birth, num_compute + 1) for birth in births], dtype=np.int64
+        ),
         from_beginning=np.array([birth < 0 for birth in births], dtype=np.bool_),
     )
 
@@ -324,7 +422,9 @@ def _csr(rows: Iterable[set[int]]) -> tuple[Ints, Ints]:
 
 
 def _extremes(place: Ints, begin: Ints, nodes: Ints, of: np.ufunc, empty: int) -> Ints:
-    """Return the least or greatest place among the nodes of each row; ``empty`` for a row without any."""
+    """Return the least or greatest place among the nodes of each row; ``empty`` for a row without
+    any.
+    """
     result = np.full(len(begin) - 1, empty, dtype=np.int64)
     some = begin[1:] > begin[:-1]
     if some.any():

@@ -1,15 +1,16 @@
 """Lower bounds on step time under contention; proofs in ``docs/formulation.md``.
 
-Contention makes nothing faster, so every bound without it holds. What it adds, with A the least time in which anything is transferred,
-f the factor by which compute is slower then, and L, W, E, d as in ``apsched.solver.bounds.step_time``:
+Contention makes nothing faster, so every bound without it holds. What it adds, with A the least
+time in which anything is transferred, f the factor by which compute is slower then, and L, W, E, d
+as in ``apsched.solver.bounds.step_time``:
 
-    (C1)  a link is to the bytes of all its streams what a stream is to its transfers: (B1) to (B7) and (R1) to (R4) hold with the
-          streams of a link taken as one and prices without latency
+    (C1)  a link is to the bytes of all its streams what a stream is to its transfers: (B1) to (B7)
+          and (R1) to (R4) hold with the streams of a link taken as one and prices without latency
     (C2)  step time >= sum_i d_i + W(all collectives) + (1 - 1/f) A
     (C3)  step time >= (E_k + tail_j) / f + sum_{k <= i < j} d_i + (1 - 1/f) A  for k < j,
           tail_j = L(reductions of a stream that are ready at slot j or behind it)
-    (C4)  step time >= L(all of a stream or link, without latency) + (1 - 1/g) (sum_i d_i + W(all collectives)),
-          g the factor by which transfers are slower while compute runs
+    (C4)  step time >= L(all of a stream or link, without latency) + (1 - 1/g) (sum_i d_i + W(all
+          collectives)), g the factor by which transfers are slower while compute runs
 """
 
 from dataclasses import replace
@@ -20,9 +21,16 @@ from apsched.config import Caps
 from apsched.costs.price_curve import PriceCurve
 from apsched.problem.problem import Problem
 from apsched.solver.arrays.contention import ContentionArrays
-from apsched.solver.arrays.problem_arrays import ALL_GATHER, ProblemArrays, Ints
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, Ints, ProblemArrays
 from apsched.solver.bounds.linear_program import lp_bound
-from apsched.solver.bounds.step_time import TimeBound, earliest, least_work, step_time_bound, transfer_bound, work_bound
+from apsched.solver.bounds.step_time import (
+    TimeBound,
+    earliest,
+    least_work,
+    step_time_bound,
+    transfer_bound,
+    work_bound,
+)
 from apsched.solver.bounds.tighten import tighten
 from apsched.solver.search.bucket_forms import without_copies
 
@@ -30,17 +38,25 @@ _TAILS = 64
 """Tails of at most this many sizes are tried of each stream."""
 
 
-def shared_bound(problem: Problem, arrays: ProblemArrays, caps: Caps, *, in_order: bool) -> TimeBound:
-    """Return the best of the bounds that contention adds; not ``in_order``: those for any order of the compute."""
+def shared_bound(
+    problem: Problem, arrays: ProblemArrays, caps: Caps, *, in_order: bool
+) -> TimeBound:
+    """Return the best of the bounds that contention adds; not ``in_order``: those for any order of
+    the compute.
+    """
     shares = arrays.shares
     assert shares is not None
     problem, arrays = without_copies(problem, arrays)
     if in_order:
         arrays = tighten(arrays, caps)
     everything = np.arange(len(arrays.kind))
-    work = int(arrays.compute_ticks.sum()) + work_bound(problem, arrays, least_work(problem, arrays), everything)
+    work = int(arrays.compute_ticks.sum()) + work_bound(
+        problem, arrays, least_work(problem, arrays), everything
+    )
     found = [TimeBound(ticks=0, source="contention")]
-    busy = max((transfer_bound(problem, arrays, caps, mine) for mine in _of_each_stream(arrays)), default=0)
+    busy = max(
+        (transfer_bound(problem, arrays, caps, mine) for mine in _of_each_stream(arrays)), default=0
+    )
     for link, name in enumerate(problem.contention.links if problem.contention else ()):
         users = _users(shares, link)
         if len(set(arrays.stream[everything[np.isin(arrays.stream, users)]].tolist())) < 2:
@@ -53,7 +69,10 @@ def shared_bound(problem: Problem, arrays: ProblemArrays, caps: Caps, *, in_orde
             bounds += [step_time_bound(as_one, merged, caps), lp_bound(as_one, merged, caps)]
         found.append(TimeBound(ticks=max(bound.ticks for bound in bounds), source=f"link {name}"))
     if shares.full_move > shares.slow_move:
-        found += [_beside_work(problem, arrays, caps, shares, users, work) for users in _used_alike(arrays, shares)]
+        found += [
+            _beside_work(problem, arrays, caps, shares, users, work)
+            for users in _used_alike(arrays, shares)
+        ]
     if shares.full_speed > shares.slow_speed and len(everything):
         found.append(_all_work(shares, work, busy))
         if in_order:
@@ -62,20 +81,45 @@ def shared_bound(problem: Problem, arrays: ProblemArrays, caps: Caps, *, in_orde
 
 
 def _of_each_stream(arrays: ProblemArrays) -> list[Ints]:
-    return [mine for stream in range(arrays.num_streams) if len(mine := np.nonzero(arrays.stream == stream)[0])]
+    return [
+        mine
+        for stream in range(arrays.num_streams)
+        if len(mine := np.nonzero(arrays.stream == stream)[0])
+    ]
 
 
 def _users(shares: ContentionArrays, link: int) -> list[int]:
-    return [s for s in range(len(shares.link_begin) - 1) if link in shares.link_list[shares.link_begin[s] : shares.link_begin[s + 1]]]
+    return [
+        s
+        for s in range(len(shares.link_begin) - 1)
+        if link in shares.link_list[shares.link_begin[s] : shares.link_begin[s + 1]]
+    ]
 
 
-def _as_one_stream(problem: Problem, arrays: ProblemArrays, users: list[int]) -> tuple[Problem, ProblemArrays]:
-    """Return the problem in which the streams ``users`` are one, the first, and its transfers have no latency: (C1)."""
+def _as_one_stream(
+    problem: Problem, arrays: ProblemArrays, users: list[int]
+) -> tuple[Problem, ProblemArrays]:
+    """Return the problem in which the streams ``users`` are one, the first, and its transfers have
+    no latency: (C1).
+    """
     others = [stream for stream in range(arrays.num_streams) if stream not in users]
-    number = np.array([0 if stream in users else 1 + others.index(stream) for stream in range(arrays.num_streams)], dtype=np.int64)
-    latency = np.array([k.price(0) if k.stream in users else 0 for k in problem.keys], dtype=np.int64)
+    number = np.array(
+        [
+            0 if stream in users else 1 + others.index(stream)
+            for stream in range(arrays.num_streams)
+        ],
+        dtype=np.int64,
+    )
+    latency = np.array(
+        [k.price(0) if k.stream in users else 0 for k in problem.keys], dtype=np.int64
+    )
     keys = tuple(
-        replace(k, stream=int(number[k.stream]), price=_without_latency(k.price) if k.stream in users else k.price) for k in problem.keys
+        replace(
+            k,
+            stream=int(number[k.stream]),
+            price=_without_latency(k.price) if k.stream in users else k.price,
+        )
+        for k in problem.keys
     )
     merged = replace(
         arrays,
@@ -83,15 +127,22 @@ def _as_one_stream(problem: Problem, arrays: ProblemArrays, users: list[int]) ->
         transfer_ticks=arrays.transfer_ticks - latency[arrays.key],
         num_streams=1 + len(others),
     )
-    return replace(problem, keys=keys, streams=("of the link", *(problem.streams[stream] for stream in others))), merged
+    return replace(
+        problem, keys=keys, streams=("of the link", *(problem.streams[stream] for stream in others))
+    ), merged
 
 
 def _without_latency(price: PriceCurve) -> PriceCurve:
-    return PriceCurve(size_bytes=price.size_bytes, price_ticks=tuple(p - price.price_ticks[0] for p in price.price_ticks))
+    return PriceCurve(
+        size_bytes=price.size_bytes,
+        price_ticks=tuple(p - price.price_ticks[0] for p in price.price_ticks),
+    )
 
 
 def _all_work(shares: ContentionArrays, work: int, busy: int) -> TimeBound:
-    """Return what all ``work`` of the compute stream takes where something is transferred for ``busy`` ticks: (C2)."""
+    """Return what all ``work`` of the compute stream takes where something is transferred for
+    ``busy`` ticks: (C2).
+    """
     slow = (shares.full_speed - shares.slow_speed) * busy // shares.full_speed
     return TimeBound(ticks=work + slow, source="slower compute")
 
@@ -100,18 +151,31 @@ def _used_alike(arrays: ProblemArrays, shares: ContentionArrays) -> list[list[in
     """Return each stream that has transfers alone, and the streams of each link."""
     used = set(arrays.stream.tolist())
     links = (_users(shares, link) for link in range(shares.num_links))
-    return [[stream] for stream in sorted(used)] + [users for users in links if len(used.intersection(users)) > 1]
+    return [[stream] for stream in sorted(used)] + [
+        users for users in links if len(used.intersection(users)) > 1
+    ]
 
 
-def _beside_work(problem: Problem, arrays: ProblemArrays, caps: Caps, shares: ContentionArrays, users: list[int], work: int) -> TimeBound:
-    """Return what the bytes of the streams ``users``, which are one or share a link, take where ``work`` slows them: (C4)."""
+def _beside_work(
+    problem: Problem,
+    arrays: ProblemArrays,
+    caps: Caps,
+    shares: ContentionArrays,
+    users: list[int],
+    work: int,
+) -> TimeBound:
+    """Return what the bytes of the streams ``users``, which are one or share a link, take where
+    ``work`` slows them: (C4).
+    """
     as_one, merged = _as_one_stream(problem, arrays, users)
     load = transfer_bound(as_one, merged, caps, np.nonzero(merged.stream == 0)[0])
     slow = (shares.full_move - shares.slow_move) * work // shares.full_move
     return TimeBound(ticks=load + slow, source="slower transfers")
 
 
-def _between(problem: Problem, arrays: ProblemArrays, caps: Caps, shares: ContentionArrays, busy: int) -> TimeBound:
+def _between(
+    problem: Problem, arrays: ProblemArrays, caps: Caps, shares: ContentionArrays, busy: int
+) -> TimeBound:
     """Return the best over heads and tails: (C3)."""
     full, slow, num_compute = shares.full_speed, shares.slow_speed, len(arrays.compute_ticks)
     begin, _ = earliest(problem, arrays, caps)
@@ -120,17 +184,30 @@ def _between(problem: Problem, arrays: ProblemArrays, caps: Caps, shares: Conten
     best = 0
     for j, tail in _tails(problem, arrays, caps, num_compute):
         if j > 0:
-            best = max(best, int(heads[j - 1]) + tail * slow + int(done[j]) * full + (full - slow) * busy)
+            best = max(
+                best, int(heads[j - 1]) + tail * slow + int(done[j]) * full + (full - slow) * busy
+            )
     return TimeBound(ticks=best // full, source="slower compute")
 
 
-def _tails(problem: Problem, arrays: ProblemArrays, caps: Caps, num_compute: int) -> list[tuple[int, int]]:
-    """Return (j, least time to transfer reductions of one stream that are ready at slot j or behind)."""
+def _tails(
+    problem: Problem, arrays: ProblemArrays, caps: Caps, num_compute: int
+) -> list[tuple[int, int]]:
+    """Return (j, least time to transfer reductions of one stream that are ready at slot j or
+    behind).
+    """
     found = [(num_compute, 0)]
-    moving = np.nonzero((arrays.need_slot >= num_compute) & ~arrays.on_path & (arrays.kind != ALL_GATHER))[0]
+    moving = np.nonzero(
+        (arrays.need_slot >= num_compute) & ~arrays.on_path & (arrays.kind != ALL_GATHER)
+    )[0]
     for stream in range(arrays.num_streams):
         mine = moving[arrays.stream[moving] == stream]
         mine = mine[np.argsort(-arrays.ready_slot[mine], kind="stable")]
         for i in range(min(len(mine), _TAILS)):
-            found.append((int(arrays.ready_slot[mine[i]]), transfer_bound(problem, arrays, caps, mine[: i + 1])))
+            found.append(
+                (
+                    int(arrays.ready_slot[mine[i]]),
+                    transfer_bound(problem, arrays, caps, mine[: i + 1]),
+                )
+            )
     return found

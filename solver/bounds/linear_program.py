@@ -1,21 +1,26 @@
 """A bound by linear programming: launches, copies and transfers weighed against each other.
 
-Whether a collective is launched alone or in a bucket decides what it costs where: alone it pays its own latency on the stream and
-a launch on the compute stream; in a bucket only its bytes on the stream, but copies on the compute stream. Each of the bounds of
-``apsched.solver.bounds.step_time`` takes the cheaper of the two for itself; no schedule can take both. With y_c in [0, 1] (in a bucket):
+Whether a collective is launched alone or in a bucket decides what it costs where: alone it pays its
+own latency on the stream and a launch on the compute stream; in a bucket only its bytes on the
+stream, but copies on the compute stream. Each of the bounds of ``apsched.solver.bounds.step_time``
+takes the cheaper of the two for itself; no schedule can take both. With y_c in [0, 1] (in a
+bucket):
 
     min z   s.t.   z >= const_i + sum_c ((1 - y_c) alone_ic + y_c shared_ic)    for every row i
 
     (R1)  the compute stream:      sum d;  alone: launch + own;  shared: copies + own
     (R2)  a stream, all of it:     head + tail;  alone: T;  shared: bytes * least rate
-    (R3)  a stream's gathers needed at or before k, then the compute order from k on:  alone: T;  shared: bytes * least rate;  gathers of the
-          stream needed later, shared: min(copy-out, slope * bytes), since a copy-out before k needs its bytes transferred before k;
-          reductions ready after k: alone: launch + own;  shared: copy-in + own
-    (R4)  the compute order before k, then a stream's reductions ready at or after slot k:  the largest of them, the others alone: T, shared:
-          slope * bytes;  gathers needed before k: as in (R1);  reductions of the stream ready before: alone: min(launch, T), shared:
+    (R3)  a stream's gathers needed at or before k, then the compute order from k on:  alone: T;
+          shared: bytes * least rate;  gathers of the stream needed later, shared: min(copy-out,
+          slope * bytes), since a copy-out before k needs its bytes transferred before k; reductions
+          ready after k: alone: launch + own;  shared: copy-in + own
+    (R4)  the compute order before k, then a stream's reductions ready at or after slot k:  the
+          largest of them, the others alone: T, shared: slope * bytes;  gathers needed before k: as
+          in (R1);  reductions of the stream ready before: alone: min(launch, T), shared:
           min(copy-in, slope * bytes), since each is launched before slot k or transferred after it
 
-The bound is the Lagrangian of the weights that the LP finds, evaluated anew, so that it holds whatever the LP's tolerances.
+The bound is the Lagrangian of the weights that the LP finds, evaluated anew, so that it holds
+whatever the LP's tolerances.
 """
 
 from dataclasses import dataclass, replace
@@ -26,7 +31,7 @@ from ortools.linear_solver import pywraplp
 
 from apsched.config import Caps
 from apsched.problem.problem import Problem
-from apsched.solver.arrays.problem_arrays import ALL_GATHER, ProblemArrays, Ints
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, Ints, ProblemArrays
 from apsched.solver.bounds.step_time import TimeBound, least_rate, least_slope
 
 Floats = npt.NDArray[np.float64]
@@ -39,7 +44,9 @@ _MOST_ROWS = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What each collective costs alone and in a bucket; own work is its prologue (in a bucket without its cast) and epilogue."""
+    """What each collective costs alone and in a bucket; own work is its prologue (in a bucket
+    without its cast) and epilogue.
+    """
 
     launch: Floats
     prologue: Floats
@@ -69,7 +76,9 @@ def lp_bound(problem: Problem, arrays: ProblemArrays, caps: Caps) -> TimeBound:
 
 
 def lagrangian(rows: list[Row]) -> int:
-    """Return the bound that weights of ``rows`` give, in ticks; the weights are the duals of the LP."""
+    """Return the bound that weights of ``rows`` give, in ticks; the weights are the duals of the
+    LP.
+    """
     constants = np.array([r.constant for r in rows])
     alone, shared = np.array([r.alone for r in rows]), np.array([r.shared for r in rows])
     weights = _weights(constants, alone, shared)
@@ -83,24 +92,41 @@ def rows_of(problem: Problem, arrays: ProblemArrays, caps: Caps) -> list[Row]:
 
 
 def decidable(arrays: ProblemArrays, rows: list[Row]) -> list[Row]:
-    """Return ``rows`` where what cannot be in a bucket, or must be, costs the same on both sides."""
+    """Return ``rows`` where what cannot be in a bucket, or must be, costs the same on both
+    sides.
+    """
     grouped = arrays.group >= 0
-    return [Row(r.constant, np.where(grouped, r.shared, r.alone), np.where(arrays.bucketable, r.shared, r.alone)) for r in rows]
+    return [
+        Row(
+            r.constant,
+            np.where(grouped, r.shared, r.alone),
+            np.where(arrays.bucketable, r.shared, r.alone),
+        )
+        for r in rows
+    ]
 
 
 def costs_of(problem: Problem, arrays: ProblemArrays, caps: Caps) -> Costs:
-    """Return what each collective costs alone and in a bucket; in a closed group of the plan, its share of that bucket."""
+    """Return what each collective costs alone and in a bucket; in a closed group of the plan, its
+    share of that bucket.
+    """
     return _in_closed_groups(problem, arrays, _costs(problem, arrays, caps))
 
 
 def _in_closed_groups(problem: Problem, arrays: ProblemArrays, costs: Costs) -> Costs:
-    """Return ``costs`` with the exact price of every bucket that the user's plan closes, each member bearing its share by bytes."""
+    """Return ``costs`` with the exact price of every bucket that the user's plan closes, each
+    member bearing its share by bytes.
+    """
     copy_in, rate = costs.copy_in.copy(), costs.rate.copy()
     for number in np.unique(arrays.group[arrays.closed]):
         mine = np.nonzero(arrays.group == number)[0]
         key = problem.keys[int(arrays.key[mine[0]])]
         copied, size = arrays.copied_bytes[mine], arrays.size_bytes[mine]
-        copy_in[mine] = (problem.copy_price(int(copied.sum())) + key.launch_ticks) * copied / max(int(copied.sum()), 1)
+        copy_in[mine] = (
+            (problem.copy_price(int(copied.sum())) + key.launch_ticks)
+            * copied
+            / max(int(copied.sum()), 1)
+        )
         rate[mine] = key.price(int(size.sum())) * size / max(int(size.sum()), 1)
     return replace(costs, copy_in=copy_in, rate=rate)
 
@@ -115,13 +141,19 @@ def _costs(problem: Problem, arrays: ProblemArrays, caps: Caps) -> Costs:
             if caps.bucket_cap_bytes is not None:
                 largest = min(largest, max(caps.bucket_cap_bytes, int(sizes.max())))
             rate[k], slope[k] = least_rate(key.price, largest), least_slope(key.price)
-    own = [[sum(problem.duration_ticks[n] for n in nodes) for nodes in (c.prologue, c.epilogue)] for c in problem.collectives]
+    own = [
+        [sum(problem.duration_ticks[n] for n in nodes) for nodes in (c.prologue, c.epilogue)]
+        for c in problem.collectives
+    ]
     prologue, epilogue = np.array(own, dtype=np.float64).reshape(-1, 2).T
     return Costs(
         launch=arrays.launch_ticks.astype(np.float64),
         prologue=prologue,
         prologue_shared=prologue
-        - np.array([sum(problem.duration_ticks[n] for n in c.cast[:1]) for c in problem.collectives], dtype=np.float64),
+        - np.array(
+            [sum(problem.duration_ticks[n] for n in c.cast[:1]) for c in problem.collectives],
+            dtype=np.float64,
+        ),
         epilogue=epilogue,
         copy_in=arrays.copied_bytes.astype(np.float64) * copy_rate,
         copy_out=np.where(arrays.kind == ALL_GATHER, arrays.copy_out_ticks, 0).astype(np.float64),
@@ -134,7 +166,10 @@ def _costs(problem: Problem, arrays: ProblemArrays, caps: Caps) -> Costs:
 def _rows(arrays: ProblemArrays, c: Costs) -> list[Row]:
     """Return all rows: (R1); for each stream (R2) and a sample of the others."""
     num_compute = len(arrays.compute_ticks)
-    alone, shared = c.prologue + c.epilogue + c.launch, c.prologue_shared + c.epilogue + c.copy_in + c.copy_out
+    alone, shared = (
+        c.prologue + c.epilogue + c.launch,
+        c.prologue_shared + c.epilogue + c.copy_in + c.copy_out,
+    )
     rows = [Row(float(arrays.compute_ticks.sum()), alone, shared)]
     before = np.concatenate(([0], np.cumsum(arrays.compute_ticks))).astype(np.float64)
     after = before[-1] - before
@@ -155,7 +190,12 @@ def _rows(arrays: ProblemArrays, c: Costs) -> list[Row]:
 
 
 def _gathers_row(
-    arrays: ProblemArrays, c: Costs, gathers: npt.NDArray[np.bool_], reductions: npt.NDArray[np.bool_], k: int, after: Floats
+    arrays: ProblemArrays,
+    c: Costs,
+    gathers: npt.NDArray[np.bool_],
+    reductions: npt.NDArray[np.bool_],
+    k: int,
+    after: Floats,
 ) -> Row:
     """Return (R3) for compute node ``k``."""
     sooner, later = gathers & (arrays.need_slot <= k), gathers & (arrays.need_slot > k)
@@ -165,14 +205,18 @@ def _gathers_row(
     return Row(float(after[k]), alone, shared + np.where(behind, c.copy_in + c.epilogue, 0.0))
 
 
-def _reductions_row(arrays: ProblemArrays, c: Costs, reductions: npt.NDArray[np.bool_], k: int, before: Floats) -> Row:
+def _reductions_row(
+    arrays: ProblemArrays, c: Costs, reductions: npt.NDArray[np.bool_], k: int, before: Floats
+) -> Row:
     """Return (R4) for slot ``k``."""
     last, sooner = reductions & (arrays.ready_slot >= k), reductions & (arrays.ready_slot < k)
     needed = (arrays.kind == ALL_GATHER) & ~arrays.on_path & (arrays.need_slot < k)
     largest = int(np.argmax(np.where(last, c.transfer, -1.0)))
     last = last.copy()
     last[largest] = False
-    alone = np.where(last, c.transfer, 0.0) + np.where(sooner, np.minimum(c.launch, c.transfer), 0.0)
+    alone = np.where(last, c.transfer, 0.0) + np.where(
+        sooner, np.minimum(c.launch, c.transfer), 0.0
+    )
     shared = np.where(last, c.slope, 0.0) + np.where(sooner, np.minimum(c.copy_in, c.slope), 0.0)
     return Row(
         float(before[k] + c.transfer[largest] - 1),
@@ -186,7 +230,9 @@ def _sample(slots: Ints) -> Ints:
     distinct = np.unique(slots)
     if len(distinct) <= _MOST_ROWS:
         return distinct
-    chosen: Ints = distinct[np.unique(np.linspace(0, len(distinct) - 1, _MOST_ROWS).round().astype(np.int64))]
+    chosen: Ints = distinct[
+        np.unique(np.linspace(0, len(distinct) - 1, _MOST_ROWS).round().astype(np.int64))
+    ]
     return chosen
 
 

@@ -1,16 +1,23 @@
-"""Lower bounds on the later objectives: peak memory, and number of launches, of schedules that keep a limit on step time.
+"""Lower bounds on the later objectives: peak memory, and number of launches, of schedules that keep
+a limit on step time.
 
-Symbols as in ``apsched.solver.bounds.step_time``. With Z the limit on step time, D_j = Z - sum_{i>=j} d_i is the latest begin of compute node j,
-and R_k the earliest time at which slot k is reached; A_k is what is alive at compute node k in every schedule.
+Symbols as in ``apsched.solver.bounds.step_time``. With Z the limit on step time, D_j = Z -
+sum_{i>=j} d_i is the latest begin of compute node j, and R_k the earliest time at which slot k is
+reached; A_k is what is alive at compute node k in every schedule.
 
-    (P1)  peak >= A_k + output of every gather c with R_{k+1} + T_c > D_need, need > k: launched behind k it would come too late
-                      + input of every reduce-scatter c with R_ready + T_c > D_k, ready <= k: waiting for it before k would take too long
-    (L1)  launches of a key >= the least number of slots such that each of its collectives can be launched in one of them
-    (L2)  launches of a key >= its longest chain of collectives that wait for each other; >= its bytes / cap on the bytes of a bucket
-    (L3)  launches of a key >= the least i for which i buckets are enough: sorted by need k_1 < k_2 < ..., the first i gather buckets hold
-          all that is needed before k_{i+1}, are transferred by D_{k_i}, and what is needed behind k_i is alive there; likewise
-          reduction buckets from the last one back
-    (L4)  launches >= min sum_key n_key, a linear program over the shares y_c of collectives that are in buckets
+    (P1)  peak >= A_k + output of every gather c with R_{k+1} + T_c > D_need, need > k: launched
+                      behind k it would come too late + input of every reduce-scatter c with R_ready
+                      + T_c > D_k, ready <= k: waiting for it before k would take too long
+    (L1)  launches of a key >= the least number of slots such that each of its collectives can be
+         launched in one of them
+    (L2)  launches of a key >= its longest chain of collectives that wait for each other; >= its
+         bytes / cap on the bytes of a bucket
+    (L3)  launches of a key >= the least i for which i buckets are enough: sorted by need k_1 < k_2
+          < ..., the first i gather buckets hold all that is needed before k_{i+1}, are transferred
+          by D_{k_i}, and what is needed behind k_i is alive there; likewise reduction buckets from
+          the last one back
+    (L4)  launches >= min sum_key n_key, a linear program over the shares y_c of collectives that
+         are in buckets
 """
 
 from collections.abc import Iterable
@@ -24,7 +31,7 @@ from apsched.config import Caps
 from apsched.costs.price_curve import PriceCurve
 from apsched.problem.problem import Problem
 from apsched.schedule.result import Score
-from apsched.solver.arrays.problem_arrays import ALL_GATHER, REDUCE_SCATTER, ProblemArrays, Ints
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, REDUCE_SCATTER, Ints, ProblemArrays
 from apsched.solver.bounds.linear_program import Floats, rows_of
 from apsched.solver.bounds.step_time import copy_rest, earliest, least_live_bytes, memory_bound
 from apsched.solver.bounds.tighten import holds_input, holds_output, tighten
@@ -41,17 +48,34 @@ class LaterBounds:
     """With at most the peak of the best schedule."""
 
 
-def later_bounds(problem: Problem, arrays: ProblemArrays, caps: Caps, best: Score, limit_ticks: int, floor_bound_bytes: int) -> LaterBounds:
-    """Return the bounds that ``best`` is measured by; ``floor_bound_bytes`` is what no schedule's peak is below, whatever its time."""
+def later_bounds(
+    problem: Problem,
+    arrays: ProblemArrays,
+    caps: Caps,
+    best: Score,
+    limit_ticks: int,
+    floor_bound_bytes: int,
+) -> LaterBounds:
+    """Return the bounds that ``best`` is measured by; ``floor_bound_bytes`` is what no schedule's
+    peak is below, whatever its time.
+    """
     problem, arrays = without_copies(problem, arrays)
     limit = max(limit_ticks, best.step_time_ticks)
     peak = max(floor_bound_bytes, peak_bound(problem, arrays, caps, limit))
-    launches = launches_bound(problem, arrays, replace(caps, memory_cap_bytes=best.peak_memory_bytes), limit)
-    return LaterBounds(limit_ticks=limit, peak_bytes=min(peak, best.peak_memory_bytes), launches=min(launches, best.num_launches))
+    launches = launches_bound(
+        problem, arrays, replace(caps, memory_cap_bytes=best.peak_memory_bytes), limit
+    )
+    return LaterBounds(
+        limit_ticks=limit,
+        peak_bytes=min(peak, best.peak_memory_bytes),
+        launches=min(launches, best.num_launches),
+    )
 
 
 def peak_bound(problem: Problem, arrays: ProblemArrays, caps: Caps, limit_ticks: int) -> int:
-    """(P1) Return bytes that the peak of no schedule with a step time of at most ``limit_ticks`` is below."""
+    """(P1) Return bytes that the peak of no schedule with a step time of at most ``limit_ticks`` is
+    below.
+    """
     num_compute = len(arrays.compute_ticks)
     _, reached = earliest(problem, arrays, caps)
     latest = limit_ticks - _compute_from(arrays)
@@ -60,7 +84,11 @@ def peak_bound(problem: Problem, arrays: ProblemArrays, caps: Caps, limit_ticks:
     for c in range(len(arrays.kind)):
         if arrays.on_path[c]:
             continue
-        need, ready, ticks = int(arrays.need_slot[c]), int(arrays.ready_slot[c]), int(arrays.transfer_ticks[c])
+        need, ready, ticks = (
+            int(arrays.need_slot[c]),
+            int(arrays.ready_slot[c]),
+            int(arrays.transfer_ticks[c]),
+        )
         if arrays.kind[c] == ALL_GATHER and need < num_compute and holds_output(arrays, c):
             held, past = int(arrays.output_bytes[c]), need
             first = int(np.searchsorted(reached, latest[need] - ticks, side="right")) - 1
@@ -83,15 +111,19 @@ def _compute_from(arrays: ProblemArrays) -> Ints:
 
 
 def launches_bound(problem: Problem, arrays: ProblemArrays, caps: Caps, limit_ticks: int) -> int:
-    """(L4) Return a number of launches that no schedule within ``caps`` and a step time of at most ``limit_ticks`` is below.
+    """(L4) Return a number of launches that no schedule within ``caps`` and a step time of at most
+    ``limit_ticks`` is below.
 
-    With n_k launches and b_k buckets of several members of key k, of at most M_k members each and N_k collectives in all:
+    With n_k launches and b_k buckets of several members of key k, of at most M_k members each and
+    N_k collectives in all:
 
-        n_k >= N_k - sum_c y_c + b_k,  n_k >= (L1), (L2), (L3),  b_k >= sum_c y_c / M_k,
-        Z >= const_i + sum_c ((1 - y_c) alone_ic + y_c shared_ic)  for every row of ``apsched.solver.bounds.linear_program``
+        n_k >= N_k - sum_c y_c + b_k,  n_k >= (L1), (L2), (L3),  b_k >= sum_c y_c / M_k, Z >=
+        const_i + sum_c ((1 - y_c) alone_ic + y_c shared_ic)  for every row of
+        ``apsched.solver.bounds.linear_program``
 
-    where a bucket's launch, and the price of copying nothing, add to the row of the compute stream. What is returned is the Lagrangian
-    of the weights that the LP finds, which holds for any weights.
+    where a bucket's launch, and the price of copying nothing, add to the row of the compute stream.
+    What is returned is the Lagrangian of the weights that the LP finds, which holds for any
+    weights.
     """
     if not len(arrays.kind):
         return 0
@@ -103,7 +135,9 @@ def launches_bound(problem: Problem, arrays: ProblemArrays, caps: Caps, limit_ti
     _, reached = earliest(problem, forced, caps)
     least = [_least_of_key(problem, arrays, forced, caps, limit_ticks, reached, k) for k in keys]
     most = [_most_members(forced, caps, k) for k in keys]
-    extra = np.array([problem.keys[k].launch_ticks + copy_rest(problem) for k in keys], dtype=np.float64)
+    extra = np.array(
+        [problem.keys[k].launch_ticks + copy_rest(problem) for k in keys], dtype=np.float64
+    )
     weights, shares = _weights(forced, excess, change, least, most, extra)
     total = float(weights @ excess)
     for k in keys:
@@ -116,15 +150,31 @@ def launches_bound(problem: Problem, arrays: ProblemArrays, caps: Caps, limit_ti
     return max(sum(least), int(np.ceil(total * (1 - 1e-9) - 1e-6)))
 
 
-def _least_of_key(problem: Problem, captured: ProblemArrays, arrays: ProblemArrays, caps: Caps, limit_ticks: int, reached: Ints, key: int) -> int:
-    """(L1), (L2) Return the launches that the places (in ``compact`` those that memory leaves), chains and sizes of ``key`` force."""
+def _least_of_key(
+    problem: Problem,
+    captured: ProblemArrays,
+    arrays: ProblemArrays,
+    caps: Caps,
+    limit_ticks: int,
+    reached: Ints,
+    key: int,
+) -> int:
+    """(L1), (L2) Return the launches that the places (in ``compact`` those that memory leaves),
+    chains and sizes of ``key`` force.
+    """
     mine = np.nonzero(arrays.key == key)[0]
     together = mine[arrays.bucketable[mine]]
     num_alone = len(mine) - len(together)
     if not len(together):
         return num_alone
-    done_by = limit_ticks - _compute_from(arrays)[arrays.need_slot[together]] - arrays.transfer_ticks[together]
-    last = np.minimum(np.searchsorted(reached, done_by, side="right") - 1, arrays.need_slot[together])
+    done_by = (
+        limit_ticks
+        - _compute_from(arrays)[arrays.need_slot[together]]
+        - arrays.transfer_ticks[together]
+    )
+    last = np.minimum(
+        np.searchsorted(reached, done_by, side="right") - 1, arrays.need_slot[together]
+    )
     first = arrays.ready_slot[together]
     counts = [_pierced(first, np.maximum(last, first)), _longest_chain(arrays, key)]
     if caps.max_topo_span is not None:
@@ -136,11 +186,13 @@ def _least_of_key(problem: Problem, captured: ProblemArrays, arrays: ProblemArra
     return num_alone + max(counts)
 
 
-def _chained_buckets(problem: Problem, arrays: ProblemArrays, caps: Caps, limit_ticks: int, reached: Ints, mine: Ints) -> int:
+def _chained_buckets(
+    problem: Problem, arrays: ProblemArrays, caps: Caps, limit_ticks: int, reached: Ints, mine: Ints
+) -> int:
     """(L3) Return how many launches ``mine``, of one key, need.
 
-    Gathers go by node k of their need, with D_k ticks for all transfers up to the one needed there. Reductions go by slot from the
-    last one back, with Z - R_g ticks from there on.
+    Gathers go by node k of their need, with D_k ticks for all transfers up to the one needed there.
+    Reductions go by slot from the last one back, with Z - R_g ticks from there on.
     """
     num_compute = len(arrays.compute_ticks)
     free = np.full(num_compute + 1, np.inf)
@@ -155,7 +207,10 @@ def _chained_buckets(problem: Problem, arrays: ProblemArrays, caps: Caps, limit_
     elif bool((arrays.need_slot[mine] >= num_compute).all()):
         place, held = arrays.ready_slot[mine], _held_inputs(arrays, mine)
         at = np.unique(place)[::-1]
-        ticks, room = limit_ticks - reached[at], np.where(at > 0, free[np.maximum(at - 1, 0)], np.inf)
+        ticks, room = (
+            limit_ticks - reached[at],
+            np.where(at > 0, free[np.maximum(at - 1, 0)], np.inf),
+        )
         rank = np.searchsorted(-at, -place)
     else:
         return 1
@@ -163,24 +218,47 @@ def _chained_buckets(problem: Problem, arrays: ProblemArrays, caps: Caps, limit_
     np.add.at(size_of, rank, arrays.size_bytes[mine])
     np.add.at(held_of, rank, held)
     sizes = arrays.size_bytes[mine]
-    largest = float(sizes.sum() if caps.bucket_cap_bytes is None else max(caps.bucket_cap_bytes, int(sizes.max())))
-    return _fewest(np.cumsum(size_of), np.cumsum(held_of), ticks, room, _below(problem.keys[int(arrays.key[mine[0]])].price), largest)
+    largest = float(
+        sizes.sum()
+        if caps.bucket_cap_bytes is None
+        else max(caps.bucket_cap_bytes, int(sizes.max()))
+    )
+    return _fewest(
+        np.cumsum(size_of),
+        np.cumsum(held_of),
+        ticks,
+        room,
+        _below(problem.keys[int(arrays.key[mine[0]])].price),
+        largest,
+    )
 
 
 def _held_inputs(arrays: ProblemArrays, mine: Ints) -> Ints:
-    """Return the bytes of the input of each of ``mine`` that its launch alone keeps alive behind the compute node that makes it."""
+    """Return the bytes of the input of each of ``mine`` that its launch alone keeps alive behind
+    the compute node that makes it.
+    """
     s = arrays.input_storage[mine]
     known = (s >= 0) & (np.bincount(s[s >= 0], minlength=len(arrays.storage_bytes) + 1)[s] == 1)
-    known &= (arrays.storage_birth_compute[s] >= 0) & (arrays.storage_last_compute[s] < arrays.ready_slot[mine])
+    known &= (arrays.storage_birth_compute[s] >= 0) & (
+        arrays.storage_last_compute[s] < arrays.ready_slot[mine]
+    )
     held: Ints = np.where(known, arrays.storage_bytes[s], 0)
     return held
 
 
-def _fewest(sizes: Floats, held: Floats, ticks: Ints, room: Floats, below: list[tuple[float, float]], largest: float) -> int:
+def _fewest(
+    sizes: Floats,
+    held: Floats,
+    ticks: Ints,
+    room: Floats,
+    below: list[tuple[float, float]],
+    largest: float,
+) -> int:
     """Return the least i such that i buckets can hold everything.
 
-    ``sizes`` and ``held`` are totals up to each place; i buckets, the last of which begins at place p, have ``ticks[p]`` for their
-    transfers and ``room[p]`` for what they hold beyond p. Where the next bucket begins, everything before it is in those i.
+    ``sizes`` and ``held`` are totals up to each place; i buckets, the last of which begins at place
+    p, have ``ticks[p]`` for their transfers and ``room[p]`` for what they hold beyond p. Where the
+    next bucket begins, everything before it is in those i.
     """
     past = 0  # the next bucket begins at this place or before
     for i in range(1, len(sizes) + 1):
@@ -188,9 +266,13 @@ def _fewest(sizes: Floats, held: Floats, ticks: Ints, room: Floats, below: list[
         reach = np.full(past + 1, i * largest)
         for latency, slope in below:
             spare = ticks[begins] - i * latency
-            reach = np.minimum(reach, spare / slope if slope > 0 else np.where(spare >= 0, np.inf, -1.0))
+            reach = np.minimum(
+                reach, spare / slope if slope > 0 else np.where(spare >= 0, np.inf, -1.0)
+            )
         by_size = np.searchsorted(sizes, reach * (1 + 1e-12) + 1, side="right")
-        by_room = np.searchsorted(held, (held[begins] + room[begins]) * (1 + 1e-12) + 1, side="right")
+        by_room = np.searchsorted(
+            held, (held[begins] + room[begins]) * (1 + 1e-12) + 1, side="right"
+        )
         past = max(past, int(np.minimum(by_size, by_room).max()))
         if past >= len(sizes):
             return i
@@ -198,16 +280,20 @@ def _fewest(sizes: Floats, held: Floats, ticks: Ints, room: Floats, below: list[
 
 
 def _below(price: PriceCurve) -> list[tuple[float, float]]:
-    """Return lines (price of nothing, price of a byte) that the curve is nowhere below: the edges of its lower hull."""
+    """Return lines (price of nothing, price of a byte) that the curve is nowhere below: the edges
+    of its lower hull.
+    """
     hull: list[tuple[int, int]] = []
     for point in zip(price.size_bytes, price.price_ticks, strict=True):
-        while len(hull) > 1 and (hull[-1][1] - hull[-2][1]) * (point[0] - hull[-1][0]) >= (point[1] - hull[-1][1]) * (
-            hull[-1][0] - hull[-2][0]
-        ):
+        while len(hull) > 1 and (hull[-1][1] - hull[-2][1]) * (point[0] - hull[-1][0]) >= (
+            point[1] - hull[-1][1]
+        ) * (hull[-1][0] - hull[-2][0]):
             hull.pop()
         hull.append(point)
     lines = [((q - p) / (b - a), a, p) for (a, p), (b, q) in pairwise(hull)]
-    last = (price.price_ticks[-1] - price.price_ticks[-2]) / (price.size_bytes[-1] - price.size_bytes[-2])
+    last = (price.price_ticks[-1] - price.price_ticks[-2]) / (
+        price.size_bytes[-1] - price.size_bytes[-2]
+    )
     return [(p - slope * a, slope) for slope, a, p in lines if slope <= last]
 
 
@@ -220,7 +306,9 @@ def _capped(arrays: ProblemArrays, caps: Caps, collectives: Ints) -> Iterable[tu
 
 
 def _pierced(first: Ints, last: Ints) -> int:
-    """Return the least number of points such that each interval [first, last] has one: those that end first, one after the other."""
+    """Return the least number of points such that each interval [first, last] has one: those that
+    end first, one after the other.
+    """
     count, point = 0, -1
     for i in np.argsort(last, kind="stable"):
         if first[i] > point:
@@ -232,7 +320,10 @@ def _longest_chain(arrays: ProblemArrays, key: int) -> int:
     depth: list[int] = []
     for c in range(len(arrays.kind)):  # ordered by start, so those before it are known
         before = arrays.after_list[arrays.after_begin[c] : arrays.after_begin[c + 1]]
-        depth.append(int(arrays.key[c] == key and arrays.bucketable[c]) + max((depth[d] for d in before), default=0))
+        depth.append(
+            int(arrays.key[c] == key and arrays.bucketable[c])
+            + max((depth[d] for d in before), default=0)
+        )
     return max(depth, default=0)
 
 
@@ -243,7 +334,9 @@ def _most_members(arrays: ProblemArrays, caps: Caps, key: int) -> int:
         return 1
     counts = [_deepest(arrays.ready_slot[mine], arrays.need_slot[mine])]
     if caps.max_topo_span is not None:
-        counts.append(_deepest(arrays.start_rank[mine], arrays.start_rank[mine] + caps.max_topo_span))
+        counts.append(
+            _deepest(arrays.start_rank[mine], arrays.start_rank[mine] + caps.max_topo_span)
+        )
     for sizes, cap in _capped(arrays, caps, mine):
         counts.append(int(np.searchsorted(np.cumsum(np.sort(sizes)), cap, side="right")))
     return max(min(counts), 1)
@@ -255,13 +348,26 @@ def _deepest(first: Ints, last: Ints) -> int:
     return int((np.arange(1, len(begins) + 1) - np.searchsorted(ends, begins, side="left")).max())
 
 
-def _weights(arrays: ProblemArrays, excess: Floats, change: Floats, least: list[int], most: list[int], extra: Floats) -> tuple[Floats, Floats]:
-    """Return the duals of the rows, and for each key that of n_k >= N_k - sum y_c + b_k (at most 1); zeros where there are none."""
+def _weights(
+    arrays: ProblemArrays,
+    excess: Floats,
+    change: Floats,
+    least: list[int],
+    most: list[int],
+    extra: Floats,
+) -> tuple[Floats, Floats]:
+    """Return the duals of the rows, and for each key that of n_k >= N_k - sum y_c + b_k (at most
+    1); zeros where there are none.
+    """
     solver = pywraplp.Solver.CreateSolver("GLOP")
     infinity, scale = solver.infinity(), float(max(np.abs(excess).max(), 1.0))
     launches = [solver.NumVar(float(least[k]), infinity, "") for k in range(len(least))]
     buckets = [solver.NumVar(0, infinity, "") for _ in least]
-    shares = {int(c): solver.NumVar(0, 1, "") for c in np.nonzero(arrays.bucketable)[0] if most[int(arrays.key[c])] > 1}
+    shares = {
+        int(c): solver.NumVar(0, 1, "")
+        for c in np.nonzero(arrays.bucketable)[0]
+        if most[int(arrays.key[c])] > 1
+    }
     limits = []
     for i in range(len(excess)):  # sum_c change_ic y_c (+ buckets) <= -excess_i
         row = solver.Constraint(-infinity, -float(excess[i]) / scale)

@@ -1,6 +1,8 @@
-"""Lower bounds on step time and on peak memory that no schedule can beat, in milliseconds of work; proofs in ``docs/formulation.md``.
+"""Lower bounds on step time and on peak memory that no schedule can beat, in milliseconds of work;
+proofs in ``docs/formulation.md``.
 
-Every bound allows any partition into buckets and any position of every unit; compute keeps its order. In ticks:
+Every bound allows any partition into buckets and any position of every unit; compute keeps its
+order. In ticks:
 
     d_k    duration of compute node k;  m of them
     o_c    least work that collective c puts on the compute stream: its launch where it is alone, its share of the copies where it is not,
@@ -8,21 +10,26 @@ Every bound allows any partition into buckets and any position of every unit; co
     L(S)   least time that a stream is busy with the collectives S in any buckets: for each key, bytes times the least price per byte of
            any bucket that the byte cap allows, and never less than the largest of them alone
     W(S)   least work of the collectives S on the compute stream: for each key either all are launched alone, or at least one bucket is:
-           sum over keys of min(sum of launches, launch of a bucket + least copy beyond its rate + sum of o_c)
+           sum over keys of min(sum of launches, launch of a bucket + least copy beyond its rate +
+           sum of o_c)
     E_k    lower bound on the begin of compute node k;  R_k on when slot k, the place before it, is reached: R_0 = 0, R_{k+1} = E_k + d_k
 
     (B1)  E_k >= R_k;  E_k >= sum_{i<k} d_i + sum_{c needed at or before k} o_c
     (B2)  E_k >= L(gathers of a stream needed at or before k)             all must have been transferred
     (B3)  E_k >= R_ready(c) + launch of c + T_c,  k = need(c)             and along chains of collectives that wait for each other
     (B4)  step time >= E_k + sum_{i>=k} d_i + W(reductions ready after k)
-    (B5)  step time >= R_k + L(S),  S = reductions of a stream ready at or after slot k: they are launched behind it
-          step time >= sum_{i<k} d_i + sum_{c needed before k} o_c + max_{c in S} T_c + sum_{other reductions c of the stream} min(o_c
-          without epilogue, least slope of the price * bytes_c): each is launched before the largest of S, or transferred with or after it
+    (B5)  step time >= R_k + L(S),  S = reductions of a stream ready at or after slot k: they are
+          launched behind it step time >= sum_{i<k} d_i + sum_{c needed before k} o_c + max_{c in S}
+          T_c + sum_{other reductions c of the stream} min(o_c without epilogue, least slope of the
+          price * bytes_c): each is launched before the largest of S, or transferred with or after
+          it
     (B6)  step time >= sum_i d_i + W(all collectives)                     the compute stream
-    (B7)  step time >= L(all collectives of a stream) + the compute order before the first can start + the compute order after the last must have ended
+    (B7)  step time >= L(all collectives of a stream) + the compute order before the first can start
+         + the compute order after the last must have ended
 
-Memory. At compute node k everything with a fixed life is alive, and so is every gathered weight needed at or before k and read at or after
-k, every gradient from its birth to its last reader on the compute order, and, at the end, every output of the graph.
+Memory. At compute node k everything with a fixed life is alive, and so is every gathered weight
+needed at or before k and read at or after k, every gradient from its birth to its last reader on
+the compute order, and, at the end, every output of the graph.
 """
 
 from dataclasses import dataclass
@@ -32,7 +39,7 @@ import numpy as np
 from apsched.config import Caps
 from apsched.costs.price_curve import PriceCurve
 from apsched.problem.problem import Problem
-from apsched.solver.arrays.problem_arrays import ALL_GATHER, ALL_REDUCE, ProblemArrays, Ints
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, ALL_REDUCE, Ints, ProblemArrays
 from apsched.units import ALLOCATION_BYTES
 
 
@@ -52,16 +59,28 @@ def step_time_bound(problem: Problem, arrays: ProblemArrays, caps: Caps) -> Time
     begin, reached, begin_source = _begins(problem, arrays, caps, work)
     compute_after = np.concatenate((np.cumsum(arrays.compute_ticks[::-1])[::-1], [0]))
     everything = np.arange(len(arrays.kind))
-    candidates = [TimeBound(ticks=int(arrays.compute_ticks.sum()) + work_bound(problem, arrays, work, everything), source="compute")]
+    candidates = [
+        TimeBound(
+            ticks=int(arrays.compute_ticks.sum()) + work_bound(problem, arrays, work, everything),
+            source="compute",
+        )
+    ]
     k, total = _followed_by_compute(problem, arrays, work, begin, compute_after)
-    candidates.append(TimeBound(ticks=total, source=f"{begin_source[k]} + compute" if begin_source[k] != "compute" else "compute"))
+    candidates.append(
+        TimeBound(
+            ticks=total,
+            source=f"{begin_source[k]} + compute" if begin_source[k] != "compute" else "compute",
+        )
+    )
     candidates += _tails(problem, arrays, caps, reached, begin_source, work)
     candidates += _streams(problem, arrays, caps, work, compute_after)
     return max(candidates, key=lambda bound: bound.ticks)
 
 
 def least_work(problem: Problem, arrays: ProblemArrays) -> Ints:
-    """Return for each collective the least time that it takes on the compute stream, alone or in a bucket."""
+    """Return for each collective the least time that it takes on the compute stream, alone or in a
+    bucket.
+    """
     least = np.zeros(len(arrays.kind), dtype=np.int64)
     copy_rate = least_rate(problem.copy_price, None)
     for c, collective in enumerate(problem.collectives):
@@ -77,22 +96,32 @@ def least_work(problem: Problem, arrays: ProblemArrays) -> Ints:
 
 
 def work_bound(problem: Problem, arrays: ProblemArrays, work: Ints, collectives: Ints) -> int:
-    """Return W(S): the least time that ``collectives`` take on the compute stream; of all of them, beside the compute order, it is (B6)."""
+    """Return W(S): the least time that ``collectives`` take on the compute stream; of all of them,
+    beside the compute order, it is (B6).
+    """
     total = 0
     for key in np.unique(arrays.key[collectives]):
         mine = collectives[arrays.key[collectives] == key]
-        total += _work_of_key(problem, arrays, int(work[mine].sum()), int(_alone(problem, arrays, mine).sum()), mine)
+        total += _work_of_key(
+            problem, arrays, int(work[mine].sum()), int(_alone(problem, arrays, mine).sum()), mine
+        )
     return total
 
 
 def copy_rest(problem: Problem) -> int:
-    """Return the least that any copy costs beyond its bytes at the least rate: its latency, where the price is a line."""
+    """Return the least that any copy costs beyond its bytes at the least rate: its latency, where
+    the price is a line.
+    """
     price = problem.copy_price
     rate = least_rate(price, None)
-    return int(max(min(p - rate * s for s, p in zip(price.size_bytes, price.price_ticks, strict=True)), 0))
+    return int(
+        max(min(p - rate * s for s, p in zip(price.size_bytes, price.price_ticks, strict=True)), 0)
+    )
 
 
-def _work_of_key(problem: Problem, arrays: ProblemArrays, shared: int, alone: int, mine: Ints) -> int:
+def _work_of_key(
+    problem: Problem, arrays: ProblemArrays, shared: int, alone: int, mine: Ints
+) -> int:
     if not arrays.bucketable[mine].any():
         return alone
     return min(alone, shared + int(arrays.bucket_launch_ticks[mine[0]]) + copy_rest(problem))
@@ -101,20 +130,31 @@ def _work_of_key(problem: Problem, arrays: ProblemArrays, shared: int, alone: in
 def _alone(problem: Problem, arrays: ProblemArrays, collectives: Ints) -> Ints:
     """Return the work of each of ``collectives`` launched alone."""
     own = [
-        sum(problem.duration_ticks[n] for n in (*problem.collectives[c].prologue, *problem.collectives[c].epilogue)) for c in collectives
+        sum(
+            problem.duration_ticks[n]
+            for n in (*problem.collectives[c].prologue, *problem.collectives[c].epilogue)
+        )
+        for c in collectives
     ]
     return arrays.launch_ticks[collectives] + np.array(own, dtype=np.int64)
 
 
 def transfer_bound(problem: Problem, arrays: ProblemArrays, caps: Caps, collectives: Ints) -> int:
-    """Return L(S) of ``collectives``, which share a stream: the least time that their transfers take in any buckets."""
+    """Return L(S) of ``collectives``, which share a stream: the least time that their transfers
+    take in any buckets.
+    """
     total = 0
     for key in np.unique(arrays.key[collectives]):
         mine = collectives[arrays.key[collectives] == key]
         together = mine[arrays.bucketable[mine]]
         total += int(arrays.transfer_ticks[mine[~arrays.bucketable[mine]]].sum())
         if len(together):
-            total += _shared(problem.keys[key].price, caps, arrays.size_bytes[together], arrays.transfer_ticks[together])
+            total += _shared(
+                problem.keys[key].price,
+                caps,
+                arrays.size_bytes[together],
+                arrays.transfer_ticks[together],
+            )
     return total
 
 
@@ -126,22 +166,32 @@ def _shared(price: PriceCurve, caps: Caps, sizes: Ints, alone: Ints) -> int:
 
 
 def least_rate(price: PriceCurve, largest_bytes: int | None) -> float:
-    """Return the least price per byte of any size up to ``largest_bytes``; on a linear piece it is at one of the ends."""
+    """Return the least price per byte of any size up to ``largest_bytes``; on a linear piece it is
+    at one of the ends.
+    """
     sizes = [s for s in price.size_bytes if s > 0 and (largest_bytes is None or s <= largest_bytes)]
     if largest_bytes:
         sizes.append(largest_bytes)
     if largest_bytes is None:  # beyond the last point the rate tends to the last slope
         run = price.size_bytes[-1] - price.size_bytes[-2]
         tail = (price.price_ticks[-1] - price.price_ticks[-2]) / run
-        return min([tail, *(price.price_ticks[price.size_bytes.index(s)] / s for s in sizes)]) * (1 - 1e-12)
+        return min([tail, *(price.price_ticks[price.size_bytes.index(s)] / s for s in sizes)]) * (
+            1 - 1e-12
+        )
     return max(min((max(price(s) - 1, 0) / s for s in sizes), default=0.0) * (1 - 1e-12), 0.0)
 
 
-def _begins(problem: Problem, arrays: ProblemArrays, caps: Caps, work: Ints) -> tuple[Ints, Ints, list[str]]:
-    """Return E_k and R_k for each compute node (and the end), with what E_k rests on: (B1), (B2), (B3)."""
+def _begins(
+    problem: Problem, arrays: ProblemArrays, caps: Caps, work: Ints
+) -> tuple[Ints, Ints, list[str]]:
+    """Return E_k and R_k for each compute node (and the end), with what E_k rests on: (B1), (B2),
+    (B3).
+    """
     num_compute = len(arrays.compute_ticks)
     floor, why = np.zeros(num_compute + 1, dtype=np.int64), ["compute"] * (num_compute + 1)
-    moving = np.nonzero((arrays.kind == ALL_GATHER) & ~arrays.on_path & (arrays.need_slot < num_compute))[0]
+    moving = np.nonzero(
+        (arrays.kind == ALL_GATHER) & ~arrays.on_path & (arrays.need_slot < num_compute)
+    )[0]
     for stream in range(arrays.num_streams):
         mine = moving[arrays.stream[moving] == stream]
         mine = mine[np.argsort(arrays.need_slot[mine], kind="stable")]
@@ -168,7 +218,10 @@ def _begins(problem: Problem, arrays: ProblemArrays, caps: Caps, work: Ints) -> 
             done += int(work[c])
             end = _earliest_end(arrays, c, reached, takes, finish)
             if end > begin[k]:
-                begin[k], source[k] = end, f"chain through {problem.node_names[problem.collectives[c].start]}"
+                begin[k], source[k] = (
+                    end,
+                    f"chain through {problem.node_names[problem.collectives[c].start]}",
+                )
         if done > begin[k]:
             begin[k], source[k] = done, "compute"
     return begin, reached, source
@@ -179,8 +232,12 @@ def earliest(problem: Problem, arrays: ProblemArrays, caps: Caps) -> tuple[Ints,
     return _begins(problem, arrays, caps, least_work(problem, arrays))[:2]
 
 
-def _prefix_loads(problem: Problem, arrays: ProblemArrays, caps: Caps, mine: Ints) -> list[tuple[int, int]]:
-    """Return (slot, L of the gathers needed at or before it) for each slot where one is needed; linear in the gathers."""
+def _prefix_loads(
+    problem: Problem, arrays: ProblemArrays, caps: Caps, mine: Ints
+) -> list[tuple[int, int]]:
+    """Return (slot, L of the gathers needed at or before it) for each slot where one is needed;
+    linear in the gathers.
+    """
     loads = []
     size: dict[int, int] = {}
     alone: dict[int, int] = {}
@@ -197,7 +254,11 @@ def _prefix_loads(problem: Problem, arrays: ProblemArrays, caps: Caps, mine: Int
             load = fixed
             for k, total in size.items():
                 price = problem.keys[k].price
-                largest = total if caps.bucket_cap_bytes is None else min(total, max(caps.bucket_cap_bytes, _largest(arrays, mine, k)))
+                largest = (
+                    total
+                    if caps.bucket_cap_bytes is None
+                    else min(total, max(caps.bucket_cap_bytes, _largest(arrays, mine, k)))
+                )
                 load += max(alone[k], int(total * least_rate(price, largest)))
             loads.append((slot, load))
     return loads
@@ -208,33 +269,51 @@ def _largest(arrays: ProblemArrays, mine: Ints, key: int) -> int:
 
 
 def least_launch(problem: Problem, arrays: ProblemArrays) -> Ints:
-    """Return for each collective the least time on the compute stream that its launch takes, in a bucket with the copy-in."""
+    """Return for each collective the least time on the compute stream that its launch takes, in a
+    bucket with the copy-in.
+    """
     copies = (arrays.copied_bytes * least_rate(problem.copy_price, None)).astype(np.int64)
     shared = arrays.bucket_launch_ticks + copy_rest(problem) + copies
-    launch: Ints = np.where(arrays.bucketable, np.minimum(arrays.launch_ticks, shared), arrays.launch_ticks)
+    launch: Ints = np.where(
+        arrays.bucketable, np.minimum(arrays.launch_ticks, shared), arrays.launch_ticks
+    )
     return launch
 
 
-def _earliest_end(arrays: ProblemArrays, c: int, reached: Ints, takes: Ints, finish: dict[int, int]) -> int:
-    """Return a lower bound on the end of collective ``c``: its readiness, the chain before it, its launch and its transfer."""
+def _earliest_end(
+    arrays: ProblemArrays, c: int, reached: Ints, takes: Ints, finish: dict[int, int]
+) -> int:
+    """Return a lower bound on the end of collective ``c``: its readiness, the chain before it, its
+    launch and its transfer.
+    """
     if c not in finish:
         ready = int(reached[arrays.ready_slot[c]])
         before = arrays.after_list[arrays.after_begin[c] : arrays.after_begin[c + 1]]
-        chain = max((_earliest_end(arrays, int(d), reached, takes, finish) for d in before), default=0)
+        chain = max(
+            (_earliest_end(arrays, int(d), reached, takes, finish) for d in before), default=0
+        )
         finish[c] = max(ready, chain) + int(takes[c])
     return finish[c]
 
 
-def _followed_by_compute(problem: Problem, arrays: ProblemArrays, work: Ints, begin: Ints, compute_after: Ints) -> tuple[int, int]:
+def _followed_by_compute(
+    problem: Problem, arrays: ProblemArrays, work: Ints, begin: Ints, compute_after: Ints
+) -> tuple[int, int]:
     """Return the k that gives most, and the bound: (B4)."""
     num_compute = len(arrays.compute_ticks)
     later = np.zeros(num_compute + 1, dtype=np.int64)
-    reductions = np.nonzero((arrays.need_slot >= num_compute) & ((arrays.kind != ALL_GATHER) | arrays.on_path))[0]
+    reductions = np.nonzero(
+        (arrays.need_slot >= num_compute) & ((arrays.kind != ALL_GATHER) | arrays.on_path)
+    )[0]
     for key in np.unique(arrays.key[reductions]):
         mine = reductions[arrays.key[reductions] == key]
         shared = _ready_after(arrays, mine, work[mine])
         alone = _ready_after(arrays, mine, _alone(problem, arrays, mine))
-        fixed = int(arrays.bucket_launch_ticks[mine[0]]) + copy_rest(problem) if arrays.bucketable[mine].any() else 0
+        fixed = (
+            int(arrays.bucket_launch_ticks[mine[0]]) + copy_rest(problem)
+            if arrays.bucketable[mine].any()
+            else 0
+        )
         later += np.where(alone > 0, np.minimum(alone, shared + fixed), 0)
     totals = begin + compute_after + later
     k = int(np.argmax(totals))
@@ -242,14 +321,23 @@ def _followed_by_compute(problem: Problem, arrays: ProblemArrays, work: Ints, be
 
 
 def _ready_after(arrays: ProblemArrays, mine: Ints, ticks: Ints) -> Ints:
-    """Return for each k the sum of ``ticks`` of collectives ready at slot k+1 or later: launched after compute node k."""
+    """Return for each k the sum of ``ticks`` of collectives ready at slot k+1 or later: launched
+    after compute node k.
+    """
     at = np.zeros(len(arrays.compute_ticks) + 2, dtype=np.int64)
     np.add.at(at, arrays.ready_slot[mine], ticks)
     after: Ints = np.cumsum(at[::-1])[::-1][1:]
     return after
 
 
-def _tails(problem: Problem, arrays: ProblemArrays, caps: Caps, reached: Ints, source: list[str], work: Ints) -> list[TimeBound]:
+def _tails(
+    problem: Problem,
+    arrays: ProblemArrays,
+    caps: Caps,
+    reached: Ints,
+    source: list[str],
+    work: Ints,
+) -> list[TimeBound]:
     """Return the best of both forms over all streams: (B5)."""
     num_compute = len(arrays.compute_ticks)
     bounds = []
@@ -261,36 +349,67 @@ def _tails(problem: Problem, arrays: ProblemArrays, caps: Caps, reached: Ints, s
     for stream in range(arrays.num_streams):
         mine = moving[arrays.stream[moving] == stream]
         mine = mine[np.argsort(-arrays.ready_slot[mine], kind="stable")]
-        bytes_ticks = np.array([arrays.size_bytes[c] * least_slope(problem.keys[int(arrays.key[c])].price) for c in mine]).astype(
-            np.int64
+        bytes_ticks = np.array(
+            [
+                arrays.size_bytes[c] * least_slope(problem.keys[int(arrays.key[c])].price)
+                for c in mine
+            ]
+        ).astype(np.int64)
+        epilogues = np.array(
+            [sum(problem.duration_ticks[n] for n in problem.collectives[c].epilogue) for c in mine],
+            dtype=np.int64,
         )
-        epilogues = np.array([sum(problem.duration_ticks[n] for n in problem.collectives[c].epilogue) for c in mine], dtype=np.int64)
-        copies = np.where(arrays.kind[mine] == ALL_GATHER, arrays.copy_out_ticks[mine], 0)  # may run during the last transfer
+        copies = np.where(
+            arrays.kind[mine] == ALL_GATHER, arrays.copy_out_ticks[mine], 0
+        )  # may run during the last transfer
         either = np.minimum(np.maximum(work[mine] - epilogues - copies, 0), bytes_ticks)
         for i in range(len(mine)):
             slot = arrays.ready_slot[mine[i]]
-            if (i + 1 < len(mine) and arrays.ready_slot[mine[i + 1]] == slot) or (i >= _TAIL_TERMS and i + 1 < len(mine)):
+            if (i + 1 < len(mine) and arrays.ready_slot[mine[i + 1]] == slot) or (
+                i >= _TAIL_TERMS and i + 1 < len(mine)
+            ):
                 continue
             load = transfer_bound(problem, arrays, caps, mine[: i + 1])
             where = f"tail of group {problem.streams[stream]}"
-            bounds.append(TimeBound(ticks=int(reached[slot]) + load, source=f"{source[max(slot - 1, 0)]} + {where}"))
+            bounds.append(
+                TimeBound(
+                    ticks=int(reached[slot]) + load, source=f"{source[max(slot - 1, 0)]} + {where}"
+                )
+            )
             largest = int(arrays.transfer_ticks[mine[: i + 1]].max())
-            bounds.append(TimeBound(ticks=int(done[slot]) + largest - 1 + int(either[i + 1 :].sum()), source=f"compute + {where}"))
+            bounds.append(
+                TimeBound(
+                    ticks=int(done[slot]) + largest - 1 + int(either[i + 1 :].sum()),
+                    source=f"compute + {where}",
+                )
+            )
     return sorted(bounds, key=lambda bound: -bound.ticks)[:1]
 
 
 def least_slope(price: PriceCurve) -> float:
     """Return the least price of one more byte anywhere on the curve."""
-    pieces = zip(price.size_bytes, price.size_bytes[1:], price.price_ticks, price.price_ticks[1:], strict=False)
+    pieces = zip(
+        price.size_bytes,
+        price.size_bytes[1:],
+        price.price_ticks,
+        price.price_ticks[1:],
+        strict=False,
+    )
     return min((q - p) / (b - a) for a, b, p, q in pieces) * (1 - 1e-12)
 
 
 _TAIL_TERMS = 64
-"""Tails of at most this many reductions are tried, and the whole stream: keeps (B5) linear in their number."""
+"""Tails of at most this many reductions are tried, and the whole stream: keeps (B5) linear in their
+number.
+"""
 
 
-def _streams(problem: Problem, arrays: ProblemArrays, caps: Caps, work: Ints, compute_after: Ints) -> list[TimeBound]:
-    """Return for each stream all of its transfers, the least that comes before any and the least that comes after all: (B7)."""
+def _streams(
+    problem: Problem, arrays: ProblemArrays, caps: Caps, work: Ints, compute_after: Ints
+) -> list[TimeBound]:
+    """Return for each stream all of its transfers, the least that comes before any and the least
+    that comes after all: (B7).
+    """
     bounds = []
     num_compute = len(arrays.compute_ticks)
     reached = np.concatenate(([0], np.cumsum(arrays.compute_ticks)))
@@ -299,23 +418,35 @@ def _streams(problem: Problem, arrays: ProblemArrays, caps: Caps, work: Ints, co
         head = int(reached[np.minimum(arrays.ready_slot[mine], num_compute)].min())
         tail = int(compute_after[np.minimum(arrays.need_slot[mine], num_compute)].min())
         load = transfer_bound(problem, arrays, caps, mine)
-        bounds.append(TimeBound(ticks=head + load + tail, source=f"stream of group {problem.streams[stream]}"))
+        bounds.append(
+            TimeBound(ticks=head + load + tail, source=f"stream of group {problem.streams[stream]}")
+        )
     return bounds
 
 
 def memory_bound(arrays: ProblemArrays) -> int:
-    """Return a lower bound on the peak of any schedule, in bytes, what the caller keeps included."""
-    return max(int(least_live_bytes(arrays).max()), arrays.kept_bytes + int(arrays.base_slot_bytes.max()), bytes_at_first(arrays))
+    """Return a lower bound on the peak of any schedule, in bytes, what the caller keeps
+    included.
+    """
+    return max(
+        int(least_live_bytes(arrays).max()),
+        arrays.kept_bytes + int(arrays.base_slot_bytes.max()),
+        bytes_at_first(arrays),
+    )
 
 
 def bytes_at_first(arrays: ProblemArrays) -> int:
     """Return the bytes of all inputs, which are there before anything else."""
     given = (arrays.storage_birth_compute < 0) & (arrays.storage_birth_attached < 0)
-    return arrays.kept_bytes + int(arrays.base_slot_bytes[0]) + int(arrays.storage_bytes[given].sum())
+    return (
+        arrays.kept_bytes + int(arrays.base_slot_bytes[0]) + int(arrays.storage_bytes[given].sum())
+    )
 
 
 def least_live_bytes(arrays: ProblemArrays) -> Ints:
-    """Return the bytes that are alive at each compute node, and at the output, in every schedule; what the caller keeps included."""
+    """Return the bytes that are alive at each compute node, and at the output, in every schedule;
+    what the caller keeps included.
+    """
     num_compute = len(arrays.compute_ticks)
     delta = np.zeros(num_compute + 3, dtype=np.int64)
     for s in range(len(arrays.storage_bytes)):
@@ -323,7 +454,9 @@ def least_live_bytes(arrays: ProblemArrays) -> Ints:
         size = int(arrays.storage_bytes[s])
         if first < 0:
             first = _needed_from(arrays, s)
-            if first == num_compute:  # an output may lie inside a bucket's buffer, which is rounded up once
+            if (
+                first == num_compute
+            ):  # an output may lie inside a bucket's buffer, which is rounded up once
                 size = max(size - ALLOCATION_BYTES + 1, 0)
         if first <= last:
             delta[first] += size
@@ -333,11 +466,17 @@ def least_live_bytes(arrays: ProblemArrays) -> Ints:
 
 
 def _needed_from(arrays: ProblemArrays, s: int) -> int:
-    """Return the first compute node at which storage ``s``, born at a attached node, must be alive; past the end if at none."""
+    """Return the first compute node at which storage ``s``, born at a attached node, must be alive;
+    past the end if at none.
+    """
     f = int(arrays.storage_birth_attached[s])
     if f < 0:
         return 0  # alive from the beginning
     owners = np.nonzero(arrays.attached_of_start == f)[0]
-    if len(owners) and arrays.output_storage[owners[0]] == s and arrays.kind[owners[0]] != ALL_REDUCE:
+    if (
+        len(owners)
+        and arrays.output_storage[owners[0]] == s
+        and arrays.kind[owners[0]] != ALL_REDUCE
+    ):
         return int(arrays.need_slot[owners[0]])
     return len(arrays.compute_ticks) + 1

@@ -1,8 +1,10 @@
-"""What a memory cap forces, whatever the schedule: earlier waits and later launches, for the bounds to use.
+"""What a memory cap forces, whatever the schedule: earlier waits and later launches, for the bounds
+to use.
 
-At compute node q some bytes are alive in every schedule. A reduce-scatter whose input does not fit beside them must have been waited
-for before q: until then its gradient, or the buffer that holds it, is alive. A gather whose output does not fit beside them cannot
-have been launched before q, unless it is needed by then.
+At compute node q some bytes are alive in every schedule. A reduce-scatter whose input does not fit
+beside them must have been waited for before q: until then its gradient, or the buffer that holds
+it, is alive. A gather whose output does not fit beside them cannot have been launched before q,
+unless it is needed by then.
 """
 
 from dataclasses import replace
@@ -15,7 +17,9 @@ from apsched.solver.bounds.step_time import least_live_bytes
 
 
 def tighten(arrays: ProblemArrays, caps: Caps) -> ProblemArrays:
-    """Return ``compact`` with the ready and need slots that the user's plan and the memory cap force."""
+    """Return ``compact`` with the ready and need slots that the user's plan and the memory cap
+    force.
+    """
     arrays = replace(arrays, need_slot=np.minimum(arrays.need_slot, arrays.wait_last))
     if caps.memory_cap_bytes is None or not len(arrays.kind):
         return arrays
@@ -25,11 +29,22 @@ def tighten(arrays: ProblemArrays, caps: Caps) -> ProblemArrays:
     for c in range(len(arrays.kind)):
         if arrays.on_path[c]:
             continue
-        if arrays.kind[c] == REDUCE_SCATTER and arrays.need_slot[c] == num_compute and holds_input(arrays, c):
-            short = np.nonzero(free[ready[c] : num_compute] + _counted(arrays, c, ready[c], num_compute) < arrays.input_bytes[c])[0]
+        if (
+            arrays.kind[c] == REDUCE_SCATTER
+            and arrays.need_slot[c] == num_compute
+            and holds_input(arrays, c)
+        ):
+            short = np.nonzero(
+                free[ready[c] : num_compute] + _counted(arrays, c, ready[c], num_compute)
+                < arrays.input_bytes[c]
+            )[0]
             if len(short):
                 need[c] = ready[c] + short[0]
-        elif arrays.kind[c] == ALL_GATHER and arrays.need_slot[c] < num_compute and holds_output(arrays, c):
+        elif (
+            arrays.kind[c] == ALL_GATHER
+            and arrays.need_slot[c] < num_compute
+            and holds_output(arrays, c)
+        ):
             short = np.nonzero(free[ready[c] : need[c]] < arrays.output_bytes[c])[0]
             if len(short):
                 ready[c] += short[-1] + 1
@@ -37,7 +52,9 @@ def tighten(arrays: ProblemArrays, caps: Caps) -> ProblemArrays:
 
 
 def holds_output(arrays: ProblemArrays, c: int) -> bool:
-    """Whether the output of gather ``c`` is alive until its need: not where only another collective reads it."""
+    """Whether the output of gather ``c`` is alive until its need: not where only another collective
+    reads it.
+    """
     s = int(arrays.output_storage[c])
     return s >= 0 and int(arrays.storage_last_compute[s]) >= int(arrays.need_slot[c])
 
@@ -45,11 +62,17 @@ def holds_output(arrays: ProblemArrays, c: int) -> bool:
 def holds_input(arrays: ProblemArrays, c: int) -> bool:
     """Whether the input of ``c`` is alive until its wait."""
     s = int(arrays.input_storage[c])
-    return s >= 0 and int(arrays.attached_of_wait[c]) in arrays.touch_list[arrays.touch_begin[s] : arrays.touch_begin[s + 1]]
+    return (
+        s >= 0
+        and int(arrays.attached_of_wait[c])
+        in arrays.touch_list[arrays.touch_begin[s] : arrays.touch_begin[s + 1]]
+    )
 
 
 def _counted(arrays: ProblemArrays, c: int, first: int, past: int) -> np.ndarray:
-    """Return the bytes of the input of ``c`` that are counted as alive at compute nodes [first, past) anyway."""
+    """Return the bytes of the input of ``c`` that are counted as alive at compute nodes [first,
+    past) anyway.
+    """
     s = int(arrays.input_storage[c])
     counted = np.zeros(past - first, dtype=np.int64)
     counted[: max(int(arrays.storage_last_compute[s]) + 1 - first, 0)] = arrays.storage_bytes[s]

@@ -1,14 +1,16 @@
-"""What the CP-SAT model knows of the compute order: in its order as captured, or in an order that the model decides.
+"""What the CP-SAT model knows of the compute order: in its order as captured, or in an order that
+the model decides.
 
-One description for both. As captured, one compute node stands for all before it: the last that a launch depends on, the first that needs
-a result. Where the order is free all of them count, and storages with fixed lives become lives from their first to their last node.
+One description for both. As captured, one compute node stands for all before it: the last that a
+launch depends on, the first that needs a result. Where the order is free all of them count, and
+storages with fixed lives become lives from their first to their last node.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from apsched.config import Caps
-from apsched.solver.arrays.problem_arrays import ProblemArrays, Ints
+from apsched.solver.arrays.problem_arrays import Ints, ProblemArrays
 from apsched.solver.arrays.reordered import Orders
 
 Rows = tuple[tuple[int, ...], ...]
@@ -76,9 +78,16 @@ def in_any_order(orders: Orders, caps: Caps) -> ComputeOrder:
     needed = [set(row) for row in _rows(*orders.needed)]
     for c in reversed(range(len(needed))):
         for d in arrays.after_list[arrays.after_begin[c] : arrays.after_begin[c + 1]].tolist():
-            needed[d] |= needed[c]  # its result is needed by the launch of c, and that by what needs c
+            needed[d] |= needed[
+                c
+            ]  # its result is needed by the launch of c, and that by what needs c
     fixed = orders.fixed
-    lives = zip(_rows(fixed.begin, fixed.nodes), fixed.from_beginning.tolist(), orders.fixed_bytes.tolist(), strict=True)
+    lives = zip(
+        _rows(fixed.begin, fixed.nodes),
+        fixed.from_beginning.tolist(),
+        orders.fixed_bytes.tolist(),
+        strict=True,
+    )
     return ComputeOrder(
         before=_rows(*orders.surely_before),
         ready=_rows(p.ready_begin, p.ready_list),
@@ -88,11 +97,17 @@ def in_any_order(orders: Orders, caps: Caps) -> ComputeOrder:
             first=tuple(p.first.tolist()),
             sooner=tuple(sooner),
             max_move=caps.max_compute_move,
-            lives=tuple(FixedLife(nodes=nodes, from_beginning=early, size_bytes=size) for nodes, early, size in lives if nodes or early),
+            lives=tuple(
+                FixedLife(nodes=nodes, from_beginning=early, size_bytes=size)
+                for nodes, early, size in lives
+                if nodes or early
+            ),
         ),
     )
 
 
 def _rows(begin: Ints, values: Ints) -> Rows:
     listed: Sequence[int] = values.tolist()
-    return tuple(tuple(listed[i:j]) for i, j in zip(begin[:-1].tolist(), begin[1:].tolist(), strict=True))
+    return tuple(
+        tuple(listed[i:j]) for i, j in zip(begin[:-1].tolist(), begin[1:].tolist(), strict=True)
+    )

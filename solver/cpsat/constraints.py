@@ -1,11 +1,13 @@
-"""Constraints of the CP-SAT model, numbered as in ``docs/formulation.md``: one function, one formula.
+"""Constraints of the CP-SAT model, numbered as in ``docs/formulation.md``: one function, one
+formula.
 
-Symbols. c, d: collectives; h, g: heads of buckets; i, j: units; k: compute nodes, m of them.
-x[c,h] joins, y[c] alone, z[h] heads a flat bucket, w[h] a coalesced one, j[c,h] x and w, l[c] memory of its own; u/v first and last
-position and s/e begin and end in ticks, of a unit; a[i,k]: unit i after compute node k; b[i,j]: unit i before unit j; o[A,B]: block A before
-block B; s[k] begin of a compute node; tb/te/tau begin, end and length of a transfer; theta copy-in ticks; p[f] position of a attached node; Z step
-time, M peak; size[c], cp[c], in[c], out[c]: bytes that the price depends on, that a copy-in counts, of input and output; member[c]: ticks
-for it in a coalesced bucket.
+Symbols. c, d: collectives; h, g: heads of buckets; i, j: units; k: compute nodes, m of them. x[c,h]
+joins, y[c] alone, z[h] heads a flat bucket, w[h] a coalesced one, j[c,h] x and w, l[c] memory of
+its own; u/v first and last position and s/e begin and end in ticks, of a unit; a[i,k]: unit i after
+compute node k; b[i,j]: unit i before unit j; o[A,B]: block A before block B; s[k] begin of a
+compute node; tb/te/tau begin, end and length of a transfer; theta copy-in ticks; p[f] position of a
+attached node; Z step time, M peak; size[c], cp[c], in[c], out[c]: bytes that the price depends on,
+that a copy-in counts, of input and output; member[c]: ticks for it in a coalesced bucket.
 """
 
 from itertools import combinations
@@ -31,9 +33,11 @@ def membership(v: Variables) -> None:
 
 
 def heads(v: Variables) -> None:
-    """(2) Heads: the head of a bucket is alone or has several members, and only then may others join it.
+    """(2) Heads: the head of a bucket is alone or has several members, and only then may others
+    join it.
 
-    for all h:  x[h,h] = y[h] + z[h] + w[h],  x[c,h] <= z[h] + w[h] for c > h,  z[h], w[h] <= sum_{c>h} x[c,h]
+    for all h:  x[h,h] = y[h] + z[h] + w[h],  x[c,h] <= z[h] + w[h] for c > h,  z[h], w[h] <=
+    sum_{c>h} x[c,h]
     """
     for h in v.alone:
         others = [v.joins[c, h] for c in v.members(h) if c != h]
@@ -51,7 +55,8 @@ def heads(v: Variables) -> None:
 def bucket_caps(v: Variables) -> None:
     """(3) Caps of a bucket: its bytes (where it has several members) and its topo-span, in ranks.
 
-    for all h:  z[h], and w[h], imply sum_c size[c] x[c,h] <= bucket cap;  x[c,h] + x[d,h] <= 1 where |rank[c] - rank[d]| > max span
+    for all h:  z[h], and w[h], imply sum_c size[c] x[c,h] <= bucket cap;  x[c,h] + x[d,h] <= 1
+    where |rank[c] - rank[d]| > max span
     """
     arrays, caps = v.arrays, v.caps
     for h in v.alone:
@@ -59,7 +64,9 @@ def bucket_caps(v: Variables) -> None:
         if caps.bucket_cap_bytes is not None:
             total = sum(int(arrays.size_bytes[c]) * v.joins[c, h] for c in members)
             for form in (v.several[h], *v.coalesced_literal(h)):
-                v.model.add(total <= caps.bucket_cap_bytes).only_enforce_if(form).with_name(f"bucket_cap[{h}]")
+                v.model.add(total <= caps.bucket_cap_bytes).only_enforce_if(form).with_name(
+                    f"bucket_cap[{h}]"
+                )
         if caps.max_topo_span is not None:
             for c, d in combinations(members, 2):
                 if abs(int(arrays.start_rank[c] - arrays.start_rank[d])) > caps.max_topo_span:
@@ -67,12 +74,14 @@ def bucket_caps(v: Variables) -> None:
 
 
 def unit_sizes(v: Variables) -> None:
-    """(4) Size of a unit: it takes as many positions as it has steps, and at least as many ticks as it has work.
+    """(4) Size of a unit: it takes as many positions as it has steps, and at least as many ticks as
+    it has work.
 
         for all units i present:  v[i] = u[i] + steps[i] - 1,  e[i] >= s[i] + work[i]
 
-    prepare: prologues of all members without their casts, copy-in; start: (alone, coalesced: prologues,) launch; wait: epilogues of members
-    that are not copied out; copy-out: the copy, the epilogue.
+    prepare: prologues of all members without their casts, copy-in; start: (alone, coalesced:
+    prologues,) launch; wait: epilogues of members that are not copied out; copy-out: the copy, the
+    epilogue.
     """
     for (what, c), unit in v.units.items():
         steps, work = _steps_and_work(v, what, c)
@@ -85,18 +94,29 @@ def _steps_and_work(v: Variables, what: str, c: int) -> tuple[Linear, Linear]:
     if what == COPY_IN:
         members = v.members(c)
         steps = 1 + sum(v.joins[d, c] * _prologue(v, d, several=True)[0] for d in members)
-        return steps, v.copy_in_ticks[c] + sum(v.joins[d, c] * _prologue(v, d, several=True)[1] for d in members)
+        return steps, v.copy_in_ticks[c] + sum(
+            v.joins[d, c] * _prologue(v, d, several=True)[1] for d in members
+        )
     if what == START:
-        steps = 1 + v.alone[c] * _prologue(v, c)[0] + sum(v.carried[d, c] * _prologue(v, d)[0] for d in _carried(v, c))
+        steps = (
+            1
+            + v.alone[c] * _prologue(v, c)[0]
+            + sum(v.carried[d, c] * _prologue(v, d)[0] for d in _carried(v, c))
+        )
         alone = int(k.launch_ticks[c]) + _prologue(v, c)[1]
         shared = (v.several[c] + sum(v.coalesced_literal(c))) * int(k.bucket_launch_ticks[c])
-        return steps, v.alone[c] * alone + shared + sum(v.carried[d, c] * _prologue(v, d)[1] for d in _carried(v, c))
+        return steps, v.alone[c] * alone + shared + sum(
+            v.carried[d, c] * _prologue(v, d)[1] for d in _carried(v, c)
+        )
     if what == COPY:
         return 1 + _epilogue(v, c)[0], int(k.copy_out_ticks[c]) + _epilogue(v, c)[1]
     if v.gathers(c):
         return (
-            1 + v.alone[c] * _epilogue(v, c)[0] + sum(v.carried[d, c] * _epilogue(v, d)[0] for d in _carried(v, c)),
-            v.alone[c] * _epilogue(v, c)[1] + sum(v.carried[d, c] * _epilogue(v, d)[1] for d in _carried(v, c)),
+            1
+            + v.alone[c] * _epilogue(v, c)[0]
+            + sum(v.carried[d, c] * _epilogue(v, d)[0] for d in _carried(v, c)),
+            v.alone[c] * _epilogue(v, c)[1]
+            + sum(v.carried[d, c] * _epilogue(v, d)[1] for d in _carried(v, c)),
         )
     return (
         1 + sum(v.joins[d, c] * _epilogue(v, d)[0] for d in v.members(c)),
@@ -124,14 +144,18 @@ def _epilogue(v: Variables, c: int) -> tuple[int, int]:
 
 
 def compute_order(v: Variables) -> None:
-    """(5) Spine: compute keeps its dependences, and the step ends after the compute order, whose end is s[m], and after every unit.
+    """(5) Spine: compute keeps its dependences, and the step ends after the compute order, whose
+    end is s[m], and after every unit.
 
-    s[k] >= s[j] + d[j] for all j before k,  s[m] >= s[k] + d[k],  Z >= s[m],  Z >= e[i] for all units i present
+    s[k] >= s[j] + d[j] for all j before k,  s[m] >= s[k] + d[k],  Z >= s[m],  Z >= e[i] for all
+    units i present
     """
     ticks = v.arrays.compute_ticks.tolist()
     for k, before in enumerate(v.compute_order.before):
         for j in before:
-            v.model.add(v.compute_begin[k] >= v.compute_begin[j] + ticks[j]).with_name(f"spine[{j},{k}]")
+            v.model.add(v.compute_begin[k] >= v.compute_begin[j] + ticks[j]).with_name(
+                f"spine[{j},{k}]"
+            )
         v.model.add(v.compute_begin[-1] >= v.compute_begin[k] + ticks[k])
     assert v.step_time is not None
     v.model.add(v.step_time >= v.compute_begin[-1])
@@ -140,7 +164,8 @@ def compute_order(v: Variables) -> None:
 
 
 def unit_against_compute(v: Variables) -> None:
-    """(6) Unit against compute order: a unit is before or after a compute node, in position and in time.
+    """(6) Unit against compute order: a unit is before or after a compute node, in position and in
+    time.
 
     a[i,k]:  u[i] > pos(k), s[i] >= s[k] + d[k];   not a[i,k]:  v[i] < pos(k), e[i] <= s[k];   a[i,k] implies a[i,j] for j before k
     """
@@ -190,8 +215,9 @@ def bucket_sequence(v: Variables) -> None:
 def readiness(v: Variables) -> None:
     """(9) Readiness: a bucket is prepared after all that its members are made of.
 
-    x[c,h] implies, for i = prepare h and start h:  a[i, ready[c]-1],  and for every d whose result c depends on:
-    b[wait g, i] where x[d,g],  b[copy-out d, i],  and not x[d,h]: no bucket holds an ancestor of a member
+    x[c,h] implies, for i = prepare h and start h:  a[i, ready[c]-1],  and for every d whose result
+    c depends on: b[wait g, i] where x[d,g],  b[copy-out d, i],  and not x[d,h]: no bucket holds an
+    ancestor of a member
     """
     k = v.arrays
     for (c, h), joins in v.joins.items():
@@ -204,9 +230,13 @@ def readiness(v: Variables) -> None:
             for d in awaited:
                 for head in v.heads(d):
                     if head == h:
-                        v.model.add_bool_or([joins.negated(), v.joins[d, head].negated()])  # no bucket with an ancestor
+                        v.model.add_bool_or(
+                            [joins.negated(), v.joins[d, head].negated()]
+                        )  # no bucket with an ancestor
                     else:
-                        v.model.add_implication(joins, _order(v, (WAIT_UNIT, head), unit)).only_enforce_if(v.joins[d, head])
+                        v.model.add_implication(
+                            joins, _order(v, (WAIT_UNIT, head), unit)
+                        ).only_enforce_if(v.joins[d, head])
                 if (COPY, d) in v.units:
                     v.model.add_implication(joins, _order(v, (COPY, d), unit))
 
@@ -226,17 +256,22 @@ def need(v: Variables) -> None:
 def transfers(v: Variables) -> None:
     """(11) Transfers: one begins after its launch; its wait ends after it.
 
-    for all h with x[h,h]:  tb[h] >= e[start h],  te[h] = tb[h] + tau[h],  e[wait h] >= te[h] + work[wait h],  Z >= te[h]
+    for all h with x[h,h]:  tb[h] >= e[start h],  te[h] = tb[h] + tau[h],  e[wait h] >= te[h] +
+    work[wait h],  Z >= te[h]
     """
     assert v.step_time is not None
     for h in v.alone:
         present = v.joins[h, h]
         v.model.add(v.transfer_begin[h] >= v.units[START, h].end).only_enforce_if(present)
-        v.model.add(v.transfer_end[h] == v.transfer_begin[h] + v.transfer_ticks[h]).only_enforce_if(present)
+        v.model.add(v.transfer_end[h] == v.transfer_begin[h] + v.transfer_ticks[h]).only_enforce_if(
+            present
+        )
         v.model.add(v.step_time >= v.transfer_end[h]).only_enforce_if(present)
         if h not in v.boundary.pinned:  # the wait of a pinned one stands behind the window
             _, work = _steps_and_work(v, WAIT_UNIT, h)
-            v.model.add(v.units[WAIT_UNIT, h].end >= v.transfer_end[h] + work).only_enforce_if(present)
+            v.model.add(v.units[WAIT_UNIT, h].end >= v.transfer_end[h] + work).only_enforce_if(
+                present
+            )
 
 
 def stream_order(v: Variables) -> None:
@@ -250,43 +285,59 @@ def stream_order(v: Variables) -> None:
         first = _order(v, (START, h), (START, g))
         both: Literals = [v.joins[h, h], v.joins[g, g]]
         v.model.add(v.transfer_begin[g] >= v.transfer_end[h]).only_enforce_if(*both, first)
-        v.model.add(v.transfer_begin[h] >= v.transfer_end[g]).only_enforce_if(*both, first.negated())
+        v.model.add(v.transfer_begin[h] >= v.transfer_end[g]).only_enforce_if(
+            *both, first.negated()
+        )
 
 
 def positions(v: Variables) -> None:
-    """(14) Positions of attached nodes: a node stands where the step of its unit stands; a member's start at its copy-in.
+    """(14) Positions of attached nodes: a node stands where the step of its unit stands; a member's
+    start at its copy-in.
 
-    y[c]:  p[start] = v[start c],  p[prologue j] = u[start c] + j,  p[wait] = u[wait c],  p[epilogue j] = u[wait c] + 1 + j
-    j[c,h]:  the same in start h and wait h, prologues and epilogues of members one after the other
-    x[c,h], z[h]:  p[start] = p[cast] = v[prepare h];  p[prologue j] = u[prepare h] + (prologues of members before c, casts left out) + j
-    copied out:  p[wait] = u[copy-out c], p[epilogue j] = u[copy-out c] + 1 + j;  other members:  in wait h, one after the other
+    y[c]:  p[start] = v[start c],  p[prologue j] = u[start c] + j,  p[wait] = u[wait c],  p[epilogue
+    j] = u[wait c] + 1 + j j[c,h]:  the same in start h and wait h, prologues and epilogues of
+    members one after the other x[c,h], z[h]:  p[start] = p[cast] = v[prepare h];  p[prologue j] =
+    u[prepare h] + (prologues of members before c, casts left out) + j copied out:  p[wait] =
+    u[copy-out c], p[epilogue j] = u[copy-out c] + 1 + j;  other members:  in wait h, one after the
+    other
     """
     k = v.arrays
     for c in v.alone:
         prologue = k.prologue_list[k.prologue_begin[c] : k.prologue_begin[c + 1]]
         epilogue = k.epilogue_list[k.epilogue_begin[c] : k.epilogue_begin[c + 1]]
-        start, wait = v.attached_position[int(k.attached_of_start[c])], v.attached_position[int(k.attached_of_wait[c])]
+        start, wait = (
+            v.attached_position[int(k.attached_of_start[c])],
+            v.attached_position[int(k.attached_of_wait[c])],
+        )
         for h in v.heads(c):
             several: Literals = [v.joins[c, h], v.several[h]]
             if (COPY_IN, h) in v.units:
                 unit = v.units[COPY_IN, h]
                 v.model.add(start == unit.last).only_enforce_if(*several)
-                before = sum(v.joins[d, h] * _prologue(v, d, several=True)[0] for d in v.members(h) if d < c)
+                before = sum(
+                    v.joins[d, h] * _prologue(v, d, several=True)[0] for d in v.members(h) if d < c
+                )
                 for j, f in enumerate(prologue):
-                    position = unit.last if f == k.cast_attached[c] else unit.first + before + j  # the cast is the last of them
+                    position = (
+                        unit.last if f == k.cast_attached[c] else unit.first + before + j
+                    )  # the cast is the last of them
                     v.model.add(v.attached_position[int(f)] == position).only_enforce_if(*several)
             if not v.gathers(c):
                 unit = v.units[WAIT_UNIT, h]
                 v.model.add(wait == unit.first).only_enforce_if(v.joins[c, h])
                 before = sum(v.joins[d, h] * _epilogue(v, d)[0] for d in v.members(h) if d < c)
                 for j, f in enumerate(epilogue):
-                    v.model.add(v.attached_position[int(f)] == unit.first + 1 + before + j).only_enforce_if(v.joins[c, h])
+                    v.model.add(
+                        v.attached_position[int(f)] == unit.first + 1 + before + j
+                    ).only_enforce_if(v.joins[c, h])
             if (c, h) in v.carried:
                 _stand_together(v, c, h)
         alone = v.alone[c]
         v.model.add(start == v.units[START, c].last).only_enforce_if(alone)
         for j, f in enumerate(prologue):
-            v.model.add(v.attached_position[int(f)] == v.units[START, c].first + j).only_enforce_if(alone)
+            v.model.add(v.attached_position[int(f)] == v.units[START, c].first + j).only_enforce_if(
+                alone
+            )
         if v.gathers(c):
             _stand_in(v, wait, epilogue.tolist(), (WAIT_UNIT, c), alone)
             if (COPY, c) in v.units:
@@ -294,7 +345,9 @@ def positions(v: Variables) -> None:
 
 
 def _stand_together(v: Variables, c: int, h: int) -> None:
-    """Prologue, start, wait and epilogue of ``c`` in the coalesced bucket of ``h``; waits of reductions are placed anyway."""
+    """Prologue, start, wait and epilogue of ``c`` in the coalesced bucket of ``h``; waits of
+    reductions are placed anyway.
+    """
     k, here = v.arrays, v.carried[c, h]
     sooner = [d for d in v.members(h) if d < c]
     unit, waited = v.units[START, h], v.units[WAIT_UNIT, h]
@@ -303,13 +356,23 @@ def _stand_together(v: Variables, c: int, h: int) -> None:
     for i, f in enumerate(k.prologue_list[k.prologue_begin[c] : k.prologue_begin[c + 1]]):
         v.model.add(v.attached_position[int(f)] == unit.first + before + i).only_enforce_if(here)
     if v.gathers(c):
-        v.model.add(v.attached_position[int(k.attached_of_wait[c])] == waited.first).only_enforce_if(here)
+        v.model.add(
+            v.attached_position[int(k.attached_of_wait[c])] == waited.first
+        ).only_enforce_if(here)
         before = sum(v.joins[d, h] * _epilogue(v, d)[0] for d in sooner)
         for i, f in enumerate(k.epilogue_list[k.epilogue_begin[c] : k.epilogue_begin[c + 1]]):
-            v.model.add(v.attached_position[int(f)] == waited.first + 1 + before + i).only_enforce_if(here)
+            v.model.add(
+                v.attached_position[int(f)] == waited.first + 1 + before + i
+            ).only_enforce_if(here)
 
 
-def _stand_in(v: Variables, wait: cp_model.IntVar, epilogue: list[int], unit: Unit, if_present: cp_model.BoolVarT) -> None:
+def _stand_in(
+    v: Variables,
+    wait: cp_model.IntVar,
+    epilogue: list[int],
+    unit: Unit,
+    if_present: cp_model.BoolVarT,
+) -> None:
     first = v.units[unit].first
     v.model.add(wait == first).only_enforce_if(if_present)
     for j, f in enumerate(epilogue):
@@ -317,7 +380,8 @@ def _stand_in(v: Variables, wait: cp_model.IntVar, epilogue: list[int], unit: Un
 
 
 def prefetch(v: Variables) -> None:
-    """(17) Prefetch: at most so many compute nodes stand between a start and the first need of its members.
+    """(17) Prefetch: at most so many compute nodes stand between a start and the first need of its
+    members.
 
     for all h:  a[start h, min_{c in h} need[c] - max prefetch - 1]     (where that is a compute node)
     """
@@ -336,16 +400,23 @@ def prefetch(v: Variables) -> None:
             earliest = need_slot - most - 1
             if need_slot >= num_compute or earliest < 0:
                 continue
-            sooner: Literals = [v.joins[d, h].negated() for d in by_need[:i] if int(v.arrays.need_slot[d]) < need_slot]
-            v.model.add(v.after_compute[(START, h), earliest] == 1).only_enforce_if(v.joins[c, h], *sooner)
+            sooner: Literals = [
+                v.joins[d, h].negated()
+                for d in by_need[:i]
+                if int(v.arrays.need_slot[d]) < need_slot
+            ]
+            v.model.add(v.after_compute[(START, h), earliest] == 1).only_enforce_if(
+                v.joins[c, h], *sooner
+            )
 
 
 def boundary(v: Variables) -> None:
-    """(18) Boundary of a window: what the rest of the program says, in ticks from the beginning of the window.
+    """(18) Boundary of a window: what the rest of the program says, in ticks from the beginning of
+    the window.
 
-    tb[h] >= what its stream still carries;  s[k] >= the end of an earlier transfer that k waits for;
-    Z >= s[m], e[i] + what follows on the compute stream;  Z >= te[h] + what follows on its stream, or after its wait;
-    a pinned launch keeps its slot and its place among the others there
+    tb[h] >= what its stream still carries;  s[k] >= the end of an earlier transfer that k waits
+    for; Z >= s[m], e[i] + what follows on the compute stream;  Z >= te[h] + what follows on its
+    stream, or after its wait; a pinned launch keeps its slot and its place among the others there
     """
     edge = v.boundary
     assert v.step_time is not None
@@ -362,7 +433,9 @@ def boundary(v: Variables) -> None:
     if edge.after_compute_ticks:
         v.model.add(v.step_time >= v.compute_begin[-1] + edge.after_compute_ticks)
         for unit in v.units.values():
-            v.model.add(v.step_time >= unit.end + edge.after_compute_ticks).only_enforce_if(unit.present)
+            v.model.add(v.step_time >= unit.end + edge.after_compute_ticks).only_enforce_if(
+                unit.present
+            )
     num_compute = len(v.arrays.compute_ticks)
     for c, slot in edge.pinned.items():
         if slot > 0:

@@ -7,7 +7,8 @@ from apsched.solver.cpsat.variables import Linear, Variables
 
 
 def prices(v: Variables) -> None:
-    """(13) Prices: what a bucket costs depends on its bytes, by the piece [low, high] of the curve that they lie in.
+    """(13) Prices: what a bucket costs depends on its bytes, by the piece [low, high] of the curve
+    that they lie in.
 
     y[h]:  tau[h] = T[h], that of h alone;   z[h]:  tau[h] >= price(sum_c size[c] x[c,h]),  theta[h] >= copy price(sum_c cp[c] x[c,h])
     w[h]:  tau[h] >= price(sum_c size[c] x[c,h]) + sum_c member[h] x[c,h]
@@ -22,17 +23,27 @@ def prices(v: Variables) -> None:
             copied = {c: int(k.copied_bytes[c]) for c in members}
             for_members = int(k.member_ticks[h]) * sum(v.joins[c, h] for c in members)
             at_least: list[tuple[cp_model.IntVar, Linear]] = [(v.several[h], v.transfer_ticks[h])]
-            at_least += [(literal, v.transfer_ticks[h] - for_members) for literal in v.coalesced_literal(h)]
+            at_least += [
+                (literal, v.transfer_ticks[h] - for_members) for literal in v.coalesced_literal(h)
+            ]
             _at_least_price(v, h, key.price, sizes, at_least)
-            _at_least_price(v, h, v.problem.copy_price, copied, [(v.several[h], v.copy_in_ticks[h])])
+            _at_least_price(
+                v, h, v.problem.copy_price, copied, [(v.several[h], v.copy_in_ticks[h])]
+            )
 
 
 _EXACT_PRODUCT = 2**53
-"""Beyond it the slope of a piece is rounded down to a fraction that CP-SAT's 64-bit sums can hold."""
+"""Beyond it the slope of a piece is rounded down to a fraction that CP-SAT's 64-bit sums can
+hold.
+"""
 
 
 def _at_least_price(
-    v: Variables, h: int, curve: PriceCurve, bytes_of: dict[int, int], prices: list[tuple[cp_model.IntVar, Linear]]
+    v: Variables,
+    h: int,
+    curve: PriceCurve,
+    bytes_of: dict[int, int],
+    prices: list[tuple[cp_model.IntVar, Linear]],
 ) -> None:
     """Each of ``prices`` is at least that of the curve where its literal holds."""
     total = sum(size * v.joins[c, h] for c, size in bytes_of.items())
@@ -48,10 +59,15 @@ def _at_least_price(
         if k < last:
             v.model.add(total <= high).only_enforce_if(here)
         rise, run = curve.price_ticks[k + 1] - curve.price_ticks[k], high - low
-        while run * max(v.horizon_ticks, 1) > _EXACT_PRODUCT or rise * max(largest, 1) > _EXACT_PRODUCT:
+        while (
+            run * max(v.horizon_ticks, 1) > _EXACT_PRODUCT
+            or rise * max(largest, 1) > _EXACT_PRODUCT
+        ):
             rise, run = rise // 2, -(-run // 2)
         for form, price in prices:
-            v.model.add(price * run >= curve.price_ticks[k] * run + (total - low) * rise).only_enforce_if(here, form)
+            v.model.add(
+                price * run >= curve.price_ticks[k] * run + (total - low) * rise
+            ).only_enforce_if(here, form)
     v.model.add_exactly_one(pieces)
 
 

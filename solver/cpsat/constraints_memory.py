@@ -1,4 +1,6 @@
-"""Constraints (15) and (16): bytes alive, and bytes in flight, at every position of the order (see ``apsched.solver.cpsat.constraints``)."""
+"""Constraints (15) and (16): bytes alive, and bytes in flight, at every position of the order (see
+``apsched.solver.cpsat.constraints``).
+"""
 
 from ortools.sat.python import cp_model
 
@@ -7,14 +9,20 @@ from apsched.units import ALLOCATION_BYTES
 
 
 def memory(v: Variables) -> None:
-    """(15) Memory: the blocks of 512 bytes alive at every position are within the peak, and the peak within the memory cap.
+    """(15) Memory: the blocks of 512 bytes alive at every position are within the peak, and the
+    peak within the memory cap.
 
         for all positions p:  sum_{lives j: first[j] <= p <= last[j]} blocks[j] <= M,   512 M + kept bytes <= memory cap
 
-    A storage lives from its birth to the last position that touches it; the buffers of flat buckets live as in ``apsched.schedule.memory``. What a
-    cast makes of an input lives only where the collective is in no flat bucket.
+    A storage lives from its birth to the last position that touches it; the buffers of flat buckets
+    live as in ``apsched.schedule.memory``. What a cast makes of an input lives only where the
+    collective is in no flat bucket.
     """
-    lives = [*(_fixed_lives(v) if v.compute_order.free is None else _lives_in_any_order(v)), *_storage_lives(v), *_buffer_lives(v)]
+    lives = [
+        *(_fixed_lives(v) if v.compute_order.free is None else _lives_in_any_order(v)),
+        *_storage_lives(v),
+        *_buffer_lives(v),
+    ]
     cap = v.caps.memory_cap_bytes
     most = sum(-(-int(b) // ALLOCATION_BYTES) for b in v.arrays.storage_bytes) * 3
     if v.compute_order.free is None:
@@ -25,7 +33,9 @@ def memory(v: Variables) -> None:
     v.peak_blocks = v.model.new_int_var(0, max(limit, 0), "peak")
     if limit < 0:
         v.model.add_bool_or([])
-    v.model.add_cumulative([i for i, _ in lives], [d for _, d in lives], v.peak_blocks).with_name("memory")
+    v.model.add_cumulative([i for i, _ in lives], [d for _, d in lives], v.peak_blocks).with_name(
+        "memory"
+    )
 
 
 Life = tuple[cp_model.IntervalVar, Linear]
@@ -41,7 +51,12 @@ def _fixed_lives(v: Variables) -> list[Life]:
             (at, at + 1, k.base_compute_bytes[g]),
         ):
             if live and past > first:
-                lives.append((v.model.new_fixed_size_interval_var(first, past - first, f"base[{g}]"), int(live) // ALLOCATION_BYTES))
+                lives.append(
+                    (
+                        v.model.new_fixed_size_interval_var(first, past - first, f"base[{g}]"),
+                        int(live) // ALLOCATION_BYTES,
+                    )
+                )
     return lives
 
 
@@ -49,12 +64,23 @@ def _lives_in_any_order(v: Variables) -> list[Life]:
     assert v.compute_order.free is not None
     lives: list[Life] = []
     for i, life in enumerate(v.compute_order.free.lives):
-        first = v.model.new_int_var(0, 0 if life.from_beginning else v.last_position, f"fixed_first[{i}]")
+        first = v.model.new_int_var(
+            0, 0 if life.from_beginning else v.last_position, f"fixed_first[{i}]"
+        )
         last = v.model.new_int_var(0, v.last_position, f"fixed_last[{i}]")
         for k in life.nodes:
             v.model.add(first <= v.compute_position(k))
             v.model.add(last >= v.compute_position(k))
-        lives.append(_life(v, first, last, v.model.new_constant(1), life.size_bytes // ALLOCATION_BYTES, f"fixed[{i}]"))
+        lives.append(
+            _life(
+                v,
+                first,
+                last,
+                v.model.new_constant(1),
+                life.size_bytes // ALLOCATION_BYTES,
+                f"fixed[{i}]",
+            )
+        )
     return lives
 
 
@@ -83,7 +109,9 @@ def _storage_lives(v: Variables) -> list[Life]:
     return lives
 
 
-def _born(v: Variables, s: int, owner: int | None, first: cp_model.IntVar, last: cp_model.IntVar) -> None:
+def _born(
+    v: Variables, s: int, owner: int | None, first: cp_model.IntVar, last: cp_model.IntVar
+) -> None:
     k = v.arrays
     f, compute_order = int(k.storage_birth_attached[s]), int(k.storage_birth_compute[s])
     if f < 0:
@@ -91,8 +119,12 @@ def _born(v: Variables, s: int, owner: int | None, first: cp_model.IntVar, last:
         v.model.add(first <= birth)
         v.model.add(last >= birth)
     elif owner is not None and v.gathers(owner) and (COPY, owner) in v.units:
-        v.model.add(first <= v.attached_position[int(k.attached_of_start[owner])]).only_enforce_if(v.loose[owner])
-        v.model.add(first <= v.attached_position[int(k.attached_of_wait[owner])]).only_enforce_if(v.loose[owner].negated())
+        v.model.add(first <= v.attached_position[int(k.attached_of_start[owner])]).only_enforce_if(
+            v.loose[owner]
+        )
+        v.model.add(first <= v.attached_position[int(k.attached_of_wait[owner])]).only_enforce_if(
+            v.loose[owner].negated()
+        )
     else:
         v.model.add(first <= v.attached_position[f])
 
@@ -105,7 +137,11 @@ def _buffer_lives(v: Variables) -> list[Life]:
         if len(members) < 2:
             continue
         kind = v.problem.keys[int(k.key[h])].kind
-        copied_in, started, waited = v.units[COPY_IN, h].last, v.units[START, h].last, v.units[WAIT_UNIT, h].first
+        copied_in, started, waited = (
+            v.units[COPY_IN, h].last,
+            v.units[START, h].last,
+            v.units[WAIT_UNIT, h].first,
+        )
         outputs = _blocks(v, h, {c: int(k.output_bytes[c]) for c in members})
         first = v.model.new_int_var(0, v.last_position, f"buffer_first[{h}]")
         last = v.model.new_int_var(0, v.last_position, f"buffer_last[{h}]")
@@ -115,7 +151,9 @@ def _buffer_lives(v: Variables) -> list[Life]:
             for position in touches:
                 v.model.add(last >= position).only_enforce_if(v.joins[c, h], several)
         v.model.add(last >= waited).only_enforce_if(several)
-        v.model.add(first <= (started if kind == "reduce_scatter" else copied_in)).only_enforce_if(several)
+        v.model.add(first <= (started if kind == "reduce_scatter" else copied_in)).only_enforce_if(
+            several
+        )
         lives.append(_life(v, first, last, several, outputs, f"buffer[{h}]"))
         if kind == "reduce_scatter":
             inputs = _blocks(v, h, {c: int(k.input_bytes[c]) for c in members})
@@ -126,7 +164,9 @@ def _buffer_lives(v: Variables) -> list[Life]:
 def _touches_of_output(v: Variables, c: int) -> list[Linear]:
     k = v.arrays
     s = int(k.output_storage[c])
-    touches: list[Linear] = [v.attached_position[int(f)] for f in k.touch_list[k.touch_begin[s] : k.touch_begin[s + 1]]]
+    touches: list[Linear] = [
+        v.attached_position[int(f)] for f in k.touch_list[k.touch_begin[s] : k.touch_begin[s + 1]]
+    ]
     touches += [v.compute_position(node) for node in v.compute_order.touching[s]]
     return touches
 
@@ -139,13 +179,16 @@ def _blocks(v: Variables, h: int, bytes_of: dict[int, int]) -> cp_model.IntVar:
     return blocks
 
 
-def _life(v: Variables, first: Linear, last: Linear, present: cp_model.BoolVarT, blocks: Linear, name: str) -> Life:
+def _life(
+    v: Variables, first: Linear, last: Linear, present: cp_model.BoolVarT, blocks: Linear, name: str
+) -> Life:
     length = v.model.new_int_var(1, v.last_position + 1, f"length[{name}]")
     return v.model.new_optional_interval_var(first, length, last + 1, present, name), blocks
 
 
 def in_flight(v: Variables) -> None:
-    """(16) In flight: the output bytes of FSDP collectives started and not yet waited for are within their cap.
+    """(16) In flight: the output bytes of FSDP collectives started and not yet waited for are
+    within their cap.
 
     for all positions p:  sum_{h: v[start h] <= p < u[wait h]} sum_c out[c] x[c,h] <= in-flight cap
     """
@@ -158,8 +201,12 @@ def in_flight(v: Variables) -> None:
             continue
         first, wait = v.units[START, h].last, v.units[WAIT_UNIT, h].first
         length = v.model.new_int_var(1, v.last_position, f"flight[{h}]")
-        interval = v.model.new_optional_interval_var(first, length, wait, v.joins[h, h], f"flight[{h}]")
-        carried = v.model.new_int_var(0, sum(int(k.output_bytes[c]) for c in v.members(h)), f"carried[{h}]")
+        interval = v.model.new_optional_interval_var(
+            first, length, wait, v.joins[h, h], f"flight[{h}]"
+        )
+        carried = v.model.new_int_var(
+            0, sum(int(k.output_bytes[c]) for c in v.members(h)), f"carried[{h}]"
+        )
         v.model.add(carried == sum(int(k.output_bytes[c]) * v.joins[c, h] for c in v.members(h)))
         lives.append((interval, carried))
     v.model.add_cumulative([i for i, _ in lives], [d for _, d in lives], cap).with_name("in_flight")

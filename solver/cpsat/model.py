@@ -1,4 +1,6 @@
-"""Build the CP-SAT model, hand it a schedule to start from, solve its objectives in order, read the schedule out."""
+"""Build the CP-SAT model, hand it a schedule to start from, solve its objectives in order, read the
+schedule out.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -9,13 +11,21 @@ from ortools.sat.python import cp_model
 from apsched.config import Caps, SolveOptions
 from apsched.problem.problem import Problem
 from apsched.solver.arrays.partition import Pricer
-from apsched.solver.arrays.problem_arrays import ProblemArrays, Ints
+from apsched.solver.arrays.problem_arrays import Ints, ProblemArrays
 from apsched.solver.arrays.reordered import Orders
 from apsched.solver.cpsat import constraints
 from apsched.solver.cpsat.compute_order import in_any_order
-from apsched.solver.cpsat.variables import COPY, START, WAIT_UNIT, Boundary, Unit, Variables, create_variables
+from apsched.solver.cpsat.variables import (
+    COPY,
+    START,
+    WAIT_UNIT,
+    Boundary,
+    Unit,
+    Variables,
+    create_variables,
+)
 from apsched.solver.cpsat.variables import COPY_IN as PREPARE_UNIT
-from apsched.solver.program.evaluate import COPY_OUT, START, LAUNCH, COPY_IN, NODE, WAIT, Program
+from apsched.solver.program.evaluate import COPY_IN, COPY_OUT, LAUNCH, NODE, START, WAIT, Program
 from apsched.units import ALLOCATION_BYTES
 
 
@@ -35,7 +45,8 @@ class Exact:
 
 
 class ExactModel:
-    """The whole formulation on one problem; objectives are set one after the other on the same constraints.
+    """The whole formulation on one problem; objectives are set one after the other on the same
+    constraints.
 
     With ``orders`` it decides the order of the compute, too.
     """
@@ -51,7 +62,9 @@ class ExactModel:
     ) -> None:
         self.problem, self.arrays = problem, arrays
         compute_order = in_any_order(orders, caps) if orders is not None else None
-        self.variables = create_variables(problem, arrays, caps, horizon_ticks, boundary, compute_order)
+        self.variables = create_variables(
+            problem, arrays, caps, horizon_ticks, boundary, compute_order
+        )
         for constraint in constraints.ALL:
             constraint(self.variables)
 
@@ -59,16 +72,24 @@ class ExactModel:
         """No objective: whether the constraints can be kept."""
         return self._minimize(0, options, None)
 
-    def minimize_step_time(self, options: SolveOptions, hint: Program | None, order: Ints | None = None) -> Exact:
-        """Objective 1: step time, in ticks; ``order`` is that of the compute order in ``hint``, as captured where it is None."""
+    def minimize_step_time(
+        self, options: SolveOptions, hint: Program | None, order: Ints | None = None
+    ) -> Exact:
+        """Objective 1: step time, in ticks; ``order`` is that of the compute order in ``hint``, as
+        captured where it is None.
+        """
         return self._minimize(self.variables.step_time, options, hint, order)
 
-    def minimize_peak(self, options: SolveOptions, hint: Program | None, order: Ints | None = None) -> Exact:
+    def minimize_peak(
+        self, options: SolveOptions, hint: Program | None, order: Ints | None = None
+    ) -> Exact:
         """Objective 2: peak memory, in bytes beside what the caller keeps."""
         exact = self._minimize(self.variables.peak_blocks, options, hint, order)
         return replace(exact, bound=exact.bound * ALLOCATION_BYTES)
 
-    def minimize_launches(self, options: SolveOptions, hint: Program | None, order: Ints | None = None) -> Exact:
+    def minimize_launches(
+        self, options: SolveOptions, hint: Program | None, order: Ints | None = None
+    ) -> Exact:
         """Objective 3: number of launches."""
         v = self.variables
         return self._minimize(sum(v.joins[h, h] for h in v.alone), options, hint, order)
@@ -86,7 +107,13 @@ class ExactModel:
         v = self.variables
         v.model.add(sum(v.joins[h, h] for h in v.alone) <= num_launches)
 
-    def _minimize(self, objective: object, options: SolveOptions, hint: Program | None, order: Ints | None = None) -> Exact:
+    def _minimize(
+        self,
+        objective: object,
+        options: SolveOptions,
+        hint: Program | None,
+        order: Ints | None = None,
+    ) -> Exact:
         model = self.variables.model
         model.minimize(objective)  # type: ignore[arg-type]
         model.clear_hints()  # type: ignore[no-untyped-call]
@@ -98,11 +125,17 @@ class ExactModel:
         solver.parameters.max_deterministic_time = options.budget
         status = solver.solve(model)
         found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
-        program = extract(self.problem, self.variables, solver.boolean_value, solver.value) if found else None
+        program = (
+            extract(self.problem, self.variables, solver.boolean_value, solver.value)
+            if found
+            else None
+        )
         at = [solver.value(place) if found else k for k, place in enumerate(self.variables.places)]
         return Exact(
             program=program,
-            order=np.argsort(np.array(at, dtype=np.int64), kind="stable") if at else np.arange(len(self.arrays.compute_ticks)),
+            order=np.argsort(np.array(at, dtype=np.int64), kind="stable")
+            if at
+            else np.arange(len(self.arrays.compute_ticks)),
             bound=int(np.ceil(solver.best_objective_bound - 1e-6)),
             optimal=status == cp_model.OPTIMAL,
             infeasible=status == cp_model.INFEASIBLE,
@@ -110,7 +143,12 @@ class ExactModel:
         )
 
 
-def extract(problem: Problem, v: Variables, holds: Callable[[cp_model.LiteralT], bool], value: Callable[[cp_model.IntVar], int]) -> Program:
+def extract(
+    problem: Problem,
+    v: Variables,
+    holds: Callable[[cp_model.LiteralT], bool],
+    value: Callable[[cp_model.IntVar], int],
+) -> Program:
     """Return the program of a solution."""
     groups: dict[int, list[int]] = {}
     for (c, h), joins in v.joins.items():
@@ -118,7 +156,9 @@ def extract(problem: Problem, v: Variables, holds: Callable[[cp_model.LiteralT],
             groups.setdefault(h, []).append(c)
     coalesced = np.zeros(len(v.arrays.kind), dtype=np.bool_)
     coalesced[[h for h, literal in v.coalesced.items() if holds(literal)]] = True
-    partition = Pricer(problem, v.arrays).partition((tuple(sorted(members)) for _, members in sorted(groups.items())), coalesced)
+    partition = Pricer(problem, v.arrays).partition(
+        (tuple(sorted(members)) for _, members in sorted(groups.items())), coalesced
+    )
     index = {h: b for b, h in enumerate(sorted(groups))}
     # whatever the order of the compute order, one of its nodes stands at every multiple of W
     placed = [((k + 1) * v.position_step, NODE, k) for k in range(len(v.arrays.compute_ticks))]
@@ -128,19 +168,35 @@ def extract(problem: Problem, v: Variables, holds: Callable[[cp_model.LiteralT],
         if what == COPY:
             placed.append((value(unit.first), COPY_OUT, c))
         else:
-            operation = {PREPARE_UNIT: COPY_IN, WAIT_UNIT: WAIT, START: START if holds(v.several[c]) else LAUNCH}[what]
+            operation = {
+                PREPARE_UNIT: COPY_IN,
+                WAIT_UNIT: WAIT,
+                START: START if holds(v.several[c]) else LAUNCH,
+            }[what]
             placed.append((value(unit.first), operation, index[c]))
     placed.sort()
-    order = np.array([(operation, argument) for _, operation, argument in placed], dtype=np.int64).reshape(-1, 2)
-    return Program(partition=partition, operation=np.ascontiguousarray(order[:, 0]), argument=np.ascontiguousarray(order[:, 1]))
+    order = np.array(
+        [(operation, argument) for _, operation, argument in placed], dtype=np.int64
+    ).reshape(-1, 2)
+    return Program(
+        partition=partition,
+        operation=np.ascontiguousarray(order[:, 0]),
+        argument=np.ascontiguousarray(order[:, 1]),
+    )
 
 
 def add_hint(v: Variables, program: Program, order: Ints | None = None) -> None:
-    """Hint every literal of membership and order that ``program`` decides, with the compute order in ``order``."""
+    """Hint every literal of membership and order that ``program`` decides, with the compute order
+    in ``order``.
+    """
     model = v.model
     buckets = [tuple(sorted(b)) for b in program.partition.buckets]
     head = {c: members[0] for members in buckets for c in members}
-    flat = {members[0] for members, is_flat in zip(buckets, program.partition.flat.tolist(), strict=True) if is_flat}
+    flat = {
+        members[0]
+        for members, is_flat in zip(buckets, program.partition.flat.tolist(), strict=True)
+        if is_flat
+    }
     for (c, h), joins in v.joins.items():
         model.add_hint(joins, head[c] == h)
     for c in v.alone:
@@ -155,7 +211,9 @@ def add_hint(v: Variables, program: Program, order: Ints | None = None) -> None:
     place: dict[Unit, int] = {}
     compute_place: dict[int, int] = {}
     nodes = np.arange(len(v.arrays.compute_ticks)) if order is None else order
-    for i, (operation, argument) in enumerate(zip(program.operation.tolist(), program.argument.tolist(), strict=True)):
+    for i, (operation, argument) in enumerate(
+        zip(program.operation.tolist(), program.argument.tolist(), strict=True)
+    ):
         at = 2 * i
         if operation == NODE:
             compute_place[int(nodes[argument])] = at
@@ -177,4 +235,8 @@ def add_hint(v: Variables, program: Program, order: Ints | None = None) -> None:
             model.add_hint(after, place[unit] > compute_place[k])
     if v.compute_order.free is not None:
         for (a, b), literal in v.order.items():
-            model.add_hint(literal, compute_place[v.compute_order.free.first[a]] < compute_place[v.compute_order.free.first[b]])
+            model.add_hint(
+                literal,
+                compute_place[v.compute_order.free.first[a]]
+                < compute_place[v.compute_order.free.first[b]],
+            )

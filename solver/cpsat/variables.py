@@ -1,7 +1,9 @@
-"""Variables of the CP-SAT model: one dictionary per symbol. The mathematics is in ``docs/formulation.md``.
+"""Variables of the CP-SAT model: one dictionary per symbol. The mathematics is in
+``docs/formulation.md``.
 
-Two axes. *Position* is the place in the total order: compute node k stands at (k+1)·W, where W is more than all steps of all
-units, the inputs at 0 and the output at (m+1)·W. *Time* is ticks on the compute stream. A unit occupies an interval on both.
+Two axes. *Position* is the place in the total order: compute node k stands at (k+1)·W, where W is
+more than all steps of all units, the inputs at 0 and the output at (m+1)·W. *Time* is ticks on the
+compute stream. A unit occupies an interval on both.
 """
 
 from dataclasses import dataclass, field
@@ -40,18 +42,24 @@ class UnitVariables:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Boundary:
-    """What a window of a larger program sees of the rest; empty where the whole problem is modelled."""
+    """What a window of a larger program sees of the rest; empty where the whole problem is
+    modelled.
+    """
 
     stream_free_ticks: dict[int, int] = field(default_factory=dict)
     """Stream -> when what was launched before the window ends."""
     release_ticks: dict[int, int] = field(default_factory=dict)
     """Compute node -> when a transfer from before the window ends that it waits for."""
     after_compute_ticks: int = 0
-    """From the end of the window's last operation to the end of the step, along the compute stream."""
+    """From the end of the window's last operation to the end of the step, along the compute
+    stream.
+    """
     after_stream_ticks: dict[int, int] = field(default_factory=dict)
     """Stream -> from the end of the window's last transfer on it to the end of the step."""
     after_transfer_ticks: dict[int, int] = field(default_factory=dict)
-    """Pinned collective -> from the end of its transfer, which is waited for behind the window, to the end of the step."""
+    """Pinned collective -> from the end of its transfer, which is waited for behind the window, to
+    the end of the step.
+    """
     pinned: dict[int, int] = field(default_factory=dict)
     """Collective that belongs to the rest but is launched in the window -> the slot where it is."""
     awaited: dict[int, int] = field(default_factory=dict)
@@ -89,7 +97,9 @@ class Variables:
     after_compute: dict[tuple[Unit, int], cp_model.IntVar] = field(default_factory=dict)
     """a[i, k]: unit i stands after compute node k."""
     order: dict[tuple[int, int], cp_model.IntVar] = field(default_factory=dict)
-    """o[A, B]: block A of the compute stands before block B; only where the model decides their order."""
+    """o[A, B]: block A of the compute stands before block B; only where the model decides their
+    order.
+    """
     places: list[cp_model.IntVar] = field(default_factory=list)
     """pos(k) of each compute node, where the model decides their order."""
     compute_begin: list[cp_model.IntVar] = field(default_factory=list)
@@ -99,7 +109,9 @@ class Variables:
     """tau[h]"""
     copy_in_ticks: dict[int, cp_model.IntVar] = field(default_factory=dict)
     attached_position: dict[int, cp_model.IntVar] = field(default_factory=dict)
-    """p[f]: position of a prologue, start, wait or epilogue node (a member's start: its copy-in)."""
+    """p[f]: position of a prologue, start, wait or epilogue node (a member's start: its
+    copy-in).
+    """
     step_time: cp_model.IntVar = field(init=False)
     peak_blocks: cp_model.IntVar = field(init=False)
     """Peak of live bytes, in blocks of the allocator, what the caller keeps left out."""
@@ -121,7 +133,9 @@ class Variables:
         return self.places[k] if k < len(self.places) else (k + 1) * self.position_step
 
     def stands_before(self, a: int, b: int) -> cp_model.BoolVarT | int:
-        """Return whether block ``a`` stands before block ``b``: the literal, or a number where it is known."""
+        """Return whether block ``a`` stands before block ``b``: the literal, or a number where it
+        is known.
+        """
         assert self.compute_order.free is not None
         if (a, b) in self.order:
             return self.order[a, b]
@@ -140,9 +154,16 @@ class Variables:
 
 
 def create_variables(
-    problem: Problem, arrays: ProblemArrays, caps: Caps, horizon_ticks: int, boundary: Boundary | None = None, compute_order: ComputeOrder | None = None
+    problem: Problem,
+    arrays: ProblemArrays,
+    caps: Caps,
+    horizon_ticks: int,
+    boundary: Boundary | None = None,
+    compute_order: ComputeOrder | None = None,
 ) -> Variables:
-    """Return all variables with their domains, and the order literals of every pair of units; with ``compute order`` of blocks, too."""
+    """Return all variables with their domains, and the order literals of every pair of units; with
+    ``compute order`` of blocks, too.
+    """
     attached = len(arrays.attached_ticks)
     v = Variables(
         model=cp_model.CpModel(),
@@ -169,7 +190,11 @@ def create_variables(
     for c in range(len(arrays.kind)):
         v.alone[c] = model.new_bool_var(f"y[{c}]")
         v.several[c] = model.new_bool_var(f"z[{c}]")
-        v.loose[c] = model.new_bool_var(f"l[{c}]") if any((c, h) in v.carried for h in v.heads(c)) else v.alone[c]
+        v.loose[c] = (
+            model.new_bool_var(f"l[{c}]")
+            if any((c, h) in v.carried for h in v.heads(c))
+            else v.alone[c]
+        )
         for what, present in _units_of(v, c):
             v.units[what, c] = UnitVariables(
                 present=present,
@@ -191,8 +216,13 @@ def create_variables(
     if v.compute_order.free is not None:
         for a, b in v.compute_order.free.pairs():
             v.order[a, b] = model.new_bool_var(f"o[{a},{b}]")
-        v.places = [model.new_int_var(v.position_step, num_compute * v.position_step, f"pos[{k}]") for k in range(num_compute)]
-    v.compute_begin = [model.new_int_var(0, horizon_ticks, f"s[{k}]") for k in range(num_compute + 1)]
+        v.places = [
+            model.new_int_var(v.position_step, num_compute * v.position_step, f"pos[{k}]")
+            for k in range(num_compute)
+        ]
+    v.compute_begin = [
+        model.new_int_var(0, horizon_ticks, f"s[{k}]") for k in range(num_compute + 1)
+    ]
     for f in range(attached):
         v.attached_position[f] = model.new_int_var(0, v.last_position, f"p[{f}]")
     v.step_time = model.new_int_var(0, horizon_ticks, "step_time")
@@ -201,7 +231,10 @@ def create_variables(
 
 def _units_of(v: Variables, c: int) -> list[tuple[str, cp_model.BoolVarT]]:
     """Return the units that exist because of ``c``, with the literal that says whether they do."""
-    units: list[tuple[str, cp_model.BoolVarT]] = [(START, v.joins[c, c]), (WAIT_UNIT, v.joins[c, c])]
+    units: list[tuple[str, cp_model.BoolVarT]] = [
+        (START, v.joins[c, c]),
+        (WAIT_UNIT, v.joins[c, c]),
+    ]
     if len(v.members(c)) > 1:
         units.append((COPY_IN, v.several[c]))
     if v.gathers(c) and (len(v.members(c)) > 1 or len(v.heads(c)) > 1):

@@ -1,4 +1,6 @@
-"""Which caps clash, and how far each has to give way alone: decided by construction, by bounds, and, where small, by the whole model."""
+"""Which caps clash, and how far each has to give way alone: decided by construction, by bounds,
+and, where small, by the whole model.
+"""
 
 from dataclasses import replace
 from functools import cached_property
@@ -23,7 +25,13 @@ from apsched.solver.reorder.min_memory import horizon_ticks, is_small, least_mem
 from apsched.solver.reorder.reorder import ComputeMover
 from apsched.solver.search.just_in_time import just_in_time
 
-NAMES = ("memory_cap_bytes", "in_flight_cap_bytes", "max_prefetch", "max_topo_span", "bucket_cap_bytes")
+NAMES = (
+    "memory_cap_bytes",
+    "in_flight_cap_bytes",
+    "max_prefetch",
+    "max_topo_span",
+    "bucket_cap_bytes",
+)
 """Of all caps, in the order in which they are said to clash."""
 _ON_BUCKETS = ("max_topo_span", "bucket_cap_bytes")
 """Every collective may be alone: these rarely clash with anything."""
@@ -41,18 +49,24 @@ class FeasibilityOracle:
     def __init__(self, problem: Problem, arrays: ProblemArrays, options: SolveOptions) -> None:
         self.problem, self.arrays = problem, arrays
         self.options = replace(options, budget=min(options.budget, _EXACT_WORK))
-        self.largest = max((c.output_bytes for c in problem.collectives if not c.on_path), default=0)
+        self.largest = max(
+            (c.output_bytes for c in problem.collectives if not c.on_path), default=0
+        )
         self._known: dict[Caps, tuple[bool | None, Scored | None]] = {}
 
     def __call__(self, caps: Caps) -> tuple[bool | None, Scored | None]:
-        """Return whether ``caps`` can be kept, ``None`` where that is open, and a schedule that keeps them."""
+        """Return whether ``caps`` can be kept, ``None`` where that is open, and a schedule that
+        keeps them.
+        """
         if caps not in self._known:
             self._known[caps] = self._decide(caps)
         return self._known[caps]
 
     def _decide(self, caps: Caps) -> tuple[bool | None, Scored | None]:
         moves = may_move(self.problem, caps)
-        if caps.memory_cap_bytes is not None and caps.memory_cap_bytes < self._memory_bound(moves=moves):
+        if caps.memory_cap_bytes is not None and caps.memory_cap_bytes < self._memory_bound(
+            moves=moves
+        ):
             return False, None
         if caps.in_flight_cap_bytes is not None and caps.in_flight_cap_bytes < self.largest:
             return False, None  # alone, a collective has all of its output in flight
@@ -70,13 +84,19 @@ class FeasibilityOracle:
             return None, None
         orders = self._mover.orders if moves else None
         horizon = horizon_ticks(self.problem, self.arrays)
-        exact = ExactModel(self.problem, self.arrays, caps, horizon, orders=orders).any_schedule(self.options)
+        exact = ExactModel(self.problem, self.arrays, caps, horizon, orders=orders).any_schedule(
+            self.options
+        )
         if exact.program is not None:
             there, places = self.problem, self.arrays
             if orders is not None:
                 there, places = orders.problem_of(exact.order), orders.arrays_of(exact.order)
             return True, score(self.problem, "", expand(there, places, exact.program), caps)
-        return (False if exact.infeasible and not (orders is not None and orders.keeps_together) else None), None
+        return (
+            False
+            if exact.infeasible and not (orders is not None and orders.keeps_together)
+            else None
+        ), None
 
     def _memory_bound(self, *, moves: bool) -> int:
         return memory_bound_of_any_order(self._mover.orders) if moves else memory_bound(self.arrays)
@@ -102,26 +122,44 @@ def stated(caps: Caps) -> tuple[str, ...]:
 def clashes(oracle: FeasibilityOracle, caps: Caps) -> tuple[tuple[Clash, ...], bool]:
     """Return all minimal sets of caps that no schedule keeps together, and whether that is proven.
 
-    Where nothing is proven: the one set of those caps without any one of which the others can be kept, or for all that is known might.
+    Where nothing is proven: the one set of those caps without any one of which the others can be
+    kept, or for all that is known might.
     """
     names = stated(caps)
     found: list[Clash] = []
     for size in range(1, len(names) + 1):
         for some in combinations(names, size):
-            if not any(set(clash) <= set(some) for clash in found) and oracle(_only(caps, some))[0] is False:
+            if (
+                not any(set(clash) <= set(some) for clash in found)
+                and oracle(_only(caps, some))[0] is False
+            ):
                 found.append(some)
     if found or not names:  # without caps only a plan can be at fault
         return tuple(found), bool(found)
     without = {name: oracle(replace(caps, **{name: None}))[0] for name in names}
-    matter = tuple(name for name in names if without[name] or (without[name] is None and name not in _ON_BUCKETS))
+    matter = tuple(
+        name
+        for name in names
+        if without[name] or (without[name] is None and name not in _ON_BUCKETS)
+    )
     return ((matter or names),), False
 
 
-def relaxations(oracle: FeasibilityOracle, caps: Caps, found: tuple[Clash, ...], proven: bool, options: SolveOptions) -> tuple[Relaxation, ...]:
-    """Return for each cap that clashes how far it has to give way, without the caps of clashes that it has no part in."""
+def relaxations(
+    oracle: FeasibilityOracle,
+    caps: Caps,
+    found: tuple[Clash, ...],
+    proven: bool,
+    options: SolveOptions,
+) -> tuple[Relaxation, ...]:
+    """Return for each cap that clashes how far it has to give way, without the caps of clashes that
+    it has no part in.
+    """
     result = []
     for name in dict.fromkeys(name for clash in found for name in clash):
-        lifted = tuple(dict.fromkeys(other for clash in found if name not in clash for other in clash))
+        lifted = tuple(
+            dict.fromkeys(other for clash in found if name not in clash for other in clash)
+        )
         others = replace(caps, **dict.fromkeys(lifted))
         bound = getattr(caps, name) + (1 if proven else 0)
         if name == "memory_cap_bytes":
@@ -132,15 +170,23 @@ def relaxations(oracle: FeasibilityOracle, caps: Caps, found: tuple[Clash, ...],
             bound = max(bound, floor_bound)
         else:
             least, bound = _bisect(oracle, others, name, bound)
-        result.append(Relaxation(cap=name, stated=getattr(caps, name), least=least, bound=bound, lifted=lifted))
+        result.append(
+            Relaxation(
+                cap=name, stated=getattr(caps, name), least=least, bound=bound, lifted=lifted
+            )
+        )
     return tuple(result)
 
 
 def _bisect(oracle: FeasibilityOracle, caps: Caps, name: str, bound: int) -> tuple[int | None, int]:
-    """Return the least value of cap ``name`` that is known to do, and the least that is not proven impossible."""
+    """Return the least value of cap ``name`` that is known to do, and the least that is not proven
+    impossible.
+    """
     if name == "in_flight_cap_bytes":
         bound = max(bound, oracle.largest)
-    bound = max([bound, *(clash.least for clash in plan_clashes(oracle.problem, caps) if clash.cap == name)])
+    bound = max(
+        [bound, *(clash.least for clash in plan_clashes(oracle.problem, caps) if clash.cap == name)]
+    )
     kept, scored = oracle(replace(caps, **{name: None}))
     if not kept or scored is None:
         return None, bound
@@ -170,4 +216,6 @@ def _used(problem: Problem, name: str, scored: Scored) -> int:
 
 
 def _only(caps: Caps, names: tuple[str, ...]) -> Caps:
-    return Caps(max_compute_move=caps.max_compute_move, **{name: getattr(caps, name) for name in names})
+    return Caps(
+        max_compute_move=caps.max_compute_move, **{name: getattr(caps, name) for name in names}
+    )

@@ -47,7 +47,10 @@ def _groups(problem: Problem, caps: Caps) -> Iterator[PlanClash]:
                     cap=cap,
                     least=value,
                     nodes=tuple(problem.node_names[c.start] for c in mine),
-                    message=f"the plan wants {value} {what}, more than {cap} of {limit}: {_rules(problem, group)}",
+                    message=(
+                        f"the plan wants {value} {what}, more than {cap} of {limit}:"
+                        f" {_rules(problem, group)}"
+                    ),
                 )
 
 
@@ -57,27 +60,42 @@ def _prefetch(problem: Problem, caps: Caps) -> Iterator[PlanClash]:
         slots = collective.restriction.start_slots
         if caps.max_prefetch is None or slots is None or not problem.needs[c]:
             continue
-        needs = [place[problem.needs[d][0]] for d in _mates(problem, c) if problem.needs[d]]  # of a bucket the first one counts
+        needs = [
+            place[problem.needs[d][0]] for d in _mates(problem, c) if problem.needs[d]
+        ]  # of a bucket the first one counts
         distance = min(need - slots[1] for need in needs if need >= slots[1])
         if distance > caps.max_prefetch:
             yield PlanClash(
                 cap="max_prefetch",
                 least=distance,
                 nodes=(problem.node_names[collective.start],),
-                message=f"the plan wants a launch {distance} compute nodes ahead, more than max_prefetch of {caps.max_prefetch}: "
-                f"{_rules(problem, [c])}",
+                message=(
+                    f"the plan wants a launch {distance} compute nodes ahead, more than"
+                    f" max_prefetch of {caps.max_prefetch}: {_rules(problem, [c])}"
+                ),
             )
 
 
 def _mates(problem: Problem, c: int) -> Iterator[int]:
-    """Yield the collectives that may share the launch of ``c``, itself included, as far as the plan says."""
+    """Yield the collectives that may share the launch of ``c``, itself included, as far as the plan
+    says.
+    """
     mine = problem.collectives[c]
     for d, other in enumerate(problem.collectives):
-        one_group = mine.restriction.group is not None and mine.restriction.group == other.restriction.group
+        one_group = (
+            mine.restriction.group is not None and mine.restriction.group == other.restriction.group
+        )
         may = mine.key == other.key and mine.bucketable and other.bucketable
-        if d == c or one_group or (may and not mine.restriction.closed and not other.restriction.closed):
+        if (
+            d == c
+            or one_group
+            or (may and not mine.restriction.closed and not other.restriction.closed)
+        ):
             yield d
 
 
 def _rules(problem: Problem, members: list[int]) -> str:
-    return " and ".join(problem.rules[r] for r in sorted({r for c in members for r in problem.collectives[c].restriction.rules}))
+    return " and ".join(
+        problem.rules[r]
+        for r in sorted({r for c in members for r in problem.collectives[c].restriction.rules})
+    )

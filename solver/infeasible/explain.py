@@ -1,4 +1,6 @@
-"""Why nothing fits: the caps that clash, the nodes where, what is alive there, and the least of each cap that would do."""
+"""Why nothing fits: the caps that clash, the nodes where, what is alive there, and the least of
+each cap that would do.
+"""
 
 from apsched.config import Caps, SolveOptions
 from apsched.graph.records import NodeKind
@@ -28,7 +30,9 @@ _WORDS = {
 }
 
 
-def explain(problem: Problem, small: ProblemArrays, caps: Caps, options: SolveOptions) -> Infeasibility:
+def explain(
+    problem: Problem, small: ProblemArrays, caps: Caps, options: SolveOptions
+) -> Infeasibility:
     """Return the explanation for caps under which no schedule was found."""
     oracle = FeasibilityOracle(problem, small, options)
     found, proven = clashes(oracle, caps)
@@ -37,7 +41,11 @@ def explain(problem: Problem, small: ProblemArrays, caps: Caps, options: SolveOp
     places = _full_places(problem, small, caps) if "memory_cap_bytes" in names else ()
     nodes = [place.node for place in places]
     if caps.in_flight_cap_bytes is not None and "in_flight_cap_bytes" in names:
-        big = [c for c in problem.collectives if not c.on_path and c.output_bytes > caps.in_flight_cap_bytes]
+        big = [
+            c
+            for c in problem.collectives
+            if not c.on_path and c.output_bytes > caps.in_flight_cap_bytes
+        ]
         nodes += [problem.node_names[c.start] for c in big[:_NODES_NAMED]]
     planned = {clash.cap: clash for clash in plan_clashes(problem, caps)}
     sentences = []
@@ -56,7 +64,8 @@ def explain(problem: Problem, small: ProblemArrays, caps: Caps, options: SolveOp
         nodes=tuple(nodes),
         relaxations=relaxed,
         places=places,
-        message=f"no schedule fits: {'; '.join(sentences)}" + (f" (at {', '.join(nodes)})" if nodes else ""),
+        message=f"no schedule fits: {'; '.join(sentences)}"
+        + (f" (at {', '.join(nodes)})" if nodes else ""),
     )
 
 
@@ -64,20 +73,30 @@ def _told(caps: Caps, clash: Clash, relaxed: tuple[Relaxation, ...], proven: boo
     """Return one clash in words."""
     if len(clash) > 1:
         words = [f"{_WORDS[name]} of {_show(name, getattr(caps, name))}" for name in clash]
-        return f"{'no schedule keeps' if proven else 'no schedule was found that keeps'} {' and '.join(words)} together"
+        return (
+            f"{'no schedule keeps' if proven else 'no schedule was found that keeps'}"
+            f" {' and '.join(words)} together"
+        )
     name = clash[0]
     found = next(r for r in relaxed if r.cap == name)
     limit = f"the cap of {_show(name, getattr(caps, name))}"
     if name == "in_flight_cap_bytes" and found.proven:
         return f"one collective alone has {_show(name, found.bound)} in flight, more than {limit}"
     if found.least is None:
-        return f"the {_WORDS[name]} has to be at least {_show(name, found.bound)}, more than {limit}"
+        return (
+            f"the {_WORDS[name]} has to be at least {_show(name, found.bound)}, more than {limit}"
+        )
     least_is = "would" if found.proven else "is known to"
-    return f"the least {_WORDS[name]} that {least_is} do is {_show(name, found.least)}, more than {limit}"
+    return (
+        f"the least {_WORDS[name]} that {least_is} do is {_show(name, found.least)}, more than"
+        f" {limit}"
+    )
 
 
 def _without_plan(problem: Problem, caps: Caps) -> list[str]:
-    """Return what the cap on memory would have to be without the user's plan, where that would do."""
+    """Return what the cap on memory would have to be without the user's plan, where that would
+    do.
+    """
     if problem.unrestricted is None or caps.memory_cap_bytes is None:
         return []
     free = just_in_time(problem.unrestricted, problem_arrays(problem.unrestricted), caps)
@@ -91,7 +110,9 @@ def _show(name: str, value: int) -> str:
 
 
 def _full_places(problem: Problem, small: ProblemArrays, caps: Caps) -> tuple[FullPlace, ...]:
-    """Return the fullest compute nodes, one of each module, of the schedule that holds everything as briefly as it can."""
+    """Return the fullest compute nodes, one of each module, of the schedule that holds everything
+    as briefly as it can.
+    """
     floor = just_in_time(problem, small, without_caps_on_launches(caps))
     assert floor is not None  # it keeps every other cap
     schedule = expand(problem, small, floor.program)
@@ -100,10 +121,16 @@ def _full_places(problem: Problem, small: ProblemArrays, caps: Caps) -> tuple[Fu
     places: dict[str, FullPlace] = {}
     for k in sorted((k for k in range(len(live)) if live[k] > cap), key=lambda k: -live[k]):
         step = schedule.steps[k]
-        if step.kind is not StepKind.NODE or problem.kinds[step.index] is not NodeKind.COMPUTE or problem.modules[step.index] in places:
+        if (
+            step.kind is not StepKind.NODE
+            or problem.kinds[step.index] is not NodeKind.COMPUTE
+            or problem.modules[step.index] in places
+        ):
             continue
         places[problem.modules[step.index]] = FullPlace(
-            node=problem.node_names[step.index], live_bytes=live[k], alive=_alive(problem, schedule, k)
+            node=problem.node_names[step.index],
+            live_bytes=live[k],
+            alive=_alive(problem, schedule, k),
         )
         if len(places) == _PLACES:
             break
@@ -111,7 +138,9 @@ def _full_places(problem: Problem, small: ProblemArrays, caps: Caps) -> tuple[Fu
 
 
 def _alive(problem: Problem, schedule: Schedule, k: int) -> tuple[tuple[str, int, int], ...]:
-    """Return what is alive at step ``k``: like tensors of all layers together, the largest first."""
+    """Return what is alive at step ``k``: like tensors of all layers together, the largest
+    first.
+    """
     total: dict[str, tuple[int, int]] = {}
     for life in lifetimes(problem, schedule):
         if life.first <= k <= life.last:

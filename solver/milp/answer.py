@@ -19,30 +19,54 @@ def solve_with_milp(
     options: SolveOptions | None = None,
     milp: MilpOptions | None = None,
 ) -> SolveResult:
-    """Return the MILP's schedule where it finds one within its time limit, or the best baseline, with the MILP's bound.
+    """Return the MILP's schedule where it finds one within its time limit, or the best baseline,
+    with the MILP's bound.
 
-    The objectives are kept in strict order: ``options.time_slack`` is not used. Raises InputError where the solver cannot run, the
-    problem is too large for the formulation, or compute may move or buckets be coalesced, which it does not decide.
+    The objectives are kept in strict order: ``options.time_slack`` is not used. Raises InputError
+    where the solver cannot run, the problem is too large for the formulation, or compute may move
+    or buckets be coalesced, which it does not decide.
     """
     caps, options, milp = caps or Caps(), options or SolveOptions(), milp or MilpOptions()
     if caps.max_compute_move != 0:
-        raise InputError(f"max_compute_move: the MILP keeps compute as captured; expected 0, found {caps.max_compute_move!r}")
+        raise InputError(
+            "max_compute_move: the MILP keeps compute as captured; expected 0, found"
+            f" {caps.max_compute_move!r}"
+        )
     if problem.contention is not None:
-        raise InputError("contention: the MILP does not know it; leave it out, or solve with cp-sat")
+        raise InputError(
+            "contention: the MILP does not know it; leave it out, or solve with cp-sat"
+        )
     small = problem_arrays(problem)
     if small.coalesces.any():
-        raise InputError("coalesced_member_us: the MILP knows flat buckets only; expected costs without it, or --solver cp-sat")
+        raise InputError(
+            "coalesced_member_us: the MILP knows flat buckets only; expected costs without it, or"
+            " --solver cp-sat"
+        )
     made = baselines(problem, small, caps)
     known = min((b for b in made if b.fits), key=lambda b: b.step_time_ticks, default=None)
     found = solve_milp(
-        problem, caps, solver_name=milp.solver_name, time_limit_s=milp.time_limit_s, known=known.schedule if known is not None else None
+        problem,
+        caps,
+        solver_name=milp.solver_name,
+        time_limit_s=milp.time_limit_s,
+        known=known.schedule if known is not None else None,
     )
     floor_bytes, floor_bound = least_memory(problem, caps, options)
-    answered = found.schedule is not None and (known is None or found.schedule != known.schedule or found.proven[0])
-    scored = score(problem, "milp", found.schedule, caps) if answered and found.schedule is not None else None
+    answered = found.schedule is not None and (
+        known is None or found.schedule != known.schedule or found.proven[0]
+    )
+    scored = (
+        score(problem, "milp", found.schedule, caps)
+        if answered and found.schedule is not None
+        else None
+    )
     fitting = [s for s in (scored, *made) if s is not None and s.fits]
-    best = min(fitting, key=lambda s: s.step_time_ticks, default=None)  # of equals the MILP's, which stands first
-    bound_ticks = found.bound_ticks if best is None else min(found.bound_ticks, best.step_time_ticks)
+    best = min(
+        fitting, key=lambda s: s.step_time_ticks, default=None
+    )  # of equals the MILP's, which stands first
+    bound_ticks = (
+        found.bound_ticks if best is None else min(found.bound_ticks, best.step_time_ticks)
+    )
     who = f"milp ({found.solver_name})"
     if best is None:
         status = "infeasible"

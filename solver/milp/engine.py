@@ -1,4 +1,6 @@
-"""Runs a PuLP solver by name on a model; the only place that knows what solvers and their logs look like."""
+"""Runs a PuLP solver by name on a model; the only place that knows what solvers and their logs look
+like.
+"""
 
 import math
 import re
@@ -27,16 +29,25 @@ class Answer:
     status: str
     """``optimal``, ``feasible``, ``infeasible`` or ``unknown``."""
     bound: float
-    """No solution has a lower objective, as far as the solver's tolerances go; -inf where it said nothing."""
+    """No solution has a lower objective, as far as the solver's tolerances go; -inf where it said
+    nothing.
+    """
 
 
 def check_solver(name: str) -> None:
-    """Raise InputError where PuLP knows no solver ``name`` or cannot run it here; the message lists those that it can."""
+    """Raise InputError where PuLP knows no solver ``name`` or cannot run it here; the message lists
+    those that it can.
+    """
     usable = ", ".join(pulp.listSolvers(onlyAvailable=True)) or "none"
     if name not in pulp.listSolvers():
-        raise InputError(f"expected the name of a PuLP solver, found {name!r}; those that run here: {usable}")
+        raise InputError(
+            f"expected the name of a PuLP solver, found {name!r}; those that run here: {usable}"
+        )
     if name not in pulp.listSolvers(onlyAvailable=True):
-        raise InputError(f"the PuLP solver {name} is not installed; install it, or choose one of those that run here: {usable}")
+        raise InputError(
+            f"the PuLP solver {name} is not installed; install it, or choose one of those that run"
+            f" here: {usable}"
+        )
 
 
 class Engine:
@@ -45,7 +56,9 @@ class Engine:
     def __init__(self, name: str, time_limit_s: float | None) -> None:
         check_solver(name)
         if time_limit_s is not None and not 0 < time_limit_s < math.inf:
-            raise InputError(f"time_limit_s: expected a finite number above 0, or None; found {time_limit_s!r}")
+            raise InputError(
+                f"time_limit_s: expected a finite number above 0, or None; found {time_limit_s!r}"
+            )
         self.name = name
         self.deadline = None if time_limit_s is None else time.monotonic() + time_limit_s
 
@@ -55,7 +68,9 @@ class Engine:
         return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
 
     def run(self, model: pulp.LpProblem, *, relaxed: bool = False) -> Answer:
-        """Solve ``model``, or with ``relaxed`` its linear relaxation; values are then in its variables."""
+        """Solve ``model``, or with ``relaxed`` its linear relaxation; values are then in its
+        variables.
+        """
         left = self.left_s
         if left is not None and left < 0.01:
             return Answer(status="unknown", bound=-math.inf)
@@ -63,15 +78,23 @@ class Engine:
             log = Path(folder) / "log"
             try:
                 model.solve(self._solver(relaxed, left, log))
-            except (pulp.PulpSolverError, OSError) as error:  # OSError: it wrote none of the files that PuLP reads
-                raise InputError(f"the PuLP solver {self.name} failed on a model of {model.numConstraints()} rows: {error}") from error
+            except (
+                pulp.PulpSolverError,
+                OSError,
+            ) as error:  # OSError: it wrote none of the files that PuLP reads
+                raise InputError(
+                    f"the PuLP solver {self.name} failed on a model of {model.numConstraints()}"
+                    f" rows: {error}"
+                ) from error
             said = log.read_text(errors="replace") if log.exists() else ""
         return self._answer(model, said, relaxed)
 
     def _solver(self, relaxed: bool, left: float | None, log: Path) -> pulp.LpSolver:
         common = {"msg": False, "mip": not relaxed, "timeLimit": left}
         if self.name in _CBC_NAMES:
-            return pulp.getSolver(self.name, **common, options=list(_CBC_OPTIONS), threads=1, logPath=str(log))
+            return pulp.getSolver(
+                self.name, **common, options=list(_CBC_OPTIONS), threads=1, logPath=str(log)
+            )
         return pulp.getSolver(self.name, **common)
 
     def _answer(self, model: pulp.LpProblem, said: str, relaxed: bool) -> Answer:

@@ -1,9 +1,11 @@
-"""What the MILP orders: the events of each collective, what must precede what, and the buckets that the caps allow.
+"""What the MILP orders: the events of each collective, what must precede what, and the buckets that
+the caps allow.
 
-Each collective has four events, in its bucket or alone: *take* (its input is read: prologues and copy-in), *start*, *wait*
-and *give* (its result is there: copy-out and epilogue). Members of a bucket share take, start and wait; alone, take and start
-are one event, and so are wait and give; only in an all-gather bucket do wait and give differ. The compute nodes that keep
-their order are events too, numbered after those of the collectives, and the output is the last one.
+Each collective has four events, in its bucket or alone: *take* (its input is read: prologues and
+copy-in), *start*, *wait* and *give* (its result is there: copy-out and epilogue). Members of a
+bucket share take, start and wait; alone, take and start are one event, and so are wait and give;
+only in an all-gather bucket do wait and give differ. The compute nodes that keep their order are
+events too, numbered after those of the collectives, and the output is the last one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +25,9 @@ WAIT_RANK = -1
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A step inside an event: prologues and epilogues by node, a wait or copy-out before them, a copy-in or start after them."""
+    """A step inside an event: prologues and epilogues by node, a wait or copy-out before them, a
+    copy-in or start after them.
+    """
 
     event: int
     rank: int
@@ -61,7 +65,9 @@ class Events:
     give: tuple[int, ...]
     columns: tuple[Column, ...]
     hosts: tuple[tuple[Spot, ...], ...]
-    """For each node the spots that it follows at once, or its own; empty where it runs with the inputs."""
+    """For each node the spots that it follows at once, or its own; empty where it runs with the
+    inputs.
+    """
     reach: tuple[int, ...]
     """For each event the set of events never before it (bits), itself left out."""
     strict: tuple[int, ...]
@@ -73,7 +79,9 @@ class Events:
         return len(self.reach)
 
     def compute_order(self, k: int) -> int:
-        """Return the event of compute node ``k`` (of the output for k = number of compute nodes)."""
+        """Return the event of compute node ``k`` (of the output for k = number of compute
+        nodes).
+        """
         return self.num_units + k
 
     def gathers(self, c: int) -> bool:
@@ -94,11 +102,15 @@ def create_events(problem: Problem, caps: Caps) -> Events:
     num_collectives = len(problem.collectives)
     if num_collectives > MOST_COLLECTIVES:
         raise InputError(
-            f"the MILP takes problems of at most {MOST_COLLECTIVES} collectives; {problem.name} has {num_collectives}: "
-            "choose --solver cp-sat, or fewer --layers"
+            f"the MILP takes problems of at most {MOST_COLLECTIVES} collectives; {problem.name} has"
+            f" {num_collectives}: choose --solver cp-sat, or fewer --layers"
         )
     draft = _Draft(problem, [c.bucketable for c in problem.collectives])
-    columns = tuple(_column(problem, members) for members in _allowed(problem, caps, draft) if _as_planned(problem, members))
+    columns = tuple(
+        _column(problem, members)
+        for members in _allowed(problem, caps, draft)
+        if _as_planned(problem, members)
+    )
     shared = {c for column in columns if len(column.members) > 1 for c in column.members}
     draft = _Draft(problem, [c in shared for c in range(num_collectives)])
     return Events(
@@ -160,7 +172,9 @@ class _Draft:
             if kind is NodeKind.OUTPUT:
                 self.hosts[node] = (Spot(len(self.reach) - 1, 0),)
             elif node not in own:
-                self.hosts[node] = tuple({spot: None for p in problem.predecessors[node] for spot in self.hosts[p]})
+                self.hosts[node] = tuple(
+                    {spot: None for p in problem.predecessors[node] for spot in self.hosts[p]}
+                )
 
     def _precede(self) -> None:
         problem = self.problem
@@ -188,7 +202,10 @@ class _Draft:
         num_compute = len(self.problem.compute_order)
         for c, collective in enumerate(self.problem.collectives):
             asked = collective.restriction
-            for first, last, slots in ((self.take[c], self.start[c], asked.start_slots), (self.wait[c], self.wait[c], asked.wait_slots)):
+            for first, last, slots in (
+                (self.take[c], self.start[c], asked.start_slots),
+                (self.wait[c], self.wait[c], asked.wait_slots),
+            ):
                 if slots is not None and slots[0] > 0:
                     self.strict[self.num_units + slots[0] - 1] |= 1 << first
                 if slots is not None and slots[1] < num_compute:
@@ -214,21 +231,32 @@ def _allowed(problem: Problem, caps: Caps, draft: _Draft) -> list[tuple[int, ...
             found.append(members)
             if len(found) > MOST_BUCKETS:
                 raise InputError(
-                    f"the MILP takes at most {MOST_BUCKETS} possible buckets, and {problem.name} has more within these caps: "
-                    "lower --bucket-cap or --max-topo-span, or choose --solver cp-sat"
+                    f"the MILP takes at most {MOST_BUCKETS} possible buckets, and {problem.name}"
+                    " has more within these caps: lower --bucket-cap or --max-topo-span, or choose"
+                    " --solver cp-sat"
                 )
     return found
 
 
 def _as_planned(problem: Problem, members: tuple[int, ...]) -> bool:
-    """Whether groups of the user's plan are in ``members`` as a whole or not at all, and closed ones by themselves."""
+    """Whether groups of the user's plan are in ``members`` as a whole or not at all, and closed
+    ones by themselves.
+    """
     groups = {problem.collectives[c].restriction.group for c in members} - {None}
-    whole = {c for c, collective in enumerate(problem.collectives) if collective.restriction.group in groups}
-    alone = not any(problem.collectives[c].restriction.closed for c in members) or whole == {*members}
+    whole = {
+        c
+        for c, collective in enumerate(problem.collectives)
+        if collective.restriction.group in groups
+    }
+    alone = not any(problem.collectives[c].restriction.closed for c in members) or whole == {
+        *members
+    }
     return alone and whole <= {*members}
 
 
-def _grown(problem: Problem, caps: Caps, draft: _Draft, members: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+def _grown(
+    problem: Problem, caps: Caps, draft: _Draft, members: tuple[int, ...]
+) -> Iterator[tuple[int, ...]]:
     yield members
     first = problem.collectives[members[0]]
     if not first.bucketable:
@@ -242,7 +270,11 @@ def _grown(problem: Problem, caps: Caps, draft: _Draft, members: tuple[int, ...]
             continue
         if caps.max_topo_span is not None and other.start - first.start > caps.max_topo_span:
             break
-        if any(draft.strict[draft.take[a]] >> draft.take[b] & 1 for c in members for a, b in ((c, d), (d, c))):
+        if any(
+            draft.strict[draft.take[a]] >> draft.take[b] & 1
+            for c in members
+            for a, b in ((c, d), (d, c))
+        ):
             continue
         yield from _grown(problem, caps, draft, (*members, d))
 
@@ -251,11 +283,17 @@ def _column(problem: Problem, members: tuple[int, ...]) -> Column:
     collectives = [problem.collectives[c] for c in members]
     key = problem.keys[collectives[0].key]
     several, gathers = len(members) > 1, key.kind == "all_gather"
-    prologues = sum(problem.duration_ticks[node] for m in collectives for node in m.prologue if not (several and node in m.cast))
+    prologues = sum(
+        problem.duration_ticks[node]
+        for m in collectives
+        for node in m.prologue
+        if not (several and node in m.cast)
+    )
     epilogues = [sum(problem.duration_ticks[node] for node in m.epilogue) for m in collectives]
     return Column(
         members=members,
-        take_ticks=prologues + (problem.copy_price(sum(m.copied_bytes for m in collectives)) if several else 0),
+        take_ticks=prologues
+        + (problem.copy_price(sum(m.copied_bytes for m in collectives)) if several else 0),
         launch_ticks=key.launch_ticks if several else problem.duration_ticks[collectives[0].start],
         transfer_ticks=key.price(sum(m.size_bytes for m in collectives)),
         wait_ticks=0 if gathers else sum(epilogues),

@@ -1,4 +1,6 @@
-"""Order of events -> Schedule: what runs of itself, the views and the epilogues, comes as soon as it can, smallest node first."""
+"""Order of events -> Schedule: what runs of itself, the views and the epilogues, comes as soon as
+it can, smallest node first.
+"""
 
 from collections.abc import Sequence
 
@@ -9,16 +11,27 @@ from apsched.solver.milp.events import Events
 from apsched.solver.program.to_schedule import Emitter
 
 
-def schedule_of(events: Events, buckets: Sequence[tuple[int, ...]], position: Sequence[int]) -> Schedule:
-    """Return the schedule with ``buckets`` (two or more members each) and events at ``position``: equal where they are one."""
+def schedule_of(
+    events: Events, buckets: Sequence[tuple[int, ...]], position: Sequence[int]
+) -> Schedule:
+    """Return the schedule with ``buckets`` (two or more members each) and events at ``position``:
+    equal where they are one.
+    """
     return _Extraction(events, tuple(sorted(buckets))).schedule(position)
 
 
 class _Extraction(Emitter):
     def __init__(self, events: Events, buckets: tuple[tuple[int, ...], ...]) -> None:
         problem = events.problem
-        decided = {*problem.compute_order, *problem.collective_of_node, *(n for c in problem.collectives for n in c.prologue)}
-        follows = [node not in decided and kind is not NodeKind.OUTPUT for node, kind in enumerate(problem.kinds)]
+        decided = {
+            *problem.compute_order,
+            *problem.collective_of_node,
+            *(n for c in problem.collectives for n in c.prologue),
+        }
+        follows = [
+            node not in decided and kind is not NodeKind.OUTPUT
+            for node, kind in enumerate(problem.kinds)
+        ]
         super().__init__(problem, follows)  # inputs, views and epilogues
         self.events, self.buckets = events, buckets
         self.bucket_of = {c: b for b, members in enumerate(buckets) for c in members}
@@ -35,14 +48,21 @@ class _Extraction(Emitter):
         for node in range(self.problem.num_nodes):
             if self.problem.kinds[node] is NodeKind.OUTPUT:
                 self._emit(node)
-        return Schedule(buckets=tuple(Bucket(self._payload(members)) for members in self.buckets), steps=tuple(self.steps))
+        return Schedule(
+            buckets=tuple(Bucket(self._payload(members)) for members in self.buckets),
+            steps=tuple(self.steps),
+        )
 
     def _payload(self, members: tuple[int, ...]) -> tuple[int, ...]:
         """Return members in the payload order that the user's plan asks for."""
-        return tuple(sorted(members, key=lambda c: (self.problem.collectives[c].restriction.payload, c)))
+        return tuple(
+            sorted(members, key=lambda c: (self.problem.collectives[c].restriction.payload, c))
+        )
 
     def _decisions(self, position: Sequence[int]) -> list[tuple[int, int, StepKind, int]]:
-        """Return (position, tie-break, kind, index) of every decided step; NODE with a collective's start stands for its launch."""
+        """Return (position, tie-break, kind, index) of every decided step; NODE with a collective's
+        start stands for its launch.
+        """
         events, found = self.events, []
         for k, node in enumerate(self.problem.compute_order):
             found.append((position[events.compute_order(k)], 0, StepKind.NODE, node))
@@ -84,17 +104,23 @@ class _Extraction(Emitter):
 
     def _prologues(self, members: tuple[int, ...], *, several: bool) -> None:
         collectives = [self.problem.collectives[c] for c in members]
-        for node in sorted(node for m in collectives for node in m.prologue if not (several and node in m.cast)):
+        for node in sorted(
+            node for m in collectives for node in m.prologue if not (several and node in m.cast)
+        ):
             self._emit(node)
             self._release()
 
 
 def sequential_ticks(problem: Problem) -> int:
-    """Return a step time that no sensible schedule exceeds: everything one after the other, each collective at its worst price."""
+    """Return a step time that no sensible schedule exceeds: everything one after the other, each
+    collective at its worst price.
+    """
     total = sum(problem.duration_ticks)
     for c in problem.collectives:
         mates = [d for d in problem.collectives if d.key == c.key]
         key = problem.keys[c.key]
         total += key.price(sum(d.size_bytes for d in mates)) + key.launch_ticks
-        total += problem.copy_price(sum(d.copied_bytes for d in mates)) + problem.copy_price(c.output_bytes)
+        total += problem.copy_price(sum(d.copied_bytes for d in mates)) + problem.copy_price(
+            c.output_bytes
+        )
     return total + 1

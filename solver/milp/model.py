@@ -1,7 +1,9 @@
-"""The second opinion: the same problem as a mixed-integer linear program, through PuLP, solved by any solver that PuLP knows.
+"""The second opinion: the same problem as a mixed-integer linear program, through PuLP, solved by
+any solver that PuLP knows.
 
-Built from the Problem alone; it shares no code with the CP-SAT formulation, the compact form or the search, so that agreement means
-something. Bucket membership is a set partition over all buckets that the caps allow, each with its exact price; order is linear ordering.
+Built from the Problem alone; it shares no code with the CP-SAT formulation, the compact form or the
+search, so that agreement means something. Bucket membership is a set partition over all buckets
+that the caps allow, each with its exact price; order is linear ordering.
 
 Sets      c, d        collectives;  h: the first member of a bucket
           B           columns: every collective alone and every bucket that the caps on bytes and span, the data and the user's plan allow
@@ -14,7 +16,8 @@ Variables lambda[B]   1 where B is launched                             b[c,d]  
           t[u], e[u]  begin and end of u on the compute stream          s[c], f[c]  begin and end of c on its group's stream
           alive[a,p]  1 where a is alive at p                           held[a,p]   bytes of a buffer alive at p
 
-====  ===============================================================================  =======================================
+====  ===============================================================================
+=======================================
 (1)   sum over B holding c of lambda[B] = 1; b[c,d] = sum over B holding both           ``milp_order._membership``
 (2)   o[u,v] + o[v,u] = 1 - tie[u,v]; constants where the data or the plan decide       ``milp_order._pairs``
 (3)   o[u,w] <= o[u,v] + o[v,w]                                                         ``milp_order._one_order``
@@ -32,18 +35,22 @@ Variables lambda[B]   1 where B is launched                             b[c,d]  
 (15)  peak >= kept + sum of bytes alive[a,p] + sum of held[h,p], peak <= cap            ``milp_memory.add_memory``
 (16)  no-good: what only the solver's tolerances let through is refused                 ``milp._Milp._refuse``
 (17)  windows: o[u,v] = 0 where u would end after v must begin                          ``milp_windows.windows``
-====  ===============================================================================  =======================================
+====  ===============================================================================
+=======================================
 
-le(p,q) says that p is not after q: 1 - o[q,p], or where p is the later step of one event, o[p,q]. Memory is asked for only where
-something is born: at any other step there is no more than at the one before it.
+le(p,q) says that p is not after q: 1 - o[q,p], or where p is the later step of one event, o[p,q].
+Memory is asked for only where something is born: at any other step there is no more than at the one
+before it.
 
-Objectives, each with those before it held: step >= t[output], f[c]; peak; sum of lambda[B]. The horizon is the step time of the best
-schedule at hand, which tightens every M and decides orders. Where a schedule is at hand, of an earlier objective or the caller's, the
-model asks for a better one: that there is none is the proof.
+Objectives, each with those before it held: step >= t[output], f[c]; peak; sum of lambda[B]. The
+horizon is the step time of the best schedule at hand, which tightens every M and decides orders.
+Where a schedule is at hand, of an earlier objective or the caller's, the model asks for a better
+one: that there is none is the proof.
 
-Numbers: ticks and bytes are scaled so that none in a row exceeds 10 000, since the tolerances of solvers are absolute. What counts is
-the order that comes out: it is made a schedule, verified, and scored by ``simulate``. The bound is lowered by a share of 1e-7 of the
-horizon, which the tolerances may hide, and then rounded up to a tick.
+Numbers: ticks and bytes are scaled so that none in a row exceeds 10 000, since the tolerances of
+solvers are absolute. What counts is the order that comes out: it is made a schedule, verified, and
+scored by ``simulate``. The bound is lowered by a share of 1e-7 of the horizon, which the tolerances
+may hide, and then rounded up to a tick.
 """
 
 import math
@@ -64,7 +71,9 @@ from apsched.solver.milp.order import Order, create_order, in_flight
 from apsched.solver.milp.timing import Clock, add_time
 
 _TOLERANCE = 1e-7
-"""Share of the horizon that the solver's tolerances may hide: the bound is lowered by as much before it is rounded up."""
+"""Share of the horizon that the solver's tolerances may hide: the bound is lowered by as much
+before it is rounded up.
+"""
 _MOST_REFUSALS = 50
 """Orders that the solver's tolerances let through and exact figures refuse, in one run."""
 
@@ -74,13 +83,17 @@ class MilpResult:
     """What the MILP found."""
 
     status: str
-    """``optimal`` (all three objectives proven), ``feasible``, ``infeasible`` or ``unknown`` (out of time, nothing found)."""
+    """``optimal`` (all three objectives proven), ``feasible``, ``infeasible`` or ``unknown`` (out
+    of time, nothing found).
+    """
     schedule: Schedule | None
     step_time_ticks: int | None
     peak_memory_bytes: int | None
     num_launches: int | None
     bound_ticks: int
-    """No schedule within the caps is faster; rounded so that the solver's tolerances cannot lift it above the optimum."""
+    """No schedule within the caps is faster; rounded so that the solver's tolerances cannot lift it
+    above the optimum.
+    """
     proven: tuple[bool, bool, bool]
     """Step time, peak and launches proven, up to the solver's tolerances."""
     solver_name: str
@@ -88,19 +101,28 @@ class MilpResult:
 
 
 def solve_milp(
-    problem: Problem, caps: Caps, *, solver_name: str = CBC, time_limit_s: float | None = None, known: Schedule | None = None
+    problem: Problem,
+    caps: Caps,
+    *,
+    solver_name: str = CBC,
+    time_limit_s: float | None = None,
+    known: Schedule | None = None,
 ) -> MilpResult:
-    """Return the least step time within ``caps``, at that the least peak, at that the fewest launches.
+    """Return the least step time within ``caps``, at that the least peak, at that the fewest
+    launches.
 
-    ``solver_name`` is a name that PuLP knows; ``time_limit_s`` limits the seconds of all solves together; ``known`` is a schedule to
-    start from, which is the answer where nothing is better. Raises InputError where the solver is unknown or not installed, and where
-    ``problem`` is too large for the formulation.
+    ``solver_name`` is a name that PuLP knows; ``time_limit_s`` limits the seconds of all solves
+    together; ``known`` is a schedule to start from, which is the answer where nothing is better.
+    Raises InputError where the solver is unknown or not installed, and where ``problem`` is too
+    large for the formulation.
     """
     return _Milp(problem, caps, Engine(solver_name, time_limit_s), known).solve()
 
 
 class _Milp:
-    def __init__(self, problem: Problem, caps: Caps, engine: Engine, known: Schedule | None) -> None:
+    def __init__(
+        self, problem: Problem, caps: Caps, engine: Engine, known: Schedule | None
+    ) -> None:
         self.problem, self.caps, self.engine = problem, caps, engine
         self.events: Events = create_events(problem, caps)
         self.byte_scale, self.whole_bytes = byte_scale(self.events)
@@ -112,9 +134,15 @@ class _Milp:
         self._build(self._horizon())
 
     def _horizon(self) -> int:
-        """Return the longest step time asked for: less than the known schedule's, no more than that of the order as captured."""
+        """Return the longest step time asked for: less than the known schedule's, no more than that
+        of the order as captured.
+        """
         captured = as_captured(self.problem.num_nodes)
-        reached = simulate(self.problem, captured).step_time_ticks if self.captured_fits else sequential_ticks(self.problem)
+        reached = (
+            simulate(self.problem, captured).step_time_ticks
+            if self.captured_fits
+            else sequential_ticks(self.problem)
+        )
         return reached if self.best is None else min(reached, self.best[1].step_time_ticks - 1)
 
     def _build(self, horizon_ticks: int) -> None:
@@ -136,23 +164,33 @@ class _Milp:
             if math.isfinite(bound):
                 bound_ticks = max(bound_ticks, math.ceil(bound - self.margin_ticks))
         if self.best is None:
-            impossible = status == "infeasible" and not self.captured_fits  # else the tolerances say so
-            return self._result("infeasible" if impossible else "unknown", bound_ticks, (False, False, False))
+            impossible = (
+                status == "infeasible" and not self.captured_fits
+            )  # else the tolerances say so
+            return self._result(
+                "infeasible" if impossible else "unknown", bound_ticks, (False, False, False)
+            )
         proven = [status == "optimal" or (known and status == "infeasible"), False, False]
         if known and status == "infeasible":
             bound_ticks = math.ceil(self.best[1].step_time_ticks - self.margin_ticks)
         if proven[0]:
             self._build(self.best[1].step_time_ticks)
-            proven[1] = self._improve(self._peak() * 1, self.best[1].peak_memory_bytes, self.byte_scale)
+            proven[1] = self._improve(
+                self._peak() * 1, self.best[1].peak_memory_bytes, self.byte_scale
+            )
         if proven[1]:
             self._build(self.best[1].step_time_ticks)
             self._limit(self._peak() * 1, self.best[1].peak_memory_bytes, self.byte_scale)
             proven[2] = self._improve(pulp.lpSum(self.order.chosen), self.best[1].num_launches, 1.0)
         bound_ticks = min(bound_ticks, self.best[1].step_time_ticks)
-        return self._result("optimal" if all(proven) else "feasible", bound_ticks, (proven[0], proven[1], proven[2]))
+        return self._result(
+            "optimal" if all(proven) else "feasible", bound_ticks, (proven[0], proven[1], proven[2])
+        )
 
     def _improve(self, objective: pulp.LpAffineExpression, reached: int, scale: float) -> bool:
-        """Look for less than ``reached`` bytes or launches; return whether ``best`` is then proven."""
+        """Look for less than ``reached`` bytes or launches; return whether ``best`` is then
+        proven.
+        """
         self._limit(objective, reached - 1, scale)
         status, _ = self._minimize(objective, scale)
         return status in ("optimal", "infeasible")
@@ -167,7 +205,9 @@ class _Milp:
         self.model += objective <= (value + 0.5) / scale
 
     def _relaxed_bound(self) -> tuple[int, str]:
-        """Return the bound of the linear relaxation, or of the longest path where it has none in time, in ticks, and its status."""
+        """Return the bound of the linear relaxation, or of the longest path where it has none in
+        time, in ticks, and its status.
+        """
         path = max(self.clock.windows.earliest_end)
         if not self.clock.windows.possible:
             return path, "infeasible"
@@ -175,10 +215,15 @@ class _Milp:
         relaxed = self.engine.run(self.model, relaxed=True)
         if relaxed.status != "optimal":
             return path, relaxed.status
-        return max(path, math.ceil(relaxed.bound * self.clock.scale - self.margin_ticks)), relaxed.status
+        return (
+            max(path, math.ceil(relaxed.bound * self.clock.scale - self.margin_ticks)),
+            relaxed.status,
+        )
 
     def _minimize(self, objective: pulp.LpAffineExpression, scale: float) -> tuple[str, float]:
-        """Return the status and the bound in ticks, bytes or launches; ``best`` is then the best schedule so far."""
+        """Return the status and the bound in ticks, bytes or launches; ``best`` is then the best
+        schedule so far.
+        """
         self.model.setObjective(objective)
         while True:
             answer = self.engine.run(self.model)
@@ -197,15 +242,26 @@ class _Milp:
             self._refuse()
 
     def _refuse(self) -> None:
-        """(16) no-good: the solver's tolerances let an order through that is over a limit; some binary must differ."""
+        """(16) no-good: the solver's tolerances let an order through that is over a limit; some
+        binary must differ.
+        """
         self.model += pulp.lpSum(1 - x if x.value() > 0.5 else x for x in self.order.binaries) >= 1
 
     def _extract(self) -> Schedule:
         events, order = self.events, self.order
         position = [
-            sum(round(pulp.value(order.before(v, u)) or 0) for v in range(events.num_events) if v != u) for u in range(events.num_events)
+            sum(
+                round(pulp.value(order.before(v, u)) or 0)
+                for v in range(events.num_events)
+                if v != u
+            )
+            for u in range(events.num_events)
         ]
-        chosen = [column.members for column, x in zip(events.columns, order.chosen, strict=True) if x.value() > 0.5]
+        chosen = [
+            column.members
+            for column, x in zip(events.columns, order.chosen, strict=True)
+            if x.value() > 0.5
+        ]
         return schedule_of(events, [members for members in chosen if len(members) > 1], position)
 
     def _result(self, status: str, bound_ticks: int, proven: tuple[bool, bool, bool]) -> MilpResult:

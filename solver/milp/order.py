@@ -1,4 +1,6 @@
-"""Variables and rows of membership and order: binaries only. The formulas are in :mod:`apsched.solver.milp.model`."""
+"""Variables and rows of membership and order: binaries only. The formulas are in
+:mod:`apsched.solver.milp.model`.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -33,7 +35,9 @@ class Order:
         """Return le(p,q): 1 where the step at ``p`` is that at ``q`` or comes before it."""
         if p.event == q.event:
             return Linear(constant=float(p.rank <= q.rank))
-        return 1 - self.pairs[q.event, p.event] if p.rank <= q.rank else self.pairs[p.event, q.event]
+        return (
+            1 - self.pairs[q.event, p.event] if p.rank <= q.rank else self.pairs[p.event, q.event]
+        )
 
     def sum_of(self, amounts: Iterable[tuple[int, float]]) -> Linear:
         """Return the sum of lambda[B] x amount over (column, amount)."""
@@ -51,7 +55,9 @@ def create_order(events: Events, model: pulp.LpProblem) -> Order:
 
 
 def _membership(order: Order) -> None:
-    """(1) for each c: sum of lambda[B] over the columns that hold c = 1; b[c,d] = sum over those that hold both."""
+    """(1) for each c: sum of lambda[B] over the columns that hold c = 1; b[c,d] = sum over those
+    that hold both.
+    """
     columns = order.events.columns
     order.chosen = [pulp.LpVariable(f"lambda_{b}", cat="Binary") for b in range(len(columns))]
     order.binaries += order.chosen
@@ -62,7 +68,16 @@ def _membership(order: Order) -> None:
     for c in range(len(order.events.take)):
         mine = [order.chosen[b] for b, column in enumerate(columns) if c in column.members]
         order.model += pulp.lpSum(mine) == 1, f"membership_{c}"
-        order.alone.append(next((Linear(order.chosen[b]) for b, column in enumerate(columns) if column.members == (c,)), Linear()))
+        order.alone.append(
+            next(
+                (
+                    Linear(order.chosen[b])
+                    for b, column in enumerate(columns)
+                    if column.members == (c,)
+                ),
+                Linear(),
+            )
+        )
     for (c, d), several in holding.items():
         together = pulp.LpVariable(f"b_{c}_{d}", 0, 1)
         order.model += together == pulp.lpSum(several), f"together_{c}_{d}"
@@ -84,7 +99,9 @@ def _ties(order: Order) -> dict[tuple[int, int], Linear]:
 
 
 def _pairs(order: Order) -> None:
-    """(2) o[u,v] + o[v,u] = 1 - tie[u,v]; tie = b[c,d] of takes, starts, waits; = alone[c] of take and start, wait and give."""
+    """(2) o[u,v] + o[v,u] = 1 - tie[u,v]; tie = b[c,d] of takes, starts, waits; = alone[c] of take
+    and start, wait and give.
+    """
     events, ties = order.events, _ties(order)
     for u in range(events.num_events):
         for v in range(u + 1, events.num_events):
@@ -107,7 +124,9 @@ def _pairs(order: Order) -> None:
 
 
 def _one_order(order: Order) -> None:
-    """(3) o[u,w] <= o[u,v] + o[v,w] for all events: a strict weak order, in which members of a bucket are one."""
+    """(3) o[u,w] <= o[u,v] + o[v,w] for all events: a strict weak order, in which members of a
+    bucket are one.
+    """
     events, seen = order.events, set()
     units = range(events.num_units)
     triples = [*permutations(units, 3)]
@@ -116,8 +135,16 @@ def _one_order(order: Order) -> None:
             triples += [(u, v, k), (u, k, v), (k, u, v)]
     for k, later in combinations(range(events.num_units, events.num_events - 1), 2):
         if later == k + 1:
-            triples += [(later, u, k) for u in units] + [(u, later, k) for u in units] + [(k, u, later) for u in units]
-            triples += [(later, k, u) for u in units] + [(u, k, later) for u in units] + [(k, later, u) for u in units]
+            triples += (
+                [(later, u, k) for u in units]
+                + [(u, later, k) for u in units]
+                + [(k, u, later) for u in units]
+            )
+            triples += (
+                [(later, k, u) for u in units]
+                + [(u, k, later) for u in units]
+                + [(k, later, u) for u in units]
+            )
     for u, v, w in triples:
         first, second, whole = order.pairs[u, v], order.pairs[v, w], order.pairs[u, w]
         if (not whole and not whole.constant) or _is_one(first) or _is_one(second):
@@ -136,30 +163,48 @@ def _is_one(expression: Linear) -> bool:
 
 
 def _early_enough(order: Order) -> None:
-    """(4) prefetch: sum of lambda[B] <= o[k,start[h]] over the B of first member h whose start must come after compute node k."""
+    """(4) prefetch: sum of lambda[B] <= o[k,start[h]] over the B of first member h whose start must
+    come after compute node k.
+    """
     events, most = order.events, order.events.caps.max_prefetch
     if most is None:
         return
     place = {node: k for k, node in enumerate(events.problem.compute_order)}
     held: dict[tuple[int, int], list[pulp.LpVariable]] = {}
     for column, chosen in zip(events.columns, order.chosen, strict=True):
-        needs = [place[events.problem.needs[c][0]] for c in column.members if events.problem.needs[c]]
+        needs = [
+            place[events.problem.needs[c][0]] for c in column.members if events.problem.needs[c]
+        ]
         if needs and (earliest := min(needs) - most - 1) >= 0:
             held.setdefault((column.members[0], earliest), []).append(chosen)
     for (head, k), several in held.items():
-        order.model += pulp.lpSum(several) <= order.before(events.compute_order(k), events.start[head]), f"prefetch_{head}_{k}"
+        order.model += (
+            pulp.lpSum(several) <= order.before(events.compute_order(k), events.start[head]),
+            f"prefetch_{head}_{k}",
+        )
 
 
 def in_flight(order: Order) -> None:
-    """(5) in flight: at each start d, sum over FSDP c of output[c] x (1 - o[start[d],start[c]] - o[wait[c],start[d]]) <= cap."""
+    """(5) in flight: at each start d, sum over FSDP c of output[c] x (1 - o[start[d],start[c]] -
+    o[wait[c],start[d]]) <= cap.
+    """
     events, cap = order.events, order.events.caps.in_flight_cap_bytes
     if cap is None:
         return
-    moving = [(c, m.output_bytes) for c, m in enumerate(events.problem.collectives) if not m.on_path and m.output_bytes]
+    moving = [
+        (c, m.output_bytes)
+        for c, m in enumerate(events.problem.collectives)
+        if not m.on_path and m.output_bytes
+    ]
     scale = max((size for _, size in moving), default=1) / 1000
     for d in range(len(events.start)):
         flying = pulp.lpSum(
-            size / scale * ((1 - order.before(events.start[d], events.start[c])) - order.before(events.wait[c], events.start[d]))
+            size
+            / scale
+            * (
+                (1 - order.before(events.start[d], events.start[c]))
+                - order.before(events.wait[c], events.start[d])
+            )
             if events.start[c] != events.start[d]
             else size / scale
             for c, size in moving

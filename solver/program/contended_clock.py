@@ -1,9 +1,12 @@
-"""The clock of a program under contention, compiled: what ``apsched.schedule.clocks.SharedClock`` is to ``simulate``, with which it shares no code.
+"""The clock of a program under contention, compiled: what ``apsched.schedule.clocks.SharedClock``
+is to ``simulate``, with which it shares no code.
 
-Everything is a whole number. A transfer moves ``parts`` of its bytes in a tick when alone and ``parts / n`` when n share a link, of which
-``slow_move / full_move`` while the compute stream works. A tick of latency is ``full_latency`` units, of which ``slow_latency`` pass in a
-tick then. A tick of compute is ``full_speed`` units of work, of which ``slow_speed`` are done in a tick while something is transferred.
-What runs ends with the first whole tick by which its work is done, so the next change is always at a whole tick.
+Everything is a whole number. A transfer moves ``parts`` of its bytes in a tick when alone and
+``parts / n`` when n share a link, of which ``slow_move / full_move`` while the compute stream
+works. A tick of latency is ``full_latency`` units, of which ``slow_latency`` pass in a tick then. A
+tick of compute is ``full_speed`` units of work, of which ``slow_speed`` are done in a tick while
+something is transferred. What runs ends with the first whole tick by which its work is done, so the
+next change is always at a whole tick.
 """
 
 from typing import NamedTuple
@@ -13,7 +16,7 @@ import numpy as np
 from apsched.solver.arrays.contention import ContentionArrays
 from apsched.solver.arrays.jit import compiled
 from apsched.solver.arrays.problem_arrays import ALL_GATHER, Ints
-from apsched.solver.program.evaluate import Buckets, WalkInput, Timing
+from apsched.solver.program.evaluate import Buckets, Timing, WalkInput
 
 _NEVER = 2**62
 
@@ -38,7 +41,9 @@ class _State(NamedTuple):
 
 
 @compiled
-def with_shared_clock(walked: Timing, operation: Ints, argument: Ints, p: Buckets, f: WalkInput, s: ContentionArrays) -> Timing:
+def with_shared_clock(
+    walked: Timing, operation: Ints, argument: Ints, p: Buckets, f: WalkInput, s: ContentionArrays
+) -> Timing:
     """Return ``walked``, whose clock knows no contention, with the times that hold under it."""
     num_buckets = len(p.launch_ticks)
     state = _State(
@@ -119,7 +124,9 @@ def _begin(state: _State, p: Buckets, s: ContentionArrays, stream: int) -> None:
     """Begin with the transfer that is first on ``stream``."""
     b = state.queue[stream, state.first[stream]]
     first, num_members = p.member_list[p.member_begin[b]], p.member_begin[b + 1] - p.member_begin[b]
-    latency = s.latency_ticks[first] + (num_members * s.member_ticks[first] if num_members > 1 and not p.flat[b] else 0)
+    latency = s.latency_ticks[first] + (
+        num_members * s.member_ticks[first] if num_members > 1 and not p.flat[b] else 0
+    )
     latency = min(latency, p.transfer_ticks[b])
     state.latency[stream] = latency * s.full_latency
     state.moving[stream] = (p.transfer_ticks[b] - latency) * s.parts
@@ -140,7 +147,9 @@ def _run(state: _State, p: Buckets, s: ContentionArrays, t: int, ticks: int) -> 
 
 @compiled
 def _go(state: _State, p: Buckets, s: ContentionArrays, t: int, limit: int, computing: bool) -> int:
-    """Let time pass from ``t`` to ``limit`` or to the next change of a transfer, whichever is first; return when that is."""
+    """Let time pass from ``t`` to ``limit`` or to the next change of a transfer, whichever is
+    first; return when that is.
+    """
     num_streams = len(state.first)
     state.on_link[:] = 0
     for stream in range(num_streams):
@@ -158,7 +167,9 @@ def _go(state: _State, p: Buckets, s: ContentionArrays, t: int, limit: int, comp
         sharing = 1
         for q in range(s.link_begin[stream], s.link_begin[stream + 1]):
             sharing = max(sharing, state.on_link[s.link_list[q]])
-        state.speed[stream] = s.parts // sharing // s.full_move * (s.slow_move if computing else s.full_move)
+        state.speed[stream] = (
+            s.parts // sharing // s.full_move * (s.slow_move if computing else s.full_move)
+        )
         passed = min(passed, -(-state.moving[stream] // state.speed[stream]))
     for stream in range(num_streams):
         if state.first[stream] == state.past[stream]:

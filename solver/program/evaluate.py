@@ -1,8 +1,10 @@
-"""Exact figures of a program, compiled: the semantics of ``apsched.schedule.simulate`` on the compact form.
+"""Exact figures of a program, compiled: the semantics of ``apsched.schedule.simulate`` on the
+compact form.
 
-A program is a list of (operation, argument): NODE k, LAUNCH b, WAIT b, COPY_OUT c; COPY_IN b and START b are the two halves
-of a LAUNCH of several members (prologues and copy-in; start). A property test holds ``evaluate`` equal to ``simulate`` on the
-schedule that ``apsched.solver.program.to_schedule`` makes of the program.
+A program is a list of (operation, argument): NODE k, LAUNCH b, WAIT b, COPY_OUT c; COPY_IN b and
+START b are the two halves of a LAUNCH of several members (prologues and copy-in; start). A property
+test holds ``evaluate`` equal to ``simulate`` on the schedule that
+``apsched.solver.program.to_schedule`` makes of the program.
 """
 
 from dataclasses import dataclass
@@ -12,7 +14,7 @@ import numpy as np
 
 from apsched.solver.arrays.jit import compiled
 from apsched.solver.arrays.partition import Partition
-from apsched.solver.arrays.problem_arrays import ALL_GATHER, ALL_REDUCE, Bools, ProblemArrays, Ints
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, ALL_REDUCE, Bools, Ints, ProblemArrays
 
 NOT_MADE = -2
 NODE, LAUNCH, WAIT, COPY_OUT, COPY_IN, START = 0, 1, 2, 3, 4, 5
@@ -50,7 +52,9 @@ def evaluate(arrays: ProblemArrays, program: Program) -> Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """Where everything stands in a program, position by position (position 0: the inputs; the last: the output)."""
+    """Where everything stands in a program, position by position (position 0: the inputs; the last:
+    the output).
+    """
 
     first_position: Ints
     """(operations,) of each operation; it reaches to the position before the next operation's."""
@@ -65,9 +69,13 @@ class Trace:
     """(S,) first position at which the storage is alive."""
     storage_last: Ints
     storage_in_buffer: Ints
-    """(S,) the bucket whose buffer holds it; -1 where it has its own memory; NOT_MADE where it has none."""
+    """(S,) the bucket whose buffer holds it; -1 where it has its own memory; NOT_MADE where it has
+    none.
+    """
     buffer_lives: Ints
-    """(B, 2, 2) first and last position of the output buffer and of the concatenated input; -1 where there is none."""
+    """(B, 2, 2) first and last position of the output buffer and of the concatenated input; -1
+    where there is none.
+    """
 
 
 def trace(arrays: ProblemArrays, program: Program) -> Trace:
@@ -201,15 +209,21 @@ def _figure(arrays: ProblemArrays, program: Program) -> tuple[Timing, MemoryUse]
     ground = fixed(arrays)
     walked = walk(program.operation, program.argument, buckets, ground)
     if arrays.shares is not None:
-        from apsched.solver.program.contended_clock import with_shared_clock  # it takes its arguments from here
+        from apsched.solver.program.contended_clock import (
+            with_shared_clock,  # it takes its arguments from here
+        )
 
-        walked = with_shared_clock(walked, program.operation, program.argument, buckets, ground, arrays.shares)
+        walked = with_shared_clock(
+            walked, program.operation, program.argument, buckets, ground, arrays.shares
+        )
     return walked, live(walked, buckets, ground)
 
 
 @compiled
 def walk(operation: Ints, argument: Ints, p: Buckets, f: WalkInput) -> Timing:
-    """Run the program: step time, most bytes in flight, and the position of every operation, compute node, attached node and bucket step."""
+    """Run the program: step time, most bytes in flight, and the position of every operation,
+    compute node, attached node and bucket step.
+    """
     num_buckets = len(p.launch_ticks)
     num_compute = len(f.compute_ticks)
     compute_position = np.full(num_compute + 1, -1, np.int64)
@@ -255,7 +269,9 @@ def walk(operation: Ints, argument: Ints, p: Buckets, f: WalkInput) -> Timing:
             for j in range(begin, end):
                 if not f.on_path[p.member_list[j]]:
                     flying += f.output_bytes[p.member_list[j]]
-                attached_position[f.attached_of_start[p.member_list[j]]] = at[a, 0] if p.flat[a] else position
+                attached_position[f.attached_of_start[p.member_list[j]]] = (
+                    at[a, 0] if p.flat[a] else position
+                )
             at[a, 1] = position
             t += p.launch_ticks[a]
             s = f.stream[p.member_list[begin]]
@@ -297,18 +313,35 @@ def walk(operation: Ints, argument: Ints, p: Buckets, f: WalkInput) -> Timing:
     step_time = t
     for s in range(f.num_streams):
         step_time = max(step_time, stream_free[s])
-    return Timing(step_time, peak_in_flight, first_position, compute_position, attached_position, at, begin_ticks, transfer_end)
+    return Timing(
+        step_time,
+        peak_in_flight,
+        first_position,
+        compute_position,
+        attached_position,
+        at,
+        begin_ticks,
+        transfer_end,
+    )
 
 
 @compiled
 def live(walked: Timing, p: Buckets, f: WalkInput) -> MemoryUse:
-    """Lives of all storages and buffers, and the bytes alive at every position (see ``apsched.schedule.memory``)."""
-    compute_position, attached_position, at = walked.compute_position, walked.attached_position, walked.bucket_position
+    """Lives of all storages and buffers, and the bytes alive at every position (see
+    ``apsched.schedule.memory``).
+    """
+    compute_position, attached_position, at = (
+        walked.compute_position,
+        walked.attached_position,
+        walked.bucket_position,
+    )
     num_buckets = len(p.in_buffer_bytes)
     position = compute_position[-1]
     delta = np.zeros(position + 2, np.int64)
     num_storages = len(f.storage_bytes)
-    inside = np.full(num_storages, -1, np.int64)  # the bucket whose buffer it lives in; NOT_MADE: of a cast that a bucket has not
+    inside = np.full(
+        num_storages, -1, np.int64
+    )  # the bucket whose buffer it lives in; NOT_MADE: of a cast that a bucket has not
     first = np.zeros(num_storages, np.int64)
     last = np.zeros(num_storages, np.int64)
     for s in range(num_storages):
@@ -379,7 +412,9 @@ def live(walked: Timing, p: Buckets, f: WalkInput) -> MemoryUse:
 
 @compiled
 def most_prefetch(operation: Ints, argument: Ints, need_slot: Ints, num_compute: int) -> int:
-    """Return the most compute nodes between a launch and the first of them that needs its result; ``need_slot`` (B,) is of buckets."""
+    """Return the most compute nodes between a launch and the first of them that needs its result;
+    ``need_slot`` (B,) is of buckets.
+    """
     most, slot = 0, 0
     for i in range(len(operation)):
         if operation[i] == NODE:

@@ -8,11 +8,13 @@ from apsched.problem.problem import Problem
 from apsched.schedule.schedule import Bucket, Schedule, Step, StepKind
 from apsched.solver.arrays.partition import Members
 from apsched.solver.arrays.problem_arrays import ALL_GATHER, ProblemArrays
-from apsched.solver.program.evaluate import COPY_OUT, START, LAUNCH, COPY_IN, NODE, WAIT, Program
+from apsched.solver.program.evaluate import COPY_IN, COPY_OUT, LAUNCH, NODE, START, WAIT, Program
 
 
 class Emitter:
-    """Collects steps. Where ``follows`` holds, a node is emitted by ``_release`` as soon as all that it needs is done."""
+    """Collects steps. Where ``follows`` holds, a node is emitted by ``_release`` as soon as all
+    that it needs is done.
+    """
 
     def __init__(self, problem: Problem, follows: Sequence[bool]) -> None:
         self.problem, self.follows = problem, follows
@@ -43,23 +45,41 @@ def expand(problem: Problem, arrays: ProblemArrays, program: Program) -> Schedul
 class _Expansion(Emitter):
     def __init__(self, problem: Problem, arrays: ProblemArrays, program: Program) -> None:
         moved = {*problem.compute_order, *problem.travels, *problem.collective_of_node}
-        super().__init__(problem, [i not in moved and problem.kinds[i] is not NodeKind.OUTPUT for i in range(problem.num_nodes)])
+        super().__init__(
+            problem,
+            [
+                i not in moved and problem.kinds[i] is not NodeKind.OUTPUT
+                for i in range(problem.num_nodes)
+            ],
+        )
         self.arrays, self.program = arrays, program
         groups = program.partition.buckets
-        self.bucket_index = {b: i for i, b in enumerate(b for b, members in enumerate(groups) if len(members) > 1)}
+        self.bucket_index = {
+            b: i for i, b in enumerate(b for b, members in enumerate(groups) if len(members) > 1)
+        }
         self.flat = program.partition.flat.tolist()
         self.members = groups
 
     def schedule(self) -> Schedule:
         problem = self.problem
         for node in range(problem.num_nodes):
-            if self.follows[node] and not problem.predecessors[node] and problem.kinds[node] is NodeKind.INPUT:
+            if (
+                self.follows[node]
+                and not problem.predecessors[node]
+                and problem.kinds[node] is NodeKind.INPUT
+            ):
                 self._emit(node)
         for node in range(problem.num_nodes):
-            if self.follows[node] and not problem.predecessors[node] and problem.kinds[node] is not NodeKind.INPUT:
+            if (
+                self.follows[node]
+                and not problem.predecessors[node]
+                and problem.kinds[node] is not NodeKind.INPUT
+            ):
                 heapq.heappush(self.ready, node)
         self._release()
-        for operation, argument in zip(self.program.operation.tolist(), self.program.argument.tolist(), strict=True):
+        for operation, argument in zip(
+            self.program.operation.tolist(), self.program.argument.tolist(), strict=True
+        ):
             if operation == NODE:
                 self._emit(problem.compute_order[argument])
             elif operation in (LAUNCH, COPY_IN, START):
@@ -75,12 +95,16 @@ class _Expansion(Emitter):
         for node in range(problem.num_nodes):
             if problem.kinds[node] is NodeKind.OUTPUT:
                 self._emit(node)
-        buckets = tuple(Bucket(self._payload(b), coalesced=not self.flat[b]) for b in self.bucket_index)
+        buckets = tuple(
+            Bucket(self._payload(b), coalesced=not self.flat[b]) for b in self.bucket_index
+        )
         return Schedule(buckets=buckets, steps=tuple(self.steps))
 
     def _payload(self, b: int) -> Members:
         """Return the members of a bucket in payload order: as the plan asks, else as they are."""
-        return tuple(sorted(self.members[b], key=lambda c: self.problem.collectives[c].restriction.payload))
+        return tuple(
+            sorted(self.members[b], key=lambda c: self.problem.collectives[c].restriction.payload)
+        )
 
     def _prepare(self, b: int) -> None:
         members = self.members[b]

@@ -1,13 +1,17 @@
-"""Keep the order of the compute; put off what nothing waits for; where the stream would stand still, run what is ready.
+"""Keep the order of the compute; put off what nothing waits for; where the stream would stand
+still, run what is ready.
 
-One pass over a program (launches, waits and copies around the compute order in some order) on the clock. Blocks that no launch on the path
-depends on (weight gradients) may be put off. At a wait that would stall, blocks that were put off, or come later, run until the stall is
-filled: weight gradients of one layer while activations of the next are on the wire. What may not be put off any further runs first.
-Reductions and on-path collectives are launched as soon as their inputs are there.
+One pass over a program (launches, waits and copies around the compute order in some order) on the
+clock. Blocks that no launch on the path depends on (weight gradients) may be put off. At a wait
+that would stall, blocks that were put off, or come later, run until the stall is filled: weight
+gradients of one layer while activations of the next are on the wire. What may not be put off any
+further runs first. Reductions and on-path collectives are launched as soon as their inputs are
+there.
 
-Memory is counted along: what the program has at each operation, and the difference that the new order makes, storage by storage. Where
-it would not fit, nothing is put off and nothing runs ahead, and what frees memory runs. Launches move along, which is left out here; so
-the order is evaluated anew afterwards.
+Memory is counted along: what the program has at each operation, and the difference that the new
+order makes, storage by storage. Where it would not fit, nothing is put off and nothing runs ahead,
+and what frees memory runs. Launches move along, which is left out here; so the order is evaluated
+anew afterwards.
 """
 
 from typing import NamedTuple
@@ -80,12 +84,18 @@ class _State(NamedTuple):
 
 _NUM_SCALARS = 5
 _CLOCK, _NUM_BLOCKS, _NUM_NODES, _LIVE, _OLDEST = range(_NUM_SCALARS)
-"""The clock; blocks and nodes that have run; bytes beyond those at the beginning; the first block as captured that has not run."""
+"""The clock; blocks and nodes that have run; bytes beyond those at the beginning; the first block
+as captured that has not run.
+"""
 
 
 @compiled
-def refill(p: Precedence, u: Units, program: Pass, room_bytes: int, max_move: int, limits: FillLimits) -> Ints:
-    """Return the blocks in a new order, none of them more than ``max_move`` nodes from where it was captured if ``program`` has none."""
+def refill(
+    p: Precedence, u: Units, program: Pass, room_bytes: int, max_move: int, limits: FillLimits
+) -> Ints:
+    """Return the blocks in a new order, none of them more than ``max_move`` nodes from where it was
+    captured if ``program`` has none.
+    """
     num_blocks, num_buckets = len(p.block_ticks), len(u.launch_work)
     usual_bytes = _live_along(p, program.order)
     state = _State(
@@ -108,7 +118,9 @@ def refill(p: Precedence, u: Units, program: Pass, room_bytes: int, max_move: in
     for i in range(len(program.operation)):
         if program.operation[i] == NODE:
             at[program.argument[i]] = i
-    needed = np.zeros(num_buckets, np.bool_)  # the stream stands still for them only: what outputs alone need is waited for at the end
+    needed = np.zeros(
+        num_buckets, np.bool_
+    )  # the stream stands still for them only: what outputs alone need is waited for at the end
     for c in p.needs_list:
         needed[u.bucket_of[c]] = True
     for c in u.after_list:
@@ -131,7 +143,11 @@ def refill(p: Precedence, u: Units, program: Pass, room_bytes: int, max_move: in
                     cursor += 1
                 due = program.order[cursor]
                 fits = program.live_bytes[i] + scalars[_LIVE] - usual_bytes[passed] <= room_bytes
-                may_wait = fits and p.deferrable[due] and scalars[_NUM_NODES] - p.first[due] < limits.max_delay
+                may_wait = (
+                    fits
+                    and p.deferrable[due]
+                    and scalars[_NUM_NODES] - p.first[due] < limits.max_delay
+                )
                 if may_wait:
                     break
                 _run_in_time(p, u, due, state, max_move)
@@ -143,17 +159,37 @@ def refill(p: Precedence, u: Units, program: Pass, room_bytes: int, max_move: in
             while scalars[_CLOCK] < state.finish[a]:
                 while cursor < num_blocks and done[program.order[cursor]]:
                     cursor += 1
-                chosen = _filling(p, u, program, state, at, usual_bytes, i, a, cursor, passed, room_bytes, max_move, limits.max_overrun)
+                chosen = _filling(
+                    p,
+                    u,
+                    program,
+                    state,
+                    at,
+                    usual_bytes,
+                    i,
+                    a,
+                    cursor,
+                    passed,
+                    room_bytes,
+                    max_move,
+                    limits.max_overrun,
+                )
                 if chosen < 0:
                     break
                 _run(p, u, chosen, state)
             scalars[_CLOCK] = max(scalars[_CLOCK], state.finish[a]) + u.wait_work[a]
             state.waited[a] = True
     tails = _tails(p, u)
-    while scalars[_NUM_BLOCKS] < num_blocks:  # what was put off to the end: what is followed by most goes first (Jackson's rule)
+    while (
+        scalars[_NUM_BLOCKS] < num_blocks
+    ):  # what was put off to the end: what is followed by most goes first (Jackson's rule)
         chosen = -1
         for block in range(scalars[_OLDEST], num_blocks):
-            if not done[block] and not state.blocks_left[block] and (chosen < 0 or tails[block] > tails[chosen]):
+            if (
+                not done[block]
+                and not state.blocks_left[block]
+                and (chosen < 0 or tails[block] > tails[chosen])
+            ):
                 chosen = block
         _run_in_time(p, u, chosen, state, max_move)
     return state.result
@@ -161,7 +197,9 @@ def refill(p: Precedence, u: Units, program: Pass, room_bytes: int, max_move: in
 
 @compiled
 def _tails(p: Precedence, u: Units) -> Ints:
-    """(K,) ticks that follow a block at least, as long as nothing else is in the way: blocks behind it, and transfers."""
+    """(K,) ticks that follow a block at least, as long as nothing else is in the way: blocks behind
+    it, and transfers.
+    """
     tails = np.zeros(len(p.block_ticks), np.int64)
     for block in range(len(tails) - 1, -1, -1):
         for q in range(p.feeds_begin[block], p.feeds_begin[block + 1]):
@@ -175,9 +213,11 @@ def _tails(p: Precedence, u: Units) -> Ints:
 
 @compiled
 def _is_late(p: Precedence, block: int, state: _State, max_move: int) -> bool:
-    """Whether the oldest block would be more than ``max_move`` nodes late if ``block`` ran before it.
+    """Whether the oldest block would be more than ``max_move`` nodes late if ``block`` ran before
+    it.
 
-    Others are not: those that follow it as captured have more time, by as many nodes as lie between.
+    Others are not: those that follow it as captured have more time, by as many nodes as lie
+    between.
     """
     oldest = state.scalars[_OLDEST]
     after = state.scalars[_NUM_NODES] + p.first[block + 1] - p.first[block]
@@ -193,7 +233,9 @@ def _is_early(p: Precedence, block: int, state: _State, max_move: int) -> bool:
 @compiled
 def _run_in_time(p: Precedence, u: Units, block: int, state: _State, max_move: int) -> None:
     """Run ``block``, and before it what may not wait for it."""
-    while not state.done[block] and (_is_late(p, block, state, max_move) or _is_early(p, block, state, max_move)):
+    while not state.done[block] and (
+        _is_late(p, block, state, max_move) or _is_early(p, block, state, max_move)
+    ):
         _run(p, u, state.scalars[_OLDEST], state)
     if not state.done[block]:
         _run(p, u, block, state)
@@ -204,7 +246,9 @@ def _filling(
     p: Precedence, u: Units, program: Pass, state: _State, at: Ints, usual_bytes: Ints, i: int, awaited: int, cursor: int,
     passed: int, room_bytes: int, max_move: int, max_overrun: float,
 ) -> int:  # fmt: skip
-    """Return the first block in order that may run in the stall before operation ``i``; -1 for none."""
+    """Return the first block in order that may run in the stall before operation ``i``; -1 for
+    none.
+    """
     scalars = state.scalars
     num_blocks, clock = len(p.block_ticks), scalars[_CLOCK]
     stall = state.finish[awaited] - clock
@@ -252,7 +296,9 @@ def _uses(p: Precedence) -> Ints:
 
 @compiled
 def _live_along(p: Precedence, order: Ints) -> Ints:
-    """(K+1,) bytes of the storages that only blocks touch, behind so many places of ``order``, beyond those at the beginning."""
+    """(K+1,) bytes of the storages that only blocks touch, behind so many places of ``order``,
+    beyond those at the beginning.
+    """
     uses = _uses(p)
     live = np.zeros(len(order) + 1, np.int64)
     for place in range(len(order)):
@@ -354,6 +400,8 @@ def _is_ready(u: Units, b: int, state: _State) -> bool:
 @compiled
 def _launch(u: Units, b: int, state: _State) -> None:
     state.scalars[_CLOCK] += u.launch_work[b]
-    state.finish[b] = max(state.scalars[_CLOCK], state.stream_free[u.stream[b]]) + u.transfer_ticks[b]
+    state.finish[b] = (
+        max(state.scalars[_CLOCK], state.stream_free[u.stream[b]]) + u.transfer_ticks[b]
+    )
     state.stream_free[u.stream[b]] = state.finish[b]
     state.launched[b] = True

@@ -1,7 +1,9 @@
-"""Less memory by moving compute: what runs where the peak is, runs earlier or later, as long as that lowers the peak.
+"""Less memory by moving compute: what runs where the peak is, runs earlier or later, as long as
+that lowers the peak.
 
-At the block with the peak, a stretch of neighbours is parted in two: the block and what it depends on go first, or the block and what
-depends on it go last. Each is judged by the least peak of launches and waits around it.
+At the block with the peak, a stretch of neighbours is parted in two: the block and what it depends
+on go first, or the block and what depends on it go last. Each is judged by the least peak of
+launches and waits around it.
 """
 
 from collections.abc import Iterator
@@ -31,7 +33,8 @@ class Lowered:
 
 
 def lower_peak(mover: ComputeMover, caps: Caps, enough_bytes: int) -> tuple[Lowered, ...]:
-    """Return blocks in orders with lower and lower peaks, the last at best of ``enough_bytes``; none where none is found.
+    """Return blocks in orders with lower and lower peaks, the last at best of ``enough_bytes``;
+    none where none is found.
 
     Caps other than that on memory are kept.
     """
@@ -53,7 +56,9 @@ def lower_peak(mover: ComputeMover, caps: Caps, enough_bytes: int) -> tuple[Lowe
                 best = found.peak_memory_bytes, number, there, found
         if best is None or best[0] > floor.peak_memory_bytes:
             break
-        _, _, blocks, floor = best  # as high is good enough: the peak may stand at another block now
+        _, _, blocks, floor = (
+            best  # as high is good enough: the peak may stand at another block now
+        )
         seen.add(blocks.tobytes())
         if floor.peak_memory_bytes < least:
             least = floor.peak_memory_bytes
@@ -72,27 +77,37 @@ def _neighbours(mover: ComputeMover, blocks: Ints, floor: Floor) -> Iterator[Int
         begin, past = max(place - length, 0), min(place + length + 1, len(blocks))
         needed = {int(blocks[place])}
         for block in blocks[begin:place][::-1].tolist():
-            if not needed.isdisjoint(p.behind_list[p.behind_begin[block] : p.behind_begin[block + 1]].tolist()):
+            if not needed.isdisjoint(
+                p.behind_list[p.behind_begin[block] : p.behind_begin[block + 1]].tolist()
+            ):
                 needed.add(block)
         yield _parted(blocks, begin, place + 1, needed, first=True)
         following = {int(blocks[place])}
         for block in blocks[place + 1 : past].tolist():
-            if not following.isdisjoint(p.before_list[p.before_begin[block] : p.before_begin[block + 1]].tolist()):
+            if not following.isdisjoint(
+                p.before_list[p.before_begin[block] : p.before_begin[block + 1]].tolist()
+            ):
                 following.add(block)
         yield _parted(blocks, place, past, following, first=False)
 
 
 def _parted(blocks: Ints, begin: int, past: int, chosen: set[int], *, first: bool) -> Ints:
-    """Return ``blocks`` with those of the stretch that are chosen before, or behind, the others of it."""
+    """Return ``blocks`` with those of the stretch that are chosen before, or behind, the others of
+    it.
+    """
     inside = np.isin(blocks[begin:past], list(chosen))
     one, other = blocks[begin:past][inside], blocks[begin:past][~inside]
-    return np.concatenate((blocks[:begin], *((one, other) if first else (other, one)), blocks[past:]))
+    return np.concatenate(
+        (blocks[:begin], *((one, other) if first else (other, one)), blocks[past:])
+    )
 
 
 def _place_of_peak(mover: ComputeMover, blocks: Ints, floor: Floor) -> int:
     """Return which of ``blocks`` runs where, or last before, the most is alive."""
     stands = trace(mover.moved(blocks)[1], floor.program)
-    at = int(np.searchsorted(stands.first_position, int(np.argmax(stands.live_bytes)), side="right"))
+    at = int(
+        np.searchsorted(stands.first_position, int(np.argmax(stands.live_bytes)), side="right")
+    )
     nodes = int((floor.program.operation[:at] == NODE).sum())
     ends = np.cumsum(np.diff(mover.orders.precedence.first)[blocks])
     return min(int(np.searchsorted(ends, max(nodes - 1, 0), side="right")), len(blocks) - 1)

@@ -1,4 +1,6 @@
-"""The least peak that the caps allow, and which problems are small enough for the whole formulation."""
+"""The least peak that the caps allow, and which problems are small enough for the whole
+formulation.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -36,60 +38,112 @@ class LeastMemory:
     """Orders of the compute with lower and lower peaks."""
 
     def lowered_within(self, cap_bytes: int | None) -> Lowered | None:
-        """Return the first of the orders whose peak is within ``cap_bytes``, the lowest where none is; None where it is as captured."""
+        """Return the first of the orders whose peak is within ``cap_bytes``, the lowest where none
+        is; None where it is as captured.
+        """
         if cap_bytes is None or cap_bytes >= self.as_captured_bytes or not self.lowered:
             return None
-        return next((lower for lower in self.lowered if lower.peak_bytes <= cap_bytes), self.lowered[-1])
+        return next(
+            (lower for lower in self.lowered if lower.peak_bytes <= cap_bytes), self.lowered[-1]
+        )
 
 
-def least_memory(problem: Problem, caps: Caps | None = None, options: SolveOptions | None = None) -> tuple[int, int]:
-    """Return the least peak for which a schedule is known, with the other caps as in ``caps``, and a proven lower bound on it, in bytes.
+def least_memory(
+    problem: Problem, caps: Caps | None = None, options: SolveOptions | None = None
+) -> tuple[int, int]:
+    """Return the least peak for which a schedule is known, with the other caps as in ``caps``, and
+    a proven lower bound on it, in bytes.
 
-    Where no known schedule keeps the other caps, those on bytes in flight and on prefetch are left out.
+    Where no known schedule keeps the other caps, those on bytes in flight and on prefetch are left
+    out.
     """
     caps, options = caps or Caps(), options or SolveOptions()
     small = problem_arrays(problem)
-    found = least_memory_with(problem, small, ComputeMover(problem, small) if may_move(problem, caps) else None, caps, options)
+    found = least_memory_with(
+        problem,
+        small,
+        ComputeMover(problem, small) if may_move(problem, caps) else None,
+        caps,
+        options,
+    )
     return found.peak_bytes, found.bound_bytes
 
 
-def least_memory_with(problem: Problem, small: ProblemArrays, mover: ComputeMover | None, caps: Caps, options: SolveOptions) -> LeastMemory:
+def least_memory_with(
+    problem: Problem,
+    small: ProblemArrays,
+    mover: ComputeMover | None,
+    caps: Caps,
+    options: SolveOptions,
+) -> LeastMemory:
     """As :func:`least_memory`; with a ``mover`` where compute may move."""
     caps = replace(caps, memory_cap_bytes=None)
     least, bound, program = _as_captured(problem, small, caps, options)
     if mover is None:
-        return LeastMemory(peak_bytes=least, bound_bytes=bound, as_captured_bytes=least, as_captured=program)
+        return LeastMemory(
+            peak_bytes=least, bound_bytes=bound, as_captured_bytes=least, as_captured=program
+        )
     bound = min(memory_bound_of_any_order(mover.orders), least)
     lowered = lower_peak(mover, caps, bound)
     lowest = min((least, *(lower.peak_bytes for lower in lowered)))
     if bound < lowest and is_small(problem):
-        exact = ExactModel(problem, small, caps, horizon_ticks(problem, small), orders=mover.orders).minimize_peak(options, None)
+        exact = ExactModel(
+            problem, small, caps, horizon_ticks(problem, small), orders=mover.orders
+        ).minimize_peak(options, None)
         if not mover.orders.keeps_together:
             bound = max(bound, min(exact.bound + small.kept_bytes, lowest))
         if exact.program is not None:
-            there, places = mover.orders.problem_of(exact.order), mover.orders.arrays_of(exact.order)
-            peak = score(there, "floor", expand(there, places, exact.program), caps).peak_memory_bytes
+            there, places = (
+                mover.orders.problem_of(exact.order),
+                mover.orders.arrays_of(exact.order),
+            )
+            peak = score(
+                there, "floor", expand(there, places, exact.program), caps
+            ).peak_memory_bytes
             if peak < lowest:
                 lowest, lowered = (
                     peak,
-                    (*lowered, Lowered(blocks=mover.orders.blocks_of(exact.order), peak_bytes=peak, program=exact.program)),
+                    (
+                        *lowered,
+                        Lowered(
+                            blocks=mover.orders.blocks_of(exact.order),
+                            peak_bytes=peak,
+                            program=exact.program,
+                        ),
+                    ),
                 )
-    return LeastMemory(peak_bytes=lowest, bound_bytes=bound, as_captured_bytes=least, as_captured=program, lowered=lowered)
+    return LeastMemory(
+        peak_bytes=lowest,
+        bound_bytes=bound,
+        as_captured_bytes=least,
+        as_captured=program,
+        lowered=lowered,
+    )
 
 
-def _as_captured(problem: Problem, small: ProblemArrays, caps: Caps, options: SolveOptions) -> tuple[int, int, Program | None]:
+def _as_captured(
+    problem: Problem, small: ProblemArrays, caps: Caps, options: SolveOptions
+) -> tuple[int, int, Program | None]:
     known = just_in_time(problem, small, caps)
     bound = memory_bound(small)
     if known is not None and (known.peak_memory_bytes <= bound or not is_small(problem)):
         return known.peak_memory_bytes, min(bound, known.peak_memory_bytes), known.program
     if is_small(problem):
-        exact = ExactModel(problem, small, caps, horizon_ticks(problem, small)).minimize_peak(options, known.program if known else None)
+        exact = ExactModel(problem, small, caps, horizon_ticks(problem, small)).minimize_peak(
+            options, known.program if known else None
+        )
         if exact.program is not None:
-            peak = score(problem, "floor", expand(problem, small, exact.program), caps).peak_memory_bytes
+            peak = score(
+                problem, "floor", expand(problem, small, exact.program), caps
+            ).peak_memory_bytes
             return peak, max(bound, exact.bound + small.kept_bytes), exact.program
     lifted = known or just_in_time(problem, small, without_caps_on_launches(caps))
     assert lifted is not None  # it keeps every other cap
-    return lifted.peak_memory_bytes, min(bound, lifted.peak_memory_bytes), known.program if known is not None else None
+    return (
+        lifted.peak_memory_bytes,
+        min(bound, lifted.peak_memory_bytes),
+        known.program if known is not None else None,
+    )
 
 
 def is_small(problem: Problem) -> bool:
@@ -99,9 +153,14 @@ def is_small(problem: Problem) -> bool:
 
 
 def horizon_ticks(problem: Problem, small: ProblemArrays) -> int:
-    """Return a step time that some schedule of every partition keeps: everything one after the other, copies and all."""
+    """Return a step time that some schedule of every partition keeps: everything one after the
+    other, copies and all.
+    """
     transfers = sum(int(t) for t in small.transfer_ticks)
-    pessimistic = sum(problem.keys[c.key].price(sum(d.size_bytes for d in problem.collectives)) for c in problem.collectives)
+    pessimistic = sum(
+        problem.keys[c.key].price(sum(d.size_bytes for d in problem.collectives))
+        for c in problem.collectives
+    )
     copies = sum(
         problem.copy_price(sum(d.copied_bytes for d in problem.collectives)) + int(t)
         for _, t in zip(problem.collectives, small.copy_out_ticks, strict=True)

@@ -1,8 +1,10 @@
-"""Move compute: orders by the rule of ``apsched.solver.reorder.fill_stalls``, each judged exactly, then buckets for the best of them.
+"""Move compute: orders by the rule of ``apsched.solver.reorder.fill_stalls``, each judged exactly,
+then buckets for the best of them.
 
-The rule is a heuristic with two tastes, and its result depends on the program that it goes over; so several tastes are tried, each
-again and again on what came out, until nothing changes. What an order is worth is decided by laying out the same buckets anew around
-it, under a few policies. All of it is repeated with the buckets that search finds for the best order.
+The rule is a heuristic with two tastes, and its result depends on the program that it goes over; so
+several tastes are tried, each again and again on what came out, until nothing changes. What an
+order is worth is decided by laying out the same buckets anew around it, under a few policies. All
+of it is repeated with the buckets that search finds for the best order.
 """
 
 from dataclasses import dataclass, replace
@@ -12,10 +14,10 @@ import numpy as np
 from apsched.config import Caps
 from apsched.problem.problem import Problem
 from apsched.solver.arrays.partition import Partition, Pricer
-from apsched.solver.arrays.problem_arrays import ALL_GATHER, ProblemArrays, Ints
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, Ints, ProblemArrays
 from apsched.solver.arrays.reordered import Orders
 from apsched.solver.program.evaluate import NODE, trace
-from apsched.solver.reorder.fill_stalls import Pass, FillLimits, Units, refill
+from apsched.solver.reorder.fill_stalls import FillLimits, Pass, Units, refill
 from apsched.solver.search.decoder import Decoder
 from apsched.solver.search.local_search import FIRST_POLICIES, Candidate
 
@@ -54,13 +56,17 @@ class ComputeMover:
         first = self.orders.precedence.first
         sizes = np.diff(first)[blocks]
         ends = np.cumsum(sizes)
-        nodes: Ints = np.repeat(first[blocks] - (ends - sizes), sizes) + np.arange(int(ends[-1]) if len(ends) else 0)
+        nodes: Ints = np.repeat(first[blocks] - (ends - sizes), sizes) + np.arange(
+            int(ends[-1]) if len(ends) else 0
+        )
         return nodes
 
     def blocks_of(self, problem: Problem) -> Ints:
         """Return the blocks in the order of ``problem``, which ``moved`` made."""
         place = {node: k for k, node in enumerate(self.problem.captured_order)}
-        return self.orders.blocks_of(np.array([place[node] for node in problem.compute_order], dtype=np.int64))
+        return self.orders.blocks_of(
+            np.array([place[node] for node in problem.compute_order], dtype=np.int64)
+        )
 
     def moved(self, blocks: Ints) -> tuple[Problem, ProblemArrays]:
         """Return the problem with its compute in the order of ``blocks``, and its compact form."""
@@ -70,12 +76,22 @@ class ComputeMover:
     def is_near(self, blocks: Ints, caps: Caps) -> bool:
         """Whether no node is further from where it was captured than the cap allows."""
         compute_order = self.compute_order(blocks)
-        return caps.max_compute_move is None or int(np.abs(compute_order - np.arange(len(compute_order))).max(initial=0)) <= caps.max_compute_move
+        return (
+            caps.max_compute_move is None
+            or int(np.abs(compute_order - np.arange(len(compute_order))).max(initial=0))
+            <= caps.max_compute_move
+        )
 
     def improve(self, start: Moved, caps: Caps, stop_at_ticks: int) -> Moved:
-        """Return the best order found for the buckets of ``start``, which is that of ``start`` if no other is better."""
+        """Return the best order found for the buckets of ``start``, which is that of ``start`` if
+        no other is better.
+        """
         best = start
-        most = len(self.orders.arrays.compute_ticks) if caps.max_compute_move is None else caps.max_compute_move
+        most = (
+            len(self.orders.arrays.compute_ticks)
+            if caps.max_compute_move is None
+            else caps.max_compute_move
+        )
         for share in _SHARES_PUT_OFF:
             for max_overrun in _OVERRUNS:
                 if best.candidate.figures.step_time_ticks <= stop_at_ticks:
@@ -92,7 +108,11 @@ class ComputeMover:
     def _refilled(self, here: Moved, caps: Caps, max_move: int, limits: FillLimits) -> Moved | None:
         """Return what the rule makes of ``here``; None where that does not fit."""
         program, units = self._pass(here, caps)
-        room = _UNLIMITED if caps.memory_cap_bytes is None else caps.memory_cap_bytes - self.orders.arrays.kept_bytes
+        room = (
+            _UNLIMITED
+            if caps.memory_cap_bytes is None
+            else caps.memory_cap_bytes - self.orders.arrays.kept_bytes
+        )
         for _ in range(_STEERING_ROUNDS):
             blocks = refill(self.orders.precedence, units, program, room, max_move, limits)
             found, excess = self.judged(blocks, here.candidate, caps)
@@ -102,17 +122,27 @@ class ComputeMover:
         return None
 
     def judged(self, blocks: Ints, like: Candidate, caps: Caps) -> tuple[Moved | None, int]:
-        """Return the best of a few policies for the buckets of ``like`` around ``blocks``, and by how many bytes none of them fits."""
+        """Return the best of a few policies for the buckets of ``like`` around ``blocks``, and by
+        how many bytes none of them fits.
+        """
         problem, arrays = self.moved(blocks)
         decoder = Decoder(Pricer(problem, arrays, self._pricer), caps)
         best: Candidate | None = None
         excess = _UNLIMITED
         others = [replace(p, coalesced=like.policy.coalesced) for p in FIRST_POLICIES]
-        for policy in dict.fromkeys((like.policy, *others, *(replace(p, in_stalls=True) for p in others))):
+        for policy in dict.fromkeys(
+            (like.policy, *others, *(replace(p, in_stalls=True) for p in others))
+        ):
             figures = decoder.figures(like.labels, policy, caps.memory_cap_bytes)
-            if figures is None or (caps.in_flight_cap_bytes is not None and figures.peak_in_flight_bytes > caps.in_flight_cap_bytes):
+            if figures is None or (
+                caps.in_flight_cap_bytes is not None
+                and figures.peak_in_flight_bytes > caps.in_flight_cap_bytes
+            ):
                 continue
-            if caps.memory_cap_bytes is not None and figures.peak_memory_bytes > caps.memory_cap_bytes:
+            if (
+                caps.memory_cap_bytes is not None
+                and figures.peak_memory_bytes > caps.memory_cap_bytes
+            ):
                 excess = min(excess, figures.peak_memory_bytes - caps.memory_cap_bytes)
                 continue
             candidate = Candidate(like.labels, policy, caps.memory_cap_bytes, figures)
@@ -123,7 +153,9 @@ class ComputeMover:
     def _pass(self, here: Moved, caps: Caps) -> tuple[Pass, Units]:
         problem, arrays = self.moved(here.blocks)
         pricer = Pricer(problem, arrays, self._pricer)
-        program = Decoder(pricer, caps).program(here.candidate.labels, here.candidate.policy, here.candidate.steer_bytes)
+        program = Decoder(pricer, caps).program(
+            here.candidate.labels, here.candidate.policy, here.candidate.steer_bytes
+        )
         stands = trace(arrays, program)
         p, compute_order = self.orders.precedence, self.compute_order(here.blocks)
         block = p.block_of[compute_order]
@@ -132,7 +164,9 @@ class ComputeMover:
         kept[is_compute] = (p.first[block] == compute_order)[argument[is_compute]]
         argument[is_compute] = block[argument[is_compute]]
         live = np.maximum.reduceat(stands.live_bytes, stands.first_position)
-        return Pass(here.blocks, program.operation[kept], argument[kept], live[kept]), _units(pricer, program.partition)
+        return Pass(here.blocks, program.operation[kept], argument[kept], live[kept]), _units(
+            pricer, program.partition
+        )
 
 
 def _units(pricer: Pricer, partition: Partition) -> Units:
@@ -151,7 +185,9 @@ def _units(pricer: Pricer, partition: Partition) -> Units:
         partition.bucket_of,
         partition.member_begin,
         partition.member_list,
-        partition.launch_ticks + partition.copy_in_ticks + total(np.where(flat, t.prologue_ticks - t.cast_ticks, t.prologue_ticks)),
+        partition.launch_ticks
+        + partition.copy_in_ticks
+        + total(np.where(flat, t.prologue_ticks - t.cast_ticks, t.prologue_ticks)),
         total(np.where(copied, 0, t.epilogue_ticks)),
         np.where(copied, t.copy_out_ticks + t.epilogue_ticks, 0),
         partition.transfer_ticks,

@@ -1,13 +1,17 @@
-"""The end of the step: reductions that stick out behind the last compute node, and orders of the compute that let less of them do so.
+"""The end of the step: reductions that stick out behind the last compute node, and orders of the
+compute that let less of them do so.
 
-The last reduction R of a step runs when there is nothing left to compute. A weight gradient that is put off behind what R needs runs
-beside it, but its own reduction then follows R on the same stream. Put off are blocks that only one bucket needs: with C ticks of
-compute and T of transfer they shorten what sticks out by C - T at most, so the last ones with C > T go, as many as it takes. Behind R
-those with the longest transfers run first (Johnson's rule for two machines: where C > T descending T is best), and what is left in the
-end is the shortest. Where R itself has blocks that nothing else needs, those also may run as soon as what they need is there.
+The last reduction R of a step runs when there is nothing left to compute. A weight gradient that is
+put off behind what R needs runs beside it, but its own reduction then follows R on the same stream.
+Put off are blocks that only one bucket needs: with C ticks of compute and T of transfer they
+shorten what sticks out by C - T at most, so the last ones with C > T go, as many as it takes.
+Behind R those with the longest transfers run first (Johnson's rule for two machines: where C > T
+descending T is best), and what is left in the end is the shortest. Where R itself has blocks that
+nothing else needs, those also may run as soon as what they need is there.
 
-Every order is laid out and judged anew, with the same buckets; after that the buckets at the end are searched again.
-S. M. Johnson, Optimal two- and three-stage production schedules with setup times included, Naval Research Logistics 1 (1954) 61-68.
+Every order is laid out and judged anew, with the same buckets; after that the buckets at the end
+are searched again. S. M. Johnson, Optimal two- and three-stage production schedules with setup
+times included, Naval Research Logistics 1 (1954) 61-68.
 """
 
 from collections.abc import Iterator
@@ -16,9 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from apsched.config import Caps
-from apsched.solver.arrays.problem_arrays import ALL_GATHER, Bools, ProblemArrays, Ints
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, Bools, Ints, ProblemArrays
 from apsched.solver.arrays.reordered import Precedence
-from apsched.solver.program.evaluate import LAUNCH, WAIT, Program, trace, evaluate
+from apsched.solver.program.evaluate import LAUNCH, WAIT, Program, evaluate, trace
 from apsched.solver.reorder.reorder import ComputeMover, Moved
 from apsched.solver.search.local_search import Search
 
@@ -54,13 +58,19 @@ def tail_of(arrays: ProblemArrays, program: Program) -> Tail | None:
     behind = int(np.nonzero(program.operation != WAIT)[0][-1]) + 1
     step_time = evaluate(arrays, program).step_time_ticks
     begins = where.begin_ticks
-    return Tail(last=last, ticks=step_time - (int(begins[behind]) if behind < len(begins) else step_time))
+    return Tail(
+        last=last, ticks=step_time - (int(begins[behind]) if behind < len(begins) else step_time)
+    )
 
 
-def with_shorter_tail(mover: ComputeMover, search: Search, worth_ticks: int, evaluations: int, stop_at_ticks: int) -> Search:
-    """Return a search around an order whose end is shorter by more than ``worth_ticks`` in all, or ``search`` where none is found.
+def with_shorter_tail(
+    mover: ComputeMover, search: Search, worth_ticks: int, evaluations: int, stop_at_ticks: int
+) -> Search:
+    """Return a search around an order whose end is shorter by more than ``worth_ticks`` in all, or
+    ``search`` where none is found.
 
-    As long as ``worth_ticks`` and more stick out; buckets are searched anew at the end only, with ``evaluations`` at most.
+    As long as ``worth_ticks`` and more stick out; buckets are searched anew at the end only, with
+    ``evaluations`` at most.
     """
     best = search
     for _ in range(_MOST_ROUNDS):
@@ -71,17 +81,35 @@ def with_shorter_tail(mover: ComputeMover, search: Search, worth_ticks: int, eva
             break
         here = mover.blocks_of(best.problem)
         orders = list(orders_of_the_end(mover, search.caps, here, program, tail))
-        found = [moved for order in orders if (moved := mover.judged(order, best.best, search.caps)[0]) is not None]
+        found = [
+            moved
+            for order in orders
+            if (moved := mover.judged(order, best.best, search.caps)[0]) is not None
+        ]
         if not found:
             break
-        around = _searched_at_the_end(mover, best, min(found, key=lambda m: m.candidate.value), tail, evaluations, stop_at_ticks)
+        around = _searched_at_the_end(
+            mover,
+            best,
+            min(found, key=lambda m: m.candidate.value),
+            tail,
+            evaluations,
+            stop_at_ticks,
+        )
         if around.step_time_ticks >= best.step_time_ticks:
             break
         best = around
     return best if best.step_time_ticks + worth_ticks < search.step_time_ticks else search
 
 
-def _searched_at_the_end(mover: ComputeMover, search: Search, found: Moved, tail: Tail, evaluations: int, stop_at_ticks: int) -> Search:
+def _searched_at_the_end(
+    mover: ComputeMover,
+    search: Search,
+    found: Moved,
+    tail: Tail,
+    evaluations: int,
+    stop_at_ticks: int,
+) -> Search:
     """Return the search around ``found``, with the buckets launched near the end searched anew."""
     around = search.around(*mover.moved(found.blocks), evaluations)
     around.consider(found.candidate)
@@ -95,10 +123,14 @@ def _searched_at_the_end(mover: ComputeMover, search: Search, found: Moved, tail
     return around
 
 
-def orders_of_the_end(mover: ComputeMover, caps: Caps, order: Ints, program: Program, tail: Tail) -> Iterator[Ints]:
-    """Yield orders of the blocks in which other compute runs beside the last reduction, and that reduction sooner; none twice.
+def orders_of_the_end(
+    mover: ComputeMover, caps: Caps, order: Ints, program: Program, tail: Tail
+) -> Iterator[Ints]:
+    """Yield orders of the blocks in which other compute runs beside the last reduction, and that
+    reduction sooner; none twice.
 
-    No block is put off past more nodes than the cap on moves allows; of a bucket perhaps only the last ones are.
+    No block is put off past more nodes than the cap on moves allows; of a bucket perhaps only the
+    last ones are.
     """
     p = mover.orders.precedence
     bucket_of, transfer = program.partition.bucket_of, program.partition.transfer_ticks
@@ -106,24 +138,38 @@ def orders_of_the_end(mover: ComputeMover, caps: Caps, order: Ints, program: Pro
     owner = owners(p, bucket_of)
     owner[_passed(p, order, owner != SEVERAL) > most] = SEVERAL
     needed = ancestors(p, np.nonzero(bucket_of == tail.last)[0])
-    work = np.bincount(owner[owner >= 0], weights=p.block_ticks[owner >= 0], minlength=len(transfer)).astype(np.int64)
+    work = np.bincount(
+        owner[owner >= 0], weights=p.block_ticks[owner >= 0], minlength=len(transfer)
+    ).astype(np.int64)
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
     last_place = np.full(len(transfer), -1, dtype=np.int64)
     np.maximum.at(last_place, owner[owner >= 0], place[owner >= 0])
     gains = work - transfer
-    worth = [b for b in np.argsort(-last_place, kind="stable").tolist() if last_place[b] >= 0 and gains[b] > 0 and b != tail.last]
+    worth = [
+        b
+        for b in np.argsort(-last_place, kind="stable").tolist()
+        if last_place[b] >= 0 and gains[b] > 0 and b != tail.last
+    ]
     makes_up = np.cumsum(gains[worth])
     tried: set[bytes] = set()
     for share in _SHARES:
         max_delay = worth[: int(np.searchsorted(makes_up, share * tail.ticks)) + 1]
-        behind = np.isin(owner, max_delay) | ((owner == NOBODY) & (place >= place[needed].max(initial=0)))
+        behind = np.isin(owner, max_delay) | (
+            (owner == NOBODY) & (place >= place[needed].max(initial=0))
+        )
         _add_following(p, behind)  # what nothing needs
         behind &= _passed(p, order, behind) <= most
         other, late = order[~behind[order]], order[behind[order]]
-        longest_first = sorted(late.tolist(), key=lambda block: -int(transfer[owner[block]]) if owner[block] >= 0 else 1)
+        longest_first = sorted(
+            late.tolist(),
+            key=lambda block: -int(transfer[owner[block]]) if owner[block] >= 0 else 1,
+        )
         for front in (other, _soon(p, other, owner == tail.last)):
-            made = (np.concatenate((front, np.array(back, dtype=np.int64))) for back in (longest_first, late))
+            made = (
+                np.concatenate((front, np.array(back, dtype=np.int64)))
+                for back in (longest_first, late)
+            )
             near = next((blocks for blocks in made if mover.is_near(blocks, caps)), None)
             if near is not None and near.tobytes() not in tried:
                 tried.add(near.tobytes())
@@ -131,7 +177,9 @@ def orders_of_the_end(mover: ComputeMover, caps: Caps, order: Ints, program: Pro
 
 
 def _passed(p: Precedence, order: Ints, behind: Bools) -> Ints:
-    """Return for each block how many nodes it passes where the blocks ``behind`` run after all others."""
+    """Return for each block how many nodes it passes where the blocks ``behind`` run after all
+    others.
+    """
     staying = np.where(behind[order], 0, np.diff(p.first)[order])
     passed = np.empty(len(order), dtype=np.int64)
     passed[order] = staying.sum() - np.cumsum(staying)
@@ -164,7 +212,9 @@ def _soon(p: Precedence, order: Ints, mine: Bools) -> Ints:
 
 
 def owners(p: Precedence, bucket_of: Ints) -> Ints:
-    """Return for each block the only bucket that it is needed for; NOBODY where none needs it, SEVERAL where more than one does."""
+    """Return for each block the only bucket that it is needed for; NOBODY where none needs it,
+    SEVERAL where more than one does.
+    """
     owner = np.full(len(p.block_ticks), NOBODY, dtype=np.int64)
     for block in range(len(owner) - 1, -1, -1):
         after = owner[p.behind_list[p.behind_begin[block] : p.behind_begin[block + 1]]]

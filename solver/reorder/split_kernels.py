@@ -1,10 +1,12 @@
 """Cut a kernel where no schedule that leaves kernels whole is known to fit.
 
-Whole kernels are cheaper, so a kernel is cut only for a memory cap below the least peak that is known with all of them whole. Storages
-of the kernel then live shorter: where its second piece allocates what is alive at the peak, that may come later; where its first piece is
-the last to need what is alive there, that may come earlier. The cuts of most such bytes are tried, of equal ones those nearest to the peak;
-each is judged by the least peak of all orders that are found with it, and the best is made; then the next one, as long as that lowers
-the peak. The first that fits the cap ends it.
+Whole kernels are cheaper, so a kernel is cut only for a memory cap below the least peak that is
+known with all of them whole. Storages of the kernel then live shorter: where its second piece
+allocates what is alive at the peak, that may come later; where its first piece is the last to need
+what is alive there, that may come earlier. The cuts of most such bytes are tried, of equal ones
+those nearest to the peak; each is judged by the least peak of all orders that are found with it,
+and the best is made; then the next one, as long as that lowers the peak. The first that fits the
+cap ends it.
 """
 
 from dataclasses import dataclass, replace
@@ -40,7 +42,9 @@ class Fitting:
 
 
 def cut_to_fit(whole: Fitting, caps: Caps, options: SolveOptions) -> Fitting:
-    """Return ``whole`` with kernels cut until its least known peak is within the cap on memory, or nothing lowers it."""
+    """Return ``whole`` with kernels cut until its least known peak is within the cap on memory, or
+    nothing lowers it.
+    """
     cap, best = caps.memory_cap_bytes, whole
     if cap is None or whole.mover is None or whole.floor.bound_bytes > cap:
         return whole
@@ -49,7 +53,9 @@ def cut_to_fit(whole: Fitting, caps: Caps, options: SolveOptions) -> Fitting:
             break
         found = best
         for cut in _cuts_at_peak(best, caps)[:_TRIED]:
-            found = min(found, _with_cut(best, cut, caps, options, cap), key=lambda f: f.floor.peak_bytes)
+            found = min(
+                found, _with_cut(best, cut, caps, options, cap), key=lambda f: f.floor.peak_bytes
+            )
             if found.floor.peak_bytes <= cap:
                 return found
         if found is best:
@@ -58,7 +64,9 @@ def cut_to_fit(whole: Fitting, caps: Caps, options: SolveOptions) -> Fitting:
     return best
 
 
-def _with_cut(here: Fitting, cut: KernelCut, caps: Caps, options: SolveOptions, cap_bytes: int) -> Fitting:
+def _with_cut(
+    here: Fitting, cut: KernelCut, caps: Caps, options: SolveOptions, cap_bytes: int
+) -> Fitting:
     problem = with_cut(here.problem, cut)
     small = problem_arrays(problem)
     mover = ComputeMover(problem, small)
@@ -83,7 +91,9 @@ def _cuts_at_peak(here: Fitting, caps: Caps) -> list[KernelCut]:
     peak = int(np.argmax(live_bytes(problem, schedule)))
     at = {step.index: k for k, step in enumerate(schedule.steps) if step.kind is StepKind.NODE}
     alive = [
-        problem.storages[life.storage] for life in lifetimes(problem, schedule) if life.first <= peak <= life.last and life.storage >= 0
+        problem.storages[life.storage]
+        for life in lifetimes(problem, schedule)
+        if life.first <= peak <= life.last and life.storage >= 0
     ]
     born: dict[int, int] = {}
     freed: dict[int, int] = {}
@@ -95,6 +105,10 @@ def _cuts_at_peak(here: Fitting, caps: Caps) -> list[KernelCut]:
     worth: list[tuple[int, int, int, KernelCut]] = []
     for cut in problem.cuts:
         first, second = pieces(problem, cut)
-        gained = sum(born.get(node, 0) for node in second) if at[first[0]] < peak else sum(freed.get(node, 0) for node in first)
+        gained = (
+            sum(born.get(node, 0) for node in second)
+            if at[first[0]] < peak
+            else sum(freed.get(node, 0) for node in first)
+        )
         worth.append((-gained, abs(at[cut.node] - peak), cut.node, cut))
     return [cut for *_, cut in sorted(worth, key=lambda entry: entry[:-1])]

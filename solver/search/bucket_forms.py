@@ -1,8 +1,10 @@
-"""Forms of buckets: which are coalesced, as search tries it, and what bounds may still charge where some may be.
+"""Forms of buckets: which are coalesced, as search tries it, and what bounds may still charge where
+some may be.
 
-A coalesced bucket is one launch of several transfers, without buffer and copies: what flat ones cost in copies it pays for each member
-on its stream. Search notes for each collective whether a bucket that it is the first of is coalesced (``Policy.coalesced``); a *flip*
-changes that for all members of a bucket.
+A coalesced bucket is one launch of several transfers, without buffer and copies: what flat ones
+cost in copies it pays for each member on its stream. Search notes for each collective whether a
+bucket that it is the first of is coalesced (``Policy.coalesced``); a *flip* changes that for all
+members of a bucket.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,27 +14,34 @@ import numpy as np
 
 from apsched.costs.price_curve import PriceCurve
 from apsched.problem.problem import Problem
-from apsched.solver.arrays.problem_arrays import Bools, ProblemArrays, Ints
+from apsched.solver.arrays.problem_arrays import Bools, Ints, ProblemArrays
 from apsched.solver.search.launch_policy import Policy
 
 _FREE = PriceCurve(size_bytes=(0, 1), price_ticks=(0, 0))
 
 
 def without_copies(problem: Problem, arrays: ProblemArrays) -> tuple[Problem, ProblemArrays]:
-    """Return the problem as bounds see it: with copies for nothing, where some bucket may be coalesced, else as it is.
+    """Return the problem as bounds see it: with copies for nothing, where some bucket may be
+    coalesced, else as it is.
 
-    Take any schedule, and make each of its coalesced buckets a flat one with its copy-in right before the start and its copy-outs right
-    behind the wait. Here that costs nothing, the transfer no more than before, and everything else keeps its time and place: no schedule
-    is faster than one of flat buckets with free copies. What a memory cap forces (``apsched.solver.bounds.tighten``) is concluded for a
-    collective alone, whose input and output live as those of a member of a coalesced bucket.
+    Take any schedule, and make each of its coalesced buckets a flat one with its copy-in right
+    before the start and its copy-outs right behind the wait. Here that costs nothing, the transfer
+    no more than before, and everything else keeps its time and place: no schedule is faster than
+    one of flat buckets with free copies. What a memory cap forces
+    (``apsched.solver.bounds.tighten``) is concluded for a collective alone, whose input and output
+    live as those of a member of a coalesced bucket.
     """
     if not arrays.coalesces.any():
         return problem, arrays
-    return replace(problem, copy_price=_FREE), replace(arrays, copy_out_ticks=np.zeros_like(arrays.copy_out_ticks))
+    return replace(problem, copy_price=_FREE), replace(
+        arrays, copy_out_ticks=np.zeros_like(arrays.copy_out_ticks)
+    )
 
 
 def in_forms(arrays: ProblemArrays, policies: Iterable[Policy]) -> Iterator[Policy]:
-    """Yield ``policies``, each with flat buckets and, where some may be, with all of those coalesced."""
+    """Yield ``policies``, each with flat buckets and, where some may be, with all of those
+    coalesced.
+    """
     everything = arrays.coalesces.tobytes()
     for policy in policies:
         yield policy
@@ -42,11 +51,22 @@ def in_forms(arrays: ProblemArrays, policies: Iterable[Policy]) -> Iterator[Poli
 
 def like(policy: Policy, policies: Iterable[Policy]) -> tuple[Policy, ...]:
     """Return ``policies`` with buckets of the forms that ``policy`` has."""
-    return tuple(replace(other, coalesced=policy.coalesced) for other in policies) if policy.coalesced else tuple(policies)
+    return (
+        tuple(replace(other, coalesced=policy.coalesced) for other in policies)
+        if policy.coalesced
+        else tuple(policies)
+    )
 
 
-def flips(arrays: ProblemArrays, labels: Ints, policy: Policy, alike: dict[int, tuple[tuple[int, ...], int]]) -> Iterator[Bools]:
-    """Yield sets of collectives, as masks, whose buckets to flip: those of a key in one form, those of all repeated layers, single ones."""
+def flips(
+    arrays: ProblemArrays,
+    labels: Ints,
+    policy: Policy,
+    alike: dict[int, tuple[tuple[int, ...], int]],
+) -> Iterator[Bools]:
+    """Yield sets of collectives, as masks, whose buckets to flip: those of a key in one form, those
+    of all repeated layers, single ones.
+    """
     now = policy.coalesced_of(len(labels))
     several = (np.bincount(labels, minlength=len(labels))[labels] > 1) & arrays.coalesces
     for key in np.unique(arrays.key[several]):

@@ -1,7 +1,9 @@
-"""Place the units of a partition around the compute order as a policy says, under caps: a partition becomes a program.
+"""Place the units of a partition around the compute order as a policy says, under caps: a partition
+becomes a program.
 
-Every gather's just-in-time bytes are reserved beforehand, so that a far prefetch cannot starve a reduction. The pass over the compute order
-(``apsched.solver.search.construct_pass``) is a heuristic: ``apsched.solver.program.evaluate`` says what its program costs.
+Every gather's just-in-time bytes are reserved beforehand, so that a far prefetch cannot starve a
+reduction. The pass over the compute order (``apsched.solver.search.construct_pass``) is a
+heuristic: ``apsched.solver.program.evaluate`` says what its program costs.
 """
 
 import numpy as np
@@ -20,7 +22,7 @@ from apsched.solver.arrays.bucket_prices import (
 from apsched.solver.arrays.jit import compiled
 from apsched.solver.arrays.partition import Partition, Pricer
 from apsched.solver.arrays.problem_arrays import ALL_GATHER, ALL_REDUCE, Ints
-from apsched.solver.program.evaluate import WalkInput, Program, fixed
+from apsched.solver.program.evaluate import Program, WalkInput, fixed
 from apsched.solver.search.construct_pass import (
     AHEAD,
     COPIED,
@@ -44,11 +46,27 @@ from apsched.solver.search.construct_pass import (
     by_slot,
     place,
 )
-from apsched.solver.search.launch_policy import BaseTimes, Policy, Rules, base_times, launch_slot, rules, want_slots
+from apsched.solver.search.launch_policy import (
+    BaseTimes,
+    Policy,
+    Rules,
+    base_times,
+    launch_slot,
+    rules,
+    want_slots,
+)
 
 
-def construct(pricer: Pricer, partition: Partition, policy: Policy, caps: Caps, memory_cap_bytes: int | None = None) -> Program:
-    """Return the program that ``policy`` makes of ``partition``; ``memory_cap_bytes`` overrides the cap to steer by."""
+def construct(
+    pricer: Pricer,
+    partition: Partition,
+    policy: Policy,
+    caps: Caps,
+    memory_cap_bytes: int | None = None,
+) -> Program:
+    """Return the program that ``policy`` makes of ``partition``; ``memory_cap_bytes`` overrides the
+    cap to steer by.
+    """
     arrays = pricer.arrays
     cap = caps.memory_cap_bytes if memory_cap_bytes is None else memory_cap_bytes
     p = partition
@@ -67,7 +85,14 @@ def construct(pricer: Pricer, partition: Partition, policy: Policy, caps: Caps, 
 
 @compiled
 def lay_out(
-    t: Tables, f: WalkInput, clock: BaseTimes, r: Rules, bucket_of: Ints, member_begin: Ints, member_list: Ints, figures: Ints
+    t: Tables,
+    f: WalkInput,
+    clock: BaseTimes,
+    r: Rules,
+    bucket_of: Ints,
+    member_begin: Ints,
+    member_list: Ints,
+    figures: Ints,
 ) -> tuple[Ints, Ints]:
     """Return operations and arguments of the program that the rules make of a partition."""
     num_compute = len(f.compute_ticks)
@@ -98,7 +123,15 @@ def lay_out(
 
 
 @compiled
-def _rows(t: Tables, clock: BaseTimes, r: Rules, member_begin: Ints, member_list: Ints, figures: Ints, num_compute: int) -> Ints:
+def _rows(
+    t: Tables,
+    clock: BaseTimes,
+    r: Rules,
+    member_begin: Ints,
+    member_list: Ints,
+    figures: Ints,
+    num_compute: int,
+) -> Ints:
     rows = np.zeros((len(figures), NUM_COLUMNS), np.int64)
     for b in range(len(figures)):
         begin, past = member_begin[b], member_begin[b + 1]
@@ -117,9 +150,17 @@ def _rows(t: Tables, clock: BaseTimes, r: Rules, member_begin: Ints, member_list
         copied = flat and kind == ALL_GATHER
         rows[b, STREAM], rows[b, FIRST], rows[b, PAST] = t.stream[first], begin, past
         rows[b, GATHERED], rows[b, COPIED] = gathered, copied
-        rows[b, LATEST], rows[b, STAYS] = latest, t.wait_first[first] > 0 or t.wait_last[first] < num_compute
-        rows[b, READY] = figures[b, READY_GAP] if gathered else min(launch_slot(clock, r, figures, b), latest)
-        rows[b, NEED], rows[b, TRANSFER] = min(figures[b, NEED_GAP], t.wait_last[first]), figures[b, TRANSFER_TICKS]
+        rows[b, LATEST], rows[b, STAYS] = (
+            latest,
+            t.wait_first[first] > 0 or t.wait_last[first] < num_compute,
+        )
+        rows[b, READY] = (
+            figures[b, READY_GAP] if gathered else min(launch_slot(clock, r, figures, b), latest)
+        )
+        rows[b, NEED], rows[b, TRANSFER] = (
+            min(figures[b, NEED_GAP], t.wait_last[first]),
+            figures[b, TRANSFER_TICKS],
+        )
         rows[b, LAUNCH_WORK] = figures[b, LAUNCH_TICKS] + figures[b, COPY_IN_TICKS] + prologue
         rows[b, WAIT_WORK] = 0 if copied else epilogue
         rows[b, AHEAD] = outputs if flat else outputs + inputs
@@ -129,8 +170,12 @@ def _rows(t: Tables, clock: BaseTimes, r: Rules, member_begin: Ints, member_list
 
 
 @compiled
-def _reserve(t: Tables, f: WalkInput, early: bool, bucket_of: Ints, figures: Ints, rows: Ints) -> Ints:
-    """Bytes in use around each compute node when every collective is launched and waited for at the last moment; fills column FREED."""
+def _reserve(
+    t: Tables, f: WalkInput, early: bool, bucket_of: Ints, figures: Ints, rows: Ints
+) -> Ints:
+    """Bytes in use around each compute node when every collective is launched and waited for at the
+    last moment; fills column FREED.
+    """
     num_compute = len(f.compute_ticks)
     delta = np.zeros(num_compute + 3, np.int64)
     for c in range(len(t.kind)):
@@ -162,7 +207,9 @@ def _reserve(t: Tables, f: WalkInput, early: bool, bucket_of: Ints, figures: Int
                 delta[ready] += t.input_bytes[c]
                 delta[ready + 1] -= t.input_bytes[c]
             if rows[b, HELD] > 0 and not t.on_path[c]:
-                rows[b, FREED] += (f.storage_bytes[s] if until == ready else 0) + (t.input_bytes[c] if flat else 0)
+                rows[b, FREED] += (f.storage_bytes[s] if until == ready else 0) + (
+                    t.input_bytes[c] if flat else 0
+                )
     used = np.zeros(num_compute + 1, np.int64)
     live = 0
     for k in range(num_compute + 1):

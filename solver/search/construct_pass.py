@@ -1,10 +1,12 @@
 """The forward pass over the compute order, compiled: rows of buckets in, a program out.
 
-A gather is launched as soon as its want slot is reached and memory allows it all the way to its need; otherwise at its need. A
-reduction is launched when its inputs are ready and waited for when it is done, or earlier where the bytes it holds are needed.
+A gather is launched as soon as its want slot is reached and memory allows it all the way to its
+need; otherwise at its need. A reduction is launched when its inputs are ready and waited for when
+it is done, or earlier where the bytes it holds are needed.
 
-Thousands of passes make a search, so a slot where nothing happens costs next to nothing, and so does a gather that memory holds back:
-bytes in use behind the pass only grow, so it is not looked at again before the compute node that has no room for it.
+Thousands of passes make a search, so a slot where nothing happens costs next to nothing, and so
+does a gather that memory holds back: bytes in use behind the pass only grow, so it is not looked at
+again before the compute node that has no room for it.
 """
 
 from typing import NamedTuple
@@ -22,7 +24,8 @@ NUM_COLUMNS = 17
 ) = range(NUM_COLUMNS)  # fmt: skip
 """Columns of a bucket's row:
 
-====================  ===============================================================================
+====================
+===============================================================================
 STREAM                its stream
 FIRST, PAST           its members among those of all buckets
 GATHERED              1 for a gather that can move
@@ -39,7 +42,8 @@ FREED                 bytes that are in use until a reduction is launched when i
 FLYING                bytes that count against the cap on bytes in flight
 LATEST                slot where the user's plan wants it launched; the number of compute nodes where it says nothing
 STAYS                 1 where its wait keeps its place, by the plan
-====================  ===============================================================================
+====================
+===============================================================================
 """
 _CLOCK, _BYTES_HELD, _BYTES_FLYING, _LENGTH, _OUTSTANDING, _FIRST_END = range(6)
 _LAUNCHED, _WAITED = 1, 2
@@ -64,7 +68,9 @@ class Units(NamedTuple):
     copy_out_work: Ints
     """(C,) copy-out and epilogue."""
     gathers: Ints
-    """Buckets of gathers that can move, in order of need; those that the plan launches are left out."""
+    """Buckets of gathers that can move, in order of need; those that the plan launches are left
+    out.
+    """
     planned: Ints
     """Buckets that the plan launches, in order of their slots."""
     used: Ints
@@ -77,9 +83,21 @@ class Units(NamedTuple):
 
 @compiled
 def place(u: Units, early: bool, at_once: bool, in_stalls: bool) -> tuple[Ints, Ints]:
-    """Walk the slots: launch what is ready, prefetch, wait for what the compute node needs, run it; return operations and arguments."""
-    rows, compute_ticks, bucket_of, member_list = u.rows, u.compute_ticks, u.bucket_of, u.member_list
-    after_begin, after_list, need_of, by_need_of = u.after_begin, u.after_list, u.need_of, u.by_need_of
+    """Walk the slots: launch what is ready, prefetch, wait for what the compute node needs, run it;
+    return operations and arguments.
+    """
+    rows, compute_ticks, bucket_of, member_list = (
+        u.rows,
+        u.compute_ticks,
+        u.bucket_of,
+        u.member_list,
+    )
+    after_begin, after_list, need_of, by_need_of = (
+        u.after_begin,
+        u.after_list,
+        u.need_of,
+        u.by_need_of,
+    )
     copy_out_work, gathers, planned = u.copy_out_work, u.gathers, u.planned
     memory_cap, in_flight_cap = u.memory_cap, u.in_flight_cap
     num_compute, num_buckets, num_collectives = len(compute_ticks), len(rows), len(need_of)
@@ -98,7 +116,15 @@ def place(u: Units, early: bool, at_once: bool, in_stalls: bool) -> tuple[Ints, 
     by_ready, by_need = by_slot(rows[:, READY], num_compute), by_slot(rows[:, NEED], num_compute)
     pending = np.empty(num_buckets, np.int64)  # ready, but another wait must come first
     stack = np.empty(num_buckets + 1, np.int64)
-    num_pending, next_ready, next_need, next_copy, next_gather, next_wait, next_planned = 0, 0, 0, 0, 0, 0, 0
+    num_pending, next_ready, next_need, next_copy, next_gather, next_wait, next_planned = (
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+    )
     room_from = 0  # no room for the next gather before this slot
     for g in range(num_compute + 1):
         last = g == num_compute
@@ -108,7 +134,13 @@ def place(u: Units, early: bool, at_once: bool, in_stalls: bool) -> tuple[Ints, 
                 num_pending += 1
             next_ready += 1
         in_use = used[g] + block_added[g // BLOCK]
-        moved = num_pending > 0 or at_once or last or clock[_FIRST_END] <= clock[_CLOCK] or in_use + clock[_BYTES_HELD] > memory_cap
+        moved = (
+            num_pending > 0
+            or at_once
+            or last
+            or clock[_FIRST_END] <= clock[_CLOCK]
+            or in_use + clock[_BYTES_HELD] > memory_cap
+        )
         while moved:
             # wait for reductions that are done, or whose bytes are needed now
             moved = False
@@ -133,9 +165,22 @@ def place(u: Units, early: bool, at_once: bool, in_stalls: bool) -> tuple[Ints, 
                         pending[kept] = b
                         kept += 1
                         continue
-                    while clock[_BYTES_FLYING] + rows[b, FLYING] > in_flight_cap and clock[_OUTSTANDING] > 0:
+                    while (
+                        clock[_BYTES_FLYING] + rows[b, FLYING] > in_flight_cap
+                        and clock[_OUTSTANDING] > 0
+                    ):
                         _wait(rows, program, clock, finish, status, outstanding, outstanding[0])
-                    _launch(rows, program, clock, finish, status, outstanding, stream_free, num_compute, b)
+                    _launch(
+                        rows,
+                        program,
+                        clock,
+                        finish,
+                        status,
+                        outstanding,
+                        stream_free,
+                        num_compute,
+                        b,
+                    )
                     if g == rows[b, READY]:  # from here on they are held, until the wait
                         used[g] -= rows[b, FREED]
                         in_use -= rows[b, FREED]
@@ -148,7 +193,11 @@ def place(u: Units, early: bool, at_once: bool, in_stalls: bool) -> tuple[Ints, 
                 if status[b]:
                     next_gather += 1
                     continue
-                if rows[b, WANT] > g or rows[b, READY] > g or clock[_BYTES_FLYING] + rows[b, FLYING] > in_flight_cap:
+                if (
+                    rows[b, WANT] > g
+                    or rows[b, READY] > g
+                    or clock[_BYTES_FLYING] + rows[b, FLYING] > in_flight_cap
+                ):
                     break
                 if _blocked(rows, member_list, after_begin, after_list, bucket_of, status, out, b):
                     break
@@ -156,17 +205,23 @@ def place(u: Units, early: bool, at_once: bool, in_stalls: bool) -> tuple[Ints, 
                     room = memory_cap - rows[b, AHEAD]
                     if used[g] + block_added[g // BLOCK] + clock[_BYTES_HELD] > room:
                         break
-                    room_from = 1 + _last_above(used, block_added, block_most, g + 1, min(rows[b, NEED], num_compute), room)
+                    room_from = 1 + _last_above(
+                        used, block_added, block_most, g + 1, min(rows[b, NEED], num_compute), room
+                    )
                     if room_from > g:
                         break
                 _add(used, block_added, block_most, g, rows[b, NEED], rows[b, AHEAD])
-                _launch(rows, program, clock, finish, status, outstanding, stream_free, num_compute, b)
+                _launch(
+                    rows, program, clock, finish, status, outstanding, stream_free, num_compute, b
+                )
                 next_gather += 1
             if again:
                 break
             before = clock[_LENGTH]
             while True:
-                launch_only = next_planned < len(planned) and rows[planned[next_planned], LATEST] <= g
+                launch_only = (
+                    next_planned < len(planned) and rows[planned[next_planned], LATEST] <= g
+                )
                 if launch_only:
                     needed = planned[next_planned]
                     next_planned += 1
@@ -176,7 +231,8 @@ def place(u: Units, early: bool, at_once: bool, in_stalls: bool) -> tuple[Ints, 
                 else:
                     break
                 if in_stalls and not launch_only:
-                    # copy buckets out that have arrived, while the stream stands still for ``needed`` anyway
+                    # copy buckets out that have arrived, while the stream stands still for
+                    # ``needed`` anyway
                     while next_wait < len(gathers):
                         d = gathers[next_wait]
                         if status[d] != _WAITED:
@@ -184,14 +240,19 @@ def place(u: Units, early: bool, at_once: bool, in_stalls: bool) -> tuple[Ints, 
                             for j in range(rows[d, FIRST], rows[d, PAST]):
                                 work += copy_out_work[member_list[j]]
                             arrived = status[d] == _LAUNCHED and finish[d] <= clock[_CLOCK]
-                            if not status[needed] or not arrived or clock[_CLOCK] + work > finish[needed]:
+                            if (
+                                not status[needed]
+                                or not arrived
+                                or clock[_CLOCK] + work > finish[needed]
+                            ):
                                 break
                             _wait(rows, program, clock, finish, status, outstanding, d)
                             if rows[d, COPIED]:
                                 for j in range(rows[d, FIRST], rows[d, PAST]):
                                     _copy_out(program, clock, copy_out_work, out, member_list[j])
                         next_wait += 1
-                # wait for it, after launching it and waiting for what it depends on, where that is yet to be done
+                # wait for it, after launching it and waiting for what it depends on, where that is
+                # yet to be done
                 stack[0] = needed
                 depth = 1
                 while depth > 0:
@@ -200,18 +261,38 @@ def place(u: Units, early: bool, at_once: bool, in_stalls: bool) -> tuple[Ints, 
                         depth -= 1
                         continue
                     if not status[b]:
-                        deeper = _first_blocking(rows, member_list, after_begin, after_list, bucket_of, status, b)
+                        deeper = _first_blocking(
+                            rows, member_list, after_begin, after_list, bucket_of, status, b
+                        )
                         if deeper >= 0:
                             stack[depth] = deeper
                             depth += 1
                             continue
                         for j in range(rows[b, FIRST], rows[b, PAST]):
-                            for q in range(after_begin[member_list[j]], after_begin[member_list[j] + 1]):
-                                if rows[bucket_of[after_list[q]], COPIED] and not out[after_list[q]]:
+                            for q in range(
+                                after_begin[member_list[j]], after_begin[member_list[j] + 1]
+                            ):
+                                if (
+                                    rows[bucket_of[after_list[q]], COPIED]
+                                    and not out[after_list[q]]
+                                ):
                                     _copy_out(program, clock, copy_out_work, out, after_list[q])
-                        while clock[_BYTES_FLYING] + rows[b, FLYING] > in_flight_cap and clock[_OUTSTANDING] > 0:
+                        while (
+                            clock[_BYTES_FLYING] + rows[b, FLYING] > in_flight_cap
+                            and clock[_OUTSTANDING] > 0
+                        ):
                             _wait(rows, program, clock, finish, status, outstanding, outstanding[0])
-                        _launch(rows, program, clock, finish, status, outstanding, stream_free, num_compute, b)
+                        _launch(
+                            rows,
+                            program,
+                            clock,
+                            finish,
+                            status,
+                            outstanding,
+                            stream_free,
+                            num_compute,
+                            b,
+                        )
                         if launch_only and depth == 1:
                             break
                     depth -= 1
@@ -237,7 +318,9 @@ def place(u: Units, early: bool, at_once: bool, in_stalls: bool) -> tuple[Ints, 
 
 @compiled
 def by_slot(slots: Ints, num_compute: int) -> Ints:
-    """Return the indices of ``slots``, which are at most ``num_compute``, in ascending order of slot, ties as they come."""
+    """Return the indices of ``slots``, which are at most ``num_compute``, in ascending order of
+    slot, ties as they come.
+    """
     begin = np.zeros(num_compute + 2, np.int64)
     for g in slots:
         begin[g + 1] += 1
@@ -276,7 +359,15 @@ def _launch(
 
 
 @inlined
-def _wait(rows: Ints, program: Ints, clock: Ints, finish: Ints, status: Ints, outstanding: Ints, bucket: int) -> None:
+def _wait(
+    rows: Ints,
+    program: Ints,
+    clock: Ints,
+    finish: Ints,
+    status: Ints,
+    outstanding: Ints,
+    bucket: int,
+) -> None:
     awaited = bucket  # the argument may be an entry of what is changed below
     _emit(program, clock, WAIT, awaited)
     clock[_CLOCK] = max(clock[_CLOCK], finish[awaited]) + rows[awaited, WAIT_WORK]
@@ -306,7 +397,9 @@ def _copy_out(program: Ints, clock: Ints, copy_out_work: Ints, out: Bools, membe
 def _first_blocking(
     rows: Ints, member_list: Ints, after_begin: Ints, after_list: Ints, bucket_of: Ints, status: Ints, waiting: int
 ) -> int:  # fmt: skip
-    """Return the last bucket that a member of ``waiting`` depends on and that has not been waited for; -1 for none."""
+    """Return the last bucket that a member of ``waiting`` depends on and that has not been waited
+    for; -1 for none.
+    """
     found = -1
     for m in range(rows[waiting, FIRST], rows[waiting, PAST]):
         for q in range(after_begin[member_list[m]], after_begin[member_list[m] + 1]):
@@ -333,8 +426,12 @@ def _blocked(
 
 
 @inlined
-def _last_above(used: Ints, block_added: Ints, block_most: Ints, first: int, past: int, limit: int) -> int:
-    """Return the last of the compute nodes [first, past) around which more than ``limit`` bytes are in use; -1 for none."""
+def _last_above(
+    used: Ints, block_added: Ints, block_most: Ints, first: int, past: int, limit: int
+) -> int:
+    """Return the last of the compute nodes [first, past) around which more than ``limit`` bytes are
+    in use; -1 for none.
+    """
     k = past - 1
     found = -1
     while k >= first and found < 0:
@@ -348,7 +445,9 @@ def _last_above(used: Ints, block_added: Ints, block_most: Ints, first: int, pas
 
 
 @inlined
-def _add(used: Ints, block_added: Ints, block_most: Ints, first: int, past: int, size_bytes: int) -> None:
+def _add(
+    used: Ints, block_added: Ints, block_most: Ints, first: int, past: int, size_bytes: int
+) -> None:
     """Add bytes to compute nodes [first, past)."""
     k = first
     while k < past:

@@ -19,9 +19,18 @@ from apsched.solver.arrays.bucket_prices import (
 from apsched.solver.arrays.contention import ContentionArrays
 from apsched.solver.arrays.jit import compiled
 from apsched.solver.arrays.partition import Pricer
-from apsched.solver.arrays.problem_arrays import ProblemArrays, Ints
+from apsched.solver.arrays.problem_arrays import Ints, ProblemArrays
 from apsched.solver.program.contended_clock import with_shared_clock
-from apsched.solver.program.evaluate import Buckets, Figures, WalkInput, Program, fixed, live, most_prefetch, walk
+from apsched.solver.program.evaluate import (
+    Buckets,
+    Figures,
+    Program,
+    WalkInput,
+    fixed,
+    live,
+    most_prefetch,
+    walk,
+)
 from apsched.solver.search.construct import construct, lay_out
 from apsched.solver.search.launch_policy import BaseTimes, Policy, Rules, base_times, rules
 
@@ -46,10 +55,14 @@ class Decoder:
         return self.pricer.arrays
 
     def figures(self, labels: Ints, policy: Policy, steer_bytes: int | None) -> Figures | None:
-        """Return what the buckets of ``labels`` cost under ``policy``; None where they cannot be, or the cap on prefetch is broken."""
+        """Return what the buckets of ``labels`` cost under ``policy``; None where they cannot be,
+        or the cap on prefetch is broken.
+        """
         known = self._rules.get((policy, steer_bytes))
         if known is None:
-            known = self._rules[policy, steer_bytes] = rules(self.arrays, policy, self.caps, steer_bytes)
+            known = self._rules[policy, steer_bytes] = rules(
+                self.arrays, policy, self.caps, steer_bytes
+            )
         self.evaluations += 1
         possible, step_time, peak, in_flight, launches = decoder(
             self.pricer.tables, self._fixed, self._clock, known, self.arrays.shares, labels
@@ -65,21 +78,34 @@ class Decoder:
 
     def program(self, labels: Ints, policy: Policy, steer_bytes: int | None) -> Program:
         """Return the program that ``figures`` judges."""
-        return construct(self.pricer, self.pricer.partition_of(labels, policy.coalesced_of(len(labels))), policy, self.caps, steer_bytes)
+        return construct(
+            self.pricer,
+            self.pricer.partition_of(labels, policy.coalesced_of(len(labels))),
+            policy,
+            self.caps,
+            steer_bytes,
+        )
 
 
 @compiled
-def decoder(t: Tables, f: WalkInput, clock: BaseTimes, r: Rules, s: ContentionArrays | None, labels: Ints) -> tuple[bool, int, int, int, int]:
-    """Return whether the buckets and their prefetch are legal, and their step time, peak, bytes in flight and number of launches.
+def decoder(
+    t: Tables, f: WalkInput, clock: BaseTimes, r: Rules, s: ContentionArrays | None, labels: Ints
+) -> tuple[bool, int, int, int, int]:
+    """Return whether the buckets and their prefetch are legal, and their step time, peak, bytes in
+    flight and number of launches.
 
-    Under contention (``s``) buckets are laid out as without it. numba compiles each of the two apart, and leaves out the other.
+    Under contention (``s``) buckets are laid out as without it. numba compiles each of the two
+    apart, and leaves out the other.
     """
     bucket_of, member_begin, member_list = members_of(labels)
     if not legal(t, member_begin, member_list, r.bucket_cap, r.span_cap):
         return False, 0, 0, 0, 0
     figures = bucket_figures(t, member_begin, member_list, r.coalesced)
     operation, argument = lay_out(t, f, clock, r, bucket_of, member_begin, member_list, figures)
-    if most_prefetch(operation, argument, figures[:, NEED_GAP].copy(), len(f.compute_ticks)) > r.max_prefetch:
+    if (
+        most_prefetch(operation, argument, figures[:, NEED_GAP].copy(), len(f.compute_ticks))
+        > r.max_prefetch
+    ):
         return False, 0, 0, 0, 0  # a gather went ahead with one that waits for it
     buckets = Buckets(
         bucket_of,
@@ -93,5 +119,9 @@ def decoder(t: Tables, f: WalkInput, clock: BaseTimes, r: Rules, s: ContentionAr
         figures[:, OUT_BUFFER].copy(),
     )
     walked = walk(operation, argument, buckets, f)
-    step_time = walked.step_time if s is None else with_shared_clock(walked, operation, argument, buckets, f, s).step_time
+    step_time = (
+        walked.step_time
+        if s is None
+        else with_shared_clock(walked, operation, argument, buckets, f, s).step_time
+    )
     return True, step_time, live(walked, buckets, f).peak, walked.peak_in_flight, len(figures)

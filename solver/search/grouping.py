@@ -1,4 +1,6 @@
-"""Partitions by a rule: runs of neighbours, in order of urgency, that share a launch. Partitions are labels: one for each bucket."""
+"""Partitions by a rule: runs of neighbours, in order of urgency, that share a launch. Partitions
+are labels: one for each bucket.
+"""
 
 from collections.abc import Callable, Iterable
 
@@ -9,19 +11,28 @@ from apsched.solver.arrays.bucket_prices import Tables
 from apsched.solver.arrays.jit import compiled
 from apsched.solver.arrays.partition import Pricer
 from apsched.solver.arrays.plan_groups import whole
-from apsched.solver.arrays.problem_arrays import ALL_GATHER, Bools, ProblemArrays, Ints
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, Bools, Ints, ProblemArrays
 from apsched.solver.search.launch_policy import UNLIMITED
 
 
 def urgencies(arrays: ProblemArrays) -> Ints:
-    """Return for each collective the slot that says how urgent it is: a gather's need, anything else's readiness."""
+    """Return for each collective the slot that says how urgent it is: a gather's need, anything
+    else's readiness.
+    """
     return np.where(arrays.kind == ALL_GATHER, arrays.need_slot, arrays.ready_slot)
 
 
-def merge_runs(pricer: Pricer, limits: Caps, keys: Iterable[int], tag: Callable[[int], object]) -> Ints:
-    """Return labels of buckets of neighbours with one tag, as long as ``limits`` and dependences allow; other keys stay alone."""
+def merge_runs(
+    pricer: Pricer, limits: Caps, keys: Iterable[int], tag: Callable[[int], object]
+) -> Ints:
+    """Return labels of buckets of neighbours with one tag, as long as ``limits`` and dependences
+    allow; other keys stay alone.
+    """
     numbers: dict[object, int] = {}
-    tags = np.array([numbers.setdefault(tag(c), len(numbers)) for c in range(len(pricer.arrays.kind))], dtype=np.int64)
+    tags = np.array(
+        [numbers.setdefault(tag(c), len(numbers)) for c in range(len(pricer.arrays.kind))],
+        dtype=np.int64,
+    )
     return group(pricer, limits, keys, tags=tags)
 
 
@@ -34,15 +45,20 @@ def group(
     most_bytes: int | None = None,
     reach_slots: int | None = None,
 ) -> Ints:
-    """Return labels of buckets of neighbours with one tag that are urgent within ``reach_slots`` of each other.
+    """Return labels of buckets of neighbours with one tag that are urgent within ``reach_slots`` of
+    each other.
 
-    Collectives of more than ``most_bytes`` stay alone, and neighbours on their two sides may share a bucket.
+    Collectives of more than ``most_bytes`` stay alone, and neighbours on their two sides may share
+    a bucket.
     """
     arrays, unlimited = pricer.arrays, int(UNLIMITED)
     a, t = pricer.tables.plan_groups, pricer.tables
     urgency = np.where(arrays.kind == ALL_GATHER, a.need_slot, a.ready_slot)
     wanted = (
-        np.isin(arrays.key, np.fromiter(keys, dtype=np.int64)) & arrays.bucketable & ~a.closed & (a.leader == np.arange(len(urgency)))
+        np.isin(arrays.key, np.fromiter(keys, dtype=np.int64))
+        & arrays.bucketable
+        & ~a.closed
+        & (a.leader == np.arange(len(urgency)))
     )
     if most_bytes is not None:
         wanted &= a.size_bytes <= most_bytes
@@ -62,7 +78,16 @@ def group(
 
 
 @compiled
-def _runs(t: Tables, order: Ints, tags: Ints, wanted: Bools, urgency: Ints, bucket_cap: int, span_cap: int, reach: int) -> Ints:
+def _runs(
+    t: Tables,
+    order: Ints,
+    tags: Ints,
+    wanted: Bools,
+    urgency: Ints,
+    bucket_cap: int,
+    span_cap: int,
+    reach: int,
+) -> Ints:
     labels, a = np.arange(len(order)), t.plan_groups
     head, last, size, ready, need, low, high = -1, -1, 0, 0, 0, 0, 0
     for c in order:

@@ -26,7 +26,9 @@ class Floor:
 
 
 def just_in_time(problem: Problem, arrays: ProblemArrays, caps: Caps) -> Floor | None:
-    """Return the just-in-time schedule with the least peak that keeps the other caps; None where none of them does."""
+    """Return the just-in-time schedule with the least peak that keeps the other caps; None where
+    none of them does.
+    """
     pricer = Pricer(problem, arrays)
     tiny = _TINY_BYTES if caps.bucket_cap_bytes is None else min(_TINY_BYTES, caps.bucket_cap_bytes)
     small = Caps(bucket_cap_bytes=tiny, max_topo_span=caps.max_topo_span)
@@ -35,7 +37,13 @@ def just_in_time(problem: Problem, arrays: ProblemArrays, caps: Caps) -> Floor |
     best: Floor | None = None
     for partition in partitions:
         for policy in JUST_IN_TIME:
-            program = construct(pricer, partition, policy, caps, memory_cap_bytes=0 if policy.wait_reductions_at_once else None)
+            program = construct(
+                pricer,
+                partition,
+                policy,
+                caps,
+                memory_cap_bytes=0 if policy.wait_reductions_at_once else None,
+            )
             figures = evaluate(arrays, program)
             if not _keeps(arrays, program, figures, caps):
                 continue
@@ -45,18 +53,28 @@ def just_in_time(problem: Problem, arrays: ProblemArrays, caps: Caps) -> Floor |
 
 
 def without_caps_on_launches(caps: Caps) -> Caps:
-    """Return the caps that every just-in-time schedule keeps: all but those on bytes in flight and on prefetch."""
+    """Return the caps that every just-in-time schedule keeps: all but those on bytes in flight and
+    on prefetch.
+    """
     return replace(caps, in_flight_cap_bytes=None, max_prefetch=None)
 
 
 def _keeps(arrays: ProblemArrays, program: Program, figures: Figures, caps: Caps) -> bool:
-    """Whether a program keeps the caps on launches, which no pass over the compute order can promise."""
-    if caps.in_flight_cap_bytes is not None and figures.peak_in_flight_bytes > caps.in_flight_cap_bytes:
+    """Whether a program keeps the caps on launches, which no pass over the compute order can
+    promise.
+    """
+    if (
+        caps.in_flight_cap_bytes is not None
+        and figures.peak_in_flight_bytes > caps.in_flight_cap_bytes
+    ):
         return False
     if caps.max_prefetch is None:
         return True
     need_slot = program.partition.need_slot
-    return most_prefetch(program.operation, program.argument, need_slot, len(arrays.compute_ticks)) <= caps.max_prefetch
+    return (
+        most_prefetch(program.operation, program.argument, need_slot, len(arrays.compute_ticks))
+        <= caps.max_prefetch
+    )
 
 
 _TINY_BYTES = 2**20

@@ -1,15 +1,17 @@
 """Waits as late as the peak allows: what a schedule gains must survive costs that are wrong.
 
-Search waits for a reduction where the clock of the model says that it is done. If transfers take longer than the model says, or
-compute less, the compute stream stands still there, though nothing needs the result yet. The later the wait, the less it risks; but
-until then the bytes that it frees are held. So, on a program that is otherwise decided, each wait that nothing needs yet is given a
+Search waits for a reduction where the clock of the model says that it is done. If transfers take
+longer than the model says, or compute less, the compute stream stands still there, though nothing
+needs the result yet. The later the wait, the less it risks; but until then the bytes that it frees
+are held. So, on a program that is otherwise decided, each wait that nothing needs yet is given a
 margin
 
     begin(wait) - end(transfer)  >=  share * T(transfer),   share = 1/2, 1, 2, 4, then as late as can be,
 
-those with the least margin first, all of them one share before any gets the next, as far as live bytes stay below the peak that the
-program has anyway. Epilogues and copy-outs move along with their wait. Step time, peak and launches do not get worse: what was moved
-for one share is evaluated exactly, and dropped if it costs anything.
+those with the least margin first, all of them one share before any gets the next, as far as live
+bytes stay below the peak that the program has anyway. Epilogues and copy-outs move along with their
+wait. Step time, peak and launches do not get worse: what was moved for one share is evaluated
+exactly, and dropped if it costs anything.
 """
 
 from dataclasses import dataclass, replace
@@ -17,8 +19,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from apsched.config import Caps
-from apsched.solver.arrays.problem_arrays import Bools, ProblemArrays, Ints
-from apsched.solver.program.evaluate import COPY_OUT, START, LAUNCH, COPY_IN, NODE, WAIT, Trace, Program, trace, evaluate
+from apsched.solver.arrays.problem_arrays import Bools, Ints, ProblemArrays
+from apsched.solver.program.evaluate import (
+    COPY_IN,
+    COPY_OUT,
+    LAUNCH,
+    NODE,
+    START,
+    WAIT,
+    Program,
+    Trace,
+    evaluate,
+    trace,
+)
 from apsched.solver.search.launch_policy import UNLIMITED
 
 _SHARES = (0.5, 1.0, 2.0, 4.0, np.inf)
@@ -48,7 +61,9 @@ class _Course:
     slot: Ints
     """(operations,) the slot in which it stands; of a compute node its own."""
     operation_at: Ints
-    """(m+1,) operation before which a unit stands that moves to a slot: behind the launches there, so that none is late for it."""
+    """(m+1,) operation before which a unit stands that moves to a slot: behind the launches there,
+    so that none is late for it.
+    """
     slot_ticks: Ints
     """(m+1,) when the compute stream comes to it."""
     live_bytes: Ints
@@ -64,11 +79,20 @@ def late_waits(arrays: ProblemArrays, program: Program, caps: Caps) -> Program:
     if not program.partition.buckets:
         return program
     limits = evaluate(arrays, program)
-    in_flight_cap = limits.peak_in_flight_bytes if caps.in_flight_cap_bytes is not None else int(UNLIMITED)
+    in_flight_cap = (
+        limits.peak_in_flight_bytes if caps.in_flight_cap_bytes is not None else int(UNLIMITED)
+    )
     best = program
     for share in _SHARES:
         for with_work in (True, False):
-            moved = _moved(arrays, best, share, limits.peak_memory_bytes - arrays.kept_bytes, in_flight_cap, with_work=with_work)
+            moved = _moved(
+                arrays,
+                best,
+                share,
+                limits.peak_memory_bytes - arrays.kept_bytes,
+                in_flight_cap,
+                with_work=with_work,
+            )
             if moved is best:
                 break
             found = evaluate(arrays, moved)
@@ -82,13 +106,26 @@ def late_waits(arrays: ProblemArrays, program: Program, caps: Caps) -> Program:
     return best
 
 
-def _moved(arrays: ProblemArrays, program: Program, share: float, peak_bytes: int, in_flight_cap: int, *, with_work: bool) -> Program:
-    """Return ``program`` with every margin raised to ``share`` of the transfer, or as near to it as memory allows."""
+def _moved(
+    arrays: ProblemArrays,
+    program: Program,
+    share: float,
+    peak_bytes: int,
+    in_flight_cap: int,
+    *,
+    with_work: bool,
+) -> Program:
+    """Return ``program`` with every margin raised to ``share`` of the transfer, or as near to it as
+    memory allows.
+    """
     stands = trace(arrays, program)
     course = _course(arrays, program, stands)
     units = _units(arrays, program, stands, course)
     bucket = program.argument[units.first]
-    end, transfer = course.end_ticks[bucket], np.maximum(program.partition.transfer_ticks[bucket], 1)
+    end, transfer = (
+        course.end_ticks[bucket],
+        np.maximum(program.partition.transfer_ticks[bucket], 1),
+    )
     margin = (stands.begin_ticks[units.first] - end) / transfer
     live, flying = course.live_bytes.copy(), course.flying_bytes.copy()
     to = {}
@@ -101,9 +138,18 @@ def _moved(arrays: ProblemArrays, program: Program, share: float, peak_bytes: in
             wanted = int(np.searchsorted(course.slot_ticks, end[u] + share * transfer[u]))
             limit = min(limit, max(wanted, slot))
         stop = int(course.operation_at[limit])
-        too_much = (live[past:stop] + units.held_bytes[u] > peak_bytes) | (flying[past:stop] + units.flying_bytes[u] > in_flight_cap)
+        too_much = (live[past:stop] + units.held_bytes[u] > peak_bytes) | (
+            flying[past:stop] + units.flying_bytes[u] > in_flight_cap
+        )
         if too_much.any():
-            limit = int(np.searchsorted(course.operation_at, past + int(np.argmax(too_much)), side="right")) - 1
+            limit = (
+                int(
+                    np.searchsorted(
+                        course.operation_at, past + int(np.argmax(too_much)), side="right"
+                    )
+                )
+                - 1
+            )
         if limit <= slot:
             continue
         to[u] = int(course.operation_at[limit])
@@ -113,9 +159,15 @@ def _moved(arrays: ProblemArrays, program: Program, share: float, peak_bytes: in
 
 
 def _rebuilt(program: Program, units: _Units, to: dict[int, int], end_ticks: Ints) -> Program:
-    """Return ``program`` with units standing before other operations; those before the same one in the order in which they end."""
+    """Return ``program`` with units standing before other operations; those before the same one in
+    the order in which they end.
+    """
     size = len(program.operation)
-    before, place, order = np.arange(size), np.ones(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
+    before, place, order = (
+        np.arange(size),
+        np.ones(size, dtype=np.int64),
+        np.zeros(size, dtype=np.int64),
+    )
     for u, operation_at in to.items():
         mine = slice(int(units.first[u]), int(units.past[u]))
         before[mine], place[mine], order[mine] = operation_at, 0, end_ticks[u]
@@ -160,12 +212,18 @@ def _units(arrays: ProblemArrays, program: Program, stands: Trace, course: _Cour
     size = len(operation)
     first = np.nonzero(operation == WAIT)[0]
     past = first + 1
-    owner = np.where(operation == COPY_OUT, p.bucket_of[np.where(operation == COPY_OUT, argument, 0)], -1)
+    owner = np.where(
+        operation == COPY_OUT, p.bucket_of[np.where(operation == COPY_OUT, argument, 0)], -1
+    )
     for u, b in enumerate(argument[first].tolist()):
         while past[u] < size and owner[past[u]] == b:
             past[u] += 1
     limits = _limits(arrays, program, course)
-    for b, slot in zip(owner[outside := _outside(owner, first, past)].tolist(), course.slot[outside].tolist(), strict=True):
+    for b, slot in zip(
+        owner[outside := _outside(owner, first, past)].tolist(),
+        course.slot[outside].tolist(),
+        strict=True,
+    ):
         limits[b] = min(limits[b], slot - 1)  # members that are copied out somewhere behind
     freed = np.zeros(len(stands.live_bytes) + 1, dtype=np.int64)
     own = stands.storage_in_buffer == -1
@@ -182,7 +240,8 @@ def _units(arrays: ProblemArrays, program: Program, stands: Trace, course: _Cour
         limit=limits[argument[first]],
         held_bytes=freed[positions[past]] - freed[positions[first]],
         flying_bytes=_flying_bytes(arrays, program)[argument[first]],
-        works=(past < size) & (ticks[past] > np.maximum(ticks[first], course.end_ticks[argument[first]])),
+        works=(past < size)
+        & (ticks[past] > np.maximum(ticks[first], course.end_ticks[argument[first]])),
     )
 
 
@@ -196,7 +255,9 @@ def _outside(owner: Ints, first: Ints, past: Ints) -> Ints:
 
 
 def _limits(arrays: ProblemArrays, program: Program, course: _Course) -> Ints:
-    """Return for each bucket the last slot where its wait may stand: need, plan, and launches that depend on it."""
+    """Return for each bucket the last slot where its wait may stand: need, plan, and launches that
+    depend on it.
+    """
     p = program.partition
     limits = np.full(len(p.buckets), len(arrays.compute_ticks), dtype=np.int64)
     np.minimum.at(limits, p.bucket_of, np.minimum(arrays.need_slot, arrays.wait_last))

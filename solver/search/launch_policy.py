@@ -1,4 +1,6 @@
-"""Policies: what is launched when, before a forward pass (``apsched.solver.search.construct_pass``) makes a program of it."""
+"""Policies: what is launched when, before a forward pass (``apsched.solver.search.construct_pass``)
+makes a program of it.
+"""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -8,7 +10,7 @@ import numpy as np
 from apsched.config import Caps
 from apsched.solver.arrays.bucket_prices import NEED_GAP, READY_GAP, TRANSFER_TICKS
 from apsched.solver.arrays.jit import compiled
-from apsched.solver.arrays.problem_arrays import Bools, ProblemArrays, Ints
+from apsched.solver.arrays.problem_arrays import Bools, Ints, ProblemArrays
 
 UNLIMITED = np.int64(2**62)
 _NEAR = 256
@@ -20,21 +22,31 @@ class Policy:
     """How early gathers start and where their copy-outs stand."""
 
     lead: float
-    """Extra lead of a gather in units of its own transfer time; infinite: as early as memory allows."""
+    """Extra lead of a gather in units of its own transfer time; infinite: as early as memory
+    allows.
+    """
     copy_out_early: bool
-    """Copy out right after the wait (short life of the buffer) or just before each member's use (short life of the copy)."""
+    """Copy out right after the wait (short life of the buffer) or just before each member's use
+    (short life of the copy).
+    """
     prefetch: bool = True
     """False: every gather starts at its need."""
     one_ahead: bool = False
     """A gather starts when the one before it is needed (prefetch of one bucket, as FSDP2 does)."""
     in_stalls: bool = False
-    """Launch, and copy out, while the compute stream stands still for an on-path collective anyway."""
+    """Launch, and copy out, while the compute stream stands still for an on-path collective
+    anyway.
+    """
     wait_reductions_at_once: bool = False
     """Wait for a reduction right after its launch: least memory, no overlap."""
     most_ahead: int | None = None
-    """Compute nodes that a launch may be ahead of its need, where the cap on prefetch allows more; None: what the cap allows."""
+    """Compute nodes that a launch may be ahead of its need, where the cap on prefetch allows more;
+    None: what the cap allows.
+    """
     coalesced: bytes = b""
-    """For each collective 1 where a bucket that it is the first of is coalesced, if it may be; empty for none."""
+    """For each collective 1 where a bucket that it is the first of is coalesced, if it may be;
+    empty for none.
+    """
 
     def coalesced_of(self, num_collectives: int) -> Bools:
         """Return ``coalesced`` as an array."""
@@ -63,7 +75,9 @@ class BaseTimes(NamedTuple):
     """When the compute order comes where, as far as no bucket decides it."""
 
     reached: Ints
-    """(m+1,) when each slot is reached if only on-path collectives are waited for, one after the other."""
+    """(m+1,) when each slot is reached if only on-path collectives are waited for, one after the
+    other.
+    """
     stalls: Ints
     """Gaps where the compute stream waits for an on-path collective, ascending."""
 
@@ -77,7 +91,9 @@ def rules(arrays: ProblemArrays, policy: Policy, caps: Caps, memory_cap_bytes: i
         one_ahead=policy.one_ahead,
         in_stalls=policy.in_stalls,
         at_once=policy.wait_reductions_at_once,
-        memory_cap=int(UNLIMITED) if memory_cap_bytes is None else max(memory_cap_bytes - arrays.kept_bytes, 0),
+        memory_cap=int(UNLIMITED)
+        if memory_cap_bytes is None
+        else max(memory_cap_bytes - arrays.kept_bytes, 0),
         in_flight_cap=_or_unlimited(caps.in_flight_cap_bytes),
         max_prefetch=min(_or_unlimited(caps.max_prefetch), _or_unlimited(policy.most_ahead)),
         bucket_cap=_or_unlimited(caps.bucket_cap_bytes),
@@ -99,8 +115,12 @@ def base_times(arrays: ProblemArrays) -> BaseTimes:
 
 
 @compiled
-def want_slots(clock: BaseTimes, rules: Rules, figures: Ints, stream: Ints, queue: Ints, num_streams: int) -> Ints:
-    """Return for each bucket the first slot where its launch is wanted (only gathers are launched ahead of need)."""
+def want_slots(
+    clock: BaseTimes, rules: Rules, figures: Ints, stream: Ints, queue: Ints, num_streams: int
+) -> Ints:
+    """Return for each bucket the first slot where its launch is wanted (only gathers are launched
+    ahead of need).
+    """
     num_buckets, num_compute = len(figures), len(clock.reached) - 1
     want = np.zeros(num_buckets, np.int64)
     if not rules.prefetch:
@@ -112,11 +132,15 @@ def want_slots(clock: BaseTimes, rules: Rules, figures: Ints, stream: Ints, queu
             want[b] = before[stream[b]]
             before[stream[b]] = figures[b, NEED_GAP]
     elif not np.isinf(rules.lead):
-        # latest launches that still end before the need, one after the other on each stream, then ``lead`` transfers earlier
+        # latest launches that still end before the need, one after the other on each stream, then
+        # ``lead`` transfers earlier
         latest = np.full(num_streams, UNLIMITED)
         for i in range(len(queue) - 1, -1, -1):
             b = queue[i]
-            begin = min(clock.reached[figures[b, NEED_GAP]], latest[stream[b]]) - figures[b, TRANSFER_TICKS]
+            begin = (
+                min(clock.reached[figures[b, NEED_GAP]], latest[stream[b]])
+                - figures[b, TRANSFER_TICKS]
+            )
             latest[stream[b]] = begin
             at = begin - rules.lead * figures[b, TRANSFER_TICKS]
             want[b] = 0 if at <= 0 else np.searchsorted(clock.reached, at, side="right") - 1
@@ -134,7 +158,9 @@ def want_slots(clock: BaseTimes, rules: Rules, figures: Ints, stream: Ints, queu
 
 @compiled
 def launch_slot(clock: BaseTimes, rules: Rules, figures: Ints, b: int) -> int:
-    """Return the slot where a bucket that is no gather is launched: when it is ready and may be, or at the next stall."""
+    """Return the slot where a bucket that is no gather is launched: when it is ready and may be, or
+    at the next stall.
+    """
     ready, need, num_compute = figures[b, READY_GAP], figures[b, NEED_GAP], len(clock.reached) - 1
     if need < num_compute:
         return int(max(ready, need - rules.max_prefetch))

@@ -1,6 +1,8 @@
-"""Large problems: a portfolio of partitions and policies, then moves in all layers at once and in one place, each judged exactly.
+"""Large problems: a portfolio of partitions and policies, then moves in all layers at once and in
+one place, each judged exactly.
 
-The amount of work is counted in evaluations, so that the answer does not depend on the speed of the machine.
+The amount of work is counted in evaluations, so that the answer does not depend on the speed of the
+machine.
 """
 
 import random
@@ -13,7 +15,7 @@ from apsched.config import Caps
 from apsched.problem.problem import Problem
 from apsched.schedule.schedule import Bucket
 from apsched.solver.arrays.partition import Pricer
-from apsched.solver.arrays.problem_arrays import Bools, ProblemArrays, Ints
+from apsched.solver.arrays.problem_arrays import Bools, Ints, ProblemArrays
 from apsched.solver.program.evaluate import Figures, Program
 from apsched.solver.search.bucket_forms import flipped, flips, in_forms, like
 from apsched.solver.search.decoder import Decoder
@@ -51,7 +53,11 @@ class Candidate:
     @property
     def value(self) -> tuple[int, int, int]:
         """Step time, peak, launches: the order of the objectives."""
-        return self.figures.step_time_ticks, self.figures.peak_memory_bytes, self.figures.num_launches
+        return (
+            self.figures.step_time_ticks,
+            self.figures.peak_memory_bytes,
+            self.figures.num_launches,
+        )
 
 
 @dataclass(slots=True)
@@ -92,7 +98,14 @@ class Search:
 
     def around(self, problem: Problem, arrays: ProblemArrays, max_evaluations: int) -> "Search":
         """Return a new search for the same under another order of the compute."""
-        return replace(self, problem=problem, arrays=arrays, max_evaluations=max_evaluations, best=None, _below=None)
+        return replace(
+            self,
+            problem=problem,
+            arrays=arrays,
+            max_evaluations=max_evaluations,
+            best=None,
+            _below=None,
+        )
 
     def program(self) -> Program:
         """Return the program of the best candidate."""
@@ -100,7 +113,9 @@ class Search:
         return self._judge.program(self.best.labels, self.best.policy, self.best.steer_bytes)
 
     def evaluate(self, labels: Ints, policy: Policy, steer_bytes: int | None) -> Candidate | None:
-        """Return the candidate if it keeps the caps; steer lower where the policy overshot the memory cap."""
+        """Return the candidate if it keeps the caps; steer lower where the policy overshot the
+        memory cap.
+        """
         cap = self.caps.memory_cap_bytes if steer_bytes is None else steer_bytes
         for _ in range(_STEERING_ROUNDS):
             figures = self._judge.figures(labels, policy, cap)
@@ -108,15 +123,23 @@ class Search:
                 return None
             if self.keeps_caps(figures):
                 return Candidate(labels, policy, cap, figures)
-            if cap is None or self.caps.memory_cap_bytes is None or figures.peak_memory_bytes <= self.caps.memory_cap_bytes:
+            if (
+                cap is None
+                or self.caps.memory_cap_bytes is None
+                or figures.peak_memory_bytes <= self.caps.memory_cap_bytes
+            ):
                 return None
             cap -= figures.peak_memory_bytes - self.caps.memory_cap_bytes
         return None
 
     def keeps_caps(self, figures: Figures) -> bool:
-        """Whether the caps that a position can break are kept (those on buckets hold by construction)."""
+        """Whether the caps that a position can break are kept (those on buckets hold by
+        construction).
+        """
         memory, in_flight = self.caps.memory_cap_bytes, self.caps.in_flight_cap_bytes
-        return (memory is None or figures.peak_memory_bytes <= memory) and (in_flight is None or figures.peak_in_flight_bytes <= in_flight)
+        return (memory is None or figures.peak_memory_bytes <= memory) and (
+            in_flight is None or figures.peak_in_flight_bytes <= in_flight
+        )
 
     def consider(self, candidate: Candidate | None) -> bool:
         """Keep ``candidate`` if it is better than the best."""
@@ -128,7 +151,9 @@ class Search:
     # the stages
 
     def portfolio(self) -> None:
-        """Partitions under two policies; the best of them under all; then the best partition of each key in turn."""
+        """Partitions under two policies; the best of them under all; then the best partition of
+        each key in turn.
+        """
         partitions = list(families(self.pricer, self.caps))
         tried: list[tuple[tuple[int, int, int], int]] = []
         for i, labels in enumerate(partitions):
@@ -137,7 +162,9 @@ class Search:
                 self.consider(candidate)
                 if candidate is not None:
                     tried.append((candidate.value, i))
-        promising = list(dict.fromkeys(i for _, i in sorted(tried)))[:_PROMISING] or list(range(len(partitions)))
+        promising = list(dict.fromkeys(i for _, i in sorted(tried)))[:_PROMISING] or list(
+            range(len(partitions))
+        )
         steers = (None,) if self.caps.memory_cap_bytes is None else (None, self.floor_bytes)
         for i in promising:
             for policy in in_forms(self.arrays, policies(self.arrays)):
@@ -163,12 +190,24 @@ class Search:
             labels[list(bucket.members)] = min(bucket.members)
             coalesced[min(bucket.members)] = bucket.coalesced
         for policy in policies(self.arrays):
-            self.consider(self.evaluate(labels, replace(policy, coalesced=bytes(coalesced) if any(coalesced) else b""), None))
+            self.consider(
+                self.evaluate(
+                    labels,
+                    replace(policy, coalesced=bytes(coalesced) if any(coalesced) else b""),
+                    None,
+                )
+            )
 
-    def descend_by_ladders(self, ladders: Sequence[Sequence[Caps]], num_evaluations: int, stop_at_ticks: int) -> None:
-        """Improve the start here, then under the tighter caps of each ladder, the tightest first, and then under the caps themselves."""
+    def descend_by_ladders(
+        self, ladders: Sequence[Sequence[Caps]], num_evaluations: int, stop_at_ticks: int
+    ) -> None:
+        """Improve the start here, then under the tighter caps of each ladder, the tightest first,
+        and then under the caps themselves.
+        """
         if any(ladders):
-            self.descend(stop_at_ticks)  # from its own start, too, not only from what fits tighter caps
+            self.descend(
+                stop_at_ticks
+            )  # from its own start, too, not only from what fits tighter caps
         for ladder in ladders:
             self._below = None
             for rung in ladder:
@@ -177,10 +216,11 @@ class Search:
         self.improve(stop_at_ticks)
 
     def look_below(self, caps: Caps, num_evaluations: int, stop_at_ticks: int) -> None:
-        """Search under tighter caps as if they were the caps, and keep what is better than the best here.
+        """Search under tighter caps as if they were the caps, and keep what is better than the best
+        here.
 
-        Called with ever looser caps, each starts from what was found under those before, so that the search under any of them is a
-        part of the search under all looser ones.
+        Called with ever looser caps, each starts from what was found under those before, so that
+        the search under any of them is a part of the search under all looser ones.
         """
         below = Search(
             problem=self.problem,
@@ -201,7 +241,9 @@ class Search:
         self.consider(self._below)
 
     def improve(self, stop_at_ticks: int) -> None:
-        """Take moves that help until none does; then wander with half of the evaluations that are left, and so on."""
+        """Take moves that help until none does; then wander with half of the evaluations that are
+        left, and so on.
+        """
         self.descend(stop_at_ticks)
         while (
             self._neighbourhood.pairs
@@ -212,7 +254,9 @@ class Search:
             self.descend(stop_at_ticks)
 
     def descend(self, stop_at_ticks: int) -> None:
-        """Take moves that help, in all layers at once and then one by one, and other policies, until nothing does."""
+        """Take moves that help, in all layers at once and then one by one, and other policies,
+        until nothing does.
+        """
         improved = True
         while improved and not self._done(stop_at_ticks):
             improved = self._sweep(self._neighbourhood.periodic, stop_at_ticks, "periodic moves")
@@ -224,7 +268,11 @@ class Search:
         """As ``descend``, with moves of the collectives ``mine`` one by one only."""
 
         def moves(labels: Ints) -> Iterator[Move]:
-            return (m for m in self._neighbourhood.local(labels) if mine[m.of].all() and mine[m.to].all())
+            return (
+                m
+                for m in self._neighbourhood.local(labels)
+                if mine[m.of].all() and mine[m.to].all()
+            )
 
         improved = True
         while improved and not self._done(stop_at_ticks):
@@ -234,10 +282,14 @@ class Search:
         """Try buckets in their other form, many at once and then one by one."""
         assert self.best is not None
         improved = False
-        for mask in flips(self.arrays, self.best.labels, self.best.policy, self._neighbourhood.alike):
+        for mask in flips(
+            self.arrays, self.best.labels, self.best.policy, self._neighbourhood.alike
+        ):
             if self._done(stop_at_ticks):
                 break
-            improved |= self._try(self.best.labels, flipped(self.best.policy, mask), self.best.steer_bytes)
+            improved |= self._try(
+                self.best.labels, flipped(self.best.policy, mask), self.best.steer_bytes
+            )
         return improved
 
     def _other_policies(self) -> bool:
@@ -248,14 +300,20 @@ class Search:
                 improved |= self._try(self.best.labels, policy, steer)
         return improved
 
-    def _sweep(self, moves: Callable[[Ints], Iterator[Move]], stop_at_ticks: int, stage: str) -> bool:
+    def _sweep(
+        self, moves: Callable[[Ints], Iterator[Move]], stop_at_ticks: int, stage: str
+    ) -> bool:
         """Try each move of the best once, and keep what helps; return whether one did."""
         assert self.best is not None
         improved = False
         for move in moves(self.best.labels):
             if self._done(stop_at_ticks):
                 break
-            improved |= self._try(self._neighbourhood.applied(move, self.best.labels), self.best.policy, self.best.steer_bytes)
+            improved |= self._try(
+                self._neighbourhood.applied(move, self.best.labels),
+                self.best.policy,
+                self.best.steer_bytes,
+            )
         self.report(stage, self.best.figures.step_time_ticks)
         return improved
 
@@ -268,14 +326,18 @@ class Search:
         return self.consider(self.evaluate(labels, policy, steer_bytes))
 
     def _wander(self, num_evaluations: int, stop_at_ticks: int) -> None:
-        """Take random moves that do not cost more than a threshold, which falls to nothing (threshold accepting)."""
+        """Take random moves that do not cost more than a threshold, which falls to nothing
+        (threshold accepting).
+        """
         assert self.best is not None
         here, first = self.best, self.evaluations
         rng = random.Random(_SEED + first)
         highest = self.best.figures.step_time_ticks * _THRESHOLD
         others = policies(self.arrays)
         forms = np.nonzero(self.arrays.coalesces)[0].tolist()
-        while (done := self.evaluations - first) < num_evaluations and not self._done(stop_at_ticks):
+        while (done := self.evaluations - first) < num_evaluations and not self._done(
+            stop_at_ticks
+        ):
             threshold = highest * (1 - done / num_evaluations) * rng.random() ** 2
             policy, labels = here.policy, here.labels
             if rng.random() < _SHARE_OF_POLICIES:
@@ -283,20 +345,31 @@ class Search:
             elif forms and rng.random() < _SHARE_OF_FORMS:
                 policy = flipped(policy, labels == labels[rng.choice(forms)])
             else:
-                labels = self._neighbourhood.applied(self._neighbourhood.at_random(rng), here.labels)
+                labels = self._neighbourhood.applied(
+                    self._neighbourhood.at_random(rng), here.labels
+                )
             if labels is here.labels and policy == here.policy:
                 continue
             there = self.evaluate(labels, policy, here.steer_bytes)
-            if there is not None and there.figures.step_time_ticks <= here.figures.step_time_ticks + threshold:
+            if (
+                there is not None
+                and there.figures.step_time_ticks <= here.figures.step_time_ticks + threshold
+            ):
                 here = there
                 self.consider(here)
         self.report("random moves", self.best.figures.step_time_ticks)
 
     def _done(self, stop_at_ticks: int) -> bool:
-        return self.best is None or self.best.figures.step_time_ticks <= stop_at_ticks or self.evaluations >= self.max_evaluations
+        return (
+            self.best is None
+            or self.best.figures.step_time_ticks <= stop_at_ticks
+            or self.evaluations >= self.max_evaluations
+        )
 
     def lower_memory(self, limit_ticks: int) -> None:
-        """Find the least peak with a step time of at most ``limit_ticks``: bisect the cap that the policies steer by."""
+        """Find the least peak with a step time of at most ``limit_ticks``: bisect the cap that the
+        policies steer by.
+        """
         if self.best is None:
             return
         for policy in (self.best.policy, *like(self.best.policy, policies(self.arrays))):
@@ -313,7 +386,9 @@ class Search:
         self.report("lower memory", self.best.figures.step_time_ticks)
 
     def fewer_launches(self, limit_ticks: int) -> None:
-        """Join neighbours while the step time stays within ``limit_ticks`` and the peak does not rise."""
+        """Join neighbours while the step time stays within ``limit_ticks`` and the peak does not
+        rise.
+        """
         if self.best is None:
             return
         peak = self.best.figures.peak_memory_bytes
@@ -322,22 +397,33 @@ class Search:
                 break
             labels = self._neighbourhood.applied(move, self.best.labels)
             candidate = self.evaluate(labels, self.best.policy, self.best.steer_bytes)
-            if candidate is not None and candidate.figures.step_time_ticks <= limit_ticks and candidate.figures.peak_memory_bytes <= peak:
+            if (
+                candidate is not None
+                and candidate.figures.step_time_ticks <= limit_ticks
+                and candidate.figures.peak_memory_bytes <= peak
+            ):
                 self.best = candidate
         self.report("fewer launches", self.best.figures.step_time_ticks)
 
 
 def _kept_as_near(candidate: Candidate, caps: Caps) -> Candidate:
-    """Return ``candidate``, found under ``caps``, so that it is laid out the same under caps that allow more prefetch."""
+    """Return ``candidate``, found under ``caps``, so that it is laid out the same under caps that
+    allow more prefetch.
+    """
     if candidate.policy.most_ahead is not None:
         return candidate
     return replace(candidate, policy=replace(candidate.policy, most_ahead=caps.max_prefetch))
 
 
 def policies(arrays: ProblemArrays) -> tuple[Policy, ...]:
-    """Return the portfolio of policies; those that use stalls only where on-path collectives make some."""
+    """Return the portfolio of policies; those that use stalls only where on-path collectives make
+    some.
+    """
     stalls = (False, True) if bool(arrays.on_path.any()) else (False,)
     leads = tuple(
-        Policy(lead=lead, copy_out_early=early, in_stalls=in_stalls) for in_stalls in stalls for lead in LEADS for early in (True, False)
+        Policy(lead=lead, copy_out_early=early, in_stalls=in_stalls)
+        for in_stalls in stalls
+        for lead in LEADS
+        for early in (True, False)
     )
     return (*leads, Policy(lead=0.0, copy_out_early=True, prefetch=False))

@@ -1,7 +1,8 @@
-"""Moves of search: join two buckets, cut one in two, let a member change buckets; in one place, or in every layer at once.
+"""Moves of search: join two buckets, cut one in two, let a member change buckets; in one place, or
+in every layer at once.
 
-A move names collectives, not buckets, so that it stays meaningful after others were taken, and so that its translates along the
-repeated layers are the same move with other names.
+A move names collectives, not buckets, so that it stays meaningful after others were taken, and so
+that its translates along the repeated layers are the same move with other names.
 """
 
 import random
@@ -15,7 +16,7 @@ import numpy as np
 from apsched.solver.arrays.jit import compiled
 from apsched.solver.arrays.layers import find_periods
 from apsched.solver.arrays.plan_groups import plan_groups, whole
-from apsched.solver.arrays.problem_arrays import ProblemArrays, Ints
+from apsched.solver.arrays.problem_arrays import Ints, ProblemArrays
 from apsched.solver.search.grouping import canonical, urgencies
 
 JOIN, CUT, CHANGE = 0, 1, 2
@@ -31,7 +32,9 @@ _STRIDES = (1, 2, 4)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """One kind of change for each pair (of, to): join their buckets; cut before ``of``; ``of`` goes to the bucket of ``to``."""
+    """One kind of change for each pair (of, to): join their buckets; cut before ``of``; ``of`` goes
+    to the bucket of ``to``.
+    """
 
     kind: int
     of: Ints
@@ -56,7 +59,9 @@ class Neighbourhood:
         return whole(self.plan_groups, apply(labels, move.kind, move.of, move.to, self.place))
 
     def local(self, labels: Ints) -> Iterator[Move]:
-        """Yield the moves of single buckets and single members, from the first to the last in order of urgency."""
+        """Yield the moves of single buckets and single members, from the first to the last in order
+        of urgency.
+        """
         for buckets in self._buckets(labels):
             for i, bucket in enumerate(buckets):
                 for other in buckets[i + 1 : i + 1 + _NEIGHBOURS]:
@@ -86,7 +91,9 @@ class Neighbourhood:
                             yield from self._translated(CUT, member, member, stride)
 
     def at_random(self, rng: random.Random) -> Move:
-        """Return a move of two neighbours in order of urgency, in one layer or in all; there must be ``pairs``."""
+        """Return a move of two neighbours in order of urgency, in one layer or in all; there must
+        be ``pairs``.
+        """
         of, to = self.pairs[rng.randrange(len(self.pairs))]
         kind = rng.choice(_RANDOM_KINDS)
         if rng.random() < _SHARE_OF_LAYERS:
@@ -97,8 +104,17 @@ class Neighbourhood:
     def _pairs(self) -> list[tuple[int, int]]:
         """Return neighbours that may share a bucket, the closer the more often."""
         order, c = self.order.tolist(), self.arrays
-        near = [(order[i], order[i + d]) for d in _DISTANCES for i in range(len(order)) if 0 <= i + d < len(order)]
-        return [(of, to) for of, to in near if c.key[of] == c.key[to] and c.bucketable[of] and c.bucketable[to]]
+        near = [
+            (order[i], order[i + d])
+            for d in _DISTANCES
+            for i in range(len(order))
+            if 0 <= i + d < len(order)
+        ]
+        return [
+            (of, to)
+            for of, to in near
+            if c.key[of] == c.key[to] and c.bucketable[of] and c.bucketable[to]
+        ]
 
     def joins(self, labels: Ints) -> Iterator[Move]:
         """Yield the moves that join a bucket and the next."""
@@ -107,7 +123,9 @@ class Neighbourhood:
                 yield _single(JOIN, bucket[0], other[0])
 
     def _buckets(self, labels: Ints) -> list[list[list[int]]]:
-        """Return for each key its buckets in order of urgency, each with its members in that order."""
+        """Return for each key its buckets in order of urgency, each with its members in that
+        order.
+        """
         keys: dict[int, dict[int, list[int]]] = defaultdict(dict)
         for c, label in zip(self.order.tolist(), labels[self.order].tolist(), strict=True):
             keys[int(self.arrays.key[c])].setdefault(label, []).append(c)
@@ -116,13 +134,20 @@ class Neighbourhood:
     # repeated layers
 
     def _find_layers(self) -> None:
-        """Find for each collective of a repeated layer those in its place in the other layers, and its layer among them."""
+        """Find for each collective of a repeated layer those in its place in the other layers, and
+        its layer among them.
+        """
         self.alike: dict[int, tuple[tuple[int, ...], int]] = {
-            c: (row, layer) for period in find_periods(self.arrays) for row in period.collectives for layer, c in enumerate(row)
+            c: (row, layer)
+            for period in find_periods(self.arrays)
+            for row in period.collectives
+            for layer, c in enumerate(row)
         }
 
     def _in_the_middle(self, c: int) -> bool:
-        """Whether ``c`` is in one of the layers that moves are read off: as many as the longest stride, around the middle."""
+        """Whether ``c`` is in one of the layers that moves are read off: as many as the longest
+        stride, around the middle.
+        """
         if c not in self.alike:
             return False
         group, i = self.alike[c]
@@ -133,9 +158,15 @@ class Neighbourhood:
         if of not in self.alike or to not in self.alike:
             return
         (group, i), (other, j) = self.alike[of], self.alike[to]
-        pairs = [(group[k], other[k + j - i]) for k in range(i % stride, len(group), stride) if 0 <= k + j - i < len(other)]
+        pairs = [
+            (group[k], other[k + j - i])
+            for k in range(i % stride, len(group), stride)
+            if 0 <= k + j - i < len(other)
+        ]
         if len(pairs) > 1:
-            yield Move(kind=kind, of=np.array([a for a, _ in pairs]), to=np.array([b for _, b in pairs]))
+            yield Move(
+                kind=kind, of=np.array([a for a, _ in pairs]), to=np.array([b for _, b in pairs])
+            )
 
 
 def _single(kind: int, of: int, to: int) -> Move:

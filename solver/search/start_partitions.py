@@ -1,7 +1,7 @@
 """Partitions to start from: neighbours by bytes, by block, and small members apart from large ones.
 
-Where latency counts, what pays is to bucket the small members (their copies are cheap, their latencies are not), also across
-what lies between them; where it does not, the best bucket is none.
+Where latency counts, what pays is to bucket the small members (their copies are cheap, their
+latencies are not), also across what lies between them; where it does not, the best bucket is none.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,9 @@ _SMALL_BYTES = (2**17, 2**23, 2**24, 2**25, 2**26, 2**27)
 _REACHES = (0.5, 1.0, 2.0, 4.0, 8.0, 1000.0)
 """How far a bucket of small members may reach, in blocks."""
 _BLOCKS_TOGETHER = (2, 3, 4, 8)
-"""Blocks of a bucket under a cap on prefetch: of a bucket that starts so late, little is hidden, and the fewer there are the better."""
+"""Blocks of a bucket under a cap on prefetch: of a bucket that starts so late, little is hidden,
+and the fewer there are the better.
+"""
 
 
 def families(pricer: Pricer, caps: Caps) -> Iterator[Ints]:
@@ -46,11 +48,19 @@ def _all(pricer: Pricer, caps: Caps) -> Iterator[Ints]:
     slots_per_block = len(pricer.arrays.compute_ticks) / max(len({b for b in blocks if b}), 1)
     for most_bytes in _SMALL_BYTES:
         for reach in _REACHES:
-            yield group(pricer, _within(caps, 2**40), keys, most_bytes=most_bytes, reach_slots=int(reach * slots_per_block))
+            yield group(
+                pricer,
+                _within(caps, 2**40),
+                keys,
+                most_bytes=most_bytes,
+                reach_slots=int(reach * slots_per_block),
+            )
 
 
 def _within(caps: Caps, byte_cap: int) -> Caps:
     return Caps(
-        bucket_cap_bytes=byte_cap if caps.bucket_cap_bytes is None else min(byte_cap, caps.bucket_cap_bytes),
+        bucket_cap_bytes=byte_cap
+        if caps.bucket_cap_bytes is None
+        else min(byte_cap, caps.bucket_cap_bytes),
         max_topo_span=caps.max_topo_span,
     )

@@ -1,4 +1,6 @@
-"""Schedule files: what is written is what is read, and anything else is refused with its name and what differs."""
+"""Schedule files: what is written is what is read, and anything else is refused with its name and
+what differs.
+"""
 
 import json
 import random
@@ -10,7 +12,12 @@ from typing import Any
 import pytest
 
 from apsched.artifacts.replay import replay
-from apsched.artifacts.schedule_file import bind_schedule, dump_schedule, load_schedule, save_schedule
+from apsched.artifacts.schedule_file import (
+    bind_schedule,
+    dump_schedule,
+    load_schedule,
+    save_schedule,
+)
 from apsched.config import Caps
 from apsched.errors import InputError
 from apsched.pipeline.result import Result, result_of
@@ -50,7 +57,9 @@ def a_result(problem: Problem, schedule: Schedule, caps: Caps | None = None) -> 
         deterministic_work=0.0,
         infeasibility=None,
     )
-    return result_of(problem, caps or Caps(max_compute_move=None), answer, cluster="h100", seconds={})
+    return result_of(
+        problem, caps or Caps(max_compute_move=None), answer, cluster="h100", seconds={}
+    )
 
 
 def bucketed(seed: int = 0) -> Result:
@@ -58,7 +67,10 @@ def bucketed(seed: int = 0) -> Result:
     for k in range(seed, seed + 1000):
         problem = random_problem(random.Random(k), max_collectives=6)
         schedule = random_schedule(problem, k)
-        if any(problem.keys[problem.collectives[b.members[0]].key].kind == "all_gather" for b in schedule.buckets):
+        if any(
+            problem.keys[problem.collectives[b.members[0]].key].kind == "all_gather"
+            for b in schedule.buckets
+        ):
             return a_result(problem, schedule)
     raise AssertionError("no such problem among a thousand")
 
@@ -88,30 +100,44 @@ def test_a_person_can_read_it() -> None:
     assert text.count("\n") > len(data["steps"])
     bucket = data["buckets"][0]
     start = result.problem.collectives[result.answer.best.schedule.buckets[0].members[0]].start
-    assert bucket["members"][0] == {"rank": start, "node": result.problem.node_names[start], "module": result.problem.modules[start]}
+    assert bucket["members"][0] == {
+        "rank": start,
+        "node": result.problem.node_names[start],
+        "module": result.problem.modules[start],
+    }
     assert data["result"]["step_time_us"] == result.step_time_us
     assert data["versions"]["apsched"]
     assert not {"time", "date", "path", "host"} & set(data)
 
 
 def test_the_form_of_a_bucket_is_kept_and_only_then_told(tmp_path: Path) -> None:
-    """A file of flat buckets is what it was before there was another form; older readers refuse one that has it."""
+    """A file of flat buckets is what it was before there was another form; older readers refuse one
+    that has it.
+    """
     result = bucketed()
     assert json.loads(dump_schedule(result))["version"] == 1
     assert b'"form"' not in dump_schedule(result)
     rng = random.Random(5)
     problem = with_coalesced_price(result.problem, rng)
-    coalesced = next(s for s in (random_schedule(problem, seed) for seed in range(99)) if any(b.coalesced for b in s.buckets))
+    coalesced = next(
+        s
+        for s in (random_schedule(problem, seed) for seed in range(99))
+        if any(b.coalesced for b in s.buckets)
+    )
     save_schedule(tmp_path / "s.json", a_result(problem, coalesced))
     assert json.loads((tmp_path / "s.json").read_text())["version"] == 2
     assert bind_schedule(load_schedule(tmp_path / "s.json"), problem) == coalesced
 
 
 def test_names_of_nodes_are_for_people(tmp_path: Path) -> None:
-    """Process ranks of one job name nodes differently and still share a schedule: equal hash, other names."""
+    """Process ranks of one job name nodes differently and still share a schedule: equal hash, other
+    names.
+    """
     result = bucketed()
     save_schedule(tmp_path / "s.json", result)
-    renamed = replace(result.problem, node_names=tuple(f"n{i}" for i in range(result.problem.num_nodes)))
+    renamed = replace(
+        result.problem, node_names=tuple(f"n{i}" for i in range(result.problem.num_nodes))
+    )
     assert bind_schedule(load_schedule(tmp_path / "s.json"), renamed) == result.schedule
 
 
@@ -119,11 +145,18 @@ def test_another_graph_is_refused_with_what_differs(tmp_path: Path) -> None:
     result = bucketed()
     save_schedule(tmp_path / "s.json", result)
     file = load_schedule(tmp_path / "s.json")
-    other = replace(result.problem, graph_hash="f" * 64, name="backward", node_names=("odd", *result.problem.node_names[1:]))
+    other = replace(
+        result.problem,
+        graph_hash="f" * 64,
+        name="backward",
+        node_names=("odd", *result.problem.node_names[1:]),
+    )
     with pytest.raises(InputError) as caught:
         bind_schedule(file, other)
     message = str(caught.value)
-    assert message.startswith(f"{tmp_path / 's.json'}: the schedule belongs to another graph: name ")
+    assert message.startswith(
+        f"{tmp_path / 's.json'}: the schedule belongs to another graph: name "
+    )
     assert "'backward' here" in message
     assert f"node {result.problem.node_names[0]!r} only there" in message
     same_names = replace(result.problem, graph_hash="f" * 64)
@@ -148,7 +181,10 @@ def _set(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
     ("change", "message"),
     [
         (_set("format", "something"), "expected a schedule file of apsched"),
-        (_set("version", 3), "expected version 2 of the file or older, found version 3; update apsched"),
+        (
+            _set("version", 3),
+            "expected version 2 of the file or older, found version 3; update apsched",
+        ),
         (_set("version", "1"), "expected a version number"),
         (_set("version", True), "expected a version number"),
         (_set("version", 0), "expected a version number"),
@@ -160,13 +196,21 @@ def _set(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
         (_set("costs", 3), "expected an object at 'costs'"),
         (_set("steps", {}), "expected a list at 'steps', found dict"),
         (_set("steps", [1, 2]), "expected node names and bucket steps as strings"),
-        (_set("buckets", [{"members": [{"node": "x"}]}]), "expected bucket 0 to list its members by rank and node"),
+        (
+            _set("buckets", [{"members": [{"node": "x"}]}]),
+            "expected bucket 0 to list its members by rank and node",
+        ),
         (_set("buckets", ["x"]), "expected bucket 0 to list its members"),
-        (lambda data: data["buckets"][0].__setitem__("form", "round"), "expected the form of bucket 0 to be flat or coalesced, found str"),
+        (
+            lambda data: data["buckets"][0].__setitem__("form", "round"),
+            "expected the form of bucket 0 to be flat or coalesced, found str",
+        ),
         (lambda data: data.pop("buckets"), "expected a list at 'buckets', found nothing"),
     ],
 )
-def test_a_foreign_file_is_refused(change: Callable[[dict[str, Any]], None], message: str, tmp_path: Path) -> None:
+def test_a_foreign_file_is_refused(
+    change: Callable[[dict[str, Any]], None], message: str, tmp_path: Path
+) -> None:
     data = json.loads(dump_schedule(bucketed()))
     change(data)
     path = tmp_path / "s.json"
@@ -202,7 +246,9 @@ def test_a_changed_order_is_refused(tmp_path: Path) -> None:
     data = json.loads(dump_schedule(result))
     data["steps"].reverse()
     (tmp_path / "s.json").write_text(json.dumps(data))
-    with pytest.raises(InputError, match=r"not a schedule of this graph within its caps: .*comes before"):
+    with pytest.raises(
+        InputError, match=r"not a schedule of this graph within its caps: .*comes before"
+    ):
         replay(result.problem, load_schedule(tmp_path / "s.json"))
 
 

@@ -1,4 +1,6 @@
-"""What ``apsched solve`` wrote comes back as the answer that it gave, and files that do not belong together are refused."""
+"""What ``apsched solve`` wrote comes back as the answer that it gave, and files that do not belong
+together are refused.
+"""
 
 import json
 import re
@@ -31,11 +33,15 @@ def test_a_run_comes_back_as_it_was_answered(debug_run: Path) -> None:
     said = json.loads((debug_run / "result.json").read_text())
     found = load_run(debug_run)
     assert (found.source, found.cluster) == (said["source"], said["cluster"])
-    assert [_without_times(graph_json(graph.result)) for graph in found.graphs] == [_without_times(graph) for graph in said["graphs"]]
+    assert [_without_times(graph_json(graph.result)) for graph in found.graphs] == [
+        _without_times(graph) for graph in said["graphs"]
+    ]
     assert found.graphs[0].versions["apsched"]
 
 
-def test_contention_and_plans_come_back(run: Run, debug_graphs: dict[str, Path], tmp_path: Path) -> None:
+def test_contention_and_plans_come_back(
+    run: Run, debug_graphs: dict[str, Path], tmp_path: Path
+) -> None:
     """The schedule is replayed on the machine it was solved for, else its figures would not fit."""
     plan = tmp_path / "plan.toml"
     plan.write_text("[[rule]]\nmatch = 'layers\\.0\\..*'\nforbid = true\n")
@@ -60,11 +66,15 @@ def test_contention_and_plans_come_back(run: Run, debug_graphs: dict[str, Path],
 
 
 def test_second_groups_come_back(debug_graphs: dict[str, Path], tmp_path: Path) -> None:
-    """Gathers on a group of their own are replayed there, and the order as captured on the groups that the graph has."""
+    """Gathers on a group of their own are replayed there, and the order as captured on the groups
+    that the graph has.
+    """
     problem = build_problem(load_graph(debug_graphs["backward"]))
     second = with_second_groups(problem)
     assert second is not None
-    result = result_of(second, Caps(), solve(second, Caps(), SolveOptions(budget=0.1)), cluster="h100", seconds={})
+    result = result_of(
+        second, Caps(), solve(second, Caps(), SolveOptions(budget=0.1)), cluster="h100", seconds={}
+    )
     (tmp_path / "backward.graph").write_bytes(debug_graphs["backward"].read_bytes())
     (tmp_path / "backward.schedule.json").write_bytes(dump_schedule(result))
     (tmp_path / "result.json").write_text(json.dumps(report_json("mine", "h100", [result])))
@@ -72,13 +82,19 @@ def test_second_groups_come_back(debug_graphs: dict[str, Path], tmp_path: Path) 
     assert len(graph.result.problem.streams) == 2
     assert graph.result.best is not None
     assert graph.result.best.step_time_ticks == simulate(second, graph.after).step_time_ticks
-    (order, _) = page_data(load_run(tmp_path))["graphs"][0]["orders"]
+    order, _ = page_data(load_run(tmp_path))["graphs"][0]["orders"]
     assert order["step_time"] == simulate(problem, as_captured(problem.num_nodes)).step_time_ticks
     assert set(order["transfers"]["stream"]) == {0}
 
 
 def test_no_run(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"expected a directory that `apsched solve -o DIR` wrote, found no readable result\.json"):
+    with pytest.raises(
+        InputError,
+        match=(
+            r"expected a directory that `apsched solve -o DIR` wrote, found no readable"
+            r" result\.json"
+        ),
+    ):
         load_run(tmp_path)
 
 
@@ -89,7 +105,12 @@ def test_figures_are_not_taken_on_trust(debug_run: Path, tmp_path: Path, key: st
     for file in debug_run.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "result.json").write_text(json.dumps(report))
-    with pytest.raises(InputError, match=r"expected files of one run, found a forward\.schedule\.json that gives .*; solve again"):
+    with pytest.raises(
+        InputError,
+        match=(
+            r"expected files of one run, found a forward\.schedule\.json that gives .*; solve again"
+        ),
+    ):
         load_run(tmp_path)
 
 

@@ -21,7 +21,9 @@ def test_the_ratio_is_that_of_the_whole_step() -> None:
     assert markdown([one]).splitlines()[-1] == "| m | 3 | inductor | 2.0 | 3.0 | 1.50 |"
 
 
-@pytest.mark.parametrize("wrong", [["--layers", "0"], ["--against", "nvfuser"], ["--mesh", "fsdp"], ["--budget", "-1"]])
+@pytest.mark.parametrize(
+    "wrong", [["--layers", "0"], ["--against", "nvfuser"], ["--mesh", "fsdp"], ["--budget", "-1"]]
+)
 def test_what_it_does_not_know(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(wrong) == 2
     assert "benchmarks.compile_time: error: " in capsys.readouterr().err

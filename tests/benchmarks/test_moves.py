@@ -21,11 +21,15 @@ KIB = 1024
 
 
 def gradients() -> Problem:
-    """A gradient that is reduced in 10 us beside compute of 20 us a node; its shard is scaled behind the wait."""
+    """A gradient that is reduced in 10 us beside compute of 20 us a node; its shard is scaled
+    behind the wait.
+    """
     b = ByHand(prices={"reduce_scatter": line(10_000)})
     x = b.input("x", 512)
     y = b.compute("y", 20_000, x, size=8 * KIB)
-    g = b.wait("g", b.start("reduce_scatter", "rs", y, 8 * KIB, KIB, launch_ticks=1_000, epilogue=(6,)))
+    g = b.wait(
+        "g", b.start("reduce_scatter", "rs", y, 8 * KIB, KIB, launch_ticks=1_000, epilogue=(6,))
+    )
     middle = b.compute("middle", 20_000, x, size=512)
     end = b.compute("end", 20_000, middle, size=512)
     scaled = b.compute("scaled", 1_000, g, size=KIB)
@@ -47,7 +51,9 @@ def test_without_noise_a_replay_is_the_simulation(monkeypatch: pytest.MonkeyPatc
 def test_waits_are_moved_as_said() -> None:
     problem = gradients()
     made = schedule(problem, "x y rs middle end g scaled output")
-    assert noise.waits_when_done(problem, made) == schedule(problem, "x y rs middle g end scaled output")
+    assert noise.waits_when_done(problem, made) == schedule(
+        problem, "x y rs middle g end scaled output"
+    )
     early = schedule(problem, "x y rs middle g scaled end output")
     late = noise.waits_at_the_end(problem, early)
     assert late == made
@@ -58,7 +64,9 @@ def test_waits_are_moved_as_said() -> None:
 
 def solved(**changes) -> CaseRecord:
     """Return a case with one graph: torch takes 1.1 ms, ours 1 ms as captured and 0.95 ms moved."""
-    quiet = Noise(waits="as solved", sigma=0.2, mean_ticks=1_000_000, worst_ticks=1_100_000, peak_bytes=2**30)
+    quiet = Noise(
+        waits="as solved", sigma=0.2, mean_ticks=1_000_000, worst_ticks=1_100_000, peak_bytes=2**30
+    )
     captured = replace(ROW, cap=TORCH_PEAK, noise=(quiet, replace(quiet, sigma=0.5)))
     moved = replace(
         captured,
@@ -71,7 +79,11 @@ def solved(**changes) -> CaseRecord:
     )
     more = replace(moved, cap=more_memory(0.1), memory_cap_bytes=2**30 * 11 // 10)
     near = replace(moved, max_compute_move=25, step_ticks=980_000)
-    return replace(CASE, rows=(captured, near, replace(moved, **changes), more), torch=(replace(TORCH, ours=None),))
+    return replace(
+        CASE,
+        rows=(captured, near, replace(moved, **changes), more),
+        torch=(replace(TORCH, ours=None),),
+    )
 
 
 def words(case: CaseRecord) -> dict[str, str]:
@@ -94,7 +106,17 @@ def test_what_is_reached_passes() -> None:
         ({"step_ticks": 1_002_000}, "step time over that with compute as captured"),
         ({"round_trip_exact": False}, "graph after write-back, exported and simulated again"),
         (
-            {"noise": (Noise(waits="as solved", sigma=0.5, mean_ticks=1_000_001, worst_ticks=1_100_000, peak_bytes=1),)},
+            {
+                "noise": (
+                    Noise(
+                        waits="as solved",
+                        sigma=0.5,
+                        mean_ticks=1_000_001,
+                        worst_ticks=1_100_000,
+                        peak_bytes=1,
+                    ),
+                )
+            },
             "mean step time under noise over that with compute as captured",
         ),
         ({"status": "failed", "message": "it broke"}, "solved and checked by verify"),
@@ -107,10 +129,20 @@ def test_what_is_not_reached_is_missed(changes: dict, figure: str) -> None:
 
 
 def test_what_needs_more_memory_as_captured_is_no_comparison() -> None:
-    """As captured faster than moved, but above torch's peak: marked in the table, and nobody misses anything."""
+    """As captured faster than moved, but above torch's peak: marked in the table, and nobody misses
+    anything.
+    """
     case = solved()
     captured, near, moved, more = case.rows
-    case = replace(case, rows=(replace(captured, step_ticks=940_000, peak_bytes=case.torch[0].peak_bytes + 512), near, moved, more))
+    case = replace(
+        case,
+        rows=(
+            replace(captured, step_ticks=940_000, peak_bytes=case.torch[0].peak_bytes + 512),
+            near,
+            moved,
+            more,
+        ),
+    )
     (pair,) = pairs(run_of(case))
     assert pair.over_captured is None
     assert words(case)["step time over that with compute as captured"] == "not measured"
@@ -121,9 +153,13 @@ def test_a_goal_that_no_schedule_reaches_is_told() -> None:
     """Backward must reach 0.88 of torch's step time; where the bound is above that, nobody can."""
     slow = replace(solved(step_ticks=1_090_000, bound_ticks=1_080_000))
     slow = replace(
-        slow, rows=tuple(replace(row, direction="backward") for row in slow.rows), torch=(replace(slow.torch[0], direction="backward"),)
+        slow,
+        rows=tuple(replace(row, direction="backward") for row in slow.rows),
+        torch=(replace(slow.torch[0], direction="backward"),),
     )
-    (miss,) = next(v for v in verdicts(run_of(slow)) if v.figure.startswith("step time over torch's")).misses
+    (miss,) = next(
+        v for v in verdicts(run_of(slow)) if v.figure.startswith("step time over torch's")
+    ).misses
     assert "no schedule can" in miss
     assert ratio_limit("deepseek-v3-16b", "forward") == 0.95
 
@@ -136,7 +172,11 @@ def test_numbers_and_tables(tmp_path, capsys: pytest.CaptureFixture[str]) -> Non
     text = file.with_suffix(".md").read_text()
     assert "| a case | forward | compute | 1.00 | 1.100 | 1.000 | 0.950 | 0.8636 | 1 |" in text
     assert "torch's peak + 10 %" in text
-    tables = [part.splitlines() for part in markdown(run_of(solved()), "", MOVES_REPORT).split("\n\n") if part.startswith("|")]
+    tables = [
+        part.splitlines()
+        for part in markdown(run_of(solved()), "", MOVES_REPORT).split("\n\n")
+        if part.startswith("|")
+    ]
     assert len(tables) == 5
     assert "| a case | forward | 25 | 0.980 | 0.9800 |" in text
     for lines in tables:

@@ -16,6 +16,10 @@ def test_the_profile_is_the_second_of_its_process(tmp_path):
 
     trace = tmp_path / "trace.json"
     second_profile(step, 3, trace)
-    read = [event["name"] for event in json.loads(trace.read_text())["traceEvents"] if str(event.get("name")).startswith("step ")]
+    read = [
+        event["name"]
+        for event in json.loads(trace.read_text())["traceEvents"]
+        if str(event.get("name")).startswith("step ")
+    ]
     assert read == [f"step {k}" for k in ran[-3:]]
     assert len(ran) >= 6

@@ -1,4 +1,6 @@
-"""What the benchmark makes of its numbers: exponents, verdicts, tables, and runs that were taken up again."""
+"""What the benchmark makes of its numbers: exponents, verdicts, tables, and runs that were taken up
+again.
+"""
 
 import json
 import sys
@@ -10,7 +12,15 @@ import pytest
 
 from apsched.errors import InputError
 from benchmarks.common import case as case_process
-from benchmarks.common.figures import Verdict, exponent, gap_on_exposed, growth, time_ratio, torch_ratio, verdicts
+from benchmarks.common.figures import (
+    Verdict,
+    exponent,
+    gap_on_exposed,
+    growth,
+    time_ratio,
+    torch_ratio,
+    verdicts,
+)
 from benchmarks.common.grid import CAPS, GRID, SMOKE, Case, layer_bytes
 from benchmarks.common.meters import held_bytes, peak_bytes, reset_peak, timed
 from benchmarks.common.processes import Asked, CaseProcesses
@@ -62,7 +72,14 @@ GRAPH = GraphSize(
     floor_bytes=2**30,
     floor_bound_bytes=2**30,
 )
-TORCH = TorchRun(direction="forward", name="inductor", step_ticks=1_100_000, peak_bytes=2**30, cpu_s=2.0, ours=ROW)
+TORCH = TorchRun(
+    direction="forward",
+    name="inductor",
+    step_ticks=1_100_000,
+    peak_bytes=2**30,
+    cpu_s=2.0,
+    ours=ROW,
+)
 CASE = CaseRecord(
     case="a case",
     model="llama3-8b",
@@ -100,13 +117,37 @@ def test_a_run_that_reaches_everything_passes() -> None:
 @pytest.mark.parametrize(
     ("figure", "case", "misses"),
     [
-        ("≤ 1 %", with_row(bound_ticks=989_000), ["a case, forward, floor: 1.100 % (of exposed time 110.0 %; bound from compute)"]),
+        (
+            "≤ 1 %",
+            with_row(bound_ticks=989_000),
+            ["a case, forward, floor: 1.100 % (of exposed time 110.0 %; bound from compute)"],
+        ),
         ("≤ 0.1 %", with_row(bound_ticks=998_000), ["only 0 of 1 (0 with the slack spent)"]),
-        ("each baseline", with_row(step_ticks=1_500_001), ["a case, forward, floor: as_captured is faster"]),
-        ("never above", with_row(bound_ticks=1_000_001), ["a case, forward, floor: the bound is above the step time"]),
-        ("write-back, exported", with_row(round_trip_exact=False), ["a case, forward, floor: not what was claimed"]),
-        ("schedules found", with_row(status="failed", message="RuntimeError: no"), ["a case, forward, floor: failed, RuntimeError: no"]),
-        ("schedules found", replace(CASE, finished=False), ["a case: did not finish (interrupted)"]),
+        (
+            "each baseline",
+            with_row(step_ticks=1_500_001),
+            ["a case, forward, floor: as_captured is faster"],
+        ),
+        (
+            "never above",
+            with_row(bound_ticks=1_000_001),
+            ["a case, forward, floor: the bound is above the step time"],
+        ),
+        (
+            "write-back, exported",
+            with_row(round_trip_exact=False),
+            ["a case, forward, floor: not what was claimed"],
+        ),
+        (
+            "schedules found",
+            with_row(status="failed", message="RuntimeError: no"),
+            ["a case, forward, floor: failed, RuntimeError: no"],
+        ),
+        (
+            "schedules found",
+            replace(CASE, finished=False),
+            ["a case: did not finish (interrupted)"],
+        ),
         (
             "torch's schedulers",
             replace(CASE, torch=(replace(TORCH, step_ticks=999_999),)),
@@ -114,11 +155,25 @@ def test_a_run_that_reaches_everything_passes() -> None:
         ),
         (
             "torch's schedulers",
-            replace(CASE, torch=(replace(TORCH, ours=replace(ROW, status="infeasible", message="too tight")), TORCH)),
+            replace(
+                CASE,
+                torch=(
+                    replace(TORCH, ours=replace(ROW, status="infeasible", message="too tight")),
+                    TORCH,
+                ),
+            ),
             ["a case, forward, inductor: infeasible, too tight"],
         ),
-        ("processor time", with_row(solve_cpu_s=5.95), ["median 3.10", "a case, forward, floor: 3.10"]),
-        ("memory of", replace(CASE, memory=Memory(torch_bytes=10**9, solver_peak_bytes=3 * 10**9 + 10**7)), ["a case: 2.01 GB"]),
+        (
+            "processor time",
+            with_row(solve_cpu_s=5.95),
+            ["median 3.10", "a case, forward, floor: 3.10"],
+        ),
+        (
+            "memory of",
+            replace(CASE, memory=Memory(torch_bytes=10**9, solver_peak_bytes=3 * 10**9 + 10**7)),
+            ["a case: 2.01 GB"],
+        ),
         (
             "same input again",
             replace(CASE, again=(replace(CASE.again[0], same_bytes=False),)),
@@ -136,7 +191,9 @@ def test_a_looser_cap_may_only_cost_the_slack() -> None:
     loose = replace(ROW, cap="none", memory_cap_bytes=None, step_ticks=1_001_000)
     assert verdict(replace(CASE, rows=(loose, ROW)), "looser").word == "pass"
     slower = replace(loose, step_ticks=1_010_000)
-    assert verdict(replace(CASE, rows=(slower, ROW)), "looser").misses == ("a case, forward, none: 1.00 % slower than floor",)
+    assert verdict(replace(CASE, rows=(slower, ROW)), "looser").misses == (
+        "a case, forward, none: 1.00 % slower than floor",
+    )
     assert verdict(replace(CASE, rows=(ROW,)), "looser").word == "not measured"
 
 
@@ -144,11 +201,24 @@ def test_exactly_at_the_limit_passes() -> None:
     assert not verdict(with_row(bound_ticks=990_000), "≤ 1 %").misses
     assert not verdict(with_row(bound_ticks=999_000), "≤ 0.1 %").misses
     assert not verdict(with_row(step_ticks=1_500_000), "each baseline").misses
-    assert not verdict(replace(CASE, torch=(replace(TORCH, step_ticks=1_000_000),)), "torch's schedulers").misses
+    assert not verdict(
+        replace(CASE, torch=(replace(TORCH, step_ticks=1_000_000),)), "torch's schedulers"
+    ).misses
 
 
 def test_what_was_not_run_is_no_pass() -> None:
-    here = replace(CASE, again=(Again(direction="forward", cap="floor", how="1 core", same_bytes=False, message="not run: no cores"),))
+    here = replace(
+        CASE,
+        again=(
+            Again(
+                direction="forward",
+                cap="floor",
+                how="1 core",
+                same_bytes=False,
+                message="not run: no cores",
+            ),
+        ),
+    )
     assert verdict(here, "same input again").word == "not measured"
     broken = replace(here, again=(replace(here.again[0], message="MemoryError"),))
     assert verdict(broken, "same input again").word == "missed"
@@ -157,7 +227,10 @@ def test_what_was_not_run_is_no_pass() -> None:
 def test_half_of_the_cases_may_be_above_a_tenth_of_a_percent() -> None:
     loose = replace(ROW, bound_ticks=995_000)
     assert verdict(replace(CASE, rows=(ROW, loose)), "≤ 0.1 %").word == "pass"
-    assert verdict(replace(CASE, rows=(ROW, loose, loose)), "≤ 0.1 %").found == "1 of 3 (1 with the slack spent)"
+    assert (
+        verdict(replace(CASE, rows=(ROW, loose, loose)), "≤ 0.1 %").found
+        == "1 of 3 (1 with the slack spent)"
+    )
     assert verdict(replace(CASE, rows=(ROW, loose, loose)), "≤ 0.1 %").word == "missed"
 
 
@@ -172,7 +245,9 @@ def test_ratios() -> None:
 def test_exponent_is_the_slope_in_logarithms() -> None:
     sizes = [4_000, 8_000, 20_000, 40_000]
     assert exponent(sizes, [1e-6 * n**1.25 for n in sizes]) == pytest.approx(1.25)
-    assert exponent([1, 10, 100], [1.0, 2.0, 100.0]) == pytest.approx(1.0)  # least squares, not the ends alone
+    assert exponent([1, 10, 100], [1.0, 2.0, 100.0]) == pytest.approx(
+        1.0
+    )  # least squares, not the ends alone
 
 
 def test_growth_is_that_of_one_family() -> None:
@@ -184,10 +259,18 @@ def test_growth_is_that_of_one_family() -> None:
             case=model,
             model=model,
             mesh=meshes[model],
-            graphs=(replace(GRAPH, num_nodes=n), replace(GRAPH, direction="backward", num_nodes=2 * n)),
+            graphs=(
+                replace(GRAPH, num_nodes=n),
+                replace(GRAPH, direction="backward", num_nodes=2 * n),
+            ),
             rows=(
                 replace(ROW, solve_cpu_s=n / 1000, write_back_cpu_s=0.0),
-                replace(ROW, direction="backward", solve_cpu_s=(2 * n / 1000) ** 1.5, write_back_cpu_s=0.0),
+                replace(
+                    ROW,
+                    direction="backward",
+                    solve_cpu_s=(2 * n / 1000) ** 1.5,
+                    write_back_cpu_s=0.0,
+                ),
             ),
         )
         for model, n in sizes.items()
@@ -197,18 +280,27 @@ def test_growth_is_that_of_one_family() -> None:
     assert dict(fit.by_direction) == pytest.approx({"forward": 1.0, "backward": 1.5})
     assert (fit.least_nodes, fit.most_nodes) == (4_000, 34_000)
     assert fit.exponent > 1.5  # together: the longer graphs are also those of the slower direction
-    assert next(v for v in verdicts(run_of(*cases)) if v.figure.startswith("growth")).word == "missed"
+    assert (
+        next(v for v in verdicts(run_of(*cases)) if v.figure.startswith("growth")).word == "missed"
+    )
     assert growth(run_of(*cases[:2])) == ()
 
 
 def test_numbers_survive_the_file(tmp_path: Path) -> None:
-    run = run_of(CASE, replace(CASE, case="another", memory=None, torch=(replace(TORCH, ours=None, message="failed"),)))
+    run = run_of(
+        CASE,
+        replace(
+            CASE, case="another", memory=None, torch=(replace(TORCH, ours=None, message="failed"),)
+        ),
+    )
     save_run(tmp_path / "run.json", run)
     assert load_run(tmp_path / "run.json") == run
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"format": "another", "version": 1}', "[]"])
-def test_a_file_without_numbers_is_refused(tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_without_numbers_is_refused(
+    tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "run.json"
     file.write_text(content)
     with pytest.raises(InputError, match="expected the numbers of a run"):
@@ -222,7 +314,9 @@ def test_a_case_takes_the_place_of_an_earlier_one() -> None:
     assert run_of(CASE).with_case(later).cases == (later,)
 
 
-def test_the_table_is_made_again_from_the_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_is_made_again_from_the_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     save_run(tmp_path / "2026-01-02-solver.json", run_of(CASE))
     assert solver.main(["--table", str(tmp_path / "2026-01-02-solver.json")]) == 0
     text = (tmp_path / "2026-01-02-solver.md").read_text()
@@ -244,27 +338,42 @@ def test_the_table_is_made_again_from_the_numbers(tmp_path: Path, capsys: pytest
         "5.0",
     ]
     assert cells == [*expected, "1.5000", "1.00", "25.00", "40", "25.0", "1.0", "0.50"]
-    assert "| a case | forward | inductor | 1.00 | 1.100 | 1.000 | 1.1000 | 2.0 | 1.0 | 0.50 |" in text
+    assert (
+        "| a case | forward | inductor | 1.00 | 1.100 | 1.000 | 1.1000 | 2.0 | 1.0 | 0.50 |" in text
+    )
     assert "apsched at abc" in text
     assert "Verdicts" in capsys.readouterr().out
 
 
 def test_notes_stand_in_the_table() -> None:
-    assert markdown(run_of(CASE), "By hand: the bound is loose.\n", SOLVER_REPORT).endswith("## Notes\n\nBy hand: the bound is loose.\n")
+    assert markdown(run_of(CASE), "By hand: the bound is loose.\n", SOLVER_REPORT).endswith(
+        "## Notes\n\nBy hand: the bound is loose.\n"
+    )
     assert "## Notes" not in markdown(run_of(CASE), " \n", SOLVER_REPORT)
 
 
 def test_every_table_has_as_many_cells_as_headings() -> None:
     broken = replace(ROW, status="failed", message="x | y")
-    failed = replace(CASE, rows=(ROW, broken), torch=(TORCH, replace(TORCH, message="no")), memory=None)
-    tables = [part.splitlines() for part in markdown(run_of(failed), "", SOLVER_REPORT).split("\n\n") if part.startswith("|")]
+    failed = replace(
+        CASE, rows=(ROW, broken), torch=(TORCH, replace(TORCH, message="no")), memory=None
+    )
+    tables = [
+        part.splitlines()
+        for part in markdown(run_of(failed), "", SOLVER_REPORT).split("\n\n")
+        if part.startswith("|")
+    ]
     assert len(tables) == 5
     for lines in tables:
         assert len({line.replace("\\|", "").count("|") for line in lines}) == 1
 
 
 def test_wrong_use_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (["--cases", "("], ["--cases", "no-such-model"], ["--caps", "floor,ceiling"], ["--timeout", "soon"]):
+    for arguments in (
+        ["--cases", "("],
+        ["--cases", "no-such-model"],
+        ["--caps", "floor,ceiling"],
+        ["--timeout", "soon"],
+    ):
         assert solver.main([*arguments, "--out", "nowhere"]) == 2
         assert "benchmarks.solver: error: --" in capsys.readouterr().err
     assert not Path("nowhere").exists()
@@ -293,7 +402,9 @@ def test_meters_measure() -> None:
 
 
 def test_a_layer_is_the_largest_numbered_block() -> None:
-    """Its gathers as allocated; reductions, collectives between compute and parts without a number do not count."""
+    """Its gathers as allocated; reductions, collectives between compute and parts without a number
+    do not count.
+    """
     build = ByHand()
     x = build.input("x", 512)
     for name, kind, size, on_path in (
@@ -304,18 +415,31 @@ def test_a_layer_is_the_largest_numbered_block() -> None:
         ("layers.1.u", "reduce_scatter", 9000, False),
         ("embedding", "all_gather", 90_000, False),
     ):
-        build.wait(f"wait {name}", build.start(kind, name, x, 512, size, module=name, on_path=on_path))
+        build.wait(
+            f"wait {name}", build.start(kind, name, x, 512, size, module=name, on_path=on_path)
+        )
     assert layer_bytes(build.output()) == 1024 + 512
 
 
 ASKED = Asked(caps=("none",), torch_up_to_nodes=None, commit="abc", timeout_s=3000)
 
 
-def test_a_case_that_fails_is_kept_with_its_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_case_that_fails_is_kept_with_its_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What it found before it failed, too."""
-    monkeypatch.setattr(case_process, "_warm_up", lambda _: case_process._WarmUp(cpu_s=1.5, held_bytes=0))
+    monkeypatch.setattr(
+        case_process, "_warm_up", lambda _: case_process._WarmUp(cpu_s=1.5, held_bytes=0)
+    )
     file = tmp_path / "case.json"
-    file.write_text(json.dumps({**asdict(ASKED), "case": asdict(Case(model="llama3-debug", mesh="fsdp=nonsense", seq_len=32))}))
+    file.write_text(
+        json.dumps(
+            {
+                **asdict(ASKED),
+                "case": asdict(Case(model="llama3-debug", mesh="fsdp=nonsense", seq_len=32)),
+            }
+        )
+    )
     with pytest.raises(InputError):
         case_process.main([str(file)])
     record = load_case(file)
@@ -324,7 +448,9 @@ def test_a_case_that_fails_is_kept_with_its_message(tmp_path: Path, monkeypatch:
     assert record.warm_up_cpu_s == 1.5
 
 
-def test_a_process_that_breaks_is_a_case_that_did_not_finish(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_breaks_is_a_case_that_did_not_finish(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(sys, "executable", "false")
     record = CaseProcesses(ASKED).measure_one(GRID[0])
     assert not record.finished
@@ -334,21 +460,27 @@ def test_a_process_that_breaks_is_a_case_that_did_not_finish(monkeypatch: pytest
 
 @pytest.mark.alone
 def test_a_case_that_takes_too_long_is_ended() -> None:
-    record = CaseProcesses(replace(ASKED, timeout_s=1)).measure_one(Case(model="llama3-debug", mesh="fsdp=4", seq_len=32))
+    record = CaseProcesses(replace(ASKED, timeout_s=1)).measure_one(
+        Case(model="llama3-debug", mesh="fsdp=4", seq_len=32)
+    )
     assert not record.finished
     assert record.message == "took more than 1 s"
     assert record.case == "llama3-debug fsdp=4 seq=32"
 
 
 def test_a_run_is_taken_up_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Finished cases are kept, others are measured again, and the rest goes on after one that failed."""
+    """Finished cases are kept, others are measured again, and the rest goes on after one that
+    failed.
+    """
     first, second, third = GRID[0], GRID[1], GRID[2]
     ran: list[str] = []
 
     def measure_one(_: CaseProcesses, case: Case) -> CaseRecord:
         ran.append(case.name)
         broken = case is second and len(ran) < 4
-        return replace(CASE, case=case.name, finished=not broken, message="broken" if broken else "")
+        return replace(
+            CASE, case=case.name, finished=not broken, message="broken" if broken else ""
+        )
 
     monkeypatch.setattr(CaseProcesses, "measure_one", measure_one)
     wanted = ["--cases", "^llama3-8b fsdp=(64|256) seq=(8192|2048)", "--out", str(tmp_path)]
@@ -379,7 +511,9 @@ def test_an_interrupted_run_keeps_what_is_finished(
 
 @pytest.mark.alone
 def test_cases_run_side_by_side_and_end_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two processes run at once; when the first is done and nobody wants more, the other is ended, and the rest never begins."""
+    """Two processes run at once; when the first is done and nobody wants more, the other is ended,
+    and the rest never begins.
+    """
     ran: list[str] = []
     run = CaseProcesses._run
 

@@ -37,10 +37,21 @@ def _one_thread():
 
 
 @pytest.mark.parametrize(("preset", "layers"), [("llama3-debug", "1"), ("deepseek-v3-debug", "2")])
-def test_every_operation_of_a_model_runs_here_and_the_second_time_none(run: Run, tmp_path, preset, layers):
+def test_every_operation_of_a_model_runs_here_and_the_second_time_none(
+    run: Run, tmp_path, preset, layers
+):
     path = tmp_path / "costs.toml"
     source = (preset, "--layers", layers, "--mesh", "fsdp=4", "--seq", "64", "--cluster", "cpu")
-    arguments = ("calibrate", "--measure", "--unfused", "--graph", *source, "-o", str(path), "--json")
+    arguments = (
+        "calibrate",
+        "--measure",
+        "--unfused",
+        "--graph",
+        *source,
+        "-o",
+        str(path),
+        "--json",
+    )
     first = run(*arguments)
     assert first.code == 0, first.stderr
     report = json.loads(first.stdout)
@@ -60,7 +71,10 @@ def test_every_operation_of_a_model_runs_here_and_the_second_time_none(run: Run,
 def test_costs_price_the_source_that_they_were_measured_for(run: Run, tmp_path):
     path = tmp_path / "costs.toml"
     source = ("llama3-debug", "--mesh", "fsdp=4", "--seq", "64", "--layers", "1")
-    assert run("calibrate", "--measure", "--graph", *source, "--cluster", "cpu", "-o", str(path)).code == 0
+    assert (
+        run("calibrate", "--measure", "--graph", *source, "--cluster", "cpu", "-o", str(path)).code
+        == 0
+    )
     ran = run("audit", *source, "--costs", str(path), "--budget", "1", "--json")
     assert ran.code == 0, ran.stderr
     report = json.loads(ran.stdout)
@@ -74,7 +88,18 @@ def test_what_inductor_fuses_is_left_to_the_formulas(run: Run, tmp_path):
     names = {}
     for flags in ((), ("--unfused",)):
         path = tmp_path / f"costs{len(flags)}.toml"
-        source = ("--graph", "llama3-debug", "--mesh", "fsdp=2", "--seq", "32", "--layers", "1", "--cluster", "cpu")
+        source = (
+            "--graph",
+            "llama3-debug",
+            "--mesh",
+            "fsdp=2",
+            "--seq",
+            "32",
+            "--layers",
+            "1",
+            "--cluster",
+            "cpu",
+        )
         assert run("calibrate", "--measure", *flags, *source, "-o", str(path)).code == 0
         names[flags] = {operation.partition("(")[0] for operation in load_costs(path).compute}
     assert "aten::mm" in names[()]
@@ -97,7 +122,21 @@ def test_a_job_that_torchrun_started_gets_a_process_group_and_ends_it(monkeypatc
 
 def test_a_graph_file_has_no_operators_to_run(run: Run, tmp_path):
     graph = tmp_path / "step.graph"
-    assert run("capture", "llama3-debug", "--mesh", "fsdp=2", "--seq", "64", "--layers", "1", "-o", str(graph)).code == 0
+    assert (
+        run(
+            "capture",
+            "llama3-debug",
+            "--mesh",
+            "fsdp=2",
+            "--seq",
+            "64",
+            "--layers",
+            "1",
+            "-o",
+            str(graph),
+        ).code
+        == 0
+    )
     ran = run("calibrate", "--measure", "--graph", str(graph), "-o", str(tmp_path / "costs.toml"))
     assert ran.code == 2
     assert "a graph file has none; hand in what it was captured from" in ran.stderr
@@ -117,7 +156,9 @@ def _node(target, *values, result=None):
 
 def test_arguments_have_shapes_strides_and_dtypes_of_the_graph():
     x, index = torch.empty(6, 4, dtype=torch.bfloat16).t(), torch.empty(500, dtype=torch.int64)
-    target, (made, axis, rows), _ = real_call(_node(torch.ops.aten.index_select.default, x, 0, index), CPU)
+    target, (made, axis, rows), _ = real_call(
+        _node(torch.ops.aten.index_select.default, x, 0, index), CPU
+    )
     assert (made.shape, made.stride(), made.dtype, axis) == (x.shape, x.stride(), x.dtype, 0)
     assert set(rows.tolist()) == {0, 1, 2, 3}  # rows that there are
     assert target(made, axis, rows).shape == (500, 6)
@@ -127,7 +168,11 @@ def test_arguments_have_shapes_strides_and_dtypes_of_the_graph():
 
 
 def test_offsets_of_a_grouped_product_cut_its_rows_into_equal_parts():
-    x, w, offs = torch.empty(64, 16, dtype=torch.bfloat16), torch.empty(4, 16, 32, dtype=torch.bfloat16), torch.empty(4, dtype=torch.int32)
+    x, w, offs = (
+        torch.empty(64, 16, dtype=torch.bfloat16),
+        torch.empty(4, 16, 32, dtype=torch.bfloat16),
+        torch.empty(4, dtype=torch.int32),
+    )
     _, args, _ = real_call(_node(torch.ops.aten._grouped_mm.default, x, w, offs), CPU)
     assert args[2].tolist() == [16, 32, 48, 64]
     assert args[2].dtype == torch.int32
@@ -154,15 +199,21 @@ def test_the_stopwatch_tells_much_work_from_little():
 def test_each_message_and_buckets_up_to_all_of_one_graph_are_timed():
     """A bucket never spans two graphs."""
     with world(2):
-        capture = capture_preset("llama3-debug", mesh=MeshSpec.parse("fsdp=2"), seq_len=32, num_layers=1)
+        capture = capture_preset(
+            "llama3-debug", mesh=MeshSpec.parse("fsdp=2"), seq_len=32, num_layers=1
+        )
         costs = ClusterCostModel(load_cluster("cpu"), capture.group_ranks)
-        dags = [export(captured, costs, group_ranks=capture.group_ranks) for captured in capture.graphs]
+        dags = [
+            export(captured, costs, group_ranks=capture.group_ranks) for captured in capture.graphs
+        ]
     wanted = {kind: sizes for kind, _, _, sizes, _ in _wanted(dags)}
     largest = {kind: size for kind, _, _, _, size in _wanted(dags)}
     for kind in ("all_gather", "reduce_scatter"):
         totals = []
         for dag in dags:
-            collectives = [dag.nodes[rank]["record"].collective for rank in range(dag.number_of_nodes())]
+            collectives = [
+                dag.nodes[rank]["record"].collective for rank in range(dag.number_of_nodes())
+            ]
             messages = [c.size_bytes for c in collectives if c is not None and c.kind == kind]
             assert set(messages) <= set(wanted[kind])
             assert max(messages, default=0) <= largest[kind] < wanted[kind][-1]
@@ -171,16 +222,33 @@ def test_each_message_and_buckets_up_to_all_of_one_graph_are_timed():
 
 
 def test_the_launch_of_a_bucket_is_timed_at_sizes_of_buckets(monkeypatch):
-    """gloo's reduce-scatter copies its input before it returns: a launch of 14 MB takes four times as long as one of 1 MB."""
+    """gloo's reduce-scatter copies its input before it returns: a launch of 14 MB takes four times
+    as long as one of 1 MB.
+    """
     with world(2):
-        capture = capture_preset("llama3-debug", mesh=MeshSpec.parse("fsdp=2"), seq_len=32, num_layers=1)
+        capture = capture_preset(
+            "llama3-debug", mesh=MeshSpec.parse("fsdp=2"), seq_len=32, num_layers=1
+        )
         costs = ClusterCostModel(load_cluster("cpu"), capture.group_ranks)
-        dags = [export(captured, costs, group_ranks=capture.group_ranks) for captured in capture.graphs]
+        dags = [
+            export(captured, costs, group_ranks=capture.group_ranks) for captured in capture.graphs
+        ]
     largest = {kind: size for kind, _, _, _, size in _wanted(dags)}
-    monkeypatch.setattr(measure_collectives, "_transfer_us", lambda kind, group, num_ranks, size_bytes, device: (float(size_bytes), 1.0))
-    monkeypatch.setattr(measure_collectives, "queued_us", lambda kind, group, num_ranks, size_bytes, device: (float(size_bytes), 7.0))
+    monkeypatch.setattr(
+        measure_collectives,
+        "_transfer_us",
+        lambda kind, group, num_ranks, size_bytes, device: (float(size_bytes), 1.0),
+    )
+    monkeypatch.setattr(
+        measure_collectives,
+        "queued_us",
+        lambda kind, group, num_ranks, size_bytes, device: (float(size_bytes), 7.0),
+    )
     assert set(largest) == {"all_gather", "reduce_scatter"}
-    assert measure_collectives.measure_collectives(dags, load_cluster("cpu"), CPU)[1] == {"all_gather": 7.0, "reduce_scatter": 7.0}
+    assert measure_collectives.measure_collectives(dags, load_cluster("cpu"), CPU)[1] == {
+        "all_gather": 7.0,
+        "reduce_scatter": 7.0,
+    }
 
 
 def test_what_is_copied_is_in_no_cache(monkeypatch):
@@ -205,12 +273,16 @@ def test_what_is_copied_is_in_no_cache(monkeypatch):
 
 
 def test_a_transfer_costs_the_mean_without_the_extremes():
-    """A hundred small messages take a hundred times their mean; the median leaves their long tail out."""
+    """A hundred small messages take a hundred times their mean; the median leaves their long tail
+    out.
+    """
     assert _inner_mean([1.0] * 7 + [9.0] * 2 + [500.0]) == pytest.approx((6 * 1.0 + 2 * 9.0) / 8)
 
 
 def test_a_bucket_costs_what_it_takes_behind_another_not_what_the_first_waits(monkeypatch):
-    """Of three launched at once the first takes five times as long, since it wakes everybody. The clock is ours."""
+    """Of three launched at once the first takes five times as long, since it wakes everybody. The
+    clock is ours.
+    """
     now_ns, launched = [0], []
 
     def start() -> torch.Tensor:
@@ -223,7 +295,9 @@ def test_a_bucket_costs_what_it_takes_behind_another_not_what_the_first_waits(mo
 
     monkeypatch.setattr(measure_collectives, "_starter", lambda *_: start)
     monkeypatch.setattr(measure_collectives, "_c10d", SimpleNamespace(wait_tensor=wait_tensor))
-    monkeypatch.setattr(measure_collectives, "time", SimpleNamespace(perf_counter_ns=lambda: now_ns[0]))
+    monkeypatch.setattr(
+        measure_collectives, "time", SimpleNamespace(perf_counter_ns=lambda: now_ns[0])
+    )
     monkeypatch.setattr(measure_collectives, "dist", SimpleNamespace(barrier=lambda _: None))
     monkeypatch.setattr(measure_collectives, "group_of_name", lambda _: None)
     assert measure_collectives.queued_us("all_gather", "0", 2, 4096, CPU) == (100.0, 1.0)

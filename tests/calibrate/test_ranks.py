@@ -1,4 +1,6 @@
-"""Process ranks that measured different things get the same costs, by the median; what goes wrong on one, all hear. Real gloo processes."""
+"""Process ranks that measured different things get the same costs, by the median; what goes wrong
+on one, all hear. Real gloo processes.
+"""
 
 import pytest
 
@@ -12,7 +14,12 @@ WORLD_SIZE = 3
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory) -> list[dict]:
-    return run_processes(WORKERS / "ranks/agree_worker.py", tmp_path_factory.mktemp("agree"), WORLD_SIZE, timeout_s=300)
+    return run_processes(
+        WORKERS / "ranks/agree_worker.py",
+        tmp_path_factory.mktemp("agree"),
+        WORLD_SIZE,
+        timeout_s=300,
+    )
 
 
 def test_all_get_the_median_byte_for_byte(reports, tmp_path):
@@ -34,4 +41,6 @@ def test_another_device_is_refused_by_all(reports):
 
 def test_what_fails_on_one_all_hear(reports):
     for report in reports:
-        assert report["failed"].startswith("process rank 1 could not measure its operators: RuntimeError: out of memory")
+        assert report["failed"].startswith(
+            "process rank 1 could not measure its operators: RuntimeError: out of memory"
+        )

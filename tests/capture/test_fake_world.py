@@ -30,12 +30,19 @@ def test_group_ranks_are_those_of_groups_with_this_process_rank() -> None:
 
 
 def test_a_running_process_group_is_used_and_left(tmp_path: Path) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
+    )
     try:
         with world(1) as running:
             assert not running.fake
         assert dist.is_initialized()
-        with pytest.raises(InputError, match="4 process ranks are needed; the running process group has 1"), world(4):
+        with (
+            pytest.raises(
+                InputError, match="4 process ranks are needed; the running process group has 1"
+            ),
+            world(4),
+        ):
             pass
     finally:
         dist.destroy_process_group()
@@ -43,5 +50,8 @@ def test_a_running_process_group_is_used_and_left(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("size", "rank"), [(0, 0), (4, 4), (4, -1)])
 def test_a_rank_outside_the_world_is_refused(size: int, rank: int) -> None:
-    with pytest.raises(InputError, match=re.escape(f"found size {size} and rank {rank}")), world(size, rank):
+    with (
+        pytest.raises(InputError, match=re.escape(f"found size {size} and rank {rank}")),
+        world(size, rank),
+    ):
         pass

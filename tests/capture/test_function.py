@@ -1,4 +1,6 @@
-"""``package.module:function`` is imported, called and captured; each way to get it wrong is told in one line."""
+"""``package.module:function`` is imported, called and captured; each way to get it wrong is told in
+one line.
+"""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -115,25 +117,54 @@ def test_one_input_may_stand_alone(name: str) -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("apsched_test_job.model", "expected package.module:function, such as my_job.model:build, found no colon"),
+        (
+            "apsched_test_job.model",
+            "expected package.module:function, such as my_job.model:build, found no colon",
+        ),
         ("apsched_test_job/model.py:sharded", "found a name that Python cannot import"),
         ("apsched_test_job.model:", "found a name that Python cannot import"),
-        ("apsched_test_jobs.model:sharded", "found no module apsched_test_jobs; run in its directory"),
+        (
+            "apsched_test_jobs.model:sharded",
+            "found no module apsched_test_jobs; run in its directory",
+        ),
         ("apsched_test_job.modle:sharded", r"found no module apsched_test_job\.modle"),
         ("apsched_test_job.model:shardde", "found no such name; did you mean sharded?"),
         ("apsched_test_job.model:builders.large", "found no such name; it has small"),
         ("apsched_test_job.model:number", "expected a function without arguments, found int"),
-        ("apsched_test_job.model:raising", r"the function raised RuntimeError: .*\(.*apsched_test_job/model\.py:33\); call it by hand"),
-        ("apsched_test_job.model:leaving", r"the function raised SystemExit: no GPU here \(.*model\.py:37\)"),
-        ("apsched_test_job.model:needs", "the function raised TypeError: .*missing 1 required positional argument"),
+        (
+            "apsched_test_job.model:raising",
+            (
+                r"the function raised RuntimeError: .*\(.*apsched_test_job/model\.py:33\); call it"
+                r" by hand"
+            ),
+        ),
+        (
+            "apsched_test_job.model:leaving",
+            r"the function raised SystemExit: no GPU here \(.*model\.py:37\)",
+        ),
+        (
+            "apsched_test_job.model:needs",
+            "the function raised TypeError: .*missing 1 required positional argument",
+        ),
         ("apsched_test_job.model:none", r"expected a tuple \(module, inputs\), found NoneType"),
         ("apsched_test_job.model:one", r"expected a tuple \(module, inputs\), found tuple of 1"),
-        ("apsched_test_job.model:swapped", r"expected a torch\.nn\.Module first in \(module, inputs\), found tuple of 1"),
-        ("apsched_test_job.model:strange", r"expected a tuple of inputs second in \(module, inputs\), found dict"),
-        ("apsched_test_job.model:untraceable", r"AOTAutograd can trace with these inputs, found .*model\.py:43\)"),
+        (
+            "apsched_test_job.model:swapped",
+            r"expected a torch\.nn\.Module first in \(module, inputs\), found tuple of 1",
+        ),
+        (
+            "apsched_test_job.model:strange",
+            r"expected a tuple of inputs second in \(module, inputs\), found dict",
+        ),
+        (
+            "apsched_test_job.model:untraceable",
+            r"AOTAutograd can trace with these inputs, found .*model\.py:43\)",
+        ),
     ],
 )
-def test_wrong_source_is_told_in_one_line(source: str, message: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_wrong_source_is_told_in_one_line(
+    source: str, message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(InputError, match=message) as caught:
         capture_function(source)
     assert "\n" not in str(caught.value)
@@ -144,12 +175,20 @@ def test_wrong_source_is_told_in_one_line(source: str, message: str, capfd: pyte
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("import no_such_library\n", r"importing apsched_test_job\.broken raised ModuleNotFoundError: .*no_such_library.*broken\.py:1\)"),
+        (
+            "import no_such_library\n",
+            (
+                r"importing apsched_test_job\.broken raised ModuleNotFoundError:"
+                r" .*no_such_library.*broken\.py:1\)"
+            ),
+        ),
         ("x = 1\ny = x / 0\n", r"raised ZeroDivisionError: division by zero \(.*broken\.py:2\)"),
         ("def f(:\n", r"raised SyntaxError: .*broken\.py:1\)"),
     ],
 )
-def test_module_that_cannot_be_imported_is_told_with_its_line(job: Callable[[str, str], None], text: str, message: str) -> None:
+def test_module_that_cannot_be_imported_is_told_with_its_line(
+    job: Callable[[str, str], None], text: str, message: str
+) -> None:
     job("broken", text)
     with pytest.raises(InputError, match=message) as caught:
         call_function("apsched_test_job.broken:f")

@@ -38,7 +38,12 @@ def test_traced_module_is_taken_as_it_is() -> None:
 def test_name_and_kept_inputs_are_the_callers() -> None:
     captured = capture_graph_module(traced(), name="forward", kept_inputs=["shard_1"])
     assert (captured.name, captured.kept_inputs) == ("forward", {"shard_1"})
-    with pytest.raises(InputError, match="kept_inputs to name placeholders of the graph, found 'y'; the graph has x_1, shard_1"):
+    with pytest.raises(
+        InputError,
+        match=(
+            "kept_inputs to name placeholders of the graph, found 'y'; the graph has x_1, shard_1"
+        ),
+    ):
         capture_graph_module(traced(), kept_inputs=["y"])
 
 
@@ -46,18 +51,28 @@ def test_example_inputs_give_values_to_a_copy() -> None:
     module = traced()
     for node in module.graph.nodes:
         node.meta.pop("val", None)
-    with pytest.raises(InputError, match=r'node x_1: expected meta\["val"\].*hand in example_inputs'):
+    with pytest.raises(
+        InputError, match=r'node x_1: expected meta\["val"\].*hand in example_inputs'
+    ):
         capture_graph_module(module)
     captured = capture_graph_module(module, example_inputs=(torch.randn(2, 16), torch.randn(4, 8)))
-    assert [node.name for node in captured.module.graph.nodes] == [node.name for node in module.graph.nodes]
-    assert next(node for node in captured.module.graph.nodes if node.name == "relu").meta["val"].shape == (2, 8)
+    assert [node.name for node in captured.module.graph.nodes] == [
+        node.name for node in module.graph.nodes
+    ]
+    assert next(node for node in captured.module.graph.nodes if node.name == "relu").meta[
+        "val"
+    ].shape == (2, 8)
     assert not any("val" in node.meta for node in module.graph.nodes)
 
 
 def test_example_inputs_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(InputError, match="expected 2 example_inputs, one for each placeholder, found 1"):
+    with pytest.raises(
+        InputError, match="expected 2 example_inputs, one for each placeholder, found 1"
+    ):
         capture_graph_module(traced(), example_inputs=(torch.randn(2, 16),))
-    with pytest.raises(InputError, match=r"node mm: expected shapes that torch\.ops\.aten\.mm\.default accepts"):
+    with pytest.raises(
+        InputError, match=r"node mm: expected shapes that torch\.ops\.aten\.mm\.default accepts"
+    ):
         capture_graph_module(traced(), example_inputs=(torch.randn(2, 17), torch.randn(4, 8)))
 
 
@@ -75,8 +90,12 @@ def test_graph_that_fails_lint_is_refused() -> None:
 
 
 def test_collective_without_wait_is_refused() -> None:
-    with pytest.raises(InputError, match="node all_gather_into_tensor: expected a wait_tensor of the collective"):
-        capture_graph_module(traced(lambda x, shard: (x, FUNCTIONAL.all_gather_into_tensor(shard, 4, "0"))))
+    with pytest.raises(
+        InputError, match="node all_gather_into_tensor: expected a wait_tensor of the collective"
+    ):
+        capture_graph_module(
+            traced(lambda x, shard: (x, FUNCTIONAL.all_gather_into_tensor(shard, 4, "0")))
+        )
 
 
 def test_waits_of_items_and_of_written_tensors_count() -> None:
@@ -96,7 +115,12 @@ def test_communication_that_cannot_be_scheduled_is_refused_by_name() -> None:
     node.target = torch.ops.c10d_functional.all_gather_into_tensor.default
     node.args = (node.args[0], "", [0, 1, 2, 3], 4)
     module.recompile()
-    with pytest.raises(InputError, match=r"node all_gather_into_tensor: expected a functional collective.* found c10d_functional"):
+    with pytest.raises(
+        InputError,
+        match=(
+            r"node all_gather_into_tensor: expected a functional collective.* found c10d_functional"
+        ),
+    ):
         capture_graph_module(module)
 
 
@@ -106,13 +130,17 @@ def test_methods_and_modules_are_refused() -> None:
             return x.relu()
 
     module = torch.fx.symbolic_trace(Plain())
-    with pytest.raises(InputError, match="node relu: expected a graph of operators, found call_method of relu"):
+    with pytest.raises(
+        InputError, match="node relu: expected a graph of operators, found call_method of relu"
+    ):
         capture_graph_module(module, example_inputs=(torch.randn(3),))
 
 
 def test_size_that_depends_on_data_is_refused() -> None:
     module = make_fx(lambda x: (torch.nonzero(x),), tracing_mode="symbolic")(torch.randn(2, 16))
-    with pytest.raises(InputError, match="expected sizes known before the step, found at node nonzero"):
+    with pytest.raises(
+        InputError, match="expected sizes known before the step, found at node nonzero"
+    ):
         capture_graph_module(module)
 
 
@@ -127,6 +155,8 @@ def test_size_that_depends_on_data_is_refused() -> None:
         (["arg0_1", "arg1_1"], 1, "graph", {"arg0_1", "arg1_1"}),
     ],
 )
-def test_direction_and_kept_inputs_follow_the_names(names: list[str], num_outputs: int, direction: str, kept: set[str]) -> None:
+def test_direction_and_kept_inputs_follow_the_names(
+    names: list[str], num_outputs: int, direction: str, kept: set[str]
+) -> None:
     assert direction_of(graph_with(names, num_outputs)) == direction
     assert kept_by_name(names) == kept

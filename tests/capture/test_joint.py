@@ -54,7 +54,11 @@ def test_nodes_know_their_module() -> None:
     assert list(addmm.meta["nn_module_stack"]) == ["", "first"]
     assert addmm.meta["nn_module_stack"]["first"] == ("first", nn.Linear)
     gradients = backward.module.graph.find_nodes(op="call_function", target=aten.mm.default)
-    assert [list(node.meta["fwd_nn_module_stack"])[-1] for node in gradients] == ["second", "second", "first"]
+    assert [list(node.meta["fwd_nn_module_stack"])[-1] for node in gradients] == [
+        "second",
+        "second",
+        "first",
+    ]
 
 
 def test_no_hook_stays_on_the_module() -> None:
@@ -77,7 +81,9 @@ class Sharded(nn.Module):
         mesh = init_device_mesh("cpu", (4,))
         with FakeTensorMode() as mode:
             shard = torch.empty(2, 8)
-            self.weight = nn.Parameter(DTensor.from_local(shard, mesh, (Shard(0),), run_check=False))
+            self.weight = nn.Parameter(
+                DTensor.from_local(shard, mesh, (Shard(0),), run_check=False)
+            )
         self.mode = mode
 
     def gathered(self) -> torch.Tensor:
@@ -99,7 +105,10 @@ def test_a_users_dtensor_parameter_is_seen_as_its_shard() -> None:
     inputs = forward.module.graph.find_nodes(op="placeholder")
     assert [tuple(node.meta["val"].shape) for node in inputs] == [(2, 8), (3, 8)]
     assert forward.parameter_names == {inputs[0].name: "weight"}
-    for graph, operators in ((forward, ["all_gather_into_tensor"]), (backward, ["all_gather_into_tensor", "reduce_scatter_tensor"])):
+    for graph, operators in (
+        (forward, ["all_gather_into_tensor"]),
+        (backward, ["all_gather_into_tensor", "reduce_scatter_tensor"]),
+    ):
         for operator in operators:
             target = getattr(torch.ops._c10d_functional, operator).default
             (node,) = graph.module.graph.find_nodes(op="call_function", target=target)

@@ -1,4 +1,6 @@
-"""``apsched.backend`` under torch.compile, on fake process groups: which graphs are scheduled, with what settings and what knowledge."""
+"""``apsched.backend`` under torch.compile, on fake process groups: which graphs are scheduled, with
+what settings and what knowledge.
+"""
 
 import logging
 from collections.abc import Iterator
@@ -89,11 +91,15 @@ def test_what_is_saved_for_backward_is_freed_there_and_parameters_are_kept(mesh)
 
 @pytest.mark.parametrize(("again", "num_gathers"), [(True, 1), (False, 0), (None, 0)])
 def test_resharding_after_forward(mesh, again, num_gathers):
-    """The second weight is needed in backward, the first is not: nobody wants the gradient of the input."""
+    """The second weight is needed in backward, the first is not: nobody wants the gradient of the
+    input.
+    """
     backend = apsched.backend(reshard_after_forward=again, **QUICK)
     compiled = torch.compile(shard(layers(), mesh), backend=backend)
     compiled(torch.ones(4, WIDTH)).sum().backward()
-    kinds = [backend.results[1].problem.keys[c.key].kind for c in backend.results[1].problem.collectives]
+    kinds = [
+        backend.results[1].problem.keys[c.key].kind for c in backend.results[1].problem.collectives
+    ]
     assert kinds.count("all_gather") == num_gathers
     assert kinds.count("reduce_scatter") == 4
 
@@ -114,8 +120,18 @@ def test_graph_breaks(mesh):
     backend = apsched.backend(**QUICK)
     compiled = torch.compile(shard(Broken(), mesh), backend=backend)
     compiled(torch.ones(4, WIDTH)).sum().backward()
-    assert [r.problem.name for r in backend.results] == ["forward", "forward", "backward", "backward"]
-    assert [names_of(r)[0].split(".")[0] for r in backend.results] == ["first", "second", "second", "first"]
+    assert [r.problem.name for r in backend.results] == [
+        "forward",
+        "forward",
+        "backward",
+        "backward",
+    ]
+    assert [names_of(r)[0].split(".")[0] for r in backend.results] == [
+        "first",
+        "second",
+        "second",
+        "first",
+    ]
 
 
 def test_a_size_marked_dynamic(mesh):
@@ -127,7 +143,9 @@ def test_a_size_marked_dynamic(mesh):
         y = compiled(x)
         y.sum().backward()
         assert y.shape == (batch, WIDTH)
-    assert [r.problem.name for r in backend.results] == ["forward", "backward"], "compiled once for all sizes"
+    assert [r.problem.name for r in backend.results] == ["forward", "backward"], (
+        "compiled once for all sizes"
+    )
     assert all(r.best.num_launches < len(r.problem.collectives) for r in backend.results)
 
 
@@ -150,7 +168,9 @@ def test_without_collectives_the_graph_passes_through(run_graphs, monkeypatch):
 
 def test_an_error_stops_compilation_or_leaves_the_graph(mesh, run_graphs, caplog):
     x = torch.ones(4, WIDTH)
-    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=r"InfeasibleError: forward: .*memory") as raised:
+    with pytest.raises(
+        torch._dynamo.exc.BackendCompilerFailed, match=r"InfeasibleError: forward: .*memory"
+    ) as raised:
         torch.compile(shard(layers(), mesh), backend=apsched.backend(memory_cap=1))(x)
     assert isinstance(raised.value.inner_exception, apsched.InfeasibleError)
     torch._dynamo.reset()
@@ -160,7 +180,10 @@ def test_an_error_stops_compilation_or_leaves_the_graph(mesh, run_graphs, caplog
         torch.compile(shard(layers(), mesh), backend=backend)(x).sum().backward()
     assert [num_collectives(gm) for gm in run_graphs] == [4, 4]
     assert backend.results == []
-    assert [text.split(":")[0] for text in caplog.messages if "stays" in text] == ["forward stays as it was", "backward stays as it was"]
+    assert [text.split(":")[0] for text in caplog.messages if "stays" in text] == [
+        "forward stays as it was",
+        "backward stays as it was",
+    ]
 
 
 def test_a_plan_names_parameters(mesh):
@@ -170,7 +193,10 @@ def test_a_plan_names_parameters(mesh):
     compiled(torch.ones(4, WIDTH)).sum().backward()
     for result in backend.results:
         alone = next(i for i, c in enumerate(result.problem.collectives) if c.module == "0.weight")
-        assert all(bucket.members == (alone,) or alone not in bucket.members for bucket in result.schedule.buckets)
+        assert all(
+            bucket.members == (alone,) or alone not in bucket.members
+            for bucket in result.schedule.buckets
+        )
 
 
 class UsedTheOtherWayRound(torch.nn.Module):
@@ -199,14 +225,20 @@ def test_bitwise_takes_the_order_of_registration(mesh):
 
 
 def test_inputs_are_freed_at_their_last_use(mesh, run_graphs):
-    """Saved activations come in a list that is emptied, so that backward's memory is what was claimed."""
+    """Saved activations come in a list that is emptied, so that backward's memory is what was
+    claimed.
+    """
     compiled = torch.compile(shard(layers(), mesh), backend=apsched.backend(**QUICK))
     compiled(torch.ones(4, WIDTH)).sum().backward()
     code = run_graphs[1].code
     assert "args_list.clear()" in code
     waits = [node for node in run_graphs[1].graph.nodes if is_wait_tensor(node)]
     assert waits
-    assert all(f"{node.name} = None" in code for node in waits if all(user.op != "output" for user in node.users))
+    assert all(
+        f"{node.name} = None" in code
+        for node in waits
+        if all(user.op != "output" for user in node.users)
+    )
 
 
 @pytest.mark.parametrize(
@@ -233,13 +265,17 @@ def test_a_search_starts_from_what_the_cache_has_under_other_caps(mesh, tmp_path
     model, found = shard(layers(), mesh), []
     for prefetch, budget in ((8, 1.0), (None, 0.0)):
         torch._dynamo.reset()
-        backend = apsched.backend(cache=tmp_path, start=True, budget=budget, memory_cap="none", max_prefetch=prefetch)
+        backend = apsched.backend(
+            cache=tmp_path, start=True, budget=budget, memory_cap="none", max_prefetch=prefetch
+        )
         torch.compile(model, backend=backend)(torch.ones(4, WIDTH))
         found += backend.results
     first, second = found
     assert starts == [None, first.best.schedule]
     assert second.best.step_time_ticks <= first.best.step_time_ticks
-    with pytest.raises(apsched.InputError, match="start: expected a cache to start from, found none"):
+    with pytest.raises(
+        apsched.InputError, match="start: expected a cache to start from, found none"
+    ):
         apsched.backend(cache=False, start=True)
 
 

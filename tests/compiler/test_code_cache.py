@@ -1,4 +1,6 @@
-"""Inductor's cache on disk from one job to the next: code is used where all process ranks have it, and never any other."""
+"""Inductor's cache on disk from one job to the next: code is used where all process ranks have it,
+and never any other.
+"""
 
 import pytest
 import torch
@@ -28,7 +30,9 @@ Found = list[dict]
 def jobs(tmp_path_factory) -> tuple[Found, Found]:
     """What two processes found, and two others after them with the same directories."""
     folder = tmp_path_factory.mktemp("kept")
-    first, second = (run_processes(WORKER, folder, 2, job, timeout_s=400) for job in ("first", "second"))
+    first, second = (
+        run_processes(WORKER, folder, 2, job, timeout_s=400) for job in ("first", "second")
+    )
     return first, second
 
 
@@ -45,7 +49,9 @@ def test_the_second_job_finds_what_the_first_made(jobs):
         assert found(second, "warm", what) == found(first, "cold", what)
 
 
-@pytest.mark.parametrize("step", ["another cap", "another plan", "another cost file", "another version"])
+@pytest.mark.parametrize(
+    "step", ["another cap", "another plan", "another cost file", "another version"]
+)
 def test_what_changes_the_schedule_is_not_found(jobs, step):
     first, second = jobs
     assert found(second, step) == [[0, 2]] * 2
@@ -85,14 +91,23 @@ def test_nothing_is_left_in_the_counters(jobs):
 def test_the_cache_is_used_where_there_is_nobody_to_talk_to():
     own = inductor_pass()
     without_collectives = torch.fx.symbolic_trace(torch.nn.ReLU())
-    assert with_agreed_code(lambda gm, inputs: own.uuid(), 30.0)(without_collectives, []) == own.uuid() != None  # noqa: E711
+    assert (
+        with_agreed_code(lambda gm, inputs: own.uuid(), 30.0)(without_collectives, [])
+        == own.uuid()
+        != None
+    )  # noqa: E711
 
 
 def test_a_graph_scheduled_before_inductor_is_not_looked_for():
-    """As in TorchTitan's and AutoParallel's pipelines: what holds the order is nothing that Inductor keeps code of."""
+    """As in TorchTitan's and AutoParallel's pipelines: what holds the order is nothing that
+    Inductor keeps code of.
+    """
 
     def compiler(gm, inputs):
-        return compile_fx_inner(schedule_graph(gm, Settings(budget=0.0, memory_cap="none", bucket_cap=0), held=True), inputs)
+        return compile_fx_inner(
+            schedule_graph(gm, Settings(budget=0.0, memory_cap="none", bucket_cap=0), held=True),
+            inputs,
+        )
 
     torch._dynamo.reset()
     counters.clear()

@@ -1,4 +1,6 @@
-"""The script in docs/compiler.md runs as it stands, on two processes, as ``torchrun`` would start them."""
+"""The script in docs/compiler.md runs as it stands, on two processes, as ``torchrun`` would start
+them.
+"""
 
 import os
 import re
@@ -23,7 +25,9 @@ def test_the_example_trains_with_fewer_launches(tmp_path):
         processes = [
             subprocess.Popen(
                 [sys.executable, str(script)],
-                env=os.environ | job | {"OMP_NUM_THREADS": "1", "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                env=os.environ
+                | job
+                | {"OMP_NUM_THREADS": "1", "RANK": str(rank), "LOCAL_RANK": str(rank)},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,

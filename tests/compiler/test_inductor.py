@@ -1,4 +1,6 @@
-"""``apsched.backend(inductor=True)`` and ``apsched.inductor_pass``: the code that Inductor generates, its caches and its own passes."""
+"""``apsched.backend(inductor=True)`` and ``apsched.inductor_pass``: the code that Inductor
+generates, its caches and its own passes.
+"""
 
 import logging
 from collections import Counter
@@ -18,7 +20,13 @@ from apsched.compiler.inductor_settings import OFF
 from apsched.compiler.settings import Settings
 from apsched.models.build import build
 from apsched.models.mesh import MeshSpec
-from tests.helpers.graphs.inductor_code import calls_of, calls_of_graph, freed_in_flight, interpreted, segments_of
+from tests.helpers.graphs.inductor_code import (
+    calls_of,
+    calls_of_graph,
+    freed_in_flight,
+    interpreted,
+    segments_of,
+)
 from tests.helpers.graphs.small_models import WIDTH, Broken, layers, shard
 
 WORLD_SIZE = 4
@@ -68,17 +76,24 @@ def step_of(model: torch.nn.Module, backend: object, *inputs: torch.Tensor) -> C
     return step
 
 
-@pytest.mark.parametrize(("preset", "spec"), [("llama3-debug", "fsdp=4"), ("llama3-debug", "fsdp=2,tp=2")])
+@pytest.mark.parametrize(
+    ("preset", "spec"), [("llama3-debug", "fsdp=4"), ("llama3-debug", "fsdp=2,tp=2")]
+)
 def test_the_code_has_the_order_of_the_schedule(mesh, scheduled, codes, preset, spec):
     built = build(preset, mesh=MeshSpec.parse(spec), seq_len=32, num_layers=1, materialize=True)
-    backend = apsched.backend(inductor=True, reshard_after_forward=True, budget=0.0, memory_cap="none")
+    backend = apsched.backend(
+        inductor=True, reshard_after_forward=True, budget=0.0, memory_cap="none"
+    )
     step_of(built.module, backend, *built.inputs)()
     assert [result.problem.name for result in backend.results] == ["forward", "backward"]
     assert len(codes) == len(scheduled) == 2
     for code, gm, result in zip(codes, scheduled, backend.results, strict=True):
         assert segments_of(calls_of(code)) == segments_of(calls_of_graph(gm))
         calls = Counter(calls_of(code))
-        assert calls["all_gather"] + calls["reduce_scatter"] + calls["all_reduce"] == result.best.num_launches
+        assert (
+            calls["all_gather"] + calls["reduce_scatter"] + calls["all_reduce"]
+            == result.best.num_launches
+        )
         assert freed_in_flight(code) == (result.best.num_launches, [])
         assert result.round_trip_exact
 
@@ -90,7 +105,12 @@ def test_options_reach_backward_though_it_is_compiled_later(mesh, codes):
     loss.backward()
     forward, backward = backend.results
     assert forward.caps.max_prefetch == backward.caps.max_prefetch == 2
-    assert {c.module for c in backward.problem.collectives} == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    assert {c.module for c in backward.problem.collectives} == {
+        "0.weight",
+        "0.bias",
+        "2.weight",
+        "2.bias",
+    }
 
 
 def test_graph_breaks_inference_and_dynamic_sizes(mesh, codes):
@@ -106,7 +126,10 @@ def test_graph_breaks_inference_and_dynamic_sizes(mesh, codes):
         y = compiled(x)
         y.sum().backward()
         assert y.shape == (batch, WIDTH)
-    assert Counter(result.problem.name for result in backend.results) == {"forward": 2, "backward": 2}
+    assert Counter(result.problem.name for result in backend.results) == {
+        "forward": 2,
+        "backward": 2,
+    }
 
 
 def test_without_collectives_the_code_is_inductors_own(codes):
@@ -126,13 +149,18 @@ def test_without_collectives_the_code_is_inductors_own(codes):
 def test_an_error_stops_compilation_or_leaves_the_graph(mesh, codes, caplog):
     x = torch.ones(4, WIDTH)
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=r"memory"):
-        torch.compile(shard(layers(), mesh), backend=apsched.backend(inductor=True, memory_cap=1))(x)
+        torch.compile(shard(layers(), mesh), backend=apsched.backend(inductor=True, memory_cap=1))(
+            x
+        )
     torch._dynamo.reset()
     backend = apsched.backend(inductor=True, memory_cap=1, on_error="fallback")
     with caplog.at_level(logging.WARNING):
         step_of(shard(layers(), mesh), backend, x)()
     assert [Counter(calls_of(code))["wait"] for code in codes] == [4, 4]
-    assert [text.split(":")[0] for text in caplog.messages if "stays" in text] == ["forward stays as it was", "backward stays as it was"]
+    assert [text.split(":")[0] for text in caplog.messages if "stays" in text] == [
+        "forward stays as it was",
+        "backward stays as it was",
+    ]
 
 
 def test_inductors_own_passes_over_collectives_are_off(mesh, codes, caplog):
@@ -147,12 +175,23 @@ def test_inductors_own_passes_over_collectives_are_off(mesh, codes, caplog):
 
 @pytest.mark.parametrize("name", OFF)
 def test_every_setting_that_is_turned_off_exists(name):
-    assert apsched.compiler.inductor_settings.inductor_setting(name) == OFF[name], "torch's default has no effect"
+    assert apsched.compiler.inductor_settings.inductor_setting(name) == OFF[name], (
+        "torch's default has no effect"
+    )
 
 
 def test_the_pass_refuses_a_setting_that_would_undo_it(mesh, codes):
-    found = {"post_grad_custom_post_pass": apsched.inductor_pass(**QUICK), "bucket_all_gathers_fx": "all"}
-    with config.patch(found), pytest.raises(Exception, match=r"expected Inductor's own passes .* found bucket_all_gathers_fx = 'all'"):
+    found = {
+        "post_grad_custom_post_pass": apsched.inductor_pass(**QUICK),
+        "bucket_all_gathers_fx": "all",
+    }
+    with (
+        config.patch(found),
+        pytest.raises(
+            Exception,
+            match=r"expected Inductor's own passes .* found bucket_all_gathers_fx = 'all'",
+        ),
+    ):
         step_of(shard(layers(), mesh), "inductor", torch.ones(4, WIDTH))()
 
 
@@ -169,7 +208,10 @@ def test_the_pass_alone_refuses_bitwise_mode_for_want_of_names(mesh, codes):
     model = shard(layers(), mesh)
     order = [name for name, _ in model.named_parameters()]
     own = apsched.inductor_pass(bitwise=True, parameter_order=order, **QUICK)
-    with config.patch(post_grad_custom_post_pass=own), pytest.raises(Exception, match=r"expected parameter_order .*inductor=True"):
+    with (
+        config.patch(post_grad_custom_post_pass=own),
+        pytest.raises(Exception, match=r"expected parameter_order .*inductor=True"),
+    ):
         step_of(model, "inductor", torch.ones(4, WIDTH))()
 
 
@@ -182,8 +224,15 @@ def test_a_warm_cache_is_used_for_the_same_and_never_for_another_plan(mesh):
         counters.clear()
         backend = apsched.backend(inductor=True, **QUICK, **settings)
         _, codes = run_and_get_code(step_of(model, backend, x))
-        hits = counters["aot_autograd"]["autograd_cache_hit"] + counters["inductor"]["fxgraph_cache_hit"]
-        return [r.best.num_launches for r in backend.results], hits, [calls_of(code) for code in codes]
+        hits = (
+            counters["aot_autograd"]["autograd_cache_hit"]
+            + counters["inductor"]["fxgraph_cache_hit"]
+        )
+        return (
+            [r.best.num_launches for r in backend.results],
+            hits,
+            [calls_of(code) for code in codes],
+        )
 
     alone = apsched.Plan((apsched.Rule(match=".*", forbid=True),))
     with fresh_cache():
@@ -245,7 +294,10 @@ class TestKey:
         key = self.key(cost_model=model)
         model.collective_us("all_gather", "0", 8, 2**20)
         assert self.key(cost_model=model) == key
-        assert self.key(cost_model=apsched.ClusterCostModel(apsched.load_cluster("h100"), fused=False)) != key
+        assert (
+            self.key(cost_model=apsched.ClusterCostModel(apsched.load_cluster("h100"), fused=False))
+            != key
+        )
 
     def test_a_model_of_the_users_own_needs_a_name(self):
         class Flat:
@@ -262,6 +314,31 @@ class TestKey:
 
 def test_a_fingerprint_names_all_settings():
     """A new setting changes the fingerprint, or is known not to matter."""
-    known = {"cluster", "cost_model", "memory_cap", "bucket_cap", "max_topo_span", "max_prefetch", "in_flight_cap", "max_compute_move"}
-    known |= {"plan", "bitwise", "budget", "seed", "on_error", "schedule", "start", "parameter_order", "contention", "second_group"}
-    assert set(Settings.__dataclass_fields__) - known == {"progress", "deadline_s", "cache", "cache_limit"}
+    known = {
+        "cluster",
+        "cost_model",
+        "memory_cap",
+        "bucket_cap",
+        "max_topo_span",
+        "max_prefetch",
+        "in_flight_cap",
+        "max_compute_move",
+    }
+    known |= {
+        "plan",
+        "bitwise",
+        "budget",
+        "seed",
+        "on_error",
+        "schedule",
+        "start",
+        "parameter_order",
+        "contention",
+        "second_group",
+    }
+    assert set(Settings.__dataclass_fields__) - known == {
+        "progress",
+        "deadline_s",
+        "cache",
+        "cache_limit",
+    }

@@ -1,4 +1,6 @@
-"""Real gloo processes, two and four, train under ``torch.compile`` with apsched as they do without, and as under eager FSDP2."""
+"""Real gloo processes, two and four, train under ``torch.compile`` with apsched as they do without,
+and as under eager FSDP2.
+"""
 
 import shutil
 
@@ -7,7 +9,10 @@ import pytest
 from tests.helpers.processes import WORKERS, run_sizes
 
 Reports = list[dict]
-pytestmark = [pytest.mark.alone, pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")]
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler"),
+]
 
 FORMS = ("aot_eager", "inductor", "pass")
 ROOT = ["inner.output.weight", "inner.output.bias", "inner.input.weight", "inner.input.bias"]
@@ -15,7 +20,9 @@ ROOT = ["inner.output.weight", "inner.output.bias", "inner.input.weight", "inner
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory) -> dict[int, Reports]:
-    return run_sizes(WORKERS / "training/compiler_worker.py", tmp_path_factory.mktemp("compiled"), timeout_s=800)
+    return run_sizes(
+        WORKERS / "training/compiler_worker.py", tmp_path_factory.mktemp("compiled"), timeout_s=800
+    )
 
 
 @pytest.fixture(params=[2, 4], ids="{} processes".format)
@@ -33,7 +40,9 @@ def assert_trained_alike(reports: Reports, case: str) -> None:
 
 
 def test_losses_and_gradients_are_those_of_aot_eager(reports):
-    """FSDP on two; on four FSDP times tensor parallelism, so that every sum is one of two values, which has the same bits in any order."""
+    """FSDP on two; on four FSDP times tensor parallelism, so that every sum is one of two values,
+    which has the same bits in any order.
+    """
     assert_trained_alike(reports, "preset")
 
 
@@ -49,8 +58,13 @@ def test_inference(jobs):
 
 def test_full_inductor_computes_what_inductor_does(jobs):
     for report in jobs[2]:
-        assert report["inductor"]["largest_distance"] < 1e-5, "Inductor fuses other kernels, which round otherwise"
-        assert [launches < captured for _, captured, launches in report["inductor"]["graphs"]] == [True, True]
+        assert report["inductor"]["largest_distance"] < 1e-5, (
+            "Inductor fuses other kernels, which round otherwise"
+        )
+        assert [launches < captured for _, captured, launches in report["inductor"]["graphs"]] == [
+            True,
+            True,
+        ]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -60,12 +74,20 @@ def test_weights_are_those_of_eager_fsdp2_after_each_step(reports, form):
         found = report["blocks"]
         assert len(set(found["eager"])) == 3, "each step changes the weights"
         assert found[form]["hashes"] == found["eager"]
-    assert len({report["blocks"]["eager"][0] for report in reports}) == len(reports), "each process rank has shards of its own"
+    assert len({report["blocks"]["eager"][0] for report in reports}) == len(reports), (
+        "each process rank has shards of its own"
+    )
 
 
 @pytest.mark.parametrize("form", ["aot_eager", "inductor"])
 def test_gradients_are_reduced_unit_by_unit_in_order_of_registration(reports, form):
-    units = [ROOT, *([f"inner.layers.{k}.{m}.{p}" for m in ("second", "first") for p in ("weight", "bias")] for k in (1, 0))]
+    units = [
+        ROOT,
+        *(
+            [f"inner.layers.{k}.{m}.{p}" for m in ("second", "first") for p in ("weight", "bias")]
+            for k in (1, 0)
+        ),
+    ]
     for report in reports:
         assert report["blocks"][form]["reduced"] == units
 
@@ -81,7 +103,9 @@ def test_a_preset_trains_as_under_eager_fsdp2(reports):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_process_rank_launches_what_the_schedule_says(reports, form):
-    """What torch's profiler sees in a step, against the schedules of forward and backward: kinds and bytes, in order."""
+    """What torch's profiler sees in a step, against the schedules of forward and backward: kinds
+    and bytes, in order.
+    """
     for report in reports:
         found = report["blocks"][form]
         assert found["seen"] == found["planned"] == reports[0]["blocks"][form]["seen"]

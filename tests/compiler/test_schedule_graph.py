@@ -1,4 +1,6 @@
-"""``schedule_graph``: what every surface in a compiler calls; its settings, its errors and its policy on errors."""
+"""``schedule_graph``: what every surface in a compiler calls; its settings, its errors and its
+policy on errors.
+"""
 
 import logging
 from collections.abc import Iterator
@@ -26,7 +28,9 @@ def test_a_graph_without_collectives_is_handed_back() -> None:
     assert schedule_graph(alone, Settings()) is alone
 
 
-def test_it_is_optimize_with_the_same_settings(gm: torch.fx.GraphModule, caplog: pytest.LogCaptureFixture) -> None:
+def test_it_is_optimize_with_the_same_settings(
+    gm: torch.fx.GraphModule, caplog: pytest.LogCaptureFixture
+) -> None:
     before = gm.code
     with caplog.at_level(logging.INFO, logger="apsched.compiler.schedule_graph"):
         fast = schedule_graph(gm, Settings(memory_cap="1GiB", max_prefetch=4))
@@ -38,12 +42,18 @@ def test_it_is_optimize_with_the_same_settings(gm: torch.fx.GraphModule, caplog:
     assert "as captured" in line
 
 
-def test_an_error_stops_or_is_logged(gm: torch.fx.GraphModule, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_stops_or_is_logged(
+    gm: torch.fx.GraphModule, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(apsched.InfeasibleError, match="memory"):
         schedule_graph(gm, Settings(memory_cap=1))
     with caplog.at_level(logging.WARNING):
         assert schedule_graph(gm, Settings(memory_cap=1, on_error="fallback"), name="forward") is gm
-    assert [r.message.startswith("forward stays as it was: ") for r in caplog.records if "stays" in r.message] == [True]
+    assert [
+        r.message.startswith("forward stays as it was: ")
+        for r in caplog.records
+        if "stays" in r.message
+    ] == [True]
 
 
 def test_what_apsched_did_not_foresee_falls_back_too(gm: torch.fx.GraphModule) -> None:
@@ -51,7 +61,9 @@ def test_what_apsched_did_not_foresee_falls_back_too(gm: torch.fx.GraphModule) -
         def compute_us(self, node: torch.fx.Node) -> float:
             raise ZeroDivisionError
 
-        def collective_us(self, kind: str, group_name: str, group_size: int, size_bytes: int) -> float:
+        def collective_us(
+            self, kind: str, group_name: str, group_size: int, size_bytes: int
+        ) -> float:
             return 1.0
 
     with pytest.raises((ZeroDivisionError, apsched.ApschedError)):

@@ -41,12 +41,16 @@ def test_it_follows_the_protocol_and_knows_its_sources() -> None:
 
 
 def test_the_ranks_of_a_group_decide_its_price() -> None:
-    """The same 8 ranks: in one node 11 us at no bytes (6.6 + 7 * 0.6), on eight nodes 25.5 (6.6 + 7 * 2.7)."""
+    """The same 8 ranks: in one node 11 us at no bytes (6.6 + 7 * 0.6), on eight nodes 25.5 (6.6 + 7
+    * 2.7).
+    """
     model = ClusterCostModel(H100, {"tp": range(8), "dp": range(0, 64, 8), "unknown": ()})
     assert model.collective_us("all_gather", "tp", 8, 0) == pytest.approx(10.8)
     assert model.collective_us("all_gather", "dp", 8, 0) == pytest.approx(25.5)
     assert model.collective_us("all_gather", "unknown", 8, 0) == pytest.approx(10.8)
-    with pytest.raises(InputError, match="group 'tp' has 8 process ranks, but a collective on it says 4"):
+    with pytest.raises(
+        InputError, match="group 'tp' has 8 process ranks, but a collective on it says 4"
+    ):
         model.collective_us("all_gather", "tp", 4, 0)
 
 
@@ -83,7 +87,9 @@ def test_good_prices_pass_the_guard() -> None:
 @pytest.mark.parametrize("price", [-1.0, float("nan"), float("inf"), "5", None, True, [1.0]])
 def test_impossible_prices_name_the_node(price: Any) -> None:
     guarded = checked(_Returns(price))
-    with pytest.raises(InputError, match=r"compute_us of node 'add_tensor' \(aten.add.Tensor\) returned"):
+    with pytest.raises(
+        InputError, match=r"compute_us of node 'add_tensor' \(aten.add.Tensor\) returned"
+    ):
         guarded.compute_us(_add_node())
     with pytest.raises(InputError, match="collective_us of all_gather of 100 bytes on group 'dp' "):
         guarded.collective_us("all_gather", "dp", 8, 100)
@@ -107,7 +113,9 @@ def test_an_object_without_the_methods_is_refused() -> None:
         ("fsdp=6,tp=2", "fsdp", (6, 2, 2)),  # the last node half full
     ],
 )
-def test_the_shape_of_a_group_follows_from_the_mesh(mesh: str, group: str, shape: tuple[int, int, int]) -> None:
+def test_the_shape_of_a_group_follows_from_the_mesh(
+    mesh: str, group: str, shape: tuple[int, int, int]
+) -> None:
     """Process ranks fill nodes of eight in order; the last axis changes first."""
     spec = MeshSpec.parse(mesh)
     with world(spec.world_size) as running:
@@ -116,11 +124,16 @@ def test_the_shape_of_a_group_follows_from_the_mesh(mesh: str, group: str, shape
     found = group_shape(H100, ranks)
     assert (found.num_ranks, found.num_nodes, found.ranks_per_node) == shape
     model = ClusterCostModel(H100, {"g": ranks})
-    assert model.collective_us("all_gather", "g", shape[0], 1 << 28) == collective_us(H100, "all_gather", found, 1 << 28)
+    assert model.collective_us("all_gather", "g", shape[0], 1 << 28) == collective_us(
+        H100, "all_gather", found, 1 << 28
+    )
 
 
 def test_a_group_with_fewer_ranks_a_node_has_fewer_nics() -> None:
     """Sixteen ranks: eight a node leave over eight NICs, two over two, one over one."""
-    prices = [collective_us(H100, "all_gather", group_shape(H100, range(0, 128, step)[:16]), 1 << 30) for step in (1, 4, 8)]
+    prices = [
+        collective_us(H100, "all_gather", group_shape(H100, range(0, 128, step)[:16]), 1 << 30)
+        for step in (1, 4, 8)
+    ]
     assert prices[0] < prices[1] < prices[2]
     assert prices[1] == pytest.approx(prices[2] / 2, rel=0.05)

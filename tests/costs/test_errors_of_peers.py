@@ -1,9 +1,11 @@
 """Each error that was found in the figures of other schedulers, so that it does not come here.
 
-torch's ``flops_to_ns`` makes products faster than the chip; grouped products have no operations; waits are charged as copies and
-``getitem`` as traffic of its whole tuple; causal attention counts dense; pointwise chains are priced unfused; tables round sizes to MiB
-and count an all-gather by its input; milliseconds pass for microseconds, and every node adds one; inputs of collectives are freed at their
-launch, waits and ``out=`` results get a second storage, and saved activations are never freed.
+torch's ``flops_to_ns`` makes products faster than the chip; grouped products have no operations;
+waits are charged as copies and ``getitem`` as traffic of its whole tuple; causal attention counts
+dense; pointwise chains are priced unfused; tables round sizes to MiB and count an all-gather by its
+input; milliseconds pass for microseconds, and every node adds one; inputs of collectives are freed
+at their launch, waits and ``out=`` results get a second storage, and saved activations are never
+freed.
 """
 
 import operator
@@ -65,21 +67,33 @@ def price(target, *args, val, **kwargs) -> float:
 
 
 @pytest.mark.parametrize("name", cluster_names())
-@pytest.mark.parametrize("shape", [(8192, 8192, 8192), (256, 64, 512), (4096, 128, 4096), (1, 4096, 4096)])
+@pytest.mark.parametrize(
+    "shape", [(8192, 8192, 8192), (256, 64, 512), (4096, 128, 4096), (1, 4096, 4096)]
+)
 def test_no_product_is_faster_than_the_chip(name: str, shape: tuple[int, int, int]) -> None:
     m, n, k = shape
     cluster = load_cluster(name)
     node = call(aten.mm.default, fake(m, k), fake(k, n), val=fake(m, n))
-    assert Roofline(cluster=cluster).compute_us(node) >= 2 * m * n * k / (cluster.device.peak_tflops.bf16 * 1e6)
+    assert Roofline(cluster=cluster).compute_us(node) >= 2 * m * n * k / (
+        cluster.device.peak_tflops.bf16 * 1e6
+    )
 
 
 def test_grouped_products_have_operations() -> None:
-    """Eight experts of 1024 rows cost at least their operations at the peak, and about what eight products cost."""
+    """Eight experts of 1024 rows cost at least their operations at the peak, and about what eight
+    products cost.
+    """
     rows, inner, columns = 8192, 4096, 4096
     grouped = price(
-        aten._grouped_mm.default, fake(rows, inner), fake(8, inner, columns), fake(8, dtype=torch.int32), val=fake(rows, columns)
+        aten._grouped_mm.default,
+        fake(rows, inner),
+        fake(8, inner, columns),
+        fake(8, dtype=torch.int32),
+        val=fake(rows, columns),
     )
-    alone = price(aten.mm.default, fake(rows // 8, inner), fake(inner, columns), val=fake(rows // 8, columns))
+    alone = price(
+        aten.mm.default, fake(rows // 8, inner), fake(inner, columns), val=fake(rows // 8, columns)
+    )
     assert grouped >= 2 * rows * inner * columns / (H100.device.peak_tflops.bf16 * 1e6)
     assert grouped == pytest.approx(8 * alone, rel=0.1)
 
@@ -100,7 +114,9 @@ def test_causal_attention_is_half_of_dense() -> None:
     q = fake(2, 32, 8192, 128)
     val = (q, fake(2, 32, 8192, dtype=torch.float32))
     target = aten._scaled_dot_product_flash_attention.default
-    assert price(target, q, q, q, 0.0, True, val=val) == pytest.approx(price(target, q, q, q, 0.0, False, val=val) / 2, rel=0.001)
+    assert price(target, q, q, q, 0.0, True, val=val) == pytest.approx(
+        price(target, q, q, q, 0.0, False, val=val) / 2, rel=0.001
+    )
 
 
 def test_pointwise_chains_are_priced_fused() -> None:
@@ -111,7 +127,10 @@ def test_pointwise_chains_are_priced_fused() -> None:
 
     x = torch.empty(1024, 14336, dtype=torch.bfloat16)
     graph = make_fx(gate, tracing_mode="fake")(x, x.clone()).graph
-    fused, alone = (sum(Roofline(cluster=H100, fused=on).compute_us(node) for node in graph.nodes) for on in (True, False))
+    fused, alone = (
+        sum(Roofline(cluster=H100, fused=on).compute_us(node) for node in graph.nodes)
+        for on in (True, False)
+    )
     assert fused == pytest.approx(3 * 2 * 1024 * 14336 / H100.device.memory_bytes_per_us + 2.0)
     assert alone > 3 * fused
 
@@ -123,24 +142,34 @@ def test_tables_know_sizes_below_and_between_mebibytes(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text(CSV)
     table, shape = load_table(path), group_shape(H100, 8)
-    assert table.collective_us("all_gather", shape, 1 << 15) == pytest.approx(20.0)  # half way in log size, not the price of a MiB
+    assert table.collective_us("all_gather", shape, 1 << 15) == pytest.approx(
+        20.0
+    )  # half way in log size, not the price of a MiB
     assert 40.0 < table.collective_us("all_gather", shape, 3 << 19) < 60.0  # 1.5 MiB is not 1
-    assert collective_us(H100, "all_gather", shape, 1 << 10) < collective_us(H100, "all_gather", shape, 1 << 20)
+    assert collective_us(H100, "all_gather", shape, 1 << 10) < collective_us(
+        H100, "all_gather", shape, 1 << 20
+    )
 
 
 def test_a_gather_is_counted_by_its_output_and_a_reduction_by_its_input() -> None:
     def step(shard: torch.Tensor, gradient: torch.Tensor):
         whole = c10d.wait_tensor.default(c10d.all_gather_into_tensor.default(shard, 4, "0"))
-        return whole, c10d.wait_tensor.default(c10d.reduce_scatter_tensor.default(gradient, "sum", 4, "0"))
+        return whole, c10d.wait_tensor.default(
+            c10d.reduce_scatter_tensor.default(gradient, "sum", 4, "0")
+        )
 
     dag = export(capture_of(traced(step, (torch.randn(64), torch.randn(256))), ()), UnitCosts())
-    sizes = [record.collective.size_bytes for _, record in dag.nodes(data="record") if record.collective]
+    sizes = [
+        record.collective.size_bytes for _, record in dag.nodes(data="record") if record.collective
+    ]
     assert sizes == [4 * 64 * 4, 256 * 4]
     assert bus_factor("all_gather", 4) == bus_factor("reduce_scatter", 4) == 0.75
 
 
 def test_microseconds_are_microseconds_and_nodes_add_nothing() -> None:
-    """A copy of 3.015 GB at 3.015 TB/s takes a millisecond each way; ten views beside two nodes of 1 us leave 2 us."""
+    """A copy of 3.015 GB at 3.015 TB/s takes a millisecond each way; ten views beside two nodes of
+    1 us leave 2 us.
+    """
     x = fake(3_015_000_000 // 2)
     assert price(aten.clone.default, x, val=fake(3_015_000_000 // 2)) == pytest.approx(2000 + 2)
 
@@ -186,15 +215,21 @@ def test_an_out_result_has_the_storage_that_it_is_written_to() -> None:
 
 
 def test_saved_activations_are_freed_at_their_last_use_in_backward() -> None:
-    """Four saved activations of 4 KiB, used one after the other: the peak is at the first use, and each is gone after its own."""
+    """Four saved activations of 4 KiB, used one after the other: the peak is at the first use, and
+    each is gone after its own.
+    """
 
-    def backward(gradient: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor):
+    def backward(
+        gradient: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor
+    ):
         for activation in (d, c, b, a):
             gradient = aten.mul.Tensor(gradient, activation)
         return gradient
 
     inputs = tuple(torch.randn(1024) for _ in range(5))
-    problem = build_problem(export(capture_of(traced(backward, inputs), (), name="backward"), UnitCosts()))
+    problem = build_problem(
+        export(capture_of(traced(backward, inputs), (), name="backward"), UnitCosts())
+    )
     curve = live_bytes(problem, as_captured(problem.num_nodes))
     assert max(curve) == (5 + 1) * 4096
     assert curve[-1] <= 2 * 4096

@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster
-from apsched.costs.measured import MeasuredCosts, Price, Transfers, completed, fitted_bytes_per_us, merged, rising
+from apsched.costs.measured import (
+    MeasuredCosts,
+    Price,
+    Transfers,
+    completed,
+    fitted_bytes_per_us,
+    merged,
+    rising,
+)
 from apsched.costs.measured_file import dump_costs, load_costs
 from apsched.costs.measured_model import MeasuredCostModel, load_cost_model
 from apsched.costs.model import CostModel
@@ -23,10 +31,22 @@ MM = 'aten::mm(float32[2,2], float32[2,2]{1,2}) -> "quoted\\'
 COSTS = MeasuredCosts(
     device="a device",
     cluster="cpu",
-    compute={ADD: Price(time_us=3.25, source="profile"), MM: Price(time_us=100.0, source="measured")},
+    compute={
+        ADD: Price(time_us=3.25, source="profile"),
+        MM: Price(time_us=100.0, source="measured"),
+    },
     transfers=(
-        Transfers(kind="all_gather", num_ranks=4, num_nodes=1, source="profile", points=((1000, 10.0), (2000, 12.0)), bytes_per_us=500.0),
-        Transfers(kind="all_reduce", num_ranks=4, num_nodes=2, source="measured", points=((512, 7.125),)),
+        Transfers(
+            kind="all_gather",
+            num_ranks=4,
+            num_nodes=1,
+            source="profile",
+            points=((1000, 10.0), (2000, 12.0)),
+            bytes_per_us=500.0,
+        ),
+        Transfers(
+            kind="all_reduce", num_ranks=4, num_nodes=2, source="measured", points=((512, 7.125),)
+        ),
     ),
     launch_us={"all_gather": 48.1},
     copies=((1024, 1.5), (4096, 3.0)),
@@ -52,7 +72,13 @@ def test_the_file_comes_back_as_it_was(tmp_path):
 @given(st.floats(0, 1e9, allow_nan=False))
 def test_a_time_is_kept_to_the_nanosecond(tmp_path_factory, time_us):
     path = tmp_path_factory.mktemp("costs") / "costs.toml"
-    path.write_bytes(dump_costs(MeasuredCosts(device="", cluster="cpu", compute={"f()": Price(time_us=time_us, source="profile")})))
+    path.write_bytes(
+        dump_costs(
+            MeasuredCosts(
+                device="", cluster="cpu", compute={"f()": Price(time_us=time_us, source="profile")}
+            )
+        )
+    )
     assert load_costs(path).compute["f()"].time_us == pytest.approx(time_us, abs=5.1e-4)
 
 
@@ -60,13 +86,22 @@ TRANSFERS = '{good}\n[[transfers]]\nkind = "all_gather"\nranks = 1\nnodes = 1\ns
 BROKEN = {
     'format = "apsched graph"': "expected format = \"apsched costs\", found 'apsched graph'",
     'format = "apsched costs"\nversion = 2': r"written by a newer apsched \(version 2",
-    'format = "apsched costs"\nversion = 1\ncluster = "cpu"': "expected device to be a text, found None",
+    'format = "apsched costs"\nversion = 1\ncluster = "cpu"': (
+        "expected device to be a text, found None"
+    ),
     "{good}\nbandwidth = 3": "costs: expected the keys format, .*, found bandwidth",
     "{good}\n[compute.guessed]": "compute: expected the keys profile, measured, found guessed",
-    '{good}\n[compute.profile]\n"f()" = -1': r"'f\(\)': expected a finite number, 0 or more; found -1",
-    '{good}\n[compute.profile]\n"f()" = 1\n[compute.measured]\n"f()" = 2': r"'f\(\)' has two prices",
-    "{good}\n[launch_us]\nall_gathre = 1": "launch_us: expected a kind among .*, found 'all_gathre'",
-    TRANSFERS.replace("ranks = 1", "ranks = 0") + "\npoints = [[1, 1]]": "ranks to be a whole number from 1",
+    '{good}\n[compute.profile]\n"f()" = -1': (
+        r"'f\(\)': expected a finite number, 0 or more; found -1"
+    ),
+    '{good}\n[compute.profile]\n"f()" = 1\n[compute.measured]\n"f()" = 2': (
+        r"'f\(\)' has two prices"
+    ),
+    "{good}\n[launch_us]\nall_gathre = 1": (
+        "launch_us: expected a kind among .*, found 'all_gathre'"
+    ),
+    TRANSFERS.replace("ranks = 1", "ranks = 0")
+    + "\npoints = [[1, 1]]": "ranks to be a whole number from 1",
     TRANSFERS + "\npoints = [[2, 1], [1, 1]]": "must increase; found 1 after 2",
     TRANSFERS: "transfers 0: expected points",
     "{good}\ncopies = [[1, 0]]": "times above 0",
@@ -77,7 +112,11 @@ BROKEN = {
 @pytest.mark.parametrize("text", BROKEN, ids=range(len(BROKEN)))
 def test_what_is_wrong_with_a_file_is_said(tmp_path, text):
     path = tmp_path / "costs.toml"
-    path.write_text(text.replace("{good}", 'format = "apsched costs"\nversion = 1\ndevice = "d"\ncluster = "cpu"'))
+    path.write_text(
+        text.replace(
+            "{good}", 'format = "apsched costs"\nversion = 1\ndevice = "d"\ncluster = "cpu"'
+        )
+    )
     with pytest.raises(InputError, match=f"costs.toml: .*{BROKEN[text]}"):
         load_costs(path)
 
@@ -93,30 +132,55 @@ def test_what_was_measured_goes_first_then_the_formulas():
     model = MeasuredCostModel(COSTS, formulas, groups)
     assert isinstance(model, CostModel)
     assert (model.compute_us(_add(4)), model.cost_source(_add(4))) == (3.25, "profile")
-    assert (model.compute_us(_add(5)), model.cost_source(_add(5))) == (formulas.compute_us(_add(5)), "formula")
+    assert (model.compute_us(_add(5)), model.cost_source(_add(5))) == (
+        formulas.compute_us(_add(5)),
+        "formula",
+    )
     assert model.collective_us("all_gather", "dp", 4, 1000) == 10
-    assert model.collective_us("all_gather", "dp", 4, 8000) == pytest.approx(12 + 6000 / 500)  # by the fitted bandwidth
+    assert model.collective_us("all_gather", "dp", 4, 8000) == pytest.approx(
+        12 + 6000 / 500
+    )  # by the fitted bandwidth
     assert model.collective_source("all_gather", "dp", 4) == "profile"
     assert model.collective_source("all_reduce", "far", 4) == "measured"
-    for kind, group in (("all_gather", "far"), ("all_reduce", "dp"), ("reduce_scatter", "dp")):  # groups of another shape, another kind
+    for kind, group in (
+        ("all_gather", "far"),
+        ("all_reduce", "dp"),
+        ("reduce_scatter", "dp"),
+    ):  # groups of another shape, another kind
         assert model.collective_source(kind, group, 4) == "formula"
-        assert model.collective_us(kind, group, 4, 1000) == formulas.collective_us(kind, group, 4, 1000)
+        assert model.collective_us(kind, group, 4, 1000) == formulas.collective_us(
+            kind, group, 4, 1000
+        )
 
 
 def test_between_messages_far_apart_time_is_a_line():
     """And not one on logarithmic axes, as in a table, which would say 28 us for 64 KiB here."""
-    transfers = Transfers(kind="all_gather", num_ranks=4, num_nodes=1, source="profile", points=((4096, 20.0), (2**20, 41.0)))
-    model = MeasuredCostModel(MeasuredCosts(device="d", cluster="cpu", transfers=(transfers,)), ClusterCostModel(CPU))
+    transfers = Transfers(
+        kind="all_gather",
+        num_ranks=4,
+        num_nodes=1,
+        source="profile",
+        points=((4096, 20.0), (2**20, 41.0)),
+    )
+    model = MeasuredCostModel(
+        MeasuredCosts(device="d", cluster="cpu", transfers=(transfers,)), ClusterCostModel(CPU)
+    )
     for size_bytes in (4096, 5000, 65536, 300_000, 2**20):
         expected = 20 + 21 * (size_bytes - 4096) / (2**20 - 4096)
-        assert model.collective_us("all_gather", "dp", 4, size_bytes) == pytest.approx(expected, rel=2e-3)
+        assert model.collective_us("all_gather", "dp", 4, size_bytes) == pytest.approx(
+            expected, rel=2e-3
+        )
 
 
 def test_a_file_becomes_a_cost_model(tmp_path):
     path = tmp_path / "costs.toml"
     path.write_bytes(dump_costs(COSTS))
     model = load_cost_model(path, {"dp": range(4)})
-    assert (model.cluster.name, model.compute_us(_add(4)), model.collective_us("all_gather", "dp", 4, 1000)) == ("cpu", 3.25, 10)
+    assert (
+        model.cluster.name,
+        model.compute_us(_add(4)),
+        model.collective_us("all_gather", "dp", 4, 1000),
+    ) == ("cpu", 3.25, 10)
     assert load_cost_model(path, cluster="a100").cluster.name == "a100"
 
 
@@ -124,7 +188,10 @@ def test_a_table_of_the_users_goes_before_measured_transfers(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("kind,group_size,size_bytes,time_us\nall_gather,4,1000,77\n")
     model = MeasuredCostModel(COSTS, ClusterCostModel(CPU, None, load_table(path)))
-    assert (model.collective_us("all_gather", "dp", 4, 1000), model.collective_source("all_gather", "dp", 4)) == (77, "table")
+    assert (
+        model.collective_us("all_gather", "dp", 4, 1000),
+        model.collective_source("all_gather", "dp", 4),
+    ) == (77, "table")
 
 
 def test_launches_and_copies_of_any_size():
@@ -132,7 +199,9 @@ def test_launches_and_copies_of_any_size():
     graph = torch.fx.Graph()
     x = graph.placeholder("x")
     x.meta["val"] = torch.empty(2048, dtype=torch.uint8)
-    launch = graph.call_function(torch.ops._c10d_functional.all_gather_into_tensor.default, (x, 4, "dp"))
+    launch = graph.call_function(
+        torch.ops._c10d_functional.all_gather_into_tensor.default, (x, 4, "dp")
+    )
     launch.meta["val"] = torch.empty(8192, dtype=torch.uint8)
     copy = graph.call_function(torch.ops.aten.clone.default, (x,))
     copy.meta["val"] = torch.empty(2048, dtype=torch.uint8)
@@ -142,7 +211,9 @@ def test_launches_and_copies_of_any_size():
 
 
 def _rank(add_us: float, gather_us: float) -> MeasuredCosts:
-    transfers = Transfers(kind="all_gather", num_ranks=2, num_nodes=1, source="measured", points=((1000, gather_us),))
+    transfers = Transfers(
+        kind="all_gather", num_ranks=2, num_nodes=1, source="measured", points=((1000, gather_us),)
+    )
     return MeasuredCosts(
         device="d",
         cluster="cpu",
@@ -164,7 +235,9 @@ def test_ranks_agree_on_the_median_in_whatever_order_they_come():
 
 
 def test_costs_of_different_devices_are_not_merged():
-    with pytest.raises(InputError, match=r"device and cluster are the same; found d \(cpu\), e \(cpu\)"):
+    with pytest.raises(
+        InputError, match=r"device and cluster are the same; found d \(cpu\), e \(cpu\)"
+    ):
         merged([_rank(1, 1), MeasuredCosts(device="e", cluster="cpu")])
 
 
@@ -181,7 +254,9 @@ def test_times_are_made_to_rise_and_keep_their_sum(given_points):
 
 
 def test_one_bad_point_does_not_bend_the_fit():
-    points = tuple((size, 10 + size / 200 + (90 if size == 3000 else 0)) for size in range(1000, 9000, 1000))
+    points = tuple(
+        (size, 10 + size / 200 + (90 if size == 3000 else 0)) for size in range(1000, 9000, 1000)
+    )
     assert fitted_bytes_per_us(points) == pytest.approx(200)
     assert fitted_bytes_per_us(((5, 1.0),)) is None
     assert fitted_bytes_per_us(((5, 2.0), (6, 1.0))) is None
@@ -189,9 +264,18 @@ def test_one_bad_point_does_not_bend_the_fit():
 
 def test_a_profile_is_completed_by_what_was_measured_of_what_did_not_run():
     def gathers(source, *points):
-        return Transfers(kind="all_gather", num_ranks=2, num_nodes=1, source=source, points=points, bytes_per_us=2.0)
+        return Transfers(
+            kind="all_gather",
+            num_ranks=2,
+            num_nodes=1,
+            source=source,
+            points=points,
+            bytes_per_us=2.0,
+        )
 
-    reductions = Transfers(kind="reduce_scatter", num_ranks=2, num_nodes=1, source="measured", points=((8, 9.0),))
+    reductions = Transfers(
+        kind="reduce_scatter", num_ranks=2, num_nodes=1, source="measured", points=((8, 9.0),)
+    )
     profiled = MeasuredCosts(
         device="cpu",
         cluster="cpu",
@@ -202,13 +286,22 @@ def test_a_profile_is_completed_by_what_was_measured_of_what_did_not_run():
     measured = MeasuredCosts(
         device="cpu, 1 thread",
         cluster="cpu",
-        compute={ADD: Price(time_us=3.0, source="measured"), MM: Price(time_us=100.0, source="measured")},
-        transfers=(gathers("measured", (100, 10.0), (200, 20.0), (400, 45.0), (800, 100.0)), reductions),
+        compute={
+            ADD: Price(time_us=3.0, source="measured"),
+            MM: Price(time_us=100.0, source="measured"),
+        },
+        transfers=(
+            gathers("measured", (100, 10.0), (200, 20.0), (400, 45.0), (800, 100.0)),
+            reductions,
+        ),
         launch_us={"all_gather": 10.0, "reduce_scatter": 12.0},
         copies=((1024, 1.5),),
     )
     both = completed(profiled, measured)
-    assert {operation: price.time_us for operation, price in both.compute.items()} == {ADD: 5.0, MM: 100.0}
+    assert {operation: price.time_us for operation, price in both.compute.items()} == {
+        ADD: 5.0,
+        MM: 100.0,
+    }
     assert dict(both.launch_us) == {"all_gather": 30.0, "reduce_scatter": 12.0}
     assert both.copies == measured.copies
     in_job, alone = both.transfers

@@ -13,7 +13,10 @@ from apsched.units import us_to_ticks
 
 
 def curve(*points: tuple[int, int]) -> PriceCurve:
-    return PriceCurve(size_bytes=tuple(size for size, _ in points), price_ticks=tuple(price for _, price in points))
+    return PriceCurve(
+        size_bytes=tuple(size for size, _ in points),
+        price_ticks=tuple(price for _, price in points),
+    )
 
 
 def test_at_its_points_the_price_is_the_points() -> None:
@@ -38,15 +41,46 @@ def test_beyond_the_last_point_the_last_slope_goes_on() -> None:
 @pytest.mark.parametrize(
     ("sizes", "prices", "message"),
     [
-        ((0,), (1,), "a price curve needs at least two points, the first at 0 bytes; found 1 sizes and 1 prices"),
-        ((0, 1), (1,), "a price curve needs at least two points, the first at 0 bytes; found 2 sizes and 1 prices"),
-        ((1, 2), (1, 2), "a price curve needs at least two points, the first at 0 bytes; found 2 sizes and 2 prices"),
+        (
+            (0,),
+            (1,),
+            (
+                "a price curve needs at least two points, the first at 0 bytes; found 1 sizes and 1"
+                " prices"
+            ),
+        ),
+        (
+            (0, 1),
+            (1,),
+            (
+                "a price curve needs at least two points, the first at 0 bytes; found 2 sizes and 1"
+                " prices"
+            ),
+        ),
+        (
+            (1, 2),
+            (1, 2),
+            (
+                "a price curve needs at least two points, the first at 0 bytes; found 2 sizes and 2"
+                " prices"
+            ),
+        ),
         ((0, 2, 2), (1, 2, 3), "the sizes of a price curve must increase"),
-        ((0, 1), (2, 1), "the prices of a price curve must be non-negative and must not decrease with size"),
-        ((0, 1), (-1, 1), "the prices of a price curve must be non-negative and must not decrease with size"),
+        (
+            (0, 1),
+            (2, 1),
+            "the prices of a price curve must be non-negative and must not decrease with size",
+        ),
+        (
+            (0, 1),
+            (-1, 1),
+            "the prices of a price curve must be non-negative and must not decrease with size",
+        ),
     ],
 )
-def test_what_is_no_curve_is_refused(sizes: tuple[int, ...], prices: tuple[int, ...], message: str) -> None:
+def test_what_is_no_curve_is_refused(
+    sizes: tuple[int, ...], prices: tuple[int, ...], message: str
+) -> None:
     with pytest.raises(InputError) as error:
         PriceCurve(size_bytes=sizes, price_ticks=prices)
     assert str(error.value) == message
@@ -72,12 +106,16 @@ def test_more_bytes_never_cost_less(c: PriceCurve, a: int, b: int) -> None:
 @given(_curves(), st.integers(0, 10**10))
 def test_the_price_is_the_exact_line_rounded_up(c: PriceCurve, size: int) -> None:
     """Against fractions, however large the numbers."""
-    segments = list(zip(c.size_bytes, c.size_bytes[1:], c.price_ticks, c.price_ticks[1:], strict=False))
+    segments = list(
+        zip(c.size_bytes, c.size_bytes[1:], c.price_ticks, c.price_ticks[1:], strict=False)
+    )
     x0, x1, y0, y1 = next((s for s in segments if s[0] <= size < s[1]), segments[-1])
     assert c(size) == math.ceil(y0 + Fraction(size - x0) * (y1 - y0) / (x1 - x0))
 
 
-@pytest.mark.parametrize("price_us", [lambda n: 5 + n / 450_000, lambda n: 12.5 + 3 * math.sqrt(n) / 1000, lambda n: 7.0])
+@pytest.mark.parametrize(
+    "price_us", [lambda n: 5 + n / 450_000, lambda n: 12.5 + 3 * math.sqrt(n) / 1000, lambda n: 7.0]
+)
 def test_a_sampled_curve_is_within_a_tick_of_its_source_at_the_samples(price_us) -> None:
     c = sample_curve(price_us)
     for exponent in range(9, 41):
@@ -85,9 +123,13 @@ def test_a_sampled_curve_is_within_a_tick_of_its_source_at_the_samples(price_us)
 
 
 def test_a_line_needs_few_points_and_a_kink_is_kept() -> None:
-    """Latency and bandwidth with one change of protocol at 1 MiB: a handful of points out of 126, none lost at the kink."""
+    """Latency and bandwidth with one change of protocol at 1 MiB: a handful of points out of 126,
+    none lost at the kink.
+    """
     assert len(sample_curve(lambda n: 10 + n / 100_000).size_bytes) == 2
-    kink = sample_curve(lambda n: 10 + n / 10_000 if n <= 2**20 else 10 + 2**20 / 10_000 + (n - 2**20) / 100_000)
+    kink = sample_curve(
+        lambda n: 10 + n / 10_000 if n <= 2**20 else 10 + 2**20 / 10_000 + (n - 2**20) / 100_000
+    )
     assert 2**20 in kink.size_bytes
     assert len(kink.size_bytes) <= 4
 
@@ -98,13 +140,23 @@ def test_a_price_that_falls_with_size_is_lifted_to_the_largest_before_it() -> No
     assert c(2**30) == 20_000
 
 
-@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=8), st.floats(0, 100), st.floats(1e-6, 1e-2))
+@given(
+    st.lists(st.floats(0, 1e6), min_size=1, max_size=8), st.floats(0, 100), st.floats(1e-6, 1e-2)
+)
 @settings(max_examples=30, deadline=None)
-def test_sampling_never_decreases_and_stays_within_a_tick(jumps: list[float], latency: float, slope: float) -> None:
-    """Steps at powers of two, of any height, on a slope: what dropping points loses is at most a tick."""
+def test_sampling_never_decreases_and_stays_within_a_tick(
+    jumps: list[float], latency: float, slope: float
+) -> None:
+    """Steps at powers of two, of any height, on a slope: what dropping points loses is at most a
+    tick.
+    """
 
     def price_us(size: int) -> float:
-        return latency + slope * size + sum(jump for k, jump in enumerate(jumps) if size >= 2 ** (12 + 3 * k))
+        return (
+            latency
+            + slope * size
+            + sum(jump for k, jump in enumerate(jumps) if size >= 2 ** (12 + 3 * k))
+        )
 
     c = sample_curve(price_us)
     for step in range(36, 161):

@@ -1,4 +1,6 @@
-"""``apsched solve --solver milp``: who solved stands in the table, and what it cannot do is refused before anything runs."""
+"""``apsched solve --solver milp``: who solved stands in the table, and what it cannot do is refused
+before anything runs.
+"""
 
 import json
 from pathlib import Path
@@ -7,12 +9,38 @@ import pytest
 
 from tests.conftest import Run
 
-SMALL = ("llama3-debug", "--mesh", "fsdp=4", "--seq", "64", "--layers", "1", "--direction", "forward", "--memory-cap", "none")
+SMALL = (
+    "llama3-debug",
+    "--mesh",
+    "fsdp=4",
+    "--seq",
+    "64",
+    "--layers",
+    "1",
+    "--direction",
+    "forward",
+    "--memory-cap",
+    "none",
+)
 
 
 def test_it_solves_within_its_limit_and_the_bound_names_it(run: Run, tmp_path: Path) -> None:
-    """A span of 0 leaves every collective alone: few columns; the round trip is exact whoever solved."""
-    ran = run("solve", *SMALL, "--solver", "milp", "--time-limit", "5", "--max-topo-span", "0", "--json", "-o", "out")
+    """A span of 0 leaves every collective alone: few columns; the round trip is exact whoever
+    solved.
+    """
+    ran = run(
+        "solve",
+        *SMALL,
+        "--solver",
+        "milp",
+        "--time-limit",
+        "5",
+        "--max-topo-span",
+        "0",
+        "--json",
+        "-o",
+        "out",
+    )
     assert ran.code == 0, ran.stderr
     (graph,) = json.loads(ran.stdout)["graphs"]
     assert graph["status"] in ("optimal", "feasible")
@@ -28,10 +56,19 @@ def test_it_solves_within_its_limit_and_the_bound_names_it(run: Run, tmp_path: P
     [
         (("--solver", "cpsat"), "--solver: expected cp-sat, milp or milp:NAME"),
         (("--solver", "milp:"), "--solver: expected cp-sat, milp or milp:NAME"),
-        (("--solver", "milp:CPC"), "expected the name of a PuLP solver, found 'CPC'; those that run here:"),
-        (("--solver", "milp", "--time-limit", "0"), "time_limit_s: expected a finite number of seconds above 0"),
+        (
+            ("--solver", "milp:CPC"),
+            "expected the name of a PuLP solver, found 'CPC'; those that run here:",
+        ),
+        (
+            ("--solver", "milp", "--time-limit", "0"),
+            "time_limit_s: expected a finite number of seconds above 0",
+        ),
         (("--solver", "milp", "--time-limit", "soon"), "--time-limit: expected a finite number"),
-        (("--solver", "milp", "--max-compute-move", "5"), "the milp keeps compute as captured; expected 0, found '5'"),
+        (
+            ("--solver", "milp", "--max-compute-move", "5"),
+            "the milp keeps compute as captured; expected 0, found '5'",
+        ),
         (("--time-limit", "5"), "--time-limit: it limits --solver milp"),
     ],
 )

@@ -1,4 +1,6 @@
-"""What breaks while rewritten graphs run ends the job with an error that names the cause, or does not end it: nothing hangs."""
+"""What breaks while rewritten graphs run ends the job with an error that names the cause, or does
+not end it: nothing hangs.
+"""
 
 import json
 import os
@@ -12,7 +14,10 @@ import pytest
 from benchmarks.execution.machine.slow_network import SlowNetwork, why_not
 from tests.helpers.processes import CHECKOUT, WORKERS
 
-pytestmark = [pytest.mark.alone, pytest.mark.skipif(bool(why_not()), reason=f"no network namespaces here: {why_not()}")]
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(bool(why_not()), reason=f"no network namespaces here: {why_not()}"),
+]
 
 TIMEOUT_S = 10
 SLACK_S = 120
@@ -20,16 +25,30 @@ SLACK_S = 120
 
 
 def run_with_fault(
-    folder: Path, schedule: str, fault: Callable[[SlowNetwork, list], None], *, wait_for: tuple[int, ...]
+    folder: Path,
+    schedule: str,
+    fault: Callable[[SlowNetwork, list], None],
+    *,
+    wait_for: tuple[int, ...],
 ) -> dict[int, dict]:
-    """Train on two ranks, do ``fault`` after some steps, and return how the ranks of ``wait_for`` ended."""
+    """Train on two ranks, do ``fault`` after some steps, and return how the ranks of ``wait_for``
+    ended.
+    """
     paths = [str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
     with SlowNetwork(2, 200) as network:
         processes = []
         try:
             for rank in (0, 1):
-                command = [sys.executable, str(WORKERS / "training/fault_worker.py"), str(rank), "2", str(folder), schedule, str(TIMEOUT_S)]
+                command = [
+                    sys.executable,
+                    str(WORKERS / "training/fault_worker.py"),
+                    str(rank),
+                    "2",
+                    str(folder),
+                    schedule,
+                    str(TIMEOUT_S),
+                ]
                 with (folder / f"{rank}.log").open("w") as log:
                     processes.append(network.popen(rank, command, log=log, environment=environment))
             wait_until_steps(folder, 3, processes)
@@ -51,7 +70,9 @@ def wait_until_steps(folder: Path, number: int, processes: list) -> None:
     deadline = time.monotonic() + 240
     while steps_of(folder) < number:
         assert time.monotonic() < deadline, (folder / "0.log").read_text()[-2000:]
-        assert all(process.poll() is None for process in processes), (folder / "0.log").read_text()[-2000:]
+        assert all(process.poll() is None for process in processes), (folder / "0.log").read_text()[
+            -2000:
+        ]
         time.sleep(0.02)
 
 
@@ -60,8 +81,14 @@ SCHEDULES = pytest.mark.parametrize("schedule", ["captured", "random"])
 
 @SCHEDULES
 def test_a_killed_rank_ends_the_others_with_an_error(tmp_path, schedule):
-    found = run_with_fault(tmp_path, schedule, lambda _, processes: processes[1].kill(), wait_for=(0,))
-    assert "onnection" in found[0]["error"] or "Timed out" in found[0]["error"] or "peer" in found[0]["error"], found
+    found = run_with_fault(
+        tmp_path, schedule, lambda _, processes: processes[1].kill(), wait_for=(0,)
+    )
+    assert (
+        "onnection" in found[0]["error"]
+        or "Timed out" in found[0]["error"]
+        or "peer" in found[0]["error"]
+    ), found
     assert found[0]["last_step_seconds"] < TIMEOUT_S + SLACK_S
 
 
@@ -69,7 +96,9 @@ def test_a_killed_rank_ends_the_others_with_an_error(tmp_path, schedule):
 def test_a_cut_link_ends_the_job_within_the_timeout(tmp_path, schedule):
     found = run_with_fault(tmp_path, schedule, lambda network, _: network.cut(1), wait_for=(0, 1))
     for report in found.values():
-        assert any(cause in report["error"] for cause in ("imed out", "timeout", "onnection")), found
+        assert any(cause in report["error"] for cause in ("imed out", "timeout", "onnection")), (
+            found
+        )
         assert report["last_step_seconds"] < TIMEOUT_S + SLACK_S
 
 

@@ -1,4 +1,6 @@
-"""The report in a real browser: what people see when they hover, zoom and click is what the run says."""
+"""The report in a real browser: what people see when they hover, zoom and click is what the run
+says.
+"""
 
 import re
 import shutil
@@ -22,7 +24,14 @@ pytestmark = pytest.mark.alone
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
 
-BROWSER = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
+BROWSER = next(
+    (
+        path
+        for name in ("chromium", "chromium-browser", "google-chrome")
+        if (path := shutil.which(name))
+    ),
+    None,
+)
 FLAGS = (
     "--no-sandbox",
     "--disable-gpu",
@@ -55,7 +64,10 @@ class OpenedSource:
 
     def ask(self, figure: "Locator", expression: str, argument: Any = None) -> Any:
         """Return what ``expression`` of ``picture`` and ``argument`` is in the page."""
-        return figure.evaluate(f"(figure, argument) => {{ const picture = figure.picture; return {expression}; }}", argument)
+        return figure.evaluate(
+            f"(figure, argument) => {{ const picture = figure.picture; return {expression}; }}",
+            argument,
+        )
 
     def hover(self, figure: "Locator", x: float, y: float) -> str:
         """Return the tooltip at a place of the canvas."""
@@ -67,13 +79,19 @@ class OpenedSource:
     def hover_at(self, figure: "Locator", lane: int, ticks: float) -> str:
         """Return the tooltip at a time of a lane, which is brought into view first."""
         self.ask(figure, "picture.view.show(argument - 1000, argument + 1000)", ticks)
-        x, y = self.ask(figure, "[picture.view.x(argument[1]), picture.lanes[argument[0]].y + 12]", [lane, ticks])
+        x, y = self.ask(
+            figure,
+            "[picture.view.x(argument[1]), picture.lanes[argument[0]].y + 12]",
+            [lane, ticks],
+        )
         return self.hover(figure, x, y)
 
 
 @pytest.fixture(scope="module")
 def browser() -> "Iterator[Browser]":
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; pip install -e '.[dev]'")
+    sync_api = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed; pip install -e '.[dev]'"
+    )
     if BROWSER is None:
         pytest.skip("no Chromium found; apt-get install chromium")
     with sync_api.sync_playwright() as playwright:
@@ -112,32 +130,46 @@ def test_hovering_a_transfer_says_what_it_is(opened: OpenedSource, graph: Solved
     figure, problem, timeline = opened.figure("timeline"), graph.result.problem, _after(graph)
     for transfer in timeline.transfers[:: max(1, len(timeline.transfers) // 6)]:
         said = opened.hover_at(figure, GROUP_AFTER, (transfer.begin_ticks + transfer.end_ticks) / 2)
-        begin, end = show_us(ticks_to_us(transfer.begin_ticks)), show_us(ticks_to_us(transfer.end_ticks))
+        begin, end = (
+            show_us(ticks_to_us(transfer.begin_ticks)),
+            show_us(ticks_to_us(transfer.end_ticks)),
+        )
         assert said.startswith(transfer_name(problem, transfer))
         assert f"{begin} to {end}" in said
         assert show_bytes(transfer.size_bytes) in said
 
 
 def test_hovering_compute_and_stalls(opened: OpenedSource, graph: SolvedGraph) -> None:
-    """A node says its name, module and time; where compute stands still, the page says for what it waits, and why."""
+    """A node says its name, module and time; where compute stands still, the page says for what it
+    waits, and why.
+    """
     figure, problem = opened.figure("timeline"), graph.result.problem
     before = simulate(problem, graph.before)
     why = stalls(problem, graph.before, before, graph.result.caps)
-    long = [k for k in range(len(before.end_ticks)) if before.end_ticks[k] - before.begin_ticks[k] > 500]
+    long = [
+        k for k in range(len(before.end_ticks)) if before.end_ticks[k] - before.begin_ticks[k] > 500
+    ]
     stalling = [k for k in long if k in why]
     working = [k for k in long if k not in why]
     for k in (*stalling[::7], *working[::40]):
-        said = opened.hover_at(figure, COMPUTE_BEFORE, (before.begin_ticks[k] + before.end_ticks[k]) / 2)
+        said = opened.hover_at(
+            figure, COMPUTE_BEFORE, (before.begin_ticks[k] + before.end_ticks[k]) / 2
+        )
         assert problem.node_names[graph.before.steps[k].index] in said
         assert show_us(ticks_to_us(before.end_ticks[k] - before.begin_ticks[k])) in said
-        assert f"{show_us(ticks_to_us(before.begin_ticks[k]))} to {show_us(ticks_to_us(before.end_ticks[k]))}" in said
+        assert (
+            f"{show_us(ticks_to_us(before.begin_ticks[k]))} to"
+            f" {show_us(ticks_to_us(before.end_ticks[k]))}" in said
+        )
         assert (why[k] in said) if k in why else ("why" not in said)
     assert stalling
     assert working
 
 
 def test_what_is_drawn_are_the_bars(opened: OpenedSource, graph: SolvedGraph) -> None:
-    """The canvas has the colour of a kind where the schedule has a bar of it, and the page's ground where it has none."""
+    """The canvas has the colour of a kind where the schedule has a bar of it, and the page's ground
+    where it has none.
+    """
     figure, problem, timeline = opened.figure("timeline"), graph.result.problem, _after(graph)
     colors = {"all_gather": (0xE6, 0x9F, 0x00), "reduce_scatter": (0x00, 0x9E, 0x73)}
     seen = set()
@@ -171,7 +203,9 @@ def _pixel(opened: OpenedSource, figure: "Locator", begin: int, end: int) -> lis
 
 
 def test_zoom_and_pan(opened: OpenedSource) -> None:
-    """Buttons, Ctrl+wheel, dragging, double click and keys move the range as they say; the wheel alone scrolls the page."""
+    """Buttons, Ctrl+wheel, dragging, double click and keys move the range as they say; the wheel
+    alone scrolls the page.
+    """
     figure = opened.figure("timeline")
     canvas = figure.locator("> canvas")
     box = canvas.bounding_box()
@@ -193,13 +227,17 @@ def test_zoom_and_pan(opened: OpenedSource) -> None:
     opened.page.keyboard.down("Control")
     opened.page.mouse.wheel(0, -400)
     opened.page.keyboard.up("Control")
-    opened.page.wait_for_function("full => document.querySelector('#backward figure').picture.view.hi < full", arg=full[1])
+    opened.page.wait_for_function(
+        "full => document.querySelector('#backward figure').picture.view.hi < full", arg=full[1]
+    )
     assert opened.ask(figure, "picture.view.valueAt(argument)", x) == pytest.approx(under, rel=1e-6)
     low, high = shown()
     opened.page.mouse.down()
     opened.page.mouse.move(box["x"] + x - 100, box["y"] + 40)
     opened.page.mouse.up()
-    assert opened.ask(figure, "picture.view.valueAt(argument)", x - 100) == pytest.approx(under, rel=1e-6)
+    assert opened.ask(figure, "picture.view.valueAt(argument)", x - 100) == pytest.approx(
+        under, rel=1e-6
+    )
     assert shown()[1] - shown()[0] == pytest.approx(high - low)
     canvas.press("0")
     assert shown() == full
@@ -212,19 +250,31 @@ def test_zoom_and_pan(opened: OpenedSource) -> None:
 
 
 def test_a_click_lists_what_is_alive(opened: OpenedSource, graph: SolvedGraph) -> None:
-    """The table at a step has the bytes of the simulated order there, and its rows are what lives, counted again here."""
+    """The table at a step has the bytes of the simulated order there, and its rows are what lives,
+    counted again here.
+    """
     problem, timeline = graph.result.problem, _after(graph)
     figure = opened.figure("memory", which=1)
     for k in (len(timeline.live_bytes) // 3, len(timeline.live_bytes) // 2):
         x = opened.ask(figure, "picture.view.x(argument + 0.5)", k)
         figure.locator("> canvas").click(position={"x": x, "y": 60})
-        assert figure.locator(".alive caption").inner_text().endswith(f": {show_bytes(timeline.live_bytes[k])}")
+        assert (
+            figure.locator(".alive caption")
+            .inner_text()
+            .endswith(f": {show_bytes(timeline.live_bytes[k])}")
+        )
         assert f"step {k}," in figure.locator(".alive caption").inner_text()
         rows = [row.split("\t") for row in figure.locator(".alive tbody tr").all_inner_texts()]
-        lives = [life for life in lifetimes(problem, graph.after) if life.first <= k <= life.last and life.size_bytes]
+        lives = [
+            life
+            for life in lifetimes(problem, graph.after)
+            if life.first <= k <= life.last and life.size_bytes
+        ]
         kept = [storage for storage in problem.storages if storage.kept]
         assert sum(int(row[1].replace(",", "")) for row in rows) == len(lives) + len(kept)
-        total = opened.ask(figure, "picture.aliveAt(argument).reduce((sum, row) => sum + row[2], 0)", k)
+        total = opened.ask(
+            figure, "picture.aliveAt(argument).reduce((sum, row) => sum + row[2], 0)", k
+        )
         assert total == timeline.live_bytes[k]
     figure.locator("[data-act=peak]").click()
     assert show_bytes(timeline.peak_memory_bytes) in figure.locator(".alive caption").inner_text()
@@ -254,12 +304,20 @@ def test_both_themes_and_no_request(browser: "Browser", path: Path, theme: str) 
 
 
 def test_headings_labels_and_tables_for_who_cannot_see_pictures(opened: OpenedSource) -> None:
-    """Each picture and button has a name, each column a head, and headings go down one level at a time."""
+    """Each picture and button has a name, each column a head, and headings go down one level at a
+    time.
+    """
     page = opened.page
     assert page.locator("figure > canvas:not([aria-label])").count() == 0
-    names = page.eval_on_selector_all("button", "all => all.map((b) => b.getAttribute('aria-label') || b.textContent)")
+    names = page.eval_on_selector_all(
+        "button", "all => all.map((b) => b.getAttribute('aria-label') || b.textContent)"
+    )
     assert all(names)
-    assert page.locator("thead td, thead th:not([scope=col]), tbody th:not([scope=row])").count() == 0
-    levels = page.eval_on_selector_all("h1, h2, h3, h4", "all => all.map((h) => Number(h.tagName[1]))")
+    assert (
+        page.locator("thead td, thead th:not([scope=col]), tbody th:not([scope=row])").count() == 0
+    )
+    levels = page.eval_on_selector_all(
+        "h1, h2, h3, h4", "all => all.map((h) => Number(h.tagName[1]))"
+    )
     assert levels[0] == 1
     assert all(after - before <= 1 for before, after in pairwise(levels))

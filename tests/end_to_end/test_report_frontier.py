@@ -1,4 +1,6 @@
-"""The frontier in a report, read as text and in a real browser: its points are the study's, and this run's is marked."""
+"""The frontier in a report, read as text and in a real browser: its points are the study's, and
+this run's is marked.
+"""
 
 import json
 import re
@@ -34,7 +36,23 @@ def study(debug_graphs: dict[str, Path], tmp_path_factory: pytest.TempPathFactor
     """Two frontiers: of the graphs that ``debug_run`` solved."""
     folder = tmp_path_factory.mktemp("study") / "caps"
     source = debug_graphs["forward"].parent / "step.graph"
-    assert main(["study", str(source), "--budget", "0.1", "--vary", "memory_cap=floor..none:5", "--jobs", "1", "-o", str(folder)]) == 0
+    assert (
+        main(
+            [
+                "study",
+                str(source),
+                "--budget",
+                "0.1",
+                "--vary",
+                "memory_cap=floor..none:5",
+                "--jobs",
+                "1",
+                "-o",
+                str(folder),
+            ]
+        )
+        == 0
+    )
     return folder
 
 
@@ -59,33 +77,72 @@ def _rows(page: Path) -> list[list[str]]:
 
 
 def test_every_point_is_a_row(beside: Path, points: tuple[Point, ...], debug_run: Path) -> None:
-    """Cap, step time, bound, gap, peak, launches, price and what binds; this run has a row, too, and slowdowns have theirs."""
+    """Cap, step time, bound, gap, peak, launches, price and what binds; this run has a row, too,
+    and slowdowns have theirs.
+    """
     rows = _rows(beside)
     for point, price in zip(points, prices_ms_per_gib(points), strict=True):
         cap = point.outcome.memory_cap_bytes
-        head = ["none" if cap is None else show_bytes(cap), show_us(point.step_time_us or 0), show_us(point.bound_us)]
+        head = [
+            "none" if cap is None else show_bytes(cap),
+            show_us(point.step_time_us or 0),
+            show_us(point.bound_us),
+        ]
         (row,) = (row for row in rows if row[:3] == head and len(row) == 10)
         assert row[3] == f"{100 * (point.gap or 0):.2f} %"
-        assert row[4:6] == [show_bytes(point.outcome.peak_memory_bytes), str(point.outcome.num_launches)]
+        assert row[4:6] == [
+            show_bytes(point.outcome.peak_memory_bytes),
+            str(point.outcome.num_launches),
+        ]
         assert row[7] == ("" if price is None else f"{price:,.3f}")
         assert row[9]
-    run = next(g for g in json.loads((debug_run / "result.json").read_text())["graphs"] if g["name"] == "backward")
-    assert any(row[0].endswith("(this run)") and row[1] == show_us(run["step_time_us"]) for row in rows if row)
+    run = next(
+        g
+        for g in json.loads((debug_run / "result.json").read_text())["graphs"]
+        if g["name"] == "backward"
+    )
+    assert any(
+        row[0].endswith("(this run)") and row[1] == show_us(run["step_time_us"])
+        for row in rows
+        if row
+    )
     least = least_memory(points, 0.02)
     assert least is not None
-    assert ["2 %", show_us(least.step_limit_us), show_bytes(least.peak_memory_bytes), show_us(least.step_time_us)] in [r[:4] for r in rows]
+    assert [
+        "2 %",
+        show_us(least.step_limit_us),
+        show_bytes(least.peak_memory_bytes),
+        show_us(least.step_time_us),
+    ] in [r[:4] for r in rows]
 
 
 def test_without_a_study_the_run_stands_alone(debug_run: Path) -> None:
-    """Its point and its baselines, and how to get the rest; with a study of other graphs nothing is shown as if it were of these."""
+    """Its point and its baselines, and how to get the rest; with a study of other graphs nothing is
+    shown as if it were of these.
+    """
     page = report_page(load_run(debug_run)).decode()
     assert 'id="frontier"' in page
     assert "--vary memory_cap=floor..none:20" in page
 
 
-def test_a_study_of_something_else_is_refused(run: Run, debug_run: Path, study: Path, debug_graphs: dict[str, Path]) -> None:
-    """The same graph at other costs is another graph here: its step times are no neighbours of this run's."""
-    ran = run("study", debug_graphs["backward"], "--vary", "compute=2x", "--budget", "0", "--jobs", "1", "-o", "other")
+def test_a_study_of_something_else_is_refused(
+    run: Run, debug_run: Path, study: Path, debug_graphs: dict[str, Path]
+) -> None:
+    """The same graph at other costs is another graph here: its step times are no neighbours of this
+    run's.
+    """
+    ran = run(
+        "study",
+        debug_graphs["backward"],
+        "--vary",
+        "compute=2x",
+        "--budget",
+        "0",
+        "--jobs",
+        "1",
+        "-o",
+        "other",
+    )
     assert ran.code == 0, ran.stderr
     for args, words in (
         (("--study", "other"), "found none of them at these costs"),
@@ -101,7 +158,9 @@ def test_a_study_of_something_else_is_refused(run: Run, debug_run: Path, study: 
 
 
 def test_a_page_of_a_study(run: Run, study: Path, points: tuple[Point, ...]) -> None:
-    """All frontiers, then the fastest point of each in detail; ``--point`` chooses another. The commands make those schedules again."""
+    """All frontiers, then the fastest point of each in detail; ``--point`` chooses another. The
+    commands make those schedules again.
+    """
     ran = run("report", study, "-o", "one.html")
     assert ran.code == 0, ran.stderr
     page = Path("one.html").read_text()
@@ -117,7 +176,10 @@ def test_a_page_of_a_study(run: Run, study: Path, points: tuple[Point, ...]) -> 
     assert ran.code == 0, ran.stderr
     graph = next(g for g in json.loads(ran.stdout)["graphs"] if g["name"] == "backward")
     assert graph["memory_cap_bytes"] == tightest.outcome.memory_cap_bytes
-    assert graph["step_time_us"] <= (tightest.step_time_us or 0) * 1.001 or tightest.outcome.how != "solved"
+    assert (
+        graph["step_time_us"] <= (tightest.step_time_us or 0) * 1.001
+        or tightest.outcome.how != "solved"
+    )
 
 
 @pytest.fixture
@@ -134,24 +196,42 @@ PICTURE = "#frontier figure[data-picture=frontier]"
 
 
 def test_hovering_and_clicking_a_point(opened: OpenedSource, points: tuple[Point, ...]) -> None:
-    """The tooltip at a point has its figures; a click lists the baselines there; zoomed in, points are where they belong."""
+    """The tooltip at a point has its figures; a click lists the baselines there; zoomed in, points
+    are where they belong.
+    """
     figure = opened.page.locator(PICTURE).nth(1)  # forward, backward
     figure.locator("> canvas").scroll_into_view_if_needed()
-    drawn = opened.ask(figure, "picture.frontier.lines[0].points.map((p) => [p.cap, p.peak, p.step, p.bound, p.launches])")
+    drawn = opened.ask(
+        figure,
+        "picture.frontier.lines[0].points.map((p) => [p.cap, p.peak, p.step, p.bound, p.launches])",
+    )
     assert [tuple(point) for point in drawn] == [
-        (p.outcome.memory_cap_bytes, p.outcome.peak_memory_bytes, p.outcome.step_ticks, p.outcome.bound_ticks, p.outcome.num_launches)
+        (
+            p.outcome.memory_cap_bytes,
+            p.outcome.peak_memory_bytes,
+            p.outcome.step_ticks,
+            p.outcome.bound_ticks,
+            p.outcome.num_launches,
+        )
         for p in points
     ]
     for k in (0, len(points) // 2):
         point = points[k]
-        x, y = opened.ask(figure, "(({at, point}) => [picture.x(at), picture.y(point.step)])(picture.dots[argument])", k)
+        x, y = opened.ask(
+            figure,
+            "(({at, point}) => [picture.x(at), picture.y(point.step)])(picture.dots[argument])",
+            k,
+        )
         said = opened.hover(figure, x, y)
         assert show_us(point.step_time_us or 0) in said
         assert show_us(point.bound_us) in said
         assert show_bytes(point.outcome.memory_cap_bytes) in said
         figure.locator("> canvas").click(position={"x": x, "y": y})
         rows = [row.split("\t") for row in figure.locator(".alive tbody tr").all_inner_texts()]
-        expected = {(name, show_us(b["step_time_us"])) for name, b in point.outcome.report["baselines"].items()}
+        expected = {
+            (name, show_us(b["step_time_us"]))
+            for name, b in point.outcome.report["baselines"].items()
+        }
         assert {(row[0], row[1]) for row in rows} == expected
     opened.page.mouse.move(0, 0)
     figure.locator("[data-act=in]").click()
@@ -160,10 +240,16 @@ def test_hovering_and_clicking_a_point(opened: OpenedSource, points: tuple[Point
 
 
 def test_the_picture_shows_what_it_says(opened: OpenedSource, points: tuple[Point, ...]) -> None:
-    """Every point in view lies within the picture, above its bound; with all baselines the slowest is in it; this run has its star."""
+    """Every point in view lies within the picture, above its bound; with all baselines the slowest
+    is in it; this run has its star.
+    """
     figure = opened.page.locator(PICTURE).nth(1)
     figure.locator("> canvas").scroll_into_view_if_needed()
-    places = opened.ask(figure, "picture.dots.map(({at, point}) => [picture.x(at), picture.y(point.step), picture.y(point.bound)])")
+    places = opened.ask(
+        figure,
+        "picture.dots.map(({at, point}) => [picture.x(at), picture.y(point.step),"
+        " picture.y(point.bound)])",
+    )
     width = opened.ask(figure, "picture.canvas.clientWidth")
     assert all(0 < x < width and 0 < y <= bound < 340 for x, y, bound in places)
     assert opened.ask(figure, "picture.frontier.here.length") == 1
@@ -172,10 +258,16 @@ def test_the_picture_shows_what_it_says(opened: OpenedSource, points: tuple[Poin
     button = figure.locator("[data-act=range]")
     for _ in range(2):
         button.click()
-    opened.page.wait_for_function("text => document.querySelectorAll('[data-act=range]')[1].textContent === text", arg="with all baselines")
+    opened.page.wait_for_function(
+        "text => document.querySelectorAll('[data-act=range]')[1].textContent === text",
+        arg="with all baselines",
+    )
     assert ticks_to_us(opened.ask(figure, "Math.round(picture.high)")) > slowest
     button.click()
-    opened.page.wait_for_function("text => document.querySelectorAll('[data-act=range]')[1].textContent === text", arg="with the bound")
+    opened.page.wait_for_function(
+        "text => document.querySelectorAll('[data-act=range]')[1].textContent === text",
+        arg="with the bound",
+    )
     assert opened.ask(figure, "picture.high") == high
     colour = opened.ask(
         figure,
@@ -189,7 +281,10 @@ def test_the_picture_shows_what_it_says(opened: OpenedSource, points: tuple[Poin
 
 def test_frontiers_that_differ_in_an_option_are_told_apart(points: tuple[Point, ...]) -> None:
     """Lines are named by what differs, in the order of numbers."""
-    other = [replace(p, point_id=p.point_id + "x", described={**p.described, "mesh": "fsdp=8"}) for p in points]
+    other = [
+        replace(p, point_id=p.point_id + "x", described={**p.described, "mesh": "fsdp=8"})
+        for p in points
+    ]
     these = [replace(p, described={**p.described, "mesh": "fsdp=64"}) for p in points]
     lines = lines_of([*these, *other])
     assert [line.title for line in lines] == ["backward, mesh fsdp=8", "backward, mesh fsdp=64"]

@@ -1,4 +1,6 @@
-"""Rewritten graphs train like captured ones on four gloo processes: the same bits, or close (see ``training_cases``)."""
+"""Rewritten graphs train like captured ones on four gloo processes: the same bits, or close (see
+``training_cases``).
+"""
 
 import pytest
 
@@ -28,7 +30,9 @@ def test_losses_and_gradients_are_those_of_the_captured_graphs(reports, case, ma
             assert found["unequal"] == []
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if "tp=" in case.mesh or "ep=" in case.mesh], ids=str)
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if "tp=" in case.mesh or "ep=" in case.mesh], ids=str
+)
 def test_compute_was_moved_where_it_hides_what_is_on_the_path(reports, case):
     for report in reports:
         assert min(report[str(case)]["solved"]["num_moved"]) > 0
@@ -37,6 +41,9 @@ def test_compute_was_moved_where_it_hides_what_is_on_the_path(reports, case):
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_model_learns(reports, case):
-    losses = [sum(report[str(case)]["layers"]["losses"][step] for report in reports) for step in range(NUM_STEPS)]
+    losses = [
+        sum(report[str(case)]["layers"]["losses"][step] for report in reports)
+        for step in range(NUM_STEPS)
+    ]
     assert losses == sorted(losses, reverse=True)
     assert len(set(losses)) == NUM_STEPS

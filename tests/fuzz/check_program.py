@@ -1,4 +1,6 @@
-"""What must hold of a random program: captured, solved within random caps and written back, it does on real tensors what it did."""
+"""What must hold of a random program: captured, solved within random caps and written back, it does
+on real tensors what it did.
+"""
 
 import random
 from collections.abc import Sequence
@@ -28,7 +30,9 @@ _SYMBOLIC_EVERY = 5
 
 @dataclass(frozen=True)
 class RandomCosts:
-    """Prices that depend on operator, size and seed: now latency counts, now bandwidth, now compute."""
+    """Prices that depend on operator, size and seed: now latency counts, now bandwidth, now
+    compute.
+    """
 
     seed: int
 
@@ -42,9 +46,18 @@ class RandomCosts:
         return rng.choice([1.0, 10.0, 50.0]) + size_bytes * rng.choice([0.001, 0.02, 0.2])
 
 
-def module_of(program: RandomProgram, groups: Sequence[str], *, symbolic: bool) -> torch.fx.GraphModule:
-    """Return the graph of ``program``, with fake values: the very operators, or, as make_fx traces them, with symbolic sizes."""
-    names = {"aten": torch.ops.aten, "c10d": torch.ops._c10d_functional, "prims": torch.ops.prims, "torch": torch}
+def module_of(
+    program: RandomProgram, groups: Sequence[str], *, symbolic: bool
+) -> torch.fx.GraphModule:
+    """Return the graph of ``program``, with fake values: the very operators, or, as make_fx traces
+    them, with symbolic sizes.
+    """
+    names = {
+        "aten": torch.ops.aten,
+        "c10d": torch.ops._c10d_functional,
+        "prims": torch.ops.prims,
+        "torch": torch,
+    }
     exec(program.source(groups), names)
     if symbolic:
         return make_fx(names["program"], tracing_mode="symbolic")(*program.tensors(0))
@@ -52,11 +65,15 @@ def module_of(program: RandomProgram, groups: Sequence[str], *, symbolic: bool) 
 
 
 def failure_of(program: RandomProgram, groups: Sequence[str], seed: int, *, solved: bool) -> str:
-    """Return what does not hold of ``program``; empty where all does. Every process rank of ``groups`` calls this at once."""
+    """Return what does not hold of ``program``; empty where all does. Every process rank of
+    ``groups`` calls this at once.
+    """
     try:
         module = module_of(program, groups, symbolic=seed % _SYMBOLIC_EVERY == 0)
         placeholders = module.graph.find_nodes(op="placeholder")
-        kept = frozenset(node.name for node, i in zip(placeholders, program.inputs, strict=True) if i.kept)
+        kept = frozenset(
+            node.name for node, i in zip(placeholders, program.inputs, strict=True) if i.kept
+        )
         captured = capture_of(module, sorted(kept))
         costs = RandomCosts(seed)
         dag = export(captured, costs)
@@ -66,23 +83,37 @@ def failure_of(program: RandomProgram, groups: Sequence[str], seed: int, *, solv
             return f"verify: {violations[0]}"
         rewritten = write_back(module, problem, schedule)
         claimed = simulate(problem, schedule)
-        trip = with_names_checked(round_trip(rewritten, captured, costs, {}, claimed), rewritten, problem, schedule)
+        trip = with_names_checked(
+            round_trip(rewritten, captured, costs, {}, claimed), rewritten, problem, schedule
+        )
         if not trip.exact:
             return f"round trip: {trip.difference}"
         if claimed_peak is not None and claimed.peak_memory_bytes != claimed_peak:
-            return f"the solver claims a peak of {claimed_peak} bytes, simulate of {claimed.peak_memory_bytes}"
+            return (
+                f"the solver claims a peak of {claimed_peak} bytes, simulate of"
+                f" {claimed.peak_memory_bytes}"
+            )
         again = export(capture_of(rewritten, sorted(kept)), costs)
         before = _run(module, dag, program, kept, seed)
         after = _run(rewritten, again, program, kept, seed)
     except Exception as error:  # whatever it is, it is a finding
         return f"{type(error).__name__}: {error}"
-    for name, found, told in (("captured", before.live, live_bytes_of(dag)), ("rewritten", after.live, live_bytes_of(again))):
+    for name, found, told in (
+        ("captured", before.live, live_bytes_of(dag)),
+        ("rewritten", after.live, live_bytes_of(again)),
+    ):
         if found != told:
             at = next(k for k, (a, b) in enumerate(zip(found, told, strict=True)) if a != b)
-            return f"memory of the {name} graph: {found[at]} bytes counted at node {at}, {told[at]} told"
+            return (
+                f"memory of the {name} graph: {found[at]} bytes counted at node {at}, {told[at]}"
+                " told"
+            )
     if caps.memory_cap_bytes is not None and max(after.live) > caps.memory_cap_bytes:
         return f"memory: {max(after.live)} bytes counted, cap {caps.memory_cap_bytes}"
-    for what, a, b in (("output", before.outputs, after.outputs), ("input", before.inputs, after.inputs)):
+    for what, a, b in (
+        ("output", before.outputs, after.outputs),
+        ("input", before.inputs, after.inputs),
+    ):
         for k, (x, y) in enumerate(zip(a, b, strict=True)):
             if not torch.equal(x.nan_to_num(), y.nan_to_num()):
                 return f"{what} {k} differs by {(x.double() - y.double()).abs().max().item():.3g}"
@@ -107,10 +138,19 @@ def _scheduled(problem: Problem, seed: int, *, solved: bool) -> tuple[Caps, Sche
     answer = solve(problem, caps, options)
     if answer.best is None:
         if solve(problem, replace(caps, memory_cap_bytes=None), options).best is None:
-            return Caps(), as_captured(problem.num_nodes), None  # no schedule is known that keeps the other caps alone
-        raise AssertionError(f"no schedule fits {caps}, though the least memory was asked for: {answer.infeasibility}")
+            return (
+                Caps(),
+                as_captured(problem.num_nodes),
+                None,
+            )  # no schedule is known that keeps the other caps alone
+        raise AssertionError(
+            f"no schedule fits {caps}, though the least memory was asked for:"
+            f" {answer.infeasibility}"
+        )
     if answer.bound_ticks > answer.best.step_time_ticks:
-        raise AssertionError(f"bound {answer.bound_ticks} above the step time {answer.best.step_time_ticks}")
+        raise AssertionError(
+            f"bound {answer.bound_ticks} above the step time {answer.best.step_time_ticks}"
+        )
     if answer.best.step_time_ticks != simulate(problem, answer.best.schedule).step_time_ticks:
         raise AssertionError("the solver's step time is not that of simulate")
     return caps, answer.best.schedule, answer.best.peak_memory_bytes
@@ -123,7 +163,9 @@ class _Ran:
     live: list[int]
 
 
-def _run(module: torch.fx.GraphModule, dag, program: RandomProgram, names: frozenset[str], seed: int) -> _Ran:
+def _run(
+    module: torch.fx.GraphModule, dag, program: RandomProgram, names: frozenset[str], seed: int
+) -> _Ran:
     inputs = program.tensors(100 * seed + dist.get_rank())
     kept = [tensor for tensor, i in zip(inputs, program.inputs, strict=True) if i.kept]
     torch.manual_seed(seed + dist.get_rank())

@@ -1,4 +1,5 @@
-"""What reads files, one function for each kind of file, and a valid file of that kind to start from.
+"""What reads files, one function for each kind of file, and a valid file of that kind to start
+from.
 
 usage: file_readers.py                              print the readers
        file_readers.py READER CORPUS [OPTIONS]      fuzz one, with options of libFuzzer
@@ -51,7 +52,9 @@ launch_us = { all_gather = 30.0 }
 copies = [[1024, 3.0], [1048576, 90.0]]
 compute = []
 """
-TEXTS = b"memory_cap=floor..none:20\nmesh=fsdp=64,fsdp=128\nlinks,compute=1.2\n60GiB\n0.1\nnetwork=2x"
+TEXTS = (
+    b"memory_cap=floor..none:20\nmesh=fsdp=64,fsdp=128\nlinks,compute=1.2\n60GiB\n0.1\nnetwork=2x"
+)
 
 
 def _in_file(read: Callable[[Path], object], suffix: str) -> Callable[[bytes], None]:
@@ -91,8 +94,14 @@ def graph_of_debug() -> bytes:
     from apsched.models.preset_capture import capture_built
 
     with world(2):
-        capture = capture_built(build("llama3-debug", mesh=MeshSpec.parse("fsdp=2"), seq_len=8, num_layers=1))
-        dag = export(capture.graphs[0], ClusterCostModel(load_cluster("cpu"), capture.group_ranks), group_ranks=capture.group_ranks)
+        capture = capture_built(
+            build("llama3-debug", mesh=MeshSpec.parse("fsdp=2"), seq_len=8, num_layers=1)
+        )
+        dag = export(
+            capture.graphs[0],
+            ClusterCostModel(load_cluster("cpu"), capture.group_ranks),
+            group_ranks=capture.group_ranks,
+        )
     return zlib.decompress(to_bytes(dag), wbits=47)
 
 
@@ -111,20 +120,37 @@ def table() -> dict[str, tuple[bytes, Callable[[bytes], object]]]:
     from apsched.quantities import parse_bytes, parse_memory_cap, parse_share
     from apsched.study.axes import parse_vary
 
-    schedule = b'{"format": "apsched-schedule", "version": 1, "graph": {"name": "forward", "hash": "00"}, "buckets": [], "order": [[0, 3]]}'
-    cluster = Path(sys.modules[load_cluster.__module__].__file__ or "").parent / "clusters" / "h100.toml"
+    schedule = (
+        b'{"format": "apsched-schedule", "version": 1, "graph": {"name": "forward", "hash": "00"},'
+        b' "buckets": [], "order": [[0, 3]]}'
+    )
+    cluster = (
+        Path(sys.modules[load_cluster.__module__].__file__ or "").parent / "clusters" / "h100.toml"
+    )
     return {
         "graph": (b"", lambda content: build_problem(from_bytes(zlib.compress(content, wbits=31)))),
         "schedule": (schedule, lambda content: parse_schedule(content, "file")),
         "plan": (PLAN, lambda content: parse_plan(content, "file.toml")),
-        "plan-json": (b'{"rule": [{"match": "a.*", "group": "g"}]}', lambda content: parse_plan(content, "file.json")),
+        "plan-json": (
+            b'{"rule": [{"match": "a.*", "group": "g"}]}',
+            lambda content: parse_plan(content, "file.json"),
+        ),
         "cluster": (cluster.read_bytes(), _in_file(load_cluster, ".toml")),
         "costs": (COSTS, _in_file(load_costs, ".toml")),
         "nccl-tests": (NCCL_TESTS, _in_file(load_table, ".txt")),
         "csv": (CSV, _in_file(load_table, ".csv")),
         "trace": (TRACE, _in_file(load_trace, ".json")),
         "answer": (b"{}", parse_answer),
-        "options": (TEXTS, _each_line(lambda t: parse_vary([t]), parse_contention, parse_memory_cap, parse_bytes, parse_share)),
+        "options": (
+            TEXTS,
+            _each_line(
+                lambda t: parse_vary([t]),
+                parse_contention,
+                parse_memory_cap,
+                parse_bytes,
+                parse_share,
+            ),
+        ),
     }
 
 

@@ -1,8 +1,9 @@
 """Random FX graphs as programs that can be printed, run and shortened.
 
-A program is a list of lines over tensors of two dimensions: pointwise work, products, views, splits, writes in place (through views, into
-inputs, into outputs), draws, results that nobody uses, and collectives on several groups whose waits come at once or late. No line reads
-the result of a collective before its wait, or writes what one still reads: such a race has no result to compare.
+A program is a list of lines over tensors of two dimensions: pointwise work, products, views,
+splits, writes in place (through views, into inputs, into outputs), draws, results that nobody uses,
+and collectives on several groups whose waits come at once or late. No line reads the result of a
+collective before its wait, or writes what one still reads: such a race has no result to compare.
 """
 
 import random
@@ -62,7 +63,13 @@ class RandomProgram:
     def source(self, groups: Sequence[str] = GROUPS) -> str:
         """Return the program as Python; ``groups`` are the names of the process groups."""
         body = [f"    {line.target} = {line.expression}" for line in self.lines]
-        text = "\n".join([f"def program({', '.join(i.name for i in self.inputs)}):", *body, f"    return ({', '.join(self.outputs)},)"])
+        text = "\n".join(
+            [
+                f"def program({', '.join(i.name for i in self.inputs)}):",
+                *body,
+                f"    return ({', '.join(self.outputs)},)",
+            ]
+        )
         for placeholder, name in zip(GROUPS, groups, strict=True):
             text = text.replace(f"<{placeholder}>", name)
         return text
@@ -70,10 +77,17 @@ class RandomProgram:
     def tensors(self, seed: int) -> list[torch.Tensor]:
         """Return inputs of process rank or run ``seed``."""
         generator = torch.Generator().manual_seed(seed)
-        return [torch.randn(*i.shape, generator=generator, dtype=torch.float64).to(getattr(torch, i.dtype)) for i in self.inputs]
+        return [
+            torch.randn(*i.shape, generator=generator, dtype=torch.float64).to(
+                getattr(torch, i.dtype)
+            )
+            for i in self.inputs
+        ]
 
     def without(self, dropped: set[str]) -> "RandomProgram":
-        """Return the program without the lines of these targets, what needs them, and starts that nothing waits for any longer."""
+        """Return the program without the lines of these targets, what needs them, and starts that
+        nothing waits for any longer.
+        """
         gone, lines = set(dropped), []
         for line in self.lines:
             if line.target in gone or not gone.isdisjoint(line.uses):
@@ -94,7 +108,9 @@ class _Generator:
         self.values: list[Value] = []
         self.lines: list[Line] = []
         self.in_flight: dict[str, tuple[Value, int, int]] = {}
-        """By the name of a start: the result of its wait, the line of the start, the storage that it reads."""
+        """By the name of a start: the result of its wait, the line of the start, the storage that
+        it reads.
+        """
         self.gradients: list[str] = []
         self.count = self.storages = 0
 
@@ -102,7 +118,16 @@ class _Generator:
         self.count += 1
         return f"v{self.count}"
 
-    def new(self, expression: str, uses: Sequence[Value], shape, dtype: str, *, storage: int | None = None, dense: bool = True) -> Value:
+    def new(
+        self,
+        expression: str,
+        uses: Sequence[Value],
+        shape,
+        dtype: str,
+        *,
+        storage: int | None = None,
+        dense: bool = True,
+    ) -> Value:
         """Append a line; without ``storage`` its result has one of its own."""
         name = self.fresh()
         if storage is None:
@@ -115,12 +140,23 @@ class _Generator:
 
     def copy(self, a: Value) -> Value:
         """Append a dense copy."""
-        return self.new(f"aten.clone.default({a.name}, memory_format=torch.contiguous_format)", [a], a.shape, a.dtype)
+        return self.new(
+            f"aten.clone.default({a.name}, memory_format=torch.contiguous_format)",
+            [a],
+            a.shape,
+            a.dtype,
+        )
 
     def pick(self, **like) -> Value | None:
         """Return some value, a late one rather than an early one."""
-        fitting = [v for v in self.values if all(getattr(v, key) == wanted for key, wanted in like.items())]
-        return self.rng.choice(fitting[-12:] if self.rng.random() < 0.7 else fitting) if fitting else None
+        fitting = [
+            v for v in self.values if all(getattr(v, key) == wanted for key, wanted in like.items())
+        ]
+        return (
+            self.rng.choice(fitting[-12:] if self.rng.random() < 0.7 else fitting)
+            if fitting
+            else None
+        )
 
     def start(self, source: Value, *, kind: str | None = None) -> str:
         """Launch a collective on ``source``; the wait comes later."""
@@ -131,20 +167,39 @@ class _Generator:
         rows, columns = source.shape
         kind = kind or rng.choice(["all_gather", "reduce_scatter", "all_reduce", "all_to_all"])
         if kind == "all_gather":
-            call, shape = f"c10d.all_gather_into_tensor.default({source.name}, {WORLD_SIZE}, '<{group}>')", (rows * WORLD_SIZE, columns)
+            call, shape = (
+                f"c10d.all_gather_into_tensor.default({source.name}, {WORLD_SIZE}, '<{group}>')",
+                (rows * WORLD_SIZE, columns),
+            )
         elif kind == "reduce_scatter":
             op = rng.choice(["sum", "avg"])
-            call = f"c10d.reduce_scatter_tensor.default({source.name}, '{op}', {WORLD_SIZE}, '<{group}>')"
+            call = (
+                f"c10d.reduce_scatter_tensor.default({source.name}, '{op}', {WORLD_SIZE},"
+                f" '<{group}>')"
+            )
             shape = (rows // WORLD_SIZE, columns)
         elif kind == "all_reduce":
-            call, shape = f"c10d.all_reduce.default({source.name}, '{rng.choice(['sum', 'avg', 'max'])}', '<{group}>')", source.shape
+            call, shape = (
+                (
+                    f"c10d.all_reduce.default({source.name}, '{rng.choice(['sum', 'avg', 'max'])}',"
+                    f" '<{group}>')"
+                ),
+                source.shape,
+            )
         else:
             half = [rows // WORLD_SIZE] * WORLD_SIZE
-            call, shape = f"c10d.all_to_all_single.default({source.name}, {half}, {half}, '<{group}>')", source.shape
+            call, shape = (
+                f"c10d.all_to_all_single.default({source.name}, {half}, {half}, '<{group}>')",
+                source.shape,
+            )
         name, waited = self.fresh(), self.fresh()
         self.storages += 1
         self.lines.append(Line(name, call, (source.name,), pending=waited))
-        self.in_flight[name] = (Value(waited, shape, source.dtype, self.storages), len(self.lines), source.storage)
+        self.in_flight[name] = (
+            Value(waited, shape, source.dtype, self.storages),
+            len(self.lines),
+            source.storage,
+        )
         return name
 
     def wait(self, start: str) -> Value:
@@ -158,7 +213,12 @@ class _Generator:
         rng = self.rng
         if rng.random() < 0.4:
             dtype = rng.choice(DTYPES)
-            shard = self.new(f"prims.convert_element_type.default({shard.name}, torch.{dtype})", [shard], shard.shape, dtype)
+            shard = self.new(
+                f"prims.convert_element_type.default({shard.name}, torch.{dtype})",
+                [shard],
+                shard.shape,
+                dtype,
+            )
         start = self.start(shard, kind="all_gather")
         if rng.random() < 0.8:
             self.wait(start)
@@ -168,7 +228,11 @@ class _Generator:
         source = self.pick()
         if source is None or source.shape[0] < WORLD_SIZE:
             return
-        value = self.wait(self.start(source, kind=self.rng.choice(["reduce_scatter", "reduce_scatter", "all_reduce"])))
+        value = self.wait(
+            self.start(
+                source, kind=self.rng.choice(["reduce_scatter", "reduce_scatter", "all_reduce"])
+            )
+        )
         self.values.remove(value)
         self.gradients.append(value.name)
 
@@ -178,30 +242,74 @@ class _Generator:
         if a is None:
             return
         rows, columns = a.shape
-        what = rng.choice(["unary", "binary", "mm", "view", "slice", "split", "cast", "cat", "draw", "sum", "write", "write", "copy"])
+        what = rng.choice(
+            [
+                "unary",
+                "binary",
+                "mm",
+                "view",
+                "slice",
+                "split",
+                "cast",
+                "cat",
+                "draw",
+                "sum",
+                "write",
+                "write",
+                "copy",
+            ]
+        )
         if what == "unary":
             op = rng.choice(["tanh", "neg", "sin", "relu"])
             self.new(f"aten.{op}.default({a.name})", [a], a.shape, a.dtype, dense=a.dense)
         elif what == "binary":
             b = self.pick(shape=a.shape, dtype=a.dtype)
             op = rng.choice(["add", "mul", "sub"])
-            self.new(f"aten.{op}.Tensor({a.name}, {b.name})", [a, b], a.shape, a.dtype, dense=a.dense and b.dense)
+            self.new(
+                f"aten.{op}.Tensor({a.name}, {b.name})",
+                [a, b],
+                a.shape,
+                a.dtype,
+                dense=a.dense and b.dense,
+            )
         elif what == "mm":
             fitting = [b for b in self.values if b.dtype == a.dtype and b.shape[0] == columns]
             if fitting:
                 b = rng.choice(fitting)
-                product = self.new(f"aten.mm.default({a.name}, {b.name})", [a, b], (rows, b.shape[1]), a.dtype)
+                product = self.new(
+                    f"aten.mm.default({a.name}, {b.name})", [a, b], (rows, b.shape[1]), a.dtype
+                )
                 self.new(f"aten.tanh.default({product.name})", [product], product.shape, a.dtype)
         elif what == "view":
             if rng.random() < 0.5 or not a.dense:
-                self.new(f"aten.t.default({a.name})", [a], (columns, rows), a.dtype, storage=a.storage, dense=False)
+                self.new(
+                    f"aten.t.default({a.name})",
+                    [a],
+                    (columns, rows),
+                    a.dtype,
+                    storage=a.storage,
+                    dense=False,
+                )
             elif rows % 2 == 0:
                 shape = (rows // 2, columns * 2)
-                self.new(f"aten.view.default({a.name}, {list(shape)})", [a], shape, a.dtype, storage=a.storage)
+                self.new(
+                    f"aten.view.default({a.name}, {list(shape)})",
+                    [a],
+                    shape,
+                    a.dtype,
+                    storage=a.storage,
+                )
         elif what == "slice" and rows >= 4:
             half = rows // 2
             at = rng.choice([0, half])
-            self.new(f"aten.slice.Tensor({a.name}, 0, {at}, {at + half})", [a], (half, columns), a.dtype, storage=a.storage, dense=a.dense)
+            self.new(
+                f"aten.slice.Tensor({a.name}, 0, {at}, {at + half})",
+                [a],
+                (half, columns),
+                a.dtype,
+                storage=a.storage,
+                dense=a.dense,
+            )
         elif what == "split" and rows >= 4:
             name = self.fresh()
             self.lines.append(Line(name, f"aten.split.Tensor({a.name}, {rows // 2}, 0)", (a.name,)))
@@ -211,10 +319,22 @@ class _Generator:
                 self.values.append(value)
         elif what == "cast":
             dtype = rng.choice([d for d in DTYPES if d != a.dtype])
-            self.new(f"prims.convert_element_type.default({a.name}, torch.{dtype})", [a], a.shape, dtype, dense=a.dense)
+            self.new(
+                f"prims.convert_element_type.default({a.name}, torch.{dtype})",
+                [a],
+                a.shape,
+                dtype,
+                dense=a.dense,
+            )
         elif what == "cat" and rows <= max(SIZES):
             b = self.pick(shape=a.shape, dtype=a.dtype)
-            self.new(f"aten.cat.default([{a.name}, {b.name}])", [a, b], (2 * rows, columns), a.dtype, dense=a.dense and b.dense)
+            self.new(
+                f"aten.cat.default([{a.name}, {b.name}])",
+                [a, b],
+                (2 * rows, columns),
+                a.dtype,
+                dense=a.dense and b.dense,
+            )
         elif what == "draw":
             self.new(f"aten.rand_like.default({a.name})", [a], a.shape, a.dtype, dense=a.dense)
         elif what == "sum":
@@ -229,17 +349,33 @@ class _Generator:
         if any(storage == a.storage for _, _, storage in self.in_flight.values()):
             return
         b = self.pick(shape=a.shape, dtype=a.dtype)
-        operation = self.rng.choice(["aten.mul_.Tensor({a}, 0.5)", "aten.add_.Tensor({a}, 1.0)", "aten.copy_.default({a}, {b})"])
+        operation = self.rng.choice(
+            [
+                "aten.mul_.Tensor({a}, 0.5)",
+                "aten.add_.Tensor({a}, 1.0)",
+                "aten.copy_.default({a}, {b})",
+            ]
+        )
         uses = [a] if "{b}" not in operation or b is None else [a, b]
         if len(uses) == 2 and b.storage == a.storage:
             return  # who reads what it writes through another view has no defined result
-        self.new(operation.format(a=a.name, b=b.name), uses, a.shape, a.dtype, storage=a.storage, dense=a.dense)
+        self.new(
+            operation.format(a=a.name, b=b.name),
+            uses,
+            a.shape,
+            a.dtype,
+            storage=a.storage,
+            dense=a.dense,
+        )
 
     def program(self) -> RandomProgram:
         rng = self.rng
         inputs = []
         for k in range(rng.randint(2, 8)):
-            shape, dtype = (rng.choice(SIZES), rng.choice(SIZES)), rng.choice(DTYPES if rng.random() < 0.3 else DTYPES[:1])
+            shape, dtype = (
+                (rng.choice(SIZES), rng.choice(SIZES)),
+                rng.choice(DTYPES if rng.random() < 0.3 else DTYPES[:1]),
+            )
             inputs.append(Input(f"p{k}", shape, dtype, kept=rng.random() < 0.7))
             self.storages += 1
             self.values.append(Value(f"p{k}", shape, dtype, self.storages))
@@ -250,7 +386,11 @@ class _Generator:
                 self.gather_parameter(rng.choice(shards))
             elif draw < 0.22:
                 self.reduce_gradient()
-            elif draw < 0.32 and (source := self.pick()) is not None and source.shape[0] >= WORLD_SIZE:
+            elif (
+                draw < 0.32
+                and (source := self.pick()) is not None
+                and source.shape[0] >= WORLD_SIZE
+            ):
                 self.start(source)
             elif draw < 0.45 and self.in_flight:
                 self.wait(rng.choice(list(self.in_flight)))
@@ -259,9 +399,13 @@ class _Generator:
             self.values = [v for v in self.values if v.shape[0] * v.shape[1] <= 1024]
         while self.in_flight:
             self.wait(next(iter(self.in_flight)))
-        returned = rng.sample([v.name for v in self.values], min(len(self.values), rng.randint(1, 6)))
+        returned = rng.sample(
+            [v.name for v in self.values], min(len(self.values), rng.randint(1, 6))
+        )
         targets = {line.target for line in self.lines}
-        outputs = tuple(dict.fromkeys([*self.gradients, *(name for name in returned if name in targets)])) or (self.lines[-1].target,)
+        outputs = tuple(
+            dict.fromkeys([*self.gradients, *(name for name in returned if name in targets)])
+        ) or (self.lines[-1].target,)
         return RandomProgram(inputs=tuple(inputs), lines=tuple(self.lines), outputs=outputs)
 
 

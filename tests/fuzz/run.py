@@ -1,4 +1,5 @@
-"""Try random FX graphs on two gloo processes until the time is up; print those that fail, shortened, as programs.
+"""Try random FX graphs on two gloo processes until the time is up; print those that fail,
+shortened, as programs.
 
 usage: python tests/fuzz/run.py [--minutes 60] [--first-seed 0] [--solve-every 5]
 """
@@ -14,20 +15,36 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.helpers.processes import WORKERS, run_processes  # noqa: E402
 
 
-def try_seeds(*, first_seed: int, num_seeds: int, solve_every: int, seconds: float, folder: Path) -> dict:
+def try_seeds(
+    *, first_seed: int, num_seeds: int, solve_every: int, seconds: float, folder: Path
+) -> dict:
     """Return what process rank 0 found: how many seeds it ``tried``, and ``failures``."""
-    request = {"first_seed": first_seed, "num_seeds": num_seeds, "solve_every": solve_every, "seconds": seconds}
+    request = {
+        "first_seed": first_seed,
+        "num_seeds": num_seeds,
+        "solve_every": solve_every,
+        "seconds": seconds,
+    }
     (folder / "request.json").write_text(json.dumps(request))
-    found, other = run_processes(WORKERS / "graphs/fuzz_worker.py", folder, 2, timeout_s=seconds + 600)
+    found, other = run_processes(
+        WORKERS / "graphs/fuzz_worker.py", folder, 2, timeout_s=seconds + 600
+    )
     assert found == other, "process ranks found different things"
     return found
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Try random FX graphs on two gloo processes until the time is up.")
+    parser = argparse.ArgumentParser(
+        description="Try random FX graphs on two gloo processes until the time is up."
+    )
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--solve-every", type=int, default=5, help="solve every N-th graph; the others get random legal schedules")
+    parser.add_argument(
+        "--solve-every",
+        type=int,
+        default=5,
+        help="solve every N-th graph; the others get random legal schedules",
+    )
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         found = try_seeds(

@@ -1,8 +1,10 @@
-"""Fuzz what reads files, guided by coverage (atheris, libFuzzer): any bytes are read, or refused with an ``InputError`` that says why.
+"""Fuzz what reads files, guided by coverage (atheris, libFuzzer): any bytes are read, or refused
+with an ``InputError`` that says why.
 
 usage: python tests/fuzz/run_files.py [READER ...] [--runs 5000 | --minutes 60] [--seed 1]
 
-Each reader has a process of its own, since libFuzzer ends it, and starts from a valid file. A failing input is printed in full.
+Each reader has a process of its own, since libFuzzer ends it, and starts from a valid file. A
+failing input is printed in full.
 """
 
 import argparse
@@ -17,7 +19,9 @@ _READERS = HERE / "file_readers.py"
 
 def readers() -> list[str]:
     """Return the names of all readers."""
-    done = subprocess.run([sys.executable, str(_READERS)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, str(_READERS)], capture_output=True, text=True, check=True
+    )
     return done.stdout.split()
 
 
@@ -39,14 +43,20 @@ def fuzz(reader: str, *, runs: int | None, seconds: int | None, seed: int, folde
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode == 0:
         return ""
-    inputs = [f"{path.name}: {path.read_bytes()!r}" for path in sorted(folder.iterdir()) if path.is_file()]
+    inputs = [
+        f"{path.name}: {path.read_bytes()!r}" for path in sorted(folder.iterdir()) if path.is_file()
+    ]
     return "\n".join([done.stdout[-1500:], done.stderr[-3000:], *inputs])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Fuzz what reads files, guided by coverage.")
-    parser.add_argument("readers", metavar="READER", nargs="*", help=f"of {', '.join(readers())} (default: all)")
-    parser.add_argument("--runs", type=int, default=5000, help="inputs for each reader (default 5000)")
+    parser.add_argument(
+        "readers", metavar="READER", nargs="*", help=f"of {', '.join(readers())} (default: all)"
+    )
+    parser.add_argument(
+        "--runs", type=int, default=5000, help="inputs for each reader (default 5000)"
+    )
     parser.add_argument("--minutes", type=float, help="for each reader, in place of --runs")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
@@ -54,7 +64,13 @@ def main() -> int:
     for reader in given.readers or readers():
         with tempfile.TemporaryDirectory() as folder:
             seconds = None if given.minutes is None else round(60 * given.minutes)
-            found = fuzz(reader, runs=given.runs if seconds is None else None, seconds=seconds, seed=given.seed, folder=Path(folder))
+            found = fuzz(
+                reader,
+                runs=given.runs if seconds is None else None,
+                seconds=seconds,
+                seed=given.seed,
+                folder=Path(folder),
+            )
         print(f"{reader}: {'breaks' if found else 'holds'}", flush=True)
         if found:
             broken += 1

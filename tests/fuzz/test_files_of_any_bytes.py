@@ -1,4 +1,6 @@
-"""Whatever bytes a file has, it is read or refused in words; ``run_files.py`` tries for as long as you like."""
+"""Whatever bytes a file has, it is read or refused in words; ``run_files.py`` tries for as long as
+you like.
+"""
 
 from importlib.util import find_spec
 

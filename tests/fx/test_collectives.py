@@ -33,7 +33,15 @@ def call(target, *args, result=(8, 4), source=(8, 4), dtype=torch.float32, **kwa
 
 
 def gather(**kwargs):
-    return call(c10d.all_gather_into_tensor.default, "x", 4, "dp", result=(32, 4), dtype=torch.bfloat16, **kwargs)
+    return call(
+        c10d.all_gather_into_tensor.default,
+        "x",
+        4,
+        "dp",
+        result=(32, 4),
+        dtype=torch.bfloat16,
+        **kwargs,
+    )
 
 
 def test_predicates_name_the_kind():
@@ -43,9 +51,19 @@ def test_predicates_name_the_kind():
     wait = call(c10d.wait_tensor.default, "x")
     compute = call(torch.ops.aten.relu.default, "x")
     nodes = (gather(), scatter, reduce, exchange, wait, compute)
-    assert [collective_kind(node) for node in nodes] == ["all_gather", "reduce_scatter", "all_reduce", "all_to_all", None, None]
+    assert [collective_kind(node) for node in nodes] == [
+        "all_gather",
+        "reduce_scatter",
+        "all_reduce",
+        "all_to_all",
+        None,
+        None,
+    ]
     predicates = (is_all_gather, is_reduce_scatter, is_wait_tensor)
-    table = [[predicate(node) for predicate in predicates] for node in (gather(), scatter, wait, reduce, exchange, compute)]
+    table = [
+        [predicate(node) for predicate in predicates]
+        for node in (gather(), scatter, wait, reduce, exchange, compute)
+    ]
     assert table == [[row == column for column in range(3)] for row in range(6)]
     assert [is_collective(n) for n in (gather(), wait, compute)] == [True, False, False]
 
@@ -53,9 +71,19 @@ def test_predicates_name_the_kind():
 def test_bytes_are_counted_once_as_nccl_does():
     sizes = {"dp": 4}
     assert describe(gather(), sizes).size_bytes == 32 * 4 * 2
-    assert describe(call(c10d.reduce_scatter_tensor.default, "x", "avg", 4, "dp", result=(2, 4)), sizes).size_bytes == 8 * 4 * 4
+    assert (
+        describe(
+            call(c10d.reduce_scatter_tensor.default, "x", "avg", 4, "dp", result=(2, 4)), sizes
+        ).size_bytes
+        == 8 * 4 * 4
+    )
     reduce = describe(call(c10d.all_reduce.default, "x", "AVG", "dp"), sizes)
-    assert (reduce.size_bytes, reduce.input_bytes, reduce.output_bytes, reduce.reduce_op) == (128, 128, 128, "avg")
+    assert (reduce.size_bytes, reduce.input_bytes, reduce.output_bytes, reduce.reduce_op) == (
+        128,
+        128,
+        128,
+        "avg",
+    )
 
 
 @pytest.mark.parametrize(
@@ -66,21 +94,57 @@ def test_bytes_are_counted_once_as_nccl_does():
         (c10d.all_reduce_coalesced.default, (["x"], "sum", "dp"), "all_reduce", False, False, True),
         (c10d.all_reduce_coalesced_.default, (["x"], "sum", "dp"), "all_reduce", True, True, True),
         (c10d.all_gather_into_tensor_out.default, ("x", 4, "dp"), "all_gather", True, True, False),
-        (c10d.all_gather_into_tensor_coalesced.default, (["x"], 4, "dp"), "all_gather", True, False, True),
-        (c10d.reduce_scatter_tensor_out.default, ("x", "sum", 4, "dp"), "reduce_scatter", True, True, False),
-        (c10d.reduce_scatter_tensor_coalesced.default, (["x"], "sum", 4, "dp"), "reduce_scatter", True, False, True),
+        (
+            c10d.all_gather_into_tensor_coalesced.default,
+            (["x"], 4, "dp"),
+            "all_gather",
+            True,
+            False,
+            True,
+        ),
+        (
+            c10d.reduce_scatter_tensor_out.default,
+            ("x", "sum", 4, "dp"),
+            "reduce_scatter",
+            True,
+            True,
+            False,
+        ),
+        (
+            c10d.reduce_scatter_tensor_coalesced.default,
+            (["x"], "sum", 4, "dp"),
+            "reduce_scatter",
+            True,
+            False,
+            True,
+        ),
         (c10d.broadcast.default, ("x", 0, "dp"), "broadcast", False, False, False),
         (c10d.broadcast_.default, ("x", 0, "dp"), "broadcast", True, True, False),
     ],
 )
-def test_every_variant_says_what_it_holds_and_where_it_writes(target, arguments, kind, holds, in_place, coalesced):
+def test_every_variant_says_what_it_holds_and_where_it_writes(
+    target, arguments, kind, holds, in_place, coalesced
+):
     described = describe(call(target, *arguments), {"dp": 4})
-    found = (described.kind, described.holds_input, described.in_place, described.coalesced, described.group, described.input_bytes)
+    found = (
+        described.kind,
+        described.holds_input,
+        described.in_place,
+        described.coalesced,
+        described.group,
+        described.input_bytes,
+    )
     assert found == (kind, holds, in_place, coalesced, "dp", 128)
 
 
 def test_arguments_may_be_passed_by_name():
-    node = call(c10d.all_gather_into_tensor.default, input="x", group_size=4, group_name="dp", result=(32, 4))
+    node = call(
+        c10d.all_gather_into_tensor.default,
+        input="x",
+        group_size=4,
+        group_name="dp",
+        result=(32, 4),
+    )
     assert describe(node, group_sizes([node], {})).group_size == 4
     assert describe(node, {"dp": 4}).input_bytes == 128
 
@@ -89,7 +153,9 @@ def test_a_group_without_a_size_takes_it_from_another_node_or_from_group_ranks()
     reduce = call(c10d.all_reduce.default, "x", "sum", "dp")
     assert group_sizes([reduce, gather()], {}) == {"dp": 4}
     assert group_sizes([reduce], {"dp": (0, 2, 4)}) == {"dp": 3}
-    with pytest.raises(InputError, match="node all_reduce_default: expected the size of process group 'dp'"):
+    with pytest.raises(
+        InputError, match="node all_reduce_default: expected the size of process group 'dp'"
+    ):
         group_sizes([reduce], {"dp": ()})
 
 
@@ -103,7 +169,10 @@ def test_the_name_of_a_group_may_be_a_node():
 
 @pytest.mark.parametrize("target", [c10d.isend.default, torch.ops.c10d.allreduce_.default])
 def test_communication_that_cannot_be_scheduled_is_refused_by_name(target):
-    with pytest.raises(InputError, match=r"^node \w+: expected a functional collective .*, found .*; trace the model"):
+    with pytest.raises(
+        InputError,
+        match=r"^node \w+: expected a functional collective .*, found .*; trace the model",
+    ):
         collective_kind(call(target, "x", 0, 0, "dp"))
 
 

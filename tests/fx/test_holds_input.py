@@ -1,4 +1,6 @@
-"""What the records say of the input of a collective is what torch does: held until the wait, or not; a wait returns its argument."""
+"""What the records say of the input of a collective is what torch does: held until the wait, or
+not; a wait returns its argument.
+"""
 
 import tempfile
 import time
@@ -14,8 +16,12 @@ from apsched.fx.collectives import _CLONES_INPUT  # the claim under test
 c10d = torch.ops._c10d_functional
 LAUNCHES = {
     "all_gather_into_tensor": lambda x, g: c10d.all_gather_into_tensor(x, 2, g),
-    "all_gather_into_tensor_out": lambda x, g: c10d.all_gather_into_tensor_out(x, 2, g, out=torch.empty(32, 4)),
-    "all_gather_into_tensor_coalesced": lambda x, g: c10d.all_gather_into_tensor_coalesced([x], 2, g)[0],
+    "all_gather_into_tensor_out": lambda x, g: c10d.all_gather_into_tensor_out(
+        x, 2, g, out=torch.empty(32, 4)
+    ),
+    "all_gather_into_tensor_coalesced": lambda x, g: c10d.all_gather_into_tensor_coalesced(
+        [x], 2, g
+    )[0],
     "all_to_all_single": lambda x, g: c10d.all_to_all_single(x, [8, 8], [8, 8], g),
     "all_reduce": lambda x, g: c10d.all_reduce(x, "sum", g),
     "all_reduce_coalesced": lambda x, g: c10d.all_reduce_coalesced([x], "sum", g)[0],
@@ -34,10 +40,16 @@ def observe(rank, store, results):
         del x
         held = not reference.expired()
         done = c10d.wait_tensor(started)
-        deadline = time.monotonic() + 60  # gloo's thread drops its last reference a little after the wait
+        deadline = (
+            time.monotonic() + 60
+        )  # gloo's thread drops its last reference a little after the wait
         while not reference.expired() and time.monotonic() < deadline:
             time.sleep(0.01)
-        seen[name] = held, not reference.expired(), done.untyped_storage()._cdata == started.untyped_storage()._cdata
+        seen[name] = (
+            held,
+            not reference.expired(),
+            done.untyped_storage()._cdata == started.untyped_storage()._cdata,
+        )
     dist.barrier()
     dist.destroy_process_group()
     if rank == 0:
@@ -47,7 +59,9 @@ def observe(rank, store, results):
 @pytest.mark.skipif(not dist.is_gloo_available(), reason="torch is built without gloo")
 @pytest.mark.alone
 def test_against_real_process_groups():
-    """Gloo's reduce-scatter works on a copy and so holds nothing; NCCL's holds its input, as the records say."""
+    """Gloo's reduce-scatter works on a copy and so holds nothing; NCCL's holds its input, as the
+    records say.
+    """
     with tempfile.TemporaryDirectory() as directory:
         mp.spawn(observe, args=(f"{directory}/store", f"{directory}/seen"), nprocs=2)
         seen = torch.load(f"{directory}/seen")

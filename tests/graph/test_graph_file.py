@@ -25,7 +25,11 @@ def step(x, shard):
 @pytest.fixture(scope="module")
 def dag():
     module = traced(step, [torch.randn(4, 16), torch.randn(4, 16)])
-    return export(capture_of(module, ["shard"], parameters={"shard": "w"}), UnitCosts(), group_ranks={"dp": (0, 1, 2, 3)})
+    return export(
+        capture_of(module, ["shard"], parameters={"shard": "w"}),
+        UnitCosts(),
+        group_ranks={"dp": (0, 1, 2, 3)},
+    )
 
 
 def rewritten(dag, change):
@@ -46,40 +50,95 @@ def test_the_same_graph_comes_back(dag, tmp_path):
 
 def test_a_graph_file_is_read_without_torch(dag, tmp_path):
     save_graph(dag, tmp_path / "g.graph")
-    code = "import sys\nfrom apsched.graph.graph_file import load_graph\nload_graph(sys.argv[1])\nprint('torch' in sys.modules)"
-    ran = subprocess.run([sys.executable, "-c", code, str(tmp_path / "g.graph")], capture_output=True, text=True, check=True)
+    code = (
+        "import sys\nfrom apsched.graph.graph_file import"
+        " load_graph\nload_graph(sys.argv[1])\nprint('torch' in sys.modules)"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "g.graph")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert ran.stdout == "False\n"
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(InputError, match=r"absent\.graph: expected a graph file, found: No such file"):
+    with pytest.raises(
+        InputError, match=r"absent\.graph: expected a graph file, found: No such file"
+    ):
         load_graph(tmp_path / "absent.graph")
 
 
 BROKEN = {
-    "foreign": (lambda dag: b'{"a": 1}', r"expected a graph file of apsched, found something else \(not gzip\)"),
+    "foreign": (
+        lambda dag: b'{"a": 1}',
+        r"expected a graph file of apsched, found something else \(not gzip\)",
+    ),
     "empty": (lambda dag: b"", "not gzip"),
     "cut off": (lambda dag: to_bytes(dag)[:-40], "broken or cut off"),
-    "damaged": (lambda dag: to_bytes(dag)[:60] + b"\0\0\0\0" + to_bytes(dag)[64:], "broken or cut off"),
+    "damaged": (
+        lambda dag: to_bytes(dag)[:60] + b"\0\0\0\0" + to_bytes(dag)[64:],
+        "broken or cut off",
+    ),
     "no JSON": (lambda dag: gzip.compress(b"hello"), "expected JSON inside"),
-    "other JSON": (lambda dag: gzip.compress(b'{"format": "other"}'), "found 'other'; this is a file of something else"),
+    "other JSON": (
+        lambda dag: gzip.compress(b'{"format": "other"}'),
+        "found 'other'; this is a file of something else",
+    ),
     "a list": (lambda dag: gzip.compress(b"[]"), "found list"),
-    "newer": (lambda dag: rewritten(dag, lambda c: c.update(version=VERSION + 1)), "written by a newer apsched .*; upgrade apsched"),
-    "no version": (lambda dag: rewritten(dag, lambda c: c.pop("version")), "expected a version number, found None"),
-    "no nodes": (lambda dag: rewritten(dag, lambda c: c.pop("nodes")), "expected 'nodes' to be a list, found None"),
-    "field missing": (lambda dag: rewritten(dag, lambda c: c["nodes"][2].pop("kind")), "node 2: expected the fields"),
-    "wrong kind": (lambda dag: rewritten(dag, lambda c: c["nodes"][2].update(kind="x")), "node 2, kind: expected one of input, view"),
+    "newer": (
+        lambda dag: rewritten(dag, lambda c: c.update(version=VERSION + 1)),
+        "written by a newer apsched .*; upgrade apsched",
+    ),
+    "no version": (
+        lambda dag: rewritten(dag, lambda c: c.pop("version")),
+        "expected a version number, found None",
+    ),
+    "no nodes": (
+        lambda dag: rewritten(dag, lambda c: c.pop("nodes")),
+        "expected 'nodes' to be a list, found None",
+    ),
+    "field missing": (
+        lambda dag: rewritten(dag, lambda c: c["nodes"][2].pop("kind")),
+        "node 2: expected the fields",
+    ),
+    "wrong kind": (
+        lambda dag: rewritten(dag, lambda c: c["nodes"][2].update(kind="x")),
+        "node 2, kind: expected one of input, view",
+    ),
     "wrong type": (
         lambda dag: rewritten(dag, lambda c: c["nodes"][2].update(duration_us="1")),
         "node 2, duration_us: expected float, found '1'",
     ),
-    "list of text": (lambda dag: rewritten(dag, lambda c: c["nodes"][2].update(reads=["a"])), "node 2, reads: expected a list of whole"),
-    "edge to nowhere": (lambda dag: rewritten(dag, lambda c: c["edges"][0].update(target=99)), "edge 0: expected ranks of two nodes"),
-    "edge backward": (lambda dag: rewritten(dag, lambda c: c["edges"][0].update(source=5, target=1)), "must come after"),
-    "storage": (lambda dag: rewritten(dag, lambda c: c["nodes"][2].update(reads=[7])), "uses storage 7, which nobody has allocated"),
-    "curve": (lambda dag: rewritten(dag, lambda c: c["graph"]["curves"].pop("copy")), "curves must hold the curve 'copy'"),
-    "negative": (lambda dag: rewritten(dag, lambda c: c["nodes"][4].update(duration_us=-1.0)), "the duration must be finite and >= 0"),
-    "no wait": (lambda dag: rewritten(dag, lambda c: c["nodes"][2]["collective"].update(wait=1)), "the collective needs a wait after it"),
+    "list of text": (
+        lambda dag: rewritten(dag, lambda c: c["nodes"][2].update(reads=["a"])),
+        "node 2, reads: expected a list of whole",
+    ),
+    "edge to nowhere": (
+        lambda dag: rewritten(dag, lambda c: c["edges"][0].update(target=99)),
+        "edge 0: expected ranks of two nodes",
+    ),
+    "edge backward": (
+        lambda dag: rewritten(dag, lambda c: c["edges"][0].update(source=5, target=1)),
+        "must come after",
+    ),
+    "storage": (
+        lambda dag: rewritten(dag, lambda c: c["nodes"][2].update(reads=[7])),
+        "uses storage 7, which nobody has allocated",
+    ),
+    "curve": (
+        lambda dag: rewritten(dag, lambda c: c["graph"]["curves"].pop("copy")),
+        "curves must hold the curve 'copy'",
+    ),
+    "negative": (
+        lambda dag: rewritten(dag, lambda c: c["nodes"][4].update(duration_us=-1.0)),
+        "the duration must be finite and >= 0",
+    ),
+    "no wait": (
+        lambda dag: rewritten(dag, lambda c: c["nodes"][2]["collective"].update(wait=1)),
+        "the collective needs a wait after it",
+    ),
 }
 
 

@@ -1,4 +1,6 @@
-"""The hash of a graph: equal where the same schedule applies, different where anything that matters differs."""
+"""The hash of a graph: equal where the same schedule applies, different where anything that matters
+differs.
+"""
 
 from dataclasses import replace
 
@@ -23,7 +25,9 @@ aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
 
 
-def step(rank=0, group="dp", op="sum", size=4, act=aten.sin.default, width=8, swap=False, extra=False):
+def step(
+    rank=0, group="dp", op="sum", size=4, act=aten.sin.default, width=8, swap=False, extra=False
+):
     def function(x, shard):
         part = aten.slice.Tensor(x, 0, 2 * rank, 2 * rank + 2)
         whole = c10d.wait_tensor.default(c10d.all_gather_into_tensor.default(shard, size, group))
@@ -90,7 +94,9 @@ def toy():
     """The DAG of a training step with every kind of collective."""
     with world(SIZE) as running:
         group = next(iter(running.group_ranks))
-        return export(capture_toy(group, SIZE, num_shards=4), FlatCosts(), group_ranks={group: (0, 1)})
+        return export(
+            capture_toy(group, SIZE, num_shards=4), FlatCosts(), group_ranks={group: (0, 1)}
+        )
 
 
 def with_record(dag, rank, **change):
@@ -101,26 +107,53 @@ def with_record(dag, rank, **change):
 
 
 def ranks_of(dag, kind=None):
-    return [rank for rank in range(dag.number_of_nodes()) if kind in (None, dag.nodes[rank]["record"].kind)]
+    return [
+        rank
+        for rank in range(dag.number_of_nodes())
+        if kind in (None, dag.nodes[rank]["record"].kind)
+    ]
 
 
 MATTERS = ("kind", "signature", "allocates", "reads", "writes", "aliases")
-COLLECTIVE = ("kind", "group_size", "reduce_op", "dtype", "device", "input_bytes", "output_bytes", "wait")
-NO_MATTER = {"name": "other", "module": "other", "duration_us": 77.0, "cost_source": "table", "direction": "other", "operation": "other"}
+COLLECTIVE = (
+    "kind",
+    "group_size",
+    "reduce_op",
+    "dtype",
+    "device",
+    "input_bytes",
+    "output_bytes",
+    "wait",
+)
+NO_MATTER = {
+    "name": "other",
+    "module": "other",
+    "duration_us": 77.0,
+    "cost_source": "table",
+    "direction": "other",
+    "operation": "other",
+}
 
 
 @given(data())
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_every_field_that_matters_changes_the_hash_at_any_node(toy, data):
     field = data.draw(sampled_from(MATTERS))
     rank = data.draw(sampled_from(ranks_of(toy)))
     old = getattr(toy.nodes[rank]["record"], field)
-    new = {"kind": NodeKind.OUTPUT if old is not NodeKind.OUTPUT else NodeKind.VIEW, "signature": "0" * 16}.get(field, (*old, 999))
+    new = {
+        "kind": NodeKind.OUTPUT if old is not NodeKind.OUTPUT else NodeKind.VIEW,
+        "signature": "0" * 16,
+    }.get(field, (*old, 999))
     assert graph_hash(with_record(toy, rank, **{field: new})) != graph_hash(toy)
 
 
 @given(data())
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_every_figure_of_a_collective_changes_the_hash(toy, data):
     field = data.draw(sampled_from(COLLECTIVE))
     rank = data.draw(sampled_from(ranks_of(toy, NodeKind.START)))
@@ -131,7 +164,9 @@ def test_every_figure_of_a_collective_changes_the_hash(toy, data):
 
 
 @given(data())
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_edges_and_storages_change_the_hash(toy, data):
     changed = toy.copy()
     match data.draw(sampled_from(("gone", "new", "kind", "size", "kept"))):
@@ -147,22 +182,36 @@ def test_edges_and_storages_change_the_hash(toy, data):
         case what:
             storages = list(toy.graph["storages"])
             at = data.draw(integers(0, len(storages) - 1))
-            other = {"size_bytes": storages[at].size_bytes + 1} if what == "size" else {"kept": not storages[at].kept}
+            other = (
+                {"size_bytes": storages[at].size_bytes + 1}
+                if what == "size"
+                else {"kept": not storages[at].kept}
+            )
             storages[at] = replace(storages[at], **other)
             changed.graph["storages"] = tuple(storages)
     assert graph_hash(changed) != graph_hash(toy)
 
 
 @given(data())
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_names_prices_and_the_order_in_which_edges_were_added_do_not(toy, data):
     changed = nx.DiGraph(**toy.graph)
     changed.graph |= {"name": "other", "cluster": "other", "group_ranks": {}}
-    changed.add_nodes_from(data.draw(permutations(sorted(toy.nodes(data=True), key=lambda item: item[0]))))
-    changed.add_edges_from(data.draw(permutations(sorted(toy.edges(data=True), key=lambda edge: edge[:2]))))
+    changed.add_nodes_from(
+        data.draw(permutations(sorted(toy.nodes(data=True), key=lambda item: item[0])))
+    )
+    changed.add_edges_from(
+        data.draw(permutations(sorted(toy.edges(data=True), key=lambda edge: edge[:2])))
+    )
     for rank in ranks_of(toy):
         record = toy.nodes[rank]["record"]
-        collective = replace(record.collective, group=f"mesh_{record.collective.group}") if record.collective else None
+        collective = (
+            replace(record.collective, group=f"mesh_{record.collective.group}")
+            if record.collective
+            else None
+        )
         changed.nodes[rank]["record"] = replace(record, **NO_MATTER, collective=collective)
     assert graph_hash(changed) == graph_hash(toy)
 
@@ -176,6 +225,17 @@ def test_buckets_that_write_at_the_place_of_their_process_rank_are_the_same_grap
             captured = capture_toy(group, SIZE, num_shards=4, process_rank=rank)
             problem = build_problem(export(captured, FlatCosts(), group_ranks={group: (0, 1)}))
             best = solve(problem, Caps(), SolveOptions(budget=0.1)).best
-            module = write_back(captured.module, problem, best.schedule, process_rank_of=lambda name, rank=rank: rank)
-            hashes.add(graph_hash(export(replace(captured, module=module), FlatCosts(), group_ranks={group: (0, 1)})))
+            module = write_back(
+                captured.module,
+                problem,
+                best.schedule,
+                process_rank_of=lambda name, rank=rank: rank,
+            )
+            hashes.add(
+                graph_hash(
+                    export(
+                        replace(captured, module=module), FlatCosts(), group_ranks={group: (0, 1)}
+                    )
+                )
+            )
     assert len(hashes) == 1

@@ -1,4 +1,6 @@
-"""A graph file under measured costs is what an export at these costs would have been; sources of costs add up."""
+"""A graph file under measured costs is what an export at these costs would have been; sources of
+costs add up.
+"""
 
 import pytest
 
@@ -25,7 +27,10 @@ def _costs(dag, mesh_ranks: int) -> MeasuredCosts:
     return MeasuredCosts(
         device="d",
         cluster="h100",
-        compute={operation: Price(time_us=7.5 + k, source="profile") for k, operation in enumerate(operations[::2])},
+        compute={
+            operation: Price(time_us=7.5 + k, source="profile")
+            for k, operation in enumerate(operations[::2])
+        },
         transfers=(
             Transfers(
                 kind="all_gather",
@@ -67,9 +72,13 @@ def test_a_graph_at_measured_costs_is_what_an_export_at_them_is(mesh):
 
 def test_costs_of_nothing_change_nothing():
     with world(4):
-        capture = capture_preset("llama3-debug", mesh=MeshSpec.parse("fsdp=4"), seq_len=64, num_layers=1)
+        capture = capture_preset(
+            "llama3-debug", mesh=MeshSpec.parse("fsdp=4"), seq_len=64, num_layers=1
+        )
         formulas = ClusterCostModel(H100, capture.group_ranks)
-        dag = export(capture.graphs[0], formulas, group_ranks=capture.group_ranks, cluster_name="h100")
+        dag = export(
+            capture.graphs[0], formulas, group_ranks=capture.group_ranks, cluster_name="h100"
+        )
     found = repriced(dag, MeasuredCosts(device="d", cluster="h100"), H100)
     assert dict(found.nodes(data="record")) == dict(dag.nodes(data="record"))
     assert found.graph == dag.graph

@@ -1,18 +1,23 @@
-"""Exhaustive search over the design's decisions, for small problems. Shares no code with the solver.
+"""Exhaustive search over the design's decisions, for small problems. Shares no code with the
+solver.
 
-What is enumerated: every partition of the bucketable collectives of each key into buckets (any subsets), flat or, where that has a
-price, coalesced, and for each of these every order of the decisions: starts, waits, copy-ins, copy-outs, among each other and between the
-compute nodes, which keep the order as captured. The rest follows from the decisions (the normal form of the solver):
+What is enumerated: every partition of the bucketable collectives of each key into buckets (any
+subsets), flat or, where that has a price, coalesced, and for each of these every order of the
+decisions: starts, waits, copy-ins, copy-outs, among each other and between the compute nodes, which
+keep the order as captured. The rest follows from the decisions (the normal form of the solver):
 
 - inputs come first, the output last;
-- the prologue of a collective stands right before its start or, in a flat bucket, right before the copy-in;
-- views, and the epilogue of a collective, come as soon as what they depend on is there, smallest node first.
+- the prologue of a collective stands right before its start or, in a flat bucket, right before the
+  copy-in;
+- views, and the epilogue of a collective, come as soon as what they depend on is there, smallest
+  node first.
 
 The order of the payload changes neither time nor memory, so members are listed in ascending order.
 
-The search walks over sets of done steps. What is alive or in flight after a set is a function of the set; what is left of the past is
-the time of the compute stream, of each group's stream, of the ends still to be waited for, and the peak. Of two ways to the same set,
-one that is no worse in all of these is enough. A limit on time that starts at a bound and is raised keeps the walk short.
+The search walks over sets of done steps. What is alive or in flight after a set is a function of
+the set; what is left of the past is the time of the compute stream, of each group's stream, of the
+ends still to be waited for, and the peak. Of two ways to the same set, one that is no worse in all
+of these is enough. A limit on time that starts at a bound and is raised keeps the walk short.
 """
 
 from collections.abc import Callable, Iterator
@@ -44,9 +49,13 @@ class Optimum:
 def best_schedule(problem: Problem, caps: Caps, *, copy_in_apart: bool = True) -> Optimum | None:
     """Return the optimum within ``caps``, or None where no schedule keeps them.
 
-    With ``copy_in_apart`` false a copy-in stands right before its start, which may cost where a cap holds the start back.
+    With ``copy_in_apart`` false a copy-in stands right before its start, which may cost where a cap
+    holds the start back.
     """
-    walks = [_Walk(problem, caps, buckets, copy_in_apart, forms) for buckets, forms in _launches(problem, caps)]
+    walks = [
+        _Walk(problem, caps, buckets, copy_in_apart, forms)
+        for buckets, forms in _launches(problem, caps)
+    ]
     if not walks:
         return None  # no partition keeps the plan
     walks.sort(key=lambda walk: walk.least_time)
@@ -58,7 +67,9 @@ def best_schedule(problem: Problem, caps: Caps, *, copy_in_apart: bool = True) -
             if walk.least_time > limit:
                 pruned = True
                 continue
-            found, cut = walk.fastest(limit if best is None else best[0][0], None if best is None else best[0])
+            found, cut = walk.fastest(
+                limit if best is None else best[0][0], None if best is None else best[0]
+            )
             pruned |= cut
             best = found or best
         if best is not None:
@@ -69,13 +80,20 @@ def best_schedule(problem: Problem, caps: Caps, *, copy_in_apart: bool = True) -
 
 
 def least_memory(problem: Problem, caps: Caps, *, copy_in_apart: bool = True) -> int | None:
-    """Return the least peak that a schedule within the other caps can have, or None where none keeps them."""
-    walks = (_Walk(problem, caps, buckets, copy_in_apart, forms) for buckets, forms in _launches(problem, caps))
+    """Return the least peak that a schedule within the other caps can have, or None where none
+    keeps them.
+    """
+    walks = (
+        _Walk(problem, caps, buckets, copy_in_apart, forms)
+        for buckets, forms in _launches(problem, caps)
+    )
     peaks = [walk.least_peak() for walk in walks]
     return min((peak for peak in peaks if peak is not None), default=None)
 
 
-def _launches(problem: Problem, caps: Caps) -> Iterator[tuple[tuple[tuple[int, ...], ...], frozenset[int]]]:
+def _launches(
+    problem: Problem, caps: Caps
+) -> Iterator[tuple[tuple[tuple[int, ...], ...], frozenset[int]]]:
     """Yield every set of buckets with every choice of those that are coalesced."""
     for buckets in partitions(problem, caps):
         free = [b for b, members in enumerate(buckets) if _may_be_coalesced(problem, members)]
@@ -108,12 +126,18 @@ def orders_within(problem: Problem, max_move: int | None) -> Iterator[tuple[int,
 
 
 def partitions(problem: Problem, caps: Caps) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """Yield every set of buckets (two or more members each) that the caps on bytes and span allow."""
+    """Yield every set of buckets (two or more members each) that the caps on bytes and span
+    allow.
+    """
     free = [c for c, collective in enumerate(problem.collectives) if collective.bucketable]
-    yield from (buckets for buckets in _partitions(problem, caps, free) if _as_planned(problem, buckets))
+    yield from (
+        buckets for buckets in _partitions(problem, caps, free) if _as_planned(problem, buckets)
+    )
 
 
-def _partitions(problem: Problem, caps: Caps, free: list[int]) -> Iterator[tuple[tuple[int, ...], ...]]:
+def _partitions(
+    problem: Problem, caps: Caps, free: list[int]
+) -> Iterator[tuple[tuple[int, ...], ...]]:
     if not free:
         yield ()
         return
@@ -131,7 +155,10 @@ def _partitions(problem: Problem, caps: Caps, free: list[int]) -> Iterator[tuple
 def _allowed(problem: Problem, caps: Caps, bucket: tuple[int, ...]) -> bool:
     members = [problem.collectives[c] for c in bucket]
     starts = [m.start for m in members]
-    too_big = caps.bucket_cap_bytes is not None and sum(m.size_bytes for m in members) > caps.bucket_cap_bytes
+    too_big = (
+        caps.bucket_cap_bytes is not None
+        and sum(m.size_bytes for m in members) > caps.bucket_cap_bytes
+    )
     too_wide = caps.max_topo_span is not None and max(starts) - min(starts) > caps.max_topo_span
     return not too_big and not too_wide
 
@@ -144,17 +171,28 @@ def _as_planned(problem: Problem, buckets: tuple[tuple[int, ...], ...]) -> bool:
             groups.setdefault(collective.restriction.group, set()).add(c)
     for group in groups.values():
         touched = [set(bucket) for bucket in buckets if group & set(bucket)]
-        if not (len(group) == 1 and not touched) and not (len(touched) == 1 and group <= touched[0]):
+        if not (len(group) == 1 and not touched) and not (
+            len(touched) == 1 and group <= touched[0]
+        ):
             return False
-        if touched and any(problem.collectives[c].restriction.closed for c in group) and touched[0] != group:
+        if (
+            touched
+            and any(problem.collectives[c].restriction.closed for c in group)
+            and touched[0] != group
+        ):
             return False
     return True
 
 
-def _confirmed(problem: Problem, caps: Caps, value: tuple[int, int, int], schedule: Schedule) -> Optimum:
+def _confirmed(
+    problem: Problem, caps: Caps, value: tuple[int, int, int], schedule: Schedule
+) -> Optimum:
     timeline = simulate(problem, schedule)
     assert not verify(problem, schedule, caps), verify(problem, schedule, caps)
-    assert value == (timeline.step_time_ticks, timeline.peak_memory_bytes, timeline.num_launches), (value, timeline)
+    assert value == (timeline.step_time_ticks, timeline.peak_memory_bytes, timeline.num_launches), (
+        value,
+        timeline,
+    )
     return Optimum(*value, schedule)
 
 
@@ -162,7 +200,12 @@ class _Walk(Steps):
     """The search with the buckets given."""
 
     def __init__(
-        self, problem: Problem, caps: Caps, buckets: tuple[tuple[int, ...], ...], copy_in_apart: bool, coalesced: frozenset[int]
+        self,
+        problem: Problem,
+        caps: Caps,
+        buckets: tuple[tuple[int, ...], ...],
+        copy_in_apart: bool,
+        coalesced: frozenset[int],
     ) -> None:
         super().__init__(problem, caps, buckets, copy_in_apart, coalesced)
         self.least_time = self._rest(self.first.after)((0, 0, *(0 for _ in problem.streams)))
@@ -180,18 +223,26 @@ class _Walk(Steps):
             level = following
         return level.get(self.end)
 
-    def fastest(self, limit: int, to_beat: tuple[int, int, int] | None) -> tuple[tuple[tuple[int, int, int], Schedule] | None, bool]:
-        """Return the best schedule no slower than ``limit`` that beats ``to_beat``, and whether ``limit`` cut anything.
+    def fastest(
+        self, limit: int, to_beat: tuple[int, int, int] | None
+    ) -> tuple[tuple[tuple[int, int, int], Schedule] | None, bool]:
+        """Return the best schedule no slower than ``limit`` that beats ``to_beat``, and whether
+        ``limit`` cut anything.
 
-        A label is (t, peak, time each stream is free, ends still to be waited for by start step); every time is lifted to t, since
-        what ended in the past is the same as what ends now.
+        A label is (t, peak, time each stream is free, ends still to be waited for by start step);
+        every time is lifted to t, since what ended in the past is the same as what ends now.
         """
         cap = self.caps.memory_cap_bytes
         streams = len(self.problem.streams)
         cut = False
         if cap is not None and self.first.peak > cap:
             return None, False
-        root: _Label = ((self.first.ticks_before, self.first.peak, *(self.first.ticks_before,) * streams), (), None, self.first.steps)
+        root: _Label = (
+            (self.first.ticks_before, self.first.peak, *(self.first.ticks_before,) * streams),
+            (),
+            None,
+            self.first.steps,
+        )
         level: dict[int, list[_Label]] = {self.first.after: [root]}
         for _ in self.blocks:
             following: dict[int, list[_Label]] = {}
@@ -208,7 +259,10 @@ class _Walk(Steps):
                         elif to_beat is None or (ends, child[0][1], len(self.launches)) < to_beat:
                             _insert(following.setdefault(move.after, []), child)
             level = following
-        finished = [((max(label[0][0], *label[0][2:]), label[0][1], len(self.launches)), label) for label in level.get(self.end, ())]
+        finished = [
+            ((max(label[0][0], *label[0][2:]), label[0][1], len(self.launches)), label)
+            for label in level.get(self.end, ())
+        ]
         if not finished:
             return None, cut
         value, label = min(finished, key=lambda f: f[0])
@@ -245,7 +299,9 @@ class _Walk(Steps):
             blocks.append(label[3])
             label = label[2]
         steps = tuple(self.steps[k] for block in reversed(blocks) for k in block)
-        buckets = tuple(Bucket(members, coalesced=b in self.coalesced) for b, members in enumerate(self.buckets))
+        buckets = tuple(
+            Bucket(members, coalesced=b in self.coalesced) for b, members in enumerate(self.buckets)
+        )
         return Schedule(buckets=buckets, steps=steps)
 
 
@@ -261,4 +317,6 @@ def _insert(front: list[_Label], new: _Label) -> None:
 
 
 def _no_worse(a: _Label, b: _Label) -> bool:
-    return all(x <= y for x, y in zip(a[0], b[0], strict=True)) and all(x[1] <= y[1] for x, y in zip(a[1], b[1], strict=True))
+    return all(x <= y for x, y in zip(a[0], b[0], strict=True)) and all(
+        x[1] <= y[1] for x, y in zip(a[1], b[1], strict=True)
+    )

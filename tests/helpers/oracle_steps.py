@@ -1,4 +1,6 @@
-"""The steps of a schedule once the buckets are given: what must precede what, what a decision makes run, what is alive. See oracle.py."""
+"""The steps of a schedule once the buckets are given: what must precede what, what a decision makes
+run, what is alive. See oracle.py.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,7 +11,13 @@ from apsched.graph.records import NodeKind
 from apsched.problem.problem import Key, Problem
 from apsched.schedule.schedule import Step, StepKind
 
-_N, _IN, _START, _WAIT, _OUT = StepKind.NODE, StepKind.COPY_IN, StepKind.START, StepKind.WAIT, StepKind.COPY_OUT
+_N, _IN, _START, _WAIT, _OUT = (
+    StepKind.NODE,
+    StepKind.COPY_IN,
+    StepKind.START,
+    StepKind.WAIT,
+    StepKind.COPY_OUT,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +46,9 @@ class Move:
 
 
 class Steps:
-    """The steps that there are with the buckets given. A set of steps is an integer, one bit each."""
+    """The steps that there are with the buckets given. A set of steps is an integer, one bit
+    each.
+    """
 
     def __init__(
         self,
@@ -48,7 +58,12 @@ class Steps:
         copy_in_apart: bool = True,
         coalesced: frozenset[int] = frozenset(),
     ) -> None:
-        self.problem, self.caps, self.buckets, self.copy_in_apart = problem, caps, buckets, copy_in_apart
+        self.problem, self.caps, self.buckets, self.copy_in_apart = (
+            problem,
+            caps,
+            buckets,
+            copy_in_apart,
+        )
         self.coalesced = coalesced
         self.flat = {b: bucket for b, bucket in enumerate(buckets) if b not in coalesced}
         self.in_flat = {c: b for b, bucket in self.flat.items() for c in bucket}
@@ -58,7 +73,9 @@ class Steps:
         self.before = self._precedence()
         self.ticks = [self._ticks(step) for step in self.steps]
         self.launches = {self._index(start): launch for start, launch in self._launches()}
-        self.launch_of_wait = {self._index(wait): self._index(start) for start, wait in self._pairs()}
+        self.launch_of_wait = {
+            self._index(wait): self._index(start) for start, wait in self._pairs()
+        }
         self.planned = self._planned()
         self.pieces = self._pieces()
         self.blocks = self._decisions()
@@ -71,11 +88,17 @@ class Steps:
     def _list_steps(self) -> list[Step]:
         problem = self.problem
         members = {c for bucket in self.buckets for c in bucket}
-        replaced = {node for c in members for m in (problem.collectives[c],) for node in (m.start, m.wait)}
+        replaced = {
+            node for c in members for m in (problem.collectives[c],) for node in (m.start, m.wait)
+        }
         replaced |= {node for c in self.in_flat for node in problem.collectives[c].cast}
         steps = [Step(_N, i) for i in range(problem.num_nodes) if i not in replaced]
         for b, bucket in enumerate(self.buckets):
-            steps += [Step(_START, b), Step(_WAIT, b)] if b in self.coalesced else [Step(_IN, b), Step(_START, b), Step(_WAIT, b)]
+            steps += (
+                [Step(_START, b), Step(_WAIT, b)]
+                if b in self.coalesced
+                else [Step(_IN, b), Step(_START, b), Step(_WAIT, b)]
+            )
             if self._kind(bucket) == "all_gather" and b in self.flat:
                 steps += [Step(_OUT, c) for c in bucket]
         return steps
@@ -87,7 +110,9 @@ class Steps:
         return self.bit[step].bit_length() - 1
 
     def _places(self) -> tuple[list[Step], list[Step]]:
-        """For each node the step after which its result is there, and the step that takes its inputs."""
+        """For each node the step after which its result is there, and the step that takes its
+        inputs.
+        """
         there = [Step(_N, i) for i in range(self.problem.num_nodes)]
         taken = list(there)
         for b, bucket in enumerate(self.buckets):
@@ -100,7 +125,9 @@ class Steps:
                 taken[m.start], there[m.start] = Step(_IN, b), Step(_START, b)
                 for node in m.cast:
                     taken[node] = there[node] = Step(_IN, b)
-                there[m.wait] = taken[m.wait] = Step(_OUT, c) if self._kind(bucket) == "all_gather" else Step(_WAIT, b)
+                there[m.wait] = taken[m.wait] = (
+                    Step(_OUT, c) if self._kind(bucket) == "all_gather" else Step(_WAIT, b)
+                )
         return there, taken
 
     def _precedence(self) -> list[int]:
@@ -132,11 +159,19 @@ class Steps:
         problem = self.problem
         match step.kind:
             case StepKind.NODE:
-                return problem.duration_ticks[step.index] if problem.kinds[step.index] in (NodeKind.COMPUTE, NodeKind.START) else 0
+                return (
+                    problem.duration_ticks[step.index]
+                    if problem.kinds[step.index] in (NodeKind.COMPUTE, NodeKind.START)
+                    else 0
+                )
             case StepKind.COPY_IN:
-                return problem.copy_price(sum(problem.collectives[c].copied_bytes for c in self.buckets[step.index]))
+                return problem.copy_price(
+                    sum(problem.collectives[c].copied_bytes for c in self.buckets[step.index])
+                )
             case StepKind.START:
-                return problem.keys[problem.collectives[self.buckets[step.index][0]].key].launch_ticks
+                return problem.keys[
+                    problem.collectives[self.buckets[step.index][0]].key
+                ].launch_ticks
             case StepKind.COPY_OUT:
                 return problem.copy_price(problem.collectives[step.index].output_bytes)
         return 0
@@ -163,10 +198,13 @@ class Steps:
                 start,
                 Launch(
                     stream=key.stream,
-                    ticks=key.price(sum(m.size_bytes for m in collectives)) + self._for_members(start, key, len(members)),
+                    ticks=key.price(sum(m.size_bytes for m in collectives))
+                    + self._for_members(start, key, len(members)),
                     in_flight_bytes=sum(m.output_bytes for m in collectives if not m.on_path),
                     earliest=max(
-                        0 if self.caps.max_prefetch is None else min(needed, default=0) - self.caps.max_prefetch,
+                        0
+                        if self.caps.max_prefetch is None
+                        else min(needed, default=0) - self.caps.max_prefetch,
                         *(first for first, _ in asked),
                     ),
                     latest=min(last for _, last in asked),
@@ -175,14 +213,24 @@ class Steps:
 
     def _for_members(self, start: Step, key: Key, num_members: int) -> int:
         """What a coalesced bucket pays for each member."""
-        return num_members * (key.coalesced_member_ticks or 0) if start.kind is _START and start.index in self.coalesced else 0
+        return (
+            num_members * (key.coalesced_member_ticks or 0)
+            if start.kind is _START and start.index in self.coalesced
+            else 0
+        )
 
     def _planned(self) -> dict[int, tuple[int, int]]:
-        """For copy-ins and waits the compute nodes that must, and may, be done before, by the plan."""
+        """For copy-ins and waits the compute nodes that must, and may, be done before, by the
+        plan.
+        """
         last = len(self.problem.compute_order)
         planned = {}
         for b, bucket in enumerate(self.buckets):
-            firsts = [slots[0] for c in bucket if (slots := self.problem.collectives[c].restriction.start_slots)]
+            firsts = [
+                slots[0]
+                for c in bucket
+                if (slots := self.problem.collectives[c].restriction.start_slots)
+            ]
             if b in self.flat:
                 planned[self._index(Step(_IN, b))] = max(firsts, default=0), last
         for m in self.problem.collectives:
@@ -191,12 +239,26 @@ class Steps:
         return planned
 
     def _pieces(self) -> list[tuple[int, int, int]]:
-        """(bytes, step that allocates or 0, steps that use) of every storage that is not kept, buffers included."""
+        """(bytes, step that allocates or 0, steps that use) of every storage that is not kept,
+        buffers included.
+        """
         problem, members = self.problem, self.in_flat
-        let_go = {(problem.collectives[c].input_storage, problem.collectives[c].wait) for c in members}
-        gathered = {problem.collectives[c].output_storage: c for c, b in members.items() if self._kind(self.buckets[b]) == "all_gather"}
-        shared = {problem.collectives[c].output_storage: b for c, b in members.items() if self._kind(self.buckets[b]) != "all_gather"}
-        cast_away = {problem.collectives[c].input_storage for c in members if problem.collectives[c].cast}
+        let_go = {
+            (problem.collectives[c].input_storage, problem.collectives[c].wait) for c in members
+        }
+        gathered = {
+            problem.collectives[c].output_storage: c
+            for c, b in members.items()
+            if self._kind(self.buckets[b]) == "all_gather"
+        }
+        shared = {
+            problem.collectives[c].output_storage: b
+            for c, b in members.items()
+            if self._kind(self.buckets[b]) != "all_gather"
+        }
+        cast_away = {
+            problem.collectives[c].input_storage for c in members if problem.collectives[c].cast
+        }
         pieces, shared_uses = [], [0] * len(self.buckets)
         for s, storage in enumerate(problem.storages):
             if storage.kept or s in cast_away:
@@ -210,7 +272,13 @@ class Steps:
             elif s in gathered:
                 pieces.append((storage.size_bytes, self.bit[Step(_OUT, gathered[s])], uses))
             else:
-                pieces.append((storage.size_bytes, 0 if storage.birth < 0 else self.bit[self.taken_by[storage.birth]], uses))
+                pieces.append(
+                    (
+                        storage.size_bytes,
+                        0 if storage.birth < 0 else self.bit[self.taken_by[storage.birth]],
+                        uses,
+                    )
+                )
         for b, bucket in self.flat.items():
             pieces += self._buffers(b, bucket, shared_uses[b])
         return pieces
@@ -219,7 +287,11 @@ class Steps:
         collectives = [self.problem.collectives[c] for c in bucket]
         copy_in, start, wait = (self.bit[Step(kind, b)] for kind in (_IN, _START, _WAIT))
         inputs, outputs = (
-            -(-sum(sizes) // 512) * 512 for sizes in ([m.input_bytes for m in collectives], [m.output_bytes for m in collectives])
+            -(-sum(sizes) // 512) * 512
+            for sizes in (
+                [m.input_bytes for m in collectives],
+                [m.output_bytes for m in collectives],
+            )
         )
         match self._kind(bucket):
             case "all_gather":
@@ -234,7 +306,9 @@ class Steps:
         leading: dict[Step, list[int]] = {}
         for m in problem.collectives:
             led_in = (Step(_N, node) for node in m.prologue)
-            leading.setdefault(self.taken_by[m.start], []).extend(self._index(step) for step in led_in if step in self.bit)
+            leading.setdefault(self.taken_by[m.start], []).extend(
+                self._index(step) for step in led_in if step in self.bit
+            )
         for nodes in leading.values():
             nodes.sort()
         if not self.copy_in_apart:
@@ -247,15 +321,24 @@ class Steps:
             if k not in led
             and (
                 step.kind is not _N
-                or (problem.kinds[step.index] in (NodeKind.COMPUTE, NodeKind.START, NodeKind.WAIT) and step.index not in travels)
+                or (
+                    problem.kinds[step.index] in (NodeKind.COMPUTE, NodeKind.START, NodeKind.WAIT)
+                    and step.index not in travels
+                )
             )
         ]
-        self.last = [k for k, step in enumerate(self.steps) if step.kind is _N and problem.kinds[step.index] is NodeKind.OUTPUT]
+        self.last = [
+            k
+            for k, step in enumerate(self.steps)
+            if step.kind is _N and problem.kinds[step.index] is NodeKind.OUTPUT
+        ]
         self.early = [k for k in range(len(self.steps)) if k not in {*decided, *led, *self.last}]
         return [(k, leading.get(self.steps[k], [])) for k in decided]
 
     def _run(self, done: int, block: list[int]) -> Move | None:
-        """Run the steps of ``block``, whose last one decides, and after each what comes by itself; None where one is not ready."""
+        """Run the steps of ``block``, whose last one decides, and after each what comes by itself;
+        None where one is not ready.
+        """
         steps: list[int] = []
         ticks = [0, 0]  # up to the deciding step, and after it
         peak = self._alive(done, 0) if not block else 0
@@ -274,8 +357,12 @@ class Steps:
 
     def _by_itself(self, done: int) -> int | None:
         """Return the step that comes next of itself after ``done``, if one does."""
-        ready = next((k for k in self.early if not done >> k & 1 and not self.before[k] & ~done), None)
-        if ready is None and all(done >> k & 1 for k in range(len(self.steps)) if k not in self.last):
+        ready = next(
+            (k for k in self.early if not done >> k & 1 and not self.before[k] & ~done), None
+        )
+        if ready is None and all(
+            done >> k & 1 for k in range(len(self.steps)) if k not in self.last
+        ):
             ready = next((k for k in self.last if not done >> k & 1), None)
         return ready
 
@@ -283,7 +370,9 @@ class Steps:
         """Return the bytes alive at step ``now`` after ``done``."""
         have = done | now
         return self.problem.kept_bytes + sum(
-            size for size, born, uses in self.pieces if (not born or born & have) and (uses & ~done or now & born)
+            size
+            for size, born, uses in self.pieces
+            if (not born or born & have) and (uses & ~done or now & born)
         )
 
     def moves(self, done: int) -> list[tuple[int, Move]]:
@@ -299,7 +388,9 @@ class Steps:
         return moves
 
     def _may_start(self, done: int, k: int) -> bool:
-        compute_done = sum(1 for node in self.problem.compute_order if done & self.bit[Step(_N, node)])
+        compute_done = sum(
+            1 for node in self.problem.compute_order if done & self.bit[Step(_N, node)]
+        )
         first, last = self.planned.get(k, (0, compute_done))
         if not first <= compute_done <= last:
             return False

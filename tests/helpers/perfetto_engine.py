@@ -1,7 +1,8 @@
-"""Perfetto's trace processor, as its Python package drives it, with an engine that is here already: the package would fetch one.
+"""Perfetto's trace processor, as its Python package drives it, with an engine that is here already:
+the package would fetch one.
 
-The engine is what ``PERFETTO_TRACE_PROCESSOR`` names: a folder with that of Perfetto's page, which ``trace_processor.mjs`` runs in node, or
-a ``trace_processor_shell``.
+The engine is what ``PERFETTO_TRACE_PROCESSOR`` names: a folder with that of Perfetto's page, which
+``trace_processor.mjs`` runs in node, or a ``trace_processor_shell``.
 """
 
 import math
@@ -21,7 +22,10 @@ from apsched.units import TICKS_PER_US
 ENGINE = os.environ.get("PERFETTO_TRACE_PROCESSOR")
 needs_engine = pytest.mark.skipif(
     ENGINE is None or find_spec("perfetto") is None,
-    reason="needs perfetto (extra dev), and its engine where PERFETTO_TRACE_PROCESSOR says (docs/report.md)",
+    reason=(
+        "needs perfetto (extra dev), and its engine where PERFETTO_TRACE_PROCESSOR says"
+        " (docs/report.md)"
+    ),
 )
 
 
@@ -32,7 +36,9 @@ def loaded(trace: Path) -> Iterator[Any]:
 
     assert ENGINE is not None
     if not Path(ENGINE).is_dir():
-        with TraceProcessor(trace=str(trace), config=TraceProcessorConfig(bin_path=ENGINE)) as processor:
+        with TraceProcessor(
+            trace=str(trace), config=TraceProcessorConfig(bin_path=ENGINE)
+        ) as processor:
             yield processor
         return
     with TemporaryDirectory() as folder:  # pytest's own have longer names than a socket may have
@@ -41,7 +47,9 @@ def loaded(trace: Path) -> Iterator[Any]:
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as engine:
             try:
                 assert engine.stdout is not None
-                assert engine.stdout.readline() == "listening\n", "the engine did not start; what node said is above"
+                assert engine.stdout.readline() == "listening\n", (
+                    "the engine did not start; what node said is above"
+                )
                 with _class_that_loads()(trace=str(trace), remote=socket) as processor:
                     yield processor
             finally:
@@ -49,7 +57,9 @@ def loaded(trace: Path) -> Iterator[Any]:
 
 
 def _class_that_loads() -> type[Any]:
-    """Return ``TraceProcessor``, able to load a trace through a socket, too: of that protocol, the package has but queries yet."""
+    """Return ``TraceProcessor``, able to load a trace through a socket, too: of that protocol, the
+    package has but queries yet.
+    """
     from perfetto.common.exceptions import PerfettoException
     from perfetto.trace_processor import TraceProcessor
     from perfetto.trace_processor.unix import TraceProcessorUnix
@@ -78,6 +88,8 @@ def _class_that_loads() -> type[Any]:
 
 
 def tick_read(at_us: float) -> int:
-    """Return the tick that a reader takes a time for, by C's ``llround`` of its product with 1000: half a tick counts as one."""
+    """Return the tick that a reader takes a time for, by C's ``llround`` of its product with 1000:
+    half a tick counts as one.
+    """
     ticks = at_us * TICKS_PER_US
     return math.floor(ticks) + (ticks % 1 >= 0.5)

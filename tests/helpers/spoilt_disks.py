@@ -1,4 +1,6 @@
-"""Directories on disks where nothing can be written: a small file system where this user may mount one, else a directory without rights."""
+"""Directories on disks where nothing can be written: a small file system where this user may mount
+one, else a directory without rights.
+"""
 
 import subprocess
 from collections.abc import Iterator
@@ -8,9 +10,16 @@ from pathlib import Path
 
 @contextmanager
 def mounted(directory: Path, options: str) -> Iterator[None]:
-    """Mount an empty file system at ``directory``, which is made; without the right to do so, nobody may write there."""
+    """Mount an empty file system at ``directory``, which is made; without the right to do so,
+    nobody may write there.
+    """
     directory.mkdir(parents=True, exist_ok=True)
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(directory)], capture_output=True).returncode == 0
+    done = (
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(directory)], capture_output=True
+        ).returncode
+        == 0
+    )
     if not done:
         directory.chmod(0o555)
     try:

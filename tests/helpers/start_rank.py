@@ -1,6 +1,8 @@
-"""Run one process rank of each of several jobs of a script: the script is imported once, and each is a fork of that.
+"""Run one process rank of each of several jobs of a script: the script is imported once, and each
+is a fork of that.
 
-usage: start_rank.py SCRIPT PROCESS_RANK JOBS, JOBS as JSON: a list of {"folder", "world_size", "more", "lost", "wave"}
+usage: start_rank.py SCRIPT PROCESS_RANK JOBS, JOBS as JSON: a list of {"folder", "world_size",
+"more", "lost", "wave"}
 """
 
 import importlib.util
@@ -13,7 +15,9 @@ from pathlib import Path
 
 
 def imported_main(script: Path) -> Callable[..., None]:
-    """Return the function ``main`` of a script, which has done what its function ``prepare`` does once for all jobs, if it has one."""
+    """Return the function ``main`` of a script, which has done what its function ``prepare`` does
+    once for all jobs, if it has one.
+    """
     sys.path.insert(0, str(script.parent))
     spec = importlib.util.spec_from_file_location(script.stem, script)
     module = importlib.util.module_from_spec(spec)
@@ -24,7 +28,9 @@ def imported_main(script: Path) -> Callable[..., None]:
 
 
 def forked(main: Callable[..., None], rank: int, job: dict) -> int:
-    """Return the process that runs ``main(RANK, WORLD_SIZE, FOLDER, *MORE)`` of a job, and logs to ``FOLDER/RANK.log``."""
+    """Return the process that runs ``main(RANK, WORLD_SIZE, FOLDER, *MORE)`` of a job, and logs to
+    ``FOLDER/RANK.log``.
+    """
     child = os.fork()
     if child:
         return child
@@ -45,9 +51,13 @@ def forked(main: Callable[..., None], rank: int, job: dict) -> int:
 
 
 def wave(main: Callable[..., None], rank: int, jobs: list[dict]) -> int:
-    """Return 0 where ``main`` of every job returned, but for those that are to come to harm in this process rank."""
+    """Return 0 where ``main`` of every job returned, but for those that are to come to harm in this
+    process rank.
+    """
     children = [forked(main, rank, job) for job in jobs]
-    waited_for = [child for child, job in zip(children, jobs, strict=True) if rank not in job["lost"]]
+    waited_for = [
+        child for child, job in zip(children, jobs, strict=True) if rank not in job["lost"]
+    ]
     statuses = [os.waitpid(child, 0)[1] for child in waited_for]
     return int(any(statuses))
 
@@ -56,7 +66,10 @@ def start(script: Path, rank: int, jobs: list[dict]) -> int:
     """Run one wave of jobs after the other, as long as none fails."""
     main = imported_main(script)
     mine = [job for job in jobs if rank < job["world_size"]]
-    waves = [[job for job in mine if job["wave"] == number] for number in sorted({job["wave"] for job in mine})]
+    waves = [
+        [job for job in mine if job["wave"] == number]
+        for number in sorted({job["wave"] for job in mine})
+    ]
     return next((1 for jobs_now in waves if wave(main, rank, jobs_now)), 0)
 
 

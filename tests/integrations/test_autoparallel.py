@@ -1,4 +1,6 @@
-"""The pass for AutoParallel: on graphs of several groups, in place, under its configuration's names; importing it changes nothing."""
+"""The pass for AutoParallel: on graphs of several groups, in place, under its configuration's
+names; importing it changes nothing.
+"""
 
 import logging
 import subprocess
@@ -13,7 +15,11 @@ from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster
 from apsched.errors import InputError
 from apsched.fx.collectives import is_collective
-from apsched.integrations.autoparallel import aten_autobucketing_config, aten_autobucketing_reordering_pass, scheduling_pass
+from apsched.integrations.autoparallel import (
+    aten_autobucketing_config,
+    aten_autobucketing_reordering_pass,
+    scheduling_pass,
+)
 from apsched.integrations.estimated_costs import EstimatedCosts
 from tests.helpers.graphs.toy_graphs import capture_toy
 from tests.helpers.processes import WORKERS, run_sizes
@@ -58,9 +64,13 @@ def test_the_pass_of_modules_leaves_its_input(gm):
 
 def test_limits_are_kept(gm):
     whole = num_launches(gm)
-    result = scheduled(gm, max_in_flight_gb=1.0, max_topo_span=7, max_compute_pre_fetch=2, collective_bucketing=False).meta[
-        "apsched_result"
-    ]
+    result = scheduled(
+        gm,
+        max_in_flight_gb=1.0,
+        max_topo_span=7,
+        max_compute_pre_fetch=2,
+        collective_bucketing=False,
+    ).meta["apsched_result"]
     assert num_launches(gm) == whole, "without bucketing each stays alone"
     caps = result.caps
     assert (caps.in_flight_cap_bytes, caps.max_topo_span, caps.bucket_cap_bytes) == (2**30, 7, 0)
@@ -72,11 +82,16 @@ def test_what_changes_nothing_is_said(gm, caplog):
     """AutoParallel's own defaults: a class with names that have no counterpart here."""
     with caplog.at_level(logging.WARNING, logger="apsched.integrations.autoparallel"):
         scheduled(gm, max_coll_distance=100, compute_overlap_multipler=1.0, save_trace=True)
-    assert [message.split(" changes nothing here: ")[0] for message in caplog.messages] == ["max_coll_distance=100", "save_trace=True"]
+    assert [message.split(" changes nothing here: ")[0] for message in caplog.messages] == [
+        "max_coll_distance=100",
+        "save_trace=True",
+    ]
 
 
 def test_unknown_names_are_refused(gm):
-    with pytest.raises(InputError, match=r"found 'max_in_fligth_gb'; did you mean max_in_flight_gb\?"):
+    with pytest.raises(
+        InputError, match=r"found 'max_in_fligth_gb'; did you mean max_in_flight_gb\?"
+    ):
         scheduled(gm, max_in_fligth_gb=1.0)
     with pytest.raises(InputError, match="expected a graph of a GraphModule"):
         aten_autobucketing_reordering_pass(torch.fx.Graph(), config())
@@ -88,7 +103,9 @@ def test_estimates_of_the_users_own_are_the_prices(gm):
     times = {1: 0.0, 2: 0.0}
     for factor in times:
 
-        def estimate(node: torch.fx.Node, override_size: int | None = None, factor: int = factor) -> float | None:
+        def estimate(
+            node: torch.fx.Node, override_size: int | None = None, factor: int = factor
+        ) -> float | None:
             return None if node.op != "call_function" else factor * 1.0
 
         costs = EstimatedCosts(estimate, formulas, gm.graph, {})
@@ -98,15 +115,18 @@ def test_estimates_of_the_users_own_are_the_prices(gm):
         assert costs.compute_us(starts[0]) == formulas.compute_us(starts[0])
         times[factor] = costs.collective_us("all_gather", "0", 2, 10**6)
     assert times[2] == pytest.approx(2 * times[1])
-    assert EstimatedCosts(lambda *_: None, formulas, gm.graph, {}).collective_us("all_gather", "0", 2, 10**6) == formulas.collective_us(
+    assert EstimatedCosts(lambda *_: None, formulas, gm.graph, {}).collective_us(
         "all_gather", "0", 2, 10**6
-    )
+    ) == formulas.collective_us("all_gather", "0", 2, 10**6)
     result = scheduled(gm, custom_runtime_estimation=estimate).meta["apsched_result"]
     assert result.step_time_us > 2000.0
 
 
 def test_held_order_is_for_inductor(gm):
-    assert any("control_deps" in str(node.target) for node in scheduled(gm, insert_overlap_deps=True).graph.nodes)
+    assert any(
+        "control_deps" in str(node.target)
+        for node in scheduled(gm, insert_overlap_deps=True).graph.nodes
+    )
 
 
 def test_importing_it_changes_nothing_in_torch():
@@ -131,11 +151,16 @@ assert "autoparallel" not in sys.modules
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory) -> dict[int, list[dict]]:
-    return run_sizes(WORKERS / "graphs/autoparallel_worker.py", tmp_path_factory.mktemp("autoparallel"), timeout_s=500)
+    return run_sizes(
+        WORKERS / "graphs/autoparallel_worker.py",
+        tmp_path_factory.mktemp("autoparallel"),
+        timeout_s=500,
+    )
 
 
 @pytest.mark.parametrize(
-    ("size", "mesh", "num_groups"), [(2, "fsdp=2", 1), (2, "tp=2", 1), (4, "fsdp=2,tp=2", 2), (4, "replicate=2,fsdp=2", 2)]
+    ("size", "mesh", "num_groups"),
+    [(2, "fsdp=2", 1), (2, "tp=2", 1), (4, "fsdp=2,tp=2", 2), (4, "replicate=2,fsdp=2", 2)],
 )
 @pytest.mark.alone
 def test_graphs_compute_the_same_bits(jobs, size, mesh, num_groups):
@@ -170,6 +195,8 @@ def test_launches_are_the_same_on_every_process_rank(jobs, size):
         shapes = set()
         for report in reports:
             order = report[mesh]["order"]
-            renamed = [[list(dict.fromkeys(names)).index(name) for name in names] for names in order]
+            renamed = [
+                [list(dict.fromkeys(names)).index(name) for name in names] for names in order
+            ]
             shapes.add(str(renamed))
         assert len(shapes) == 1

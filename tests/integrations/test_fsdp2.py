@@ -1,4 +1,6 @@
-"""A schedule as settings of eager FSDP2: real processes gather in that order, with the same losses; what cannot be is refused."""
+"""A schedule as settings of eager FSDP2: real processes gather in that order, with the same losses;
+what cannot be is refused.
+"""
 
 from dataclasses import replace
 
@@ -33,7 +35,9 @@ CASES = ("free", "near", "kept")
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory) -> dict[int, list[dict]]:
-    return run_sizes(WORKERS / "training/fsdp2_worker.py", tmp_path_factory.mktemp("fsdp2"), timeout_s=400)
+    return run_sizes(
+        WORKERS / "training/fsdp2_worker.py", tmp_path_factory.mktemp("fsdp2"), timeout_s=400
+    )
 
 
 @pytest.fixture(params=[2, 4], ids="{} processes".format)
@@ -42,7 +46,9 @@ def reports(jobs, request) -> list[dict]:
 
 
 def happened(events: list[str], what: str) -> list[tuple[str, list[str]]]:
-    """Return the units that something happened to, in order, each with the units that had begun to compute."""
+    """Return the units that something happened to, in order, each with the units that had begun to
+    compute.
+    """
     found, begun = [], []
     for event in events:
         verb, unit = event.split()
@@ -59,13 +65,18 @@ def happened(events: list[str], what: str) -> list[tuple[str, list[str]]]:
 def test_gathers_run_in_the_order_of_the_schedule(reports, case, direction):
     """Each within the unit in which the schedule has it, or at the boundary before."""
     for report in reports:
-        found, expected = happened(report[case]["seen"][direction], "gather"), report[case]["gathers"][direction]
+        found, expected = (
+            happened(report[case]["seen"][direction], "gather"),
+            report[case]["gathers"][direction],
+        )
         assert [unit for unit, _ in found] == [unit for unit, _ in expected]
         needs = report[case]["needs"][direction]
         for (unit, begun), (_, gap) in zip(found, expected, strict=True):
             in_schedule = {name for name, need in needs.items() if need < gap}
             assert len(in_schedule - set(begun)) <= 1, f"{unit} is launched at the boundary before"
-            assert not set(begun) & {name for name, need in needs.items() if need > gap}, f"{unit} is not launched late"
+            assert not set(begun) & {name for name, need in needs.items() if need > gap}, (
+                f"{unit} is not launched late"
+            )
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -78,7 +89,11 @@ def test_reductions_run_in_the_order_of_the_schedule(reports, case):
             == [unit for unit, _ in report[case]["reductions"]]
             == [unit for unit, _ in happened(report["untouched"]["seen"][1], "reduce")]
         )
-        assert report[case]["in flight at most"] == report[case]["settings"]["reduce_scatter_buffers"] > 1
+        assert (
+            report[case]["in flight at most"]
+            == report[case]["settings"]["reduce_scatter_buffers"]
+            > 1
+        )
 
 
 @pytest.mark.alone
@@ -86,7 +101,9 @@ def test_torch_alone_gathers_otherwise(reports):
     """What the cases above compare is not what happens anyway."""
     seen = {case: tuple(map(tuple, reports[0][case]["seen"])) for case in (*CASES, "untouched")}
     assert len(set(seen.values())) == len(seen)
-    assert happened(reports[0]["kept"]["seen"][1], "gather") == [], "parameters are kept from forward"
+    assert happened(reports[0]["kept"]["seen"][1], "gather") == [], (
+        "parameters are kept from forward"
+    )
 
 
 @pytest.mark.alone
@@ -98,11 +115,17 @@ def test_losses_stay_the_same(reports):
 
 
 def test_prefetch_lists_by_hand():
-    """Launched at compute node 3, within b: the hook of b. At 9, where d begins: d gathers itself, unless one before it goes first."""
+    """Launched at compute node 3, within b: the hook of b. At 9, where d begins: d gathers itself,
+    unless one before it goes first.
+    """
     hooks = [Hook(unit=name, need=need) for name, need in (("a", 0), ("b", 2), ("c", 5), ("d", 9))]
-    launches = [Launch(unit=name, gap=gap) for name, gap in (("a", 0), ("b", 0), ("c", 3), ("d", 9))]
+    launches = [
+        Launch(unit=name, gap=gap) for name, gap in (("a", 0), ("b", 0), ("c", 3), ("d", 9))
+    ]
     assert prefetch_lists(hooks, launches) == {"a": ("b",), "b": ("c",), "c": (), "d": ()}
-    overtaken = [Launch(unit=name, gap=gap) for name, gap in (("a", 0), ("b", 2), ("d", 5), ("c", 5))]
+    overtaken = [
+        Launch(unit=name, gap=gap) for name, gap in (("a", 0), ("b", 2), ("d", 5), ("c", 5))
+    ]
     assert prefetch_lists(hooks, overtaken) == {"a": (), "b": ("d",), "c": (), "d": ()}
     too_early = [Launch(unit=name, gap=0) for name in "bacd"]
     with pytest.raises(InputError, match="gathers b before a"):
@@ -154,7 +177,10 @@ def solved(problem: Problem, **chosen: object) -> Result:
 
 def test_buckets_across_units_are_refused_with_the_nearest(model):
     problems, _ = problems_of()
-    with pytest.raises(InputError, match=r"FSDP2 cannot gather .* as one: .*nearest is one bucket for each unit.*fsdp2_plan"):
+    with pytest.raises(
+        InputError,
+        match=r"FSDP2 cannot gather .* as one: .*nearest is one bucket for each unit.*fsdp2_plan",
+    ):
         apsched.apply_fsdp2(model, [solved(problem) for problem in problems])
 
 
@@ -167,16 +193,28 @@ def test_a_part_of_a_unit_is_refused(model):
 
 def test_schedules_of_something_else_are_refused(model):
     problems, _ = problems_of()
-    forward, backward = (solved(problem, plan=apsched.fsdp2_plan(model, problem)) for problem in problems)
+    forward, backward = (
+        solved(problem, plan=apsched.fsdp2_plan(model, problem)) for problem in problems
+    )
     with pytest.raises(InputError, match="expected a model on which fully_shard was called"):
         apsched.apply_fsdp2(Net(), [forward, backward])
-    with pytest.raises(InputError, match="expected results of a forward and a backward graph, found backward"):
+    with pytest.raises(
+        InputError, match="expected results of a forward and a backward graph, found backward"
+    ):
         apsched.apply_fsdp2(model, backward)
     other = replace(
         forward,
-        problem=replace(forward.problem, collectives=tuple(replace(c, module=f"model.{c.module}") for c in forward.problem.collectives)),
+        problem=replace(
+            forward.problem,
+            collectives=tuple(
+                replace(c, module=f"model.{c.module}") for c in forward.problem.collectives
+            ),
+        ),
     )
-    with pytest.raises(InputError, match=r"expected model\.first\.weight among the parameters .*nearest name is first\.weight"):
+    with pytest.raises(
+        InputError,
+        match=r"expected model\.first\.weight among the parameters .*nearest name is first\.weight",
+    ):
         apsched.apply_fsdp2(model, [other])
 
 

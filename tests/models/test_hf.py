@@ -1,4 +1,6 @@
-"""Models of Transformers, from a configuration on disk: captured as they are, with their own numbers, and refused where they do not fit."""
+"""Models of Transformers, from a configuration on disk: captured as they are, with their own
+numbers, and refused where they do not fit.
+"""
 
 import json
 import sys
@@ -40,10 +42,19 @@ def test_each_parameter_is_gathered_under_its_own_name(configs, tmp_path, name, 
     forward = gathered(capture, "forward")
     tied = configs.CONFIGS[name].get("tie_word_embeddings", False)
     assert len(forward) == per_layer + (2 if tied else 3), "each once, a tied embedding too"
-    assert {"model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight", "model.norm.weight"} <= set(forward)
+    assert {
+        "model.embed_tokens.weight",
+        "model.layers.0.self_attn.q_proj.weight",
+        "model.norm.weight",
+    } <= set(forward)
     graph = capture.graphs[0].module.graph
-    stacks = {list(n.meta["nn_module_stack"])[-1] for n in graph.nodes if n.meta.get("nn_module_stack")}
-    assert {"model.layers.0.mlp.gate_proj" if name != "mixtral" else "model.layers.0.mlp.experts", "model.rotary_emb"} <= stacks
+    stacks = {
+        list(n.meta["nn_module_stack"])[-1] for n in graph.nodes if n.meta.get("nn_module_stack")
+    }
+    assert {
+        "model.layers.0.mlp.gate_proj" if name != "mixtral" else "model.layers.0.mlp.experts",
+        "model.rotary_emb",
+    } <= stacks
 
 
 def test_layers_mesh_and_checkpointing_can_be_chosen(configs, tmp_path):
@@ -51,18 +62,36 @@ def test_layers_mesh_and_checkpointing_can_be_chosen(configs, tmp_path):
     capture = captured(path, "replicate=2,fsdp=2", num_layers=1, activation_checkpoint="full")
     assert len(gathered(capture, "forward")) == 9 + 3
     assert [len(ranks) for ranks in capture.group_ranks.values()] == [2, 2]
-    recomputed = [n for n in capture.graphs[1].module.graph.nodes if "scaled_dot_product_flash_attention_for_cpu.default" in str(n.target)]
+    recomputed = [
+        n
+        for n in capture.graphs[1].module.graph.nodes
+        if "scaled_dot_product_flash_attention_for_cpu.default" in str(n.target)
+    ]
     assert len(recomputed) == 1, "attention of the layer, in backward"
 
 
 def test_a_configuration_is_a_source_like_any_other(configs, run, tmp_path):
     configs.written(tmp_path, "llama")
-    ran = run("capture", "hf:llama.json", "--mesh", "fsdp=2,tp=2", "--seq", "32", "--layers", "1", "-o", "step.graph", "--json")
+    ran = run(
+        "capture",
+        "hf:llama.json",
+        "--mesh",
+        "fsdp=2,tp=2",
+        "--seq",
+        "32",
+        "--layers",
+        "1",
+        "-o",
+        "step.graph",
+        "--json",
+    )
     assert ran.code == 0, ran.stderr
     assert [graph["name"] for graph in json.loads(ran.stdout)["graphs"]] == ["forward", "backward"]
     (tmp_path / "tiny").mkdir()
     configs.written(tmp_path / "tiny", "llama").rename(tmp_path / "tiny" / "config.json")
-    ran = run("audit", "hf:tiny", "--mesh", "fsdp=2", "--seq", "32", "--layers", "1", "--budget", "0")
+    ran = run(
+        "audit", "hf:tiny", "--mesh", "fsdp=2", "--seq", "32", "--layers", "1", "--budget", "0"
+    )
     assert ran.code == 0, ran.stderr
 
 
@@ -88,7 +117,11 @@ def test_what_does_not_fit_is_refused_by_name(configs, tmp_path, name, changes, 
 def test_files_that_are_no_configuration_are_refused(run, tmp_path):
     (tmp_path / "broken.json").write_text("{")
     (tmp_path / "list.json").write_text("[]")
-    for name, found in (("missing.json", "No such file"), ("broken.json", "expected JSON"), ("list.json", "found None")):
+    for name, found in (
+        ("missing.json", "No such file"),
+        ("broken.json", "expected JSON"),
+        ("list.json", "found None"),
+    ):
         ran = run("capture", f"hf:{name}", "-o", "x.graph")
         assert ran.code == 2
         assert found in ran.errors[0]
@@ -112,19 +145,25 @@ def reports(jobs, request) -> list[dict]:
 
 @pytest.mark.alone
 def test_graphs_compute_what_transformers_computes(reports):
-    """Loss and every gradient, against the eager model of Transformers with the same weights and tokens."""
+    """Loss and every gradient, against the eager model of Transformers with the same weights and
+    tokens.
+    """
     for report in reports:
         assert len({case.split()[0] for case in report}) == 3, "all families"
         for case, found in report.items():
             assert found["names"], case
             rough = case.startswith("mixtral")  # in bfloat16
-            assert found["loss"] == pytest.approx(found["expected"], rel=1e-2 if rough else 1e-6), case
+            assert found["loss"] == pytest.approx(found["expected"], rel=1e-2 if rough else 1e-6), (
+                case
+            )
             assert rough or found["distance"] < 2e-5, case
 
 
 @pytest.mark.alone
 def test_rewritten_graphs_compute_the_same_bits(reports):
-    """Sums of two values have one order only; those of four values of 32 bits have no rounding in 64."""
+    """Sums of two values have one order only; those of four values of 32 bits have no rounding in
+    64.
+    """
     for report in reports:
         for case, found in report.items():
             assert found["same loss"], case

@@ -40,7 +40,10 @@ def test_a_mesh_is_read_and_written(text: str, world_size: int, data_parallel_si
         ("fsdp=4,fsdp=4", "mesh axis 'fsdp' is given twice"),
         ("fsdp=0", "the size of mesh axis 'fsdp' must be at least 1; found 0"),
         ("tp=-2", "the size of mesh axis 'tp' must be at least 1; found -2"),
-        ("fsdp=64,ep=7", "mesh axis 'ep' lies inside 'fsdp' and must divide it; found ep=7 and fsdp=64"),
+        (
+            "fsdp=64,ep=7",
+            "mesh axis 'ep' lies inside 'fsdp' and must divide it; found ep=7 and fsdp=64",
+        ),
     ],
 )
 def test_a_broken_mesh_is_refused(text: str, message: str) -> None:
@@ -66,5 +69,10 @@ def test_experts_take_neighbours_of_fsdp() -> None:
 
 
 def test_the_running_process_group_must_have_the_size_of_the_mesh() -> None:
-    with world(4), pytest.raises(InputError, match="mesh fsdp=8 needs 8 process ranks; the process group has 4"):
+    with (
+        world(4),
+        pytest.raises(
+            InputError, match="mesh fsdp=8 needs 8 process ranks; the process group has 4"
+        ),
+    ):
         build_meshes(MeshSpec(fsdp=8), "cpu")

@@ -32,5 +32,7 @@ def test_shards_are_fake_and_add_up() -> None:
     with world(64):
         built = build("llama3-8b", mesh=MeshSpec(fsdp=64), num_layers=2)
     shards = [parameter.data for parameter in built.module.parameters()]
-    assert all(isinstance(shard, DTensor) and isinstance(shard.to_local(), FakeTensor) for shard in shards)
+    assert all(
+        isinstance(shard, DTensor) and isinstance(shard.to_local(), FakeTensor) for shard in shards
+    )
     assert sum(shard.to_local().numel() for shard in shards) * 64 == built.num_parameters

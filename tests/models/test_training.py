@@ -15,13 +15,22 @@ from apsched.models.training import descend, run_step
 
 
 def _compare(rank: int, size: int, store: str, cases: list[tuple[str, str, str]]) -> None:
-    """On each process: losses and gradients of captured graphs and of the module are the same, and training lowers the loss."""
+    """On each process: losses and gradients of captured graphs and of the module are the same, and
+    training lowers the loss.
+    """
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
     first_losses = []
     for name, mesh, checkpoint in cases:
         options = ModelOptions(activation_checkpoint=checkpoint)
-        built = build(name, mesh=MeshSpec.parse(mesh), seq_len=32, num_layers=2, materialize=True, options=options)
+        built = build(
+            name,
+            mesh=MeshSpec.parse(mesh),
+            seq_len=32,
+            num_layers=2,
+            materialize=True,
+            options=options,
+        )
         forward, backward = (graph.module for graph in capture_built(built).graphs)
         eager_loss = built.module(*built.inputs)
         eager_loss.backward()
@@ -37,8 +46,16 @@ def _compare(rank: int, size: int, store: str, cases: list[tuple[str, str, str]]
             losses.append(loss.item() / built.mesh.tp)
         assert losses[-1] < losses[0], (name, mesh, losses)
         first_losses.append((name, built.mesh.data_parallel_size, losses[0]))
-    for name, data_size, loss in first_losses:  # the same model on the same tokens, whatever the mesh
-        others = [other for other_name, other_size, other in first_losses if (other_name, other_size) == (name, data_size)]
+    for (
+        name,
+        data_size,
+        loss,
+    ) in first_losses:  # the same model on the same tokens, whatever the mesh
+        others = [
+            other
+            for other_name, other_size, other in first_losses
+            if (other_name, other_size) == (name, data_size)
+        ]
         assert all(abs(other - loss) < 1e-2 for other in others)
     dist.destroy_process_group()
 
@@ -58,6 +75,8 @@ def _compare(rank: int, size: int, store: str, cases: list[tuple[str, str, str]]
         [("llama3-debug", "fsdp=3", "none")],  # uneven shards
     ],
 )
-def test_captured_graphs_train_as_the_module_does(tmp_path: Path, cases: list[tuple[str, str, str]]) -> None:
+def test_captured_graphs_train_as_the_module_does(
+    tmp_path: Path, cases: list[tuple[str, str, str]]
+) -> None:
     size = MeshSpec.parse(cases[0][1]).world_size
     mp.spawn(_compare, (size, str(tmp_path / "store"), cases), nprocs=size)

@@ -1,4 +1,6 @@
-"""Compute may move where that has something to hide, and something to hide it with; elsewhere it stays as captured."""
+"""Compute may move where that has something to hide, and something to hide it with; elsewhere it
+stays as captured.
+"""
 
 import pytest
 
@@ -15,7 +17,10 @@ QUICK = SolveOptions(budget=1)
 @pytest.mark.parametrize("on_path", [False, True])
 def test_compute_moves_where_a_collective_is_on_the_path(on_path: bool) -> None:
     problem = layered([Layer(ticks=(40, 60), on_path=on_path)] * 12, backward=True, ticks=(70, 1))
-    result, captured = solve(problem, options=QUICK), solve(problem, max_compute_move=0, options=QUICK)
+    result, captured = (
+        solve(problem, options=QUICK),
+        solve(problem, max_compute_move=0, options=QUICK),
+    )
     assert result.caps.max_compute_move == (200 if on_path else 0)
     assert result.chosen is not None
     assert (result.chosen.moved_nodes > 0) == on_path
@@ -23,7 +28,9 @@ def test_compute_moves_where_a_collective_is_on_the_path(on_path: bool) -> None:
 
 
 def with_an_end(gradient: int, last: int) -> Problem:
-    """Five gradients, of transfers of 10 ticks, beside a chain; behind its end one that takes ``last``."""
+    """Five gradients, of transfers of 10 ticks, beside a chain; behind its end one that takes
+    ``last``.
+    """
     b = ByHand(prices={"reduce_scatter": line(0, 10)})
     x = b.input("x", 512)
     outputs = []
@@ -32,7 +39,10 @@ def with_an_end(gradient: int, last: int) -> Problem:
         outputs.append(b.wait(f"v{i}", b.start("reduce_scatter", f"rs{i}", grad, 1024, 512)))
         x = b.compute(f"c{i}", 100, x, size=512)
     x = b.compute("embedding", 5, x, size=last * 1024 // 10)
-    return b.output(*outputs, b.wait("v", b.start("reduce_scatter", "rs", x, last * 1024 // 10, last * 512 // 10)))
+    return b.output(
+        *outputs,
+        b.wait("v", b.start("reduce_scatter", "rs", x, last * 1024 // 10, last * 512 // 10)),
+    )
 
 
 @pytest.mark.parametrize(
@@ -47,6 +57,10 @@ def with_an_end(gradient: int, last: int) -> Problem:
         (22, 120, 200, True),
     ],
 )
-def test_the_end_pays_where_gradients_near_it_make_up_for_half_of_it(gradient: int, last: int, max_move: int | None, moves: bool) -> None:
+def test_the_end_pays_where_gradients_near_it_make_up_for_half_of_it(
+    gradient: int, last: int, max_move: int | None, moves: bool
+) -> None:
     problem = with_an_end(gradient, last)
-    assert moving_where_it_pays(problem, Caps(max_compute_move=max_move)).max_compute_move == (max_move if moves else 0)
+    assert moving_where_it_pays(problem, Caps(max_compute_move=max_move)).max_compute_move == (
+        max_move if moves else 0
+    )

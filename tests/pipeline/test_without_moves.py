@@ -1,4 +1,6 @@
-"""What people are told about moved compute: how much moved, how far, and what it gains over compute as captured."""
+"""What people are told about moved compute: how much moved, how far, and what it gains over compute
+as captured.
+"""
 
 import io
 from dataclasses import replace
@@ -21,13 +23,17 @@ QUIET = Progress(quiet=True)
 
 @pytest.fixture
 def problem() -> Problem:
-    """An all-gather of 10 us between two nodes on the path, and a gradient of 10 us that is captured ahead of its launch."""
+    """An all-gather of 10 us between two nodes on the path, and a gradient of 10 us that is
+    captured ahead of its launch.
+    """
     b = ByHand(prices={"all_gather": line(10_000)})
     x = b.input("x", 512)
     y = b.compute("y", 5_000, x, size=512)
     w = b.compute("w", 10_000, x, size=512)
     z = b.compute("z", 5_000, y, size=512)
-    g = b.wait("g", b.start("all_gather", "ag", z, 512, 1024, group="tp", on_path=True, bucketable=False))
+    g = b.wait(
+        "g", b.start("all_gather", "ag", z, 512, 1024, group="tp", on_path=True, bucketable=False)
+    )
     return b.output(w, b.compute("end", 5_000, g, size=512))
 
 
@@ -37,14 +43,18 @@ def result(problem: Problem, caps: Caps) -> Result:
 
 def compared(problem: Problem, caps: Caps) -> Result:
     graph = LoadedGraph(dag=nx.DiGraph(cluster="none"), problem=problem, device_memory_bytes=None)
-    return without_moves.with_compute_as_captured(graph, result(problem, caps), SolveOptions(), QUIET)
+    return without_moves.with_compute_as_captured(
+        graph, result(problem, caps), SolveOptions(), QUIET
+    )
 
 
 def test_the_summary_says_what_moved(problem: Problem) -> None:
     free, fixed = result(problem, Caps(max_compute_move=5)), result(problem, Caps())
     assert free.step_time_us == 25
     assert fixed.step_time_us == 35
-    assert "  moved: 1 of 4 compute nodes, 5.00 µs of work, by up to 1 places" in summary_lines(free)
+    assert "  moved: 1 of 4 compute nodes, 5.00 µs of work, by up to 1 places" in summary_lines(
+        free
+    )
     assert not any("moved" in text for text in summary_lines(fixed))
 
 
@@ -52,14 +62,21 @@ def test_the_summary_says_that_nothing_moved() -> None:
     b = ByHand()
     x = b.input("x", 512)
     still = b.output(b.compute("y", 5_000, x, size=512))
-    assert "  moved: no compute node, of 1 that could move by at most 5 places" in summary_lines(result(still, Caps(max_compute_move=5)))
-    assert "  moved: no compute node, of 1 that could move by any number of places" in summary_lines(
-        result(still, Caps(max_compute_move=None))
+    assert "  moved: no compute node, of 1 that could move by at most 5 places" in summary_lines(
+        result(still, Caps(max_compute_move=5))
+    )
+    assert (
+        "  moved: no compute node, of 1 that could move by any number of places"
+        in summary_lines(result(still, Caps(max_compute_move=None)))
     )
 
 
 def test_a_row_shows_compute_as_captured(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(without_moves, "solve_graph", lambda graph, caps, options, progress: result(graph.problem, caps))
+    monkeypatch.setattr(
+        without_moves,
+        "solve_graph",
+        lambda graph, caps, options, progress: result(graph.problem, caps),
+    )
     shown = compared(problem, Caps(max_compute_move=5))
     (score,) = shown.others
     assert (score.name, score.step_time_ticks, score.fits) == ("compute as captured", 35_000, True)
@@ -77,7 +94,9 @@ def test_no_row_where_nothing_moved(problem: Problem, monkeypatch: pytest.Monkey
 
 
 def test_a_note_where_only_moves_fit(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    def solve_graph(graph: LoadedGraph, caps: Caps, options: SolveOptions, progress: Progress) -> Result:
+    def solve_graph(
+        graph: LoadedGraph, caps: Caps, options: SolveOptions, progress: Progress
+    ) -> Result:
         return result(graph.problem, replace(caps, memory_cap_bytes=1))
 
     monkeypatch.setattr(without_moves, "solve_graph", solve_graph)

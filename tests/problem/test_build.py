@@ -1,4 +1,6 @@
-"""From a DAG with records to integers: rounding, keys, lifetimes, and what travels with a collective."""
+"""From a DAG with records to integers: rounding, keys, lifetimes, and what travels with a
+collective.
+"""
 
 from dataclasses import dataclass, field
 
@@ -23,7 +25,15 @@ class Graph:
     storage_of: dict[int, int] = field(default_factory=dict)
     curves: dict[str, PriceCurve] = field(default_factory=lambda: {"copy": FLAT})
 
-    def add(self, kind: NodeKind, name: str, args: tuple[int, ...], duration_us: float = 0.0, size: int | None = None, **fields) -> int:
+    def add(
+        self,
+        kind: NodeKind,
+        name: str,
+        args: tuple[int, ...],
+        duration_us: float = 0.0,
+        size: int | None = None,
+        **fields,
+    ) -> int:
         rank = len(self.records)
         self.edges += [(arg, rank, "data") for arg in args]
         allocates: tuple[int, ...] = ()
@@ -66,7 +76,15 @@ class Graph:
         return rank
 
     def collective(
-        self, kind: str, name: str, arg: int, *, input_bytes: int = 512, output_bytes: int = 1024, duration_us=0.5, **fields
+        self,
+        kind: str,
+        name: str,
+        arg: int,
+        *,
+        input_bytes: int = 512,
+        output_bytes: int = 1024,
+        duration_us=0.5,
+        **fields,
     ) -> int:
         """Add a start node and, right after it, its wait; return the wait."""
         start = len(self.records)
@@ -95,7 +113,13 @@ class Graph:
 
     def problem(self, *outputs: int) -> Problem:
         self.add(NodeKind.OUTPUT, "output", outputs)
-        dag = nx.DiGraph(name="graph", storages=tuple(self.storages), curves=self.curves, cluster="", group_ranks={})
+        dag = nx.DiGraph(
+            name="graph",
+            storages=tuple(self.storages),
+            curves=self.curves,
+            cluster="",
+            group_ranks={},
+        )
         dag.add_nodes_from((r.rank, {"record": r}) for r in self.records)
         dag.add_edges_from((u, v, {"kind": kind}) for u, v, kind in self.edges)
         return build_problem(dag)
@@ -114,7 +138,9 @@ def test_durations_round_up_to_ticks_and_bytes_to_what_the_allocator_takes() -> 
 
 
 def test_storages_know_birth_and_uses() -> None:
-    """An input is there before the first node; views use what they share; a wait uses what its collective sends and receives."""
+    """An input is there before the first node; views use what they share; a wait uses what its
+    collective sends and receives.
+    """
     graph = Graph()
     x = graph.input("x", kept=False)
     a = graph.compute("a", x)
@@ -134,7 +160,9 @@ def test_storages_know_birth_and_uses() -> None:
 def test_an_input_that_is_not_held_is_not_used_by_the_wait() -> None:
     graph = Graph()
     a = graph.compute("a", graph.input("x"))
-    problem = graph.problem(graph.collective("all_reduce", "ar", a, output_bytes=512, holds_input=False))
+    problem = graph.problem(
+        graph.collective("all_reduce", "ar", a, output_bytes=512, holds_input=False)
+    )
     assert names(problem, problem.storages[1].uses) == ["a", "ar"]
 
 
@@ -152,11 +180,23 @@ def test_order_edges_bind_like_data() -> None:
     assert names(problem, problem.predecessors[b]) == ["a"]
 
 
-@pytest.mark.parametrize("other", [{"group": "tp"}, {"dtype": "fp32"}, {"device": "cpu"}, {"reduce_op": "avg"}, {"group_size": 4}])
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"group": "tp"},
+        {"dtype": "fp32"},
+        {"device": "cpu"},
+        {"reduce_op": "avg"},
+        {"group_size": 4},
+    ],
+)
 def test_a_key_is_kind_group_reduce_op_dtype_and_device(other: dict) -> None:
     graph = Graph()
     w = graph.input("w")
-    waits = [graph.collective("all_reduce", f"ar{i}", w, **fields) for i, fields in enumerate(({}, other, {}))]
+    waits = [
+        graph.collective("all_reduce", f"ar{i}", w, **fields)
+        for i, fields in enumerate(({}, other, {}))
+    ]
     problem = graph.problem(*waits)
     assert [c.key for c in problem.collectives] == [0, 1, 0]
 
@@ -172,7 +212,11 @@ def test_streams_are_groups_in_order_of_appearance() -> None:
     ]
     problem = graph.problem(*waits)
     assert problem.streams == ("dp", "tp")
-    assert [(k.kind, k.stream) for k in problem.keys] == [("all_gather", 0), ("all_reduce", 1), ("reduce_scatter", 0)]
+    assert [(k.kind, k.stream) for k in problem.keys] == [
+        ("all_gather", 0),
+        ("all_reduce", 1),
+        ("reduce_scatter", 0),
+    ]
 
 
 def test_the_launch_of_a_bucket_is_its_curve_or_else_the_cheapest_captured_one() -> None:
@@ -180,14 +224,28 @@ def test_the_launch_of_a_bucket_is_its_curve_or_else_the_cheapest_captured_one()
         graph = Graph()
         graph.curves.update(curves)
         w = graph.input("w")
-        return graph.problem(*(graph.collective("all_gather", f"ag{us}", w, duration_us=us) for us in (0.5, 0.2, 0.9))).keys[0].launch_ticks
+        return (
+            graph.problem(
+                *(
+                    graph.collective("all_gather", f"ag{us}", w, duration_us=us)
+                    for us in (0.5, 0.2, 0.9)
+                )
+            )
+            .keys[0]
+            .launch_ticks
+        )
 
     assert launch_ticks({}) == 200
-    assert launch_ticks({"launch:all_gather:dp": PriceCurve(size_bytes=(0, 1), price_ticks=(90, 90))}) == 90
+    assert (
+        launch_ticks({"launch:all_gather:dp": PriceCurve(size_bytes=(0, 1), price_ticks=(90, 90))})
+        == 90
+    )
 
 
 def test_the_cast_of_a_shard_travels_with_its_gather() -> None:
-    """Through views, and as a chain; what also serves others, or takes something computed, keeps its place."""
+    """Through views, and as a chain; what also serves others, or takes something computed, keeps
+    its place.
+    """
     graph = Graph()
     w, u, v = graph.input("w"), graph.input("u"), graph.input("v")
     chain = graph.compute("scale", graph.view("view", w))
@@ -203,7 +261,9 @@ def test_the_cast_of_a_shard_travels_with_its_gather() -> None:
 
 
 def test_what_others_wait_for_is_no_prologue() -> None:
-    """Nothing reads ``dead``, but a write to its input comes behind it, and the gather behind that: it cannot go with the gather."""
+    """Nothing reads ``dead``, but a write to its input comes behind it, and the gather behind that:
+    it cannot go with the gather.
+    """
     graph = Graph()
     w = graph.input("w")
     a = graph.compute("a", graph.input("x"))
@@ -217,11 +277,15 @@ def test_what_others_wait_for_is_no_prologue() -> None:
 
 
 def test_a_bucket_casts_what_the_graph_says_it_may() -> None:
-    """The cast and the views behind it, where the cast serves the gather alone; half of what is read and written counts as copied."""
+    """The cast and the views behind it, where the cast serves the gather alone; half of what is
+    read and written counts as copied.
+    """
     graph = Graph()
     w, u = graph.input("w"), graph.input("u")
     cast = graph.compute("cast", graph.compute("scale", graph.view("view", w)))
-    g1 = graph.collective("all_gather", "g1", graph.view("flat", cast), input_bytes=512, cast_bytes=1024)
+    g1 = graph.collective(
+        "all_gather", "g1", graph.view("flat", cast), input_bytes=512, cast_bytes=1024
+    )
     g2 = graph.collective("all_gather", "g2", graph.compute("half", u), input_bytes=512)
     problem = graph.problem(graph.compute("a", g1, g2))
     assert [names(problem, c.cast) for c in problem.collectives] == [["cast", "flat"], []]
@@ -237,13 +301,18 @@ def test_what_finishes_a_reduction_travels_with_its_wait() -> None:
     ar = graph.collective("all_reduce", "ar", graph.compute("divide", rs), output_bytes=512)
     update = graph.compute("update", graph.compute("cast", ar), state)
     problem = graph.problem(update, a)
-    assert [names(problem, c.epilogue) for c in problem.collectives] == [["divide"], ["cast", "update"]]
+    assert [names(problem, c.epilogue) for c in problem.collectives] == [
+        ["divide"],
+        ["cast", "update"],
+    ]
     assert names(problem, problem.compute_order) == ["a"]
 
 
 def test_what_compute_needs_is_no_epilogue() -> None:
     graph = Graph()
-    rs = graph.collective("reduce_scatter", "rs", graph.compute("a", graph.input("w")), output_bytes=512)
+    rs = graph.collective(
+        "reduce_scatter", "rs", graph.compute("a", graph.input("w")), output_bytes=512
+    )
     norm = graph.compute("norm", rs)
     other = graph.compute("other", graph.input("x"))
     problem = graph.problem(graph.compute("clip", norm, other))
@@ -252,9 +321,13 @@ def test_what_compute_needs_is_no_epilogue() -> None:
 
 
 def test_what_needs_compute_is_no_epilogue() -> None:
-    """``scale`` belongs to the compute, since ``layer`` needs it; so does ``update``, which needs ``scale``."""
+    """``scale`` belongs to the compute, since ``layer`` needs it; so does ``update``, which needs
+    ``scale``.
+    """
     graph = Graph()
-    rs = graph.collective("reduce_scatter", "rs", graph.compute("a", graph.input("w")), output_bytes=512)
+    rs = graph.collective(
+        "reduce_scatter", "rs", graph.compute("a", graph.input("w")), output_bytes=512
+    )
     scale = graph.compute("scale", rs)
     layer = graph.compute("layer", scale, graph.compute("b", graph.input("x")))
     problem = graph.problem(layer, graph.compute("update", rs, scale))
@@ -263,17 +336,25 @@ def test_what_needs_compute_is_no_epilogue() -> None:
 
 
 def test_compute_keeps_its_place_where_only_one_collective_and_inputs_surround_it() -> None:
-    """A layer that takes one gathered weight is no epilogue of the gather, nor a gradient of inputs a prologue of its reduction."""
+    """A layer that takes one gathered weight is no epilogue of the gather, nor a gradient of inputs
+    a prologue of its reduction.
+    """
     graph = Graph()
-    layer = graph.compute("layer", graph.collective("all_gather", "ag", graph.input("w")), graph.input("x"))
+    layer = graph.compute(
+        "layer", graph.collective("all_gather", "ag", graph.input("w")), graph.input("x")
+    )
     gradient = graph.compute("gradient", graph.input("saved"), graph.input("tangent"))
-    problem = graph.problem(layer, graph.collective("reduce_scatter", "rs", gradient, output_bytes=512))
+    problem = graph.problem(
+        layer, graph.collective("reduce_scatter", "rs", gradient, output_bytes=512)
+    )
     assert names(problem, problem.compute_order) == ["layer", "gradient"]
 
 
 def test_on_path_collectives_take_nothing_along() -> None:
     graph = Graph()
-    g = graph.collective("all_gather", "ag", graph.compute("cast", graph.input("w")), on_path=True, bucketable=False)
+    g = graph.collective(
+        "all_gather", "ag", graph.compute("cast", graph.input("w")), on_path=True, bucketable=False
+    )
     problem = graph.problem(graph.compute("a", g))
     assert problem.collectives[0].prologue == ()
     assert problem.collectives[0].on_path
@@ -283,10 +364,32 @@ def test_a_collective_that_writes_where_it_reads_stays_alone() -> None:
     graph = Graph()
     a = graph.compute("a", graph.input("w"))
     s = graph.storage_of[a]
-    c = {"kind": "all_reduce", "group": "dp", "group_size": 2, "reduce_op": "sum", "dtype": "bf16", "device": "cuda", "wait": 3}
-    c |= {"input_bytes": 512, "output_bytes": 512, "size_bytes": 512, "on_path": False, "bucketable": True, "holds_input": True}
+    c = {
+        "kind": "all_reduce",
+        "group": "dp",
+        "group_size": 2,
+        "reduce_op": "sum",
+        "dtype": "bf16",
+        "device": "cuda",
+        "wait": 3,
+    }
+    c |= {
+        "input_bytes": 512,
+        "output_bytes": 512,
+        "size_bytes": 512,
+        "on_path": False,
+        "bucketable": True,
+        "holds_input": True,
+    }
     graph.curves["all_reduce:dp"] = FLAT
-    start = graph.add(NodeKind.START, "ar_", (a,), writes=(s,), aliases=(s,), collective=CollectiveRecord(**c, num_members=1))
+    start = graph.add(
+        NodeKind.START,
+        "ar_",
+        (a,),
+        writes=(s,),
+        aliases=(s,),
+        collective=CollectiveRecord(**c, num_members=1),
+    )
     problem = graph.problem(graph.add(NodeKind.WAIT, "wait", (start,), aliases=(s,)))
     (collective,) = problem.collectives
     assert not collective.bucketable

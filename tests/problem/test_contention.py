@@ -1,4 +1,6 @@
-"""The three rules by hand: shares of a link, compute beside a collective, a collective beside compute, whole ticks."""
+"""The three rules by hand: shares of a link, compute beside a collective, a collective beside
+compute, whole ticks.
+"""
 
 from fractions import Fraction
 
@@ -147,11 +149,18 @@ def test_parts_divide_among_all_that_share():
         ({"transfer_slowdown": (1, 2)}, "transfer_slowdown: .* at least 1"),
         ({"compute_slowdown": (0, 0)}, "at least 1"),
         (
-            {"links": ("nic",), "links_of_group": tuple((str(k), (0,)) for k in range(16)), "transfer_slowdown": (9999, 1000)},
+            {
+                "links": ("nic",),
+                "links_of_group": tuple((str(k), (0,)) for k in range(16)),
+                "transfer_slowdown": (9999, 1000),
+            },
             "fewer digits",
         ),
         ({"links": ("nic",), "links_of_group": (("a", (1,)),)}, "links below 1"),
-        ({"links": ("nic",), "links_of_group": tuple((str(k), (0,)) for k in range(17))}, "at most 16 groups"),
+        (
+            {"links": ("nic",), "links_of_group": tuple((str(k), (0,)) for k in range(17))},
+            "at most 16 groups",
+        ),
     ],
 )
 def test_the_impossible_is_refused(wrong, said):

@@ -66,14 +66,19 @@ def test_successors_and_kept_bytes() -> None:
 
 
 def test_random_problems_are_valid_and_run_as_captured() -> None:
-    """The generator that the other tests rest on: a few hundred seeds, every kind of collective among them."""
+    """The generator that the other tests rest on: a few hundred seeds, every kind of collective
+    among them.
+    """
     kinds = set()
     for seed in range(300):
         problem = random_problem(random.Random(seed), max_collectives=8, max_compute=6)
         check_problem(problem)
         assert verify(problem, as_captured(problem.num_nodes), Caps()) == ()
         assert 1 <= len(problem.collectives) <= 8
-        kinds |= {(problem.keys[c.key].kind, c.on_path, bool(c.prologue), bool(c.epilogue)) for c in problem.collectives}
+        kinds |= {
+            (problem.keys[c.key].kind, c.on_path, bool(c.prologue), bool(c.epilogue))
+            for c in problem.collectives
+        }
     assert kinds == {
         ("all_gather", False, True, False),
         ("all_gather", False, False, False),
@@ -81,7 +86,10 @@ def test_random_problems_are_valid_and_run_as_captured() -> None:
         ("reduce_scatter", False, False, False),
         ("all_reduce", False, False, True),
         ("all_reduce", False, False, False),
-        *((kind, True, False, False) for kind in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")),
+        *(
+            (kind, True, False, False)
+            for kind in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+        ),
     }
 
 

@@ -12,7 +12,9 @@ from apsched.schedule.schedule import Schedule, as_captured
 from apsched.schedule.simulate import simulate
 from tests.helpers.problems.by_hand import ByHand, line, schedule
 
-pyplot = pytest.importorskip("matplotlib.pyplot", reason="matplotlib is not installed (pip install '.[plots]')")
+pyplot = pytest.importorskip(
+    "matplotlib.pyplot", reason="matplotlib is not installed (pip install '.[plots]')"
+)
 KIB = 1024
 
 
@@ -24,18 +26,32 @@ def _no_window(monkeypatch: pytest.MonkeyPatch):
 
 
 def two_gathers() -> Problem:
-    """Two weights of 4 KiB (12 us each, 16 us together), gathered for a node of 20 us each; a gradient that is reduced at the end."""
-    b = ByHand(prices={"all_gather": line(8_000, 1_000), "reduce_scatter": line(30_000)}, copy_price=line(2_000), bucket_launch_ticks=1_000)
+    """Two weights of 4 KiB (12 us each, 16 us together), gathered for a node of 20 us each; a
+    gradient that is reduced at the end.
+    """
+    b = ByHand(
+        prices={"all_gather": line(8_000, 1_000), "reduce_scatter": line(30_000)},
+        copy_price=line(2_000),
+        bucket_launch_ticks=1_000,
+    )
     x, s, t = b.input("x", 512), b.input("s", 512, kept=True), b.input("t", 512, kept=True)
-    w = b.wait("w", b.start("all_gather", "ag_w", s, 512, 4 * KIB, launch_ticks=1_000, module="layer.w"))
-    v = b.wait("v", b.start("all_gather", "ag_v", t, 512, 4 * KIB, launch_ticks=1_000, module="layer.v"))
+    w = b.wait(
+        "w", b.start("all_gather", "ag_w", s, 512, 4 * KIB, launch_ticks=1_000, module="layer.w")
+    )
+    v = b.wait(
+        "v", b.start("all_gather", "ag_v", t, 512, 4 * KIB, launch_ticks=1_000, module="layer.v")
+    )
     y = b.compute("y", 20_000, x, w, size=KIB)
     z = b.compute("z", 20_000, y, v, size=2 * KIB)
-    return b.output(b.wait("g", b.start("reduce_scatter", "rs_z", z, 2 * KIB, KIB, launch_ticks=1_000)))
+    return b.output(
+        b.wait("g", b.start("reduce_scatter", "rs_z", z, 2 * KIB, KIB, launch_ticks=1_000))
+    )
 
 
 def bucketed(problem: Problem) -> Schedule:
-    return schedule(problem, "x s t in:0 start:0 wait:0 out:ag_w y out:ag_v z rs_z g output", "ag_w ag_v")
+    return schedule(
+        problem, "x s t in:0 start:0 wait:0 out:ag_w y out:ag_v z rs_z g output", "ag_w ag_v"
+    )
 
 
 @pytest.fixture
@@ -44,18 +60,30 @@ def problem() -> Problem:
 
 
 def test_bars_are_the_timeline(problem: Problem) -> None:
-    """Work and exposed time fill the compute row without holes up to the step time; transfers are as simulated."""
+    """Work and exposed time fill the compute row without holes up to the step time; transfers are
+    as simulated.
+    """
     for order in (as_captured(problem.num_nodes), bucketed(problem)):
         timeline = simulate(problem, order)
         bars = plots.timeline_bars(problem, order)
         compute = sorted((bar for bar in bars if bar.row == 0), key=lambda bar: bar.begin_us)
-        assert all(a.begin_us + a.length_us == pytest.approx(b.begin_us) for a, b in pairwise(compute))
+        assert all(
+            a.begin_us + a.length_us == pytest.approx(b.begin_us) for a, b in pairwise(compute)
+        )
         assert compute[0].begin_us == 0
-        assert compute[-1].begin_us + compute[-1].length_us == pytest.approx(timeline.step_time_ticks / 1000)
-        assert sum(bar.length_us for bar in compute if bar.kind == "exposed") == pytest.approx(timeline.exposed_ticks / 1000)
+        assert compute[-1].begin_us + compute[-1].length_us == pytest.approx(
+            timeline.step_time_ticks / 1000
+        )
+        assert sum(bar.length_us for bar in compute if bar.kind == "exposed") == pytest.approx(
+            timeline.exposed_ticks / 1000
+        )
         drawn = [bar for bar in bars if bar.row == 1]
-        assert [bar.begin_us for bar in drawn] == pytest.approx([t.begin_ticks / 1000 for t in timeline.transfers])
-        assert [bar.length_us for bar in drawn] == pytest.approx([(t.end_ticks - t.begin_ticks) / 1000 for t in timeline.transfers])
+        assert [bar.begin_us for bar in drawn] == pytest.approx(
+            [t.begin_ticks / 1000 for t in timeline.transfers]
+        )
+        assert [bar.length_us for bar in drawn] == pytest.approx(
+            [(t.end_ticks - t.begin_ticks) / 1000 for t in timeline.transfers]
+        )
         assert drawn[-1].kind == "reduce_scatter"
 
 
@@ -79,7 +107,9 @@ def test_timeline_is_labelled_with_units(problem: Problem) -> None:
     ax = plots.plot_timeline(problem, bucketed(problem))
     assert ax.get_xlabel() == "time (us)"
     assert [text.get_text() for text in ax.get_yticklabels()] == ["compute stream", "group dp"]
-    assert ax.get_xlim()[1] == pytest.approx(simulate(problem, bucketed(problem)).step_time_ticks / 1000)
+    assert ax.get_xlim()[1] == pytest.approx(
+        simulate(problem, bucketed(problem)).step_time_ticks / 1000
+    )
     legend = [text.get_text() for text in ax.get_legend().get_texts()]
     assert legend == ["compute", "copy", "launch", "exposed", "all_gather", "reduce_scatter"]
     assert {"y", "z", "rs_z"} <= {text.get_text() for text in ax.texts}
@@ -87,7 +117,11 @@ def test_timeline_is_labelled_with_units(problem: Problem) -> None:
 
 def test_timeline_draws_each_kind_in_its_colour(problem: Problem) -> None:
     ax = plots.plot_timeline(problem, bucketed(problem))
-    found = {c.get_label(): tuple(c.get_facecolor()[0]) for c in ax.collections if not c.get_label().startswith("_")}
+    found = {
+        c.get_label(): tuple(c.get_facecolor()[0])
+        for c in ax.collections
+        if not c.get_label().startswith("_")
+    }
     colors = pytest.importorskip("matplotlib.colors")
     for kind, colour in found.items():
         assert colour == pytest.approx(colors.to_rgba(plots.COLORS[kind]))
@@ -95,15 +129,27 @@ def test_timeline_draws_each_kind_in_its_colour(problem: Problem) -> None:
 
 
 def test_moved_compute_has_a_colour_of_its_own() -> None:
-    """Only the node that was put off; those that it lets pass have not moved. Its name is white on dark."""
+    """Only the node that was put off; those that it lets pass have not moved. Its name is white on
+    dark.
+    """
     b = ByHand()
     x = b.input("x", 512)
     p = b.output(*[b.compute(f"n{k}", 20_000, x, size=512) for k in range(4)])
     put_off = schedule(p, "x n0 n2 n3 n1 output")
-    assert [bar.kind for bar in plots.timeline_bars(p, put_off)] == ["compute", "compute", "compute", "moved compute"]
+    assert [bar.kind for bar in plots.timeline_bars(p, put_off)] == [
+        "compute",
+        "compute",
+        "compute",
+        "moved compute",
+    ]
     ax = plots.plot_timeline(p, put_off)
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["compute", "moved compute"]
-    assert {text.get_text(): text.get_color() for text in ax.texts} == {"n0": "black", "n2": "black", "n3": "black", "n1": "white"}
+    assert {text.get_text(): text.get_color() for text in ax.texts} == {
+        "n0": "black",
+        "n2": "black",
+        "n3": "black",
+        "n1": "white",
+    }
 
 
 def test_memory_is_what_simulate_says(problem: Problem) -> None:
@@ -131,7 +177,10 @@ def test_draws_into_given_axes(problem: Problem) -> None:
 
 def test_shared_axes_show_all_of_each(problem: Problem) -> None:
     """A shorter schedule drawn last does not cut the longer one off, in time or in memory."""
-    short, long = sorted((bucketed(problem), as_captured(problem.num_nodes)), key=lambda s: simulate(problem, s).step_time_ticks)
+    short, long = sorted(
+        (bucketed(problem), as_captured(problem.num_nodes)),
+        key=lambda s: simulate(problem, s).step_time_ticks,
+    )
     _, axes = pyplot.subplots(2, sharex=True)
     for ax, order in zip(axes, (long, short), strict=True):
         plots.plot_timeline(problem, order, ax)
@@ -141,7 +190,9 @@ def test_shared_axes_show_all_of_each(problem: Problem) -> None:
     for ax, order in zip(axes, (high, low), strict=True):
         plots.plot_memory(problem, order, ax=ax)
     assert axes[0].get_ylim()[1] > simulate(problem, high).peak_memory_bytes / KIB
-    assert simulate(problem, high).peak_memory_bytes > simulate(problem, low).peak_memory_bytes * 1.1
+    assert (
+        simulate(problem, high).peak_memory_bytes > simulate(problem, low).peak_memory_bytes * 1.1
+    )
 
 
 def test_long_steps_are_in_milliseconds() -> None:
@@ -163,5 +214,9 @@ try:
 except InputError as error:
     print(error)
 """
-    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-    assert said == "pictures need matplotlib, which is not installed; pip install 'apsched[plots]'\n"
+    said = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout
+    assert (
+        said == "pictures need matplotlib, which is not installed; pip install 'apsched[plots]'\n"
+    )

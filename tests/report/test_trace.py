@@ -1,6 +1,7 @@
 """The trace keeps the rules of the trace event format, and says what the timelines say.
 
-The rules that Perfetto reads by are checked one by one, everywhere; ``test_trace_perfetto.py`` asks its trace processor.
+The rules that Perfetto reads by are checked one by one, everywhere; ``test_trace_perfetto.py`` asks
+its trace processor.
 """
 
 import json
@@ -50,7 +51,9 @@ def test_every_event_has_the_fields_of_its_phase(events: list[dict[str, Any]]) -
         assert event["ph"] != "C" or all(isinstance(value, int) for value in event["args"].values())
 
 
-def test_streams_are_named_threads_and_slices_on_one_do_not_overlap(events: list[dict[str, Any]]) -> None:
+def test_streams_are_named_threads_and_slices_on_one_do_not_overlap(
+    events: list[dict[str, Any]],
+) -> None:
     named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
     processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert list(processes) == [FIRST_PROCESS + k for k in range(4)]
@@ -76,32 +79,65 @@ def test_flows_begin_and_end_once_each_within_a_slice(events: list[dict[str, Any
         if event["ph"] in "sf":
             ends[event["cat"], event["id"]].append(event)
             here = slices[event["pid"], event["tid"]]
-            assert any(begin <= event["ts"] < end or begin == event["ts"] == end for begin, end in here), event
+            assert any(
+                begin <= event["ts"] < end or begin == event["ts"] == end for begin, end in here
+            ), event
             assert event["ph"] == "s" or event["bp"] == "e"
     for both in ends.values():
         assert [event["ph"] for event in both] == ["s", "f"]
         assert both[0]["ts"] <= both[1]["ts"]
 
 
-def test_the_trace_says_what_the_timelines_say(events: list[dict[str, Any]], solved: SolvedRun) -> None:
+def test_the_trace_says_what_the_timelines_say(
+    events: list[dict[str, Any]], solved: SolvedRun
+) -> None:
     """Transfers, stalls and the peak of the counter are those simulated."""
     for g, graph in enumerate(solved.graphs):
-        for o, (problem, schedule) in enumerate(((graph.captured, graph.before), (graph.result.problem, graph.after))):
+        for o, (problem, schedule) in enumerate(
+            ((graph.captured, graph.before), (graph.result.problem, graph.after))
+        ):
             timeline = simulate(problem, schedule)
             mine = [event for event in events if event["pid"] == FIRST_PROCESS + 2 * g + o]
             sent = [e for e in mine if e["ph"] == "X" and e["tid"] != COMPUTE_STREAM]
-            assert [(e["ts"], e["args"]["bytes"]) for e in sent] == [(ticks_to_us(t.begin_ticks), t.size_bytes) for t in timeline.transfers]
+            assert [(e["ts"], e["args"]["bytes"]) for e in sent] == [
+                (ticks_to_us(t.begin_ticks), t.size_bytes) for t in timeline.transfers
+            ]
             stalled = [e for e in mine if e.get("cat") == "gpu_user_annotation"]
             assert round(1000 * sum(e["dur"] for e in stalled)) == timeline.exposed_ticks
             assert all(e["args"]["why"] for e in stalled)
-            assert max(e["args"]["bytes"] for e in mine if e["ph"] == "C") == timeline.peak_memory_bytes
+            assert (
+                max(e["args"]["bytes"] for e in mine if e["ph"] == "C")
+                == timeline.peak_memory_bytes
+            )
             assert sum(e["ph"] == "s" for e in mine) == 2 * len(timeline.transfers)
 
 
-@pytest.mark.parametrize("begin_us", [81.5, 2.0**41 + 0.352, 4500367458164.736, 2.0**42 + 0.25, 2.0**52 / 1000 + 0.125, 7.8e12 + 0.001])
-def test_beside_a_profile_no_tick_is_lost(events: list[dict[str, Any]], solved: SolvedRun, tmp_path: Path, begin_us: float) -> None:
-    """Profiles count from up to three months ago, where floats lie a nanosecond apart and products half of one; readers round up."""
-    step = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "pid": 1, "tid": 1, "ts": begin_us, "dur": 1e6}
+@pytest.mark.parametrize(
+    "begin_us",
+    [
+        81.5,
+        2.0**41 + 0.352,
+        4500367458164.736,
+        2.0**42 + 0.25,
+        2.0**52 / 1000 + 0.125,
+        7.8e12 + 0.001,
+    ],
+)
+def test_beside_a_profile_no_tick_is_lost(
+    events: list[dict[str, Any]], solved: SolvedRun, tmp_path: Path, begin_us: float
+) -> None:
+    """Profiles count from up to three months ago, where floats lie a nanosecond apart and products
+    half of one; readers round up.
+    """
+    step = {
+        "ph": "X",
+        "cat": "user_annotation",
+        "name": "ProfilerStep#1",
+        "pid": 1,
+        "tid": 1,
+        "ts": begin_us,
+        "dur": 1e6,
+    }
     (tmp_path / "real.json").write_text(json.dumps([step]))
     both = json.loads(trace_beside(solved, tmp_path / "real.json").content)["traceEvents"]
     assert both[0] == step

@@ -1,4 +1,6 @@
-"""Live bytes worked out by hand, step by step; one unit is the 512 bytes that the allocator rounds to."""
+"""Live bytes worked out by hand, step by step; one unit is the 512 bytes that the allocator rounds
+to.
+"""
 
 from hypothesis import given, settings
 
@@ -15,7 +17,12 @@ UNIT = 512
 
 def live(problem: Problem, text: str, *buckets: str) -> dict[str, int]:
     """Return the units alive at each step of the schedule ``text``."""
-    return {word: units // UNIT for word, units in zip(text.split(), live_bytes(problem, schedule(problem, text, *buckets)), strict=True)}
+    return {
+        word: units // UNIT
+        for word, units in zip(
+            text.split(), live_bytes(problem, schedule(problem, text, *buckets)), strict=True
+        )
+    }
 
 
 def test_a_result_lives_from_its_node_to_its_last_use_both_included() -> None:
@@ -91,7 +98,9 @@ def test_an_input_that_is_not_held_is_freed_at_the_start() -> None:
 
 
 def two_gathers() -> Problem:
-    """Casts of 1 and 2 units, gathered to 4 and 8; b needs the first, c the second, one compute node before and between."""
+    """Casts of 1 and 2 units, gathered to 4 and 8; b needs the first, c the second, one compute
+    node before and between.
+    """
     hand = ByHand()
     u, v = hand.input("u", UNIT, kept=True), hand.input("v", UNIT, kept=True)
     a = hand.compute("a", 1)
@@ -104,7 +113,8 @@ def two_gathers() -> Problem:
 
 
 def test_a_gather_bucket_with_early_copy_outs_frees_the_buffer_soon() -> None:
-    # buffer 12 from in to the last out; casts 1, 2 until in; copies 4 (out:gu .. b) and 8 (out:gv .. c)
+    # buffer 12 from in to the last out; casts 1, 2 until in; copies 4 (out:gu .. b) and 8 (out:gv
+    # .. c)
     at = live(two_gathers(), "u v cu cv in:0 start:0 a wait:0 out:gu out:gv b c output", "gu gv")
     kept = 2
     assert at == {
@@ -125,15 +135,20 @@ def test_a_gather_bucket_with_early_copy_outs_frees_the_buffer_soon() -> None:
 
 
 def test_a_bucket_makes_no_casts() -> None:
-    # as above, but v, which its owner lets go, is cast on the way: no cu, no cv, and v (2) lives until the copy-in
+    # as above, but v, which its owner lets go, is cast on the way: no cu, no cv, and v (2) lives
+    # until the copy-in
     hand = ByHand()
     u, v = hand.input("u", UNIT, kept=True), hand.input("v", 2 * UNIT)
     a = hand.compute("a", 1)
     cu = hand.compute("cu", 1, u, size=UNIT)
-    gu = hand.start("all_gather", "gu", cu, UNIT, 4 * UNIT, prologue=(cu,), cast=(cu,), cast_bytes=2 * UNIT)
+    gu = hand.start(
+        "all_gather", "gu", cu, UNIT, 4 * UNIT, prologue=(cu,), cast=(cu,), cast_bytes=2 * UNIT
+    )
     b = hand.compute("b", 1, a, hand.wait("wu", gu))
     cv = hand.compute("cv", 1, v, size=UNIT)
-    gv = hand.start("all_gather", "gv", cv, UNIT, 8 * UNIT, prologue=(cv,), cast=(cv,), cast_bytes=2 * UNIT)
+    gv = hand.start(
+        "all_gather", "gv", cv, UNIT, 8 * UNIT, prologue=(cv,), cast=(cv,), cast_bytes=2 * UNIT
+    )
     problem = hand.output(hand.compute("c", 1, b, hand.wait("wv", gv)))
     at = live(problem, "u v in:0 start:0 a wait:0 out:gu out:gv b c output", "gu gv")
     kept = 1
@@ -144,11 +159,18 @@ def test_a_bucket_makes_no_casts() -> None:
 def test_a_gather_bucket_with_late_copy_outs_holds_the_buffer_instead() -> None:
     at = live(two_gathers(), "u v cu cv in:0 start:0 a wait:0 out:gu b out:gv c output", "gu gv")
     kept = 2
-    assert (at["out:gu"], at["b"], at["out:gv"], at["c"]) == (kept + 16, kept + 16, kept + 20, kept + 8)
+    assert (at["out:gu"], at["b"], at["out:gv"], at["c"]) == (
+        kept + 16,
+        kept + 16,
+        kept + 20,
+        kept + 8,
+    )
 
 
 def reductions(kind: str, out: int) -> Problem:
-    """Gradients of 4 and 6 units from a and b, reduced to ``out`` and ``out``; the first is finished by an epilogue of 1 unit."""
+    """Gradients of 4 and 6 units from a and b, reduced to ``out`` and ``out``; the first is
+    finished by an epilogue of 1 unit.
+    """
     hand = ByHand()
     a = hand.compute("a", 1, size=4 * UNIT)
     ra = hand.start(kind, "ra", a, 4 * UNIT, out * UNIT)
@@ -163,9 +185,19 @@ def reductions(kind: str, out: int) -> Problem:
 
 
 def test_a_reduce_scatter_bucket_copies_the_gradients_and_shares_one_output() -> None:
-    # a 4, b 6 until in; concatenated 10 from in to wait; output 2 + 2 from start to the end, as wb is an output
+    # a 4, b 6 until in; concatenated 10 from in to wait; output 2 + 2 from start to the end, as wb
+    # is an output
     at = live(reductions("reduce_scatter", 2), "a b in:0 start:0 c wait:0 ea output", "ra rb")
-    assert at == {"a": 4, "b": 10, "in:0": 20, "start:0": 14, "c": 14, "wait:0": 14, "ea": 5, "output": 5}
+    assert at == {
+        "a": 4,
+        "b": 10,
+        "in:0": 20,
+        "start:0": 14,
+        "c": 14,
+        "wait:0": 14,
+        "ea": 5,
+        "output": 5,
+    }
 
 
 def test_an_all_reduce_bucket_works_in_place_on_its_copy() -> None:
@@ -184,32 +216,69 @@ def test_a_reduction_bucket_keeps_its_output_until_the_last_use_of_any_member() 
     # both finished by epilogues: the shared output of 4 goes after the second one
     hand = ByHand()
     a, b = hand.compute("a", 1, size=UNIT), hand.compute("b", 1, size=UNIT)
-    ra, rb = hand.start("reduce_scatter", "ra", a, UNIT, 2 * UNIT), hand.start("reduce_scatter", "rb", b, UNIT, 2 * UNIT)
+    ra, rb = (
+        hand.start("reduce_scatter", "ra", a, UNIT, 2 * UNIT),
+        hand.start("reduce_scatter", "rb", b, UNIT, 2 * UNIT),
+    )
     wa, wb = hand.wait("wa", ra), hand.wait("wb", rb)
     ea, eb = hand.compute("ea", 1, wa, size=UNIT), hand.compute("eb", 1, wb, size=UNIT)
     problem = hand.output(ea, eb)
     at = live(problem, "a b in:0 start:0 wait:0 ea eb output", "ra rb")
-    assert at == {"a": 1, "b": 2, "in:0": 4, "start:0": 6, "wait:0": 6, "ea": 5, "eb": 6, "output": 2}
+    assert at == {
+        "a": 1,
+        "b": 2,
+        "in:0": 4,
+        "start:0": 6,
+        "wait:0": 6,
+        "ea": 5,
+        "eb": 6,
+        "output": 2,
+    }
 
 
 def test_the_buffer_of_a_bucket_is_rounded_once() -> None:
     """Two members of 100 bytes fill one unit of 512, not two."""
     hand = ByHand()
     a, b = hand.compute("a", 1, size=100), hand.compute("b", 1, size=100)
-    ra, rb = hand.start("reduce_scatter", "ra", a, 100, 50), hand.start("reduce_scatter", "rb", b, 100, 50)
+    ra, rb = (
+        hand.start("reduce_scatter", "ra", a, 100, 50),
+        hand.start("reduce_scatter", "rb", b, 100, 50),
+    )
     problem = hand.output(hand.wait("wa", ra), hand.wait("wb", rb))
-    assert live(problem, "a b in:0 start:0 wait:0 output", "ra rb") == {"a": 1, "b": 2, "in:0": 3, "start:0": 2, "wait:0": 2, "output": 1}
+    assert live(problem, "a b in:0 start:0 wait:0 output", "ra rb") == {
+        "a": 1,
+        "b": 2,
+        "in:0": 3,
+        "start:0": 2,
+        "wait:0": 2,
+        "output": 1,
+    }
 
 
 def test_a_shard_that_two_gathers_read_is_held_by_the_one_that_stands_alone() -> None:
     # s (2) is read by g1, g2 (bucket) and g3 (alone): freed after g3's wait
     hand = ByHand()
     s = hand.input("s", 2 * UNIT)
-    g1, g2, g3 = (hand.start("all_gather", name, s, 2 * UNIT, 4 * UNIT) for name in ("g1", "g2", "g3"))
+    g1, g2, g3 = (
+        hand.start("all_gather", name, s, 2 * UNIT, 4 * UNIT) for name in ("g1", "g2", "g3")
+    )
     w1, w2, w3 = hand.wait("w1", g1), hand.wait("w2", g2), hand.wait("w3", g3)
-    problem = hand.output(hand.compute("a", 1, w1), hand.compute("b", 1, w2), hand.compute("c", 1, w3))
+    problem = hand.output(
+        hand.compute("a", 1, w1), hand.compute("b", 1, w2), hand.compute("c", 1, w3)
+    )
     at = live(problem, "s in:0 start:0 wait:0 out:g1 a out:g2 b g3 w3 c output", "g1 g2")
-    assert at == {"s": 2, "in:0": 10, "start:0": 10, "wait:0": 10, "out:g1": 14, "a": 14, "out:g2": 14, "b": 6, "g3": 6, "w3": 6} | {
+    assert at == {
+        "s": 2,
+        "in:0": 10,
+        "start:0": 10,
+        "wait:0": 10,
+        "out:g1": 14,
+        "a": 14,
+        "out:g2": 14,
+        "b": 6,
+        "g3": 6,
+        "w3": 6,
+    } | {
         "c": 4,
         "output": 0,
     }
@@ -218,13 +287,18 @@ def test_a_shard_that_two_gathers_read_is_held_by_the_one_that_stands_alone() ->
 def _by_definition(problem: Problem, order: Schedule) -> list[int]:
     """Live bytes from the lifetimes, counted one step at a time."""
     lives = lifetimes(problem, order)
-    return [problem.kept_bytes + sum(x.size_bytes for x in lives if x.first <= k <= x.last) for k in range(len(order.steps))]
+    return [
+        problem.kept_bytes + sum(x.size_bytes for x in lives if x.first <= k <= x.last)
+        for k in range(len(order.steps))
+    ]
 
 
 @given(a_problem_with_caps(max_collectives=4, max_compute=4))
 @settings(max_examples=40, deadline=None)
 def test_live_bytes_are_the_sum_of_lifetimes(given_: tuple[Problem, Caps]) -> None:
-    """And no lifetime is empty. The schedules are optimal ones, so that buckets of every kind occur."""
+    """And no lifetime is empty. The schedules are optimal ones, so that buckets of every kind
+    occur.
+    """
     problem, caps = given_
     if (best := best_schedule(problem, caps)) is None:
         return

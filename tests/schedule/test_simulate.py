@@ -17,7 +17,10 @@ KIB = 1024
 def spans(problem: Problem, text: str, *buckets: str) -> dict[str, tuple[int, int]]:
     """Return when each step of the schedule ``text`` begins and ends on the compute stream."""
     timeline = simulate(problem, schedule(problem, text, *buckets))
-    return {word: (timeline.begin_ticks[k], timeline.end_ticks[k]) for k, word in enumerate(text.split())}
+    return {
+        word: (timeline.begin_ticks[k], timeline.end_ticks[k])
+        for k, word in enumerate(text.split())
+    }
 
 
 def one_gather(launch_ticks: int = 0) -> Problem:
@@ -69,7 +72,9 @@ def test_a_wait_for_what_has_ended_takes_no_time() -> None:
 
 
 @pytest.mark.parametrize(("second_group", "ends"), [("dp", (10, 20)), ("tp", (10, 12))])
-def test_one_stream_runs_in_order_and_two_streams_run_side_by_side(second_group: str, ends: tuple[int, int]) -> None:
+def test_one_stream_runs_in_order_and_two_streams_run_side_by_side(
+    second_group: str, ends: tuple[int, int]
+) -> None:
     # both launched by 2 (a takes 2): same stream 0-10 and 10-20, two streams 0-10 and 2-12
     hand = ByHand(prices={"all_gather": line(10)})
     u, v = hand.input("u", KIB), hand.input("v", KIB)
@@ -77,7 +82,9 @@ def test_one_stream_runs_in_order_and_two_streams_run_side_by_side(second_group:
     a = hand.compute("a", 2)
     second = hand.start("all_gather", "second", v, KIB, 2 * KIB, group=second_group)
     problem = hand.output(a, hand.wait("first_wait", first), hand.wait("second_wait", second))
-    timeline = simulate(problem, schedule(problem, "u v first a second second_wait first_wait output"))
+    timeline = simulate(
+        problem, schedule(problem, "u v first a second second_wait first_wait output")
+    )
     assert tuple(t.end_ticks for t in timeline.transfers) == ends
 
 
@@ -85,7 +92,10 @@ def test_a_wait_for_a_later_collective_of_a_stream_is_a_wait_for_those_before_it
     # u 0-10, v 10-20: waiting for v first stops until 20, then u costs nothing
     hand = ByHand(prices={"all_gather": line(10)})
     u, v = hand.input("u", KIB), hand.input("v", KIB)
-    first, second = hand.start("all_gather", "first", u, KIB, KIB), hand.start("all_gather", "second", v, KIB, KIB)
+    first, second = (
+        hand.start("all_gather", "first", u, KIB, KIB),
+        hand.start("all_gather", "second", v, KIB, KIB),
+    )
     problem = hand.output(hand.wait("first_wait", first), hand.wait("second_wait", second))
     at = spans(problem, "u v first second second_wait first_wait output")
     assert at["second_wait"] == (0, 20)
@@ -93,7 +103,8 @@ def test_a_wait_for_a_later_collective_of_a_stream_is_a_wait_for_those_before_it
 
 
 def test_the_step_ends_with_the_last_transfer_even_where_nothing_waits_that_long() -> None:
-    # a 0-4, reduction 4-24, the wait stands still until then; without work after it 20 ticks are exposed
+    # a 0-4, reduction 4-24, the wait stands still until then; without work after it 20 ticks are
+    # exposed
     hand = ByHand(prices={"reduce_scatter": line(20)})
     a = hand.compute("a", 4, size=2 * KIB)
     problem = hand.output(hand.wait("rs_wait", hand.start("reduce_scatter", "rs", a, 2 * KIB, KIB)))
@@ -109,8 +120,12 @@ def test_views_inputs_and_output_take_no_time() -> None:
 
 
 def two_gathers() -> Problem:
-    """Gathers of 2 and 3 KiB for b and c; 10 ticks + 2 a KiB each; copies 1 tick a KiB; a bucket's launch 5 ticks, another's 7."""
-    hand = ByHand(prices={"all_gather": line(10, 2)}, copy_price=ONE_TICK_PER_KIB, bucket_launch_ticks=5)
+    """Gathers of 2 and 3 KiB for b and c; 10 ticks + 2 a KiB each; copies 1 tick a KiB; a bucket's
+    launch 5 ticks, another's 7.
+    """
+    hand = ByHand(
+        prices={"all_gather": line(10, 2)}, copy_price=ONE_TICK_PER_KIB, bucket_launch_ticks=5
+    )
     u, v = hand.input("u", KIB, kept=True), hand.input("v", KIB + 512, kept=True)
     a = hand.compute("a", 100, size=KIB)
     gu = hand.start("all_gather", "gu", u, KIB, 2 * KIB, launch_ticks=7)
@@ -122,8 +137,8 @@ def two_gathers() -> Problem:
 
 
 def test_a_bucket_pays_copies_and_one_launch() -> None:
-    # copy-in of 2.5 KiB: 3 ticks (rounded up) 0-3; launch 3-8; transfer of 5 KiB: 10 + 10 = 20: 8-28;
-    # wait 8-28; copy-outs of 2 and 3 KiB: 28-30, 30-33; a 33-133, b 133-153, c 153-183
+    # copy-in of 2.5 KiB: 3 ticks (rounded up) 0-3; launch 3-8; transfer of 5 KiB: 10 + 10 = 20:
+    # 8-28; wait 8-28; copy-outs of 2 and 3 KiB: 28-30, 30-33; a 33-133, b 133-153, c 153-183
     problem = two_gathers()
     at = spans(problem, "u v in:0 start:0 wait:0 out:gu out:gv a b c output", "gu gv")
     assert at["in:0"] == (0, 3)
@@ -135,9 +150,12 @@ def test_a_bucket_pays_copies_and_one_launch() -> None:
 
 
 def test_copies_stand_where_the_order_puts_them() -> None:
-    # copy-in 0-3, launch 3-8, transfer 8-28 hidden under a 8-108, wait 108, copy-out of u 108-110, b 110-130, of v 130-133, c 133-163
+    # copy-in 0-3, launch 3-8, transfer 8-28 hidden under a 8-108, wait 108, copy-out of u 108-110,
+    # b 110-130, of v 130-133, c 133-163
     problem = two_gathers()
-    timeline = simulate(problem, schedule(problem, "u v in:0 start:0 a wait:0 out:gu b out:gv c output", "gu gv"))
+    timeline = simulate(
+        problem, schedule(problem, "u v in:0 start:0 a wait:0 out:gu b out:gv c output", "gu gv")
+    )
     assert timeline.step_time_ticks == 163
     assert timeline.exposed_ticks == 0
     assert timeline.compute_ticks == 163
@@ -146,7 +164,8 @@ def test_copies_stand_where_the_order_puts_them() -> None:
 
 
 def test_alone_a_collective_pays_its_captured_launch_and_no_copies() -> None:
-    # gu: launch 0-7, transfer 7-21 (10 + 4); gv: launch 7-14, transfer 21-37 (10 + 6); a 14-114, b 114-134, c 134-164
+    # gu: launch 0-7, transfer 7-21 (10 + 4); gv: launch 7-14, transfer 21-37 (10 + 6); a 14-114, b
+    # 114-134, c 134-164
     problem = two_gathers()
     timeline = simulate(problem, schedule(problem, "u v gu gv a wu b wv c output"))
     assert [t.end_ticks for t in timeline.transfers] == [21, 37]
@@ -155,13 +174,25 @@ def test_alone_a_collective_pays_its_captured_launch_and_no_copies() -> None:
 
 def test_a_bucket_of_reductions_is_not_copied_out() -> None:
     # a 0-4, copy-in of 4 KiB 4-8, launch 8-10, transfer 10-30, wait until 30
-    hand = ByHand(prices={"reduce_scatter": line(20)}, copy_price=ONE_TICK_PER_KIB, bucket_launch_ticks=2)
+    hand = ByHand(
+        prices={"reduce_scatter": line(20)}, copy_price=ONE_TICK_PER_KIB, bucket_launch_ticks=2
+    )
     a = hand.compute("a", 4, size=2 * KIB)
     b = hand.compute("b", 0, size=2 * KIB)
-    ra, rb = hand.start("reduce_scatter", "ra", a, 2 * KIB, KIB), hand.start("reduce_scatter", "rb", b, 2 * KIB, KIB)
+    ra, rb = (
+        hand.start("reduce_scatter", "ra", a, 2 * KIB, KIB),
+        hand.start("reduce_scatter", "rb", b, 2 * KIB, KIB),
+    )
     problem = hand.output(hand.wait("wa", ra), hand.wait("wb", rb))
     at = spans(problem, "a b in:0 start:0 wait:0 output", "ra rb")
-    assert at == {"a": (0, 4), "b": (4, 4), "in:0": (4, 8), "start:0": (8, 10), "wait:0": (10, 30), "output": (30, 30)}
+    assert at == {
+        "a": (0, 4),
+        "b": (4, 4),
+        "in:0": (4, 8),
+        "start:0": (8, 10),
+        "wait:0": (10, 30),
+        "output": (30, 30),
+    }
 
 
 def test_in_flight_bytes_are_outputs_between_start_and_wait() -> None:
@@ -183,10 +214,16 @@ def test_on_path_collectives_are_not_in_flight() -> None:
 @given(a_problem())
 @settings(max_examples=60, deadline=None)
 def test_the_books_balance(problem: Problem) -> None:
-    """Compute and exposed time make the step time; transfers of a stream follow each other and their launches."""
+    """Compute and exposed time make the step time; transfers of a stream follow each other and
+    their launches.
+    """
     timeline = simulate(problem, as_captured(problem.num_nodes))
     assert timeline.compute_ticks + timeline.exposed_ticks == timeline.step_time_ticks
-    work = sum(d for d, kind in zip(problem.duration_ticks, problem.kinds, strict=True) if kind in ("compute", "start"))
+    work = sum(
+        d
+        for d, kind in zip(problem.duration_ticks, problem.kinds, strict=True)
+        if kind in ("compute", "start")
+    )
     assert timeline.compute_ticks == work
     assert timeline.begin_ticks == (0, *timeline.end_ticks[:-1])
     for s in range(len(problem.streams)):

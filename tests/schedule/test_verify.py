@@ -21,7 +21,9 @@ KIB = 1024
 
 
 def gathers_and_reductions() -> Problem:
-    """Two gathers that b and c need, an on-path all-reduce between a and b, two reductions of b's and c's gradients."""
+    """Two gathers that b and c need, an on-path all-reduce between a and b, two reductions of b's
+    and c's gradients.
+    """
     hand = ByHand()
     u, v = hand.input("u", KIB, kept=True), hand.input("v", 2 * KIB, kept=True)
     a = hand.compute("a", 1, size=KIB)
@@ -38,13 +40,19 @@ def gathers_and_reductions() -> Problem:
 
 
 BUCKETED = "u v in:0 start:0 a ar war wait:0 out:gu b out:gv c in:1 start:1 wait:1 output"
-FOLLOW = "bucket {}: copy-in, start and wait are at steps {}, {} and {}; they must follow each other"
+FOLLOW = (
+    "bucket {}: copy-in, start and wait are at steps {}, {} and {}; they must follow each other"
+)
 ALONE = "u v a ar war gu wu b rb gv wv c wrb rc wrc output"
 
 
-def found(text: str, *buckets: str, caps: Caps | None = None, max_compute_move: int = 0) -> tuple[str, ...]:
+def found(
+    text: str, *buckets: str, caps: Caps | None = None, max_compute_move: int = 0
+) -> tuple[str, ...]:
     problem = gathers_and_reductions()
-    return verify(problem, schedule(problem, text, *buckets), caps or Caps(max_compute_move=max_compute_move))
+    return verify(
+        problem, schedule(problem, text, *buckets), caps or Caps(max_compute_move=max_compute_move)
+    )
 
 
 def test_valid_schedules_pass() -> None:
@@ -92,12 +100,20 @@ def test_steps_of_buckets_are_complete_and_in_order(text: str, message: str) -> 
 def test_a_member_is_in_one_bucket_once() -> None:
     problem = gathers_and_reductions()
     valid = schedule(problem, BUCKETED, "gu gv", "rb rc")
-    twice = replace(valid, buckets=(Bucket((*valid.buckets[0].members, valid.buckets[0].members[0])), valid.buckets[1]))
+    twice = replace(
+        valid,
+        buckets=(
+            Bucket((*valid.buckets[0].members, valid.buckets[0].members[0])),
+            valid.buckets[1],
+        ),
+    )
     assert "gu is a member of two buckets" in verify(problem, twice, Caps())
 
 
 def test_a_bucket_has_two_members_and_they_exist() -> None:
-    assert "bucket 0 has 1 members; a bucket has at least two" in found(ALONE.replace("gu wu", "in:0 start:0 wait:0 out:gu"), "gu")
+    assert "bucket 0 has 1 members; a bucket has at least two" in found(
+        ALONE.replace("gu wu", "in:0 start:0 wait:0 out:gu"), "gu"
+    )
     problem = gathers_and_reductions()
     valid = schedule(problem, BUCKETED, "gu gv", "rb rc")
     foreign = replace(valid, buckets=(Bucket((0, 99)), valid.buckets[1]))
@@ -111,8 +127,12 @@ def test_members_share_their_key_and_may_be_bucketed() -> None:
     assert "bucket 0: members differ in group, kind, reduce op, dtype or device" in verify(
         problem, schedule(problem, text, "gv rb"), Caps()
     )
-    alone = replace(problem, collectives=tuple(replace(c, bucketable=False) for c in problem.collectives))
-    assert "bucket 0: gu cannot share a launch" in verify(alone, schedule(alone, BUCKETED, "gu gv", "rb rc"), Caps())
+    alone = replace(
+        problem, collectives=tuple(replace(c, bucketable=False) for c in problem.collectives)
+    )
+    assert "bucket 0: gu cannot share a launch" in verify(
+        alone, schedule(alone, BUCKETED, "gu gv", "rb rc"), Caps()
+    )
 
 
 def test_no_member_is_an_ancestor_of_another() -> None:
@@ -132,7 +152,9 @@ def test_the_output_comes_last() -> None:
     hand.compute("dead", 1, a)
     problem = hand.output(a)
     assert verify(problem, schedule(problem, "a dead output"), Caps()) == ()
-    assert verify(problem, schedule(problem, "a output dead"), Caps()) == ("output is not the last step",)
+    assert verify(problem, schedule(problem, "a output dead"), Caps()) == (
+        "output is not the last step",
+    )
 
 
 def test_compute_nodes_keep_their_place_unless_moves_are_allowed() -> None:
@@ -145,12 +167,16 @@ def test_compute_nodes_keep_their_place_unless_moves_are_allowed() -> None:
         "b moved by 1 compute nodes, more than 0",
         "c moved by 2 compute nodes, more than 0",
     )
-    assert verify(problem, moved, Caps(max_compute_move=1)) == ("c moved by 2 compute nodes, more than 1",)
+    assert verify(problem, moved, Caps(max_compute_move=1)) == (
+        "c moved by 2 compute nodes, more than 1",
+    )
     assert verify(problem, moved, Caps(max_compute_move=2)) == ()
 
 
 def test_prologue_and_epilogue_travel_freely() -> None:
-    """The cast before a gather and what finishes a reduction have no place among the compute nodes."""
+    """The cast before a gather and what finishes a reduction have no place among the compute
+    nodes.
+    """
     hand = ByHand()
     a = hand.compute("a", 1, size=KIB)
     cast = hand.compute("cast", 1, hand.input("w", KIB), size=KIB)
@@ -163,16 +189,38 @@ def test_prologue_and_epilogue_travel_freely() -> None:
 def test_a_bucket_has_no_casts_and_a_lone_gather_has_its_own() -> None:
     hand = ByHand()
     w, x = hand.input("w", KIB), hand.input("x", KIB)
-    starts = [hand.compute(f"cast_{name}", 1, source, size=KIB) for name, source in (("w", w), ("x", x))]
+    starts = [
+        hand.compute(f"cast_{name}", 1, source, size=KIB) for name, source in (("w", w), ("x", x))
+    ]
     gathers = [
-        hand.start("all_gather", f"ag_{k}", cast, KIB, KIB, prologue=(cast,), cast=(cast,), cast_bytes=2 * KIB)
+        hand.start(
+            "all_gather",
+            f"ag_{k}",
+            cast,
+            KIB,
+            KIB,
+            prologue=(cast,),
+            cast=(cast,),
+            cast_bytes=2 * KIB,
+        )
         for k, cast in enumerate(starts)
     ]
-    problem = hand.output(hand.compute("b", 1, *(hand.wait(f"wait_{k}", start) for k, start in enumerate(gathers))))
+    problem = hand.output(
+        hand.compute("b", 1, *(hand.wait(f"wait_{k}", start) for k, start in enumerate(gathers)))
+    )
     shared = "w x in:0 start:0 wait:0 out:ag_0 out:ag_1 b output"
     assert verify(problem, schedule(problem, shared, "ag_0 ag_1"), Caps()) == ()
-    assert "cast_w is there too often" in verify(problem, schedule(problem, shared.replace("in:0", "cast_w in:0"), "ag_0 ag_1"), Caps())[0]
-    late = verify(problem, schedule(problem, "w in:0 x start:0 wait:0 out:ag_0 out:ag_1 b output", "ag_0 ag_1"), Caps())
+    assert (
+        "cast_w is there too often"
+        in verify(
+            problem, schedule(problem, shared.replace("in:0", "cast_w in:0"), "ag_0 ag_1"), Caps()
+        )[0]
+    )
+    late = verify(
+        problem,
+        schedule(problem, "w in:0 x start:0 wait:0 out:ag_0 out:ag_1 b output", "ag_0 ag_1"),
+        Caps(),
+    )
     assert "cast_x comes before x, which it depends on" in late
     alone = schedule(problem, "w x ag_0 cast_x ag_1 wait_0 wait_1 b output")
     assert "step cast_w is missing" in verify(problem, alone, Caps())
@@ -181,17 +229,30 @@ def test_a_bucket_has_no_casts_and_a_lone_gather_has_its_own() -> None:
 @pytest.mark.parametrize(
     ("cap", "value", "message"),
     [
-        ("memory_cap_bytes", 14 * KIB - 1, "14336 live bytes at copy-out of gv, more than the cap of 14335"),
-        ("bucket_cap_bytes", 6 * KIB - 1, "bucket 0 has 6144 bytes, more than the bucket cap of 6143"),
+        (
+            "memory_cap_bytes",
+            14 * KIB - 1,
+            "14336 live bytes at copy-out of gv, more than the cap of 14335",
+        ),
+        (
+            "bucket_cap_bytes",
+            6 * KIB - 1,
+            "bucket 0 has 6144 bytes, more than the bucket cap of 6143",
+        ),
         ("max_topo_span", 4, "bucket 1 spans 5 ranks, more than the topo-span cap of 4"),
-        ("in_flight_cap_bytes", 6 * KIB - 1, "6144 in-flight bytes at start 0, more than the cap of 6143"),
+        (
+            "in_flight_cap_bytes",
+            6 * KIB - 1,
+            "6144 in-flight bytes at start 0, more than the cap of 6143",
+        ),
         ("max_prefetch", 0, "gu is launched 1 compute nodes ahead, more than 0"),
     ],
 )
 def test_caps_hold_to_the_unit(cap: str, value: int, message: str) -> None:
     """One unit more and the schedule passes.
 
-    In KiB: 3 kept, gathered buffer 6 until out:gv, b 1, copy of gv 4 make 14 at out:gv; the launch of gu stands before a, its need b after.
+    In KiB: 3 kept, gathered buffer 6 until out:gv, b 1, copy of gv 4 make 14 at out:gv; the launch
+    of gu stands before a, its need b after.
     """
     wrong = found(BUCKETED, "gu gv", "rb rc", caps=Caps(**{cap: value}))
     assert wrong == (message,)
@@ -210,11 +271,25 @@ def _valid(problem: Problem) -> Schedule:
 
 @given(a_problem(), st.randoms(use_true_random=False))
 @settings(max_examples=80, deadline=None)
-def test_every_mutation_of_a_valid_schedule_is_rejected(problem: Problem, rng: random.Random) -> None:
-    """Dropped, doubled and foreign steps; a step moved ahead of what it needs; members twice, elsewhere or of another key."""
+def test_every_mutation_of_a_valid_schedule_is_rejected(
+    problem: Problem, rng: random.Random
+) -> None:
+    """Dropped, doubled and foreign steps; a step moved ahead of what it needs; members twice,
+    elsewhere or of another key.
+    """
     valid = _valid(problem)
     assert verify(problem, valid, Caps()) == ()
-    mutation = rng.choice((_drop, _double, _foreign, _move_before_its_need, _member_twice, _member_elsewhere, _swap_compute))
+    mutation = rng.choice(
+        (
+            _drop,
+            _double,
+            _foreign,
+            _move_before_its_need,
+            _member_twice,
+            _member_elsewhere,
+            _swap_compute,
+        )
+    )
     broken = mutation(problem, valid, rng)
     assume(broken is not None)
     assert verify(problem, broken, Caps()) != (), mutation.__name__
@@ -222,10 +297,15 @@ def test_every_mutation_of_a_valid_schedule_is_rejected(problem: Problem, rng: r
 
 @given(a_problem(), st.randoms(use_true_random=False))
 @settings(max_examples=40, deadline=None)
-def test_caps_are_rejected_exactly_below_what_the_schedule_needs(problem: Problem, rng: random.Random) -> None:
+def test_caps_are_rejected_exactly_below_what_the_schedule_needs(
+    problem: Problem, rng: random.Random
+) -> None:
     schedule = rng.choice((_valid(problem), as_captured(problem.num_nodes)))
     timeline = simulate(problem, schedule)
-    for cap, needed in (("memory_cap_bytes", timeline.peak_memory_bytes), ("in_flight_cap_bytes", timeline.peak_in_flight_bytes)):
+    for cap, needed in (
+        ("memory_cap_bytes", timeline.peak_memory_bytes),
+        ("in_flight_cap_bytes", timeline.peak_in_flight_bytes),
+    ):
         assert verify(problem, schedule, Caps(**{cap: needed})) == ()
         if needed:
             assert len(verify(problem, schedule, Caps(**{cap: needed - 1}))) == 1
@@ -250,8 +330,16 @@ def _foreign(problem: Problem, valid: Schedule, rng: random.Random) -> Schedule:
 def _move_before_its_need(problem: Problem, valid: Schedule, rng: random.Random) -> Schedule | None:
     """Swap a node with one that it depends on."""
     at = {step: k for k, step in enumerate(valid.steps)}
-    pairs = [(Step(StepKind.NODE, p), Step(StepKind.NODE, n)) for n, before in enumerate(problem.predecessors) for p in before]
-    pairs += [(Step(a, b), Step(a + 1, b)) for b in range(len(valid.buckets)) for a in (StepKind.COPY_IN, StepKind.START)]
+    pairs = [
+        (Step(StepKind.NODE, p), Step(StepKind.NODE, n))
+        for n, before in enumerate(problem.predecessors)
+        for p in before
+    ]
+    pairs += [
+        (Step(a, b), Step(a + 1, b))
+        for b in range(len(valid.buckets))
+        for a in (StepKind.COPY_IN, StepKind.START)
+    ]
     pairs = [(a, b) for a, b in pairs if a in at and b in at]
     if not pairs:
         return None
@@ -285,7 +373,11 @@ def _with_bucket(valid: Schedule, b: int, members: tuple[int, ...]) -> Schedule:
 
 
 def _swap_compute(problem: Problem, valid: Schedule, rng: random.Random) -> Schedule | None:
-    at = [k for k, s in enumerate(valid.steps) if s.kind is StepKind.NODE and s.index in problem.compute_order]
+    at = [
+        k
+        for k, s in enumerate(valid.steps)
+        if s.kind is StepKind.NODE and s.index in problem.compute_order
+    ]
     assert all(problem.kinds[valid.steps[k].index] is NodeKind.COMPUTE for k in at)
     j = rng.randrange(len(at) - 1)
     steps = list(valid.steps)

@@ -7,7 +7,9 @@ from apsched.problem.problem import Problem
 
 @pytest.fixture(scope="session")
 def layered_presets() -> dict[str, Problem]:
-    """Small presets: one with experts; one with HSDP and tensor parallelism, of which every second layer is recomputed."""
+    """Small presets: one with experts; one with HSDP and tensor parallelism, of which every second
+    layer is recomputed.
+    """
     from apsched.capture.fake_world import world
     from apsched.costs.cluster_model import ClusterCostModel
     from apsched.costs.clusters.cluster import load_cluster
@@ -24,9 +26,13 @@ def layered_presets() -> dict[str, Problem]:
     ):
         with world(mesh.world_size):
             options = ModelOptions(activation_checkpoint=checkpoint)
-            capture = capture_preset(preset, mesh=mesh, seq_len=64, num_layers=num_layers, options=options)
+            capture = capture_preset(
+                preset, mesh=mesh, seq_len=64, num_layers=num_layers, options=options
+            )
             cost_model = ClusterCostModel(load_cluster(), capture.group_ranks)
             for graph in capture.graphs:
-                dag = export(graph, cost_model, group_ranks=capture.group_ranks, cluster_name="h100")
+                dag = export(
+                    graph, cost_model, group_ranks=capture.group_ranks, cluster_name="h100"
+                )
                 problems[f"{label} {graph.name}"] = build_problem(dag)
     return problems

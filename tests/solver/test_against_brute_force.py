@@ -1,6 +1,7 @@
 """The solver's answer equals exhaustive search on small random problems.
 
-A few dozen here; ``APSCHED_BRUTE_FORCE=3000 pytest tests/solver/test_against_brute_force.py`` for as many seeds of each.
+A few dozen here; ``APSCHED_BRUTE_FORCE=3000 pytest tests/solver/test_against_brute_force.py`` for
+as many seeds of each.
 """
 
 import os
@@ -32,14 +33,18 @@ def seeds(few: int) -> range:
 
 
 def case(seed: int, *, max_collectives: int = 4, max_compute: int = 4) -> tuple[Problem, Caps]:
-    """Return a problem and caps; every third has a memory cap at, just under or just above the least that is possible."""
+    """Return a problem and caps; every third has a memory cap at, just under or just above the
+    least that is possible.
+    """
     rng = random.Random(seed)
     problem = random_problem(rng, max_collectives=max_collectives, max_compute=max_compute)
     caps = random_caps(rng, problem)
     if seed % 3 == 0:
         floor = least_memory(problem, caps)
         if floor is not None:
-            caps = replace(caps, memory_cap_bytes=max(0, floor + rng.choice((-1, 0, 0, 512, 1024, 4096))))
+            caps = replace(
+                caps, memory_cap_bytes=max(0, floor + rng.choice((-1, 0, 0, 512, 1024, 4096)))
+            )
     return problem, caps
 
 
@@ -63,7 +68,9 @@ def assert_optimal(problem: Problem, caps: Caps, result: SolveResult) -> None:
 
 @pytest.mark.parametrize("seed", seeds(80))
 def test_the_optimum_is_that_of_exhaustive_search(seed: int) -> None:
-    """Step time, then peak, then launches; a bound that meets it; infeasible exactly where nothing keeps the caps."""
+    """Step time, then peak, then launches; a bound that meets it; infeasible exactly where nothing
+    keeps the caps.
+    """
     problem, caps = case(seed)
     assert_optimal(problem, caps, solve(problem, caps, STRICT))
 
@@ -77,7 +84,9 @@ def test_the_optimum_is_that_of_exhaustive_search_with_up_to_eight_collectives(s
 
 @given(a_problem_with_caps(max_collectives=8, max_compute=3))
 @settings(max_examples=NUM_SEEDS or 20, deadline=None, derandomize=True)
-def test_the_optimum_is_that_of_exhaustive_search_on_what_hypothesis_finds(given_: tuple[Problem, Caps]) -> None:
+def test_the_optimum_is_that_of_exhaustive_search_on_what_hypothesis_finds(
+    given_: tuple[Problem, Caps],
+) -> None:
     """The same, with failures shrunk to the smallest problem."""
     assert_optimal(*given_, solve(*given_, STRICT))
 
@@ -101,7 +110,11 @@ def test_a_looser_cap_is_never_slower(seed: int) -> None:
     tight = solve(problem, caps, STRICT)
     if tight.best is None:
         return
-    looser = [replace(caps, **{name: None}) for name in Caps.__dataclass_fields__ if getattr(caps, name) is not None]
+    looser = [
+        replace(caps, **{name: None})
+        for name in Caps.__dataclass_fields__
+        if getattr(caps, name) is not None
+    ]
     if caps.memory_cap_bytes is not None:
         looser.append(replace(caps, memory_cap_bytes=caps.memory_cap_bytes + 1024))
     for loose_caps in looser:
@@ -118,7 +131,9 @@ def test_never_slower_than_a_baseline_that_fits(seed: int) -> None:
         result = solve(problem, caps, options)
         fitting = [b for b in result.baselines if not verify(problem, b.schedule, caps)]
         assert [b.name for b in result.baselines if b.fits] == [b.name for b in fitting]
-        assert {"as_captured", "transformer_block", "greedy_bytes", "greedy_bytes_span"} <= {b.name for b in result.baselines}
+        assert {"as_captured", "transformer_block", "greedy_bytes", "greedy_bytes_span"} <= {
+            b.name for b in result.baselines
+        }
         if fitting:
             assert result.best is not None
             assert verify(problem, result.best.schedule, caps) == ()
@@ -128,7 +143,9 @@ def test_never_slower_than_a_baseline_that_fits(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(25))
 def test_no_random_schedule_beats_the_exhaustive_search(seed: int) -> None:
-    """A check of the search itself: what it calls the least memory and the best figures, random legal orders do not beat."""
+    """A check of the search itself: what it calls the least memory and the best figures, random
+    legal orders do not beat.
+    """
     problem = random_problem(random.Random(seed), max_collectives=4, max_compute=4)
     best, floor = best_schedule(problem, Caps()), least_memory(problem, Caps())
     assert best is not None
@@ -139,12 +156,16 @@ def test_no_random_schedule_beats_the_exhaustive_search(seed: int) -> None:
             continue  # it moves compute
         timeline = simulate(problem, order)
         assert timeline.peak_memory_bytes >= floor
-        finishing = sum(problem.duration_ticks[node] for node in problem.travels)  # what random orders may place better
+        finishing = sum(
+            problem.duration_ticks[node] for node in problem.travels
+        )  # what random orders may place better
         assert timeline.step_time_ticks >= best.step_time_ticks - finishing
 
 
 def test_a_cap_on_prefetch_reaches_through_a_gather_that_another_takes_further() -> None:
-    """What the second gather brings is needed by the second compute node, and so is what the first one brings."""
+    """What the second gather brings is needed by the second compute node, and so is what the first
+    one brings.
+    """
     hand = ByHand(prices={"all_gather": line(10)})
     x, shard = hand.input("x", 1024), hand.input("shard", 1024, kept=True)
     first = hand.wait("w1", hand.start("all_gather", "ag1", shard, 1024, 2048))

@@ -1,4 +1,6 @@
-"""The greedy bucketing that people run today (AutoParallel #481): which group, what closes a bucket, and what never shares one."""
+"""The greedy bucketing that people run today (AutoParallel #481): which group, what closes a
+bucket, and what never shares one.
+"""
 
 from itertools import pairwise
 
@@ -20,14 +22,21 @@ PRICES = {"all_gather": line(10, 1)}
 
 
 def gathers(*groups: str, apart: int = 1) -> Problem:
-    """A gather on each group named, in this order, each needed by a compute node; ``apart`` compute nodes lie before each."""
+    """A gather on each group named, in this order, each needed by a compute node; ``apart`` compute
+    nodes lie before each.
+    """
     hand = ByHand(prices=PRICES)
     x = hand.input("x", KIB)
     for i, name in enumerate(groups):
         shard = hand.input(f"w{i}", KIB, kept=True)
         for k in range(apart):
             x = hand.compute(f"c{i}_{k}", 2, x, size=KIB)
-        wait = hand.wait(f"wait{i}", hand.start("all_gather", f"ag{i}", shard, KIB, 2 * KIB, group=name, module=f"layers.{i}.w"))
+        wait = hand.wait(
+            f"wait{i}",
+            hand.start(
+                "all_gather", f"ag{i}", shard, KIB, 2 * KIB, group=name, module=f"layers.{i}.w"
+            ),
+        )
         x = hand.compute(f"mm{i}", 5, x, wait, size=KIB)
     return hand.output(x)
 
@@ -35,12 +44,18 @@ def gathers(*groups: str, apart: int = 1) -> Problem:
 def merged(problem: Problem, caps: Caps) -> list[list[int]]:
     """What the greedy puts together under ``caps``, on all keys."""
     labels = group(Pricer(problem, problem_arrays(problem)), caps, range(len(problem.keys)))
-    return [[c for c, label in enumerate(labels) if label == head] for head in dict.fromkeys(labels)]
+    return [
+        [c for c, label in enumerate(labels) if label == head] for head in dict.fromkeys(labels)
+    ]
 
 
 def by_span(problem: Problem) -> tuple[Bucket, ...]:
     """The buckets of the baseline of #481: primary group, bytes and span."""
-    return next(b for b in baselines(problem, problem_arrays(problem), Caps()) if b.name == "greedy_bytes_span").schedule.buckets
+    return next(
+        b
+        for b in baselines(problem, problem_arrays(problem), Caps())
+        if b.name == "greedy_bytes_span"
+    ).schedule.buckets
 
 
 def members(buckets: tuple[Bucket, ...]) -> set[frozenset[int]]:
@@ -49,7 +64,9 @@ def members(buckets: tuple[Bucket, ...]) -> set[frozenset[int]]:
 
 def test_the_group_with_the_most_gathers_wins_and_others_do_not_get_in_its_way():
     """One gather on another group stands between those of the many, and closes nothing."""
-    assert members(by_span(gathers("dp", "dp", "tp", "dp", "dp", "tp"))) == {frozenset((0, 1, 3, 4))}
+    assert members(by_span(gathers("dp", "dp", "tp", "dp", "dp", "tp"))) == {
+        frozenset((0, 1, 3, 4))
+    }
     assert members(by_span(gathers("tp", "dp", "tp", "tp"))) == {frozenset((0, 2, 3))}
 
 
@@ -57,7 +74,9 @@ def test_a_graph_without_collectives_gives_no_buckets():
     hand = ByHand()
     problem = hand.output(hand.compute("mm", 5, hand.input("x", KIB), size=KIB))
     assert by_span(problem) == ()
-    assert all(score.num_launches == 0 for score in baselines(problem, problem_arrays(problem), Caps()))
+    assert all(
+        score.num_launches == 0 for score in baselines(problem, problem_arrays(problem), Caps())
+    )
 
 
 @pytest.mark.parametrize("order", [("a", "b", "a", "b"), ("b", "a", "b", "a")])
@@ -68,7 +87,9 @@ def test_of_equal_groups_exactly_one_is_bucketed(order):
 
 
 def test_neighbours_merge_within_the_caps():
-    assert merged(gathers(*["dp"] * 4), Caps(bucket_cap_bytes=8 * KIB, max_topo_span=100)) == [[0, 1, 2, 3]]
+    assert merged(gathers(*["dp"] * 4), Caps(bucket_cap_bytes=8 * KIB, max_topo_span=100)) == [
+        [0, 1, 2, 3]
+    ]
 
 
 def test_a_bucket_is_closed_by_bytes():
@@ -93,7 +114,9 @@ def test_without_a_cap_on_span_distance_does_not_matter():
 
 
 def test_what_depends_on_a_member_never_shares_its_bucket():
-    """A gather of a gather's result, on one group: neither the greedy, nor the solver, nor ``verify`` puts them together."""
+    """A gather of a gather's result, on one group: neither the greedy, nor the solver, nor
+    ``verify`` puts them together.
+    """
     hand = ByHand(prices={"all_gather": line(1000)})
     x = hand.input("x", KIB)
     shards = [hand.input(f"w{i}", KIB, kept=True) for i in range(2)]

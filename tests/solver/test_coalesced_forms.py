@@ -1,4 +1,6 @@
-"""The choice between flat and coalesced buckets: optimal where exhaustive search says so, and no bound above what it finds."""
+"""The choice between flat and coalesced buckets: optimal where exhaustive search says so, and no
+bound above what it finds.
+"""
 
 import random
 from dataclasses import replace
@@ -19,15 +21,27 @@ from apsched.solver.search.bucket_forms import without_copies
 from apsched.solver.search.local_search import Search
 from apsched.solver.solve import best_bound
 from tests.helpers.oracle import Optimum, best_schedule, least_memory
-from tests.helpers.problems.strategies import layered_problem, problem_for_coalescing, random_caps, random_problem, with_coalesced_price
+from tests.helpers.problems.strategies import (
+    layered_problem,
+    problem_for_coalescing,
+    random_caps,
+    random_problem,
+    with_coalesced_price,
+)
 
 STRICT = SolveOptions(time_slack=0.0, budget=20.0)
 
 
 def case(seed: int) -> tuple[Problem, Caps]:
-    """Return a problem with prices for both forms, and caps; every third has a memory cap near the least that is possible."""
+    """Return a problem with prices for both forms, and caps; every third has a memory cap near the
+    least that is possible.
+    """
     rng = random.Random(seed)
-    problem = problem_for_coalescing(rng) if seed % 2 else with_coalesced_price(random_problem(rng, max_collectives=4, max_compute=4), rng)
+    problem = (
+        problem_for_coalescing(rng)
+        if seed % 2
+        else with_coalesced_price(random_problem(rng, max_collectives=4, max_compute=4), rng)
+    )
     caps = random_caps(rng, problem) if seed % 4 < 2 else Caps()
     if seed % 3 == 0 and (floor := least_memory(problem, caps)) is not None:
         caps = replace(caps, memory_cap_bytes=floor + rng.choice((0, 512, 4096)))
@@ -59,7 +73,9 @@ def test_no_bound_is_above_the_optimum_with_either_form(chunk: int) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_the_optimum_is_that_of_exhaustive_search(seed: int) -> None:
-    """Step time, then peak, then launches, as without forms; bounds on the later objectives hold for what has all the time."""
+    """Step time, then peak, then launches, as without forms; bounds on the later objectives hold
+    for what has all the time.
+    """
     problem, caps = case(seed)
     best, result = best_schedule(problem, caps), solve(problem, caps, STRICT)
     if best is None:
@@ -67,21 +83,37 @@ def test_the_optimum_is_that_of_exhaustive_search(seed: int) -> None:
         return
     assert result.best is not None
     assert verify(problem, result.best.schedule, caps) == ()
-    assert (result.best.step_time_ticks, result.best.peak_memory_bytes, result.best.num_launches) == best.value
+    assert (
+        result.best.step_time_ticks,
+        result.best.peak_memory_bytes,
+        result.best.num_launches,
+    ) == best.value
     assert result.status == "optimal"
     assert result.peak_bound_bytes <= best.peak_memory_bytes
     assert result.launches_bound <= best.num_launches
 
 
 def test_search_alone_finds_as_much_with_forms_as_without() -> None:
-    """Without CP-SAT: moves flip forms, so that the optimum is met as often as where there is nothing to choose."""
+    """Without CP-SAT: moves flip forms, so that the optimum is met as often as where there is
+    nothing to choose.
+    """
     found = {False: 0, True: 0}
     for seed in range(1, 121, 2):
         problem, caps = case(seed)
-        for priced, keys in ((True, problem.keys), (False, tuple(replace(key, coalesced_member_ticks=None) for key in problem.keys))):
+        for priced, keys in (
+            (True, problem.keys),
+            (False, tuple(replace(key, coalesced_member_ticks=None) for key in problem.keys)),
+        ):
             here = replace(problem, keys=keys)
             best = best_schedule(here, caps)
-            search = Search(problem=here, arrays=problem_arrays(here), caps=caps, report=lambda *_: None, max_evaluations=2_000, floor_bytes=0)
+            search = Search(
+                problem=here,
+                arrays=problem_arrays(here),
+                caps=caps,
+                report=lambda *_: None,
+                max_evaluations=2_000,
+                floor_bytes=0,
+            )
             search.portfolio()
             if best is not None and search.best is not None:
                 search.improve(best.step_time_ticks)
@@ -91,10 +123,18 @@ def test_search_alone_finds_as_much_with_forms_as_without() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_large_problems_gain_by_it_where_members_cost_nothing(seed: int) -> None:
-    """Never slower than flat buckets, by the same search; and bounds on all objectives hold for what it finds, in windows too."""
+    """Never slower than flat buckets, by the same search; and bounds on all objectives hold for
+    what it finds, in windows too.
+    """
     rng = random.Random(seed)
     flat = layered_problem(rng, num_layers=12)
-    priced = replace(flat, keys=tuple(replace(k, coalesced_member_ticks=0 if k.kind != "all_reduce" else None) for k in flat.keys))
+    priced = replace(
+        flat,
+        keys=tuple(
+            replace(k, coalesced_member_ticks=0 if k.kind != "all_reduce" else None)
+            for k in flat.keys
+        ),
+    )
     assert not is_small(priced)
     options = SolveOptions(budget=3.0)
     one, other = solve(flat, Caps(), options), solve(priced, Caps(), options)
@@ -122,8 +162,12 @@ def test_a_price_that_never_pays_changes_nothing() -> None:
     """With members dearer than any copy the schedule is that of a problem without the price."""
     for seed in range(6):
         problem = problem_for_coalescing(random.Random(seed))
-        dear = replace(problem, keys=tuple(replace(key, coalesced_member_ticks=10**6) for key in problem.keys))
-        unpriced = replace(problem, keys=tuple(replace(key, coalesced_member_ticks=None) for key in problem.keys))
+        dear = replace(
+            problem, keys=tuple(replace(key, coalesced_member_ticks=10**6) for key in problem.keys)
+        )
+        unpriced = replace(
+            problem, keys=tuple(replace(key, coalesced_member_ticks=None) for key in problem.keys)
+        )
         one, other = solve(dear, Caps(), STRICT).best, solve(unpriced, Caps(), STRICT).best
         assert one is not None
         assert other is not None

@@ -1,4 +1,6 @@
-"""The optimum does not depend on how a problem is written down: on numbers and names, on the unit of time, on the unit of bytes."""
+"""The optimum does not depend on how a problem is written down: on numbers and names, on the unit
+of time, on the unit of bytes.
+"""
 
 import random
 from dataclasses import replace
@@ -25,14 +27,17 @@ def figures(result: SolveResult, *, ticks: int = 1, size: int = 1) -> tuple[obje
 
 @pytest.mark.parametrize("seed", range(30))
 def test_numbers_and_names_mean_nothing(seed: int) -> None:
-    """Nodes in another legal order, so that collectives are numbered anew; storages, keys and streams shuffled; other names.
+    """Nodes in another legal order, so that collectives are numbered anew; storages, keys and
+    streams shuffled; other names.
 
     The topo-span is left out: it is measured in the very numbers that change.
     """
     rng = random.Random(seed)
     problem = random_problem(rng, max_collectives=5, max_compute=5)
     caps = replace(random_caps(rng, problem), max_topo_span=None)
-    assert figures(solve(permuted(problem, rng), caps, STRICT)) == figures(solve(problem, caps, STRICT))
+    assert figures(solve(permuted(problem, rng), caps, STRICT)) == figures(
+        solve(problem, caps, STRICT)
+    )
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -51,5 +56,8 @@ def test_all_bytes_three_times_as_many(seed: int) -> None:
     rng = random.Random(seed)
     problem = random_problem(rng, max_collectives=5, max_compute=4, grain=2**13)
     caps = random_caps(rng, problem)
-    once, thrice = solve(problem, caps, STRICT), solve(enlarged(problem, 1, 3), enlarged_caps(caps, 3), STRICT)
+    once, thrice = (
+        solve(problem, caps, STRICT),
+        solve(enlarged(problem, 1, 3), enlarged_caps(caps, 3), STRICT),
+    )
     assert figures(thrice) == figures(once, size=3)

@@ -1,4 +1,6 @@
-"""Search, which large problems get, on middle-size ones: never worse than a baseline, never over a cap, the same answer everywhere."""
+"""Search, which large problems get, on middle-size ones: never worse than a baseline, never over a
+cap, the same answer everywhere.
+"""
 
 import os
 import random
@@ -44,7 +46,9 @@ def test_never_worse_than_a_baseline_and_never_over_a_cap(seed: int) -> None:
     timeline = simulate(problem, result.best.schedule)
     claimed = result.best.step_time_ticks, result.best.peak_memory_bytes, result.best.num_launches
     assert claimed == (timeline.step_time_ticks, timeline.peak_memory_bytes, timeline.num_launches)
-    assert result.best.step_time_ticks <= min((b.step_time_ticks for b in fitting), default=result.best.step_time_ticks)
+    assert result.best.step_time_ticks <= min(
+        (b.step_time_ticks for b in fitting), default=result.best.step_time_ticks
+    )
     assert best_bound(problem, problem_arrays(problem), caps).ticks <= result.best.step_time_ticks
     assert result.floor_bound_bytes <= result.floor_memory_bytes <= result.best.peak_memory_bytes
 
@@ -56,12 +60,22 @@ def digests() -> list[str]:
 
 
 @pytest.mark.parametrize(("hash_seed", "threads"), [("1", 1), ("2", 2)])
-def test_the_same_answer_whatever_the_hash_seed_and_the_number_of_cores(hash_seed: str, threads: int, digests: list[str]) -> None:
-    """Of another process, to the byte: schedules, figures, bounds, and the work that was counted."""
+def test_the_same_answer_whatever_the_hash_seed_and_the_number_of_cores(
+    hash_seed: str, threads: int, digests: list[str]
+) -> None:
+    """Of another process, to the byte: schedules, figures, bounds, and the work that was
+    counted.
+    """
     names = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     environment = os.environ | {"PYTHONHASHSEED": hash_seed} | dict.fromkeys(names, str(threads))
     root = Path(__file__).resolve().parents[2]
-    command = [sys.executable, str(root / "tests" / "workers" / "graphs" / "digest_worker.py"), str(threads)]
-    other = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False, timeout=600)
+    command = [
+        sys.executable,
+        str(root / "tests" / "workers" / "graphs" / "digest_worker.py"),
+        str(threads),
+    ]
+    other = subprocess.run(
+        command, env=environment, cwd=root, capture_output=True, text=True, check=False, timeout=600
+    )
     assert other.returncode == 0, other.stderr[-2000:]
     assert other.stdout.splitlines() == digests

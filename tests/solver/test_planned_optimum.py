@@ -1,4 +1,5 @@
-"""Under a plan, too, the solver's answer equals exhaustive search on small random problems, and so does the MILP's.
+"""Under a plan, too, the solver's answer equals exhaustive search on small random problems, and so
+does the MILP's.
 
 ``APSCHED_PLANS=2000 pytest tests/solver/test_planned_optimum.py`` for as many seeds.
 """
@@ -38,9 +39,13 @@ STRICT = SolveOptions(time_slack=0.0, budget=20.0)
 
 
 def case(seed: int, *, max_collectives: int = 5, max_compute: int = 4) -> tuple[Problem, Caps]:
-    """Return a problem under a plan, and caps; every third has a memory cap at, just under or just above the least that is possible."""
+    """Return a problem under a plan, and caps; every third has a memory cap at, just under or just
+    above the least that is possible.
+    """
     rng = random.Random(90_000 + seed)
-    problem = planned(rng, random_problem(rng, max_collectives=max_collectives, max_compute=max_compute))
+    problem = planned(
+        rng, random_problem(rng, max_collectives=max_collectives, max_compute=max_compute)
+    )
     caps = random_caps(rng, problem) if seed % 2 else Caps()
     if seed % 3 == 0 and (floor := least_memory(problem, caps)) is not None:
         caps = replace(caps, memory_cap_bytes=max(0, floor + rng.choice((-1, 0, 0, 512, 4096))))
@@ -58,7 +63,11 @@ def test_the_optimum_under_a_plan_is_that_of_exhaustive_search(seed: int) -> Non
         return
     assert result.best is not None
     assert verify(problem, result.best.schedule, caps) == ()
-    assert (result.best.step_time_ticks, result.best.peak_memory_bytes, result.best.num_launches) == best.value
+    assert (
+        result.best.step_time_ticks,
+        result.best.peak_memory_bytes,
+        result.best.num_launches,
+    ) == best.value
     assert (result.status, result.bound_ticks) == ("optimal", best.step_time_ticks)
 
 
@@ -82,10 +91,15 @@ def test_the_floor_under_a_plan_is_the_least_memory_of_any_schedule(seed: int) -
 
 @pytest.mark.parametrize("seed", range(NUM_SEEDS))
 def test_search_and_windows_keep_the_plan(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What large problems go through, on small ones: never against the plan, never below the optimum, a bound that holds."""
+    """What large problems go through, on small ones: never against the plan, never below the
+    optimum, a bound that holds.
+    """
     monkeypatch.setattr(sys.modules["apsched.solver.reorder.min_memory"], "_SMALL_LITERALS", -1)
     problem, caps = case(seed)
-    best, result = best_schedule(problem, caps), solve(problem, caps, SolveOptions(time_slack=0.0, budget=2.0))
+    best, result = (
+        best_schedule(problem, caps),
+        solve(problem, caps, SolveOptions(time_slack=0.0, budget=2.0)),
+    )
     if best is None:
         assert result.best is None
         return
@@ -109,12 +123,19 @@ def test_a_plan_never_makes_it_faster(seed: int) -> None:
 
 def test_baselines_know_no_plan_and_say_what_they_break() -> None:
     """Somewhere a baseline breaks a group, and does not fit for that."""
-    said = [violation for seed in range(60) for b in solve(*case(seed), SolveOptions(budget=0.0)).baselines for violation in b.violations]
+    said = [
+        violation
+        for seed in range(60)
+        for b in solve(*case(seed), SolveOptions(budget=0.0)).baselines
+        for violation in b.violations
+    ]
     assert any("launches, not in one (rule" in violation for violation in said)
 
 
 def test_the_plans_are_not_all_of_one_sort() -> None:
-    """Each thing that a rule can ask for is among them, and some bind; otherwise the tests above would say little."""
+    """Each thing that a rule can ask for is among them, and some bind; otherwise the tests above
+    would say little.
+    """
     seen: Counter[str] = Counter()
     for seed in range(60):
         problem, caps = case(seed)
@@ -123,9 +144,14 @@ def test_the_plans_are_not_all_of_one_sort() -> None:
         seen["closed"] += any(r.closed for r in asked)
         seen["start"] += any(r.start_slots is not None for r in asked)
         seen["wait"] += any(r.wait_slots is not None for r in asked)
-        free, under = best_schedule(problem.unrestricted or problem, caps), best_schedule(problem, caps)
+        free, under = (
+            best_schedule(problem.unrestricted or problem, caps),
+            best_schedule(problem, caps),
+        )
         seen["slower"] += (
-            free is not None and under is not None and simulate(problem, under.schedule).step_time_ticks > free.step_time_ticks
+            free is not None
+            and under is not None
+            and simulate(problem, under.schedule).step_time_ticks > free.step_time_ticks
         )
         seen["infeasible"] += free is not None and under is None
     assert min(seen[what] for what in ("group", "closed", "start", "wait", "slower")) >= 4
@@ -134,18 +160,24 @@ def test_the_plans_are_not_all_of_one_sort() -> None:
 
 @pytest.mark.parametrize("seed", range(NUM_SEEDS // 2))
 def test_the_pass_over_the_compute_keeps_the_plan(seed: int) -> None:
-    """Whatever the policy: what search places is where the plan wants it, before anything is judged."""
+    """Whatever the policy: what search places is where the plan wants it, before anything is
+    judged.
+    """
     problem, _ = case(seed)
     small = problem_arrays(problem)
     pricer = Pricer(problem, small)
     for policy in (*JUST_IN_TIME, *policies(small)):
-        program = construct(pricer, pricer.partition_of(pricer.tables.plan_groups.leader), policy, Caps())
+        program = construct(
+            pricer, pricer.partition_of(pricer.tables.plan_groups.leader), policy, Caps()
+        )
         assert verify(problem, expand(problem, small, program), Caps()) == ()
 
 
 @pytest.mark.parametrize("seed", range(NUM_SEEDS))
 def test_bounds_hold_where_every_bucket_is_closed(seed: int) -> None:
-    """The exact prices of closed buckets in the linear program are no more than what schedules pay."""
+    """The exact prices of closed buckets in the linear program are no more than what schedules
+    pay.
+    """
     rng = random.Random(70_000 + seed)
     problem = named(random_problem(rng, max_collectives=6, max_compute=3))
     names: dict[int, list[str]] = {}
@@ -155,7 +187,9 @@ def test_bounds_hold_where_every_bucket_is_closed(seed: int) -> None:
     rules = tuple(Rule(match="|".join(mine), group=True, closed=True) for mine in names.values())
     try:
         problem = restricted(problem, Plan(rules))
-    except InputError:  # the members of a group wait for each other, or are needed before all are ready
+    except (
+        InputError
+    ):  # the members of a group wait for each other, or are needed before all are ready
         return
     small, best = problem_arrays(problem), best_schedule(problem, Caps())
     assert best is not None

@@ -1,4 +1,6 @@
-"""A schedule found under other caps as a start: never worse than it, no search where it is good enough, nothing where it does not fit."""
+"""A schedule found under other caps as a start: never worse than it, no search where it is good
+enough, nothing where it does not fit.
+"""
 
 import random
 from dataclasses import replace
@@ -18,14 +20,18 @@ OPTIONS = SolveOptions(budget=0.5, time_slack=0.05)
 
 @pytest.fixture(scope="module")
 def near():
-    """A problem too large for the whole formulation, and its answer under a tight cap, which is near the bound of a looser one."""
+    """A problem too large for the whole formulation, and its answer under a tight cap, which is
+    near the bound of a looser one.
+    """
     for seed in range(40):
         problem = layered_problem(random.Random(seed), num_layers=6)
         if is_small(problem):
             continue
         free = solve(problem, Caps(), OPTIONS)
         tight = solve(problem, Caps(memory_cap_bytes=free.best.peak_memory_bytes), OPTIONS)
-        if tight.best is not None and tight.best.step_time_ticks <= tight.bound_ticks * (1 + OPTIONS.time_slack / 2):
+        if tight.best is not None and tight.best.step_time_ticks <= tight.bound_ticks * (
+            1 + OPTIONS.time_slack / 2
+        ):
             return problem, tight
     raise AssertionError("no such problem")
 
@@ -35,7 +41,9 @@ def test_a_start_that_is_good_enough_saves_the_search(near, monkeypatch):
     without = solve(problem, Caps(), OPTIONS)
     runs = []
     portfolio = Search.portfolio
-    monkeypatch.setattr(Search, "portfolio", lambda search: runs.append(search) or portfolio(search))
+    monkeypatch.setattr(
+        Search, "portfolio", lambda search: runs.append(search) or portfolio(search)
+    )
     solve(problem, Caps(), OPTIONS)
     assert runs, "the search is what is saved"
     runs.clear()
@@ -51,7 +59,10 @@ def test_a_start_that_is_good_enough_saves_the_search(near, monkeypatch):
 def test_nothing_slower_than_the_start_is_returned(near):
     problem, tight = near
     poor = replace(OPTIONS, budget=0.0, time_slack=0.0)
-    assert solve(problem, Caps(), poor, start=tight.best.schedule).best.step_time_ticks <= tight.best.step_time_ticks
+    assert (
+        solve(problem, Caps(), poor, start=tight.best.schedule).best.step_time_ticks
+        <= tight.best.step_time_ticks
+    )
 
 
 def test_a_start_that_breaks_a_cap_or_belongs_elsewhere_is_not_looked_at(near):

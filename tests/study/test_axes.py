@@ -31,10 +31,18 @@ def test_values(text: str, values: tuple[str, ...]) -> None:
 
 
 def test_memory_caps_are_an_axis_of_their_own() -> None:
-    axes, memory = parse_vary(["memory_cap=floor..none:20", "memory_cap=40GiB,floor+1GiB", "seq=8", "seq=8,9"])
+    axes, memory = parse_vary(
+        ["memory_cap=floor..none:20", "memory_cap=40GiB,floor+1GiB", "seq=8", "seq=8,9"]
+    )
     assert axes == (Axis(name="seq", values=("8", "9")),)
     whole = MemoryRange(first=MemoryCap(size_bytes=0, above_floor=True), last=MemoryCap(), count=20)
-    assert memory == MemoryAxis(caps=(whole, MemoryCap(size_bytes=40 * 2**30), MemoryCap(size_bytes=2**30, above_floor=True)))
+    assert memory == MemoryAxis(
+        caps=(
+            whole,
+            MemoryCap(size_bytes=40 * 2**30),
+            MemoryCap(size_bytes=2**30, above_floor=True),
+        )
+    )
     assert parse_vary(["memory_cap=..:20"])[1] == MemoryAxis(caps=(whole,))
 
 

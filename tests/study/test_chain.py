@@ -1,4 +1,6 @@
-"""Along memory caps: few solves, every cap answered, monotone, and the same whatever order answers come in."""
+"""Along memory caps: few solves, every cap answered, monotone, and the same whatever order answers
+come in.
+"""
 
 import random
 from collections.abc import Callable
@@ -40,8 +42,12 @@ def outcome(job: Job, step: int, bound: int, peak: int) -> Outcome:
     )
 
 
-def answered(chain: Chain, step_of: Callable[[int], int], rng: random.Random | None = None) -> tuple[dict[str, Outcome], list[Job]]:
-    """Answer a chain: a solve is a little off by chance of its cap, other answers take the best of what they start from."""
+def answered(
+    chain: Chain, step_of: Callable[[int], int], rng: random.Random | None = None
+) -> tuple[dict[str, Outcome], list[Job]]:
+    """Answer a chain: a solve is a little off by chance of its cap, other answers take the best of
+    what they start from.
+    """
     known: dict[str, Outcome] = {}
     jobs: list[Job] = []
     while ready := chain.next_jobs(known):
@@ -50,7 +56,11 @@ def answered(chain: Chain, step_of: Callable[[int], int], rng: random.Random | N
         if job.starts:
             assert job.known is not None
             cap = job.memory_cap.size_bytes if job.memory_cap else None
-            fit = [known[n] for n in job.starts if cap is None or (known[n].peak_memory_bytes or 0) <= cap]
+            fit = [
+                known[n]
+                for n in job.starts
+                if cap is None or (known[n].peak_memory_bytes or 0) <= cap
+            ]
             assert fit, "one of the starts keeps the cap"
             best = min(fit, key=lambda o: o.value[:4])
             bound = min(job.known.bound_ticks, best.step_ticks or 0)
@@ -66,7 +76,9 @@ def answered(chain: Chain, step_of: Callable[[int], int], rng: random.Random | N
 
 @given(st.integers(0, 2**32))
 def test_a_frontier_is_monotone_whatever_the_solves_say(seed: int) -> None:
-    """Twenty caps take at most three solves; a looser cap never has a slower schedule or a higher bound."""
+    """Twenty caps take at most three solves; a looser cap never has a slower schedule or a higher
+    bound.
+    """
     steps = random.Random(seed)
     times: dict[int, int] = {}
 

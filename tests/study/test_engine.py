@@ -1,4 +1,6 @@
-"""Engines: any executor, workers without torch, a Dask cluster that loses a worker; every one ends with the same answers."""
+"""Engines: any executor, workers without torch, a Dask cluster that loses a worker; every one ends
+with the same answers.
+"""
 
 import os
 import signal
@@ -34,12 +36,20 @@ def forbid_torch() -> None:
     sys.modules["torch"] = None  # type: ignore[assignment]
 
 
-def answer(engine: Engine, graph: Path, directory: Path, *, seeds: int = 1, told: Any = lambda: None) -> list[tuple[Any, ...]]:
+def answer(
+    engine: Engine, graph: Path, directory: Path, *, seeds: int = 1, told: Any = lambda: None
+) -> list[tuple[Any, ...]]:
     """Answer a small study with ``engine``; return what must be the same whatever the engine."""
     store = Store(directory, create=True)
     request = SourceRequest(source=str(graph))
     settings = [
-        Setting(request=request, costs=CostChoice(), direction="both", caps=Caps(), options=SolveOptions(budget=0.5, seed=seed))
+        Setting(
+            request=request,
+            costs=CostChoice(),
+            direction="both",
+            caps=Caps(),
+            options=SolveOptions(budget=0.5, seed=seed),
+        )
         for seed in range(seeds)
     ]
     memory = parse_vary(["memory_cap=floor..none:4"])[1]
@@ -47,24 +57,38 @@ def answer(engine: Engine, graph: Path, directory: Path, *, seeds: int = 1, told
     lives = chains(prepare(settings, store, Progress(quiet=True)), memory, store, full=False)
     run(lives, engine, "run", told)
     with sqlite3.connect(directory / FILE) as db:
-        return db.execute("select point_id, how, step_ticks, bound_ticks, report from results order by point_id").fetchall()
+        return db.execute(
+            "select point_id, how, step_ticks, bound_ticks, report from results order by point_id"
+        ).fetchall()
 
 
 @pytest.fixture(scope="module")
-def expected(debug_graphs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, ...]]:
+def expected(
+    debug_graphs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> list[tuple[Any, ...]]:
     """What an undisturbed run in this process says."""
-    return answer(LocalEngine(1), debug_graphs["backward"], tmp_path_factory.mktemp("expected"), seeds=3)
+    return answer(
+        LocalEngine(1), debug_graphs["backward"], tmp_path_factory.mktemp("expected"), seeds=3
+    )
 
 
-def test_workers_need_no_torch(debug_graphs: dict[str, Path], tmp_path: Path, expected: list[tuple[Any, ...]]) -> None:
+def test_workers_need_no_torch(
+    debug_graphs: dict[str, Path], tmp_path: Path, expected: list[tuple[Any, ...]]
+) -> None:
     """An executor of somebody else's, in whose worker torch cannot be imported."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=forbid_torch) as executor:
+    with ProcessPoolExecutor(
+        1, mp_context=get_context("spawn"), initializer=forbid_torch
+    ) as executor:
         with pytest.raises(ImportError):
             executor.submit(__import__, "torch").result()
-        assert answer(GivenEngine(executor), debug_graphs["backward"], tmp_path, seeds=3) == expected
+        assert (
+            answer(GivenEngine(executor), debug_graphs["backward"], tmp_path, seeds=3) == expected
+        )
 
 
-def test_a_worker_of_the_pool_is_killed(debug_graphs: dict[str, Path], tmp_path: Path, expected: list[tuple[Any, ...]]) -> None:
+def test_a_worker_of_the_pool_is_killed(
+    debug_graphs: dict[str, Path], tmp_path: Path, expected: list[tuple[Any, ...]]
+) -> None:
     """What was in flight is asked again in a new pool."""
     engine = LocalEngine(2)
     killed: list[int] = []
@@ -83,14 +107,18 @@ def test_a_worker_of_the_pool_is_killed(debug_graphs: dict[str, Path], tmp_path:
 
 @pytest.fixture
 def cluster() -> Iterator[Any]:
-    """A Dask cluster of two worker processes in which torch cannot be imported; nor in those that take their place."""
+    """A Dask cluster of two worker processes in which torch cannot be imported; nor in those that
+    take their place.
+    """
     distributed = pytest.importorskip("distributed")
 
     class NoTorch(distributed.WorkerPlugin):  # type: ignore[name-defined,misc]
         def setup(self, worker: object) -> None:
             sys.modules["torch"] = None  # type: ignore[assignment]
 
-    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as found:
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
+    ) as found:
         with distributed.Client(found, set_as_default=False) as client:
             client.register_plugin(NoTorch())
         yield found
@@ -113,7 +141,11 @@ def test_a_dask_worker_is_killed_in_the_middle(
         def told() -> None:
             if not killed:
                 busy = next(iter(client.processing()), None)
-                killed.append(client.run(os.getpid)[busy] if busy else next(iter(client.run(os.getpid).values())))
+                killed.append(
+                    client.run(os.getpid)[busy]
+                    if busy
+                    else next(iter(client.run(os.getpid).values()))
+                )
                 threading.Thread(target=os.kill, args=(killed[0], signal.SIGKILL)).start()
                 time.sleep(0.2)
 
@@ -129,12 +161,23 @@ def test_a_dask_worker_is_killed_in_the_middle(
 def test_the_command_on_a_dask_cluster_that_loses_a_worker(
     debug_graphs: dict[str, Path], tmp_path: Path, cluster: Any, expected: list[tuple[Any, ...]]
 ) -> None:
-    """``apsched study --engine dask://host:port`` as a user runs it: a worker is killed after the first answer, and the answers are those
-    of this process."""
+    """``apsched study --engine dask://host:port`` as a user runs it: a worker is killed after the
+    first answer, and the answers are those of this process.
+    """
     from distributed import Client
 
     address = cluster.scheduler_address.removeprefix("tcp://")
-    command = [sys.executable, "-m", "apsched", "study", str(debug_graphs["backward"]), "--budget", "0.5", "--max-compute-move", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "apsched",
+        "study",
+        str(debug_graphs["backward"]),
+        "--budget",
+        "0.5",
+        "--max-compute-move",
+        "0",
+    ]
     command += [
         "--engine",
         f"dask://{address}",
@@ -155,5 +198,7 @@ def test_the_command_on_a_dask_cluster_that_loses_a_worker(
     assert process.returncode == 0, stderr
     assert "12 points" in stdout or stdout.count("4 points") == 3, stdout
     with sqlite3.connect(tmp_path / "study" / FILE) as db:
-        found = db.execute("select point_id, how, step_ticks, bound_ticks, report from results order by point_id").fetchall()
+        found = db.execute(
+            "select point_id, how, step_ticks, bound_ticks, report from results order by point_id"
+        ).fetchall()
     assert found == expected

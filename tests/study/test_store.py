@@ -1,4 +1,6 @@
-"""The file of a study: writers in several processes, better answers, exports, comparisons, merges."""
+"""The file of a study: writers in several processes, better answers, exports, comparisons,
+merges.
+"""
 
 import csv
 import json
@@ -45,13 +47,19 @@ def write_all(directory: str, seed: int) -> None:
     store = Store(Path(directory), create=True)
     store.add_graph(GRAPH, b"graph")
     for k in rng.sample(range(NUM_POINTS), NUM_POINTS):
-        store.add_result(f"p{k}", "g", "100", {"k": k}, f"run{seed}", outcome(1000 + (k * 7 + seed * 13) % 50))
+        store.add_result(
+            f"p{k}", "g", "100", {"k": k}, f"run{seed}", outcome(1000 + (k * 7 + seed * 13) % 50)
+        )
 
 
 def test_several_processes_write_at_once(tmp_path: Path) -> None:
-    """Every question is there once, with the best answer that anybody had, and the schedule file is that answer's."""
+    """Every question is there once, with the best answer that anybody had, and the schedule file is
+    that answer's.
+    """
     context = multiprocessing.get_context("spawn")
-    writers = [context.Process(target=write_all, args=(str(tmp_path), seed)) for seed in range(NUM_WRITERS)]
+    writers = [
+        context.Process(target=write_all, args=(str(tmp_path), seed)) for seed in range(NUM_WRITERS)
+    ]
     for writer in writers:
         writer.start()
     for writer in writers:
@@ -68,7 +76,9 @@ def test_several_processes_write_at_once(tmp_path: Path) -> None:
 
 
 def test_the_better_of_two_answers() -> None:
-    """The faster schedule and the higher bound, whoever found them; what a solve said of ranges of caps stays its own."""
+    """The faster schedule and the higher bound, whoever found them; what a solve said of ranges of
+    caps stays its own.
+    """
     solve, along = outcome(100, bound=80), outcome(90, how=ALONG, bound=70)
     for merged in (better_of(solve, along), better_of(along, solve)):
         assert (merged.step_ticks, merged.bound_ticks, merged.how) == (90, 80, BETTERED)
@@ -76,7 +86,14 @@ def test_the_better_of_two_answers() -> None:
         assert merged.report["gap"] == pytest.approx(10 / 90)
     assert better_of(solve, outcome(110, how=ALONG)) is solve
     assert better_of(outcome(90, bound=80), outcome(95, bound=90)).status == "optimal"
-    nothing = replace(outcome(1), status="infeasible", step_ticks=None, peak_memory_bytes=None, num_launches=None, schedule=None)
+    nothing = replace(
+        outcome(1),
+        status="infeasible",
+        step_ticks=None,
+        peak_memory_bytes=None,
+        num_launches=None,
+        schedule=None,
+    )
     assert better_of(nothing, along).step_ticks == 90
 
 
@@ -89,14 +106,27 @@ def test_not_a_study(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def two_studies(debug_graphs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def two_studies(
+    debug_graphs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
     """Two studies of one graph that share two points of three each; the second searches less."""
     from apsched.cli import main
 
     folder = tmp_path_factory.mktemp("studies")
     graph = str(debug_graphs["forward"])
     for name, caps in (("a", "floor,none,1GiB"), ("b", "floor,none,2GiB")):
-        command = ["study", graph, "--vary", f"memory_cap={caps}", "--budget", "0", "--jobs", "1", "-o", str(folder / name)]
+        command = [
+            "study",
+            graph,
+            "--vary",
+            f"memory_cap={caps}",
+            "--budget",
+            "0",
+            "--jobs",
+            "1",
+            "-o",
+            str(folder / name),
+        ]
         assert main(command) == 0
     return folder / "a", folder / "b"
 

@@ -1,4 +1,6 @@
-"""``apsched study`` as a user runs it: answers are exact, kept, gone on with after a stop, and the same with any number of workers."""
+"""``apsched study`` as a user runs it: answers are exact, kept, gone on with after a stop, and the
+same with any number of workers.
+"""
 
 import contextlib
 import json
@@ -29,8 +31,8 @@ def rows(directory: Path) -> list[tuple[object, ...]]:
     """Return what must be the same in every run of the same study: all but times."""
     with sqlite3.connect(directory / FILE) as db:
         return db.execute(
-            "select point_id, status, how, memory_cap_bytes, step_ticks, bound_ticks, peak_memory_bytes, num_launches, report, schedule "
-            "from results order by point_id"
+            "select point_id, status, how, memory_cap_bytes, step_ticks, bound_ticks,"
+            " peak_memory_bytes, num_launches, report, schedule from results order by point_id"
         ).fetchall()
 
 
@@ -40,12 +42,19 @@ def frontier(debug_graphs: dict[str, Path], tmp_path_factory: pytest.TempPathFac
     from apsched.cli import main
 
     directory = tmp_path_factory.mktemp("study") / "one"
-    assert main(["study", str(debug_graphs["backward"]), *FRONTIER, "--jobs", "1", "-o", str(directory)]) == 0
+    assert (
+        main(
+            ["study", str(debug_graphs["backward"]), *FRONTIER, "--jobs", "1", "-o", str(directory)]
+        )
+        == 0
+    )
     return directory
 
 
 def test_every_point_is_exact(frontier: Path, debug_graphs: dict[str, Path]) -> None:
-    """The schedule file of each point keeps its cap and has the figures that are kept; a looser cap is never slower."""
+    """The schedule file of each point keeps its cap and has the figures that are kept; a looser cap
+    is never slower.
+    """
     problem = build_problem(load_graph(debug_graphs["backward"]))
     points = sorted(Store(frontier).points(), key=lambda p: p.outcome.memory_cap_bytes or 2**62)
     assert len(points) == 6
@@ -56,7 +65,11 @@ def test_every_point_is_exact(frontier: Path, debug_graphs: dict[str, Path]) -> 
         assert not verify(problem, schedule, Caps(memory_cap_bytes=point.outcome.memory_cap_bytes))
         timeline = simulate(problem, schedule)
         figures = (timeline.step_time_ticks, timeline.peak_memory_bytes, timeline.num_launches)
-        assert figures == (point.outcome.step_ticks, point.outcome.peak_memory_bytes, point.outcome.num_launches)
+        assert figures == (
+            point.outcome.step_ticks,
+            point.outcome.peak_memory_bytes,
+            point.outcome.num_launches,
+        )
         assert point.outcome.bound_ticks <= timeline.step_time_ticks
         fit = [b["step_time_us"] for b in point.outcome.report["baselines"].values() if b["fits"]]
         assert point.step_time_us is not None
@@ -66,18 +79,32 @@ def test_every_point_is_exact(frontier: Path, debug_graphs: dict[str, Path]) -> 
     assert steps[0] > steps[-1]
 
 
-def test_a_second_run_solves_nothing(run: Run, frontier: Path, debug_graphs: dict[str, Path]) -> None:
+def test_a_second_run_solves_nothing(
+    run: Run, frontier: Path, debug_graphs: dict[str, Path]
+) -> None:
     before = rows(frontier)
     ran = run("study", debug_graphs["backward"], *FRONTIER, "--jobs", "1", "-o", frontier, "--json")
     assert ran.code == 0, ran.stderr
     assert "study: " not in ran.stderr
     assert rows(frontier) == before
     line = json.loads(ran.stdout)["lines"][0]
-    assert [point["status"] for point in line["points"]] == ["feasible"] * 5 + [line["points"][-1]["status"]]
+    assert [point["status"] for point in line["points"]] == ["feasible"] * 5 + [
+        line["points"][-1]["status"]
+    ]
 
 
 def test_the_table(run: Run, frontier: Path, debug_graphs: dict[str, Path]) -> None:
-    ran = run("study", debug_graphs["backward"], *FRONTIER, "--jobs", "1", "-o", frontier, "--slowdown", "5%")
+    ran = run(
+        "study",
+        debug_graphs["backward"],
+        *FRONTIER,
+        "--jobs",
+        "1",
+        "-o",
+        frontier,
+        "--slowdown",
+        "5%",
+    )
     assert ran.code == 0
     for word in (
         "memory cap",
@@ -94,10 +121,25 @@ def test_the_table(run: Run, frontier: Path, debug_graphs: dict[str, Path]) -> N
 
 
 @pytest.mark.alone
-def test_killed_in_the_middle_and_gone_on_with_by_workers(frontier: Path, debug_graphs: dict[str, Path], tmp_path: Path) -> None:
-    """SIGKILL after the first answer; the same command with two workers ends with the points of an undisturbed run, and solves no more."""
-    command = [sys.executable, "-m", "apsched", "study", str(debug_graphs["backward"]), *FRONTIER, "-o", str(tmp_path / "two")]
-    process = subprocess.Popen([*command, "--jobs", "1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def test_killed_in_the_middle_and_gone_on_with_by_workers(
+    frontier: Path, debug_graphs: dict[str, Path], tmp_path: Path
+) -> None:
+    """SIGKILL after the first answer; the same command with two workers ends with the points of an
+    undisturbed run, and solves no more.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "apsched",
+        "study",
+        str(debug_graphs["backward"]),
+        *FRONTIER,
+        "-o",
+        str(tmp_path / "two"),
+    ]
+    process = subprocess.Popen(
+        [*command, "--jobs", "1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     wait_for_answers(tmp_path / "two", 2)
     process.kill()
     process.wait()
@@ -112,12 +154,20 @@ def test_killed_in_the_middle_and_gone_on_with_by_workers(frontier: Path, debug_
 
 
 def test_options_of_solve_vary(run: Run, debug_graphs: dict[str, Path]) -> None:
-    """One graph, read once: contention and faster compute beside each other; what slows down is slower in the answers."""
+    """One graph, read once: contention and faster compute beside each other; what slows down is
+    slower in the answers.
+    """
     vary = ("--vary", "contention=none|links,compute=1.5", "--vary", "compute=1x,2x")
     ran = run("study", debug_graphs["backward"], *vary, *TIGHT, "--jobs", "1", "--json", "-o", "s")
     assert ran.code == 0, ran.stderr
-    bound = {tuple(line["labels"].values()): line["points"][0]["bound_us"] for line in json.loads(ran.stdout)["lines"]}
-    step = {tuple(line["labels"].values()): line["points"][0]["step_time_us"] for line in json.loads(ran.stdout)["lines"]}
+    bound = {
+        tuple(line["labels"].values()): line["points"][0]["bound_us"]
+        for line in json.loads(ran.stdout)["lines"]
+    }
+    step = {
+        tuple(line["labels"].values()): line["points"][0]["step_time_us"]
+        for line in json.loads(ran.stdout)["lines"]
+    }
     assert len(step) == 4
     slowed = "links,compute=1.5"
     assert step["none", "1x"] < step[slowed, "1x"]
@@ -155,10 +205,31 @@ def test_a_source_is_captured_once(run: Run) -> None:
 
 @pytest.mark.alone
 def test_one_interrupt_ends_cleanly(debug_graphs: dict[str, Path], tmp_path: Path) -> None:
-    """What is answered is printed and kept; no worker is left; the exit status is that of an interrupt."""
-    command = [sys.executable, "-m", "apsched", "study", str(debug_graphs["backward"]), "--budget", "1", "--jobs", "2"]
-    command += ["--vary", "memory_cap=floor..none:6", "--vary", "seed=0..39:40", "-o", str(tmp_path / "three")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    """What is answered is printed and kept; no worker is left; the exit status is that of an
+    interrupt.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "apsched",
+        "study",
+        str(debug_graphs["backward"]),
+        "--budget",
+        "1",
+        "--jobs",
+        "2",
+    ]
+    command += [
+        "--vary",
+        "memory_cap=floor..none:6",
+        "--vary",
+        "seed=0..39:40",
+        "-o",
+        str(tmp_path / "three"),
+    ]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     wait_for_answers(tmp_path / "three", 1)
     os.killpg(process.pid, signal.SIGINT)
     stdout, stderr = process.communicate(timeout=300)
@@ -166,7 +237,9 @@ def test_one_interrupt_ends_cleanly(debug_graphs: dict[str, Path], tmp_path: Pat
     assert stderr.rstrip().endswith("apsched: interrupted")
     assert "Traceback" not in stderr
     assert "the same command goes on from there" in stdout
-    for _ in range(300):  # what multiprocessing tracks resources with ends a moment later, by itself
+    for _ in range(
+        300
+    ):  # what multiprocessing tracks resources with ends a moment later, by itself
         if not in_group(process.pid):
             break
         time.sleep(0.1)
@@ -175,7 +248,9 @@ def test_one_interrupt_ends_cleanly(debug_graphs: dict[str, Path], tmp_path: Pat
 
 
 def in_group(group: int) -> list[str]:
-    """Return the processes of a process group that live; those that ended wait for somebody to notice."""
+    """Return the processes of a process group that live; those that ended wait for somebody to
+    notice.
+    """
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -187,9 +262,14 @@ def in_group(group: int) -> list[str]:
 
 
 def wait_for_answers(directory: Path, count: int) -> None:
-    """Wait until answers are kept: a schedule file is there a moment before its row, which says that it is whole."""
+    """Wait until answers are kept: a schedule file is there a moment before its row, which says
+    that it is whole.
+    """
     for _ in range(4000):
         time.sleep(0.1)
-        if list((directory / "schedules").glob("*.json")) and len(Store(directory).points()) >= count:
+        if (
+            list((directory / "schedules").glob("*.json"))
+            and len(Store(directory).points()) >= count
+        ):
             return
     raise AssertionError("no answer came")

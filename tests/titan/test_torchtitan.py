@@ -1,4 +1,6 @@
-"""The pipeline ``apsched`` in TorchTitan's graph trainer: a debug model traced by its own tracer trains as without it."""
+"""The pipeline ``apsched`` in TorchTitan's graph trainer: a debug model traced by its own tracer
+trains as without it.
+"""
 
 import functools
 import subprocess
@@ -20,7 +22,9 @@ from apsched.integrations import torchtitan as integration
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory) -> dict[int, list[dict]]:
     """FSDP on two processes; on four HSDP."""
-    return run_sizes(Path(__file__).parent / "titan_worker.py", tmp_path_factory.mktemp("titan"), timeout_s=500)
+    return run_sizes(
+        Path(__file__).parent / "titan_worker.py", tmp_path_factory.mktemp("titan"), timeout_s=500
+    )
 
 
 @pytest.fixture(params=[2, 4], ids="{} processes".format)
@@ -46,19 +50,29 @@ def test_both_directions_are_scheduled_under_the_names_of_the_state(reports):
         found = report["free"]
         assert found["named"] is True
         replicas = {"backward all_reduce"} if len(reports) == 4 else set()
-        assert {*found["directions"]} == {"backward all_gather", "backward reduce_scatter", "forward all_gather", *replicas}
+        assert {*found["directions"]} == {
+            "backward all_gather",
+            "backward reduce_scatter",
+            "forward all_gather",
+            *replicas,
+        }
         state = found["state"]
         assert {name for _, names in found["buckets"] for name in names} <= set(state)
 
 
 @pytest.mark.alone
 def test_bitwise_payload_order_is_that_of_the_state(reports):
-    """A reduce-scatter for each block and one for the rest, each in the order in which the state names its parameters."""
+    """A reduce-scatter for each block and one for the rest, each in the order in which the state
+    names its parameters.
+    """
     for report in reports:
         found = report["bitwise"]
         scatters = [names for kind, names in found["buckets"] if kind == "reduce_scatter"]
         assert all(names == sorted(names, key=found["state"].index) for names in scatters)
-        blocks = [{name.split(".")[1] if name.startswith("layers.") else "" for name in names} for names in scatters]
+        blocks = [
+            {name.split(".")[1] if name.startswith("layers.") else "" for name in names}
+            for names in scatters
+        ]
         assert sorted(map(sorted, blocks)) == [[""], ["0"], ["1"]]
         free = [names for kind, names in report["free"]["buckets"] if kind == "reduce_scatter"]
         assert free != scatters
@@ -74,17 +88,28 @@ def one(name: str):
 
 def pipeline_of(monkeypatch, *names: str, **compile_config: object) -> list[str]:
     passes = [one(name) for name in names]
-    monkeypatch.setattr("torchtitan.experiments.graph_trainer.passes.construct_default_graph_passes", lambda *_, **__: passes)
+    monkeypatch.setattr(
+        "torchtitan.experiments.graph_trainer.passes.construct_default_graph_passes",
+        lambda *_, **__: passes,
+    )
     config = SimpleNamespace(
-        compile=SimpleNamespace(**{"precompile_artifact_dir": "", "inductor_compilation": "regional"} | compile_config)
+        compile=SimpleNamespace(
+            **{"precompile_artifact_dir": "", "inductor_compilation": "regional"} | compile_config
+        )
     )
     return [integration._name(p) for p in integration.apsched_pipeline(None, config)]
 
 
 def test_one_pass_of_the_default_pipeline_is_replaced(monkeypatch):
-    assert pipeline_of(monkeypatch, "a", integration.REPLACED, "b") == ["a", "apsched_scheduling_pass", "b"]
+    assert pipeline_of(monkeypatch, "a", integration.REPLACED, "b") == [
+        "a",
+        "apsched_scheduling_pass",
+        "b",
+    ]
     assert pipeline_of(monkeypatch, "a", precompile_artifact_dir="somewhere") == ["a"]
-    with pytest.raises(InputError, match=r"expected joint_transformer.* among TorchTitan's passes, found a, b"):
+    with pytest.raises(
+        InputError, match=r"expected joint_transformer.* among TorchTitan's passes, found a, b"
+    ):
         pipeline_of(monkeypatch, "a", "b")
     with pytest.raises(InputError, match=r"turn off --compile\.enable_fsdp_dense_region_overlap"):
         pipeline_of(monkeypatch, integration.REPLACED, "schedule_fsdp_comms_to_dense_regions_pass")
@@ -100,7 +125,10 @@ def test_it_is_chosen_by_name_and_settings_are_checked():
 
 
 def test_importing_apsched_imports_no_torchtitan(monkeypatch):
-    code = "import sys, apsched, apsched.integrations.torchtitan; assert 'torchtitan' not in sys.modules"
+    code = (
+        "import sys, apsched, apsched.integrations.torchtitan; assert 'torchtitan' not in"
+        " sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
     monkeypatch.setitem(sys.modules, "torchtitan.experiments.graph_trainer.registry", None)
     with pytest.raises(apsched.InputError, match=r"pip install 'apsched\[torchtitan\]'"):

@@ -1,8 +1,10 @@
-"""One of several gloo processes that train TorchTitan's debug model through its graph trainer, with and without apsched; reports as JSON.
+"""One of several gloo processes that train TorchTitan's debug model through its graph trainer, with
+and without apsched; reports as JSON.
 
 usage: titan_worker.py PROCESS_RANK WORLD_SIZE FOLDER
 
-The trainer itself wants CUDA; what is used of it is what traces a step, puts it through a pass pipeline and runs it.
+The trainer itself wants CUDA; what is used of it is what traces a step, puts it through a pass
+pipeline and runs it.
 """
 
 import copy
@@ -23,7 +25,10 @@ from torchtitan.components.loss import CrossEntropyLoss
 from torchtitan.experiments.graph_trainer.common_utils import annotate_module_fqns
 from torchtitan.experiments.graph_trainer.configs import GraphTrainerCompileConfig
 from torchtitan.experiments.graph_trainer.llama3 import model_registry
-from torchtitan.experiments.graph_trainer.registry import MEMORY_POLICY_REGISTRY, register_memory_policy
+from torchtitan.experiments.graph_trainer.registry import (
+    MEMORY_POLICY_REGISTRY,
+    register_memory_policy,
+)
 from torchtitan.experiments.graph_trainer.simple_fsdp import MixedPrecisionPolicy, data_parallel
 from torchtitan.experiments.graph_trainer.trainer import GraphTrainer
 
@@ -46,14 +51,20 @@ def sharded_model(config: Any, world_size: int) -> torch.nn.Module:
     annotate_module_fqns(model)
     policy = MixedPrecisionPolicy(torch.float32, torch.float32)
     if world_size == 2:
-        return data_parallel(model, init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",)), "fully_shard", policy)
+        return data_parallel(
+            model, init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",)), "fully_shard", policy
+        )
     mesh = init_device_mesh("cpu", (world_size // 2, 2), mesh_dim_names=("dp_replicate", "fsdp"))
-    return data_parallel(model, mesh, "hybrid_shard", policy)  # every sum is one of two values, which has one order
+    return data_parallel(
+        model, mesh, "hybrid_shard", policy
+    )  # every sum is one of two values, which has one order
 
 
 @register_memory_policy("saving attention on the CPU")
 def save_attention(gm: torch.fx.GraphModule, *, config: Any) -> torch.fx.GraphModule:
-    """TorchTitan's default knows attention by the names that it has on CUDA, and refuses to recompute others."""
+    """TorchTitan's default knows attention by the names that it has on CUDA, and refuses to
+    recompute others.
+    """
     gm = MEMORY_POLICY_REGISTRY["default"](gm, config=config)
     for node in gm.graph.nodes:
         if "flash_attention_for_cpu" in str(node.target) and "recompute" in node.meta:
@@ -62,7 +73,9 @@ def save_attention(gm: torch.fx.GraphModule, *, config: Any) -> torch.fx.GraphMo
 
 
 def graph_trainer(model: torch.nn.Module, model_config: Any, pipeline: str | None) -> GraphTrainer:
-    """Return a trainer with just what a step needs; without a pipeline the traced graph runs as it is."""
+    """Return a trainer with just what a step needs; without a pipeline the traced graph runs as it
+    is.
+    """
     trainer: Any = object.__new__(GraphTrainer)
     trainer.loss_fn = CrossEntropyLoss.Config().build()
     trainer.train_context = nullcontext
@@ -79,7 +92,9 @@ def graph_trainer(model: torch.nn.Module, model_config: Any, pipeline: str | Non
     trainer.config = SimpleNamespace(
         compile=compile_config,
         model_spec=SimpleNamespace(model=model_config),
-        parallelism=SimpleNamespace(pipeline_parallel_degree=1, fsdp_reshard_after_forward="default"),
+        parallelism=SimpleNamespace(
+            pipeline_parallel_degree=1, fsdp_reshard_after_forward="default"
+        ),
     )
     return trainer
 
@@ -90,7 +105,9 @@ def batch(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def trained(world_size: int, pipeline: str | None) -> dict[str, Any]:
-    """Train for some steps; returns the losses, a hash of the weights after each, and the trainer's graph."""
+    """Train for some steps; returns the losses, a hash of the weights after each, and the trainer's
+    graph.
+    """
     config = debug_config()
     model = sharded_model(config, world_size)
     trainer = graph_trainer(model, config, pipeline)
@@ -125,11 +142,15 @@ def told(found: dict[str, Any]) -> dict[str, Any]:
     if result is None:
         return found
     problem = result.problem
-    members = [[problem.collectives[c] for c in bucket.members] for bucket in result.best.schedule.buckets]
+    members = [
+        [problem.collectives[c] for c in bucket.members] for bucket in result.best.schedule.buckets
+    ]
     return found | {
         "buckets": [[problem.keys[m[0].key].kind, [c.module for c in m]] for m in members],
         "named": all(c.module for c in problem.collectives),
-        "directions": sorted({f"{c.direction} {problem.keys[c.key].kind}" for c in problem.collectives}),
+        "directions": sorted(
+            {f"{c.direction} {problem.keys[c.key].kind}" for c in problem.collectives}
+        ),
         "exact": result.round_trip_exact,
     }
 
@@ -137,7 +158,9 @@ def told(found: dict[str, Any]) -> dict[str, Any]:
 def main(rank: int, world_size: int, folder: Path) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), world_size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=400))
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=400)
+    )
     report = {"untouched": told(trained(world_size, None))}
     for name, bitwise in (("free", False), ("bitwise", True)):
         register(budget=0.0, bitwise=bitwise)

@@ -1,4 +1,6 @@
-"""What one more of something buys: never less than nothing, proven only by bounds, and exactly what was changed."""
+"""What one more of something buys: never less than nothing, proven only by bounds, and exactly what
+was changed.
+"""
 
 import random
 from dataclasses import replace
@@ -22,7 +24,14 @@ STRICT = SolveOptions(time_slack=0.0)
 def by_name(problem: Problem, caps: Caps) -> dict[str, Relaxed]:
     answer = solve(problem, caps, STRICT)
     return {
-        more.name: more for more in relaxed(problem, caps, STRICT, answer, faster_network(problem, load_cluster("h100"), {"dp": (0, 8)}))
+        more.name: more
+        for more in relaxed(
+            problem,
+            caps,
+            STRICT,
+            answer,
+            faster_network(problem, load_cluster("h100"), {"dp": (0, 8)}),
+        )
     }
 
 
@@ -35,10 +44,19 @@ def test_gains_lie_between_their_bounds(seed: int) -> None:
     answer = solve(problem, caps, STRICT)
     if answer.best is None:
         return
-    for more in relaxed(problem, caps, STRICT, answer, faster_network(problem, load_cluster("h100"), {}, 400.0)):
-        assert 0 <= more.proven_ticks <= more.gain_ticks <= more.possible_ticks or more.verdict == "not solved"
+    for more in relaxed(
+        problem, caps, STRICT, answer, faster_network(problem, load_cluster("h100"), {}, 400.0)
+    ):
+        assert (
+            0 <= more.proven_ticks <= more.gain_ticks <= more.possible_ticks
+            or more.verdict == "not solved"
+        )
         if more.step_time_ticks is not None and answer.status == "optimal":
-            assert more.gain_ticks == more.proven_ticks == answer.best.step_time_ticks - more.step_time_ticks
+            assert (
+                more.gain_ticks
+                == more.proven_ticks
+                == answer.best.step_time_ticks - more.step_time_ticks
+            )
             assert more.verdict == ("gains" if more.gain_ticks else "gains nothing")
 
 
@@ -48,7 +66,13 @@ def two_gathers(price: PriceCurve) -> Problem:
     x = b.input("x", 512)
     for i in range(2):
         shard = b.input(f"s{i}", 512, kept=True)
-        x = b.compute(f"c{i}", 100, x, b.wait(f"w{i}", b.start("all_gather", f"ag{i}", shard, 512, 2**30, bucketable=False)), size=512)
+        x = b.compute(
+            f"c{i}",
+            100,
+            x,
+            b.wait(f"w{i}", b.start("all_gather", f"ag{i}", shard, 512, 2**30, bucketable=False)),
+            size=512,
+        )
     return b.output(x)
 
 
@@ -67,7 +91,9 @@ def test_prefetch_that_binds() -> None:
     found = by_name(problem, Caps(max_prefetch=0))["prefetch"]
     assert (found.gain_ticks, found.verdict) == (60, "gains")
     assert found.change == "prefetch cap 0 -> 2 compute nodes (a layer has 2)"
-    assert by_name(problem, Caps(max_prefetch=2))["prefetch"].verdict == "gains nothing"  # a longer one is looked for, though none is used
+    assert (
+        by_name(problem, Caps(max_prefetch=2))["prefetch"].verdict == "gains nothing"
+    )  # a longer one is looked for, though none is used
     assert by_name(problem, Caps())["prefetch"].change == "no prefetch cap is set, so none binds"
     assert by_name(problem, Caps(max_prefetch=50))["prefetch"].change.startswith(
         "the cap of 50 compute nodes does not bind: the longest is "
@@ -78,19 +104,31 @@ def test_the_nodes_of_a_layer() -> None:
     """Those of the most common block."""
     problem = random_problem(random.Random(3), max_collectives=4, max_compute=4)
     modules = [""] * problem.num_nodes
-    for node, module in zip(problem.compute_order, ("embed", "layers.0.a", "layers.0.b", "layers.1.a"), strict=False):
+    for node, module in zip(
+        problem.compute_order, ("embed", "layers.0.a", "layers.0.b", "layers.1.a"), strict=False
+    ):
         modules[node] = module
     assert block_nodes(replace(problem, modules=tuple(modules))) in (1, 2)
-    assert block_nodes(replace(problem, modules=("",) * problem.num_nodes)) == len(problem.compute_order)
+    assert block_nodes(replace(problem, modules=("",) * problem.num_nodes)) == len(
+        problem.compute_order
+    )
 
 
 def test_formula_prices_are_priced_anew() -> None:
-    """Two process ranks on two nodes: one NIC each; the curve is that of the cluster with 1 Gb/s more."""
+    """Two process ranks on two nodes: one NIC each; the curve is that of the cluster with 1 Gb/s
+    more.
+    """
     cluster = load_cluster("h100")
     shape = group_shape(cluster, (0, 8))
-    problem = two_gathers(sample_curve(lambda size: collective_us(cluster, "all_gather", shape, size)))
+    problem = two_gathers(
+        sample_curve(lambda size: collective_us(cluster, "all_gather", shape, size))
+    )
     found = faster_network(problem, cluster, {"dp": (0, 8)})
-    assert (found.gbit_per_s_after - found.gbit_per_s_before, found.priced_anew, found.scaled) == (1.0, ("dp",), ())
+    assert (found.gbit_per_s_after - found.gbit_per_s_before, found.priced_anew, found.scaled) == (
+        1.0,
+        ("dp",),
+        (),
+    )
     before, after = problem.keys[0].price, found.problem.keys[0].price
     assert after(2**30) < before(2**30)
     assert after(0) == before(0)
@@ -98,7 +136,9 @@ def test_formula_prices_are_priced_anew() -> None:
 
 
 def test_other_prices_are_scaled() -> None:
-    """Latency stays, what a byte costs shrinks as the bandwidth grows; groups within a node stay."""
+    """Latency stays, what a byte costs shrinks as the bandwidth grows; groups within a node
+    stay.
+    """
     problem = two_gathers(PriceCurve(size_bytes=(0, 1024), price_ticks=(1000, 1401)))
     found = faster_network(problem, load_cluster("h100"), {"dp": (0, 8)})
     assert found.problem.keys[0].price.price_ticks == (1000, 1400)

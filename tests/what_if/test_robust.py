@@ -1,4 +1,6 @@
-"""Scenarios: what is sampled, what a schedule takes in one, and that the choice is never worse than to believe the costs."""
+"""Scenarios: what is sampled, what a schedule takes in one, and that the choice is never worse than
+to believe the costs.
+"""
 
 import json
 import random
@@ -19,7 +21,15 @@ from apsched.schedule.simulate import simulate
 from apsched.schedule.verify import verify
 from apsched.solver import solve
 from apsched.what_if.robust import made_robust
-from apsched.what_if.scenarios import Replay, Scenario, ScenarioOptions, priced_as, sampled, scenarios, with_slower_network
+from apsched.what_if.scenarios import (
+    Replay,
+    Scenario,
+    ScenarioOptions,
+    priced_as,
+    sampled,
+    scenarios,
+    with_slower_network,
+)
 from tests.helpers.problems.contended import contended
 from tests.helpers.problems.random_schedules import random_schedule
 from tests.helpers.problems.strategies import layered_problem, random_problem
@@ -28,16 +38,23 @@ QUICK = SolveOptions(budget=0.2)
 
 
 def even(problem: Problem, **factors: float) -> Scenario:
-    ones = {"of_node": (1.0,) * problem.num_nodes, "of_collective": (1.0,) * len(problem.collectives)}
+    ones = {
+        "of_node": (1.0,) * problem.num_nodes,
+        "of_collective": (1.0,) * len(problem.collectives),
+    }
     return Scenario(**ones, **factors)
 
 
 def test_factors_have_mean_one_and_spread_as_asked():
-    problem = replace(random_problem(random.Random(1)), kinds=random_problem(random.Random(1)).kinds * 1000)
+    problem = replace(
+        random_problem(random.Random(1)), kinds=random_problem(random.Random(1)).kinds * 1000
+    )
     factors = np.log(sampled(problem, 0.3, 7).of_node)
     assert abs(np.std(factors) - 0.3) < 0.01
     assert abs(np.mean(np.exp(factors)) - 1) < 0.01
-    whole = np.log([sampled(random_problem(random.Random(1)), 0.3, seed).of_network for seed in range(2000)])
+    whole = np.log(
+        [sampled(random_problem(random.Random(1)), 0.3, seed).of_network for seed in range(2000)]
+    )
     assert abs(np.std(whole) - 0.3) < 0.02
 
 
@@ -55,28 +72,45 @@ def test_costs_as_they_are_give_the_step_time_as_it_is(with_links: bool):
         problem = random_problem(random.Random(seed), max_collectives=8, max_compute=6)
         problem = contended(problem, seed) if with_links else problem
         schedule = random_schedule(problem, seed)
-        assert Replay(problem, schedule).step_time_ticks(even(problem)) == simulate(problem, schedule).step_time_ticks
+        assert (
+            Replay(problem, schedule).step_time_ticks(even(problem))
+            == simulate(problem, schedule).step_time_ticks
+        )
 
 
 def test_buckets_change_no_luck():
-    """All transfers of one key together take as long alone as in buckets, but for latency, which is none here."""
+    """All transfers of one key together take as long alone as in buckets, but for latency, which is
+    none here.
+    """
     compared = 0
     for seed in range(40):
         problem = random_problem(random.Random(seed), max_collectives=8, max_compute=6)
         price = PriceCurve(size_bytes=(0, 1), price_ticks=(0, 1000))
-        problem = replace(problem, keys=tuple(replace(key, price=price, coalesced_member_ticks=None) for key in problem.keys))
+        problem = replace(
+            problem,
+            keys=tuple(
+                replace(key, price=price, coalesced_member_ticks=None) for key in problem.keys
+            ),
+        )
         schedule, scenario = random_schedule(problem, seed), sampled(problem, 0.5, seed)
         totals = []
         for each in (schedule, as_captured(problem.num_nodes)):
             replay = Replay(problem, each)
-            totals.append(sum(ticks * sum(w * scenario.of_collective[c] for c, w in weights) for weights, _, ticks, _ in replay._transfers))
+            totals.append(
+                sum(
+                    ticks * sum(w * scenario.of_collective[c] for c, w in weights)
+                    for weights, _, ticks, _ in replay._transfers
+                )
+            )
         assert totals[0] == pytest.approx(totals[1])
         compared += bool(schedule.buckets)
     assert compared >= 20
 
 
 def test_a_replay_is_what_the_repriced_problem_takes():
-    """Where nothing is bucketed and collectives of a key share their factor, replay and new prices agree."""
+    """Where nothing is bucketed and collectives of a key share their factor, replay and new prices
+    agree.
+    """
     for seed in range(20):
         problem = layered_problem(random.Random(seed), num_layers=2)
         rng = random.Random(seed)
@@ -84,11 +118,19 @@ def test_a_replay_is_what_the_repriced_problem_takes():
         scenario = replace(even(problem, of_compute=2.0, of_network=3.0), of_node=factors)
         check_problem(priced_as(problem, scenario))
         schedule = as_captured(problem.num_nodes)
-        rounding = 3 * len(problem.collectives)  # a price between two points of a curve is rounded before, or after
+        rounding = 3 * len(
+            problem.collectives
+        )  # a price between two points of a curve is rounded before, or after
         replayed = Replay(problem, schedule).step_time_ticks(scenario)
-        assert abs(replayed - simulate(priced_as(problem, scenario), schedule).step_time_ticks) <= rounding
+        assert (
+            abs(replayed - simulate(priced_as(problem, scenario), schedule).step_time_ticks)
+            <= rounding
+        )
         slower = simulate(with_slower_network(problem, 3.0), schedule).step_time_ticks
-        assert abs(slower - Replay(problem, schedule).step_time_ticks(even(problem, of_network=3.0))) <= rounding
+        assert (
+            abs(slower - Replay(problem, schedule).step_time_ticks(even(problem, of_network=3.0)))
+            <= rounding
+        )
 
 
 @pytest.mark.parametrize("measure", ["mean", "worst"])
@@ -96,8 +138,12 @@ def test_never_worse_by_the_measure_nor_than_a_baseline(measure: str):
     changed = 0
     for seed in range(6):
         problem = random_problem(random.Random(seed), max_collectives=4, max_compute=4)
-        problem = with_contention(problem, Contention(compute_slowdown=(6, 5))) if seed % 2 else problem
-        caps = Caps(memory_cap_bytes=simulate(problem, as_captured(problem.num_nodes)).peak_memory_bytes)
+        problem = (
+            with_contention(problem, Contention(compute_slowdown=(6, 5))) if seed % 2 else problem
+        )
+        caps = Caps(
+            memory_cap_bytes=simulate(problem, as_captured(problem.num_nodes)).peak_memory_bytes
+        )
         believed = solve(problem, caps, QUICK)
         asked = ScenarioOptions(count=8, noise=0.5, measure=measure)
         answer, said = made_robust(problem, caps, QUICK, believed, asked)
@@ -107,10 +153,18 @@ def test_never_worse_by_the_measure_nor_than_a_baseline(measure: str):
         name = f"{measure}_ticks"
         assert getattr(said.chosen, name) <= getattr(said.as_priced, name)
         assert verify(problem, answer.best.schedule, caps) == ()
-        assert all(answer.best.step_time_ticks <= b.step_time_ticks for b in answer.baselines if b.fits)
+        assert all(
+            answer.best.step_time_ticks <= b.step_time_ticks for b in answer.baselines if b.fits
+        )
         assert answer.bound_ticks <= answer.best.step_time_ticks
-        replayed = [Replay(problem, answer.best.schedule).step_time_ticks(s) for s in scenarios(problem, asked, QUICK.seed)]
-        assert (said.chosen.worst_ticks, said.chosen.mean_ticks) == (max(replayed), round(sum(replayed) / 8))
+        replayed = [
+            Replay(problem, answer.best.schedule).step_time_ticks(s)
+            for s in scenarios(problem, asked, QUICK.seed)
+        ]
+        assert (said.chosen.worst_ticks, said.chosen.mean_ticks) == (
+            max(replayed),
+            round(sum(replayed) / 8),
+        )
         assert made_robust(problem, caps, QUICK, believed, asked) == (answer, said)
         changed += answer.best.schedule != believed.best.schedule
     assert changed, "no scenario ever made a difference"
@@ -127,7 +181,11 @@ def test_the_api_says_what_it_takes():
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
-    [({"count": 0}, "from 1 to"), ({"count": 1, "noise": 0.0}, "above 0"), ({"count": 1, "measure": "best"}, "mean or worst")],
+    [
+        ({"count": 0}, "from 1 to"),
+        ({"count": 1, "noise": 0.0}, "above 0"),
+        ({"count": 1, "measure": "best"}, "mean or worst"),
+    ],
 )
 def test_the_impossible_is_refused(wrong, said):
     with pytest.raises(InputError, match=said):
@@ -135,7 +193,19 @@ def test_the_impossible_is_refused(wrong, said):
 
 
 def test_on_the_command_line(tmp_path, capsys):
-    source = ["llama3-debug", "--layers", "1", "--mesh", "fsdp=4", "--memory-cap", "none", "--budget", "0.1", "--direction", "forward"]
+    source = [
+        "llama3-debug",
+        "--layers",
+        "1",
+        "--mesh",
+        "fsdp=4",
+        "--memory-cap",
+        "none",
+        "--budget",
+        "0.1",
+        "--direction",
+        "forward",
+    ]
     main(["solve", *source, "--scenarios", "3", "--noise", "0.3", "-o", str(tmp_path)])
     out = capsys.readouterr().out
     assert "worst above as priced" in out

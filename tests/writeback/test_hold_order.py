@@ -1,4 +1,6 @@
-"""Full Inductor keeps the order of a graph that is held, in the code that it generates, and its kernels stay whole."""
+"""Full Inductor keeps the order of a graph that is held, in the code that it generates, and its
+kernels stay whole.
+"""
 
 import shutil
 from dataclasses import replace
@@ -29,8 +31,21 @@ from apsched.solver.solve import solve
 from apsched.writeback.hold_order import hold_order
 from apsched.writeback.round_trip import round_trip
 from apsched.writeback.write_back import write_back
-from tests.helpers.graphs.inductor_code import calls_of, calls_of_graph, decomposed, freed_in_flight, generated_code, segments_of
-from tests.helpers.graphs.toy_graphs import CoalescedCosts, c10d, captured_function, toy_inputs, toy_step
+from tests.helpers.graphs.inductor_code import (
+    calls_of,
+    calls_of_graph,
+    decomposed,
+    freed_in_flight,
+    generated_code,
+    segments_of,
+)
+from tests.helpers.graphs.toy_graphs import (
+    CoalescedCosts,
+    c10d,
+    captured_function,
+    toy_inputs,
+    toy_step,
+)
 from tests.helpers.problems.random_schedules import compute_moves, random_schedule
 from tests.helpers.processes import WORKERS, run_processes
 
@@ -51,7 +66,9 @@ def group(running_world) -> str:
 
 @pytest.fixture(scope="module")
 def toy(group) -> CapturedGraph:
-    captured = captured_function(toy_step(group, WORLD_SIZE), toy_inputs(WORLD_SIZE, 6, 0), parameters=6)
+    captured = captured_function(
+        toy_step(group, WORLD_SIZE), toy_inputs(WORLD_SIZE, 6, 0), parameters=6
+    )
     return replace(captured, module=decomposed(captured.module))
 
 
@@ -62,7 +79,9 @@ def rewritten(toy: CapturedGraph, seed: int) -> GraphModule:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("reorder_for_peak_memory", [True, False])
-def test_launches_waits_and_products_stay_where_a_random_schedule_has_them(toy, seed, reorder_for_peak_memory):
+def test_launches_waits_and_products_stay_where_a_random_schedule_has_them(
+    toy, seed, reorder_for_peak_memory
+):
     module = rewritten(toy, seed)
     code = generated_code(hold_order(module), reorder_for_peak_memory=reorder_for_peak_memory)
     assert segments_of(calls_of(code)) == segments_of(calls_of_graph(module))
@@ -73,16 +92,26 @@ def test_launches_waits_and_products_stay_where_a_random_schedule_has_them(toy, 
 
 def test_they_do_not_without_being_held(toy):
     modules = [rewritten(toy, seed) for seed in SEEDS]
-    assert any(segments_of(calls_of(generated_code(module))) != segments_of(calls_of_graph(module)) for module in modules)
+    assert any(
+        segments_of(calls_of(generated_code(module))) != segments_of(calls_of_graph(module))
+        for module in modules
+    )
 
 
 @pytest.mark.parametrize(
-    ("preset", "mesh", "num_layers", "direction"), [("llama3-debug", "fsdp=2,tp=2", 1, 1), ("deepseek-v3-debug", "fsdp=4,ep=2", 2, 0)]
+    ("preset", "mesh", "num_layers", "direction"),
+    [("llama3-debug", "fsdp=2,tp=2", 1, 1), ("deepseek-v3-debug", "fsdp=4,ep=2", 2, 0)],
 )
-def test_moved_compute_stays_where_the_solver_put_it(running_world, preset, mesh, num_layers, direction):
-    capture = capture_built(build(preset, mesh=MeshSpec.parse(mesh), seq_len=32, num_layers=num_layers))
+def test_moved_compute_stays_where_the_solver_put_it(
+    running_world, preset, mesh, num_layers, direction
+):
+    capture = capture_built(
+        build(preset, mesh=MeshSpec.parse(mesh), seq_len=32, num_layers=num_layers)
+    )
     captured = capture.graphs[direction]
-    captured = replace(captured, module=decomposed(captured.module), kept_inputs=frozenset(), parameter_names={})
+    captured = replace(
+        captured, module=decomposed(captured.module), kept_inputs=frozenset(), parameter_names={}
+    )
     costs = ClusterCostModel(load_cluster("h100"), capture.group_ranks)
     problem = build_problem(export(captured, costs, group_ranks=capture.group_ranks))
     schedule = solve(problem, Caps(max_compute_move=200), SolveOptions(budget=0.5)).best.schedule
@@ -97,12 +126,18 @@ def test_moved_compute_stays_where_the_solver_put_it(running_world, preset, mesh
 def num_priced_kernels(problem: Problem) -> int:
     """Return of how many kernels the costs speak."""
     compute = [node for node, kind in enumerate(problem.kinds) if kind is NodeKind.COMPUTE]
-    alone = [node for node in compute if problem.kernels[node] < 0 and "mm" not in problem.node_names[node]]
+    alone = [
+        node
+        for node in compute
+        if problem.kernels[node] < 0 and "mm" not in problem.node_names[node]
+    ]
     return len(alone) + len({problem.kernels[node] for node in compute} - {-1})
 
 
 def chain(group: str):
-    """A launch stands between the nodes of a pointwise chain, and a product that needs nothing of it."""
+    """A launch stands between the nodes of a pointwise chain, and a product that needs nothing of
+    it.
+    """
 
     def step(x, y, shard):
         a = torch.sin(x) * 2
@@ -119,7 +154,13 @@ def test_a_chain_across_a_launch_stays_one_kernel(group):
     module = chain(group)
     held = hold_order(module)
     calls = calls_of(generated_code(held))
-    assert calls == ["all_gather", "kernel", "mm", "wait", "mm"] or calls == ["all_gather", "mm", "kernel", "wait", "mm"]
+    assert calls == ["all_gather", "kernel", "mm", "wait", "mm"] or calls == [
+        "all_gather",
+        "mm",
+        "kernel",
+        "wait",
+        "mm",
+    ]
     assert calls_of(generated_code(module)).count("kernel") == 1
 
 
@@ -161,7 +202,10 @@ def test_a_kernel_that_the_order_cuts_is_two_in_the_code_and_at_the_price_of_two
     later = {problem.node_names.index(name) for name in ("exp", "sum_1")}
     steps = [step for step in whole.steps if step.index not in later]
     at = next(k for k, step in enumerate(steps) if problem.kinds[step.index] is NodeKind.WAIT)
-    torn = replace(whole, steps=(*steps[:at], *(step for step in whole.steps if step.index in later), *steps[at:]))
+    torn = replace(
+        whole,
+        steps=(*steps[:at], *(step for step in whole.steps if step.index in later), *steps[at:]),
+    )
     assert cuts_made(problem, whole) == ()
     assert cuts_made(problem, torn) == (cut,)
     codes = {}
@@ -170,8 +214,12 @@ def test_a_kernel_that_the_order_cuts_is_two_in_the_code_and_at_the_price_of_two
         claimed = simulate(problem, schedule)
         assert round_trip(module, captured, costs, {}, claimed).exact
         codes[num_kernels] = calls_of(generated_code(hold_order(module)))
-    assert simulate(problem, torn).compute_ticks == simulate(problem, whole).compute_ticks + sum(cut.extra_ticks)
-    kernels_behind = [calls[calls.index("all_reduce") :].count("kernel") for calls in codes.values()]
+    assert simulate(problem, torn).compute_ticks == simulate(problem, whole).compute_ticks + sum(
+        cut.extra_ticks
+    )
+    kernels_behind = [
+        calls[calls.index("all_reduce") :].count("kernel") for calls in codes.values()
+    ]
     assert kernels_behind == [0, 1], codes
 
 
@@ -180,7 +228,9 @@ def test_the_graph_itself_stays_as_it_is_and_names_are_kept(toy):
     code = module.code
     held = hold_order(module)
     assert module.code == code
-    assert [node.name for node in held.graph.find_nodes(op="placeholder")] == [n.name for n in module.graph.find_nodes(op="placeholder")]
+    assert [node.name for node in held.graph.find_nodes(op="placeholder")] == [
+        n.name for n in module.graph.find_nodes(op="placeholder")
+    ]
     names = {node.name for node in module.graph.nodes}
     assert names <= {node.name for node in held.graph.nodes}
 
@@ -204,20 +254,26 @@ def test_what_is_written_is_not_written_before_it_is_read(group):
 def test_a_graph_without_collectives_is_not_touched():
     module = make_fx(lambda x: torch.sin(x) @ x, tracing_mode="fake")(torch.ones(4, 4))
     held = hold_order(module)
-    assert [(node.name, node.target) for node in held.graph.nodes] == [(node.name, node.target) for node in module.graph.nodes]
+    assert [(node.name, node.target) for node in held.graph.nodes] == [
+        (node.name, node.target) for node in module.graph.nodes
+    ]
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
 @pytest.mark.alone
 def test_held_and_compiled_it_computes_what_was_captured_on_two_processes(tmp_path):
-    for report in run_processes(WORKERS / "graphs/hold_order_worker.py", tmp_path, 2, timeout_s=600):
+    for report in run_processes(
+        WORKERS / "graphs/hold_order_worker.py", tmp_path, 2, timeout_s=600
+    ):
         assert min(report["num_moved"]) > 5
         assert report["largest"] > 0.1
         assert report["largest_distance"] < 1e-5 * report["largest"]
 
 
 def into_a_buffer(group: str, *, shared: bool):
-    """A gather into ``out``, and work between its launch and its wait that could use the memory of what is sent."""
+    """A gather into ``out``, and work between its launch and its wait that could use the memory of
+    what is sent.
+    """
 
     def step(x, y):
         sent = torch.sin(x)
@@ -231,7 +287,9 @@ def into_a_buffer(group: str, *, shared: bool):
 
 
 def test_what_is_sent_is_not_overwritten_in_flight(group, monkeypatch):
-    """Inductor alone would: it takes the input of a collective with ``out`` for dead from the launch on."""
+    """Inductor alone would: it takes the input of a collective with ``out`` for dead from the
+    launch on.
+    """
     module = into_a_buffer(group, shared=False)
     before = module.code
     num_launches, wrong = freed_in_flight(generated_code(hold_order(module)))
@@ -245,7 +303,13 @@ def test_what_is_sent_is_not_overwritten_in_flight(group, monkeypatch):
 
 def test_where_that_cannot_be_helped_it_is_refused(group):
     module = into_a_buffer(group, shared=True)
-    with pytest.raises(InputError, match=r"node all_gather_into_tensor_out: expected a collective into a new buffer, found out=empty"):
+    with pytest.raises(
+        InputError,
+        match=(
+            r"node all_gather_into_tensor_out: expected a collective into a new buffer, found"
+            r" out=empty"
+        ),
+    ):
         hold_order(module)
     off = {"allow_buffer_reuse": False, "inplace_buffers": False, "memory_planning": False}
     with torch._inductor.config.patch(off):

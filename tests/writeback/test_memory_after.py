@@ -1,4 +1,6 @@
-"""Real tensors in the rewritten graph take, at every step of the schedule, the bytes that the model says."""
+"""Real tensors in the rewritten graph take, at every step of the schedule, the bytes that the model
+says.
+"""
 
 from dataclasses import replace
 

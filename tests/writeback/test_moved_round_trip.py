@@ -1,4 +1,6 @@
-"""What the solver claims of moved compute is what the rewritten graph has, to the tick and to the byte, under any memory cap."""
+"""What the solver claims of moved compute is what the rewritten graph has, to the tick and to the
+byte, under any memory cap.
+"""
 
 import pytest
 
@@ -35,12 +37,20 @@ def test_solved_schedules_with_moves_are_exact(preset, mesh, options):
         peak_bytes = simulate(problem, as_captured(problem.num_nodes)).peak_memory_bytes
         num_moved, exact = 0, []
         for cap_bytes in (None, peak_bytes, int(0.97 * peak_bytes)):
-            best = solve(problem, Caps(memory_cap_bytes=cap_bytes, max_compute_move=200), SolveOptions(budget=0.5)).best
+            best = solve(
+                problem,
+                Caps(memory_cap_bytes=cap_bytes, max_compute_move=200),
+                SolveOptions(budget=0.5),
+            ).best
             if best is None:
                 continue  # nothing fits, which is no matter of write-back
             num_moved += sum(map(bool, compute_moves(problem, best.schedule)))
-            module = write_back(captured.module, problem, best.schedule, process_rank_of=lambda group: 0)
-            trip = round_trip(module, captured, costs, capture.group_ranks, simulate(problem, best.schedule))
+            module = write_back(
+                captured.module, problem, best.schedule, process_rank_of=lambda group: 0
+            )
+            trip = round_trip(
+                module, captured, costs, capture.group_ranks, simulate(problem, best.schedule)
+            )
             assert cap_bytes is None or trip.peak_memory_bytes <= cap_bytes
             exact.append(trip.difference)
         assert num_moved > 0

@@ -1,4 +1,6 @@
-"""The rewritten graph, exported and simulated again, has the figures that were claimed: to the tick and to the byte."""
+"""The rewritten graph, exported and simulated again, has the figures that were claimed: to the tick
+and to the byte.
+"""
 
 from dataclasses import replace
 
@@ -20,7 +22,13 @@ from apsched.schedule.schedule import Bucket, as_captured
 from apsched.schedule.simulate import simulate
 from apsched.writeback.round_trip import round_trip
 from apsched.writeback.write_back import write_back
-from tests.helpers.graphs.toy_graphs import CoalescedCosts, FlatCosts, c10d, capture_toy, captured_function
+from tests.helpers.graphs.toy_graphs import (
+    CoalescedCosts,
+    FlatCosts,
+    c10d,
+    capture_toy,
+    captured_function,
+)
 from tests.helpers.problems.random_schedules import random_schedule, schedule_with_buckets
 
 
@@ -32,7 +40,9 @@ def differences(captured, cost_model, group_ranks, num_schedules: int) -> list[s
     trips = []
     for schedule in schedules:
         module = write_back(captured.module, problem, schedule, process_rank_of=lambda group: 0)
-        trips.append(round_trip(module, captured, cost_model, group_ranks, simulate(problem, schedule)))
+        trips.append(
+            round_trip(module, captured, cost_model, group_ranks, simulate(problem, schedule))
+        )
     return [trip.difference for trip in trips if not trip.exact]
 
 
@@ -58,7 +68,9 @@ def test_any_schedule_of_a_toy_step_is_exact(world_size):
 )
 def test_any_schedule_of_a_preset_is_exact(preset, mesh, options):
     capture = capture_preset(preset, mesh=mesh, seq_len=256, options=options)
-    costs = ClusterCostModel(replace(load_cluster("h100"), coalesced_member_us=1.25), capture.group_ranks)  # buckets of either form
+    costs = ClusterCostModel(
+        replace(load_cluster("h100"), coalesced_member_us=1.25), capture.group_ranks
+    )  # buckets of either form
     for captured in capture.graphs:
         if build_problem(export(captured, costs, group_ranks=capture.group_ranks)).collectives:
             assert differences(captured, costs, capture.group_ranks, 1) == []
@@ -69,8 +81,13 @@ def test_members_without_elements_are_exact():
         group = dist.group.WORLD.group_name
 
         def step(*shards):
-            gathered = [c10d.wait_tensor(c10d.all_gather_into_tensor(shard, 2, group)) for shard in shards]
-            return [c10d.wait_tensor(c10d.reduce_scatter_tensor(whole * 2, "sum", 2, group)) for whole in gathered]
+            gathered = [
+                c10d.wait_tensor(c10d.all_gather_into_tensor(shard, 2, group)) for shard in shards
+            ]
+            return [
+                c10d.wait_tensor(c10d.reduce_scatter_tensor(whole * 2, "sum", 2, group))
+                for whole in gathered
+            ]
 
         shards = (torch.ones(0, 4), torch.ones(2, 4), torch.ones(0))
         captured = captured_function(step, shards, parameters=3)
@@ -87,14 +104,21 @@ def test_scalars_share_a_launch_and_keep_their_shape():
         group = dist.group.WORLD.group_name
 
         def step(x, y):
-            return [c10d.wait_tensor(c10d.all_reduce(value, "sum", group)) for value in (x.sum(), y * 2)]
+            return [
+                c10d.wait_tensor(c10d.all_reduce(value, "sum", group)) for value in (x.sum(), y * 2)
+            ]
 
         captured = captured_function(step, (torch.ones(3), torch.ones(3)), parameters=0)
         problem = build_problem(export(captured, FlatCosts(), group_ranks=running.group_ranks))
         schedule = schedule_with_buckets(problem, [Bucket((0, 1))])
         module = write_back(captured.module, problem, schedule)
         assert [out.shape for out in module(torch.ones(3), torch.ones(3))] == [(), (3,)]
-        assert round_trip(module, captured, FlatCosts(), running.group_ranks, simulate(problem, schedule)).difference == ""
+        assert (
+            round_trip(
+                module, captured, FlatCosts(), running.group_ranks, simulate(problem, schedule)
+            ).difference
+            == ""
+        )
 
 
 def test_collectives_of_symbolic_size_are_in_no_bucket():
@@ -105,13 +129,20 @@ def test_collectives_of_symbolic_size_are_in_no_bucket():
             return [c10d.wait_tensor(c10d.all_reduce(value * 2, "sum", group)) for value in (x, y)]
 
         module = make_fx(step, tracing_mode="symbolic")(torch.ones(3, 4), torch.ones(3, 4))
-        captured = CapturedGraph(name="graph", module=module, kept_inputs=frozenset(), parameter_names={})
+        captured = CapturedGraph(
+            name="graph", module=module, kept_inputs=frozenset(), parameter_names={}
+        )
         costs = ClusterCostModel(load_cluster("h100"), running.group_ranks)
         problem = build_problem(export(captured, costs, group_ranks=running.group_ranks))
         assert [collective.bucketable for collective in problem.collectives] == [False, False]
         schedule = random_schedule(problem, 0)
         rewritten = write_back(module, problem, schedule)
-        assert round_trip(rewritten, captured, costs, running.group_ranks, simulate(problem, schedule)).difference == ""
+        assert (
+            round_trip(
+                rewritten, captured, costs, running.group_ranks, simulate(problem, schedule)
+            ).difference
+            == ""
+        )
 
 
 def test_a_false_claim_is_found_and_named():
@@ -122,7 +153,9 @@ def test_a_false_claim_is_found_and_named():
         claimed = replace(timeline, step_time_ticks=timeline.step_time_ticks + 1, live_bytes=(7,))
         trip = round_trip(captured.module, captured, FlatCosts(), {}, claimed)
         assert not trip.exact
-        assert trip.difference == (
-            f"step time: {timeline.step_time_ticks} ticks found, {timeline.step_time_ticks + 1} ticks claimed; "
-            f"peak memory: {timeline.peak_memory_bytes} bytes found, 7 bytes claimed"
+        assert (
+            trip.difference
+            == f"step time: {timeline.step_time_ticks} ticks found, {timeline.step_time_ticks + 1}"
+            f" ticks claimed; peak memory: {timeline.peak_memory_bytes} bytes found, 7 bytes"
+            " claimed"
         )

@@ -1,4 +1,6 @@
-"""Whatever the schedule, the rewritten graph computes the bits of the captured one (two real processes: sums have one order)."""
+"""Whatever the schedule, the rewritten graph computes the bits of the captured one (two real
+processes: sums have one order).
+"""
 
 import pytest
 

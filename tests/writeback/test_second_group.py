@@ -1,4 +1,6 @@
-"""Gathers on a second group of the same process ranks: what moves, what it costs, what it says, and that it runs."""
+"""Gathers on a second group of the same process ranks: what moves, what it costs, what it says, and
+that it runs.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +48,10 @@ def test_gathers_get_a_stream_of_their_own_on_the_same_links():
     beside = with_second_groups(problem)
     assert beside is not None
     assert (beside.streams, second_groups(beside)) == (("dp", "dp+gathers"), ("dp+gathers",))
-    assert {(beside.keys[c.key].kind, beside.streams[beside.keys[c.key].stream]) for c in beside.collectives} == {
+    assert {
+        (beside.keys[c.key].kind, beside.streams[beside.keys[c.key].stream])
+        for c in beside.collectives
+    } == {
         ("all_gather", "dp+gathers"),
         ("reduce_scatter", "dp"),
     }
@@ -62,12 +67,20 @@ def test_a_group_of_gathers_alone_needs_no_second():
 
 
 def test_a_gather_no_longer_queues_behind_a_reduction():
-    """On one stream it waits for 400 ticks; on two it shares the links, and is there after twice its own time."""
+    """On one stream it waits for 400 ticks; on two it shares the links, and is there after twice
+    its own time.
+    """
     problem = gather_behind_a_reduction()
     beside = with_second_groups(problem)
     assert beside is not None
     options, caps = SolveOptions(time_slack=0.0), Caps(max_compute_move=0)
-    held = replace(problem, predecessors=tuple((*before, 2) if node == 4 else before for node, before in enumerate(problem.predecessors)))
+    held = replace(
+        problem,
+        predecessors=tuple(
+            (*before, 2) if node == 4 else before
+            for node, before in enumerate(problem.predecessors)
+        ),
+    )
     held_beside = replace(beside, predecessors=held.predecessors)  # the reduction is launched first
     one, two = solve(held, caps, options).best, solve(held_beside, caps, options).best
     assert one is not None
@@ -84,7 +97,9 @@ def test_the_file_of_a_schedule_says_so(tmp_path: Path):
     save_schedule(tmp_path / "s.json", result_of(beside, Caps(), answer, cluster="", seconds={}))
     file = load_schedule(tmp_path / "s.json")
     assert bind_schedule(file, file.problem_of(problem)) == answer.best.schedule
-    with pytest.raises(InputError, match="expected gathers on second groups, as the file has them, found one group"):
+    with pytest.raises(
+        InputError, match="expected gathers on second groups, as the file has them, found one group"
+    ):
         bind_schedule(file, problem)
 
 
@@ -97,7 +112,12 @@ def test_offline_it_goes_by_a_name_and_the_round_trip_is_exact():
             schedule = random_schedule(problem, seed)
             module = write_back(captured.module, problem, schedule)
             claimed = simulate(problem, schedule)
-            assert round_trip(module, captured, FlatCosts(), running.group_ranks, claimed, problem.contention).difference == ""
+            assert (
+                round_trip(
+                    module, captured, FlatCosts(), running.group_ranks, claimed, problem.contention
+                ).difference
+                == ""
+            )
             assert f"{dist.group.WORLD.group_name}+gathers" in module.code
 
 
@@ -105,11 +125,17 @@ def test_a_job_replays_a_schedule_with_second_groups(tmp_path: Path):
     """The file says that gathers have groups of their own, so that nobody has to say it again."""
     with world(4) as running:
         captured = capture_toy(dist.group.WORLD.group_name, 4)
-        problem = with_second_groups(build_problem(export(captured, FlatCosts(), group_ranks=running.group_ranks)))
+        problem = with_second_groups(
+            build_problem(export(captured, FlatCosts(), group_ranks=running.group_ranks))
+        )
         assert problem is not None
         answer = solve(problem, Caps(), SolveOptions(budget=0.2))
-        save_schedule(tmp_path / "s.json", result_of(problem, Caps(), answer, cluster="", seconds={}))
-        settings = Settings(cost_model=FlatCosts(), schedule=str(tmp_path / "s.json"), deadline_s=None)
+        save_schedule(
+            tmp_path / "s.json", result_of(problem, Caps(), answer, cluster="", seconds={})
+        )
+        settings = Settings(
+            cost_model=FlatCosts(), schedule=str(tmp_path / "s.json"), deadline_s=None
+        )
         result = scheduled(captured, settings).apsched_result
         assert second_groups(result.problem) == (f"{dist.group.WORLD.group_name}+gathers",)
         assert result.schedule == answer.best.schedule
@@ -118,8 +144,14 @@ def test_a_job_replays_a_schedule_with_second_groups(tmp_path: Path):
 
 @pytest.mark.alone
 def test_two_processes_make_it_once_and_get_the_same_bits(tmp_path: Path):
-    for report in run_processes(WORKERS / "graphs/second_group_worker.py", tmp_path, 2, timeout_s=300):
+    for report in run_processes(
+        WORKERS / "graphs/second_group_worker.py", tmp_path, 2, timeout_s=300
+    ):
         assert report["unequal"] == []
         assert report["inexact"] == []
         assert report["num_groups"] == [2, 2]
-        assert report["used"] == [["all_gather", False], ["all_reduce", True], ["reduce_scatter", True]]
+        assert report["used"] == [
+            ["all_gather", False],
+            ["all_reduce", True],
+            ["reduce_scatter", True],
+        ]

@@ -32,7 +32,12 @@ def running_world():
 def captured(running_world) -> CapturedGraph:
     captured = capture_toy(next(iter(running_world.group_ranks)), 4)
     for rank, node in enumerate(captured.module.graph.nodes):
-        node.meta |= {"stack_trace": f"line {rank}", "seq_nr": rank, "custom": {"region": "step"}, "recompute": 0}
+        node.meta |= {
+            "stack_trace": f"line {rank}",
+            "seq_nr": rank,
+            "custom": {"region": "step"},
+            "recompute": 0,
+        }
         node.meta["nn_module_stack"] = {"layers": (f"layers.{rank}", "Linear")}
         if "reduce" in node.name:
             node.meta["autograd_backward"] = True
@@ -48,15 +53,26 @@ def collectives_of_kind(problem: Problem, kind: str) -> list[int]:
     """The collectives of the first key of ``kind`` that can be bucketed."""
     keys = [collective.key for collective in problem.collectives if collective.bucketable]
     key = next(k for k in keys if problem.keys[k].kind == kind)
-    return [c for c, collective in enumerate(problem.collectives) if collective.key == key and collective.bucketable]
+    return [
+        c
+        for c, collective in enumerate(problem.collectives)
+        if collective.key == key and collective.bucketable
+    ]
 
 
 def calls_of(module, role: str, *roles: str):
-    return [node for node in module.graph.nodes if node.meta.get("apsched", {}).get("role") in (role, *roles)]
+    return [
+        node
+        for node in module.graph.nodes
+        if node.meta.get("apsched", {}).get("role") in (role, *roles)
+    ]
 
 
 def test_the_captured_order_gives_the_same_code(captured, problem):
-    assert write_back(captured.module, problem, as_captured(problem.num_nodes)).code == captured.module.code
+    assert (
+        write_back(captured.module, problem, as_captured(problem.num_nodes)).code
+        == captured.module.code
+    )
 
 
 def test_the_input_graph_stays_as_it_is(captured, problem):
@@ -73,12 +89,21 @@ def test_the_input_graph_stays_as_it_is(captured, problem):
 def test_nodes_stand_in_exactly_the_order_of_the_steps(captured, problem, seed):
     schedule = random_schedule(problem, seed)
     module = write_back(captured.module, problem, schedule)
-    roles = {StepKind.COPY_IN: "copy_in", StepKind.START: "start", StepKind.WAIT: "wait", StepKind.COPY_OUT: "copy_out"}
+    roles = {
+        StepKind.COPY_IN: "copy_in",
+        StepKind.START: "start",
+        StepKind.WAIT: "wait",
+        StepKind.COPY_OUT: "copy_out",
+    }
 
     def expected(step: Step):
         if step.kind is StepKind.NODE:
             return problem.node_names[step.index]
-        members = (step.index,) if step.kind is StepKind.COPY_OUT else schedule.buckets[step.index].members
+        members = (
+            (step.index,)
+            if step.kind is StepKind.COPY_OUT
+            else schedule.buckets[step.index].members
+        )
         return roles[step.kind], [problem.node_names[problem.collectives[c].start] for c in members]
 
     def found(node):
@@ -86,7 +111,9 @@ def test_nodes_stand_in_exactly_the_order_of_the_steps(captured, problem, seed):
         return (mine["role"], mine["members"]) if mine else node.name
 
     free = calls_of(module, "view", "buffer")
-    assert [found(node) for node in module.graph.nodes if node not in free] == [expected(step) for step in schedule.steps]
+    assert [found(node) for node in module.graph.nodes if node not in free] == [
+        expected(step) for step in schedule.steps
+    ]
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -94,8 +121,16 @@ def test_buckets_add_one_kernel_in_and_for_gathers_one_a_member_out(captured, pr
     schedule = random_schedule(problem, seed)
     module = write_back(captured.module, problem, schedule)
     free = {aten.view.default, aten.slice.Tensor, aten.empty.memory_format}
-    added = [node.target for node in module.graph.nodes if "apsched" in node.meta and node.target not in free]
-    gathers = [b for b in schedule.buckets if problem.keys[problem.collectives[b.members[0]].key].kind == "all_gather"]
+    added = [
+        node.target
+        for node in module.graph.nodes
+        if "apsched" in node.meta and node.target not in free
+    ]
+    gathers = [
+        b
+        for b in schedule.buckets
+        if problem.keys[problem.collectives[b.members[0]].key].kind == "all_gather"
+    ]
     assert added.count(aten._foreach_copy_.default) == len(gathers)
     assert added.count(aten.cat.default) == len(schedule.buckets) - len(gathers)
     assert added.count(aten.clone.default) == sum(len(b.members) for b in gathers)
@@ -114,24 +149,43 @@ def test_values_have_the_shapes_and_storages_that_running_would_give(captured, p
             if node.op == "output":
                 continue
             args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
-            values[node] = node.meta["val"] if node.op == "placeholder" else node.target(*args, **kwargs)
+            values[node] = (
+                node.meta["val"] if node.op == "placeholder" else node.target(*args, **kwargs)
+            )
             if node.target is c10d.all_gather_into_tensor_out.default:
                 values[node] = kwargs["out"]  # torch's fake kernel forgets that it returns ``out``
             mine, run = node.meta["val"], values[node]
             if mine is None and run is None:
                 continue  # an operator that only writes
-            assert (mine.shape, mine.stride(), mine.dtype, mine.device) == (run.shape, run.stride(), run.dtype, run.device), node
+            assert (mine.shape, mine.stride(), mine.dtype, mine.device) == (
+                run.shape,
+                run.stride(),
+                run.dtype,
+                run.device,
+            ), node
             if "apsched" in node.meta:
                 assert mine.storage_offset() == run.storage_offset(), node
-                assert storage_of.setdefault(run.untyped_storage()._cdata, mine.untyped_storage()._cdata) == mine.untyped_storage()._cdata
+                assert (
+                    storage_of.setdefault(
+                        run.untyped_storage()._cdata, mine.untyped_storage()._cdata
+                    )
+                    == mine.untyped_storage()._cdata
+                )
 
 
 def test_a_gather_writes_into_the_place_of_this_process_rank(captured, problem):
     bucket = Bucket(tuple(collectives_of_kind(problem, "all_gather")[:3]))
     module = write_back(captured.module, problem, schedule_with_buckets(problem, [bucket]))
-    (own,) = [node for node in calls_of(module, "view") if node.args[0] in calls_of(module, "buffer")]
+    (own,) = [
+        node for node in calls_of(module, "view") if node.args[0] in calls_of(module, "buffer")
+    ]
     assert own.args[1:] == (0, 2 * 48, 3 * 48)  # process rank 2 of 4; three shards of 2 x 8
-    other = write_back(captured.module, problem, schedule_with_buckets(problem, [bucket]), process_rank_of=lambda group: 0)
+    other = write_back(
+        captured.module,
+        problem,
+        schedule_with_buckets(problem, [bucket]),
+        process_rank_of=lambda group: 0,
+    )
     (own,) = [node for node in calls_of(other, "view") if node.args[0] in calls_of(other, "buffer")]
     assert own.args[1:] == (0, 0, 48)
 
@@ -155,7 +209,11 @@ def test_metadata_is_kept_merged_and_says_where_it_comes_from(captured, problem)
             assert node.meta == old[node.name].meta
     starts = [old[problem.node_names[problem.collectives[c].start]] for c in members]
     (start,) = calls_of(module, "start")
-    assert start.meta["apsched"] == {"role": "start", "members": [s.name for s in starts], "sources": [s.name for s in starts]}
+    assert start.meta["apsched"] == {
+        "role": "start",
+        "members": [s.name for s in starts],
+        "sources": [s.name for s in starts],
+    }
     assert [source.name for source in start.meta["from_node"]] == [s.name for s in starts]
     for key in ("nn_module_stack", "stack_trace", "custom"):
         assert start.meta[key] == starts[0].meta[key]
@@ -164,7 +222,9 @@ def test_metadata_is_kept_merged_and_says_where_it_comes_from(captured, problem)
     assert "seq_nr" not in start.meta  # the members differ
     (wait,) = calls_of(module, "wait")
     assert "autograd_backward" not in wait.meta  # the waits have none
-    assert wait.meta["apsched"]["sources"] == [problem.node_names[problem.collectives[c].wait] for c in members]
+    assert wait.meta["apsched"]["sources"] == [
+        problem.node_names[problem.collectives[c].wait] for c in members
+    ]
 
 
 def test_names_of_earlier_write_backs_are_not_taken_twice(captured, problem):
@@ -175,7 +235,9 @@ def test_names_of_earlier_write_backs_are_not_taken_twice(captured, problem):
     twice = write_back(once, again, schedule_with_buckets(again, [bucket]))
     names = {node.name for node in twice.graph.nodes}
     assert {"bucket_0_copy_in", "bucket_0_copy_in_1"} <= names
-    kept = {node.name for node in once.graph.nodes} - {problem.node_names[n] for c in problem.collectives for n in (c.start, c.wait)}
+    kept = {node.name for node in once.graph.nodes} - {
+        problem.node_names[n] for c in problem.collectives for n in (c.start, c.wait)
+    }
     assert kept <= names
 
 
@@ -204,13 +266,21 @@ def test_submodules_codegen_and_meta_of_the_module_are_kept(running_world):
 def test_a_problem_of_another_graph_is_refused(captured, problem):
     schedule = as_captured(problem.num_nodes)
     names = ("other", *problem.node_names[1:])
-    with pytest.raises(InputError, match="1 nodes differ: arg0_1 in the graph is other in the problem"):
+    with pytest.raises(
+        InputError, match="1 nodes differ: arg0_1 in the graph is other in the problem"
+    ):
         write_back(captured.module, replace(problem, node_names=names), schedule)
 
 
 def test_a_problem_of_another_size_is_refused(running_world, captured, problem):
     smaller = capture_toy(next(iter(running_world.group_ranks)), 4, num_shards=2)
-    with pytest.raises(InputError, match=f"problem has {problem.num_nodes} nodes, the graph has {len(smaller.module.graph.nodes)}"):
+    with pytest.raises(
+        InputError,
+        match=(
+            f"problem has {problem.num_nodes} nodes, the graph has"
+            f" {len(smaller.module.graph.nodes)}"
+        ),
+    ):
         write_back(smaller.module, problem, as_captured(problem.num_nodes))
 
 
@@ -219,20 +289,26 @@ def test_incomplete_and_disordered_schedules_are_refused(captured, problem):
     with pytest.raises(InputError, match=r"no complete order of this graph: .* is missing"):
         write_back(captured.module, problem, Schedule(buckets=(), steps=steps[1:]))
     with pytest.raises(InputError, match="depends on"):
-        write_back(captured.module, problem, Schedule(buckets=(), steps=(*reversed(steps[:-1]), steps[-1])))
+        write_back(
+            captured.module, problem, Schedule(buckets=(), steps=(*reversed(steps[:-1]), steps[-1]))
+        )
 
 
 def test_inputs_keep_their_order(captured, problem):
     steps = as_captured(problem.num_nodes).steps
     with pytest.raises(InputError, match="order of the graph's inputs"):
-        write_back(captured.module, problem, Schedule(buckets=(), steps=(steps[1], steps[0], *steps[2:])))
+        write_back(
+            captured.module, problem, Schedule(buckets=(), steps=(steps[1], steps[0], *steps[2:]))
+        )
 
 
 def test_an_output_before_other_nodes_is_refused(captured, problem):
     steps = as_captured(problem.num_nodes).steps
     unread = replace(problem, predecessors=(*problem.predecessors[:-1], ()))
     with pytest.raises(InputError, match="last"):
-        write_back(captured.module, unread, Schedule(buckets=(), steps=(*steps[:-2], steps[-1], steps[-2])))
+        write_back(
+            captured.module, unread, Schedule(buckets=(), steps=(*steps[:-2], steps[-1], steps[-2]))
+        )
 
 
 def test_an_unknown_group_is_refused(captured, problem):
@@ -242,9 +318,13 @@ def test_an_unknown_group_is_refused(captured, problem):
         raise LookupError("no process group runs")
 
     schedule = schedule_with_buckets(problem, [bucket])
-    with pytest.raises(InputError, match="no process group runs; start it, or say this process rank's place"):
+    with pytest.raises(
+        InputError, match="no process group runs; start it, or say this process rank's place"
+    ):
         write_back(captured.module, problem, schedule, process_rank_of=nowhere)
-    with pytest.raises(InputError, match="has 4 process ranks; process_rank_of says that this one is 4"):
+    with pytest.raises(
+        InputError, match="has 4 process ranks; process_rank_of says that this one is 4"
+    ):
         write_back(captured.module, problem, schedule, process_rank_of=lambda group: 4)
 
 
@@ -254,7 +334,14 @@ def broken(captured: CapturedGraph, change) -> CapturedGraph:
     values: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in captured.module.graph.nodes:
         values[node] = graph.node_copy(node, values.__getitem__)
-    change([node for node in graph.nodes if node.target is c10d.all_gather_into_tensor.default and node.args[0].op == "call_function"])
+    change(
+        [
+            node
+            for node in graph.nodes
+            if node.target is c10d.all_gather_into_tensor.default
+            and node.args[0].op == "call_function"
+        ]
+    )
     return replace(captured, module=torch.fx.GraphModule(captured.module, graph))
 
 
@@ -289,19 +376,27 @@ def launch_in_place(gathers):
         (transpose_payload, "isn't contiguous; leave it in no bucket"),
         (widen_payload, "must agree in dtype: .* has torch.bfloat16, .* has torch.float64"),
         (forget_value, r'expected a tensor in meta\["val"\], found None'),
-        (launch_in_place, "only functional all-gathers, reduce-scatters and all-reduces of one tensor"),
+        (
+            launch_in_place,
+            "only functional all-gathers, reduce-scatters and all-reduces of one tensor",
+        ),
     ],
 )
 def test_members_that_cannot_share_a_launch_are_refused_by_name(captured, problem, change, message):
     bucket = Bucket(tuple(collectives_of_kind(problem, "all_gather")))
     with pytest.raises(InputError, match=message):
-        write_back(broken(captured, change).module, problem, schedule_with_buckets(problem, [bucket]))
+        write_back(
+            broken(captured, change).module, problem, schedule_with_buckets(problem, [bucket])
+        )
 
 
 def test_a_start_with_other_users_is_refused(captured, problem):
     changed = broken(captured, use_start)
     nodes = list(changed.module.graph.nodes)
-    names, kinds = (*problem.node_names[:-1], nodes[-2].name, "output"), (*problem.kinds[:-1], NodeKind.COMPUTE, NodeKind.OUTPUT)
+    names, kinds = (
+        (*problem.node_names[:-1], nodes[-2].name, "output"),
+        (*problem.kinds[:-1], NodeKind.COMPUTE, NodeKind.OUTPUT),
+    )
     start = nodes.index(nodes[-2].args[0])
     grown = replace(
         problem,
@@ -310,7 +405,10 @@ def test_a_start_with_other_users_is_refused(captured, problem):
         duration_ticks=(*problem.duration_ticks, 0),
         predecessors=(*problem.predecessors[:-1], (start,), problem.predecessors[-1]),
         modules=(*problem.modules, ""),
-        storages=tuple(replace(s, uses=tuple(u + (u == problem.num_nodes - 1) for u in s.uses)) for s in problem.storages),
+        storages=tuple(
+            replace(s, uses=tuple(u + (u == problem.num_nodes - 1) for u in s.uses))
+            for s in problem.storages
+        ),
     )
     bucket = Bucket(tuple(collectives_of_kind(grown, "all_gather")))
     with pytest.raises(InputError, match="to be the only user of its result; found"):
@@ -319,7 +417,9 @@ def test_a_start_with_other_users_is_refused(captured, problem):
 
 @pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter"])
 def test_a_coalesced_bucket_is_one_launch_and_a_wait_for_each_member(captured, kind):
-    """No buffer, no copy: it sends what the members sent, casts included, and notes which collectives it stands for."""
+    """No buffer, no copy: it sends what the members sent, casts included, and notes which
+    collectives it stands for.
+    """
     problem = build_problem(export(captured, CoalescedCosts()))
     members = tuple(collectives_of_kind(problem, kind)[:3])
     schedule = schedule_with_buckets(problem, [Bucket(members, coalesced=True)])
@@ -328,10 +428,14 @@ def test_a_coalesced_bucket_is_one_launch_and_a_wait_for_each_member(captured, k
     (launch,) = calls_of(module, "start")
     old = {node.name: node for node in captured.module.graph.nodes}
     assert [sent.name for sent in launch.args[0]] == [old[name].args[0].name for name in starts]
-    assert [value.shape for value in launch.meta["val"]] == [old[name].meta["val"].shape for name in starts]
+    assert [value.shape for value in launch.meta["val"]] == [
+        old[name].meta["val"].shape for name in starts
+    ]
     assert launch.meta["apsched"] == {"role": "start", "members": starts, "sources": starts}
     assert launch.meta["custom"] == {"region": "step"}
     waits = calls_of(module, "wait")
     assert [wait.meta["apsched"]["members"] for wait in waits] == [[name] for name in starts]
-    assert [part.args for wait in waits for part in wait.all_input_nodes] == [(launch, place) for place in range(len(members))]
+    assert [part.args for wait in waits for part in wait.all_input_nodes] == [
+        (launch, place) for place in range(len(members))
+    ]
     assert calls_of(module, "buffer", "copy_in", "copy_out") == []

@@ -1,4 +1,6 @@
-"""One step of a job on a GPU, taken apart: kernels belong to the operator that launched them, NCCL's to the message they name."""
+"""One step of a job on a GPU, taken apart: kernels belong to the operator that launched them,
+NCCL's to the message they name.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,8 +26,12 @@ class DeviceTimes:
     """From the begin of the first kernel to the end of the last."""
 
 
-def device_times(trace: Trace, matched: Matched, step: tuple[float, float], op_of_id: Mapping[int, int]) -> DeviceTimes:
-    """Return the times of one step: of kernels that its operators launched, whenever they ran, and of those during it that none did."""
+def device_times(
+    trace: Trace, matched: Matched, step: tuple[float, float], op_of_id: Mapping[int, int]
+) -> DeviceTimes:
+    """Return the times of one step: of kernels that its operators launched, whenever they ran, and
+    of those during it that none did.
+    """
     pair_of_op = {pair.op: k for k, pair in enumerate(matched.pairs)}
     times = DeviceTimes(compute_us=dict.fromkeys(range(len(matched.pairs)), 0.0))
     within = trace.ops_within(*step)
@@ -35,7 +41,10 @@ def device_times(trace: Trace, matched: Matched, step: tuple[float, float], op_o
         if index not in within and (index >= 0 or not step[0] <= kernel.begin_us < step[1]):
             continue
         mine.append(kernel)
-        pair = next((pair_of_op[above] for above in ancestors(trace.ops, index) if above in pair_of_op), None)
+        pair = next(
+            (pair_of_op[above] for above in ancestors(trace.ops, index) if above in pair_of_op),
+            None,
+        )
         if is_nccl(kernel):
             message = message_of(kernel, trace.ops[index] if index >= 0 else None)
             if message is not None:
@@ -43,7 +52,9 @@ def device_times(trace: Trace, matched: Matched, step: tuple[float, float], op_o
             if pair is not None:
                 times.transfer_us[pair] = times.transfer_us.get(pair, 0.0) + kernel.duration_us
             elif message is None:
-                times.other_us[kernel.name] = times.other_us.get(kernel.name, 0.0) + kernel.duration_us
+                times.other_us[kernel.name] = (
+                    times.other_us.get(kernel.name, 0.0) + kernel.duration_us
+                )
         elif pair is not None:
             times.compute_us[pair] += kernel.duration_us
         else:

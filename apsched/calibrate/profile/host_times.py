@@ -1,8 +1,11 @@
-"""One step of a job on a CPU, taken apart: the host is the compute stream, gloo's threads are the groups' streams.
+"""One step of a job on a CPU, taken apart: the host is the compute stream, gloo's threads are the
+groups' streams.
 
-Every moment between the first and the last node of a graph is somebody's: an operator owns the time from the end of the one before it
-to its own end (python and views on the way included), a start owns what passes until its transfer begins or the host goes on, a transfer
-owns what passes until the host gets on after its wait, if the host stood still for it. So the costs of one step, put back into the machine
+Every moment between the first and the last node of a graph is somebody's: an operator owns the time
+from the end of the one before it to its own end (python and views on the way included), a start
+owns what passes until its transfer begins or the host goes on, a transfer owns what passes until
+the host gets on after its wait, if the host stood still for it. So the costs of one step, put back
+into the machine
 
     t_k = max(t_{k-1}, end of the transfers waited for) + d_k
 
@@ -41,7 +44,9 @@ class _Launched:
 
 
 def host_times(trace: Trace, matched: Matched, transfers: Mapping[int, Work]) -> StepTimes:
-    """Return the times of one step; ``transfers`` are those that the operators of start nodes caused."""
+    """Return the times of one step; ``transfers`` are those that the operators of start nodes
+    caused.
+    """
     times = StepTimes()
     other = _Lost([trace.ops[index] for index in matched.unmatched])
     first_us = now_us = 0.0
@@ -51,9 +56,22 @@ def host_times(trace: Trace, matched: Matched, transfers: Mapping[int, Work]) ->
     for k, pair in enumerate(matched.pairs):
         op, record = trace.ops[pair.op], pair.place.record
         if pair.place.graph != graph:
-            graph, first_us, now_us, free_us, launched = pair.place.graph, op.begin_us, op.begin_us, {}, {}
+            graph, first_us, now_us, free_us, launched = (
+                pair.place.graph,
+                op.begin_us,
+                op.begin_us,
+                {},
+                {},
+            )
         if record.kind is NodeKind.WAIT:
-            start = next((c for c in launched.values() if matched.pairs[c.place].place.record.collective.wait == record.rank), None)  # type: ignore[union-attr]
+            start = next(
+                (
+                    c
+                    for c in launched.values()
+                    if matched.pairs[c.place].place.record.collective.wait == record.rank
+                ),
+                None,
+            )  # type: ignore[union-attr]
             if start is not None:
                 now_us = _wait(times, matched.pairs[start.place], start, op, now_us, free_us)
         else:
@@ -62,15 +80,26 @@ def host_times(trace: Trace, matched: Matched, transfers: Mapping[int, Work]) ->
                 work, alone = transfers.get(pair.op), _wait_follows(matched.pairs, k)
                 if work is not None and alone:
                     end_us = min(op.end_us, max(work.begin_us, op.begin_us))
-                begin_us = end_us if work is None else min(max(work.begin_us, op.begin_us), op.end_us)
+                begin_us = (
+                    end_us if work is None else min(max(work.begin_us, op.begin_us), op.end_us)
+                )
                 launched[k] = _Launched(k, begin_us, work, alone)
             times.compute_us[k] = max(end_us - now_us - other.between(now_us, op.begin_us), 0.0)
             now_us = max(end_us, now_us)
-        times.graph_us[graph] = max(now_us, *free_us.values()) - first_us if free_us else now_us - first_us
+        times.graph_us[graph] = (
+            max(now_us, *free_us.values()) - first_us if free_us else now_us - first_us
+        )
     return times
 
 
-def _wait(times: StepTimes, pair: Pair, start: _Launched, op: HostOp, now_us: float, free_us: dict[str, float]) -> float:
+def _wait(
+    times: StepTimes,
+    pair: Pair,
+    start: _Launched,
+    op: HostOp,
+    now_us: float,
+    free_us: dict[str, float],
+) -> float:
     """Note what the transfer of ``start`` took, and return when the host goes on."""
     collective = pair.place.record.collective
     assert collective is not None
@@ -86,7 +115,11 @@ def _wait(times: StepTimes, pair: Pair, start: _Launched, op: HostOp, now_us: fl
 def _wait_follows(pairs: Sequence[Pair], k: int) -> bool:
     collective = pairs[k].place.record.collective
     assert collective is not None
-    return k + 1 < len(pairs) and pairs[k + 1].place.graph == pairs[k].place.graph and pairs[k + 1].place.record.rank == collective.wait
+    return (
+        k + 1 < len(pairs)
+        and pairs[k + 1].place.graph == pairs[k].place.graph
+        and pairs[k + 1].place.record.rank == collective.wait
+    )
 
 
 class _Lost:
@@ -98,4 +131,8 @@ class _Lost:
 
     def between(self, begin_us: float, end_us: float) -> float:
         """Return how much of it begins in a span."""
-        return sum(self._durations[bisect_left(self._begins, begin_us) : bisect_right(self._begins, end_us)])
+        return sum(
+            self._durations[
+                bisect_left(self._begins, begin_us) : bisect_right(self._begins, end_us)
+            ]
+        )

@@ -1,4 +1,6 @@
-"""Nodes of a graph and operators of a trace, matched in order by operator, shapes and dtypes. No torch here."""
+"""Nodes of a graph and operators of a trace, matched in order by operator, shapes and dtypes. No
+torch here.
+"""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -39,27 +41,48 @@ class Matched:
     pairs: tuple[Pair, ...]
     """In the order of execution."""
     unmatched: tuple[int, ...]
-    """Operators outside of all others that no node matches, and that call none that one does; not those that do what views do."""
+    """Operators outside of all others that no node matches, and that call none that one does; not
+    those that do what views do.
+    """
 
 
 def places_of(dags: Sequence[nx.DiGraph]) -> tuple[Place, ...]:
-    """Return the nodes that a profiler can see, in order; ``InputError`` where the graphs are too old to say what their nodes compute."""
-    records = [(k, dag.nodes[rank]["record"]) for k, dag in enumerate(dags) for rank in range(dag.number_of_nodes())]
-    places = tuple(Place(k, record, as_traced(record.operation)) for k, record in records if record.kind in _TIMED and record.operation)
+    """Return the nodes that a profiler can see, in order; ``InputError`` where the graphs are too
+    old to say what their nodes compute.
+    """
+    records = [
+        (k, dag.nodes[rank]["record"])
+        for k, dag in enumerate(dags)
+        for rank in range(dag.number_of_nodes())
+    ]
+    places = tuple(
+        Place(k, record, as_traced(record.operation))
+        for k, record in records
+        if record.kind in _TIMED and record.operation
+    )
     if not places and any(record.kind is NodeKind.COMPUTE for _, record in records):
         raise InputError(
-            "the graph file does not say what its nodes compute (it is older than format 5); write it again with `apsched capture`"
+            "the graph file does not say what its nodes compute (it is older than format 5); write"
+            " it again with `apsched capture`"
         )
     return places
 
 
 def view_operators(dags: Sequence[nx.DiGraph]) -> frozenset[str]:
-    """Return the operators that only show memory in these graphs, as a profiler names them: ``aten::view``."""
+    """Return the operators that only show memory in these graphs, as a profiler names them:
+    ``aten::view``.
+    """
     targets = (dag.nodes[rank]["record"] for dag in dags for rank in range(dag.number_of_nodes()))
-    return frozenset("::".join(record.target.split(".")[:2]) for record in targets if record.kind is NodeKind.VIEW)
+    return frozenset(
+        "::".join(record.target.split(".")[:2])
+        for record in targets
+        if record.kind is NodeKind.VIEW
+    )
 
 
-def match_step(places: Sequence[Place], views: frozenset[str], trace: Trace, step: tuple[float, float]) -> Matched:
+def match_step(
+    places: Sequence[Place], views: frozenset[str], trace: Trace, step: tuple[float, float]
+) -> Matched:
     """Return what of the graphs ran in one step of the trace."""
     known = {place.traced for place in places}
     within = trace.ops_within(*step)
@@ -72,23 +95,33 @@ def match_step(places: Sequence[Place], views: frozenset[str], trace: Trace, ste
         elif op.operation in known:
             candidates.append(index)
             inside.add(index)
-    found = aligned([place.traced for place in places], [trace.ops[index].operation for index in candidates])
+    found = aligned(
+        [place.traced for place in places], [trace.ops[index].operation for index in candidates]
+    )
     pairs = tuple(Pair(places[i], candidates[j]) for i, j in found)
     if not trace.marked and len(candidates) >= 2 * len(places) > 0:
         raise InputError(
-            f"{trace.path}: the graph is in it {len(candidates) // len(places)} times, but no steps are marked; "
-            "give torch.profiler a schedule and call prof.step() after every step, or profile one step"
+            f"{trace.path}: the graph is in it {len(candidates) // len(places)} times, but no steps"
+            " are marked; give torch.profiler a schedule and call prof.step() after every step, or"
+            " profile one step"
         )
-    return Matched(pairs=pairs, unmatched=_unmatched(trace, within, {pair.op for pair in pairs}, views))
+    return Matched(
+        pairs=pairs, unmatched=_unmatched(trace, within, {pair.op for pair in pairs}, views)
+    )
 
 
-def _unmatched(trace: Trace, within: range, matched: set[int], views: frozenset[str]) -> tuple[int, ...]:
+def _unmatched(
+    trace: Trace, within: range, matched: set[int], views: frozenset[str]
+) -> tuple[int, ...]:
     callers = {above for index in matched for above in ancestors(trace.ops, index)}
     return tuple(
         index
         for index in within
         if index not in callers
-        and (trace.ops[index].parent < 0 or (trace.ops[index].parent in callers and trace.ops[index].parent not in matched))
+        and (
+            trace.ops[index].parent < 0
+            or (trace.ops[index].parent in callers and trace.ops[index].parent not in matched)
+        )
         and operator_of(trace.ops[index].name) not in views
     )
 
@@ -96,8 +129,9 @@ def _unmatched(trace: Trace, within: range, matched: set[int], views: frozenset[
 def aligned(left: Sequence[Hashable], right: Sequence[Hashable]) -> list[tuple[int, int]]:
     """Return pairs of places with equal items, rising on both sides, as many as there can be.
 
-    Row by row of the table of lengths L, as bits that say where L does *not* rise along ``left`` (Hyyrö, "Bit-parallel LCS-length
-    computation revisited", 2004):  V' = (V + (V & M)) | (V & ~M),  M = places of the row's item in ``left``.
+    Row by row of the table of lengths L, as bits that say where L does *not* rise along ``left``
+    (Hyyrö, "Bit-parallel LCS-length computation revisited", 2004):  V' = (V + (V & M)) | (V & ~M),
+    M = places of the row's item in ``left``.
     """
     places: dict[Hashable, int] = {}
     for k, item in enumerate(left):

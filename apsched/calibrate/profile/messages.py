@@ -1,7 +1,9 @@
-"""Collectives in a trace: what NCCL's kernels say about themselves, and which operator a transfer of gloo belongs to. No torch here.
+"""Collectives in a trace: what NCCL's kernels say about themselves, and which operator a transfer
+of gloo belongs to. No torch here.
 
-Kineto copies the arguments of ``record_param_comms`` to the kernels that it launched; older versions leave them with the operator
-(torch/csrc/profiler/util.cpp, saveNcclMeta; names of collectives: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp).
+Kineto copies the arguments of ``record_param_comms`` to the kernels that it launched; older
+versions leave them with the operator (torch/csrc/profiler/util.cpp, saveNcclMeta; names of
+collectives: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp).
 """
 
 import math
@@ -54,7 +56,9 @@ class Message:
     size_bytes: int
     """Counted once."""
     ranks: tuple[int, ...]
-    """Process ranks of the group; of a group whose ranks the trace does not say, as many from 0 on."""
+    """Process ranks of the group; of a group whose ranks the trace does not say, as many from 0
+    on.
+    """
 
 
 def is_nccl(kernel: Work) -> bool:
@@ -63,8 +67,16 @@ def is_nccl(kernel: Work) -> bool:
 
 
 def message_of(kernel: Work, launched_by: HostOp | None) -> Message | None:
-    """Return what an NCCL kernel transferred; ``None`` where the trace does not say, or nobody asks (barriers, point to point)."""
-    args = kernel.args if "Collective name" in kernel.args else launched_by.args if launched_by is not None else {}
+    """Return what an NCCL kernel transferred; ``None`` where the trace does not say, or nobody asks
+    (barriers, point to point).
+    """
+    args = (
+        kernel.args
+        if "Collective name" in kernel.args
+        else launched_by.args
+        if launched_by is not None
+        else {}
+    )
     kind = KINDS.get(str(args.get("Collective name", "")).lower())
     item_bytes = _ITEM_BYTES.get(str(args.get("dtype", "")))
     counts = _whole(args.get("In msg nelems")), _whole(args.get("Out msg nelems"))
@@ -73,14 +85,19 @@ def message_of(kernel: Work, launched_by: HostOp | None) -> Message | None:
         return None
     sent, received = counts
     size_bytes = item_bytes * ((received if kind == "all_gather" else sent) or 0)
-    return Message(kind=kind, size_bytes=size_bytes, ranks=_ranks(args, num_ranks)) if size_bytes else None
+    return (
+        Message(kind=kind, size_bytes=size_bytes, ranks=_ranks(args, num_ranks))
+        if size_bytes
+        else None
+    )
 
 
 def gloo_transfers(trace: Trace, ops: Iterable[int]) -> dict[int, Work]:
-    """Return for each operator among ``ops`` that starts a collective the transfer of gloo that it caused.
+    """Return for each operator among ``ops`` that starts a collective the transfer of gloo that it
+    caused.
 
-    gloo works off what it is given in order, so the transfer is the first with the same input that no earlier operator caused; the
-    message of a transfer is the input that its annotation shows.
+    gloo works off what it is given in order, so the transfer is the first with the same input that
+    no earlier operator caused; the message of a transfer is the input that its annotation shows.
     """
     waiting: dict[int, list[Work]] = {}
     for work in reversed(trace.gloo):
@@ -104,7 +121,8 @@ def _numel(args: Mapping[str, Any]) -> int:
 
 
 def _ranks(args: Mapping[str, Any], num_ranks: int) -> tuple[int, ...]:
-    """Return ``Process Group Ranks``: a list, or its text, of which the profiler keeps the first 30; a long one goes on as it begins.
+    """Return ``Process Group Ranks``: a list, or its text, of which the profiler keeps the first
+    30; a long one goes on as it begins.
 
     Where the trace has no ranks, as many from 0 on.
     """
@@ -115,7 +133,10 @@ def _ranks(args: Mapping[str, Any], num_ranks: int) -> tuple[int, ...]:
         return tuple(range(num_ranks))
     if len(stated) < num_ranks:
         stride = stated[1] - stated[0] if len(stated) > 1 else 1
-        stated = [*stated, *(stated[-1] + stride * k for k in range(1, 1 + num_ranks - len(stated)))]
+        stated = [
+            *stated,
+            *(stated[-1] + stride * k for k in range(1, 1 + num_ranks - len(stated))),
+        ]
     return tuple(stated[:num_ranks])
 
 

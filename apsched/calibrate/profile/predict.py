@@ -1,4 +1,6 @@
-"""What measured costs say that the graphs take as captured: to be held against what was measured. No torch here."""
+"""What measured costs say that the graphs take as captured: to be held against what was measured.
+No torch here.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,7 +42,15 @@ def predicted(dags: Sequence[nx.DiGraph], costs: MeasuredCosts, cluster: Cluster
         compute_us += ticks_to_us(timeline.compute_ticks)
         for transfer in timeline.transfers:
             group = problem.streams[transfer.stream]
-            transfer_us[group] = transfer_us.get(group, 0.0) + ticks_to_us(transfer.end_ticks - transfer.begin_ticks)
+            transfer_us[group] = transfer_us.get(group, 0.0) + ticks_to_us(
+                transfer.end_ticks - transfer.begin_ticks
+            )
         records = (priced.nodes[rank]["record"] for rank in range(priced.number_of_nodes()))
-        unpriced_us += sum(r.duration_us for r in records if r.kind is NodeKind.COMPUTE and r.operation not in costs.compute)
-    return Prediction(step_us=step_us, compute_us=compute_us, transfer_us=transfer_us, unpriced_us=unpriced_us)
+        unpriced_us += sum(
+            r.duration_us
+            for r in records
+            if r.kind is NodeKind.COMPUTE and r.operation not in costs.compute
+        )
+    return Prediction(
+        step_us=step_us, compute_us=compute_us, transfer_us=transfer_us, unpriced_us=unpriced_us
+    )

@@ -1,7 +1,9 @@
-"""Traces of a job and its graphs -> measured costs, and what could not be matched with its share of time. No torch here.
+"""Traces of a job and its graphs -> measured costs, and what could not be matched with its share of
+time. No torch here.
 
-A cost is the mean over the steps whose time lies in the middle half: a sum of means is the mean of the sum, so the costs of a step add up
-to what a step takes, while a step that something else disturbed counts for nothing. Steps of all process ranks count alike.
+A cost is the mean over the steps whose time lies in the middle half: a sum of means is the mean of
+the sum, so the costs of a step add up to what a step takes, while a step that something else
+disturbed counts for nothing. Steps of all process ranks count alike.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,7 +49,9 @@ class Profile:
     num_used: int
     """Steps in the middle half, which the costs are made of."""
     step_us: float
-    """A step: from the first node of each graph to its last, graphs added up; on a GPU from the first kernel to the last."""
+    """A step: from the first node of each graph to its last, graphs added up; on a GPU from the
+    first kernel to the last.
+    """
     compute_us: float
     """Of it, work on the compute stream, launches included."""
     transfer_us: Mapping[str, float]
@@ -60,8 +64,10 @@ class Profile:
     unmatched: tuple[Unmatched, ...]
     """The largest first."""
     late_share: float | None
-    """Of the time of transfers, what waits for process ranks that come late: what one took longer than the one of its group that came last.
-    ``None`` where there are not as many steps of several process ranks."""
+    """Of the time of transfers, what waits for process ranks that come late: what one took longer
+    than the one of its group that came last. ``None`` where there are not as many steps of several
+    process ranks.
+    """
 
 
 @dataclass(slots=True)
@@ -77,26 +83,37 @@ class _Step:
     other_us: dict[str, float] = field(default_factory=dict)
 
 
-def profile_costs(dags: Sequence[nx.DiGraph], traces: Sequence[Trace], cluster: Cluster, cluster_name: str) -> Profile:
-    """Return the costs that ``traces``, one a process rank, say about the nodes of ``dags``; ``cluster`` says how ranks lie on nodes.
+def profile_costs(
+    dags: Sequence[nx.DiGraph], traces: Sequence[Trace], cluster: Cluster, cluster_name: str
+) -> Profile:
+    """Return the costs that ``traces``, one a process rank, say about the nodes of ``dags``;
+    ``cluster`` says how ranks lie on nodes.
 
-    Raises ``InputError`` where nothing of the graphs is in a trace, or traces come from different devices.
+    Raises ``InputError`` where nothing of the graphs is in a trace, or traces come from different
+    devices.
     """
     devices = {trace.device for trace in traces}
     if len(devices) != 1:
-        raise InputError(f"traces must come from one kind of device; found {', '.join(sorted(devices)) or 'no trace'}")
+        raise InputError(
+            "traces must come from one kind of device; found"
+            f" {', '.join(sorted(devices)) or 'no trace'}"
+        )
     places, views = places_of(dags), view_operators(dags)
     shapes = _group_shapes(dags, cluster)
     used: list[_Step] = []
     taken_apart: list[list[_Step]] = []
     for trace in traces:
         ids = op_of_external_id(trace) if trace.on_gpu else {}
-        steps = [_taken_apart(trace, match_step(places, views, trace, step), step, ids, shapes, cluster) for step in trace.steps]
+        steps = [
+            _taken_apart(trace, match_step(places, views, trace, step), step, ids, shapes, cluster)
+            for step in trace.steps
+        ]
         steps = [step for step in steps if step.compute]
         if not steps:
             raise InputError(
-                f"{trace.path}: none of the {len(places)} nodes of the graph is in it; is it a trace of this model, with these sizes and "
-                "this mesh? (an Inductor job shows its matrix products only: profile it with backend aot_eager)"
+                f"{trace.path}: none of the {len(places)} nodes of the graph is in it; is it a"
+                " trace of this model, with these sizes and this mesh? (an Inductor job shows its"
+                " matrix products only: profile it with backend aot_eager)"
             )
         taken_apart.append(steps)
         used += _middle_half(steps)
@@ -104,7 +121,11 @@ def profile_costs(dags: Sequence[nx.DiGraph], traces: Sequence[Trace], cluster: 
     timed = [place for place in places if place.record.kind is not NodeKind.WAIT]
     seen = {place for step in used for place in (*step.compute, *step.transfers)}
     messages = {message for step in used for message, _ in step.messages}
-    seen.update(place for place in timed if place.record.kind is NodeKind.START and _message(place, shapes) in messages)
+    seen.update(
+        place
+        for place in timed
+        if place.record.kind is NodeKind.START and _message(place, shapes) in messages
+    )
     return Profile(
         costs=_costs(used, device=devices.pop(), cluster_name=cluster_name),
         num_steps=sum(map(len, taken_apart)),
@@ -127,7 +148,9 @@ def _group_shapes(dags: Sequence[nx.DiGraph], cluster: Cluster) -> dict[str, tup
         for rank in range(dag.number_of_nodes()):
             collective = dag.nodes[rank]["record"].collective
             if collective is not None and collective.group not in shapes:
-                shape = group_shape(cluster, dag.graph["group_ranks"].get(collective.group) or collective.group_size)
+                shape = group_shape(
+                    cluster, dag.graph["group_ranks"].get(collective.group) or collective.group_size
+                )
                 shapes[collective.group] = (shape.num_ranks, shape.num_nodes)
     return shapes
 
@@ -147,7 +170,9 @@ def _taken_apart(
     found = _Step(on_host=True, duration_us=sum(times.graph_us.values()))
     found.compute = {matched.pairs[k].place: time_us for k, time_us in times.compute_us.items()}
     found.transfers = {matched.pairs[k].place: time_us for k, time_us in times.transfer_us.items()}
-    found.messages = [(_message(place, shapes), time_us) for place, time_us in found.transfers.items()]
+    found.messages = [
+        (_message(place, shapes), time_us) for place, time_us in found.transfers.items()
+    ]
     spans = _graph_spans(trace, matched)
     for index in matched.unmatched:
         op = trace.ops[index]
@@ -168,15 +193,24 @@ def _device_step(
     found = _Step(on_host=False, duration_us=times.span_us, other_us=times.other_us)
     for k, pair in enumerate(matched.pairs):
         record = pair.place.record
-        # what a launch takes on a GPU's stream is no kernel: a start node has a price of its own only where it copies first
-        if record.kind is NodeKind.COMPUTE or (record.kind is NodeKind.START and times.compute_us[k] > 0):
-            found.compute[pair.place] = times.compute_us[k] + (cluster.launch_us if record.kind is NodeKind.START else 0.0)
+        # what a launch takes on a GPU's stream is no kernel: a start node has a price of its own
+        # only where it copies first
+        if record.kind is NodeKind.COMPUTE or (
+            record.kind is NodeKind.START and times.compute_us[k] > 0
+        ):
+            found.compute[pair.place] = times.compute_us[k] + (
+                cluster.launch_us if record.kind is NodeKind.START else 0.0
+            )
     found.transfers = {matched.pairs[k].place: time_us for k, time_us in times.transfer_us.items()}
     for message, time_us in times.messages:
         shape = group_shape(cluster, message.ranks)
-        found.messages.append(((message.kind, shape.num_ranks, shape.num_nodes, message.size_bytes), time_us))
+        found.messages.append(
+            ((message.kind, shape.num_ranks, shape.num_nodes, message.size_bytes), time_us)
+        )
     if not times.messages:  # no metadata: what the graph says of the nodes that were matched
-        found.messages = [(_message(place, shapes), time_us) for place, time_us in found.transfers.items()]
+        found.messages = [
+            (_message(place, shapes), time_us) for place, time_us in found.transfers.items()
+        ]
     return found
 
 
@@ -216,7 +250,10 @@ def _costs(steps: Sequence[_Step], *, device: str, cluster_name: str) -> Measure
     return MeasuredCosts(
         device=device,
         cluster=cluster_name,
-        compute={operation: Price(time_us=fmean(times), source=SOURCE) for operation, times in sorted(by_operation.items())},
+        compute={
+            operation: Price(time_us=fmean(times), source=SOURCE)
+            for operation, times in sorted(by_operation.items())
+        },
         transfers=_transfers(transfers),
         launch_us={kind: fmean(times) for kind, times in sorted(launches.items()) if kind in KINDS},
     )
@@ -230,15 +267,32 @@ def _transfers(times: Mapping[_Message, Sequence[float]]) -> tuple[Transfers, ..
     found = []
     for (kind, num_ranks, num_nodes), of_size in sorted(by_shape.items()):
         sizes = sorted(of_size)
-        points = rising([(size, fmean(of_size[size])) for size in sizes], [len(of_size[size]) for size in sizes])
+        points = rising(
+            [(size, fmean(of_size[size])) for size in sizes], [len(of_size[size]) for size in sizes]
+        )
         slope = fitted_bytes_per_us(points)
-        found.append(Transfers(kind=kind, num_ranks=num_ranks, num_nodes=num_nodes, source=SOURCE, points=points, bytes_per_us=slope))
+        found.append(
+            Transfers(
+                kind=kind,
+                num_ranks=num_ranks,
+                num_nodes=num_nodes,
+                source=SOURCE,
+                points=points,
+                bytes_per_us=slope,
+            )
+        )
     return tuple(found)
 
 
 def _transfer_us(steps: Sequence[_Step]) -> dict[str, float]:
     groups = sorted({_group(place) for step in steps for place in step.transfers})
-    return {group: fmean(sum(t for place, t in step.transfers.items() if _group(place) == group) for step in steps) for group in groups}
+    return {
+        group: fmean(
+            sum(t for place, t in step.transfers.items() if _group(place) == group)
+            for step in steps
+        )
+        for group in groups
+    }
 
 
 def _group(place: Place) -> str:
@@ -248,7 +302,9 @@ def _group(place: Place) -> str:
 
 
 def _late_share(steps: Sequence[Sequence[_Step]]) -> float | None:
-    """Return how much of the time of transfers is not that of the shortest of the same transfer; steps are the same by their number."""
+    """Return how much of the time of transfers is not that of the shortest of the same transfer;
+    steps are the same by their number.
+    """
     if len(steps) < 2 or len({len(of_rank) for of_rank in steps}) != 1:
         return None
     total = shortest = 0.0
@@ -272,5 +328,8 @@ def _unmatched(steps: Sequence[_Step], step_us: float) -> tuple[Unmatched, ...]:
     for step in steps:
         for name, time_us in step.other_us.items():
             totals[name] = totals.get(name, 0.0) + time_us / len(steps)
-    found = [Unmatched(name=name, share=time_us / step_us if step_us else 0.0) for name, time_us in totals.items()]
+    found = [
+        Unmatched(name=name, share=time_us / step_us if step_us else 0.0)
+        for name, time_us in totals.items()
+    ]
     return tuple(sorted(found, key=lambda entry: (-entry.share, entry.name)))

@@ -1,7 +1,9 @@
-"""Reads what ``torch.profiler`` exports (Kineto's Chrome trace, plain or gzipped): operators, kernels, collectives, steps. No torch here.
+"""Reads what ``torch.profiler`` exports (Kineto's Chrome trace, plain or gzipped): operators,
+kernels, collectives, steps. No torch here.
 
-Operators (``cat`` ``cpu_op``) carry their inputs where ``record_shapes`` was on; kernels name the operator that launched them by ``External
-id`` (libkineto/src/output_json.cpp, handleActivity); gloo's transfers are annotations ``gloo:all_gather`` on a thread of its own
+Operators (``cat`` ``cpu_op``) carry their inputs where ``record_shapes`` was on; kernels name the
+operator that launched them by ``External id`` (libkineto/src/output_json.cpp, handleActivity);
+gloo's transfers are annotations ``gloo:all_gather`` on a thread of its own
 (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp, AsyncWork).
 """
 
@@ -50,7 +52,9 @@ class HostOp:
 
     name: str
     operation: str
-    """As :func:`apsched.costs.compute.operation.as_traced`; empty where shapes were not recorded."""
+    """As :func:`apsched.costs.compute.operation.as_traced`; empty where shapes were not
+    recorded.
+    """
     begin_us: float
     end_us: float
     parent: int
@@ -84,7 +88,9 @@ class Trace:
     """Name of the GPU, or ``cpu``."""
     on_gpu: bool
     steps: tuple[tuple[float, float], ...]
-    """Begin and end of each step that the job marked by ``prof.step()``; the whole trace where it marked none."""
+    """Begin and end of each step that the job marked by ``prof.step()``; the whole trace where it
+    marked none.
+    """
     marked: bool
     ops: tuple[HostOp, ...]
     """By begin; an operator stands before those that it calls."""
@@ -95,11 +101,16 @@ class Trace:
 
     def ops_within(self, begin_us: float, end_us: float) -> range:
         """Return the indices of the operators that begin in a span of time."""
-        return range(bisect_left(self.ops, begin_us, key=lambda op: op.begin_us), bisect_left(self.ops, end_us, key=lambda op: op.begin_us))
+        return range(
+            bisect_left(self.ops, begin_us, key=lambda op: op.begin_us),
+            bisect_left(self.ops, end_us, key=lambda op: op.begin_us),
+        )
 
 
 def load_trace(path: str | Path) -> Trace:
-    """Return the trace in ``path``; ``InputError`` where it is none, or lacks what matching needs."""
+    """Return the trace in ``path``; ``InputError`` where it is none, or lacks what matching
+    needs.
+    """
     path = Path(path)
     content = read_chrome_trace(path)
     try:
@@ -107,24 +118,53 @@ def load_trace(path: str | Path) -> Trace:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         found = f"{type(error).__name__}: {error}"
         raise InputError(
-            f"{path}: expected events as torch.profiler writes them, found something else ({found}); export it again"
+            f"{path}: expected events as torch.profiler writes them, found something else"
+            f" ({found}); export it again"
         ) from None
 
 
 def _trace(path: Path, content: Any) -> Trace:
     events = content if isinstance(content, list) else content.get("traceEvents")
     if not isinstance(events, list):
-        raise InputError(f"{path}: expected a Chrome trace with traceEvents, as torch.profiler's export_chrome_trace writes; found none")
-    spans = [e for e in events if isinstance(e, dict) and e.get("ph") == "X" and "dur" in e and isinstance(e.get("args", {}), dict)]
+        raise InputError(
+            f"{path}: expected a Chrome trace with traceEvents, as torch.profiler's"
+            " export_chrome_trace writes; found none"
+        )
+    spans = [
+        e
+        for e in events
+        if isinstance(e, dict)
+        and e.get("ph") == "X"
+        and "dur" in e
+        and isinstance(e.get("args", {}), dict)
+    ]
     transfers = [e for e in spans if str(e.get("name", "")).startswith(GLOO)]
     workers = {(e.get("pid"), e.get("tid")) for e in transfers}
-    ops = _nested([e for e in spans if e.get("cat") == "cpu_op" and (e.get("pid"), e.get("tid")) not in workers])
+    ops = _nested(
+        [
+            e
+            for e in spans
+            if e.get("cat") == "cpu_op" and (e.get("pid"), e.get("tid")) not in workers
+        ]
+    )
     if not ops:
-        raise InputError(f"{path}: no operators in it (events of category cpu_op); profile with ProfilerActivity.CPU, too")
+        raise InputError(
+            f"{path}: no operators in it (events of category cpu_op); profile with"
+            " ProfilerActivity.CPU, too"
+        )
     if not any(op.operation for op in ops):
         raise InputError(f"{path}: operators have no shapes in it; profile with record_shapes=True")
-    kernels = tuple(sorted((_work(e) for e in spans if e.get("cat") in _DEVICE_WORK), key=lambda work: work.begin_us))
-    steps = sorted((_begin(e), _end(e)) for e in spans if str(e.get("name", "")).startswith(STEP) and e.get("cat") != "gpu_user_annotation")
+    kernels = tuple(
+        sorted(
+            (_work(e) for e in spans if e.get("cat") in _DEVICE_WORK),
+            key=lambda work: work.begin_us,
+        )
+    )
+    steps = sorted(
+        (_begin(e), _end(e))
+        for e in spans
+        if str(e.get("name", "")).startswith(STEP) and e.get("cat") != "gpu_user_annotation"
+    )
     whole = (ops[0].begin_us, max(op.end_us for op in ops) + 1)
     return Trace(
         path=str(path),
@@ -139,7 +179,9 @@ def _trace(path: Path, content: Any) -> Trace:
 
 
 def read_chrome_trace(path: Path) -> Any:
-    """Return the JSON of a Chrome trace, plain or gzipped; ``InputError`` where ``path`` is none."""
+    """Return the JSON of a Chrome trace, plain or gzipped; ``InputError`` where ``path`` is
+    none.
+    """
     try:
         data = path.read_bytes()
         content = orjson.loads(gzip.decompress(data) if data.startswith(_GZIP_MAGIC) else data)
@@ -148,7 +190,9 @@ def read_chrome_trace(path: Path) -> Any:
     except OSError as error:
         raise InputError(f"cannot read the trace {path}: {error.strerror or error}") from None
     except orjson.JSONDecodeError as error:
-        raise InputError(f"{path}: expected a Chrome trace (JSON), found: {error}; export it again") from None
+        raise InputError(
+            f"{path}: expected a Chrome trace (JSON), found: {error}; export it again"
+        ) from None
     if not isinstance(content, dict | list):
         raise InputError(f"{path}: expected a Chrome trace, found {type(content).__name__}")
     return content
@@ -158,7 +202,11 @@ def _device(content: Any, *, on_gpu: bool) -> str:
     properties = content.get("deviceProperties") if isinstance(content, dict) else None
     if not on_gpu:
         return "cpu"
-    return str(properties[0].get("name", "gpu")) if isinstance(properties, list) and properties else "gpu"
+    return (
+        str(properties[0].get("name", "gpu"))
+        if isinstance(properties, list) and properties
+        else "gpu"
+    )
 
 
 def _nested(events: list[dict[str, Any]]) -> tuple[HostOp, ...]:
@@ -173,13 +221,25 @@ def _nested(events: list[dict[str, Any]]) -> tuple[HostOp, ...]:
             stack.pop()
         args = event.get("args", {})
         parent = stack[-1] if stack else -1
-        ops.append(HostOp(str(event["name"]), _operation(str(event["name"]), args), begin, end, parent, _external_id(args), args))
+        ops.append(
+            HostOp(
+                str(event["name"]),
+                _operation(str(event["name"]), args),
+                begin,
+                end,
+                parent,
+                _external_id(args),
+                args,
+            )
+        )
         stack.append(len(ops) - 1)
     return tuple(ops)
 
 
 def _operation(name: str, args: Mapping[str, Any]) -> str:
-    """Return the operation of an operator's event: ``Input Dims`` and ``Input type`` have one entry an argument."""
+    """Return the operation of an operator's event: ``Input Dims`` and ``Input type`` have one entry
+    an argument.
+    """
     shapes, types = args.get("Input Dims"), args.get("Input type")
     if not isinstance(shapes, list) or not isinstance(types, list):
         return ""
@@ -194,7 +254,9 @@ def _operation(name: str, args: Mapping[str, Any]) -> str:
 
 def _work(event: Mapping[str, Any]) -> Work:
     args = event.get("args", {})
-    return Work(str(event.get("name", "")), _begin(event), float(event["dur"]), _external_id(args), args)
+    return Work(
+        str(event.get("name", "")), _begin(event), float(event["dur"]), _external_id(args), args
+    )
 
 
 def _begin(event: Mapping[str, Any]) -> float:

@@ -1,4 +1,6 @@
-"""Reads the constants and submodules that ``__init__`` of a repro file sets: ``self.x = ...``, ``self.register_buffer('x', ...)``."""
+"""Reads the constants and submodules that ``__init__`` of a repro file sets: ``self.x = ...``,
+``self.register_buffer('x', ...)``.
+"""
 
 import ast
 from typing import Any
@@ -7,7 +9,15 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from apsched.capture.repro.source import ReproSource
-from apsched.capture.repro.values import UnreadableError, device_value, dotted_name, here, size_value, sizes_value, torch_constant
+from apsched.capture.repro.values import (
+    UnreadableError,
+    device_value,
+    dotted_name,
+    here,
+    size_value,
+    sizes_value,
+    torch_constant,
+)
 from apsched.errors import InputError
 
 _SHAPED = {
@@ -24,15 +34,23 @@ _PRINTED_FAKE = {"FakeTensor"}
 
 
 class MissingSubgraph(torch.nn.Module):
-    """A subgraph of a higher-order operator that the file names but does not hold; its shapes may be known without it."""
+    """A subgraph of a higher-order operator that the file names but does not hold; its shapes may
+    be known without it.
+    """
 
     def forward(self, *inputs: Any) -> Any:
         """Refuse: what it computes is not in the file."""
-        raise RuntimeError("the file does not hold the subgraph that this operator calls, as torch writes only its name")
+        raise RuntimeError(
+            "the file does not hold the subgraph that this operator calls, as torch writes only its"
+            " name"
+        )
 
 
-def read_attributes(source: ReproSource, wanted: dict[str, int], mode: FakeTensorMode) -> torch.nn.Module:
-    """Return a module with the attributes that ``forward`` reads, ``wanted`` (name -> line of first use), as fake tensors.
+def read_attributes(
+    source: ReproSource, wanted: dict[str, int], mode: FakeTensorMode
+) -> torch.nn.Module:
+    """Return a module with the attributes that ``forward`` reads, ``wanted`` (name -> line of first
+    use), as fake tensors.
 
     Raises
     ------
@@ -43,7 +61,11 @@ def read_attributes(source: ReproSource, wanted: dict[str, int], mode: FakeTenso
     values = _assigned(source)
     for name, line in wanted.items():
         if name not in values:
-            raise source.fault(line, f"expected __init__ to set self.{name}, found no such line; the file was edited, write it again")
+            raise source.fault(
+                line,
+                f"expected __init__ to set self.{name}, found no such line; the file was edited,"
+                " write it again",
+            )
         expression = values[name]
         if not _is_tensor(expression):
             setattr(root, name, MissingSubgraph())
@@ -52,12 +74,17 @@ def read_attributes(source: ReproSource, wanted: dict[str, int], mode: FakeTenso
             with mode:
                 root.register_buffer(name, _tensor(expression))
         except UnreadableError as error:
-            raise source.fault(expression.lineno, f"expected a constant tensor as torch writes it, found {error}") from None
+            raise source.fault(
+                expression.lineno, f"expected a constant tensor as torch writes it, found {error}"
+            ) from None
         except (RuntimeError, TypeError, ValueError, KeyError) as error:
             if isinstance(error, InputError):
                 raise
             reason = str(error).split("\n")[0]
-            raise source.fault(expression.lineno, f"expected a constant tensor, found one that torch refuses: {reason}") from None
+            raise source.fault(
+                expression.lineno,
+                f"expected a constant tensor, found one that torch refuses: {reason}",
+            ) from None
     return root
 
 
@@ -66,11 +93,14 @@ def _assigned(source: ReproSource) -> dict[str, ast.expr]:
     values: dict[str, ast.expr] = {}
     for statement in source.init.body if source.init is not None else []:
         match statement:
-            case ast.Assign(targets=[ast.Attribute(value=ast.Name(id="self"), attr=name)], value=value):
+            case ast.Assign(
+                targets=[ast.Attribute(value=ast.Name(id="self"), attr=name)], value=value
+            ):
                 values[name] = value
             case ast.Expr(
                 value=ast.Call(
-                    func=ast.Attribute(value=ast.Name(id="self"), attr="register_buffer"), args=[ast.Constant(value=str() as name), value]
+                    func=ast.Attribute(value=ast.Name(id="self"), attr="register_buffer"),
+                    args=[ast.Constant(value=str() as name), value],
                 )
             ):
                 values[name] = value
@@ -100,12 +130,16 @@ def _tensor(expression: ast.expr) -> torch.Tensor:
         case ast.Call(func=func, args=args, keywords=keywords):
             named = {keyword.arg: keyword.value for keyword in keywords if keyword.arg is not None}
             dtype = _dtype(named["dtype"]) if "dtype" in named else None
-            device = here(device_value(named["device"])) if "device" in named else torch.device("cpu")
+            device = (
+                here(device_value(named["device"])) if "device" in named else torch.device("cpu")
+            )
             if dotted_name(func) in _PRINTED and args:
                 return torch.tensor(_literal(args[0]), dtype=dtype, device=device)
             size = named.get("size", args[0] if args else None)
             if size is not None:
-                return torch.empty(sizes_value(size, _no_symbol), dtype=dtype or torch.float32, device=device)
+                return torch.empty(
+                    sizes_value(size, _no_symbol), dtype=dtype or torch.float32, device=device
+                )
     raise UnreadableError(f"{ast.unparse(expression)[:80]}")
 
 

@@ -1,4 +1,6 @@
-"""Builds the FX graph of a repro file from the text of its ``forward``: one node a line, same names, same order."""
+"""Builds the FX graph of a repro file from the text of its ``forward``: one node a line, same
+names, same order.
+"""
 
 import ast
 import operator
@@ -29,13 +31,17 @@ DEVICE = "apsched_device"
 """Key of ``node.meta``: the device that the file names, where another stands in for it."""
 
 
-def build_graph(source: ReproSource, inputs: tuple[ReproInput, ...], mode: FakeTensorMode) -> torch.fx.GraphModule:
-    """Return the graph as captured: nothing is decomposed, removed or renamed. Nodes carry their line, not yet their values.
+def build_graph(
+    source: ReproSource, inputs: tuple[ReproInput, ...], mode: FakeTensorMode
+) -> torch.fx.GraphModule:
+    """Return the graph as captured: nothing is decomposed, removed or renamed. Nodes carry their
+    line, not yet their values.
 
     Raises
     ------
     InputError
-        If a line of ``forward`` is not one that torch writes, or an operator is unknown; the message names it.
+        If a line of ``forward`` is not one that torch writes, or an operator is unknown; the
+        message names it.
     """
     reader = _Reader(source)
     reader.placeholders(inputs)
@@ -43,10 +49,15 @@ def build_graph(source: ReproSource, inputs: tuple[ReproInput, ...], mode: FakeT
         try:
             reader.read(statement)
         except UnreadableError as error:
-            raise source.fault(statement.lineno, f"expected a line of forward as AOTAutograd writes it, found {error}") from None
+            raise source.fault(
+                statement.lineno,
+                f"expected a line of forward as AOTAutograd writes it, found {error}",
+            ) from None
     if not reader.returned:
         raise source.fault(
-            source.forward.end_lineno or 1, "expected forward to end with return, found none; the file is cut short, write it again"
+            source.forward.end_lineno or 1,
+            "expected forward to end with return, found none; the file is cut short, write it"
+            " again",
         )
     root = read_attributes(source, reader.attributes, mode)
     return torch.fx.GraphModule(root, reader.graph, class_name="Repro")
@@ -68,12 +79,16 @@ class _Reader:
         names = [item.arg for item in (*signature.posonlyargs, *signature.args)][1:]
         line = self._source.forward.lineno
         if signature.vararg or signature.kwarg or signature.kwonlyargs:
-            raise self._source.fault(line, "expected forward(self, primals_1, ...), found * arguments, which AOTAutograd does not write")
+            raise self._source.fault(
+                line,
+                "expected forward(self, primals_1, ...), found * arguments, which AOTAutograd does"
+                " not write",
+            )
         if len(names) != len(inputs):
             raise self._source.fault(
                 self._source.load_args.lineno,
-                f"expected {len(names)} inputs in load_args, as forward takes, found {len(inputs)}; "
-                "the file is cut short or was edited, write it again",
+                f"expected {len(names)} inputs in load_args, as forward takes, found {len(inputs)};"
+                " the file is cut short or was edited, write it again",
             )
         for name, item in zip(names, inputs, strict=True):
             node = self._add("placeholder", name, name, (), {}, item.line)
@@ -87,7 +102,10 @@ class _Reader:
         match statement:
             case ast.Assign(targets=targets, value=ast.Constant(value=None)):
                 self._free(targets)
-            case ast.Assign(targets=[ast.Name(id=name)], value=value) | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=value)
+                | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
+            ):
                 self._assign(name, value, statement.lineno)
             case ast.Return(value=value):
                 result = None if value is None else self._argument(value)
@@ -110,23 +128,52 @@ class _Reader:
         self._device = ""
         match value:
             case ast.Name(id=other):
-                self._values[name] = self._node(other)  # a placeholder whose name Python reserves, under its name in the graph
+                self._values[name] = self._node(
+                    other
+                )  # a placeholder whose name Python reserves, under its name in the graph
                 return
             case ast.Call(func=func, args=args, keywords=keywords):
                 function = self._called(func)
                 positional = tuple(self._argument(arg) for arg in args)
-                named = {keyword.arg: self._keyword(keyword) for keyword in keywords if keyword.arg is not None}
+                named = {
+                    keyword.arg: self._keyword(keyword)
+                    for keyword in keywords
+                    if keyword.arg is not None
+                }
                 if len(named) != len(keywords):
                     raise UnreadableError("a call with ** arguments")
                 node = self._add("call_function", name, function, positional, named, line)
             case ast.Subscript(value=base, slice=index):
-                node = self._add("call_function", name, operator.getitem, (self._argument(base), self._index(index)), {}, line)
+                node = self._add(
+                    "call_function",
+                    name,
+                    operator.getitem,
+                    (self._argument(base), self._index(index)),
+                    {},
+                    line,
+                )
             case ast.BinOp(left=left, op=op, right=right) if type(op) in BINARY:
-                node = self._add("call_function", name, BINARY[type(op)], (self._argument(left), self._argument(right)), {}, line)
+                node = self._add(
+                    "call_function",
+                    name,
+                    BINARY[type(op)],
+                    (self._argument(left), self._argument(right)),
+                    {},
+                    line,
+                )
             case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in COMPARE:
-                node = self._add("call_function", name, COMPARE[type(op)], (self._argument(left), self._argument(right)), {}, line)
+                node = self._add(
+                    "call_function",
+                    name,
+                    COMPARE[type(op)],
+                    (self._argument(left), self._argument(right)),
+                    {},
+                    line,
+                )
             case ast.UnaryOp(op=op, operand=operand) if type(op) in UNARY:
-                node = self._add("call_function", name, UNARY[type(op)], (self._argument(operand),), {}, line)
+                node = self._add(
+                    "call_function", name, UNARY[type(op)], (self._argument(operand),), {}, line
+                )
             case ast.Attribute() if (path := dotted_name(value)) and path.startswith("self."):
                 attribute = path.removeprefix("self.")
                 self.attributes.setdefault(attribute, line)
@@ -136,7 +183,15 @@ class _Reader:
         if self._device:
             node.meta[DEVICE] = self._device
 
-    def _add(self, op: str, name: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], line: int) -> torch.fx.Node:
+    def _add(
+        self,
+        op: str,
+        name: str,
+        target: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        line: int,
+    ) -> torch.fx.Node:
         node = self.graph.create_node(op, target, args, kwargs, name=name)
         node.meta[LINE] = line
         self._values[name] = node
@@ -147,8 +202,8 @@ class _Reader:
         path = dotted_name(func)
         if path is None or path.split(".")[0] in self._values or path.startswith("self."):
             raise UnreadableError(
-                f"a call of {ast.unparse(func)}: a method or a module, as in a graph before AOTAutograd "
-                "(trace with TORCHDYNAMO_REPRO_AFTER=aot)"
+                f"a call of {ast.unparse(func)}: a method or a module, as in a graph before"
+                " AOTAutograd (trace with TORCHDYNAMO_REPRO_AFTER=aot)"
             )
         return called_function(path)
 
@@ -156,13 +211,19 @@ class _Reader:
         node = self._values.get(name)
         if node is None:
             raise UnreadableError(
-                f"the value {name} after its last use" if name in self._freed else f"the name {name}, which no line before defines"
+                f"the value {name} after its last use"
+                if name in self._freed
+                else f"the name {name}, which no line before defines"
             )
         return node
 
     def _keyword(self, keyword: ast.keyword) -> Any:
         """Return a keyword argument; ``device='cuda'`` is a device, other strings are strings."""
-        if keyword.arg == "device" and isinstance(keyword.value, ast.Constant) and isinstance(keyword.value.value, str):
+        if (
+            keyword.arg == "device"
+            and isinstance(keyword.value, ast.Constant)
+            and isinstance(keyword.value.value, str)
+        ):
             return self._here(keyword.value)
         return self._argument(keyword.value)
 
@@ -176,12 +237,17 @@ class _Reader:
     def _index(self, expression: ast.expr) -> Any:
         if isinstance(expression, ast.Slice):
             return slice(
-                *(None if part is None else self._argument(part) for part in (expression.lower, expression.upper, expression.step))
+                *(
+                    None if part is None else self._argument(part)
+                    for part in (expression.lower, expression.upper, expression.step)
+                )
             )
         return self._argument(expression)
 
     def _argument(self, expression: ast.expr) -> Any:
-        """Return the argument that ``expression`` writes: nodes, constants, and tuples, lists and dicts of them."""
+        """Return the argument that ``expression`` writes: nodes, constants, and tuples, lists and
+        dicts of them.
+        """
         match expression:
             case ast.Constant(value=value) if not isinstance(value, bytes):
                 return value
@@ -193,18 +259,30 @@ class _Reader:
                 return tuple(self._argument(item) for item in items)
             case ast.List(elts=items):
                 return [self._argument(item) for item in items]
-            case ast.Dict(keys=keys, values=values) if all(isinstance(key, ast.Constant) for key in keys):
-                return {key.value: self._argument(value) for key, value in zip(keys, values, strict=True) if isinstance(key, ast.Constant)}
+            case ast.Dict(keys=keys, values=values) if all(
+                isinstance(key, ast.Constant) for key in keys
+            ):
+                return {
+                    key.value: self._argument(value)
+                    for key, value in zip(keys, values, strict=True)
+                    if isinstance(key, ast.Constant)
+                }
             case ast.UnaryOp(op=ast.USub() | ast.UAdd() as sign, operand=operand):
                 return self._signed(sign, operand)
-            case ast.BinOp(left=left, op=ast.Add() | ast.Sub(), right=ast.Constant(value=complex())) if not isinstance(left, ast.Name):
-                return BINARY[type(expression.op)](self._argument(left), self._argument(expression.right))
+            case ast.BinOp(
+                left=left, op=ast.Add() | ast.Sub(), right=ast.Constant(value=complex())
+            ) if not isinstance(left, ast.Name):
+                return BINARY[type(expression.op)](
+                    self._argument(left), self._argument(expression.right)
+                )
             case ast.Call(func=func) if dotted_name(func) in ("device", "torch.device"):
                 return self._here(expression)
             case ast.Call(func=ast.Name(id="slice"), args=args, keywords=[]) if 1 <= len(args) <= 3:
                 return slice(*(self._argument(arg) for arg in args))
             case ast.Attribute() if path := dotted_name(expression):
-                return called_function(path) if path.startswith("torch.ops.") else torch_constant(path)
+                return (
+                    called_function(path) if path.startswith("torch.ops.") else torch_constant(path)
+                )
         raise UnreadableError(f"the argument {ast.unparse(expression)}")
 
     def _signed(self, sign: ast.unaryop, operand: ast.expr) -> Any:

@@ -1,4 +1,6 @@
-"""The process groups that a graph knows only by name: their sizes, and stand-ins where a shape depends on one."""
+"""The process groups that a graph knows only by name: their sizes, and stand-ins where a shape
+depends on one.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,11 +14,16 @@ from apsched.fx.collectives import argument
 from apsched.torch_compat.graphs import registered_groups
 
 _SIZES_IN_ARGUMENTS = ("_c10d_functional", "_c10d_functional_autograd", "bucketing")
-"""Libraries whose operators get the size of the group as an argument, or do not need it for their shapes."""
+"""Libraries whose operators get the size of the group as an argument, or do not need it for their
+shapes.
+"""
 
 
-def group_sizes(graph: torch.fx.Graph, source: ReproSource, where: Callable[[torch.fx.Node], str]) -> dict[str, int]:
-    """Return group name -> number of process ranks, of every group that the file sets up or a node names.
+def group_sizes(
+    graph: torch.fx.Graph, source: ReproSource, where: Callable[[torch.fx.Node], str]
+) -> dict[str, int]:
+    """Return group name -> number of process ranks, of every group that the file sets up or a node
+    names.
 
     Raises
     ------
@@ -28,15 +35,16 @@ def group_sizes(graph: torch.fx.Graph, source: ReproSource, where: Callable[[tor
         name, size = argument(node, "group_name", None), argument(node, "group_size", None)
         if isinstance(name, str) and isinstance(size, int) and sizes.setdefault(name, size) != size:
             raise InputError(
-                f"{where(node)}: expected process group {name!r} to have {sizes[name]} process ranks throughout, "
-                f"found {size} at node {node.name}; write the file again"
+                f"{where(node)}: expected process group {name!r} to have {sizes[name]} process"
+                f" ranks throughout, found {size} at node {node.name}; write the file again"
             )
     for node in graph.nodes:
         name = argument(node, "group_name", None)
         if isinstance(name, str) and name not in sizes:
             raise InputError(
-                f"{where(node)}: expected the size of process group {name!r} of node {node.name}, found none in the file; add a last line "
-                f"setup_fake_process_groups({{{name!r}: {{'size': <process ranks>, 'rank': 0}}}})"
+                f"{where(node)}: expected the size of process group {name!r} of node {node.name},"
+                f" found none in the file; add a last line setup_fake_process_groups({{{name!r}:"
+                " {'size': <process ranks>, 'rank': 0}})"
             )
     return dict(sorted(sizes.items()))
 
@@ -53,6 +61,8 @@ def needs_groups(graph: torch.fx.Graph) -> bool:
 
 @contextmanager
 def fake_groups(sizes: Mapping[str, int]) -> Iterator[None]:
-    """Run the body with fake process groups of these names and sizes; this process is rank 0 of each."""
+    """Run the body with fake process groups of these names and sizes; this process is rank 0 of
+    each.
+    """
     with world(max(sizes.values())), registered_groups(sizes):
         yield

@@ -8,7 +8,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from apsched.capture.repro.source import ReproSource
-from apsched.capture.repro.values import UnreadableError, device_value, here, size_value, sizes_value, torch_constant
+from apsched.capture.repro.values import (
+    UnreadableError,
+    device_value,
+    here,
+    size_value,
+    sizes_value,
+    torch_constant,
+)
 from apsched.errors import InputError
 from apsched.torch_compat.graphs import size_hint, symbolic_size
 
@@ -40,7 +47,8 @@ class Symbols:
         if name not in self.known:
             if name not in self.hints:
                 raise UnreadableError(
-                    f"the symbolic size {name}, whose value the file does not say (add a line '{name} = <size>' at its top)"
+                    f"the symbolic size {name}, whose value the file does not say (add a line"
+                    f" '{name} = <size>' at its top)"
                 )
             assert self.mode.shape_env is not None
             self.known[name] = symbolic_size(self.mode.shape_env, name, self.hints[name])
@@ -55,7 +63,8 @@ class _Storage:
 
 
 def read_inputs(source: ReproSource, mode: FakeTensorMode) -> tuple[ReproInput, ...]:
-    """Return the inputs in the order of ``load_args``; tensors that share a storage in the file share it here.
+    """Return the inputs in the order of ``load_args``; tensors that share a storage in the file
+    share it here.
 
     Raises
     ------
@@ -67,12 +76,17 @@ def read_inputs(source: ReproSource, mode: FakeTensorMode) -> tuple[ReproInput, 
         try:
             reader.read(statement)
         except UnreadableError as error:
-            raise source.fault(statement.lineno, f"expected a line of load_args as torch writes it, found {error}") from None
+            raise source.fault(
+                statement.lineno, f"expected a line of load_args as torch writes it, found {error}"
+            ) from None
         except (RuntimeError, TypeError, ValueError, OverflowError) as error:
             if isinstance(error, InputError):
                 raise
             reason = str(error).split("\n")[0]
-            raise source.fault(statement.lineno, f"expected the shape of a tensor, found one that torch refuses: {reason}") from None
+            raise source.fault(
+                statement.lineno,
+                f"expected the shape of a tensor, found one that torch refuses: {reason}",
+            ) from None
     return tuple(reader.inputs)
 
 
@@ -83,7 +97,9 @@ class _Reader:
         self.inputs: list[ReproInput] = []
         self._mode = mode
         self._storages: dict[str, _Storage] = {}
-        self._symbols = Symbols(source, mode, {**_hints_of_inputs(source.load_args), **source.symbols})
+        self._symbols = Symbols(
+            source, mode, {**_hints_of_inputs(source.load_args), **source.symbols}
+        )
 
     def read(self, statement: ast.stmt) -> None:
         """Take one statement of ``load_args``."""
@@ -92,9 +108,13 @@ class _Reader:
                 return  # a comment in quotes: what torch says of an input that it could not write
             case ast.If(test=ast.Call(func=ast.Name(id="hasattr"))):
                 return  # sets values for repeat_interleave; sizes do not depend on it
-            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() as call) if _method(call) == "storage":
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() as call) if (
+                _method(call) == "storage"
+            ):
                 self._storages[name] = self._storage(call)
-            case ast.Assign(value=ast.Call() as call) | ast.Expr(value=ast.Call() as call) if _method(call):
+            case ast.Assign(value=ast.Call() as call) | ast.Expr(value=ast.Call() as call) if (
+                _method(call)
+            ):
                 self.inputs.append(self._input(call))
             case _:
                 raise UnreadableError(f"{ast.unparse(statement).splitlines()[0]!r}")
@@ -122,35 +142,63 @@ class _Reader:
             case "generator":
                 return ReproInput(value=torch.Generator(), device="", line=line, missing="")
             case "const":
-                return ReproInput(value=None, device="", line=line, missing="was left out as a constant when the job was compiled")
+                return ReproInput(
+                    value=None,
+                    device="",
+                    line=line,
+                    missing="was left out as a constant when the job was compiled",
+                )
             case "unsupported" | "opaque":
-                return ReproInput(value=None, device="", line=line, missing="is of a type that torch does not write to files")
+                return ReproInput(
+                    value=None,
+                    device="",
+                    line=line,
+                    missing="is of a type that torch does not write to files",
+                )
             case other:
-                raise UnreadableError(f"reader.{other}, which torch {torch.__version__} does not have")
+                raise UnreadableError(
+                    f"reader.{other}, which torch {torch.__version__} does not have"
+                )
 
     def _tensor(self, call: ast.Call) -> tuple[torch.Tensor, torch.device]:
-        """Return a fake tensor with the shape, strides, offset and type of a ``reader.tensor`` line, and its device."""
+        """Return a fake tensor with the shape, strides, offset and type of a ``reader.tensor``
+        line, and its device.
+        """
         if len(call.args) < 2 or not isinstance(call.args[0], ast.Name):
             raise UnreadableError("a tensor without its storage and shape")
         storage = self._storages.get(call.args[0].id)
         if storage is None:
-            raise UnreadableError(f"a tensor in {call.args[0].id}, a storage that no line before defines")
+            raise UnreadableError(
+                f"a tensor in {call.args[0].id}, a storage that no line before defines"
+            )
         named = _keywords(call)
         shape = sizes_value(call.args[1], self._symbols)
         if any(size_hint(size) < 0 for size in shape):
             raise UnreadableError(f"a tensor with the negative shape {ast.unparse(call.args[1])}")
         stride = call.args[2] if len(call.args) > 2 else named.get("stride")
-        strides = _contiguous(shape) if stride is None or _is_none(stride) else sizes_value(stride, self._symbols)
+        strides = (
+            _contiguous(shape)
+            if stride is None or _is_none(stride)
+            else sizes_value(stride, self._symbols)
+        )
         if len(strides) != len(shape):
-            raise UnreadableError(f"a tensor of {len(shape)} dimensions with {len(strides)} strides")
-        offset = size_value(named["storage_offset"], self._symbols) if "storage_offset" in named else 0
+            raise UnreadableError(
+                f"a tensor of {len(shape)} dimensions with {len(strides)} strides"
+            )
+        offset = (
+            size_value(named["storage_offset"], self._symbols) if "storage_offset" in named else 0
+        )
         dtype = torch_constant(ast.unparse(named["dtype"])) if "dtype" in named else torch.float32
         if not isinstance(dtype, torch.dtype):
             raise UnreadableError(f"{ast.unparse(named['dtype'])} where a dtype is expected")
         _check_fits(storage, shape, strides, offset, dtype)
         with self._mode, torch.no_grad():
             whole = storage.size_bytes - storage.size_bytes % dtype.itemsize
-            data = storage.data if size_hint(whole) == size_hint(storage.size_bytes) else storage.data[:whole]
+            data = (
+                storage.data
+                if size_hint(whole) == size_hint(storage.size_bytes)
+                else storage.data[:whole]
+            )
             return data.view(dtype).as_strided(shape, strides, offset), storage.device
 
     def _symint(self, call: ast.Call) -> Any:
@@ -175,7 +223,8 @@ def _hints_of_inputs(load_args: ast.FunctionDef) -> dict[str, int]:
         match statement:
             case ast.Expr(
                 value=ast.Call(
-                    args=[ast.Constant(value=int() as hint)], keywords=[ast.keyword(arg="expr", value=ast.Constant(value=str() as name))]
+                    args=[ast.Constant(value=int() as hint)],
+                    keywords=[ast.keyword(arg="expr", value=ast.Constant(value=str() as name))],
                 )
             ):
                 if name.isidentifier():
@@ -209,12 +258,23 @@ def _contiguous(shape: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(reversed(strides))
 
 
-def _check_fits(storage: _Storage, shape: tuple[Any, ...], strides: tuple[Any, ...], offset: Any, dtype: torch.dtype) -> None:
+def _check_fits(
+    storage: _Storage,
+    shape: tuple[Any, ...],
+    strides: tuple[Any, ...],
+    offset: Any,
+    dtype: torch.dtype,
+) -> None:
     """Refuse a tensor that reaches beyond its storage."""
     sizes = [size_hint(size) for size in shape]
     if 0 in sizes:
         return
-    last = size_hint(offset) + sum((size - 1) * size_hint(stride) for size, stride in zip(sizes, strides, strict=True))
+    last = size_hint(offset) + sum(
+        (size - 1) * size_hint(stride) for size, stride in zip(sizes, strides, strict=True)
+    )
     needed = (last + 1) * dtype.itemsize
     if needed > size_hint(storage.size_bytes):
-        raise UnreadableError(f"a tensor that needs {needed} bytes in a storage of {size_hint(storage.size_bytes)} bytes")
+        raise UnreadableError(
+            f"a tensor that needs {needed} bytes in a storage of {size_hint(storage.size_bytes)}"
+            " bytes"
+        )

@@ -1,4 +1,5 @@
-"""Cuts a file that torch wrote for a traced job into the parts that describe the graph; runs none of it.
+"""Cuts a file that torch wrote for a traced job into the parts that describe the graph; runs none
+of it.
 
 The format is that of ``torch/_dynamo/repro/after_aot.py`` (``fx_graph_runnable``, minifier repros):
 
@@ -20,11 +21,14 @@ from pathlib import Path
 from apsched.errors import InputError
 
 _WHAT_TO_HAND_IN = (
-    "hand in the fx_graph_runnable or minifier repro that torch writes (TORCH_COMPILE_DEBUG=1, tlparse or TORCHDYNAMO_REPRO_AFTER=aot)"
+    "hand in the fx_graph_runnable or minifier repro that torch writes (TORCH_COMPILE_DEBUG=1,"
+    " tlparse or TORCHDYNAMO_REPRO_AFTER=aot)"
 )
 _CLASS = re.compile(r"class Repro\b")
 _LOAD_ARGS = re.compile(r"def load_args\s*\(")
-_NEXT_STATEMENT = re.compile(r"[A-Za-z_@]")  # a line that starts so ends a definition; a closing bracket does not
+_NEXT_STATEMENT = re.compile(
+    r"[A-Za-z_@]"
+)  # a line that starts so ends a definition; a closing bracket does not
 _SYMBOL = re.compile(r"([A-Za-z_]\w*)\s*=\s*(-?\d+)\s*$")
 _GROUPS = re.compile(r"setup_fake_process_groups\((\{.*?\}\})\)", re.DOTALL)
 _SUBMODULE = re.compile(r"\s+self\.(\w+)\s*=")
@@ -73,8 +77,8 @@ def read_source(path: Path) -> ReproSource:
         raise fault(
             name,
             len(lines),
-            "expected a function load_args(reader) with the shapes of the inputs, found none: the file is cut short or was written "
-            "before torch 2.1; write it again",
+            "expected a function load_args(reader) with the shapes of the inputs, found none: the"
+            " file is cut short or was written before torch 2.1; write it again",
         )
     repro = _parse_section(name, lines, class_row, class_name="Repro")
     load_args = _parse_section(name, lines, args_row, class_name=None)
@@ -82,13 +86,21 @@ def read_source(path: Path) -> ReproSource:
     assert isinstance(load_args, ast.FunctionDef)
     methods = {item.name: item for item in repro.body if isinstance(item, ast.FunctionDef)}
     if "forward" not in methods:
-        raise fault(name, repro.lineno, f"expected class Repro to define forward(self, ...), found none; {_WHAT_TO_HAND_IN}")
+        raise fault(
+            name,
+            repro.lineno,
+            f"expected class Repro to define forward(self, ...), found none; {_WHAT_TO_HAND_IN}",
+        )
     return ReproSource(
         path=name,
         init=methods.get("__init__"),
         forward=methods["forward"],
         load_args=load_args,
-        symbols={m[1]: int(m[2]) for line in lines[: min(class_row, args_row)] if (m := _SYMBOL.match(line))},
+        symbols={
+            m[1]: int(m[2])
+            for line in lines[: min(class_row, args_row)]
+            if (m := _SYMBOL.match(line))
+        },
         group_sizes=_group_sizes(name, text),
     )
 
@@ -96,24 +108,41 @@ def read_source(path: Path) -> ReproSource:
 def _read_text(path: Path) -> str:
     """Return the text of ``path``; every way in which it is no text file is an InputError."""
     if not path.exists():
-        raise InputError(f"{path}: expected a file that torch wrote for a traced job, found nothing there; check the path")
+        raise InputError(
+            f"{path}: expected a file that torch wrote for a traced job, found nothing there; check"
+            " the path"
+        )
     if path.is_dir():
         inside = sorted(path.rglob("*fx_graph_runnable*"))
-        hint = f"; hand in one of its files, such as {inside[0]}" if inside else f"; {_WHAT_TO_HAND_IN}"
+        hint = (
+            f"; hand in one of its files, such as {inside[0]}"
+            if inside
+            else f"; {_WHAT_TO_HAND_IN}"
+        )
         raise InputError(f"{path}: expected a file, found a directory{hint}")
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise InputError(f"{path}: expected a readable file, found: {error.strerror}; check its permissions") from None
+        raise InputError(
+            f"{path}: expected a readable file, found: {error.strerror}; check its permissions"
+        ) from None
     if not data.strip():
         raise fault(str(path), 1, f"expected a repro file, found an empty one; {_WHAT_TO_HAND_IN}")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise fault(str(path), line, f"expected Python text, found bytes that are no UTF-8; {_WHAT_TO_HAND_IN}") from None
+        raise fault(
+            str(path),
+            line,
+            f"expected Python text, found bytes that are no UTF-8; {_WHAT_TO_HAND_IN}",
+        ) from None
     if "\0" in text:
-        raise fault(str(path), text[: text.index("\0")].count("\n") + 1, f"expected Python text, found binary data; {_WHAT_TO_HAND_IN}")
+        raise fault(
+            str(path),
+            text[: text.index("\0")].count("\n") + 1,
+            f"expected Python text, found binary data; {_WHAT_TO_HAND_IN}",
+        )
     return text
 
 
@@ -124,21 +153,39 @@ def _find(pattern: re.Pattern[str], lines: list[str]) -> int | None:
 def _no_class(name: str, lines: list[str]) -> InputError:
     """Return the error for a file without ``class Repro``, as precise as the file allows."""
     if any("BackwardState" in line for line in lines[:5]):
-        return fault(name, 1, "torch wrote no repro, as the graph takes a BackwardState; trace the job without compiled autograd hooks")
+        return fault(
+            name,
+            1,
+            "torch wrote no repro, as the graph takes a BackwardState; trace the job without"
+            " compiled autograd hooks",
+        )
     printed = next((row for row, line in enumerate(lines) if "(torch.nn.Module):" in line), None)
     if printed is not None:
-        return fault(name, printed + 1, f"expected class Repro, found a printed graph, which has no inputs; {_WHAT_TO_HAND_IN}")
+        return fault(
+            name,
+            printed + 1,
+            f"expected class Repro, found a printed graph, which has no inputs; {_WHAT_TO_HAND_IN}",
+        )
     try:
         ast.parse("\n".join(lines))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None) or 1
-        return fault(name, line, f"expected a Python file with class Repro, found no Python; {_WHAT_TO_HAND_IN}")
+        return fault(
+            name,
+            line,
+            f"expected a Python file with class Repro, found no Python; {_WHAT_TO_HAND_IN}",
+        )
     return fault(name, 1, f"expected class Repro(torch.nn.Module), found none; {_WHAT_TO_HAND_IN}")
 
 
 def _parse_section(name: str, lines: list[str], start: int, *, class_name: str | None) -> ast.stmt:
-    """Return the definition that begins at row ``start``; ``class_name`` allows its submodules to be unreadable."""
-    end = next((row for row in range(start + 1, len(lines)) if _NEXT_STATEMENT.match(lines[row])), len(lines))
+    """Return the definition that begins at row ``start``; ``class_name`` allows its submodules to
+    be unreadable.
+    """
+    end = next(
+        (row for row in range(start + 1, len(lines)) if _NEXT_STATEMENT.match(lines[row])),
+        len(lines),
+    )
     section = lines[start:end]
     what = f"class {class_name}" if class_name is not None else "load_args"
     if class_name is not None:
@@ -148,11 +195,17 @@ def _parse_section(name: str, lines: list[str], start: int, *, class_name: str |
     except SyntaxError as error:
         line = error.lineno or start + 1
         raise fault(
-            name, line, f"expected Python in {what}, found: {error.msg}; the file is cut short or was edited, write it again"
+            name,
+            line,
+            f"expected Python in {what}, found: {error.msg}; the file is cut short or was edited,"
+            " write it again",
         ) from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise fault(
-            name, start + 1, f"expected Python that torch wrote in {what}, found: {type(error).__name__}; write the file again"
+            name,
+            start + 1,
+            f"expected Python that torch wrote in {what}, found: {type(error).__name__}; write the"
+            " file again",
         ) from None
 
 
@@ -164,11 +217,16 @@ def _parse(section: list[str], start: int) -> ast.stmt:
 
 
 def _without_unreadable_submodules(section: list[str]) -> list[str]:
-    """Return ``section`` with ``self.x = <...>`` in __init__ that is no Python replaced by ``self.x = ...``.
+    """Return ``section`` with ``self.x = <...>`` in __init__ that is no Python replaced by ``self.x
+    = ...``.
 
-    torch prints the subgraphs of higher-order operators by their repr (``<lambda>()``), which nobody can read back.
+    torch prints the subgraphs of higher-order operators by their repr (``<lambda>()``), which
+    nobody can read back.
     """
-    end = next((row for row, line in enumerate(section) if re.match(r"\s+def forward\b", line)), len(section))
+    end = next(
+        (row for row, line in enumerate(section) if re.match(r"\s+def forward\b", line)),
+        len(section),
+    )
     starts = [row for row in range(end) if _SELF.match(section[row])]
     result = list(section)
     for start, stop in itertools.pairwise([*starts, end]):
@@ -192,8 +250,23 @@ def _group_sizes(name: str, text: str) -> dict[str, int]:
         table = ast.literal_eval(match[1])
         sizes = {group: info["size"] for group, info in table.items()}
     except (SyntaxError, ValueError, TypeError, KeyError, AttributeError):
-        raise fault(name, line, "expected {name: {'size': ..., 'rank': ...}} of the process groups, found something else") from None
+        raise fault(
+            name,
+            line,
+            "expected {name: {'size': ..., 'rank': ...}} of the process groups, found something"
+            " else",
+        ) from None
     for group, size in sizes.items():
-        if not isinstance(group, str) or not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise fault(name, line, f"expected a process group with a size of at least 1, found {group!r} of size {size!r}")
+        if (
+            not isinstance(group, str)
+            or not isinstance(size, int)
+            or isinstance(size, bool)
+            or size < 1
+        ):
+            raise fault(
+                name,
+                line,
+                f"expected a process group with a size of at least 1, found {group!r} of size"
+                f" {size!r}",
+            )
     return sizes

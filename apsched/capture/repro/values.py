@@ -1,4 +1,6 @@
-"""What the expressions of a repro file mean: constants, types, devices, operators and symbolic sizes; nothing is evaluated by Python."""
+"""What the expressions of a repro file mean: constants, types, devices, operators and symbolic
+sizes; nothing is evaluated by Python.
+"""
 
 import ast
 import math
@@ -33,7 +35,11 @@ COMPARE: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
-UNARY: Mapping[type[ast.unaryop], Callable[[Any], Any]] = {ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Invert: operator.invert}
+UNARY: Mapping[type[ast.unaryop], Callable[[Any], Any]] = {
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+    ast.Invert: operator.invert,
+}
 _SIZE_ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
 _PLAIN_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "math.floor": math.floor,
@@ -60,7 +66,9 @@ _MAX_EXPONENT = 64
 
 
 class UnreadableError(Exception):
-    """An expression that no file of torch's has; the message says what was found. The reader adds file and line."""
+    """An expression that no file of torch's has; the message says what was found. The reader adds
+    file and line.
+    """
 
 
 def dotted_name(expression: ast.expr) -> str | None:
@@ -75,11 +83,18 @@ def dotted_name(expression: ast.expr) -> str | None:
 
 
 def torch_constant(name: str) -> object:
-    """Return the torch.dtype, torch.layout or torch.memory_format that ``name`` (``torch.float32``) stands for."""
+    """Return the torch.dtype, torch.layout or torch.memory_format that ``name`` (``torch.float32``)
+    stands for.
+    """
     root, _, attribute = name.partition(".")
-    value = getattr(torch, attribute, None) if root == "torch" and attribute.isidentifier() else None
+    value = (
+        getattr(torch, attribute, None) if root == "torch" and attribute.isidentifier() else None
+    )
     if not isinstance(value, _ENUM_TYPES):
-        raise UnreadableError(f"the name {name}, which is no type, layout or memory format of torch {torch.__version__}")
+        raise UnreadableError(
+            f"the name {name}, which is no type, layout or memory format of torch"
+            f" {torch.__version__}"
+        )
     return value
 
 
@@ -87,7 +102,11 @@ def called_function(name: str) -> Callable[..., Any]:
     """Return the operator or function of sizes that a graph may call by ``name``."""
     if name.startswith("torch.ops."):
         return _operator_of_torch(name)
-    if name.startswith("torch.") and name.split(".")[1].startswith(("sym_", "_sym_")) and name.count(".") == 1:
+    if (
+        name.startswith("torch.")
+        and name.split(".")[1].startswith(("sym_", "_sym_"))
+        and name.count(".") == 1
+    ):
         function = getattr(torch, name.split(".")[1], None)
         if callable(function):
             return function  # type: ignore[no-any-return]
@@ -98,7 +117,8 @@ def called_function(name: str) -> Callable[..., Any]:
     plain = _PLAIN_FUNCTIONS.get(name.replace("math_", "math."))
     if plain is None:
         raise UnreadableError(
-            f"a call of {name}, which AOTAutograd does not write (if Dynamo wrote the file, trace with TORCHDYNAMO_REPRO_AFTER=aot)"
+            f"a call of {name}, which AOTAutograd does not write (if Dynamo wrote the file, trace"
+            " with TORCHDYNAMO_REPRO_AFTER=aot)"
         )
     return plain
 
@@ -110,11 +130,16 @@ def _operator_of_torch(name: str) -> Callable[..., Any]:
     if found is None and import_op_library(namespace):
         found = _lookup(namespace, path)
     if found is None:
-        raise UnreadableError(f"the operator {name}, which torch {torch.__version__} does not know without the library that defines it")
+        raise UnreadableError(
+            f"the operator {name}, which torch {torch.__version__} does not know without the"
+            " library that defines it"
+        )
     if isinstance(found, torch._ops.OpOverloadPacket):
         overloads = found.overloads()  # type: ignore[no-untyped-call]
         if len(overloads) != 1:
-            raise UnreadableError(f"the operator {name} without its overload (one of {', '.join(overloads)})")
+            raise UnreadableError(
+                f"the operator {name} without its overload (one of {', '.join(overloads)})"
+            )
         found = getattr(found, overloads[0])
     if not isinstance(found, (torch._ops.OpOverload, torch._ops.HigherOrderOperator)):
         raise UnreadableError(f"{name}, which is no operator")
@@ -122,10 +147,16 @@ def _operator_of_torch(name: str) -> Callable[..., Any]:
 
 
 def _lookup(namespace: str, path: list[str]) -> object:
-    """Return what ``path`` leads to inside ``torch.ops.<namespace>``; None where it leads nowhere."""
+    """Return what ``path`` leads to inside ``torch.ops.<namespace>``; None where it leads
+    nowhere.
+    """
     found: object = getattr(torch.ops, namespace, None)
     for part in path:
-        if part.startswith("__") and part.endswith("__") and not isinstance(found, torch._ops._OpNamespace):
+        if (
+            part.startswith("__")
+            and part.endswith("__")
+            and not isinstance(found, torch._ops._OpNamespace)
+        ):
             return None
         try:
             found = getattr(found, part)
@@ -135,7 +166,9 @@ def _lookup(namespace: str, path: list[str]) -> object:
 
 
 def size_value(expression: ast.expr, symbol: Callable[[str], Any]) -> Any:
-    """Return the integer (or symbolic integer) that ``expression`` stands for; ``symbol`` gives the value of a name."""
+    """Return the integer (or symbolic integer) that ``expression`` stands for; ``symbol`` gives the
+    value of a name.
+    """
     match expression:
         case ast.Constant(value=int() as number) if not isinstance(number, bool):
             return number
@@ -146,12 +179,18 @@ def size_value(expression: ast.expr, symbol: Callable[[str], Any]) -> Any:
         case ast.BinOp(left=left, op=op, right=right) if isinstance(op, _SIZE_ARITHMETIC):
             a, b = size_value(left, symbol), size_value(right, symbol)
             if isinstance(op, ast.Pow) and not (isinstance(b, int) and 0 <= b <= _MAX_EXPONENT):
-                raise UnreadableError(f"the size {ast.unparse(expression)} with an exponent that no size has")
+                raise UnreadableError(
+                    f"the size {ast.unparse(expression)} with an exponent that no size has"
+                )
             try:
                 return a // b if isinstance(op, ast.Div) else BINARY[type(op)](a, b)
             except ZeroDivisionError:
-                raise UnreadableError(f"the size {ast.unparse(expression)}, which divides by zero") from None
-        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _SYMBOLIC_FUNCTIONS and len(args) == 2:
+                raise UnreadableError(
+                    f"the size {ast.unparse(expression)}, which divides by zero"
+                ) from None
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if (
+            name in _SYMBOLIC_FUNCTIONS and len(args) == 2
+        ):
             return _SYMBOLIC_FUNCTIONS[name](*(size_value(arg, symbol) for arg in args))
     raise UnreadableError(f"{ast.unparse(expression)} where a size is expected")
 
@@ -164,11 +203,16 @@ def sizes_value(expression: ast.expr, symbol: Callable[[str], Any]) -> tuple[Any
 
 
 def device_value(expression: ast.expr) -> torch.device:
-    """Return the device of ``device(type='cuda', index=0)``, ``torch.device('cuda:0')`` or ``'cuda'``, as the file says it."""
+    """Return the device of ``device(type='cuda', index=0)``, ``torch.device('cuda:0')`` or
+    ``'cuda'``, as the file says it.
+    """
     match expression:
         case ast.Constant(value=str() as text):
             parts: list[Any] = [text]
-        case ast.Call(func=func, args=args, keywords=keywords) if dotted_name(func) in ("device", "torch.device"):
+        case ast.Call(func=func, args=args, keywords=keywords) if dotted_name(func) in (
+            "device",
+            "torch.device",
+        ):
             named = {keyword.arg: keyword.value for keyword in keywords}
             ordered = [*args, *(named[key] for key in ("type", "index") if key in named)]
             if not all(isinstance(item, ast.Constant) for item in ordered):
@@ -179,9 +223,13 @@ def device_value(expression: ast.expr) -> torch.device:
     try:
         return torch.device(*parts)
     except (RuntimeError, TypeError, ValueError):
-        raise UnreadableError(f"the device {ast.unparse(expression)}, which torch does not know") from None
+        raise UnreadableError(
+            f"the device {ast.unparse(expression)}, which torch does not know"
+        ) from None
 
 
 def here(device: torch.device) -> torch.device:
-    """Return the device that stands in for ``device`` on a machine that may not have it: every accelerator becomes ``cpu``."""
+    """Return the device that stands in for ``device`` on a machine that may not have it: every
+    accelerator becomes ``cpu``.
+    """
     return device if device.type in ("cpu", "meta") else torch.device("cpu")

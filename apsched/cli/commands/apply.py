@@ -19,7 +19,9 @@ from apsched.units import ticks_to_us
 
 
 def run(args: argparse.Namespace, stdout: TextIO) -> None:
-    """Check each schedule against its graph and caps, write it back, check the round trip, and save the rewritten modules."""
+    """Check each schedule against its graph and caps, write it back, check the round trip, and save
+    the rewritten modules.
+    """
     request, costs, wanted = source_request(args), cost_choice(args), direction(args)
     schedules = [load_schedule(path) for path in args.schedules]
     check_writable(out_dir(args, "."))
@@ -28,27 +30,41 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     with loaded(request, costs, wanted, progress) as source:
         applied = [apply_one(_graph_of(file, source), file, files, progress) for file in schedules]
         if len({entry["name"] for entry in applied}) < len(applied):
-            raise InputError("expected one schedule file for each graph, found two for the same one")
+            raise InputError(
+                "expected one schedule file for each graph, found two for the same one"
+            )
     written = write_files(out_dir(args, source.slug), files) if files else ()
     if args.json:
-        print(json.dumps({"schema": 1, "source": args.source, "cluster": source.cluster, "graphs": applied}), file=stdout)
+        print(
+            json.dumps(
+                {"schema": 1, "source": args.source, "cluster": source.cluster, "graphs": applied}
+            ),
+            file=stdout,
+        )
         return
     out = console(stdout)
     for entry in applied:
-        trip = {True: "round trip exact", False: "round trip NOT exact", None: "a graph file: nothing was rewritten"}[
-            entry["round_trip_exact"]
-        ]
+        trip = {
+            True: "round trip exact",
+            False: "round trip NOT exact",
+            None: "a graph file: nothing was rewritten",
+        }[entry["round_trip_exact"]]
         out.print(
-            f"{entry['name']}: step time {entry['step_time_us'] / 1000:,.3f} ms, peak {entry['peak_memory_bytes'] / 2**30:.2f} GiB, "
-            f"{entry['num_launches']} collectives; {trip}",
+            f"{entry['name']}: step time {entry['step_time_us'] / 1000:,.3f} ms, peak"
+            f" {entry['peak_memory_bytes'] / 2**30:.2f} GiB, {entry['num_launches']} collectives;"
+            f" {trip}",
             markup=False,
         )
     if written:
         print_files(written, stdout)
 
 
-def apply_one(graph: LoadedGraph, file: ScheduleFile, files: dict[str, bytes], progress: Progress) -> dict[str, Any]:
-    """Replay ``file`` on ``graph``; adds the rewritten module to ``files`` and returns the figures."""
+def apply_one(
+    graph: LoadedGraph, file: ScheduleFile, files: dict[str, bytes], progress: Progress
+) -> dict[str, Any]:
+    """Replay ``file`` on ``graph``; adds the rewritten module to ``files`` and returns the
+    figures.
+    """
     graph = replace(graph, problem=file.problem_of(graph.problem))
     scored = replay(graph.problem, file)
     exact = None
@@ -71,7 +87,9 @@ def apply_one(graph: LoadedGraph, file: ScheduleFile, files: dict[str, bytes], p
 
 
 def _graph_of(file: ScheduleFile, source: LoadedSource) -> LoadedGraph:
-    """Return the graph that ``file`` was made for; by its hash, else by its name (then the replay says what differs)."""
+    """Return the graph that ``file`` was made for; by its hash, else by its name (then the replay
+    says what differs).
+    """
     by_hash = [graph for graph in source.graphs if graph.problem.graph_hash == file.graph["hash"]]
     by_name = [graph for graph in source.graphs if graph.problem.name == file.graph["name"]]
     return (by_hash or by_name or list(source.graphs))[0]

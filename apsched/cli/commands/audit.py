@@ -1,4 +1,6 @@
-"""``apsched audit``: how good is the order that a graph has now, or a schedule file, whoever made it, and what would help it most?"""
+"""``apsched audit``: how good is the order that a graph has now, or a schedule file, whoever made
+it, and what would help it most?
+"""
 
 import argparse
 import json
@@ -45,24 +47,48 @@ class Audit:
 
 
 def run(args: argparse.Namespace, stdout: TextIO) -> None:
-    """Score the captured order of every graph, or a given schedule, against the bound that the solver proves."""
-    request, costs, wanted, choice = source_request(args), cost_choice(args), direction(args), search_choice(args)
+    """Score the captured order of every graph, or a given schedule, against the bound that the
+    solver proves.
+    """
+    request, costs, wanted, choice = (
+        source_request(args),
+        cost_choice(args),
+        direction(args),
+        search_choice(args),
+    )
     files = [load_schedule(path) for path in args.schedule]
     progress = Progress()
     with loaded(request, costs, wanted, progress) as source:
-        graphs = [graph for graph in source.graphs if not files or _file_of(graph.problem, files) is not None]
+        graphs = [
+            graph
+            for graph in source.graphs
+            if not files or _file_of(graph.problem, files) is not None
+        ]
         _check_used(files, [graph.problem for graph in source.graphs])
         results = [
-            solve_graph(graph, resolve_caps(graph, choice.caps, choice.memory_cap, progress), choice.options, progress) for graph in graphs
+            solve_graph(
+                graph,
+                resolve_caps(graph, choice.caps, choice.memory_cap, progress),
+                choice.options,
+                progress,
+            )
+            for graph in graphs
         ]
         asked = zip(graphs, results, strict=True) if args.what_if_chunked else ()
-        chunked = [what_if_chunked(graph.dag, graph.problem, result.caps) for graph, result in asked]
+        chunked = [
+            what_if_chunked(graph.dag, graph.problem, result.caps) for graph, result in asked
+        ]
     audits = [_audit(result, files, progress) for result in results]
     if args.json:
         found = [{**_json(audit), "graph": graph_json(audit.result)} for audit in audits]
         for graph, parts in zip(found, chunked, strict=False):
             graph["what_if_chunked"] = asdict(parts)
-        print(json.dumps({"schema": 1, "source": args.source, "cluster": source.cluster, "audit": found}), file=stdout)
+        print(
+            json.dumps(
+                {"schema": 1, "source": args.source, "cluster": source.cluster, "audit": found}
+            ),
+            file=stdout,
+        )
         return
     print_table(results, stdout, rows=[(audit.now,) for audit in audits])
     out = console(stdout)
@@ -77,10 +103,19 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
 def _audit(result: Result, files: Sequence[ScheduleFile], progress: Progress) -> Audit:
     problem = result.problem
     file = _file_of(problem, files)
-    now = as_captured(result) if file is None else score(problem, GIVEN, bind_schedule(file, problem), result.caps)
+    now = (
+        as_captured(result)
+        if file is None
+        else score(problem, GIVEN, bind_schedule(file, problem), result.caps)
+    )
     with progress.stage(f"changes {problem.name}"):
         changes = best_changes(problem, result.caps, now, result.answer.floor_memory_bytes)
-    return Audit(result=result, now=now, exposed=exposed(problem, now.schedule, simulate(problem, now.schedule)), changes=changes)
+    return Audit(
+        result=result,
+        now=now,
+        exposed=exposed(problem, now.schedule, simulate(problem, now.schedule)),
+        changes=changes,
+    )
 
 
 def _file_of(problem: Problem, files: Sequence[ScheduleFile]) -> ScheduleFile | None:
@@ -91,7 +126,9 @@ def _check_used(files: Sequence[ScheduleFile], problems: Sequence[Problem]) -> N
     """Raise ``InputError``, which says what differs, for a schedule of none of these graphs."""
     for file in files:
         if not any(file.graph["hash"] == problem.graph_hash for problem in problems):
-            like = next((problem for problem in problems if problem.name == file.graph["name"]), problems[0])
+            like = next(
+                (problem for problem in problems if problem.name == file.graph["name"]), problems[0]
+            )
             bind_schedule(file, like)
             raise InputError(f"{file.path}: the schedule belongs to none of these graphs")
 
@@ -102,31 +139,52 @@ def as_captured(result: Result) -> Scored:
 
 
 def lines(audit: Audit) -> tuple[str, ...]:
-    """Return how far above the bound the schedule is, what is exposed and why, and what would help most."""
+    """Return how far above the bound the schedule is, what is exposed and why, and what would help
+    most.
+    """
     found = [verdict(audit)]
     if audit.exposed:
         total = show_us(ticks_to_us(audit.now.exposed_ticks))
-        found += [f"  exposed, {total} in {len(audit.exposed)} waits:", *exposed_lines(audit.exposed)]
+        found += [
+            f"  exposed, {total} in {len(audit.exposed)} waits:",
+            *exposed_lines(audit.exposed),
+        ]
     if audit.changes:
         found.append("  what would help most, one on top of the other, each simulated:")
         before = audit.now
         for k, change in enumerate(audit.changes, start=1):
             gain = before.step_time_ticks - change.scored.step_time_ticks
-            figures = f"{show_us(ticks_to_us(change.scored.step_time_ticks))}, peak {show_bytes(change.scored.peak_memory_bytes)}"
+            figures = (
+                f"{show_us(ticks_to_us(change.scored.step_time_ticks))}, peak"
+                f" {show_bytes(change.scored.peak_memory_bytes)}"
+            )
             share = 100 * gain / before.step_time_ticks
-            found.append(f"    {k}. {_said(audit.result.problem, before, change)}: {share:.2f} % shorter ({figures})")
+            found.append(
+                f"    {k}. {_said(audit.result.problem, before, change)}: {share:.2f} % shorter"
+                f" ({figures})"
+            )
             before = change.scored
     return tuple(found)
 
 
 def verdict(audit: Audit) -> str:
-    """Return one line on how far the schedule is above the bound, and what is known to be possible."""
+    """Return one line on how far the schedule is above the bound, and what is known to be
+    possible.
+    """
     result, now = audit.result, audit.now
     what = "as captured" if now.name == AS_CAPTURED else "the schedule"
     text = f"{result.problem.name}: {what} {100 * audit.above_bound:.2f} % above the bound"
     if result.best is not None:
-        gain = 100 * (1 - result.best.step_time_ticks / now.step_time_ticks) if now.step_time_ticks else 0.0
-        text += f"; a schedule {gain:.2f} % shorter is known (`apsched solve`)" if gain > 0 else "; none that is shorter is known"
+        gain = (
+            100 * (1 - result.best.step_time_ticks / now.step_time_ticks)
+            if now.step_time_ticks
+            else 0.0
+        )
+        text += (
+            f"; a schedule {gain:.2f} % shorter is known (`apsched solve`)"
+            if gain > 0
+            else "; none that is shorter is known"
+        )
     return text if now.fits else f"{text}; it breaks a cap: {now.violations[0]}"
 
 
@@ -135,7 +193,10 @@ def _said(problem: Problem, before: Scored, change: Change) -> str:
         return "the same buckets, launched and waited for elsewhere"
     key = problem.keys[change.key]
     now, then = (_launches(problem, scored, change.key) for scored in (before, change.scored))
-    return f"{key.kind} on group {key.group} ({key.dtype}) in {then} launch{'es' if then != 1 else ''} instead of {now}, placed anew"
+    return (
+        f"{key.kind} on group {key.group} ({key.dtype}) in {then} launch{'es' if then != 1 else ''}"
+        f" instead of {now}, placed anew"
+    )
 
 
 def _launches(problem: Problem, scored: Scored, key: int) -> int:
@@ -178,6 +239,8 @@ def _json(audit: Audit) -> dict[str, Any]:
                 "peak_memory_bytes": change.scored.peak_memory_bytes,
                 "num_launches": change.scored.num_launches,
             }
-            for before, change in zip((now, *(c.scored for c in audit.changes)), audit.changes, strict=False)
+            for before, change in zip(
+                (now, *(c.scored for c in audit.changes)), audit.changes, strict=False
+            )
         ],
     }

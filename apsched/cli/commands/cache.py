@@ -16,20 +16,42 @@ from apsched.report.summary import console
 
 def run(args: argparse.Namespace, stdout: TextIO) -> None:
     """List the answers in the cache, used most recently first, or remove them all."""
-    cache = Cache(directory=Path(args.cache).expanduser() if args.cache is not None else default_directory())
+    cache = Cache(
+        directory=Path(args.cache).expanduser() if args.cache is not None else default_directory()
+    )
     if args.what == "clear":
         num_answers, size_bytes = cache.clear()
         if args.json:
-            print(json.dumps({"schema": 1, "directory": str(cache.directory), "removed": num_answers, "bytes": size_bytes}), file=stdout)
+            print(
+                json.dumps(
+                    {
+                        "schema": 1,
+                        "directory": str(cache.directory),
+                        "removed": num_answers,
+                        "bytes": size_bytes,
+                    }
+                ),
+                file=stdout,
+            )
         else:
-            print(f"{cache.directory}: removed {num_answers} answers, {show_bytes(size_bytes)}", file=stdout)
+            print(
+                f"{cache.directory}: removed {num_answers} answers, {show_bytes(size_bytes)}",
+                file=stdout,
+            )
         return
     entries = cache.entries()
     if args.json:
         shown = [asdict(entry) for entry in entries]
-        print(json.dumps({"schema": 1, "directory": str(cache.directory), "answers": shown}), file=stdout)
+        print(
+            json.dumps({"schema": 1, "directory": str(cache.directory), "answers": shown}),
+            file=stdout,
+        )
         return
-    print(f"{cache.directory}: {len(entries)} answers, {show_bytes(sum(entry.size_bytes for entry in entries))}", file=stdout)
+    print(
+        f"{cache.directory}: {len(entries)} answers,"
+        f" {show_bytes(sum(entry.size_bytes for entry in entries))}",
+        file=stdout,
+    )
     if not entries:
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -37,5 +59,9 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     table.add_column("size", justify="right")
     table.add_column("last used")
     for entry in entries:
-        table.add_row(entry.digest[:16], show_bytes(entry.size_bytes), time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used_s)))
+        table.add_row(
+            entry.digest[:16],
+            show_bytes(entry.size_bytes),
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used_s)),
+        )
     console(stdout).print(table)

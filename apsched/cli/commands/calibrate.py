@@ -1,4 +1,6 @@
-"""``apsched calibrate``: costs from a profile of a job, or from the device at hand, as a file for ``--costs``."""
+"""``apsched calibrate``: costs from a profile of a job, or from the device at hand, as a file for
+``--costs``.
+"""
 
 import argparse
 from pathlib import Path
@@ -28,26 +30,34 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     if args.unfused and not args.measure:
         raise InputError("--unfused says what --measure runs; a profile shows what ran")
     if bool(args.trace) == args.measure:
-        raise InputError("expected --trace FILE (a profile of a job) or --measure (this device), and not both")
+        raise InputError(
+            "expected --trace FILE (a profile of a job) or --measure (this device), and not both"
+        )
     check_writable(path.parent)
     (_measure if args.measure else _read_traces)(args, path, stdout)
 
 
 def _read_traces(args: argparse.Namespace, path: Path, stdout: TextIO) -> None:
     progress = Progress()
-    with loaded(source_request(args), CostChoice(cluster=args.cluster), direction(args), progress) as source:
+    with loaded(
+        source_request(args), CostChoice(cluster=args.cluster), direction(args), progress
+    ) as source:
         dags = [graph.dag for graph in source.graphs]
         name = args.cluster or source.cluster
         cluster = load_cluster(name)
         with progress.stage("profile"):
-            profile = profile_costs(dags, [load_trace(trace) for trace in args.trace], cluster, name)
+            profile = profile_costs(
+                dags, [load_trace(trace) for trace in args.trace], cluster, name
+            )
             prediction = predicted(dags, profile.costs, cluster)
     write_atomic(path, dump_costs(profile.costs))
     report.print_profile(profile, prediction, args.out, stdout, as_json=args.json)
 
 
 def _measure(args: argparse.Namespace, path: Path, stdout: TextIO) -> None:
-    """Measure on this device; under torchrun with all process ranks, of which the first one writes."""
+    """Measure on this device; under torchrun with all process ranks, of which the first one
+    writes.
+    """
     from apsched.calibrate.ranks import job
 
     known = load_costs(path) if path.is_file() else None
@@ -55,12 +65,25 @@ def _measure(args: argparse.Namespace, path: Path, stdout: TextIO) -> None:
         progress = Progress(quiet=here.rank > 0)
         choice = CostChoice(cluster=args.cluster, fused=not args.unfused)
         with loaded(source_request(args), choice, direction(args), progress) as source:
-            graphs = [(graph.captured.module, graph.dag) for graph in source.graphs if graph.captured is not None]
+            graphs = [
+                (graph.captured.module, graph.dag)
+                for graph in source.graphs
+                if graph.captured is not None
+            ]
             if not graphs:
-                raise InputError(f"{args.source}: --measure runs operators, and a graph file has none; hand in what it was captured from")
+                raise InputError(
+                    f"{args.source}: --measure runs operators, and a graph file has none; hand in"
+                    " what it was captured from"
+                )
             with progress.stage("measure"):
                 name = args.cluster or source.cluster
-                measured = here.measure(graphs, name, load_cluster(name), _of_this_run(known, name), fused=not args.unfused)
+                measured = here.measure(
+                    graphs,
+                    name,
+                    load_cluster(name),
+                    _of_this_run(known, name),
+                    fused=not args.unfused,
+                )
     if here.rank == 0:
         write_atomic(path, dump_costs(measured.costs))
         report.print_measured(measured, args.out, stdout, as_json=args.json)
@@ -68,6 +91,10 @@ def _measure(args: argparse.Namespace, path: Path, stdout: TextIO) -> None:
 
 def _of_this_run(known: MeasuredCosts | None, cluster_name: str) -> MeasuredCosts | None:
     """Return costs that were measured before; not those of a profile, which mean something else."""
-    if known is None or known.cluster != cluster_name or any(price.source != "measured" for price in known.compute.values()):
+    if (
+        known is None
+        or known.cluster != cluster_name
+        or any(price.source != "measured" for price in known.compute.values())
+    ):
         return None
     return known

@@ -20,15 +20,26 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
 
     path = Path(args.out)
     if path.is_dir() or path.name in ("", ".", ".."):
-        raise InputError(f"-o: expected the name of a graph file such as step.graph; found the directory {args.out!r}")
+        raise InputError(
+            "-o: expected the name of a graph file such as step.graph; found the directory"
+            f" {args.out!r}"
+        )
     if path.suffix == ".py":
-        raise InputError(f"-o: expected the name of a graph file such as step.graph; found {args.out!r}, which would be read as Python")
+        raise InputError(
+            f"-o: expected the name of a graph file such as step.graph; found {args.out!r}, which"
+            " would be read as Python"
+        )
     request, costs, wanted = source_request(args), cost_choice(args), direction(args)
     check_writable(path.parent)
     with loaded(request, costs, wanted, Progress()) as source:
         alone = len(source.graphs) == 1
-        names = [path.name if alone else member_path(path, graph.problem.name).name for graph in source.graphs]
-        files = {name: to_bytes(graph.dag) for name, graph in zip(names, source.graphs, strict=True)}
+        names = [
+            path.name if alone else member_path(path, graph.problem.name).name
+            for graph in source.graphs
+        ]
+        files = {
+            name: to_bytes(graph.dag) for name, graph in zip(names, source.graphs, strict=True)
+        }
     saved = source.saved_bytes
     written = write_files(path.parent, files)
     graphs = [
@@ -42,15 +53,25 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
         for graph, file in zip(source.graphs, written, strict=True)
     ]
     if args.json:
-        report: dict[str, object] = {"schema": 1, "source": args.source, "cluster": source.cluster, "graphs": graphs}
+        report: dict[str, object] = {
+            "schema": 1,
+            "source": args.source,
+            "cluster": source.cluster,
+            "graphs": graphs,
+        }
         if saved is not None:
             report["saved_bytes"] = {"tagged": saved.tagged, "untagged": saved.untagged}
         print(json.dumps(report), file=stdout)
         return
     for graph in graphs:
-        print(f"{graph['name']}: {graph['num_nodes']} nodes, {graph['num_collectives']} collectives -> {graph['file']}", file=stdout)
+        print(
+            f"{graph['name']}: {graph['num_nodes']} nodes, {graph['num_collectives']} collectives"
+            f" -> {graph['file']}",
+            file=stdout,
+        )
     if saved is not None:
         print(
-            f"saved for backward: {show_bytes(saved.tagged)}; without tags on gathers of parameters {show_bytes(saved.untagged)}",
+            f"saved for backward: {show_bytes(saved.tagged)}; without tags on gathers of parameters"
+            f" {show_bytes(saved.untagged)}",
             file=stdout,
         )

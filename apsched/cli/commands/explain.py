@@ -1,4 +1,6 @@
-"""``apsched explain``: what the step time rests on and what one more would buy; or why no schedule fits."""
+"""``apsched explain``: what the step time rests on and what one more would buy; or why no schedule
+fits.
+"""
 
 import argparse
 import json
@@ -20,8 +22,15 @@ from apsched.what_if.one_more import Relaxed, relaxed
 
 
 def run(args: argparse.Namespace, stdout: TextIO) -> None:
-    """Solve every graph, and again with one more of each thing; nothing is rewritten, nothing is written."""
-    request, costs, wanted, choice = source_request(args), cost_choice(args), direction(args), search_choice(args)
+    """Solve every graph, and again with one more of each thing; nothing is rewritten, nothing is
+    written.
+    """
+    request, costs, wanted, choice = (
+        source_request(args),
+        cost_choice(args),
+        direction(args),
+        search_choice(args),
+    )
     plan = plan_choice(args)
     progress = Progress()
     results: list[Result] = []
@@ -31,10 +40,17 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
             caps = resolve_caps(graph, choice.caps, choice.memory_cap, progress, choice.options)
             result = solve_graph(graph, caps, choice.options, progress)
             results.append(result)
-            bought.append(_one_more(graph, result, costs, choice.options, progress) if result.best else ())
+            bought.append(
+                _one_more(graph, result, costs, choice.options, progress) if result.best else ()
+            )
     if args.json:
         graphs = [_json(result, more) for result, more in zip(results, bought, strict=True)]
-        print(json.dumps({"schema": 1, "source": args.source, "cluster": source.cluster, "graphs": graphs}), file=stdout)
+        print(
+            json.dumps(
+                {"schema": 1, "source": args.source, "cluster": source.cluster, "graphs": graphs}
+            ),
+            file=stdout,
+        )
     else:
         out = console(stdout)
         for k, (result, more) in enumerate(zip(results, bought, strict=True)):
@@ -44,21 +60,29 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
                 print_infeasible(out, result.problem.name, result.answer.infeasibility)
             else:
                 print_binding(out, result, more)
-    refuse_infeasible(results, source=args.source, cluster=source.cluster, stdout=stdout, as_json=False)
+    refuse_infeasible(
+        results, source=args.source, cluster=source.cluster, stdout=stdout, as_json=False
+    )
 
 
-def _one_more(graph: LoadedGraph, result: Result, costs: CostChoice, options: SolveOptions, progress: Progress) -> tuple[Relaxed, ...]:
+def _one_more(
+    graph: LoadedGraph, result: Result, costs: CostChoice, options: SolveOptions, progress: Progress
+) -> tuple[Relaxed, ...]:
     with progress.stage(f"one more of each {graph.problem.name}"):
         return relaxed(graph.problem, result.caps, options, result.answer, _network(graph, costs))
 
 
 def _network(graph: LoadedGraph, costs: CostChoice) -> FasterNetwork | None:
     cluster = _cluster(graph, costs)
-    return faster_network(graph.problem, cluster, graph.dag.graph["group_ranks"]) if cluster else None
+    return (
+        faster_network(graph.problem, cluster, graph.dag.graph["group_ranks"]) if cluster else None
+    )
 
 
 def _cluster(graph: LoadedGraph, costs: CostChoice) -> Cluster | None:
-    """Return the cluster that the costs stand for; ``None`` where a graph file names one that does not ship."""
+    """Return the cluster that the costs stand for; ``None`` where a graph file names one that does
+    not ship.
+    """
     name = graph.dag.graph["cluster"]
     stated = costs.cluster or (name if name in cluster_names() else None)
     return load_cluster(stated) if stated else None

@@ -7,7 +7,12 @@ from typing import TextIO
 
 from rich.table import Table
 
-from apsched.costs.clusters.cluster import DEFAULT_CLUSTER, cluster_names, cluster_text, load_cluster
+from apsched.costs.clusters.cluster import (
+    DEFAULT_CLUSTER,
+    cluster_names,
+    cluster_text,
+    load_cluster,
+)
 from apsched.models.presets import PRESETS
 from apsched.quantities import show_bytes
 from apsched.report.summary import console
@@ -16,7 +21,12 @@ from apsched.report.summary import console
 def run_models(args: argparse.Namespace, stdout: TextIO) -> None:
     """List the presets with their sizes."""
     if args.json:
-        print(json.dumps({"schema": 1, "models": {name: asdict(config) for name, config in PRESETS.items()}}), file=stdout)
+        print(
+            json.dumps(
+                {"schema": 1, "models": {name: asdict(config) for name, config in PRESETS.items()}}
+            ),
+            file=stdout,
+        )
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("model")
@@ -34,7 +44,10 @@ def run_clusters(args: argparse.Namespace, stdout: TextIO) -> None:
     if args.name is not None and not args.json:
         print(cluster_text(args.name), file=stdout, end="")
         return
-    clusters = {name: load_cluster(name) for name in ([args.name] if args.name is not None else cluster_names())}
+    clusters = {
+        name: load_cluster(name)
+        for name in ([args.name] if args.name is not None else cluster_names())
+    }
     if args.json:
         shown = {name: asdict(cluster) for name, cluster in clusters.items()}
         print(json.dumps({"schema": 1, "default": DEFAULT_CLUSTER, "clusters": shown}), file=stdout)

@@ -24,8 +24,19 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
         page = report_page(*study_page_of(directory, args.point, slowdown))
     else:
         if args.point:
-            raise InputError(f"--point: it chooses among the points of a study, and {directory} is none; leave it out")
-        study = Path(args.study) if args.study is not None else directory if (directory / FILE).is_file() else None
+            raise InputError(
+                f"--point: it chooses among the points of a study, and {directory} is none; leave"
+                " it out"
+            )
+        study = (
+            Path(args.study)
+            if args.study is not None
+            else directory
+            if (directory / FILE).is_file()
+            else None
+        )
         solved = load_run(directory)
-        page = report_page(solved, frontiers_of_run(solved, study, slowdown) if study is not None else ())
+        page = report_page(
+            solved, frontiers_of_run(solved, study, slowdown) if study is not None else ()
+        )
     write_one(args, page, "report", "report.html", "one file, open it in a browser", stdout)

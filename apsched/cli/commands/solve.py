@@ -24,20 +24,36 @@ from apsched.cli.options import (
 from apsched.cli.output import refuse_infeasible
 from apsched.pipeline.load import LoadedGraph, loaded
 from apsched.pipeline.result import Result
-from apsched.pipeline.steps import resolve_caps, rewrite, solve_graph, under_plan, with_round_trip, with_torch_schedulers
+from apsched.pipeline.steps import (
+    resolve_caps,
+    rewrite,
+    solve_graph,
+    under_plan,
+    with_round_trip,
+    with_torch_schedulers,
+)
 from apsched.progress import Progress
 from apsched.report.summary import console, metrics_lines, print_table, report_json, summary_lines
 
 
 def run(args: argparse.Namespace, stdout: TextIO) -> None:
-    """Solve every graph of the source; write schedules, graphs, rewritten modules and the result."""
-    request, costs, wanted, choice = source_request(args), cost_choice(args), direction(args), search_choice(args)
+    """Solve every graph of the source; write schedules, graphs, rewritten modules and the
+    result.
+    """
+    request, costs, wanted, choice = (
+        source_request(args),
+        cost_choice(args),
+        direction(args),
+        search_choice(args),
+    )
     milp, asked = milp_choice(args), scenario_choice(args)
     check_writable(out_dir(args, "."))
     progress = Progress()
     plan = plan_choice(args)
     with loaded(request, costs, wanted, progress) as source:
-        graphs = under_plan(source.graphs, with_buckets(plan, args.buckets, source.graphs), bitwise=args.bitwise)
+        graphs = under_plan(
+            source.graphs, with_buckets(plan, args.buckets, source.graphs), bitwise=args.bitwise
+        )
         target = out_dir(args, source.slug)
         check_writable(target)
         results = [
@@ -52,9 +68,13 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
             )
             for graph in graphs
         ]
-        refuse_infeasible(results, source=args.source, cluster=source.cluster, stdout=stdout, as_json=args.json)
+        refuse_infeasible(
+            results, source=args.source, cluster=source.cluster, stdout=stdout, as_json=args.json
+        )
         if args.inductor:
-            results = [with_torch_schedulers(*pair, progress) for pair in zip(graphs, results, strict=True)]
+            results = [
+                with_torch_schedulers(*pair, progress) for pair in zip(graphs, results, strict=True)
+            ]
         files: dict[str, bytes] = {}
         for k, graph in enumerate(graphs):
             results[k] = finish_graph(graph, results[k], files, progress)
@@ -67,8 +87,12 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
         print_report(results, written, source.notes, stdout, metrics=args.metrics)
 
 
-def finish_graph(graph: LoadedGraph, result: Result, files: dict[str, bytes], progress: Progress) -> Result:
-    """Write the schedule back where there is an FX graph, check the round trip, and add the graph's files to ``files``."""
+def finish_graph(
+    graph: LoadedGraph, result: Result, files: dict[str, bytes], progress: Progress
+) -> Result:
+    """Write the schedule back where there is an FX graph, check the round trip, and add the graph's
+    files to ``files``.
+    """
     from apsched.graph.graph_file import to_bytes
 
     name = graph.problem.name
@@ -84,8 +108,17 @@ def finish_graph(graph: LoadedGraph, result: Result, files: dict[str, bytes], pr
     return with_round_trip(result, rewritten)
 
 
-def print_report(results: Sequence[Result], written: Sequence[Path], notes: Sequence[str], stdout: TextIO, *, metrics: bool) -> None:
-    """Print the table, what was found (with ``metrics`` by direction, group and kind, too), and where the files went."""
+def print_report(
+    results: Sequence[Result],
+    written: Sequence[Path],
+    notes: Sequence[str],
+    stdout: TextIO,
+    *,
+    metrics: bool,
+) -> None:
+    """Print the table, what was found (with ``metrics`` by direction, group and kind, too), and
+    where the files went.
+    """
     print_table(results, stdout)
     out = console(stdout)
     out.print()
@@ -93,7 +126,10 @@ def print_report(results: Sequence[Result], written: Sequence[Path], notes: Sequ
         for line in (*summary_lines(result), *(metrics_lines(result) if metrics else ())):
             out.print(line, markup=False)
     if any(result.round_trip_exact is None for result in results):
-        out.print("solved from a graph file: nothing was rewritten (solve the source itself, or `apsched apply` the schedule to it)")
+        out.print(
+            "solved from a graph file: nothing was rewritten (solve the source itself, or `apsched"
+            " apply` the schedule to it)"
+        )
     for note in (*notes, *(note for result in results for note in result.notes)):
         out.print(f"note: {note}", markup=False)
     print_files(written, stdout)
@@ -101,4 +137,6 @@ def print_report(results: Sequence[Result], written: Sequence[Path], notes: Sequ
 
 def print_files(written: Sequence[Path], stdout: TextIO) -> None:
     """Print where files went, all to one directory."""
-    console(stdout).print(f"files in {written[0].parent}: {', '.join(path.name for path in written)}", markup=False)
+    console(stdout).print(
+        f"files in {written[0].parent}: {', '.join(path.name for path in written)}", markup=False
+    )

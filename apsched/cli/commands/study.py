@@ -40,13 +40,18 @@ from apsched.study.store import FILE, Point, Store
 
 
 def run(args: argparse.Namespace, stdout: TextIO) -> None:
-    """Answer all that is open of the grid, and print all of it; or do something with studies that are there."""
+    """Answer all that is open of the grid, and print all of it; or do something with studies that
+    are there.
+    """
     words = args.source
     if words[0] in ACTIONS:
         ACTIONS[words[0]](args, words[1:], stdout)
         return
     if len(words) > 1:
-        raise InputError(f"expected one SOURCE, or {', '.join(ACTIONS)} and studies; found {words[0]!r} and {words[1]!r}")
+        raise InputError(
+            f"expected one SOURCE, or {', '.join(ACTIONS)} and studies; found {words[0]!r} and"
+            f" {words[1]!r}"
+        )
     args = argparse.Namespace(**{**vars(args), "source": words[0]})
     if args.what_if:
         ask_what_if(args, stdout)
@@ -60,7 +65,9 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     slowdown = parse_share(args.slowdown or DEFAULT_SLOWDOWN, "--slowdown")
     engine = engine_of(args)
     combinations = list(product(*(axis.values for axis in axes)))
-    labels = [dict(zip((axis.name for axis in axes), values, strict=True)) for values in combinations]
+    labels = [
+        dict(zip((axis.name for axis in axes), values, strict=True)) for values in combinations
+    ]
     settings = [setting_of(_with(args, axes, values)) for values in combinations]
     store, run_id = opened(args)
     prepared = prepare(settings, store, Progress())
@@ -76,12 +83,21 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     store.end_run(run_id, _now(), sum(len(live.known) for live in lives))
     _print(lives, labelled, slowdown, store, args, stdout)
     if not any(outcome.step_ticks is not None for live in lives for outcome in live.known.values()):
-        raise InfeasibleError(f"no schedule fits at any point of the study; {store.directory / FILE} says what would do")
+        raise InfeasibleError(
+            f"no schedule fits at any point of the study; {store.directory / FILE} says what"
+            " would do"
+        )
 
 
 def opened(args: argparse.Namespace) -> tuple[Store, str]:
-    """Return the study that ``-o`` names, made where there is none, and the name of this run in it."""
-    directory = Path(args.out) if args.out is not None else Path("apsched-out") / f"study-{_slug(args.source)}"
+    """Return the study that ``-o`` names, made where there is none, and the name of this run in
+    it.
+    """
+    directory = (
+        Path(args.out)
+        if args.out is not None
+        else Path("apsched-out") / f"study-{_slug(args.source)}"
+    )
     check_writable(directory)
     store = Store(directory, create=True)
     run_id = uuid.uuid4().hex
@@ -92,7 +108,10 @@ def opened(args: argparse.Namespace) -> tuple[Store, str]:
 def ask_what_if(args: argparse.Namespace, stdout: TextIO) -> None:
     """Answer one question about other hardware or another size directly."""
     if args.vary:
-        raise InputError("--if: it asks one question; --vary asks many (network, compute and memory_cap can vary, too): leave one out")
+        raise InputError(
+            "--if: it asks one question; --vary asks many (network, compute and memory_cap can"
+            " vary, too): leave one out"
+        )
     what_if = parse_what_if(args.what_if)
     now = setting_of(args)
     later = then(now, what_if)
@@ -106,7 +125,12 @@ def ask_what_if(args: argparse.Namespace, stdout: TextIO) -> None:
         *(
             live
             for one in after
-            for live in chains((one,), MemoryAxis(caps=(cap_then(cap, what_if, one.graph.device_memory_bytes),)), store, full=False)
+            for live in chains(
+                (one,),
+                MemoryAxis(caps=(cap_then(cap, what_if, one.graph.device_memory_bytes),)),
+                store,
+                full=False,
+            )
         ),
     ]
     answer(lives, engine, run_id, Board(lives, engine.slots).told)
@@ -116,20 +140,38 @@ def ask_what_if(args: argparse.Namespace, stdout: TextIO) -> None:
         share_schedules(one, other, run_id)
     store.end_run(run_id, _now(), len(lives))
     answers = [
-        Answer(now=one.points()[0], then=other.points()[0], notes=other.prepared.graph.notes[len(one.prepared.graph.notes) :])
+        Answer(
+            now=one.points()[0],
+            then=other.points()[0],
+            notes=other.prepared.graph.notes[len(one.prepared.graph.notes) :],
+        )
         for one, other in pairs
     ]
     if args.json:
         graphs = [answer_json(found) for found in answers]
-        print(json.dumps({"schema": 1, "study": str(store.directory), "if": what_if.text, "graphs": graphs}), file=stdout)
+        print(
+            json.dumps(
+                {"schema": 1, "study": str(store.directory), "if": what_if.text, "graphs": graphs}
+            ),
+            file=stdout,
+        )
     else:
         print_answers(what_if.text, answers, stdout)
     if all(found.now.step_time_us is None or found.then.step_time_us is None for found in answers):
-        raise InfeasibleError("no schedule fits now, or none would then; " + str(store.directory / FILE) + " says what would do")
+        raise InfeasibleError(
+            "no schedule fits now, or none would then; "
+            + str(store.directory / FILE)
+            + " says what would do"
+        )
 
 
 def _print(
-    lives: tuple[Live, ...], labels: list[dict[str, str]], slowdown: float, store: Store, args: argparse.Namespace, out: TextIO
+    lives: tuple[Live, ...],
+    labels: list[dict[str, str]],
+    slowdown: float,
+    store: Store,
+    args: argparse.Namespace,
+    out: TextIO,
 ) -> None:
     lines = [
         Line(
@@ -143,7 +185,12 @@ def _print(
     if args.json:
         found = [_line_json(line, slowdown) for line in lines]
         across = [along_json(along) for along in alongs(lines)]
-        print(json.dumps({"schema": 1, "study": str(store.directory), "lines": found, "across": across}), file=out)
+        print(
+            json.dumps(
+                {"schema": 1, "study": str(store.directory), "lines": found, "across": across}
+            ),
+            file=out,
+        )
         return
     print_study(lines, slowdown, out)
     console(out).print(f"study in {store.directory}: {FILE}, graphs, schedules", markup=False)
@@ -152,8 +199,19 @@ def _print(
 def _line_json(line: Line, slowdown: float) -> dict[str, Any]:
     fit = fitting(line.points)
     binds = dict(zip((point.point_id for point in fit), bindings(fit), strict=True))
-    points = [{**point_json(point), "binds": asdict(binds[point.point_id]) if point.point_id in binds else None} for point in line.points]
-    return {"labels": dict(line.labels), "graph": line.graph, "points": points, "frontier": frontier_json(fit, slowdown)}
+    points = [
+        {
+            **point_json(point),
+            "binds": asdict(binds[point.point_id]) if point.point_id in binds else None,
+        }
+        for point in line.points
+    ]
+    return {
+        "labels": dict(line.labels),
+        "graph": line.graph,
+        "points": points,
+        "frontier": frontier_json(fit, slowdown),
+    }
 
 
 def point_json(point: Point) -> dict[str, Any]:
@@ -169,7 +227,9 @@ def point_json(point: Point) -> dict[str, Any]:
     }
 
 
-def _with(args: argparse.Namespace, axes: tuple[Axis, ...], values: tuple[str, ...]) -> argparse.Namespace:
+def _with(
+    args: argparse.Namespace, axes: tuple[Axis, ...], values: tuple[str, ...]
+) -> argparse.Namespace:
     """Return the arguments with the values of one combination."""
     changed: dict[str, Any] = {}
     for axis, value in zip(axes, values, strict=True):
@@ -188,7 +248,11 @@ def _with(args: argparse.Namespace, axes: tuple[Axis, ...], values: tuple[str, .
 
 def setting_of(args: argparse.Namespace) -> Setting:
     choice = search_choice(args)
-    speeds = {name: parse_times(getattr(args, name), name) for name in SPEEDS if getattr(args, name, None) is not None}
+    speeds = {
+        name: parse_times(getattr(args, name), name)
+        for name in SPEEDS
+        if getattr(args, name, None) is not None
+    }
     return Setting(
         request=source_request(args),
         costs=cost_choice(args),
@@ -201,7 +265,9 @@ def setting_of(args: argparse.Namespace) -> Setting:
     )
 
 
-def _labelled(prepared: tuple[Prepared, ...], settings: list[Setting], labels: list[dict[str, str]]) -> list[dict[str, str]]:
+def _labelled(
+    prepared: tuple[Prepared, ...], settings: list[Setting], labels: list[dict[str, str]]
+) -> list[dict[str, str]]:
     """Return the labels of each graph's setting."""
     by_setting = {id(setting): label for setting, label in zip(settings, labels, strict=True)}
     return [by_setting[id(one.setting)] for one in prepared]
@@ -210,19 +276,25 @@ def _labelled(prepared: tuple[Prepared, ...], settings: list[Setting], labels: l
 def engine_of(args: argparse.Namespace) -> Engine:
     if args.engine is not None:
         if args.jobs is not None:
-            raise InputError("--jobs: it counts processes on this machine; leave it out with --engine")
+            raise InputError(
+                "--jobs: it counts processes on this machine; leave it out with --engine"
+            )
         scheme, _, address = args.engine.partition("://")
         if scheme != "dask" or not address:
             raise InputError(f"--engine: expected dask://host:port, found {args.engine!r}")
         from apsched.study.dask_engine import DaskEngine
 
         return DaskEngine(f"tcp://{address}")
-    jobs = parse_count(args.jobs, "--jobs", least=1) if args.jobs is not None else os.cpu_count() or 1
+    jobs = (
+        parse_count(args.jobs, "--jobs", least=1) if args.jobs is not None else os.cpu_count() or 1
+    )
     return LocalEngine(jobs)
 
 
 def _slug(source: str) -> str:
-    kept = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in Path(source).name)
+    kept = "".join(
+        letter if letter.isalnum() or letter in "-_." else "-" for letter in Path(source).name
+    )
     return kept.strip("-.") or "source"
 
 
@@ -246,7 +318,10 @@ def _now() -> str:
 
 def run_compare(args: argparse.Namespace, words: list[str], stdout: TextIO) -> None:
     """Put the answers of two studies to the same questions side by side."""
-    one, other = (Store(Path(word)).points() for word in _exactly(words, 2, "two studies: apsched study compare A B"))
+    one, other = (
+        Store(Path(word)).points()
+        for word in _exactly(words, 2, "two studies: apsched study compare A B")
+    )
     found = compared(one, other, tuple(args.ignore or ()))
     if args.json:
         print(json.dumps({"schema": 1, **_json(found)}), file=stdout)
@@ -261,17 +336,29 @@ def run_compare(args: argparse.Namespace, words: list[str], stdout: TextIO) -> N
         labels = " ".join(f"{name}={pair.one.described[name]}" for name in differing)
         cap = pair.one.outcome.memory_cap_bytes
         gain = "" if pair.gain is None else f"{100 * pair.gain:.2f} %"
-        cells = [pair.one.graph.name, labels, "none" if cap is None else show_bytes(cap), _ms(pair.one), _ms(pair.other), gain]
+        cells = [
+            pair.one.graph.name,
+            labels,
+            "none" if cap is None else show_bytes(cap),
+            _ms(pair.one),
+            _ms(pair.other),
+            gain,
+        ]
         table.add_row(*cells, "yes" if pair.proven else "no")
     out = console(stdout)
     out.print(table)
-    out.print(f"{len(found.pairs)} points in both, {len(found.only_one)} only in {words[0]}, {len(found.only_other)} only in {words[1]}")
+    out.print(
+        f"{len(found.pairs)} points in both, {len(found.only_one)} only in {words[0]},"
+        f" {len(found.only_other)} only in {words[1]}"
+    )
 
 
 def run_merge(args: argparse.Namespace, words: list[str], stdout: TextIO) -> None:
     """Make one study of several; the better of two answers stays."""
     if len(words) < 2 or args.out is None:
-        raise InputError("expected studies and a directory to merge them into: apsched study merge A B -o DIR")
+        raise InputError(
+            "expected studies and a directory to merge them into: apsched study merge A B -o DIR"
+        )
     sources = [Store(Path(word)) for word in words]
     check_writable(Path(args.out))
     count = merge(sources, Store(Path(args.out), create=True))
@@ -304,7 +391,9 @@ def _exactly(words: list[str], count: int, what: str) -> list[str]:
 
 def _differing(points: list[Point]) -> list[str]:
     names = points[0].described if points else {}
-    return [name for name in names if len({json.dumps(point.described[name]) for point in points}) > 1]
+    return [
+        name for name in names if len({json.dumps(point.described[name]) for point in points}) > 1
+    ]
 
 
 def _ms(point: Point) -> str:

@@ -1,15 +1,19 @@
-"""One graph, and what the process ranks of its groups tell each other about it: who solves, the answer, and what each will launch.
+"""One graph, and what the process ranks of its groups tell each other about it: who solves, the
+answer, and what each will launch.
 
-Everything is said in groups of process ranks that communicate in the graph: only they must agree, so that stages of a pipeline may compile
-other graphs, and more or fewer of them. In each group the lowest process rank is its *speaker*.
+Everything is said in groups of process ranks that communicate in the graph: only they must agree,
+so that stages of a pipeline may compile other graphs, and more or fewer of them. In each group the
+lowest process rank is its *speaker*.
 
-1. A process rank whose graph is that of the speaker of one of its groups takes the answer of the lowest such speaker; one that finds
-   nobody lower with its graph solves. Whoever speaks for a group hands on what it got.
-2. Each says in each of its groups what it will launch there, and the speaker compares. What speakers found goes up, to the lowest process
-   rank that can be reached, and comes down to all as one verdict, so that nobody begins unless all may.
+1. A process rank whose graph is that of the speaker of one of its groups takes the answer of the
+   lowest such speaker; one that finds nobody lower with its graph solves. Whoever speaks for a
+   group hands on what it got.
+2. Each says in each of its groups what it will launch there, and the speaker compares. What
+   speakers found goes up, to the lowest process rank that can be reached, and comes down to all as
+   one verdict, so that nobody begins unless all may.
 
-Where a compiler may find code for the graph in a cache, and would then ask for nothing, each says first in the same way whether it has
-found any; it counts where all have, and it launches the same.
+Where a compiler may find code for the graph in a cache, and would then ask for nothing, each says
+first in the same way whether it has found any; it counts where all have, and it launches the same.
 """
 
 import hashlib
@@ -24,19 +28,31 @@ from typing import Any
 import torch
 
 from apsched.compiler.ranks.job import Job, running_job
-from apsched.compiler.ranks.launches import Launch, dump_launches, first_difference, groups_of, launches_of, order_digest, parse_launches
+from apsched.compiler.ranks.launches import (
+    Launch,
+    dump_launches,
+    first_difference,
+    groups_of,
+    launches_of,
+    order_digest,
+    parse_launches,
+)
 from apsched.errors import AgreementError, ApschedError, InfeasibleError, InputError
 from apsched.torch_compat.graphs import process_group_names
 
 _ORDERS_BY, _FINDINGS_BY, _VERDICT_BY = 0.8, 0.9, 1.0
 """Shares of the deadline: who is nearer to the cause gives up first, and names it."""
 _LINGER = 0.1
-"""Share of the deadline for which process rank 0 stays where something is wrong; a tenth of that at least."""
+"""Share of the deadline for which process rank 0 stays where something is wrong; a tenth of that at
+least.
+"""
 _CODE, _ORDER = "code", "order"
 _ABOUT = {_CODE: "whether it has code for the graph", _ORDER: "what to launch"}
 _ANEW = "compile anew"
 """A finding that is no error."""
-_ERRORS: dict[str, type[ApschedError]] = {e.__name__: e for e in (InputError, InfeasibleError, AgreementError)}
+_ERRORS: dict[str, type[ApschedError]] = {
+    e.__name__: e for e in (InputError, InfeasibleError, AgreementError)
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +72,14 @@ class Group:
 
 
 class Round:
-    """What is said about one graph; a context: an error that leaves it is told to the others, so that nobody waits in vain."""
+    """What is said about one graph; a context: an error that leaves it is told to the others, so
+    that nobody waits in vain.
+    """
 
     def __init__(self, job: Job, groups: Mapping[str, Sequence[int]]) -> None:
-        """``groups`` are those that the graph communicates in, with their process ranks, by first appearance."""
+        """``groups`` are those that the graph communicates in, with their process ranks, by first
+        appearance.
+        """
         self.job = job
         self.parties = _parties(job, groups)
         self.launched: dict[str, str] = {}
@@ -70,7 +90,12 @@ class Round:
     def __enter__(self) -> "Round":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if error is None or self._left:
             return
         self._left = True
@@ -82,11 +107,14 @@ class Round:
 
     # the answer
 
-    def shared(self, identity: str, asked: Mapping[str, str], solve: Callable[[], bytes]) -> tuple[bytes, int]:
-        """Return the answer for all process ranks with this ``identity``, and who gave it; ``solve`` is called on one of them.
+    def shared(
+        self, identity: str, asked: Mapping[str, str], solve: Callable[[], bytes]
+    ) -> tuple[bytes, int]:
+        """Return the answer for all process ranks with this ``identity``, and who gave it;
+        ``solve`` is called on one of them.
 
-        ``asked`` are the settings that an answer depends on; it is an ``AgreementError`` where they differ. An error of ``solve`` is
-        raised on all of them, in the same words.
+        ``asked`` are the settings that an answer depends on; it is an ``AgreementError`` where they
+        differ. An error of ``solve`` is raised on all of them, in the same words.
         """
         step, self._asked = f"answer {self._asked}", self._asked + 1
         try:
@@ -95,7 +123,9 @@ class Round:
             self._tell_failure(error, orders=False)
             raise
 
-    def _shared(self, step: str, mine: Mapping[str, Any], solve: Callable[[], bytes]) -> tuple[bytes, int]:
+    def _shared(
+        self, step: str, mine: Mapping[str, Any], solve: Callable[[], bytes]
+    ) -> tuple[bytes, int]:
         for party in self._spoken_for():
             self._say(party, f"{step} identity", mine)
         leader = min(self._same_graph(step, mine), key=lambda p: (p.leader, p.key), default=None)
@@ -127,8 +157,10 @@ class Round:
                 continue
             if theirs["asked"] != mine["asked"]:
                 raise AgreementError(
-                    f"process rank {self.job.rank} and process rank {party.leader} have the same graph, but ask for different schedules: "
-                    f"{_differences(mine['asked'], theirs['asked'])}; give all process ranks the same settings"
+                    f"process rank {self.job.rank} and process rank {party.leader} have the same"
+                    " graph, but ask for different schedules:"
+                    f" {_differences(mine['asked'], theirs['asked'])}; give all process ranks the"
+                    " same settings"
                 )
             same.append(party)
         return same
@@ -136,18 +168,27 @@ class Round:
     # the check
 
     def same_code(self, launched: Mapping[str, str] | None) -> bool:
-        """Return whether all process ranks found code for this graph in a cache, which launches the same in every group.
+        """Return whether all process ranks found code for this graph in a cache, which launches the
+        same in every group.
 
-        ``launched`` is group name -> digest of what the code found here launches, ``None`` where none was found. Where the answer is
-        no, nobody may use what was found.
+        ``launched`` is group name -> digest of what the code found here launches, ``None`` where
+        none was found. Where the answer is no, nobody may use what was found.
         """
-        found = self._verdict(_CODE, {party: {"digest": launched and launched.get(party.name, "")} for party in self.parties})
+        found = self._verdict(
+            _CODE,
+            {
+                party: {"digest": launched and launched.get(party.name, "")}
+                for party in self.parties
+            },
+        )
         if found not in ("", _ANEW):
             raise AgreementError(found)
         return not found
 
     def check(self, launches: Mapping[str, Sequence[Launch]]) -> None:
-        """Return where all process ranks will launch the same in every group; ``AgreementError`` on all of them where not."""
+        """Return where all process ranks will launch the same in every group; ``AgreementError`` on
+        all of them where not.
+        """
         said = {}
         for party in self.parties:
             order = launches.get(party.name, ())
@@ -158,49 +199,82 @@ class Round:
             raise AgreementError(wrong)
 
     def _verdict(self, topic: str, said: Mapping[Group, Mapping[str, Any]]) -> str:
-        """Say what is to be compared in each group; return what is wrong with what all said, empty for nothing."""
-        parent = min((p for p in self.parties if p.leader < self.job.rank), key=lambda p: (p.leader, p.key), default=None)
+        """Say what is to be compared in each group; return what is wrong with what all said, empty
+        for nothing.
+        """
+        parent = min(
+            (p for p in self.parties if p.leader < self.job.rank),
+            key=lambda p: (p.leader, p.key),
+            default=None,
+        )
         for party, words in said.items():
             self._say(party, f"{topic} {self.job.rank}", {**words, "up": party is parent})
         wrong = self._findings(topic)
         if parent is not None:
             self._say(parent, f"{topic} up {self.job.rank}", {"wrong": wrong})
-            verdict = self._hear(parent, f"{topic} verdict", parent.leader, "its verdict", _VERDICT_BY, or_else=wrong)
+            verdict = self._hear(
+                parent, f"{topic} verdict", parent.leader, "its verdict", _VERDICT_BY, or_else=wrong
+            )
             wrong = verdict["wrong"]
         for party in self._spoken_for():
             self._say(party, f"{topic} verdict", {"wrong": wrong})
         return wrong
 
     def _findings(self, topic: str) -> str:
-        """Return what is wrong in the groups that this process rank speaks for, and in those below; empty for nothing."""
+        """Return what is wrong in the groups that this process rank speaks for, and in those below;
+        empty for nothing.
+        """
         began_s = time.monotonic()
         mine = self._spoken_for()
-        said, silent = self._collect(topic, [(party, rank) for party in mine for rank in party.ranks], _ORDERS_BY, began_s)
-        wrong = next(filter(None, (self._compared(topic, party, said, silent) for party in mine)), "")
+        said, silent = self._collect(
+            topic, [(party, rank) for party in mine for rank in party.ranks], _ORDERS_BY, began_s
+        )
+        wrong = next(
+            filter(None, (self._compared(topic, party, said, silent) for party in mine)), ""
+        )
         below = [key for key, words in said.items() if words.get("up")]
         ups, silent = self._collect(f"{topic} up", below, _FINDINGS_BY, began_s)
         told = next((up["wrong"] for up in ups.values() if up["wrong"]), "")
-        late = next((self._silence(silent, party, "what they found", _FINDINGS_BY) for party, rank in below if rank in silent), "")
+        late = next(
+            (
+                self._silence(silent, party, "what they found", _FINDINGS_BY)
+                for party, rank in below
+                if rank in silent
+            ),
+            "",
+        )
         return wrong or told or late
 
     def _collect(
         self, what: str, sources: Sequence[tuple[Group, int]], share: float, began_s: float
     ) -> tuple[dict[tuple[Group, int], dict[str, Any]], tuple[int, ...]]:
-        """Return what each process rank says in each group, until one says that it failed; and those that say nothing."""
+        """Return what each process rank says in each group, until one says that it failed; and
+        those that say nothing.
+        """
         said: dict[tuple[Group, int], dict[str, Any]] = {}
 
         def missing() -> tuple[int, ...]:
             for party, rank in sources:
-                if (party, rank) not in said and (text := self._read(party, f"{what} {rank}")) is not None:
+                if (party, rank) not in said and (
+                    text := self._read(party, f"{what} {rank}")
+                ) is not None:
                     said[party, rank] = json.loads(text)
             if any("failed" in s for s in said.values()):
                 return ()
-            return tuple(dict.fromkeys(rank for party, rank in sources if (party, rank) not in said))
+            return tuple(
+                dict.fromkeys(rank for party, rank in sources if (party, rank) not in said)
+            )
 
         silent = self.job.wait(missing, share, began_s)
         return {source: said[source] for source in sources if source in said}, silent
 
-    def _compared(self, topic: str, party: Group, said: Mapping[tuple[Group, int], Mapping[str, Any]], silent: tuple[int, ...]) -> str:
+    def _compared(
+        self,
+        topic: str,
+        party: Group,
+        said: Mapping[tuple[Group, int], Mapping[str, Any]],
+        silent: tuple[int, ...],
+    ) -> str:
         """Return what is wrong with what was said in one group; empty for nothing."""
         heard = {rank: words for (where, rank), words in said.items() if where == party}
         for words in heard.values():
@@ -224,19 +298,32 @@ class Round:
         if not others:
             return ""
         usually = [rank for rank in digests if rank not in others]
-        mine, theirs = (parse_launches(self._read(party, f"launches {rank}") or b"[]") for rank in (others[0], usually[0]))
+        mine, theirs = (
+            parse_launches(self._read(party, f"launches {rank}") or b"[]")
+            for rank in (others[0], usually[0])
+        )
         more = f" (and {_ranks(others[1:])} differ, too)" if others[1:] else ""
         return (
-            f"process rank {others[0]} would not launch what {_ranks(usually)} would in group {party.name!r} of {_ranks(party.ranks)}: "
-            f"{first_difference(mine, theirs)}{more}. Nothing was launched. Run the same model, options, schedule files and versions on all"
+            f"process rank {others[0]} would not launch what {_ranks(usually)} would in group"
+            f" {party.name!r} of {_ranks(party.ranks)}: {first_difference(mine, theirs)}{more}."
+            " Nothing was launched. Run the same model, options, schedule files and versions"
+            " on all"
         )
 
     # saying and hearing
 
     def _hear(
-        self, party: Group, what: str, leader: int, about: str, share: float = _ORDERS_BY, or_else: str | None = None
+        self,
+        party: Group,
+        what: str,
+        leader: int,
+        about: str,
+        share: float = _ORDERS_BY,
+        or_else: str | None = None,
     ) -> dict[str, Any]:
-        """Return what ``speaker`` says; where it says nothing, raise that, or return it as a verdict."""
+        """Return what ``speaker`` says; where it says nothing, raise that, or return it as a
+        verdict.
+        """
         text: bytes | None = None
 
         def missing() -> tuple[int, ...]:
@@ -256,16 +343,22 @@ class Round:
     def _silence(self, silent: Sequence[int], party: Group, about: str, share: float) -> str:
         plural = len(silent) > 1
         return (
-            f"{_ranks(silent)} {'have' if plural else 'has'} not said {about} in group {party.name!r} of {_ranks(party.ranks)}, "
-            f"and {'have' if plural else 'has'} done nothing for {share * self.job.deadline_s:.1f} s: ended, hanging, or at another graph. "
-            f"Nothing was launched. See the log of {'those process ranks' if plural else 'that process rank'}, or raise deadline_s"
+            f"{_ranks(silent)} {'have' if plural else 'has'} not said {about} in group"
+            f" {party.name!r} of {_ranks(party.ranks)}, and {'have' if plural else 'has'} done"
+            f" nothing for {share * self.job.deadline_s:.1f} s: ended, hanging, or at another"
+            " graph. Nothing was launched. See the log of"
+            f" {'those process ranks' if plural else 'that process rank'}, or raise deadline_s"
         )
 
     def _tell_failure(self, error: BaseException, *, orders: bool = True) -> None:
         """Tell all who may wait for this process rank why it gave up."""
         error = _in_words(error, self.job.rank)
         said = {"failed": type(error).__name__, "message": str(error)}
-        answers = [what for number in range(self._asked or 1) for what in (f"answer {number} identity", f"answer {number}")]
+        answers = [
+            what
+            for number in range(self._asked or 1)
+            for what in (f"answer {number} identity", f"answer {number}")
+        ]
         verdicts = [f"{topic} verdict" for topic in _ABOUT if orders]
         for party in self._spoken_for():
             self._say_unless_said(party, [*answers, *verdicts], said)
@@ -273,13 +366,17 @@ class Round:
             self._say_unless_said(party, [f"{topic} {self.job.rank}" for topic in _ABOUT], said)
 
     def _until_heard(self) -> None:
-        """On process rank 0, which may hold the store: stay for a moment, so that the others hear what is wrong before it ends."""
+        """On process rank 0, which may hold the store: stay for a moment, so that the others hear
+        what is wrong before it ends.
+        """
         heard = {f"{party.key}/heard": len(party.ranks) for party in self.parties}
         for key in heard:
             self.job.store.add(key)
         most_s, began_s = _LINGER * self.job.deadline_s, time.monotonic()
         while self.job.rank == 0 and (waited_s := time.monotonic() - began_s) < most_s:
-            if waited_s > most_s / 10 and all(self.job.store.add(key, 0) >= count for key, count in heard.items()):
+            if waited_s > most_s / 10 and all(
+                self.job.store.add(key, 0) >= count for key, count in heard.items()
+            ):
                 return
             time.sleep(most_s / 50)
 
@@ -289,7 +386,9 @@ class Round:
     def _say(self, party: Group, what: str, said: Mapping[str, Any]) -> None:
         self._write(party, what, json.dumps(said).encode())
 
-    def _say_unless_said(self, party: Group, subjects: Sequence[str], said: Mapping[str, Any]) -> None:
+    def _say_unless_said(
+        self, party: Group, subjects: Sequence[str], said: Mapping[str, Any]
+    ) -> None:
         for what in subjects:
             if self._read(party, what) is None:
                 self._say(party, what, said)
@@ -307,7 +406,9 @@ def _raise_failure(said: Mapping[str, Any]) -> None:
 
 
 def _parties(job: Job, groups: Mapping[str, Sequence[int]]) -> tuple[Group, ...]:
-    """Return the groups of more than one process rank, each with a key: its process ranks, which of its like, which graph of it."""
+    """Return the groups of more than one process rank, each with a key: its process ranks, which of
+    its like, which graph of it.
+    """
     parties: list[Group] = []
     seen: dict[tuple[int, ...], int] = {}
     for name, ranks in groups.items():
@@ -321,12 +422,16 @@ def _parties(job: Job, groups: Mapping[str, Sequence[int]]) -> tuple[Group, ...]
 
 
 def _in_words(error: BaseException, rank: int) -> ApschedError:
-    """Return ``error`` as it is told to all: of its kind where apsched raised it on purpose, and with the process rank."""
+    """Return ``error`` as it is told to all: of its kind where apsched raised it on purpose, and
+    with the process rank.
+    """
     error = getattr(error, "inner_exception", error)  # torch's compilers wrap what a pass raises
     said = f"process rank {rank}: "
     if isinstance(error, ApschedError):
         text = str(error)
-        return _ERRORS.get(type(error).__name__, ApschedError)(text if text.startswith("process rank") else said + text)
+        return _ERRORS.get(type(error).__name__, ApschedError)(
+            text if text.startswith("process rank") else said + text
+        )
     if not isinstance(error, Exception):
         return AgreementError(f"{said}stopped ({type(error).__name__})")
     bug = "" if type(error).__module__.startswith("torch.") else " (a bug of apsched)"
@@ -338,7 +443,11 @@ def _ranks(ranks: Sequence[int]) -> str:
     if len(ranks) == 1:
         return f"process rank {ranks[0]}"
     whole = list(ranks) == list(range(ranks[0], ranks[0] + len(ranks)))
-    listed = f"{ranks[0]} to {ranks[-1]}" if whole and len(ranks) > 2 else ", ".join(map(str, ranks[:8])) + (", ..." if ranks[8:] else "")
+    listed = (
+        f"{ranks[0]} to {ranks[-1]}"
+        if whole and len(ranks) > 2
+        else ", ".join(map(str, ranks[:8])) + (", ..." if ranks[8:] else "")
+    )
     return f"process ranks {listed}"
 
 
@@ -354,9 +463,11 @@ logger = logging.getLogger(__name__)
 
 
 def round_of(module: torch.fx.GraphModule, deadline_s: float | None) -> Round | None:
-    """Return the round of talk about ``module``; ``None`` where there is nobody to talk to, or ``deadline_s`` is ``None``.
+    """Return the round of talk about ``module``; ``None`` where there is nobody to talk to, or
+    ``deadline_s`` is ``None``.
 
-    All process ranks that communicate in ``module`` must call this for it, and for other graphs with the same groups in the same order.
+    All process ranks that communicate in ``module`` must call this for it, and for other graphs
+    with the same groups in the same order.
     """
     job = running_job(deadline_s) if deadline_s is not None else None
     if job is None:
@@ -365,15 +476,23 @@ def round_of(module: torch.fx.GraphModule, deadline_s: float | None) -> Round | 
     groups = groups_of(module)
     for name in groups:
         if name not in known:
-            logger.warning("process group %r is not one of this job; the order of its launches is not compared between process ranks", name)
+            logger.warning(
+                "process group %r is not one of this job; the order of its launches is not compared"
+                " between process ranks",
+                name,
+            )
     opened = Round(job, {name: known[name] for name in groups if name in known})
     return opened if opened.parties else None
 
 
 def check_launches(
-    round_: Round, module: torch.fx.GraphModule, captured: torch.fx.GraphModule, names: Mapping[str, str] | None = None
+    round_: Round,
+    module: torch.fx.GraphModule,
+    captured: torch.fx.GraphModule,
+    names: Mapping[str, str] | None = None,
 ) -> None:
-    """Return where ``module``, made from ``captured``, may run: all process ranks will launch the same; ``AgreementError`` where not.
+    """Return where ``module``, made from ``captured``, may run: all process ranks will launch the
+    same; ``AgreementError`` where not.
 
     ``names`` maps a start node of ``captured`` to what it is for.
     """

@@ -1,4 +1,6 @@
-"""The solver as a job calls it: the answer of a schedule file, the cache or the solver, on one process rank for all with the graph."""
+"""The solver as a job calls it: the answer of a schedule file, the cache or the solver, on one
+process rank for all with the graph.
+"""
 
 import logging
 from collections.abc import Callable
@@ -35,20 +37,33 @@ class Sources:
     start: Schedule | None = None
     """What the solver starts from: the address of an answer has it, too."""
     near: bool = False
-    """Start from what the cache has of the same problem under other caps or options, where it has nothing better to start from."""
+    """Start from what the cache has of the same problem under other caps or options, where it has
+    nothing better to start from.
+    """
 
 
 def answered(
-    problem: Problem, caps: Caps, options: SolveOptions, solve: Solve, *, sources: Sources | None = None, round_: Round | None = None
+    problem: Problem,
+    caps: Caps,
+    options: SolveOptions,
+    solve: Solve,
+    *,
+    sources: Sources | None = None,
+    round_: Round | None = None,
 ) -> SolveResult:
-    """Return the answer for ``problem``; with ``round_`` the same schedule on all process ranks that have its graph.
+    """Return the answer for ``problem``; with ``round_`` the same schedule on all process ranks
+    that have its graph.
 
-    It was verified within ``caps`` here, whoever gave it. ``solve`` runs on one process rank, and only where no source has the answer.
+    It was verified within ``caps`` here, whoever gave it. ``solve`` runs on one process rank, and
+    only where no source has the answer.
     """
     sources = sources or Sources()
     if round_ is None or not round_.parties:
         return _found(problem, caps, options, solve, sources)
-    asked = {**_asked(caps, options), "plan": rules_digest(problem.rules) if problem.rules else "none"}
+    asked = {
+        **_asked(caps, options),
+        "plan": rules_digest(problem.rules) if problem.rules else "none",
+    }
     asked |= {f"version of {name}": number for name, number in versions()}
     costs = problem_digest(problem)
 
@@ -61,26 +76,41 @@ def answered(
         return answer
     same_costs = data[: len(costs)] == costs.encode()
     if wrong := _wrong(problem, caps, answer, figures=same_costs):
-        raise InputError(f"{problem.name}: the schedule of process rank {solver} does not fit this graph: {wrong}")
+        raise InputError(
+            f"{problem.name}: the schedule of process rank {solver} does not fit this graph:"
+            f" {wrong}"
+        )
     if same_costs:
         return answer
-    logger.warning("%s: costs here are not those of process rank %d, which solved; its schedule is used", problem.name, solver)
+    logger.warning(
+        "%s: costs here are not those of process rank %d, which solved; its schedule is used",
+        problem.name,
+        solver,
+    )
     return _at_other_costs(problem, answer, solver)
 
 
-def _found(problem: Problem, caps: Caps, options: SolveOptions, solve: Solve, sources: Sources) -> SolveResult:
+def _found(
+    problem: Problem, caps: Caps, options: SolveOptions, solve: Solve, sources: Sources
+) -> SolveResult:
     """Return the answer from a schedule file, the cache or the solver, in this order."""
     if sources.schedules:
         return replayed(problem, caps, sources.schedules)
     if sources.cache is None:
         return solve(problem, caps, options)
     cold = answer_digest(problem, caps, options, sources.start)
-    near = answer_digest(problem, caps, options, sources.start, near=True)  # what was near when it was solved is not asked again
+    near = answer_digest(
+        problem, caps, options, sources.start, near=True
+    )  # what was near when it was solved is not asked again
     for address in (cold, near) if sources.near else (cold,):
         if (kept := _kept(problem, caps, sources.cache, address)) is not None:
             return kept
     start = _near(problem, caps, sources.cache) if sources.near and sources.start is None else None
-    answer = solve(problem, caps, options) if start is None else solve(problem, caps, options, start=start)
+    answer = (
+        solve(problem, caps, options)
+        if start is None
+        else solve(problem, caps, options, start=start)
+    )
     address = cold if start is None else near
     if sources.cache.write(address, dump_answer(answer)) and answer.best is not None:
         sources.cache.note_latest(problem_digest(problem), address)
@@ -88,7 +118,9 @@ def _found(problem: Problem, caps: Caps, options: SolveOptions, solve: Solve, so
 
 
 def _kept(problem: Problem, caps: Caps, cache: Cache, address: str) -> SolveResult | None:
-    """Return the answer that the cache has under ``address``; ``None`` where there is none, or it is not right."""
+    """Return the answer that the cache has under ``address``; ``None`` where there is none, or it
+    is not right.
+    """
     kept = cache.read(address)
     if kept is None:
         return None
@@ -100,7 +132,12 @@ def _kept(problem: Problem, caps: Caps, cache: Cache, address: str) -> SolveResu
     if not wrong:
         logger.info("%s: answer taken from the cache (%s)", problem.name, address[:12])
         return answer
-    logger.warning("%s: what the cache has (%s) is not used, and replaced: %s", problem.name, address[:12], wrong)
+    logger.warning(
+        "%s: what the cache has (%s) is not used, and replaced: %s",
+        problem.name,
+        address[:12],
+        wrong,
+    )
     return None
 
 
@@ -115,20 +152,29 @@ def _near(problem: Problem, caps: Caps, cache: Cache) -> Schedule | None:
         return None
     if best is None or verify(problem, best.schedule, caps):
         return None
-    logger.info("%s: the search starts from what the cache has for other caps or options", problem.name)
+    logger.info(
+        "%s: the search starts from what the cache has for other caps or options", problem.name
+    )
     return best.schedule
 
 
 def _at_other_costs(problem: Problem, answer: SolveResult, solver: int) -> SolveResult:
-    """Return ``answer`` with the figures that its schedule has at the costs here, where nothing is proven."""
+    """Return ``answer`` with the figures that its schedule has at the costs here, where nothing is
+    proven.
+    """
     if answer.best is None:
         return answer
     best = scored(problem, answer.best.name, answer.best.schedule)
-    return replace(answer_of(best, f"none: process rank {solver} has other costs", answer.solved_by), baselines=())
+    return replace(
+        answer_of(best, f"none: process rank {solver} has other costs", answer.solved_by),
+        baselines=(),
+    )
 
 
 def _wrong(problem: Problem, caps: Caps, answer: SolveResult, *, figures: bool = True) -> str:
-    """Return what is wrong with the schedule of ``answer`` here, or (``figures``) with what it says of it; empty for nothing."""
+    """Return what is wrong with the schedule of ``answer`` here, or (``figures``) with what it says
+    of it; empty for nothing.
+    """
     if answer.best is None:
         return "" if answer.infeasibility is not None else "neither a schedule nor a reason"
     schedule = answer.best.schedule

@@ -1,4 +1,6 @@
-"""A solver's answer as bytes and back, whole: what the cache keeps, and what one process rank tells the others."""
+"""A solver's answer as bytes and back, whole: what the cache keeps, and what one process rank tells
+the others.
+"""
 
 import zlib
 from dataclasses import asdict
@@ -28,7 +30,9 @@ def dump_answer(answer: SolveResult) -> bytes:
 
 
 def parse_answer(content: bytes) -> SolveResult:
-    """Return the answer that ``content`` has; ``InputError`` for anything that :func:`dump_answer` did not write."""
+    """Return the answer that ``content`` has; ``InputError`` for anything that :func:`dump_answer`
+    did not write.
+    """
     try:
         data = orjson.loads(_decompressed(content))
         if data["version"] != VERSION:
@@ -37,12 +41,19 @@ def parse_answer(content: bytes) -> SolveResult:
             **{key: data[key] for key in _PLAIN},
             best=None if data["best"] is None else _parse_scored(data["best"]),
             baselines=tuple(_parse_scored(b) for b in data["baselines"]),
-            infeasibility=None if data["infeasibility"] is None else _parse_infeasibility(data["infeasibility"]),
+            infeasibility=(
+                None
+                if data["infeasibility"] is None
+                else _parse_infeasibility(data["infeasibility"])
+            ),
         )
     except (KeyError, TypeError, IndexError, ValueError, zlib.error) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"expected an answer of the solver, found something else ({type(error).__name__}: {error})") from None
+        raise InputError(
+            f"expected an answer of the solver, found something else ({type(error).__name__}:"
+            f" {error})"
+        ) from None
 
 
 _PLAIN = (
@@ -65,7 +76,9 @@ def _decompressed(content: bytes) -> bytes:
     inflate = zlib.decompressobj()
     text = inflate.decompress(content, _MOST_BYTES)
     if not inflate.eof:
-        raise InputError("expected an answer of the solver, found one that ends too early or is too large")
+        raise InputError(
+            "expected an answer of the solver, found one that ends too early or is too large"
+        )
     return text
 
 
@@ -80,8 +93,13 @@ def _scored(scored: Scored) -> dict[str, Any]:
 
 
 def _parse_scored(data: dict[str, Any]) -> Scored:
-    steps = tuple(Step(_KINDS[kind], index) for kind, index in zip(data["kinds"], data["indices"], strict=True))
-    buckets = tuple(Bucket(tuple(members), coalesced=coalesced) for members, coalesced in data["buckets"])
+    steps = tuple(
+        Step(_KINDS[kind], index)
+        for kind, index in zip(data["kinds"], data["indices"], strict=True)
+    )
+    buckets = tuple(
+        Bucket(tuple(members), coalesced=coalesced) for members, coalesced in data["buckets"]
+    )
     return Scored(
         **{key: data[key] for key in _FIGURES},
         violations=tuple(data["violations"]),
@@ -94,9 +112,15 @@ def _parse_infeasibility(data: dict[str, Any]) -> Infeasibility:
         clashes=tuple(tuple(clash) for clash in data["clashes"]),
         proven=data["proven"],
         nodes=tuple(data["nodes"]),
-        relaxations=tuple(Relaxation(**(r | {"lifted": tuple(r["lifted"])})) for r in data["relaxations"]),
+        relaxations=tuple(
+            Relaxation(**(r | {"lifted": tuple(r["lifted"])})) for r in data["relaxations"]
+        ),
         places=tuple(
-            FullPlace(node=p["node"], live_bytes=p["live_bytes"], alive=tuple((what, n, size) for what, n, size in p["alive"]))
+            FullPlace(
+                node=p["node"],
+                live_bytes=p["live_bytes"],
+                alive=tuple((what, n, size) for what, n, size in p["alive"]),
+            )
             for p in data["places"]
         ),
         message=data["message"],

@@ -1,9 +1,11 @@
-"""Answers kept in a directory that many jobs may share: one file an answer, named by what it depends on.
+"""Answers kept in a directory that many jobs may share: one file an answer, named by what it
+depends on.
 
     apsched-answer 1 <sha256 of the rest> <bytes of the rest>\n<rest>
 
-A file appears whole or not at all, and is read only where its checksum holds. Nothing that goes wrong with the directory stops a job:
-it is logged, and the answer is solved. The files used least recently go first where there are more bytes than the limit.
+A file appears whole or not at all, and is read only where its checksum holds. Nothing that goes
+wrong with the directory stops a job: it is logged, and the answer is solved. The files used least
+recently go first where there are more bytes than the limit.
 """
 
 import contextlib
@@ -24,7 +26,9 @@ DIRECTORY_VARIABLE = "APSCHED_CACHE"
 DEFAULT_LIMIT_BYTES = 1 << 30
 _SUFFIX = ".answer"
 _LATEST = ".latest"
-"""Of a file that names an answer: the one for a problem that was written last, whatever its caps."""
+"""Of a file that names an answer: the one for a problem that was written last, whatever its
+caps.
+"""
 _MAGIC = b"apsched-answer 1"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _UNFINISHED = re.compile(r"\.[0-9a-f]{64}\..*\.tmp")
@@ -50,14 +54,18 @@ class Cache:
     limit_bytes: int = DEFAULT_LIMIT_BYTES
 
     def read(self, digest: str) -> bytes | None:
-        """Return what was written under ``digest``; ``None`` where there is nothing, or nothing that can be trusted."""
+        """Return what was written under ``digest``; ``None`` where there is nothing, or nothing
+        that can be trusted.
+        """
         path = self._path(digest)
         try:
             content = path.read_bytes()
         except FileNotFoundError:
             return None
         except OSError as error:
-            logger.warning("cache %s cannot be read (%s); solving instead", path, error.strerror or error)
+            logger.warning(
+                "cache %s cannot be read (%s); solving instead", path, error.strerror or error
+            )
             return None
         head, _, body = content.partition(b"\n")
         if head != _head(body):
@@ -68,7 +76,9 @@ class Cache:
         return body
 
     def write(self, digest: str, body: bytes) -> bool:
-        """Keep ``body`` under ``digest``; return whether it is kept. Never raises for a directory that cannot be written."""
+        """Keep ``body`` under ``digest``; return whether it is kept. Never raises for a directory
+        that cannot be written.
+        """
         path = self._path(digest)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -80,7 +90,9 @@ class Cache:
         return True
 
     def latest(self, problem: str) -> bytes | None:
-        """Return the answer for the problem of digest ``problem`` that was written last, under any caps; ``None`` where that is gone."""
+        """Return the answer for the problem of digest ``problem`` that was written last, under any
+        caps; ``None`` where that is gone.
+        """
         try:
             named = (self.directory / f"{problem}{_LATEST}").read_text()
         except (OSError, UnicodeDecodeError):
@@ -101,11 +113,19 @@ class Cache:
             with contextlib.suppress(OSError):  # another process may remove it meanwhile
                 known = path.stat()
                 if _DIGEST.fullmatch(path.name.removesuffix(_SUFFIX)):
-                    found.append(Entry(digest=path.name.removesuffix(_SUFFIX), size_bytes=known.st_size, used_s=known.st_mtime))
+                    found.append(
+                        Entry(
+                            digest=path.name.removesuffix(_SUFFIX),
+                            size_bytes=known.st_size,
+                            used_s=known.st_mtime,
+                        )
+                    )
         return tuple(sorted(found, key=lambda e: (-e.used_s, e.digest)))
 
     def shrink(self, keep: str = "") -> None:
-        """Remove what was used least recently beyond the limit (``keep`` is the last to go), and what killed writers left."""
+        """Remove what was used least recently beyond the limit (``keep`` is the last to go), and
+        what killed writers left.
+        """
         total = 0
         for entry in sorted(self.entries(), key=lambda e: e.digest != keep):
             total += entry.size_bytes
@@ -118,7 +138,9 @@ class Cache:
                     self._remove(path)
 
     def clear(self) -> tuple[int, int]:
-        """Remove all answers and what killed writers left; return how many answers and how many bytes of them are gone."""
+        """Remove all answers and what killed writers left; return how many answers and how many
+        bytes of them are gone.
+        """
         gone = [entry for entry in self.entries() if self._remove(self._path(entry.digest))]
         for path in (*self._unfinished(), *self._names()):
             self._remove(path)
@@ -151,7 +173,9 @@ class Cache:
 
 
 def default_directory() -> Path:
-    """Return ``$APSCHED_CACHE``, else ``apsched`` in the user's directory for caches (``$XDG_CACHE_HOME``, else ``~/.cache``)."""
+    """Return ``$APSCHED_CACHE``, else ``apsched`` in the user's directory for caches
+    (``$XDG_CACHE_HOME``, else ``~/.cache``).
+    """
     if stated := os.environ.get(DIRECTORY_VARIABLE):
         return Path(stated)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "apsched"

@@ -1,8 +1,10 @@
-"""The job as seen from one process rank: its store, who it is, and how it waits for others without ever hanging.
+"""The job as seen from one process rank: its store, who it is, and how it waits for others without
+ever hanging.
 
-A process rank that works (it exports, solves, writes back) beats: a counter of its own in the store rises. One that waits watches the
-counter of the one it waits for, and beats whenever that rises; so work anywhere is seen along a whole chain of waits, and where nobody
-works any more, everybody is through after the deadline, whoever waits for whom.
+A process rank that works (it exports, solves, writes back) beats: a counter of its own in the store
+rises. One that waits watches the counter of the one it waits for, and beats whenever that rises; so
+work anywhere is seen along a whole chain of waits, and where nobody works any more, everybody is
+through after the deadline, whoever waits for whom.
 """
 
 import os
@@ -26,13 +28,22 @@ _BEATS_IN_DEADLINE = 8
 class Job:
     """One process rank of a job."""
 
-    def __init__(self, store: Store, rank: int, *, prefix: str = "apsched/", deadline_s: float = DEFAULT_DEADLINE_S) -> None:
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        *,
+        prefix: str = "apsched/",
+        deadline_s: float = DEFAULT_DEADLINE_S,
+    ) -> None:
         self.rank, self.deadline_s = rank, deadline_s
         self.store = JobStore(store, prefix, timeout_s=deadline_s)
         self._rounds: dict[str, int] = {}
 
     def next_round(self, group: str) -> int:
-        """Return how many graphs with collectives in ``group`` came before this one: the same on all its process ranks."""
+        """Return how many graphs with collectives in ``group`` came before this one: the same on
+        all its process ranks.
+        """
         number = self._rounds.get(group, 0)
         self._rounds[group] = number + 1
         return number
@@ -62,10 +73,17 @@ class Job:
             done.set()
             thread.join()
 
-    def wait(self, poll: Callable[[], Iterable[int]], share_of_deadline: float, began_s: float | None = None) -> tuple[int, ...]:
-        """Call ``poll`` until it returns nobody; it returns the process ranks that are still waited for.
+    def wait(
+        self,
+        poll: Callable[[], Iterable[int]],
+        share_of_deadline: float,
+        began_s: float | None = None,
+    ) -> tuple[int, ...]:
+        """Call ``poll`` until it returns nobody; it returns the process ranks that are still waited
+        for.
 
-        Returns those that were silent for that share of the deadline, from ``began_s`` on (now); none where all have come.
+        Returns those that were silent for that share of the deadline, from ``began_s`` on (now);
+        none where all have come.
         """
         began_s = time.monotonic() if began_s is None else began_s
         patience_s, pause_s = self.deadline_s * share_of_deadline, _SHORTEST_PAUSE_S
@@ -89,17 +107,26 @@ class Job:
 
 
 def running_job(deadline_s: float = DEFAULT_DEADLINE_S) -> Job | None:
-    """Return the job that this process is part of; ``None`` where it is alone, or its process groups are fake."""
+    """Return the job that this process is part of; ``None`` where it is alone, or its process
+    groups are fake.
+    """
     dist = torch.distributed
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1 or dist.get_backend() == "fake":
+    if (
+        not (dist.is_available() and dist.is_initialized())
+        or dist.get_world_size() == 1
+        or dist.get_backend() == "fake"
+    ):
         return None
     group = torch_private.default_group()
     job = _JOBS.get(group)
     if job is None:
         run = os.environ.get("TORCHELASTIC_RUN_ID", "")
-        prefix = f"apsched/{run}/{len(_STARTED)}/"  # a job that starts its process groups anew may get the same store again
+        # a job that starts its process groups anew may get the same store again
+        prefix = f"apsched/{run}/{len(_STARTED)}/"
         _STARTED.append(prefix)
-        job = _JOBS[group] = Job(torch_private.job_store(), dist.get_rank(), prefix=prefix, deadline_s=deadline_s)
+        job = _JOBS[group] = Job(
+            torch_private.job_store(), dist.get_rank(), prefix=prefix, deadline_s=deadline_s
+        )
     job.deadline_s = job.store.timeout_s = deadline_s
     return job
 
@@ -108,7 +135,9 @@ _JOBS: "WeakKeyDictionary[object, Job]" = WeakKeyDictionary()
 _STARTED: list[str] = []
 
 
-def _latest(before: tuple[int, float] | None, count: int, now_s: float, began_s: float) -> tuple[int, float]:
+def _latest(
+    before: tuple[int, float] | None, count: int, now_s: float, began_s: float
+) -> tuple[int, float]:
     """Return the count of beats and when it rose last, as far as is known here."""
     if before is None:
         return count, began_s

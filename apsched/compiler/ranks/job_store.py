@@ -1,4 +1,6 @@
-"""The store of a job, with a deadline on every call: what the others wrote, and never a wait for what is not there."""
+"""The store of a job, with a deadline on every call: what the others wrote, and never a wait for
+what is not there.
+"""
 
 import queue
 import threading
@@ -32,24 +34,36 @@ class Store(Protocol):
 
 
 class JobStore:
-    """Calls go to a thread of their own, one after the other, so that a store that hangs (its process was stopped) hangs nobody."""
+    """Calls go to a thread of their own, one after the other, so that a store that hangs (its
+    process was stopped) hangs nobody.
+    """
 
     def __init__(self, store: Store, prefix: str, timeout_s: float) -> None:
-        """``timeout_s`` is for one call, which takes no longer than the way to the store and back."""
+        """``timeout_s`` is for one call, which takes no longer than the way to the store and
+        back.
+        """
         self._store, self._prefix, self.timeout_s = store, prefix, timeout_s
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
-        threading.Thread(target=_serve, args=(self._calls,), name="apsched-store", daemon=True).start()
+        threading.Thread(
+            target=_serve, args=(self._calls,), name="apsched-store", daemon=True
+        ).start()
         weakref.finalize(self, self._calls.put, None)
 
     def get(self, key: str) -> bytes | None:
         """Return the value of ``key``; ``None`` where nobody has written it yet."""
         name = self._prefix + key
-        value: bytes | None = self._call(lambda: self._store.get(name) if self._store.check([name]) else None)
+        value: bytes | None = self._call(
+            lambda: self._store.get(name) if self._store.check([name]) else None
+        )
         return value
 
     def set(self, key: str, value: bytes) -> None:
         """Write ``value``, whole: in parts where it is long, and the key itself last."""
-        parts = [value[at : at + _PART_BYTES] for at in range(0, len(value), _PART_BYTES)] if len(value) > _PART_BYTES else []
+        parts = (
+            [value[at : at + _PART_BYTES] for at in range(0, len(value), _PART_BYTES)]
+            if len(value) > _PART_BYTES
+            else []
+        )
         for number, part in enumerate(parts):
             self._put(f"{key}/{number}", part)
         self._put(key, b"%d" % len(parts) if parts else b"=" + value)
@@ -76,12 +90,13 @@ class JobStore:
             value, error = answer.get(timeout=self.timeout_s)
         except queue.Empty:
             raise AgreementError(
-                f"the store of the job has not answered for {self.timeout_s:g} s; the process that holds it (torchrun's, or process "
-                "rank 0) hangs or cannot be reached"
+                f"the store of the job has not answered for {self.timeout_s:g} s; the process that"
+                " holds it (torchrun's, or process rank 0) hangs or cannot be reached"
             ) from None
         if error is not None:
             raise AgreementError(
-                f"the store of the job is gone ({error}); the process that held it (torchrun's, or process rank 0) has ended"
+                f"the store of the job is gone ({error}); the process that held it (torchrun's, or"
+                " process rank 0) has ended"
             ) from error
         return value
 

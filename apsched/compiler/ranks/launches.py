@@ -1,7 +1,9 @@
-"""What a graph launches on each process group, in its order, in words that mean the same on all process ranks.
+"""What a graph launches on each process group, in its order, in words that mean the same on all
+process ranks.
 
-A collective is known by its number among those of its group as captured: that is the same on every process rank of the group, whatever
-else their graphs hold (stages of a pipeline), or the job would hang without apsched, too.
+A collective is known by its number among those of its group as captured: that is the same on every
+process rank of the group, whatever else their graphs hold (stages of a pipeline), or the job would
+hang without apsched, too.
 """
 
 import hashlib
@@ -12,7 +14,15 @@ from dataclasses import dataclass
 import torch
 
 from apsched.errors import InputError
-from apsched.fx.collectives import collective_kind, group_name, input_nodes, is_blocking_collective, reduce_op, tensor_bytes, tensors_of
+from apsched.fx.collectives import (
+    collective_kind,
+    group_name,
+    input_nodes,
+    is_blocking_collective,
+    reduce_op,
+    tensor_bytes,
+    tensors_of,
+)
 from apsched.names import first_name
 
 
@@ -28,7 +38,9 @@ class Launch:
     """What they are for (a parameter, else a node), for people: not compared."""
 
     def __str__(self) -> str:
-        shown = ", ".join(self.names[:_SHOWN]) + (f" and {len(self.names) - _SHOWN} more" if len(self.names) > _SHOWN else "")
+        shown = ", ".join(self.names[:_SHOWN]) + (
+            f" and {len(self.names) - _SHOWN} more" if len(self.names) > _SHOWN else ""
+        )
         return f"{self.what} of {shown}"
 
 
@@ -36,9 +48,12 @@ _SHOWN = 3
 
 
 def launches_of(
-    module: torch.fx.GraphModule, captured: torch.fx.GraphModule, names: Mapping[str, str] | None = None
+    module: torch.fx.GraphModule,
+    captured: torch.fx.GraphModule,
+    names: Mapping[str, str] | None = None,
 ) -> dict[str, tuple[Launch, ...]]:
-    """Return group -> its launches, in the order of ``module``, which was made from ``captured`` (or is that).
+    """Return group -> its launches, in the order of ``module``, which was made from ``captured``
+    (or is that).
 
     ``names`` maps a start node to what it is for.
     """
@@ -55,24 +70,39 @@ def launches_of(
             continue
         note = node.meta.get("apsched", {})
         members = tuple(note["members"]) if note.get("role") == "start" else (node.name,)
-        first = first_name(group)  # a second group has the process ranks of the first, and is compared with it
+        first = first_name(
+            group
+        )  # a second group has the process ranks of the first, and is compared with it
         strange = [name for name in members if numbers.get(name, ("", 0))[0] != first]
         if strange:
-            raise InputError(f"node {node.name}: its group {first!r} has no collective {strange[0]!r} in the graph as captured")
+            raise InputError(
+                f"node {node.name}: its group {first!r} has no collective {strange[0]!r} in the"
+                " graph as captured"
+            )
         shown = tuple((names or {}).get(name) or name for name in members)
         what = _what(node) if group == first else f"second group: {_what(node)}"
-        launches[first].append(Launch(what=what, members=tuple(numbers[n][1] for n in members), names=shown))
+        launches[first].append(
+            Launch(what=what, members=tuple(numbers[n][1] for n in members), names=shown)
+        )
     return {group: tuple(listed) for group, listed in launches.items()}
 
 
 def groups_of(module: torch.fx.GraphModule) -> tuple[str, ...]:
     """Return the names of the groups that ``module`` communicates in, by first appearance."""
-    return tuple(dict.fromkeys(first_name(group) for node in module.graph.nodes if (group := _group_of(node)) is not None))
+    return tuple(
+        dict.fromkeys(
+            first_name(group)
+            for node in module.graph.nodes
+            if (group := _group_of(node)) is not None
+        )
+    )
 
 
 def order_digest(launches: Sequence[Launch]) -> str:
     """Return a digest of a launch order; names do not count."""
-    return hashlib.sha256(repr([(launch.what, launch.members) for launch in launches]).encode()).hexdigest()
+    return hashlib.sha256(
+        repr([(launch.what, launch.members) for launch in launches]).encode()
+    ).hexdigest()
 
 
 def dump_launches(launches: Sequence[Launch]) -> bytes:
@@ -82,7 +112,10 @@ def dump_launches(launches: Sequence[Launch]) -> bytes:
 
 def parse_launches(text: bytes) -> tuple[Launch, ...]:
     """Return what :func:`dump_launches` wrote."""
-    return tuple(Launch(what=what, members=tuple(members), names=tuple(names)) for what, members, names in json.loads(text))
+    return tuple(
+        Launch(what=what, members=tuple(members), names=tuple(names))
+        for what, members, names in json.loads(text)
+    )
 
 
 def first_difference(mine: Sequence[Launch], theirs: Sequence[Launch]) -> str:
@@ -91,18 +124,35 @@ def first_difference(mine: Sequence[Launch], theirs: Sequence[Launch]) -> str:
         if (a.what, a.members) != (b.what, b.members):
             return f"launch {number} is {a}, there it is {b}{_telling(a, b)}"
     if len(mine) < len(theirs):
-        return f"it ends after {len(mine)} launches, there launch {len(mine) + 1} is {theirs[len(mine)]}"
-    return f"launch {len(theirs) + 1} is {mine[len(theirs)]}, there it ends after {len(theirs)} launches"
+        return (
+            f"it ends after {len(mine)} launches, there launch {len(mine) + 1} is"
+            f" {theirs[len(mine)]}"
+        )
+    return (
+        f"launch {len(theirs) + 1} is {mine[len(theirs)]}, there it ends after {len(theirs)}"
+        " launches"
+    )
 
 
 def _telling(a: Launch, b: Launch) -> str:
     """Return what tells two launches apart whose text is the same."""
-    return "" if str(a) != str(b) else f" (collectives {list(a.members)}, there {list(b.members)}, by their place in the graph as captured)"
+    return (
+        ""
+        if str(a) != str(b)
+        else (
+            f" (collectives {list(a.members)}, there {list(b.members)}, by their place in the graph"
+            " as captured)"
+        )
+    )
 
 
 def _group_of(node: torch.fx.Node) -> str | None:
     try:
-        return group_name(node) if is_blocking_collective(node) or collective_kind(node) is not None else None
+        return (
+            group_name(node)
+            if is_blocking_collective(node) or collective_kind(node) is not None
+            else None
+        )
     except InputError:
         return None  # apsched does not schedule a graph with such a node; others say so
 
@@ -111,10 +161,16 @@ def _what(node: torch.fx.Node) -> str:
     """Return what a launch does, as far as its peers must know."""
     sent = [tensor for source in input_nodes(node) for tensor in tensors_of(source)]
     dtype = str(sent[0].dtype).removeprefix("torch.") if sent else ""
-    sizes = [sum(_bytes(tensor, node) for tensor in tensors) for tensors in (sent, tensors_of(node))]
+    sizes = [
+        sum(_bytes(tensor, node) for tensor in tensors) for tensors in (sent, tensors_of(node))
+    ]
     kind = "shard_dim_alltoall" if is_blocking_collective(node) else str(collective_kind(node))
-    size = "" if kind == "all_to_all" else f"{sizes[0]} -> {sizes[1]} bytes"  # each process rank may send as much as it likes
-    form = "coalesced" if "_coalesced" in str(node.target) else ""  # as many transfers as members in one launch
+    size = (
+        "" if kind == "all_to_all" else f"{sizes[0]} -> {sizes[1]} bytes"
+    )  # each process rank may send as much as it likes
+    form = (
+        "coalesced" if "_coalesced" in str(node.target) else ""
+    )  # as many transfers as members in one launch
     return " ".join(word for word in (form, kind, reduce_op(node), dtype, size) if word)
 
 

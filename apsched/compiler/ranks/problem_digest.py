@@ -13,20 +13,32 @@ from apsched.problem.problem import Problem
 from apsched.schedule.schedule import Schedule
 
 _NAMES = ("name", "node_names", "streams")
-"""Fields of a problem that may differ from process rank to process rank, and that no answer depends on."""
+"""Fields of a problem that may differ from process rank to process rank, and that no answer depends
+on.
+"""
 _PACKAGES = ("apsched", "ortools", "numpy", "numba")
 
 
 def problem_digest(problem: Problem) -> str:
-    """Return the hexadecimal digest of ``problem`` with all its costs and rules; names of nodes and groups are left out."""
+    """Return the hexadecimal digest of ``problem`` with all its costs and rules; names of nodes and
+    groups are left out.
+    """
     hasher = hashlib.sha256(b"apsched problem 1\n")
     for text in _printed(problem):
         hasher.update(text.encode() + b"\n")
     return hasher.hexdigest()
 
 
-def answer_digest(problem: Problem, caps: Caps, options: SolveOptions, start: Schedule | None = None, *, near: bool = False) -> str:
-    """Return the hexadecimal digest of all that ``solve(problem, caps, options, start=start)`` depends on, versions included.
+def answer_digest(
+    problem: Problem,
+    caps: Caps,
+    options: SolveOptions,
+    start: Schedule | None = None,
+    *,
+    near: bool = False,
+) -> str:
+    """Return the hexadecimal digest of all that ``solve(problem, caps, options, start=start)``
+    depends on, versions included.
 
     ``near`` is another digest: of an answer whose search began at whatever was near.
     """

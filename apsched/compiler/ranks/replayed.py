@@ -13,8 +13,12 @@ from apsched.schedule.score import scored
 from apsched.schedule.verify import verify
 
 
-def schedule_files(stated: str | PathLike[str] | Sequence[str | PathLike[str]] | None) -> tuple[ScheduleFile, ...]:
-    """Return the schedule files of a path, of several, or of directories (``*.schedule.json``); ``InputError`` where there is none."""
+def schedule_files(
+    stated: str | PathLike[str] | Sequence[str | PathLike[str]] | None,
+) -> tuple[ScheduleFile, ...]:
+    """Return the schedule files of a path, of several, or of directories (``*.schedule.json``);
+    ``InputError`` where there is none.
+    """
     if stated is None:
         return ()
     files: list[ScheduleFile] = []
@@ -22,7 +26,8 @@ def schedule_files(stated: str | PathLike[str] | Sequence[str | PathLike[str]] |
         inside = sorted(path.glob("*.schedule.json")) if path.is_dir() else [path]
         if not inside:
             raise InputError(
-                f"{path}: expected schedule files (*.schedule.json) in this directory, found none; write them with apsched solve"
+                f"{path}: expected schedule files (*.schedule.json) in this directory, found none;"
+                " write them with apsched solve"
             )
         files += map(load_schedule, inside)
     if not files:
@@ -31,15 +36,23 @@ def schedule_files(stated: str | PathLike[str] | Sequence[str | PathLike[str]] |
 
 
 def replayed(problem: Problem, caps: Caps, files: Sequence[ScheduleFile]) -> SolveResult:
-    """Return the schedule file of this graph as an answer; ``InputError`` says what differs where none is of this graph."""
+    """Return the schedule file of this graph as an answer; ``InputError`` says what differs where
+    none is of this graph.
+    """
     file = next((f for f in files if f.graph["hash"] == problem.graph_hash), None)
     if file is None:
         file = next((f for f in files if f.graph["name"] == problem.name), files[0])
     schedule = bind_schedule(file, problem)
     if wrong := verify(problem, schedule, file.caps):
-        raise InputError(f"{file.path}: not a schedule of this graph within its caps: {'; '.join(wrong[:3])}; solve the graph again")
+        raise InputError(
+            f"{file.path}: not a schedule of this graph within its caps: {'; '.join(wrong[:3])};"
+            " solve the graph again"
+        )
     if wrong := verify(problem, schedule, caps):
-        raise InputError(f"{file.path}: its schedule breaks what this job asks for: {'; '.join(wrong[:3])}; solve again with these caps")
+        raise InputError(
+            f"{file.path}: its schedule breaks what this job asks for: {'; '.join(wrong[:3])};"
+            " solve again with these caps"
+        )
     best = scored(problem, "replayed", schedule)
     return answer_of(best, f"none: replayed from {file.path}", "schedule file")
 

@@ -1,7 +1,8 @@
 """Clusters: a device, its node and its network, each a small TOML file. No torch here.
 
-The files beside this package name the source of every number. A user's own file has the same keys, or names one of those files as
-its ``base`` and has only what differs; a key that is unknown, missing or impossible is an error that names the file and the key.
+The files beside this package name the source of every number. A user's own file has the same keys,
+or names one of those files as its ``base`` and has only what differs; a key that is unknown,
+missing or impossible is an error that names the file and the key.
 """
 
 import math
@@ -22,7 +23,9 @@ DEFAULT_CLUSTER = "h100"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakTflops:
-    """Dense peak of the device in TFLOP/s (10**12 floating point operations a second, a multiply-add is two) by dtype."""
+    """Dense peak of the device in TFLOP/s (10**12 floating point operations a second, a
+    multiply-add is two) by dtype.
+    """
 
     bf16: float
     fp16: float
@@ -42,7 +45,9 @@ class Device:
     """What a process can allocate."""
     memory_bandwidth_gb_per_s: float
     matmul_efficiency: float
-    """Share of the peak that large matrix products reach, those that fill the device (:mod:`apsched.costs.compute.efficiency`)."""
+    """Share of the peak that large matrix products reach, those that fill the device
+    (:mod:`apsched.costs.compute.efficiency`).
+    """
     attention_efficiency: float
     """Share of the peak that fused attention reaches, forward, with heads 128 wide."""
     memory_efficiency: float
@@ -53,7 +58,9 @@ class Device:
     attention_backward_efficiency: float | None = None
     """The same of its backward; ``None``: as forward."""
     num_processors: int | None = None
-    """Streaming multiprocessors (compute units) that share the tiles of a matrix product; ``None``: products of any shape fill it."""
+    """Streaming multiprocessors (compute units) that share the tiles of a matrix product; ``None``:
+    products of any shape fill it.
+    """
 
     @property
     def memory_bytes_per_us(self) -> float:
@@ -72,7 +79,9 @@ class IntraNode:
     latency_us: float
     """Of one hop."""
     in_switch_all_reduce_busbw_gb_per_s: float | None = None
-    """busbw of an all-reduce over the whole node that the switch adds up (NVLink SHARP); ``None`` where it cannot."""
+    """busbw of an all-reduce over the whole node that the switch adds up (NVLink SHARP); ``None``
+    where it cannot.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,11 +92,15 @@ class InterNode:
     efficiency: float
     """Share of the line rate that large messages reach."""
     low_latency_busbw_gb_per_s: float
-    """Bus bandwidth that the low-latency (LL) protocol reaches across nodes, over all NICs of a node."""
+    """Bus bandwidth that the low-latency (LL) protocol reaches across nodes, over all NICs of a
+    node.
+    """
     latency_us: float
     """Of one hop."""
     protocols: str = "LL LL128 Simple"
-    """Protocols of the library that the network takes: LL and LL128 need writes to arrive in order."""
+    """Protocols of the library that the network takes: LL and LL128 need writes to arrive in
+    order.
+    """
 
     @property
     def nic_gb_per_s(self) -> float:
@@ -110,12 +123,21 @@ class Cluster:
     intra_node: IntraNode
     inter_node: InterNode
     coalesced_member_us: float | None = None
-    """What each member adds to one launch of several transfers (ncclGroupStart), on the group's stream; ``None``: buckets are flat."""
+    """What each member adds to one launch of several transfers (ncclGroupStart), on the group's
+    stream; ``None``: buckets are flat.
+    """
     compute_slowdown: float | None = None
-    """Factor by which compute takes longer while a collective runs, where that is asked for (``--contention compute``)."""
+    """Factor by which compute takes longer while a collective runs, where that is asked for
+    (``--contention compute``).
+    """
 
 
-_SECTIONS: Mapping[str, type[Any]] = {"peak_tflops": PeakTflops, "device": Device, "intra_node": IntraNode, "inter_node": InterNode}
+_SECTIONS: Mapping[str, type[Any]] = {
+    "peak_tflops": PeakTflops,
+    "device": Device,
+    "intra_node": IntraNode,
+    "inter_node": InterNode,
+}
 _AT_MOST_ONE = ("efficiency",)
 _PROTOCOLS = ("LL", "LL128", "Simple")
 # what a number can be, by the end of its key: outside, the unit is most likely another one
@@ -141,7 +163,8 @@ def cluster_names() -> tuple[str, ...]:
 def load_cluster(name_or_path: str | Path = DEFAULT_CLUSTER) -> Cluster:
     """Return the cluster with that name, or the one in that TOML file.
 
-    Raises ``InputError`` when there is no such name or file, or when the file has unknown, missing or impossible entries.
+    Raises ``InputError`` when there is no such name or file, or when the file has unknown, missing
+    or impossible entries.
     """
     text = str(name_or_path)
     if isinstance(name_or_path, str) and text in cluster_names():
@@ -149,30 +172,45 @@ def load_cluster(name_or_path: str | Path = DEFAULT_CLUSTER) -> Cluster:
     path = Path(name_or_path)
     if path.suffix != ".toml" and not path.is_file():
         raise InputError(
-            f"expected the name of a cluster or the path of a .toml file, found {text!r}{_did_you_mean(text, cluster_names())}; "
-            f"clusters: {', '.join(cluster_names())}"
+            "expected the name of a cluster or the path of a .toml file, found"
+            f" {text!r}{_did_you_mean(text, cluster_names())}; clusters:"
+            f" {', '.join(cluster_names())}"
         )
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise InputError(f"cannot read the cluster file {path}: {error.strerror or error}") from error
+        raise InputError(
+            f"cannot read the cluster file {path}: {error.strerror or error}"
+        ) from error
     return _parse(content, str(path))
 
 
 def cluster_text(name: str) -> str:
-    """Return the file of a cluster that ships with the package; that of its base follows as comment lines."""
+    """Return the file of a cluster that ships with the package; that of its base follows as comment
+    lines.
+    """
     if name not in cluster_names():
-        raise InputError(f"expected a cluster among {', '.join(cluster_names())}; found {name!r}{_did_you_mean(name, cluster_names())}")
+        raise InputError(
+            f"expected a cluster among {', '.join(cluster_names())}; found"
+            f" {name!r}{_did_you_mean(name, cluster_names())}"
+        )
     text = resources.files("apsched.costs.clusters").joinpath(f"{name}.toml").read_text()
     base = tomllib.loads(text).get("base")
     if base is None:
         return text
-    return text + f"\n# what it has from {base}:\n" + "".join(f"# {line}\n" if line else "#\n" for line in cluster_text(base).splitlines())
+    return (
+        text
+        + f"\n# what it has from {base}:\n"
+        + "".join(f"# {line}\n" if line else "#\n" for line in cluster_text(base).splitlines())
+    )
 
 
 @lru_cache
 def _shipped(name: str) -> Cluster:
-    return _parse(resources.files("apsched.costs.clusters").joinpath(f"{name}.toml").read_bytes(), f"{name}.toml")
+    return _parse(
+        resources.files("apsched.costs.clusters").joinpath(f"{name}.toml").read_bytes(),
+        f"{name}.toml",
+    )
 
 
 def _parse(content: bytes, where: str) -> Cluster:
@@ -185,7 +223,10 @@ def _parse(content: bytes, where: str) -> Cluster:
     _check_together(cluster, where)
     if cluster.library not in LIBRARIES:
         hint = _did_you_mean(cluster.library, LIBRARIES)
-        raise InputError(f"{where}: library must be one of {', '.join(LIBRARIES)}; found {cluster.library!r}{hint}")
+        raise InputError(
+            f"{where}: library must be one of {', '.join(LIBRARIES)}; found"
+            f" {cluster.library!r}{hint}"
+        )
     return cluster
 
 
@@ -196,28 +237,40 @@ def _on_base(data: dict[str, Any], where: str) -> dict[str, Any]:
     base = data.pop("base")
     if base not in cluster_names():
         hint = _did_you_mean(str(base), cluster_names())
-        raise InputError(f"{where}: base must be a cluster that ships with apsched ({', '.join(cluster_names())}); found {base!r}{hint}")
+        raise InputError(
+            f"{where}: base must be a cluster that ships with apsched"
+            f" ({', '.join(cluster_names())}); found {base!r}{hint}"
+        )
     text = resources.files("apsched.costs.clusters").joinpath(f"{base}.toml").read_text()
     return _over(_on_base(tomllib.loads(text), f"{base}.toml"), data)
 
 
 def _over(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    both = {key: base.get(key) for key in own if isinstance(own[key], dict) and isinstance(base.get(key), dict)}
-    return {**base, **own, **{key: _over(table, own[key]) for key, table in both.items() if table is not None}}
+    both = {
+        key: base.get(key)
+        for key in own
+        if isinstance(own[key], dict) and isinstance(base.get(key), dict)
+    }
+    return {
+        **base,
+        **own,
+        **{key: _over(table, own[key]) for key, table in both.items() if table is not None},
+    }
 
 
 def _check_together(cluster: Cluster, where: str) -> None:
     unknown = [name for name in cluster.inter_node.protocols.split() if name not in _PROTOCOLS]
     if unknown or "Simple" not in cluster.inter_node.protocols.split():
         raise InputError(
-            f"{where}: inter_node.protocols must be names among {' '.join(_PROTOCOLS)}, Simple with them; "
-            f"found {cluster.inter_node.protocols!r}"
+            f"{where}: inter_node.protocols must be names among {' '.join(_PROTOCOLS)}, Simple with"
+            f" them; found {cluster.inter_node.protocols!r}"
         )
     intra = cluster.intra_node
     if intra.low_latency_busbw_gb_per_s > intra.busbw_gb_per_s:
         raise InputError(
-            f"{where}: intra_node.low_latency_busbw_gb_per_s cannot exceed intra_node.busbw_gb_per_s; "
-            f"found {intra.low_latency_busbw_gb_per_s:g} and {intra.busbw_gb_per_s:g}"
+            f"{where}: intra_node.low_latency_busbw_gb_per_s cannot exceed"
+            f" intra_node.busbw_gb_per_s; found {intra.low_latency_busbw_gb_per_s:g} and"
+            f" {intra.busbw_gb_per_s:g}"
         )
 
 
@@ -226,13 +279,19 @@ def _build(kind: type[Any], data: Mapping[str, object], where: str, prefix: str)
     known = [field.name for field in fields(kind)]
     for key in data:
         if key not in known:
-            raise InputError(f"{where}: unknown key {prefix + key!r}{_did_you_mean(key, known)}; keys here: {', '.join(known)}")
+            raise InputError(
+                f"{where}: unknown key {prefix + key!r}{_did_you_mean(key, known)}; keys here:"
+                f" {', '.join(known)}"
+            )
     values = {}
     for field in fields(kind):
         key = prefix + field.name
         if field.name not in data:
             if field.default is MISSING:
-                raise InputError(f"{where}: key {key!r} is missing; add it (the files that ship with apsched show how)")
+                raise InputError(
+                    f"{where}: key {key!r} is missing; add it (the files that ship with apsched"
+                    " show how)"
+                )
             continue
         value = data[field.name]
         if field.name in _SECTIONS:
@@ -257,7 +316,9 @@ def _checked_value(value: object, kind: object, where: str, key: str) -> object:
         raise InputError(f"{where}: {key} must be at most 1 (a share of the peak); found {value}")
     for end, (least, most, unit) in _POSSIBLE.items():
         if (key.endswith(end) or f".{end}." in key) and not least <= value <= most:
-            raise InputError(f"{where}: {key} must be in {unit}, between {least:g} and {most:g}; found {value:g}")
+            raise InputError(
+                f"{where}: {key} must be in {unit}, between {least:g} and {most:g}; found {value:g}"
+            )
     if kind in (int, int | None):
         if value != int(value):
             raise InputError(f"{where}: {key} must be a whole number; found {value}")

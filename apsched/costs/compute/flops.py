@@ -1,8 +1,11 @@
-"""Floating point operations of a node: torch's registry, corrected and completed. A multiply-add is two.
+"""Floating point operations of a node: torch's registry, corrected and completed. A multiply-add is
+two.
 
-Beyond ``torch.utils.flop_counter``: causal attention computes only the pairs below the diagonal; the attention kernels for
-CPU and for other backends have formulas; grouped matrix products (experts) have one, and so have products with scales, with an activation,
-of integers, and ``linear``; of packed sequences (``varlen_attn``) the tokens are counted, not so many of the longest.
+Beyond ``torch.utils.flop_counter``: causal attention computes only the pairs below the diagonal;
+the attention kernels for CPU and for other backends have formulas; grouped matrix products
+(experts) have one, and so have products with scales, with an activation, of integers, and
+``linear``; of packed sequences (``varlen_attn``) the tokens are counted, not so many of the
+longest.
 """
 
 from collections.abc import Mapping
@@ -16,7 +19,9 @@ from apsched.costs.compute.traffic import op_name
 from apsched.errors import InputError
 from apsched.fx.operands import as_int, shape_of, tensors_in
 
-_GROUPED = frozenset({"aten::_grouped_mm", "aten::_scaled_grouped_mm", "aten::_scaled_grouped_mm_v2"})
+_GROUPED = frozenset(
+    {"aten::_grouped_mm", "aten::_scaled_grouped_mm", "aten::_scaled_grouped_mm_v2"}
+)
 # products that the registry lacks: the name of the argument whose last dimension is summed over
 _SUMMED_OVER = {
     "aten::_scaled_mm_v2": "self",
@@ -45,11 +50,18 @@ def has_flops(target: object) -> bool:
     """Say whether the operator is a matrix product, a convolution or attention."""
     name = op_name(target)
     packet = target.overloadpacket if isinstance(target, torch._ops.OpOverload) else target
-    return name.startswith(_ATTENTIONS) or name in _GROUPED or name in _SUMMED_OVER or packet in flop_registry
+    return (
+        name.startswith(_ATTENTIONS)
+        or name in _GROUPED
+        or name in _SUMMED_OVER
+        or packet in flop_registry
+    )
 
 
 def count_flops(node: torch.fx.Node, arguments: Mapping[str, Any], result: object) -> int:
-    """Return the operations of matrix products, convolutions and attention; 0 for all else, which memory bounds."""
+    """Return the operations of matrix products, convolutions and attention; 0 for all else, which
+    memory bounds.
+    """
     target, name = node.target, op_name(node.target)
     if name.startswith("aten::_scaled_dot_product") and "query" in arguments:
         return _attention_flops(arguments)
@@ -58,7 +70,11 @@ def count_flops(node: torch.fx.Node, arguments: Mapping[str, Any], result: objec
     if name in _GROUPED:
         return _grouped_flops(*list(tensors_in(list(arguments.values())))[:2])
     if name in _SUMMED_OVER:
-        return 2 * sum(prod(shape_of(tensor)) for tensor in tensors_in(result)) * shape_of(arguments[_SUMMED_OVER[name]])[-1]
+        return (
+            2
+            * sum(prod(shape_of(tensor)) for tensor in tensors_in(result))
+            * shape_of(arguments[_SUMMED_OVER[name]])[-1]
+        )
     packet = target.overloadpacket if isinstance(target, torch._ops.OpOverload) else target
     formula = flop_registry.get(packet)
     if formula is None:
@@ -67,16 +83,27 @@ def count_flops(node: torch.fx.Node, arguments: Mapping[str, Any], result: objec
     return flops // 2 if arguments.get("is_causal") or arguments.get("custom_mask_type") else flops
 
 
-def _registered_flops(formula: Any, node: torch.fx.Node, arguments: Mapping[str, Any], result: object) -> int:
-    """Call a formula of the registry: those that torch wraps take shapes, so plain tuples will do; the others take tensors."""
+def _registered_flops(
+    formula: Any, node: torch.fx.Node, arguments: Mapping[str, Any], result: object
+) -> int:
+    """Call a formula of the registry: those that torch wraps take shapes, so plain tuples will do;
+    the others take tensors.
+    """
     takes_shapes = hasattr(formula, "__wrapped__")
     values = [(_shapes(value) if takes_shapes else value) for value in arguments.values()]
     keywords = dict(zip(node.kwargs, values[len(node.args) :], strict=True))
     try:
-        return as_int(formula(*values[: len(node.args)], **keywords, out_val=_shapes(result) if takes_shapes else result))
+        return as_int(
+            formula(
+                *values[: len(node.args)],
+                **keywords,
+                out_val=_shapes(result) if takes_shapes else result,
+            )
+        )
     except (AssertionError, TypeError, ValueError, IndexError) as error:
         raise InputError(
-            f"cannot count the operations of node {node.name!r} ({node.target}): torch's formula refuses its arguments ({error})"
+            f"cannot count the operations of node {node.name!r} ({node.target}): torch's formula"
+            f" refuses its arguments ({error})"
         ) from error
 
 
@@ -87,13 +114,24 @@ def _shapes(value: Any) -> Any:
 
 
 def _packed_flops(arguments: Mapping[str, Any]) -> int:
-    """Sequences one after the other, T tokens in n of them, the longest Q by K: no more than T K pairs, nor n Q K; a window bounds K."""
+    """Sequences one after the other, T tokens in n of them, the longest Q by K: no more than T K
+    pairs, nor n Q K; a window bounds K.
+    """
     num_tokens, heads, dim = shape_of(arguments["query"])
     value_dim = shape_of(arguments["value"])[-1]
     ends = arguments.get("cu_seq_q", arguments.get("cum_seq_q"))
-    num_sequences, longest, keys = shape_of(ends)[0] - 1, as_int(arguments["max_q"]), as_int(arguments["max_k"])
-    left, right = arguments.get("window_size") or (arguments.get("window_size_left"), arguments.get("window_size_right"))
-    left, right = (None if side is None or as_int(side) < 0 else as_int(side) for side in (left, right))
+    num_sequences, longest, keys = (
+        shape_of(ends)[0] - 1,
+        as_int(arguments["max_q"]),
+        as_int(arguments["max_k"]),
+    )
+    left, right = arguments.get("window_size") or (
+        arguments.get("window_size_left"),
+        arguments.get("window_size_right"),
+    )
+    left, right = (
+        None if side is None or as_int(side) < 0 else as_int(side) for side in (left, right)
+    )
     causal = bool(arguments.get("is_causal")) or (left is None and right == 0)
     queries = min(num_tokens, num_sequences * longest)
     if left is not None and (causal or right is not None) and left + (right or 0) + 1 < keys:
@@ -105,10 +143,16 @@ def _packed_flops(arguments: Mapping[str, Any]) -> int:
 
 
 def _attention_flops(arguments: Mapping[str, Any]) -> int:
-    """Two products forward; backward five: scores again, and two for each of the forward ones (FlashAttention, arXiv 2205.14135)."""
+    """Two products forward; backward five: scores again, and two for each of the forward ones
+    (FlashAttention, arXiv 2205.14135).
+    """
     batch, heads, num_queries, dim = shape_of(arguments["query"])
     num_keys, value_dim = shape_of(arguments["value"])[-2:]
-    pairs = _causal_pairs(num_queries, num_keys) if arguments.get("is_causal") else num_queries * num_keys
+    pairs = (
+        _causal_pairs(num_queries, num_keys)
+        if arguments.get("is_causal")
+        else num_queries * num_keys
+    )
     backward = "grad_out" in arguments or "grad_out_" in arguments
     dims = 3 * dim + 2 * value_dim if backward else dim + value_dim
     return 2 * batch * heads * pairs * dims
@@ -121,10 +165,11 @@ def _causal_pairs(num_queries: int, num_keys: int) -> int:
 
 
 def _grouped_flops(left: torch.Tensor, right: torch.Tensor) -> int:
-    """Each row (or column, or slice of the inner dim) belongs to one group, so the groups together are one product.
+    """Each row (or column, or slice of the inner dim) belongs to one group, so the groups together
+    are one product.
 
-    2-D by 3-D: M x K rows by their group's K x N; 3-D by 2-D: the same from the right; 2-D by 2-D: the inner dim is cut;
-    3-D by 3-D: a batched product.
+    2-D by 3-D: M x K rows by their group's K x N; 3-D by 2-D: the same from the right; 2-D by 2-D:
+    the inner dim is cut; 3-D by 3-D: a batched product.
     """
     batches = shape_of(left)[:-2] if left.dim() == right.dim() == 3 else ()
     rows, inner = shape_of(left)[-2:]

@@ -1,17 +1,23 @@
-"""Which nodes become one kernel, and what memory traffic is left: as Inductor fuses them (torch/_inductor/ir.py, scheduler.py).
+"""Which nodes become one kernel, and what memory traffic is left: as Inductor fuses them
+(torch/_inductor/ir.py, scheduler.py).
 
-A *fusible* node is a pointwise operator, a reduction, or a copy that changes a layout. One that is pointwise, and that nothing but fusible
-nodes takes, is *inlined*: it is computed anew in every kernel that needs it and never written, unless several take it and it reads much
-(``realize_reads_threshold``). The other fusible nodes are *written*: each reads what it is computed from through inlined nodes and views.
+A *fusible* node is a pointwise operator, a reduction, or a copy that changes a layout. One that is
+pointwise, and that nothing but fusible nodes takes, is *inlined*: it is computed anew in every
+kernel that needs it and never written, unless several take it and it reads much
+(``realize_reads_threshold``). The other fusible nodes are *written*: each reads what it is computed
+from through inlined nodes and views.
 
-Two written nodes are in one kernel if they run over as many elements, as many matrix products, attentions or waits lie behind the one as
-behind the other, and either one reads what the other wrote, or both read the same value and have results of one size. A kernel reads each
-value from outside once, writes what is needed outside once, and has one floor. Nodes in place, random ones, and copies into or out of a
-bucket stay alone. All of this follows from what depends on what, not from the order, so that a schedule changes no price.
+Two written nodes are in one kernel if they run over as many elements, as many matrix products,
+attentions or waits lie behind the one as behind the other, and either one reads what the other
+wrote, or both read the same value and have results of one size. A kernel reads each value from
+outside once, writes what is needed outside once, and has one floor. Nodes in place, random ones,
+and copies into or out of a bucket stay alone. All of this follows from what depends on what, not
+from the order, so that a schedule changes no price.
 
-But a schedule may *cut* a kernel: run other work between its nodes before and from some node on. Then the nodes from there on carry a
-mark, and nodes with different marks are in different kernels. What passes from one to the other is written and read, what both read is
-read twice, and each has a floor.
+But a schedule may *cut* a kernel: run other work between its nodes before and from some node on.
+Then the nodes from there on carry a mark, and nodes with different marks are in different kernels.
+What passes from one to the other is written and read, what both read is read twice, and each has a
+floor.
 """
 
 from collections import ChainMap, Counter
@@ -23,7 +29,14 @@ import torch
 
 from apsched.costs.compute.flops import has_flops
 from apsched.costs.compute.traffic import COLLECTIVE_NAMESPACES, op_name, touches_nothing
-from apsched.fx.operands import bound_arguments, result_of, shape_of, tensors_in, touched_bytes, value_of
+from apsched.fx.operands import (
+    bound_arguments,
+    result_of,
+    shape_of,
+    tensors_in,
+    touched_bytes,
+    value_of,
+)
 
 _ALSO_POINTWISE = frozenset(
     {
@@ -46,11 +59,24 @@ _ALSO_POINTWISE = frozenset(
 _COPIES = frozenset({"aten::clone", "aten::cat", "aten::stack"})
 _NOT_READ = {"aten::nll_loss_backward": "self"}
 _REDUCTIONS = frozenset(
-    {"aten::sum", "aten::mean", "aten::amax", "aten::amin", "aten::var", "aten::var_mean", "aten::prod", "aten::logsumexp"}
+    {
+        "aten::sum",
+        "aten::mean",
+        "aten::amax",
+        "aten::amin",
+        "aten::var",
+        "aten::var_mean",
+        "aten::prod",
+        "aten::logsumexp",
+    }
 )
 PIECE = "apsched_piece"
-"""Key in a node's ``meta``: which piece of a kernel that was cut it is in; the empty string where there is none."""
-_MAX_CUT_SIZE = 64  # torch/_inductor/config.py: max_fusion_size; each cut of a kernel prices all of its nodes
+"""Key in a node's ``meta``: which piece of a kernel that was cut it is in; the empty string where
+there is none.
+"""
+_MAX_CUT_SIZE = (
+    64  # torch/_inductor/config.py: max_fusion_size; each cut of a kernel prices all of its nodes
+)
 _MAX_INLINED_READS = 4  # torch/_inductor/config.py: realize_reads_threshold
 
 
@@ -75,27 +101,37 @@ class _Fusion:
     place: dict[torch.fx.Node, int]
     """In ``fusible``."""
     reads: dict[torch.fx.Node, dict[torch.fx.Node, None]]
-    """For each fusible node the tensors that it reads: results of written and of other nodes, or views of them, in order."""
+    """For each fusible node the tensors that it reads: results of written and of other nodes, or
+    views of them, in order.
+    """
     kernel: dict[torch.fx.Node, torch.fx.Node]
-    """For each written node, which is a fusible one that is not inlined, the one that names its kernel."""
+    """For each written node, which is a fusible one that is not inlined, the one that names its
+    kernel.
+    """
 
 
 def fused_kernels(graph: torch.fx.Graph) -> list[list[torch.fx.Node]]:
-    """Return the nodes of every kernel of two or more, each in graph order; an inlined node is in the first that needs it."""
+    """Return the nodes of every kernel of two or more, each in graph order; an inlined node is in
+    the first that needs it.
+    """
     return _kernels(graph, _fuse(graph))
 
 
 def fused_shares(graph: torch.fx.Graph) -> dict[torch.fx.Node, Share]:
-    """Return the share of every fusible node that is in a kernel with another, inlined ones among them; the rest is priced alone."""
+    """Return the share of every fusible node that is in a kernel with another, inlined ones among
+    them; the rest is priced alone.
+    """
     fusion = _fuse(graph)
     return _shares(fusion, fusion.fusible, fusion.kernel)
 
 
 def shares_if_cut(graph: torch.fx.Graph) -> dict[torch.fx.Node, dict[torch.fx.Node, Share | None]]:
-    """Return for each node before which its kernel may be cut the shares that written nodes then have; ``None``: priced alone.
+    """Return for each node before which its kernel may be cut the shares that written nodes then
+    have; ``None``: priced alone.
 
-    No node costs less than in the whole kernel: what it reads first there it reads first in its piece, what is needed outside of the
-    kernel is needed outside of the piece, and the first node of the kernel is the first of a piece. Long kernels stay whole.
+    No node costs less than in the whole kernel: what it reads first there it reads first in its
+    piece, what is needed outside of the kernel is needed outside of the piece, and the first node
+    of the kernel is the first of a piece. Long kernels stay whole.
     """
     fusion = _fuse(graph)
     cuts: dict[torch.fx.Node, dict[torch.fx.Node, Share | None]] = {}
@@ -109,14 +145,20 @@ def shares_if_cut(graph: torch.fx.Graph) -> dict[torch.fx.Node, dict[torch.fx.No
         for node in nodes:
             if 0 < num_before < len(written):
                 if num_before not in known:
-                    known[num_before] = _shares_in_two(fusion, in_depth, frozenset(written[num_before:]))
+                    known[num_before] = _shares_in_two(
+                        fusion, in_depth, frozenset(written[num_before:])
+                    )
                 cuts[node] = known[num_before]
             num_before += node in fusion.kernel
     return cuts
 
 
-def _shares_in_two(fusion: _Fusion, written: list[torch.fx.Node], later: frozenset[torch.fx.Node]) -> dict[torch.fx.Node, Share | None]:
-    """Return the shares of the ``written`` nodes of one kernel where ``later`` ones are apart from the others."""
+def _shares_in_two(
+    fusion: _Fusion, written: list[torch.fx.Node], later: frozenset[torch.fx.Node]
+) -> dict[torch.fx.Node, Share | None]:
+    """Return the shares of the ``written`` nodes of one kernel where ``later`` ones are apart from
+    the others.
+    """
     parent = {node: node for node in written}
     _join(fusion, written, parent, lambda node: node in later)
     shares = _shares(fusion, written, ChainMap(parent, fusion.kernel))
@@ -139,8 +181,12 @@ def _kernels(graph: torch.fx.Graph, fusion: _Fusion) -> list[list[torch.fx.Node]
     return sorted(ordered, key=lambda nodes: rank[nodes[0]])
 
 
-def _shares(fusion: _Fusion, nodes: Iterable[torch.fx.Node], kernel: Mapping[torch.fx.Node, torch.fx.Node]) -> dict[torch.fx.Node, Share]:
-    """Return the shares of ``nodes``, whole kernels in the order of ``fusion.fusible``, where ``kernel`` says who is in which."""
+def _shares(
+    fusion: _Fusion, nodes: Iterable[torch.fx.Node], kernel: Mapping[torch.fx.Node, torch.fx.Node]
+) -> dict[torch.fx.Node, Share]:
+    """Return the shares of ``nodes``, whole kernels in the order of ``fusion.fusible``, where
+    ``kernel`` says who is in which.
+    """
     nodes = list(nodes)
     sizes = Counter(kernel[node] for node in nodes if node in kernel)
     begun: set[torch.fx.Node] = set()
@@ -159,7 +205,9 @@ def _shares(fusion: _Fusion, nodes: Iterable[torch.fx.Node], kernel: Mapping[tor
             source = _behind_views(taken, fusion.free)
             if kernel.get(source) is not mine and (mine, taken) not in read:
                 read.add((mine, taken))
-                left = unread_bytes.setdefault((mine, source), max(_bytes_of(source), _bytes_of(taken)))
+                left = unread_bytes.setdefault(
+                    (mine, source), max(_bytes_of(source), _bytes_of(taken))
+                )
                 unread_bytes[mine, source] = left - min(left, _bytes_of(taken))
                 traffic += min(left, _bytes_of(taken))
         if _is_needed_outside(node, mine, fusion, kernel):
@@ -178,8 +226,15 @@ def _takes_inlined(node: torch.fx.Node, fusion: _Fusion) -> bool:
     return any(source in fusion.reads and source not in fusion.kernel for source in sources)
 
 
-def _is_needed_outside(node: torch.fx.Node, mine: torch.fx.Node, fusion: _Fusion, kernel: Mapping[torch.fx.Node, torch.fx.Node]) -> bool:
-    """Say whether anything but the kernel ``mine`` takes the result of ``node``, be it through inlined nodes."""
+def _is_needed_outside(
+    node: torch.fx.Node,
+    mine: torch.fx.Node,
+    fusion: _Fusion,
+    kernel: Mapping[torch.fx.Node, torch.fx.Node],
+) -> bool:
+    """Say whether anything but the kernel ``mine`` takes the result of ``node``, be it through
+    inlined nodes.
+    """
     seen: set[torch.fx.Node] = set()
     stack = _users_behind_views(node, fusion.free)
     while stack:
@@ -226,9 +281,14 @@ def _fuse(graph: torch.fx.Graph) -> _Fusion:
 
 
 def _join(
-    fusion: _Fusion, nodes: list[torch.fx.Node], parent: dict[torch.fx.Node, torch.fx.Node], piece: Callable[[torch.fx.Node], object]
+    fusion: _Fusion,
+    nodes: list[torch.fx.Node],
+    parent: dict[torch.fx.Node, torch.fx.Node],
+    piece: Callable[[torch.fx.Node], object],
 ) -> None:
-    """Put written nodes into kernels, in ``parent``: those that read one another, or that read the same, in one piece."""
+    """Put written nodes into kernels, in ``parent``: those that read one another, or that read the
+    same, in one piece.
+    """
     readers: dict[tuple[torch.fx.Node, int, int, int, object], torch.fx.Node] = {}
 
     def find(node: torch.fx.Node) -> torch.fx.Node:
@@ -239,15 +299,23 @@ def _join(
 
     for node in nodes:
         elements, result = _elements(node), _result_elements(node)
-        feeds_collective = any(_is_collective(user) for user in node.users)  # a bucket may do its work while it copies in
+        feeds_collective = any(
+            _is_collective(user) for user in node.users
+        )  # a bucket may do its work while it copies in
         for taken in fusion.reads[node]:
             source = _behind_views(taken, fusion.free)
             if source in fusion.kernel:
-                near = source in parent and fusion.level[source] == fusion.level[node] and _elements(source) == elements
+                near = (
+                    source in parent
+                    and fusion.level[source] == fusion.level[node]
+                    and _elements(source) == elements
+                )
                 if near and piece(source) == piece(node):
                     parent[find(node)] = find(source)
             elif not (_belongs_to_collective(source) or feeds_collective):
-                other = readers.setdefault((source, fusion.level[node], elements, result, piece(node)), node)
+                other = readers.setdefault(
+                    (source, fusion.level[node], elements, result, piece(node)), node
+                )
                 parent[find(node)] = find(other)
     for node in nodes:
         parent[node] = find(node)
@@ -256,7 +324,14 @@ def _join(
 def _elements(node: torch.fx.Node) -> int:
     """Return how many elements the node runs over: those of its result, or of what it reduces."""
     if op_name(node.target) in _REDUCTIONS:
-        return max((prod(shape_of(tensor)) for taken in node.all_input_nodes for tensor in tensors_in(value_of(taken))), default=0)
+        return max(
+            (
+                prod(shape_of(tensor))
+                for taken in node.all_input_nodes
+                for tensor in tensors_in(value_of(taken))
+            ),
+            default=0,
+        )
     return _result_elements(node)
 
 
@@ -264,8 +339,12 @@ def _result_elements(node: torch.fx.Node) -> int:
     return max((prod(shape_of(tensor)) for tensor in tensors_in(value_of(node))), default=0)
 
 
-def _levels(graph: torch.fx.Graph, free: set[torch.fx.Node]) -> tuple[dict[torch.fx.Node, int], list[torch.fx.Node]]:
-    """Return for each node the most products and waits on a way to it, and the fusible nodes: by those on a way to them, then by name."""
+def _levels(
+    graph: torch.fx.Graph, free: set[torch.fx.Node]
+) -> tuple[dict[torch.fx.Node, int], list[torch.fx.Node]]:
+    """Return for each node the most products and waits on a way to it, and the fusible nodes: by
+    those on a way to them, then by name.
+    """
     level: dict[torch.fx.Node, int] = {}
     depth: dict[torch.fx.Node, int] = {}
     fusible = []
@@ -274,7 +353,12 @@ def _levels(graph: torch.fx.Graph, free: set[torch.fx.Node]) -> tuple[dict[torch
         depth[node] = max((depth[taken] for taken in node.all_input_nodes), default=0)
         if node.op == "call_function" and (has_flops(node.target) or _waits(node)):
             level[node] += 1
-        elif node.op == "call_function" and node not in free and _is_fusible(node) and not _copies_bucket(node, free):
+        elif (
+            node.op == "call_function"
+            and node not in free
+            and _is_fusible(node)
+            and not _copies_bucket(node, free)
+        ):
             depth[node] += 1
             fusible.append(node)
     return level, sorted(fusible, key=lambda node: (depth[node], node.name))
@@ -282,16 +366,25 @@ def _levels(graph: torch.fx.Graph, free: set[torch.fx.Node]) -> tuple[dict[torch
 
 def _is_fusible(node: torch.fx.Node) -> bool:
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
+    if (
+        not isinstance(target, torch._ops.OpOverload)
+        or target._schema.is_mutable
+        or torch.Tag.nondeterministic_seeded in target.tags
+    ):
         return False
-    if node.meta.get("apsched", {}).get("role", "") or next(tensors_in(node.meta.get("val")), None) is None:
+    if (
+        node.meta.get("apsched", {}).get("role", "")
+        or next(tensors_in(node.meta.get("val")), None) is None
+    ):
         return False
     name = op_name(target)
     return torch.Tag.pointwise in target.tags or name in _ALSO_POINTWISE or name in _REDUCTIONS
 
 
 def _copies_bucket(node: torch.fx.Node, free: set[torch.fx.Node]) -> bool:
-    """Say whether the node copies into or out of what a collective moves: whoever made the bucket, it costs the bytes that it moves."""
+    """Say whether the node copies into or out of what a collective moves: whoever made the bucket,
+    it costs the bytes that it moves.
+    """
     if op_name(node.target) not in _COPIES:
         return False
     return any(_waits(_behind_views(taken, free)) for taken in node.all_input_nodes) or any(
@@ -314,12 +407,16 @@ def _is_collective(node: torch.fx.Node) -> bool:
 
 
 def _belongs_to_collective(node: torch.fx.Node) -> bool:
-    """Say whether a bucket may give this value as a part of a larger one: sharing it must not join kernels."""
+    """Say whether a bucket may give this value as a part of a larger one: sharing it must not join
+    kernels.
+    """
     return _waits(node) or bool(node.meta.get("apsched", {}).get("role", ""))
 
 
 def _is_free(node: torch.fx.Node) -> bool:
-    """Whether ``node`` shows memory of its first input, or works on sizes; a wait is a border, whatever it shows."""
+    """Whether ``node`` shows memory of its first input, or works on sizes; a wait is a border,
+    whatever it shows.
+    """
     if node.op != "call_function" or _waits(node):
         return False
     return touches_nothing(node.target, bound_arguments(node), result_of(node))

@@ -10,12 +10,22 @@ from apsched.fx.operands import as_int, bound_arguments, shape_of, tensors_in, v
 
 
 def node_operation(node: torch.fx.Node) -> str:
-    """Return what ``node`` computes as one line; empty for inputs and outputs, and where a size depends on data."""
+    """Return what ``node`` computes as one line; empty for inputs and outputs, and where a size
+    depends on data.
+    """
     if node.op != "call_function":
         return ""
     try:
-        arguments = [shown for value in bound_arguments(node).values() if (shown := _argument(value)) is not None]
-        return operation_text(op_name(node.target), arguments, [_tensor(result) for result in tensors_in(value_of(node))])
+        arguments = [
+            shown
+            for value in bound_arguments(node).values()
+            if (shown := _argument(value)) is not None
+        ]
+        return operation_text(
+            op_name(node.target),
+            arguments,
+            [_tensor(result) for result in tensors_in(value_of(node))],
+        )
     except ValueError:
         return ""
 

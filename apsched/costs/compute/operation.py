@@ -2,8 +2,9 @@
 
     aten::mm(float32[128,64], float32[64,192]{1,64}) -> float32[128,192]
 
-Tensors have dtype and shape, and strides where they are not contiguous; a list of tensors stands in parentheses; other arguments are left
-out. A profiler sees less: no results, no dtype inside lists, and numbers as tensors of no dimension. :func:`as_traced` leaves what it sees.
+Tensors have dtype and shape, and strides where they are not contiguous; a list of tensors stands in
+parentheses; other arguments are left out. A profiler sees less: no results, no dtype inside lists,
+and numbers as tensors of no dimension. :func:`as_traced` leaves what it sees.
 """
 
 import math
@@ -26,7 +27,10 @@ def tensor_text(dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] | N
 
 def operation_text(operator: str, arguments: list[Any], results: list[str] | None = None) -> str:
     """Return an operation as text; an argument is a tensor's text, or a list of them."""
-    shown = [argument if isinstance(argument, str) else f"({', '.join(argument)})" for argument in arguments]
+    shown = [
+        argument if isinstance(argument, str) else f"({', '.join(argument)})"
+        for argument in arguments
+    ]
     text = f"{operator}({', '.join(shown)})"
     return f"{text} -> {', '.join(results)}" if results else text
 
@@ -34,7 +38,9 @@ def operation_text(operator: str, arguments: list[Any], results: list[str] | Non
 def as_traced(operation: str) -> str:
     """Return the part of an operation that a profiler sees, too."""
     operator, _, rest = operation.partition(" -> ")[0].partition("(")
-    arguments = _LIST.sub(lambda match: f"({_DTYPE.sub('', match[1])})", _STRIDES.sub("", rest.removesuffix(")")))
+    arguments = _LIST.sub(
+        lambda match: f"({_DTYPE.sub('', match[1])})", _STRIDES.sub("", rest.removesuffix(")"))
+    )
     return f"{operator}({', '.join(part for part in _split(arguments) if not _NUMBER.fullmatch(part))})"
 
 
@@ -58,4 +64,7 @@ def _split(arguments: str) -> list[str]:
 def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     if 0 in shape:
         return True
-    return all(size == 1 or stride == math.prod(shape[k + 1 :]) for k, (size, stride) in enumerate(zip(shape, strides, strict=True)))
+    return all(
+        size == 1 or stride == math.prod(shape[k + 1 :])
+        for k, (size, stride) in enumerate(zip(shape, strides, strict=True))
+    )

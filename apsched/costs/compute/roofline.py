@@ -1,9 +1,11 @@
-"""Compute priced by a roofline: the larger of operations over peak and bytes over bandwidth, and the floor of a kernel.
+"""Compute priced by a roofline: the larger of operations over peak and bytes over bandwidth, and
+the floor of a kernel.
 
     t = max(FLOPs / (peak(dtype) * efficiency(shape)), bytes / (bandwidth * efficiency)) + kernel_us
 
-Pointwise chains and the reductions at their ends are priced as the kernels that Inductor makes of them (``apsched.costs.compute.fusion``), or,
-with ``fused=False``, every node as a kernel of its own, as eager execution and ``aot_eager`` run it.
+Pointwise chains and the reductions at their ends are priced as the kernels that Inductor makes of
+them (``apsched.costs.compute.fusion``), or, with ``fused=False``, every node as a kernel of its
+own, as eager execution and ``aot_eager`` run it.
 """
 
 from dataclasses import dataclass
@@ -15,7 +17,12 @@ from apsched.costs.clusters.cluster import Cluster, Device
 from apsched.costs.compute.efficiency import attention_efficiency, product_efficiency
 from apsched.costs.compute.flops import count_flops, is_attention, is_grouped
 from apsched.costs.compute.fusion import Share, fused_shares, shares_if_cut
-from apsched.costs.compute.traffic import COLLECTIVE_NAMESPACES, op_name, touches_nothing, traffic_bytes
+from apsched.costs.compute.traffic import (
+    COLLECTIVE_NAMESPACES,
+    op_name,
+    touches_nothing,
+    traffic_bytes,
+)
 from apsched.errors import InputError
 from apsched.fx.operands import bound_arguments, result_of, tensors_in, touched_bytes, value_of
 
@@ -29,19 +36,26 @@ class Roofline:
 
     cluster: Cluster
     allow_tf32: bool = False
-    """Products of fp32 matrices run in TF32, as after ``torch.set_float32_matmul_precision("high")``; off is torch's default."""
+    """Products of fp32 matrices run in TF32, as after
+    ``torch.set_float32_matmul_precision("high")``; off is torch's default.
+    """
     fused: bool = True
     """Price chains as Inductor fuses them."""
 
     def compute_us(self, node: torch.fx.Node) -> float:
-        """Return the time of ``node`` on the compute stream, in microseconds; of a start node, the price of its launch.
+        """Return the time of ``node`` on the compute stream, in microseconds; of a start node, the
+        price of its launch.
 
-        Raises ``InputError`` for a node without ``meta["val"]``, and for calls of modules and methods, which hide operators.
+        Raises ``InputError`` for a node without ``meta["val"]``, and for calls of modules and
+        methods, which hide operators.
         """
         if node.op in ("placeholder", "get_attr", "output"):
             return 0.0
         if node.op != "call_function":
-            raise InputError(f"node {node.name!r} is a {node.op}; expected a graph of operators: trace it with make_fx or AOTAutograd")
+            raise InputError(
+                f"node {node.name!r} is a {node.op}; expected a graph of operators: trace it with"
+                " make_fx or AOTAutograd"
+            )
         name = op_name(node.target)
         if name.startswith(COLLECTIVE_NAMESPACES):
             return 0.0 if name.endswith("::wait_tensor") else self._launch_us(node, name)
@@ -53,7 +67,9 @@ class Roofline:
         return self._alone_us(node, name, arguments, result)
 
     def cut_us(self, graph: torch.fx.Graph) -> dict[torch.fx.Node, dict[torch.fx.Node, float]]:
-        """Return for each node before which a kernel of ``graph`` may be cut the times that its nodes then take, in microseconds."""
+        """Return for each node before which a kernel of ``graph`` may be cut the times that its
+        nodes then take, in microseconds.
+        """
         return {
             first: {node: self._piece_us(node, share) for node, share in shares.items()}
             for first, shares in (shares_if_cut(graph) if self.fused else {}).items()
@@ -65,14 +81,25 @@ class Roofline:
         return self._alone_us(node, op_name(node.target), bound_arguments(node), result_of(node))
 
     def _share_us(self, share: Share) -> float:
-        return share.traffic_bytes / self.cluster.device.memory_bytes_per_us + (self.cluster.device.kernel_us if share.first else 0.0)
+        return share.traffic_bytes / self.cluster.device.memory_bytes_per_us + (
+            self.cluster.device.kernel_us if share.first else 0.0
+        )
 
-    def _alone_us(self, node: torch.fx.Node, name: str, arguments: dict[str, object], result: object) -> float:
+    def _alone_us(
+        self, node: torch.fx.Node, name: str, arguments: dict[str, object], result: object
+    ) -> float:
         flops = count_flops(node, arguments, result)
-        memory_us = traffic_bytes(node.target, arguments, result) / self.cluster.device.memory_bytes_per_us
-        return max(self._flops_us(flops, name, arguments, result), memory_us) + self.cluster.device.kernel_us
+        memory_us = (
+            traffic_bytes(node.target, arguments, result) / self.cluster.device.memory_bytes_per_us
+        )
+        return (
+            max(self._flops_us(flops, name, arguments, result), memory_us)
+            + self.cluster.device.kernel_us
+        )
 
-    def _flops_us(self, flops: int, name: str, arguments: dict[str, object], result: object) -> float:
+    def _flops_us(
+        self, flops: int, name: str, arguments: dict[str, object], result: object
+    ) -> float:
         if not flops:
             return 0.0
         device = self.cluster.device
@@ -87,10 +114,16 @@ class Roofline:
         if not name.endswith(_CLONING):
             return self.cluster.launch_us
         cloned_bytes = sum(map(touched_bytes, tensors_in(value_of(node.args[0]))))
-        return self.cluster.launch_us + 2 * cloned_bytes / self.cluster.device.memory_bytes_per_us + self.cluster.device.kernel_us
+        return (
+            self.cluster.launch_us
+            + 2 * cloned_bytes / self.cluster.device.memory_bytes_per_us
+            + self.cluster.device.kernel_us
+        )
 
 
-_known_shares: WeakKeyDictionary[torch.fx.Graph, tuple[int, dict[torch.fx.Node, Share]]] = WeakKeyDictionary()
+_known_shares: WeakKeyDictionary[torch.fx.Graph, tuple[int, dict[torch.fx.Node, Share]]] = (
+    WeakKeyDictionary()
+)
 
 
 def _shares(graph: torch.fx.Graph) -> dict[torch.fx.Node, Share]:

@@ -1,10 +1,13 @@
-"""Reads what ``all_gather_perf``, ``reduce_scatter_perf``, ``all_reduce_perf`` and ``alltoall_perf`` of nccl-tests print.
+"""Reads what ``all_gather_perf``, ``reduce_scatter_perf``, ``all_reduce_perf`` and
+``alltoall_perf`` of nccl-tests print.
 
-The layout of a row is taken from the header above it, since versions differ in columns; old ones leave ``redop`` blank where nothing is
-reduced. Of the two times a row has, that in place counts for an all-reduce, which torch does in place (a functional one on a clone),
-and that out of place for all else, since their results are separate. What contradicts itself (algbw is not size / time, busbw does not
-fit the number of ranks) is an error, because then a size, a unit or the group is not what it seems to be. Prefixes that launchers put
-before each line (``mpirun --tag-output``, ``srun --label``) are taken off.
+The layout of a row is taken from the header above it, since versions differ in columns; old ones
+leave ``redop`` blank where nothing is reduced. Of the two times a row has, that in place counts for
+an all-reduce, which torch does in place (a functional one on a clone), and that out of place for
+all else, since their results are separate. What contradicts itself (algbw is not size / time, busbw
+does not fit the number of ranks) is an error, because then a size, a unit or the group is not what
+it seems to be. Prefixes that launchers put before each line (``mpirun --tag-output``, ``srun
+--label``) are taken off.
 """
 
 import re
@@ -62,8 +65,9 @@ def kind_in_name(name: str) -> str | None:
 def parse_nccl_tests(text: str, where: str, file_name: str) -> list[Measurement]:
     """Return the measurements in the output of nccl-tests.
 
-    ``where`` names the file in errors; ``file_name`` tells the collective where the output does not (versions before 2.17).
-    Raises ``InputError`` with file and line where a row cannot be read or contradicts itself.
+    ``where`` names the file in errors; ``file_name`` tells the collective where the output does not
+    (versions before 2.17). Raises ``InputError`` with file and line where a row cannot be read or
+    contradicts itself.
     """
     section = _Section(kind=kind_in_name(file_name))
     measurements = []
@@ -83,7 +87,8 @@ def _read_comment(section: _Section, line: str, where: str) -> None:
         section.kind = kind_in_name(starts[1])
         if section.kind is None:
             raise InputError(
-                f"{where}: no price is needed for {starts[1]}; hand in one of all_gather, reduce_scatter, all_reduce, alltoall"
+                f"{where}: no price is needed for {starts[1]}; hand in one of all_gather,"
+                " reduce_scatter, all_reduce, alltoall"
             )
     elif line.startswith("# nThread"):
         section.hosts, section.columns = {}, []
@@ -92,40 +97,60 @@ def _read_comment(section: _Section, line: str, where: str) -> None:
     elif line.split()[1:3] == ["size", "count"]:
         section.columns = line.split()[1:]
         if "time" not in section.columns:
-            raise InputError(f"{where}: expected a column of times; found the columns {' '.join(section.columns)}: keep the whole output")
+            raise InputError(
+                f"{where}: expected a column of times; found the columns"
+                f" {' '.join(section.columns)}: keep the whole output"
+            )
     elif "(elements)" in line and "(us)" not in line:
-        raise InputError(f"{where}: times must be in microseconds; found the units {line.lstrip('# ')!r}")
+        raise InputError(
+            f"{where}: times must be in microseconds; found the units {line.lstrip('# ')!r}"
+        )
 
 
 def _is_row(section: _Section, line: str) -> bool:
-    """Rows have a number of elements second and a dtype third; other lines are what NCCL and launchers print between."""
+    """Rows have a number of elements second and a dtype third; other lines are what NCCL and
+    launchers print between.
+    """
     tokens = line.split()
-    return bool(section.columns) and len(tokens) > section.columns.index("time") and (tokens[0].isdigit() or tokens[1].isdigit())
+    return (
+        bool(section.columns)
+        and len(tokens) > section.columns.index("time")
+        and (tokens[0].isdigit() or tokens[1].isdigit())
+    )
 
 
 def _read_row(section: _Section, tokens: list[str], where: str) -> Measurement | None:
     if section.kind is None:
         raise InputError(
-            f"{where}: cannot tell which collective this is: the file has no line '# Collective test starting' and its name contains "
-            "none of all_gather, reduce_scatter, all_reduce, alltoall; rename the file"
+            f"{where}: cannot tell which collective this is: the file has no line '# Collective"
+            " test starting' and its name contains none of all_gather, reduce_scatter, all_reduce,"
+            " alltoall; rename the file"
         )
     if not section.hosts:
-        raise InputError(f"{where}: no lines '#  Rank  0 Group  0 Pid ... on HOST device ...' above: keep the whole output of nccl-tests")
+        raise InputError(
+            f"{where}: no lines '#  Rank  0 Group  0 Pid ... on HOST device ...' above: keep the"
+            " whole output of nccl-tests"
+        )
     columns = section.columns
     if "redop" in columns and len(tokens) == len(columns) - 1:
         columns = [name for name in columns if name != "redop"]
     out_of_place = columns.index("time")
-    in_place = columns.index("time", out_of_place + 1) if columns.count("time") > 1 else out_of_place
+    in_place = (
+        columns.index("time", out_of_place + 1) if columns.count("time") > 1 else out_of_place
+    )
     time_column = in_place if section.kind == "all_reduce" else out_of_place
     try:
         size_bytes = int(tokens[0])
         time_us, algbw, busbw = (float(token) for token in tokens[time_column : time_column + 3])
         wrong = max(_number_wrong(columns, tokens, column) for column in {out_of_place, in_place})
     except (ValueError, IndexError):
-        raise InputError(f"{where}: expected the columns {' '.join(columns)}; found {' '.join(tokens)!r}") from None
+        raise InputError(
+            f"{where}: expected the columns {' '.join(columns)}; found {' '.join(tokens)!r}"
+        ) from None
     if wrong:
         raise InputError(
-            f"{where}: the test found {wrong:g} wrong values, so its times cannot be trusted; repair the fabric and measure again"
+            f"{where}: the test found {wrong:g} wrong values, so its times cannot be trusted;"
+            " repair the fabric and measure again"
         )
     if size_bytes == 0:
         return None  # sizes below one element a rank are printed as 0
@@ -133,11 +158,20 @@ def _read_row(section: _Section, tokens: list[str], where: str) -> Measurement |
         raise InputError(f"{where}: a time must be above 0; found {time_us} us")
     num_ranks, num_nodes = _group(section, where)
     _check_bandwidth(section.kind, num_ranks, size_bytes, time_us, algbw, busbw, where)
-    return Measurement(kind=section.kind, num_ranks=num_ranks, num_nodes=num_nodes, size_bytes=size_bytes, time_us=time_us, where=where)
+    return Measurement(
+        kind=section.kind,
+        num_ranks=num_ranks,
+        num_nodes=num_nodes,
+        size_bytes=size_bytes,
+        time_us=time_us,
+        where=where,
+    )
 
 
 def _number_wrong(columns: list[str], tokens: list[str], time_column: int) -> float:
-    """Return the count in ``#wrong``; older versions print the largest error there, which is not a count."""
+    """Return the count in ``#wrong``; older versions print the largest error there, which is not a
+    count.
+    """
     if columns[time_column + 3 : time_column + 4] != ["#wrong"] or tokens[time_column + 3] == "N/A":
         return 0
     return float(tokens[time_column + 3])
@@ -150,20 +184,36 @@ def _group(section: _Section, where: str) -> tuple[int, int]:
         hosts_of.setdefault(group, []).append(host)
     shapes = {(len(hosts), len(set(hosts))) for hosts in hosts_of.values()}
     if len(shapes) != 1:
-        raise InputError(f"{where}: the groups of one test must have one shape; found (ranks, nodes) {sorted(shapes)}")
+        raise InputError(
+            f"{where}: the groups of one test must have one shape; found (ranks, nodes)"
+            f" {sorted(shapes)}"
+        )
     return shapes.pop()
 
 
-def _check_bandwidth(kind: str, num_ranks: int, size_bytes: int, time_us: float, algbw: float, busbw: float, where: str) -> None:
+def _check_bandwidth(
+    kind: str,
+    num_ranks: int,
+    size_bytes: int,
+    time_us: float,
+    algbw: float,
+    busbw: float,
+    where: str,
+) -> None:
     expected = size_bytes / time_us / 1e3
     if abs(algbw - expected) > _TOLERANCE * expected + _ROUNDING_GB_PER_S:
         raise InputError(
-            f"{where}: contradicts itself: {size_bytes} bytes in {time_us:g} us are {expected:.2f} GB/s, but algbw says {algbw:g}; "
-            "size must be in bytes (of the whole output of an all-gather) and time in microseconds"
+            f"{where}: contradicts itself: {size_bytes} bytes in {time_us:g} us are {expected:.2f}"
+            f" GB/s, but algbw says {algbw:g}; size must be in bytes (of the whole output of an"
+            " all-gather) and time in microseconds"
         )
     factor = (2 if kind == "all_reduce" else 1) * (num_ranks - 1) / num_ranks
-    if num_ranks > 1 and abs(busbw - factor * expected) > _TOLERANCE * factor * expected + _ROUNDING_GB_PER_S:
+    if (
+        num_ranks > 1
+        and abs(busbw - factor * expected) > _TOLERANCE * factor * expected + _ROUNDING_GB_PER_S
+    ):
         raise InputError(
-            f"{where}: contradicts itself: {kind} on {num_ranks} ranks has busbw = {factor:.3f} x algbw = {factor * expected:.2f} GB/s, "
-            f"but the row says {busbw:g}; is it another collective, or are '# Rank' lines missing?"
+            f"{where}: contradicts itself: {kind} on {num_ranks} ranks has busbw = {factor:.3f} x"
+            f" algbw = {factor * expected:.2f} GB/s, but the row says {busbw:g}; is it another"
+            " collective, or are '# Rank' lines missing?"
         )

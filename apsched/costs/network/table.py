@@ -1,8 +1,10 @@
-"""Measured times of collectives: nccl-tests output or CSV, several files as one table. No torch here.
+"""Measured times of collectives: nccl-tests output or CSV, several files as one table. No torch
+here.
 
-Between two sizes the time is interpolated on logarithmic axes. Below the smallest size it is that size's time (latency);
-above the largest the bandwidth between the last two points goes on. A time that falls with size is lifted to the largest
-before it, since a smaller message can always be padded; where it falls by much, :attr:`CollectiveTable.notes` says so.
+Between two sizes the time is interpolated on logarithmic axes. Below the smallest size it is that
+size's time (latency); above the largest the bandwidth between the last two points goes on. A time
+that falls with size is lifted to the largest before it, since a smaller message can always be
+padded; where it falls by much, :attr:`CollectiveTable.notes` says so.
 """
 
 import csv
@@ -25,9 +27,13 @@ CSV_COLUMNS = ("kind", "group_size", "size_bytes", "time_us")
 CSV_COLUMNS_WITH_NODES = ("kind", "group_size", "num_nodes", "size_bytes", "time_us")
 _Key = tuple[str, int, int | None]
 _NOTED_FALL = 0.1
-"""Share of a time by which a larger message may be faster before it is worth a note: less is noise."""
+"""Share of a time by which a larger message may be faster before it is worth a note: less is
+noise.
+"""
 _IMPOSSIBLE = 1.5
-"""Times the links' bandwidth that no measurement can show: a unit is wrong, or bytes are counted otherwise."""
+"""Times the links' bandwidth that no measurement can show: a unit is wrong, or bytes are counted
+otherwise.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +52,9 @@ class _Curve:
         return times[k] * math.exp(share * math.log(times[k + 1] / times[k]))
 
     def _beyond(self, size_bytes: int) -> float:
-        """Go on with the bandwidth between the last two points, or with the last point's where they do not rise."""
+        """Go on with the bandwidth between the last two points, or with the last point's where they
+        do not rise.
+        """
         sizes, times = self.size_bytes, self.time_us
         us_per_byte = times[-1] / sizes[-1]
         if len(sizes) > 1 and times[-1] > times[-2]:
@@ -64,27 +72,43 @@ class CollectiveTable:
     """What in it contradicts itself without being wrong: times that fall with size."""
 
     def beyond(self, cluster: Cluster) -> tuple[str, ...]:
-        """Return a line for each kind and group that is faster than the links of ``cluster`` can be: most likely in other units."""
-        links = (cluster.intra_node.busbw_gb_per_s, cluster.intra_node.in_switch_all_reduce_busbw_gb_per_s or 0.0)
+        """Return a line for each kind and group that is faster than the links of ``cluster`` can
+        be: most likely in other units.
+        """
+        links = (
+            cluster.intra_node.busbw_gb_per_s,
+            cluster.intra_node.in_switch_all_reduce_busbw_gb_per_s or 0.0,
+        )
         lines = []
-        for (kind, num_ranks, _), curve in sorted(self.curves.items(), key=lambda item: str(item[0])):
+        for (kind, num_ranks, _), curve in sorted(
+            self.curves.items(), key=lambda item: str(item[0])
+        ):
             busbw = bus_factor(kind, num_ranks) * curve.size_bytes[-1] / curve.time_us[-1] / 1e3
             if busbw > _IMPOSSIBLE * max(links):
                 lines.append(
-                    f"{kind} on {num_ranks} ranks: {curve.size_bytes[-1]} bytes in {curve.time_us[-1]:g} us are {busbw:.0f} GB/s of bus "
-                    f"bandwidth, more than the links of cluster {cluster.name} carry; check the units (microseconds, bytes counted once)"
+                    f"{kind} on {num_ranks} ranks: {curve.size_bytes[-1]} bytes in"
+                    f" {curve.time_us[-1]:g} us are {busbw:.0f} GB/s of bus bandwidth, more than"
+                    f" the links of cluster {cluster.name} carry; check the units (microseconds,"
+                    " bytes counted once)"
                 )
         return tuple(lines)
 
     def covers(self, kind: str, shape: GroupShape) -> bool:
-        """Say whether the table has this kind on a group of this shape; measurements without a shape fit by size alone."""
+        """Say whether the table has this kind on a group of this shape; measurements without a
+        shape fit by size alone.
+        """
         return self._curve(kind, shape) is not None
 
     def collective_us(self, kind: str, shape: GroupShape, size_bytes: int) -> float:
-        """Return the time in microseconds; ``InputError`` where the table does not cover the kind and group."""
+        """Return the time in microseconds; ``InputError`` where the table does not cover the kind
+        and group.
+        """
         curve = self._curve(kind, shape)
         if curve is None:
-            raise InputError(f"{', '.join(self.sources)}: no {kind} on {shape.num_ranks} ranks of {shape.num_nodes} nodes")
+            raise InputError(
+                f"{', '.join(self.sources)}: no {kind} on {shape.num_ranks} ranks of"
+                f" {shape.num_nodes} nodes"
+            )
         return curve(size_bytes)
 
     def _curve(self, kind: str, shape: GroupShape) -> _Curve | None:
@@ -105,11 +129,13 @@ def table_of(measurements: Iterable[Measurement], *sources: str) -> CollectiveTa
 def load_table(*paths: str | Path) -> CollectiveTable:
     """Return the table in one or more files, each nccl-tests output or CSV.
 
-    The columns of CSV are ``kind,group_size,size_bytes,time_us``, or ``kind,group_size,num_nodes,size_bytes,time_us`` where groups of one
-    size lie differently on the nodes; without nodes a row counts for a group of that size, however it lies.
+    The columns of CSV are ``kind,group_size,size_bytes,time_us``, or
+    ``kind,group_size,num_nodes,size_bytes,time_us`` where groups of one size lie differently on the
+    nodes; without nodes a row counts for a group of that size, however it lies.
 
-    Bytes are counted once: an all-gather by its output, a reduce-scatter by its input, the others by their size.
-    Raises ``InputError`` naming file and line when a file cannot be read, has no data, or contradicts itself or another.
+    Bytes are counted once: an all-gather by its output, a reduce-scatter by its input, the others
+    by their size. Raises ``InputError`` naming file and line when a file cannot be read, has no
+    data, or contradicts itself or another.
     """
     if not paths:
         raise InputError("expected at least one file of measured collectives, found none")
@@ -123,7 +149,9 @@ def _read(path: Path) -> list[Measurement]:
     try:
         text = path.read_bytes().decode()
     except OSError as error:
-        raise InputError(f"cannot read the table of collectives {path}: {error.strerror or error}") from error
+        raise InputError(
+            f"cannot read the table of collectives {path}: {error.strerror or error}"
+        ) from error
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: expected nccl-tests output or CSV, found binary data") from error
     is_csv = path.suffix.lower() == ".csv" or text.lstrip("\ufeff \n").startswith("kind,")
@@ -140,16 +168,23 @@ def _parse_csv(text: str, where: str) -> list[Measurement]:
     try:
         return _csv_rows(csv.reader(io.StringIO(text.removeprefix("\ufeff"))), where)
     except csv.Error as error:
-        raise InputError(f"{where}: expected CSV with the header {','.join(CSV_COLUMNS)}; found: {error}") from None
+        raise InputError(
+            f"{where}: expected CSV with the header {','.join(CSV_COLUMNS)}; found: {error}"
+        ) from None
 
 
 def _csv_rows(reader: Any, where: str) -> list[Measurement]:
     header = tuple(name.strip() for name in next(reader, []))
     if header not in (CSV_COLUMNS, CSV_COLUMNS_WITH_NODES):
         raise InputError(
-            f"{where}, line 1: expected the header {','.join(CSV_COLUMNS)} (or with num_nodes after group_size); found {','.join(header)!r}"
+            f"{where}, line 1: expected the header {','.join(CSV_COLUMNS)} (or with num_nodes after"
+            f" group_size); found {','.join(header)!r}"
         )
-    return [_csv_row(header, cells, f"{where}, line {reader.line_num}") for cells in reader if any(cell.strip() for cell in cells)]
+    return [
+        _csv_row(header, cells, f"{where}, line {reader.line_num}")
+        for cells in reader
+        if any(cell.strip() for cell in cells)
+    ]
 
 
 def _csv_row(header: tuple[str, ...], cells: list[str], where: str) -> Measurement:
@@ -165,44 +200,71 @@ def _csv_row(header: tuple[str, ...], cells: list[str], where: str) -> Measureme
             where=where,
         )
     except ValueError:
-        raise InputError(f"{where}: expected {','.join(header)} with whole numbers and a time; found {','.join(cells)!r}") from None
+        raise InputError(
+            f"{where}: expected {','.join(header)} with whole numbers and a time; found"
+            f" {','.join(cells)!r}"
+        ) from None
     if row.kind not in KINDS:
         close = get_close_matches(row.kind, KINDS, n=1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
-        raise InputError(f"{where}: expected a kind among {', '.join(KINDS)}; found {row.kind!r}{hint}")
-    if row.num_ranks < 1 or row.size_bytes < 1 or not (math.isfinite(row.time_us) and row.time_us > 0):
-        raise InputError(f"{where}: group size, bytes and time must be above 0; found {','.join(cells)!r}")
+        raise InputError(
+            f"{where}: expected a kind among {', '.join(KINDS)}; found {row.kind!r}{hint}"
+        )
+    if (
+        row.num_ranks < 1
+        or row.size_bytes < 1
+        or not (math.isfinite(row.time_us) and row.time_us > 0)
+    ):
+        raise InputError(
+            f"{where}: group size, bytes and time must be above 0; found {','.join(cells)!r}"
+        )
     if num_nodes is not None and not 1 <= num_nodes <= row.num_ranks:
-        raise InputError(f"{where}: {row.num_ranks} ranks lie on 1 to {row.num_ranks} nodes; found {num_nodes}")
+        raise InputError(
+            f"{where}: {row.num_ranks} ranks lie on 1 to {row.num_ranks} nodes; found {num_nodes}"
+        )
     return row
 
 
 def _points(rows: Iterable[Measurement]) -> dict[_Key, list[Measurement]]:
-    """Return the measurements of each kind and group by size; ``InputError`` where two of one size differ."""
+    """Return the measurements of each kind and group by size; ``InputError`` where two of one size
+    differ.
+    """
     points: dict[_Key, dict[int, Measurement]] = {}
     for row in rows:
         of_group = points.setdefault((row.kind, row.num_ranks, row.num_nodes), {})
         other = of_group.setdefault(row.size_bytes, row)
         if other.time_us != row.time_us:
             raise InputError(
-                f"{row.where}: {row.kind} of {row.size_bytes} bytes on {row.num_ranks} ranks takes {row.time_us:g} us, "
-                f"but {other.time_us:g} us in {other.where}; keep one of them (one dtype and one operation)"
+                f"{row.where}: {row.kind} of {row.size_bytes} bytes on {row.num_ranks} ranks takes"
+                f" {row.time_us:g} us, but {other.time_us:g} us in {other.where}; keep one of them"
+                " (one dtype and one operation)"
             )
-    return {key: sorted(of_group.values(), key=lambda row: row.size_bytes) for key, of_group in points.items()}
+    return {
+        key: sorted(of_group.values(), key=lambda row: row.size_bytes)
+        for key, of_group in points.items()
+    }
 
 
 def _curve(rows: Sequence[Measurement]) -> _Curve:
-    return _Curve(size_bytes=tuple(row.size_bytes for row in rows), time_us=tuple(accumulate((row.time_us for row in rows), max)))
+    return _Curve(
+        size_bytes=tuple(row.size_bytes for row in rows),
+        time_us=tuple(accumulate((row.time_us for row in rows), max)),
+    )
 
 
 def _falls(key: _Key, rows: Sequence[Measurement]) -> str:
     """Return a note on times that fall with size by more than noise; empty where there are none."""
     largest = accumulate((row.time_us for row in rows), max)
-    falls = [(1 - row.time_us / before, row) for before, row in zip(largest, rows, strict=True) if row.time_us < (1 - _NOTED_FALL) * before]
+    falls = [
+        (1 - row.time_us / before, row)
+        for before, row in zip(largest, rows, strict=True)
+        if row.time_us < (1 - _NOTED_FALL) * before
+    ]
     if not falls:
         return ""
     share, worst = max(falls, key=lambda fall: fall[0])
     return (
-        f"{key[0]} on {key[1]} ranks: {len(falls)} of {len(rows)} times fall with size, most at {worst.size_bytes} bytes by {share:.0%} "
-        f"({worst.where}); each is taken as the largest before it"
+        f"{key[0]} on {key[1]} ranks: {len(falls)} of {len(rows)} times fall with size, most at"
+        f" {worst.size_bytes} bytes by {share:.0%} ({worst.where}); each is taken as the largest"
+        " before it"
     )

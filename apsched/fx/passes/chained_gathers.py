@@ -37,18 +37,27 @@ class FlatMesh:
 
 
 def flat_mesh(mesh: DeviceMesh) -> FlatMesh:
-    """Return the groups of ``mesh``, which has two axes; the flat ones are made where there are none yet.
+    """Return the groups of ``mesh``, which has two axes; the flat ones are made where there are
+    none yet.
 
-    Making a group is collective: every process rank of the mesh must call this, and call it in the same order among other such calls.
+    Making a group is collective: every process rank of the mesh must call this, and call it in the
+    same order among other such calls.
     """
     if mesh.ndim != 2:
-        raise InputError(f"expected a mesh of two axes, found {mesh.ndim}; take the two that gathers are chained over, as mesh['dp', 'tp']")
+        raise InputError(
+            f"expected a mesh of two axes, found {mesh.ndim}; take the two that gathers are chained"
+            " over, as mesh['dp', 'tp']"
+        )
     ranks = [[int(rank) for rank in row] for row in mesh.mesh.tolist()]
-    rows, columns = ([rank for line in lines for rank in line] for lines in (ranks, zip(*ranks, strict=True)))
+    rows, columns = (
+        [rank for line in lines for rank in line] for lines in (ranks, zip(*ranks, strict=True))
+    )
     try:
         by_rows, by_columns = ordered_group(rows), ordered_group(columns)
     except RuntimeError as error:
-        raise InputError(f"expected a process group in the order {columns}, found that {error}") from None
+        raise InputError(
+            f"expected a process group in the order {columns}, found that {error}"
+        ) from None
     return FlatMesh(
         axes=(mesh.get_group(0).group_name, mesh.get_group(1).group_name),
         sizes=(mesh.size(0), mesh.size(1)),
@@ -58,15 +67,18 @@ def flat_mesh(mesh: DeviceMesh) -> FlatMesh:
 
 
 def fuse_chained_gathers(mesh: FlatMesh) -> Pass:
-    """Return the pass that makes one gather of each pair of gathers over the two axes of ``mesh`` (AutoParallel #472).
+    """Return the pass that makes one gather of each pair of gathers over the two axes of ``mesh``
+    (AutoParallel #472).
 
-    A gather stacks what it gets from its group along dim 0. The first gather of a pair, over axis a, gives each process rank (i, j) its
-    group's shards in the order of a; the second stacks those in the order of the other axis b. So shard (i, j) ends in place
-    j_b * |a| + i_a: the order of the mesh in which a counts fastest. The fused gather runs on the group whose process ranks stand in that
-    order: rows where the second axis is gathered first, columns where the first is.
+    A gather stacks what it gets from its group along dim 0. The first gather of a pair, over axis
+    a, gives each process rank (i, j) its group's shards in the order of a; the second stacks those
+    in the order of the other axis b. So shard (i, j) ends in place j_b * |a| + i_a: the order of
+    the mesh in which a counts fastest. The fused gather runs on the group whose process ranks stand
+    in that order: rows where the second axis is gathered first, columns where the first is.
 
-    Left alone is a pair where a value between the two has another user, where what lies between moves any element (permutes that do
-    not cancel) or casts, and where the groups are not the axes of the mesh.
+    Left alone is a pair where a value between the two has another user, where what lies between
+    moves any element (permutes that do not cancel) or casts, and where the groups are not the axes
+    of the mesh.
     """
 
     def run(module: GraphModule) -> GraphModule:
@@ -89,10 +101,19 @@ def _pair(second: Node, mesh: FlatMesh) -> tuple[Node, Node, Node, str] | None:
     while not is_wait_tensor(node) and len(node.users) == 1 and len(node.all_input_nodes) == 1:
         chain.insert(0, node)
         node = node.all_input_nodes[0]
-    if not is_wait_tensor(node) or len(node.users) != 1 or len(waits) != 1 or not is_wait_tensor(waits[0]):
+    if (
+        not is_wait_tensor(node)
+        or len(node.users) != 1
+        or len(waits) != 1
+        or not is_wait_tensor(waits[0])
+    ):
         return None
     first = node.all_input_nodes[0]
-    groups = (group_name(first), group_name(second)) if first.target is _GATHER and tuple(first.users) == (node,) else None
+    groups = (
+        (group_name(first), group_name(second))
+        if first.target is _GATHER and tuple(first.users) == (node,)
+        else None
+    )
     if groups is None or groups not in (mesh.axes, mesh.axes[::-1]):
         return None
     if argument(first, "group_size", 0) * argument(second, "group_size", 0) != mesh.size:

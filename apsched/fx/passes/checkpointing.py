@@ -1,6 +1,7 @@
 """Activation checkpointing: which nodes of a layer the partitioner recomputes in backward.
 
-Tags are those that ``torch.utils.checkpoint`` leaves when Dynamo traces it (``recompute`` and ``ac_graph_id``).
+Tags are those that ``torch.utils.checkpoint`` leaves when Dynamo traces it (``recompute`` and
+``ac_graph_id``).
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,8 +36,14 @@ class Checkpointing:
 
     @classmethod
     def parse(cls, text: str) -> "Checkpointing":
-        """Return the choice that ``text`` names: ``none``, ``full``, ``selective`` or ``every-N``."""
-        known = {"none": cls(every=0), "full": cls(every=1), "selective": cls(every=1, selective=True)}
+        """Return the choice that ``text`` names: ``none``, ``full``, ``selective`` or
+        ``every-N``.
+        """
+        known = {
+            "none": cls(every=0),
+            "full": cls(every=1),
+            "selective": cls(every=1, selective=True),
+        }
         if text in known:
             return known[text]
         prefix, _, count = text.partition("every-")
@@ -45,15 +52,23 @@ class Checkpointing:
         return cls(every=int(count))
 
     def passes(self, layers: Sequence[str]) -> PassList:
-        """Return the pass for a model whose layers have these names; none where nothing is recomputed."""
-        return checkpoint_activations(layers[:: self.every], selective=self.selective) if self.every else ()
+        """Return the pass for a model whose layers have these names; none where nothing is
+        recomputed.
+        """
+        return (
+            checkpoint_activations(layers[:: self.every], selective=self.selective)
+            if self.every
+            else ()
+        )
 
 
 def checkpoint_activations(layers: Sequence[str], *, selective: bool = False) -> PassList:
-    """Return the pass that recomputes the modules named by ``layers`` in backward; no pass where there are none.
+    """Return the pass that recomputes the modules named by ``layers`` in backward; no pass where
+    there are none.
 
-    All of a layer is recomputed, or with ``selective`` all but what is heavy: attention, reductions over process ranks, every second
-    matrix product (TorchTitan's choice), and the first residual sum, from which the second half of a layer starts.
+    All of a layer is recomputed, or with ``selective`` all but what is heavy: attention, reductions
+    over process ranks, every second matrix product (TorchTitan's choice), and the first residual
+    sum, from which the second half of a layer starts.
     """
     if not layers:
         return ()
@@ -80,11 +95,15 @@ def _tag(joint: GraphModule, numbers: Mapping[str, int], *, selective: bool) -> 
             summed.add(layer)
         save = selective and (first_sum or _is_heavy(node, products))
         node.meta["ac_graph_id"] = numbers[layer]
-        node.meta["recompute"] = CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE
+        node.meta["recompute"] = (
+            CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE
+        )
 
 
 def _is_heavy(node: Node, products: int) -> bool:
-    """Return whether ``node``, at or behind the matrix product of that number, is saved; so are results and waits of what is."""
+    """Return whether ``node``, at or behind the matrix product of that number, is saved; so are
+    results and waits of what is.
+    """
     operator = _operator(node)
     if node.target is getitem or operator == "wait_tensor":
         return _is_heavy(node.all_input_nodes[0], products)
@@ -95,18 +114,28 @@ def _is_heavy(node: Node, products: int) -> bool:
 
 def _is_sum(node: Node) -> bool:
     """Return whether ``node`` adds two tensors of one shape."""
-    shapes = [tuple(source.meta["val"].shape) for source in node.all_input_nodes if isinstance(source.meta.get("val"), torch.Tensor)]
+    shapes = [
+        tuple(source.meta["val"].shape)
+        for source in node.all_input_nodes
+        if isinstance(source.meta.get("val"), torch.Tensor)
+    ]
     return _operator(node) == "add" and len(shapes) == 2 and shapes[0] == shapes[1]
 
 
 def _operator(node: Node) -> str:
-    return node.target.overloadpacket.__name__ if isinstance(node.target, torch._ops.OpOverload) else ""
+    return (
+        node.target.overloadpacket.__name__
+        if isinstance(node.target, torch._ops.OpOverload)
+        else ""
+    )
 
 
 def blocks_of(module: nn.Module) -> tuple[str, ...]:
-    """Return the names of the blocks of a model: the children of its outermost ``ModuleList`` and ``ModuleDict``, whatever their class.
+    """Return the names of the blocks of a model: the children of its outermost ``ModuleList`` and
+    ``ModuleDict``, whatever their class.
 
-    A ``ModuleDict`` holds blocks where its children are of one class; otherwise it is a set of parts that have names.
+    A ``ModuleDict`` holds blocks where its children are of one class; otherwise it is a set of
+    parts that have names.
     """
     found: list[str] = []
 
@@ -114,7 +143,11 @@ def blocks_of(module: nn.Module) -> tuple[str, ...]:
         for key, child in parent.named_children():
             path = f"{name}.{key}" if name else key
             if _holds_blocks(child):
-                found.extend(f"{path}.{own}" for own, block in child.named_children() if any(True for _ in block.parameters()))
+                found.extend(
+                    f"{path}.{own}"
+                    for own, block in child.named_children()
+                    if any(True for _ in block.parameters())
+                )
             else:
                 visit(path, child)
 
@@ -125,15 +158,20 @@ def blocks_of(module: nn.Module) -> tuple[str, ...]:
 def _holds_blocks(module: nn.Module) -> bool:
     if isinstance(module, nn.ModuleList):
         return len(module) > 0
-    return isinstance(module, nn.ModuleDict) and len(module) > 0 and len({type(child).__name__ for child in module.values()}) == 1
+    return (
+        isinstance(module, nn.ModuleDict)
+        and len(module) > 0
+        and len({type(child).__name__ for child in module.values()}) == 1
+    )
 
 
 def recompute_gathers(*, reshard_after_forward: bool = True) -> Pass:
-    """Return the pass that names the parameter of each node which serves one, and tags gathers for the partitioner.
+    """Return the pass that names the parameter of each node which serves one, and tags gathers for
+    the partitioner.
 
-    With ``reshard_after_forward`` the whole single-input chain behind a gather's wait (slice, cast, permute, view) is recomputed in
-    backward. Where only the gather is tagged, the partitioner saves what the chain makes of it: a cast or transposed copy of every
-    parameter (AutoParallel #469).
+    With ``reshard_after_forward`` the whole single-input chain behind a gather's wait (slice, cast,
+    permute, view) is recomputed in backward. Where only the gather is tagged, the partitioner saves
+    what the chain makes of it: a cast or transposed copy of every parameter (AutoParallel #469).
     """
 
     def run(module: GraphModule) -> GraphModule:
@@ -141,18 +179,25 @@ def recompute_gathers(*, reshard_after_forward: bool = True) -> Pass:
         mark_parameters(result.graph, reshard_after_forward=reshard_after_forward)
         return result
 
-    return Pass(name="recompute_gathers", run=run, spec=_check_chains if reshard_after_forward else None)
+    return Pass(
+        name="recompute_gathers", run=run, spec=_check_chains if reshard_after_forward else None
+    )
 
 
 def _check_chains(joint: GraphModule) -> None:
     """Raise InputError where part of a chain is tagged and part is not."""
     for node in gather_nodes(joint.graph):
         if "recompute" not in node.meta:
-            raise InputError(f"node {node.name}: expected a recompute tag on all that only moves a parameter, found none")
+            raise InputError(
+                f"node {node.name}: expected a recompute tag on all that only moves a parameter,"
+                " found none"
+            )
 
 
 def saved_nodes(forward: GraphModule, num_outputs: int) -> list[Node]:
-    """Return what the forward graph hands to backward: its outputs behind the first ``num_outputs``, without inputs passed on."""
+    """Return what the forward graph hands to backward: its outputs behind the first
+    ``num_outputs``, without inputs passed on.
+    """
     outputs = forward.graph.output_node().args[0]
     assert isinstance(outputs, list | tuple)
     saved = [value for value in outputs[num_outputs:] if isinstance(value, Node)]
@@ -161,4 +206,8 @@ def saved_nodes(forward: GraphModule, num_outputs: int) -> list[Node]:
 
 def saved_bytes(forward: GraphModule, num_outputs: int) -> int:
     """Return the bytes of :func:`saved_nodes`."""
-    return sum(tensor_bytes(tensor, node) for node in saved_nodes(forward, num_outputs) for tensor in tensors_of(node))
+    return sum(
+        tensor_bytes(tensor, node)
+        for node in saved_nodes(forward, num_outputs)
+        for tensor in tensors_of(node)
+    )

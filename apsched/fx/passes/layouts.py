@@ -1,4 +1,6 @@
-"""What a chain of views and copies does to the elements of a tensor, found by running it on strides instead of values."""
+"""What a chain of views and copies does to the elements of a tensor, found by running it on strides
+instead of values.
+"""
 
 from collections.abc import Iterator, Sequence
 from operator import getitem
@@ -9,7 +11,15 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 _aten = torch.ops.aten
-_COPIES = frozenset((_aten.clone.default, _aten.contiguous.default, _aten._to_copy.default, _aten.alias.default, _aten.detach.default))
+_COPIES = frozenset(
+    (
+        _aten.clone.default,
+        _aten.contiguous.default,
+        _aten._to_copy.default,
+        _aten.alias.default,
+        _aten.detach.default,
+    )
+)
 _VIEWS = frozenset(
     (
         _aten.permute.default, _aten.transpose.int, _aten.t.default, _aten.unsqueeze.default,
@@ -21,9 +31,11 @@ _VIEWS_OR_COPIES = frozenset((_aten.reshape.default, _aten._unsafe_view.default)
 
 
 def elements(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the layout of all elements of ``tensor`` in their order; ``None`` where sizes are symbolic.
+    """Return the layout of all elements of ``tensor`` in their order; ``None`` where sizes are
+    symbolic.
 
-    A layout is a tensor without memory: shape, strides and offset say which element of the original stands where.
+    A layout is a tensor without memory: shape, strides and offset say which element of the original
+    stands where.
     """
     if not all(isinstance(size, int) for size in tensor.shape):
         return None
@@ -31,10 +43,12 @@ def elements(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def moved(layout: Any, node: Node, source: Node) -> Any:
-    """Return the layout after ``node`` takes ``source``, whose layout is given; ``None`` where it does more than move, or is not known.
+    """Return the layout after ``node`` takes ``source``, whose layout is given; ``None`` where it
+    does more than move, or is not known.
 
-    A copy leaves every element in its place, whatever its strides, so that views behind a copy are run on the layout before it: exact where
-    it works, and where torch refuses such a view the answer is ``None``.
+    A copy leaves every element in its place, whatever its strides, so that views behind a copy are
+    run on the layout before it: exact where it works, and where torch refuses such a view the
+    answer is ``None``.
     """
     if node.op != "call_function" or node.all_input_nodes != [source]:
         return None
@@ -50,7 +64,9 @@ def moved(layout: Any, node: Node, source: Node) -> Any:
 
 
 def moved_along(tensor: torch.Tensor, chain: Sequence[Node], source: Node) -> Any:
-    """Return the layout of ``tensor``, the value of ``source``, after all of ``chain``; ``None`` where that is not known."""
+    """Return the layout of ``tensor``, the value of ``source``, after all of ``chain``; ``None``
+    where that is not known.
+    """
     layout: Any = elements(tensor)
     for node in chain:
         if layout is None:
@@ -73,7 +89,11 @@ def moves_of(source: Node) -> Iterator[tuple[Node, Any]]:
 
 def is_part(layout: Any, shape: Sequence[int], offset: int) -> bool:
     """Return whether a layout is ``shape`` elements in their order, from ``offset`` on."""
-    if not isinstance(layout, torch.Tensor) or tuple(layout.shape) != tuple(shape) or layout.storage_offset() != offset:
+    if (
+        not isinstance(layout, torch.Tensor)
+        or tuple(layout.shape) != tuple(shape)
+        or layout.storage_offset() != offset
+    ):
         return False
     expected = 1
     for size, stride in zip(reversed(layout.shape), reversed(layout.stride()), strict=True):

@@ -13,6 +13,8 @@ def joint_passes(*, reshard_after_forward: bool = True) -> PassList:
 
 
 def shortening_passes(*, bitwise: bool) -> PassList:
-    """Return what takes work out of a joint graph, to be handed to ``capture_module``; with ``bitwise`` only what rounds nothing anew."""
+    """Return what takes work out of a joint graph, to be handed to ``capture_module``; with
+    ``bitwise`` only what rounds nothing anew.
+    """
     passes = (deduplicate_gathers(), undo_round_trips(), fuse_summed_scatters())
     return without(passes, "fuse_summed_scatters") if bitwise else passes

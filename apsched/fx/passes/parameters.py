@@ -1,4 +1,6 @@
-"""Find the nodes that serve one parameter: from its shard to its first use, and from its gradient to the output."""
+"""Find the nodes that serve one parameter: from its shard to its first use, and from its gradient
+to the output.
+"""
 
 from collections.abc import Mapping
 from operator import getitem
@@ -10,10 +12,14 @@ from torch.utils.checkpoint import CheckpointPolicy
 from apsched.torch_compat.graphs import gradient_of, parameter_behind
 
 PARAMETER_KEY = "apsched_parameter"
-"""``node.meta["custom"][PARAMETER_KEY]`` is the name of the parameter that a node gathers, casts, views or reduces."""
+"""``node.meta["custom"][PARAMETER_KEY]`` is the name of the parameter that a node gathers, casts,
+views or reduces.
+"""
 
 _AFTER_ALL_CHECKPOINTS = 100_000
-"""``ac_graph_id`` above that of any checkpointed region, so that the partitioner sees no boundary here (TorchTitan does the same)."""
+"""``ac_graph_id`` above that of any checkpointed region, so that the partitioner sees no boundary
+here (TorchTitan does the same).
+"""
 
 _aten, _prims = torch.ops.aten, torch.ops.prims
 _COPIES = {
@@ -34,21 +40,31 @@ def serves_alone(node: Node) -> bool:
         return False
     if node.target is getitem or node.target in _COPIES:
         return True
-    return isinstance(node.target, torch._ops.OpOverload) and (node.target.namespace == "_c10d_functional" or node.target.is_view)
+    return isinstance(node.target, torch._ops.OpOverload) and (
+        node.target.namespace == "_c10d_functional" or node.target.is_view
+    )
 
 
 def is_scaling(node: Node) -> bool:
-    """Return whether ``node`` multiplies or divides one tensor by a number: the mean of a gradient over process ranks."""
-    return node.op == "call_function" and node.target in _SCALINGS and len(node.all_input_nodes) == 1
+    """Return whether ``node`` multiplies or divides one tensor by a number: the mean of a gradient
+    over process ranks.
+    """
+    return (
+        node.op == "call_function" and node.target in _SCALINGS and len(node.all_input_nodes) == 1
+    )
 
 
 def is_backward(node: Node) -> bool:
     """Return whether a tracer or partitioner marked ``node`` as backward."""
-    return node.meta.get("partitioner_tag") == "is_backward" or bool(node.meta.get("autograd_backward"))
+    return node.meta.get("partitioner_tag") == "is_backward" or bool(
+        node.meta.get("autograd_backward")
+    )
 
 
 def gather_nodes(joint: torch.fx.Graph) -> dict[Node, str]:
-    """Return node -> parameter, for every node between a parameter and its first uses, in either direction."""
+    """Return node -> parameter, for every node between a parameter and its first uses, in either
+    direction.
+    """
     owner: dict[Node, str] = {}
     for node in joint.nodes:
         if node.op == "placeholder":
@@ -64,7 +80,9 @@ def gather_nodes(joint: torch.fx.Graph) -> dict[Node, str]:
 
 
 def gradient_nodes(joint: torch.fx.Graph) -> dict[Node, str]:
-    """Return backward node -> parameter, for every node between the compute of a gradient and the output."""
+    """Return backward node -> parameter, for every node between the compute of a gradient and the
+    output.
+    """
     output = joint.output_node()
     descriptors = output.meta.get("desc") or ()
     final: dict[Node, set[str | None]] = {}
@@ -75,7 +93,9 @@ def gradient_nodes(joint: torch.fx.Graph) -> dict[Node, str]:
     for node in reversed(joint.nodes):
         if not (serves_alone(node) or is_scaling(node)) or not is_backward(node):
             continue
-        owners = {owner.get(user) for user in node.users if user is not output} | final.get(node, set())
+        owners = {owner.get(user) for user in node.users if user is not output} | final.get(
+            node, set()
+        )
         name = owners.pop() if len(owners) == 1 else None
         if name is not None:
             owner[node] = name
@@ -83,10 +103,11 @@ def gradient_nodes(joint: torch.fx.Graph) -> dict[Node, str]:
 
 
 def mark_parameters(joint: torch.fx.Graph, *, reshard_after_forward: bool) -> None:
-    """Name the parameter on each node that serves one, and have the partitioner gather again in backward.
+    """Name the parameter on each node that serves one, and have the partitioner gather again in
+    backward.
 
-    The whole chain up to the last layout op is marked for recomputation: marked less, the partitioner saves a transposed
-    view or copy of every gathered parameter.
+    The whole chain up to the last layout op is marked for recomputation: marked less, the
+    partitioner saves a transposed view or copy of every gathered parameter.
     """
     gathers = gather_nodes(joint)
     for node, name in (gathers | gradient_nodes(joint)).items():
@@ -102,5 +123,8 @@ def mark_parameters(joint: torch.fx.Graph, *, reshard_after_forward: bool) -> No
 
 def parameter_names(graph: torch.fx.Graph) -> Mapping[str, str]:
     """Return placeholder -> name of the parameter, for the placeholders that are one."""
-    named = ((node.name, parameter_behind(node.meta.get("desc"))) for node in graph.find_nodes(op="placeholder"))
+    named = (
+        (node.name, parameter_behind(node.meta.get("desc")))
+        for node in graph.find_nodes(op="placeholder")
+    )
     return {placeholder: name for placeholder, name in named if name is not None}

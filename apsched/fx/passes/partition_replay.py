@@ -1,9 +1,12 @@
-"""Partition replay: a module that was partitioned once keeps its decisions when it is compiled again.
+"""Partition replay: a module that was partitioned once keeps its decisions when it is compiled
+again.
 
-A compiler that partitions a joint graph, wraps both halves into a module and hands that to ``torch.compile`` (AutoParallel does) has
-it partitioned twice. The second joint graph is another one: what the first backward recomputed stands in it twice. Equal nodes are
-merged, and the min-cut partitioner then saves what they make: every gathered parameter (AutoParallel #467, #485). So the forward graph says
-what it saved (:func:`tag_saved`), tracers copy the tags, and the second partition saves just that (:func:`replayed_saves`).
+A compiler that partitions a joint graph, wraps both halves into a module and hands that to
+``torch.compile`` (AutoParallel does) has it partitioned twice. The second joint graph is another
+one: what the first backward recomputed stands in it twice. Equal nodes are merged, and the min-cut
+partitioner then saves what they make: every gathered parameter (AutoParallel #467, #485). So the
+forward graph says what it saved (:func:`tag_saved`), tracers copy the tags, and the second
+partition saves just that (:func:`replayed_saves`).
 """
 
 from collections.abc import Iterable
@@ -19,14 +22,18 @@ from apsched.fx.passes.parameters import is_backward
 from apsched.fx.passes.run_passes import Pass
 
 SAVED_KEY = "apsched_saved"
-"""``node.meta["custom"][SAVED_KEY]`` of a node that backward gets: ``True``, or of one with several results which of them."""
+"""``node.meta["custom"][SAVED_KEY]`` of a node that backward gets: ``True``, or of one with several
+results which of them.
+"""
 
 
 def tag_saved(num_outputs: int) -> Pass:
-    """Return the pass that marks on a forward graph what it saves; ``num_outputs`` are its outputs that are not for backward alone.
+    """Return the pass that marks on a forward graph what it saves; ``num_outputs`` are its outputs
+    that are not for backward alone.
 
-    Items of a node with several results are marked on that node, by index: tracers drop the metadata of ``getitem``. They drop that of
-    views, too, which they make anew, so what a view shows is marked beside it.
+    Items of a node with several results are marked on that node, by index: tracers drop the
+    metadata of ``getitem``. They drop that of views, too, which they make anew, so what a view
+    shows is marked beside it.
     """
 
     def run(module: GraphModule) -> GraphModule:
@@ -52,10 +59,18 @@ def _mark_saved(node: Node) -> None:
 
 def is_whole_view(node: Node) -> bool:
     """Return whether ``node`` is a view of all of another tensor."""
-    if not isinstance(node.target, torch._ops.OpOverload) or not node.target.is_view or len(node.all_input_nodes) != 1:
+    if (
+        not isinstance(node.target, torch._ops.OpOverload)
+        or not node.target.is_view
+        or len(node.all_input_nodes) != 1
+    ):
         return False
     view, base = node.meta.get("val"), node.all_input_nodes[0].meta.get("val")
-    return isinstance(view, torch.Tensor) and isinstance(base, torch.Tensor) and view.numel() == base.numel()
+    return (
+        isinstance(view, torch.Tensor)
+        and isinstance(base, torch.Tensor)
+        and view.numel() == base.numel()
+    )
 
 
 def is_tagged(module: GraphModule) -> bool:
@@ -64,10 +79,11 @@ def is_tagged(module: GraphModule) -> bool:
 
 
 def forget_spent_tags() -> Pass:
-    """Return the pass that drops recompute tags, which tracers copy, too: what they asked for has been decided.
+    """Return the pass that drops recompute tags, which tracers copy, too: what they asked for has
+    been decided.
 
-    Kept, they would be taken for new demands: the first partition has marked what borders on a checkpointed layer as ``MUST_SAVE``, whether
-    backward needs it or not.
+    Kept, they would be taken for new demands: the first partition has marked what borders on a
+    checkpointed layer as ``MUST_SAVE``, whether backward needs it or not.
     """
 
     def run(module: GraphModule) -> GraphModule:
@@ -85,16 +101,22 @@ def _mark(node: Node, value: object) -> None:
 
 
 def replayed_saves(nodes: Iterable[Node]) -> list[Node]:
-    """Return what is to be saved of a joint graph with tags of an earlier partition; empty where there are none.
+    """Return what is to be saved of a joint graph with tags of an earlier partition; empty where
+    there are none.
 
-    Tags on backward nodes don't count: tracers copy those of the forward node to what follows from it in backward (AutoParallel #531).
-    What somebody marked since goes before: ``MUST_SAVE`` is saved, ``PREFER_RECOMPUTE`` and ``MUST_RECOMPUTE`` are not.
+    Tags on backward nodes don't count: tracers copy those of the forward node to what follows from
+    it in backward (AutoParallel #531). What somebody marked since goes before: ``MUST_SAVE`` is
+    saved, ``PREFER_RECOMPUTE`` and ``MUST_RECOMPUTE`` are not.
     """
     nodes = [node for node in nodes if node.op == "call_function" and not is_backward(node)]
     tagged = [node for node in nodes if _is_saved(node)]
     if not tagged:
         return []
-    wanted = {node for node in tagged if _policy(node) not in (CheckpointPolicy.PREFER_RECOMPUTE, CheckpointPolicy.MUST_RECOMPUTE)}
+    wanted = {
+        node
+        for node in tagged
+        if _policy(node) not in (CheckpointPolicy.PREFER_RECOMPUTE, CheckpointPolicy.MUST_RECOMPUTE)
+    }
     return [node for node in nodes if node in wanted or _policy(node) is CheckpointPolicy.MUST_SAVE]
 
 

@@ -1,8 +1,10 @@
 """What each collective is for: FSDP, HSDP, DDP, tensor, sequence or expert parallelism.
 
-Two sources say which collectives serve parameters and their gradients: on AOTAutograd's joint graph the descriptors of its inputs and
-outputs (:func:`classify`, before the partitioner; tags live in ``node.meta`` and survive its copies), on any graph its structure alone
-(:func:`apsched.graph.export.structural_roles.structural_roles`). What follows from that is decided here, once, for both.
+Two sources say which collectives serve parameters and their gradients: on AOTAutograd's joint graph
+the descriptors of its inputs and outputs (:func:`classify`, before the partitioner; tags live in
+``node.meta`` and survive its copies), on any graph its structure alone
+(:func:`apsched.graph.export.structural_roles.structural_roles`). What follows from that is decided
+here, once, for both.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -12,7 +14,13 @@ from functools import cache
 from torch.fx import GraphModule, Node
 
 from apsched.errors import InputError
-from apsched.fx.collectives import collective_kind, group_name, is_all_gather, is_collective, is_wait_tensor
+from apsched.fx.collectives import (
+    collective_kind,
+    group_name,
+    is_all_gather,
+    is_collective,
+    is_wait_tensor,
+)
 from apsched.fx.graph_copies import copied
 from apsched.fx.passes.parameters import gather_nodes, gradient_nodes
 from apsched.fx.passes.run_passes import Pass
@@ -34,7 +42,9 @@ class Role(StrEnum):
     GRADIENT_SUM = "gradient_sum"
     """DDP: a whole gradient, summed over replicas."""
     PARTIAL_GRADIENT_SUM = "partial_gradient_sum"
-    """Tensor parallelism: parts of the gradient of a parameter that each process rank has whole (norms), before data parallelism."""
+    """Tensor parallelism: parts of the gradient of a parameter that each process rank has whole
+    (norms), before data parallelism.
+    """
     TENSOR_PARALLEL = "tensor_parallel"
     """All-reduce of activations, or of their gradients."""
     SEQUENCE_PARALLEL = "sequence_parallel"
@@ -46,7 +56,9 @@ class Role(StrEnum):
 
 
 def classify() -> Pass:
-    """Return the pass that tags each collective of a joint graph with its role, by the descriptors of AOTAutograd."""
+    """Return the pass that tags each collective of a joint graph with its role, by the descriptors
+    of AOTAutograd.
+    """
     return Pass(name="classify", run=_classified, spec=check_tags)
 
 
@@ -65,7 +77,10 @@ def check_tags(module: GraphModule) -> None:
     """Raise InputError for a collective without a role."""
     for node in module.graph.nodes:
         if is_collective(node) and tagged_role(node) is None:
-            raise InputError(f"node {node.name}: expected a role on each collective, found none; classify the joint graph")
+            raise InputError(
+                f"node {node.name}: expected a role on each collective, found none; classify the"
+                " joint graph"
+            )
 
 
 def tagged_role(node: Node) -> Role | None:
@@ -76,17 +91,31 @@ def tagged_role(node: Node) -> Role | None:
 
 def waits_of(start: Node) -> list[Node]:
     """Return the waits of a start, those of its items too."""
-    results = [start, *(user for user in start.users if not is_wait_tensor(user) and len(user.all_input_nodes) == 1)]
+    results = [
+        start,
+        *(
+            user
+            for user in start.users
+            if not is_wait_tensor(user) and len(user.all_input_nodes) == 1
+        ),
+    ]
     return [user for result in results for user in result.users if is_wait_tensor(user)]
 
 
-def roles_of(starts: Iterable[Node], *, gathers: Collection[Node], reductions: Collection[Node]) -> dict[Node, Role]:
-    """Return the role of each start; ``gathers`` take parameters alone, ``reductions`` end in gradients alone.
+def roles_of(
+    starts: Iterable[Node], *, gathers: Collection[Node], reductions: Collection[Node]
+) -> dict[Node, Role]:
+    """Return the role of each start; ``gathers`` take parameters alone, ``reductions`` end in
+    gradients alone.
 
     Both may hold other nodes, too.
     """
     starts = list(starts)
-    serving = {s for s in starts if (is_all_gather(s) and s in gathers) or (not is_all_gather(s) and s in reductions)}
+    serving = {
+        s
+        for s in starts
+        if (is_all_gather(s) and s in gathers) or (not is_all_gather(s) and s in reductions)
+    }
     busy: dict[str, set[str]] = {}  # group -> kinds that it has between computations
     for start in starts:
         if start not in serving:
@@ -94,10 +123,19 @@ def roles_of(starts: Iterable[Node], *, gathers: Collection[Node], reductions: C
     primary = primary_group(group_name(s) for s in serving if is_all_gather(s))
     later = _later(serving)
     behind = {s: later(s) for s in serving}
-    return {s: _gradient_role(s, serving, behind, busy) if s in serving else _activation_role(s, primary, busy) for s in starts}
+    return {
+        s: (
+            _gradient_role(s, serving, behind, busy)
+            if s in serving
+            else _activation_role(s, primary, busy)
+        )
+        for s in starts
+    }
 
 
-def _gradient_role(start: Node, serving: set[Node], behind: dict[Node, frozenset[Node]], busy: dict[str, set[str]]) -> Role:
+def _gradient_role(
+    start: Node, serving: set[Node], behind: dict[Node, frozenset[Node]], busy: dict[str, set[str]]
+) -> Role:
     kind = collective_kind(start)
     if kind == "all_gather":
         return Role.PARAMETER_GATHER
@@ -105,7 +143,11 @@ def _gradient_role(start: Node, serving: set[Node], behind: dict[Node, frozenset
         return Role.GRADIENT_SCATTER
     if any(start in behind[s] for s in serving if collective_kind(s) == "reduce_scatter"):
         return Role.REPLICA_SUM
-    if behind[start] or busy.get(group_name(start), set()) & {"all_gather", "reduce_scatter", "all_to_all"}:
+    if behind[start] or busy.get(group_name(start), set()) & {
+        "all_gather",
+        "reduce_scatter",
+        "all_to_all",
+    }:
         return Role.PARTIAL_GRADIENT_SUM
     return Role.GRADIENT_SUM
 

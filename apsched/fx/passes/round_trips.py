@@ -1,4 +1,6 @@
-"""Values that are moved there and back: whoever takes the result may as well take what it was made of."""
+"""Values that are moved there and back: whoever takes the result may as well take what it was made
+of.
+"""
 
 from collections.abc import Callable
 
@@ -16,13 +18,16 @@ _ALIASES = (_aten.alias.default, _aten.detach.default)
 
 
 def undo_round_trips(process_rank_of: Callable[[str], int] = process_rank_in_group) -> Pass:
-    """Return the pass that rewires consumers past an alias, and past a redistribution that only undoes another (AutoParallel #479).
+    """Return the pass that rewires consumers past an alias, and past a redistribution that only
+    undoes another (AutoParallel #479).
 
-    Three things give back what went in: an alias; this process rank's own part of what it gathered; an all-to-all back to where another
-    came from. Their consumers take the original, so that the redistributed value lives only for those who need it, and aliases and
-    collectives that nobody needs any more go. ``process_rank_of`` says which rank this process has in a group.
+    Three things give back what went in: an alias; this process rank's own part of what it gathered;
+    an all-to-all back to where another came from. Their consumers take the original, so that the
+    redistributed value lives only for those who need it, and aliases and collectives that nobody
+    needs any more go. ``process_rank_of`` says which rank this process has in a group.
 
-    Left alone is what a graph returns, since outputs may not become aliases of inputs, and what somebody writes into.
+    Left alone is what a graph returns, since outputs may not become aliases of inputs, and what
+    somebody writes into.
     """
 
     def run(module: GraphModule) -> GraphModule:
@@ -48,20 +53,35 @@ def _undone(module: GraphModule, process_rank_of: Callable[[str], int]) -> dict[
             start = node.all_input_nodes[0]
             if start.target is _c10d.all_gather_into_tensor.default:
                 found |= _own_parts(node, start, process_rank_of)
-            elif start.target is _c10d.all_to_all_single.default and (source := _sent_back(start)) is not None:
+            elif (
+                start.target is _c10d.all_to_all_single.default
+                and (source := _sent_back(start)) is not None
+            ):
                 found[node] = source
-    return {node: original for node, original in found.items() if node.users and not _is_seen(node) and not _is_seen(original, inside=True)}
+    return {
+        node: original
+        for node, original in found.items()
+        if node.users and not _is_seen(node) and not _is_seen(original, inside=True)
+    }
 
 
 def _own_parts(wait: Node, start: Node, process_rank_of: Callable[[str], int]) -> dict[Node, Node]:
     """Return what is made of a gathered value, and is only what this process rank gave to it."""
     source = input_nodes(start)[0]
     value = source.meta["val"]
-    candidates = [(node, layout) for node, layout in moves_of(wait) if isinstance(layout, torch.Tensor) and layout.shape == value.shape]
+    candidates = [
+        (node, layout)
+        for node, layout in moves_of(wait)
+        if isinstance(layout, torch.Tensor) and layout.shape == value.shape
+    ]
     if not candidates:
         return {}
     offset = process_rank_of(group_name(start)) * value.numel()
-    return {node: source for node, layout in candidates if is_part(layout, value.shape, offset) and _same_strides(node, source)}
+    return {
+        node: source
+        for node, layout in candidates
+        if is_part(layout, value.shape, offset) and _same_strides(node, source)
+    }
 
 
 def _sent_back(second: Node) -> Node | None:
@@ -75,10 +95,17 @@ def _sent_back(second: Node) -> Node | None:
     first = node.all_input_nodes[0]
     if first.target is not second.target or group_name(first) != group_name(second):
         return None
-    there, back = ([argument(n, name, None) for name in names] for n, names in ((first, _SPLITS), (second, _SPLITS[::-1])))
+    there, back = (
+        [argument(n, name, None) for name in names]
+        for n, names in ((first, _SPLITS), (second, _SPLITS[::-1]))
+    )
     value = node.meta["val"]
     source = input_nodes(first)[0]
-    if there != back or not is_part(moved_along(value, chain, node), value.shape, 0) or not _same_strides(second, source):
+    if (
+        there != back
+        or not is_part(moved_along(value, chain, node), value.shape, 0)
+        or not _same_strides(second, source)
+    ):
         return None
     return source
 
@@ -88,11 +115,17 @@ _SPLITS = ("output_split_sizes", "input_split_sizes")
 
 def _same_strides(node: Node, source: Node) -> bool:
     mine, theirs = node.meta["val"], source.meta["val"]
-    return bool(mine.shape == theirs.shape and mine.stride() == theirs.stride() and mine.dtype == theirs.dtype)
+    return bool(
+        mine.shape == theirs.shape
+        and mine.stride() == theirs.stride()
+        and mine.dtype == theirs.dtype
+    )
 
 
 def _is_seen(node: Node, *, inside: bool = False) -> bool:
-    """Return whether somebody outside sees the tensor of ``node``, or somebody writes into it (``inside``: only the latter)."""
+    """Return whether somebody outside sees the tensor of ``node``, or somebody writes into it
+    (``inside``: only the latter).
+    """
     for user in node.users:
         if user.op == "output" and not inside:
             return True

@@ -1,4 +1,6 @@
-"""The one loop that runs passes: names, times, checks and logs each, and shows what it changed on request."""
+"""The one loop that runs passes: names, times, checks and logs each, and shows what it changed on
+request.
+"""
 
 import difflib
 import logging
@@ -24,7 +26,9 @@ class Pass:
     name: str
     run: Callable[[GraphModule], GraphModule]
     spec: Callable[[GraphModule], None] | None = None
-    """Raises InputError where a graph is not as the pass leaves it; ``None`` where there is nothing beyond :func:`check_graph`."""
+    """Raises InputError where a graph is not as the pass leaves it; ``None`` where there is nothing
+    beyond :func:`check_graph`.
+    """
 
 
 PassList = tuple[Pass, ...]
@@ -41,11 +45,18 @@ class PassRecord:
     num_collectives: tuple[int, int]
     """Before and after."""
     diff: str
-    """Unified diff of the graphs, node by node with their tags; empty unless asked for, or where nothing changed."""
+    """Unified diff of the graphs, node by node with their tags; empty unless asked for, or where
+    nothing changed.
+    """
 
     def __str__(self) -> str:
-        nodes, collectives = (f"{before} -> {after}" for before, after in (self.num_nodes, self.num_collectives))
-        return f"pass {self.name}: {self.seconds * 1000:.1f} ms, nodes {nodes}, collectives {collectives}"
+        nodes, collectives = (
+            f"{before} -> {after}" for before, after in (self.num_nodes, self.num_collectives)
+        )
+        return (
+            f"pass {self.name}: {self.seconds * 1000:.1f} ms, nodes {nodes}, collectives"
+            f" {collectives}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +67,14 @@ class PassRun:
     records: tuple[PassRecord, ...]
 
 
-def run_passes(module: GraphModule, passes: Iterable[Pass], *, check: bool = True, diff: bool = False) -> PassRun:
+def run_passes(
+    module: GraphModule, passes: Iterable[Pass], *, check: bool = True, diff: bool = False
+) -> PassRun:
     """Return what ``passes`` make of ``module``, one after the other; ``module`` stays as it is.
 
-    With ``check`` each result must be a graph that the rest can use (``lint`` and :func:`apsched.fx.passes.spec.check_graph`), must be called
-    as before (inputs and outputs), keep the spec of its pass, and the pass must not have changed its input.
+    With ``check`` each result must be a graph that the rest can use (``lint`` and
+    :func:`apsched.fx.passes.spec.check_graph`), must be called as before (inputs and outputs), keep
+    the spec of its pass, and the pass must not have changed its input.
 
     Raises
     ------
@@ -69,7 +83,9 @@ def run_passes(module: GraphModule, passes: Iterable[Pass], *, check: bool = Tru
     """
     passes = tuple(passes)
     if repeated := [p.name for k, p in enumerate(passes) if p.name in {q.name for q in passes[:k]}]:
-        raise InputError(f"a pass list names each pass once; found {repeated[0]} twice: drop one of them")
+        raise InputError(
+            f"a pass list names each pass once; found {repeated[0]} twice: drop one of them"
+        )
     records = []
     for one in passes:
         before = graph_lines(module.graph) if check or diff else []
@@ -96,17 +112,23 @@ def without(passes: Sequence[Pass], name: str) -> PassList:
     """Return ``passes`` without the one called ``name``; InputError where there is none."""
     left = tuple(one for one in passes if one.name != name)
     if len(left) == len(passes):
-        raise InputError(f"expected one of the passes {', '.join(one.name for one in passes)}; found {name!r}")
+        raise InputError(
+            f"expected one of the passes {', '.join(one.name for one in passes)}; found {name!r}"
+        )
     return left
 
 
 def graph_lines(graph: torch.fx.Graph) -> list[str]:
-    """Return one line for each node: what it calls on what, and the tags that passes and partitioners read."""
+    """Return one line for each node: what it calls on what, and the tags that passes and
+    partitioners read.
+    """
     return [_line(node) for node in graph.nodes]
 
 
 def _line(node: Node) -> str:
-    arguments = ", ".join([*(str(a) for a in node.args), *(f"{key}={value}" for key, value in node.kwargs.items())])
+    arguments = ", ".join(
+        [*(str(a) for a in node.args), *(f"{key}={value}" for key, value in node.kwargs.items())]
+    )
     tags = {str(key): value for key, value in node.meta.get("custom", {}).items()}
     if "recompute" in node.meta:
         tags["recompute"] = node.meta["recompute"]
@@ -116,18 +138,24 @@ def _line(node: Node) -> str:
 
 def _check(one: Pass, module: GraphModule, before: Sequence[str], result: GraphModule) -> None:
     if graph_lines(module.graph) != before:
-        raise InputError(f"pass {one.name}: expected its input to stay as it is, found it changed; change a copy (apsched.fx.graph_copies)")
+        raise InputError(
+            f"pass {one.name}: expected its input to stay as it is, found it changed; change a copy"
+            " (apsched.fx.graph_copies)"
+        )
     try:
         check_graph(result)
         if one.spec is not None:
             one.spec(result)
     except InputError as error:
         raise InputError(f"pass {one.name}: {error}") from None
-    for what, mine, theirs in zip(("inputs", "outputs"), _convention(module.graph), _convention(result.graph), strict=True):
+    for what, mine, theirs in zip(
+        ("inputs", "outputs"), _convention(module.graph), _convention(result.graph), strict=True
+    ):
         if mine != theirs:
             raise InputError(
-                f"pass {one.name}: expected a graph that is called as before, with {what} {', '.join(mine)}, "
-                f"found {', '.join(theirs)}; a pass changes what lies between inputs and outputs"
+                f"pass {one.name}: expected a graph that is called as before, with {what}"
+                f" {', '.join(mine)}, found {', '.join(theirs)}; a pass changes what lies between"
+                " inputs and outputs"
             )
 
 
@@ -135,7 +163,10 @@ def _convention(graph: torch.fx.Graph) -> tuple[list[str], list[str]]:
     """Return what a caller sees: names of inputs, types and shapes of outputs."""
     values = tree_leaves(graph.output_node().args[0], is_leaf=lambda item: item is None)
     seen = [value.meta.get("val") if isinstance(value, Node) else value for value in values]
-    outputs = [f"{value.dtype} {list(value.shape)}" if isinstance(value, torch.Tensor) else str(value) for value in seen]
+    outputs = [
+        f"{value.dtype} {list(value.shape)}" if isinstance(value, torch.Tensor) else str(value)
+        for value in seen
+    ]
     return [str(node.target) for node in graph.find_nodes(op="placeholder")], outputs
 
 
@@ -144,4 +175,6 @@ def _num_collectives(module: GraphModule) -> int:
 
 
 def _diff(name: str, before: Sequence[str], after: Sequence[str]) -> str:
-    return "\n".join(difflib.unified_diff(before, after, f"before {name}", f"after {name}", n=1, lineterm=""))
+    return "\n".join(
+        difflib.unified_diff(before, after, f"before {name}", f"after {name}", n=1, lineterm="")
+    )

@@ -1,9 +1,10 @@
 """Which storages a call shares with its arguments, and which it writes.
 
-The operator's schema is asked first (``Tensor(a)``, ``Tensor(a!)``). Where a schema leaves it open or is silent, reality decides:
-``reshape`` and its like copy when they must, which one run on fake tensors tells; ``_unsafe_view`` and ``unsafe_split`` promise
-nothing but return views; ``wait_tensor`` returns its argument. Without a schema (higher-order operators, python functions) the fake
-results tell, when they share a storage with a fake argument.
+The operator's schema is asked first (``Tensor(a)``, ``Tensor(a!)``). Where a schema leaves it open
+or is silent, reality decides: ``reshape`` and its like copy when they must, which one run on fake
+tensors tells; ``_unsafe_view`` and ``unsafe_split`` promise nothing but return views;
+``wait_tensor`` returns its argument. Without a schema (higher-order operators, python functions)
+the fake results tell, when they share a storage with a fake argument.
 """
 
 from dataclasses import dataclass, field
@@ -25,7 +26,8 @@ _SHARES_THOUGH_SILENT = {
     "c10d_functional::wait_tensor": ("self",),
     "_c10d_functional::_wrap_tensor_autograd": ("input",),
 }
-_WRITES_THOUGH_SILENT = {  # running statistics in training mode (aten/src/ATen/native/Normalization.cpp)
+# running statistics in training mode (aten/src/ATen/native/Normalization.cpp)
+_WRITES_THOUGH_SILENT = {
     "aten::native_batch_norm": ("running_mean", "running_var"),
     "aten::cudnn_batch_norm": ("running_mean", "running_var"),
     "aten::miopen_batch_norm": ("running_mean", "running_var"),
@@ -65,7 +67,11 @@ def call_effects(node: torch.fx.Node) -> CallEffects:
     effects = operator_effects(node.target)
     passed = bound_arguments(node)
     writes = effects.writes
-    if writes and node.target._schema.name in _WRITES_THOUGH_SILENT and not passed.get("training", passed.get("train")):
+    if (
+        writes
+        and node.target._schema.name in _WRITES_THOUGH_SILENT
+        and not passed.get("training", passed.get("train"))
+    ):
         writes = ()
     shares = effects.shares
     if effects.may_copy and any(shares) and _copies(node):
@@ -73,7 +79,10 @@ def call_effects(node: torch.fx.Node) -> CallEffects:
     return CallEffects(
         writes=tuple(passed[name] for name in writes if passed.get(name) is not None),
         out=tuple(passed[name] for name in effects.out if passed.get(name) is not None),
-        shares=tuple(tuple(passed[name] for name in names if passed.get(name) is not None) for names in shares),
+        shares=tuple(
+            tuple(passed[name] for name in names if passed.get(name) is not None)
+            for names in shares
+        ),
     )
 
 
@@ -88,12 +97,21 @@ def bound_arguments(node: torch.fx.Node) -> dict[str, Any]:
 def operator_effects(operator: torch._ops.OpOverload) -> OperatorEffects:
     """Return what the schema of ``operator`` says, corrected where it is known to be silent."""
     schema = operator._schema
-    writes = tuple(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write)
+    writes = tuple(
+        a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write
+    )
     silent = _SHARES_THOUGH_SILENT.get(schema.name)
-    shares = tuple(silent if silent is not None else _shared_with(schema, returned) for returned in schema.returns)
+    shares = tuple(
+        silent if silent is not None else _shared_with(schema, returned)
+        for returned in schema.returns
+    )
     return OperatorEffects(
         writes=writes + _WRITES_THOUGH_SILENT.get(schema.name, ()),
-        out=tuple(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write and (a.kwarg_only or a.is_out)),
+        out=tuple(
+            a.name
+            for a in schema.arguments
+            if a.alias_info is not None and a.alias_info.is_write and (a.kwarg_only or a.is_out)
+        ),
         shares=shares,
         may_copy=not writes and silent is None and torch_private.is_composite(operator),
     )
@@ -106,11 +124,15 @@ def _shared_with(schema: Any, returned: Any) -> tuple[str, ...]:
     wanted = returned.alias_info.before_set | returned.alias_info.after_set
     if not wanted:  # a list of views, Tensor(a)[]: python does not show the set of its elements
         return tuple(a.name for a in annotated)
-    return tuple(a.name for a in annotated if wanted & (a.alias_info.before_set | a.alias_info.after_set))
+    return tuple(
+        a.name for a in annotated if wanted & (a.alias_info.before_set | a.alias_info.after_set)
+    )
 
 
 def _copies(node: torch.fx.Node) -> bool:
-    """Whether a call that is a view where it can be one is a copy here, found by running it on the fake tensors of its arguments."""
+    """Whether a call that is a view where it can be one is a copy here, found by running it on the
+    fake tensors of its arguments.
+    """
     values = [n.meta.get("val") for n in node.all_input_nodes]
     result = node.meta.get("val")
     if (mode := torch_private.fake_mode_of(values)) is not None:
@@ -121,4 +143,8 @@ def _copies(node: torch.fx.Node) -> bool:
         except Exception:  # what fake tensors cannot run, the schema decides
             return False
     shared = {storage_key(value) for value in values if isinstance(value, torch.Tensor)}
-    return all(storage_key(leaf) not in shared for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor))
+    return all(
+        storage_key(leaf) not in shared
+        for leaf in pytree.tree_leaves(result)
+        if isinstance(leaf, torch.Tensor)
+    )

@@ -1,4 +1,6 @@
-"""What an FX graph says about its nodes, before any price: kinds, storages, waits, and which collectives can move."""
+"""What an FX graph says about its nodes, before any price: kinds, storages, waits, and which
+collectives can move.
+"""
 
 import operator
 from collections.abc import Mapping
@@ -49,14 +51,22 @@ def analyse(captured: CapturedGraph, group_ranks: Mapping[str, tuple[int, ...]])
     for node in nodes:
         if node.op in ("call_module", "call_method"):
             raise InputError(
-                f"node {node.name}: expected a graph of operators, found {node.op} {node.target}; trace it with make_fx or AOTAutograd"
+                f"node {node.name}: expected a graph of operators, found {node.op} {node.target};"
+                " trace it with make_fx or AOTAutograd"
             )
         _refuse_hidden_collectives(node)
     table = trace_storages(captured, nodes)
     waits = match_waits(nodes, table.of_node)
-    kinds = tuple(_kind(node, table.of_node[rank], waited=rank in waits.later_waits) for rank, node in enumerate(nodes))
+    kinds = tuple(
+        _kind(node, table.of_node[rank], waited=rank in waits.later_waits)
+        for rank, node in enumerate(nodes)
+    )
     sizes = group_sizes(nodes, group_ranks)
-    calls = {rank: describe(node, sizes) for rank, node in enumerate(nodes) if is_collective(node) or is_blocking_collective(node)}
+    calls = {
+        rank: describe(node, sizes)
+        for rank, node in enumerate(nodes)
+        if is_collective(node) or is_blocking_collective(node)
+    }
     release(table, _holds(waits, calls))
     placement = placement_of(nodes, kinds, waits.wait_of_start, frozenset(captured.parameter_names))
     return Analysis(
@@ -72,10 +82,22 @@ def analyse(captured: CapturedGraph, group_ranks: Mapping[str, tuple[int, ...]])
 
 
 def edges_of(analysis: Analysis) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Return the data edges, and the order edges that are no data edges; sinks come before the output."""
-    data = [(analysis.rank_of[u], rank) for rank, node in enumerate(analysis.nodes) for u in node.all_input_nodes]
+    """Return the data edges, and the order edges that are no data edges; sinks come before the
+    output.
+    """
+    data = [
+        (analysis.rank_of[u], rank)
+        for rank, node in enumerate(analysis.nodes)
+        for u in node.all_input_nodes
+    ]
     later = [(first, wait) for wait, first in analysis.waits.later_waits.items() if first >= 0]
-    order = order_edges(analysis.nodes, analysis.kinds, analysis.table.of_node, _holds(analysis.waits, analysis.calls), later)
+    order = order_edges(
+        analysis.nodes,
+        analysis.kinds,
+        analysis.table.of_node,
+        _holds(analysis.waits, analysis.calls),
+        later,
+    )
     if analysis.kinds and analysis.kinds[-1] is NodeKind.OUTPUT:
         last = len(analysis.nodes) - 1
         has_successor = {u for u, _ in data} | {u for u, _ in order}
@@ -86,8 +108,16 @@ def edges_of(analysis: Analysis) -> tuple[list[tuple[int, int]], list[tuple[int,
 
 def is_bucketable(analysis: Analysis, start: int) -> bool:
     """Whether the collective of ``start`` may share a launch with others."""
-    node, call, wait = analysis.nodes[start], analysis.calls[start], analysis.nodes[analysis.waits.wait_of_start[start]]
-    if start not in analysis.fsdp or call.kind not in ("all_gather", "reduce_scatter", "all_reduce"):
+    node, call, wait = (
+        analysis.nodes[start],
+        analysis.calls[start],
+        analysis.nodes[analysis.waits.wait_of_start[start]],
+    )
+    if start not in analysis.fsdp or call.kind not in (
+        "all_gather",
+        "reduce_scatter",
+        "all_reduce",
+    ):
         return False
     if call.coalesced or call.in_place or num_members(node) > 1:
         return False
@@ -96,11 +126,18 @@ def is_bucketable(analysis: Analysis, start: int) -> bool:
     tensors = [*tensors_of(node), *(t for source in input_nodes(node) for t in tensors_of(source))]
     if not all(isinstance(size, int) for tensor in tensors for size in tensor.shape):
         return False  # a bucket's buffer has a size that is known now
-    return len(tensors) == 2 and all(is_contiguous(t) for t in tensors) and tensors[0].dtype == tensors[1].dtype and _sizes_match(call)
+    return (
+        len(tensors) == 2
+        and all(is_contiguous(t) for t in tensors)
+        and tensors[0].dtype == tensors[1].dtype
+        and _sizes_match(call)
+    )
 
 
 def cast_before(analysis: Analysis, start: int) -> torch.fx.Node | None:
-    """Return the cast whose result only the gather of ``start`` sends, where a bucket can copy in what comes before it."""
+    """Return the cast whose result only the gather of ``start`` sends, where a bucket can copy in
+    what comes before it.
+    """
     if analysis.calls[start].kind != "all_gather" or not is_bucketable(analysis, start):
         return None
     node = input_nodes(analysis.nodes[start])[0]
@@ -128,16 +165,23 @@ def num_members(node: torch.fx.Node) -> int:
 
 
 def _refuse_hidden_collectives(node: torch.fx.Node) -> None:
-    """Raise InputError where ``node`` is a subgraph that communicates: it would be scheduled as one piece of compute."""
+    """Raise InputError where ``node`` is a subgraph that communicates: it would be scheduled as one
+    piece of compute.
+    """
     module = node.graph.owning_module
-    if node.op != "get_attr" or module is None or not isinstance(inner := getattr(module, str(node.target), None), torch.fx.GraphModule):
+    if (
+        node.op != "get_attr"
+        or module is None
+        or not isinstance(inner := getattr(module, str(node.target), None), torch.fx.GraphModule)
+    ):
         return
     for hidden in inner.graph.nodes:
         if is_collective(hidden) or is_wait_tensor(hidden):
             users = ", ".join(user.name for user in node.users)
             raise InputError(
-                f"node {users or node.name}: expected collectives in the graph itself, found {hidden.name} in its subgraph {node.target}; "
-                "inline the subgraph (or hand in the graph as it was before control dependencies were added)"
+                f"node {users or node.name}: expected collectives in the graph itself, found"
+                f" {hidden.name} in its subgraph {node.target}; inline the subgraph (or hand in the"
+                " graph as it was before control dependencies were added)"
             )
 
 
@@ -148,7 +192,9 @@ def _sizes_match(call: CollectiveCall) -> bool:
 
 
 def _holds(waits: Waits, calls: Mapping[int, CollectiveCall]) -> list[tuple[int, int]]:
-    return [(start, wait) for start, wait in waits.wait_of_start.items() if calls[start].holds_input]
+    return [
+        (start, wait) for start, wait in waits.wait_of_start.items() if calls[start].holds_input
+    ]
 
 
 def _kind(node: torch.fx.Node, used: NodeStorages, *, waited: bool) -> NodeKind:

@@ -15,8 +15,21 @@ from apsched.costs.price_curve import PriceCurve
 from apsched.fx.collectives import tensor_bytes, tensors_of
 from apsched.fx.tensors import dtype_name
 from apsched.graph.check import check_graph
-from apsched.graph.export.analysis import Analysis, analyse, cast_before, edges_of, is_bucketable, num_members
-from apsched.graph.export.prices import NodePrices, coalesced_curves, collective_curves, copy_curve, launch_curves
+from apsched.graph.export.analysis import (
+    Analysis,
+    analyse,
+    cast_before,
+    edges_of,
+    is_bucketable,
+    num_members,
+)
+from apsched.graph.export.prices import (
+    NodePrices,
+    coalesced_curves,
+    collective_curves,
+    copy_curve,
+    launch_curves,
+)
 from apsched.graph.export.provenance import directions, module_names, parameters_served
 from apsched.graph.export.signature import node_signature, target_name
 from apsched.graph.records import COPY, CollectiveRecord, KernelCut, NodeKind, NodeRecord
@@ -24,16 +37,23 @@ from apsched.units import us_to_ticks
 
 
 def export(
-    captured: CapturedGraph, cost_model: CostModel, *, group_ranks: Mapping[str, tuple[int, ...]] | None = None, cluster_name: str = ""
+    captured: CapturedGraph,
+    cost_model: CostModel,
+    *,
+    group_ranks: Mapping[str, tuple[int, ...]] | None = None,
+    cluster_name: str = "",
 ) -> nx.DiGraph:
-    """Return the DAG of ``captured`` as :mod:`apsched.graph.records` describes it, with durations from ``cost_model``.
+    """Return the DAG of ``captured`` as :mod:`apsched.graph.records` describes it, with durations
+    from ``cost_model``.
 
-    ``group_ranks`` maps the name of a process group to its process ranks, where the graph names a group without its size.
+    ``group_ranks`` maps the name of a process group to its process ranks, where the graph names a
+    group without its size.
 
     Raises
     ------
     InputError
-        where a node has no shape, communicates in a way that apsched cannot schedule, or gets an impossible price; it names the node.
+        where a node has no shape, communicates in a way that apsched cannot schedule, or gets an
+        impossible price; it names the node.
     """
     analysis = analyse(captured, group_ranks or {})
     cost_model = checked(cost_model)
@@ -60,7 +80,9 @@ def _curves(analysis: Analysis, cost_model: CostModel) -> dict[str, PriceCurve]:
     device = _usual_device(analysis)
     groups = sorted({(call.kind, call.group, call.group_size) for call in launched})
     priced = collective_curves(cost_model, groups) | coalesced_curves(cost_model, groups)
-    return {COPY: copy_curve(cost_model, device)} | priced | launch_curves(cost_model, groups, device)
+    return (
+        {COPY: copy_curve(cost_model, device)} | priced | launch_curves(cost_model, groups, device)
+    )
 
 
 def _usual_device(analysis: Analysis) -> torch.device:
@@ -68,7 +90,12 @@ def _usual_device(analysis: Analysis) -> torch.device:
     return devices.most_common(1)[0][0] if devices else torch.device("cpu")
 
 
-def _records(captured: CapturedGraph, analysis: Analysis, cost_model: CostModel, curves: dict[str, PriceCurve]) -> list[NodeRecord]:
+def _records(
+    captured: CapturedGraph,
+    analysis: Analysis,
+    cost_model: CostModel,
+    curves: dict[str, PriceCurve],
+) -> list[NodeRecord]:
     prices = NodePrices(cost_model, curves)
     waits = analysis.waits.wait_of_start
     parameters = parameters_served(captured, analysis.nodes, analysis.kinds, waits, analysis.fsdp)
@@ -76,7 +103,11 @@ def _records(captured: CapturedGraph, analysis: Analysis, cost_model: CostModel,
     outputs = _output_places(analysis.nodes)
     places = {rank: outputs.get(analysis.nodes[rank], -1) for rank in parameters}
     runs = directions(captured, analysis.nodes)
-    kernels = {node: analysis.rank_of[nodes[0]] for nodes in fused_kernels(captured.module.graph) for node in nodes}
+    kernels = {
+        node: analysis.rank_of[nodes[0]]
+        for nodes in fused_kernels(captured.module.graph)
+        for node in nodes
+    }
     records = []
     for rank, node in enumerate(analysis.nodes):
         used, kind = analysis.table.of_node[rank], analysis.kinds[rank]
@@ -101,7 +132,12 @@ def _records(captured: CapturedGraph, analysis: Analysis, cost_model: CostModel,
                 dtype=dtype_name(next(tensors_of(node), None)),
                 role=node.meta.get("apsched", {}).get("role", ""),
                 signature=node_signature(node, analysis.rank_of, call.group_size if call else 0),
-                collective=_collective(analysis, rank, places.get(rank, -1), prices.transfer_source(analysis.calls[rank]))
+                collective=_collective(
+                    analysis,
+                    rank,
+                    places.get(rank, -1),
+                    prices.transfer_source(analysis.calls[rank]),
+                )
                 if kind is NodeKind.START
                 else None,
                 kernel=kernels.get(node, -1),
@@ -114,19 +150,34 @@ def _records(captured: CapturedGraph, analysis: Analysis, cost_model: CostModel,
 _TIMED = (NodeKind.COMPUTE, NodeKind.START, NodeKind.WAIT)
 
 
-def _cuts(analysis: Analysis, cost_model: CostModel, records: Sequence[NodeRecord]) -> Iterator[KernelCut]:
-    """Yield where kernels may be cut; no node may be the faster for it, so that bounds for whole kernels hold for all."""
+def _cuts(
+    analysis: Analysis, cost_model: CostModel, records: Sequence[NodeRecord]
+) -> Iterator[KernelCut]:
+    """Yield where kernels may be cut; no node may be the faster for it, so that bounds for whole
+    kernels hold for all.
+    """
     for first, times in cut_us(cost_model, analysis.nodes[0].graph).items():
         ranks = sorted(analysis.rank_of[node] for node in times)
-        longer = {rank: us_to_ticks(times[analysis.nodes[rank]]) - us_to_ticks(records[rank].duration_us) for rank in ranks}
+        longer = {
+            rank: us_to_ticks(times[analysis.nodes[rank]]) - us_to_ticks(records[rank].duration_us)
+            for rank in ranks
+        }
         if min(longer.values()) >= 0 and any(longer.values()):
             changed = tuple(rank for rank in ranks if longer[rank])
-            yield KernelCut(node=analysis.rank_of[first], nodes=changed, extra_ticks=tuple(longer[rank] for rank in changed))
+            yield KernelCut(
+                node=analysis.rank_of[first],
+                nodes=changed,
+                extra_ticks=tuple(longer[rank] for rank in changed),
+            )
 
 
 def _output_places(nodes: Sequence[torch.fx.Node]) -> dict[torch.fx.Node, int]:
     """Return node -> place among the graph's outputs of the first that it is part of."""
-    direct = {value: place for place, value in enumerate(nodes[-1].all_input_nodes)} if nodes and nodes[-1].op == "output" else {}
+    direct = (
+        {value: place for place, value in enumerate(nodes[-1].all_input_nodes)}
+        if nodes and nodes[-1].op == "output"
+        else {}
+    )
     places: dict[torch.fx.Node, int] = {}
     for node in reversed(nodes):
         later = [places[user] for user in node.users if user in places]
@@ -136,7 +187,9 @@ def _output_places(nodes: Sequence[torch.fx.Node]) -> dict[torch.fx.Node, int]:
     return places
 
 
-def _collective(analysis: Analysis, start: int, output_place: int, cost_source: str) -> CollectiveRecord:
+def _collective(
+    analysis: Analysis, start: int, output_place: int, cost_source: str
+) -> CollectiveRecord:
     node, call = analysis.nodes[start], analysis.calls[start]
     result = next(tensors_of(node), None)
     return CollectiveRecord(
@@ -154,7 +207,9 @@ def _collective(analysis: Analysis, start: int, output_place: int, cost_source: 
         bucketable=is_bucketable(analysis, start),
         holds_input=call.holds_input,
         num_members=num_members(node),
-        cast_bytes=_bytes_of(cast.all_input_nodes[0]) if (cast := cast_before(analysis, start)) is not None else 0,
+        cast_bytes=_bytes_of(cast.all_input_nodes[0])
+        if (cast := cast_before(analysis, start)) is not None
+        else 0,
         output_place=output_place,
         cost_source=cost_source,
         num_coalesced=len([*tensors_of(node)]) if call.coalesced else 0,

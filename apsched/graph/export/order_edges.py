@@ -1,4 +1,6 @@
-"""Edges of the DAG: data, and the orders that data do not show (mutation, random state, effects)."""
+"""Edges of the DAG: data, and the orders that data do not show (mutation, random state,
+effects).
+"""
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -9,8 +11,12 @@ from apsched.fx.collectives import argument
 from apsched.graph.export.storages import NodeStorages
 from apsched.graph.records import NodeKind
 
-_EFFECTFUL_HIGHER_ORDER = frozenset(("with_effects", "print", "call_torchbind", "while_loop_with_effects"))
-_RANDOM_HIGHER_ORDER = frozenset(("run_and_save_rng_state", "run_with_rng_state", "graphsafe_run_with_rng_state"))
+_EFFECTFUL_HIGHER_ORDER = frozenset(
+    ("with_effects", "print", "call_torchbind", "while_loop_with_effects")
+)
+_RANDOM_HIGHER_ORDER = frozenset(
+    ("run_and_save_rng_state", "run_with_rng_state", "graphsafe_run_with_rng_state")
+)
 
 
 def order_edges(
@@ -20,10 +26,12 @@ def order_edges(
     holds: Iterable[tuple[int, int]],
     extra_waits: Iterable[tuple[int, int]],
 ) -> list[tuple[int, int]]:
-    """Return pairs (earlier rank, later rank) that keep the meaning of the graph beside its data edges.
+    """Return pairs (earlier rank, later rank) that keep the meaning of the graph beside its data
+    edges.
 
-    ``holds`` are pairs of a start that reads its input until its wait, and that wait; ``extra_waits`` pairs of the wait of a
-    collective and a later one for the same work. Linear in the accesses: each access is paired with the last write only.
+    ``holds`` are pairs of a start that reads its input until its wait, and that wait;
+    ``extra_waits`` pairs of the wait of a collective and a later one for the same work. Linear in
+    the accesses: each access is paired with the last write only.
     """
     edges = _mutation_edges(kinds, storages, holds)
     edges += extra_waits
@@ -32,7 +40,9 @@ def order_edges(
     return edges
 
 
-def _mutation_edges(kinds: Sequence[NodeKind], storages: Sequence[NodeStorages], holds: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+def _mutation_edges(
+    kinds: Sequence[NodeKind], storages: Sequence[NodeStorages], holds: Iterable[tuple[int, int]]
+) -> list[tuple[int, int]]:
     mutated = {s for used in storages for s in used.writes}
     if not mutated:
         return []
@@ -41,11 +51,16 @@ def _mutation_edges(kinds: Sequence[NodeKind], storages: Sequence[NodeStorages],
     readers: dict[int, list[int]] = {s: [] for s in mutated}
     edges: list[tuple[int, int]] = []
     for rank, used in enumerate(storages):
-        if kinds[rank] in (NodeKind.VIEW, NodeKind.INPUT):  # touches no bytes; who reads through it is seen on its own
+        if kinds[rank] in (
+            NodeKind.VIEW,
+            NodeKind.INPUT,
+        ):  # touches no bytes; who reads through it is seen on its own
             continue
         writes = (*used.writes, *used.allocates)
         reads = used.reads
-        if kinds[rank] is NodeKind.WAIT:  # the transfer reads its input and writes its output until here
+        if (
+            kinds[rank] is NodeKind.WAIT
+        ):  # the transfer reads its input and writes its output until here
             writes = tuple(used.aliases)
             reads = (*reads, *(storages[read_until[rank]].reads if rank in read_until else ()))
         for s in reads:
@@ -67,14 +82,23 @@ def _chain(ranks: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def _is_random(node: torch.fx.Node) -> bool:
-    """Whether ``node`` draws from the generator; attention without dropout carries the tag but draws nothing."""
+    """Whether ``node`` draws from the generator; attention without dropout carries the tag but
+    draws nothing.
+    """
     if isinstance(node.target, torch._ops.OpOverload):
-        return torch.Tag.nondeterministic_seeded in node.target.tags and argument(node, "dropout_p", 1.0) != 0.0
+        return (
+            torch.Tag.nondeterministic_seeded in node.target.tags
+            and argument(node, "dropout_p", 1.0) != 0.0
+        )
     return getattr(node.target, "__name__", "") in _RANDOM_HIGHER_ORDER
 
 
 def _is_effectful(node: torch.fx.Node) -> bool:
-    """Whether ``node`` is there for what it does: it returns nothing and writes no argument (asserts, prints), or says so."""
+    """Whether ``node`` is there for what it does: it returns nothing and writes no argument
+    (asserts, prints), or says so.
+    """
     if isinstance(node.target, torch._ops.OpOverload):
         return not node.target._schema.returns and not node.target._schema.is_mutable
-    return node.op == "call_function" and (node.target is print or getattr(node.target, "__name__", "") in _EFFECTFUL_HIGHER_ORDER)
+    return node.op == "call_function" and (
+        node.target is print or getattr(node.target, "__name__", "") in _EFFECTFUL_HIGHER_ORDER
+    )

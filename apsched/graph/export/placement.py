@@ -1,4 +1,6 @@
-"""Where collectives stand: which are FSDP collectives (they can move) and which are on the path of compute."""
+"""Where collectives stand: which are FSDP collectives (they can move) and which are on the path of
+compute.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +10,9 @@ import torch
 from apsched.graph.records import NodeKind
 
 _LIGHT = frozenset(
-    (  # casts, copies and scalings: what stands between a parameter and its gather, or a reduced gradient and the output
+    # casts, copies and scalings: what stands between a parameter and its gather, or a reduced
+    # gradient and the output
+    (
         "aten::_to_copy", "aten::clone", "aten::contiguous", "aten::reshape", "aten::copy_", "aten::constant_pad_nd", "aten::cat",
         "aten::slice", "aten::div", "aten::div_", "aten::mul", "aten::mul_", "aten::add", "aten::add_", "aten::sub", "aten::neg",
         "aten::to", "aten::detach", "aten::empty", "aten::new_empty", "aten::empty_like", "aten::zeros", "aten::new_zeros", "aten::full",
@@ -31,11 +35,13 @@ def placement_of(
     wait_of_start: Mapping[int, int],
     parameters: frozenset[str],
 ) -> Placement:
-    """Return the ranks of FSDP collectives: their input comes from graph inputs alone, or their output goes to graph outputs alone.
+    """Return the ranks of FSDP collectives: their input comes from graph inputs alone, or their
+    output goes to graph outputs alone.
 
-    Between a graph input and a start may stand views, other FSDP collectives, and compute that serves starts only: casts and the like,
-    or anything that derives from parameters alone (``parameters``: names of placeholders). Between a wait and the outputs may stand
-    views, other FSDP collectives, and casts, scalings and copies that take nothing else but graph inputs.
+    Between a graph input and a start may stand views, other FSDP collectives, and compute that
+    serves starts only: casts and the like, or anything that derives from parameters alone
+    (``parameters``: names of placeholders). Between a wait and the outputs may stand views, other
+    FSDP collectives, and casts, scalings and copies that take nothing else but graph inputs.
     """
     rank_of = {node: rank for rank, node in enumerate(nodes)}
     before = [[rank_of[n] for n in node.all_input_nodes] for node in nodes]
@@ -54,7 +60,9 @@ def _serves_starts(kinds: Sequence[NodeKind], after: Sequence[list[int]]) -> lis
     serves = [False] * len(kinds)
     for rank in reversed(range(len(kinds))):
         users = after[rank]
-        serves[rank] = kinds[rank] is NodeKind.START or (bool(users) and all(serves[user] for user in users))
+        serves[rank] = kinds[rank] is NodeKind.START or (
+            bool(users) and all(serves[user] for user in users)
+        )
     return serves
 
 
@@ -65,7 +73,9 @@ def _from_inputs(
     serves: Sequence[bool],
     parameters: frozenset[str],
 ) -> list[bool]:
-    """Return for each node whether it takes from graph inputs alone, through what may travel with a collective."""
+    """Return for each node whether it takes from graph inputs alone, through what may travel with a
+    collective.
+    """
     result = [False] * len(nodes)
     from_parameters = [False] * len(nodes)
     for rank, node in enumerate(nodes):
@@ -76,7 +86,9 @@ def _from_inputs(
         result[rank] = all(result[b] for b in before[rank])
         from_parameters[rank] = all(from_parameters[b] for b in before[rank])
         if kinds[rank] is NodeKind.COMPUTE:
-            result[rank] = result[rank] and serves[rank] and (_is_light(node) or from_parameters[rank])
+            result[rank] = (
+                result[rank] and serves[rank] and (_is_light(node) or from_parameters[rank])
+            )
     return result
 
 
@@ -87,10 +99,14 @@ def _to_outputs(
     after: Sequence[list[int]],
     start_of_wait: Mapping[int, int],
 ) -> list[bool]:
-    """Return for each node whether its result goes to graph outputs alone, through what may travel with a collective."""
+    """Return for each node whether its result goes to graph outputs alone, through what may travel
+    with a collective.
+    """
     view_of_input = [False] * len(nodes)
     for rank, kind in enumerate(kinds):
-        view_of_input[rank] = kind is NodeKind.INPUT or (kind is NodeKind.VIEW and all(view_of_input[b] for b in before[rank]))
+        view_of_input[rank] = kind is NodeKind.INPUT or (
+            kind is NodeKind.VIEW and all(view_of_input[b] for b in before[rank])
+        )
     result = [False] * len(nodes)
     for rank in reversed(range(len(nodes))):
         kind = kinds[rank]

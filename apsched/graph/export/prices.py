@@ -11,7 +11,14 @@ from apsched.costs.model import CostModel, coalesced_member_us
 from apsched.costs.price_curve import PriceCurve, sample_curve
 from apsched.fx.collectives import CollectiveCall, is_blocking_collective, tensor_bytes, tensors_of
 from apsched.graph.export.aliasing import call_effects
-from apsched.graph.records import COPY, NodeKind, asked_kind, coalesced_curve_name, collective_curve_name, launch_curve_name
+from apsched.graph.records import (
+    COPY,
+    NodeKind,
+    asked_kind,
+    coalesced_curve_name,
+    collective_curve_name,
+    launch_curve_name,
+)
 from apsched.units import ticks_to_us, us_to_ticks
 
 _COPIES = ("copy_in", "copy_out")
@@ -19,30 +26,44 @@ _FREE_ROLES = ("buffer", "view", "wait")
 
 
 class NodePrices:
-    """Prices nodes; those that write-back added follow the curve by which the solver priced them, so that both agree to the tick."""
+    """Prices nodes; those that write-back added follow the curve by which the solver priced them,
+    so that both agree to the tick.
+    """
 
     def __init__(self, cost_model: CostModel, curves: dict[str, PriceCurve]) -> None:
         self._cost_model = cost_model
         self._curves = curves
 
-    def price(self, node: torch.fx.Node, kind: NodeKind, call: CollectiveCall | None) -> tuple[float, str]:
-        """Return duration in microseconds and its source; a collective (``call``) that blocks takes its own time too."""
+    def price(
+        self, node: torch.fx.Node, kind: NodeKind, call: CollectiveCall | None
+    ) -> tuple[float, str]:
+        """Return duration in microseconds and its source; a collective (``call``) that blocks takes
+        its own time too.
+        """
         role = node.meta.get("apsched", {}).get("role", "")
         if kind not in (NodeKind.COMPUTE, NodeKind.START) or role in _FREE_ROLES:
             return 0.0, "free"
         if role in _COPIES:
             return ticks_to_us(self._curves[COPY](copied_bytes(node))), "copy"
         if role == "start" and call is not None:
-            return ticks_to_us(self._curves[launch_curve_name(call.kind, call.group)](0)), self._source(node)
+            return ticks_to_us(
+                self._curves[launch_curve_name(call.kind, call.group)](0)
+            ), self._source(node)
         duration_us = self._cost_model.compute_us(node)
         if call is not None and is_blocking_collective(node):
-            duration_us += self._cost_model.collective_us(asked_kind(call.kind), call.group, call.group_size, call.size_bytes)
+            duration_us += self._cost_model.collective_us(
+                asked_kind(call.kind), call.group, call.group_size, call.size_bytes
+            )
         return duration_us, self._source(node)
 
     def transfer_source(self, call: CollectiveCall) -> str:
         """Return where the duration of a collective on its group's stream comes from."""
         source = getattr(self._cost_model, "collective_source", None)
-        return str(source(asked_kind(call.kind), call.group, call.group_size)) if callable(source) else "model"
+        return (
+            str(source(asked_kind(call.kind), call.group, call.group_size))
+            if callable(source)
+            else "model"
+        )
 
     def _source(self, node: torch.fx.Node) -> str:
         source = getattr(self._cost_model, "cost_source", None)
@@ -50,16 +71,26 @@ class NodePrices:
 
 
 def copied_bytes(node: torch.fx.Node) -> int:
-    """Return what a copy is priced by: of each tensor that it reads half of the bytes read and written, rounded up; it may cast."""
-    written = {n for n in pytree.tree_leaves(call_effects(node).writes) if isinstance(n, torch.fx.Node)}
+    """Return what a copy is priced by: of each tensor that it reads half of the bytes read and
+    written, rounded up; it may cast.
+    """
+    written = {
+        n for n in pytree.tree_leaves(call_effects(node).writes) if isinstance(n, torch.fx.Node)
+    }
     itemsize = next(t for target in (*written, node) for t in tensors_of(target)).itemsize
-    given = [n for n in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(n, torch.fx.Node)]
+    given = [
+        n for n in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(n, torch.fx.Node)
+    ]
     read = [t for source in given if source not in written for t in tensors_of(source)]
-    return sum((tensor_bytes(t, node) // t.itemsize * (t.itemsize + itemsize) + 1) // 2 for t in read)
+    return sum(
+        (tensor_bytes(t, node) // t.itemsize * (t.itemsize + itemsize) + 1) // 2 for t in read
+    )
 
 
 def copy_curve(cost_model: CostModel, device: torch.device) -> PriceCurve:
-    """Return the price of copying so many bytes on ``device``: what ``cost_model`` says of a clone of as many uint8."""
+    """Return the price of copying so many bytes on ``device``: what ``cost_model`` says of a clone
+    of as many uint8.
+    """
     graph = torch.fx.Graph()
     source = graph.placeholder("copied")
     node = graph.call_function(torch.ops.aten.clone.default, (source,))
@@ -73,39 +104,60 @@ def copy_curve(cost_model: CostModel, device: torch.device) -> PriceCurve:
         return sample_curve(price_us)
 
 
-def collective_curves(cost_model: CostModel, groups: Iterable[tuple[str, str, int]]) -> dict[str, PriceCurve]:
+def collective_curves(
+    cost_model: CostModel, groups: Iterable[tuple[str, str, int]]
+) -> dict[str, PriceCurve]:
     """Return a curve for each (kind, group name, group size), by its name."""
-    return {collective_curve_name(kind, group): _collective_curve(cost_model, kind, group, size) for kind, group, size in groups}
+    return {
+        collective_curve_name(kind, group): _collective_curve(cost_model, kind, group, size)
+        for kind, group, size in groups
+    }
 
 
 def _collective_curve(cost_model: CostModel, kind: str, group: str, group_size: int) -> PriceCurve:
-    return sample_curve(lambda size_bytes: cost_model.collective_us(asked_kind(kind), group, group_size, size_bytes))
+    return sample_curve(
+        lambda size_bytes: cost_model.collective_us(asked_kind(kind), group, group_size, size_bytes)
+    )
 
 
-def launch_curves(cost_model: CostModel, groups: Iterable[tuple[str, str, int]], device: torch.device) -> dict[str, PriceCurve]:
-    """Return the price of launching a bucket, for each (kind, group name, group size) that can be bucketed, by its curve's name.
+def launch_curves(
+    cost_model: CostModel, groups: Iterable[tuple[str, str, int]], device: torch.device
+) -> dict[str, PriceCurve]:
+    """Return the price of launching a bucket, for each (kind, group name, group size) that can be
+    bucketed, by its curve's name.
 
-    No node of the captured graph has that price: a functional all-reduce clones its input first, a bucket's is in place.
+    No node of the captured graph has that price: a functional all-reduce clones its input first, a
+    bucket's is in place.
     """
     curves = {}
     for kind, group, size in groups:
         if kind in _BUCKET_LAUNCHES:
             price_ticks = us_to_ticks(_launch_us(cost_model, kind, group, size, device))
-            curves[launch_curve_name(kind, group)] = PriceCurve(size_bytes=(0, 1), price_ticks=(price_ticks, price_ticks))
+            curves[launch_curve_name(kind, group)] = PriceCurve(
+                size_bytes=(0, 1), price_ticks=(price_ticks, price_ticks)
+            )
     return curves
 
 
-def coalesced_curves(cost_model: CostModel, groups: Iterable[tuple[str, str, int]]) -> dict[str, PriceCurve]:
-    """Return what a member adds to a coalesced launch, by the curve's name, for each (kind, group name, group size) that has a price.
+def coalesced_curves(
+    cost_model: CostModel, groups: Iterable[tuple[str, str, int]]
+) -> dict[str, PriceCurve]:
+    """Return what a member adds to a coalesced launch, by the curve's name, for each (kind, group
+    name, group size) that has a price.
 
-    Not of all-reduces: the functional one clones its inputs, which is the copy that a launch without a buffer would save.
+    Not of all-reduces: the functional one clones its inputs, which is the copy that a launch
+    without a buffer would save.
     """
     curves = {}
     for kind, group, size in groups:
-        member_us = coalesced_member_us(cost_model, kind, group, size) if kind in _COALESCED else None
+        member_us = (
+            coalesced_member_us(cost_model, kind, group, size) if kind in _COALESCED else None
+        )
         if member_us is not None:
             price_ticks = us_to_ticks(member_us)
-            curves[coalesced_curve_name(kind, group)] = PriceCurve(size_bytes=(0, 1), price_ticks=(price_ticks, price_ticks))
+            curves[coalesced_curve_name(kind, group)] = PriceCurve(
+                size_bytes=(0, 1), price_ticks=(price_ticks, price_ticks)
+            )
     return curves
 
 
@@ -113,8 +165,12 @@ _COALESCED = ("all_gather", "reduce_scatter")
 _BUCKET_LAUNCHES = ("all_gather", "reduce_scatter", "all_reduce")
 
 
-def _launch_us(cost_model: CostModel, kind: str, group: str, group_size: int, device: torch.device) -> float:
-    """Return what ``cost_model`` says of the launch that write-back would emit for a small bucket."""
+def _launch_us(
+    cost_model: CostModel, kind: str, group: str, group_size: int, device: torch.device
+) -> float:
+    """Return what ``cost_model`` says of the launch that write-back would emit for a small
+    bucket.
+    """
     c10d = torch.ops._c10d_functional
     graph = torch.fx.Graph()
     with FakeTensorMode():
@@ -125,14 +181,26 @@ def _launch_us(cost_model: CostModel, kind: str, group: str, group_size: int, de
         node.meta["val"] = value
         return node
 
-    def launch(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], value: torch.Tensor) -> float:
+    def launch(
+        target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], value: torch.Tensor
+    ) -> float:
         node = graph.call_function(target, args, kwargs)
         node.meta["val"] = value
         return cost_model.compute_us(node)
 
     if kind == "all_gather":
         buffer = holding("buffer", all_of_them)
-        return launch(c10d.all_gather_into_tensor_out.default, (holding("own", one), group_size, group), {"out": buffer}, all_of_them)
+        return launch(
+            c10d.all_gather_into_tensor_out.default,
+            (holding("own", one), group_size, group),
+            {"out": buffer},
+            all_of_them,
+        )
     if kind == "reduce_scatter":
-        return launch(c10d.reduce_scatter_tensor.default, (holding("payload", all_of_them), "sum", group_size, group), {}, one)
+        return launch(
+            c10d.reduce_scatter_tensor.default,
+            (holding("payload", all_of_them), "sum", group_size, group),
+            {},
+            one,
+        )
     return launch(c10d.all_reduce_.default, (holding("buffer", one), "sum", group), {}, one)

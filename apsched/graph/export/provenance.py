@@ -1,4 +1,6 @@
-"""Where nodes come from: the module or parameter they serve, and whether they run forward or backward."""
+"""Where nodes come from: the module or parameter they serve, and whether they run forward or
+backward.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,7 +20,9 @@ def module_names(
     wait_of_start: Mapping[int, int],
     parameters: Mapping[int, str],
 ) -> list[str]:
-    """Return for each node the name of its module; for FSDP collectives and their waits the name of the parameter they serve."""
+    """Return for each node the name of its module; for FSDP collectives and their waits the name of
+    the parameter they serve.
+    """
     names = [_innermost_module(node) for node in nodes]
     for rank, node in enumerate(nodes):
         if kinds[rank] is NodeKind.INPUT:
@@ -35,22 +39,30 @@ def parameters_served(
     wait_of_start: Mapping[int, int],
     fsdp: frozenset[int],
 ) -> dict[int, str]:
-    """Return for the starts of FSDP collectives the parameter that they serve, where it is known."""
+    """Return for the starts of FSDP collectives the parameter that they serve, where it is
+    known.
+    """
     parameter_before = _parameter_before(captured, nodes, kinds)
     parameter_after = _parameter_after(captured, nodes, kinds, fsdp)
     return {
         start: parameter
         for start, wait in wait_of_start.items()
-        if start in fsdp and (parameter := _noted_parameter(nodes[start]) or parameter_before[start] or parameter_after[wait])
+        if start in fsdp
+        and (
+            parameter := _noted_parameter(nodes[start])
+            or parameter_before[start]
+            or parameter_after[wait]
+        )
     }
 
 
 def directions(captured: CapturedGraph, nodes: Sequence[torch.fx.Node]) -> list[str]:
     """Return ``forward`` or ``backward`` for each node.
 
-    The name of the graph tells; in a joint graph the tags of tracers and partitioners (``autograd_backward``, ``partitioner_tag``) and
-    descent from a tangent tell, and where there is none of these, ``seq_nr``: a backward node has the number of its forward node,
-    which lies behind.
+    The name of the graph tells; in a joint graph the tags of tracers and partitioners
+    (``autograd_backward``, ``partitioner_tag``) and descent from a tangent tell, and where there is
+    none of these, ``seq_nr``: a backward node has the number of its forward node, which lies
+    behind.
     """
     if captured.name in ("forward", "backward"):
         return [captured.name] * len(nodes)
@@ -60,7 +72,9 @@ def directions(captured: CapturedGraph, nodes: Sequence[torch.fx.Node]) -> list[
         tag = str(node.meta.get("partitioner_tag", ""))
         tangent = node.op == "placeholder" and str(node.target).startswith("tangents")
         marked = bool(node.meta.get("autograd_backward")) or tag == "is_backward" or tangent
-        backward[rank] = marked or (node.op != "output" and any(backward[rank_of[n]] for n in node.all_input_nodes))
+        backward[rank] = marked or (
+            node.op != "output" and any(backward[rank_of[n]] for n in node.all_input_nodes)
+        )
     if captured.name == "joint" and not any(backward):
         backward = _by_sequence_number(nodes)
     return ["backward" if b else "forward" for b in backward]
@@ -95,15 +109,23 @@ def _innermost_module(node: torch.fx.Node) -> str:
 
 
 def _plain(path: str) -> str:
-    """Return a module path without what Dynamo adds: ``L['self']._modules['layers']['0']`` is ``layers.0``."""
+    """Return a module path without what Dynamo adds: ``L['self']._modules['layers']['0']`` is
+    ``layers.0``.
+    """
     if path.startswith("L["):
-        parts = [part.strip("'\"") for part in path.replace("]", "").replace(".", "[").split("[")[2:]]
+        parts = [
+            part.strip("'\"") for part in path.replace("]", "").replace(".", "[").split("[")[2:]
+        ]
         return ".".join(part for part in parts if part and part not in ("_modules", "_orig_mod"))
     return path
 
 
-def _parameter_before(captured: CapturedGraph, nodes: Sequence[torch.fx.Node], kinds: Sequence[NodeKind]) -> list[str]:
-    """Return for each node the one parameter that it derives from, if there is one and nothing else but graph inputs."""
+def _parameter_before(
+    captured: CapturedGraph, nodes: Sequence[torch.fx.Node], kinds: Sequence[NodeKind]
+) -> list[str]:
+    """Return for each node the one parameter that it derives from, if there is one and nothing else
+    but graph inputs.
+    """
     rank_of = {node: rank for rank, node in enumerate(nodes)}
     result = [""] * len(nodes)
     for rank, node in enumerate(nodes):
@@ -115,24 +137,46 @@ def _parameter_before(captured: CapturedGraph, nodes: Sequence[torch.fx.Node], k
     return result
 
 
-def _parameter_after(captured: CapturedGraph, nodes: Sequence[torch.fx.Node], kinds: Sequence[NodeKind], fsdp: frozenset[int]) -> list[str]:
-    """Return for each node the one parameter whose gradient its result ends in, by the descriptors of AOTAutograd on the outputs."""
+def _parameter_after(
+    captured: CapturedGraph,
+    nodes: Sequence[torch.fx.Node],
+    kinds: Sequence[NodeKind],
+    fsdp: frozenset[int],
+) -> list[str]:
+    """Return for each node the one parameter whose gradient its result ends in, by the descriptors
+    of AOTAutograd on the outputs.
+    """
     result = [""] * len(nodes)
     rank_of = {node: rank for rank, node in enumerate(nodes)}
     gradient_of = _gradient_outputs(nodes[-1]) if nodes and kinds[-1] is NodeKind.OUTPUT else {}
     for rank in reversed(range(len(nodes))):
         node = nodes[rank]
-        users = {gradient_of.get(node, "") if kinds[rank_of[u]] is NodeKind.OUTPUT else result[rank_of[u]] for u in node.users}
+        users = {
+            gradient_of.get(node, "")
+            if kinds[rank_of[u]] is NodeKind.OUTPUT
+            else result[rank_of[u]]
+            for u in node.users
+        }
         moves = kinds[rank] is not NodeKind.START or rank in fsdp
         result[rank] = users.pop() if len(users) == 1 and moves else ""
     return result
 
 
 def _gradient_outputs(output: torch.fx.Node) -> dict[torch.fx.Node, str]:
-    """Return output -> name of the parameter whose gradient it is (torch/_functorch/_aot_autograd/descriptors.py: GradAOTOutput)."""
+    """Return output -> name of the parameter whose gradient it is
+    (torch/_functorch/_aot_autograd/descriptors.py: GradAOTOutput).
+    """
     values = output.args[0] if output.args else ()
     described: Any = output.meta.get("desc")
-    if not isinstance(values, list | tuple) or not isinstance(described, list | tuple) or len(values) != len(described):
+    if (
+        not isinstance(values, list | tuple)
+        or not isinstance(described, list | tuple)
+        or len(values) != len(described)
+    ):
         return {}
     names = map(gradient_of, described)
-    return {v: name for v, name in zip(values, names, strict=True) if isinstance(v, torch.fx.Node) and name}
+    return {
+        v: name
+        for v, name in zip(values, names, strict=True)
+        if isinstance(v, torch.fx.Node) and name
+    }

@@ -1,4 +1,6 @@
-"""The signature of an FX node: what it computes, without names and without constants that differ from process rank to process rank."""
+"""The signature of an FX node: what it computes, without names and without constants that differ
+from process rank to process rank.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -9,22 +11,34 @@ from apsched.graph.identity import digest
 from apsched.torch_compat import graphs as torch_private
 
 
-def node_signature(node: torch.fx.Node, rank_of: Mapping[torch.fx.Node, int], group_size: int) -> str:
-    """Return the digest of ``node``: operator, arguments by their structure, shapes, strides, dtypes and the size of its group (or 0)."""
+def node_signature(
+    node: torch.fx.Node, rank_of: Mapping[torch.fx.Node, int], group_size: int
+) -> str:
+    """Return the digest of ``node``: operator, arguments by their structure, shapes, strides,
+    dtypes and the size of its group (or 0).
+    """
     call = (node.op, target_name(node), group_size)
     args = [_structure(a, rank_of) for a in node.args]
-    kwargs = [(name, _structure(node.kwargs[name], rank_of)) for name in sorted(node.kwargs) if name != "group_name"]
+    kwargs = [
+        (name, _structure(node.kwargs[name], rank_of))
+        for name in sorted(node.kwargs)
+        if name != "group_name"
+    ]
     return digest(call, args, kwargs, _shape(node.meta.get("val")))
 
 
 def target_name(node: torch.fx.Node) -> str:
-    """Return a name of what ``node`` calls equal in every process: ``aten.mm.default``; empty for placeholders and attributes."""
+    """Return a name of what ``node`` calls equal in every process: ``aten.mm.default``; empty for
+    placeholders and attributes.
+    """
     if node.op in ("placeholder", "get_attr", "output"):
         return ""
     if isinstance(node.target, str | torch._ops.OpOverload):
         return str(node.target)
     module = getattr(node.target, "__module__", "") or ""
-    return f"{module}.{getattr(node.target, '__name__', type(node.target).__name__)}".removeprefix("_").removeprefix(".")
+    return f"{module}.{getattr(node.target, '__name__', type(node.target).__name__)}".removeprefix(
+        "_"
+    ).removeprefix(".")
 
 
 def _structure(argument: Any, rank_of: Mapping[torch.fx.Node, int]) -> Any:
@@ -35,7 +49,9 @@ def _structure(argument: Any, rank_of: Mapping[torch.fx.Node, int]) -> Any:
         return [_structure(item, rank_of) for item in argument]
     if isinstance(argument, Mapping):
         return [(str(key), _structure(argument[key], rank_of)) for key in argument]
-    if argument is None or isinstance(argument, bool | torch.dtype | torch.layout | torch.memory_format):
+    if argument is None or isinstance(
+        argument, bool | torch.dtype | torch.layout | torch.memory_format
+    ):
         return str(argument)
     if isinstance(argument, torch.device):
         return argument.type
@@ -52,7 +68,9 @@ def _shape(value: Any) -> Any:
 
 
 def _hints(sizes: Iterable[Any]) -> tuple[int, ...]:
-    """Return sizes by their hints (-1 without one): names of symbols are not the same in every process."""
+    """Return sizes by their hints (-1 without one): names of symbols are not the same in every
+    process.
+    """
     result = []
     for size in sizes:
         try:

@@ -1,7 +1,7 @@
 """Which storages each node allocates, reads, writes, shares and frees: one walk in graph order.
 
-A value is a tree: a tensor is a tuple of storage ids (one, rarely more), a list or tuple of results is a list of trees, and
-anything else is an empty tuple.
+A value is a tree: a tensor is a tuple of storage ids (one, rarely more), a list or tuple of results
+is a list of trees, and anything else is an empty tuple.
 """
 
 import operator
@@ -45,7 +45,9 @@ class StorageTable:
 
 
 def trace_storages(captured: CapturedGraph, nodes: tuple[torch.fx.Node, ...]) -> StorageTable:
-    """Return the storages behind ``nodes`` (all of the graph, in order); ``frees`` is left to :func:`release`."""
+    """Return the storages behind ``nodes`` (all of the graph, in order); ``frees`` is left to
+    :func:`release`.
+    """
     walk = _Walk(captured)
     for node in nodes:
         walk.visit(node)
@@ -53,7 +55,9 @@ def trace_storages(captured: CapturedGraph, nodes: tuple[torch.fx.Node, ...]) ->
 
 
 def release(table: StorageTable, holds: Iterable[tuple[int, int]]) -> None:
-    """Fill in ``frees``: each storage at its last use; ``holds`` are pairs of a start that holds its reads and its wait."""
+    """Fill in ``frees``: each storage at its last use; ``holds`` are pairs of a start that holds
+    its reads and its wait.
+    """
     last_use = [-1] * len(table.storages)
     for rank, used in enumerate(table.of_node):
         for s in (*used.allocates, *used.reads, *used.writes, *used.aliases):
@@ -87,8 +91,12 @@ class _Walk:
         elif node.op == "output":
             self.values[node], used = (), NodeStorages(reads=reads)
             self.table.outputs = frozenset(reads)
-        elif node.target is operator.getitem and isinstance(source := self._value(node.args[0]), list):
-            self.values[node] = element = source[node.args[1]] if isinstance(node.args[1], int) else ()
+        elif node.target is operator.getitem and isinstance(
+            source := self._value(node.args[0]), list
+        ):
+            self.values[node] = element = (
+                source[node.args[1]] if isinstance(node.args[1], int) else ()
+            )
             used = NodeStorages(reads=reads, aliases=tuple(_flat(element)))
         else:
             used = self._call(node, reads)
@@ -121,14 +129,27 @@ class _Walk:
         if collective_kind(node) is not None:
             reads = self._storages_of(input_nodes(node))
         elif effects.out:
-            reads = self._storages_of(a for a in (*node.args, *node.kwargs.values()) if not any(a is out for out in effects.out))
+            reads = self._storages_of(
+                a
+                for a in (*node.args, *node.kwargs.values())
+                if not any(a is out for out in effects.out)
+            )
         first = len(self.table.storages)
-        self.values[node] = value = self._identified(node) if effects.by_identity else self._result(node, effects)
+        self.values[node] = value = (
+            self._identified(node) if effects.by_identity else self._result(node, effects)
+        )
         aliases = _unique(s for s in _flat(value) if s < first)
-        return NodeStorages(allocates=tuple(range(first, len(self.table.storages))), reads=reads, writes=writes, aliases=aliases)
+        return NodeStorages(
+            allocates=tuple(range(first, len(self.table.storages))),
+            reads=reads,
+            writes=writes,
+            aliases=aliases,
+        )
 
     def _result(self, node: torch.fx.Node, effects: CallEffects) -> Tree:
-        """Return the value of an operator call: for each return value what it shares, or something new."""
+        """Return the value of an operator call: for each return value what it shares, or something
+        new.
+        """
         fresh: dict[int, int] = {}
         value = _meta_value(node) if effects.shares else ()
         if len(effects.shares) == 1:
@@ -136,13 +157,25 @@ class _Walk:
         if not effects.shares:
             return ()
         values = value if isinstance(value, list | tuple) else (value,) * len(effects.shares)
-        return [self._returned(node, v, shared, fresh) for v, shared in zip(values, effects.shares, strict=False)]
+        return [
+            self._returned(node, v, shared, fresh)
+            for v, shared in zip(values, effects.shares, strict=False)
+        ]
 
-    def _returned(self, node: torch.fx.Node, value: Any, shared: tuple[Any, ...], fresh: dict[int, int]) -> Tree:
+    def _returned(
+        self, node: torch.fx.Node, value: Any, shared: tuple[Any, ...], fresh: dict[int, int]
+    ) -> Tree:
         if not shared:
             return _map_tensors(lambda tensor: (self._fresh(tensor, node, fresh),), value)
-        if len(shared) == 1 and isinstance(value, list | tuple) and isinstance(shared[0], list | tuple) and len(value) == len(shared[0]):
-            return [self._value(argument) for argument in shared[0]]  # list in, list out: element by element
+        if (
+            len(shared) == 1
+            and isinstance(value, list | tuple)
+            and isinstance(shared[0], list | tuple)
+            and len(value) == len(shared[0])
+        ):
+            return [
+                self._value(argument) for argument in shared[0]
+            ]  # list in, list out: element by element
         storages = self._storages_of(shared)
         return _map_tensors(lambda _: storages, value)
 
@@ -154,18 +187,28 @@ class _Walk:
             fresh[key] = self._new(size, kept=False)
         else:
             known = self.table.storages[fresh[key]]
-            self.table.storages[fresh[key]] = StorageRecord(size_bytes=max(known.size_bytes, size), kept=False)
+            self.table.storages[fresh[key]] = StorageRecord(
+                size_bytes=max(known.size_bytes, size), kept=False
+            )
         return fresh[key]
 
     def _identified(self, node: torch.fx.Node) -> Tree:
         """Return the value of a call without a schema: shared where the fake results share."""
         passed: dict[int, tuple[int, ...]] = {}
         for source in node.all_input_nodes:
-            leaves, storages = pytree.tree_leaves(source.meta.get("val")), _leaves(self._value(source))
-            for leaf, ids in zip((x for x in leaves if isinstance(x, torch.Tensor)), storages, strict=False):
+            leaves, storages = (
+                pytree.tree_leaves(source.meta.get("val")),
+                _leaves(self._value(source)),
+            )
+            for leaf, ids in zip(
+                (x for x in leaves if isinstance(x, torch.Tensor)), storages, strict=False
+            ):
                 passed.setdefault(storage_key(leaf), ids)
         fresh: dict[int, int] = {}
-        return _map_tensors(lambda t: passed.get(storage_key(t)) or (self._fresh(t, node, fresh),), node.meta.get("val"))
+        return _map_tensors(
+            lambda t: passed.get(storage_key(t)) or (self._fresh(t, node, fresh),),
+            node.meta.get("val"),
+        )
 
     def _new(self, size_bytes: int, *, kept: bool) -> int:
         self.table.storages.append(StorageRecord(size_bytes=size_bytes, kept=kept))
@@ -188,8 +231,8 @@ class _Walk:
 def _meta_value(node: torch.fx.Node) -> Any:
     if "val" not in node.meta:
         raise InputError(
-            f'node {node.name} ({node.target}): expected meta["val"] with its shape, found none; trace with fake tensors (make_fx) '
-            "or run FakeTensorProp first"
+            f'node {node.name} ({node.target}): expected meta["val"] with its shape, found none;'
+            " trace with fake tensors (make_fx) or run FakeTensorProp first"
         )
     return node.meta["val"]
 
@@ -197,12 +240,15 @@ def _meta_value(node: torch.fx.Node) -> Any:
 def _refuse_resizing(node: torch.fx.Node) -> None:
     if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name in _RESIZES:
         raise InputError(
-            f"node {node.name}: expected storages that keep their size, found {node.target}; trace the model without it "
-            "(memory that comes and goes inside of a tensor cannot be scheduled)"
+            f"node {node.name}: expected storages that keep their size, found {node.target}; trace"
+            " the model without it (memory that comes and goes inside of a tensor cannot be"
+            " scheduled)"
         )
 
 
-_RESIZES = frozenset(("inductor::resize_storage_bytes_", "aten::resize_", "aten::resize_as_", "aten::set_"))
+_RESIZES = frozenset(
+    ("inductor::resize_storage_bytes_", "aten::resize_", "aten::resize_as_", "aten::set_")
+)
 
 
 def _constant(node: torch.fx.Node) -> Any:
@@ -211,7 +257,8 @@ def _constant(node: torch.fx.Node) -> Any:
     for name in str(node.target).split("."):
         if not hasattr(value, name):
             raise InputError(
-                f"node {node.name}: expected the attribute {node.target} on the graph module, found none; hand in the traced module"
+                f"node {node.name}: expected the attribute {node.target} on the graph module, found"
+                " none; hand in the traced module"
             )
         value = getattr(value, name)
     return value

@@ -1,4 +1,6 @@
-"""What each collective is for, by the structure of the graph alone: no tags, no names, no descriptors."""
+"""What each collective is for, by the structure of the graph alone: no tags, no names, no
+descriptors.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,19 +14,28 @@ from apsched.graph.export.analysis import analyse
 from apsched.graph.export.provenance import directions
 
 
-def structural_roles(captured: CapturedGraph, group_ranks: Mapping[str, tuple[int, ...]]) -> dict[Node, Role]:
+def structural_roles(
+    captured: CapturedGraph, group_ranks: Mapping[str, tuple[int, ...]]
+) -> dict[Node, Role]:
     """Return start -> role, as :func:`apsched.fx.passes.roles.classify` would tag it.
 
-    What :mod:`apsched.graph.export.placement` finds to take from graph inputs alone gathers a parameter, if those are inputs that the caller
-    keeps: saved activations are gathered, too (sequence parallelism). What it finds to end in graph outputs alone, in backward, reduces
-    a gradient.
+    What :mod:`apsched.graph.export.placement` finds to take from graph inputs alone gathers a
+    parameter, if those are inputs that the caller keeps: saved activations are gathered, too
+    (sequence parallelism). What it finds to end in graph outputs alone, in backward, reduces a
+    gradient.
     """
     analysis = analyse(replace(captured, parameter_names={}), group_ranks)
     nodes, placement = analysis.nodes, analysis.placement
     direction = directions(captured, nodes)
-    gathers = {nodes[s] for s in placement.from_inputs if _inputs_before(nodes[s]) <= captured.kept_inputs}
+    gathers = {
+        nodes[s] for s in placement.from_inputs if _inputs_before(nodes[s]) <= captured.kept_inputs
+    }
     reductions = {nodes[s] for s in placement.to_outputs if direction[s] == "backward"}
-    return roles_of([nodes[s] for s in sorted(analysis.waits.wait_of_start)], gathers=gathers, reductions=reductions)
+    return roles_of(
+        [nodes[s] for s in sorted(analysis.waits.wait_of_start)],
+        gathers=gathers,
+        reductions=reductions,
+    )
 
 
 def _inputs_before(start: Node) -> set[str]:

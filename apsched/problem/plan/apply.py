@@ -1,7 +1,9 @@
-"""Problem + plan -> the problem as the plan restricts it: a pure function; the solver completes what the plan leaves open.
+"""Problem + plan -> the problem as the plan restricts it: a pure function; the solver completes
+what the plan leaves open.
 
-Rules are about collectives that can move (they serve a parameter); what lies on the path of compute keeps to its data anyway. What
-contradicts itself, or the data, is an ``InputError`` here, which names the rule; what clashes with a cap is for the solver to say.
+Rules are about collectives that can move (they serve a parameter); what lies on the path of compute
+keeps to its data anyway. What contradicts itself, or the data, is an ``InputError`` here, which
+names the rule; what clashes with a cap is for the solver to say.
 """
 
 import re
@@ -52,16 +54,24 @@ class Demands:
 
     def wrong(self, rules: Iterable[int], what: str) -> InputError:
         """Return the error that these rules make ``what``."""
-        return InputError(f"{self.problem.name}: {' and '.join(self.rules[r] for r in dict.fromkeys(rules))}: {what}")
+        return InputError(
+            f"{self.problem.name}: {' and '.join(self.rules[r] for r in dict.fromkeys(rules))}:"
+            f" {what}"
+        )
 
 
 def restricted(problem: Problem, plan: Plan, *, bitwise: bool = False) -> Problem:
-    """Return ``problem`` under ``plan``, and with ``bitwise`` in bitwise mode; the same problem where nothing is about it."""
+    """Return ``problem`` under ``plan``, and with ``bitwise`` in bitwise mode; the same problem
+    where nothing is about it.
+    """
     asked = demands(problem, plan)
     if bitwise and (units := fsdp_units(problem)):
         rule = len(asked.rules)
         asked.rules.append(BITWISE_RULE)
-        asked.groups += [Group(members=unit, closed=True, rule=rule, payload=tuple(range(len(unit)))) for unit in units]
+        asked.groups += [
+            Group(members=unit, closed=True, rule=rule, payload=tuple(range(len(unit))))
+            for unit in units
+        ]
     return impose(asked)
 
 
@@ -84,12 +94,16 @@ def demands(problem: Problem, plan: Plan) -> Demands:
         if rule.prefetch is not None:
             asked.starts += _prefetched(asked, i, rule.prefetch, rule.kind, matched, mates)
         if rule.start is not None:
-            asked.starts += [(c, _start_slot(asked, i, rule, match), i) for c, match in matched.items()]
+            asked.starts += [
+                (c, _start_slot(asked, i, rule, match), i) for c, match in matched.items()
+            ]
     return asked
 
 
 def impose(asked: Demands) -> Problem:
-    """Return the problem with ``asked`` in its collectives; ``InputError`` where that is contradictory."""
+    """Return the problem with ``asked`` in its collectives; ``InputError`` where that is
+    contradictory.
+    """
     problem = asked.problem
     if not (asked.alone or asked.groups or asked.starts):
         return problem
@@ -98,13 +112,21 @@ def impose(asked: Demands) -> Problem:
     for c, slot, rule in asked.starts:
         other, rules = starts.setdefault(c, (slot, []))
         if other != slot:
-            raise asked.wrong([*rules, rule], f"{asked.name(c)} cannot be launched both before compute node {other} and before {slot}")
+            raise asked.wrong(
+                [*rules, rule],
+                f"{asked.name(c)} cannot be launched both before compute node {other} and before"
+                f" {slot}",
+            )
         rules.append(rule)
     collectives = list(problem.collectives)
     for c, collective in enumerate(problem.collectives):
         number, group = groups.get(c, (None, None))
         launch = starts.get(c)
-        named = {*(launch[1] if launch else ()), *([asked.alone[c]] if c in asked.alone else []), *([group.rule] if group else [])}
+        named = {
+            *(launch[1] if launch else ()),
+            *([asked.alone[c]] if c in asked.alone else []),
+            *([group.rule] if group else []),
+        }
         if not named:
             continue
         alone = c in asked.alone or (group is not None and group.closed and len(group.members) == 1)
@@ -115,24 +137,39 @@ def impose(asked: Demands) -> Problem:
             restriction=Restriction(
                 group=number if together else None,
                 closed=together and group is not None and group.closed,
-                payload=group.payload[group.members.index(c)] if group is not None and group.payload else 0,
+                payload=(
+                    group.payload[group.members.index(c)]
+                    if group is not None and group.payload
+                    else 0
+                ),
                 flat=group is not None and bool(group.payload),
                 start_slots=(launch[0],) * 2 if launch else None,
                 wait_slots=(asked.waits[c],) * 2 if c in asked.waits else None,
                 rules=tuple(sorted(named)),
             ),
         )
-    plan = replace(problem, collectives=tuple(collectives), rules=tuple(asked.rules), unrestricted=problem)
+    plan = replace(
+        problem, collectives=tuple(collectives), rules=tuple(asked.rules), unrestricted=problem
+    )
     check_feasible(plan)
     return plan
 
 
 def check_matches(problems: Sequence[Problem], plan: Plan) -> None:
-    """Raise ``InputError`` for a rule that matches nothing in any of ``problems``, with the nearest names."""
+    """Raise ``InputError`` for a rule that matches nothing in any of ``problems``, with the nearest
+    names.
+    """
     for i, rule in enumerate(plan.rules):
-        here = [p for p in problems if not (p.name in ("forward", "backward") and rule.direction not in (None, p.name))]
+        here = [
+            p
+            for p in problems
+            if not (p.name in ("forward", "backward") and rule.direction not in (None, p.name))
+        ]
         if here and not any(matches(problem, rule) for problem in here):
-            raise InputError(f"rule {i + 1} ({rule}) matches no collective of {', '.join(p.name for p in here)}: {_hint(here, rule)}")
+            raise InputError(
+                f"rule {i + 1} ({rule}) matches no collective of {', '.join(p.name for p in here)}:"
+                f" {_hint(here, rule)}"
+            )
 
 
 def matches(problem: Problem, rule: Rule) -> dict[int, re.Match[str]]:
@@ -140,10 +177,14 @@ def matches(problem: Problem, rule: Rule) -> dict[int, re.Match[str]]:
     pattern = re.compile(rule.match)
     found = {}
     for c, collective in enumerate(problem.collectives):
-        direction = problem.name if problem.name in ("forward", "backward") else collective.direction
+        direction = (
+            problem.name if problem.name in ("forward", "backward") else collective.direction
+        )
         if collective.on_path or not collective.module or rule.direction not in (None, direction):
             continue
-        if rule.kind in (None, problem.keys[collective.key].kind) and (match := pattern.fullmatch(collective.module)):
+        if rule.kind in (None, problem.keys[collective.key].kind) and (
+            match := pattern.fullmatch(collective.module)
+        ):
             found[c] = match
     return found
 
@@ -176,11 +217,15 @@ def _slot(problem: Problem, rank: int) -> int:
 
 
 def _groups(asked: Demands, i: int, rule: Rule, matched: dict[int, re.Match[str]]) -> list[Group]:
-    """Return the groups that ``rule`` makes of its matches: one for each kind, and each value of ``by``."""
+    """Return the groups that ``rule`` makes of its matches: one for each kind, and each value of
+    ``by``.
+    """
     problem = asked.problem
     found: dict[tuple[str, str], list[int]] = {}
     for c, match in matched.items():
-        found.setdefault((problem.keys[problem.collectives[c].key].kind, rule.group_name(match)), []).append(c)
+        found.setdefault(
+            (problem.keys[problem.collectives[c].key].kind, rule.group_name(match)), []
+        ).append(c)
     return [Group(members=tuple(members), closed=rule.closed, rule=i) for members in found.values()]
 
 
@@ -191,16 +236,25 @@ def _checked_groups(asked: Demands) -> dict[int, tuple[int, Group]]:
     for number, group in enumerate(asked.groups):
         for c in group.members:
             if c in groups:
-                raise asked.wrong([groups[c][1].rule, group.rule], f"{asked.name(c)} would be in two groups")
+                raise asked.wrong(
+                    [groups[c][1].rule, group.rule], f"{asked.name(c)} would be in two groups"
+                )
             if c in asked.alone and len(group.members) > 1:
-                raise asked.wrong([asked.alone[c], group.rule], f"{asked.name(c)} cannot be alone and in a group")
+                raise asked.wrong(
+                    [asked.alone[c], group.rule], f"{asked.name(c)} cannot be alone and in a group"
+                )
             if not problem.collectives[c].bucketable and len(group.members) > 1:
-                raise asked.wrong([group.rule], f"{asked.name(c)} cannot share a launch: it writes where it reads")
+                raise asked.wrong(
+                    [group.rule], f"{asked.name(c)} cannot share a launch: it writes where it reads"
+                )
             groups[c] = number, group
         keys = {problem.collectives[c].key: c for c in group.members}
         if len(keys) > 1:
             one, other = sorted(keys.values())[:2]
-            raise asked.wrong([group.rule], f"{_differ(asked, one, other)}; narrow match, or tell them apart with by")
+            raise asked.wrong(
+                [group.rule],
+                f"{_differ(asked, one, other)}; narrow match, or tell them apart with by",
+            )
     return groups
 
 
@@ -209,13 +263,23 @@ def _differ(asked: Demands, one: int, other: int) -> str:
     fields = ("group", "reduce_op", "dtype", "device")
     what = next(name for name in fields if getattr(a, name) != getattr(b, name))
     label = {"group": "process group"}.get(what, what)
-    return f"{asked.name(one)} and {asked.name(other)} cannot share a launch: {label} {getattr(a, what)} and {getattr(b, what)}"
+    return (
+        f"{asked.name(one)} and {asked.name(other)} cannot share a launch: {label}"
+        f" {getattr(a, what)} and {getattr(b, what)}"
+    )
 
 
 def _prefetched(
-    asked: Demands, i: int, distance: int, kind: str | None, matched: dict[int, re.Match[str]], mates: dict[int, tuple[int, ...]]
+    asked: Demands,
+    i: int,
+    distance: int,
+    kind: str | None,
+    matched: dict[int, re.Match[str]],
+    mates: dict[int, tuple[int, ...]],
 ) -> list[tuple[int, int, int]]:
-    """Return the launches so many compute nodes before the first that needs the collective, or its group."""
+    """Return the launches so many compute nodes before the first that needs the collective, or its
+    group.
+    """
     problem = asked.problem
     starts = []
     for c in matched:
@@ -223,9 +287,16 @@ def _prefetched(
         if needs:
             starts.append((c, max(_slot(problem, min(needs)) - distance, 0), i))
         elif kind is not None:
-            raise asked.wrong([i], f"no compute node needs {asked.name(c)}, so that nothing can be launched ahead of it")
+            raise asked.wrong(
+                [i],
+                f"no compute node needs {asked.name(c)}, so that nothing can be launched ahead"
+                " of it",
+            )
     if matched and not starts:
-        raise asked.wrong([i], "no compute node needs what it matches, so that nothing can be launched ahead of it")
+        raise asked.wrong(
+            [i],
+            "no compute node needs what it matches, so that nothing can be launched ahead of it",
+        )
     return starts
 
 
@@ -233,13 +304,31 @@ def _start_slot(asked: Demands, i: int, rule: Rule, match: re.Match[str]) -> int
     problem = asked.problem
     if isinstance(rule.start, int):
         if not 0 <= rule.start < problem.num_nodes:
-            raise asked.wrong([i], f"start: expected the rank of a node, below {problem.num_nodes}; found {rule.start}")
+            raise asked.wrong(
+                [i],
+                f"start: expected the rank of a node, below {problem.num_nodes}; found"
+                f" {rule.start}",
+            )
         return _slot(problem, rule.start)
     pattern = re.compile(rule.start_pattern(match))
-    modules = {name: k for k, name in reversed(list(enumerate(problem.modules[node] for node in problem.compute_order))) if name}
-    slots = [k for name, k in modules.items() if any(pattern.fullmatch(module) for module in (name, *_modules(name)))]
+    modules = {
+        name: k
+        for k, name in reversed(
+            list(enumerate(problem.modules[node] for node in problem.compute_order))
+        )
+        if name
+    }
+    slots = [
+        k
+        for name, k in modules.items()
+        if any(pattern.fullmatch(module) for module in (name, *_modules(name)))
+    ]
     if not slots:
         plain = re.sub(r"\\(.)", r"\1", pattern.pattern)
         near = get_close_matches(plain, modules, n=_NEAREST, cutoff=0.3) or list(modules)[:_NEAREST]
-        raise asked.wrong([i], f"start: no compute node is in a module {pattern.pattern!r}; the nearest are {', '.join(near)}")
+        raise asked.wrong(
+            [i],
+            f"start: no compute node is in a module {pattern.pattern!r}; the nearest are"
+            f" {', '.join(near)}",
+        )
     return min(slots)

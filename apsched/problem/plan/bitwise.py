@@ -1,14 +1,18 @@
-"""Bitwise mode: gradients are reduced in the buckets, and in the payload order, of eager FSDP2, so that sums come out bit for bit.
+"""Bitwise mode: gradients are reduced in the buckets, and in the payload order, of eager FSDP2, so
+that sums come out bit for bit.
 
-NCCL adds a chunk of the buffer in an order that depends on where it lies, so membership and payload order of a reduce-scatter decide
-the last bit. ``fully_shard`` on each transformer block and on the root makes one parameter group of each block, and one of what is left;
-the gradients of a group go into one reduce-scatter, in the order in which the group lists its parameters. With several replicas the
-all-reduce that follows has the same members. All-gathers only copy, and stay free.
+NCCL adds a chunk of the buffer in an order that depends on where it lies, so membership and payload
+order of a reduce-scatter decide the last bit. ``fully_shard`` on each transformer block and on the
+root makes one parameter group of each block, and one of what is left; the gradients of a group go
+into one reduce-scatter, in the order in which the group lists its parameters. With several replicas
+the all-reduce that follows has the same members. All-gathers only copy, and stay free.
 
-torch/distributed/fsdp/_fully_shard/_fsdp_init.py: ``_get_managed_modules`` lists modules children first, ``_get_managed_states`` their
-own parameters one module after the other. That is the order of ``named_parameters()`` but for modules that have parameters both of
-their own and in their children. ``named_parameters()`` is the order of the parameters among the inputs of a traced graph, and so of
-their gradients among its outputs. Dynamo orders inputs by first use: there the user says the order (``parameter_order``), or is refused.
+torch/distributed/fsdp/_fully_shard/_fsdp_init.py: ``_get_managed_modules`` lists modules children
+first, ``_get_managed_states`` their own parameters one module after the other. That is the order of
+``named_parameters()`` but for modules that have parameters both of their own and in their children.
+``named_parameters()`` is the order of the parameters among the inputs of a traced graph, and so of
+their gradients among its outputs. Dynamo orders inputs by first use: there the user says the order
+(``parameter_order``), or is refused.
 """
 
 from collections.abc import Iterator
@@ -17,32 +21,46 @@ from apsched.errors import InputError
 from apsched.names import block_of
 from apsched.problem.problem import Collective, Problem
 
-BITWISE_RULE = "bitwise: each FSDP unit's gradients in one bucket of their own, in order of registration"
+BITWISE_RULE = (
+    "bitwise: each FSDP unit's gradients in one bucket of their own, in order of registration"
+)
 
 
 def fsdp_units(problem: Problem) -> tuple[tuple[int, ...], ...]:
-    """Return the reductions of each unit and key, in payload order; ``InputError`` where the graph does not say what that is."""
+    """Return the reductions of each unit and key, in payload order; ``InputError`` where the graph
+    does not say what that is.
+    """
     units: dict[tuple[str, int], list[int]] = {}
     for c in _reductions(problem):
         collective = problem.collectives[c]
         name = problem.node_names[collective.start]
         if not collective.module:
             raise InputError(
-                f"{problem.name}: bitwise needs the name of each gradient's parameter, and node {name} has none; "
-                "capture the module itself (package.module:function), or with a tracer that keeps names of parameters"
+                f"{problem.name}: bitwise needs the name of each gradient's parameter, and node"
+                f" {name} has none; capture the module itself (package.module:function), or with a"
+                " tracer that keeps names of parameters"
             )
         if collective.output_place < 0:
             raise InputError(
-                f"{problem.name}: bitwise needs the order in which parameters were registered, which the graph does not say for {name} "
-                "(graph files written before version 3 don't); capture it again"
+                f"{problem.name}: bitwise needs the order in which parameters were registered,"
+                f" which the graph does not say for {name} (graph files written before version 3"
+                " don't); capture it again"
             )
-        units.setdefault((block_of(collective.module.rpartition(".")[0]), collective.key), []).append(c)
+        units.setdefault(
+            (block_of(collective.module.rpartition(".")[0]), collective.key), []
+        ).append(c)
     return tuple(tuple(_in_payload_order(problem, members)) for members in units.values())
 
 
 def _reductions(problem: Problem) -> Iterator[int]:
-    """Yield the reduce-scatters of gradients, and the all-reduces that take their results on; DDP's all-reduces have no unit."""
-    scattered = {c.wait for c in problem.collectives if _kind(problem, c) == "reduce_scatter" and not c.on_path}
+    """Yield the reduce-scatters of gradients, and the all-reduces that take their results on; DDP's
+    all-reduces have no unit.
+    """
+    scattered = {
+        c.wait
+        for c in problem.collectives
+        if _kind(problem, c) == "reduce_scatter" and not c.on_path
+    }
     behind = list(scattered)
     while behind:
         for node in problem.successors[behind.pop()]:
@@ -51,7 +69,9 @@ def _reductions(problem: Problem) -> Iterator[int]:
                 behind.append(node)
     for c, collective in enumerate(problem.collectives):
         kind = _kind(problem, collective)
-        if not collective.on_path and (kind == "reduce_scatter" or (kind == "all_reduce" and collective.start in scattered)):
+        if not collective.on_path and (
+            kind == "reduce_scatter" or (kind == "all_reduce" and collective.start in scattered)
+        ):
             yield c
 
 
@@ -60,7 +80,9 @@ def _kind(problem: Problem, collective: Collective) -> str:
 
 
 def _in_payload_order(problem: Problem, members: list[int]) -> list[int]:
-    """Return ``members`` as their unit lists them: by place among the outputs, but parameters of children before those of a module."""
+    """Return ``members`` as their unit lists them: by place among the outputs, but parameters of
+    children before those of a module.
+    """
     by_place = sorted(members, key=lambda c: problem.collectives[c].output_place)
     tree = _Module()
     for c in by_place:

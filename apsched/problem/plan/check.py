@@ -1,4 +1,6 @@
-"""Whether any order at all does what a plan asks: the data, the order of compute and the plan must not contradict each other."""
+"""Whether any order at all does what a plan asks: the data, the order of compute and the plan must
+not contradict each other.
+"""
 
 from itertools import pairwise
 
@@ -9,24 +11,33 @@ _SHOWN = 6
 
 
 def check_feasible(problem: Problem) -> None:
-    """Raise ``InputError`` where no order keeps the plan of ``problem``, with the rules and the nodes that contradict each other.
+    """Raise ``InputError`` where no order keeps the plan of ``problem``, with the rules and the
+    nodes that contradict each other.
 
-    The members of a group start as one node and, other than gathers, are waited for as one; compute keeps its order; a launch or a wait
-    with a place stands between two compute nodes. An order exists if and only if this graph has no cycle.
+    The members of a group start as one node and, other than gathers, are waited for as one; compute
+    keeps its order; a launch or a wait with a place stands between two compute nodes. An order
+    exists if and only if this graph has no cycle.
     """
     node_of = _merged(problem)
     after = _edges(problem, node_of)
     cycle = _cycle(after)
     if not cycle:
         return
-    concerned = [c for c in range(len(problem.collectives)) if node_of[problem.collectives[c].start] in cycle]
-    concerned += [c for c in range(len(problem.collectives)) if node_of[problem.collectives[c].wait] in cycle]
+    concerned = [
+        c for c in range(len(problem.collectives)) if node_of[problem.collectives[c].start] in cycle
+    ]
+    concerned += [
+        c for c in range(len(problem.collectives)) if node_of[problem.collectives[c].wait] in cycle
+    ]
     rules = dict.fromkeys(r for c in concerned for r in problem.collectives[c].restriction.rules)
-    shown = [_name(problem, node) for node in (*cycle[:_SHOWN], *(cycle[:1] if len(cycle) <= _SHOWN else []))]
+    shown = [
+        _name(problem, node)
+        for node in (*cycle[:_SHOWN], *(cycle[:1] if len(cycle) <= _SHOWN else []))
+    ]
     more = "" if len(cycle) <= _SHOWN else " -> ..."
     raise InputError(
-        f"{problem.name}: {' and '.join(problem.rules[r] for r in rules)}: against what depends on what: "
-        f"{' -> '.join(shown)}{more} would each have to come before the next"
+        f"{problem.name}: {' and '.join(problem.rules[r] for r in rules)}: against what depends on"
+        f" what: {' -> '.join(shown)}{more} would each have to come before the next"
     )
 
 
@@ -53,7 +64,10 @@ def _edges(problem: Problem, node_of: list[int]) -> list[list[int]]:
     for a, b in pairwise(problem.compute_order):
         after[a].append(b)
     for collective in problem.collectives:
-        for node, slots in ((collective.start, collective.restriction.start_slots), (collective.wait, collective.restriction.wait_slots)):
+        for node, slots in (
+            (collective.start, collective.restriction.start_slots),
+            (collective.wait, collective.restriction.wait_slots),
+        ):
             if slots is not None and slots[0] > 0:
                 after[problem.compute_order[slots[0] - 1]].append(node_of[node])
             if slots is not None and slots[1] < len(problem.compute_order):

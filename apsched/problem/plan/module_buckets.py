@@ -1,6 +1,8 @@
-r"""Buckets by module: none, one for each transformer block, or as the user says; made into an :class:`apsched.problem.plan.rules.Plan`.
+r"""Buckets by module: none, one for each transformer block, or as the user says; made into an
+:class:`apsched.problem.plan.rules.Plan`.
 
-A bucket is a set of parameters, in order of registration. Entries of a user's plan are regular expressions on module names::
+A bucket is a set of parameters, in order of registration. Entries of a user's plan are regular
+expressions on module names::
 
     tok_embeddings          one bucket
     layers.[0-5]            six: one for each module that it matches
@@ -23,7 +25,9 @@ from apsched.problem.problem import Problem
 
 _NEAREST = 3
 _AND = re.compile(r"(?<!\\[dwsDWS])(?<=\w)\+(?=[A-Za-z(])")
-"""A plus between names; at the end of a name, behind a class or before a point it is that of regular expressions."""
+"""A plus between names; at the end of a name, behind a class or before a point it is that of
+regular expressions.
+"""
 DEFAULT_BUCKET = "everything else"
 NO_BUCKETS = Plan((Rule(match=".*", forbid=True),))
 """Every collective alone, as captured."""
@@ -37,9 +41,11 @@ class ModuleBuckets:
     """What the bucket is called -> its parameters, in order of registration."""
 
     def plan(self, problems: Sequence[Problem]) -> Plan:
-        """Return the rules that make these buckets, and no others, of the collectives of ``problems``.
+        """Return the rules that make these buckets, and no others, of the collectives of
+        ``problems``.
 
-        A bucket holds what can share a launch: parameters that are gathered on another group (experts) have buckets of their own.
+        A bucket holds what can share a launch: parameters that are gathered on another group
+        (experts) have buckets of their own.
         """
         rules = []
         for names in self.buckets.values():
@@ -49,21 +55,34 @@ class ModuleBuckets:
                 for name in names:
                     if not keys[name]:
                         continue
-                    fitting = (part for part in parts if all(part[0].get(graph, key) == key for graph, key in keys[name].items()))
+                    fitting = (
+                        part
+                        for part in parts
+                        if all(part[0].get(graph, key) == key for graph, key in keys[name].items())
+                    )
                     part = next(fitting, None)
                     if part is None:
                         parts.append(part := ({}, []))
                     part[0].update(keys[name])
                     part[1].append(name)
-                rules += [Rule(match="|".join(map(re.escape, part)), kind=kind, group=True, closed=True) for _, part in parts]
+                rules += [
+                    Rule(match="|".join(map(re.escape, part)), kind=kind, group=True, closed=True)
+                    for _, part in parts
+                ]
         return Plan(tuple(rules))
 
 
 def _keys_of(problems: Sequence[Problem], name: str, kind: str) -> dict[str, int]:
-    """Return graph -> key of the collectives of this kind that serve a parameter; empty where they can't share launches, or differ."""
+    """Return graph -> key of the collectives of this kind that serve a parameter; empty where they
+    can't share launches, or differ.
+    """
     keys: dict[str, int] = {}
     for problem in problems:
-        mine = [c for c in problem.collectives if c.module == name and not c.on_path and problem.keys[c.key].kind == kind]
+        mine = [
+            c
+            for c in problem.collectives
+            if c.module == name and not c.on_path and problem.keys[c.key].kind == kind
+        ]
         if not all(c.bucketable for c in mine) or len({c.key for c in mine}) > 1:
             return {}
         keys.update((problem.name, c.key) for c in mine)
@@ -71,14 +90,17 @@ def _keys_of(problems: Sequence[Problem], name: str, kind: str) -> dict[str, int
 
 
 def block_buckets(module: nn.Module) -> ModuleBuckets:
-    """Return a bucket for each transformer block, as TorchTitan's ``transformer_block_bucketing`` and FSDP2 units have it.
+    """Return a bucket for each transformer block, as TorchTitan's ``transformer_block_bucketing``
+    and FSDP2 units have it.
 
-    What lies outside of blocks: see :func:`apsched.names.bucket_labels`, which also makes the baseline ``transformer_block``.
+    What lies outside of blocks: see :func:`apsched.names.bucket_labels`, which also makes the
+    baseline ``transformer_block``.
     """
     blocks = blocks_of(module)
     if not blocks:
         raise InputError(
-            "expected a model with blocks in a ModuleList or ModuleDict, found none; name the modules of each bucket (user_buckets)"
+            "expected a model with blocks in a ModuleList or ModuleDict, found none; name the"
+            " modules of each bucket (user_buckets)"
         )
     known = frozenset(blocks)
     labels = bucket_labels(
@@ -89,42 +111,59 @@ def block_buckets(module: nn.Module) -> ModuleBuckets:
     buckets: dict[str, list[str]] = {}
     for parameter, label in labels.items():
         buckets.setdefault(label, []).append(parameter)
-    return ModuleBuckets(buckets={_label(label, names): tuple(names) for label, names in buckets.items()})
+    return ModuleBuckets(
+        buckets={_label(label, names): tuple(names) for label, names in buckets.items()}
+    )
 
 
-def user_buckets(entries: Iterable[str | Sequence[str]], parameters: Sequence[str], *, uncovered: str = "error") -> ModuleBuckets:
-    """Return the buckets that ``entries`` name; ``parameters`` are all names, in order of registration.
+def user_buckets(
+    entries: Iterable[str | Sequence[str]], parameters: Sequence[str], *, uncovered: str = "error"
+) -> ModuleBuckets:
+    """Return the buckets that ``entries`` name; ``parameters`` are all names, in order of
+    registration.
 
-    Parameters that no entry covers are an ``error``, or with ``uncovered="default"`` share a bucket of their own.
+    Parameters that no entry covers are an ``error``, or with ``uncovered="default"`` share a bucket
+    of their own.
 
     Raises
     ------
     InputError
-        For an entry that matches nothing (with the nearest names), a parameter in two buckets, and parameters in none.
+        For an entry that matches nothing (with the nearest names), a parameter in two buckets, and
+        parameters in none.
     """
     if uncovered not in ("error", "default"):
         raise InputError(f"uncovered: expected error or default, found {uncovered!r}")
-    modules = list(dict.fromkeys(m for parameter in parameters for m in (*_modules(parameter), parameter)))
+    modules = list(
+        dict.fromkeys(m for parameter in parameters for m in (*_modules(parameter), parameter))
+    )
     buckets: dict[str, tuple[str, ...]] = {}
     owner: dict[str, str] = {}
     for entry in entries:
         for label, names in _named(entry, modules, parameters).items():
             for name in names:
                 if name in owner:
-                    raise InputError(f"buckets: expected each parameter in one bucket, found {name} in {owner[name]!r} and {label!r}")
+                    raise InputError(
+                        f"buckets: expected each parameter in one bucket, found {name} in"
+                        f" {owner[name]!r} and {label!r}"
+                    )
                 owner[name] = label
             buckets[label] = names
     left = tuple(name for name in parameters if name not in owner)
     if left and uncovered == "error":
         raise InputError(
-            f"buckets: expected every parameter in a bucket, found none for {', '.join(left[:_NEAREST])}"
-            f"{f' and {len(left) - _NEAREST} more' if len(left) > _NEAREST else ''}; name their modules, or let a default bucket take them"
+            "buckets: expected every parameter in a bucket, found none for"
+            f" {', '.join(left[:_NEAREST])}{f' and {len(left) - _NEAREST} more' if len(left) > _NEAREST else ''};"
+            " name their modules, or let a default bucket take them"
         )
     return ModuleBuckets(buckets=buckets | ({DEFAULT_BUCKET: left} if left else {}))
 
 
-def _named(entry: str | Sequence[str], modules: Sequence[str], parameters: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return the buckets of one entry: one for each match, or one for all matches of several expressions."""
+def _named(
+    entry: str | Sequence[str], modules: Sequence[str], parameters: Sequence[str]
+) -> dict[str, tuple[str, ...]]:
+    """Return the buckets of one entry: one for each match, or one for all matches of several
+    expressions.
+    """
     parts = _AND.split(entry) if isinstance(entry, str) else list(entry)
     matches = [_matching(part, modules) for part in parts]
     if len(parts) == 1:
@@ -133,21 +172,39 @@ def _named(entry: str | Sequence[str], modules: Sequence[str], parameters: Seque
 
 
 def _matching(expression: str, modules: Sequence[str]) -> list[str]:
-    """Return the modules that an expression matches, without those inside of others that it matches."""
+    """Return the modules that an expression matches, without those inside of others that it
+    matches.
+    """
     try:
         pattern = re.compile(expression)
     except re.error as error:
-        raise InputError(f"buckets: expected regular expressions on module names, found {expression!r}: {error}") from None
+        raise InputError(
+            f"buckets: expected regular expressions on module names, found {expression!r}: {error}"
+        ) from None
     found = {module for module in modules if pattern.fullmatch(module)}
     if not found:
-        near = get_close_matches(re.sub(r"\\(.)", r"\1", expression), modules, n=_NEAREST, cutoff=0.3) or modules[:_NEAREST]
-        raise InputError(f"buckets: expected modules that {expression!r} matches, found none; the nearest names are {', '.join(near)}")
-    return [module for module in modules if module in found and not any(outer in found for outer in _modules(module))]
+        near = (
+            get_close_matches(re.sub(r"\\(.)", r"\1", expression), modules, n=_NEAREST, cutoff=0.3)
+            or modules[:_NEAREST]
+        )
+        raise InputError(
+            f"buckets: expected modules that {expression!r} matches, found none; the nearest names"
+            f" are {', '.join(near)}"
+        )
+    return [
+        module
+        for module in modules
+        if module in found and not any(outer in found for outer in _modules(module))
+    ]
 
 
 def _inside(modules: Sequence[str], parameters: Sequence[str]) -> tuple[str, ...]:
     chosen = set(modules)
-    return tuple(name for name in parameters if name in chosen or any(module in chosen for module in _modules(name)))
+    return tuple(
+        name
+        for name in parameters
+        if name in chosen or any(module in chosen for module in _modules(name))
+    )
 
 
 def _modules(name: str) -> list[str]:

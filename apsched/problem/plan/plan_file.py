@@ -1,4 +1,6 @@
-"""Plan files: the rules of a plan as TOML (``[[rule]]``) or JSON (``{"rule": [...]}``), whatever the file is called."""
+"""Plan files: the rules of a plan as TOML (``[[rule]]``) or JSON (``{"rule": [...]}``), whatever
+the file is called.
+"""
 
 import json
 import tomllib
@@ -17,7 +19,9 @@ _KEYS = tuple(field.name for field in fields(Rule))
 
 
 def load_plan(path: str | PathLike[str]) -> Plan:
-    """Return the plan in the file ``path``; ``InputError`` names the file, the rule and what is wrong with it."""
+    """Return the plan in the file ``path``; ``InputError`` names the file, the rule and what is
+    wrong with it.
+    """
     try:
         with open(path, "rb") as file:
             content = file.read(_LARGEST_FILE_BYTES + 1)
@@ -34,16 +38,23 @@ def as_plan(plan: Plan | str | PathLike[str] | None) -> Plan:
         return plan
     if isinstance(plan, str | PathLike):
         return load_plan(plan)
-    raise InputError(f"plan: expected an apsched.Plan, the path of a plan file, or None; found {plan!r}")
+    raise InputError(
+        f"plan: expected an apsched.Plan, the path of a plan file, or None; found {plan!r}"
+    )
 
 
 def parse_plan(content: bytes, path: str) -> Plan:
     """Return the plan that ``content`` states."""
     data = _read(content, path)
     if not isinstance(data, dict) or not isinstance(data.get("rule"), list) or not data["rule"]:
-        raise InputError(f"{path}: expected rules, each as a table [[rule]] (TOML) or in the list 'rule' (JSON); found none")
+        raise InputError(
+            f"{path}: expected rules, each as a table [[rule]] (TOML) or in the list 'rule' (JSON);"
+            " found none"
+        )
     _check_keys(data, ("rule",), path)
-    return Plan(tuple(_rule(values, f"{path}: rule {i + 1}") for i, values in enumerate(data["rule"])))
+    return Plan(
+        tuple(_rule(values, f"{path}: rule {i + 1}") for i, values in enumerate(data["rule"]))
+    )
 
 
 def _read(content: bytes, path: str) -> Any:
@@ -55,11 +66,19 @@ def _read(content: bytes, path: str) -> Any:
             return json.loads(text)
         return tomllib.loads(text)
     except UnicodeDecodeError:
-        raise InputError(f"{path}: expected a plan in TOML or JSON, found something that is no text") from None
+        raise InputError(
+            f"{path}: expected a plan in TOML or JSON, found something that is no text"
+        ) from None
     except json.JSONDecodeError as error:
-        raise InputError(f"{path}: expected JSON, found an error in line {error.lineno}: {error.msg}") from None
+        raise InputError(
+            f"{path}: expected JSON, found an error in line {error.lineno}: {error.msg}"
+        ) from None
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        hint = "; regular expressions stand in single quotes: match = 'layers\\.0\\..*'" if "\\" in str(error) else ""
+        hint = (
+            "; regular expressions stand in single quotes: match = 'layers\\.0\\..*'"
+            if "\\" in str(error)
+            else ""
+        )
         raise InputError(f"{path}: expected TOML, found: {error}{hint}") from None
 
 
@@ -68,7 +87,9 @@ def _rule(values: object, where: str) -> Rule:
         raise InputError(f"{where}: expected keys and values, found {values!r}")
     _check_keys(values, _KEYS, where)
     if "match" not in values:
-        raise InputError(f"{where}: expected match, a regular expression for names of parameters; found none")
+        raise InputError(
+            f"{where}: expected match, a regular expression for names of parameters; found none"
+        )
     try:
         return Rule(**values)
     except InputError as error:

@@ -1,6 +1,8 @@
-r"""What a user wants done with certain collectives: rules that name them by regular expressions on parameter names.
+r"""What a user wants done with certain collectives: rules that name them by regular expressions on
+parameter names.
 
-A rule says which collectives it is about (``match``, ``kind``, ``direction``) and what is asked of them::
+A rule says which collectives it is about (``match``, ``kind``, ``direction``) and what is asked of
+them::
 
     Rule(match=r"output\.weight", forbid=True)                                    never in a bucket
     Rule(match=r"layers\.(\d+)\..*", kind="all_gather", group=True, by=r"\1")     one bucket for each layer
@@ -8,7 +10,8 @@ A rule says which collectives it is about (``match``, ``kind``, ``direction``) a
     Rule(match=r"norm\.weight", kind="all_gather", start=r"layers\.31\.attention")    launched right before that module begins
     Rule(match=r"tok_embeddings\.weight", pin=True)                               start and wait stay where they were captured
 
-``apsched.problem.plan.plan_file`` reads them from a file, ``apsched.problem.plan.apply`` applies them to a problem. What no rule says, the solver decides.
+``apsched.problem.plan.plan_file`` reads them from a file, ``apsched.problem.plan.apply`` applies
+them to a problem. What no rule says, the solver decides.
 """
 
 import hashlib
@@ -35,7 +38,9 @@ class Rule:
     forbid: bool = False
     """Never in a bucket."""
     group: bool = False
-    """All matches of one kind share one bucket, or with ``by`` those for which ``by`` is the same."""
+    """All matches of one kind share one bucket, or with ``by`` those for which ``by`` is the
+    same.
+    """
     by: str = ""
     r"""What tells groups apart, made of what ``match`` captured: ``\1``, ``\g<name>``."""
     closed: bool = False
@@ -43,10 +48,14 @@ class Rule:
     pin: bool = False
     """Alone, with start and wait between the compute nodes where they were captured."""
     prefetch: int | None = None
-    """Launched so many compute nodes before the first that needs the match (or its group); at the beginning where there are fewer."""
+    """Launched so many compute nodes before the first that needs the match (or its group); at the
+    beginning where there are fewer.
+    """
     start: str | int | None = None
-    r"""Launched right before the first compute node of the module that this expression matches (``\1`` is what ``match`` captured), or
-    before the first compute node of that rank or a later one."""
+    r"""Launched right before the first compute node of the module that this expression matches
+    (``\1`` is what ``match`` captured), or before the first compute node of that rank or a later
+    one.
+    """
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -58,7 +67,9 @@ class Rule:
         if self.kind is not None and self.kind not in KINDS:
             raise self._wrong(f"kind: expected {', '.join(KINDS)}; found {self.kind!r}")
         if self.direction is not None and self.direction not in DIRECTIONS:
-            raise self._wrong(f"direction: expected {' or '.join(DIRECTIONS)}; found {self.direction!r}")
+            raise self._wrong(
+                f"direction: expected {' or '.join(DIRECTIONS)}; found {self.direction!r}"
+            )
         asked = [name for name in ("forbid", "group", "pin") if getattr(self, name)]
         timed = [name for name in ("prefetch", "start") if getattr(self, name) is not None]
         if not asked and not timed:
@@ -69,23 +80,42 @@ class Rule:
             raise self._wrong(f"{'by' if self.by else 'closed'} belongs to group = true")
 
     def _check_types(self) -> None:
-        for name, of in (("match", str), ("by", str), ("forbid", bool), ("group", bool), ("closed", bool), ("pin", bool)):
+        for name, of in (
+            ("match", str),
+            ("by", str),
+            ("forbid", bool),
+            ("group", bool),
+            ("closed", bool),
+            ("pin", bool),
+        ):
             if not isinstance(getattr(self, name), of):
                 expected = {str: "a text", bool: "true or false"}[of]
                 raise InputError(f"{name}: expected {expected}, found {getattr(self, name)!r}")
-        if isinstance(self.prefetch, bool) or not isinstance(self.prefetch, int | None) or (self.prefetch or 0) < 0:
+        if (
+            isinstance(self.prefetch, bool)
+            or not isinstance(self.prefetch, int | None)
+            or (self.prefetch or 0) < 0
+        ):
             raise self._wrong(f"prefetch: expected a whole number >= 0, found {self.prefetch!r}")
         if isinstance(self.start, bool) or not isinstance(self.start, str | int | None):
-            raise self._wrong(f"start: expected a regular expression or the rank of a node, found {self.start!r}")
+            raise self._wrong(
+                f"start: expected a regular expression or the rank of a node, found {self.start!r}"
+            )
 
     def _wrong(self, what: str) -> InputError:
         return InputError(f"{self}: {what}")
 
     def _start_pattern(self, value: Callable[[str], str]) -> str:
-        return re.sub(r"\\(?:([1-9])|g<(\w+)>)", lambda m: value(m[1] or m[2]), self.start) if isinstance(self.start, str) else ""
+        return (
+            re.sub(r"\\(?:([1-9])|g<(\w+)>)", lambda m: value(m[1] or m[2]), self.start)
+            if isinstance(self.start, str)
+            else ""
+        )
 
     def start_pattern(self, found: re.Match[str]) -> str:
-        """Return the expression of the module to start before, with what ``match`` captured filled in."""
+        """Return the expression of the module to start before, with what ``match`` captured filled
+        in.
+        """
 
         def captured(name: str) -> str:
             return re.escape(found[int(name) if name.isdigit() else name] or "")
@@ -93,14 +123,18 @@ class Rule:
         try:
             return self._start_pattern(captured)
         except (IndexError, re.error):
-            raise self._wrong(f"start: {self.start!r} refers to something that match does not capture") from None
+            raise self._wrong(
+                f"start: {self.start!r} refers to something that match does not capture"
+            ) from None
 
     def group_name(self, found: re.Match[str]) -> str:
         """Return what tells the group of a match apart from others of this rule."""
         try:
             return found.expand(self.by)
         except (IndexError, re.error) as error:
-            raise self._wrong(f"by: {self.by!r} is no template for what match captures ({error})") from None
+            raise self._wrong(
+                f"by: {self.by!r} is no template for what match captures ({error})"
+            ) from None
 
     def __str__(self) -> str:
         about = [f"match '{self.match}'", *(word for word in (self.kind, self.direction) if word)]
@@ -109,7 +143,13 @@ class Rule:
     def _asked(self) -> Iterable[str]:
         yield from (name for name in ("forbid", "pin") if getattr(self, name))
         if self.group:
-            yield " ".join(["group", *([f"by '{self.by}'"] if self.by else []), *(["closed"] if self.closed else [])])
+            yield " ".join(
+                [
+                    "group",
+                    *([f"by '{self.by}'"] if self.by else []),
+                    *(["closed"] if self.closed else []),
+                ]
+            )
         if self.prefetch is not None:
             yield f"prefetch {self.prefetch}"
         if self.start is not None:

@@ -1,9 +1,11 @@
 """A run as one HTML file that needs nothing else: no network, no torch, no library.
 
-The pictures are drawn by scripts of our own on canvas, not by a plotting library. A step of LLaMA-3 8B has eight thousand bars in two
-orders and two directions: canvas draws those in view at every move in milliseconds, where one element (or one trace) a bar would crawl;
-Plotly's smallest bundle is a megabyte, has neither timelines nor patterns on canvas, and would have to be vendored and kept up to date.
-What we need (bars, one axis that zooms, a tooltip) takes a few hundred lines, under the licence of the rest.
+The pictures are drawn by scripts of our own on canvas, not by a plotting library. A step of LLaMA-3
+8B has eight thousand bars in two orders and two directions: canvas draws those in view at every
+move in milliseconds, where one element (or one trace) a bar would crawl; Plotly's smallest bundle
+is a megabyte, has neither timelines nor patterns on canvas, and would have to be vendored and kept
+up to date. What we need (bars, one axis that zooms, a tooltip) takes a few hundred lines, under the
+licence of the rest.
 """
 
 from collections.abc import Sequence
@@ -14,10 +16,19 @@ from apsched.artifacts.solved_run import SolvedGraph, SolvedRun
 from apsched.report.page import sections
 from apsched.report.page.apply import how_to_apply
 from apsched.report.page.columns import packed, page_data
-from apsched.report.page.frontier import Frontier, Here, frontier_data, frontier_tables, graph_names, point_of
+from apsched.report.page.frontier import (
+    Frontier,
+    Here,
+    frontier_data,
+    frontier_tables,
+    graph_names,
+    point_of,
+)
 
 _SCRIPTS = ("view.js", "timeline.js", "memory.js", "frontier.js", "page.js")
-_NO_NETWORK = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+_NO_NETWORK = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+)
 _TOOLS = (
     ("in", "+", "zoom in"),
     ("out", "&minus;", "zoom out"),
@@ -31,26 +42,37 @@ _HINTS = {
     "frontier": "click a point: the baselines there",
 }
 _NO_STUDY = (
-    "Only the point of this run is known. `apsched study` with the options of this run and `--vary memory_cap=floor..none:20 -o STUDY` "
-    "finds the frontier, and `apsched report` with `--study STUDY` shows it here."
+    "Only the point of this run is known. `apsched study` with the options of this run and `--vary"
+    " memory_cap=floor..none:20 -o STUDY` finds the frontier, and `apsched report` with `--study"
+    " STUDY` shows it here."
 )
 
 
 def report_page(run: SolvedRun, frontiers: Sequence[Frontier] = (), heading: str = "") -> bytes:
-    """Return the report of ``run`` with ``frontiers`` of its graphs; the same files give the same bytes.
+    """Return the report of ``run`` with ``frontiers`` of its graphs; the same files give the same
+    bytes.
 
-    With ``heading`` it is the report of a study: the frontiers first, then graphs in detail, none of which is "this run".
+    With ``heading`` it is the report of a study: the frontiers first, then graphs in detail, none
+    of which is "this run".
     """
     heading = heading or run.source
     ids = section_ids(run.graphs)
-    here = () if frontiers and heading != run.source else tuple(_here(graph, frontiers) for graph in run.graphs)
+    here = (
+        ()
+        if frontiers and heading != run.source
+        else tuple(_here(graph, frontiers) for graph in run.graphs)
+    )
     graphs = "\n".join(_graph_section(graph, g, ids[g]) for g, graph in enumerate(run.graphs))
     frontier = _frontier_section(frontiers, here)
     first, then = (graphs, frontier) if here else (frontier, graphs)
     anchors = [*zip(ids, (_title(graph) for graph in run.graphs), strict=True)]
     anchors = [*anchors, ("frontier", "frontier")] if here else [("frontier", "frontier"), *anchors]
     links = "".join(f'<a href="#{escape(anchor)}">{escape(title)}</a>' for anchor, title in anchors)
-    versions = ", ".join(f"{name} {version}" for name, version in (run.graphs[0].versions if run.graphs else {}).items() if version)
+    versions = ", ".join(
+        f"{name} {version}"
+        for name, version in (run.graphs[0].versions if run.graphs else {}).items()
+        if version
+    )
     page = f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -86,7 +108,9 @@ def report_page(run: SolvedRun, frontiers: Sequence[Frontier] = (), heading: str
 
 
 def section_ids(graphs: Sequence[SolvedGraph]) -> tuple[str, ...]:
-    """Return the anchor of each graph: its name, with its number where others have that name, too."""
+    """Return the anchor of each graph: its name, with its number where others have that name,
+    too.
+    """
     names = [graph.result.problem.name for graph in graphs]
     return tuple(name if names.count(name) == 1 else f"{name}-{k}" for k, name in enumerate(names))
 
@@ -97,22 +121,48 @@ def _title(graph: SolvedGraph) -> str:
 
 def _here(graph: SolvedGraph, frontiers: Sequence[Frontier]) -> Here:
     name = graph.result.problem.name
-    return Here(graph=name, title="" if any(line.graph == name for line in frontiers) else name, point=point_of(graph))
+    return Here(
+        graph=name,
+        title="" if any(line.graph == name for line in frontiers) else name,
+        point=point_of(graph),
+    )
 
 
 def _frontier_section(frontiers: Sequence[Frontier], here: Sequence[Here]) -> str:
     """Return memory against step time, of each graph."""
     known = {line.graph for line in frontiers}
-    alone = [Frontier(graph=one.graph, title=one.graph, points=()) for one in here if one.graph not in known]
+    alone = [
+        Frontier(graph=one.graph, title=one.graph, points=())
+        for one in here
+        if one.graph not in known
+    ]
     parts = []
     for f, name in enumerate(graph_names(frontiers, here)):
         hint = f"<p>{escape(_NO_STUDY)}</p>" if name not in known else ""
         title = f"Memory against step time, {name}"
-        range_button = '<button type="button" data-act="range" aria-label="which step times the picture fits">with the bound</button>'
-        after = '<div class="legend"></div><div class="alive" role="status" aria-live="polite"></div>'
-        picture = _picture("frontier", f, title, "step time found and proven under each memory cap", tools=range_button, after=after)
-        parts.append(f"<h3>{escape(name)}</h3>\n{hint}{picture}\n{frontier_tables(name, (*frontiers, *alone), here)}")
-    return '<section class="graph" id="frontier"><h2>Frontier: memory against step time</h2>\n' + "\n".join(parts) + "\n</section>"
+        range_button = (
+            '<button type="button" data-act="range" aria-label="which step times the picture'
+            ' fits">with the bound</button>'
+        )
+        after = (
+            '<div class="legend"></div><div class="alive" role="status" aria-live="polite"></div>'
+        )
+        picture = _picture(
+            "frontier",
+            f,
+            title,
+            "step time found and proven under each memory cap",
+            tools=range_button,
+            after=after,
+        )
+        parts.append(
+            f"<h3>{escape(name)}</h3>\n{hint}{picture}\n{frontier_tables(name, (*frontiers, *alone), here)}"
+        )
+    return (
+        '<section class="graph" id="frontier"><h2>Frontier: memory against step time</h2>\n'
+        + "\n".join(parts)
+        + "\n</section>"
+    )
 
 
 def _resource(name: str) -> str:
@@ -123,7 +173,10 @@ def _resource(name: str) -> str:
 def _graph_section(graph: SolvedGraph, g: int, anchor: str) -> str:
     result = graph.result
     anchor, name = escape(anchor), escape(_title(graph))
-    size = f"{result.problem.num_nodes:,} nodes, {len(result.problem.collectives):,} collectives, {result.answer.status}"
+    size = (
+        f"{result.problem.num_nodes:,} nodes, {len(result.problem.collectives):,} collectives,"
+        f" {result.answer.status}"
+    )
     return f"""<section class="graph" id="{anchor}" aria-labelledby="{anchor}-head">
 <h2 id="{anchor}-head">{name}</h2>
 <p class="soft">{escape(size)}; graph {escape(result.problem.graph_hash[:12])}</p>
@@ -152,11 +205,18 @@ def _memory(g: int, order: int, name: str, label: str) -> str:
     peak = '<button type="button" data-act="peak">what is alive at the peak</button>'
     after = '<div class="alive" role="status" aria-live="polite"></div>'
     what = "bytes alive at each step of the order"
-    return _picture("memory", g, f"Memory of {name}, {label}", what, tools=peak, after=after, order=order)
+    return _picture(
+        "memory", g, f"Memory of {name}, {label}", what, tools=peak, after=after, order=order
+    )
 
 
-def _picture(kind: str, g: int, title: str, what: str, *, tools: str = "", after: str = "", order: int = 0) -> str:
-    buttons = "".join(f'<button type="button" data-act="{act}" aria-label="{text}">{sign}</button>' for act, sign, text in _TOOLS)
+def _picture(
+    kind: str, g: int, title: str, what: str, *, tools: str = "", after: str = "", order: int = 0
+) -> str:
+    buttons = "".join(
+        f'<button type="button" data-act="{act}" aria-label="{text}">{sign}</button>'
+        for act, sign, text in _TOOLS
+    )
     hint = f'<span class="soft">{_HINTS[kind]}</span>'
     return f"""<figure data-picture="{kind}" data-graph="{g}" data-order="{order}">
 <div class="tools"><figcaption>{title}</figcaption>{buttons}{tools}{hint}</div>

@@ -1,4 +1,6 @@
-"""How to put the schedules of a report to work: commands and code, with the options that they were solved with."""
+"""How to put the schedules of a report to work: commands and code, with the options that they were
+solved with.
+"""
 
 import shlex
 from collections.abc import Sequence
@@ -14,41 +16,71 @@ _NO_SETTING = ("--collectives", "--unfused")
 
 def how_to_apply(run: SolvedRun) -> str:
     """Return the commands and the code for each set of options that graphs were solved with."""
-    together = [list(same) for _, same in groupby(run.graphs, key=lambda graph: (graph.title, graph.source, graph.options))]
-    return "\n".join(_block(graphs) for graphs in together) + (
-        "<p>A schedule file fits exactly one graph, by its hash; on any other it is refused, with what differs.</p>"
+    together = [
+        list(same)
+        for _, same in groupby(
+            run.graphs, key=lambda graph: (graph.title, graph.source, graph.options)
+        )
+    ]
+    return (
+        "\n".join(_block(graphs) for graphs in together)
+        + "<p>A schedule file fits exactly one graph, by its hash; on any other it is refused, with"
+        " what differs.</p>"
     )
 
 
 def _block(graphs: Sequence[SolvedGraph]) -> str:
-    source, options, files = graphs[0].source, graphs[0].options, [str(graph.schedule_path) for graph in graphs]
+    source, options, files = (
+        graphs[0].source,
+        graphs[0].options,
+        [str(graph.schedule_path) for graph in graphs],
+    )
     head = f"<h3>{escape(graphs[0].title)}</h3>" if graphs[0].title else ""
     made = f"apsched solve {shlex.quote(source)} {words(options)}".rstrip()
-    check = f"apsched apply {shlex.quote(source)} {words(options, APPLY_FLAGS)}".rstrip() + f" {shlex.join(files)}"
+    check = (
+        f"apsched apply {shlex.quote(source)} {words(options, APPLY_FLAGS)}".rstrip()
+        + f" {shlex.join(files)}"
+    )
     parts = [
         ("This makes the same schedules again, byte for byte:", made),
         ("This checks them against their graphs, and writes the rewritten modules:", check),
         (
-            "In the job, replayed: nothing is searched, every process rank checks the schedule against its own graph:",
+            (
+                "In the job, replayed: nothing is searched, every process rank checks the schedule"
+                " against its own graph:"
+            ),
             _code(graphs, replay=True),
         ),
     ]
     if not any(flag in options for flag in _NO_SETTING):
         parts.append(
-            ("Or solved in the job, once for all process ranks, where graphs differ from those above:", _code(graphs, replay=False))
+            (
+                (
+                    "Or solved in the job, once for all process ranks, where graphs differ from"
+                    " those above:"
+                ),
+                _code(graphs, replay=False),
+            )
         )
     return head + "".join(f"<p>{escape(text)}</p><pre>{escape(code)}</pre>" for text, code in parts)
 
 
 def _code(graphs: Sequence[SolvedGraph], *, replay: bool) -> str:
-    """Return the line of a job that compiles with these schedules, or with the options that gave them."""
+    """Return the line of a job that compiles with these schedules, or with the options that gave
+    them.
+    """
     given = backend_arguments(graphs[0].options)
     if replay:
         files = [str(graph.schedule_path) for graph in graphs]
         given = {"schedule": repr(files if len(files) > 1 else files[0])} | {
-            name: value for name, value in given.items() if name not in ("budget", "seed", "second_group")
+            name: value
+            for name, value in given.items()
+            if name not in ("budget", "seed", "second_group")
         }
     if "bitwise" in given:
         given["parameter_order"] = "[name for name, _ in model.named_parameters()]"
     arguments = ", ".join(f"{name}={value}" for name, value in given.items())
-    return f"import apsched, torch\n\nmodel = torch.compile(model, backend=apsched.backend({arguments}))"
+    return (
+        "import apsched, torch\n\nmodel = torch.compile(model,"
+        f" backend=apsched.backend({arguments}))"
+    )

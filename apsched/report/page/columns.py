@@ -1,6 +1,8 @@
-"""What the pictures of a report are drawn from: columns of whole numbers, and one table of the strings that they name.
+"""What the pictures of a report are drawn from: columns of whole numbers, and one table of the
+strings that they name.
 
-Numbers are ticks and bytes, exact as simulated. ``page_data`` gives plain lists; ``packed`` what stands in the page: JSON, gzip, base64.
+Numbers are ticks and bytes, exact as simulated. ``page_data`` gives plain lists; ``packed`` what
+stands in the page: JSON, gzip, base64.
 """
 
 import base64
@@ -74,7 +76,9 @@ def _groups(problem: Problem) -> Iterable[tuple[str, int]]:
     return ((name, sizes.get(name, 0)) for name in problem.streams)
 
 
-def _order(label: str, problem: Problem, schedule: Schedule, caps: Caps, strings: Strings) -> dict[str, Any]:
+def _order(
+    label: str, problem: Problem, schedule: Schedule, caps: Caps, strings: Strings
+) -> dict[str, Any]:
     timeline = simulate(problem, schedule)
     why = stalls(problem, schedule, timeline, caps)
     moved = moved_compute(problem, schedule)
@@ -100,7 +104,9 @@ def kind_of_step(problem: Problem, step: Step, moved: frozenset[int]) -> str:
     """Return the kind of bar that a step is drawn as."""
     if step.kind in (StepKind.COPY_IN, StepKind.COPY_OUT):
         return "copy"
-    if step.kind is StepKind.START or (step.kind is StepKind.NODE and problem.kinds[step.index] is NodeKind.START):
+    if step.kind is StepKind.START or (
+        step.kind is StepKind.NODE and problem.kinds[step.index] is NodeKind.START
+    ):
         return "launch"
     if step.kind is StepKind.WAIT or problem.kinds[step.index] is NodeKind.WAIT:
         return "exposed"
@@ -111,7 +117,9 @@ def module_of_step(problem: Problem, schedule: Schedule, step: Step) -> str:
     """Return the module that a step comes from, or the parameters that it serves."""
     if step.kind is StepKind.NODE:
         c = problem.collective_of_node.get(step.index)
-        return (problem.collectives[c].module if c is not None else "") or problem.modules[step.index]
+        return (problem.collectives[c].module if c is not None else "") or problem.modules[
+            step.index
+        ]
     if step.kind is StepKind.COPY_OUT:
         return problem.collectives[step.index].module
     return modules_of(problem, schedule.buckets[step.index].members)
@@ -119,8 +127,13 @@ def module_of_step(problem: Problem, schedule: Schedule, step: Step) -> str:
 
 def modules_of(problem: Problem, members: tuple[int, ...]) -> str:
     """Return the parameters that ``members`` serve, the first few by name."""
-    names = [problem.collectives[c].module or problem.node_names[problem.collectives[c].start] for c in members[:_MEMBERS_NAMED]]
-    return ", ".join(names) + (f" and {len(members) - _MEMBERS_NAMED} more" if len(members) > _MEMBERS_NAMED else "")
+    names = [
+        problem.collectives[c].module or problem.node_names[problem.collectives[c].start]
+        for c in members[:_MEMBERS_NAMED]
+    ]
+    return ", ".join(names) + (
+        f" and {len(members) - _MEMBERS_NAMED} more" if len(members) > _MEMBERS_NAMED else ""
+    )
 
 
 def _transfers(problem: Problem, timeline: Timeline, strings: Strings) -> dict[str, list[int]]:

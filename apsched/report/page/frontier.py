@@ -1,4 +1,6 @@
-"""The frontier in a report: memory against step time, with what is proven, the baselines, and the point of this run."""
+"""The frontier in a report: memory against step time, with what is proven, the baselines, and the
+point of this run.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -112,7 +114,12 @@ def point_of(graph: SolvedGraph) -> FrontierPoint:
 
 
 def _baseline(score: Score) -> Baseline:
-    return Baseline(name=score.name, step_ticks=score.step_time_ticks, peak_bytes=score.peak_memory_bytes, fits=score.fits)
+    return Baseline(
+        name=score.name,
+        step_ticks=score.step_time_ticks,
+        peak_bytes=score.peak_memory_bytes,
+        fits=score.fits,
+    )
 
 
 def frontier_data(frontiers: Sequence[Frontier], here: Sequence[Here]) -> list[dict[str, Any]]:
@@ -121,11 +128,17 @@ def frontier_data(frontiers: Sequence[Frontier], here: Sequence[Here]) -> list[d
         {
             "graph": name,
             "lines": [
-                {"title": line.title, "floor": line.floor_bytes, "points": [_point(point) for point in line.points]}
+                {
+                    "title": line.title,
+                    "floor": line.floor_bytes,
+                    "points": [_point(point) for point in line.points],
+                }
                 for line in frontiers
                 if line.graph == name
             ],
-            "here": [{"title": one.title, **_point(one.point)} for one in here if one.graph == name],
+            "here": [
+                {"title": one.title, **_point(one.point)} for one in here if one.graph == name
+            ],
         }
         for name in graph_names(frontiers, here)
     ]
@@ -162,21 +175,44 @@ def frontier_tables(graph: str, frontiers: Sequence[Frontier], here: Sequence[He
 
 def _part(line: Frontier, here: Sequence[Here]) -> str:
     mine = [one.point for one in here]
-    shown = sorted([*line.points, *mine], key=lambda p: (p.cap_bytes is None, p.needed_bytes, p.name == ""))
+    shown = sorted(
+        [*line.points, *mine], key=lambda p: (p.cap_bytes is None, p.needed_bytes, p.name == "")
+    )
     rows = [_row(point) for point in shown]
     best = next((k for k, point in enumerate(shown) if point in mine), -1)
-    caption = f"{_captured(shown)}ms per GiB: what the memory between the cap before and this one bought"
-    heads = ("memory cap", "step time", "bound", "gap", "peak", "launches", "largest bucket", "ms per GiB")
-    points = table((*heads, "best baseline that fits", "binds"), rows, caption=caption, text=(9,), best=best)
+    caption = (
+        f"{_captured(shown)}ms per GiB: what the memory between the cap before and this one bought"
+    )
+    heads = (
+        "memory cap",
+        "step time",
+        "bound",
+        "gap",
+        "peak",
+        "launches",
+        "largest bucket",
+        "ms per GiB",
+    )
+    points = table(
+        (*heads, "best baseline that fits", "binds"), rows, caption=caption, text=(9,), best=best
+    )
     said = "".join(f"<li>{escape(text)}</li>" for text in line.said)
     title = f"<h4>{escape(line.title)}</h4>" if line.title != line.graph else ""
-    return f"{title}\n{f'<ul>{said}</ul>' if said else ''}\n<div class=wide>{points}</div>\n{_slowdowns(line)}"
+    return (
+        f"{title}\n{f'<ul>{said}</ul>' if said else ''}\n<div"
+        f" class=wide>{points}</div>\n{_slowdowns(line)}"
+    )
 
 
 def _captured(points: Sequence[FrontierPoint]) -> str:
     """Return what the order as captured takes; every point has it as its first baseline."""
     found = next((b for point in points for b in point.baselines if b.name == "as_captured"), None)
-    return f"as captured: {show_us(ticks_to_us(found.step_ticks))}, peak {show_bytes(found.peak_bytes)}; " if found else ""
+    return (
+        f"as captured: {show_us(ticks_to_us(found.step_ticks))}, peak"
+        f" {show_bytes(found.peak_bytes)}; "
+        if found
+        else ""
+    )
 
 
 def _row(point: FrontierPoint) -> tuple[str, ...]:
@@ -209,5 +245,14 @@ def _slowdowns(line: Frontier) -> str:
         )
         for found in line.slowdowns
     ]
-    head = ("slower than the fastest", "step time at most", "memory that will do", "its step time", "will not do (proven)")
-    return f'<div class="wide">{table(head, rows, caption="The smallest memory for a given slowdown")}</div>'
+    head = (
+        "slower than the fastest",
+        "step time at most",
+        "memory that will do",
+        "its step time",
+        "will not do (proven)",
+    )
+    return (
+        "<div"
+        f' class="wide">{table(head, rows, caption="The smallest memory for a given slowdown")}</div>'
+    )

@@ -32,15 +32,25 @@ def figures(graph: SolvedGraph) -> str:
     result = graph.result
     best, before = result.best, result.answer.baselines[0]
     assert best is not None
-    less = 100 * (1 - best.step_time_ticks / before.step_time_ticks) if before.step_time_ticks else 0.0
+    less = (
+        100 * (1 - best.step_time_ticks / before.step_time_ticks) if before.step_time_ticks else 0.0
+    )
     shown = (
         (_ms(best), f"step time, {less:.1f} % less than the {_ms(before)} as captured"),
         (f"{100 * result.gap:.3f} %", f"gap to the proven bound of {show_us(result.bound_us)}"),
-        (show_us(ticks_to_us(best.exposed_ticks)), f"exposed, {show_us(ticks_to_us(before.exposed_ticks))} as captured"),
-        (show_bytes(best.peak_memory_bytes), f"peak memory, cap {show_bytes(result.caps.memory_cap_bytes)}"),
+        (
+            show_us(ticks_to_us(best.exposed_ticks)),
+            f"exposed, {show_us(ticks_to_us(before.exposed_ticks))} as captured",
+        ),
+        (
+            show_bytes(best.peak_memory_bytes),
+            f"peak memory, cap {show_bytes(result.caps.memory_cap_bytes)}",
+        ),
         (f"{best.num_launches}", f"collectives, {before.num_launches} as captured"),
     )
-    cards = "".join(f"<div><b>{escape(value)}</b><span>{escape(what)}</span></div>" for value, what in shown)
+    cards = "".join(
+        f"<div><b>{escape(value)}</b><span>{escape(what)}</span></div>" for value, what in shown
+    )
     return f'<div class="figures">{cards}</div>'
 
 
@@ -57,7 +67,11 @@ def baselines(result: Result) -> str:
         (
             score.name,
             _ms(score),
-            f"{100 * (score.step_time_ticks / result.answer.bound_ticks - 1):.2f} %" if result.answer.bound_ticks else "",
+            (
+                f"{100 * (score.step_time_ticks / result.answer.bound_ticks - 1):.2f} %"
+                if result.answer.bound_ticks
+                else ""
+            ),
             show_us(ticks_to_us(score.exposed_ticks)),
             show_bytes(score.peak_memory_bytes),
             f"{score.num_launches}",
@@ -65,8 +79,26 @@ def baselines(result: Result) -> str:
         )
         for score in scores
     ]
-    rows.append(("bound (proven)", show_us(result.bound_us), "", "", show_bytes(result.answer.floor_bound_bytes), "", ""))
-    head = ("schedule", "step time", "above bound", "exposed", "peak memory", "collectives", "fits the caps")
+    rows.append(
+        (
+            "bound (proven)",
+            show_us(result.bound_us),
+            "",
+            "",
+            show_bytes(result.answer.floor_bound_bytes),
+            "",
+            "",
+        )
+    )
+    head = (
+        "schedule",
+        "step time",
+        "above bound",
+        "exposed",
+        "peak memory",
+        "collectives",
+        "fits the caps",
+    )
     return f'<div class="wide">{table(head, rows, text=(6,), best=len(scores) - 1)}</div>'
 
 
@@ -76,7 +108,9 @@ def certificate(result: Result) -> str:
         (
             share.label,
             show_us(ticks_to_us(share.ticks)),
-            f"{100 * share.ticks / max(1, result.answer.best.step_time_ticks if result.answer.best else 1):.2f} %",
+            (
+                f"{100 * share.ticks / max(1, result.answer.best.step_time_ticks if result.answer.best else 1):.2f} %"
+            ),
             show_us(ticks_to_us(share.exposed_ticks)) if share.exposed_ticks else "",
             where_text(result, share),
         )
@@ -108,21 +142,50 @@ def launches(graph: SolvedGraph) -> str:
         )
         for m in metrics.launches
     ]
-    head = ("FSDP collectives", "as captured", "launches", "of them buckets", "largest", "mean", "widest span")
+    head = (
+        "FSDP collectives",
+        "as captured",
+        "launches",
+        "of them buckets",
+        "largest",
+        "mean",
+        "widest span",
+    )
     shown = timeline.transfers[:_MOST_LAUNCHES]
-    prefetch = prefetch_distances(result.problem, graph.after, launch_positions(result.problem, graph.after))
-    rows = [_launch(result, k, transfer, prefetch.get(transfer.members)) for k, transfer in enumerate(shown)]
+    prefetch = prefetch_distances(
+        result.problem, graph.after, launch_positions(result.problem, graph.after)
+    )
+    rows = [
+        _launch(result, k, transfer, prefetch.get(transfer.members))
+        for k, transfer in enumerate(shown)
+    ]
     more = "" if len(shown) == len(timeline.transfers) else f", the first {len(shown)}"
     each = table(
-        ("launch", "kind", "group", "form", "members", "bytes", "span", "prefetch", "begins", "takes", "serves"),
+        (
+            "launch",
+            "kind",
+            "group",
+            "form",
+            "members",
+            "bytes",
+            "span",
+            "prefetch",
+            "begins",
+            "takes",
+            "serves",
+        ),
         rows,
-        caption="span: ranks between the first and the last member; prefetch: compute nodes between the launch and the first that needs it",
+        caption=(
+            "span: ranks between the first and the last member; prefetch: compute nodes between the"
+            " launch and the first that needs it"
+        ),
         text=(10,),
     )
     return (
         f"<div class=wide>{table(head, by_kind)}</div>\n"
         f"<details><summary>all {len(timeline.transfers)} launches in order{more}</summary>\n"
-        f'<div class="scroll" tabindex="0" role="region" aria-label="launches of {escape(result.problem.name)}">{each}</div></details>'
+        '<div class="scroll" tabindex="0" role="region" aria-label="launches of'
+        f' {escape(result.problem.name)}">{each}</div></details>'
     )
 
 
@@ -152,12 +215,20 @@ def _serves(result: Result, members: Sequence[Collective]) -> str:
     names = [member.module or result.problem.node_names[member.start] for member in members]
     if len(names) <= _MOST_NAMES:
         return ", ".join(names)
-    return Html(f"<details><summary>{escape(names[0])} and {len(names) - 1} more</summary>{escape(', '.join(names[1:]))}</details>")
+    return Html(
+        f"<details><summary>{escape(names[0])} and {len(names) - 1}"
+        f" more</summary>{escape(', '.join(names[1:]))}</details>"
+    )
 
 
 def costs(result: Result) -> str:
     """Return which share of the time each source of costs priced."""
     ranked = sorted(result.cost_shares.items(), key=lambda item: -item[1])
     rows = [(name, f"{100 * share:.1f} %", _SOURCES.get(name, "")) for name, share in ranked]
-    found = table(("source", "share of the time of all nodes and transfers", "what it is"), rows, text=(2,))
-    return f"<p>Costs of cluster <b>{escape(result.cluster or 'your own model')}</b>.</p>\n<div class=wide>{found}</div>"
+    found = table(
+        ("source", "share of the time of all nodes and transfers", "what it is"), rows, text=(2,)
+    )
+    return (
+        f"<p>Costs of cluster <b>{escape(result.cluster or 'your own model')}</b>.</p>\n<div"
+        f" class=wide>{found}</div>"
+    )

@@ -1,12 +1,17 @@
-"""What the step time rests on: the critical path of a timeline, traced back from the end of the step.
+"""What the step time rests on: the critical path of a timeline, traced back from the end of the
+step.
 
-Every tick of the step has one owner: a step on the compute stream, or a transfer on a group's stream. Going back in time:
+Every tick of the step has one owner: a step on the compute stream, or a transfer on a group's
+stream. Going back in time:
 
-- a compute step begins when the step before it ends; a wait that stalls ends when its transfer does, and the path goes there;
-- a transfer begins when it is launched (the path goes to the compute stream) or when the one before it on its stream ends.
+- a compute step begins when the step before it ends; a wait that stalls ends when its transfer
+  does, and the path goes there;
+- a transfer begins when it is launched (the path goes to the compute stream) or when the one before
+  it on its stream ends.
 
-A stretch of transfers on the path begins with a launch. What kept that launch from standing sooner is the *cause* of the stretch:
-its data, a cap, or nothing at all (the solver's choice, within its slack).
+A stretch of transfers on the path begins with a launch. What kept that launch from standing sooner
+is the *cause* of the stretch: its data, a cap, or nothing at all (the solver's choice, within its
+slack).
 """
 
 from collections.abc import Sequence
@@ -43,7 +48,9 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """Transfers of one stream, in one part of the step, that follow each other on the critical path."""
+    """Transfers of one stream, in one part of the step, that follow each other on the critical
+    path.
+    """
 
     stream: int
     transfers: tuple[int, ...]
@@ -75,10 +82,14 @@ class CriticalPath:
     stretches: tuple[Stretch, ...]
     """In order of time."""
     full_step: int
-    """First step where the next gather would not fit under the memory cap, with a stall behind it; -1 for none."""
+    """First step where the next gather would not fit under the memory cap, with a stall behind it;
+    -1 for none.
+    """
 
 
-def critical_path(problem: Problem, schedule: Schedule, timeline: Timeline, caps: Caps) -> CriticalPath:
+def critical_path(
+    problem: Problem, schedule: Schedule, timeline: Timeline, caps: Caps
+) -> CriticalPath:
     """Return what owns each tick of ``timeline``, that of ``schedule`` under ``caps``."""
     steps, runs = _trace(timeline, len(problem.streams))
     compute_order = frozenset(problem.compute_order)
@@ -90,7 +101,11 @@ def critical_path(problem: Problem, schedule: Schedule, timeline: Timeline, caps
             compute += ticks
         else:
             overhead += ticks
-    compute_steps = [k for k, s in enumerate(schedule.steps) if s.kind is StepKind.NODE and s.index in compute_order]
+    compute_steps = [
+        k
+        for k, s in enumerate(schedule.steps)
+        if s.kind is StepKind.NODE and s.index in compute_order
+    ]
     first = timeline.begin_ticks[compute_steps[0]] if compute_steps else timeline.step_time_ticks
     last = timeline.end_ticks[compute_steps[-1]] if compute_steps else 0
     exposed = _Exposed(timeline)
@@ -99,7 +114,10 @@ def critical_path(problem: Problem, schedule: Schedule, timeline: Timeline, caps
         cause, at_step = cause_of(problem, schedule, timeline, caps, run[0])
         for where, part in groupby(run, key=lambda i: _where(timeline.transfers[i], first, last)):
             transfers = tuple(part)
-            begin, end = timeline.transfers[transfers[0]].begin_ticks, timeline.transfers[transfers[-1]].end_ticks
+            begin, end = (
+                timeline.transfers[transfers[0]].begin_ticks,
+                timeline.transfers[transfers[-1]].end_ticks,
+            )
             stretches.append(
                 Stretch(
                     stream=timeline.transfers[run[0]].stream,
@@ -129,14 +147,20 @@ def _where(transfer: Transfer, first_compute: int, last_compute: int) -> Where:
 
 
 def _trace(timeline: Timeline, num_streams: int) -> tuple[list[int], list[tuple[int, ...]]]:
-    """Return the steps on the path that take time, and the runs of transfers on it, both in order of time."""
+    """Return the steps on the path that take time, and the runs of transfers on it, both in order
+    of time.
+    """
     waited = {t.wait_step: i for i, t in enumerate(timeline.transfers)}
     before = _before_on_stream(timeline, num_streams)
     steps: list[int] = []
     runs: list[tuple[int, ...]] = []
     k, transfer = len(timeline.end_ticks) - 1, -1
     if timeline.step_time_ticks > (timeline.end_ticks[-1] if timeline.end_ticks else 0):
-        transfer = next(i for i, t in reversed(list(enumerate(timeline.transfers))) if t.end_ticks == timeline.step_time_ticks)
+        transfer = next(
+            i
+            for i, t in reversed(list(enumerate(timeline.transfers)))
+            if t.end_ticks == timeline.step_time_ticks
+        )
     while k >= 0 or transfer >= 0:
         if transfer < 0:
             stalls = k in waited and timeline.end_ticks[k] > timeline.begin_ticks[k]
@@ -147,7 +171,10 @@ def _trace(timeline: Timeline, num_streams: int) -> tuple[list[int], list[tuple[
             k -= 1
             continue
         run = [transfer]
-        while timeline.transfers[run[-1]].begin_ticks > timeline.end_ticks[timeline.transfers[run[-1]].start_step]:
+        while (
+            timeline.transfers[run[-1]].begin_ticks
+            > timeline.end_ticks[timeline.transfers[run[-1]].start_step]
+        ):
             run.append(before[run[-1]])
         runs.append(tuple(reversed(run)))
         k, transfer = timeline.transfers[run[-1]].start_step, -1
@@ -168,42 +195,72 @@ class _Exposed:
     def __init__(self, timeline: Timeline) -> None:
         done = timeline.end_ticks[-1] if timeline.end_ticks else 0
         waits = sorted(t.wait_step for t in timeline.transfers)
-        self.stalls = [(timeline.begin_ticks[k], timeline.end_ticks[k]) for k in waits if timeline.end_ticks[k] > timeline.begin_ticks[k]]
+        self.stalls = [
+            (timeline.begin_ticks[k], timeline.end_ticks[k])
+            for k in waits
+            if timeline.end_ticks[k] > timeline.begin_ticks[k]
+        ]
         if timeline.step_time_ticks > done:
             self.stalls.append((done, timeline.step_time_ticks))
 
     def between(self, begin: int, end: int) -> int:
-        return sum(max(0, min(e, end) - max(b, begin)) for b, e in self.stalls if b < end and e > begin)
+        return sum(
+            max(0, min(e, end) - max(b, begin)) for b, e in self.stalls if b < end and e > begin
+        )
 
 
-def cause_of(problem: Problem, schedule: Schedule, timeline: Timeline, caps: Caps, transfer: int) -> tuple[Cause, int]:
-    """Return what keeps the launch of ``transfer`` from standing before the step that the compute stream is busy with until then."""
+def cause_of(
+    problem: Problem, schedule: Schedule, timeline: Timeline, caps: Caps, transfer: int
+) -> tuple[Cause, int]:
+    """Return what keeps the launch of ``transfer`` from standing before the step that the compute
+    stream is busy with until then.
+    """
     t = timeline.transfers[transfer]
     first = _first_step(problem, schedule, t.members, t.start_step)
     ready = _ready_step(problem, schedule, t.members, first)
-    sooner = next((k for k in range(first - 1, ready, -1) if timeline.end_ticks[k] > timeline.begin_ticks[k]), -1)
+    sooner = next(
+        (k for k in range(first - 1, ready, -1) if timeline.end_ticks[k] > timeline.begin_ticks[k]),
+        -1,
+    )
     if sooner < 0:
         return (Cause.START if ready < 0 else Cause.DATA), t.start_step
-    queued = any(other.wait_step == sooner and other.stream == t.stream for other in timeline.transfers)
+    queued = any(
+        other.wait_step == sooner and other.stream == t.stream for other in timeline.transfers
+    )
     if queued:
         return Cause.STREAM, t.start_step
     members = [problem.collectives[c] for c in t.members]
     held = sum(m.output_bytes for m in members)
-    if caps.memory_cap_bytes is not None and timeline.live_bytes[sooner] + held > caps.memory_cap_bytes:
+    if (
+        caps.memory_cap_bytes is not None
+        and timeline.live_bytes[sooner] + held > caps.memory_cap_bytes
+    ):
         return Cause.MEMORY, sooner
     moving = sum(m.output_bytes for m in members if not m.on_path)
-    if caps.in_flight_cap_bytes is not None and timeline.in_flight_bytes[sooner] + moving > caps.in_flight_cap_bytes:
+    if (
+        caps.in_flight_cap_bytes is not None
+        and timeline.in_flight_bytes[sooner] + moving > caps.in_flight_cap_bytes
+    ):
         return Cause.IN_FLIGHT, sooner
-    if caps.max_prefetch is not None and _prefetch(problem, schedule, t.members, sooner) > caps.max_prefetch:
+    if (
+        caps.max_prefetch is not None
+        and _prefetch(problem, schedule, t.members, sooner) > caps.max_prefetch
+    ):
         return Cause.PREFETCH, sooner
     return Cause.CHOICE, t.start_step
 
 
 def _full_step(problem: Problem, timeline: Timeline, caps: Caps) -> int:
-    """Return the first step where the next gather would not fit beside what is alive, if a stall follows; -1 for none."""
+    """Return the first step where the next gather would not fit beside what is alive, if a stall
+    follows; -1 for none.
+    """
     if caps.memory_cap_bytes is None:
         return -1
-    stalls = [t.wait_step for t in timeline.transfers if timeline.end_ticks[t.wait_step] > timeline.begin_ticks[t.wait_step]]
+    stalls = [
+        t.wait_step
+        for t in timeline.transfers
+        if timeline.end_ticks[t.wait_step] > timeline.begin_ticks[t.wait_step]
+    ]
     past = 0
     for t in timeline.transfers:
         cs = [problem.collectives[c] for c in t.members]
@@ -217,8 +274,12 @@ def _full_step(problem: Problem, timeline: Timeline, caps: Caps) -> int:
     return -1
 
 
-def _first_step(problem: Problem, schedule: Schedule, members: tuple[int, ...], start_step: int) -> int:
-    """Return the first of the steps right before ``start_step`` that are part of the launch: its copy-in and its prologue."""
+def _first_step(
+    problem: Problem, schedule: Schedule, members: tuple[int, ...], start_step: int
+) -> int:
+    """Return the first of the steps right before ``start_step`` that are part of the launch: its
+    copy-in and its prologue.
+    """
     own = {node for c in members for node in problem.collectives[c].prologue}
     k = start_step
     while k > 0 and _part_of_launch(schedule.steps[k - 1], own, schedule, members):
@@ -226,15 +287,26 @@ def _first_step(problem: Problem, schedule: Schedule, members: tuple[int, ...], 
     return k
 
 
-def _part_of_launch(step: Step, own: set[int], schedule: Schedule, members: tuple[int, ...]) -> bool:
+def _part_of_launch(
+    step: Step, own: set[int], schedule: Schedule, members: tuple[int, ...]
+) -> bool:
     if step.kind is StepKind.COPY_IN:
         return schedule.buckets[step.index].members == members
     return step.kind is StepKind.NODE and step.index in own
 
 
 def _ready_step(problem: Problem, schedule: Schedule, members: tuple[int, ...], before: int) -> int:
-    """Return the last step before ``before`` that the launch depends on and that takes a place of its own; -1 for none."""
-    needed, stack = set(), [n for c in members for n in (problem.collectives[c].start, *problem.collectives[c].prologue)]
+    """Return the last step before ``before`` that the launch depends on and that takes a place of
+    its own; -1 for none.
+    """
+    needed, stack = (
+        set(),
+        [
+            n
+            for c in members
+            for n in (problem.collectives[c].start, *problem.collectives[c].prologue)
+        ],
+    )
     seen = set(stack)
     while stack:
         for node in problem.predecessors[stack.pop()]:
@@ -245,8 +317,17 @@ def _ready_step(problem: Problem, schedule: Schedule, members: tuple[int, ...], 
                 stack.append(node)
             elif problem.kinds[node] is not NodeKind.INPUT:
                 needed.add(node)
-    collectives = {problem.collective_of_node[n] for n in needed if problem.kinds[n] is NodeKind.WAIT}
-    return next((k for k in range(before - 1, -1, -1) if _provides(schedule, schedule.steps[k], needed, collectives)), -1)
+    collectives = {
+        problem.collective_of_node[n] for n in needed if problem.kinds[n] is NodeKind.WAIT
+    }
+    return next(
+        (
+            k
+            for k in range(before - 1, -1, -1)
+            if _provides(schedule, schedule.steps[k], needed, collectives)
+        ),
+        -1,
+    )
 
 
 def _provides(schedule: Schedule, step: Step, needed: set[int], collectives: set[int]) -> bool:
@@ -254,7 +335,9 @@ def _provides(schedule: Schedule, step: Step, needed: set[int], collectives: set
         return step.index in needed
     if step.kind is StepKind.COPY_OUT:
         return step.index in collectives
-    return step.kind is StepKind.WAIT and not collectives.isdisjoint(schedule.buckets[step.index].members)
+    return step.kind is StepKind.WAIT and not collectives.isdisjoint(
+        schedule.buckets[step.index].members
+    )
 
 
 def _prefetch(problem: Problem, schedule: Schedule, members: Sequence[int], at_step: int) -> int:

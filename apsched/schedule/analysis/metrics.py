@@ -1,4 +1,6 @@
-"""What a schedule makes of the collectives, in numbers that people watch: for each process group, kind and direction, and for all."""
+"""What a schedule makes of the collectives, in numbers that people watch: for each process group,
+kind and direction, and for all.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -35,16 +37,20 @@ class LaunchMetrics:
     """Topo-span; 0 for a launch of one member."""
     mean_span: float
     closed_by_bytes: int
-    """Launches that the next one of their key could not join without breaking the cap on bucket bytes."""
+    """Launches that the next one of their key could not join without breaking the cap on bucket
+    bytes.
+    """
     closed_by_span: int
     """Launches that kept the cap on bytes, but not that on topo-span."""
 
     def __str__(self) -> str:
         return (
-            f"{self.direction or 'any'} {self.kind} on group {self.group} ({self.group_size}): {self.num_collectives} collectives in "
-            f"{self.num_launches} launches, {self.num_buckets} of several{self._forms()}; largest {show_bytes(self.largest_bytes)}, "
-            f"mean {show_bytes(round(self.mean_bytes))}; span at most {self.largest_span}, mean {self.mean_span:.1f}; "
-            f"closed by bytes {self.closed_by_bytes}, by span {self.closed_by_span}"
+            f"{self.direction or 'any'} {self.kind} on group {self.group} ({self.group_size}):"
+            f" {self.num_collectives} collectives in {self.num_launches} launches,"
+            f" {self.num_buckets} of several{self._forms()}; largest"
+            f" {show_bytes(self.largest_bytes)}, mean {show_bytes(round(self.mean_bytes))}; span at"
+            f" most {self.largest_span}, mean {self.mean_span:.1f}; closed by bytes"
+            f" {self.closed_by_bytes}, by span {self.closed_by_span}"
         )
 
     def _forms(self) -> str:
@@ -58,17 +64,24 @@ class Metrics:
     launches: tuple[LaunchMetrics, ...]
     """By direction, group and kind."""
     longest_run_captured: int
-    """The most compute nodes before a reduce-scatter is launched, from the beginning or the one before on; as captured."""
+    """The most compute nodes before a reduce-scatter is launched, from the beginning or the one
+    before on; as captured.
+    """
     longest_run: int
-    """The same in the schedule: much bucketing of gradients makes it long, and memory with it (AutoParallel #481)."""
+    """The same in the schedule: much bucketing of gradients makes it long, and memory with it
+    (AutoParallel #481).
+    """
     exposed_us: float
     peak_memory_bytes: int
 
     def lines(self) -> tuple[str, ...]:
-        """Return the metrics for people, one line for each group, kind and direction, and one for the whole."""
+        """Return the metrics for people, one line for each group, kind and direction, and one for
+        the whole.
+        """
         whole = (
-            f"compute nodes between reduce-scatters: at most {self.longest_run_captured} as captured, {self.longest_run} now; "
-            f"exposed {show_us(self.exposed_us)}; peak memory {show_bytes(self.peak_memory_bytes)}"
+            f"compute nodes between reduce-scatters: at most {self.longest_run_captured} as"
+            f" captured, {self.longest_run} now; exposed {show_us(self.exposed_us)}; peak memory"
+            f" {show_bytes(self.peak_memory_bytes)}"
         )
         return (*map(str, self.launches), whole)
 
@@ -90,21 +103,40 @@ class _Launch:
 
     def joined(self, other: "_Launch") -> "_Launch":
         """Return one launch of both."""
-        num_members, size_bytes = self.num_members + other.num_members, self.size_bytes + other.size_bytes
-        return _Launch(self.key, num_members, 0, size_bytes, min(self.first, other.first), max(self.last, other.last))
+        num_members, size_bytes = (
+            self.num_members + other.num_members,
+            self.size_bytes + other.size_bytes,
+        )
+        return _Launch(
+            self.key,
+            num_members,
+            0,
+            size_bytes,
+            min(self.first, other.first),
+            max(self.last, other.last),
+        )
 
 
 def metrics_of(problem: Problem, schedule: Schedule, timeline: Timeline, caps: Caps) -> Metrics:
-    """Return the metrics of ``schedule``, whose timeline is given; ``caps`` are those that close buckets."""
+    """Return the metrics of ``schedule``, whose timeline is given; ``caps`` are those that close
+    buckets.
+    """
     sets: dict[tuple[str, str, str], list[_Launch]] = {}
     for transfer in timeline.transfers:
         members = [problem.collectives[c] for c in transfer.members]
         if not members[0].on_path:
-            sets.setdefault(_set_of(problem, members[0]), []).append(_launch(members, transfer.coalesced))
+            sets.setdefault(_set_of(problem, members[0]), []).append(
+                _launch(members, transfer.coalesced)
+            )
     captured = {c.start for c in problem.collectives if _scatters(problem, c)}
     return Metrics(
-        launches=tuple(_launch_metrics(problem, *name, launches, caps) for name, launches in sorted(sets.items())),
-        longest_run_captured=_longest_run(problem, [(node, node in captured) for node in range(problem.num_nodes)]),
+        launches=tuple(
+            _launch_metrics(problem, *name, launches, caps)
+            for name, launches in sorted(sets.items())
+        ),
+        longest_run_captured=_longest_run(
+            problem, [(node, node in captured) for node in range(problem.num_nodes)]
+        ),
         longest_run=_longest_run(problem, _scheduled(problem, schedule)),
         exposed_us=ticks_to_us(timeline.exposed_ticks),
         peak_memory_bytes=timeline.peak_memory_bytes,
@@ -113,7 +145,14 @@ def metrics_of(problem: Problem, schedule: Schedule, timeline: Timeline, caps: C
 
 def _launch(members: Sequence[Collective], coalesced: bool) -> _Launch:
     starts = [c.start for c in members]
-    return _Launch(members[0].key, len(members), int(coalesced), sum(c.size_bytes for c in members), min(starts), max(starts))
+    return _Launch(
+        members[0].key,
+        len(members),
+        int(coalesced),
+        sum(c.size_bytes for c in members),
+        min(starts),
+        max(starts),
+    )
 
 
 def _set_of(problem: Problem, collective: Collective) -> tuple[str, str, str]:
@@ -122,7 +161,9 @@ def _set_of(problem: Problem, collective: Collective) -> tuple[str, str, str]:
     return direction, key.group, key.kind
 
 
-def _launch_metrics(problem: Problem, direction: str, group: str, kind: str, launches: Sequence[_Launch], caps: Caps) -> LaunchMetrics:
+def _launch_metrics(
+    problem: Problem, direction: str, group: str, kind: str, launches: Sequence[_Launch], caps: Caps
+) -> LaunchMetrics:
     by_bytes = by_span = 0
     for key in {launch.key for launch in launches}:
         for one, other in pairwise(launch for launch in launches if launch.key == key):
@@ -154,16 +195,23 @@ def _scatters(problem: Problem, collective: Collective) -> bool:
 
 
 def _scheduled(problem: Problem, schedule: Schedule) -> Iterator[tuple[int, bool]]:
-    """Yield node (-1 where it is none of the captured) and whether it launches a reduce-scatter of gradients, for each step."""
+    """Yield node (-1 where it is none of the captured) and whether it launches a reduce-scatter of
+    gradients, for each step.
+    """
     alone = {c.start for c in problem.collectives if _scatters(problem, c)}
     for step in schedule.steps:
         if step.kind is StepKind.NODE:
             yield step.index, step.index in alone
         elif step.kind is StepKind.START:
-            yield -1, _scatters(problem, problem.collectives[schedule.buckets[step.index].members[0]])
+            yield (
+                -1,
+                _scatters(problem, problem.collectives[schedule.buckets[step.index].members[0]]),
+            )
 
 
-def _longest_run(problem: Problem, steps: Sequence[tuple[int, bool]] | Iterator[tuple[int, bool]]) -> int:
+def _longest_run(
+    problem: Problem, steps: Sequence[tuple[int, bool]] | Iterator[tuple[int, bool]]
+) -> int:
     compute_order = frozenset(problem.captured_order)
     longest = run = 0
     for node, scatters in steps:
@@ -177,12 +225,21 @@ def _longest_run(problem: Problem, steps: Sequence[tuple[int, bool]] | Iterator[
 def without_buckets_ticks(problem: Problem) -> int:
     """Return a lower bound on the step time of every schedule of ``problem`` without buckets.
 
-    Work on a stream runs one after the other, and neither an order nor waits change how long it takes:
-    max(compute and launches, for each group the sum of T_c over its collectives c). Contention only makes it longer.
+    Work on a stream runs one after the other, and neither an order nor waits change how long it
+    takes: max(compute and launches, for each group the sum of T_c over its collectives c).
+    Contention only makes it longer.
     """
     busy = Counter[int]()
     for c in problem.collectives:
         key = problem.keys[c.key]
         busy[key.stream] += key.price(c.size_bytes)
     runs = (NodeKind.COMPUTE, NodeKind.START)
-    return max(sum(ticks for ticks, kind in zip(problem.duration_ticks, problem.kinds, strict=True) if kind in runs), *busy.values(), 0)
+    return max(
+        sum(
+            ticks
+            for ticks, kind in zip(problem.duration_ticks, problem.kinds, strict=True)
+            if kind in runs
+        ),
+        *busy.values(),
+        0,
+    )

@@ -7,15 +7,23 @@ from apsched.schedule.schedule import Schedule, StepKind
 
 
 def compute_places(problem: Problem, schedule: Schedule) -> tuple[int, ...]:
-    """Return the compute nodes that do not travel with a collective as the schedule runs them: for each its place as captured."""
+    """Return the compute nodes that do not travel with a collective as the schedule runs them: for
+    each its place as captured.
+    """
     place = {node: k for k, node in enumerate(problem.captured_order)}
-    return tuple(place[step.index] for step in schedule.steps if step.kind is StepKind.NODE and step.index in place)
+    return tuple(
+        place[step.index]
+        for step in schedule.steps
+        if step.kind is StepKind.NODE and step.index in place
+    )
 
 
 def moved_compute(problem: Problem, schedule: Schedule) -> frozenset[int]:
-    """Return the fewest compute nodes that have to move to make the order of ``schedule`` out of the one as captured.
+    """Return the fewest compute nodes that have to move to make the order of ``schedule`` out of
+    the one as captured.
 
-    All others keep their order among each other: they are a longest increasing subsequence of places as captured.
+    All others keep their order among each other: they are a longest increasing subsequence of
+    places as captured.
     """
     places = compute_places(problem, schedule)
     ends: list[int] = []  # smallest last place of an increasing subsequence of each length
@@ -34,5 +42,9 @@ def moved_compute(problem: Problem, schedule: Schedule) -> frozenset[int]:
 
 
 def furthest_move(problem: Problem, schedule: Schedule) -> int:
-    """Return by how many places among the compute nodes the one stands apart from its own that does most."""
-    return max((abs(k - place) for k, place in enumerate(compute_places(problem, schedule))), default=0)
+    """Return by how many places among the compute nodes the one stands apart from its own that does
+    most.
+    """
+    return max(
+        (abs(k - place) for k, place in enumerate(compute_places(problem, schedule))), default=0
+    )

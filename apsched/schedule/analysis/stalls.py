@@ -1,4 +1,6 @@
-"""Which collectives the compute stream stands still for, and why: for each wait that stalls, what its transfer was doing until then."""
+"""Which collectives the compute stream stands still for, and why: for each wait that stalls, what
+its transfer was doing until then.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,17 +50,29 @@ class Stall:
                     "; it is on the path" if self.on_path else ""
                 )
             case StallCause.QUEUE:
-                return f"{self.why} on its stream for {show_us(ticks_to_us(self.queued_ticks))}; {takes}"
+                return (
+                    f"{self.why} on its stream for {show_us(ticks_to_us(self.queued_ticks))};"
+                    f" {takes}"
+                )
             case StallCause.SHORT:
-                return f"{self.why}: {takes}, {show_us(ticks_to_us(self.hidden_ticks))} of compute between launch and wait"
+                return (
+                    f"{self.why}: {takes}, {show_us(ticks_to_us(self.hidden_ticks))} of compute"
+                    " between launch and wait"
+                )
             case _:
                 return f"{self.why}: {takes}, at the end of the step"
 
 
 def exposed(problem: Problem, schedule: Schedule, timeline: Timeline) -> tuple[Stall, ...]:
-    """Return every transfer that is waited for, the longest stall first; stalls add up to the exposed time before the last step ends."""
+    """Return every transfer that is waited for, the longest stall first; stalls add up to the
+    exposed time before the last step ends.
+    """
     compute_order = frozenset(problem.compute_order)
-    compute = [k for k, step in enumerate(schedule.steps) if step.kind is StepKind.NODE and step.index in compute_order]
+    compute = [
+        k
+        for k, step in enumerate(schedule.steps)
+        if step.kind is StepKind.NODE and step.index in compute_order
+    ]
     last = compute[-1] if compute else -1
     work = _work_before(problem, schedule, timeline)
     found = []
@@ -69,7 +83,14 @@ def exposed(problem: Problem, schedule: Schedule, timeline: Timeline) -> tuple[S
     return tuple(sorted(found, key=lambda e: -e.stall_ticks))
 
 
-def _exposed(problem: Problem, timeline: Timeline, transfer: Transfer, stall: int, work: Sequence[int], last: int) -> Stall:
+def _exposed(
+    problem: Problem,
+    timeline: Timeline,
+    transfer: Transfer,
+    stall: int,
+    work: Sequence[int],
+    last: int,
+) -> Stall:
     first = problem.collectives[transfer.members[0]]
     queued = transfer.begin_ticks - timeline.end_ticks[transfer.start_step]
     hidden = work[transfer.wait_step] - work[transfer.start_step + 1]
@@ -97,7 +118,9 @@ def _work_before(problem: Problem, schedule: Schedule, timeline: Timeline) -> li
     waits = {t.wait_step for t in timeline.transfers}
     before = [0]
     for k, step in enumerate(schedule.steps):
-        launches = step.kind is StepKind.START or (step.kind is StepKind.NODE and problem.kinds[step.index] is NodeKind.START)
+        launches = step.kind is StepKind.START or (
+            step.kind is StepKind.NODE and problem.kinds[step.index] is NodeKind.START
+        )
         ticks = 0 if k in waits or launches else timeline.end_ticks[k] - timeline.begin_ticks[k]
         before.append(before[-1] + ticks)
     return before
@@ -108,7 +131,10 @@ def exposed_lines(found: Sequence[Stall], most: int = 5) -> tuple[str, ...]:
     lines = []
     for e in found[:most]:
         more = f" (+{e.num_members - 1})" if e.num_members > 1 else ""
-        lines.append(f"    {show_us(ticks_to_us(e.stall_ticks)):>12}  {e.name}{more}, {show_bytes(e.size_bytes)}: {e.reason}")
+        lines.append(
+            f"    {show_us(ticks_to_us(e.stall_ticks)):>12}  {e.name}{more},"
+            f" {show_bytes(e.size_bytes)}: {e.reason}"
+        )
     others = found[most:]
     for why in StallCause:
         mine = [e for e in others if e.why is why]

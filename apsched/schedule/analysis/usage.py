@@ -1,4 +1,6 @@
-"""What a schedule amounts to in the words of the knobs it replaces: bucket size, topo-span, prefetch, in-flight bytes."""
+"""What a schedule amounts to in the words of the knobs it replaces: bucket size, topo-span,
+prefetch, in-flight bytes.
+"""
 
 from dataclasses import dataclass
 
@@ -18,7 +20,9 @@ class Chosen:
     topo_span: int
     """Of the widest bucket; 0 without buckets."""
     prefetch: int
-    """Compute nodes between a start and the first compute node that needs it, of the earliest launch."""
+    """Compute nodes between a start and the first compute node that needs it, of the earliest
+    launch.
+    """
     in_flight_bytes: int
     """Output bytes of FSDP collectives started and not yet waited for, at the worst step."""
     moved_nodes: int
@@ -35,7 +39,10 @@ def chosen(problem: Problem, schedule: Schedule, timeline: Timeline) -> Chosen:
     return Chosen(
         bucket_bytes=max(sizes, default=0),
         topo_span=max((max(r) - min(r) for r in ranks), default=0),
-        prefetch=max(prefetch_distances(problem, schedule, launch_positions(problem, schedule)).values(), default=0),
+        prefetch=max(
+            prefetch_distances(problem, schedule, launch_positions(problem, schedule)).values(),
+            default=0,
+        ),
         in_flight_bytes=timeline.peak_in_flight_bytes,
         moved_nodes=len(moved_compute(problem, schedule)),
         compute_move=furthest_move(problem, schedule),
@@ -43,7 +50,9 @@ def chosen(problem: Problem, schedule: Schedule, timeline: Timeline) -> Chosen:
 
 
 def launch_positions(problem: Problem, schedule: Schedule) -> list[int]:
-    """Return the step of every node that has one of its own, and of every member's start that of its bucket."""
+    """Return the step of every node that has one of its own, and of every member's start that of
+    its bucket.
+    """
     position = [-1] * problem.num_nodes
     for k, step in enumerate(schedule.steps):
         if step.kind is StepKind.NODE:

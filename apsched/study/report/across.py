@@ -1,4 +1,6 @@
-"""What the frontiers of a study say side by side: what buckets are worth along another axis than memory."""
+"""What the frontiers of a study say side by side: what buckets are worth along another axis than
+memory.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -31,12 +33,16 @@ class Line:
     @property
     def fastest(self) -> Point | None:
         """The point with the shortest step; the one under the tightest cap of equals."""
-        return min(fitting(self.points), key=lambda point: point.outcome.step_ticks or 0, default=None)
+        return min(
+            fitting(self.points), key=lambda point: point.outcome.step_ticks or 0, default=None
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Along:
-    """Frontiers of one graph that differ in one axis only, in the order in which its values were stated."""
+    """Frontiers of one graph that differ in one axis only, in the order in which its values were
+    stated.
+    """
 
     axis: str
     title: str
@@ -53,7 +59,11 @@ def alongs(lines: Sequence[Line]) -> tuple[Along, ...]:
             title = Line(labels=others, graph=line.graph, points=(), expected=0).title
             if line.fastest is not None:
                 found.setdefault((axis, title), []).append(line)
-    return tuple(Along(axis=axis, title=title, lines=tuple(mine)) for (axis, title), mine in found.items() if len(mine) > 1)
+    return tuple(
+        Along(axis=axis, title=title, lines=tuple(mine))
+        for (axis, title), mine in found.items()
+        if len(mine) > 1
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,21 +94,41 @@ def worths(along: Along) -> tuple[Worth, ...]:
 
 
 def stops_at(along: Along) -> str | None:
-    """Return the bucket cap from which on larger buckets no longer pay; ``None`` along other axes."""
+    """Return the bucket cap from which on larger buckets no longer pay; ``None`` along other
+    axes.
+    """
     if along.axis != BUCKET_CAP:
         return None
-    fastest = [(line.labels[along.axis], point) for line in along.lines if (point := line.fastest) is not None]
-    return next(value for k, (value, point) in enumerate(fastest) if not any(faster(other, point) for _, other in fastest[k + 1 :]))
+    fastest = [
+        (line.labels[along.axis], point)
+        for line in along.lines
+        if (point := line.fastest) is not None
+    ]
+    return next(
+        value
+        for k, (value, point) in enumerate(fastest)
+        if not any(faster(other, point) for _, other in fastest[k + 1 :])
+    )
 
 
 def along_json(along: Along) -> dict[str, Any]:
     """Return the same for programs."""
-    found = {"axis": along.axis, "of": along.title, "buckets": [asdict(worth) for worth in worths(along)]}
-    return found if along.axis != BUCKET_CAP else {**found, "larger_no_longer_pay_from": stops_at(along)}
+    found = {
+        "axis": along.axis,
+        "of": along.title,
+        "buckets": [asdict(worth) for worth in worths(along)],
+    }
+    return (
+        found
+        if along.axis != BUCKET_CAP
+        else {**found, "larger_no_longer_pay_from": stops_at(along)}
+    )
 
 
 def along_text(along: Along) -> str:
-    """Return what buckets are worth along an axis: launches, and what is proven to be saved, at the fastest point of each value."""
+    """Return what buckets are worth along an axis: launches, and what is proven to be saved, at the
+    fastest point of each value.
+    """
     found = worths(along)
     parts = [
         f"{worth.value} {worth.num_launches} launches of {worth.num_collectives}"
@@ -109,4 +139,6 @@ def along_text(along: Along) -> str:
     if (stops := stops_at(along)) is not None:
         return f"{text}; larger ones no longer pay from {stops} on"
     bare = [worth.value for worth in found if not worth.bucketed]
-    return f"{text}; they pay " + ("nowhere" if len(bare) == len(found) else f"not at {', '.join(bare)}" if bare else "at each")
+    return f"{text}; they pay " + (
+        "nowhere" if len(bare) == len(found) else f"not at {', '.join(bare)}" if bare else "at each"
+    )

@@ -1,11 +1,12 @@
-"""Which resource binds at each point of a frontier, and from where on more bucketing no longer pays.
+"""Which resource binds at each point of a frontier, and from where on more bucketing no longer
+pays.
 
 A resource binds where more of it would make the step shorter:
 
-- **memory** where a looser cap of the same frontier is known to be faster by more than the time slack; at the loosest cap, where a gather
-  does not fit and a stall follows;
-- else, or behind it, what owns most of the critical path: **compute**, the **network of a group** (its transfers, head and tail included)
-  or **launches, copies, casts** on the compute stream.
+- **memory** where a looser cap of the same frontier is known to be faster by more than the time
+  slack; at the loosest cap, where a gather does not fit and a stall follows;
+- else, or behind it, what owns most of the critical path: **compute**, the **network of a group**
+  (its transfers, head and tail included) or **launches, copies, casts** on the compute stream.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,9 @@ class Binding:
     resource: str
     """:data:`MEMORY` or ``largest``."""
     largest: str
-    """What owns most of the critical path: :data:`COMPUTE`, :data:`LAUNCHES` or ``network of group NAME``."""
+    """What owns most of the critical path: :data:`COMPUTE`, :data:`LAUNCHES` or ``network of group
+    NAME``.
+    """
     share: float
     """The share of the step time that it owns."""
     full_at: str | None
@@ -49,7 +52,9 @@ class Stretch:
 
 
 def binding(point: Point, looser: Sequence[Point] = ()) -> Binding:
-    """Return what binds at ``point``, which has a schedule; ``looser`` are the points of its frontier under looser caps."""
+    """Return what binds at ``point``, which has a schedule; ``looser`` are the points of its
+    frontier under looser caps.
+    """
     path: Mapping[str, Any] = point.outcome.report.get("rests_on") or {}
     owners = {COMPUTE: path.get("compute_us", 0.0), LAUNCHES: path.get("launches_copies_us", 0.0)}
     for transfer in path.get("transfers", ()):
@@ -74,7 +79,10 @@ def bindings(points: Sequence[Point]) -> tuple[Binding, ...]:
 def stretches(points: Sequence[Point]) -> tuple[Stretch, ...]:
     """Return what binds where: neighbouring points with one binding resource, as one stretch."""
     named = zip((found.resource for found in bindings(points)), points, strict=True)
-    runs = [(resource, [point for _, point in run]) for resource, run in groupby(named, key=lambda pair: pair[0])]
+    runs = [
+        (resource, [point for _, point in run])
+        for resource, run in groupby(named, key=lambda pair: pair[0])
+    ]
     return tuple(Stretch(resource=resource, first=run[0], last=run[-1]) for resource, run in runs)
 
 
@@ -93,13 +101,21 @@ def _range(stretch: Stretch) -> str:
 
 def cap_text(point: Point) -> str:
     """Return the memory cap of a point in words."""
-    return "none" if point.outcome.memory_cap_bytes is None else show_bytes(point.outcome.memory_cap_bytes)
+    return (
+        "none"
+        if point.outcome.memory_cap_bytes is None
+        else show_bytes(point.outcome.memory_cap_bytes)
+    )
 
 
 def faster(one: Point, other: Point) -> bool:
-    """Return whether ``one`` is faster than ``other`` by more than the time slack, which a search may give away."""
+    """Return whether ``one`` is faster than ``other`` by more than the time slack, which a search
+    may give away.
+    """
     slack = float(one.described.get("time_slack") or 0.0)
-    return one.outcome.step_ticks is not None and one.outcome.step_ticks < (1 - slack) * (other.outcome.step_ticks or 0)
+    return one.outcome.step_ticks is not None and one.outcome.step_ticks < (1 - slack) * (
+        other.outcome.step_ticks or 0
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +128,9 @@ class Bucketing:
     largest_bytes: int
     """The largest bucket of any of them."""
     stops: Point | None
-    """From here on more bucketing no longer pays: under no looser cap are fewer launches faster by more than the time slack. ``None``
-    where nothing has buckets."""
+    """From here on more bucketing no longer pays: under no looser cap are fewer launches faster by
+    more than the time slack. ``None`` where nothing has buckets.
+    """
     without_us: float | None
     """No schedule without buckets is faster (proven); ``None`` where an older version answered."""
 
@@ -131,18 +148,27 @@ def bucketing(points: Sequence[Point]) -> Bucketing:
         with_buckets=having,
         largest_bytes=max((bucket_bytes(point) for point in having), default=0),
         stops=points[len(tighter)] if having else None,
-        without_us=max((point.outcome.report.get("without_buckets_us") or 0.0 for point in points), default=0.0) or None,
+        without_us=max(
+            (point.outcome.report.get("without_buckets_us") or 0.0 for point in points), default=0.0
+        )
+        or None,
     )
 
 
 def _more_pays(point: Point, points: Sequence[Point]) -> bool:
     """Return whether fewer launches under a looser cap are faster."""
     looser = points[points.index(point) + 1 :]
-    return any((other.outcome.num_launches or 0) < (point.outcome.num_launches or 0) and faster(other, point) for other in looser)
+    return any(
+        (other.outcome.num_launches or 0) < (point.outcome.num_launches or 0)
+        and faster(other, point)
+        for other in looser
+    )
 
 
 def bucketing_text(points: Sequence[Point]) -> str:
-    """Return in a line where buckets pay, what they save at least, and from where on more of them no longer pay."""
+    """Return in a line where buckets pay, what they save at least, and from where on more of them
+    no longer pay.
+    """
     found = bucketing(points)
     if not points:
         return ""
@@ -157,9 +183,16 @@ def bucketing_text(points: Sequence[Point]) -> str:
     if found.without_us and found.proven_us(best) > 0:
         text += f"; no step without buckets is below {show_us(found.without_us)} (proven)"
     if len(points) > 1:
-        fewest, most = (pick(point.outcome.num_launches or 0 for point in points[points.index(found.stops) :]) for pick in (min, max))
+        fewest, most = (
+            pick(point.outcome.num_launches or 0 for point in points[points.index(found.stops) :])
+            for pick in (min, max)
+        )
         launches = f"{fewest} launches" if fewest == most else f"{fewest} to {most} launches"
-        from_there = "without a cap" if found.stops.outcome.memory_cap_bytes is None else f"from {cap_text(found.stops)} on"
+        from_there = (
+            "without a cap"
+            if found.stops.outcome.memory_cap_bytes is None
+            else f"from {cap_text(found.stops)} on"
+        )
         where = "already at the tightest cap" if found.stops is points[0] else from_there
         text += f"; more bucketing no longer pays {where} ({launches})"
     return text

@@ -16,8 +16,12 @@ _CHOSEN = ("bucket_bytes", "topo_span", "prefetch", "in_flight_bytes", "compute_
 
 
 def flat(points: Sequence[Point]) -> list[dict[str, Any]]:
-    """Return a row for each point; all rows have the same columns: options, figures, what was chosen, every baseline's step time."""
-    baselines = list(dict.fromkeys(name for point in points for name in point.outcome.report["baselines"]))
+    """Return a row for each point; all rows have the same columns: options, figures, what was
+    chosen, every baseline's step time.
+    """
+    baselines = list(
+        dict.fromkeys(name for point in points for name in point.outcome.report["baselines"])
+    )
     rows = []
     for point in points:
         outcome, report = point.outcome, point.outcome.report
@@ -73,7 +77,9 @@ def _parquet(rows: Sequence[dict[str, Any]]) -> bytes:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise InputError("Parquet files need pyarrow: install apsched[parquet], or write .csv") from None
+        raise InputError(
+            "Parquet files need pyarrow: install apsched[parquet], or write .csv"
+        ) from None
     sink = pyarrow.BufferOutputStream()
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), sink)
     return bytes(sink.getvalue().to_pybytes())

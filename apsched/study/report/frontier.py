@@ -1,4 +1,6 @@
-"""Memory against step time: what a frontier says, point by point and as a whole. All from answers that are kept."""
+"""Memory against step time: what a frontier says, point by point and as a whole. All from answers
+that are kept.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -26,7 +28,14 @@ class LeastMemory:
 def fitting(points: Sequence[Point]) -> tuple[Point, ...]:
     """Return the points with a schedule, by ascending caps."""
     found = [point for point in points if point.outcome.step_ticks is not None]
-    return tuple(sorted(found, key=lambda p: float("inf") if p.outcome.memory_cap_bytes is None else p.outcome.memory_cap_bytes))
+    return tuple(
+        sorted(
+            found,
+            key=lambda p: (
+                float("inf") if p.outcome.memory_cap_bytes is None else p.outcome.memory_cap_bytes
+            ),
+        )
+    )
 
 
 def needed_bytes(point: Point) -> int:
@@ -36,7 +45,9 @@ def needed_bytes(point: Point) -> int:
 
 
 def prices_ms_per_gib(points: Sequence[Point]) -> tuple[float | None, ...]:
-    """Return for each point what the GiB between it and the one before buy: ms of step time each; ``None`` for the first."""
+    """Return for each point what the GiB between it and the one before buy: ms of step time each;
+    ``None`` for the first.
+    """
     prices: list[float | None] = [None]
     for tighter, looser in pairwise(points):
         gib = (needed_bytes(looser) - needed_bytes(tighter)) / GIB
@@ -46,13 +57,17 @@ def prices_ms_per_gib(points: Sequence[Point]) -> tuple[float | None, ...]:
 
 
 def least_memory(points: Sequence[Point], slowdown: float) -> LeastMemory | None:
-    """Return the least memory with which a step is at most ``slowdown`` slower than the fastest of ``points``."""
+    """Return the least memory with which a step is at most ``slowdown`` slower than the fastest of
+    ``points``.
+    """
     points = fitting(points)
     if not points:
         return None
     limit = min(point.step_time_us or 0.0 for point in points) * (1 + slowdown)
     enough = [point for point in points if (point.step_time_us or 0.0) <= limit]
-    best = min(enough, key=lambda point: (point.outcome.peak_memory_bytes or 0, point.step_time_us or 0.0))
+    best = min(
+        enough, key=lambda point: (point.outcome.peak_memory_bytes or 0, point.step_time_us or 0.0)
+    )
     refuted = [needed_bytes(point) for point in points if point.bound_us > limit]
     return LeastMemory(
         step_limit_us=limit,
@@ -63,13 +78,18 @@ def least_memory(points: Sequence[Point], slowdown: float) -> LeastMemory | None
 
 
 def frontier_json(points: Sequence[Point], slowdown: float) -> dict[str, Any] | None:
-    """Return the frontier of ``points``, which have schedules and ascending caps; ``None`` where there is none."""
+    """Return the frontier of ``points``, which have schedules and ascending caps; ``None`` where
+    there is none.
+    """
     least = least_memory(points, slowdown)
     if least is None:
         return None
     found = bucketing(points)
     return {
-        "prices_ms_per_gib": [{"point_id": p.point_id, "price": price} for p, price in zip(points, prices_ms_per_gib(points), strict=True)],
+        "prices_ms_per_gib": [
+            {"point_id": p.point_id, "price": price}
+            for p, price in zip(points, prices_ms_per_gib(points), strict=True)
+        ],
         "least_memory": {"slowdown": slowdown, **asdict(least)},
         "binds": [
             {
@@ -84,6 +104,8 @@ def frontier_json(points: Sequence[Point], slowdown: float) -> dict[str, Any] | 
             "largest_bucket_bytes": found.largest_bytes,
             "no_more_pays_from": found.stops.point_id if found.stops else None,
             "without_buckets_us": found.without_us,
-            "proven_saving_us": [{"point_id": point.point_id, "us": found.proven_us(point)} for point in points],
+            "proven_saving_us": [
+                {"point_id": point.point_id, "us": found.proven_us(point)} for point in points
+            ],
         },
     }

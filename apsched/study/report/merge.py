@@ -16,17 +16,24 @@ class Pair:
 
     @property
     def gain(self) -> float | None:
-        """By how much the second is shorter, as a share of the first; ``None`` where one has no schedule."""
+        """By how much the second is shorter, as a share of the first; ``None`` where one has no
+        schedule.
+        """
         if not self.one.step_time_us or not self.other.step_time_us:
             return None
         return 1 - self.other.step_time_us / self.one.step_time_us
 
     @property
     def proven(self) -> bool:
-        """Whether bounds alone say which is faster: the slower one's bound lies above the faster one's step time."""
+        """Whether bounds alone say which is faster: the slower one's bound lies above the faster
+        one's step time.
+        """
         if not self.one.step_time_us or not self.other.step_time_us:
             return False
-        return self.other.step_time_us < self.one.bound_us or self.one.step_time_us < self.other.bound_us
+        return (
+            self.other.step_time_us < self.one.bound_us
+            or self.one.step_time_us < self.other.bound_us
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,18 +46,23 @@ class Compared:
 
 
 def compared(one: Sequence[Point], other: Sequence[Point], ignored: Sequence[str] = ()) -> Compared:
-    """Match points by their options, those in ``ignored`` left out, and their memory cap; graphs and versions may differ."""
+    """Match points by their options, those in ``ignored`` left out, and their memory cap; graphs
+    and versions may differ.
+    """
     first = {_question(point, ignored): point for point in one}
     second = {_question(point, ignored): point for point in other}
     return Compared(
-        pairs=tuple(Pair(one=point, other=second[key]) for key, point in first.items() if key in second),
+        pairs=tuple(
+            Pair(one=point, other=second[key]) for key, point in first.items() if key in second
+        ),
         only_one=tuple(point for key, point in first.items() if key not in second),
         only_other=tuple(point for key, point in second.items() if key not in first),
     )
 
 
 def merge(sources: Sequence[Store], target: Store) -> int:
-    """Bring all graphs, points and files of ``sources`` into ``target``; of two answers to one question the better stays.
+    """Bring all graphs, points and files of ``sources`` into ``target``; of two answers to one
+    question the better stays.
 
     Returns how many answers ``target`` has then.
     """

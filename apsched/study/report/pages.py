@@ -24,13 +24,25 @@ MOST_DETAILS = 6
 
 def lines_of(points: Sequence[Point]) -> tuple[Line, ...]:
     """Return all frontiers among ``points``; labels are the options in which they differ."""
-    differing = [name for name in _options(points) if len({repr(point.described.get(name)) for point in points}) > 1]
+    differing = [
+        name
+        for name in _options(points)
+        if len({repr(point.described.get(name)) for point in points}) > 1
+    ]
     grouped: dict[tuple[Any, ...], list[Point]] = {}
-    for point in sorted(points, key=lambda p: (p.graph.name, [_order(p.described.get(name)) for name in differing], p.graph.graph_id)):
+    for point in sorted(
+        points,
+        key=lambda p: (
+            p.graph.name,
+            [_order(p.described.get(name)) for name in differing],
+            p.graph.graph_id,
+        ),
+    ):
         labels = tuple((name, _text(point.described.get(name))) for name in differing)
         grouped.setdefault((point.graph.name, point.graph.graph_id, labels), []).append(point)
     return tuple(
-        Line(labels=dict(labels), graph=name, points=_ascending(mine), expected=len(mine)) for (name, _, labels), mine in grouped.items()
+        Line(labels=dict(labels), graph=name, points=_ascending(mine), expected=len(mine))
+        for (name, _, labels), mine in grouped.items()
     )
 
 
@@ -39,19 +51,36 @@ def _options(points: Sequence[Point]) -> tuple[str, ...]:
 
 
 def _order(value: Any) -> tuple[bool, float, str]:
-    """Return what values of an option sort by: numbers, also within words such as ``fsdp=64``, as numbers."""
+    """Return what values of an option sort by: numbers, also within words such as ``fsdp=64``, as
+    numbers.
+    """
     text = _text(value)
-    digits = "".join(letter if letter.isdigit() or letter == "." else " " for letter in text).split()
+    digits = "".join(
+        letter if letter.isdigit() or letter == "." else " " for letter in text
+    ).split()
     number = float(digits[0]) if digits and digits[0].replace(".", "", 1).isdigit() else 0.0
     return value is None, number, text
 
 
 def _text(value: Any) -> str:
-    return "none" if value is None else ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return (
+        "none"
+        if value is None
+        else ", ".join(map(str, value))
+        if isinstance(value, list)
+        else str(value)
+    )
 
 
 def _ascending(points: Sequence[Point]) -> tuple[Point, ...]:
-    return tuple(sorted(points, key=lambda p: float("inf") if p.outcome.memory_cap_bytes is None else p.outcome.memory_cap_bytes))
+    return tuple(
+        sorted(
+            points,
+            key=lambda p: (
+                float("inf") if p.outcome.memory_cap_bytes is None else p.outcome.memory_cap_bytes
+            ),
+        )
+    )
 
 
 def frontiers_of(lines: Sequence[Line], slowdown: float) -> tuple[Frontier, ...]:
@@ -65,7 +94,11 @@ def frontiers_of(lines: Sequence[Line], slowdown: float) -> tuple[Frontier, ...]
 
 def _frontier(line: Line, slowdown: float) -> Frontier:
     points = fitting(line.points)
-    least = [(share, least_memory(points, share)) for share in sorted({*SLOWDOWNS, slowdown})] if len(points) > 1 else []
+    least = (
+        [(share, least_memory(points, share)) for share in sorted({*SLOWDOWNS, slowdown})]
+        if len(points) > 1
+        else []
+    )
     return Frontier(
         graph=line.graph,
         title=line.title,
@@ -98,7 +131,12 @@ def _point(points: Sequence[Point], k: int, price: float | None) -> FrontierPoin
         num_launches=outcome.num_launches or 0,
         bucket_bytes=bucket_bytes(point),
         baselines=tuple(
-            Baseline(name=name, step_ticks=us_to_ticks(b["step_time_us"]), peak_bytes=b["peak_memory_bytes"], fits=b["fits"])
+            Baseline(
+                name=name,
+                step_ticks=us_to_ticks(b["step_time_us"]),
+                peak_bytes=b["peak_memory_bytes"],
+                fits=b["fits"],
+            )
             for name, b in baselines.items()
         ),
         price_ms_per_gib=price,
@@ -108,43 +146,65 @@ def _point(points: Sequence[Point], k: int, price: float | None) -> FrontierPoin
 
 
 def frontiers_of_run(run: SolvedRun, directory: Path, slowdown: float) -> tuple[Frontier, ...]:
-    """Return the frontiers in the study ``directory`` of the graphs of ``run``, at the same costs; ``InputError`` where it has none."""
+    """Return the frontiers in the study ``directory`` of the graphs of ``run``, at the same costs;
+    ``InputError`` where it has none.
+    """
     ids = {graph.graph_id for graph in run.graphs}
     points = [point for point in Store(directory).points() if point.graph.graph_id in ids]
     found = frontiers_of(lines_of(points), slowdown)
     if not found:
         raise InputError(
-            f"{directory}: expected a study of the graphs in {run.path}, found none of them at these costs; make it with the source, mesh, "
-            "sizes and costs of the run, or report the study by itself"
+            f"{directory}: expected a study of the graphs in {run.path}, found none of them at"
+            " these costs; make it with the source, mesh, sizes and costs of the run, or report"
+            " the study by itself"
         )
     return found
 
 
-def study_page_of(directory: Path, chosen: Sequence[str], slowdown: float) -> tuple[SolvedRun, tuple[Frontier, ...], str]:
-    """Return what the page of a study shows: points in detail (``chosen``, or one a frontier), its frontiers, and its heading."""
+def study_page_of(
+    directory: Path, chosen: Sequence[str], slowdown: float
+) -> tuple[SolvedRun, tuple[Frontier, ...], str]:
+    """Return what the page of a study shows: points in detail (``chosen``, or one a frontier), its
+    frontiers, and its heading.
+    """
     store = Store(directory)
     points = store.points()
     if not any(point.schedule for point in points):
-        raise InputError(f"{directory}: expected a study with answers, found none; `apsched study` goes on with it")
+        raise InputError(
+            f"{directory}: expected a study with answers, found none; `apsched study` goes on"
+            " with it"
+        )
     lines = lines_of(points)
     commands = store.commands()
-    details = tuple(_detail(store, line, point, commands[point.run_id]) for line, point in _shown(lines, chosen))
+    details = tuple(
+        _detail(store, line, point, commands[point.run_id]) for line, point in _shown(lines, chosen)
+    )
     sources = list(dict.fromkeys(str(point.graph.described["source"]) for point in points))
     clusters = list(dict.fromkeys(point.graph.cluster for point in points))
-    run = SolvedRun(path=directory, source=" ".join(sources), cluster=", ".join(clusters), graphs=details)
+    run = SolvedRun(
+        path=directory, source=" ".join(sources), cluster=", ".join(clusters), graphs=details
+    )
     return run, frontiers_of(lines, slowdown), f"study of {' and '.join(sources)}"
 
 
 def _shown(lines: Sequence[Line], chosen: Sequence[str]) -> list[tuple[Line, Point]]:
-    """Return the points to show in detail: those named, else the fastest of each of the first frontiers."""
+    """Return the points to show in detail: those named, else the fastest of each of the first
+    frontiers.
+    """
     if not chosen:
         return [(line, line.fastest) for line in lines if line.fastest is not None][:MOST_DETAILS]
     found = []
     for name in chosen:
-        matching = [(line, point) for line in lines for point in fitting(line.points) if point.point_id.startswith(name)]
+        matching = [
+            (line, point)
+            for line in lines
+            for point in fitting(line.points)
+            if point.point_id.startswith(name)
+        ]
         if len(matching) != 1:
             raise InputError(
-                f"--point: expected the name of one point with a schedule (or how it begins), found {name!r}: {len(matching)} have it"
+                "--point: expected the name of one point with a schedule (or how it begins), found"
+                f" {name!r}: {len(matching)} have it"
             )
         found += matching
     return found
@@ -155,13 +215,23 @@ def _detail(store: Store, line: Line, point: Point, command: Mapping[str, Any]) 
     assert point.schedule is not None
     found = solved_graph(store.directory, point.graph.file, point.schedule, entry)
     source, options = _asked(point, command)
-    return replace(found, title=f"{line.title}, memory cap {cap_text(point)}", source=source, options=options)
+    return replace(
+        found, title=f"{line.title}, memory cap {cap_text(point)}", source=source, options=options
+    )
 
 
 def _asked(point: Point, command: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the source and the options that ``apsched solve`` takes for this point: the study's command, what varied as it was here."""
+    """Return the source and the options that ``apsched solve`` takes for this point: the study's
+    command, what varied as it was here.
+    """
     varied = [axis.name for axis in parse_vary(list(command.get("vary", ())))[0]]
-    values = {**command, **{name: point.described.get(name) for name in varied if name not in SPEEDS}}
+    values = {
+        **command,
+        **{name: point.described.get(name) for name in varied if name not in SPEEDS},
+    }
     values["memory_cap"] = None if point.memory_cap == "device" else point.memory_cap
-    options = {flag: value if isinstance(value, list | bool) else str(value) for flag, value in stated_options(values).items()}
+    options = {
+        flag: value if isinstance(value, list | bool) else str(value)
+        for flag, value in stated_options(values).items()
+    }
     return str(values["source"]), options

@@ -17,7 +17,8 @@ AS_CAPTURED = "as_captured"
 
 
 def print_study(lines: Sequence[Line], slowdown: float, stream: TextIO) -> None:
-    """Print every point beside its bound and the best baseline that fits; the price of memory along caps.
+    """Print every point beside its bound and the best baseline that fits; the price of memory along
+    caps.
 
     Axes other than memory take the place of the order as captured, which is a baseline, too.
     """
@@ -27,7 +28,16 @@ def print_study(lines: Sequence[Line], slowdown: float, stream: TextIO) -> None:
     for heading in (*axes, "graph"):
         table.add_column(heading)
     wide = not axes
-    for heading in ("memory cap", "step ms", "bound ms", "gap", *(["captured ms"] if wide else []), "baseline ms", "peak", "launches"):
+    for heading in (
+        "memory cap",
+        "step ms",
+        "bound ms",
+        "gap",
+        *(["captured ms"] if wide else []),
+        "baseline ms",
+        "peak",
+        "launches",
+    ):
         table.add_column(heading, justify="right", no_wrap=True)
     if priced:
         table.add_column("ms per GiB", justify="right", no_wrap=True)
@@ -37,12 +47,18 @@ def print_study(lines: Sequence[Line], slowdown: float, stream: TextIO) -> None:
         prices = dict(zip((p.point_id for p in fit), prices_ms_per_gib(fit), strict=True))
         binds = dict(zip((p.point_id for p in fit), bindings(fit), strict=True))
         for k, point in enumerate(line.points):
-            first = [line.labels.get(axis, "") for axis in axes] + [line.graph] if k == 0 else [""] * (len(axes) + 1)
+            first = (
+                [line.labels.get(axis, "") for axis in axes] + [line.graph]
+                if k == 0
+                else [""] * (len(axes) + 1)
+            )
             cells = [*first, *_cells(point, wide=wide)]
             if priced:
                 price = prices.get(point.point_id)
                 cells.append("" if price is None else f"{price:,.3f}")
-            table.add_row(*cells, str(binds[point.point_id]) if point.point_id in binds else _least(point))
+            table.add_row(
+                *cells, str(binds[point.point_id]) if point.point_id in binds else _least(point)
+            )
         if line.points:
             table.add_section()
     out = console(stream)
@@ -60,7 +76,16 @@ def _cells(point: Point, *, wide: bool) -> list[str]:
     outcome = point.outcome
     cap = "none" if outcome.memory_cap_bytes is None else show_bytes(outcome.memory_cap_bytes)
     if outcome.step_ticks is None:
-        return [cap, "none fits", f"{point.bound_us / 1000:,.3f}", "", *([""] if wide else []), "", "", ""]
+        return [
+            cap,
+            "none fits",
+            f"{point.bound_us / 1000:,.3f}",
+            "",
+            *([""] if wide else []),
+            "",
+            "",
+            "",
+        ]
     baselines: Mapping[str, Any] = outcome.report["baselines"]
     fit = {name: found["step_time_us"] for name, found in baselines.items() if found["fits"]}
     return [
@@ -77,7 +102,10 @@ def _cells(point: Point, *, wide: bool) -> list[str]:
 
 def _least(point: Point) -> str:
     least = (point.outcome.report.get("infeasibility") or {}).get("least", {})
-    return "; ".join(f"{name} needs {show_bytes(value) if name.endswith('bytes') else value}" for name, value in least.items())
+    return "; ".join(
+        f"{name} needs {show_bytes(value) if name.endswith('bytes') else value}"
+        for name, value in least.items()
+    )
 
 
 def said(line: Line, slowdown: float) -> list[str]:
@@ -85,25 +113,40 @@ def said(line: Line, slowdown: float) -> list[str]:
     points = fitting(line.points)
     texts = [f"note: {note}" for note in (line.points[0].graph.notes if line.points else ())]
     if len(points) > 1:
-        texts += [slowdown_text(points, slowdown), binds_text(points), bucketing_text(points), _cost(points)]
+        texts += [
+            slowdown_text(points, slowdown),
+            binds_text(points),
+            bucketing_text(points),
+            _cost(points),
+        ]
     if len(line.points) < line.expected:
-        texts.append(f"{len(line.points)} of {line.expected} points; the same command goes on from there")
+        texts.append(
+            f"{len(line.points)} of {line.expected} points; the same command goes on from there"
+        )
     return texts
 
 
 def slowdown_text(points: Sequence[Point], slowdown: float) -> str:
-    """Return the least memory for a step that is at most ``slowdown`` slower than the fastest of ``points``."""
+    """Return the least memory for a step that is at most ``slowdown`` slower than the fastest of
+    ``points``.
+    """
     least = least_memory(points, slowdown)
     assert least is not None
     text = (
-        f"{100 * slowdown:g} % slower than the fastest, {show_us(least.step_limit_us)}: {show_bytes(least.peak_memory_bytes)} "
-        f"will do ({show_us(least.step_time_us)})"
+        f"{100 * slowdown:g} % slower than the fastest, {show_us(least.step_limit_us)}:"
+        f" {show_bytes(least.peak_memory_bytes)} will do ({show_us(least.step_time_us)})"
     )
-    return text if least.refuted_bytes is None else f"{text}; {show_bytes(least.refuted_bytes)} will not (proven)"
+    return (
+        text
+        if least.refuted_bytes is None
+        else f"{text}; {show_bytes(least.refuted_bytes)} will not (proven)"
+    )
 
 
 def _cost(points: Sequence[Point]) -> str:
-    """Return what the frontier took, in solves: the median of those that it made (the first may have had code to compile)."""
+    """Return what the frontier took, in solves: the median of those that it made (the first may
+    have had code to compile).
+    """
     solves = sorted(point.outcome.seconds for point in points if point.outcome.how != ALONG)
     others = sum(point.outcome.seconds for point in points if point.outcome.how == ALONG)
     answered = f"{len(points) - len(solves)} answered from those in {others:.1f} s"

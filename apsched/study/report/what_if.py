@@ -1,11 +1,13 @@
-"""One change of hardware or size, answered directly: now and then, each with its bound, and what of the difference is proven.
+"""One change of hardware or size, answered directly: now and then, each with its bound, and what of
+the difference is proven.
 
     network=2x        twice the bandwidth between nodes (:mod:`apsched.study.speeds`)
     compute=0.8x      compute at 0.8 times its speed
     ranks=4096        so many process ranks: FSDP is scaled (a mesh of replicas alone: those), everything else stays
     memory=-10GiB     a memory cap that is so much lower (or with ``+`` higher)
 
-Two searches differ by chance, so that only bounds prove: whoever schedules best now needs at least the bound of now.
+Two searches differ by chance, so that only bounds prove: whoever schedules best now needs at least
+the bound of now.
 """
 
 from collections.abc import Sequence
@@ -51,17 +53,25 @@ class Answer:
 
     @property
     def least_gain_us(self) -> float | None:
-        """Proven: no schedule of now gains less, since none is faster than the bound of now; negative where nothing is proven."""
-        return None if self.then.step_time_us is None else self.now.bound_us - self.then.step_time_us
+        """Proven: no schedule of now gains less, since none is faster than the bound of now;
+        negative where nothing is proven.
+        """
+        return (
+            None if self.then.step_time_us is None else self.now.bound_us - self.then.step_time_us
+        )
 
     @property
     def most_gain_us(self) -> float | None:
-        """Proven: the schedule of now gains no more, whatever is found then; negative where the step is proven to get longer."""
+        """Proven: the schedule of now gains no more, whatever is found then; negative where the
+        step is proven to get longer.
+        """
         return None if self.now.step_time_us is None else self.now.step_time_us - self.then.bound_us
 
     @property
     def verdict(self) -> str:
-        """``shorter``, ``longer`` or ``not shorter``, all proven; ``nothing provable``, ``nothing changes`` or ``nothing fits ...``."""
+        """``shorter``, ``longer`` or ``not shorter``, all proven; ``nothing provable``, ``nothing
+        changes`` or ``nothing fits ...``.
+        """
         if self.now.point_id == self.then.point_id:
             return "nothing changes"
         if self.then.step_time_us is None:
@@ -83,18 +93,32 @@ def parse_what_if(texts: Sequence[str]) -> WhatIf:
     for text in (part for joined in texts for part in joined.split(",")):
         name, equals, value = (piece.strip() for piece in text.partition("="))
         if not equals or not value or name not in NAMES:
-            raise InputError(f"--if: expected network=2x, compute=0.8x, ranks=4096 or memory=-10GiB; found {text!r}")
+            raise InputError(
+                "--if: expected network=2x, compute=0.8x, ranks=4096 or memory=-10GiB; found"
+                f" {text!r}"
+            )
         if name in found:
             raise InputError(f"--if: {name} is given twice; give it once")
         found[name] = value
     memory = found.get("memory")
     if memory is not None and memory[0] not in "+-":
-        raise InputError(f"--if memory: expected how much more or less, such as +10GiB or -10GiB; found {memory!r}")
-    speeds = {name: parse_times(found[name], f"--if {name}") for name in ("network", "compute") if name in found}
+        raise InputError(
+            "--if memory: expected how much more or less, such as +10GiB or -10GiB; found"
+            f" {memory!r}"
+        )
+    speeds = {
+        name: parse_times(found[name], f"--if {name}")
+        for name in ("network", "compute")
+        if name in found
+    }
     return WhatIf(
         speeds=Speeds(**speeds),
         num_ranks=parse_count(found["ranks"], "--if ranks", least=1) if "ranks" in found else None,
-        more_bytes=0 if memory is None else parse_bytes(memory[1:], "--if memory") * (-1 if memory[0] == "-" else 1),
+        more_bytes=(
+            0
+            if memory is None
+            else parse_bytes(memory[1:], "--if memory") * (-1 if memory[0] == "-" else 1)
+        ),
         text=", ".join(f"{name}={value}" for name, value in found.items()),
     )
 
@@ -111,18 +135,25 @@ def then(setting: Setting, what_if: WhatIf) -> Setting:
     return replace(setting, request=request, speeds=speeds)
 
 
-def cap_then(cap: MemoryCap | None, what_if: WhatIf, device_memory_bytes: int | None) -> MemoryCap | None:
+def cap_then(
+    cap: MemoryCap | None, what_if: WhatIf, device_memory_bytes: int | None
+) -> MemoryCap | None:
     """Return the memory cap as it would be; ``None`` is the device's memory."""
     if not what_if.more_bytes:
         return cap
     if cap is None:
         if device_memory_bytes is None:
-            raise InputError("--if memory: the memory of the cluster is not known here; state --memory-cap")
+            raise InputError(
+                "--if memory: the memory of the cluster is not known here; state --memory-cap"
+            )
         cap = MemoryCap(size_bytes=device_memory_bytes)
     if cap.size_bytes is None:
         raise InputError("--if memory: there is no cap that could change; state --memory-cap")
     if cap.size_bytes + what_if.more_bytes < 0:
-        raise InputError("--if memory: expected a cap that stays above 0 (or above the floor, where it counts from there)")
+        raise InputError(
+            "--if memory: expected a cap that stays above 0 (or above the floor, where it counts"
+            " from there)"
+        )
     return replace(cap, size_bytes=cap.size_bytes + what_if.more_bytes)
 
 
@@ -130,8 +161,9 @@ def _mesh_of(setting: Setting, num_ranks: int) -> str:
     kind = classify(setting.request.source)
     if kind in (SourceKind.GRAPH_FILE, SourceKind.REPRO):
         raise InputError(
-            f"--if ranks: {setting.request.source!r} is a {kind.value}: it holds the shards of the process ranks that it was captured for, "
-            "and their sizes change with the number; ask it of the preset or function itself"
+            f"--if ranks: {setting.request.source!r} is a {kind.value}: it holds the shards of the"
+            " process ranks that it was captured for, and their sizes change with the number; ask"
+            " it of the preset or function itself"
         )
     if kind is SourceKind.FUNCTION and setting.request.mesh is None:
         raise InputError("--if ranks: state the --mesh of now, so that its FSDP axis can be scaled")
@@ -143,5 +175,8 @@ def _mesh_of(setting: Setting, num_ranks: int) -> str:
     size, rest = divmod(num_ranks, others)
     step = mesh.ep if axis == "fsdp" else 1
     if rest or not size or size % step:
-        raise InputError(f"--if ranks: mesh {mesh} scaled along {axis} has a multiple of {others * step} process ranks; found {num_ranks}")
+        raise InputError(
+            f"--if ranks: mesh {mesh} scaled along {axis} has a multiple of {others * step} process"
+            f" ranks; found {num_ranks}"
+        )
     return str(replace(mesh, **{axis: size}))

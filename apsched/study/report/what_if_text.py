@@ -17,7 +17,15 @@ def print_answers(text: str, answers: Sequence[Answer], stream: TextIO) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("graph", "when"):
         table.add_column(heading)
-    for heading in ("step time ms", "bound ms", "gap", "exposed ms", "memory cap", "peak memory", "collectives"):
+    for heading in (
+        "step time ms",
+        "bound ms",
+        "gap",
+        "exposed ms",
+        "memory cap",
+        "peak memory",
+        "collectives",
+    ):
         table.add_column(heading, justify="right")
     table.add_column("binds")
     for answer in answers:
@@ -38,19 +46,34 @@ def sentence(answer: Answer) -> str:
     if answer.verdict == "nothing changes":
         return "no price and no cap changes, so nothing does"
     if gain is None or least is None or most is None:
-        needs = "; ".join(_needs(point) for point in (answer.now, answer.then) if point.step_time_us is None)
+        needs = "; ".join(
+            _needs(point) for point in (answer.now, answer.then) if point.step_time_us is None
+        )
         return f"{answer.verdict}: {needs or 'no cap is known that would do'}"
     share = 100 * abs(gain) / (answer.now.step_time_us or 1.0)
-    found = f"{show_us(abs(gain))} ({share:.2f} %) {'shorter' if gain > 0 else 'longer'}" if gain else "no difference found"
+    found = (
+        f"{show_us(abs(gain))} ({share:.2f} %) {'shorter' if gain > 0 else 'longer'}"
+        if gain
+        else "no difference found"
+    )
     match answer.verdict:
         case "shorter":
-            return f"{found}; proven: at least {show_us(least)} shorter than anything there could be now, at most {show_us(most)}"
+            return (
+                f"{found}; proven: at least {show_us(least)} shorter than anything there could be"
+                f" now, at most {show_us(most)}"
+            )
         case "longer":
-            return f"{found}; proven: at least {show_us(-most)} longer than the schedule of now, whatever is found then"
+            return (
+                f"{found}; proven: at least {show_us(-most)} longer than the schedule of now,"
+                " whatever is found then"
+            )
         case "not shorter":
             return f"{found}; proven: nothing is gained on the schedule of now"
         case _:
-            return f"{found}; nothing provable, at most {show_us(most)} could be gained on the schedule of now"
+            return (
+                f"{found}; nothing provable, at most {show_us(most)} could be gained on the"
+                " schedule of now"
+            )
 
 
 def answer_json(answer: Answer) -> dict[str, Any]:
@@ -86,8 +109,16 @@ def _cells(point: Point) -> list[str]:
 
 def _needs(point: Point) -> str:
     least = (point.outcome.report.get("infeasibility") or {}).get("least", {})
-    return "; ".join(f"{name} needs {show_bytes(value) if name.endswith('bytes') else value}" for name, value in least.items())
+    return "; ".join(
+        f"{name} needs {show_bytes(value) if name.endswith('bytes') else value}"
+        for name, value in least.items()
+    )
 
 
 def _json(point: Point) -> dict[str, Any]:
-    return {"point_id": point.point_id, "schedule": point.schedule, "described": dict(point.described), **point.outcome.report}
+    return {
+        "point_id": point.point_id,
+        "schedule": point.schedule,
+        "described": dict(point.described),
+        **point.outcome.report,
+    }

@@ -1,1 +1,3 @@
-"""What apsched relies on in torch beyond its public functions, as checks that run anywhere: ``python -m apsched.torch_compat.contracts``."""
+"""What apsched relies on in torch beyond its public functions, as checks that run anywhere:
+``python -m apsched.torch_compat.contracts``.
+"""

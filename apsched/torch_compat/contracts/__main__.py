@@ -1,4 +1,6 @@
-"""``python -m apsched.torch_compat.contracts``: run every contract with the torch that is installed here, and print what came of it."""
+"""``python -m apsched.torch_compat.contracts``: run every contract with the torch that is installed
+here, and print what came of it.
+"""
 
 import logging
 import os
@@ -9,7 +11,9 @@ from apsched.torch_compat.version import ANY_TORCH_VARIABLE
 
 
 def main() -> int:
-    """Print a line for each private function of torch that apsched uses; return 0 where all are there and keep their contracts."""
+    """Print a line for each private function of torch that apsched uses; return 0 where all are
+    there and keep their contracts.
+    """
     import torch
 
     from apsched.torch_compat.contracts import compilers, graphs, groups  # noqa: F401  (they register their checks)
@@ -21,7 +25,10 @@ def main() -> int:
     broken = 0
     for outcome in outcomes():
         kept = "contract kept" if not outcome.broken else f"contract BROKEN: {outcome.broken}"
-        print(f"{outcome.name:{width}}  {'found' if outcome.found else 'NOT FOUND'}, {kept}", flush=True)
+        print(
+            f"{outcome.name:{width}}  {'found' if outcome.found else 'NOT FOUND'}, {kept}",
+            flush=True,
+        )
         broken += bool(outcome.broken)
     print(f"{len(modules) - broken} kept, {broken} broken")
     return 1 if broken else 0

@@ -24,7 +24,9 @@ def _aot_compiled() -> None:
         def compiled(gm: Any, inputs: Any) -> Any:
             kinds.append(kind)
             private.name_parameters(gm.graph, names[-1])
-            described.extend(repr(node.meta.get("desc")) for node in gm.graph.find_nodes(op="placeholder"))
+            described.extend(
+                repr(node.meta.get("desc")) for node in gm.graph.find_nodes(op="placeholder")
+            )
             return private.boxed(gm)
 
         return compiled
@@ -41,8 +43,14 @@ def _aot_compiled() -> None:
     loss = compiled(x)
     expect(torch.allclose(loss, module(x)), "forward computes what it did")
     loss.sum().backward()
-    expect(kinds == ["forward", "backward"], f"forward and backward each have a compiler, found {kinds}")
-    expect(sorted(names[0].values()) == ["bias", "weight"], f"Dynamo says which inputs are parameters, found {names[0]}")
+    expect(
+        kinds == ["forward", "backward"],
+        f"forward and backward each have a compiler, found {kinds}",
+    )
+    expect(
+        sorted(names[0].values()) == ["bias", "weight"],
+        f"Dynamo says which inputs are parameters, found {names[0]}",
+    )
     expect(any("weight" in text for text in described), "descriptors on inputs can be given names")
     with torch.no_grad():
         compiled(x)
@@ -54,12 +62,17 @@ def _aot_compiled() -> None:
 def _inductor_compiled() -> None:
     from torch._inductor.compile_fx import compile_fx
 
-    expect("config_patches" in inspect.signature(compile_fx).parameters, "compile_fx takes config_patches, which backward gets, too")
+    expect(
+        "config_patches" in inspect.signature(compile_fx).parameters,
+        "compile_fx takes config_patches, which backward gets, too",
+    )
 
 
 @contract("note_in_code", "notes_in_code", "forget_code")
 def _notes() -> None:
-    """What is noted while code is made comes back where it is found; what was forgotten is made anew."""
+    """What is noted while code is made comes back where it is found; what was forgotten is made
+    anew.
+    """
     from torch._inductor.custom_graph_pass import CustomGraphPass
     from torch._inductor.utils import fresh_cache
 
@@ -88,7 +101,9 @@ def _notes() -> None:
         return compiled
 
     def backend(gm: Any, inputs: Any) -> Any:
-        return private.inductor_compiled(gm, inputs, {"post_grad_custom_post_pass": Noting()}, around, joint_cache=False)
+        return private.inductor_compiled(
+            gm, inputs, {"post_grad_custom_post_pass": Noting()}, around, joint_cache=False
+        )
 
     with fresh_cache(), torch.no_grad():
         for _ in range(2):
@@ -96,7 +111,10 @@ def _notes() -> None:
             torch.compile(torch.matmul, backend=backend)(torch.ones(2, 2), torch.ones(2, 2))
     torch._dynamo.reset()
     expect(found == [["contract"]] * 2, f"what was noted in code comes with it, found {found}")
-    expect(len(made) == 2, f"code is made, found, and made again once it was forgotten; made {len(made)} times")
+    expect(
+        len(made) == 2,
+        f"code is made, found, and made again once it was forgotten; made {len(made)} times",
+    )
 
 
 @contract("forget_hashes")
@@ -112,22 +130,45 @@ def _forget_hashes() -> None:
 
 @contract("replace_graph")
 def _replace_graph() -> None:
-    old, new = (make_fx(f, tracing_mode="fake")(torch.ones(2)) for f in (torch.sin, lambda x: torch.cos(torch.cos(x))))
+    old, new = (
+        make_fx(f, tracing_mode="fake")(torch.ones(2))
+        for f in (torch.sin, lambda x: torch.cos(torch.cos(x)))
+    )
     private.replace_graph(old.graph, new)
     old.graph.lint()
-    expect([n.name for n in old.graph.nodes] == [n.name for n in new.graph.nodes], "names of nodes are free again")
-    expect(torch.equal(GraphModule(old, old.graph)(torch.ones(2)), torch.cos(torch.cos(torch.ones(2)))), "the graph is the other's")
+    expect(
+        [n.name for n in old.graph.nodes] == [n.name for n in new.graph.nodes],
+        "names of nodes are free again",
+    )
+    expect(
+        torch.equal(
+            GraphModule(old, old.graph)(torch.ones(2)), torch.cos(torch.cos(torch.ones(2)))
+        ),
+        "the graph is the other's",
+    )
 
 
 @contract("custom_passes", "inductor_setting")
 def _settings() -> None:
-    for name in ("post_grad_custom_post_pass", "joint_custom_pre_pass", "reorder_for_compute_comm_overlap", "allow_buffer_reuse"):
+    for name in (
+        "post_grad_custom_post_pass",
+        "joint_custom_pre_pass",
+        "reorder_for_compute_comm_overlap",
+        "allow_buffer_reuse",
+    ):
         from torch._inductor import config
 
         expect(hasattr(config, name), f"torch._inductor.config.{name} is there")
-    expect(private.inductor_setting("aten_distributed_optimizations.enable_overlap_scheduling") in (True, False, None), "nested settings")
+    expect(
+        private.inductor_setting("aten_distributed_optimizations.enable_overlap_scheduling")
+        in (True, False, None),
+        "nested settings",
+    )
     expect(private.inductor_setting("no.such.setting") is None, "what is not there is None")
-    expect(private.custom_passes(None) == [] and private.custom_passes(len) == [len], "a hook has none, one or several passes")
+    expect(
+        private.custom_passes(None) == [] and private.custom_passes(len) == [len],
+        "a hook has none, one or several passes",
+    )
 
 
 @contract("describe_gradients")
@@ -136,12 +177,20 @@ def _describe_gradients() -> None:
     x = graph.placeholder("x")
     graph.output((x, x))
     private.describe_gradients(graph, {1: "w"})
-    expect([gradient_of(d) for d in graph.output_node().meta["desc"]] == [None, "w"], "an output is said to be a gradient of a parameter")
+    expect(
+        [gradient_of(d) for d in graph.output_node().meta["desc"]] == [None, "w"],
+        "an output is said to be a gradient of a parameter",
+    )
 
 
 @contract("plain_parameter_name")
 def _plain_parameter_name() -> None:
     module = nn.Sequential(nn.Linear(2, 2))
     nn.utils.parametrize.register_parametrization(module[0], "weight", nn.Identity())
-    names = {private.plain_parameter_name(name) for name, _ in torch.compile(module).named_parameters()}  # type: ignore[attr-defined]
-    expect(names == {"0.weight", "0.bias"}, f"what torch.compile and parametrize add to names is known, found {names}")
+    names = {
+        private.plain_parameter_name(name) for name, _ in torch.compile(module).named_parameters()
+    }  # type: ignore[attr-defined]
+    expect(
+        names == {"0.weight", "0.bias"},
+        f"what torch.compile and parametrize add to names is known, found {names}",
+    )

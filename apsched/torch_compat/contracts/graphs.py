@@ -15,26 +15,37 @@ aten = torch.ops.aten
 
 def traced() -> GraphModule:
     """Return a graph of two products."""
-    return make_fx(lambda x, y: torch.tanh(x @ y) @ y, tracing_mode="fake")(torch.ones(4, 4), torch.ones(4, 4))
+    return make_fx(lambda x, y: torch.tanh(x @ y) @ y, tracing_mode="fake")(
+        torch.ones(4, 4), torch.ones(4, 4)
+    )
 
 
 @contract("strided_shard")
 def _strided_shard() -> None:
     placement = private.strided_shard(0, split_factor=2)
-    expect(placement.dim == 0 and placement.split_factor == 2, "a _StridedShard has dim and split_factor")
+    expect(
+        placement.dim == 0 and placement.split_factor == 2,
+        "a _StridedShard has dim and split_factor",
+    )
 
 
 @contract("import_op_library")
 def _import_op_library() -> None:
     for namespace in private._OP_LIBRARIES:
-        expect(private.import_op_library(namespace), f"the module that defines the operators of {namespace} can be imported")
+        expect(
+            private.import_op_library(namespace),
+            f"the module that defines the operators of {namespace} can be imported",
+        )
     expect(not private.import_op_library("nowhere"), "an unknown namespace has no module")
 
 
 @contract("symbolic_size", "size_hint")
 def _symbolic_size() -> None:
     size = private.symbolic_size(ShapeEnv(), "s", 7)
-    expect(isinstance(size, torch.SymInt) and private.size_hint(size) == 7, "a symbolic integer is made with a hint, and has it")
+    expect(
+        isinstance(size, torch.SymInt) and private.size_hint(size) == 7,
+        "a symbolic integer is made with a hint, and has it",
+    )
     expect(private.size_hint(3) == 3, "a plain integer is its own hint")
 
 
@@ -67,20 +78,36 @@ def _set_traced_module_stack() -> None:
 
     with torch.fx.traceback.preserve_node_meta():
         graph = make_fx(run)(torch.ones(2)).graph
-    stacks = {str(n.target): n.meta.get("nn_module_stack") for n in graph.nodes if n.op == "call_function"}
-    expect(stacks["aten.sin.default"] == {"": ("layer", nn.Linear)}, "nodes traced from here on have the stack")
+    stacks = {
+        str(n.target): n.meta.get("nn_module_stack") for n in graph.nodes if n.op == "call_function"
+    }
+    expect(
+        stacks["aten.sin.default"] == {"": ("layer", nn.Linear)},
+        "nodes traced from here on have the stack",
+    )
     expect(not stacks["aten.cos.default"], "and no more when it is cleared")
 
 
 @contract("parameter_behind", "is_parameter_or_buffer", "gradient_of")
 def _descriptors() -> None:
-    from torch._functorch._aot_autograd.descriptors import BufferAOTInput, GradAOTOutput, ParamAOTInput, PlainAOTInput
+    from torch._functorch._aot_autograd.descriptors import (
+        BufferAOTInput,
+        GradAOTOutput,
+        ParamAOTInput,
+        PlainAOTInput,
+    )
 
     weight, buffer, plain = ParamAOTInput("w"), BufferAOTInput("b"), PlainAOTInput(0)
-    expect(private.parameter_behind(weight) == "w" and private.parameter_behind(plain) is None, "a parameter's descriptor has its name")
+    expect(
+        private.parameter_behind(weight) == "w" and private.parameter_behind(plain) is None,
+        "a parameter's descriptor has its name",
+    )
     found = [private.is_parameter_or_buffer(d) for d in (weight, buffer, plain)]
     expect(found == [True, True, False], "parameters and buffers are told from other inputs")
-    expect(private.gradient_of(GradAOTOutput(weight)) == "w", "a gradient's descriptor has that of its parameter")
+    expect(
+        private.gradient_of(GradAOTOutput(weight)) == "w",
+        "a gradient's descriptor has that of its parameter",
+    )
 
 
 @contract("empty_graph_like")
@@ -92,7 +119,10 @@ def _empty_graph_like() -> None:
     graph.set_codegen(Doubled())
     new = private.empty_graph_like(graph)
     new.output(new.placeholder("x"))
-    expect(type(new._codegen) is Doubled and new._codegen is not graph._codegen, "the calling convention is copied")
+    expect(
+        type(new._codegen) is Doubled and new._codegen is not graph._codegen,
+        "the calling convention is copied",
+    )
     expect(GraphModule({}, new)(3) == 3, "the new graph runs")
 
 
@@ -102,10 +132,16 @@ def _node_source() -> None:
     node = graph.placeholder("x")
     source = private.node_source(node, "apsched")
     told = source.to_dict()
-    expect((told["name"], told["pass_name"], told["action"]) == ("x", "apsched", "create+replace"), "a node source says where from")
+    expect(
+        (told["name"], told["pass_name"], told["action"]) == ("x", "apsched", "create+replace"),
+        "a node source says where from",
+    )
     made = graph.call_function(torch.sin, (node,))
     made.meta["from_node"] = [source]
-    expect(list(private.sources_of(made)) == [("x", id(graph))], "it can be followed back to name and graph")
+    expect(
+        list(private.sources_of(made)) == [("x", id(graph))],
+        "it can be followed back to name and graph",
+    )
 
 
 @contract("storage_key")
@@ -135,8 +171,13 @@ def _hold_stream() -> None:
 def _graph_as_repro() -> None:
     with group(2, fake=True):
         text = private.graph_as_repro(traced())
-    expect("class Repro(torch.nn.Module)" in text and "def load_args(reader)" in text, "a repro has Repro and load_args")
-    expect("command='get_args'" in text or 'command="get_args"' in text, "it hands out its arguments")
+    expect(
+        "class Repro(torch.nn.Module)" in text and "def load_args(reader)" in text,
+        "a repro has Repro and load_args",
+    )
+    expect(
+        "command='get_args'" in text or 'command="get_args"' in text, "it hands out its arguments"
+    )
     compile(text, "repro.py", "exec")
 
 
@@ -147,8 +188,14 @@ def _add_control_deps() -> None:
     private.add_control_deps(module.graph, {last: [tanh]})
     module.graph.lint()
     (wrapped,) = (n for n in module.graph.nodes if "control_deps" in str(n.target))
-    expect(tanh in wrapped.all_input_nodes and first not in wrapped.all_input_nodes, "the node is wrapped behind the other")
-    expect(not [n for n in module.graph.nodes if n.target is aten.mm.default and n is last], "and stands no more by itself")
+    expect(
+        tanh in wrapped.all_input_nodes and first not in wrapped.all_input_nodes,
+        "the node is wrapped behind the other",
+    )
+    expect(
+        not [n for n in module.graph.nodes if n.target is aten.mm.default and n is last],
+        "and stands no more by itself",
+    )
     from torch._inductor.lowering import lowerings
 
     expect(wrapped.target in lowerings, "Inductor knows what to make of it")
@@ -164,15 +211,24 @@ def _partitioned_graphs() -> None:
         return joint
 
     inputs = (torch.ones(2, 4),)
-    forward, backward, num_outputs = partition.partitioned_graphs(module, inputs, prepare, lambda node: False, lambda joint: [])
-    expect(len(seen) == 1 and num_outputs == 1, "the joint graph is handed over before it is parted")
+    forward, backward, num_outputs = partition.partitioned_graphs(
+        module, inputs, prepare, lambda node: False, lambda joint: []
+    )
+    expect(
+        len(seen) == 1 and num_outputs == 1, "the joint graph is handed over before it is parted"
+    )
     assert backward is not None
-    expect(any("mm" in str(n.target) for n in backward.graph.nodes), "backward is a graph of its own")
+    expect(
+        any("mm" in str(n.target) for n in backward.graph.nodes), "backward is a graph of its own"
+    )
     outputs = forward.graph.output_node().args[0]
     expect(len(outputs) > 1, "forward hands over what it saves")
     again = partition.partitioned_graphs(module, inputs, prepare, lambda node: False, _tanh_of)
     saved = [n for n in again[0].graph.output_node().args[0][1:] if n.op == "call_function"]
-    expect(["tanh" in str(n.target) for n in saved] == [True], "it saves what it is told to, and inputs")
+    expect(
+        ["tanh" in str(n.target) for n in saved] == [True],
+        "it saves what it is told to, and inputs",
+    )
 
 
 def _tanh_of(joint: GraphModule) -> list[torch.fx.Node]:

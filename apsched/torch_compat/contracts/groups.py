@@ -19,14 +19,19 @@ c10d = torch.ops._c10d_functional
 def _fake_store() -> None:
     with group(8, fake=True) as name:
         waited = c10d.wait_tensor(c10d.all_gather_into_tensor(torch.ones(2), 8, name))
-        expect(waited.shape == (16,), "collectives of a fake group of 8 have the shapes of a real one")
+        expect(
+            waited.shape == (16,), "collectives of a fake group of 8 have the shapes of a real one"
+        )
 
 
 @contract("process_group_names")
 def _process_group_names() -> None:
     with group(4, fake=True) as name:
         pair = dist.new_group([0, 1])
-        expect(private.process_group_names() == {name: (0, 1, 2, 3), pair.group_name: (0, 1)}, "all groups, with their process ranks")
+        expect(
+            private.process_group_names() == {name: (0, 1, 2, 3), pair.group_name: (0, 1)},
+            "all groups, with their process ranks",
+        )
 
 
 @contract("job_store", "default_group")
@@ -34,10 +39,16 @@ def _job_store() -> None:
     with group():
         store, default = private.job_store(), private.default_group()
         store.set("key", b"value")
-        expect(store.check(["key"]) and not store.check(["none"]) and store.get("key") == b"value", "the store keeps what is set")
+        expect(
+            store.check(["key"]) and not store.check(["none"]) and store.get("key") == b"value",
+            "the store keeps what is set",
+        )
         expect([store.add("count", n) for n in (0, 2, 0)] == [0, 2, 2], "it counts")
         expect(private.job_store().check(["key"]), "it is the store of the job")
-        expect(default is private.default_group() and default is dist.group.WORLD, "the default group is one object")
+        expect(
+            default is private.default_group() and default is dist.group.WORLD,
+            "the default group is one object",
+        )
 
 
 @contract("ordered_group")
@@ -64,7 +75,9 @@ def _registered_groups() -> None:
 
 
 def gathers() -> GraphModule:
-    """Return a graph with two gathers, each before the product that needs it; a group of 2 must run."""
+    """Return a graph with two gathers, each before the product that needs it; a group of 2 must
+    run.
+    """
     name = dist.group.WORLD.group_name if dist.group.WORLD is not None else ""
 
     def run(x: torch.Tensor, *shards: torch.Tensor) -> torch.Tensor:
@@ -72,7 +85,9 @@ def gathers() -> GraphModule:
             x = torch.tanh(x @ c10d.wait_tensor(c10d.all_gather_into_tensor(shard, 2, name)))
         return x
 
-    return make_fx(run, tracing_mode="fake")(torch.ones(8, 8), *(torch.ones(4, 8) for _ in range(2)))
+    return make_fx(run, tracing_mode="fake")(
+        torch.ones(8, 8), *(torch.ones(4, 8) for _ in range(2))
+    )
 
 
 def _launches(module: GraphModule) -> int:
@@ -81,7 +96,10 @@ def _launches(module: GraphModule) -> int:
 
 @contract("import_schedulers", "schedule_overlap")
 def _schedule_overlap() -> None:
-    expect(callable(private.import_schedulers().schedule_overlap_bucketing), "the greedy scheduler is there")
+    expect(
+        callable(private.import_schedulers().schedule_overlap_bucketing),
+        "the greedy scheduler is there",
+    )
     with group(2, fake=True):
         module = gathers()
         asked: list[torch.fx.Node] = []

@@ -41,14 +41,22 @@ def contract(*names: str) -> Callable[[Check], Check]:
 
 
 def wrappers() -> dict[str, ModuleType]:
-    """Return every public function of the modules that know private functions of torch, with its module."""
-    names = [m.name for m in pkgutil.iter_modules([str(Path(__file__).resolve().parents[1])]) if m.name.startswith("torch_private")]
+    """Return every public function of the modules that know private functions of torch, with its
+    module.
+    """
+    names = [
+        m.name
+        for m in pkgutil.iter_modules([str(Path(__file__).resolve().parents[1])])
+        if m.name.startswith("torch_private")
+    ]
     modules = [importlib.import_module(f"apsched.{name}") for name in sorted(names)]
     return {
         name: module
         for module in modules
         for name, value in vars(module).items()
-        if callable(value) and not name.startswith("_") and getattr(value, "__module__", "") == module.__name__
+        if callable(value)
+        and not name.startswith("_")
+        and getattr(value, "__module__", "") == module.__name__
     }
 
 
@@ -75,7 +83,9 @@ def outcome(name: str) -> Outcome:
 
 @contextmanager
 def group(size: int = 1, *, fake: bool = False) -> Iterator[str]:
-    """Run the body in a process group of one process, or a fake one of ``size``; yields its name."""
+    """Run the body in a process group of one process, or a fake one of ``size``; yields its
+    name.
+    """
     from apsched.torch_compat.graphs import fake_store
 
     store: Any = fake_store() if fake else torch._C._distributed_c10d.HashStore()

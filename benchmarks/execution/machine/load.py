@@ -1,4 +1,6 @@
-"""What other programs, and virtual machines beside this one, take meanwhile; a step that they disturbed is no measurement. Linux."""
+"""What other programs, and virtual machines beside this one, take meanwhile; a step that they
+disturbed is no measurement. Linux.
+"""
 
 import os
 import time
@@ -13,7 +15,9 @@ Found = TypeVar("Found")
 _MOST_TRIES = 3
 
 QUIET_CORES = 0.15
-"""A step during which others kept more cores busy than that is disturbed; the machine's clock ticks every 10 ms, which is 0.03 of 0.3 s."""
+"""A step during which others kept more cores busy than that is disturbed; the machine's clock ticks
+every 10 ms, which is 0.03 of 0.3 s.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +33,31 @@ class Load:
     @classmethod
     def now(cls) -> Self:
         """Return them so far. Interrupts are nobody's: most are the network's."""
-        user, nice, system, _idle, _io, _hard, _soft, steal = map(int, Path("/proc/stat").read_text().splitlines()[0].split()[1:9])
+        user, nice, system, _idle, _io, _hard, _soft, steal = map(
+            int, Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
+        )
         ticks_in_s = os.sysconf("SC_CLK_TCK")
-        return cls((user + nice + system) / ticks_in_s, steal / ticks_in_s, time.process_time(), time.monotonic())
+        return cls(
+            (user + nice + system) / ticks_in_s,
+            steal / ticks_in_s,
+            time.process_time(),
+            time.monotonic(),
+        )
 
     def since(self, before: "Load") -> "Load":
         """Return what went by since ``before``."""
         return Load(
-            self.machine_s - before.machine_s, self.stolen_s - before.stolen_s, self.own_s - before.own_s, self.clock_s - before.clock_s
+            self.machine_s - before.machine_s,
+            self.stolen_s - before.stolen_s,
+            self.own_s - before.own_s,
+            self.clock_s - before.clock_s,
         )
 
 
 def others_cores(loads: Sequence[Load]) -> float:
-    """Return how many cores others kept busy on average; ``loads`` are those of all process ranks over the same span."""
+    """Return how many cores others kept busy on average; ``loads`` are those of all process ranks
+    over the same span.
+    """
     by_programs_s = max(0.0, loads[0].machine_s - sum(load.own_s for load in loads))
     return (by_programs_s + loads[0].stolen_s) / loads[0].clock_s
 
@@ -52,7 +68,9 @@ def is_quiet(cores: float) -> bool:
 
 
 def undisturbed(cores: Sequence[float]) -> list[int]:
-    """Return the places of the steps that count: the quiet ones, or where these are fewer than four, the four that were least disturbed."""
+    """Return the places of the steps that count: the quiet ones, or where these are fewer than
+    four, the four that were least disturbed.
+    """
     quiet = [k for k, busy in enumerate(cores) if is_quiet(busy)]
     least = sorted(sorted(range(len(cores)), key=lambda k: cores[k])[:4])
     return quiet if len(quiet) >= len(least) else least
@@ -66,10 +84,11 @@ def everywhere(mine: Any) -> list[Any]:
 
 
 def least_disturbed(measure: Callable[[], Found]) -> tuple[Found, float]:
-    """Return what ``measure`` finds, and how many cores others kept busy; it is called up to three times, until they keep quiet.
+    """Return what ``measure`` finds, and how many cores others kept busy; it is called up to three
+    times, until they keep quiet.
 
-    Every process rank calls this. A calibration beside another program is one of another machine: with a third of a core taken, what it
-    said of compute and transfers was a fifth too high.
+    Every process rank calls this. A calibration beside another program is one of another machine:
+    with a third of a core taken, what it said of compute and transfers was a fifth too high.
     """
     best: tuple[Found, float] | None = None
     for _ in range(_MOST_TRIES):

@@ -1,7 +1,9 @@
-"""gloo, with one thread for each group: its collectives run one after another, as NCCL's do on a stream, and as the machine model has it.
+"""gloo, with one thread for each group: its collectives run one after another, as NCCL's do on a
+stream, and as the machine model has it.
 
-By default a gloo group has two threads and runs two collectives at once (``ProcessGroupGloo::Options``, torch): transfers that wait for
-each other in the model then share the link, and a gather that sends while nothing comes in has its gaps filled by the next.
+By default a gloo group has two threads and runs two collectives at once
+(``ProcessGroupGloo::Options``, torch): transfers that wait for each other in the model then share
+the link, and a gather that sends while nothing comes in has its gaps filled by the next.
 """
 
 import os
@@ -17,7 +19,9 @@ def init(rank: int, world_size: int, init_method: str, timeout: timedelta) -> No
     """Join the default process group; groups made later have one thread, too."""
     if NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, _one_thread, devices=["cpu"])
-    dist.init_process_group(NAME, init_method=init_method, rank=rank, world_size=world_size, timeout=timeout)
+    dist.init_process_group(
+        NAME, init_method=init_method, rank=rank, world_size=world_size, timeout=timeout
+    )
 
 
 def _one_thread(store: Any, rank: int, world_size: int, timeout: timedelta) -> Any:
@@ -26,5 +30,7 @@ def _one_thread(store: Any, rank: int, world_size: int, timeout: timedelta) -> A
     options._threads = 1
     options._timeout = timeout
     name = os.environ.get("GLOO_SOCKET_IFNAME")
-    options._devices = [gloo.create_device(interface=name) if name else gloo.create_default_device()]
+    options._devices = [
+        gloo.create_device(interface=name) if name else gloo.create_default_device()
+    ]
     return gloo(store, rank, world_size, options)

@@ -1,10 +1,13 @@
-"""A slow network on one machine: a network namespace for each process rank, joined by a bridge, at a limited rate (Linux, root).
+"""A slow network on one machine: a network namespace for each process rank, joined by a bridge, at
+a limited rate (Linux, root).
 
-Every rank's namespace has one interface, ``eth0``, a veth pair whose other end lies on the bridge in a namespace of its own. Both ends are
-limited by ``tc tbf``, so that a rank sends and receives at no more than the rate. None of them has a route to anywhere else.
+Every rank's namespace has one interface, ``eth0``, a veth pair whose other end lies on the bridge
+in a namespace of its own. Both ends are limited by ``tc tbf``, so that a rank sends and receives at
+no more than the rate. None of them has a route to anywhere else.
 
-Namespaces are named after the process that made them, and only those are touched. They and what runs in them go when the body of ``with``
-ends, however it ends; where the process is killed, a guard that it started removes them.
+Namespaces are named after the process that made them, and only those are touched. They and what
+runs in them go when the body of ``with`` ends, however it ends; where the process is killed, a
+guard that it started removes them.
 """
 
 import os
@@ -22,9 +25,11 @@ from apsched.errors import InputError
 
 _MTU_BYTES = 9000
 _BURST_MS = 0.55
-"""Of its rate, what an idle link lets through at once: the more, the cheaper a message on an idle link than one that queues behind another
-(128 KiB at 200 Mb/s are 5 ms). At 1 Gb/s it is one of the 64 KiB that TCP sends as one; where those do not fit, ``tbf`` cuts them into
-packets, which costs compute time."""
+"""Of its rate, what an idle link lets through at once: the more, the cheaper a message on an idle
+link than one that queues behind another (128 KiB at 200 Mb/s are 5 ms). At 1 Gb/s it is one of the
+64 KiB that TCP sends as one; where those do not fit, ``tbf`` cuts them into packets, which costs
+compute time.
+"""
 _LEAST_BURST_BYTES = _MTU_BYTES + 1000
 _LATENCY_MS = 400
 """What may queue before packets are dropped."""
@@ -51,7 +56,10 @@ class SlowNetwork:
         there = set(_run("ip", "netns", "list").split())
         taken = sorted(there.intersection((self._switch, *self.namespaces)))
         if taken:
-            raise InputError(f"network namespaces {', '.join(taken)} exist and are not of this process: remove them")
+            raise InputError(
+                f"network namespaces {', '.join(taken)} exist and are not of this process: remove"
+                " them"
+            )
         self._guard = _start_guard((self._switch, *self.namespaces))
         try:
             self._make()
@@ -60,7 +68,12 @@ class SlowNetwork:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -72,7 +85,9 @@ class SlowNetwork:
             self._guard.wait(timeout=30)
             self._guard = None
 
-    def popen(self, rank: int, command: Sequence[str], *, log: IO[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    def popen(
+        self, rank: int, command: Sequence[str], *, log: IO[str], environment: dict[str, str]
+    ) -> subprocess.Popen[bytes]:
         """Start ``command`` as process rank ``rank``, its gloo on the slow link."""
         return subprocess.Popen(
             ["ip", "netns", "exec", self.namespaces[rank], *command],
@@ -84,7 +99,19 @@ class SlowNetwork:
     def set_rate(self, rank: int, megabits_per_s: float) -> None:
         """Change the rate of one rank's link, both ways."""
         for name, interface in ((self.namespaces[rank], "eth0"), (self._switch, f"port{rank}")):
-            _run("ip", "netns", "exec", name, "tc", "qdisc", "replace", "dev", interface, "root", *_tbf(megabits_per_s))
+            _run(
+                "ip",
+                "netns",
+                "exec",
+                name,
+                "tc",
+                "qdisc",
+                "replace",
+                "dev",
+                interface,
+                "root",
+                *_tbf(megabits_per_s),
+            )
 
     def cut(self, rank: int) -> None:
         """Cut the link of ``rank``."""
@@ -101,8 +128,34 @@ class SlowNetwork:
         for rank, name in enumerate(self.namespaces):
             _run("ip", "netns", "add", name)
             port = f"port{rank}"
-            _run("ip", "-n", self._switch, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name)
-            _run("ip", "-n", self._switch, "link", "set", port, "mtu", str(_MTU_BYTES), "master", "bridge", "up")
+            _run(
+                "ip",
+                "-n",
+                self._switch,
+                "link",
+                "add",
+                port,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "eth0",
+                "netns",
+                name,
+            )
+            _run(
+                "ip",
+                "-n",
+                self._switch,
+                "link",
+                "set",
+                port,
+                "mtu",
+                str(_MTU_BYTES),
+                "master",
+                "bridge",
+                "up",
+            )
             _run("ip", "-n", name, "address", "add", f"10.203.0.{rank + 1}/24", "dev", "eth0")
             _run("ip", "-n", name, "link", "set", "eth0", "mtu", str(_MTU_BYTES), "up")
             _run("ip", "-n", name, "link", "set", "lo", "up")
@@ -117,27 +170,41 @@ def why_not() -> str:
         return "it needs root"
     missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
     if missing:
-        return f"{' and '.join(missing)} (iproute2) {'is' if len(missing) == 1 else 'are'} not installed"
+        return (
+            f"{' and '.join(missing)} (iproute2) {'is' if len(missing) == 1 else 'are'} not"
+            " installed"
+        )
     return ""
 
 
 def _tbf(megabits_per_s: float) -> tuple[str, ...]:
     burst_bytes = max(round(megabits_per_s * 125 * _BURST_MS), _LEAST_BURST_BYTES)
-    return ("tbf", "rate", f"{round(megabits_per_s * 1000)}kbit", "burst", str(burst_bytes), "latency", f"{_LATENCY_MS}ms")
+    return (
+        "tbf",
+        "rate",
+        f"{round(megabits_per_s * 1000)}kbit",
+        "burst",
+        str(burst_bytes),
+        "latency",
+        f"{_LATENCY_MS}ms",
+    )
 
 
 def _run(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise InputError(
-            f"{' '.join(command)} failed: {done.stderr.strip() or done.stdout.strip()}; may this process make network namespaces?"
+            f"{' '.join(command)} failed: {done.stderr.strip() or done.stdout.strip()}; may this"
+            " process make network namespaces?"
         )
     return done.stdout
 
 
 def _remove(names: Sequence[str]) -> None:
     for name in names:
-        inside = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False).stdout.split()
+        inside = subprocess.run(
+            ["ip", "netns", "pids", name], capture_output=True, text=True, check=False
+        ).stdout.split()
         for process in inside:
             with suppress(ProcessLookupError):  # it has just ended
                 os.kill(int(process), signal.SIGKILL)
@@ -145,8 +212,14 @@ def _remove(names: Sequence[str]) -> None:
 
 
 def _start_guard(names: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start a process that removes ``names`` when this process has ended, and lives no longer than that."""
-    return subprocess.Popen([sys.executable, str(Path(__file__).resolve()), *names], stdin=subprocess.PIPE, start_new_session=True)
+    """Start a process that removes ``names`` when this process has ended, and lives no longer than
+    that.
+    """
+    return subprocess.Popen(
+        [sys.executable, str(Path(__file__).resolve()), *names],
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+    )
 
 
 def _guard(names: Sequence[str]) -> None:

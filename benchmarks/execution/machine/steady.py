@@ -1,8 +1,10 @@
-"""What lets the same step take the same time: processors that do not sleep, memory that stays, a core for each process rank. Linux.
+"""What lets the same step take the same time: processors that do not sleep, memory that stays, a
+core for each process rank. Linux.
 
-In a virtual machine a processor that sleeps is the host's to wake: that took 0.4 to 3 ms here, where one that waits takes 20 us, and a step
-has a hundred messages. Memory that goes back to the kernel is zeroed page by page when it returns: 4,000 to 14,000 page faults in a step of
-0.6 s, a few us each. A GPU has neither: its streams wait awake, and its allocator keeps what it has.
+In a virtual machine a processor that sleeps is the host's to wake: that took 0.4 to 3 ms here,
+where one that waits takes 20 us, and a step has a hundred messages. Memory that goes back to the
+kernel is zeroed page by page when it returns: 4,000 to 14,000 page faults in a step of 0.6 s, a few
+us each. A GPU has neither: its streams wait awake, and its allocator keeps what it has.
 """
 
 import os
@@ -14,15 +16,19 @@ _LATENCY = Path("/dev/cpu_dma_latency")
 _HEAP = {"mmap_threshold": 2**30, "trim_threshold": 2**34, "arena_max": 1, "hugetlb": 1}
 """glibc: freed memory stays in one heap, of large pages."""
 
-ENVIRONMENT = {"GLIBC_TUNABLES": ":".join(f"glibc.malloc.{name}={value}" for name, value in _HEAP.items())}
+ENVIRONMENT = {
+    "GLIBC_TUNABLES": ":".join(f"glibc.malloc.{name}={value}" for name, value in _HEAP.items())
+}
 """Of processes whose steps are timed."""
 
 
 @contextmanager
 def processors_awake() -> Iterator[bool]:
-    """Keep all processors from sleeping until the body ends; yields whether this machine lets its user ask for that.
+    """Keep all processors from sleeping until the body ends; yields whether this machine lets its
+    user ask for that.
 
-    The kernel holds to a latency of 0 us as long as the file is open (Documentation/power/pm_qos_interface.rst).
+    The kernel holds to a latency of 0 us as long as the file is open
+    (Documentation/power/pm_qos_interface.rst).
     """
     try:
         asked = os.open(_LATENCY, os.O_WRONLY)
@@ -37,6 +43,8 @@ def processors_awake() -> Iterator[bool]:
 
 
 def own_core(process_rank: int) -> None:
-    """Let this process run on one processor, another one for each process rank while there are so many; threads to come follow."""
+    """Let this process run on one processor, another one for each process rank while there are so
+    many; threads to come follow.
+    """
     allowed = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {allowed[process_rank % len(allowed)]})

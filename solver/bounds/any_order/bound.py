@@ -1,21 +1,26 @@
 """Lower bounds on step time that hold where compute may move; proofs in ``docs/formulation.md``.
 
-Nothing is known of the order of the compute but what depends on what, and how far a node may move. Begins of items from the beginning
-and, with time reversed, from the end are the heads and tails of jobs: compute and launches on the compute stream, transfers on the
-streams of their groups.
+Nothing is known of the order of the compute but what depends on what, and how far a node may move.
+Begins of items from the beginning and, with time reversed, from the end are the heads and tails of
+jobs: compute and launches on the compute stream, transfers on the streams of their groups.
 
-    (V1)  begin of an item >= t + sum of what its ancestors that cannot begin before t take on any one stream + least that follows any of
-          them; >= end of what is before it
-    (V2)  a node comes before another if it is its ancestor, or was captured more than twice the cap on moves before it
+    (V1)  begin of an item >= t + sum of what its ancestors that cannot begin before t take on any
+          one stream + least that follows any of them; >= end of what is before it
+    (V2)  a node comes before another if it is its ancestor, or was captured more than twice the cap
+         on moves before it
     (V3)  step time >= min head + sum of ticks + min tail of any jobs that share a stream
-    (V4)  jobs of the compute stream: compute; of collectives their least launch, copies, prologue and epilogue
+    (V4)  jobs of the compute stream: compute; of collectives their least launch, copies, prologue
+         and epilogue
     (V5)  jobs of a group's stream: transfers at the least rate of any bucket, or alone
-    (V6)  the rows of the LP: all of the compute stream, and the sets for which (V3) is longest, weighed against each other
-    (V7)  buckets weighed along a chain of items that follow each other in every order, as along paths where the order is fixed
-    (V8)  step time >= compute before the last reduction + its transfer + sum over others of its stream of the lesser of the compute that
-          only they need and their transfer
+    (V6)  the rows of the LP: all of the compute stream, and the sets for which (V3) is longest,
+         weighed against each other
+    (V7)  buckets weighed along a chain of items that follow each other in every order, as along
+         paths where the order is fixed
+    (V8)  step time >= compute before the last reduction + its transfer + sum over others of its
+          stream of the lesser of the compute that only they need and their transfer
 
-What a memory cap forces in the order as captured it need not force in another one, so none of that enters.
+What a memory cap forces in the order as captured it need not force in another one, so none of that
+enters.
 """
 
 import numpy as np
@@ -26,21 +31,43 @@ from apsched.solver.arrays.problem_arrays import ALL_GATHER, ProblemArrays
 from apsched.solver.arrays.reordered import Orders
 from apsched.solver.bounds.any_order.chain import chain_bound
 from apsched.solver.bounds.any_order.items import items_of
-from apsched.solver.bounds.any_order.jobs import Ends, Loose, Work, bounds_of, compute_jobs, ends_of, jobs_of_streams, tail_of_main
+from apsched.solver.bounds.any_order.jobs import (
+    Ends,
+    Loose,
+    Work,
+    bounds_of,
+    compute_jobs,
+    ends_of,
+    jobs_of_streams,
+    tail_of_main,
+)
 from apsched.solver.bounds.any_order.last_reduction import tail_bound
 from apsched.solver.bounds.any_order.one_machine import critical_jobs
-from apsched.solver.bounds.linear_program import WEIGHED, Costs, Row, costs_of, decidable, lagrangian
+from apsched.solver.bounds.linear_program import (
+    WEIGHED,
+    Costs,
+    Row,
+    costs_of,
+    decidable,
+    lagrangian,
+)
 from apsched.solver.bounds.step_time import TimeBound, least_launch, least_work, work_bound
 from apsched.solver.search.bucket_forms import without_copies
 
 _BUSY = 0.8
-"""Share of the best bound that the transfers of some stream take, from which on their buckets are looked at."""
+"""Share of the best bound that the transfers of some stream take, from which on their buckets are
+looked at.
+"""
 _AS_GOOD = 5e-4
-"""Of several bounds that differ by less than this share, the first says what the best of them rests on."""
+"""Of several bounds that differ by less than this share, the first says what the best of them rests
+on.
+"""
 
 
 def moving_bound(problem: Problem, arrays: ProblemArrays, orders: Orders, caps: Caps) -> TimeBound:
-    """Return the best bound on any schedule in which compute moves within ``caps``; ``compact`` is as captured."""
+    """Return the best bound on any schedule in which compute moves within ``caps``; ``compact`` is
+    as captured.
+    """
     if not len(arrays.kind):
         return TimeBound(ticks=int(arrays.compute_ticks.sum()), source="compute")
     problem, arrays = without_copies(problem, arrays)
@@ -58,7 +85,10 @@ def moving_bound(problem: Problem, arrays: ProblemArrays, orders: Orders, caps: 
     if max(np.bincount(loose.stream, weights=loose.work.load)) >= _BUSY * best:
         found.append(chain_bound(problem, arrays, loose, ends, caps))
         best = max(best, found[-1].ticks)
-    return TimeBound(ticks=best, source=next(bound.source for bound in found if bound.ticks >= best * (1 - _AS_GOOD)))
+    return TimeBound(
+        ticks=best,
+        source=next(bound.source for bound in found if bound.ticks >= best * (1 - _AS_GOOD)),
+    )
 
 
 def loose_program(problem: Problem, arrays: ProblemArrays, orders: Orders, costs: Costs) -> Loose:
@@ -75,7 +105,13 @@ def loose_program(problem: Problem, arrays: ProblemArrays, orders: Orders, costs
 
 
 def _least(problem: Problem, arrays: ProblemArrays, costs: Costs) -> Work:
-    own = [[sum(problem.duration_ticks[n] for n in nodes) for nodes in (c.prologue, c.cast[:1], c.epilogue)] for c in problem.collectives]
+    own = [
+        [
+            sum(problem.duration_ticks[n] for n in nodes)
+            for nodes in (c.prologue, c.cast[:1], c.epilogue)
+        ]
+        for c in problem.collectives
+    ]
     prologue, cast, epilogue = np.array(own, dtype=np.int64).reshape(-1, 3).T
     copies = (costs.copy_in + costs.copy_out).astype(np.int64)
     main = np.where(arrays.bucketable, np.minimum(arrays.launch_ticks, copies), arrays.launch_ticks)
@@ -91,20 +127,44 @@ def _least(problem: Problem, arrays: ProblemArrays, costs: Costs) -> Work:
 
 
 def _rows(arrays: ProblemArrays, loose: Loose, ends: Ends, costs: Costs) -> list[Row]:
-    """Return the rows of the LP, (V6): of each stream all of it, and the set for which it is longest."""
+    """Return the rows of the LP, (V6): of each stream all of it, and the set for which it is
+    longest.
+    """
     compute_ticks, copies = loose.compute_ticks, costs.copy_in + costs.copy_out
     whole_alone = costs.launch + costs.prologue + costs.epilogue
-    rows = [Row(float(compute_ticks.sum()), whole_alone, copies + costs.prologue_shared + costs.epilogue)]
+    rows = [
+        Row(
+            float(compute_ticks.sum()), whole_alone, copies + costs.prologue_shared + costs.epilogue
+        )
+    ]
     jobs = compute_jobs(loose, ends)
     _, head, tail = critical_jobs(jobs.head, jobs.tail, jobs.ticks)
     compute_order = (ends.head_of_compute >= head) & (ends.tail_of_compute >= tail)
     mine = (ends.head >= head) & (tail_of_main(loose, ends) >= tail)
-    rows.append(Row(float(head + tail + compute_ticks[compute_order].sum()), np.where(mine, costs.launch, 0.0), np.where(mine, copies, 0.0)))
+    rows.append(
+        Row(
+            float(head + tail + compute_ticks[compute_order].sum()),
+            np.where(mine, costs.launch, 0.0),
+            np.where(mine, copies, 0.0),
+        )
+    )
     for stream, jobs in jobs_of_streams(loose, ends).items():
         here = loose.stream == stream
         _, head, tail = critical_jobs(jobs.head, jobs.tail, jobs.ticks)
         mine = here & (ends.head + loose.work.launch >= head) & (ends.tail >= tail)
-        rows.append(Row(float(head + tail), np.where(mine, costs.transfer, 0.0), np.where(mine, costs.rate, 0.0)))
+        rows.append(
+            Row(
+                float(head + tail),
+                np.where(mine, costs.transfer, 0.0),
+                np.where(mine, costs.rate, 0.0),
+            )
+        )
         least_head, least_tail = int(jobs.head.min()), int(jobs.tail.min())
-        rows.append(Row(float(least_head + least_tail), np.where(here, costs.transfer, 0.0), np.where(here, costs.rate, 0.0)))
+        rows.append(
+            Row(
+                float(least_head + least_tail),
+                np.where(here, costs.transfer, 0.0),
+                np.where(here, costs.rate, 0.0),
+            )
+        )
     return decidable(arrays, rows)

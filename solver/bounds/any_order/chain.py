@@ -1,9 +1,12 @@
-"""Buckets weighed along a chain of items that follow each other in every order: the bound along paths, where compute may move.
+"""Buckets weighed along a chain of items that follow each other in every order: the bound along
+paths, where compute may move.
 
-The items of a chain begin one after the other, whatever the order of the rest, and between two of them at least all compute runs that
-follows the one and that the other follows. That is a program with a fixed order: its compute nodes are the steps of the chain, a gather
-is needed before the first of them that it comes before, a reduction is ready behind the last of them that it comes behind. What
-launches and copies take is left out, since they may hide behind what the chain waits for.
+The items of a chain begin one after the other, whatever the order of the rest, and between two of
+them at least all compute runs that follows the one and that the other follows. That is a program
+with a fixed order: its compute nodes are the steps of the chain, a gather is needed before the
+first of them that it comes before, a reduction is ready behind the last of them that it comes
+behind. What launches and copies take is left out, since they may hide behind what the chain waits
+for.
 """
 
 from dataclasses import replace
@@ -14,7 +17,7 @@ from apsched.config import Caps
 from apsched.costs.price_curve import PriceCurve
 from apsched.problem.problem import Problem
 from apsched.solver.arrays.jit import compiled
-from apsched.solver.arrays.problem_arrays import ProblemArrays, Ints
+from apsched.solver.arrays.problem_arrays import Ints, ProblemArrays
 from apsched.solver.bounds.any_order.items import Items
 from apsched.solver.bounds.any_order.jobs import Ends, Loose
 from apsched.solver.bounds.paths.bound import path_bound
@@ -24,14 +27,19 @@ _MOST_STEPS = 160
 _FREE = PriceCurve(size_bytes=(0, 1), price_ticks=(0, 0))
 
 
-def chain_bound(problem: Problem, arrays: ProblemArrays, loose: Loose, ends: Ends, caps: Caps) -> TimeBound:
+def chain_bound(
+    problem: Problem, arrays: ProblemArrays, loose: Loose, ends: Ends, caps: Caps
+) -> TimeBound:
     """Return the bound of the program that a chain is, (V7)."""
     chain = _chain(loose, ends)
     items, work = loose.items, loose.work
     span = items.spread(loose.compute_ticks, work.launch + work.transfer)
     alone = items.spread(loose.compute_ticks, work.main)
     steps = between(items.before_begin, items.before_list, span, alone, chain)
-    head, tail = items.spread(ends.head_of_compute, ends.head), items.spread(ends.tail_of_compute, ends.tail)
+    head, tail = (
+        items.spread(ends.head_of_compute, ends.head),
+        items.spread(ends.tail_of_compute, ends.tail),
+    )
     ticks = np.concatenate((head[chain[:1]], steps, (span + tail)[chain[-1:]]))
     level, limit = levels(items.before_begin, items.before_list, chain)
     free = np.zeros_like(arrays.launch_ticks)
@@ -46,16 +54,23 @@ def chain_bound(problem: Problem, arrays: ProblemArrays, loose: Loose, ends: End
         copy_out_ticks=free,
         copied_bytes=free,
     )
-    bare = tuple(replace(c, prologue=(), epilogue=(), cast=(), cast_bytes=0) for c in problem.collectives)
+    bare = tuple(
+        replace(c, prologue=(), epilogue=(), cast=(), cast_bytes=0) for c in problem.collectives
+    )
     found = path_bound(replace(problem, collectives=bare, copy_price=_FREE), as_chain, caps)
     return replace(found, source="buckets weighed along a chain")
 
 
 def _chain(loose: Loose, ends: Ends) -> Ints:
-    """Return items of the longest way through the program, ascending: its collectives on the path, or a sample where there are none."""
+    """Return items of the longest way through the program, ascending: its collectives on the path,
+    or a sample where there are none.
+    """
     items = loose.items
     span = items.spread(loose.compute_ticks, loose.work.launch + loose.work.transfer)
-    head, tail = items.spread(ends.head_of_compute, ends.head), items.spread(ends.tail_of_compute, ends.tail)
+    head, tail = (
+        items.spread(ends.head_of_compute, ends.head),
+        items.spread(ends.tail_of_compute, ends.tail),
+    )
     middle = int(np.argmax(head + span + tail))
     back = _way(items, head + span, middle)[::-1]
     after = items.backwards()
@@ -64,7 +79,11 @@ def _chain(loose: Loose, ends: Ends) -> Ints:
     on_path = np.zeros(len(items), dtype=np.bool_)
     on_path[items.of_collective] = loose.on_path
     wanted = way[on_path[way]] if on_path[way].any() else way
-    chosen: Ints = wanted[np.unique(np.linspace(0, len(wanted) - 1, min(len(wanted), _MOST_STEPS)).round().astype(np.int64))]
+    chosen: Ints = wanted[
+        np.unique(
+            np.linspace(0, len(wanted) - 1, min(len(wanted), _MOST_STEPS)).round().astype(np.int64)
+        )
+    ]
     return chosen
 
 
@@ -80,9 +99,13 @@ def _way(items: Items, end: Ints, item: int) -> list[int]:
 
 @compiled
 def between(before_begin: Ints, before_list: Ints, span: Ints, work: Ints, chain: Ints) -> Ints:
-    """Return for each step of ``chain`` but the last the least time from its begin to that of the next."""
+    """Return for each step of ``chain`` but the last the least time from its begin to that of the
+    next.
+    """
     ticks = np.zeros(len(chain) - 1, np.int64)
-    longest = np.full(len(span), -1, np.int64)  # from the end of the first to the begin of an item; -1 where that does not follow it
+    longest = np.full(
+        len(span), -1, np.int64
+    )  # from the end of the first to the begin of an item; -1 where that does not follow it
     before = np.zeros(len(span), np.bool_)
     for i in range(len(chain) - 1):
         first, last = chain[i], chain[i + 1]
@@ -110,7 +133,9 @@ def between(before_begin: Ints, before_list: Ints, span: Ints, work: Ints, chain
 
 @compiled
 def levels(before_begin: Ints, before_list: Ints, chain: Ints) -> tuple[Ints, Ints]:
-    """Return for each item the last step of ``chain`` that it follows or is, and the first following it; -1 and past the end for none."""
+    """Return for each item the last step of ``chain`` that it follows or is, and the first
+    following it; -1 and past the end for none.
+    """
     num_items, num_steps = len(before_begin) - 1, len(chain)
     step = np.full(num_items, -1, np.int64)
     step[chain] = np.arange(num_steps)

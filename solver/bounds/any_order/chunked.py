@@ -1,9 +1,12 @@
-"""What if on-path collectives, and the compute around them, were split in parts that overlap? An idealised bound.
+"""What if on-path collectives, and the compute around them, were split in parts that overlap? An
+idealised bound.
 
-Each part of a split node takes its share of the time, and follows only the same part of what the node follows where that is split,
-too; of what is not split it follows all, and all parts come before what is not split behind them. A part of a collective costs what its
-bytes cost by themselves, and a launch. Nothing else is lost: no matrix product gets less efficient by halves, no launch of compute is
-paid. So this is no bound on schedules of the program as it is, but on what asynchronous tensor parallelism could make of it at best.
+Each part of a split node takes its share of the time, and follows only the same part of what the
+node follows where that is split, too; of what is not split it follows all, and all parts come
+before what is not split behind them. A part of a collective costs what its bytes cost by
+themselves, and a launch. Nothing else is lost: no matrix product gets less efficient by halves, no
+launch of compute is paid. So this is no bound on schedules of the program as it is, but on what
+asynchronous tensor parallelism could make of it at best.
 """
 
 from dataclasses import replace
@@ -17,23 +20,40 @@ from apsched.solver.bounds.any_order.jobs import Loose, Work, bounds_of, ends_of
 from apsched.solver.bounds.step_time import TimeBound
 
 
-def chunked_bound(whole: Loose, problem: Problem, split: frozenset[int], num_parts: int) -> TimeBound:
-    """Return the bound with compute anywhere, and the nodes of ``split`` (compute, and starts on the path) in ``num_parts`` parts.
+def chunked_bound(
+    whole: Loose, problem: Problem, split: frozenset[int], num_parts: int
+) -> TimeBound:
+    """Return the bound with compute anywhere, and the nodes of ``split`` (compute, and starts on
+    the path) in ``num_parts`` parts.
 
     ``whole`` is what is known of ``problem``.
     """
     split_compute = np.array([node in split for node in problem.captured_order], dtype=np.bool_)
-    split_collective = np.array([c.start in split and c.on_path and not c.bucketable for c in problem.collectives], dtype=np.bool_)
-    parts = _split(whole, split_compute, split_collective, num_parts, _price_of_part(problem, num_parts))
+    split_collective = np.array(
+        [c.start in split and c.on_path and not c.bucketable for c in problem.collectives],
+        dtype=np.bool_,
+    )
+    parts = _split(
+        whole, split_compute, split_collective, num_parts, _price_of_part(problem, num_parts)
+    )
     found = bounds_of(parts, ends_of(parts, None))
     return max(found, key=lambda bound: bound.ticks)
 
 
 def _price_of_part(problem: Problem, num_parts: int) -> Ints:
-    return np.array([problem.keys[c.key].price(c.size_bytes // num_parts) for c in problem.collectives], dtype=np.int64)
+    return np.array(
+        [problem.keys[c.key].price(c.size_bytes // num_parts) for c in problem.collectives],
+        dtype=np.int64,
+    )
 
 
-def _split(loose: Loose, split_compute: Bools, split_collective: Bools, num_parts: int, transfer_of_part: Ints) -> Loose:
+def _split(
+    loose: Loose,
+    split_compute: Bools,
+    split_collective: Bools,
+    num_parts: int,
+    transfer_of_part: Ints,
+) -> Loose:
     """Return ``loose`` with the parts of an item beside each other."""
     old = loose.items
     is_split = np.zeros(len(old), dtype=np.bool_)
@@ -47,7 +67,9 @@ def _split(loose: Loose, split_compute: Bools, split_collective: Bools, num_part
 
     def renumbered(items: Ints) -> Ints:
         begin = np.cumsum(copies[items]) - copies[items]
-        numbers: Ints = np.repeat(first[items] - begin, copies[items]) + np.arange(int(copies[items].sum()))
+        numbers: Ints = np.repeat(first[items] - begin, copies[items]) + np.arange(
+            int(copies[items].sum())
+        )
         return numbers
 
     later, earlier = np.repeat(np.arange(len(old)), np.diff(old.before_begin)), old.before_list
@@ -57,16 +79,26 @@ def _split(loose: Loose, split_compute: Bools, split_collective: Bools, num_part
             together = is_split[later] & is_split[earlier] & (i != j)
             exists = (i < copies[later]) & (j < copies[earlier]) & ~together
             pairs.append((first[later[exists]] + i, first[earlier[exists]] + j))
-    begin, before = rows_from(np.concatenate([a for a, _ in pairs]), np.concatenate([b for _, b in pairs]), int(first[-1]))
+    begin, before = rows_from(
+        np.concatenate([a for a, _ in pairs]), np.concatenate([b for _, b in pairs]), int(first[-1])
+    )
     place = np.full(int(first[-1]), -1, dtype=np.int64)
     of_compute = renumbered(old.of_compute)
     place[of_compute] = np.arange(len(of_compute))
-    items = Items(of_compute=of_compute, of_collective=renumbered(old.of_collective), before_begin=begin, before_list=before, place=place)
+    items = Items(
+        of_compute=of_compute,
+        of_collective=renumbered(old.of_collective),
+        before_begin=begin,
+        before_list=before,
+        place=place,
+    )
     work, whole = loose.work, ~split_collective[collective]
     return replace(
         loose,
         items=items,
-        compute_ticks=np.where(split_compute, loose.compute_ticks // num_parts, loose.compute_ticks)[compute_order],
+        compute_ticks=np.where(
+            split_compute, loose.compute_ticks // num_parts, loose.compute_ticks
+        )[compute_order],
         work=Work(
             prologue=work.prologue[collective],
             launch=work.launch[collective],

@@ -1,10 +1,12 @@
-"""When an item can begin at the earliest, whatever the order of the compute; with time reversed, what must follow its end.
+"""When an item can begin at the earliest, whatever the order of the compute; with time reversed,
+what must follow its end.
 
-Along what comes before an item times add up. But its ancestors also share streams: those that cannot begin before t, all of them, run
-between t and its begin, on the compute stream one after the other, and so do their transfers on each group's stream; and what has to
-follow the last of them runs after that. Between two
-chained on-path collectives this counts all compute that depends on the first and that the second depends on, not only the longest
-way; as what is found for the first enters what is found for the second, it adds up along the chain.
+Along what comes before an item times add up. But its ancestors also share streams: those that
+cannot begin before t, all of them, run between t and its begin, on the compute stream one after the
+other, and so do their transfers on each group's stream; and what has to follow the last of them
+runs after that. Between two chained on-path collectives this counts all compute that depends on the
+first and that the second depends on, not only the longest way; as what is found for the first
+enters what is found for the second, it adds up along the chain.
 """
 
 from typing import NamedTuple
@@ -31,10 +33,20 @@ class Ticks(NamedTuple):
 
 
 @compiled
-def earliest(before_begin: Ints, before_list: Ints, place: Ints, ticks: Ticks, num_streams: int, gates: Bools, max_move: int) -> Ints:
-    """Return the earliest begin of each item, (V1); the ancestors of ``gates`` are looked at together.
+def earliest(
+    before_begin: Ints,
+    before_list: Ints,
+    place: Ints,
+    ticks: Ticks,
+    num_streams: int,
+    gates: Bools,
+    max_move: int,
+) -> Ints:
+    """Return the earliest begin of each item, (V1); the ancestors of ``gates`` are looked at
+    together.
 
-    ``max_move`` is how far a compute node may move; the number of compute nodes where it may move anywhere.
+    ``max_move`` is how far a compute node may move; the number of compute nodes where it may move
+    anywhere.
     """
     num_items = len(place)
     begin = np.zeros(num_items, np.int64)
@@ -42,7 +54,9 @@ def earliest(before_begin: Ints, before_list: Ints, place: Ints, ticks: Ticks, n
     before = np.zeros(num_items, np.bool_)
     follows = np.zeros(num_items, np.int64)
     run, least = np.zeros(num_streams + 1, np.int64), np.zeros(num_streams + 1, np.int64)
-    done = np.zeros(num_items + 1, np.int64)  # [s]: when the first s compute nodes as captured have all ended
+    done = np.zeros(
+        num_items + 1, np.int64
+    )  # [s]: when the first s compute nodes as captured have all ended
     worked = np.int64(0)
     for i in range(num_items):
         at = ticks.first[i]
@@ -51,7 +65,9 @@ def earliest(before_begin: Ints, before_list: Ints, place: Ints, ticks: Ticks, n
         if place[i] > 2 * max_move:
             at = max(at, done[place[i] - 2 * max_move])
         if gates[i]:
-            mark_ancestors(before_begin, before_list, place, ticks.span, i, max_move, before, follows)
+            mark_ancestors(
+                before_begin, before_list, place, ticks.span, i, max_move, before, follows
+            )
             run[:] = 0
             least[:] = follows.max()
             for a in range(i - 1, -1, -1):
@@ -79,9 +95,18 @@ def earliest(before_begin: Ints, before_list: Ints, place: Ints, ticks: Ticks, n
 
 @compiled
 def mark_ancestors(
-    before_begin: Ints, before_list: Ints, place: Ints, span: Ints, item: int, max_move: int, before: Bools, follows: Ints
+    before_begin: Ints,
+    before_list: Ints,
+    place: Ints,
+    span: Ints,
+    item: int,
+    max_move: int,
+    before: Bools,
+    follows: Ints,
 ) -> None:
-    """Mark what comes before ``item`` in every order, (V2), and write what follows the end of each before ``item`` begins."""
+    """Mark what comes before ``item`` in every order, (V2), and write what follows the end of each
+    before ``item`` begins.
+    """
     before[:] = False
     follows[:] = 0
     before[item] = True

@@ -1,14 +1,16 @@
-"""Compute nodes and collectives as one acyclic graph of items, for the bounds that hold whatever the order of the compute.
+"""Compute nodes and collectives as one acyclic graph of items, for the bounds that hold whatever
+the order of the compute.
 
-Items are compute nodes and collectives in captured order, by the rank of the node or of the start. An item takes ``span_ticks`` from its
-begin to its end at least: a compute node its duration, a collective its launch and its transfer.
+Items are compute nodes and collectives in captured order, by the rank of the node or of the start.
+An item takes ``span_ticks`` from its begin to its end at least: a compute node its duration, a
+collective its launch and its transfer.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from apsched.solver.arrays.problem_arrays import ProblemArrays, Ints
+from apsched.solver.arrays.problem_arrays import Ints, ProblemArrays
 from apsched.solver.arrays.reordered import Orders
 
 
@@ -36,7 +38,9 @@ class Items:
         return values
 
     def backwards(self) -> "Items":
-        """Return the items with time reversed: the last is the first, and what comes after an item comes before it."""
+        """Return the items with time reversed: the last is the first, and what comes after an item
+        comes before it.
+        """
         last = len(self) - 1
         after = np.repeat(np.arange(len(self)), np.diff(self.before_begin))
         begin, before = rows_from(last - self.before_list, last - after, len(self))
@@ -51,7 +55,9 @@ class Items:
 
 
 def items_of(arrays: ProblemArrays, orders: Orders) -> Items:
-    """Return the items of the problem of ``orders``, whose compact form as captured is ``compact``."""
+    """Return the items of the problem of ``orders``, whose compact form as captured is
+    ``compact``.
+    """
     compute_order = np.array(orders.problem.captured_order, dtype=np.int64)
     num_compute, num_collectives = len(compute_order), len(arrays.start_rank)
     item = np.empty(num_compute + num_collectives, dtype=np.int64)
@@ -65,10 +71,18 @@ def items_of(arrays: ProblemArrays, orders: Orders) -> Items:
         (of_collective[_owners(p.ready_begin)], of_compute[p.ready_list]),
         (of_collective[_owners(arrays.after_begin)], of_collective[arrays.after_list]),
     ]
-    begin, before = rows_from(np.concatenate([a for a, _ in pairs]), np.concatenate([b for _, b in pairs]), len(item))
+    begin, before = rows_from(
+        np.concatenate([a for a, _ in pairs]), np.concatenate([b for _, b in pairs]), len(item)
+    )
     place = np.full(len(item), -1, dtype=np.int64)
     place[of_compute] = np.arange(num_compute)
-    return Items(of_compute=of_compute, of_collective=of_collective, before_begin=begin, before_list=before, place=place)
+    return Items(
+        of_compute=of_compute,
+        of_collective=of_collective,
+        before_begin=begin,
+        before_list=before,
+        place=place,
+    )
 
 
 def _owners(begin: Ints) -> Ints:

@@ -1,4 +1,6 @@
-"""Heads, tails and jobs of a program whose compute may stand in any order that the dependences allow."""
+"""Heads, tails and jobs of a program whose compute may stand in any order that the dependences
+allow.
+"""
 
 from dataclasses import dataclass
 
@@ -61,7 +63,9 @@ class Jobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ends:
-    """Heads and tails of compute nodes and of collectives: a collective begins with its launch and ends with its transfer."""
+    """Heads and tails of compute nodes and of collectives: a collective begins with its launch and
+    ends with its transfer.
+    """
 
     head_of_compute: Ints
     tail_of_compute: Ints
@@ -70,7 +74,9 @@ class Ends:
 
 
 def ends_of(loose: Loose, max_move: int | None) -> Ends:
-    """Return heads and tails where compute nodes move by at most ``max_move`` places; None for anywhere."""
+    """Return heads and tails where compute nodes move by at most ``max_move`` places; None for
+    anywhere.
+    """
     num_compute, items, work = len(loose.compute_ticks), loose.items, loose.work
     gates = np.zeros(len(items), np.bool_)
     gates[items.of_collective] = _gates(loose.on_path)
@@ -85,7 +91,9 @@ def ends_of(loose: Loose, max_move: int | None) -> Ends:
             stream=of.spread(nothing, loose.stream),
         )
         most = num_compute if max_move is None else max_move
-        return earliest(of.before_begin, of.before_list, of.place, ticks, len(loose.streams), marked, most)
+        return earliest(
+            of.before_begin, of.before_list, of.place, ticks, len(loose.streams), marked, most
+        )
 
     head = begins(items, work.prologue, gates)
     tail = begins(items.backwards(), work.epilogue, gates[::-1].copy())[::-1]
@@ -101,7 +109,15 @@ def _gates(on_path: Bools) -> Bools:
     """Return the collectives on the path, and a sample of the others."""
     gates = on_path.copy()
     others = np.nonzero(~gates)[0]
-    gates[others[np.unique(np.linspace(0, len(others) - 1, min(len(others), _MOST_GATES)).round().astype(np.int64))]] = True
+    gates[
+        others[
+            np.unique(
+                np.linspace(0, len(others) - 1, min(len(others), _MOST_GATES))
+                .round()
+                .astype(np.int64)
+            )
+        ]
+    ] = True
     return gates
 
 
@@ -112,11 +128,16 @@ def bounds_of(loose: Loose, ends: Ends) -> list[TimeBound]:
     through = ends.head + loose.work.launch + loose.work.transfer + ends.tail
     longest = max(int(through_compute.max(initial=0)), int(through.max(initial=0)))
     found = [TimeBound(ticks=longest, source=between), compute_jobs(loose, ends).bound("compute")]
-    return found + [jobs.bound(f"stream of group {loose.streams[stream]}") for stream, jobs in jobs_of_streams(loose, ends).items()]
+    return found + [
+        jobs.bound(f"stream of group {loose.streams[stream]}")
+        for stream, jobs in jobs_of_streams(loose, ends).items()
+    ]
 
 
 def tail_of_main(loose: Loose, ends: Ends) -> Ints:
-    """Return what follows the work of each collective on the compute stream: behind a copy-out the transfer does not."""
+    """Return what follows the work of each collective on the compute stream: behind a copy-out the
+    transfer does not.
+    """
     tail: Ints = np.where(loose.copied_out, ends.tail, ends.tail + loose.work.transfer)
     return tail
 
@@ -128,7 +149,9 @@ def compute_jobs(loose: Loose, ends: Ends) -> Jobs:
     end = ends.head + work.launch + work.transfer
     return Jobs(
         head=np.concatenate((ends.head_of_compute, nothing, ends.head, end)),
-        tail=np.concatenate((ends.tail_of_compute, ends.tail + work.transfer, tail_of_main(loose, ends), nothing)),
+        tail=np.concatenate(
+            (ends.tail_of_compute, ends.tail + work.transfer, tail_of_main(loose, ends), nothing)
+        ),
         ticks=np.concatenate((loose.compute_ticks, work.prologue, work.main, work.epilogue)),
     )
 
@@ -137,7 +160,11 @@ def jobs_of_streams(loose: Loose, ends: Ends) -> dict[int, Jobs]:
     """Return the transfers of each group's stream: (V5)."""
     here = {stream: np.nonzero(loose.stream == stream)[0] for stream in range(len(loose.streams))}
     return {
-        stream: Jobs(head=(ends.head + loose.work.launch)[mine], tail=ends.tail[mine], ticks=loose.work.load[mine])
+        stream: Jobs(
+            head=(ends.head + loose.work.launch)[mine],
+            tail=ends.tail[mine],
+            ticks=loose.work.load[mine],
+        )
         for stream, mine in here.items()
         if len(mine)
     }

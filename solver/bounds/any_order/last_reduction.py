@@ -1,14 +1,15 @@
-"""What sticks out at the end, whatever the order of the compute: a reduction that is ready late, against all others of its stream.
+"""What sticks out at the end, whatever the order of the compute: a reduction that is ready late,
+against all others of its stream.
 
-Compute that a later order leaves to the end, to run beside the transfer of the last reduction, makes gradients whose own transfers then
-follow that one on its stream. Either way it costs: before the last launch its time on the compute stream, behind it that of its
-reduction.
+Compute that a later order leaves to the end, to run beside the transfer of the last reduction,
+makes gradients whose own transfers then follow that one on its stream. Either way it costs: before
+the last launch its time on the compute stream, behind it that of its reduction.
 """
 
 import numpy as np
 
 from apsched.solver.arrays.jit import compiled
-from apsched.solver.arrays.problem_arrays import ALL_GATHER, ProblemArrays, Ints
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, Ints, ProblemArrays
 from apsched.solver.bounds.any_order.heads import mark_ancestors
 from apsched.solver.bounds.any_order.jobs import Ends, Loose
 from apsched.solver.bounds.linear_program import Costs
@@ -20,41 +21,78 @@ _SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 """Weights tried of the busiest other stream."""
 
 
-def tail_bound(arrays: ProblemArrays, loose: Loose, ends: Ends, costs: Costs, max_move: int | None) -> TimeBound:
+def tail_bound(
+    arrays: ProblemArrays, loose: Loose, ends: Ends, costs: Costs, max_move: int | None
+) -> TimeBound:
     """Return the best bound over reductions that may be the last of their stream, (V8)."""
     items, compute_ticks = loose.items, loose.compute_ticks
     reductions = np.nonzero((arrays.kind != ALL_GATHER) & ~loose.on_path)[0]
-    behind = np.minimum(costs.transfer, np.where(arrays.bucketable, costs.slope, costs.transfer)).astype(np.int64)
-    load = np.bincount(loose.stream[reductions], weights=behind[reductions], minlength=len(loose.streams))
+    behind = np.minimum(
+        costs.transfer, np.where(arrays.bucketable, costs.slope, costs.transfer)
+    ).astype(np.int64)
+    load = np.bincount(
+        loose.stream[reductions], weights=behind[reductions], minlength=len(loose.streams)
+    )
     span = items.spread(compute_ticks, loose.work.launch + loose.work.transfer)
     before, follows = np.zeros(len(items), np.bool_), np.zeros(len(items), np.int64)
     best = TimeBound(ticks=0, source="compute")
     for stream in np.unique(loose.stream[reductions]).tolist():
         here = reductions[loose.stream[reductions] == stream]
-        others = [s for s in np.argsort(-load, kind="stable").tolist() if s != stream and load[s] > 0][:1]
+        others = [
+            s for s in np.argsort(-load, kind="stable").tolist() if s != stream and load[s] > 0
+        ][:1]
         away = reductions[np.isin(loose.stream[reductions], others)]
-        owner = owners(items.before_begin, items.before_list, items.of_collective, here, away)[items.of_compute]
-        late = here[np.argsort(-(ends.head + loose.work.transfer)[here], kind="stable")][:_MOST_LAST]
+        owner = owners(items.before_begin, items.before_list, items.of_collective, here, away)[
+            items.of_compute
+        ]
+        late = here[np.argsort(-(ends.head + loose.work.transfer)[here], kind="stable")][
+            :_MOST_LAST
+        ]
         for last in late.tolist():
             most = len(compute_ticks) if max_move is None else max_move
-            mark_ancestors(items.before_begin, items.before_list, items.place, span, int(items.of_collective[last]), most, before, follows)
+            mark_ancestors(
+                items.before_begin,
+                items.before_list,
+                items.place,
+                span,
+                int(items.of_collective[last]),
+                most,
+                before,
+                follows,
+            )
             done = before[items.of_compute]
             mine = before[items.of_collective]
-            own = np.bincount(owner[~done & (owner >= 0)], weights=compute_ticks[~done & (owner >= 0)], minlength=len(mine))
+            own = np.bincount(
+                owner[~done & (owner >= 0)],
+                weights=compute_ticks[~done & (owner >= 0)],
+                minlength=len(mine),
+            )
             sooner = own.astype(np.int64) + loose.work.main
-            run = int(compute_ticks[done].sum()) + int(loose.work.main[mine].sum() + loose.work.main[last])
+            run = int(compute_ticks[done].sum()) + int(
+                loose.work.main[mine].sum() + loose.work.main[last]
+            )
             open_here, open_away = here[~mine[here] & (here != last)], away[~mine[away]]
             for share in _SHARES if len(away) else (0.0,):
                 ticks = run + (1 - share) * (float(costs.transfer[last]) - 1)
-                ticks += np.minimum(sooner, (1 - share) * behind)[open_here].sum() + np.minimum(sooner, share * behind)[open_away].sum()
+                ticks += (
+                    np.minimum(sooner, (1 - share) * behind)[open_here].sum()
+                    + np.minimum(sooner, share * behind)[open_away].sum()
+                )
                 if ticks * (1 - 1e-9) > best.ticks:
-                    best = TimeBound(ticks=int(ticks * (1 - 1e-9)), source=f"compute + tail of group {loose.streams[stream]}")
+                    best = TimeBound(
+                        ticks=int(ticks * (1 - 1e-9)),
+                        source=f"compute + tail of group {loose.streams[stream]}",
+                    )
     return best
 
 
 @compiled
-def owners(before_begin: Ints, before_list: Ints, of_collective: Ints, here: Ints, away: Ints) -> Ints:
-    """Return for each item a collective of ``here``, or else of ``away``, that it is or comes before; -1 for none."""
+def owners(
+    before_begin: Ints, before_list: Ints, of_collective: Ints, here: Ints, away: Ints
+) -> Ints:
+    """Return for each item a collective of ``here``, or else of ``away``, that it is or comes
+    before; -1 for none.
+    """
     owner = np.full(len(before_begin) - 1, -1, np.int64)
     rank = np.zeros(len(of_collective), np.int64)
     rank[here], rank[away] = 2, 1

@@ -1,20 +1,23 @@
-"""What holds whatever the order of the compute: a compact form without places, and a bound on memory."""
+"""What holds whatever the order of the compute: a compact form without places, and a bound on
+memory.
+"""
 
 from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
 
-from apsched.solver.arrays.problem_arrays import ProblemArrays, Ints
+from apsched.solver.arrays.problem_arrays import Ints, ProblemArrays
 from apsched.solver.arrays.reordered import Orders
 from apsched.solver.bounds.step_time import bytes_at_first
 
 
 def without_places(arrays: ProblemArrays) -> ProblemArrays:
-    """Return ``compact`` with every collective ready from the beginning and needed by the output only, and no memory in use.
+    """Return ``compact`` with every collective ready from the beginning and needed by the output
+    only, and no memory in use.
 
-    Every schedule around the compute in any order is one of this problem, since its compute nodes depend on nothing: bounds on time
-    and launches of this one hold for all orders.
+    Every schedule around the compute in any order is one of this problem, since its compute nodes
+    depend on nothing: bounds on time and launches of this one hold for all orders.
     """
     zeros, last = np.zeros_like(arrays.ready_slot), len(arrays.compute_ticks)
     unused = np.full_like(arrays.storage_bytes, -1)
@@ -32,14 +35,18 @@ def without_places(arrays: ProblemArrays) -> ProblemArrays:
 
 
 def memory_bound_of_any_order(orders: Orders) -> int:
-    """Return bytes that the peak of no schedule is below, whatever the order of the compute; what the caller keeps included.
+    """Return bytes that the peak of no schedule is below, whatever the order of the compute; what
+    the caller keeps included.
 
-    At compute node k everything is alive that is there from the beginning, or is touched by k or a node that comes before it in every
-    order, and is touched by k or a node that comes behind it in every order. Work: nodes times words of a set of nodes.
+    At compute node k everything is alive that is there from the beginning, or is touched by k or a
+    node that comes before it in every order, and is touched by k or a node that comes behind it in
+    every order. Work: nodes times words of a set of nodes.
     """
     num_compute = len(orders.arrays.compute_ticks)
     begin, listed = orders.surely_before
-    until = [1 << k for k in range(num_compute)]  # as bits: the node, and those before it in every order
+    until = [
+        1 << k for k in range(num_compute)
+    ]  # as bits: the node, and those before it in every order
     since = [1 << k for k in range(num_compute)]  # the node, and those behind it
     before = [listed[begin[k] : begin[k + 1]].tolist() for k in range(num_compute)]
     for k in range(num_compute):

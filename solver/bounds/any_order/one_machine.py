@@ -12,7 +12,8 @@ from apsched.solver.arrays.problem_arrays import Ints
 def one_machine(head: Ints, tail: Ints, ticks: Ints) -> int:
     """Return the longest of min head + sum of ticks + min tail over all sets of jobs, (V3).
 
-    Jackson's rule gives it: of the jobs that may run, run the one with the longest tail, and let those that come interrupt it.
+    Jackson's rule gives it: of the jobs that may run, run the one with the longest tail, and let
+    those that come interrupt it.
     """
     by_head = np.argsort(head)
     left = ticks.copy()
@@ -38,7 +39,8 @@ def one_machine(head: Ints, tail: Ints, ticks: Ints) -> int:
 
 @compiled
 def critical_jobs(head: Ints, tail: Ints, ticks: Ints) -> tuple[int, int, int]:
-    """Return min head + sum of ticks + min tail of the set for which it is longest, with its least head and its least tail.
+    """Return min head + sum of ticks + min tail of the set for which it is longest, with its least
+    head and its least tail.
 
     Sets are all jobs with at least some head and some tail: at most 256 of the heads are tried.
     """

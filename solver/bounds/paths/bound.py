@@ -1,7 +1,9 @@
-"""A bound on step time that lets each collective be in one bucket, or alone, on all paths at once: ``docs/formulation.md``, (W1) to (W5).
+"""A bound on step time that lets each collective be in one bucket, or alone, on all paths at once:
+``docs/formulation.md``, (W1) to (W5).
 
-For any weights on the paths through a schedule, their mean is a bound for the buckets that make it least. An LP proposes weights by all
-buckets that were cheapest so far (cutting planes); what is returned is the best mean of any round, so that the LP proves nothing.
+For any weights on the paths through a schedule, their mean is a bound for the buckets that make it
+least. An LP proposes weights by all buckets that were cheapest so far (cutting planes); what is
+returned is the best mean of any round, so that the LP proves nothing.
 """
 
 from collections.abc import Iterator
@@ -104,7 +106,11 @@ class _Master:
         first = net.block("flow", start, end).start
         row = self._row(0.0)
         self._add(row, [first + i], -1.0)
-        leaving = [net.block("shift" if end == SHIFT else "leave", start, end).start + i] if end != END else []
+        leaving = (
+            [net.block("shift" if end == SHIFT else "leave", start, end).start + i]
+            if end != END
+            else []
+        )
         self._add(row, leaving, -1.0)
         if i:
             self._add(row, [first + i - 1], 1.0)
@@ -133,12 +139,32 @@ class _Master:
             reached, begun = self._row(0.0), self._row(0.0)
             if i:
                 self._add(reached, [path + i - 1], 1.0)
-            self._add(reached, [net.block("shift", c, e).start + i for c, e in net.classes if e == SHIFT], 1.0)
-            self._add(reached, [net.block("path_leave", s).start + i for s in net.suffix_streams], -1.0)
-            self._add(reached, [stall + i, *(leaps + j for j, (a, _) in enumerate(net.leaps) if a == i)], -1.0)
-            self._add(begun, [stall + i, *(leaps + j for j, (_, b) in enumerate(net.leaps) if b == i)], 1.0)
-            self._add(begun, [net.block("path_enter", s).start + i for s in net.prefix_streams], 1.0)
-            self._add(begun, [path + i, *(net.block("rejoin", 0, e).start + i for e in net.ends if e != SHIFT)], -1.0)
+            self._add(
+                reached,
+                [net.block("shift", c, e).start + i for c, e in net.classes if e == SHIFT],
+                1.0,
+            )
+            self._add(
+                reached, [net.block("path_leave", s).start + i for s in net.suffix_streams], -1.0
+            )
+            self._add(
+                reached,
+                [stall + i, *(leaps + j for j, (a, _) in enumerate(net.leaps) if a == i)],
+                -1.0,
+            )
+            self._add(
+                begun,
+                [stall + i, *(leaps + j for j, (_, b) in enumerate(net.leaps) if b == i)],
+                1.0,
+            )
+            self._add(
+                begun, [net.block("path_enter", s).start + i for s in net.prefix_streams], 1.0
+            )
+            self._add(
+                begun,
+                [path + i, *(net.block("rejoin", 0, e).start + i for e in net.ends if e != SHIFT)],
+                -1.0,
+            )
 
     def _row(self, value: float) -> pywraplp.Constraint:
         return self.solver.Constraint(value, value)
@@ -156,14 +182,19 @@ class _Master:
 
     def solve(self) -> tuple[float, Floats] | None:
         """Return the value in ticks and the weights, or None where the LP fails."""
-        if not any(self.solver.Solve(parameters) == pywraplp.Solver.OPTIMAL for parameters in _ways_to_solve()):
+        if not any(
+            self.solver.Solve(parameters) == pywraplp.Solver.OPTIMAL
+            for parameters in _ways_to_solve()
+        ):
             return None
         weights = np.array([max(arc.solution_value(), 0.0) for arc in self.arcs])
         return self.solver.Objective().Value() / _US, weights
 
 
 def _ways_to_solve() -> Iterator[pywraplp.MPSolverParameters]:
-    """Yield from where the last LP stood; with presolve; and from scratch by the dual simplex, for those that go round in circles."""
+    """Yield from where the last LP stood; with presolve; and from scratch by the dual simplex, for
+    those that go round in circles.
+    """
     for presolve, dual in ((False, False), (True, False), (False, True)):
         parameters = pywraplp.MPSolverParameters()
         if not presolve:

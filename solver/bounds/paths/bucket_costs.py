@@ -1,4 +1,6 @@
-"""What the collectives of one key cost, alone and in buckets, for the bound that weighs paths (``apsched.solver.bounds.paths.bound``)."""
+"""What the collectives of one key cost, alone and in buckets, for the bound that weighs paths
+(``apsched.solver.bounds.paths.bound``).
+"""
 
 from dataclasses import dataclass
 
@@ -7,7 +9,7 @@ import numpy.typing as npt
 
 from apsched.config import Caps
 from apsched.problem.problem import Problem
-from apsched.solver.arrays.problem_arrays import ALL_GATHER, Bools, ProblemArrays, Ints
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, Bools, Ints, ProblemArrays
 from apsched.solver.bounds.paths.price_lines import lines_below
 from apsched.solver.bounds.step_time import copy_rest, least_rate
 
@@ -16,9 +18,11 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketCosts:
-    """The gathers of a key that the compute order needs, by need; or its reductions for outputs, latest ready slot first.
+    """The gathers of a key that the compute order needs, by need; or its reductions for outputs,
+    latest ready slot first.
 
-    So the head of a bucket, the member that decides when it is transferred at the latest (or earliest), is the first of its members.
+    So the head of a bucket, the member that decides when it is transferred at the latest (or
+    earliest), is the first of its members.
     """
 
     gathers: bool
@@ -33,7 +37,9 @@ class BucketCosts:
     alone_work: Floats
     """(n,) on the compute stream before the transfer, alone: launch, of a gather its prologue."""
     shared_work: Floats
-    """(n,) the same in a bucket: its share of the copy-in, of a gather its prologue without the cast."""
+    """(n,) the same in a bucket: its share of the copy-in, of a gather its prologue without the
+    cast.
+    """
     copy_in: Floats
     copy_out: Floats
     """(n,) of a gather in a bucket."""
@@ -43,7 +49,9 @@ class BucketCosts:
     lines: Floats
     """(P, 2) latency and rate of buckets, see ``lines_below``."""
     copy_rate: float
-    """Least ticks per byte of ``size_bytes``: of the copy-out of a gather, of the copy-in of a reduction; at most the least rate."""
+    """Least ticks per byte of ``size_bytes``: of the copy-out of a gather, of the copy-in of a
+    reduction; at most the least rate.
+    """
     bucketable: Bools
 
 
@@ -58,24 +66,36 @@ def bucket_costs(problem: Problem, arrays: ProblemArrays, caps: Caps) -> list[Bu
             if len(index):
                 slot = arrays.need_slot[index] if mask is gathers else ready[index]
                 order = np.argsort(slot if mask is gathers else -slot, kind="stable")
-                found.append(_bucket_costs(problem, arrays, caps, index[order], slot[order], mask is gathers))
+                found.append(
+                    _bucket_costs(problem, arrays, caps, index[order], slot[order], mask is gathers)
+                )
     return found
 
 
 def are_gathers(arrays: ProblemArrays) -> Bools:
     """Return which collectives are gathers that the compute order needs."""
-    mask: Bools = (arrays.kind == ALL_GATHER) & ~arrays.on_path & (arrays.need_slot < len(arrays.compute_ticks))
+    mask: Bools = (
+        (arrays.kind == ALL_GATHER)
+        & ~arrays.on_path
+        & (arrays.need_slot < len(arrays.compute_ticks))
+    )
     return mask
 
 
 def are_reductions(arrays: ProblemArrays) -> Bools:
     """Return which collectives are reductions that only outputs need."""
-    mask: Bools = (arrays.kind != ALL_GATHER) & ~arrays.on_path & (arrays.need_slot >= len(arrays.compute_ticks))
+    mask: Bools = (
+        (arrays.kind != ALL_GATHER)
+        & ~arrays.on_path
+        & (arrays.need_slot >= len(arrays.compute_ticks))
+    )
     return mask
 
 
 def late_ready_slot(arrays: ProblemArrays) -> Ints:
-    """Return the ready slot of each collective, and of what it waits for: no launch stands before it."""
+    """Return the ready slot of each collective, and of what it waits for: no launch stands before
+    it.
+    """
     ready = arrays.ready_slot.copy()
     for c in range(len(ready)):  # what it waits for comes before it
         for d in arrays.after_list[arrays.after_begin[c] : arrays.after_begin[c + 1]]:
@@ -83,13 +103,25 @@ def late_ready_slot(arrays: ProblemArrays) -> Ints:
     return ready
 
 
-def _bucket_costs(problem: Problem, arrays: ProblemArrays, caps: Caps, index: Ints, slot: Ints, gathers: bool) -> BucketCosts:
+def _bucket_costs(
+    problem: Problem, arrays: ProblemArrays, caps: Caps, index: Ints, slot: Ints, gathers: bool
+) -> BucketCosts:
     key = int(arrays.key[index[0]])
     lines, bucketable = _lines(problem, arrays, caps, key)
-    own = [[sum(problem.duration_ticks[n] for n in nodes) for nodes in (c.prologue, c.epilogue, c.cast[:1])] for c in problem.collectives]
+    own = [
+        [
+            sum(problem.duration_ticks[n] for n in nodes)
+            for nodes in (c.prologue, c.epilogue, c.cast[:1])
+        ]
+        for c in problem.collectives
+    ]
     prologue, epilogue, cast = np.array(own, dtype=np.float64)[index].T
-    before, before_shared = (prologue, prologue - cast) if gathers else (np.zeros(len(index)), np.zeros(len(index)))
-    copy_in: Floats = arrays.copied_bytes[index].astype(np.float64) * least_rate(problem.copy_price, None)
+    before, before_shared = (
+        (prologue, prologue - cast) if gathers else (np.zeros(len(index)), np.zeros(len(index)))
+    )
+    copy_in: Floats = arrays.copied_bytes[index].astype(np.float64) * least_rate(
+        problem.copy_price, None
+    )
     copy_out = arrays.copy_out_ticks[index].astype(np.float64) if gathers else np.zeros(len(index))
     size = arrays.size_bytes[index].astype(np.float64)
     copied = (copy_out if gathers else copy_in)[size > 0] / size[size > 0]

@@ -1,10 +1,13 @@
-"""The cheapest way to put collectives into buckets when a bucket costs a fee at its head and each member a rate of its head.
+"""The cheapest way to put collectives into buckets when a bucket costs a fee at its head and each
+member a rate of its head.
 
-    min sum over buckets (h, p) of fee_hp  +  sum over members c of rate_hp bytes_c + ride_c  +  sum over the others of alone_c
+    min sum over buckets (h, p) of fee_hp  +  sum over members c of rate_hp bytes_c + ride_c  +  sum
+    over the others of alone_c
 
-A bucket may be any subset of the collectives in order that begins with its head h. A member does best in the bucket with the least rate
-that is open, whatever its bytes; so a head that does not lower the rate is not worth its fee, and the heads that do form a path:
-dynamic programming over the latest of them, in time quadratic in the collectives.
+A bucket may be any subset of the collectives in order that begins with its head h. A member does
+best in the bucket with the least rate that is open, whatever its bytes; so a head that does not
+lower the rate is not worth its fee, and the heads that do form a path: dynamic programming over the
+latest of them, in time quadratic in the collectives.
 """
 
 import numpy as np
@@ -20,7 +23,9 @@ Floats = npt.NDArray[np.float64]
 def cheapest_buckets(
     rate: Floats, fee: Floats, size_bytes: Floats, ride: Floats, alone: Floats, bucketable: Bools
 ) -> tuple[float, Ints, Ints]:
-    """Return the least cost, (W2); for each collective the head whose bucket it rides in (-1: alone); for each head its line p."""
+    """Return the least cost, (W2); for each collective the head whose bucket it rides in (-1:
+    alone); for each head its line p.
+    """
     n, num_lines = rate.shape
     reach = np.full(n + 1, np.inf)  # all before are assigned, and the next is a head (or the end)
     before = np.full((n + 1, 2), -1, np.int64)  # the head before, and its line

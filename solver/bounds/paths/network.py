@@ -1,16 +1,19 @@
-"""The paths through a schedule along which time cannot be saved, as a network: nodes R_g and E_g for a sample of slots g.
+"""The paths through a schedule along which time cannot be saved, as a network: nodes R_g and E_g
+for a sample of slots g.
 
-R_g is when the compute stream reaches slot g, E_g when compute node g begins. A path begins at time 0 or with the gathers of a stream that
-are needed at or before k (it enters at E_k), follows the compute stream, and ends with it or with the reductions of a stream that are
-ready at or after j (it leaves at R_j). Paths are kept apart by what they may count on the compute stream between these two:
+R_g is when the compute stream reaches slot g, E_g when compute node g begins. A path begins at time
+0 or with the gathers of a stream that are needed at or before k (it enters at E_k), follows the
+compute stream, and ends with it or with the reductions of a stream that are ready at or after j (it
+leaves at R_j). Paths are kept apart by what they may count on the compute stream between these two:
 
     BEGINNING   from time 0: whatever gathers, and launches of reductions, need
     s           from the gathers of stream s: copy-outs of later gathers of s, launches of later reductions
     TAIL        the same with the copy-out of the last gather before E_k: launches of later reductions
     ON_PATH     through on-path collectives: nothing, since it may hide behind them
 
-and by their ends, since a reduction is launched before the end of the compute stream, or before a suffix of its stream or transferred in
-it: END, a stream, or SHIFT (the path goes on as ON_PATH at R_x: nothing about reductions).
+and by their ends, since a reduction is launched before the end of the compute stream, or before a
+suffix of its stream or transferred in it: END, a stream, or SHIFT (the path goes on as ON_PATH at
+R_x: nothing about reductions).
 
 A vector of weights on the arcs that sum to one path is a flow from the beginning to the end.
 """
@@ -23,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from apsched.problem.problem import Problem
-from apsched.solver.arrays.problem_arrays import ProblemArrays, Ints
+from apsched.solver.arrays.problem_arrays import Ints, ProblemArrays
 from apsched.solver.bounds.paths.bucket_costs import BucketCosts
 from apsched.solver.bounds.step_time import least_launch
 
@@ -35,14 +38,18 @@ Arc = tuple[str, int, int]
 BEGINNING, TAIL, END, SHIFT = -1, -2, -3, -4
 _MOST_GAPS = 60
 _IDLE_SHARE = 0.05
-"""Of the busiest stream's transfers, below which a stream is left out of the network (what it adds is not counted)."""
+"""Of the busiest stream's transfers, below which a stream is left out of the network (what it adds
+is not counted).
+"""
 _ENDS = 10
 """Gaps at either end that are always taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """Arcs in blocks of one entry for each sampled slot; ``whole_stream`` blocks have a single one."""
+    """Arcs in blocks of one entry for each sampled slot; ``whole_stream`` blocks have a single
+    one.
+    """
 
     slots: Ints
     """(R,) sampled slots, ascending, 0 and the last among them."""
@@ -79,14 +86,17 @@ class Network:
         return slice(first, first + len(self.slots))
 
 
-# Blocks. "flow": E_i -> R_{i+1}. "enter": a path begins with a prefix, at E_i; "enter_tail": it counts the last copy-out. "leave": it ends
-# with a suffix, at R_i. "shift": R_i, to the ON_PATH class. Of that class: "path" E_i -> R_{i+1}; "stall" R_i -> E_i; "path_enter";
-# "path_leave"; "rejoin": E_i, to TAIL. "leap": R_i -> E_j. "whole": a stream.
+# Blocks. "flow": E_i -> R_{i+1}. "enter": a path begins with a prefix, at E_i; "enter_tail": it
+# counts the last copy-out. "leave": it ends with a suffix, at R_i. "shift": R_i, to the ON_PATH
+# class. Of that class: "path" E_i -> R_{i+1}; "stall" R_i -> E_i; "path_enter"; "path_leave";
+# "rejoin": E_i, to TAIL. "leap": R_i -> E_j. "whole": a stream.
 
 
 def network(problem: Problem, arrays: ProblemArrays, parts: list[BucketCosts]) -> Network:
     """Return the network for gathers and reductions ``parts``."""
-    prefix, suffix = (_busy_streams([p for p in parts if p.gathers == gathers]) for gathers in (True, False))
+    prefix, suffix = (
+        _busy_streams([p for p in parts if p.gathers == gathers]) for gathers in (True, False)
+    )
     weights = _OnPath(problem, arrays)
     slots = _sample((p.slot for p in parts), weights.leap_slots(), len(arrays.compute_ticks))
     offset: dict[Arc, int] = {}
@@ -143,29 +153,39 @@ def _busy_streams(parts: list[BucketCosts]) -> tuple[int, ...]:
 def _sample(wanted: Iterable[Ints], leap_slots: list[int], last: int) -> Ints:
     distinct = np.unique(np.concatenate(list(wanted)))
     if len(distinct) > _MOST_GAPS:
-        spread = distinct[np.linspace(0, len(distinct) - 1, _MOST_GAPS - 2 * _ENDS).round().astype(np.int64)]
+        spread = distinct[
+            np.linspace(0, len(distinct) - 1, _MOST_GAPS - 2 * _ENDS).round().astype(np.int64)
+        ]
         distinct = np.concatenate((distinct[:_ENDS], spread, distinct[-_ENDS:]))
     return np.unique(np.concatenate((distinct, np.array([0, last, *leap_slots], dtype=np.int64))))
 
 
 class _OnPath:
-    """On-path collectives as arcs from R_ready to E_need: launch and transfer, chains within a slot together."""
+    """On-path collectives as arcs from R_ready to E_need: launch and transfer, chains within a slot
+    together.
+    """
 
     def __init__(self, problem: Problem, arrays: ProblemArrays) -> None:
         num_compute = len(arrays.compute_ticks)
         self.arrays = arrays
-        self.launch = np.zeros(num_compute + 1)  # of on-path collectives that are launched in a slot and needed behind it
+        self.launch = np.zeros(
+            num_compute + 1
+        )  # of on-path collectives that are launched in a slot and needed behind it
         self.stall = np.zeros(num_compute + 1)
         self.long: dict[tuple[int, int], float] = {}
         takes = least_launch(problem, arrays)
-        ways: dict[int, dict[int, float]] = {}  # collective -> slot -> the longest chain from there to its end
+        ways: dict[
+            int, dict[int, float]
+        ] = {}  # collective -> slot -> the longest chain from there to its end
         for c in map(int, np.nonzero(arrays.on_path & (arrays.need_slot < num_compute))[0]):
             mine = {int(arrays.ready_slot[c]): 0.0}
             for d in map(int, arrays.after_list[arrays.after_begin[c] : arrays.after_begin[c + 1]]):
                 for slot, ticks in ways.get(d, {}).items():
                     mine[slot] = max(mine.get(slot, 0.0), ticks)
             need = int(arrays.need_slot[c])
-            ways[c] = {slot: ticks + takes[c] + arrays.transfer_ticks[c] for slot, ticks in mine.items()}
+            ways[c] = {
+                slot: ticks + takes[c] + arrays.transfer_ticks[c] for slot, ticks in mine.items()
+            }
             for slot, ticks in ways[c].items():
                 if slot >= need:
                     self.stall[need] = max(self.stall[need], ticks)
@@ -182,17 +202,30 @@ class _OnPath:
     def leaps(self, slots: Ints) -> list[tuple[int, int, float]]:
         """Return long arcs between sampled slots, by position."""
         position = {int(g): i for i, g in enumerate(slots)}
-        return [(position[a], position[b], w) for (a, b), w in sorted(self.long.items()) if a in position and b in position]
+        return [
+            (position[a], position[b], w)
+            for (a, b), w in sorted(self.long.items())
+            if a in position and b in position
+        ]
 
     def between(self, first: int, past: int) -> float:
-        """Return the longest way from E_first to R_past, on-path collectives in between included."""
+        """Return the longest way from E_first to R_past, on-path collectives in between
+        included.
+        """
         time = 0.0
         for k in range(first, past):
             time += (self.stall[k] if k > first else 0.0) + self.arrays.compute_ticks[k]
         return time
 
 
-def _fill(made: Network, problem: Problem, arrays: ProblemArrays, parts: list[BucketCosts], weights: _OnPath, leaps: list[float]) -> None:
+def _fill(
+    made: Network,
+    problem: Problem,
+    arrays: ProblemArrays,
+    parts: list[BucketCosts],
+    weights: _OnPath,
+    leaps: list[float],
+) -> None:
     """Write the constants of all arcs: (W5), with the least before a prefix and after a suffix."""
     slots, constant = made.slots, made.constant
     before = np.concatenate(([0], np.cumsum(arrays.compute_ticks)))
@@ -202,7 +235,9 @@ def _fill(made: Network, problem: Problem, arrays: ProblemArrays, parts: list[Bu
         constant[made.block("flow", start, end)] = run + weights.launch[slots]
     for s in made.prefix_streams:
         mine = [p for p in parts if p.gathers and p.stream == s]
-        lead = np.where(slots >= min(int(p.slot.min()) for p in mine), min(_lead(p) for p in mine), 0.0)
+        lead = np.where(
+            slots >= min(int(p.slot.min()) for p in mine), min(_lead(p) for p in mine), 0.0
+        )
         for end in made.ends:
             constant[made.block("enter", s, end)] = lead - weights.launch[slots]
             if end != SHIFT:
@@ -211,7 +246,11 @@ def _fill(made: Network, problem: Problem, arrays: ProblemArrays, parts: list[Bu
             constant[made.block("path_enter", s)] = lead
     for s in made.suffix_streams:
         mine = [p for p in parts if not p.gathers and p.stream == s]
-        rest = np.where(slots <= max(int(p.slot.max()) for p in mine), min(float(p.epilogue.min()) for p in mine), 0.0)
+        rest = np.where(
+            slots <= max(int(p.slot.max()) for p in mine),
+            min(float(p.epilogue.min()) for p in mine),
+            0.0,
+        )
         for start, end in made.classes:
             if end == s:
                 constant[made.block("leave", start, s)] = rest
@@ -232,9 +271,15 @@ def _fill(made: Network, problem: Problem, arrays: ProblemArrays, parts: list[Bu
         others = np.nonzero(here & ~counted & ~arrays.bucketable)[0]
         first = int(arrays.ready_slot[here].min())
         last = min(int(arrays.need_slot[here].max()), len(arrays.compute_ticks))
-        constant[made.offset["whole", s, 0]] = before[first] + before[-1] - before[last] + arrays.transfer_ticks[others].sum()
+        constant[made.offset["whole", s, 0]] = (
+            before[first] + before[-1] - before[last] + arrays.transfer_ticks[others].sum()
+        )
 
 
 def _lead(part: BucketCosts) -> float:
     """Return the least work on the compute stream before the first transfer of a gather."""
-    return float(np.minimum(part.alone_work, np.where(part.bucketable, part.shared_work + part.bucket_work, np.inf)).min())
+    return float(
+        np.minimum(
+            part.alone_work, np.where(part.bucketable, part.shared_work + part.bucket_work, np.inf)
+        ).min()
+    )

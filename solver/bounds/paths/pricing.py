@@ -1,7 +1,8 @@
 """What the cheapest buckets of a key add to each arc of the network of paths.
 
-For given weights on the arcs (a flow), each cost of a collective has a price: its transfer counts on all paths that begin with it among
-the gathers of its stream, or end with it among the reductions; its work on the compute stream on all paths that pass where it must run.
+For given weights on the arcs (a flow), each cost of a collective has a price: its transfer counts
+on all paths that begin with it among the gathers of its stream, or end with it among the
+reductions; its work on the compute stream on all paths that pass where it must run.
 """
 
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from apsched.solver.arrays.problem_arrays import Bools, ProblemArrays, Ints
+from apsched.solver.arrays.problem_arrays import Bools, Ints, ProblemArrays
 from apsched.solver.bounds.paths.bucket_costs import BucketCosts
 from apsched.solver.bounds.paths.cheapest_buckets import cheapest_buckets
 from apsched.solver.bounds.paths.network import BEGINNING, END, SHIFT, Network
@@ -28,7 +29,9 @@ class Priced:
 
 
 class _Places:
-    """Where the members of a part stand among the sampled slots: sums over arcs for members, and over members for arcs."""
+    """Where the members of a part stand among the sampled slots: sums over arcs for members, and
+    over members for arcs.
+    """
 
     def __init__(self, slot: Ints, slots: Ints) -> None:
         self.after: Ints = np.searchsorted(slots, slot, side="left")
@@ -39,7 +42,9 @@ class _Places:
         self.num_slots = len(slots)
 
     def passing(self, flow: Floats, entering: Floats) -> Floats:
-        """Return for each member the weight that passes its slot on the compute stream without entering behind it."""
+        """Return for each member the weight that passes its slot on the compute stream without
+        entering behind it.
+        """
         weight: Floats = flow[self.before] - np.where(self.exact, entering[self.before], 0.0)
         return weight
 
@@ -60,34 +65,61 @@ class Pricing:
     part: BucketCosts
     places: _Places
     edge: Floats
-    """(n,) of gathers: the most that the copy-out of the last before its need counts for. Of reductions: the most that the first work
-    behind its ready slot counts for."""
+    """(n,) of gathers: the most that the copy-out of the last before its need counts for. Of
+    reductions: the most that the first work behind its ready slot counts for.
+    """
 
     def price(self, flow: Floats) -> Priced:
         """Return the cheapest buckets where each arc has the weight ``flow``."""
         p = self.part
-        ticks, head, line = cheapest_buckets(*(self._gather_prices(flow) if p.gathers else self._reduction_prices(flow)), p.bucketable)
+        ticks, head, line = cheapest_buckets(
+            *(self._gather_prices(flow) if p.gathers else self._reduction_prices(flow)),
+            p.bucketable,
+        )
         return Priced(ticks=ticks, added=self.added(head, line))
 
     def added(self, head: Ints, line: Ints) -> Floats:
-        """Return what buckets add to each arc: ``head`` is the head that a member rides with, or -1; ``line`` that of each head."""
-        return self._gathers_add(head, line) if self.part.gathers else self._reductions_add(head, line)
+        """Return what buckets add to each arc: ``head`` is the head that a member rides with, or
+        -1; ``line`` that of each head.
+        """
+        return (
+            self._gathers_add(head, line) if self.part.gathers else self._reductions_add(head, line)
+        )
 
     def _gather_prices(self, flow: Floats) -> tuple[Floats, Floats, Floats, Floats, Floats]:
-        """Return the rate and the fee of each head, and of each member its bytes, what it adds as a rider, and its price alone."""
+        """Return the rate and the fee of each head, and of each member its bytes, what it adds as a
+        rider, and its price alone.
+        """
         net, p, at = self.net, self.part, self.places
         num_slots, whole = len(net.slots), net.offset["whole", p.stream, 0]
         enter, enter_tail, own, from_start = self._gather_blocks()
-        entering, entering_tail = _total(flow, enter, num_slots), _total(flow, enter_tail, num_slots)
+        entering, entering_tail = (
+            _total(flow, enter, num_slots),
+            _total(flow, enter_tail, num_slots),
+        )
         begun_before = np.concatenate(([0.0], np.cumsum(entering)))[at.after]
-        transferred = np.append(np.cumsum((entering + entering_tail)[::-1])[::-1], 0.0)[at.after] + flow[whole]
+        transferred = (
+            np.append(np.cumsum((entering + entering_tail)[::-1])[::-1], 0.0)[at.after]
+            + flow[whole]
+        )
         first = at.passing(_total(flow, from_start, num_slots), np.zeros(num_slots))
         later = at.passing(_total(flow, own, num_slots), entering)
         tail = np.where(at.exact, entering_tail[at.before], 0.0)
         rate = transferred[:, None] * p.lines[:, 1] + (p.copy_rate * begun_before)[:, None]
-        fee = transferred[:, None] * p.lines[:, 0] + (first * p.bucket_work + tail * np.minimum(p.copy_out, self.edge))[:, None]
-        ride = p.copy_rate * p.size_bytes * (later - begun_before) + first * (p.shared_work + p.copy_out + p.epilogue)
-        return rate, fee, p.size_bytes, ride, transferred * p.transfer + first * (p.alone_work + p.epilogue)
+        fee = (
+            transferred[:, None] * p.lines[:, 0]
+            + (first * p.bucket_work + tail * np.minimum(p.copy_out, self.edge))[:, None]
+        )
+        ride = p.copy_rate * p.size_bytes * (later - begun_before) + first * (
+            p.shared_work + p.copy_out + p.epilogue
+        )
+        return (
+            rate,
+            fee,
+            p.size_bytes,
+            ride,
+            transferred * p.transfer + first * (p.alone_work + p.epilogue),
+        )
 
     def _gathers_add(self, head: Ints, line: Ints) -> Floats:
         """Return what gathers in these buckets add to each arc: (W3)."""
@@ -95,7 +127,11 @@ class Pricing:
         rides, heads, load = self._loads(head, line)
         copied = np.where(rides, p.copy_rate * p.size_bytes, 0.0)
         begun = _sums(np.maximum(head, 0), copied, len(head)) - copied
-        work = np.where(rides, p.shared_work + p.copy_out, p.alone_work) + p.epilogue + np.where(heads, p.bucket_work, 0.0)
+        work = (
+            np.where(rides, p.shared_work + p.copy_out, p.alone_work)
+            + p.epilogue
+            + np.where(heads, p.bucket_work, 0.0)
+        )
         added = np.zeros(net.num_arcs)
         prefix = np.cumsum(at.at(load, at.after))
         not_yet = begun.sum() - np.cumsum(at.at(begun, at.after))
@@ -103,7 +139,9 @@ class Pricing:
         for block in enter:
             added[block] += prefix + not_yet - at.at_exact(copied)
         for block in enter_tail:
-            added[block] += prefix + at.at_exact(np.where(heads, np.minimum(p.copy_out, self.edge), 0.0))
+            added[block] += prefix + at.at_exact(
+                np.where(heads, np.minimum(p.copy_out, self.edge), 0.0)
+            )
         for block in own:
             added[block] += at.at(copied, at.before)
         for block in from_start:
@@ -112,9 +150,13 @@ class Pricing:
         return added
 
     def _gather_blocks(self) -> tuple[list[slice], list[slice], list[slice], list[slice]]:
-        """Return the arcs that enter with the prefix, those with the last copy-out too, and those of the two classes that count copies."""
+        """Return the arcs that enter with the prefix, those with the last copy-out too, and those
+        of the two classes that count copies.
+        """
         net, s = self.net, self.part.stream
-        tails = [net.block("enter_tail", s, e) for e in net.ends if e != SHIFT] + ([net.block("path_enter", s)] if net.has_on_path else [])
+        tails = [net.block("enter_tail", s, e) for e in net.ends if e != SHIFT] + (
+            [net.block("path_enter", s)] if net.has_on_path else []
+        )
         own, from_start = ([net.block("flow", c, e) for e in net.ends] for c in (s, BEGINNING))
         return [net.block("enter", s, e) for e in net.ends], tails, own, from_start
 
@@ -126,21 +168,35 @@ class Pricing:
         enter_end, enter_suffix = _entering(net, END), _entering(net, p.stream)
         leaving = _total(flow, leave, num_slots)
         transferred = np.concatenate(([0.0], np.cumsum(leaving)))[at.before + 1] + flow[whole]
-        passing = at.passing(_total(flow, to_end + to_suffix, num_slots), _total(flow, enter_end + enter_suffix, num_slots))
+        passing = at.passing(
+            _total(flow, to_end + to_suffix, num_slots),
+            _total(flow, enter_end + enter_suffix, num_slots),
+        )
         finished = at.passing(_total(flow, to_end, num_slots), _total(flow, enter_end, num_slots))
         first = np.where(at.exact, leaving[at.before], 0.0)
         launch, bucket_work, edge_alone, edge_shared = self._reduction_work()
         rate = transferred[:, None] * p.lines[:, 1] + (p.copy_rate * passing)[:, None]
-        fee = transferred[:, None] * p.lines[:, 0] + (passing * bucket_work + first * edge_shared)[:, None]
+        fee = (
+            transferred[:, None] * p.lines[:, 0]
+            + (passing * bucket_work + first * edge_shared)[:, None]
+        )
         ride = finished * p.epilogue
-        return rate, fee, p.size_bytes, ride, transferred * p.transfer + passing * launch + ride + first * edge_alone
+        return (
+            rate,
+            fee,
+            p.size_bytes,
+            ride,
+            transferred * p.transfer + passing * launch + ride + first * edge_alone,
+        )
 
     def _reductions_add(self, head: Ints, line: Ints) -> Floats:
         """Return what reductions in these buckets add to each arc: (W4)."""
         net, p, at = self.net, self.part, self.places
         rides, heads, load = self._loads(head, line)
         launch, bucket_work, edge_alone, edge_shared = self._reduction_work()
-        copied = _sums(np.maximum(head, 0), np.where(rides, p.copy_rate * p.size_bytes, 0.0), len(head))
+        copied = _sums(
+            np.maximum(head, 0), np.where(rides, p.copy_rate * p.size_bytes, 0.0), len(head)
+        )
         work = np.where(rides, 0.0, launch) + copied + np.where(heads, bucket_work, 0.0)
         edge = np.where(rides, np.where(heads, edge_shared, 0.0), edge_alone)
         added = np.zeros(net.num_arcs)
@@ -148,7 +204,10 @@ class Pricing:
         leave, to_end, to_suffix = self._reduction_blocks()
         for block in leave:
             added[block] += suffix
-        for blocks, entering, ticks in ((to_end, END, work + p.epilogue), (to_suffix, p.stream, work)):
+        for blocks, entering, ticks in (
+            (to_end, END, work + p.epilogue),
+            (to_suffix, p.stream, work),
+        ):
             for block in blocks:
                 added[block] += at.at(ticks, at.before)
             for block in _entering(net, entering):
@@ -157,17 +216,33 @@ class Pricing:
         return added
 
     def _reduction_blocks(self) -> tuple[list[slice], list[slice], list[slice]]:
-        """Return the arcs that leave with the suffix, and those on the compute stream that end with it or with the suffix."""
+        """Return the arcs that leave with the suffix, and those on the compute stream that end with
+        it or with the suffix.
+        """
         net, s = self.net, self.part.stream
-        leave = [net.block("leave", c, s) for c, e in net.classes if e == s] + ([net.block("path_leave", s)] if net.has_on_path else [])
-        to_end, to_suffix = ([net.block("flow", c, e) for c, e in net.classes if e == end] for end in (END, s))
+        leave = [net.block("leave", c, s) for c, e in net.classes if e == s] + (
+            [net.block("path_leave", s)] if net.has_on_path else []
+        )
+        to_end, to_suffix = (
+            [net.block("flow", c, e) for c, e in net.classes if e == end] for end in (END, s)
+        )
         return leave, to_end, to_suffix
 
     def _reduction_work(self) -> tuple[Floats, float, Floats, Floats]:
-        """Return the least of launch and transfer, alone and of a bucket, and the first work behind a ready slot, alone and in a bucket."""
+        """Return the least of launch and transfer, alone and of a bucket, and the first work behind
+        a ready slot, alone and in a bucket.
+        """
         p = self.part
-        edge_alone, edge_shared = np.minimum(p.alone_work, self.edge), np.minimum(p.bucket_work + p.copy_in, self.edge)
-        return np.minimum(p.alone_work, p.transfer), min(p.bucket_work, float(p.lines[:, 0].min())), edge_alone, edge_shared
+        edge_alone, edge_shared = (
+            np.minimum(p.alone_work, self.edge),
+            np.minimum(p.bucket_work + p.copy_in, self.edge),
+        )
+        return (
+            np.minimum(p.alone_work, p.transfer),
+            min(p.bucket_work, float(p.lines[:, 0].min())),
+            edge_alone,
+            edge_shared,
+        )
 
     def _loads(self, head: Ints, line: Ints) -> tuple[Bools, Bools, Floats]:
         """Return who rides, who is a head, and the transfers, those of a bucket at its head."""
@@ -176,20 +251,31 @@ class Pricing:
         heads: Bools = head == np.arange(len(head))
         at_head = np.maximum(head, 0)
         bytes_ticks = np.where(rides, p.size_bytes * p.lines[line[at_head], 1], 0.0)
-        load: Floats = np.where(rides, 0.0, p.transfer) + _sums(at_head, bytes_ticks, len(head)) + np.where(heads, p.lines[line, 0], 0.0)
+        load: Floats = (
+            np.where(rides, 0.0, p.transfer)
+            + _sums(at_head, bytes_ticks, len(head))
+            + np.where(heads, p.lines[line, 0], 0.0)
+        )
         return rides, heads, load
 
 
 def pricings(net: Network, arrays: ProblemArrays, parts: list[BucketCosts]) -> list[Pricing]:
     """Return the pricing of each part."""
-    counted = [p for p in parts if p.stream in (net.prefix_streams if p.gathers else net.suffix_streams)]
-    return [Pricing(net=net, part=p, places=_Places(p.slot, net.slots), edge=_edges(arrays, parts, p)) for p in counted]
+    counted = [
+        p for p in parts if p.stream in (net.prefix_streams if p.gathers else net.suffix_streams)
+    ]
+    return [
+        Pricing(net=net, part=p, places=_Places(p.slot, net.slots), edge=_edges(arrays, parts, p))
+        for p in counted
+    ]
 
 
 def _edges(arrays: ProblemArrays, parts: list[BucketCosts], part: BucketCosts) -> Floats:
-    """Return for each member the compute order to the next slot that matters to its stream; 0 where several share its slot.
+    """Return for each member the compute order to the next slot that matters to its stream; 0 where
+    several share its slot.
 
-    Gathers: back to the need before. Reductions: on to the next ready slot, and at most the least transfer of the stream.
+    Gathers: back to the need before. Reductions: on to the next ready slot, and at most the least
+    transfer of the stream.
     """
     here = [p for p in parts if p.stream == part.stream and p.gathers == part.gathers]
     slots, counts = np.unique(np.concatenate([p.slot for p in here]), return_counts=True)
@@ -197,13 +283,17 @@ def _edges(arrays: ProblemArrays, parts: list[BucketCosts], part: BucketCosts) -
     steps = np.diff(done)
     reach = np.append(np.inf, steps) if part.gathers else np.append(steps, np.inf)
     most = np.inf if part.gathers else min(float(p.transfer.min()) for p in here)
-    edges: Floats = np.where(counts == 1, np.minimum(reach, most), 0.0)[np.searchsorted(slots, part.slot)]
+    edges: Floats = np.where(counts == 1, np.minimum(reach, most), 0.0)[
+        np.searchsorted(slots, part.slot)
+    ]
     return edges
 
 
 def _entering(net: Network, end: int) -> list[slice]:
     """Return the arcs that enter the compute stream behind a slot, on paths to ``end``."""
-    blocks = [net.block(what, s, end) for s in net.prefix_streams for what in ("enter", "enter_tail")]
+    blocks = [
+        net.block(what, s, end) for s in net.prefix_streams for what in ("enter", "enter_tail")
+    ]
     return blocks + ([net.block("rejoin", 0, end)] if net.has_on_path else [])
 
 

@@ -1,7 +1,8 @@
-"""CP-SAT on windows of a large program: a stretch of its operations is decided anew, exactly, against the fixed rest.
+"""CP-SAT on windows of a large program: a stretch of its operations is decided anew, exactly,
+against the fixed rest.
 
-Collectives that are launched and waited for within the window are free: membership, position, order. The schedule at hand is the
-hint, complete in every literal.
+Collectives that are launched and waited for within the window are free: membership, position,
+order. The schedule at hand is the hint, complete in every literal.
 """
 
 from collections.abc import Iterator
@@ -12,10 +13,10 @@ import numpy as np
 from apsched.config import Caps, SolveOptions
 from apsched.schedule.verify import verify
 from apsched.solver.arrays.partition import Pricer
-from apsched.solver.arrays.problem_arrays import ProblemArrays, Ints
+from apsched.solver.arrays.problem_arrays import Ints, ProblemArrays
 from apsched.solver.cpsat.model import ExactModel
 from apsched.solver.cpsat.windows.subproblem import Window, WindowView
-from apsched.solver.program.evaluate import COPY_OUT, LAUNCH, NODE, WAIT, Program, trace, evaluate
+from apsched.solver.program.evaluate import COPY_OUT, LAUNCH, NODE, WAIT, Program, evaluate, trace
 from apsched.solver.program.to_schedule import expand
 
 MOST_FREE = 6
@@ -25,7 +26,9 @@ _MOST_PINNED = 12
 
 
 def windows(arrays: ProblemArrays, program: Program) -> Iterator[Window]:
-    """Yield windows around the waits where the compute stream stands still, the longest first, without repeats."""
+    """Yield windows around the waits where the compute stream stands still, the longest first,
+    without repeats.
+    """
     waits, stalls = stalls_of(arrays, program)
     seen: set[tuple[int, ...]] = set()
     for i in waits[np.argsort(-stalls, kind="stable")]:
@@ -36,14 +39,18 @@ def windows(arrays: ProblemArrays, program: Program) -> Iterator[Window]:
 
 
 def stalls_of(arrays: ProblemArrays, program: Program) -> tuple[Ints, Ints]:
-    """Return the waits of ``program``, and for how many ticks the compute stream stands still at each; less than none where it does not."""
+    """Return the waits of ``program``, and for how many ticks the compute stream stands still at
+    each; less than none where it does not.
+    """
     where = trace(arrays, program)
     waits = np.nonzero(program.operation == WAIT)[0]
     return waits, where.transfer_end_ticks[program.argument[waits]] - where.begin_ticks[waits]
 
 
 def _around(program: Program, center: int) -> Window:
-    """Return the largest window around an operation that frees at most MOST_FREE collectives; it grows towards the launch first."""
+    """Return the largest window around an operation that frees at most MOST_FREE collectives; it
+    grows towards the launch first.
+    """
     launched, last = _extents(program)
     first = past = center
     bucket = int(program.argument[center])
@@ -67,7 +74,9 @@ def _extents(program: Program) -> tuple[list[int], list[int]]:
     first = [len(program.operation)] * len(program.partition.buckets)
     last = [-1] * len(program.partition.buckets)
     bucket_of = program.partition.bucket_of
-    for i, (operation, argument) in enumerate(zip(program.operation.tolist(), program.argument.tolist(), strict=True)):
+    for i, (operation, argument) in enumerate(
+        zip(program.operation.tolist(), program.argument.tolist(), strict=True)
+    ):
         if operation == NODE:
             continue
         b = int(bucket_of[argument]) if operation == COPY_OUT else argument
@@ -75,10 +84,14 @@ def _extents(program: Program) -> tuple[list[int], list[int]]:
     return first, last
 
 
-def _inside(program: Program, first: int, past: int, launched: list[int], last: list[int]) -> tuple[int, ...]:
+def _inside(
+    program: Program, first: int, past: int, launched: list[int], last: list[int]
+) -> tuple[int, ...]:
     buckets = program.partition.buckets
     seen = {int(program.argument[i]) for i in range(first, past) if program.operation[i] == LAUNCH}
-    return tuple(sorted(c for b in seen if first <= launched[b] and last[b] < past for c in buckets[b]))
+    return tuple(
+        sorted(c for b in seen if first <= launched[b] and last[b] < past for c in buckets[b])
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +102,11 @@ class Improved:
     deterministic_work: float
 
 
-def improve(pricer: Pricer, caps: Caps, program: Program, options: SolveOptions, *, stop_at_ticks: int) -> Improved:
-    """Return ``program`` with window after window decided anew, until none helps, the work is used up or the bound is met.
+def improve(
+    pricer: Pricer, caps: Caps, program: Program, options: SolveOptions, *, stop_at_ticks: int
+) -> Improved:
+    """Return ``program`` with window after window decided anew, until none helps, the work is used
+    up or the bound is met.
 
     None is decided where all that the compute stream stands still is within the slack.
     ``options.budget`` is the work for all windows together; one takes at most a tenth of it.
@@ -98,12 +114,17 @@ def improve(pricer: Pricer, caps: Caps, program: Program, options: SolveOptions,
     best, figures = program, evaluate(pricer.arrays, program)
     work, done = 0.0, set[tuple[int, ...]]()
     worth = int(figures.step_time_ticks * options.time_slack)
-    while figures.step_time_ticks > stop_at_ticks and np.maximum(stalls_of(pricer.arrays, best)[1], 0).sum() > worth:
+    while (
+        figures.step_time_ticks > stop_at_ticks
+        and np.maximum(stalls_of(pricer.arrays, best)[1], 0).sum() > worth
+    ):
         window = next((w for w in windows(pricer.arrays, best) if w.free not in done), None)
         if window is None or work >= options.budget or len(done) >= _MOST_WINDOWS:
             break
         done.add(window.free)
-        found, found_work = _decide(pricer, caps, best, window, replace(options, budget=options.budget / 10))
+        found, found_work = _decide(
+            pricer, caps, best, window, replace(options, budget=options.budget / 10)
+        )
         work += found_work
         if found is None:
             continue
@@ -118,14 +139,20 @@ _MOST_WINDOWS = 2
 """Windows in a row that change nothing, after which the search stops."""
 
 
-def _decide(pricer: Pricer, caps: Caps, program: Program, window: Window, options: SolveOptions) -> tuple[Program | None, float]:
-    """Return the program with ``window`` decided anew (None where nothing was found), and the work done."""
+def _decide(
+    pricer: Pricer, caps: Caps, program: Program, window: Window, options: SolveOptions
+) -> tuple[Program | None, float]:
+    """Return the program with ``window`` decided anew (None where nothing was found), and the work
+    done.
+    """
     view = WindowView(pricer, caps, program, window)
     if len(view.pinned) > _MOST_PINNED:
         return None, 0.0
     model = ExactModel(view.problem, view.arrays, view.caps, view.horizon_ticks, view.boundary)
     found = model.minimize_step_time(options, view.hint())
-    return view.spliced(found.program) if found.program is not None else None, found.deterministic_work
+    return view.spliced(
+        found.program
+    ) if found.program is not None else None, found.deterministic_work
 
 
 def _fits(pricer: Pricer, caps: Caps, program: Program) -> bool:

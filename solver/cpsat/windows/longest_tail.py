@@ -1,14 +1,18 @@
 """What follows in a program: the longest way from a point of it to the end of the step."""
 
 from apsched.solver.arrays.partition import Members
-from apsched.solver.arrays.problem_arrays import ALL_GATHER, ProblemArrays, Ints
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, Ints, ProblemArrays
 from apsched.solver.program.evaluate import COPY_OUT, NODE, WAIT, Program
 
 
-def tails(arrays: ProblemArrays, program: Program, past: int) -> tuple[int, dict[int, int], dict[int, int]]:
-    """Return the longest way from the end of operation ``past - 1`` to the end of the step, in ticks.
+def tails(
+    arrays: ProblemArrays, program: Program, past: int
+) -> tuple[int, dict[int, int], dict[int, int]]:
+    """Return the longest way from the end of operation ``past - 1`` to the end of the step, in
+    ticks.
 
-    From the compute stream; from each stream's last transfer so far; and from the end of each transfer that is waited for later.
+    From the compute stream; from each stream's last transfer so far; and from the end of each
+    transfer that is waited for later.
     """
     p = program.partition
     along, stream, end = 0, dict.fromkeys(range(arrays.num_streams), 0), {}
@@ -35,7 +39,11 @@ def prologue_ticks(arrays: ProblemArrays, members: Members, *, flat: bool) -> in
     """Return the work of the prologues of a bucket, which has no casts where it is flat."""
     work = _attached_ticks(arrays, arrays.prologue_begin, arrays.prologue_list, members)
     if flat:
-        work -= sum(int(arrays.attached_ticks[arrays.cast_attached[c]]) for c in members if arrays.cast_attached[c] >= 0)
+        work -= sum(
+            int(arrays.attached_ticks[arrays.cast_attached[c]])
+            for c in members
+            if arrays.cast_attached[c] >= 0
+        )
     return work
 
 

@@ -1,8 +1,9 @@
 """A window of a program as a small problem of its own, and the way back.
 
-The fixed operations of the window are its compute order. What lies before and behind enters as a :class:`Boundary`, exactly: step time is a
-(max, +) function of what crosses a window's ends. Memory of everything that the window does not decide is a baseline; where units
-could stand that stand elsewhere now, it is an upper limit, so that a window may miss a schedule but never breaks the cap.
+The fixed operations of the window are its compute order. What lies before and behind enters as a
+:class:`Boundary`, exactly: step time is a (max, +) function of what crosses a window's ends. Memory
+of everything that the window does not decide is a baseline; where units could stand that stand
+elsewhere now, it is an upper limit, so that a window may miss a schedule but never breaks the cap.
 """
 
 from bisect import bisect_right
@@ -13,11 +14,28 @@ import numpy as np
 
 from apsched.config import Caps
 from apsched.solver.arrays.partition import Members, Pricer
-from apsched.solver.arrays.problem_arrays import ProblemArrays, Ints
+from apsched.solver.arrays.problem_arrays import Ints, ProblemArrays
 from apsched.solver.cpsat.variables import Boundary
 from apsched.solver.cpsat.windows.longest_tail import epilogue_ticks, prologue_ticks, tails
-from apsched.solver.cpsat.windows.subproblem_arrays import GAPS, PER_COLLECTIVE, begins, float_arrays, attached_of, forms_of, forms_with
-from apsched.solver.program.evaluate import COPY_OUT, LAUNCH, COPY_IN, NODE, WAIT, Program, trace, evaluate
+from apsched.solver.cpsat.windows.subproblem_arrays import (
+    GAPS,
+    PER_COLLECTIVE,
+    attached_of,
+    begins,
+    float_arrays,
+    forms_of,
+    forms_with,
+)
+from apsched.solver.program.evaluate import (
+    COPY_IN,
+    COPY_OUT,
+    LAUNCH,
+    NODE,
+    WAIT,
+    Program,
+    evaluate,
+    trace,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +60,10 @@ class WindowView:
         self.pinned = self._pinned()
         self.arrays = self._small_compact()
         self.problem = replace(
-            problem, collectives=tuple(problem.collectives[c] for c in (*window.free, *(m[0] for _, m, _ in self.pinned)))
+            problem,
+            collectives=tuple(
+                problem.collectives[c] for c in (*window.free, *(m[0] for _, m, _ in self.pinned))
+            ),
         )
         self.boundary, self.horizon_ticks = self._boundary()
         self.caps = self._caps(caps)
@@ -50,7 +71,9 @@ class WindowView:
     # -- the compute order of the window: runs of operations that keep their order
 
     def _cut_segments(self) -> None:
-        """Cut the fixed operations into segments, at every slot where a free unit stands or may want to."""
+        """Cut the fixed operations into segments, at every slot where a free unit stands or may
+        want to.
+        """
         program, window, whole = self.program, self.window, self.whole
         wanted = {int(getattr(whole, slot)[c]) for c in window.free for slot in GAPS}
         self.segments: list[list[int]] = [[]]
@@ -62,9 +85,13 @@ class WindowView:
             launch = operation == LAUNCH
             if free or launch:
                 cut = True
-                self.slot_of_operation[i] = len(self.segments) if self.segments[-1] else len(self.segments) - 1
+                self.slot_of_operation[i] = (
+                    len(self.segments) if self.segments[-1] else len(self.segments) - 1
+                )
                 continue
-            if (cut or operation == WAIT or (operation == NODE and argument in wanted)) and self.segments[-1]:
+            if (
+                cut or operation == WAIT or (operation == NODE and argument in wanted)
+            ) and self.segments[-1]:
                 self.segments.append([])
             cut = False
             self.segments[-1].append(i)
@@ -73,38 +100,61 @@ class WindowView:
         self.segment_starts = [segment[0] for segment in self.segments]
 
     def _bucket(self, operation: int, argument: int) -> int:
-        return int(self.program.partition.bucket_of[argument]) if operation == COPY_OUT else argument
+        return (
+            int(self.program.partition.bucket_of[argument]) if operation == COPY_OUT else argument
+        )
 
     def _pinned(self) -> list[tuple[int, Members, int]]:
-        """Return (operation, members, slot) of launches in the window whose waits stand behind it."""
+        """Return (operation, members, slot) of launches in the window whose waits stand behind
+        it.
+        """
         result = []
         for i in range(self.window.first, self.window.past):
             operation, argument = int(self.program.operation[i]), int(self.program.argument[i])
             if operation == LAUNCH and argument not in self.free_buckets:
-                result.append((i, self.program.partition.buckets[argument], self.slot_of_operation[i]))
+                result.append(
+                    (i, self.program.partition.buckets[argument], self.slot_of_operation[i])
+                )
         return result
 
     # -- the small problem
 
     def _small_compact(self) -> ProblemArrays:
         whole, free, pinned = self.whole, self.window.free, self.pinned
-        compute_op = {int(self.program.argument[i]): i for i in range(len(self.program.operation)) if self.program.operation[i] == NODE}
+        compute_op = {
+            int(self.program.argument[i]): i
+            for i in range(len(self.program.operation))
+            if self.program.operation[i] == NODE
+        }
         rows = np.array([*free, *(m[0] for _, m, _ in pinned)], dtype=np.int64)
         num_free, num_segments = len(free), len(self.segments)
         partition = self.program.partition
         launch, transfer = whole.launch_ticks[rows].copy(), whole.transfer_ticks[rows].copy()
         bucketable = whole.bucketable[rows].copy()
-        ready, need = np.zeros(len(rows), dtype=np.int64), np.full(len(rows), num_segments, dtype=np.int64)
+        ready, need = (
+            np.zeros(len(rows), dtype=np.int64),
+            np.full(len(rows), num_segments, dtype=np.int64),
+        )
         launch_last, wait_first, wait_last = need.copy(), ready.copy(), need.copy()
         for j, c in enumerate(free):
             ready[j] = self._first_slot_after(compute_op.get(int(whole.ready_slot[c]) - 1, -1))
-            need[j] = self._last_slot_before(compute_op.get(int(whole.need_slot[c]), self.window.past))
-            launch_last[j] = self._last_slot_before(compute_op.get(int(whole.launch_last[c]), self.window.past))
+            need[j] = self._last_slot_before(
+                compute_op.get(int(whole.need_slot[c]), self.window.past)
+            )
+            launch_last[j] = self._last_slot_before(
+                compute_op.get(int(whole.launch_last[c]), self.window.past)
+            )
             wait_first[j] = self._first_slot_after(compute_op.get(int(whole.wait_first[c]) - 1, -1))
-            wait_last[j] = self._last_slot_before(compute_op.get(int(whole.wait_last[c]), self.window.past))
+            wait_last[j] = self._last_slot_before(
+                compute_op.get(int(whole.wait_last[c]), self.window.past)
+            )
         for j, (i, _, slot) in enumerate(pinned, start=num_free):
             b = int(self.program.argument[i])
-            launch[j], transfer[j], bucketable[j] = self._launch_work(i), partition.transfer_ticks[b], False
+            launch[j], transfer[j], bucketable[j] = (
+                self._launch_work(i),
+                partition.transfer_ticks[b],
+                False,
+            )
             ready[j] = slot
         after: list[list[int]] = []
         place = {c: j for j, c in enumerate(free)}
@@ -113,7 +163,9 @@ class WindowView:
             after.append([place[int(d)] for d in awaited if int(d) in place])
             for d in awaited:
                 if int(d) not in place:
-                    ready[j] = max(ready[j], self._first_slot_after(self._last_operation_of(int(d))))
+                    ready[j] = max(
+                        ready[j], self._first_slot_after(self._last_operation_of(int(d)))
+                    )
         after += [[] for _ in pinned]
         self._need_before_dependents(place, need)
         base_slot, base_compute = self._baseline()
@@ -121,7 +173,9 @@ class WindowView:
             whole,
             **float_arrays(whole, free, len(rows)),
             **self._storages_of(free, compute_op),
-            compute_ticks=np.array([sum(self._work(i) for i in segment) for segment in self.segments], dtype=np.int64),
+            compute_ticks=np.array(
+                [sum(self._work(i) for i in segment) for segment in self.segments], dtype=np.int64
+            ),
             base_slot_bytes=base_slot,
             base_compute_bytes=base_compute,
             **{name: getattr(whole, name)[rows] for name in PER_COLLECTIVE},
@@ -154,7 +208,10 @@ class WindowView:
         b = int(self.program.partition.bucket_of[c])
         found = -1
         for i in range(self.window.first, self.window.past):
-            if self.program.operation[i] != NODE and self._bucket(int(self.program.operation[i]), int(self.program.argument[i])) == b:
+            if (
+                self.program.operation[i] != NODE
+                and self._bucket(int(self.program.operation[i]), int(self.program.argument[i])) == b
+            ):
                 found = i
         return found
 
@@ -169,7 +226,11 @@ class WindowView:
 
     def _work(self, i: int) -> int:
         """Return the work of a fixed operation on the compute stream, without standing still."""
-        whole, operation, argument = self.whole, int(self.program.operation[i]), int(self.program.argument[i])
+        whole, operation, argument = (
+            self.whole,
+            int(self.program.operation[i]),
+            int(self.program.argument[i]),
+        )
         if operation == NODE:
             return int(whole.compute_ticks[argument])
         if operation == COPY_OUT:
@@ -181,27 +242,42 @@ class WindowView:
     def _launch_work(self, i: int) -> int:
         whole, b = self.whole, int(self.program.argument[i])
         work = int(self.program.partition.launch_ticks[b] + self.program.partition.copy_in_ticks[b])
-        return work + prologue_ticks(whole, self.program.partition.buckets[b], flat=bool(self.program.partition.flat[b]))
+        return work + prologue_ticks(
+            whole, self.program.partition.buckets[b], flat=bool(self.program.partition.flat[b])
+        )
 
     # -- memory
 
     def _positions(self, i: int) -> tuple[int, int]:
         """Return the first position of operation ``i`` and the first behind it."""
         first = self.where.first_position
-        return int(first[i]), int(first[i + 1]) if i + 1 < len(first) else len(self.where.live_bytes) - 1
+        return int(first[i]), (
+            int(first[i + 1]) if i + 1 < len(first) else len(self.where.live_bytes) - 1
+        )
 
     def _baseline(self) -> tuple[Ints, Ints]:
-        """Return the bytes of everything that the window does not decide, in its slots and at its segments."""
+        """Return the bytes of everything that the window does not decide, in its slots and at its
+        segments.
+        """
         live = self.where.live_bytes - self._free_bytes()
         at = np.array(
-            [max(int(live[slice(*self._positions(i))].max()) for i in segment) for segment in self.segments] + [0], dtype=np.int64
+            [
+                max(int(live[slice(*self._positions(i))].max()) for i in segment)
+                for segment in self.segments
+            ]
+            + [0],
+            dtype=np.int64,
         )
         slot = np.zeros(len(self.segments) + 1, dtype=np.int64)
         for i, g in self.slot_of_operation.items():
             first, past = self._positions(i)
             slot[g] = max(slot[g], int(live[first:past].max()))
         for g in range(len(slot)):
-            if not slot[g]:  # nothing stands there now: what is alive on both sides is at most the smaller of them
+            if not slot[
+                g
+                # nothing stands there now: what is alive on both sides is at most the smaller of
+                # them
+            ]:
                 beside = [int(at[k]) for k in (g - 1, g) if 0 <= k < len(self.segments)]
                 slot[g] = max(beside, default=0)
         return slot, at
@@ -214,7 +290,9 @@ class WindowView:
                 delta[self.where.storage_last[s] + 1] -= self.whole.storage_bytes[s]
         partition = self.program.partition
         for b in self.free_buckets:
-            for which, size in enumerate((partition.out_buffer_bytes[b], partition.in_buffer_bytes[b])):
+            for which, size in enumerate(
+                (partition.out_buffer_bytes[b], partition.in_buffer_bytes[b])
+            ):
                 first, last = self.where.buffer_lives[b, which]
                 if first >= 0:
                     delta[first] += size
@@ -227,7 +305,9 @@ class WindowView:
         return [
             s
             for s in range(len(whole.storage_bytes))
-            if not attached.isdisjoint(whole.touch_list[whole.touch_begin[s] : whole.touch_begin[s + 1]].tolist())
+            if not attached.isdisjoint(
+                whole.touch_list[whole.touch_begin[s] : whole.touch_begin[s + 1]].tolist()
+            )
         ]
 
     def _storages_of(self, free: tuple[int, ...], compute_op: dict[int, int]) -> dict[str, Any]:
@@ -241,7 +321,11 @@ class WindowView:
             f, k = int(whole.storage_birth_attached[s]), int(whole.storage_birth_compute[s])
             birth_attached.append(index.get(f, -1))
             birth_compute.append(self._segment_of(compute_op[k]) if f < 0 and k >= 0 else -1)
-            ends = [compute_op.get(int(whole.storage_last_compute[s]), self.window.past)] if whole.storage_last_compute[s] >= 0 else []
+            ends = (
+                [compute_op.get(int(whole.storage_last_compute[s]), self.window.past)]
+                if whole.storage_last_compute[s] >= 0
+                else []
+            )
             mine = []
             for g in whole.touch_list[whole.touch_begin[s] : whole.touch_begin[s + 1]]:
                 if int(g) in index:
@@ -258,9 +342,15 @@ class WindowView:
             "storage_last_compute": np.array(last, dtype=np.int64),
             "touch_begin": begins(touches),
             "touch_list": np.array([f for fs in touches for f in fs], dtype=np.int64),
-            "input_storage": np.array([place.get(int(whole.input_storage[c]), -1) for c in free] + [-1] * len(self.pinned), dtype=np.int64),
+            "input_storage": np.array(
+                [place.get(int(whole.input_storage[c]), -1) for c in free]
+                + [-1] * len(self.pinned),
+                dtype=np.int64,
+            ),
             "output_storage": np.array(
-                [place.get(int(whole.output_storage[c]), -1) for c in free] + [-1] * len(self.pinned), dtype=np.int64
+                [place.get(int(whole.output_storage[c]), -1) for c in free]
+                + [-1] * len(self.pinned),
+                dtype=np.int64,
             ),
         }
 
@@ -268,24 +358,34 @@ class WindowView:
         return int(np.searchsorted(self.where.first_position, position, side="right")) - 1
 
     def _segment_of(self, i: int) -> int:
-        """Return the segment of operation ``i``; -1 before the window, the number of segments behind it."""
+        """Return the segment of operation ``i``; -1 before the window, the number of segments
+        behind it.
+        """
         if i < self.window.first:
             return -1
-        return len(self.segments) if i >= self.window.past else max(bisect_right(self.segment_starts, i) - 1, 0)
+        return (
+            len(self.segments)
+            if i >= self.window.past
+            else max(bisect_right(self.segment_starts, i) - 1, 0)
+        )
 
     # -- what the rest of the program says
 
     def _boundary(self) -> tuple[Boundary, int]:
         program, window, whole = self.program, self.window, self.whole
         partition, ends = program.partition, self.where.transfer_end_ticks
-        stream_of = {b: int(whole.stream[members[0]]) for b, members in enumerate(partition.buckets)}
+        stream_of = {
+            b: int(whole.stream[members[0]]) for b, members in enumerate(partition.buckets)
+        }
         stream_free: dict[int, int] = {}
         for i in range(window.first):
             if program.operation[i] == LAUNCH:
                 b = int(program.argument[i])
                 stream_free[stream_of[b]] = max(int(ends[b]) - self.origin, 0)
         num_free = len(window.free)
-        pinned_bucket = {int(program.argument[i]): num_free + j for j, (i, _, _) in enumerate(self.pinned)}
+        pinned_bucket = {
+            int(program.argument[i]): num_free + j for j, (i, _, _) in enumerate(self.pinned)
+        }
         release: dict[int, int] = {}
         awaited: dict[int, int] = {}
         for k, segment in enumerate(self.segments):
@@ -296,7 +396,10 @@ class WindowView:
                     release[k] = max(release.get(k, 0), int(ends[b]) - self.origin)
         after_compute, after_stream, after_end = tails(whole, program, window.past)
         pinned = {num_free + j: slot for j, (_, _, slot) in enumerate(self.pinned)}
-        after_transfer = {num_free + j: after_end.get(int(program.argument[i]), 0) for j, (i, _, _) in enumerate(self.pinned)}
+        after_transfer = {
+            num_free + j: after_end.get(int(program.argument[i]), 0)
+            for j, (i, _, _) in enumerate(self.pinned)
+        }
         boundary = Boundary(
             stream_free_ticks=stream_free,
             release_ticks={k: max(t, 0) for k, t in release.items()},
@@ -309,7 +412,9 @@ class WindowView:
         return boundary, evaluate(whole, program).step_time_ticks - self.origin
 
     def _caps(self, caps: Caps) -> Caps:
-        """Return the caps for the window: bytes in flight of the rest are taken off, prefetch is in the ready slots."""
+        """Return the caps for the window: bytes in flight of the rest are taken off, prefetch is in
+        the ready slots.
+        """
         in_flight = caps.in_flight_cap_bytes
         if in_flight is not None:
             in_flight = max(in_flight - self._rest_in_flight(), 0)
@@ -321,7 +426,11 @@ class WindowView:
         for i in range(self.window.past):
             operation, b = int(program.operation[i]), int(program.argument[i])
             if operation in (LAUNCH, WAIT) and b not in self.free_buckets:
-                size = sum(int(whole.output_bytes[c]) for c in program.partition.buckets[b] if not whole.on_path[c])
+                size = sum(
+                    int(whole.output_bytes[c])
+                    for c in program.partition.buckets[b]
+                    if not whole.on_path[c]
+                )
                 flying += -size if operation == WAIT else size
                 if i >= self.window.first:
                     most = max(most, flying)
@@ -334,8 +443,13 @@ class WindowView:
     def hint(self) -> Program:
         """Return the window's part of the program, as a program of the small problem."""
         free, place = self.window.free, {c: j for j, c in enumerate(self.window.free)}
-        buckets = {b: tuple(place[c] for c in self.program.partition.buckets[b]) for b in sorted(self.free_buckets)}
-        pinned_bucket = {int(self.program.argument[i]): len(free) + j for j, (i, _, _) in enumerate(self.pinned)}
+        buckets = {
+            b: tuple(place[c] for c in self.program.partition.buckets[b])
+            for b in sorted(self.free_buckets)
+        }
+        pinned_bucket = {
+            int(self.program.argument[i]): len(free) + j for j, (i, _, _) in enumerate(self.pinned)
+        }
         groups = [*buckets.values(), *((j,) for j in pinned_bucket.values())]
         index = {b: k for k, b in enumerate([*buckets, *pinned_bucket])}
         order: list[tuple[int, int]] = []
@@ -352,13 +466,23 @@ class WindowView:
                 segment += 1
         order += [(WAIT, index[b]) for b in pinned_bucket]
         array = np.array(order, dtype=np.int64).reshape(-1, 2)
-        partition = Pricer(self.problem, self.arrays).partition(groups, forms_of(self.program.partition, free, len(self.arrays.kind)))
-        return Program(partition=partition, operation=np.ascontiguousarray(array[:, 0]), argument=np.ascontiguousarray(array[:, 1]))
+        partition = Pricer(self.problem, self.arrays).partition(
+            groups, forms_of(self.program.partition, free, len(self.arrays.kind))
+        )
+        return Program(
+            partition=partition,
+            operation=np.ascontiguousarray(array[:, 0]),
+            argument=np.ascontiguousarray(array[:, 1]),
+        )
 
     def spliced(self, small: Program) -> Program:
         """Return the whole program with the window's operations replaced by those of ``small``."""
         free, old = self.window.free, self.program.partition.buckets
-        fresh = [tuple(free[j] for j in members) for members in small.partition.buckets if members[0] < len(free)]
+        fresh = [
+            tuple(free[j] for j in members)
+            for members in small.partition.buckets
+            if members[0] < len(free)
+        ]
         kept = [b for b in range(len(old)) if b not in self.free_buckets]
         buckets = [*(old[b] for b in kept), *fresh]
         new_index = {b: k for k, b in enumerate(kept)}
@@ -367,11 +491,15 @@ class WindowView:
 
         def keep(i: int) -> None:
             operation, argument = int(self.program.operation[i]), int(self.program.argument[i])
-            order.append((operation, argument if operation in (NODE, COPY_OUT) else new_index[argument]))
+            order.append(
+                (operation, argument if operation in (NODE, COPY_OUT) else new_index[argument])
+            )
 
         for i in range(self.window.first):
             keep(i)
-        for operation, argument in zip(small.operation.tolist(), small.argument.tolist(), strict=True):
+        for operation, argument in zip(
+            small.operation.tolist(), small.argument.tolist(), strict=True
+        ):
             if operation == NODE:
                 for i in self.segments[argument]:
                     keep(i)
@@ -387,5 +515,11 @@ class WindowView:
         for i in range(self.window.past, len(self.program.operation)):
             keep(i)
         array = np.array(order, dtype=np.int64)
-        partition = self.pricer.partition(buckets, forms_with(self.program.partition, free, small.partition))
-        return Program(partition=partition, operation=np.ascontiguousarray(array[:, 0]), argument=np.ascontiguousarray(array[:, 1]))
+        partition = self.pricer.partition(
+            buckets, forms_with(self.program.partition, free, small.partition)
+        )
+        return Program(
+            partition=partition,
+            operation=np.ascontiguousarray(array[:, 0]),
+            argument=np.ascontiguousarray(array[:, 1]),
+        )

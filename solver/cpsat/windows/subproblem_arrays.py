@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from apsched.solver.arrays.partition import Partition
-from apsched.solver.arrays.problem_arrays import Bools, ProblemArrays, Ints
+from apsched.solver.arrays.problem_arrays import Bools, Ints, ProblemArrays
 
 PER_COLLECTIVE = (
     "kind", "key", "stream", "size_bytes", "input_bytes", "output_bytes", "copied_bytes", "bucket_launch_ticks", "copy_out_ticks",
@@ -19,21 +19,46 @@ def attached_of(arrays: ProblemArrays, free: tuple[int, ...]) -> list[int]:
     """Return the attached nodes of ``free`` in the order that the small problem numbers them."""
     result: list[int] = []
     for c in free:
-        result += arrays.prologue_list[arrays.prologue_begin[c] : arrays.prologue_begin[c + 1]].tolist()
+        result += arrays.prologue_list[
+            arrays.prologue_begin[c] : arrays.prologue_begin[c + 1]
+        ].tolist()
         result += [int(arrays.attached_of_start[c]), int(arrays.attached_of_wait[c])]
-        result += arrays.epilogue_list[arrays.epilogue_begin[c] : arrays.epilogue_begin[c + 1]].tolist()
+        result += arrays.epilogue_list[
+            arrays.epilogue_begin[c] : arrays.epilogue_begin[c + 1]
+        ].tolist()
     return result
 
 
-def float_arrays(arrays: ProblemArrays, free: tuple[int, ...], num_collectives: int) -> dict[str, Any]:
-    """Return the arrays over attached nodes of the small problem; a pinned collective has a start and a wait of no work."""
+def float_arrays(
+    arrays: ProblemArrays, free: tuple[int, ...], num_collectives: int
+) -> dict[str, Any]:
+    """Return the arrays over attached nodes of the small problem; a pinned collective has a start
+    and a wait of no work.
+    """
     attached = attached_of(arrays, free)
     index = {f: j for j, f in enumerate(attached)}
-    prologues = [[index[int(f)] for f in arrays.prologue_list[arrays.prologue_begin[c] : arrays.prologue_begin[c + 1]]] for c in free]
-    epilogues = [[index[int(f)] for f in arrays.epilogue_list[arrays.epilogue_begin[c] : arrays.epilogue_begin[c + 1]]] for c in free]
-    starts, waits = [index[int(arrays.attached_of_start[c])] for c in free], [index[int(arrays.attached_of_wait[c])] for c in free]
+    prologues = [
+        [
+            index[int(f)]
+            for f in arrays.prologue_list[arrays.prologue_begin[c] : arrays.prologue_begin[c + 1]]
+        ]
+        for c in free
+    ]
+    epilogues = [
+        [
+            index[int(f)]
+            for f in arrays.epilogue_list[arrays.epilogue_begin[c] : arrays.epilogue_begin[c + 1]]
+        ]
+        for c in free
+    ]
+    starts, waits = (
+        [index[int(arrays.attached_of_start[c])] for c in free],
+        [index[int(arrays.attached_of_wait[c])] for c in free],
+    )
     ticks = arrays.attached_ticks[attached].tolist()
-    casts = [index.get(int(arrays.cast_attached[c]), -1) for c in free] + [-1] * (num_collectives - len(free))
+    casts = [index.get(int(arrays.cast_attached[c]), -1) for c in free] + [-1] * (
+        num_collectives - len(free)
+    )
     for _ in range(num_collectives - len(free)):
         starts.append(len(ticks))
         waits.append(len(ticks) + 1)
@@ -63,14 +88,18 @@ def begins(lists: list[list[int]]) -> Ints:
 
 
 def forms_of(partition: Partition, free: tuple[int, ...], size: int) -> Bools:
-    """Return which of the ``size`` collectives of the small problem, ``free`` first, are in a coalesced bucket."""
+    """Return which of the ``size`` collectives of the small problem, ``free`` first, are in a
+    coalesced bucket.
+    """
     coalesced = np.zeros(size, dtype=np.bool_)
     coalesced[: len(free)] = partition.coalesced[partition.bucket_of[list(free)]]
     return coalesced
 
 
 def forms_with(partition: Partition, free: tuple[int, ...], small: Partition) -> Bools:
-    """Return which collectives are in a coalesced bucket where ``free`` are in the buckets of ``small``."""
+    """Return which collectives are in a coalesced bucket where ``free`` are in the buckets of
+    ``small``.
+    """
     coalesced = partition.coalesced[partition.bucket_of]
     coalesced[list(free)] = small.coalesced[small.bucket_of[: len(free)]]
     return coalesced

@@ -1,4 +1,6 @@
-"""The benchmark of real execution, on a small scale: what is predicted of memory is what is counted while each schedule runs."""
+"""The benchmark of real execution, on a small scale: what is predicted of memory is what is counted
+while each schedule runs.
+"""
 
 import itertools
 import json
@@ -22,41 +24,85 @@ pytestmark = pytest.mark.alone
 
 @pytest.mark.skipif(bool(why_not()), reason=f"no network namespaces here: {why_not()}")
 def test_every_schedule_runs_and_holds_the_memory_that_was_predicted(tmp_path, capsys):
-    small = ["--parts", "network", "--rates", "400", "--rounds", "2", "--seq", "32", "--budget", "0.05", "-o", str(tmp_path)]
+    small = [
+        "--parts",
+        "network",
+        "--rates",
+        "400",
+        "--rounds",
+        "2",
+        "--seq",
+        "32",
+        "--budget",
+        "0.05",
+        "-o",
+        str(tmp_path),
+    ]
     assert main(small) == 0
     table = capsys.readouterr().out
     (numbers,) = tmp_path.glob("*.json")
     (run,) = json.loads(numbers.read_text())["networks"].values()
     report = run["found"]
-    names = {"as_captured", "transformer_block", "greedy_bytes", "greedy_bytes_span", "torch", "apsched, no cap", "apsched, tight cap"}
+    names = {
+        "as_captured",
+        "transformer_block",
+        "greedy_bytes",
+        "greedy_bytes_span",
+        "torch",
+        "apsched, no cap",
+        "apsched, tight cap",
+    }
     assert {row["name"] for row in report["schedules"]} == names
     for row in report["schedules"]:
         assert row["name"] in table
-        assert 2 <= len(row["measured_us"]) <= len(row["others_cores"]) <= 4  # more than two where something disturbed them
+        assert (
+            2 <= len(row["measured_us"]) <= len(row["others_cores"]) <= 4
+        )  # more than two where something disturbed them
         for graph in row["memory"]:
             assert graph["nodes_apart"] == 0, row["name"]
             assert graph["counted_bytes"] == graph["predicted_bytes"]
-    assert min(report["contention"][f"{what}_slowdown"] for what in ("compute", "transfer", "latency")) >= 1
+    assert (
+        min(report["contention"][f"{what}_slowdown"] for what in ("compute", "transfer", "latency"))
+        >= 1
+    )
     assert report["others_cores"] >= 0
-    first, in_rounds = (report["captured_beside_profiler_us"][when] for when in ("first", "in_rounds"))
+    first, in_rounds = (
+        report["captured_beside_profiler_us"][when] for when in ("first", "in_rounds")
+    )
     assert len(first) == 2
     assert 2 <= len(in_rounds) <= 5  # the round that warms up is profiled, too
     assert "solved with profiles of 2 steps as captured" in table
-    (alone_us,) = (row["predicted_alone_us"] for row in report["schedules"] if row["name"] == "as_captured")
-    assert max(report["compute_us"], report["transfer_us"]) < alone_us <= report["compute_us"] + report["transfer_us"] + 1  # rounding
+    (alone_us,) = (
+        row["predicted_alone_us"] for row in report["schedules"] if row["name"] == "as_captured"
+    )
+    assert (
+        max(report["compute_us"], report["transfer_us"])
+        < alone_us
+        <= report["compute_us"] + report["transfer_us"] + 1
+    )  # rounding
     fits = {row["name"]: row["fits"] for row in report["schedules"]}
     assert fits["apsched, tight cap"] == [True, True]
 
 
 def test_every_rate_runs_with_every_length(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr("benchmarks.execution.__main__.run_job", lambda *job, timeout_s: asked.append((job[:2], job[2]["seq_len"])))
+    monkeypatch.setattr(
+        "benchmarks.execution.__main__.run_job",
+        lambda *job, timeout_s: asked.append((job[:2], job[2]["seq_len"])),
+    )
     monkeypatch.setattr("benchmarks.execution.__main__.markdown", lambda report: "")
-    assert main(["--parts", "network", "--rates", "20,40", "--seq", "8,16", "-o", str(tmp_path)]) == 0
+    assert (
+        main(["--parts", "network", "--rates", "20,40", "--seq", "8,16", "-o", str(tmp_path)]) == 0
+    )
     assert asked == [((2, 20), 8), ((2, 20), 16), ((2, 40), 8), ((2, 40), 16)]
     (numbers,) = tmp_path.glob("*.json")
     kept = json.loads(numbers.read_text())["networks"].values()
-    assert [(run["megabits_per_s"], run["request"]["seq_len"]) for run in kept] == [(20, 8), (20, 16), (40, 8), (40, 16)]
+    assert [(run["megabits_per_s"], run["request"]["seq_len"]) for run in kept] == [
+        (20, 8),
+        (20, 16),
+        (40, 8),
+        (40, 16),
+    ]
 
 
 def test_a_network_that_fails_leaves_those_before_it(tmp_path, capsys, monkeypatch):
@@ -85,14 +131,18 @@ def test_a_part_that_is_made_again_leaves_the_others(tmp_path, capsys, monkeypat
     tried[0] = Check(name="a run", passed=False, says="1 failed", seconds=1.5)
     assert main(["--parts", "checks", "-o", str(tmp_path)]) == 1
     assert main(["--parts", "all", "-o", str(tmp_path)]) == 2
-    assert "--parts: expected some of network, device, checks, found 'all'" in capsys.readouterr().err
+    assert (
+        "--parts: expected some of network, device, checks, found 'all'" in capsys.readouterr().err
+    )
 
 
 def test_an_order_that_was_not_predicted_is_named():
     def row(name, predicted, *measured):
         return {"name": name, "predicted_us": predicted, "measured_us": list(measured)}
 
-    assert inversions([row("a", 1, 10, 11, 12), row("b", 2, 5, 6, 7), row("c", 3, 20, 21, 22)]) == [("b", "a")]
+    assert inversions([row("a", 1, 10, 11, 12), row("b", 2, 5, 6, 7), row("c", 3, 20, 21, 22)]) == [
+        ("b", "a")
+    ]
     assert inversions([row("a", 1, 10, 11, 12), row("b", 2, 9, 10, 11)]) == []
 
 
@@ -100,8 +150,17 @@ def test_a_calibration_that_others_disturbed_is_made_again(monkeypatch):
     monkeypatch.setattr(load, "everywhere", lambda mine: [mine])
     clock = itertools.count(1)
     for busy, chosen, tries in (([0.0], 1, 1), ([0.5, 0.1], 2, 2), ([0.4, 0.9, 0.3, 0.5], 3, 3)):
-        seconds = iter([0.0, *itertools.chain.from_iterable((total, total) for total in itertools.accumulate(busy))])
-        now = lambda seconds=seconds: Load(machine_s=next(seconds), stolen_s=0.0, own_s=0.0, clock_s=float(next(clock)))  # noqa: E731
+        seconds = iter(
+            [
+                0.0,
+                *itertools.chain.from_iterable(
+                    (total, total) for total in itertools.accumulate(busy)
+                ),
+            ]
+        )
+        now = lambda seconds=seconds: Load(
+            machine_s=next(seconds), stolen_s=0.0, own_s=0.0, clock_s=float(next(clock))
+        )  # noqa: E731
         monkeypatch.setattr(Load, "now", now)
         made = itertools.count(1)
         found, cores = load.least_disturbed(lambda made=made: next(made))
@@ -111,21 +170,34 @@ def test_a_calibration_that_others_disturbed_is_made_again(monkeypatch):
 def test_steps_that_others_disturbed_do_not_count():
     ranks = [Load(machine_s=1.4, stolen_s=0.0, own_s=own_s, clock_s=1.0) for own_s in (0.5, 0.4)]
     assert others_cores(ranks) == pytest.approx(0.5)
-    stolen = [replace(load, machine_s=0.8, stolen_s=0.3) for load in ranks]  # own time may hold what the host took
+    stolen = [
+        replace(load, machine_s=0.8, stolen_s=0.3) for load in ranks
+    ]  # own time may hold what the host took
     assert others_cores(stolen) == pytest.approx(0.3)
     assert undisturbed([0.0, 0.9, 0.1, 0.0, 0.3, 0.05]) == [0, 2, 3, 5]
     assert undisturbed([0.9, 0.5, 0.4, 0.0, 0.6]) == [1, 2, 3, 4]
     assert undisturbed([0.9, 0.8]) == [0, 1]
 
 
-@pytest.mark.parametrize(("busy", "rounds"), [((), 3), ((3,), 4), ((3, 5), 4), ((3, 4, 7), 6), (range(100), 6)])
+@pytest.mark.parametrize(
+    ("busy", "rounds"), [((), 3), ((3,), 4), ((3, 5), 4), ((3, 4, 7), 6), (range(100), 6)]
+)
 def test_a_step_that_others_disturbed_is_run_again(monkeypatch, busy, rounds):
-    """Two schedules, three undisturbed steps of each asked for, at most six run. ``busy`` are timed steps: the first two warm up, and every
-    other round runs b first."""
+    """Two schedules, three undisturbed steps of each asked for, at most six run. ``busy`` are timed
+    steps: the first two warm up, and every other round runs b first.
+    """
     monkeypatch.setattr(execution_worker, "timed_step", lambda *_: 1.0)
     monkeypatch.setattr(execution_worker, "everywhere", lambda mine: [mine])
-    stolen_s = itertools.accumulate(stolen for k in itertools.count() for stolen in (0.0, 0.5 * (k in busy)))
+    stolen_s = itertools.accumulate(
+        stolen for k in itertools.count() for stolen in (0.0, 0.5 * (k in busy))
+    )
     clock_s = itertools.count(0.0)
-    monkeypatch.setattr(Load, "now", lambda: Load(machine_s=0.0, stolen_s=next(stolen_s), own_s=0.0, clock_s=next(clock_s)))
-    times, _ = execution_worker.by_turns(None, [SimpleNamespace(name=name, modules=()) for name in "ab"], 3, lambda: None)
+    monkeypatch.setattr(
+        Load,
+        "now",
+        lambda: Load(machine_s=0.0, stolen_s=next(stolen_s), own_s=0.0, clock_s=next(clock_s)),
+    )
+    times, _ = execution_worker.by_turns(
+        None, [SimpleNamespace(name=name, modules=()) for name in "ab"], 3, lambda: None
+    )
     assert {name: len(of_steps) for name, of_steps in times.items()} == {"a": rounds, "b": rounds}

@@ -1,4 +1,6 @@
-"""The slow network: as fast as it says, joined to nothing else, gone however its maker ends. Root on Linux, as CI is."""
+"""The slow network: as fast as it says, joined to nothing else, gone however its maker ends. Root
+on Linux, as CI is.
+"""
 
 import json
 import os
@@ -13,7 +15,10 @@ import pytest
 from apsched.errors import InputError
 from benchmarks.execution.machine.slow_network import SlowNetwork, why_not
 
-pytestmark = [pytest.mark.alone, pytest.mark.skipif(bool(why_not()), reason=f"no network namespaces here: {why_not()}")]
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(bool(why_not()), reason=f"no network namespaces here: {why_not()}"),
+]
 
 SEND = """
 import json, socket, sys, time
@@ -64,28 +69,48 @@ else:
 
 
 def namespaces() -> set[str]:
-    return {line.split()[0] for line in subprocess.check_output(["ip", "netns", "list"], text=True).splitlines() if line.strip()}
+    return {
+        line.split()[0]
+        for line in subprocess.check_output(["ip", "netns", "list"], text=True).splitlines()
+        if line.strip()
+    }
 
 
 def test_it_is_as_slow_as_it_says_and_leads_nowhere_else(tmp_path):
     with SlowNetwork(2, 20) as network, (tmp_path / "log").open("w") as log:
         assert set(network.namespaces) < namespaces()
-        processes = [network.popen(rank, [sys.executable, "-c", SEND, str(rank)], log=log, environment=dict(os.environ)) for rank in (0, 1)]
+        processes = [
+            network.popen(
+                rank, [sys.executable, "-c", SEND, str(rank)], log=log, environment=dict(os.environ)
+            )
+            for rank in (0, 1)
+        ]
         assert [process.wait(200) for process in processes] == [0, 0]
-        routes = subprocess.check_output(["ip", "-n", network.namespaces[0], "route"], text=True).split("\n")
+        routes = subprocess.check_output(
+            ["ip", "-n", network.namespaces[0], "route"], text=True
+        ).split("\n")
         assert [route.split()[0] for route in routes if route] == ["10.203.0.0/24"]
     assert namespaces().isdisjoint(network.namespaces)
     found = json.loads((tmp_path / "log").read_text())
-    assert found["bytes"] == 2_500_000  # a second at 20 Mb/s; more where the machine is busy, never less
+    assert (
+        found["bytes"] == 2_500_000
+    )  # a second at 20 Mb/s; more where the machine is busy, never less
     assert found["seconds"] > 0.9
 
 
 @pytest.mark.parametrize("megabits_per_s", [50, 200])
 def test_an_idle_link_lets_nothing_through_for_nothing(tmp_path, megabits_per_s):
-    """A message after idle time takes as long as its bytes say: were it cheaper, costs measured one by one would be too low."""
+    """A message after idle time takes as long as its bytes say: were it cheaper, costs measured one
+    by one would be too low.
+    """
     with SlowNetwork(2, megabits_per_s) as network, (tmp_path / "log").open("w") as log:
         environment = dict(os.environ)
-        processes = [network.popen(rank, [sys.executable, "-c", MESSAGES, str(rank)], log=log, environment=environment) for rank in (0, 1)]
+        processes = [
+            network.popen(
+                rank, [sys.executable, "-c", MESSAGES, str(rank)], log=log, environment=environment
+            )
+            for rank in (0, 1)
+        ]
         assert [process.wait(200) for process in processes] == [0, 0]
     seconds = json.loads((tmp_path / "log").read_text())
     assert min(seconds) > 0.75 * 100_000 * 8e-6 / megabits_per_s  # more where the machine is busy
@@ -111,7 +136,9 @@ with SlowNetwork(3, 100) as network:
     time.sleep(1 if {how!r} == "raise" else 600)
     raise ValueError
 """
-    maker = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    maker = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
     *names, first, second = maker.stdout.readline().split()
     names = set(names)
     assert len(names) == 3

@@ -28,7 +28,9 @@ def _asked_latency_us() -> int:
 
 @pytest.mark.alone
 def test_processors_stay_awake_until_the_body_ends():
-    """Where the kernel lets this user ask; where not, it says so. Alone: another process that asks would be seen."""
+    """Where the kernel lets this user ask; where not, it says so. Alone: another process that asks
+    would be seen.
+    """
     if not os.access(steady._LATENCY, os.R_OK | os.W_OK):
         with processors_awake() as awake:
             assert not awake
@@ -50,7 +52,13 @@ def test_memory_that_was_freed_is_not_faulted_in_again():
     """16 MiB, four thousand pages; glibc gives them back and takes them again."""
     if not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"):
         pytest.skip("not glibc")
-    ran = subprocess.run([sys.executable, "-c", _FAULTS], env=os.environ | ENVIRONMENT, capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", _FAULTS],
+        env=os.environ | ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert int(ran.stdout) < 100
 
 

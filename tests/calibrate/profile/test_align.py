@@ -15,7 +15,9 @@ def longest(left: list[str], right: list[str]) -> int:
     rows = [[0] * (len(right) + 1) for _ in range(len(left) + 1)]
     for i, item in enumerate(left):
         for j, other in enumerate(right):
-            rows[i + 1][j + 1] = rows[i][j] + 1 if item == other else max(rows[i][j + 1], rows[i + 1][j])
+            rows[i + 1][j + 1] = (
+                rows[i][j] + 1 if item == other else max(rows[i][j + 1], rows[i + 1][j])
+            )
     return rows[-1][-1]
 
 
@@ -29,5 +31,7 @@ def test_it_is_common_in_order_and_longest(left, right):
 
 def test_long_sequences_with_insertions():
     left = [k % 7 for k in range(3000)]
-    right = [item for k, item in enumerate(left) for item in ([item, "other"] if k % 50 == 0 else [item])]
+    right = [
+        item for k, item in enumerate(left) for item in ([item, "other"] if k % 50 == 0 else [item])
+    ]
     assert [i for i, _ in aligned(left, right)] == list(range(3000))

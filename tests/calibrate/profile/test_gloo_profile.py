@@ -1,7 +1,8 @@
-"""A real job of two gloo processes, profiled and measured: what must hold however busy the machine is.
+"""A real job of two gloo processes, profiled and measured: what must hold however busy the machine
+is.
 
-How well costs foretell steps that they were not made of is measured by ``python -m benchmarks.calibration``, not here: it takes a machine
-that does nothing else.
+How well costs foretell steps that they were not made of is measured by ``python -m
+benchmarks.calibration``, not here: it takes a machine that does nothing else.
 """
 
 import json
@@ -75,15 +76,23 @@ def test_every_node_and_every_transfer_is_found(dags, traces):
 
 @pytest.mark.parametrize("step", range(3))
 def test_the_costs_of_a_step_add_up_to_that_step(dags, traces, step):
-    """Every moment belongs to somebody, so what one step of one process rank says gives the time of that step again."""
+    """Every moment belongs to somebody, so what one step of one process rank says gives the time of
+    that step again.
+    """
     for trace in traces:
-        profile = profile_costs(dags, [replace(trace, steps=trace.steps[step : step + 1])], CPU, "cpu")
+        profile = profile_costs(
+            dags, [replace(trace, steps=trace.steps[step : step + 1])], CPU, "cpu"
+        )
         prediction = predicted(dags, profile.costs, CPU)
         (group,) = profile.transfer_us
-        # compute to the nanosecond that ticks are, a few hundred times; transfers as the table of all messages has them
+        # compute to the nanosecond that ticks are, a few hundred times; transfers as the table of
+        # all messages has them
         assert prediction.compute_us == pytest.approx(profile.compute_us, abs=2)
         assert profile.step_us == pytest.approx(
-            profile.compute_us + profile.transfer_us[group] + sum(e.share for e in profile.unmatched) * profile.step_us, rel=1e-3
+            profile.compute_us
+            + profile.transfer_us[group]
+            + sum(e.share for e in profile.unmatched) * profile.step_us,
+            rel=1e-3,
         )
         assert prediction.transfer_us[group] == pytest.approx(profile.transfer_us[group], rel=0.1)
         assert prediction.step_us == pytest.approx(profile.step_us, rel=0.1)
@@ -91,30 +100,62 @@ def test_the_costs_of_a_step_add_up_to_that_step(dags, traces, step):
 
 def test_the_command_reads_traces_and_solve_takes_the_costs(folder, run: Run, tmp_path):
     costs = tmp_path / "costs.toml"
-    traces = [argument for rank in range(WORLD_SIZE) for argument in ("--trace", str(folder / f"trace.{rank}.json"))]
-    ran = run("calibrate", *traces, "--graph", str(folder / "step.graph"), "-o", str(costs), "--json")
+    traces = [
+        argument
+        for rank in range(WORLD_SIZE)
+        for argument in ("--trace", str(folder / f"trace.{rank}.json"))
+    ]
+    ran = run(
+        "calibrate", *traces, "--graph", str(folder / "step.graph"), "-o", str(costs), "--json"
+    )
     assert ran.code == 0, ran.stderr
     report = json.loads(ran.stdout)
-    assert (report["nodes_matched"], report["missing"], report["device"]) == (report["nodes"], [], "cpu")
+    assert (report["nodes_matched"], report["missing"], report["device"]) == (
+        report["nodes"],
+        [],
+        "cpu",
+    )
     assert set(report["streams"]) == {"step", "compute stream", "stream of group 0"}
-    ran = run("audit", str(folder / "step.graph"), "--costs", str(costs), "--memory-cap", "none", "--budget", "1", "--json")
+    ran = run(
+        "audit",
+        str(folder / "step.graph"),
+        "--costs",
+        str(costs),
+        "--memory-cap",
+        "none",
+        "--budget",
+        "1",
+        "--json",
+    )
     assert ran.code == 0, ran.stderr
     captured = json.loads(ran.stdout)["audit"]
     assert [graph["graph"]["costs"] for graph in captured] == [{"profile": 1.0}] * 2
     said = sum(graph["step_time_us"] for graph in captured)
-    assert said == pytest.approx(report["streams"]["step"]["predicted_us"], abs=2)  # files keep nanoseconds
+    assert said == pytest.approx(
+        report["streams"]["step"]["predicted_us"], abs=2
+    )  # files keep nanoseconds
 
 
 def test_the_report_for_people_names_the_file(folder, run: Run, tmp_path):
     costs = tmp_path / "costs.toml"
-    ran = run("calibrate", "--trace", str(folder / "trace.0.json"), "--graph", str(folder / "step.graph"), "-o", str(costs))
+    ran = run(
+        "calibrate",
+        "--trace",
+        str(folder / "trace.0.json"),
+        "--graph",
+        str(folder / "step.graph"),
+        "-o",
+        str(costs),
+    )
     assert ran.code == 0, ran.stderr
     assert "compute stream" in ran.stdout
     assert f"costs of cpu in {costs}; use them with --costs {costs}" in ran.stdout
 
 
 def test_all_process_ranks_agree_on_what_they_measured(reports):
-    """Equal costs, byte for byte, and so the same schedule, although each rank measured for itself."""
+    """Equal costs, byte for byte, and so the same schedule, although each rank measured for
+    itself.
+    """
     assert reports[0]["costs"] == reports[1]["costs"]
     assert reports[0]["order"] == reports[1]["order"]
     for report in reports:
@@ -127,40 +168,63 @@ def test_without_a_way_or_with_two_the_command_says_so(run: Run):
     for arguments in ((), ("--trace", "t.json", "--measure")):
         ran = run("calibrate", *arguments, "--graph", "llama3-debug", "-o", "costs.toml")
         assert ran.code == 2
-        assert "expected --trace FILE (a profile of a job) or --measure (this device), and not both" in ran.stderr
+        assert (
+            "expected --trace FILE (a profile of a job) or --measure (this device), and not both"
+            in ran.stderr
+        )
 
 
 def _events(content: bytes) -> list[dict[str, Any]]:
     return list(json.loads(content)["traceEvents"])
 
 
-@pytest.mark.parametrize(("name", "matched"), [("solved.0.json", "solved"), ("trace.0.json", "as captured")])
+@pytest.mark.parametrize(
+    ("name", "matched"), [("solved.0.json", "solved"), ("trace.0.json", "as captured")]
+)
 def test_a_run_is_laid_beside_the_real_job(run: Run, folder: Path, name: str, matched: str) -> None:
-    """Both traces in one: nothing of either is lost or collides, and each graph begins its transfers when the job does.
+    """Both traces in one: nothing of either is lost or collides, and each graph begins its
+    transfers when the job does.
 
-    The job that ran the rewritten graphs has the collectives of the schedules in their order, by its own profile; the one that did not,
-    those of the order as captured.
+    The job that ran the rewritten graphs has the collectives of the schedules in their order, by
+    its own profile; the one that did not, those of the order as captured.
     """
     ran = run("trace", folder / "run", "--beside", folder / name, "-o", "both.json", "--json")
     assert ran.code == 0, ran.stderr
     said = json.loads(ran.stdout)
     assert said["matched"] == matched
     solved = load_run(folder / "run")
-    real, ours, both = _events((folder / name).read_bytes()), _events(trace_of(solved)), _events(Path("both.json").read_bytes())
+    real, ours, both = (
+        _events((folder / name).read_bytes()),
+        _events(trace_of(solved)),
+        _events(Path("both.json").read_bytes()),
+    )
     assert both[: len(real)] == real
     assert len(both) == len(real) + len(ours)
     assert not {event["pid"] for event in real} & {event["pid"] for event in ours}
-    flows = [{(event["cat"], event["id"]) for event in some if event["ph"] in "sf"} for some in (real, ours)]
+    flows = [
+        {(event["cat"], event["id"]) for event in some if event["ph"] in "sf"}
+        for some in (real, ours)
+    ]
     assert not flows[0] & flows[1]
 
     (step,) = (event for event in real if event["name"] == f"ProfilerStep#{said['step']}")
-    within = [e for e in real if str(e["name"]).startswith("gloo:") and step["ts"] <= e["ts"] < step["ts"] + step["dur"]]
-    happened = [e for e in sorted(within, key=lambda e: float(e["ts"])) if e["name"] != "gloo:barrier"]
+    within = [
+        e
+        for e in real
+        if str(e["name"]).startswith("gloo:") and step["ts"] <= e["ts"] < step["ts"] + step["dur"]
+    ]
+    happened = [
+        e for e in sorted(within, key=lambda e: float(e["ts"])) if e["name"] != "gloo:barrier"
+    ]
     kinds = [KINDS[e["name"].removeprefix("gloo:")] for e in happened]
     promised, first = [], 0
     for g in range(2):
         pid = FIRST_PROCESS + 2 * g + (matched == "solved")
-        sent = [e for e in both[len(real) :] if e["pid"] == pid and e["ph"] == "X" and e["tid"] >= FIRST_GROUP_STREAM]
+        sent = [
+            e
+            for e in both[len(real) :]
+            if e["pid"] == pid and e["ph"] == "X" and e["tid"] >= FIRST_GROUP_STREAM
+        ]
         assert sent[0]["ts"] == pytest.approx(happened[first]["ts"], abs=0.01)
         promised += [KINDS[e["args"]["Collective name"]] for e in sent]
         first += len(sent)
@@ -170,7 +234,9 @@ def test_a_run_is_laid_beside_the_real_job(run: Run, folder: Path, name: str, ma
 
 @needs_engine
 def test_perfetto_reads_a_run_beside_the_real_job(run: Run, folder: Path) -> None:
-    """Nothing of the job is lost that its profile alone has, and nothing of the run that its trace alone has, arrows included."""
+    """Nothing of the job is lost that its profile alone has, and nothing of the run that its trace
+    alone has, arrows included.
+    """
     ran = run("trace", folder / "run", "--beside", folder / "solved.0.json", "-o", "both.json")
     assert ran.code == 0, ran.stderr
     assert run("trace", folder / "run", "-o", "ours.json").code == 0
@@ -191,15 +257,27 @@ def test_perfetto_reads_a_run_beside_the_real_job(run: Run, folder: Path) -> Non
 
 
 def test_a_profile_of_something_else_is_said_to_be_one(run: Run, folder: Path) -> None:
-    """Other collectives: end to end from the begin of the step, and the answer says so; a step that is not there is refused."""
-    events = [e for e in _events((folder / "solved.0.json").read_bytes()) if not str(e["name"]).startswith("gloo:")]
+    """Other collectives: end to end from the begin of the step, and the answer says so; a step that
+    is not there is refused.
+    """
+    events = [
+        e
+        for e in _events((folder / "solved.0.json").read_bytes())
+        if not str(e["name"]).startswith("gloo:")
+    ]
     Path("other.json").write_text(json.dumps(events))
     ran = run("trace", folder / "run", "--beside", "other.json", "-o", "both.json")
     assert ran.code == 0, ran.stderr
     assert "other collectives than this run" in ran.stdout
     (begin,) = (e["ts"] for e in events if e["name"] == "ProfilerStep#2")
-    ours = min(e["ts"] for e in _events(Path("both.json").read_bytes()) if e["ph"] == "X" and e["pid"] == FIRST_PROCESS)
-    assert tick_read(ours) == round(begin * TICKS_PER_US)  # floats themselves may differ: some lie half a tick too high
+    ours = min(
+        e["ts"]
+        for e in _events(Path("both.json").read_bytes())
+        if e["ph"] == "X" and e["pid"] == FIRST_PROCESS
+    )
+    assert tick_read(ours) == round(
+        begin * TICKS_PER_US
+    )  # floats themselves may differ: some lie half a tick too high
     ran = run("trace", folder / "run", "--beside", "other.json", "--step", "77")
     assert ran.code == 2
     assert "it has 1, 2" in ran.errors[0]

@@ -1,4 +1,6 @@
-"""A profile of a job with NCCL: every node finds its kernels, every message its size and group, and what is left is listed."""
+"""A profile of a job with NCCL: every node finds its kernels, every message its size and group, and
+what is left is listed.
+"""
 
 import json
 from dataclasses import replace
@@ -24,7 +26,9 @@ RANKS = 16  # two nodes
 
 
 def price_us(record):
-    """Times that no formula gives: a message of S bytes takes 20 us + S / 100 bytes per us, an operator as long as its name."""
+    """Times that no formula gives: a message of S bytes takes 20 us + S / 100 bytes per us, an
+    operator as long as its name.
+    """
     if record.collective is not None:
         return 20 + record.collective.size_bytes / 100
     return len(record.operation) + len(record.operation.partition("(")[0]) / 8
@@ -35,22 +39,44 @@ def dags():
     with world(RANKS):
         capture = capture_preset("llama3-debug", mesh=MeshSpec.parse(f"fsdp={RANKS}"), seq_len=64)
         costs = ClusterCostModel(H100, capture.group_ranks)
-        return [export(graph, costs, group_ranks=capture.group_ranks, cluster_name="h100") for graph in capture.graphs]
+        return [
+            export(graph, costs, group_ranks=capture.group_ranks, cluster_name="h100")
+            for graph in capture.graphs
+        ]
 
 
 def records_of(dags):
     return [dag.nodes[rank]["record"] for dag in dags for rank in range(dag.number_of_nodes())]
 
 
-def traced(dags, *, num_steps=3, skip=lambda record: False, slow_step=-1, extra=(), metadata_on_kernels=True, ranks=RANKS):
+def traced(
+    dags,
+    *,
+    num_steps=3,
+    skip=lambda record: False,
+    slow_step=-1,
+    extra=(),
+    metadata_on_kernels=True,
+    ranks=RANKS,
+):
     trace = KinetoTrace(metadata_on_kernels=metadata_on_kernels)
 
     def step(number):
         for record in records_of(dags):
             if not skip(record):
-                run_node(trace, record, lambda r: price_us(r) * (10 if number == slow_step else 1), list(range(ranks)))
+                run_node(
+                    trace,
+                    record,
+                    lambda r: price_us(r) * (10 if number == slow_step else 1),
+                    list(range(ranks)),
+                )
         for kernel, duration_us in extra:
-            trace.operator("aten::_foreach_add_", [[[64], [64]]], ["TensorList"], [(kernel, duration_us, 7, {})])
+            trace.operator(
+                "aten::_foreach_add_",
+                [[[64], [64]]],
+                ["TensorList"],
+                [(kernel, duration_us, 7, {})],
+            )
 
     for number in range(num_steps):
         trace.step(number, lambda number=number: step(number))
@@ -58,39 +84,66 @@ def traced(dags, *, num_steps=3, skip=lambda record: False, slow_step=-1, extra=
 
 
 @pytest.mark.parametrize("metadata_on_kernels", [True, False], ids=["on kernels", "on operators"])
-def test_every_node_finds_its_kernels_and_every_message_its_size(dags, tmp_path, metadata_on_kernels):
-    trace = load_trace(traced(dags, metadata_on_kernels=metadata_on_kernels).save(tmp_path / "t.json"))
+def test_every_node_finds_its_kernels_and_every_message_its_size(
+    dags, tmp_path, metadata_on_kernels
+):
+    trace = load_trace(
+        traced(dags, metadata_on_kernels=metadata_on_kernels).save(tmp_path / "t.json")
+    )
     profile = profile_costs(dags, [trace], H100, "h100")
     assert (profile.num_matched, profile.missing, profile.unmatched) == (profile.num_nodes, (), ())
     assert profile.costs.device == "NVIDIA H100 80GB HBM3"
     for record in records_of(dags):
         if record.kind is NodeKind.COMPUTE:
-            assert profile.costs.compute[record.operation].time_us == pytest.approx(price_us(record))
-    assert {(t.kind, t.num_ranks, t.num_nodes) for t in profile.costs.transfers} == {("all_gather", 16, 2), ("reduce_scatter", 16, 2)}
+            assert profile.costs.compute[record.operation].time_us == pytest.approx(
+                price_us(record)
+            )
+    assert {(t.kind, t.num_ranks, t.num_nodes) for t in profile.costs.transfers} == {
+        ("all_gather", 16, 2),
+        ("reduce_scatter", 16, 2),
+    }
     for transfers in profile.costs.transfers:
         assert transfers.bytes_per_us == pytest.approx(100)
         for size_bytes, time_us in transfers.points:
             assert time_us == pytest.approx(20 + size_bytes / 100)
-    sizes = {(r.collective.kind, r.collective.size_bytes) for r in records_of(dags) if r.collective is not None}
+    sizes = {
+        (r.collective.kind, r.collective.size_bytes)
+        for r in records_of(dags)
+        if r.collective is not None
+    }
     assert {(t.kind, size) for t in profile.costs.transfers for size, _ in t.points} == sizes
 
 
 def test_what_was_predicted_is_what_was_profiled(dags, tmp_path):
-    profile = profile_costs(dags, [load_trace(traced(dags).save(tmp_path / "t.json"))], H100, "h100")
+    profile = profile_costs(
+        dags, [load_trace(traced(dags).save(tmp_path / "t.json"))], H100, "h100"
+    )
     prediction = predicted(dags, profile.costs, H100)
     compute = sum(price_us(r) for r in records_of(dags) if r.kind is NodeKind.COMPUTE)
     launches = sum(r.duration_us for r in records_of(dags) if r.kind is NodeKind.START)
     assert profile.compute_us == pytest.approx(compute)
-    assert prediction.compute_us == pytest.approx(compute + launches, rel=1e-4)  # launches have no kernels, the cluster's price stays
+    assert prediction.compute_us == pytest.approx(
+        compute + launches, rel=1e-4
+    )  # launches have no kernels, the cluster's price stays
     (group,) = profile.transfer_us
-    assert prediction.transfer_us[group] == pytest.approx(profile.transfer_us[group], rel=0.01)  # tables are drawn on logarithmic axes
+    assert prediction.transfer_us[group] == pytest.approx(
+        profile.transfer_us[group], rel=0.01
+    )  # tables are drawn on logarithmic axes
     assert prediction.unpriced_us == 0
 
 
 def test_what_is_not_matched_is_listed_with_its_share(dags, tmp_path):
-    gone = next(r.operation for r in records_of(dags) if r.kind is NodeKind.COMPUTE and r.operation.startswith("aten::mm("))
+    gone = next(
+        r.operation
+        for r in records_of(dags)
+        if r.kind is NodeKind.COMPUTE and r.operation.startswith("aten::mm(")
+    )
     num_gone = sum(r.operation == gone for r in records_of(dags))
-    trace = traced(dags, skip=lambda r: r.operation == gone, extra=[("adam_kernel", 5000.0), ("clip_kernel", 10.0)])
+    trace = traced(
+        dags,
+        skip=lambda r: r.operation == gone,
+        extra=[("adam_kernel", 5000.0), ("clip_kernel", 10.0)],
+    )
     profile = profile_costs(dags, [load_trace(trace.save(tmp_path / "t.json"))], H100, "h100")
     assert profile.missing == ((gone, num_gone),)
     assert gone not in profile.costs.compute
@@ -100,8 +153,15 @@ def test_what_is_not_matched_is_listed_with_its_share(dags, tmp_path):
 
 
 def test_a_disturbed_step_counts_for_nothing(dags, tmp_path):
-    quiet = profile_costs(dags, [load_trace(traced(dags, num_steps=4).save(tmp_path / "a.json"))], H100, "h100")
-    noisy = profile_costs(dags, [load_trace(traced(dags, num_steps=4, slow_step=2).save(tmp_path / "b.json"))], H100, "h100")
+    quiet = profile_costs(
+        dags, [load_trace(traced(dags, num_steps=4).save(tmp_path / "a.json"))], H100, "h100"
+    )
+    noisy = profile_costs(
+        dags,
+        [load_trace(traced(dags, num_steps=4, slow_step=2).save(tmp_path / "b.json"))],
+        H100,
+        "h100",
+    )
     assert (noisy.num_steps, noisy.num_used) == (4, 2)
     assert noisy.costs.compute.keys() == quiet.costs.compute.keys()
     for operation, price in quiet.costs.compute.items():
@@ -115,27 +175,45 @@ def test_backward_on_a_thread_of_its_own_and_operators_inside_others(dags, tmp_p
     for event in ops[len(ops) // 2 :]:
         event["tid"] = 9999
     for event in [e for e in ops if e["name"] == "aten::mm"]:
-        outer = {"ts": event["ts"] - 0.5, "dur": event["dur"] + 1, "name": "aten::linear", "args": {"External id": 10**6}}
+        outer = {
+            "ts": event["ts"] - 0.5,
+            "dur": event["dur"] + 1,
+            "name": "aten::linear",
+            "args": {"External id": 10**6},
+        }
         trace.events.append(event | outer)
     profile = profile_costs(dags, [load_trace(trace.save(tmp_path / "t.json"))], H100, "h100")
     assert (profile.num_matched, profile.missing, profile.unmatched) == (profile.num_nodes, (), ())
 
 
 def test_the_launch_of_an_all_reduce_has_the_price_of_its_copy(tmp_path):
-    """A functional all-reduce copies its input on the compute stream first: that belongs to the start node."""
+    """A functional all-reduce copies its input on the compute stream first: that belongs to the
+    start node.
+    """
     with world(2):
-        capture = capture_preset("llama3-debug", mesh=MeshSpec.parse("replicate=2"), seq_len=64, num_layers=1)
+        capture = capture_preset(
+            "llama3-debug", mesh=MeshSpec.parse("replicate=2"), seq_len=64, num_layers=1
+        )
         costs = ClusterCostModel(H100, capture.group_ranks)
-        dags = [export(graph, costs, group_ranks=capture.group_ranks, cluster_name="h100") for graph in capture.graphs]
+        dags = [
+            export(graph, costs, group_ranks=capture.group_ranks, cluster_name="h100")
+            for graph in capture.graphs
+        ]
     starts = [r for r in records_of(dags) if r.kind is NodeKind.START]
     assert starts
-    profile = profile_costs(dags, [load_trace(traced(dags, ranks=2).save(tmp_path / "t.json"))], H100, "h100")
+    profile = profile_costs(
+        dags, [load_trace(traced(dags, ranks=2).save(tmp_path / "t.json"))], H100, "h100"
+    )
     for record in starts:
-        assert profile.costs.compute[record.operation].time_us == pytest.approx(3.5 + H100.launch_us)
+        assert profile.costs.compute[record.operation].time_us == pytest.approx(
+            3.5 + H100.launch_us
+        )
 
 
 def test_waiting_for_late_ranks_is_told_where_all_ranks_were_profiled(dags, tmp_path):
-    """The second rank comes 50 us late to everything: the first one waits, its transfers take 50 us longer."""
+    """The second rank comes 50 us late to everything: the first one waits, its transfers take 50 us
+    longer.
+    """
     paths = [traced(dags).save(tmp_path / "late.json"), tmp_path / "early.json"]
     waiting = traced(dags)
     for event in waiting.events:
@@ -146,7 +224,9 @@ def test_waiting_for_late_ranks_is_told_where_all_ranks_were_profiled(dags, tmp_
     alone = profile_costs(dags, [load_trace(paths[0])], H100, "h100")
     num_starts = sum(r.kind is NodeKind.START for r in records_of(dags))
     (group,) = profile.transfer_us
-    assert profile.late_share == pytest.approx(25 * num_starts / (alone.transfer_us[group] + 25 * num_starts))
+    assert profile.late_share == pytest.approx(
+        25 * num_starts / (alone.transfer_us[group] + 25 * num_starts)
+    )
     assert alone.late_share is None
 
 
@@ -158,30 +238,57 @@ def test_collectives_of_an_eager_job_are_known_by_their_messages(dags, tmp_path)
             event["name"] = "c10d::" + event["name"].partition("::")[2]
     profile = profile_costs(dags, [load_trace(trace.save(tmp_path / "t.json"))], H100, "h100")
     assert profile.missing == ()
-    assert {(t.kind, t.num_ranks, t.num_nodes) for t in profile.costs.transfers} == {("all_gather", 16, 2), ("reduce_scatter", 16, 2)}
+    assert {(t.kind, t.num_ranks, t.num_nodes) for t in profile.costs.transfers} == {
+        ("all_gather", 16, 2),
+        ("reduce_scatter", 16, 2),
+    }
 
 
 def test_kernels_that_no_operator_launched_are_listed(dags, tmp_path):
     trace = traced(dags, num_steps=1)
     kernel = next(e for e in trace.events if e["cat"] == "kernel")
-    trace.events.append(kernel | {"name": "triton_poi_fused_0", "dur": 77.0, "args": {"device": 0, "stream": 7}})
+    trace.events.append(
+        kernel | {"name": "triton_poi_fused_0", "dur": 77.0, "args": {"device": 0, "stream": 7}}
+    )
     profile = profile_costs(dags, [load_trace(trace.save(tmp_path / "t.json"))], H100, "h100")
     assert [entry.name for entry in profile.unmatched] == ["triton_poi_fused_0"]
     assert profile.unmatched[0].share == pytest.approx(77 / profile.step_us)
 
 
 def _nccl(**args):
-    said = {"Collective name": "_allgather_base", "In msg nelems": 100, "Out msg nelems": 6400, "Group size": 64, "dtype": "BFloat16"}
-    return Work("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 0.0, 1.0, 1, {**said, **args})
+    said = {
+        "Collective name": "_allgather_base",
+        "In msg nelems": 100,
+        "Out msg nelems": 6400,
+        "Group size": 64,
+        "dtype": "BFloat16",
+    }
+    return Work(
+        "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+        0.0,
+        1.0,
+        1,
+        {**said, **args},
+    )
 
 
 @pytest.mark.parametrize(
     ("args", "kind", "size_bytes", "ranks"),
     [
         ({}, "all_gather", 12_800, range(64)),
-        ({"Process Group Ranks": "[0, 8, 16, 24, ...]"}, "all_gather", 12_800, range(0, 512, 8)),  # cut off where long
+        (
+            {"Process Group Ranks": "[0, 8, 16, 24, ...]"},
+            "all_gather",
+            12_800,
+            range(0, 512, 8),
+        ),  # cut off where long
         ({"Process Group Ranks": [5, 7], "Group size": 2}, "all_gather", 12_800, (5, 7)),
-        ({"Collective name": "_reduce_scatter_base", "dtype": "Float"}, "reduce_scatter", 400, range(64)),
+        (
+            {"Collective name": "_reduce_scatter_base", "dtype": "Float"},
+            "reduce_scatter",
+            400,
+            range(64),
+        ),
         ({"Collective name": "reduce_scatter_tensor_coalesced"}, "reduce_scatter", 200, range(64)),
         ({"Collective name": "allreduce", "dtype": "Double"}, "all_reduce", 800, range(64)),
         ({"Collective name": "all_to_allv"}, "all_to_all", 200, range(64)),
@@ -195,7 +302,13 @@ def test_messages_count_bytes_once(args, kind, size_bytes, ranks):
 
 
 @pytest.mark.parametrize(
-    "args", [{"Collective name": "send"}, {"dtype": "QInt8"}, {"In msg nelems": 0, "Out msg nelems": 0}, {"Group size": None}]
+    "args",
+    [
+        {"Collective name": "send"},
+        {"dtype": "QInt8"},
+        {"In msg nelems": 0, "Out msg nelems": 0},
+        {"Group size": None},
+    ],
 )
 def test_messages_that_say_too_little_are_left_out(args):
     assert message_of(_nccl(**args), None) is None
@@ -204,24 +317,38 @@ def test_messages_that_say_too_little_are_left_out(args):
 def test_a_trace_of_something_else_is_refused(dags, tmp_path):
     trace = KinetoTrace()
     trace.step(0, lambda: trace.operator("aten::relu", [[3]], ["float"], [("relu", 1.0, 7, {})]))
-    with pytest.raises(InputError, match=r"other\.json: none of the \d+ nodes of the graph is in it; is it a trace of this model"):
+    with pytest.raises(
+        InputError,
+        match=(
+            r"other\.json: none of the \d+ nodes of the graph is in it; is it a trace of this model"
+        ),
+    ):
         profile_costs(dags, [load_trace(trace.save(tmp_path / "other.json"))], H100, "h100")
 
 
 def test_steps_must_be_marked(dags, tmp_path):
     trace = traced(dags, num_steps=2)
     trace.events = [e for e in trace.events if not e["name"].startswith("ProfilerStep")]
-    with pytest.raises(InputError, match=r"the graph is in it 2 times, but no steps are marked; .* call prof.step"):
+    with pytest.raises(
+        InputError, match=r"the graph is in it 2 times, but no steps are marked; .* call prof.step"
+    ):
         profile_costs(dags, [load_trace(trace.save(tmp_path / "t.json"))], H100, "h100")
     alone = traced(dags, num_steps=1)
     alone.events = [e for e in alone.events if not e["name"].startswith("ProfilerStep")]
-    assert profile_costs(dags, [load_trace(alone.save(tmp_path / "one.json"))], H100, "h100").missing == ()
+    assert (
+        profile_costs(dags, [load_trace(alone.save(tmp_path / "one.json"))], H100, "h100").missing
+        == ()
+    )
 
 
 def test_traces_of_several_devices_are_refused(dags, tmp_path):
     trace = traced(dags, num_steps=1)
-    traces = [load_trace(trace.save(tmp_path / f"{name}.json", device=name)) for name in ("A100", "H100")]
-    with pytest.raises(InputError, match="traces must come from one kind of device; found A100, H100"):
+    traces = [
+        load_trace(trace.save(tmp_path / f"{name}.json", device=name)) for name in ("A100", "H100")
+    ]
+    with pytest.raises(
+        InputError, match="traces must come from one kind of device; found A100, H100"
+    ):
         profile_costs(dags, traces, H100, "h100")
 
 
@@ -240,7 +367,13 @@ BROKEN = {
     "no events": ("{}", "with traceEvents"),
     "no operators": ('{"traceEvents": []}', "no operators in it"),
     "no shapes": (
-        json.dumps({"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 1, "args": {}}]}),
+        json.dumps(
+            {
+                "traceEvents": [
+                    {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 1, "args": {}}
+                ]
+            }
+        ),
         "record_shapes=True",
     ),
     "cut off": (None, "broken or cut off"),

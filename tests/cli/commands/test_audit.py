@@ -1,4 +1,6 @@
-"""``apsched audit``: somebody's schedule, what is exposed in it and why, and what would help it, each change simulated."""
+"""``apsched audit``: somebody's schedule, what is exposed in it and why, and what would help it,
+each change simulated.
+"""
 
 import json
 from pathlib import Path
@@ -20,13 +22,26 @@ from tests.helpers.problems.by_hand import ByHand, line
 
 
 def test_the_order_as_captured(run: Run, debug_graphs: dict[str, Path]) -> None:
-    """Stalls add up to what is exposed; every change makes the one before it faster, and the last comes near the solver."""
+    """Stalls add up to what is exposed; every change makes the one before it faster, and the last
+    comes near the solver.
+    """
     ran = run("audit", debug_graphs["backward"], "--budget", "0")
     assert ran.code == 0, ran.stderr
-    for word in ("above the bound", "exposed, ", "waited for at once", "what would help most", "1. ", "launch instead of"):
+    for word in (
+        "above the bound",
+        "exposed, ",
+        "waited for at once",
+        "what would help most",
+        "1. ",
+        "launch instead of",
+    ):
         assert word in ran.stdout, word
-    found = json.loads(run("audit", debug_graphs["backward"], "--budget", "0", "--json").stdout)["audit"][0]
-    assert sum(stall["stall_us"] for stall in found["exposed"]) == pytest.approx(found["exposed_us"])
+    found = json.loads(run("audit", debug_graphs["backward"], "--budget", "0", "--json").stdout)[
+        "audit"
+    ][0]
+    assert sum(stall["stall_us"] for stall in found["exposed"]) == pytest.approx(
+        found["exposed_us"]
+    )
     steps = [found["step_time_us"], *(change["step_time_us"] for change in found["changes"])]
     assert 2 <= len(steps) <= 4
     assert steps == sorted(steps, reverse=True)
@@ -42,26 +57,69 @@ def test_changes_are_schedules_that_keep_the_caps(debug_graphs: dict[str, Path])
     assert changes
     for change in changes:
         assert not verify(problem, change.scored.schedule, caps)
-        assert simulate(problem, change.scored.schedule).step_time_ticks == change.scored.step_time_ticks < now.step_time_ticks
+        assert (
+            simulate(problem, change.scored.schedule).step_time_ticks
+            == change.scored.step_time_ticks
+            < now.step_time_ticks
+        )
         now = change.scored
 
 
-def test_a_schedule_of_somebody_else(run: Run, debug_graphs: dict[str, Path], tmp_path: Path) -> None:
-    """Its own figures are audited, not those of the order as captured; of another graph it is refused with what differs."""
-    assert run("solve", debug_graphs["backward"], "--budget", "0", "--bucket-cap", "20KiB", "--max-prefetch", "4", "-o", "out").code == 0
+def test_a_schedule_of_somebody_else(
+    run: Run, debug_graphs: dict[str, Path], tmp_path: Path
+) -> None:
+    """Its own figures are audited, not those of the order as captured; of another graph it is
+    refused with what differs.
+    """
+    assert (
+        run(
+            "solve",
+            debug_graphs["backward"],
+            "--budget",
+            "0",
+            "--bucket-cap",
+            "20KiB",
+            "--max-prefetch",
+            "4",
+            "-o",
+            "out",
+        ).code
+        == 0
+    )
     claimed = json.loads((tmp_path / "out" / "backward.schedule.json").read_text())["result"]
-    audited = ("audit", debug_graphs["backward"], "--budget", "0", "--schedule", "out/backward.schedule.json")
+    audited = (
+        "audit",
+        debug_graphs["backward"],
+        "--budget",
+        "0",
+        "--schedule",
+        "out/backward.schedule.json",
+    )
     found = json.loads(run(*audited, "--json").stdout)["audit"][0]
-    assert (found["schedule"], found["step_time_us"], found["num_launches"]) == ("given", claimed["step_time_us"], claimed["num_launches"])
+    assert (found["schedule"], found["step_time_us"], found["num_launches"]) == (
+        "given",
+        claimed["step_time_us"],
+        claimed["num_launches"],
+    )
     assert found["changes"][0]["step_time_us"] < claimed["step_time_us"]
     assert "the schedule" in run(*audited).stdout
-    ran = run("audit", debug_graphs["forward"], "--budget", "0", "--schedule", "out/backward.schedule.json")
+    ran = run(
+        "audit",
+        debug_graphs["forward"],
+        "--budget",
+        "0",
+        "--schedule",
+        "out/backward.schedule.json",
+    )
     assert ran.code == 2
     assert "belongs to another graph" in ran.errors[0]
 
 
 def steps_of(problem: Problem, *names: str) -> Schedule:
-    return Schedule(buckets=(), steps=tuple(Step(StepKind.NODE, problem.node_names.index(name)) for name in names))
+    return Schedule(
+        buckets=(),
+        steps=tuple(Step(StepKind.NODE, problem.node_names.index(name)) for name in names),
+    )
 
 
 def program() -> Problem:
@@ -76,12 +134,17 @@ def program() -> Problem:
 
 
 def test_why_a_wait_stalls() -> None:
-    """One is launched 10 ticks of compute ahead, the other stands behind it on the stream; or each right before its need."""
+    """One is launched 10 ticks of compute ahead, the other stands behind it on the stream; or each
+    right before its need.
+    """
     problem = program()
     ahead = steps_of(problem, "p", "q", "x", "s", "t", "c", "ws", "d", "wt", "e", "output")
     late = steps_of(problem, "p", "q", "x", "c", "s", "ws", "d", "t", "wt", "e", "output")
     found = {e.name: e for e in exposed(problem, ahead, simulate(problem, ahead))}
-    assert {name.split()[-1]: (e.stall_ticks, e.why, e.hidden_ticks, e.queued_ticks) for name, e in found.items()} == {
+    assert {
+        name.split()[-1]: (e.stall_ticks, e.why, e.hidden_ticks, e.queued_ticks)
+        for name, e in found.items()
+    } == {
         "s": (20, StallCause.SHORT, 10, 0),
         "t": (20, StallCause.QUEUE, 20, 30),
     }

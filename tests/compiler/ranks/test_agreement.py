@@ -1,4 +1,6 @@
-"""What process ranks tell each other about a graph: threads in place of processes, one store, every way to fail."""
+"""What process ranks tell each other about a graph: threads in place of processes, one store, every
+way to fail.
+"""
 
 import threading
 import time
@@ -19,12 +21,19 @@ DEADLINE_S = 1.0
 PATIENT_S = 60.0
 """Where nobody is: a busy machine may take its time."""
 ALL = {"dp": (0, 1, 2, 3)}
-MESH = [{"tp": (0, 1), "dp": (0, 2)}, {"tp": (0, 1), "dp": (1, 3)}, {"tp": (2, 3), "dp": (0, 2)}, {"tp": (2, 3), "dp": (1, 3)}]
+MESH = [
+    {"tp": (0, 1), "dp": (0, 2)},
+    {"tp": (0, 1), "dp": (1, 3)},
+    {"tp": (2, 3), "dp": (0, 2)},
+    {"tp": (2, 3), "dp": (1, 3)},
+]
 
 Body = Callable[[Job], object]
 
 
-def run(*bodies: Body, store: dist.Store | None = None, deadline_s: float = PATIENT_S) -> list[object]:
+def run(
+    *bodies: Body, store: dist.Store | None = None, deadline_s: float = PATIENT_S
+) -> list[object]:
     """Run each body as a process rank; return what it returns or raises."""
     store = store or dist.HashStore()
     found: list[object] = [None] * len(bodies)
@@ -61,7 +70,9 @@ def ask(
     solve: Callable[[], bytes] | None = None,
     late_s: float = 0.0,
 ) -> Body:
-    """Return a process rank that shares an answer and checks its order; it returns the answer and who solved."""
+    """Return a process rank that shares an answer and checks its order; it returns the answer and
+    who solved.
+    """
 
     def body(job: Job) -> object:
         time.sleep(late_s)
@@ -83,12 +94,19 @@ def test_an_answer_reaches_who_shares_no_group_with_the_solver():
 
 def test_a_large_answer_arrives_whole():
     large = bytes(range(256)) * 12_000
-    assert [answer for answer, _ in run(*[ask(groups, solve=lambda: large) for groups in MESH])] == [large] * 4
+    assert [
+        answer for answer, _ in run(*[ask(groups, solve=lambda: large) for groups in MESH])
+    ] == [large] * 4
 
 
 def test_stages_of_a_pipeline_solve_for_themselves():
     first, second = {"dp": (0, 1)}, {"dp": (2, 3)}
-    graphs = [ask(first, graph="a"), ask(first, graph="a"), ask(second, graph="b"), ask(second, graph="b")]
+    graphs = [
+        ask(first, graph="a"),
+        ask(first, graph="a"),
+        ask(second, graph="b"),
+        ask(second, graph="b"),
+    ]
     assert run(*graphs) == [(b"of 0", 0)] * 2 + [(b"of 2", 2)] * 2
 
 
@@ -121,45 +139,76 @@ def all_say(found: list[object], *words: str) -> None:
 @pytest.mark.parametrize("groups", [[ALL] * 4, MESH], ids=["one group", "mesh"])
 @pytest.mark.parametrize("odd", range(4))
 def test_another_order_is_an_error_on_every_process_rank(groups, odd):
-    bodies = [ask(g, orders={"dp": SWAPPED} if rank == odd else None) for rank, g in enumerate(groups)]
+    bodies = [
+        ask(g, orders={"dp": SWAPPED} if rank == odd else None) for rank, g in enumerate(groups)
+    ]
     found = run(*bodies)
-    all_say(found, "group 'dp'", "launch 2 is all_gather bfloat16 8 -> 32 bytes of layers.", "Nothing was launched")
+    all_say(
+        found,
+        "group 'dp'",
+        "launch 2 is all_gather bfloat16 8 -> 32 bytes of layers.",
+        "Nothing was launched",
+    )
     assert len({str(error) for error in found}) == 1
     if len(groups[0]) == 1:
         others = {0: "1 to 3", 1: "0, 2, 3", 2: "0, 1, 3", 3: "0 to 2"}[odd]
-        assert str(found[0]) == (
-            f"process rank {odd} would not launch what process ranks {others} would in group 'dp' of process ranks 0 to 3: launch 2 is "
-            "all_gather bfloat16 8 -> 32 bytes of layers.2.weight, there it is all_gather bfloat16 8 -> 32 bytes of layers.1.weight. "
-            "Nothing was launched. Run the same model, options, schedule files and versions on all"
+        assert (
+            str(found[0])
+            == f"process rank {odd} would not launch what process ranks {others} would in group"
+            " 'dp' of process ranks 0 to 3: launch 2 is all_gather bfloat16 8 -> 32 bytes of"
+            " layers.2.weight, there it is all_gather bfloat16 8 -> 32 bytes of"
+            " layers.1.weight. Nothing was launched. Run the same model, options, schedule"
+            " files and versions on all"
         )
 
 
 def test_more_than_one_that_differs_is_told():
-    found = run(*[ask(ALL, orders={"dp": USUAL[:rank]} if rank in (2, 3) else None) for rank in range(4)])
-    all_say(found, "process rank 2 would not launch what process ranks 0, 1 would", "(and process rank 3 differ, too)")
+    found = run(
+        *[ask(ALL, orders={"dp": USUAL[:rank]} if rank in (2, 3) else None) for rank in range(4)]
+    )
+    all_say(
+        found,
+        "process rank 2 would not launch what process ranks 0, 1 would",
+        "(and process rank 3 differ, too)",
+    )
 
 
 def test_a_launch_that_is_missing_is_named():
     short = USUAL[:3]
     found = run(ask(ALL), ask(ALL), ask(ALL, orders={"dp": short}), ask(ALL))
-    all_say(found, "process rank 2", "it ends after 3 launches, there launch 4 is", "layers.3.weight")
+    all_say(
+        found, "process rank 2", "it ends after 3 launches, there launch 4 is", "layers.3.weight"
+    )
     found = run(*[ask(ALL, orders=None if rank == 2 else {"dp": short}) for rank in range(4)])
-    all_say(found, "process rank 2", "launch 4 is ", "layers.3.weight, there it ends after 3 launches")
+    all_say(
+        found, "process rank 2", "launch 4 is ", "layers.3.weight, there it ends after 3 launches"
+    )
 
 
 def test_payload_order_counts():
     buckets = [(Launch(what="w", members=order, names=("a", "b")),) for order in ((0, 1), (1, 0))]
-    all_say(run(*[ask({"dp": (0, 1)}, orders={"dp": b}) for b in buckets]), "(collectives [1, 0], there [0, 1]")
+    all_say(
+        run(*[ask({"dp": (0, 1)}, orders={"dp": b}) for b in buckets]),
+        "(collectives [1, 0], there [0, 1]",
+    )
 
 
 def test_another_graph_is_solved_apart_and_judged_by_its_launches():
     other = tuple(launch(k, "reduce_scatter float32 8 -> 2 bytes") for k in range(4))
-    all_say(run(ask(ALL), ask(ALL), ask(ALL, graph="other", orders={"dp": other}), ask(ALL)), "process rank 2", "reduce_scatter")
+    all_say(
+        run(ask(ALL), ask(ALL), ask(ALL, graph="other", orders={"dp": other}), ask(ALL)),
+        "process rank 2",
+        "reduce_scatter",
+    )
 
 
 def test_other_settings_are_named():
     found = run(*[ask(ALL, asked={"budget": "20.0" if rank < 3 else "1.0"}) for rank in range(4)])
-    all_say(found, "process rank 3 and process rank 0 have the same graph", "budget 1.0 here, 20.0 there; give all process ranks the same")
+    all_say(
+        found,
+        "process rank 3 and process rank 0 have the same graph",
+        "budget 1.0 here, 20.0 there; give all process ranks the same",
+    )
 
 
 def test_an_error_of_the_solver_is_the_same_on_all():
@@ -167,13 +216,16 @@ def test_an_error_of_the_solver_is_the_same_on_all():
         raise InfeasibleError("nothing fits")
 
     found = run(*[ask(groups, solve=fails) for groups in MESH])
-    assert [(type(error), str(error)) for error in found] == [(InfeasibleError, "process rank 0: nothing fits")] * 4
+    assert [(type(error), str(error)) for error in found] == [
+        (InfeasibleError, "process rank 0: nothing fits")
+    ] * 4
 
 
 def test_a_bug_in_the_solver_is_told_too():
     found = run(*[ask(groups, solve=lambda: b"%d" % (1 // 0)) for groups in MESH])
     assert {str(error) for error in found} == {
-        "process rank 0: unexpected ZeroDivisionError: integer division or modulo by zero (a bug of apsched)"
+        "process rank 0: unexpected ZeroDivisionError: integer division or modulo by zero (a bug of"
+        " apsched)"
     }
 
 
@@ -201,14 +253,23 @@ def test_an_error_before_the_talk_is_told_at_once(groups, failing):
     bodies = [breaks if rank == failing else ask(g) for rank, g in enumerate(groups)]
     began = time.monotonic()
     found = run(*bodies)
-    assert {str(error) for rank, error in enumerate(found) if rank != failing} == {f"process rank {failing}: my own"}
+    assert {str(error) for rank, error in enumerate(found) if rank != failing} == {
+        f"process rank {failing}: my own"
+    }
     assert time.monotonic() - began < 0.5 * PATIENT_S, "told, not timed out"
 
 
 @pytest.mark.parametrize("gone", range(4))
 def test_one_that_never_comes_is_an_error_on_all_others(gone):
-    found = run(*[(lambda job: None) if rank == gone else ask(groups) for rank, groups in enumerate(MESH)], deadline_s=DEADLINE_S)
-    all_say([error for rank, error in enumerate(found) if rank != gone], "done nothing for", "Nothing was launched")
+    found = run(
+        *[(lambda job: None) if rank == gone else ask(groups) for rank, groups in enumerate(MESH)],
+        deadline_s=DEADLINE_S,
+    )
+    all_say(
+        [error for rank, error in enumerate(found) if rank != gone],
+        "done nothing for",
+        "Nothing was launched",
+    )
 
 
 @pytest.mark.parametrize("gone", range(4))
@@ -221,15 +282,19 @@ def test_one_that_goes_after_the_answer_is_named(gone):
     others = [error for rank, error in enumerate(found) if rank != gone]
     about, seconds = ("its verdict", "1.0") if gone == 0 else ("what to launch", "0.8")
     assert {str(error) for error in others} == {
-        f"process rank {gone} has not said {about} in group 'dp' of process ranks 0 to 3, and has done nothing for {seconds} s: ended, "
-        "hanging, or at another graph. Nothing was launched. See the log of that process rank, or raise deadline_s"
+        f"process rank {gone} has not said {about} in group 'dp' of process ranks 0 to 3, and has"
+        f" done nothing for {seconds} s: ended, hanging, or at another graph. Nothing was launched."
+        " See the log of that process rank, or raise deadline_s"
     }
     assert {type(error) for error in others} == {AgreementError}
 
 
 def test_one_that_is_late_is_waited_for():
     deadline_s = 4 * DEADLINE_S
-    assert run(ask(ALL), ask(ALL), ask(ALL, late_s=0.5 * deadline_s), ask(ALL), deadline_s=deadline_s) == [(b"of 0", 0)] * 4
+    assert (
+        run(ask(ALL), ask(ALL), ask(ALL, late_s=0.5 * deadline_s), ask(ALL), deadline_s=deadline_s)
+        == [(b"of 0", 0)] * 4
+    )
 
 
 def test_a_solver_may_take_longer_than_the_deadline():
@@ -237,7 +302,10 @@ def test_a_solver_may_take_longer_than_the_deadline():
         time.sleep(2.5 * DEADLINE_S)
         return b"at last"
 
-    assert run(*[ask(groups, solve=slow) for groups in MESH], deadline_s=DEADLINE_S) == [(b"at last", 0)] * 4
+    assert (
+        run(*[ask(groups, solve=slow) for groups in MESH], deadline_s=DEADLINE_S)
+        == [(b"at last", 0)] * 4
+    )
 
 
 def test_groups_in_another_order_of_graphs_do_not_hang():
@@ -267,4 +335,7 @@ def test_a_store_that_hangs_is_an_error():
             time.sleep(10 * DEADLINE_S)
             return False
 
-    all_say(run(*[ask(ALL)] * 2, store=Hanging(), deadline_s=DEADLINE_S), "the store of the job has not answered for 1 s")
+    all_say(
+        run(*[ask(ALL)] * 2, store=Hanging(), deadline_s=DEADLINE_S),
+        "the store of the job has not answered for 1 s",
+    )

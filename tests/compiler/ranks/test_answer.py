@@ -1,4 +1,6 @@
-"""An answer as bytes, its address, and where it comes from: a schedule file, the cache, another process rank, the solver."""
+"""An answer as bytes, its address, and where it comes from: a schedule file, the cache, another
+process rank, the solver.
+"""
 
 import logging
 import random
@@ -66,7 +68,11 @@ def test_infeasible_answers_are_read_as_they_were():
     assert parse_answer(dump_answer(answer)) == answer
 
 
-@pytest.mark.parametrize("content", [b"", b"abc", dump_answer(solve(a_problem(), FREE, OPTIONS))[:-5]], ids=["empty", "foreign", "cut"])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"abc", dump_answer(solve(a_problem(), FREE, OPTIONS))[:-5]],
+    ids=["empty", "foreign", "cut"],
+)
 def test_anything_else_is_refused(content):
     with pytest.raises(InputError, match="expected an answer of the solver"):
         parse_answer(content)
@@ -78,17 +84,26 @@ def test_anything_else_is_refused(content):
 def changed(problem: Problem) -> dict[str, Problem]:
     """Return ``problem`` with one thing changed, each of which an answer depends on."""
     first, key, c = problem.storages[0], problem.keys[0], problem.collectives[0]
-    dearer = PriceCurve(size_bytes=key.price.size_bytes, price_ticks=tuple(t + 1 for t in key.price.price_ticks))
+    dearer = PriceCurve(
+        size_bytes=key.price.size_bytes, price_ticks=tuple(t + 1 for t in key.price.price_ticks)
+    )
     ticks = problem.duration_ticks
     return {
         "graph_hash": replace(problem, graph_hash="other"),
         "kinds": replace(problem, kinds=tuple(reversed(problem.kinds))),
         "duration_ticks": replace(problem, duration_ticks=(ticks[0] + 1, *ticks[1:])),
-        "predecessors": replace(problem, predecessors=(*problem.predecessors[:-1], problem.predecessors[-1][:-1])),
+        "predecessors": replace(
+            problem, predecessors=(*problem.predecessors[:-1], problem.predecessors[-1][:-1])
+        ),
         "modules": replace(problem, modules=("other", *problem.modules[1:])),
-        "storages": replace(problem, storages=(replace(first, size_bytes=first.size_bytes + 512), *problem.storages[1:])),
+        "storages": replace(
+            problem,
+            storages=(replace(first, size_bytes=first.size_bytes + 512), *problem.storages[1:]),
+        ),
         "keys": replace(problem, keys=(replace(key, price=dearer), *problem.keys[1:])),
-        "collectives": replace(problem, collectives=(replace(c, bucketable=not c.bucketable), *problem.collectives[1:])),
+        "collectives": replace(
+            problem, collectives=(replace(c, bucketable=not c.bucketable), *problem.collectives[1:])
+        ),
         "copy_price": replace(problem, copy_price=dearer),
         "kernels": replace(problem, kernels=(0,) * problem.num_nodes),
         "cuts": replace(problem, cuts=(KernelCut(node=1, nodes=(1,), extra_ticks=(1,)),)),
@@ -100,9 +115,15 @@ def changed(problem: Problem) -> dict[str, Problem]:
 
 
 def test_an_address_has_all_that_an_answer_depends_on():
-    """A field that is new in ``Problem`` is in the digest, or is named here as one that no answer depends on."""
+    """A field that is new in ``Problem`` is in the digest, or is named here as one that no answer
+    depends on.
+    """
     problem = a_problem()
-    assert {*changed(problem)} == {f.name for f in fields(Problem)} - {"name", "node_names", "streams"}
+    assert {*changed(problem)} == {f.name for f in fields(Problem)} - {
+        "name",
+        "node_names",
+        "streams",
+    }
     digests = [problem_digest(p) for p in (problem, *changed(problem).values())]
     assert len({*digests}) == len(digests)
 
@@ -126,10 +147,16 @@ def test_caps_options_and_start_are_part_of_an_address(monkeypatch):
         answer_digest(problem, FREE, OPTIONS),
         answer_digest(problem, FREE, OPTIONS, start),
         *(answer_digest(problem, replace(FREE, **{f.name: 1}), OPTIONS) for f in fields(Caps)),
-        *(answer_digest(problem, FREE, replace(OPTIONS, **{f.name: 1})) for f in fields(SolveOptions) if f.name != "num_workers"),
+        *(
+            answer_digest(problem, FREE, replace(OPTIONS, **{f.name: 1}))
+            for f in fields(SolveOptions)
+            if f.name != "num_workers"
+        ),
         answer_digest(problem, FREE, replace(OPTIONS, num_workers=2)),
     ]
-    monkeypatch.setattr("apsched.compiler.ranks.problem_digest.solver_code", lambda: "of another version")
+    monkeypatch.setattr(
+        "apsched.compiler.ranks.problem_digest.solver_code", lambda: "of another version"
+    )
     addresses.append(answer_digest(problem, FREE, OPTIONS))
     assert len({*addresses}) == len(addresses)
 
@@ -147,7 +174,9 @@ def test_what_was_solved_once_is_in_the_cache(tmp_path):
 
 
 def test_what_does_not_fit_the_graph_is_solved_again_and_replaced(tmp_path, caplog):
-    """A whole entry under the right name whose answer is that of another problem: the checksum holds, the verification does not."""
+    """A whole entry under the right name whose answer is that of another problem: the checksum
+    holds, the verification does not.
+    """
     problem, counting, cache = a_problem(), Counting(), Cache(directory=tmp_path)
     address = answer_digest(problem, FREE, OPTIONS)
     cache.write(address, dump_answer(solve(a_problem(8), FREE, OPTIONS)))
@@ -164,15 +193,26 @@ def test_a_schedule_file_is_replayed(tmp_path):
     answer = solve(problem, FREE, OPTIONS)
     save_schedule(tmp_path / "mine.json", result_of(problem, FREE, answer, cluster="", seconds={}))
     other = replace(a_problem(8), graph_hash="another")
-    save_schedule(tmp_path / "other.json", result_of(other, FREE, solve(other, FREE, OPTIONS), cluster="", seconds={}))
+    save_schedule(
+        tmp_path / "other.json",
+        result_of(other, FREE, solve(other, FREE, OPTIONS), cluster="", seconds={}),
+    )
     files = tuple(load_schedule(tmp_path / name) for name in ("other.json", "mine.json"))
     found = answered(problem, FREE, OPTIONS, counting, sources=Sources(schedules=files))
     assert counting.calls == 0
-    assert (found.best.schedule, found.best.step_time_ticks) == (answer.best.schedule, answer.best.step_time_ticks)
+    assert (found.best.schedule, found.best.step_time_ticks) == (
+        answer.best.schedule,
+        answer.best.step_time_ticks,
+    )
     with pytest.raises(InputError, match=r"other\.json: the schedule belongs to another graph"):
         answered(problem, FREE, OPTIONS, counting, sources=Sources(schedules=files[:1]))
-    with pytest.raises(InputError, match=r"mine\.json: its schedule breaks what this job asks for: .*more than the cap of 1"):
-        answered(problem, Caps(memory_cap_bytes=1), OPTIONS, counting, sources=Sources(schedules=files))
+    with pytest.raises(
+        InputError,
+        match=r"mine\.json: its schedule breaks what this job asks for: .*more than the cap of 1",
+    ):
+        answered(
+            problem, Caps(memory_cap_bytes=1), OPTIONS, counting, sources=Sources(schedules=files)
+        )
 
 
 def of_two(mine: Problem, theirs: Problem, counting: Counting) -> list[object]:
@@ -186,7 +226,9 @@ def of_two(mine: Problem, theirs: Problem, counting: Counting) -> list[object]:
         except ApschedError as error:
             found[number] = error
 
-    threads = [threading.Thread(target=rank, args=arguments) for arguments in enumerate((mine, theirs))]
+    threads = [
+        threading.Thread(target=rank, args=arguments) for arguments in enumerate((mine, theirs))
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -219,7 +261,9 @@ def test_a_schedule_that_does_not_fit_here_is_refused():
     """Equal hashes, other dependences: cannot be, and is found all the same."""
     problem, counting = a_problem(), Counting()
     other = replace(a_problem(8), graph_hash=problem.graph_hash)
-    assert "the schedule of process rank 0 does not fit this graph" in str(of_two(problem, other, counting)[1])
+    assert "the schedule of process rank 0 does not fit this graph" in str(
+        of_two(problem, other, counting)[1]
+    )
 
 
 # what is near
@@ -239,19 +283,35 @@ class TestNear:
             starts.append(start)
             return solve(problem, caps, options, start=start)
 
-        tight = answered(problem, replace(FREE, max_prefetch=8), OPTIONS, noted, sources=Sources(cache=Cache(directory=tmp_path)))
+        tight = answered(
+            problem,
+            replace(FREE, max_prefetch=8),
+            OPTIONS,
+            noted,
+            sources=Sources(cache=Cache(directory=tmp_path)),
+        )
         poor = SolveOptions(budget=0.0, time_slack=0.0)
         near = answered(problem, FREE, poor, noted, sources=self.sources(tmp_path))
         assert starts == [None, tight.best.schedule]
         assert near.best.step_time_ticks <= tight.best.step_time_ticks
         assert answered(problem, FREE, poor, noted, sources=self.sources(tmp_path)) == near
         assert len(starts) == 2, "the second time it is in the cache"
-        assert answered(problem, FREE, poor, noted) == solve(problem, FREE, poor), "who does not ask for it gets what others get"
+        assert answered(problem, FREE, poor, noted) == solve(problem, FREE, poor), (
+            "who does not ask for it gets what others get"
+        )
 
     def test_what_was_solved_from_nothing_comes_first(self, tmp_path):
         problem, counting = a_problem(), Counting()
-        cold = answered(problem, FREE, OPTIONS, counting, sources=Sources(cache=Cache(directory=tmp_path)))
-        answered(problem, replace(FREE, max_prefetch=1), OPTIONS, counting, sources=Sources(cache=Cache(directory=tmp_path)))
+        cold = answered(
+            problem, FREE, OPTIONS, counting, sources=Sources(cache=Cache(directory=tmp_path))
+        )
+        answered(
+            problem,
+            replace(FREE, max_prefetch=1),
+            OPTIONS,
+            counting,
+            sources=Sources(cache=Cache(directory=tmp_path)),
+        )
         assert answered(problem, FREE, OPTIONS, counting, sources=self.sources(tmp_path)) == cold
         assert counting.calls == 2
 
@@ -264,8 +324,12 @@ class TestNear:
             cache._path(name.read_text()).unlink()
         if damage == "foreign":
             name.write_bytes(b"\xff/../x")
-        caps = Caps(memory_cap_bytes=1) if damage == "over the caps" else replace(FREE, max_prefetch=1)
-        assert answered(problem, caps, OPTIONS, counting, sources=self.sources(tmp_path)) == solve(problem, caps, OPTIONS)
+        caps = (
+            Caps(memory_cap_bytes=1) if damage == "over the caps" else replace(FREE, max_prefetch=1)
+        )
+        assert answered(problem, caps, OPTIONS, counting, sources=self.sources(tmp_path)) == solve(
+            problem, caps, OPTIONS
+        )
 
     def test_the_names_go_with_the_answers(self, tmp_path):
         cache = Cache(directory=tmp_path)

@@ -1,4 +1,6 @@
-"""The cache: what was written is what is read or nothing, whatever happens to the directory or to who writes."""
+"""The cache: what was written is what is read or nothing, whatever happens to the directory or to
+who writes.
+"""
 
 import json
 import logging
@@ -37,7 +39,13 @@ def test_a_damaged_file_is_nothing_until_it_is_replaced(tmp_path, caplog, damage
     cache.write(A, b"x" * 1000)
     (path,) = tmp_path.iterdir()
     whole = path.read_bytes()
-    changed = {"cut": whole[:-1], "flipped": whole[:-1] + b"y", "emptied": b"", "foreign": b"PK\3\4" * 50, "longer": whole + b"x"}
+    changed = {
+        "cut": whole[:-1],
+        "flipped": whole[:-1] + b"y",
+        "emptied": b"",
+        "foreign": b"PK\3\4" * 50,
+        "longer": whole + b"x",
+    }
     path.write_bytes(changed[damage])
     with caplog.at_level(logging.WARNING):
         assert cache.read(A) is None
@@ -88,7 +96,12 @@ def test_the_default_directory(monkeypatch):
 
 
 def worker(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(WORKER), *map(str, arguments)], capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        [sys.executable, str(WORKER), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
 
 
 def test_a_read_only_directory_stops_nobody(tmp_path):
@@ -105,10 +118,18 @@ def test_a_read_only_directory_stops_nobody(tmp_path):
 
 
 def test_a_full_disk_stops_nobody(tmp_path):
-    """A file system of 64 KiB where this process may make one, else a limit on the size of files."""
+    """A file system of 64 KiB where this process may make one, else a limit on the size of
+    files.
+    """
     ran = worker("full", tmp_path, A, B)
     assert ran.returncode == 0, ran.stderr
-    assert json.loads(ran.stdout) == {"small": True, "large": False, "read": "small", "large read": None, "left": [f"{A}.answer"]}
+    assert json.loads(ran.stdout) == {
+        "small": True,
+        "large": False,
+        "read": "small",
+        "large read": None,
+        "left": [f"{A}.answer"],
+    }
     assert "is left as it is" in ran.stderr
 
 
@@ -120,12 +141,16 @@ def test_a_writer_killed_a_hundred_times_leaves_whole_answers(tmp_path):
     assert found["killed"] == 100
     assert found["read"] > 0
     assert found["wrong"] == []
-    assert found["unfinished"] > 0, "some were killed in the midst of writing, or this proves nothing"
+    assert found["unfinished"] > 0, (
+        "some were killed in the midst of writing, or this proves nothing"
+    )
 
 
 @pytest.mark.alone
 def test_writers_at_the_same_time(tmp_path):
-    """Four processes write the same three answers, over and over, in a directory that holds two of them; all readers see whole ones."""
+    """Four processes write the same three answers, over and over, in a directory that holds two of
+    them; all readers see whole ones.
+    """
     ran = worker("crowd", tmp_path, 4, 150)
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)
@@ -135,7 +160,12 @@ def test_writers_at_the_same_time(tmp_path):
 
 
 def command(*arguments: str) -> str:
-    ran = subprocess.run([sys.executable, "-m", "apsched", "cache", *arguments], capture_output=True, text=True, timeout=120)
+    ran = subprocess.run(
+        [sys.executable, "-m", "apsched", "cache", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
 

@@ -1,4 +1,6 @@
-"""Real processes that schedule their graphs together: one answer, and an error on every one of them where that cannot be."""
+"""Real processes that schedule their graphs together: one answer, and an error on every one of them
+where that cannot be.
+"""
 
 import re
 
@@ -15,15 +17,26 @@ pytestmark = pytest.mark.alone
 WORKER = WORKERS / "ranks/job_worker.py"
 Found = list[dict]
 
-HARMED = {"dies": (2, True), "dies among four": (4, True), "dies with the store": (2, False), "stopped with the store": (2, False)}
-"""What happens to process rank 0 while it solves: how many there are, and whether the store is in a process of its own."""
+HARMED = {
+    "dies": (2, True),
+    "dies among four": (4, True),
+    "dies with the store": (2, False),
+    "stopped with the store": (2, False),
+}
+"""What happens to process rank 0 while it solves: how many there are, and whether the store is in a
+process of its own.
+"""
 
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory) -> dict[str, Found]:
     """What each process of each job found."""
     folder = tmp_path_factory.mktemp("jobs")
-    servers = {name: dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for name, (_, own) in HARMED.items() if own}
+    servers = {
+        name: dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        for name, (_, own) in HARMED.items()
+        if own
+    }
     asked = {
         "four": Job(folder=folder / "four", world_size=4, more=("usual", "")),
         "two": Job(folder=folder / "two", world_size=2, more=("usual", "")),
@@ -31,7 +44,13 @@ def jobs(tmp_path_factory) -> dict[str, Found]:
     }
     for name, (size, _) in HARMED.items():
         port = str(servers[name].port) if name in servers else ""
-        asked[name] = Job(folder=folder / name.replace(" ", "_"), world_size=size, more=(name, port), lost=(0,), wave=1)
+        asked[name] = Job(
+            folder=folder / name.replace(" ", "_"),
+            world_size=size,
+            more=(name, port),
+            lost=(0,),
+            wave=1,
+        )
     return dict(zip(asked, run_jobs(WORKER, list(asked.values()), timeout_s=500), strict=True))
 
 
@@ -77,7 +96,9 @@ KEPT = ["cache, first", "cache, again", "cache, damaged", "read-only disk", "ful
 
 @pytest.mark.parametrize("case", ["usual", *KEPT, "alone", "again"])
 def test_all_launch_the_same_and_compute_what_they_did(four, case):
-    values = [{k: v for k, v in report["value"].items() if k != "said"} for report in of(four, case)]
+    values = [
+        {k: v for k, v in report["value"].items() if k != "said"} for report in of(four, case)
+    ]
     assert values == [values[0]] * 4
     assert values[0]["moved"]
     assert values[0]["close"]
@@ -89,10 +110,18 @@ def test_without_talk_each_solves(four):
 
 
 def named(odd: int, size: int) -> str:
-    """Return how a message begins that says which process rank is the odd one, and in which group."""
-    others = {2: "process rank 0", 4: f"process ranks {', '.join(str(r) for r in range(4) if r != odd)}"}[size]
+    """Return how a message begins that says which process rank is the odd one, and in which
+    group.
+    """
+    others = {
+        2: "process rank 0",
+        4: f"process ranks {', '.join(str(r) for r in range(4) if r != odd)}",
+    }[size]
     whole = {2: "0, 1", 4: "0 to 3"}[size]
-    return f"process rank {odd} would not launch what {others} would in group '0' of process ranks {whole}: "
+    return (
+        f"process rank {odd} would not launch what {others} would in group '0' of process ranks"
+        f" {whole}: "
+    )
 
 
 END = ". Nothing was launched. Run the same model, options, schedule files and versions on all"
@@ -104,9 +133,15 @@ def test_another_graph_is_named(some):
     begin = named(2 if size == 4 else 1, size)
     assert text.startswith(begin)
     assert text.endswith(END)
-    found = re.fullmatch(r"launch 1 is all_gather (.*), there it is all_gather (.*)", text.removeprefix(begin).removesuffix(END))
+    found = re.fullmatch(
+        r"launch 1 is all_gather (.*), there it is all_gather (.*)",
+        text.removeprefix(begin).removesuffix(END),
+    )
     assert found, text
-    mine, theirs = ([int(n) for n in re.findall(r"(\d+) -> (\d+) bytes of layers", part)[0]] for part in found.groups())
+    mine, theirs = (
+        [int(n) for n in re.findall(r"(\d+) -> (\d+) bytes of layers", part)[0]]
+        for part in found.groups()
+    )
     assert [n * size for n in (mine[0], theirs[0])] == [mine[1], theirs[1]]
     assert mine[0] > theirs[0]
 
@@ -116,7 +151,10 @@ def test_another_schedule_is_named(some):
     text, size = same_error(of(some, "another schedule"), "AgreementError"), len(some)
     assert text.startswith(named(1, size))
     assert text.endswith(END)
-    found = re.match(r"launch (\d+) is (.*), there it is (.*)", text.removeprefix(named(1, size)).removesuffix(END))
+    found = re.match(
+        r"launch (\d+) is (.*), there it is (.*)",
+        text.removeprefix(named(1, size)).removesuffix(END),
+    )
     assert found, text
     number, mine, theirs = int(found[1]), found[2], found[3]
     assert number > 1
@@ -132,8 +170,9 @@ def test_one_that_is_too_late_is_an_error_on_all_and_on_itself(four):
     found = [report["value"] for report in of(four, "too late")]
     text = same_error(found, "AgreementError")
     assert text.startswith(
-        "process rank 3 has not said what to launch in group '0' of process ranks 0 to 3, and has done nothing for 4.8 s: ended, hanging, "
-        "or at another graph. Nothing was launched. See the log of that process rank"
+        "process rank 3 has not said what to launch in group '0' of process ranks 0 to 3, and has"
+        " done nothing for 4.8 s: ended, hanging, or at another graph. Nothing was launched. See"
+        " the log of that process rank"
     )
 
 
@@ -159,7 +198,9 @@ def test_stages_of_a_pipeline_agree_among_themselves(four):
 
 def test_other_settings_are_named(some):
     found, last = of(some, "other settings"), len(some) - 1
-    assert f"process rank {last} and process rank 0 have the same graph" in same_error(found, "AgreementError")
+    assert f"process rank {last} and process rank 0 have the same graph" in same_error(
+        found, "AgreementError"
+    )
     assert "max_prefetch 3 here, None there" in found[0]["message"]
 
 
@@ -172,8 +213,16 @@ def test_a_disk_where_nothing_can_be_written_stops_no_job(four, case):
 
 
 def test_the_cache_is_used_and_repaired(four):
-    solves = {case: [r["solves"] for r in of(four, f"cache, {case}")] for case in ("first", "again", "damaged", "after")}
-    assert solves == {"first": [1, 0, 0, 0], "again": [0] * 4, "damaged": [1, 0, 0, 0], "after": [0] * 4}
+    solves = {
+        case: [r["solves"] for r in of(four, f"cache, {case}")]
+        for case in ("first", "again", "damaged", "after")
+    }
+    assert solves == {
+        "first": [1, 0, 0, 0],
+        "again": [0] * 4,
+        "damaged": [1, 0, 0, 0],
+        "after": [0] * 4,
+    }
 
 
 def test_graphs_of_a_mesh_are_the_same_on_all_process_ranks(four):
@@ -194,8 +243,9 @@ def test_one_that_dies_while_it_solves_is_named_by_all_others(jobs, name):
     for found in jobs[name]:
         assert (found["error"], found["solves"]) == ("AgreementError", 0)
         assert found["message"].startswith(
-            f"process rank 0 has not said the answer in group '0' of process ranks {whole}, and has done nothing for 4.8 s: "
-            "ended, hanging, or at another graph. Nothing was launched. See the log of that process rank"
+            f"process rank 0 has not said the answer in group '0' of process ranks {whole}, and has"
+            " done nothing for 4.8 s: ended, hanging, or at another graph. Nothing was launched."
+            " See the log of that process rank"
         )
 
 

@@ -4,7 +4,14 @@ import torch
 
 from apsched.capture.captured import CapturedGraph
 from apsched.capture.fake_world import world
-from apsched.compiler.ranks.launches import dump_launches, first_difference, groups_of, launches_of, order_digest, parse_launches
+from apsched.compiler.ranks.launches import (
+    dump_launches,
+    first_difference,
+    groups_of,
+    launches_of,
+    order_digest,
+    parse_launches,
+)
 from apsched.config import Caps, SolveOptions
 from apsched.graph.export.export import export
 from apsched.problem.build import build_problem
@@ -24,7 +31,9 @@ def bucketed(captured: CapturedGraph, group: str, process_rank: int = 0) -> torc
     best = solve(problem, Caps(), SolveOptions(budget=0.5)).best
     assert best is not None
     assert best.schedule.buckets
-    return write_back(captured.module, problem, best.schedule, process_rank_of=lambda name: process_rank)
+    return write_back(
+        captured.module, problem, best.schedule, process_rank_of=lambda name: process_rank
+    )
 
 
 def test_a_graph_as_captured_launches_its_collectives_in_turn():
@@ -32,13 +41,17 @@ def test_a_graph_as_captured_launches_its_collectives_in_turn():
     assert groups_of(captured.module) == (group,)
     launches = launches_of(captured.module, captured.module)[group]
     assert [launch.members for launch in launches] == [(k,) for k in range(len(launches))]
-    assert [launch.what.split(" ")[0] for launch in launches[:5]] == ["all_gather"] * 4 + ["all_reduce"]
+    assert [launch.what.split(" ")[0] for launch in launches[:5]] == ["all_gather"] * 4 + [
+        "all_reduce"
+    ]
     assert str(launches[0]) == "all_gather bfloat16 64 -> 128 bytes of all_gather_into_tensor"
 
 
 def test_buckets_launch_their_members_by_their_place_as_captured():
     group, captured = toy()
-    launches = launches_of(bucketed(captured, group), captured.module, {"all_gather_into_tensor": "layers.0.weight"})[group]
+    launches = launches_of(
+        bucketed(captured, group), captured.module, {"all_gather_into_tensor": "layers.0.weight"}
+    )[group]
     whole = launches_of(captured.module, captured.module)[group]
     assert sorted(c for launch in launches for c in launch.members) == list(range(len(whole)))
     assert len(launches) < len(whole)
@@ -50,14 +63,21 @@ def test_process_ranks_of_a_group_agree_and_another_order_does_not():
     digests = []
     for process_rank in (0, 1):
         group, captured = toy(process_rank)
-        digests.append(order_digest(launches_of(bucketed(captured, group, process_rank), captured.module)[group]))
+        digests.append(
+            order_digest(
+                launches_of(bucketed(captured, group, process_rank), captured.module)[group]
+            )
+        )
     assert digests[0] == digests[1]
     assert order_digest(launches_of(captured.module, captured.module)[group]) != digests[0]
 
 
 def test_names_are_for_people():
     group, captured = toy()
-    plain, named = (launches_of(captured.module, captured.module, names)[group] for names in (None, {"all_reduce": "norm"}))
+    plain, named = (
+        launches_of(captured.module, captured.module, names)[group]
+        for names in (None, {"all_reduce": "norm"})
+    )
     assert plain != named
     assert order_digest(plain) == order_digest(named)
 
@@ -66,5 +86,9 @@ def test_the_first_difference():
     group, captured = toy()
     launches = launches_of(captured.module, captured.module)[group]
     assert first_difference(launches, launches[:-1]).startswith(f"launch {len(launches)} is ")
-    assert first_difference(launches[:2], launches).startswith("it ends after 2 launches, there launch 3 is all_gather")
-    assert first_difference(launches, (launches[0], launches[2], *launches[2:])).startswith("launch 2 is all_gather float32")
+    assert first_difference(launches[:2], launches).startswith(
+        "it ends after 2 launches, there launch 3 is all_gather"
+    )
+    assert first_difference(launches, (launches[0], launches[2], *launches[2:])).startswith(
+        "launch 2 is all_gather float32"
+    )

@@ -1,4 +1,6 @@
-"""Cluster files: those that ship load, and each kind of mistake in a user's file names the file and the key."""
+"""Cluster files: those that ship load, and each kind of mistake in a user's file names the file and
+the key.
+"""
 
 import subprocess
 import sys
@@ -16,21 +18,29 @@ H100 = resources.files("apsched.costs.clusters").joinpath("h100.toml").read_text
 def test_shipped_clusters_load_and_the_default_comes_first() -> None:
     names = cluster_names()
     assert names[0] == DEFAULT_CLUSTER == "h100"
-    assert {"h100", "h200", "a100", "b200", "mi300x", "gb200-nvl72", "h100-efa", "cpu"} <= set(names)
+    assert {"h100", "h200", "a100", "b200", "mi300x", "gb200-nvl72", "h100-efa", "cpu"} <= set(
+        names
+    )
     for name in names:
         assert load_cluster(name).name == name
 
 
 def test_h100_has_the_published_figures() -> None:
     h100 = load_cluster()
-    assert (h100.ranks_per_node, h100.device.peak_tflops.bf16, h100.device.memory_bandwidth_gb_per_s) == (8, 989.4, 3350.0)
+    assert (
+        h100.ranks_per_node,
+        h100.device.peak_tflops.bf16,
+        h100.device.memory_bandwidth_gb_per_s,
+    ) == (8, 989.4, 3350.0)
     assert h100.inter_node.nic_gb_per_s == pytest.approx(47.0)  # 400 Gb/s / 8 * 0.94
 
 
 @pytest.mark.parametrize("name", cluster_names())
 def test_every_number_of_a_shipped_file_has_a_source(name: str) -> None:
     """A number's comment stands on its line; tables name theirs in the header."""
-    for line in resources.files("apsched.costs.clusters").joinpath(f"{name}.toml").read_text().splitlines():
+    for line in (
+        resources.files("apsched.costs.clusters").joinpath(f"{name}.toml").read_text().splitlines()
+    ):
         if "=" in line and '= "' not in line:
             assert "#" in line, line
 
@@ -45,36 +55,91 @@ def test_a_users_file_loads_by_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("ranks_per_node = 8", "ranks_per_nod = 8", "unknown key 'ranks_per_nod' (did you mean 'ranks_per_node'?)"),
-        ("efficiency = 0.94", "eficiency = 0.94", "unknown key 'inter_node.eficiency' (did you mean 'efficiency'?)"),
+        (
+            "ranks_per_node = 8",
+            "ranks_per_nod = 8",
+            "unknown key 'ranks_per_nod' (did you mean 'ranks_per_node'?)",
+        ),
+        (
+            "efficiency = 0.94",
+            "eficiency = 0.94",
+            "unknown key 'inter_node.eficiency' (did you mean 'efficiency'?)",
+        ),
         ("launch_us = 5.0", "", "key 'launch_us' is missing"),
         ("[intra_node]", "[intra]", "unknown key 'intra' (did you mean 'intra_node'?)"),
-        ("bf16 = 989.4", "bf16 = -989.4", "device.peak_tflops.bf16 must be finite and above 0; found -989.4"),
+        (
+            "bf16 = 989.4",
+            "bf16 = -989.4",
+            "device.peak_tflops.bf16 must be finite and above 0; found -989.4",
+        ),
         ("bf16 = 989.4", "bf16 = 0", "device.peak_tflops.bf16 must be finite and above 0; found 0"),
-        ("bf16 = 989.4", "bf16 = nan", "device.peak_tflops.bf16 must be finite and above 0; found nan"),
-        ("bf16 = 989.4", "bf16 = inf", "device.peak_tflops.bf16 must be finite and above 0; found inf"),
+        (
+            "bf16 = 989.4",
+            "bf16 = nan",
+            "device.peak_tflops.bf16 must be finite and above 0; found nan",
+        ),
+        (
+            "bf16 = 989.4",
+            "bf16 = inf",
+            "device.peak_tflops.bf16 must be finite and above 0; found inf",
+        ),
         ("bf16 = 989.4", 'bf16 = "fast"', "device.peak_tflops.bf16 must be a number; found 'fast'"),
         ("bf16 = 989.4", "bf16 = true", "device.peak_tflops.bf16 must be a number; found True"),
-        ("ranks_per_node = 8", "ranks_per_node = 7.5", "ranks_per_node must be a whole number; found 7.5"),
-        ("matmul_efficiency = 0.74", "matmul_efficiency = 74", "device.matmul_efficiency must be at most 1"),
-        ('library = "nccl"', 'library = "ncl"', "library must be one of nccl, gloo; found 'ncl' (did you mean 'nccl'?)"),
+        (
+            "ranks_per_node = 8",
+            "ranks_per_node = 7.5",
+            "ranks_per_node must be a whole number; found 7.5",
+        ),
+        (
+            "matmul_efficiency = 0.74",
+            "matmul_efficiency = 74",
+            "device.matmul_efficiency must be at most 1",
+        ),
+        (
+            'library = "nccl"',
+            'library = "ncl"',
+            "library must be one of nccl, gloo; found 'ncl' (did you mean 'nccl'?)",
+        ),
         ('library = "nccl"', "library = 3", "library must be a non-empty string; found 3"),
         ("[inter_node]", "[inter_node", "not a TOML file"),
         (
             "= 84_930_000_000",
             "= 79.1",
-            "memory_bytes must be in bytes (80 GB is 80_000_000_000), between 1e+08 and 1e+14; found 79.1",
+            (
+                "memory_bytes must be in bytes (80 GB is 80_000_000_000), between 1e+08 and 1e+14;"
+                " found 79.1"
+            ),
         ),
         ("= 3350.0", "= 3.35e12", "device.memory_bandwidth_gb_per_s must be in GB/s"),
         ("kernel_us = 2.0", "kernel_us = 2e-6", "device.kernel_us must be in microseconds"),
         ("bf16 = 989.4", "bf16 = 9.894e14", "device.peak_tflops.bf16 must be in TFLOP/s"),
         ("= 400.0", "= 4e11", "inter_node.gbit_per_s_per_rank must be in Gbit/s"),
-        ("ranks_per_node = 8", "ranks_per_node = 100000", "ranks_per_node must be in process ranks, between 1 and 4096"),
-        ("num_processors = 132", "num_processors = 132.5", "device.num_processors must be a whole number; found 132.5"),
-        ("= 141.0", "= 500.0", "low_latency_busbw_gb_per_s cannot exceed intra_node.busbw_gb_per_s; found 500 and 360"),
-        ("[inter_node]", '[inter_node]\nprotocols = "LL Simpel"', "protocols must be names among LL LL128 Simple, Simple with them"),
+        (
+            "ranks_per_node = 8",
+            "ranks_per_node = 100000",
+            "ranks_per_node must be in process ranks, between 1 and 4096",
+        ),
+        (
+            "num_processors = 132",
+            "num_processors = 132.5",
+            "device.num_processors must be a whole number; found 132.5",
+        ),
+        (
+            "= 141.0",
+            "= 500.0",
+            "low_latency_busbw_gb_per_s cannot exceed intra_node.busbw_gb_per_s; found 500 and 360",
+        ),
+        (
+            "[inter_node]",
+            '[inter_node]\nprotocols = "LL Simpel"',
+            "protocols must be names among LL LL128 Simple, Simple with them",
+        ),
         ("[inter_node]", '[inter_node]\nprotocols = "LL"', "Simple with them; found 'LL'"),
-        ('name = "h100"', 'name = "h100"\nbase = "h10"', "base must be a cluster that ships with apsched"),
+        (
+            'name = "h100"',
+            'name = "h100"\nbase = "h10"',
+            "base must be a cluster that ships with apsched",
+        ),
     ],
 )
 def test_mistakes_name_file_and_key(tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -89,11 +154,21 @@ def test_mistakes_name_file_and_key(tmp_path: Path, old: str, new: str, message:
 
 def test_a_file_on_a_base_says_only_what_differs(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
-    path.write_text('base = "h100"\nname = "mine"\n[device.peak_tflops]\nbf16 = 800.0\n[inter_node]\ngbit_per_s_per_rank = 200.0\n')
+    path.write_text(
+        'base = "h100"\nname = "mine"\n[device.peak_tflops]\nbf16 ='
+        " 800.0\n[inter_node]\ngbit_per_s_per_rank = 200.0\n"
+    )
     mine, h100 = load_cluster(path), load_cluster("h100")
-    assert (mine.name, mine.device.peak_tflops.bf16, mine.inter_node.gbit_per_s_per_rank) == ("mine", 800.0, 200.0)
+    assert (mine.name, mine.device.peak_tflops.bf16, mine.inter_node.gbit_per_s_per_rank) == (
+        "mine",
+        800.0,
+        200.0,
+    )
     assert mine.intra_node == h100.intra_node
-    assert (mine.device.peak_tflops.fp32, mine.device.memory_bytes) == (h100.device.peak_tflops.fp32, h100.device.memory_bytes)
+    assert (mine.device.peak_tflops.fp32, mine.device.memory_bytes) == (
+        h100.device.peak_tflops.fp32,
+        h100.device.memory_bytes,
+    )
     path.write_text('base = "h100-efa"\n')  # a base may have a base
     assert load_cluster(path) == load_cluster("h100-efa")
     path.write_text('base = "h100"\n[inter_node]\ngbits = 200.0\n')
@@ -119,5 +194,8 @@ def test_unknown_names_and_missing_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_clusters_tables_and_prices_need_no_torch() -> None:
-    code = "import sys, apsched.costs.network.table, apsched.costs.network.alpha_beta, apsched.costs.clusters.cluster; sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys, apsched.costs.network.table, apsched.costs.network.alpha_beta,"
+        " apsched.costs.clusters.cluster; sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

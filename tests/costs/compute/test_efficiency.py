@@ -17,7 +17,10 @@ A100 = load_cluster("a100")
 def _product(rows: int, inner: int, columns: int) -> torch.fx.Node:
     graph = torch.fx.Graph()
     with FakeTensorMode():
-        left, right, out = (torch.empty(shape, dtype=torch.bfloat16) for shape in ((rows, inner), (inner, columns), (rows, columns)))
+        left, right, out = (
+            torch.empty(shape, dtype=torch.bfloat16)
+            for shape in ((rows, inner), (inner, columns), (rows, columns))
+        )
     nodes = []
     for value in (left, right):
         nodes.append(graph.placeholder("p"))
@@ -28,7 +31,9 @@ def _product(rows: int, inner: int, columns: int) -> torch.fx.Node:
 
 
 def test_a_result_that_fills_whole_waves_is_a_full_device() -> None:
-    """132 processors, tiles of 256 x 128: 11 x 12 of them are one wave, and 24 more columns of tiles are three."""
+    """132 processors, tiles of 256 x 128: 11 x 12 of them are one wave, and 24 more columns of
+    tiles are three.
+    """
     assert filled_share(132, 11 * 256, 12 * 128) == 1.0
     assert filled_share(132, 11 * 256, 36 * 128) == 1.0
 
@@ -39,7 +44,9 @@ def test_the_last_wave_is_as_long_as_a_full_one() -> None:
 
 
 def test_a_narrow_slice_fills_few_processors() -> None:
-    """8192 x 128: 32 tiles of 256 x 128 leave a hundred idle; 128 tiles of 128 x 64 fill the device, at their lesser speed."""
+    """8192 x 128: 32 tiles of 256 x 128 leave a hundred idle; 128 tiles of 128 x 64 fill the
+    device, at their lesser speed.
+    """
     speed = (128 * 64 / 192 / (256 * 128 / 384)) ** 0.5
     assert filled_share(132, 8192, 128) == pytest.approx(speed * 128 / 132)
     assert filled_share(132, 8192, 128) < filled_share(132, 8192, 1024)
@@ -68,15 +75,25 @@ def test_a_device_without_processors_prices_by_operations_alone() -> None:
 
 
 def test_only_matrices_have_tiles() -> None:
-    """Convolutions, and results that are not one matrix or a batch of them, count by the device's own figure."""
+    """Convolutions, and results that are not one matrix or a batch of them, count by the device's
+    own figure.
+    """
     with FakeTensorMode():
         image, vector, empty = torch.empty(8, 64, 56, 56), torch.empty(8), torch.empty(0, 4)
     for result in (image, vector, empty, (image, vector)):
-        assert product_efficiency(H100.device, {}, result, grouped=False) == H100.device.matmul_efficiency
+        assert (
+            product_efficiency(H100.device, {}, result, grouped=False)
+            == H100.device.matmul_efficiency
+        )
 
 
 def test_attention_s_backward_has_its_own_efficiency() -> None:
     name = "aten::_scaled_dot_product_flash_attention"
     assert attention_efficiency(H100.device, name) == 0.40
     assert attention_efficiency(H100.device, name + "_backward") == 0.32
-    assert attention_efficiency(replace(H100.device, attention_backward_efficiency=None), name + "_backward") == 0.40
+    assert (
+        attention_efficiency(
+            replace(H100.device, attention_backward_efficiency=None), name + "_backward"
+        )
+        == 0.40
+    )

@@ -1,4 +1,6 @@
-"""Pointwise chains cost what they take from outside and give to it, once; products and copies of buckets are borders."""
+"""Pointwise chains cost what they take from outside and give to it, once; products and copies of
+buckets are borders.
+"""
 
 import pytest
 import torch
@@ -26,7 +28,9 @@ def priced(graph: torch.fx.Graph, *, fused: bool) -> float:
 
 
 def test_chain_reads_its_inputs_and_writes_its_result_once() -> None:
-    """silu(x) * y, then + x: five values pass between kernels unfused; x and y are read and one result is written fused."""
+    """silu(x) * y, then + x: five values pass between kernels unfused; x and y are read and one
+    result is written fused.
+    """
     graph = graph_of(lambda x, y: torch.nn.functional.silu(x) * y + x, matrix(), matrix())
     shares = fused_shares(graph)
     assert sum(share.traffic_bytes for share in shares.values()) == 3 * SIZE_BYTES
@@ -54,7 +58,9 @@ def test_product_is_a_border() -> None:
 
 
 def test_normalisation_is_one_kernel() -> None:
-    """An RMS norm (square, mean, rsqrt, product) reads its input once and writes its result once."""
+    """An RMS norm (square, mean, rsqrt, product) reads its input once and writes its result
+    once.
+    """
 
     def norm(x: torch.Tensor) -> torch.Tensor:
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
@@ -65,7 +71,9 @@ def test_normalisation_is_one_kernel() -> None:
 
 
 def test_views_do_not_separate_what_they_join() -> None:
-    shares = fused_shares(graph_of(lambda x: torch.exp(torch.exp(x).view(-1)).view(1024, 1024) + 1, matrix()))
+    shares = fused_shares(
+        graph_of(lambda x: torch.exp(torch.exp(x).view(-1)).view(1024, 1024) + 1, matrix())
+    )
     assert len(shares) == 3
     assert sum(share.traffic_bytes for share in shares.values()) == 2 * SIZE_BYTES
 
@@ -80,36 +88,56 @@ def test_fused_price_is_the_traffic_and_one_floor() -> None:
 def traffic(function, *inputs: torch.Tensor) -> tuple[int, int]:
     """Return matrices' worth of traffic, and kernels."""
     shares = fused_shares(graph_of(function, *inputs)).values()
-    return sum(share.traffic_bytes for share in shares) // SIZE_BYTES, sum(share.first for share in shares)
+    return sum(share.traffic_bytes for share in shares) // SIZE_BYTES, sum(
+        share.first for share in shares
+    )
 
 
 def test_a_chain_that_two_kernels_need_is_computed_in_both() -> None:
-    """exp(x) + 1 before the product, and again after it: nothing of it is written but what the product takes."""
+    """exp(x) + 1 before the product, and again after it: nothing of it is written but what the
+    product takes.
+    """
 
     def function(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         h = torch.exp(x)
         return torch.mm(h + 1, w) * h, w
 
-    assert traffic(function, matrix(), matrix()) == (2 + 3, 2)  # x, h + 1; x, the product, the result
+    assert traffic(function, matrix(), matrix()) == (
+        2 + 3,
+        2,
+    )  # x, h + 1; x, the product, the result
 
 
 def test_a_long_chain_that_several_need_is_written() -> None:
-    """Five values into one that two products' inputs need: computing it twice would read five more."""
+    """Five values into one that two products' inputs need: computing it twice would read five
+    more.
+    """
 
     def function(a, b, c, d, e):
         h = a * b + c * d + e
         return torch.mm(h + 1, a), torch.mm(torch.exp(h).t(), a)
 
-    few, _ = traffic(lambda a, b: (torch.mm((a * b) + 1, a), torch.mm(torch.exp(a * b).t(), a)), matrix(), matrix())
+    few, _ = traffic(
+        lambda a, b: (torch.mm((a * b) + 1, a), torch.mm(torch.exp(a * b).t(), a)),
+        matrix(),
+        matrix(),
+    )
     assert few == 2 + 2  # one kernel: two reads, two writes
     assert traffic(function, *(matrix() for _ in range(5))) == (5 + 2, 1)
 
 
 def test_kernels_that_read_the_same_are_one() -> None:
-    """x is read once for both results; results of another size, or on either side of a product, are kernels of their own."""
+    """x is read once for both results; results of another size, or on either side of a product, are
+    kernels of their own.
+    """
     assert traffic(lambda x, w: (torch.exp(x) + 1, torch.sin(x) + 1), matrix(), matrix()) == (3, 1)
-    assert traffic(lambda x, w: (torch.exp(x) + 1, (torch.sin(x) + 1).sum(0)), matrix(), matrix())[1] == 2
-    assert traffic(lambda x, w: (torch.exp(x) + 1, torch.sin(x) * torch.mm(x, w)), matrix(), matrix()) == (2 + 3, 2)
+    assert (
+        traffic(lambda x, w: (torch.exp(x) + 1, (torch.sin(x) + 1).sum(0)), matrix(), matrix())[1]
+        == 2
+    )
+    assert traffic(
+        lambda x, w: (torch.exp(x) + 1, torch.sin(x) * torch.mm(x, w)), matrix(), matrix()
+    ) == (2 + 3, 2)
 
 
 def test_two_halves_of_one_value_are_one_read() -> None:
@@ -123,12 +151,18 @@ def test_two_halves_of_one_value_are_one_read() -> None:
 
 
 def test_a_change_of_layout_is_part_of_the_kernel_around_it() -> None:
-    assert traffic(lambda x: torch.exp(torch.exp(x).t().clone(memory_format=torch.contiguous_format)), matrix()) == (2, 1)
-    assert not fused_shares(graph_of(lambda x: x.t().clone(memory_format=torch.contiguous_format), matrix()))
+    assert traffic(
+        lambda x: torch.exp(torch.exp(x).t().clone(memory_format=torch.contiguous_format)), matrix()
+    ) == (2, 1)
+    assert not fused_shares(
+        graph_of(lambda x: x.t().clone(memory_format=torch.contiguous_format), matrix())
+    )
 
 
 def test_copies_of_buckets_stay_kernels_of_their_own() -> None:
-    """Their price follows the curve by which the solver priced them, so nothing around them may change with them."""
+    """Their price follows the curve by which the solver priced them, so nothing around them may
+    change with them.
+    """
     graph = graph_of(lambda x: torch.exp(torch.exp(x).clone()), matrix())
     for node in graph.nodes:
         if "clone" in node.name:
@@ -156,7 +190,9 @@ def test_copies_beside_collectives_are_copies_of_a_bucket_whoever_made_it() -> N
 
 
 def test_the_loss_reads_the_scores_of_the_targets_alone() -> None:
-    """Gradients of a cross entropy: the log-softmax is read and the gradient written; what the target picks is a choice by index."""
+    """Gradients of a cross entropy: the log-softmax is read and the gradient written; what the
+    target picks is a choice by index.
+    """
     logits, target = torch.randn(1024, 4096), torch.zeros(1024, dtype=torch.int64)
 
     def backward(log_probabilities: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -184,12 +220,23 @@ def log_softmax(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
 
 
 def test_a_cut_is_paid_by_what_passes_it() -> None:
-    """Whole: x read, two matrices written. Cut before exp: what it reads is read again; a floor more."""
+    """Whole: x read, two matrices written. Cut before exp: what it reads is read again; a floor
+    more.
+    """
     graph = graph_of(log_softmax, matrix())
-    named = {first.name: {node.name: share for node, share in shares.items()} for first, shares in shares_if_cut(graph).items()}
-    assert [[node.name for node in kernel] for kernel in fused_kernels(graph)] == [["sub", "exp", "sum_1"]]
+    named = {
+        first.name: {node.name: share for node, share in shares.items()}
+        for first, shares in shares_if_cut(graph).items()
+    }
+    assert [[node.name for node in kernel] for kernel in fused_kernels(graph)] == [
+        ["sub", "exp", "sum_1"]
+    ]
     assert set(named) == {"exp", "sum_1"}
-    assert named["exp"] == {"sub": None, "exp": Share(2 * SIZE_BYTES, True), "sum_1": Share(1024 * 2, False)}
+    assert named["exp"] == {
+        "sub": None,
+        "exp": Share(2 * SIZE_BYTES, True),
+        "sum_1": Share(1024 * 2, False),
+    }
     whole, roofline = priced(graph, fused=True), Roofline(cluster=H100)
     cut_us = {first.name: sum(times.values()) for first, times in roofline.cut_us(graph).items()}
     more = SIZE_BYTES / H100.device.memory_bytes_per_us + H100.device.kernel_us
@@ -220,12 +267,17 @@ def test_a_marked_graph_costs_what_the_cut_was_said_to(at: int) -> None:
         again = marked._piece_us(node, shares.get(node)) if node in times else whole[node]
         assert again == times.get(node, whole[node])
         assert times.get(node, whole[node]) >= whole[node]
-    assert not any({kernel[-1], first} <= set(piece) and len(piece) == len(kernel) for piece in fused_kernels(graph))
+    assert not any(
+        {kernel[-1], first} <= set(piece) and len(piece) == len(kernel)
+        for piece in fused_kernels(graph)
+    )
 
 
 @pytest.mark.parametrize(("length", "num_cuts"), [(64, 63), (65, 0)])
 def test_kernels_longer_than_inductor_makes_are_not_cut(length: int, num_cuts: int) -> None:
-    """Each cut prices the whole kernel: without an end to that, a chain of 2,000 nodes takes a minute."""
+    """Each cut prices the whole kernel: without an end to that, a chain of 2,000 nodes takes a
+    minute.
+    """
 
     def chain(x: torch.Tensor) -> list[torch.Tensor]:
         results = [x + 1]

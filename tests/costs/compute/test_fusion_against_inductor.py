@@ -1,4 +1,6 @@
-"""Kernels and memory traffic of a captured training step beside what Inductor's own scheduler makes of it."""
+"""Kernels and memory traffic of a captured training step beside what Inductor's own scheduler makes
+of it.
+"""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -18,7 +20,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from apsched.costs.compute.flops import has_flops
 from apsched.costs.compute.fusion import fused_shares
-from apsched.costs.compute.traffic import COLLECTIVE_NAMESPACES, op_name, touches_nothing, traffic_bytes
+from apsched.costs.compute.traffic import (
+    COLLECTIVE_NAMESPACES,
+    op_name,
+    touches_nothing,
+    traffic_bytes,
+)
 from apsched.fx.operands import bound_arguments, result_of
 from apsched.pipeline.sources import SourceRequest, opened
 
@@ -40,7 +47,11 @@ def ours(graph: torch.fx.Graph, *, fused: bool = True) -> Found:
     shares = fused_shares(graph) if fused else {}
     found = Found(0, 0)
     for node in graph.nodes:
-        if node.op != "call_function" or has_flops(node.target) or op_name(node.target).startswith(COLLECTIVE_NAMESPACES):
+        if (
+            node.op != "call_function"
+            or has_flops(node.target)
+            or op_name(node.target).startswith(COLLECTIVE_NAMESPACES)
+        ):
             continue
         arguments, result = bound_arguments(node), result_of(node)
         if node in shares:
@@ -72,14 +83,23 @@ def inductors(module: torch.fx.GraphModule) -> Found:
     mode = inputs[0].fake_mode
     mode.allow_non_fake_inputs = True
     found: list[Found] = []
-    with tracing(TracingContext(mode)), V.set_fake_mode(mode), stopped_before_code(found), pytest.raises(InductorError):
-        compile_fx_inner(make_fx(module, decomposition_table=select_decomp_table())(*inputs), inputs)
+    with (
+        tracing(TracingContext(mode)),
+        V.set_fake_mode(mode),
+        stopped_before_code(found),
+        pytest.raises(InductorError),
+    ):
+        compile_fx_inner(
+            make_fx(module, decomposition_table=select_decomp_table())(*inputs), inputs
+        )
     (only,) = found
     return only
 
 
 def test_a_step_has_the_kernels_and_the_traffic_that_inductor_gives_it() -> None:
-    """One layer, forward and backward: within a fifth, where every node for itself has half as much traffic again and more."""
+    """One layer, forward and backward: within a fifth, where every node for itself has half as much
+    traffic again and more.
+    """
     request = SourceRequest(source="llama3-debug", mesh="fsdp=2", seq_len=256, num_layers=1)
     compared = Counter()
     with opened(request) as source:
@@ -87,6 +107,8 @@ def test_a_step_has_the_kernels_and_the_traffic_that_inductor_gives_it() -> None
             mine, theirs = ours(captured.module.graph), inductors(captured.module)
             assert mine.kernels == pytest.approx(theirs.kernels, rel=0.2), captured.name
             assert mine.traffic_bytes == pytest.approx(theirs.traffic_bytes, rel=0.2), captured.name
-            assert ours(captured.module.graph, fused=False).traffic_bytes > 1.5 * theirs.traffic_bytes
+            assert (
+                ours(captured.module.graph, fused=False).traffic_bytes > 1.5 * theirs.traffic_bytes
+            )
             compared[captured.name] += 1
     assert compared == {"forward": 1, "backward": 1}

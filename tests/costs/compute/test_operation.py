@@ -28,15 +28,28 @@ def _node(target, *values, result):
 
 
 def test_strides_show_where_a_tensor_is_not_contiguous():
-    node = _node(torch.ops.aten.mm.default, torch.empty(128, 64), torch.empty(192, 64).t(), result=torch.empty(128, 192))
+    node = _node(
+        torch.ops.aten.mm.default,
+        torch.empty(128, 64),
+        torch.empty(192, 64).t(),
+        result=torch.empty(128, 192),
+    )
     assert node_operation(node) == MM
-    assert tensor_text("float32", (1, 4), (99, 1)) == "float32[1,4]"  # a dimension of one element may have any stride
+    assert (
+        tensor_text("float32", (1, 4), (99, 1)) == "float32[1,4]"
+    )  # a dimension of one element may have any stride
 
 
 def test_numbers_are_left_out_and_lists_stand_in_parentheses():
     x, y = torch.empty(2, 3), torch.empty(2, 3, dtype=torch.bfloat16)
-    assert node_operation(_node(torch.ops.aten.add.Tensor, x, 1, result=x)) == "aten::add(float32[2,3]) -> float32[2,3]"
-    assert node_operation(_node(torch.ops.aten.cat.default, [x, y], result=x)) == "aten::cat((float32[2,3], bfloat16[2,3])) -> float32[2,3]"
+    assert (
+        node_operation(_node(torch.ops.aten.add.Tensor, x, 1, result=x))
+        == "aten::add(float32[2,3]) -> float32[2,3]"
+    )
+    assert (
+        node_operation(_node(torch.ops.aten.cat.default, [x, y], result=x))
+        == "aten::cat((float32[2,3], bfloat16[2,3])) -> float32[2,3]"
+    )
 
 
 def test_inputs_and_outputs_compute_nothing():
@@ -48,9 +61,15 @@ def test_inputs_and_outputs_compute_nothing():
     ("operation", "traced"),
     [
         (MM, "aten::mm(float32[128,64], float32[64,192])"),
-        ("aten::add(float32[2,3], float32[]) -> float32[2,3]", "aten::add(float32[2,3])"),  # a number is a tensor of no dimension
+        (
+            "aten::add(float32[2,3], float32[]) -> float32[2,3]",
+            "aten::add(float32[2,3])",
+        ),  # a number is a tensor of no dimension
         ("aten::cat((float32[2,3]{1,2}, int64[])) -> float32[5]", "aten::cat(([2,3], []))"),
-        ("aten::f(bool[1], (int8[2], int8[3]), float16[4])", "aten::f(bool[1], ([2], [3]), float16[4])"),
+        (
+            "aten::f(bool[1], (int8[2], int8[3]), float16[4])",
+            "aten::f(bool[1], ([2], [3]), float16[4])",
+        ),
         ("aten::f()", "aten::f()"),
     ],
 )
@@ -61,4 +80,7 @@ def test_a_profiler_sees_less(operation, traced):
 
 
 def test_text_is_put_together_as_it_is_read():
-    assert operation_text("aten::cat", [["a[1]", "b[2]"], "c[3]"], ["d[4]"]) == "aten::cat((a[1], b[2]), c[3]) -> d[4]"
+    assert (
+        operation_text("aten::cat", [["a[1]", "b[2]"], "c[3]"], ["d[4]"])
+        == "aten::cat((a[1], b[2]), c[3]) -> d[4]"
+    )

@@ -1,16 +1,29 @@
-"""The model of collectives against published measurements: within bounds, and as the document says."""
+"""The model of collectives against published measurements: within bounds, and as the document
+says.
+"""
 
 from statistics import median
 
 import pytest
 
-from benchmarks.collectives.__main__ import PUBLISHED, REPORT, TRAINING_BYTES, Comparison, comparisons, report
+from benchmarks.collectives.__main__ import (
+    PUBLISHED,
+    REPORT,
+    TRAINING_BYTES,
+    Comparison,
+    comparisons,
+    report,
+)
 
 FOUND = comparisons()
 
 
 def _errors(num_ranks: int) -> list[float]:
-    return [abs(one.error) for one in FOUND if one.num_ranks == num_ranks and one.size_bytes >= TRAINING_BYTES]
+    return [
+        abs(one.error)
+        for one in FOUND
+        if one.num_ranks == num_ranks and one.size_bytes >= TRAINING_BYTES
+    ]
 
 
 def test_the_document_says_what_the_model_says() -> None:
@@ -35,6 +48,12 @@ def test_every_measurement_has_a_source() -> None:
 
 def test_the_error_is_that_of_the_time() -> None:
     one = Comparison(
-        cluster="h100", kind="all_gather", num_ranks=8, size_bytes=1, published_gb_per_s=100.0, modelled_gb_per_s=80.0, source="s"
+        cluster="h100",
+        kind="all_gather",
+        num_ranks=8,
+        size_bytes=1,
+        published_gb_per_s=100.0,
+        modelled_gb_per_s=80.0,
+        source="s",
     )
     assert one.error == pytest.approx(0.25)  # 5/4 of the measured time: too slow

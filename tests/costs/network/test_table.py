@@ -1,4 +1,6 @@
-"""Tables of measured collectives: nccl-tests output as printed by several versions, CSV, interpolation, contradictions."""
+"""Tables of measured collectives: nccl-tests output as printed by several versions, CSV,
+interpolation, contradictions.
+"""
 
 from pathlib import Path
 
@@ -12,7 +14,8 @@ from apsched.errors import InputError
 
 def _ranks(num_nodes: int, per_node: int) -> str:
     lines = [
-        f"#  Rank {node * per_node + gpu:2d} Group  0 Pid {31000 + gpu:6d} on  node{node} device {gpu:2d} [0000:{gpu:02x}:00] NVIDIA H100"
+        f"#  Rank {node * per_node + gpu:2d} Group  0 Pid {31000 + gpu:6d} on  node{node} device"
+        f" {gpu:2d} [0000:{gpu:02x}:00] NVIDIA H100"
         for node in range(num_nodes)
         for gpu in range(per_node)
     ]
@@ -70,7 +73,9 @@ ALLTOALL = f"""# nThread 1 nGpus 1 minBytes 1048576 maxBytes 2097152 step: 2(fac
 
 
 def _shape(num_ranks: int, num_nodes: int) -> GroupShape:
-    return GroupShape(num_ranks=num_ranks, num_nodes=num_nodes, ranks_per_node=num_ranks // num_nodes)
+    return GroupShape(
+        num_ranks=num_ranks, num_nodes=num_nodes, ranks_per_node=num_ranks // num_nodes
+    )
 
 
 def _write(folder: Path, name: str, text: str) -> Path:
@@ -87,13 +92,22 @@ def test_new_output_is_read_to_the_digit(tmp_path: Path) -> None:
 
 
 def test_kind_comes_from_the_file_name_in_older_output(tmp_path: Path) -> None:
-    table = load_table(_write(tmp_path, "all_reduce_8xH100.txt", OLD_ALL_REDUCE), _write(tmp_path, "alltoall_perf.txt", ALLTOALL))
-    assert table.collective_us("all_reduce", _shape(8, 1), 16777216) == pytest.approx(173.0)  # in place
+    table = load_table(
+        _write(tmp_path, "all_reduce_8xH100.txt", OLD_ALL_REDUCE),
+        _write(tmp_path, "alltoall_perf.txt", ALLTOALL),
+    )
+    assert table.collective_us("all_reduce", _shape(8, 1), 16777216) == pytest.approx(
+        173.0
+    )  # in place
     assert table.collective_us("all_to_all", _shape(4, 1), 2097152) == pytest.approx(35.80)
 
 
 def test_two_tests_in_one_file(tmp_path: Path) -> None:
-    second = NEW_ALL_GATHER.replace("all_gather_perf", "reduce_scatter_perf").replace("24.18", "31.18").replace("0.04", "0.03")
+    second = (
+        NEW_ALL_GATHER.replace("all_gather_perf", "reduce_scatter_perf")
+        .replace("24.18", "31.18")
+        .replace("0.04", "0.03")
+    )
     table = load_table(_write(tmp_path, "both.txt", NEW_ALL_GATHER + second))
     assert table.collective_us("all_gather", _shape(16, 2), 1024) == pytest.approx(24.18)
     assert table.collective_us("reduce_scatter", _shape(16, 2), 1024) == pytest.approx(31.18)
@@ -113,11 +127,14 @@ CSV = "kind,group_size,size_bytes,time_us\nall_gather,8,1000,10\nall_gather,8,10
 
 
 def test_interpolation_lifting_and_extrapolation_by_hand(tmp_path: Path) -> None:
-    """Half way in log size: the geometric mean; a dip is lifted; the last two points' slope, 20 us per 100 kB, goes on."""
+    """Half way in log size: the geometric mean; a dip is lifted; the last two points' slope, 20 us
+    per 100 kB, goes on.
+    """
     table = load_table(_write(tmp_path, "t.csv", CSV))
     shape = _shape(8, 8)
     times = {
-        size: table.collective_us("all_gather", shape, size) for size in (1, 1000, 10_000, 100_000, 150_000, 200_000, 300_000, 500_000)
+        size: table.collective_us("all_gather", shape, size)
+        for size in (1, 1000, 10_000, 100_000, 150_000, 200_000, 300_000, 500_000)
     }
     assert times[1] == times[1000] == 10
     assert times[10_000] == pytest.approx(20)
@@ -129,21 +146,40 @@ def test_interpolation_lifting_and_extrapolation_by_hand(tmp_path: Path) -> None
 
 
 def test_csv_may_say_how_a_group_lies_on_nodes(tmp_path: Path) -> None:
-    """Eight ranks of one node and eight on eight nodes; three nodes are not in it, and a row without nodes counts for any."""
+    """Eight ranks of one node and eight on eight nodes; three nodes are not in it, and a row
+    without nodes counts for any.
+    """
     header = "kind,group_size,num_nodes,size_bytes,time_us\n"
-    spread = _write(tmp_path, "nodes.csv", header + "all_gather,8,1,1000,10\nall_gather,8,8,1000,70\n")
+    spread = _write(
+        tmp_path, "nodes.csv", header + "all_gather,8,1,1000,10\nall_gather,8,8,1000,70\n"
+    )
     table = load_table(spread)
-    assert [table.collective_us("all_gather", _shape(8, nodes), 1000) for nodes in (1, 8)] == [10, 70]
+    assert [table.collective_us("all_gather", _shape(8, nodes), 1000) for nodes in (1, 8)] == [
+        10,
+        70,
+    ]
     assert not table.covers("all_gather", _shape(8, 4))
-    both = load_table(spread, _write(tmp_path, "any.csv", "kind,group_size,size_bytes,time_us\nall_gather,8,1000,30\n"))
-    assert [both.collective_us("all_gather", _shape(8, nodes), 1000) for nodes in (1, 4, 8)] == [10, 30, 70]
+    both = load_table(
+        spread,
+        _write(tmp_path, "any.csv", "kind,group_size,size_bytes,time_us\nall_gather,8,1000,30\n"),
+    )
+    assert [both.collective_us("all_gather", _shape(8, nodes), 1000) for nodes in (1, 4, 8)] == [
+        10,
+        30,
+        70,
+    ]
     for bad in ("0", "9", "x", ""):
-        with pytest.raises(InputError, match=r"line 2: (8 ranks lie on 1 to 8 nodes|expected kind,group_size,num_nodes)"):
+        with pytest.raises(
+            InputError,
+            match=r"line 2: (8 ranks lie on 1 to 8 nodes|expected kind,group_size,num_nodes)",
+        ):
             load_table(_write(tmp_path, "bad.csv", f"{header}all_gather,8,{bad},1000,10\n"))
 
 
 def test_one_point_extrapolates_by_its_bandwidth(tmp_path: Path) -> None:
-    table = load_table(_write(tmp_path, "t.csv", "kind,group_size,size_bytes,time_us\nall_reduce,2,1000,10\n"))
+    table = load_table(
+        _write(tmp_path, "t.csv", "kind,group_size,size_bytes,time_us\nall_reduce,2,1000,10\n")
+    )
     assert table.collective_us("all_reduce", _shape(2, 1), 5000) == pytest.approx(50)
 
 
@@ -151,27 +187,95 @@ def test_one_point_extrapolates_by_its_bandwidth(tmp_path: Path) -> None:
     ("name", "text", "message"),
     [
         ("t.csv", "", "line 1: expected the header kind,group_size,size_bytes,time_us"),
-        ("t.csv", "kind,ranks,size,time\n", "time_us (or with num_nodes after group_size); found 'kind,ranks,size,time'"),
+        (
+            "t.csv",
+            "kind,ranks,size,time\n",
+            "time_us (or with num_nodes after group_size); found 'kind,ranks,size,time'",
+        ),
         ("t.csv", "kind,group_size,size_bytes,time_us\n", "no measurements found"),
-        ("t.csv", CSV + "all_gather,8,1e6,70\n", "line 6: expected kind,group_size,size_bytes,time_us with whole numbers"),
-        ("t.csv", CSV + "all_gather,8,1000000\n", "line 6: expected kind,group_size,size_bytes,time_us"),
+        (
+            "t.csv",
+            CSV + "all_gather,8,1e6,70\n",
+            "line 6: expected kind,group_size,size_bytes,time_us with whole numbers",
+        ),
+        (
+            "t.csv",
+            CSV + "all_gather,8,1000000\n",
+            "line 6: expected kind,group_size,size_bytes,time_us",
+        ),
         ("t.csv", CSV + "all_gater,8,1000000,70\n", "line 6: expected a kind among"),
-        ("t.csv", CSV + "all_gather,8,1000000,-70\n", "line 6: group size, bytes and time must be above 0"),
-        ("t.csv", CSV + "all_gather,8,1000000,nan\n", "line 6: group size, bytes and time must be above 0"),
-        ("t.csv", CSV + "all_gather,0,1000000,70\n", "line 6: group size, bytes and time must be above 0"),
-        ("t.csv", CSV + "all_gather,8,1000,11\n", "line 6: all_gather of 1000 bytes on 8 ranks takes 11 us, but 10 us in"),
+        (
+            "t.csv",
+            CSV + "all_gather,8,1000000,-70\n",
+            "line 6: group size, bytes and time must be above 0",
+        ),
+        (
+            "t.csv",
+            CSV + "all_gather,8,1000000,nan\n",
+            "line 6: group size, bytes and time must be above 0",
+        ),
+        (
+            "t.csv",
+            CSV + "all_gather,0,1000000,70\n",
+            "line 6: group size, bytes and time must be above 0",
+        ),
+        (
+            "t.csv",
+            CSV + "all_gather,8,1000,11\n",
+            "line 6: all_gather of 1000 bytes on 8 ranks takes 11 us, but 10 us in",
+        ),
         ("ag.txt", "hello\n", "no measurements found"),
-        ("ag.txt", NEW_ALL_GATHER.replace("338.46", "300.46"), "line 31: contradicts itself: 268435456 bytes in 793.1 us are 338.46 GB/s"),
-        ("ag.txt", NEW_ALL_GATHER.replace("317.31", "338.46"), "line 31: contradicts itself: all_gather on 16 ranks has busbw = 0.938"),
-        ("ag.txt", NEW_ALL_GATHER.replace("338.46  317.31       0", "338.46  317.31       7"), "line 31: the test found 7 wrong values"),
-        ("ag.txt", NEW_ALL_GATHER.replace("   793.1", "   79x.1"), "line 31: expected the columns size count type redop root time"),
-        ("ag.txt", NEW_ALL_GATHER.replace("   268435456", "   2684x5456"), "line 31: expected the columns size count type"),
-        ("ag.txt", NEW_ALL_GATHER.replace("(us)", "(ms)"), "line 26: times must be in microseconds"),
-        ("ag.txt", NEW_ALL_GATHER.replace("all_gather_perf", "broadcast_perf"), "line 2: no price is needed for broadcast_perf"),
-        ("ag.txt", NEW_ALL_GATHER.replace("#  Rank", "#  rank"), "keep the whole output of nccl-tests"),
-        ("ag.txt", NEW_ALL_GATHER + NEW_ALL_GATHER.replace("41.20", "42.20"), "takes 42.2 us, but 41.2 us in"),
+        (
+            "ag.txt",
+            NEW_ALL_GATHER.replace("338.46", "300.46"),
+            "line 31: contradicts itself: 268435456 bytes in 793.1 us are 338.46 GB/s",
+        ),
+        (
+            "ag.txt",
+            NEW_ALL_GATHER.replace("317.31", "338.46"),
+            "line 31: contradicts itself: all_gather on 16 ranks has busbw = 0.938",
+        ),
+        (
+            "ag.txt",
+            NEW_ALL_GATHER.replace("338.46  317.31       0", "338.46  317.31       7"),
+            "line 31: the test found 7 wrong values",
+        ),
+        (
+            "ag.txt",
+            NEW_ALL_GATHER.replace("   793.1", "   79x.1"),
+            "line 31: expected the columns size count type redop root time",
+        ),
+        (
+            "ag.txt",
+            NEW_ALL_GATHER.replace("   268435456", "   2684x5456"),
+            "line 31: expected the columns size count type",
+        ),
+        (
+            "ag.txt",
+            NEW_ALL_GATHER.replace("(us)", "(ms)"),
+            "line 26: times must be in microseconds",
+        ),
+        (
+            "ag.txt",
+            NEW_ALL_GATHER.replace("all_gather_perf", "broadcast_perf"),
+            "line 2: no price is needed for broadcast_perf",
+        ),
+        (
+            "ag.txt",
+            NEW_ALL_GATHER.replace("#  Rank", "#  rank"),
+            "keep the whole output of nccl-tests",
+        ),
+        (
+            "ag.txt",
+            NEW_ALL_GATHER + NEW_ALL_GATHER.replace("41.20", "42.20"),
+            "takes 42.2 us, but 41.2 us in",
+        ),
         ("run.txt", OLD_ALL_REDUCE, "cannot tell which collective this is"),
-        ("all_gather.txt", OLD_ALL_REDUCE, "contradicts itself: all_gather on 8 ranks has busbw = 0.875"),
+        (
+            "all_gather.txt",
+            OLD_ALL_REDUCE,
+            "contradicts itself: all_gather on 8 ranks has busbw = 0.875",
+        ),
     ],
 )
 def test_bad_tables_name_file_and_line(tmp_path: Path, name: str, text: str, message: str) -> None:
@@ -186,30 +290,63 @@ DATA = Path(__file__).parent / "data"
 
 
 def test_published_output_of_three_versions_on_four_fabrics_is_read_to_the_digit() -> None:
-    """Several files for several groups make one table; what an all-reduce takes in place counts, what others take out of place."""
-    names = ("all_gather_8xh100_nvlink", "reduce_scatter_8xh100_nvlink", "all_reduce_32xh100_infiniband", "alltoall_64xv100_100gbit")
+    """Several files for several groups make one table; what an all-reduce takes in place counts,
+    what others take out of place.
+    """
+    names = (
+        "all_gather_8xh100_nvlink",
+        "reduce_scatter_8xh100_nvlink",
+        "all_reduce_32xh100_infiniband",
+        "alltoall_64xv100_100gbit",
+    )
     table = load_table(*(DATA / f"{name}.txt" for name in names))
     for kind, num_ranks, num_nodes, times in (
-        ("all_gather", 8, 1, {128: 34.73, 1 << 20: 40.10, 1 << 26: 211.38, 1 << 30: 2726.63, 1 << 33: 20935.4}),
+        (
+            "all_gather",
+            8,
+            1,
+            {128: 34.73, 1 << 20: 40.10, 1 << 26: 211.38, 1 << 30: 2726.63, 1 << 33: 20935.4},
+        ),
         ("reduce_scatter", 8, 1, {128: 35.05, 1 << 20: 40.81, 1 << 28: 719.71, 1 << 33: 20753.7}),
-        ("all_reduce", 32, 4, {8: 34.75, 1 << 18: 66.86, 1 << 20: 82.21, 1 << 22: 154.0, 1 << 23: 202.4, 1 << 31: 11501, 1 << 33: 45573}),
+        (
+            "all_reduce",
+            32,
+            4,
+            {
+                8: 34.75,
+                1 << 18: 66.86,
+                1 << 20: 82.21,
+                1 << 22: 154.0,
+                1 << 23: 202.4,
+                1 << 31: 11501,
+                1 << 33: 45573,
+            },
+        ),
         ("all_to_all", 64, 8, {1 << 28: 520935, 1 << 29: 1041974}),
     ):
         for size_bytes, time_us in times.items():
-            assert table.collective_us(kind, _shape(num_ranks, num_nodes), size_bytes) == pytest.approx(time_us, rel=1e-12)
+            assert table.collective_us(
+                kind, _shape(num_ranks, num_nodes), size_bytes
+            ) == pytest.approx(time_us, rel=1e-12)
     assert not table.covers("all_gather", _shape(32, 4))
 
 
 def test_times_that_fall_with_size_are_reported(tmp_path: Path) -> None:
-    """1753.7 us at 2 MiB, 933.6 at 4 MiB: the network of a container; a few percent are noise and no note."""
+    """1753.7 us at 2 MiB, 933.6 at 4 MiB: the network of a container; a few percent are noise and
+    no note.
+    """
     noisy = load_table(DATA / "all_gather_16xb200_roce.txt")
     (note,) = noisy.notes
-    assert note.startswith("all_gather on 16 ranks: 5 of 14 times fall with size, most at 4194304 bytes by 47% (")
+    assert note.startswith(
+        "all_gather on 16 ranks: 5 of 14 times fall with size, most at 4194304 bytes by 47% ("
+    )
     assert "all_gather_16xb200_roce.txt, line 30)" in note
     assert noisy.collective_us("all_gather", _shape(16, 2), 4194304) == pytest.approx(1753.7)
     assert load_table(DATA / "all_gather_8xh100_nvlink.txt").notes == ()
     assert (
-        load_table(_write(tmp_path, "t.csv", CSV)).notes[0].startswith("all_gather on 8 ranks: 1 of 4 times fall with size, most at 200000")
+        load_table(_write(tmp_path, "t.csv", CSV))
+        .notes[0]
+        .startswith("all_gather on 8 ranks: 1 of 4 times fall with size, most at 200000")
     )
 
 
@@ -217,9 +354,16 @@ def test_a_table_that_is_faster_than_the_links_is_reported(tmp_path: Path) -> No
     """Milliseconds for microseconds make a bandwidth that no link has."""
     cluster = load_cluster("h100")
     assert load_table(DATA / "all_gather_8xh100_nvlink.txt").beyond(cluster) == ()
-    table = load_table(_write(tmp_path, "ms.csv", "kind,group_size,size_bytes,time_us\nall_gather,8,1073741824,2.7\n"))
+    table = load_table(
+        _write(
+            tmp_path, "ms.csv", "kind,group_size,size_bytes,time_us\nall_gather,8,1073741824,2.7\n"
+        )
+    )
     (line,) = table.beyond(cluster)
-    assert line.startswith("all_gather on 8 ranks: 1073741824 bytes in 2.7 us are 347972 GB/s of bus bandwidth, more than")
+    assert line.startswith(
+        "all_gather on 8 ranks: 1073741824 bytes in 2.7 us are 347972 GB/s of bus bandwidth, more"
+        " than"
+    )
 
 
 @pytest.mark.parametrize("prefix", ["[1,0]<stdout>:", "[1,3]<stderr>: ", "0: "])

@@ -1,4 +1,6 @@
-"""Which pairs of gathers are left alone because of their groups; on a fake process group, since nothing is computed."""
+"""Which pairs of gathers are left alone because of their groups; on a fake process group, since
+nothing is computed.
+"""
 
 from dataclasses import replace
 
@@ -23,8 +25,20 @@ def test_only_pairs_over_both_axes_of_the_mesh_are_fused():
         mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
         flat = flat_mesh(mesh)
         assert (flat.sizes, flat.size) == ((2, 4), 8)
-        module = capture_module(ByHand(mesh, ("dp", "tp"), nothing), (values(7, 3, WIDTH),), source="pair").graphs[0].module
-        same_axis = capture_module(ByHand(mesh, ("tp", "tp"), nothing), (values(7, 3, WIDTH),), source="pair").graphs[0].module
+        module = (
+            capture_module(
+                ByHand(mesh, ("dp", "tp"), nothing), (values(7, 3, WIDTH),), source="pair"
+            )
+            .graphs[0]
+            .module
+        )
+        same_axis = (
+            capture_module(
+                ByHand(mesh, ("tp", "tp"), nothing), (values(7, 3, WIDTH),), source="pair"
+            )
+            .graphs[0]
+            .module
+        )
         left = {
             "axes of another mesh": replace(flat, axes=("elsewhere", flat.axes[1])),
             "sizes that don't multiply to the mesh": replace(flat, sizes=(2, 2)),
@@ -32,7 +46,9 @@ def test_only_pairs_over_both_axes_of_the_mesh_are_fused():
         assert num_gathers(run_passes(module, (fuse_chained_gathers(flat),)).module) == 1
         for why, other in left.items():
             assert num_gathers(run_passes(module, (fuse_chained_gathers(other),)).module) == 2, why
-        assert num_gathers(run_passes(same_axis, (fuse_chained_gathers(flat),)).module) == 2, "one axis twice"
+        assert num_gathers(run_passes(same_axis, (fuse_chained_gathers(flat),)).module) == 2, (
+            "one axis twice"
+        )
 
 
 def test_groups_are_made_once_and_stand_in_the_order_of_rows_and_columns():
@@ -50,5 +66,10 @@ def test_a_mesh_has_two_axes():
     with world(8):
         mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("pp", "dp", "tp"))
         assert flat_mesh(mesh["dp", "tp"]).size == 4
-        with pytest.raises(InputError, match=r"expected a mesh of two axes, found 3; take the two that gathers are chained over"):
+        with pytest.raises(
+            InputError,
+            match=(
+                r"expected a mesh of two axes, found 3; take the two that gathers are chained over"
+            ),
+        ):
             flat_mesh(mesh)

@@ -1,4 +1,6 @@
-"""Passes that take collectives away, on real process groups: the same bits with fewer of them, or left alone."""
+"""Passes that take collectives away, on real process groups: the same bits with fewer of them, or
+left alone.
+"""
 
 import pytest
 
@@ -7,7 +9,11 @@ from tests.helpers.processes import WORKERS, run_processes
 pytestmark = pytest.mark.alone
 
 AXES = ("dp-tp", "tp-dp")
-FUSED = ["dtensor rows", "dtensor columns", *(f"{between} {axes}" for between in ("nothing", "cancelling") for axes in AXES)]
+FUSED = [
+    "dtensor rows",
+    "dtensor columns",
+    *(f"{between} {axes}" for between in ("nothing", "cancelling") for axes in AXES),
+]
 LEFT = [f"{between} {axes}" for between in ("turned", "cast", "also_used") for axes in AXES]
 ONE_AXIS = ["gathers twice", "sums first", "there and back", "only back", "other part", "exchanged"]
 
@@ -15,7 +21,12 @@ Reports = list[dict]
 
 
 def run(tmp_path_factory: pytest.TempPathFactory, world_size: int) -> Reports:
-    return run_processes(WORKERS / "graphs/passes_worker.py", tmp_path_factory.mktemp("passes"), world_size, timeout_s=400)
+    return run_processes(
+        WORKERS / "graphs/passes_worker.py",
+        tmp_path_factory.mktemp("passes"),
+        world_size,
+        timeout_s=400,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +60,16 @@ def test_a_shorter_graph_computes_the_same(four, case):
 @pytest.mark.parametrize(
     ("case", "before", "after"),
     [
-        ("gathers twice", {"all_gather": 2, "reduce_scatter": 2}, {"all_gather": 1, "reduce_scatter": 2}),
-        ("sums first", {"all_gather": 2, "reduce_scatter": 2}, {"all_gather": 1, "reduce_scatter": 1}),
+        (
+            "gathers twice",
+            {"all_gather": 2, "reduce_scatter": 2},
+            {"all_gather": 1, "reduce_scatter": 2},
+        ),
+        (
+            "sums first",
+            {"all_gather": 2, "reduce_scatter": 2},
+            {"all_gather": 1, "reduce_scatter": 1},
+        ),
         ("there and back", {"all_gather": 2}, {"all_gather": 2}),  # the whole is needed, too
         ("only back", {"all_gather": 2}, {}),
         ("other part", {"all_gather": 2}, {"all_gather": 2}),
@@ -63,6 +82,12 @@ def test_collectives_of_the_joint_graph(four, case, before, after):
 
 
 def test_consumers_are_rewired_and_dead_aliases_go(four):
-    """An alias and two cuts; what stays are cuts that take another part, and the one of a gradient."""
+    """An alias and two cuts; what stays are cuts that take another part, and the one of a
+    gradient.
+    """
     for report in four:
-        assert [report[case]["cuts"] for case in ("there and back", "only back", "other part")] == [[3, 1], [3, 0], [3, 2]]
+        assert [report[case]["cuts"] for case in ("there and back", "only back", "other part")] == [
+            [3, 1],
+            [3, 0],
+            [3, 2],
+        ]

@@ -1,4 +1,6 @@
-"""A module that runs partitioned graphs is compiled again: the second partition decides as the first did."""
+"""A module that runs partitioned graphs is compiled again: the second partition decides as the
+first did.
+"""
 
 from collections import Counter
 from operator import getitem
@@ -27,7 +29,9 @@ from apsched.models.training import forward_inputs
 
 
 class Graphs(torch.autograd.Function):
-    """A forward and a backward graph as one differentiable function, as a compiler wraps them; tracers see each node's metadata."""
+    """A forward and a backward graph as one differentiable function, as a compiler wraps them;
+    tracers see each node's metadata.
+    """
 
     @staticmethod
     def forward(ctx, graphs, *inputs):
@@ -71,14 +75,25 @@ CASES = {
 
 def twice(case: str, passes: tuple[Pass, ...] = ()) -> tuple[Capture, Capture]:
     with world(4):
-        built = build("llama3-debug", mesh=MeshSpec.parse(case.split()[0]), seq_len=32, num_layers=1, options=ModelOptions(**CASES[case]))
+        built = build(
+            "llama3-debug",
+            mesh=MeshSpec.parse(case.split()[0]),
+            seq_len=32,
+            num_layers=1,
+            options=ModelOptions(**CASES[case]),
+        )
         first = capture_built(built)
-        return first, capture_module(Partitioned(built, first), built.inputs, source="again", passes=passes)
+        return first, capture_module(
+            Partitioned(built, first), built.inputs, source="again", passes=passes
+        )
 
 
 def figures(capture: Capture) -> tuple[list[Counter], int, int]:
     """Collectives of both graphs, bytes and number of saved tensors."""
-    counts = [Counter(collective_kind(n) for n in graph.module.graph.nodes if is_collective(n)) for graph in capture.graphs]
+    counts = [
+        Counter(collective_kind(n) for n in graph.module.graph.nodes if is_collective(n))
+        for graph in capture.graphs
+    ]
     forward = capture.graphs[0].module
     return counts, saved_bytes(forward, 1), len(saved_nodes(forward, 1))
 
@@ -109,18 +124,30 @@ def demands(policies: dict[str, CheckpointPolicy]) -> Pass:
 
 
 def test_what_is_asked_for_since_goes_before():
-    """One saved tensor is to be recomputed, and a recomputed one saved: in the second compilation alone."""
+    """One saved tensor is to be recomputed, and a recomputed one saved: in the second compilation
+    alone.
+    """
     first, second = twice("fsdp=4 full")
     saved = {node.name for node in saved_nodes(second.graphs[0].module, 1)}
     recomputed = [
         node.name
         for node in second.graphs[1].module.graph.nodes
-        if node.target is torch.ops.aten.mm.default and node.name in {n.name for n in second.graphs[0].module.graph.nodes}
+        if node.target is torch.ops.aten.mm.default
+        and node.name in {n.name for n in second.graphs[0].module.graph.nodes}
     ]
-    not_wanted = next(n.name for n in saved_nodes(second.graphs[0].module, 1) if n.target is torch.ops.aten.rsqrt.default)
-    asked = {recomputed[0]: CheckpointPolicy.MUST_SAVE, not_wanted: CheckpointPolicy.PREFER_RECOMPUTE}
+    not_wanted = next(
+        n.name
+        for n in saved_nodes(second.graphs[0].module, 1)
+        if n.target is torch.ops.aten.rsqrt.default
+    )
+    asked = {
+        recomputed[0]: CheckpointPolicy.MUST_SAVE,
+        not_wanted: CheckpointPolicy.PREFER_RECOMPUTE,
+    }
     _, changed = twice("fsdp=4 full", (demands(asked),))
-    assert {node.name for node in saved_nodes(changed.graphs[0].module, 1)} - saved == {recomputed[0]}
+    assert {node.name for node in saved_nodes(changed.graphs[0].module, 1)} - saved == {
+        recomputed[0]
+    }
     assert not_wanted not in {node.name for node in saved_nodes(changed.graphs[0].module, 1)}
     assert figures(first)[0] == figures(changed)[0]
 
@@ -133,15 +160,24 @@ def test_items_are_marked_on_the_node_that_has_them():
     graph = torch.fx.Graph()
     x = graph.placeholder("x")
     split = graph.call_function(torch.ops.aten.split.Tensor, (x, 2))
-    items = [graph.call_function(torch.ops.aten.relu.default, (x,)), *(graph.call_function(getitem, (split, k)) for k in (2, 0, 1))]
+    items = [
+        graph.call_function(torch.ops.aten.relu.default, (x,)),
+        *(graph.call_function(getitem, (split, k)) for k in (2, 0, 1)),
+    ]
     graph.output((x, items[0], items[1], items[2], x))
     tagged = tag_saved(1).run(GraphModule({}, graph))
     (marked,) = tagged.graph.find_nodes(op="call_function", target=torch.ops.aten.split.Tensor)
     assert marked.meta["custom"][SAVED_KEY] == (0, 2)
-    assert [node.args for node in replayed_saves(tagged.graph.nodes)] == [tagged_relu(tagged).args, (marked, 2), (marked, 0)]
+    assert [node.args for node in replayed_saves(tagged.graph.nodes)] == [
+        tagged_relu(tagged).args,
+        (marked, 2),
+        (marked, 0),
+    ]
     for node in tagged.graph.nodes:
         node.meta["partitioner_tag"] = "is_backward"
-    assert replayed_saves(tagged.graph.nodes) == [], "tags that tracers copied to backward don't count"
+    assert replayed_saves(tagged.graph.nodes) == [], (
+        "tags that tracers copied to backward don't count"
+    )
 
 
 def test_the_second_graphs_compute_the_same():
@@ -154,6 +190,8 @@ def test_the_second_graphs_compute_the_same():
         for capture in (first, second):
             forward, backward = (graph.module for graph in capture.graphs)
             loss, *saved = forward(*forward_inputs(built))
-            found.append([loss, *(g for g in backward(*saved, torch.ones_like(loss)) if g is not None)])
+            found.append(
+                [loss, *(g for g in backward(*saved, torch.ones_like(loss)) if g is not None)]
+            )
     assert len(found[0]) == len(found[1]) == 1 + len(list(built.module.parameters()))
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))

@@ -17,7 +17,12 @@ from apsched.errors import InputError
 from apsched.fx.collectives import is_all_gather, is_wait_tensor
 from apsched.fx.graph_copies import copied
 from apsched.fx.passes import lists
-from apsched.fx.passes.checkpointing import _check_chains, recompute_gathers, saved_bytes, saved_nodes
+from apsched.fx.passes.checkpointing import (
+    _check_chains,
+    recompute_gathers,
+    saved_bytes,
+    saved_nodes,
+)
 from apsched.fx.passes.parameters import PARAMETER_KEY, gather_nodes
 from apsched.fx.passes.roles import classify
 from apsched.fx.passes.run_passes import Pass, PassList, run_passes
@@ -48,18 +53,25 @@ def only_the_gather() -> Pass:
 
 
 class CastBehind(nn.Module):
-    """Two products with weights that are gathered in float32, then cast and transposed: a chain behind each wait."""
+    """Two products with weights that are gathered in float32, then cast and transposed: a chain
+    behind each wait.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         mesh = init_device_mesh("cpu", (4,))
         with FakeTensorMode() as self.mode:
-            shards = [DTensor.from_local(torch.empty(16, 64), mesh, (Shard(0),), run_check=False) for _ in range(2)]
+            shards = [
+                DTensor.from_local(torch.empty(16, 64), mesh, (Shard(0),), run_check=False)
+                for _ in range(2)
+            ]
         self.weights = nn.ParameterList(nn.Parameter(shard) for shard in shards)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for weight in self.weights:
-            whole = weight.redistribute(placements=(Replicate(),)).to_local(grad_placements=(Partial(),))
+            whole = weight.redistribute(placements=(Replicate(),)).to_local(
+                grad_placements=(Partial(),)
+            )
             x = (x @ whole.to(torch.bfloat16).t()).relu()
         return x.sum()
 
@@ -85,9 +97,16 @@ def gather_nodes_of(capture: Capture) -> dict:
 
 
 def test_no_gathered_parameter_is_saved_nor_what_a_cast_makes_of_it(monkeypatch):
-    """Without the pass the partitioner saves both weights; where only gather and wait are tagged, their casts; with it, neither."""
+    """Without the pass the partitioner saves both weights; where only gather and wait are tagged,
+    their casts; with it, neither.
+    """
     bare, half, whole = (
-        captured_with(monkeypatch, passes) for passes in ((classify(),), (classify(), only_the_gather()), (classify(), recompute_gathers()))
+        captured_with(monkeypatch, passes)
+        for passes in (
+            (classify(),),
+            (classify(), only_the_gather()),
+            (classify(), recompute_gathers()),
+        )
     )
     assert [parameters_saved(capture) for capture in (bare, half, whole)] == [2, 2, 0]
     sizes = [saved_bytes(capture.graphs[0].module, 1) for capture in (bare, half, whole)]
@@ -106,14 +125,26 @@ def test_presets_save_no_gathered_parameter():
 def test_gathered_parameters_may_be_kept():
     kept = built_capture("fsdp=4", reshard_after_forward=False)
     assert parameters_saved(kept) == 20
-    assert saved_bytes(kept.graphs[0].module, 1) > saved_bytes(built_capture("fsdp=4").graphs[0].module, 1)
+    assert saved_bytes(kept.graphs[0].module, 1) > saved_bytes(
+        built_capture("fsdp=4").graphs[0].module, 1
+    )
 
 
 def test_a_chain_tagged_in_part_breaks_the_spec():
-    with pytest.raises(InputError, match=r"pass recompute_gathers: node .*: expected a recompute tag on all that only moves a parameter"):
+    with pytest.raises(
+        InputError,
+        match=(
+            r"pass recompute_gathers: node .*: expected a recompute tag on all that only moves a"
+            r" parameter"
+        ),
+    ):
         run_passes(
             built_capture("fsdp=4").graphs[0].module,
-            (Pass(name="recompute_gathers", run=only_the_gather_of_a_bare_copy, spec=_check_chains),),
+            (
+                Pass(
+                    name="recompute_gathers", run=only_the_gather_of_a_bare_copy, spec=_check_chains
+                ),
+            ),
         )
 
 
@@ -126,17 +157,26 @@ def only_the_gather_of_a_bare_copy(module):
 
 def test_lists_are_values():
     assert [one.name for one in lists.joint_passes()] == ["classify", "recompute_gathers"]
-    assert [one.name for one in lists.shortening_passes(bitwise=True)] == ["deduplicate_gathers", "undo_round_trips"]
-    assert [one.name for one in lists.shortening_passes(bitwise=False)][2:] == ["fuse_summed_scatters"]
+    assert [one.name for one in lists.shortening_passes(bitwise=True)] == [
+        "deduplicate_gathers",
+        "undo_round_trips",
+    ]
+    assert [one.name for one in lists.shortening_passes(bitwise=False)][2:] == [
+        "fuse_summed_scatters"
+    ]
     assert PARAMETER_KEY in next(iter(gather_nodes_of(built_capture("fsdp=4")))).meta["custom"]
 
 
 def test_what_the_tags_save_is_counted():
-    """Of a preset whose gathers are cast behind the wait; without being asked nothing is counted."""
+    """Of a preset whose gathers are cast behind the wait; without being asked nothing is
+    counted.
+    """
     spec = MeshSpec.parse("fsdp=2,tp=2")
     with world(spec.world_size):
         built = build("llama3-debug", mesh=spec, seq_len=32)
-        counted = capture_module(built.module, built.inputs, source="llama3-debug", count_saved=True)
+        counted = capture_module(
+            built.module, built.inputs, source="llama3-debug", count_saved=True
+        )
         plain = capture_module(built.module, built.inputs, source="llama3-debug")
     assert plain.saved_bytes is None
     forward = plain.graphs[0].module

@@ -1,4 +1,6 @@
-"""Roles of collectives: by descriptors before the partition, by structure after it; both agree, on every kind of mesh."""
+"""Roles of collectives: by descriptors before the partition, by structure after it; both agree, on
+every kind of mesh.
+"""
 
 import functools
 from collections import Counter
@@ -23,7 +25,10 @@ from tests.helpers.graphs.toy_graphs import capture_toy
 
 R = Role
 CASES = {
-    "llama3-debug fsdp=4": ({R.PARAMETER_GATHER: 21}, {R.PARAMETER_GATHER: 20, R.GRADIENT_SCATTER: 21}),
+    "llama3-debug fsdp=4": (
+        {R.PARAMETER_GATHER: 21},
+        {R.PARAMETER_GATHER: 20, R.GRADIENT_SCATTER: 21},
+    ),
     "llama3-debug fsdp=4 kept": ({R.PARAMETER_GATHER: 21}, {R.GRADIENT_SCATTER: 21}),
     "llama3-debug replicate=4": ({}, {R.GRADIENT_SUM: 21}),
     "llama3-debug replicate=2,fsdp=2": (
@@ -40,12 +45,24 @@ CASES = {
     ),
     "llama3-debug replicate=2,fsdp=2,tp=2": (
         {R.PARAMETER_GATHER: 21, R.SEQUENCE_PARALLEL: 10, R.TENSOR_PARALLEL: 3},
-        {R.PARAMETER_GATHER: 20, R.GRADIENT_SCATTER: 21, R.REPLICA_SUM: 21, R.SEQUENCE_PARALLEL: 10, R.PARTIAL_GRADIENT_SUM: 5},
+        {
+            R.PARAMETER_GATHER: 20,
+            R.GRADIENT_SCATTER: 21,
+            R.REPLICA_SUM: 21,
+            R.SEQUENCE_PARALLEL: 10,
+            R.PARTIAL_GRADIENT_SUM: 5,
+        },
     ),
-    # Checkpointing gathers saved activations again: their inputs are the graph's, but no parameters.
+    # Checkpointing gathers saved activations again: their inputs are the graph's, but no
+    # parameters.
     "llama3-debug fsdp=2,tp=2 selective": (
         {R.PARAMETER_GATHER: 21, R.SEQUENCE_PARALLEL: 10, R.TENSOR_PARALLEL: 3},
-        {R.PARAMETER_GATHER: 20, R.GRADIENT_SCATTER: 21, R.SEQUENCE_PARALLEL: 14, R.PARTIAL_GRADIENT_SUM: 5},
+        {
+            R.PARAMETER_GATHER: 20,
+            R.GRADIENT_SCATTER: 21,
+            R.SEQUENCE_PARALLEL: 14,
+            R.PARTIAL_GRADIENT_SUM: 5,
+        },
     ),
     "deepseek-v3-debug replicate=2,fsdp=4,ep=2": (
         {R.PARAMETER_GATHER: 47, R.EXPERT_PARALLEL: 4},
@@ -57,7 +74,10 @@ CASES = {
 @functools.cache
 def captured(case: str) -> Capture:
     name, mesh, *how = case.split()
-    options = ModelOptions(reshard_after_forward="kept" not in how, activation_checkpoint="selective" if "selective" in how else "none")
+    options = ModelOptions(
+        reshard_after_forward="kept" not in how,
+        activation_checkpoint="selective" if "selective" in how else "none",
+    )
     return capture_preset(name, mesh=MeshSpec.parse(mesh), seq_len=32, options=options)
 
 
@@ -69,7 +89,9 @@ def test_tags_survive_the_partitioner_and_structure_agrees_with_them(case):
         by_tags = {start: tagged_role(start) for start in by_structure}
         assert by_tags == by_structure
         assert Counter(by_tags.values()) == expected
-        assert all(tagged_role(wait) is role for start, role in by_tags.items() for wait in waits_of(start))
+        assert all(
+            tagged_role(wait) is role for start, role in by_tags.items() for wait in waits_of(start)
+        )
 
 
 def test_structure_needs_no_tags_and_no_names():
@@ -79,29 +101,47 @@ def test_structure_needs_no_tags_and_no_names():
         stripped = copied(graph.module)
         for node in stripped.graph.nodes:
             node.meta = {"val": node.meta["val"]} if "val" in node.meta else {}
-        found = structural_roles(replace(capture_graph_module(stripped), name=graph.name), capture.group_ranks)
-        tagged = {node.name: tagged_role(node) for node in graph.module.graph.nodes if tagged_role(node) is not None}
+        found = structural_roles(
+            replace(capture_graph_module(stripped), name=graph.name), capture.group_ranks
+        )
+        tagged = {
+            node.name: tagged_role(node)
+            for node in graph.module.graph.nodes
+            if tagged_role(node) is not None
+        }
         assert {node.name: role for node, role in found.items()}.items() <= tagged.items()
         assert found
 
 
 def test_a_mean_behind_the_reduction_is_still_a_gradient():
-    """A step by hand: a scatter that is scaled, one that an all-reduce follows, an all-reduce alone, and one on the path."""
+    """A step by hand: a scatter that is scaled, one that an all-reduce follows, an all-reduce
+    alone, and one on the path.
+    """
     with world(2):
         graph = capture_toy(torch.distributed.group.WORLD.group_name, 2, num_shards=4)
         found = structural_roles(replace(graph, name="backward"), {})
     counts = Counter(found.values())
-    assert counts == {R.PARAMETER_GATHER: 4, R.GRADIENT_SCATTER: 3, R.REPLICA_SUM: 1, R.GRADIENT_SUM: 1, R.OTHER: 1}
+    assert counts == {
+        R.PARAMETER_GATHER: 4,
+        R.GRADIENT_SCATTER: 3,
+        R.REPLICA_SUM: 1,
+        R.GRADIENT_SUM: 1,
+        R.OTHER: 1,
+    }
 
 
 def test_the_pass_alone_gives_the_tags():
-    """What capture runs by itself, run again on a graph that has lost them: without the pass there are none."""
+    """What capture runs by itself, run again on a graph that has lost them: without the pass there
+    are none.
+    """
     with world(2):
         graph = capture_toy(torch.distributed.group.WORLD.group_name, 2, num_shards=2)
         starts = [node.name for node in graph.module.graph.nodes if is_collective(node)]
         assert all(tagged_role(node) is None for node in graph.module.graph.nodes)
         (record,) = run_passes(graph.module, (classify(),), diff=True).records
-    assert sum(line.startswith("+") and "apsched_role" in line for line in record.diff.splitlines()) == 2 * len(starts)
+    assert sum(
+        line.startswith("+") and "apsched_role" in line for line in record.diff.splitlines()
+    ) == 2 * len(starts)
 
 
 def test_without_gathers_there_is_no_primary_group_and_ties_pick_exactly_one():

@@ -41,7 +41,9 @@ def test_passes_run_in_order_and_each_leaves_a_record(module, caplog):
     assert [line.partition(":")[0] for line in caplog.messages] == ["pass nothing", "pass relu"]
     assert run.records[0].diff == ""
     changed = [line for line in run.records[1].diff.splitlines()[2:] if line[0] in "+-"]
-    assert len([line for line in changed if "tanh.default" in line or "relu.default" in line]) == 4, "two lines go, two come"
+    assert (
+        len([line for line in changed if "tanh.default" in line or "relu.default" in line]) == 4
+    ), "two lines go, two come"
     assert len(changed) == 6, "a product whose result nobody wants goes, and what it was made of"
     count = len(module.graph.nodes)
     assert run.records[1].num_nodes == (count, count - 2)
@@ -55,7 +57,9 @@ def test_the_diff_shows_tags(module):
         return result
 
     (record,) = run_passes(module, (Pass(name="tag", run=tagged),), diff=True).records
-    assert [line for line in record.diff.splitlines() if line.startswith("+") and "seen=True" in line]
+    assert [
+        line for line in record.diff.splitlines() if line.startswith("+") and "seen=True" in line
+    ]
     assert "seen" not in graph_lines(module.graph)[0], "a copy has tags of its own"
 
 
@@ -93,7 +97,10 @@ def drops_an_output(module: GraphModule) -> GraphModule:
     [
         (in_place, "pass bad: expected its input to stay as it is, found it changed"),
         (forgets_values, 'pass bad: node tanh: expected meta\\["val"\\]'),
-        (drops_a_wait, "pass bad: node all_gather_into_tensor: expected a wait_tensor of the collective"),
+        (
+            drops_a_wait,
+            "pass bad: node all_gather_into_tensor: expected a wait_tensor of the collective",
+        ),
         (drops_an_output, "pass bad: expected a graph that is called as before, with outputs"),
     ],
 )
@@ -128,4 +135,6 @@ def test_what_nobody_uses_goes_but_not_what_writes():
     graph.call_function(torch.ops.aten.relu_.default, (x,))
     graph.output(x)
     result = finished(GraphModule({}, graph))
-    assert [str(node.target) for node in result.graph.nodes if node.op == "call_function"] == ["aten.relu_.default"]
+    assert [str(node.target) for node in result.graph.nodes if node.op == "call_function"] == [
+        "aten.relu_.default"
+    ]

@@ -1,4 +1,6 @@
-"""What the DAG says of small graphs: kinds, orders, prices, which collectives move, names and directions."""
+"""What the DAG says of small graphs: kinds, orders, prices, which collectives move, names and
+directions.
+"""
 
 import pytest
 import torch
@@ -27,7 +29,10 @@ def floats(*shape):
 
 
 def dag_of(function, *inputs, kept=(), name="graph", parameters=None, cost_model=None):
-    return export(capture_of(traced(function, inputs), kept, name=name, parameters=parameters), cost_model or UnitCosts())
+    return export(
+        capture_of(traced(function, inputs), kept, name=name, parameters=parameters),
+        cost_model or UnitCosts(),
+    )
 
 
 def by_name(dag):
@@ -54,7 +59,9 @@ def test_kinds_and_prices():
         return aten.view.default(aten.clone.default(left), [-1])
 
     dag = dag_of(step, floats(4, 16).bfloat16(), floats(4, 16))
-    kinds = [(record.name, record.kind.value, record.duration_us) for record in by_name(dag).values()]
+    kinds = [
+        (record.name, record.kind.value, record.duration_us) for record in by_name(dag).values()
+    ]
     assert kinds == [
         ("x", "input", 0.0),
         ("shard", "input", 0.0),
@@ -116,7 +123,10 @@ def test_a_collective_in_place_is_read_only_after_its_wait():
         return aten.sin.default(y)
 
     order = edges(dag_of(step, floats(8, 8)), "order")
-    assert {("all_reduce__default", "wait_tensor_default"), ("wait_tensor_default", "sin_default")} <= order
+    assert {
+        ("all_reduce__default", "wait_tensor_default"),
+        ("wait_tensor_default", "sin_default"),
+    } <= order
 
 
 def test_random_operators_keep_their_order_but_attention_without_dropout_does_not_draw():
@@ -137,11 +147,18 @@ def test_asserts_keep_their_order():
         return aten.sin.default(x)
 
     order = edges(dag_of(step, floats(8, 8)), "order")
-    assert order == {("_assert_async_msg", "_assert_async_msg_1"), ("_assert_async_msg_1", "output")}
+    assert order == {
+        ("_assert_async_msg", "_assert_async_msg_1"),
+        ("_assert_async_msg_1", "output"),
+    }
 
 
 def places(dag):
-    return {record.name: (record.collective.on_path, record.collective.bucketable) for record in by_name(dag).values() if record.collective}
+    return {
+        record.name: (record.collective.on_path, record.collective.bucketable)
+        for record in by_name(dag).values()
+        if record.collective
+    }
 
 
 MOVES, ON_PATH = (False, True), (True, False)
@@ -149,10 +166,14 @@ MOVES, ON_PATH = (False, True), (True, False)
 
 def test_gathers_of_inputs_and_reductions_for_outputs_move():
     def step(x, shard):
-        whole = gathered(aten._to_copy.default(aten.view.default(shard, [4, 16]), dtype=torch.float32))
+        whole = gathered(
+            aten._to_copy.default(aten.view.default(shard, [4, 16]), dtype=torch.float32)
+        )
         y = aten.mm.default(x, whole)
         scattered = reduced(y)
-        total = c10d.wait_tensor.default(c10d.all_reduce.default(aten.view.default(scattered, [4, 16]), "sum", "0"))
+        total = c10d.wait_tensor.default(
+            c10d.all_reduce.default(aten.view.default(scattered, [4, 16]), "sum", "0")
+        )
         return aten.div.Tensor(total, 4.0), y
 
     dag = dag_of(step, floats(16, 16), floats(64))
@@ -167,7 +188,9 @@ def test_collectives_between_compute_are_on_the_path():
     def step(x, shard):
         y = aten.exp.default(x)
         a = gathered(y)
-        b = c10d.wait_tensor.default(c10d.all_to_all_single.default(aten.sin.default(a), [8] * 4, [8] * 4, "0"))
+        b = c10d.wait_tensor.default(
+            c10d.all_to_all_single.default(aten.sin.default(a), [8] * 4, [8] * 4, "0")
+        )
         c = reduced(aten.cos.default(b))
         return aten.mm.default(c, shard)
 
@@ -188,7 +211,10 @@ def test_quantised_parameters_move_but_activations_do_not():
         scale = aten.amax.default(aten.abs.default(x))
         return aten.sin.default(gathered(aten.div.Tensor(x, scale)))
 
-    assert places(dag_of(step, floats(8, 8), parameters={"x": "w"}))["all_gather_into_tensor_default"] == MOVES
+    assert (
+        places(dag_of(step, floats(8, 8), parameters={"x": "w"}))["all_gather_into_tensor_default"]
+        == MOVES
+    )
     assert places(dag_of(step, floats(8, 8)))["all_gather_into_tensor_default"] == ON_PATH
 
 
@@ -200,13 +226,26 @@ def test_what_moves_but_shares_no_launch():
         d = c10d.all_gather_into_tensor.default(y, 4, "0")
         e = c10d.wait_tensor.default(d)
         again = c10d.wait_tensor.default(d)
-        return aten.mm.default(a, x), aten.mm.default(b, x), aten.mm.default(c, x), aten.mm.default(e, again)
+        return (
+            aten.mm.default(a, x),
+            aten.mm.default(b, x),
+            aten.mm.default(c, x),
+            aten.mm.default(e, again),
+        )
 
     dag = dag_of(step, floats(8, 8), floats(2, 8))
     assert set(places(dag).values()) == {(False, False)}
     records = by_name(dag)
-    first, second, third, _, again = (records[n] for n in ["wait_tensor_default", *(f"wait_tensor_default_{k}" for k in range(1, 5))])
-    assert [w.kind for w in (first, second, third, again)] == [NodeKind.WAIT, NodeKind.VIEW, NodeKind.WAIT, NodeKind.VIEW]
+    first, second, third, _, again = (
+        records[n]
+        for n in ["wait_tensor_default", *(f"wait_tensor_default_{k}" for k in range(1, 5))]
+    )
+    assert [w.kind for w in (first, second, third, again)] == [
+        NodeKind.WAIT,
+        NodeKind.VIEW,
+        NodeKind.WAIT,
+        NodeKind.VIEW,
+    ]
     assert ("wait_tensor_default", "wait_tensor_default_1") in edges(dag, "order")
     assert {"all_gather:0", "broadcast:0"} <= set(dag.graph["curves"])
 
@@ -218,7 +257,11 @@ def test_a_bucket_of_write_back_is_recognised_and_its_copies_follow_the_curve():
         return aten.clone.default(aten.slice.Tensor(whole, 0, 0, 4)), aten.sin.default(whole)
 
     module = traced(step, [floats(8, 8), floats(8, 8)])
-    notes = {"cat_default": "copy_in", "all_gather_into_tensor_default": "start", "clone_default": "copy_out"}
+    notes = {
+        "cat_default": "copy_in",
+        "all_gather_into_tensor_default": "start",
+        "clone_default": "copy_out",
+    }
     for node in module.graph.nodes:
         if node.name in notes:
             node.meta["apsched"] = {"role": notes[node.name], "members": ["a", "b"]}
@@ -241,7 +284,9 @@ def test_a_collective_that_blocks_takes_its_time_on_the_compute_stream():
     def step(x):
         return torch.ops._dtensor.shard_dim_alltoall.default(x, 0, 1, "0")
 
-    (record,) = [r for r in by_name(dag_of(step, floats(8, 8))).values() if r.kind is NodeKind.COMPUTE]
+    (record,) = [
+        r for r in by_name(dag_of(step, floats(8, 8))).values() if r.kind is NodeKind.COMPUTE
+    ]
     assert record.duration_us == 1.0 + 10.0 + 8 * 8 * 4 / 1024
 
 
@@ -253,7 +298,10 @@ def test_names_come_from_parameters_notes_and_modules():
 
     module = traced(step, [floats(16, 4), floats(1, 16)])
     nodes = {node.name: node for node in module.graph.nodes}
-    nodes["mm_default"].meta["nn_module_stack"] = {"a": ("", object), "b": ("L['self']._modules['layers']._modules['0']", object)}
+    nodes["mm_default"].meta["nn_module_stack"] = {
+        "a": ("", object),
+        "b": ("L['self']._modules['layers']._modules['0']", object),
+    }
     nodes["sin_default"].meta["custom"] = {"module_fqn": "layers.1"}
     nodes["reduce_scatter_tensor_default"].meta["custom"] = {"apsched_parameter": "layers.0.weight"}
     records = by_name(export(capture_of(module, parameters={"shard": "layers.0.w"}), UnitCosts()))
@@ -283,10 +331,18 @@ def test_directions():
     assert set(directions(dag_of(step, *inputs, name="forward"))) == {"forward"}
     joint = dag_of(step, *inputs, name="joint")
     assert directions(joint) == ["forward", "backward", "forward", "forward", "backward", "forward"]
-    module = traced(lambda x: aten.mul.Tensor(aten.cos.default(aten.sin.default(x)), 2.0), inputs[:1])
+    module = traced(
+        lambda x: aten.mul.Tensor(aten.cos.default(aten.sin.default(x)), 2.0), inputs[:1]
+    )
     for node, number in zip(list(module.graph.nodes)[1:4], (1, 2, 1), strict=True):
         node.meta["seq_nr"] = number
-    assert directions(export(capture_of(module, name="joint"), UnitCosts())) == ["forward", "forward", "forward", "backward", "forward"]
+    assert directions(export(capture_of(module, name="joint"), UnitCosts())) == [
+        "forward",
+        "forward",
+        "forward",
+        "backward",
+        "forward",
+    ]
 
 
 def test_symbolic_sizes_are_read_by_their_hints():
@@ -297,9 +353,17 @@ def test_symbolic_sizes_are_read_by_their_hints():
 
     module = make_fx(step, tracing_mode="symbolic")(floats(6, 8))
     dag = export(capture_of(module), UnitCosts())
-    sizes = {r.target: dag.graph["storages"][r.allocates[0]].size_bytes for r in by_name(dag).values() if r.allocates and r.target}
+    sizes = {
+        r.target: dag.graph["storages"][r.allocates[0]].size_bytes
+        for r in by_name(dag).values()
+        if r.allocates and r.target
+    }
     assert sizes["aten.relu.default"] == 6 * 8 * 4
-    assert all(r.duration_us == 0 for r in by_name(dag).values() if r.target.startswith(("aten.sym_size", "operator.")))
+    assert all(
+        r.duration_us == 0
+        for r in by_name(dag).values()
+        if r.target.startswith(("aten.sym_size", "operator."))
+    )
 
 
 class Wrong(UnitCosts):
@@ -316,16 +380,22 @@ def pointwise(x):
 
 
 def test_what_cannot_be_used_is_refused_with_its_node():
-    with pytest.raises(InputError, match="node all_gather_into_tensor_default: no wait_tensor waits for it"):
+    with pytest.raises(
+        InputError, match="node all_gather_into_tensor_default: no wait_tensor waits for it"
+    ):
         dag_of(dangling, floats(4, 4))
     with pytest.raises(InputError, match="sin_default"):
         dag_of(pointwise, floats(4), cost_model=Wrong())
     module = traced(pointwise, [floats(4)])
     for node in module.graph.nodes:
         node.meta.pop("val", None)
-    with pytest.raises(InputError, match=r'node x \(x\): expected meta\["val"\] with its shape, found none'):
+    with pytest.raises(
+        InputError, match=r'node x \(x\): expected meta\["val"\] with its shape, found none'
+    ):
         export(capture_of(module), UnitCosts())
-    with pytest.raises(InputError, match="node relu: expected a graph of operators, found call_method relu"):
+    with pytest.raises(
+        InputError, match="node relu: expected a graph of operators, found call_method relu"
+    ):
         dag_of(lambda x: x.relu(), floats(4))
 
 
@@ -336,7 +406,13 @@ def test_memory_that_comes_and_goes_inside_of_a_tensor_is_refused():
     resized = graph.call_function(aten.resize_.default, (x, [8]))
     resized.meta["val"] = torch.empty(8, device="meta")
     graph.output(resized)
-    with pytest.raises(InputError, match=r"node resize__default: expected storages that keep their size, found aten\.resize_\.default"):
+    with pytest.raises(
+        InputError,
+        match=(
+            r"node resize__default: expected storages that keep their size, found"
+            r" aten\.resize_\.default"
+        ),
+    ):
         export(capture_of(torch.fx.GraphModule(torch.nn.Module(), graph)), UnitCosts())
 
 
@@ -352,6 +428,10 @@ def test_collectives_in_a_subgraph_are_refused():
     root = torch.nn.Module()
     root.inner = inner
     with pytest.raises(
-        InputError, match="node invoke_subgraph: expected collectives in the graph itself, found all_gather_into_tensor_default"
+        InputError,
+        match=(
+            "node invoke_subgraph: expected collectives in the graph itself, found"
+            " all_gather_into_tensor_default"
+        ),
     ):
         export(capture_of(torch.fx.GraphModule(root, graph)), UnitCosts())

@@ -1,4 +1,6 @@
-"""The bytes that the DAG says are live at each node are those that an interpreter counts on real tensors."""
+"""The bytes that the DAG says are live at each node are those that an interpreter counts on real
+tensors.
+"""
 
 import pytest
 import torch
@@ -17,7 +19,9 @@ WORLD = 4
 
 @pytest.fixture(scope="module", autouse=True)
 def group():
-    """A fake process group: collectives return at once and leave their outputs as they were allocated."""
+    """A fake process group: collectives return at once and leave their outputs as they were
+    allocated.
+    """
     dist.init_process_group("fake", store=torch_private.fake_store(), rank=0, world_size=WORLD)
     yield dist.group.WORLD.group_name
     dist.destroy_process_group()
@@ -33,7 +37,10 @@ def check(function, inputs, kept=()):
     inputs.clear()
     _, counted = run_counting(module, boxed, dag, names)
     told = live_bytes_of(dag)
-    rows = [f"{n.name:30} counted {c:8} told {t:8}" for n, c, t in zip(module.graph.nodes, counted, told, strict=True)]
+    rows = [
+        f"{n.name:30} counted {c:8} told {t:8}"
+        for n, c, t in zip(module.graph.nodes, counted, told, strict=True)
+    ]
     assert counted == told, "\n".join(rows)
     return dag
 
@@ -48,7 +55,9 @@ def views(x):
     c = aten.slice.Tensor(b, 0, 0, 64)
     d = aten.expand.default(aten.unsqueeze.default(c, 0), [3, 64, 32])
     e = aten.mul.Tensor(d, 2.0)
-    f = aten._unsafe_view.default(aten.clone.default(e, memory_format=torch.contiguous_format), [192, 32])
+    f = aten._unsafe_view.default(
+        aten.clone.default(e, memory_format=torch.contiguous_format), [192, 32]
+    )
     g = aten.select.int(f, 0, 1)
     h = aten.as_strided.default(f, [4, 4], [8, 2], 3)
     return aten.sum.default(h), aten.exp.default(g)
@@ -94,7 +103,13 @@ def many_outputs(x, weight, bias):
     ordered, _ = aten.sort.default(x)
     _, average = aten.var_mean.correction(ordered, [1])
     dropped, _ = aten.native_dropout.default(x, 0.5, True)
-    return values, aten.sum.default(indices), aten.sum.default(average), aten.sum.default(dropped), rstd
+    return (
+        values,
+        aten.sum.default(indices),
+        aten.sum.default(average),
+        aten.sum.default(dropped),
+        rstd,
+    )
 
 
 def dead_results(x, unused):
@@ -109,17 +124,26 @@ def attention(q, k, v):
     out, logsumexp = aten._scaled_dot_product_flash_attention_for_cpu.default(q, k, v, 0.0, True)
     heads = aten.transpose.int(out, 1, 2)
     flat = aten.reshape.default(heads, [2, 16, 32])
-    scores = aten.bmm.default(aten.view.default(q, [4, 16, 16]), aten.transpose.int(aten.view.default(k, [4, 16, 16]), 1, 2))
+    scores = aten.bmm.default(
+        aten.view.default(q, [4, 16, 16]),
+        aten.transpose.int(aten.view.default(k, [4, 16, 16]), 1, 2),
+    )
     weights = aten._softmax.default(scores, -1, False)
-    gradient = aten._scaled_dot_product_flash_attention_for_cpu_backward.default(out, q, k, v, out, logsumexp, 0.0, True)
+    gradient = aten._scaled_dot_product_flash_attention_for_cpu_backward.default(
+        out, q, k, v, out, logsumexp, 0.0, True
+    )
     return aten.sum.default(flat), aten.sum.default(weights), gradient[0]
 
 
 def convolution(x, weight):
     y = aten.convolution.default(x, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
     pooled, where = aten.max_pool2d_with_indices.default(y, [2, 2], [2, 2])
-    normal, _, _ = aten.native_batch_norm.default(pooled, None, None, aten.zeros.default([8]), aten.ones.default([8]), True, 0.1, 1e-5)
-    gradient = aten.convolution_backward.default(y, x, weight, [8], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False])
+    normal, _, _ = aten.native_batch_norm.default(
+        pooled, None, None, aten.zeros.default([8]), aten.ones.default([8]), True, 0.1, 1e-5
+    )
+    gradient = aten.convolution_backward.default(
+        y, x, weight, [8], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False]
+    )
     return aten.sum.default(normal), gradient[1], where
 
 
@@ -154,7 +178,10 @@ OPERATORS = {
     "in place": (in_place, lambda: [floats(64, 64), floats(64, 64)]),
     "many outputs": (many_outputs, lambda: [floats(64, 64), floats(64), floats(64)]),
     "dead results": (dead_results, lambda: [floats(64, 64), floats(128, 64)]),
-    "attention": (attention, lambda: [floats(2, 2, 16, 16), floats(2, 2, 16, 16), floats(2, 2, 16, 16)]),
+    "attention": (
+        attention,
+        lambda: [floats(2, 2, 16, 16), floats(2, 2, 16, 16), floats(2, 2, 16, 16)],
+    ),
     "convolution": (convolution, lambda: [floats(2, 4, 16, 16), floats(8, 4, 3, 3)]),
     "loss": (loss, lambda: [floats(64, 64), torch.arange(64)]),
     "lists": (lists, lambda: [floats(64, 64), floats(64, 64)]),
@@ -204,7 +231,9 @@ def other_collectives(x, y):
 
 
 def flat_bucket(x, y):
-    """What write-back makes of two gathers: a buffer, a copy-in to this rank's part, one launch into the buffer, copies out."""
+    """What write-back makes of two gathers: a buffer, a copy-in to this rank's part, one launch
+    into the buffer, copies out.
+    """
     whole = aten.empty.memory_format([4 * 128, 64])
     mine = aten.slice.Tensor(whole, 0, 0, 128)
     parts = aten.split_with_sizes.default(mine, [64, 64])
@@ -219,7 +248,9 @@ def flat_bucket(x, y):
 
 
 def coalesced(x, y):
-    gathered = c10d.all_gather_into_tensor_coalesced.default([aten.exp.default(x), aten.exp.default(y)], WORLD, "0")
+    gathered = c10d.all_gather_into_tensor_coalesced.default(
+        [aten.exp.default(x), aten.exp.default(y)], WORLD, "0"
+    )
     a, b = c10d.wait_tensor.default(gathered[0]), c10d.wait_tensor.default(gathered[1])
     scattered = c10d.reduce_scatter_tensor_coalesced.default([a, b], "sum", WORLD, "0")
     c = c10d.wait_tensor.default(scattered[0])
@@ -246,7 +277,11 @@ def with_constant(x):
 
 
 COLLECTIVES = {
-    "fsdp step": (fsdp_step, lambda: [floats(32, 64), floats(32, 64), floats(16, 64), floats(16, 64)], (2, 3)),
+    "fsdp step": (
+        fsdp_step,
+        lambda: [floats(32, 64), floats(32, 64), floats(16, 64), floats(16, 64)],
+        (2, 3),
+    ),
     "other collectives": (other_collectives, lambda: [floats(64, 64), floats(64, 64)], ()),
     "flat bucket": (flat_bucket, lambda: [floats(64, 64), floats(64, 64)], ()),
     "coalesced": (coalesced, lambda: [floats(64, 64), floats(64, 64)], ()),
@@ -280,12 +315,21 @@ class Block(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.norm = torch.nn.LayerNorm(32, dtype=torch.bfloat16)
-        self.qkv, self.out = (torch.nn.Parameter(torch.randn(n // WORLD, 32) * 0.1) for n in (96, 32))
-        self.up, self.down = (torch.nn.Parameter(torch.randn(n // WORLD, m) * 0.1) for n, m in ((128, 32), (32, 64)))
+        self.qkv, self.out = (
+            torch.nn.Parameter(torch.randn(n // WORLD, 32) * 0.1) for n in (96, 32)
+        )
+        self.up, self.down = (
+            torch.nn.Parameter(torch.randn(n // WORLD, m) * 0.1) for n, m in ((128, 32), (32, 64))
+        )
 
     def forward(self, x):
         normal = self.norm(x)
-        q, k, v = (normal @ Gather.apply(self.qkv).t()).view(2, 16, 3, 2, 16).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = (
+            (normal @ Gather.apply(self.qkv).t())
+            .view(2, 16, 3, 2, 16)
+            .permute(2, 0, 3, 1, 4)
+            .unbind(0)
+        )
         heads = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + heads.transpose(1, 2).reshape(2, 16, 32) @ Gather.apply(self.out).t()
         gate, value = (x @ Gather.apply(self.up).t()).chunk(2, dim=-1)
@@ -294,14 +338,23 @@ class Block(torch.nn.Module):
 
 
 def copies_of_storages(tensors, held):
-    """Return the same tensors on copies of their storages, save those in ``held``; who shared a storage still does."""
+    """Return the same tensors on copies of their storages, save those in ``held``; who shared a
+    storage still does.
+    """
     copies = {}
     for tensor in tensors:
         key = tensor.untyped_storage()._cdata
         if key not in copies:
-            copies[key] = tensor.untyped_storage() if key in held else tensor.untyped_storage().clone()
-    layouts = [(t.dtype, copies[t.untyped_storage()._cdata], t.storage_offset(), t.shape, t.stride()) for t in tensors]
-    return [torch.empty(0, dtype=dtype).set_(storage, *layout) for dtype, storage, *layout in layouts]
+            copies[key] = (
+                tensor.untyped_storage() if key in held else tensor.untyped_storage().clone()
+            )
+    layouts = [
+        (t.dtype, copies[t.untyped_storage()._cdata], t.storage_offset(), t.shape, t.stride())
+        for t in tensors
+    ]
+    return [
+        torch.empty(0, dtype=dtype).set_(storage, *layout) for dtype, storage, *layout in layouts
+    ]
 
 
 def test_forward_and_backward_of_a_sharded_block_with_saved_activations():
@@ -314,13 +367,23 @@ def test_forward_and_backward_of_a_sharded_block_with_saved_activations():
         def compile_graph(module, example_inputs):
             def run(boxed):
                 nodes = [n for n in module.graph.nodes if n.op == "placeholder"]
-                named = {n.name: held.get(v.untyped_storage()._cdata) for n, v in zip(nodes, boxed, strict=True)}
+                named = {
+                    n.name: held.get(v.untyped_storage()._cdata)
+                    for n, v in zip(nodes, boxed, strict=True)
+                }
                 parameters = {n: parameter for n, parameter in named.items() if parameter}
-                dag = export(capture_of(module, list(parameters), name=name, parameters=parameters), UnitCosts())
-                copied = copies_of_storages(boxed, held)  # autograd still holds the ones of this frame
+                dag = export(
+                    capture_of(module, list(parameters), name=name, parameters=parameters),
+                    UnitCosts(),
+                )
+                copied = copies_of_storages(
+                    boxed, held
+                )  # autograd still holds the ones of this frame
                 boxed.clear()
                 result, counted = run_counting(module, copied, dag, frozenset(parameters))
-                compared.append((name, counted, live_bytes_of(dag), [n.name for n in module.graph.nodes], dag))
+                compared.append(
+                    (name, counted, live_bytes_of(dag), [n.name for n in module.graph.nodes], dag)
+                )
                 return result
 
             run._boxed_call = True
@@ -329,14 +392,20 @@ def test_forward_and_backward_of_a_sharded_block_with_saved_activations():
         return compile_graph
 
     compiled = aot_function(
-        lambda parameters, x: torch.func.functional_call(model, parameters, (x,)).float().square().mean(),
+        lambda parameters, x: (
+            torch.func.functional_call(model, parameters, (x,)).float().square().mean()
+        ),
         fw_compiler=compiler("forward"),
         bw_compiler=compiler("backward"),
     )
-    compiled(dict(model.named_parameters()), torch.randn(2, 16, 32, dtype=torch.bfloat16)).backward()
+    compiled(
+        dict(model.named_parameters()), torch.randn(2, 16, 32, dtype=torch.bfloat16)
+    ).backward()
     assert [name for name, *_ in compared] == ["forward", "backward"]
     for _, counted, told, names, _ in compared:
-        assert counted == told, [row for row in zip(names, counted, told, strict=True) if row[1] != row[2]]
+        assert counted == told, [
+            row for row in zip(names, counted, told, strict=True) if row[1] != row[2]
+        ]
     for _, _, _, _, dag in compared:
         collectives = [r.collective for _, r in dag.nodes(data="record") if r.collective]
         assert len(collectives) >= 8

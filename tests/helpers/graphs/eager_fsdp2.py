@@ -1,4 +1,6 @@
-"""Training under eager ``fully_shard``, with gradients summed as graphs do it: hashes of the weights, and of what is reduced."""
+"""Training under eager ``fully_shard``, with gradients summed as graphs do it: hashes of the
+weights, and of what is reduced.
+"""
 
 import hashlib
 import re
@@ -21,9 +23,13 @@ def digest(shards: Mapping[str, torch.Tensor]) -> str:
 
 
 def shards_of(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Return name -> what this process rank has of each parameter; the name as it was before it was parametrized."""
+    """Return name -> what this process rank has of each parameter; the name as it was before it was
+    parametrized.
+    """
     return {
-        re.sub(r"parametrizations\.(\w+)\.original", r"\1", n): p.detach().to_local() if isinstance(p, DTensor) else p.detach()
+        re.sub(r"parametrizations\.(\w+)\.original", r"\1", n): p.detach().to_local()
+        if isinstance(p, DTensor)
+        else p.detach()
         for n, p in module.named_parameters()
     }
 
@@ -57,13 +63,19 @@ def units_of(model: nn.Module) -> list[FSDPModule]:
     return [child for child in model.modules() if isinstance(child, FSDPModule)]
 
 
-def trained_eagerly(model: nn.Module, inputs: tuple[Any, ...], num_steps: int, rate: float) -> tuple[list[str], list[str]]:
-    """Return the hash of the weights after each step, and of the buffers that the first step reduces."""
+def trained_eagerly(
+    model: nn.Module, inputs: tuple[Any, ...], num_steps: int, rate: float
+) -> tuple[list[str], list[str]]:
+    """Return the hash of the weights after each step, and of the buffers that the first step
+    reduces.
+    """
     found: list[str] = []
     sent: list[str] = []
 
     class Watched(DefaultReduceScatter):
-        def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        def __call__(
+            self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, *args: Any, **kwargs: Any
+        ) -> Any:
             if not found:
                 sent.append(bits(input_tensor))
             return super().__call__(output_tensor, input_tensor, *args, **kwargs)

@@ -16,7 +16,12 @@ _SMALL = {
 CONFIGS = {
     "llama": {**_SMALL, "model_type": "llama", "tie_word_embeddings": False},
     "qwen3": {**_SMALL, "model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": True},
-    "mixtral": {**_SMALL, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
+    "mixtral": {
+        **_SMALL,
+        "model_type": "mixtral",
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
 }
 
 

@@ -1,4 +1,6 @@
-"""What full Inductor makes of a graph: generated code, read for the order of launches, waits and kernels. Nothing is compiled or run."""
+"""What full Inductor makes of a graph: generated code, read for the order of launches, waits and
+kernels. Nothing is compiled or run.
+"""
 
 import re
 from collections import Counter
@@ -21,7 +23,12 @@ _CALL = re.compile(
     r"torch\.ops\._c10d_functional\.(?P<collective>\w+?)(_into_tensor|_tensor|_single|_)?(_coalesced)?(_out)?\.default\("
     r"|extern_kernels\.(?P<product>\w+)\(|torch\.ops\.aten\.(?P<attention>_scaled_dot_product\w+)\.default\(|(?P<kernel>cpp_fused\w*)\("
 )
-_PRODUCTS = {"mm": "mm", "bmm": "bmm", "addmm": "mm", "baddbmm": "bmm"}  # Inductor adds while it multiplies, or does not
+_PRODUCTS = {
+    "mm": "mm",
+    "bmm": "bmm",
+    "addmm": "mm",
+    "baddbmm": "bmm",
+}  # Inductor adds while it multiplies, or does not
 
 
 class _GeneratedError(Exception):
@@ -29,7 +36,9 @@ class _GeneratedError(Exception):
 
 
 def decomposed(module: GraphModule) -> GraphModule:
-    """Return a captured graph in the operators that Inductor lowers, traced on its own fake tensors, without what nobody uses."""
+    """Return a captured graph in the operators that Inductor lowers, traced on its own fake
+    tensors, without what nobody uses.
+    """
     values = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
     with values[0].fake_mode, torch.no_grad():
         traced = make_fx(module, decomposition_table=select_decomp_table())(*values)
@@ -48,7 +57,9 @@ def generated_code(module: GraphModule, **settings: object) -> str:
     GraphLowering.compile_to_module = stop
     try:
         with config.patch(fx_graph_cache=False, **settings), torch.no_grad():
-            compile_fx_inner(module, [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")])
+            compile_fx_inner(
+                module, [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
+            )
     except Exception as error:
         found = error
         while found is not None and not isinstance(found, _GeneratedError):
@@ -63,25 +74,34 @@ def generated_code(module: GraphModule, **settings: object) -> str:
 
 @contextmanager
 def interpreted() -> Iterator[list[str]]:
-    """Have Inductor generate code, which is listed, but compile none: graphs are interpreted, which needs no C++ compiler."""
+    """Have Inductor generate code, which is listed, but compile none: graphs are interpreted, which
+    needs no C++ compiler.
+    """
     codes = []
 
     def interpret(graph: GraphLowering) -> SimpleNamespace:
         codes.append(graph.codegen()[0].value)
         module = graph.orig_gm
-        return SimpleNamespace(call=lambda arguments: Interpreter(module).run(*arguments), __file__="")
+        return SimpleNamespace(
+            call=lambda arguments: Interpreter(module).run(*arguments), __file__=""
+        )
 
     original = GraphLowering.compile_to_module
     GraphLowering.compile_to_module = interpret
     try:
-        with config.patch(fx_graph_cache=False), functorch_config.patch(enable_autograd_cache=False):
+        with (
+            config.patch(fx_graph_cache=False),
+            functorch_config.patch(enable_autograd_cache=False),
+        ):
             yield codes
     finally:
         GraphLowering.compile_to_module = original
 
 
 def calls_of(code: str) -> list[str]:
-    """Return what the code calls, in order: kinds of collectives, ``wait``, names of products and attentions, and ``kernel``."""
+    """Return what the code calls, in order: kinds of collectives, ``wait``, names of products and
+    attentions, and ``kernel``.
+    """
     calls = []
     for line in code[code.index("def call(") :].splitlines():
         if (found := _CALL.search(line)) and "assert_" not in line:
@@ -109,7 +129,9 @@ EVENTS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "wait")
 
 
 def segments_of(calls: list[str]) -> list[tuple[str, dict[str, int]]]:
-    """Return every launch and wait, with what is called between the one before it and it; the end comes last."""
+    """Return every launch and wait, with what is called between the one before it and it; the end
+    comes last.
+    """
     segments, here = [], Counter()
     for call in [*calls, "end"]:
         if call in (*EVENTS, "end"):
@@ -124,11 +146,15 @@ _LAUNCH = re.compile(
     r"(?:(?P<result>buf\d+) = )?torch\.ops\._c10d_functional\.(?!wait_tensor)\w+\.default\("
     r"(?:reinterpret_tensor\()?(?P<sent>\w+),.*?(?:out=(?P<out>buf\d+))?\)$"
 )
-_COALESCED = re.compile(r"(buf\d+) = torch\.ops\._c10d_functional\.\w+_coalesced\.default\(\[(.*)\],")
+_COALESCED = re.compile(
+    r"(buf\d+) = torch\.ops\._c10d_functional\.\w+_coalesced\.default\(\[(.*)\],"
+)
 
 
 def freed_in_flight(code: str) -> tuple[int, list[str]]:
-    """Return how many transfers read a buffer, and the lines that free or reuse a buffer in flight before the wait."""
+    """Return how many transfers read a buffer, and the lines that free or reuse a buffer in flight
+    before the wait.
+    """
     lines = code[code.index("def call(") :].splitlines()
     num_transfers, wrong = 0, []
     for k, line in enumerate(lines):
@@ -136,7 +162,11 @@ def freed_in_flight(code: str) -> tuple[int, list[str]]:
             num_transfers += 1
             wait = re.compile(rf"wait_tensor\.default\((reinterpret_tensor\()?{result}\b")
             waited = next(j for j in range(k, len(lines)) if wait.search(lines[j]))
-            wrong += [other for other in lines[k + 1 : waited] if re.search(rf"(del|=) ({sent}|{result})\b", other)]
+            wrong += [
+                other
+                for other in lines[k + 1 : waited]
+                if re.search(rf"(del|=) ({sent}|{result})\b", other)
+            ]
     return num_transfers, wrong
 
 
@@ -145,8 +175,13 @@ def _transfers(line: str, later: list[str]) -> list[tuple[str, str]]:
     if (found := _COALESCED.search(line)) is not None:
         launched, sent = found.groups()
         arguments = re.findall(r"\b(?:buf|arg)\d+(?:_\d+)?", sent)
-        parts = {name: f"= {launched}[{i}]" for i, name in enumerate(arguments) if name.startswith("buf")}
-        return [(next(other.split()[0] for other in later if other.endswith(part)), name) for name, part in parts.items()]
+        parts = {
+            name: f"= {launched}[{i}]" for i, name in enumerate(arguments) if name.startswith("buf")
+        }
+        return [
+            (next(other.split()[0] for other in later if other.endswith(part)), name)
+            for name, part in parts.items()
+        ]
     if (found := _LAUNCH.search(line)) is not None:
         return [(found["result"] or found["out"] or found["sent"], found["sent"])]
     return []

@@ -1,4 +1,6 @@
-"""Small graphs of the very operators that a function calls, costs in round numbers, and real inputs."""
+"""Small graphs of the very operators that a function calls, costs in round numbers, and real
+inputs.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -19,13 +21,26 @@ class UnitCosts:
         return 10.0 + size_bytes / 1024
 
 
-def capture_of(module: torch.fx.GraphModule, kept: Sequence[str] = (), *, name: str = "graph", parameters: Mapping[str, str] | None = None):
+def capture_of(
+    module: torch.fx.GraphModule,
+    kept: Sequence[str] = (),
+    *,
+    name: str = "graph",
+    parameters: Mapping[str, str] | None = None,
+):
     """Return ``module`` as capture hands it over."""
-    return CapturedGraph(name=name, module=module, kept_inputs=frozenset(kept), parameter_names=dict(parameters or {}))
+    return CapturedGraph(
+        name=name,
+        module=module,
+        kept_inputs=frozenset(kept),
+        parameter_names=dict(parameters or {}),
+    )
 
 
 def traced(function, inputs: Sequence[object]) -> torch.fx.GraphModule:
-    """Return the graph of the very operators that ``function`` calls (nothing decomposed), with fake values."""
+    """Return the graph of the very operators that ``function`` calls (nothing decomposed), with
+    fake values.
+    """
     module = torch.fx.symbolic_trace(function)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     FakeTensorProp(module, mode).propagate(*inputs)
@@ -33,7 +48,9 @@ def traced(function, inputs: Sequence[object]) -> torch.fx.GraphModule:
 
 
 def real_inputs(module: torch.fx.GraphModule) -> list[object]:
-    """Return real tensors like the fake ones of the placeholders: zeros for integers, and who shares a storage still does."""
+    """Return real tensors like the fake ones of the placeholders: zeros for integers, and who
+    shares a storage still does.
+    """
     storages: dict[int, torch.UntypedStorage] = {}
     inputs: list[object] = []
     for node in module.graph.find_nodes(op="placeholder"):
@@ -43,6 +60,12 @@ def real_inputs(module: torch.fx.GraphModule) -> list[object]:
             continue
         key = fake.untyped_storage()._cdata
         if key not in storages:
-            storages[key] = torch.zeros(fake.untyped_storage().nbytes(), dtype=torch.uint8).untyped_storage()
-        inputs.append(torch.empty(0, dtype=fake.dtype).set_(storages[key], fake.storage_offset(), fake.shape, fake.stride()))
+            storages[key] = torch.zeros(
+                fake.untyped_storage().nbytes(), dtype=torch.uint8
+            ).untyped_storage()
+        inputs.append(
+            torch.empty(0, dtype=fake.dtype).set_(
+                storages[key], fake.storage_offset(), fake.shape, fake.stride()
+            )
+        )
     return inputs

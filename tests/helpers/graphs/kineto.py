@@ -1,4 +1,5 @@
-"""Traces in the format in which Kineto prints them, made from a graph: what a job on GPUs with NCCL would have left.
+"""Traces in the format in which Kineto prints them, made from a graph: what a job on GPUs with NCCL
+would have left.
 
 Where each field comes from (fields that nothing here reads are left out):
 
@@ -8,8 +9,10 @@ Where each field comes from (fields that nothing here reads are left out):
                checked against traces of real CPU jobs, which ``test_gloo_profile`` makes
     kernel     "cat": "kernel", "External id" of the operator that launched it, "device", "stream": libkineto/src/CuptiActivity.cpp
     NCCL       "record_param_comms" with "Collective name", "In msg nelems", "Out msg nelems", "Group size", "dtype" (as c10::toString),
-               "Process Group Name", "Process Group Description", "Process Group Ranks": torch/csrc/profiler/util.cpp, saveNcclMeta; the
-               first five are what torch/profiler/_trace_validator.py asks for; output_json.cpp, handleActivity, copies them to the kernel
+               "Process Group Name", "Process Group Description", "Process Group Ranks":
+               torch/csrc/profiler/util.cpp, saveNcclMeta; the first five are what
+               torch/profiler/_trace_validator.py asks for; output_json.cpp, handleActivity, copies
+               them to the kernel
     names      "_allgather_base", "_reduce_scatter_base", "allreduce": torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp
     kernels    ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>): NCCL src/device/generate.py
 """
@@ -23,12 +26,27 @@ from typing import Any
 
 from apsched.graph.records import NodeKind, NodeRecord
 
-KINETO_TYPES = {"float32": "float", "bfloat16": "c10::BFloat16", "int64": "long int", "float16": "c10::Half", "bool": "bool"}
+KINETO_TYPES = {
+    "float32": "float",
+    "bfloat16": "c10::BFloat16",
+    "int64": "long int",
+    "float16": "c10::Half",
+    "bool": "bool",
+}
 SCALAR_TYPES = {"float32": "Float", "bfloat16": "BFloat16", "int64": "Long"}
 COLLECTIVES = {
-    "all_gather": ("_allgather_base", "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"),
-    "reduce_scatter": ("_reduce_scatter_base", "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"),
-    "all_reduce": ("allreduce", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"),
+    "all_gather": (
+        "_allgather_base",
+        "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+    ),
+    "reduce_scatter": (
+        "_reduce_scatter_base",
+        "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+    ),
+    "all_reduce": (
+        "allreduce",
+        "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+    ),
 }
 _TENSOR = re.compile(r"(\w+)\[([\d,]*)\](?:\{[^}]*\})?")
 
@@ -43,22 +61,53 @@ class KinetoTrace:
     now_us: float = 4429083614374.545
     external_id: int = 0
 
-    def operator(self, name: str, dims: list[Any], types: list[str], kernels: list[tuple[str, float, int, dict[str, Any]]]) -> None:
-        """Add an operator of the host that launches ``kernels``: name, duration, stream, further arguments."""
+    def operator(
+        self,
+        name: str,
+        dims: list[Any],
+        types: list[str],
+        kernels: list[tuple[str, float, int, dict[str, Any]]],
+    ) -> None:
+        """Add an operator of the host that launches ``kernels``: name, duration, stream, further
+        arguments.
+        """
         self.external_id += 1
         begin = self.now_us
         self.now_us += 5
-        args = {"External id": self.external_id, "Record function id": 0, "Input Dims": dims, "Input type": types}
+        args = {
+            "External id": self.external_id,
+            "Record function id": 0,
+            "Input Dims": dims,
+            "Input type": types,
+        }
         self._add("cpu_op", name, begin, 12.0, 3456, args)
         for kernel, duration_us, stream, further in kernels:
             owner = self.external_id
             if further:
                 self.external_id += 1
                 owner = self.external_id
-                self._add("cpu_op", "record_param_comms", self.now_us, 4.0, 3456, {"External id": owner, "Record function id": 0} | further)
-            launched = {"External id": owner, "device": 0, "stream": stream, "correlation": owner + 100_000}
-            copied = {k: v for k, v in further.items() if k != "Rank"} if self.metadata_on_kernels else {}
-            self._add("kernel", kernel, self.now_us + 40, duration_us, stream, launched | copied, pid=0)
+                self._add(
+                    "cpu_op",
+                    "record_param_comms",
+                    self.now_us,
+                    4.0,
+                    3456,
+                    {"External id": owner, "Record function id": 0} | further,
+                )
+            launched = {
+                "External id": owner,
+                "device": 0,
+                "stream": stream,
+                "correlation": owner + 100_000,
+            }
+            copied = (
+                {k: v for k, v in further.items() if k != "Rank"}
+                if self.metadata_on_kernels
+                else {}
+            )
+            self._add(
+                "kernel", kernel, self.now_us + 40, duration_us, stream, launched | copied, pid=0
+            )
         self.now_us += 10
 
     def step(self, number: int, body: Callable[[], None]) -> None:
@@ -67,21 +116,59 @@ class KinetoTrace:
         self.now_us += 1
         body()
         for category in ("user_annotation", "gpu_user_annotation"):
-            self._add(category, f"ProfilerStep#{number}", begin, self.now_us - begin, 3456, {"External id": 1})
+            self._add(
+                category,
+                f"ProfilerStep#{number}",
+                begin,
+                self.now_us - begin,
+                3456,
+                {"External id": 1},
+            )
         self.now_us += 100
 
     def save(self, path: Path, device: str = "NVIDIA H100 80GB HBM3") -> Path:
         """Write the trace."""
-        head = {"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": device}], "record_shapes": 1}
+        head = {
+            "schemaVersion": 1,
+            "deviceProperties": [{"id": 0, "name": device}],
+            "record_shapes": 1,
+        }
         path.write_text(json.dumps(head | {"traceEvents": self.events, "traceName": path.name}))
         return path
 
-    def _add(self, category: str, name: str, ts: float, dur: float, tid: int, args: dict[str, Any], pid: int = 3456) -> None:
-        self.events.append({"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": args})
+    def _add(
+        self,
+        category: str,
+        name: str,
+        ts: float,
+        dur: float,
+        tid: int,
+        args: dict[str, Any],
+        pid: int = 3456,
+    ) -> None:
+        self.events.append(
+            {
+                "ph": "X",
+                "cat": category,
+                "name": name,
+                "pid": pid,
+                "tid": tid,
+                "ts": ts,
+                "dur": dur,
+                "args": args,
+            }
+        )
 
 
-def run_node(trace: KinetoTrace, record: NodeRecord, price_us: Callable[[NodeRecord], float], ranks: list[int]) -> None:
-    """Add what running one node of a graph on GPUs leaves: its operator, and one kernel where it takes time."""
+def run_node(
+    trace: KinetoTrace,
+    record: NodeRecord,
+    price_us: Callable[[NodeRecord], float],
+    ranks: list[int],
+) -> None:
+    """Add what running one node of a graph on GPUs leaves: its operator, and one kernel where it
+    takes time.
+    """
     if not record.operation:
         return
     name = record.operation.partition("(")[0]
@@ -113,7 +200,9 @@ def run_node(trace: KinetoTrace, record: NodeRecord, price_us: Callable[[NodeRec
 
 
 def inputs_of(operation: str) -> tuple[list[Any], list[str]]:
-    """Return ``Input Dims`` and ``Input type`` as the profiler writes them for an operation; a list of tensors has one entry."""
+    """Return ``Input Dims`` and ``Input type`` as the profiler writes them for an operation; a list
+    of tensors has one entry.
+    """
     arguments = operation.partition(" -> ")[0].partition("(")[2].removesuffix(")")
     dims: list[Any] = []
     types: list[str] = []

@@ -1,4 +1,6 @@
-"""Modules with DTensor weights on a mesh of two axes, and gathers by hand: what the passes are tried on."""
+"""Modules with DTensor weights on a mesh of two axes, and gathers by hand: what the passes are
+tried on.
+"""
 
 from typing import Any
 
@@ -21,7 +23,9 @@ def values(seed: int, *shape: int) -> torch.Tensor:
 
 
 class Redistributed(nn.Module):
-    """``x @ w`` with a DTensor weight that DTensor gathers: tp first, or with ``columns`` dp first, as FSDP2 with TP has it."""
+    """``x @ w`` with a DTensor weight that DTensor gathers: tp first, or with ``columns`` dp first,
+    as FSDP2 with TP has it.
+    """
 
     def __init__(self, mesh: DeviceMesh, *, columns: bool) -> None:
         super().__init__()
@@ -31,7 +35,14 @@ class Redistributed(nn.Module):
         local = whole.chunk(outer.size)[outer.rank].chunk(inner.size)[inner.rank].clone()
         first = strided_shard(0, mesh.size(1)) if columns else Shard(0)
         self.weight = nn.Parameter(
-            DTensor.from_local(local, mesh, (first, Shard(0)), run_check=False, shape=whole.shape, stride=whole.stride())
+            DTensor.from_local(
+                local,
+                mesh,
+                (first, Shard(0)),
+                run_check=False,
+                shape=whole.shape,
+                stride=whole.stride(),
+            )
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -52,7 +63,11 @@ class ByHand(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         first = gather_shards(self.weight, self.groups[0], F32, F32)
         result = x @ gather_shards(self.between(first), self.groups[1], F32, F32).t()
-        return result.relu().sum() if self.between is not also_used else (result.relu() + first.sum()).sum()
+        return (
+            result.relu().sum()
+            if self.between is not also_used
+            else (result.relu() + first.sum()).sum()
+        )
 
 
 def nothing(x: torch.Tensor) -> torch.Tensor:
@@ -61,11 +76,22 @@ def nothing(x: torch.Tensor) -> torch.Tensor:
 
 def cancelling(x: torch.Tensor) -> torch.Tensor:
     """There and back: permutes around a copy, and a view in another shape."""
-    return x.t().contiguous().t().contiguous().view(-1, 2, WIDTH).transpose(0, 2).transpose(0, 2).reshape(x.shape)
+    return (
+        x.t()
+        .contiguous()
+        .t()
+        .contiguous()
+        .view(-1, 2, WIDTH)
+        .transpose(0, 2)
+        .transpose(0, 2)
+        .reshape(x.shape)
+    )
 
 
 def turned(x: torch.Tensor) -> torch.Tensor:
-    """Rows the other way round, as far as shapes go the same: what a check of shapes and strides alone would let pass."""
+    """Rows the other way round, as far as shapes go the same: what a check of shapes and strides
+    alone would let pass.
+    """
     return x.view(2, -1, WIDTH).transpose(0, 1).contiguous().view(x.shape)
 
 
@@ -78,7 +104,9 @@ def also_used(x: torch.Tensor) -> torch.Tensor:
 
 
 class ReadTwice(nn.Module):
-    """A weight that is gathered wherever it is read, as SimpleFSDP and DTensor do it: two gathers, two gradients that are added."""
+    """A weight that is gathered wherever it is read, as SimpleFSDP and DTensor do it: two gathers,
+    two gradients that are added.
+    """
 
     def __init__(self, group: Group, seed: int) -> None:
         super().__init__()
@@ -91,7 +119,9 @@ class ReadTwice(nn.Module):
 
 
 class ThereAndBack(nn.Module):
-    """A sharded activation that is gathered for one consumer, and cut to its own part again for another."""
+    """A sharded activation that is gathered for one consumer, and cut to its own part again for
+    another.
+    """
 
     def __init__(self, mesh: DeviceMesh, *, whole_too: bool) -> None:
         super().__init__()
@@ -115,4 +145,8 @@ class Exchanged(nn.Module):
         self.scale = nn.Parameter(values(3, WIDTH))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (exchange_tokens(exchange_tokens(x * self.scale, self.group), self.group) * 2).relu().sum()
+        return (
+            (exchange_tokens(exchange_tokens(x * self.scale, self.group), self.group) * 2)
+            .relu()
+            .sum()
+        )

@@ -1,4 +1,6 @@
-"""Small models whose parameters are gathered when read, as a user would write them with what torch has."""
+"""Small models whose parameters are gathered when read, as a user would write them with what torch
+has.
+"""
 
 import torch
 import torch.nn.utils.parametrize as parametrize
@@ -19,7 +21,9 @@ def shard(model, mesh):
     """Make every parameter a shard that is gathered when it is read."""
     for module in list(model.modules()):
         for name, parameter in list(module.named_parameters(recurse=False)):
-            module.register_parameter(name, nn.Parameter(distribute_tensor(parameter.detach(), mesh, [Shard(0)])))
+            module.register_parameter(
+                name, nn.Parameter(distribute_tensor(parameter.detach(), mesh, [Shard(0)]))
+            )
             parametrize.register_parametrization(module, name, Gathered(), unsafe=True)
     return model
 
@@ -66,4 +70,6 @@ class Blocks(nn.Module):
 
 def layers(num_layers=2):
     """Return linear layers with a nonlinearity behind each."""
-    return nn.Sequential(*(layer for _ in range(num_layers) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())))
+    return nn.Sequential(
+        *(layer for _ in range(num_layers) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh()))
+    )

@@ -14,7 +14,9 @@ ONE_TICK_PER_KIB = PriceCurve(size_bytes=(0, 1024), price_ticks=(0, 1))
 
 def line(latency_ticks: int, ticks_per_kib: int = 0) -> PriceCurve:
     """Return the price latency + bytes * slope."""
-    return PriceCurve(size_bytes=(0, 1024), price_ticks=(latency_ticks, latency_ticks + ticks_per_kib))
+    return PriceCurve(
+        size_bytes=(0, 1024), price_ticks=(latency_ticks, latency_ticks + ticks_per_kib)
+    )
 
 
 @dataclass
@@ -47,7 +49,9 @@ class ByHand:
 
     def allocate(self, node: int, size: int, *, birth: int, kept: bool = False) -> None:
         self.storage_of[node] = len(self.storages)
-        self.storages.append({"size_bytes": allocated_bytes(size), "birth": birth, "kept": kept, "uses": {node}})
+        self.storages.append(
+            {"size_bytes": allocated_bytes(size), "birth": birth, "kept": kept, "uses": {node}}
+        )
 
     def input(self, name: str, size: int, *, kept: bool = False) -> int:
         node = self.node(NodeKind.INPUT, name, 0, ())
@@ -65,7 +69,9 @@ class ByHand:
             self.allocate(node, size, birth=node)
         return node
 
-    def start(self, kind: str, name: str, arg: int, input_bytes: int, output_bytes: int, **fields) -> int:
+    def start(
+        self, kind: str, name: str, arg: int, input_bytes: int, output_bytes: int, **fields
+    ) -> int:
         """Add a start node; ``fields`` are ``group``, ``launch_ticks`` and those of Collective."""
         group, launch_ticks = fields.pop("group", "dp"), fields.pop("launch_ticks", 0)
         node = self.node(NodeKind.START, name, launch_ticks, (arg,))
@@ -112,7 +118,9 @@ class ByHand:
             duration_ticks=tuple(self.ticks),
             predecessors=tuple(self.before),
             modules=("",) * len(self.names),
-            storages=tuple(Storage(**(s | {"uses": tuple(sorted(s["uses"]))})) for s in self.storages),
+            storages=tuple(
+                Storage(**(s | {"uses": tuple(sorted(s["uses"]))})) for s in self.storages
+            ),
             keys=tuple(
                 Key(
                     kind=kind,
@@ -136,7 +144,8 @@ class ByHand:
 
 
 def schedule(problem: Problem, text: str, *buckets: str) -> Schedule:
-    """Return the schedule that ``text`` spells: node names, and ``in:b start:b wait:b out:START_NODE`` for bucket b.
+    """Return the schedule that ``text`` spells: node names, and ``in:b start:b wait:b
+    out:START_NODE`` for bucket b.
 
     A bucket is the names of its members' start nodes.
     """
@@ -151,5 +160,8 @@ def schedule(problem: Problem, text: str, *buckets: str) -> Schedule:
             steps.append(Step(StepKind.COPY_OUT, problem.collective_of_node[rank[of]]))
         else:
             steps.append(Step(kinds[kind], int(of)))
-    members = tuple(Bucket(tuple(problem.collective_of_node[rank[name]] for name in bucket.split())) for bucket in buckets)
+    members = tuple(
+        Bucket(tuple(problem.collective_of_node[rank[name]] for name in bucket.split()))
+        for bucket in buckets
+    )
     return Schedule(buckets=members, steps=tuple(steps))

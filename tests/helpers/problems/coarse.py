@@ -1,4 +1,6 @@
-"""A real problem with its modules merged: one collective for all of a module and key, one compute node for all between two of them."""
+"""A real problem with its modules merged: one collective for all of a module and key, one compute
+node for all between two of them.
+"""
 
 import heapq
 from collections import defaultdict
@@ -10,10 +12,11 @@ from apsched.problem.problem import Collective, Problem, Storage, check_problem
 
 
 def coarse(problem: Problem, module_of: Callable[[str], str]) -> Problem:
-    """Return ``problem`` with the collectives of each key merged whose modules have one ``module_of``.
+    """Return ``problem`` with the collectives of each key merged whose modules have one
+    ``module_of``.
 
-    Compute between two places where a merged collective is first needed or ready is one node; views go. All of what merged collectives
-    read, and of what they write, is one storage.
+    Compute between two places where a merged collective is first needed or ready is one node; views
+    go. All of what merged collectives read, and of what they write, is one storage.
     """
     return _Merge(problem, module_of).problem()
 
@@ -33,7 +36,9 @@ class _Merge:
         for group in self.groups.values():
             label = old.node_names[group[0].start]
             for c in group:
-                name |= dict.fromkeys(c.prologue, f"{label}/prologue") | dict.fromkeys(c.epilogue, f"{label}/epilogue")
+                name |= dict.fromkeys(c.prologue, f"{label}/prologue") | dict.fromkeys(
+                    c.epilogue, f"{label}/epilogue"
+                )
                 name |= {c.start: f"{label}/start", c.wait: f"{label}/wait"}
         hosts: list[frozenset[str]] = []
         run, runs = 0, self._runs()
@@ -45,7 +50,11 @@ class _Merge:
             elif node in name:
                 hosts.append(frozenset((name[node],)))
             else:
-                hosts.append(frozenset((f"compute{run}" if kind is NodeKind.COMPUTE else old.node_names[node],)))
+                hosts.append(
+                    frozenset(
+                        (f"compute{run}" if kind is NodeKind.COMPUTE else old.node_names[node],)
+                    )
+                )
         return hosts
 
     def _runs(self) -> dict[int, int]:
@@ -57,7 +66,11 @@ class _Merge:
             last.append(place.get(node, max((last[p] for p in before), default=-1)))
         cuts = set()
         for group in self.groups.values():
-            needs = [place[old.needs[old.collectives.index(c)][0]] for c in group if old.needs[old.collectives.index(c)]]
+            needs = [
+                place[old.needs[old.collectives.index(c)][0]]
+                for c in group
+                if old.needs[old.collectives.index(c)]
+            ]
             cuts |= {min(needs)} if needs else set()
             cuts.add(max(last[p] for c in group for p in old.predecessors[c.start]) + 1)
         return {node: sum(cut <= k for cut in cuts) for node, k in place.items()}
@@ -71,17 +84,27 @@ class _Merge:
                 (host,) = self.hosts[node]
                 members[host].append(node)
                 first.setdefault(host, node)
-        before = {host: {h for n in nodes for p in old.predecessors[n] for h in self.hosts[p]} - {host} for host, nodes in members.items()}
+        before = {
+            host: {h for n in nodes for p in old.predecessors[n] for h in self.hosts[p]} - {host}
+            for host, nodes in members.items()
+        }
         order = _topological(before, first)
         rank = {host: i for i, host in enumerate(order)}
         storages, storage_at = self._storages(rank)
         collectives = [self._collective(group, rank, storage_at) for group in self.groups.values()]
-        starts = {host: old.duration_ticks[nodes[0]] for host, nodes in members.items() if host.endswith("/start")}
+        starts = {
+            host: old.duration_ticks[nodes[0]]
+            for host, nodes in members.items()
+            if host.endswith("/start")
+        }
         result = replace(
             old,
             node_names=tuple(order),
             kinds=tuple(old.kinds[first[host]] for host in order),
-            duration_ticks=tuple(starts.get(host, sum(old.duration_ticks[n] for n in members[host])) for host in order),
+            duration_ticks=tuple(
+                starts.get(host, sum(old.duration_ticks[n] for n in members[host]))
+                for host in order
+            ),
             predecessors=tuple(tuple(sorted(rank[h] for h in before[host])) for host in order),
             modules=tuple(old.modules[first[host]] for host in order),
             storages=tuple(storages),
@@ -104,8 +127,15 @@ class _Merge:
             merged[together.get(s, s)].append(s)
         storages, at = [], {}
         for several in merged.values():
-            uses = {rank[host] for s in several for u in old.storages[s].uses for host in self.hosts[u]}
-            births = {rank[host] for s in several if old.storages[s].birth >= 0 for host in self.hosts[old.storages[s].birth]}
+            uses = {
+                rank[host] for s in several for u in old.storages[s].uses for host in self.hosts[u]
+            }
+            births = {
+                rank[host]
+                for s in several
+                if old.storages[s].birth >= 0
+                for host in self.hosts[old.storages[s].birth]
+            }
             assert len(births) <= 1
             at |= dict.fromkeys(several, len(storages))
             storages.append(
@@ -118,9 +148,14 @@ class _Merge:
             )
         return storages, at
 
-    def _collective(self, group: list[Collective], rank: dict[str, int], storage_at: dict[int, int]) -> Collective:
+    def _collective(
+        self, group: list[Collective], rank: dict[str, int], storage_at: dict[int, int]
+    ) -> Collective:
         label = self.old.node_names[group[0].start]
-        travels = {part: (rank[f"{label}/{part}"],) if any(getattr(c, part) for c in group) else () for part in ("prologue", "epilogue")}
+        travels = {
+            part: (rank[f"{label}/{part}"],) if any(getattr(c, part) for c in group) else ()
+            for part in ("prologue", "epilogue")
+        }
         casts = all(c.cast for c in group)
         return replace(
             group[0],
@@ -139,7 +174,9 @@ class _Merge:
 
 
 def _topological(before: dict[str, set[str]], first: dict[str, int]) -> list[str]:
-    """Return the new nodes in an order that the data allow, as captured where that leaves a choice; the output last."""
+    """Return the new nodes in an order that the data allow, as captured where that leaves a choice;
+    the output last.
+    """
     missing = {host: len(earlier) for host, earlier in before.items()}
     after: dict[str, list[str]] = defaultdict(list)
     for host, earlier in before.items():

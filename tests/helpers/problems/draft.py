@@ -1,4 +1,6 @@
-"""A random problem under construction: nodes in captured order, storages, collectives of every sort, straight as integers."""
+"""A random problem under construction: nodes in captured order, storages, collectives of every
+sort, straight as integers.
+"""
 
 import random
 from dataclasses import dataclass, field
@@ -10,7 +12,8 @@ from apsched.units import allocated_bytes
 
 
 def random_curve(rng: random.Random, unit: int, most_latency: int, most_rise: int) -> PriceCurve:
-    """Return a price of one of the shapes that measured tables have, with breakpoints at some multiples of ``unit``.
+    """Return a price of one of the shapes that measured tables have, with breakpoints at some
+    multiples of ``unit``.
 
     ====================  ==========================================================
     line                  latency, then one slope
@@ -55,7 +58,8 @@ class Reduction:
 class Draft:
     """Nodes and storages of a problem under construction, in captured order.
 
-    ``rng`` decides what comes next and may be replaced (repeated layers replay one); ``table`` decides prices and what all have in common.
+    ``rng`` decides what comes next and may be replaced (repeated layers replay one); ``table``
+    decides prices and what all have in common.
     """
 
     rng: random.Random
@@ -131,7 +135,9 @@ class Draft:
     # what stands between compute nodes
 
     def start_gather(self, shard: Tensor) -> dict:
-        """Start a gather: of the shard, of a view of it, or of what one or two compute nodes (a cast) make of it."""
+        """Start a gather: of the shard, of a view of it, or of what one or two compute nodes (a
+        cast) make of it.
+        """
         rng = self.rng
         t, size = self.perhaps_view(shard), self.storages[shard.storage]["size"]
         prologue: list[int] = []
@@ -153,11 +159,15 @@ class Draft:
         return c
 
     def wait_gather(self, c: dict, *, further: bool = False) -> Tensor:
-        """Wait for it; ``further``: another gather, on the group of the other mesh dimension, takes its result and is waited for, too."""
+        """Wait for it; ``further``: another gather, on the group of the other mesh dimension, takes
+        its result and is waited for, too.
+        """
         t = self.wait(c)
         if further:
             size = c["output_bytes"]
-            t = self.wait(self.start(self.key("all_gather", "replicate", "bf16"), t, size, 2 * size))
+            t = self.wait(
+                self.start(self.key("all_gather", "replicate", "bf16"), t, size, 2 * size)
+            )
         return self.perhaps_view(t)
 
     def compute_node(self, i: int) -> None:
@@ -165,7 +175,9 @@ class Draft:
         taken = list(self.given.get(i, ()))
         if self.compute_order and rng.random() < self.chained:
             taken.append(self.compute_order[-1])
-        node = self.node(NodeKind.COMPUTE, "compute", rng.randint(0, self.pace), {t.node for t in taken})
+        node = self.node(
+            NodeKind.COMPUTE, "compute", rng.randint(0, self.pace), {t.node for t in taken}
+        )
         in_place = self.compute_order and rng.random() < 0.1
         storage = self.compute_order[-1].storage if in_place else self.storage(self.bytes(), node)
         if in_place:
@@ -178,26 +190,42 @@ class Draft:
             self.outputs.append(self.compute_order[-1])
 
     def on_path(self, after: int, until: int) -> None:
-        """A collective between two compute nodes: tensor or sequence parallel, experts; sometimes in place, or on the parameters' group."""
+        """A collective between two compute nodes: tensor or sequence parallel, experts; sometimes
+        in place, or on the parameters' group.
+        """
         rng = self.rng
         size, source = self.bytes(), self.compute_order[after]
         if rng.random() < 0.5:
             source = Tensor(source.node, self.storage(size, source.node))
-        kind = rng.choice(("all_reduce", "all_reduce", "all_gather", "reduce_scatter", "all_to_all"))
+        kind = rng.choice(
+            ("all_reduce", "all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+        )
         scale = {"all_gather": 2, "reduce_scatter": 0.5}.get(kind, 1)
         group = "dp" if rng.random() < 0.15 else "tp"
         in_place = kind == "all_reduce" and rng.random() < 0.2
-        c = self.start(self.key(kind, group, "bf16"), source, size, max(1, int(size * scale)), on_path=True, in_place=in_place)
+        c = self.start(
+            self.key(kind, group, "bf16"),
+            source,
+            size,
+            max(1, int(size * scale)),
+            on_path=True,
+            in_place=in_place,
+        )
         self.given.setdefault(until, []).append(self.wait(c))
 
     def start_reduction(self, i: int, chained: bool, wait_at: int) -> None:
-        """Start the reduction of a gradient of compute node ``i``, which that allocates; ``chained``: scattered, then reduced again."""
+        """Start the reduction of a gradient of compute node ``i``, which that allocates;
+        ``chained``: scattered, then reduced again.
+        """
         size, node = self.bytes(), self.compute_order[i].node
         t = self.perhaps_view(Tensor(node, self.storage(size * self.world, node)))
         if self.rng.random() < 0.1 and i + 1 not in self.given:
             self.given[i + 1] = [t]  # somebody else reads the gradient too: its norm
         if chained or self.rng.random() < 0.7:
-            key, outputs = self.key("reduce_scatter", "dp_grads" if self.own_stream else "dp", "fp32"), size
+            key, outputs = (
+                self.key("reduce_scatter", "dp_grads" if self.own_stream else "dp", "fp32"),
+                size,
+            )
         else:
             key, outputs = self.key("all_reduce", "replicate", "fp32"), size * self.world
         c = self.start(key, t, size * self.world, outputs)
@@ -233,9 +261,13 @@ class Draft:
         if (kind, group, dtype) not in self.keys:
             price = random_curve(self.table, self.unit, 15, 12)
             stream = self.streams.index(group)
-            self.keys[kind, group, dtype] = {"index": len(self.keys), "kind": kind, "group": group, "dtype": dtype, "stream": stream} | {
-                "price": price
-            }
+            self.keys[kind, group, dtype] = {
+                "index": len(self.keys),
+                "kind": kind,
+                "group": group,
+                "dtype": dtype,
+                "stream": stream,
+            } | {"price": price}
         return self.keys[kind, group, dtype]["index"]
 
     def start(
@@ -249,7 +281,9 @@ class Draft:
         in_place: bool = False,
         prologue: tuple[int, ...] = (),
     ) -> dict:
-        node = self.node(NodeKind.START, "start", self.launch + self.rng.choice((0, 0, 1)), {t.node})
+        node = self.node(
+            NodeKind.START, "start", self.launch + self.rng.choice((0, 0, 1)), {t.node}
+        )
         self.use(t.storage, node)
         output = t.storage if in_place else self.storage(output_bytes, node)
         kind = next(k["kind"] for k in self.keys.values() if k["index"] == key)
@@ -281,7 +315,15 @@ class Draft:
     def finish(self) -> Problem:
         """Add the output and return the problem."""
         self.finish_reductions(len(self.compute_order))
-        self.outputs += [self.compute_order[-1], *(t for i, given in sorted(self.given.items()) if i >= len(self.compute_order) for t in given)]
+        self.outputs += [
+            self.compute_order[-1],
+            *(
+                t
+                for i, given in sorted(self.given.items())
+                if i >= len(self.compute_order)
+                for t in given
+            ),
+        ]
         out = self.node(NodeKind.OUTPUT, "output", 0, {t.node for t in self.outputs})
         for t in self.outputs:
             self.use(t.storage, out)
@@ -294,11 +336,18 @@ class Draft:
             predecessors=tuple(tuple(sorted(b)) for b in self.before),
             modules=tuple(self.modules),
             storages=tuple(
-                Storage(size_bytes=allocated_bytes(s["size"]), birth=s["birth"], kept=s["kept"], uses=tuple(sorted(s["uses"])))
+                Storage(
+                    size_bytes=allocated_bytes(s["size"]),
+                    birth=s["birth"],
+                    kept=s["kept"],
+                    uses=tuple(sorted(s["uses"])),
+                )
                 for s in self.storages
             ),
             keys=tuple(self._key(k) for k in self.keys.values()),
-            collectives=tuple(Collective(**c) for c in sorted(self.collectives, key=lambda c: c["start"])),
+            collectives=tuple(
+                Collective(**c) for c in sorted(self.collectives, key=lambda c: c["start"])
+            ),
             streams=tuple(self.streams),
             copy_price=self.copy_price,
         )
@@ -306,7 +355,9 @@ class Draft:
         return problem
 
     def _key(self, k: dict) -> Key:
-        cheapest = min(self.durations[c["start"]] for c in self.collectives if c["key"] == k["index"])
+        cheapest = min(
+            self.durations[c["start"]] for c in self.collectives if c["key"] == k["index"]
+        )
         return Key(
             kind=k["kind"],
             group=k["group"],

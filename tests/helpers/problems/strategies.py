@@ -1,7 +1,8 @@
 """Random problems: built straight as integers, no torch.
 
-``random_problem(rng)``, ``layered_problem(rng)`` and ``random_caps(rng, problem)`` take any ``random.Random``; the hypothesis
-strategies hand the first and the last one that hypothesis controls, so that a failure shrinks.
+``random_problem(rng)``, ``layered_problem(rng)`` and ``random_caps(rng, problem)`` take any
+``random.Random``; the hypothesis strategies hand the first and the last one that hypothesis
+controls, so that a failure shrinks.
 """
 
 import random
@@ -23,19 +24,29 @@ from tests.helpers.problems.draft import Draft, Tensor
 
 @st.composite
 def a_problem(draw, max_collectives: int = 4, max_compute: int = 5) -> Problem:
-    """A problem with 1 to ``max_collectives`` collectives and 2 to ``max_compute`` compute nodes that keep their order."""
-    return random_problem(draw(st.randoms(use_true_random=False)), max_collectives=max_collectives, max_compute=max_compute)
+    """A problem with 1 to ``max_collectives`` collectives and 2 to ``max_compute`` compute nodes
+    that keep their order.
+    """
+    return random_problem(
+        draw(st.randoms(use_true_random=False)),
+        max_collectives=max_collectives,
+        max_compute=max_compute,
+    )
 
 
 @st.composite
 def a_problem_with_forms(draw, max_collectives: int = 4, max_compute: int = 5) -> Problem:
     """A problem in which some buckets may be coalesced."""
     rng = draw(st.randoms(use_true_random=False))
-    return with_coalesced_price(random_problem(rng, max_collectives=max_collectives, max_compute=max_compute), rng)
+    return with_coalesced_price(
+        random_problem(rng, max_collectives=max_collectives, max_compute=max_compute), rng
+    )
 
 
 @st.composite
-def a_problem_with_caps(draw, max_collectives: int = 4, max_compute: int = 5) -> tuple[Problem, Caps]:
+def a_problem_with_caps(
+    draw, max_collectives: int = 4, max_compute: int = 5
+) -> tuple[Problem, Caps]:
     """A problem and caps, of which some bind, some do not and some cannot hold."""
     rng = draw(st.randoms(use_true_random=False))
     problem = random_problem(rng, max_collectives=max_collectives, max_compute=max_compute)
@@ -43,57 +54,117 @@ def a_problem_with_caps(draw, max_collectives: int = 4, max_compute: int = 5) ->
 
 
 def with_coalesced_price(problem: Problem, rng: random.Random) -> Problem:
-    """Return ``problem`` with prices for coalesced launches, of most gathers and reduce-scatters; launches and copies may cost more.
+    """Return ``problem`` with prices for coalesced launches, of most gathers and reduce-scatters;
+    launches and copies may cost more.
 
     Where both do, a bucket that needs no copies beats all others.
     """
 
     def price(key: Key) -> int | None:
         most = max(key.launch_ticks, key.price(0), 1)
-        return rng.choice((0, 1, rng.randint(0, most), 2 * most)) if key.kind in ("all_gather", "reduce_scatter") else None
+        return (
+            rng.choice((0, 1, rng.randint(0, most), 2 * most))
+            if key.kind in ("all_gather", "reduce_scatter")
+            else None
+        )
 
     most = max(key.price(0) for key in problem.keys)
-    launch, latency, factor = rng.choice((0, rng.randint(0, 2 * most))), rng.randint(0, 2 * most), rng.choice((1, 3, 10))
+    launch, latency, factor = (
+        rng.choice((0, rng.randint(0, 2 * most))),
+        rng.randint(0, 2 * most),
+        rng.choice((1, 3, 10)),
+    )
     keys = tuple(
-        replace(key, coalesced_member_ticks=price(key) if rng.random() < 0.9 else None, launch_ticks=key.launch_ticks + launch)
+        replace(
+            key,
+            coalesced_member_ticks=price(key) if rng.random() < 0.9 else None,
+            launch_ticks=key.launch_ticks + launch,
+        )
         for key in problem.keys
     )
     old, starts = problem.copy_price, {c.start for c in problem.collectives}
     return replace(
         problem,
         keys=keys,
-        duration_ticks=tuple(ticks + launch * (node in starts) for node, ticks in enumerate(problem.duration_ticks)),
-        copy_price=PriceCurve(size_bytes=old.size_bytes, price_ticks=tuple(latency + factor * ticks for ticks in old.price_ticks)),
+        duration_ticks=tuple(
+            ticks + launch * (node in starts) for node, ticks in enumerate(problem.duration_ticks)
+        ),
+        copy_price=PriceCurve(
+            size_bytes=old.size_bytes,
+            price_ticks=tuple(latency + factor * ticks for ticks in old.price_ticks),
+        ),
     )
 
 
-def problem_for_coalescing(rng: random.Random, *, most_gathers: int = 3, most_reductions: int = 2) -> Problem:
-    """Return gathers and reductions of one group whose launches and copies cost much, and members of coalesced launches little."""
+def problem_for_coalescing(
+    rng: random.Random, *, most_gathers: int = 3, most_reductions: int = 2
+) -> Problem:
+    """Return gathers and reductions of one group whose launches and copies cost much, and members
+    of coalesced launches little.
+    """
     launch, copy = rng.randint(0, 60), line(rng.randint(0, 60), rng.randint(0, 30))
-    prices = {kind: line(rng.randint(1, 50), rng.randint(0, 20)) for kind in ("all_gather", "reduce_scatter")}
+    prices = {
+        kind: line(rng.randint(1, 50), rng.randint(0, 20))
+        for kind in ("all_gather", "reduce_scatter")
+    }
     hand = ByHand(prices=prices, copy_price=copy, bucket_launch_ticks=launch)
     num_compute = rng.randint(1, 3)
-    shards = [hand.input(f"s{i}", 512 * rng.randint(1, 4), kept=True) for i in range(rng.randint(1, most_gathers))]
-    cast = [hand.compute(f"cast{i}", rng.randint(1, 20), s, size=512) if rng.random() < 0.3 else -1 for i, s in enumerate(shards)]
+    shards = [
+        hand.input(f"s{i}", 512 * rng.randint(1, 4), kept=True)
+        for i in range(rng.randint(1, most_gathers))
+    ]
+    cast = [
+        hand.compute(f"cast{i}", rng.randint(1, 20), s, size=512) if rng.random() < 0.3 else -1
+        for i, s in enumerate(shards)
+    ]
     sizes = [512 * rng.randint(1, 4) for _ in shards]
     gathers = []
     for i, (shard, size) in enumerate(zip(shards, sizes, strict=True)):
-        extra = {} if cast[i] < 0 else {"prologue": (cast[i],), "cast": (cast[i],), "cast_bytes": 2 * size}
-        gathers.append(hand.start("all_gather", f"g{i}", shard if cast[i] < 0 else cast[i], size, 2 * size, launch_ticks=launch, **extra))
-    needs = [sorted(rng.sample(range(len(shards)), rng.randint(0, len(shards)))) for _ in range(num_compute)]
+        extra = (
+            {}
+            if cast[i] < 0
+            else {"prologue": (cast[i],), "cast": (cast[i],), "cast_bytes": 2 * size}
+        )
+        gathers.append(
+            hand.start(
+                "all_gather",
+                f"g{i}",
+                shard if cast[i] < 0 else cast[i],
+                size,
+                2 * size,
+                launch_ticks=launch,
+                **extra,
+            )
+        )
+    needs = [
+        sorted(rng.sample(range(len(shards)), rng.randint(0, len(shards))))
+        for _ in range(num_compute)
+    ]
     longest, needs[0] = rng.choice((60, 400)), needs[0] if rng.random() < 0.5 else []
     waits = [hand.wait(f"w{i}", start) for i, start in enumerate(gathers)]
     left, reductions = rng.randint(0, most_reductions), []
     before: list[int] = []
     for k in range(num_compute):
-        before = [hand.compute(f"c{k}", rng.randint(0, longest), *before, *(waits[i] for i in needs[k]), size=512 * rng.randint(1, 8))]
+        before = [
+            hand.compute(
+                f"c{k}",
+                rng.randint(0, longest),
+                *before,
+                *(waits[i] for i in needs[k]),
+                size=512 * rng.randint(1, 8),
+            )
+        ]
         if left and rng.random() < 0.7:
             left -= 1
-            reductions.append(hand.start("reduce_scatter", f"r{k}", before[0], 512, 256, launch_ticks=launch))
+            reductions.append(
+                hand.start("reduce_scatter", f"r{k}", before[0], 512, 256, launch_ticks=launch)
+            )
     outputs = [hand.wait(f"x{i}", start) for i, start in enumerate(reductions)]
     problem = hand.output(*before, *outputs, *waits)
     member = rng.choice((0, 0, 1, rng.randint(0, 40)))
-    return replace(problem, keys=tuple(replace(key, coalesced_member_ticks=member) for key in problem.keys))
+    return replace(
+        problem, keys=tuple(replace(key, coalesced_member_ticks=member) for key in problem.keys)
+    )
 
 
 def random_caps(rng: random.Random, problem: Problem) -> Caps:
@@ -114,22 +185,29 @@ def random_caps(rng: random.Random, problem: Problem) -> Caps:
     )
 
 
-def random_problem(rng: random.Random, *, max_collectives: int = 4, max_compute: int = 5, **sizes) -> Problem:
-    """Return a problem of FSDP (gathers and reductions), HSDP (reduce-scatter, then all-reduce), DDP and on-path collectives.
+def random_problem(
+    rng: random.Random, *, max_collectives: int = 4, max_compute: int = 5, **sizes
+) -> Problem:
+    """Return a problem of FSDP (gathers and reductions), HSDP (reduce-scatter, then all-reduce),
+    DDP and on-path collectives.
 
     ``sizes`` are ``units``, ``grain`` and ``chained`` of :class:`draft.Draft`.
     """
     draft = Draft(rng, rng, **sizes)
     num_compute = rng.randint(2, max_compute)
     budget = rng.randint(1, max_collectives)
-    at: dict[int, list[Callable[[], None]]] = {}  # compute order position -> what happens right before it
+    at: dict[
+        int, list[Callable[[], None]]
+    ] = {}  # compute order position -> what happens right before it
     after: dict[int, list[Callable[[], None]]] = {}  # and right after it
     shards = []
     while budget > 0:
         what = rng.choice(("gather", "gather", "gather", "reduce", "reduce", "chain", "on_path"))
         if what == "gather":
             draft.module = f"layers.{rng.randrange(2)}.w{len(shards)}"
-            shards.append(rng.choice(shards) if shards and rng.random() < 0.15 else draft.shard())  # gathered a second time
+            shards.append(
+                rng.choice(shards) if shards and rng.random() < 0.15 else draft.shard()
+            )  # gathered a second time
             further = budget >= 2 and rng.random() < 0.1
             budget -= further
             _plan_gather(draft, num_compute, shards[-1], further, at)
@@ -142,10 +220,16 @@ def random_problem(rng: random.Random, *, max_collectives: int = 4, max_compute:
             budget -= chained
             i = rng.randrange(num_compute)
             wait_at = min(i + rng.randint(0, 2), num_compute - 1)
-            after.setdefault(i, []).append(lambda i=i, chained=chained, wait_at=wait_at: draft.start_reduction(i, chained, wait_at))
+            after.setdefault(i, []).append(
+                lambda i=i, chained=chained, wait_at=wait_at: draft.start_reduction(
+                    i, chained, wait_at
+                )
+            )
         budget -= 1
     for _ in range(rng.randint(0, 2)):
-        draft.given.setdefault(rng.randrange(num_compute), []).append(draft.input("activation", kept=False))
+        draft.given.setdefault(rng.randrange(num_compute), []).append(
+            draft.input("activation", kept=False)
+        )
     for i in range(num_compute):
         for act in at.get(i, ()):
             act()
@@ -169,7 +253,9 @@ def with_kernels(problem: Problem, seed: int) -> Problem:
 
 
 def with_cuts(problem: Problem, seed: int) -> Problem:
-    """Return ``problem``, whose kernels are those of ``with_kernels``, with a price on every cut of them."""
+    """Return ``problem``, whose kernels are those of ``with_kernels``, with a price on every cut of
+    them.
+    """
     rng, compute_order, kernels = random.Random(seed), problem.captured_order, problem.kernels
     cuts = [
         KernelCut(node=node, nodes=(rng.choice((before, node)),), extra_ticks=(rng.randint(1, 4),))
@@ -179,7 +265,13 @@ def with_cuts(problem: Problem, seed: int) -> Problem:
     return replace(problem, cuts=tuple(cuts))
 
 
-def _plan_gather(draft: Draft, num_compute: int, shard: Tensor, further: bool, at: dict[int, list[Callable[[], None]]]) -> None:
+def _plan_gather(
+    draft: Draft,
+    num_compute: int,
+    shard: Tensor,
+    further: bool,
+    at: dict[int, list[Callable[[], None]]],
+) -> None:
     rng, module = draft.rng, draft.module
     first = rng.randrange(num_compute)
     start = rng.randint(0, first)
@@ -202,10 +294,14 @@ def _plan_gather(draft: Draft, num_compute: int, shard: Tensor, further: bool, a
     at.setdefault(rng.randint(start, first), []).append(end)
 
 
-def layered_problem(rng: random.Random, *, num_layers: int, backward: bool | None = None) -> Problem:
-    """Return a model of equal layers between a head and a tail: what repeats is alike to the tick and to the byte.
+def layered_problem(
+    rng: random.Random, *, num_layers: int, backward: bool | None = None
+) -> Problem:
+    """Return a model of equal layers between a head and a tail: what repeats is alike to the tick
+    and to the byte.
 
-    A layer is one to three gathers, one to four compute nodes, perhaps on-path collectives, and in backward a reduction a gather.
+    A layer is one to three gathers, one to four compute nodes, perhaps on-path collectives, and in
+    backward a reduction a gather.
     """
     draft = Draft(rng, random.Random(rng.random()))
     backward = rng.random() < 0.5 if backward is None else backward

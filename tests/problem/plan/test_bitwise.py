@@ -55,9 +55,14 @@ class Model(nn.Module):
 
 
 def of_fully_shard(model: nn.Module) -> list[list[str]]:
-    """Return the parameters of each unit of eager FSDP2, as torch lists them; the process group must run."""
+    """Return the parameters of each unit of eager FSDP2, as torch lists them; the process group
+    must run.
+    """
     names = [name for name, _ in model.named_parameters()]
-    places = {name: (model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in names}
+    places = {
+        name: (model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2])
+        for name in names
+    }
     for layer in model.layers:
         fully_shard(layer)
     fully_shard(model)
@@ -71,11 +76,20 @@ def of_fully_shard(model: nn.Module) -> list[list[str]]:
 
 
 def gradients(names: list[str]) -> Problem:
-    """Return a backward graph with a reduce-scatter for each parameter: computed from the last to the first, put out in order."""
+    """Return a backward graph with a reduce-scatter for each parameter: computed from the last to
+    the first, put out in order.
+    """
     hand = ByHand(prices={"reduce_scatter": line(5, 1)})
     waits = {}
     for name in reversed(names):
-        start = hand.start("reduce_scatter", f"rs_{name}", hand.compute(name, 3, size=2 * KIB), 2 * KIB, KIB, module=name)
+        start = hand.start(
+            "reduce_scatter",
+            f"rs_{name}",
+            hand.compute(name, 3, size=2 * KIB),
+            2 * KIB,
+            KIB,
+            module=name,
+        )
         hand.collectives[-1]["output_place"] = names.index(name)
         waits[name] = hand.wait(f"wait_{name}", start)
     return hand.output(*(waits[name] for name in names))
@@ -86,7 +100,9 @@ def modules(problem: Problem, members: tuple[int, ...]) -> list[str]:
 
 
 def test_units_and_payload_order_are_those_of_fully_shard() -> None:
-    """Blocks and root, children before the module's own parameters, whatever the order in which gradients are computed."""
+    """Blocks and root, children before the module's own parameters, whatever the order in which
+    gradients are computed.
+    """
     with world(2):
         model = Model()
         problem = gradients([name for name, _ in model.named_parameters()])
@@ -102,7 +118,13 @@ def unit_of(parameter: str) -> str:
 
 @pytest.mark.parametrize(
     ("parameter", "unit"),
-    [("layers.3.attention.wq.weight", "layers.3"), ("a.b.0.c.1.w", "a.b.0"), ("norm.weight", ""), ("0.weight", ""), ("layers.0", "")],
+    [
+        ("layers.3.attention.wq.weight", "layers.3"),
+        ("a.b.0.c.1.w", "a.b.0"),
+        ("norm.weight", ""),
+        ("0.weight", ""),
+        ("layers.0", ""),
+    ],
 )
 def test_the_unit_of_a_parameter(parameter: str, unit: str) -> None:
     assert unit_of(parameter) == unit
@@ -110,7 +132,11 @@ def test_the_unit_of_a_parameter(parameter: str, unit: str) -> None:
 
 def test_a_schedule_in_bitwise_mode_has_these_buckets_and_no_other() -> None:
     """Solver and ``verify`` agree; another payload order is refused."""
-    names = ["embedding.weight", *(f"layers.{i}.{w}" for i in range(2) for w in ("scale", "first.weight")), "output.weight"]
+    names = [
+        "embedding.weight",
+        *(f"layers.{i}.{w}" for i in range(2) for w in ("scale", "first.weight")),
+        "output.weight",
+    ]
     problem = restricted(gradients(names), Plan(), bitwise=True)
     answer = solve(problem, Caps(), SolveOptions(time_slack=0.0))
     assert answer.best is not None
@@ -121,28 +147,48 @@ def test_a_schedule_in_bitwise_mode_has_these_buckets_and_no_other() -> None:
         ["layers.1.first.weight", "layers.1.scale"],
     ]
     assert verify(problem, answer.best.schedule, Caps()) == ()
-    turned = replace(answer.best.schedule, buckets=tuple(Bucket(b.members[::-1]) for b in answer.best.schedule.buckets))
-    assert f"bucket 0: the members stand in another payload order ({BITWISE_RULE})" in verify(problem, turned, Caps())
+    turned = replace(
+        answer.best.schedule,
+        buckets=tuple(Bucket(b.members[::-1]) for b in answer.best.schedule.buckets),
+    )
+    assert f"bucket 0: the members stand in another payload order ({BITWISE_RULE})" in verify(
+        problem, turned, Caps()
+    )
 
 
 def test_the_milp_agrees() -> None:
-    problem = restricted(gradients(["layers.0.scale", "layers.0.first.weight", "output.weight"]), Plan(), bitwise=True)
-    found, answer = solve_milp(problem, Caps()), solve(problem, Caps(), SolveOptions(time_slack=0.0))
+    problem = restricted(
+        gradients(["layers.0.scale", "layers.0.first.weight", "output.weight"]),
+        Plan(),
+        bitwise=True,
+    )
+    found, answer = (
+        solve_milp(problem, Caps()),
+        solve(problem, Caps(), SolveOptions(time_slack=0.0)),
+    )
     assert found.schedule is not None
     assert answer.best is not None
     assert found.step_time_ticks == answer.best.step_time_ticks
-    assert [modules(problem, b.members) for b in found.schedule.buckets] == [["layers.0.first.weight", "layers.0.scale"]]
+    assert [modules(problem, b.members) for b in found.schedule.buckets] == [
+        ["layers.0.first.weight", "layers.0.scale"]
+    ]
 
 
 def test_what_it_costs_is_said() -> None:
-    """Latency makes buckets pay, so that a free choice is one bucket for all; the price is what the units add to it."""
-    problem = replace(gradients([f"layers.{i}.{w}" for i in range(3) for w in "ab"]), copy_price=line(0))
+    """Latency makes buckets pay, so that a free choice is one bucket for all; the price is what the
+    units add to it.
+    """
+    problem = replace(
+        gradients([f"layers.{i}.{w}" for i in range(3) for w in "ab"]), copy_price=line(0)
+    )
     result = solve_problem.solve(problem, bitwise=True, options=SolveOptions(time_slack=0.0))
     free = solve_problem.solve(problem, options=SolveOptions(time_slack=0.0))
     assert result.bitwise is not None
     assert result.best is not None
     assert free.best is not None
-    assert result.bitwise.cost_us == pytest.approx((result.best.step_time_ticks - free.best.step_time_ticks) / 1000)
+    assert result.bitwise.cost_us == pytest.approx(
+        (result.best.step_time_ticks - free.best.step_time_ticks) / 1000
+    )
     assert result.bitwise.step_time_us == free.step_time_us
     assert result.bitwise.cost_us > 0
     assert free.bitwise is None
@@ -150,43 +196,76 @@ def test_what_it_costs_is_said() -> None:
 
 def test_a_plan_may_say_more_but_not_otherwise() -> None:
     problem = gradients([f"layers.{i}.{w}" for i in range(2) for w in "ab"])
-    with pytest.raises(InputError, match=r"rule 1 .*forbid.* and bitwise: .*rs_layers\.1\.a .* cannot be alone and in a group"):
+    with pytest.raises(
+        InputError,
+        match=r"rule 1 .*forbid.* and bitwise: .*rs_layers\.1\.a .* cannot be alone and in a group",
+    ):
         restricted(problem, Plan((Rule(match=r"layers\.1\.a", forbid=True),)), bitwise=True)
     last = len(problem.compute_order)
-    both = restricted(problem, Plan((Rule(match=r"layers\.1\..*", start=problem.num_nodes - 1),)), bitwise=True)
+    both = restricted(
+        problem, Plan((Rule(match=r"layers\.1\..*", start=problem.num_nodes - 1),)), bitwise=True
+    )
     asked = [c.restriction for c in both.collectives if c.module.startswith("layers.1")]
     assert [(r.closed, r.start_slots, r.rules) for r in asked] == [(True, (last, last), (0, 1))] * 2
 
 
 def test_graphs_that_do_not_say_the_order_are_refused() -> None:
     problem = gradients(["layers.0.a", "layers.0.b"])
-    unknown = replace(problem, collectives=tuple(replace(c, output_place=-1) for c in problem.collectives))
-    with pytest.raises(InputError, match=r"the order in which parameters were registered.*capture it again"):
+    unknown = replace(
+        problem, collectives=tuple(replace(c, output_place=-1) for c in problem.collectives)
+    )
+    with pytest.raises(
+        InputError, match=r"the order in which parameters were registered.*capture it again"
+    ):
         restricted(unknown, Plan(), bitwise=True)
-    nameless = replace(problem, collectives=tuple(replace(c, module="") for c in problem.collectives))
+    nameless = replace(
+        problem, collectives=tuple(replace(c, module="") for c in problem.collectives)
+    )
     with pytest.raises(InputError, match=r"needs the name of each gradient's parameter"):
         restricted(nameless, Plan(), bitwise=True)
 
 
 def test_from_a_preset_to_the_files(run: Run, tmp_path: Path) -> None:
-    """The written schedule has each unit's gradients in order of registration; the price is in the report and on the screen."""
-    preset = ("llama3-debug", "--mesh", "fsdp=4", "--seq", "64", "--layers", "2", "--budget", "0", "-o", "out")
+    """The written schedule has each unit's gradients in order of registration; the price is in the
+    report and on the screen.
+    """
+    preset = (
+        "llama3-debug",
+        "--mesh",
+        "fsdp=4",
+        "--seq",
+        "64",
+        "--layers",
+        "2",
+        "--budget",
+        "0",
+        "-o",
+        "out",
+    )
     ran = run("solve", *preset, "--bitwise", "--json")
     assert ran.code == 0, ran.stderr
     forward, backward = json.loads(ran.stdout)["graphs"]
     assert "bitwise" not in forward
     assert backward["round_trip_exact"] is True
     assert backward["bitwise"]["cost_us"] >= 0
-    assert backward["bitwise"]["step_time_us"] + backward["bitwise"]["cost_us"] == pytest.approx(backward["fastest_us"])
+    assert backward["bitwise"]["step_time_us"] + backward["bitwise"]["cost_us"] == pytest.approx(
+        backward["fastest_us"]
+    )
     assert backward["plan"]["rules"] == [BITWISE_RULE]
     with world(4):
         names = _registered()
     expected = {unit: [n for n in names if unit_of(n) == unit] for unit in map(unit_of, names)}
     written = json.loads((tmp_path / "out" / "backward.schedule.json").read_text())
-    found = [[m["module"] for m in b["members"]] for b in written["buckets"] if b["kind"] == "reduce_scatter"]
+    found = [
+        [m["module"] for m in b["members"]]
+        for b in written["buckets"]
+        if b["kind"] == "reduce_scatter"
+    ]
     assert sorted(found) == sorted(expected.values())
     problem = build_problem(load_graph(tmp_path / "out" / "backward.graph"))
-    assert sorted(modules(problem, unit) for unit in fsdp_units(problem)) == sorted(found), "graph files keep the order"
+    assert sorted(modules(problem, unit) for unit in fsdp_units(problem)) == sorted(found), (
+        "graph files keep the order"
+    )
     ran = run("solve", *preset, "--bitwise", "--direction", "backward")
     assert "bitwise costs " in ran.stdout
 
@@ -195,13 +274,17 @@ def _registered() -> list[str]:
     """Return the parameters of the preset in order of registration."""
     from apsched.models.build import build
 
-    built = build("llama3-debug", mesh=MeshSpec(fsdp=4), seq_len=64, batch=1, num_layers=2, options=None)
+    built = build(
+        "llama3-debug", mesh=MeshSpec(fsdp=4), seq_len=64, batch=1, num_layers=2, options=None
+    )
     return [name for name, _ in built.module.named_parameters()]
 
 
 @pytest.mark.alone
 def test_gradients_are_bit_for_bit_those_of_fsdp2_s_reductions(tmp_path: Path) -> None:
-    """Four real processes: each unit's gradients, chunked, concatenated and reduced at once as ``foreach_reduce`` does it."""
+    """Four real processes: each unit's gradients, chunked, concatenated and reduced at once as
+    ``foreach_reduce`` does it.
+    """
     for report in run_processes(WORKERS / "training/bitwise_worker.py", tmp_path, 4, timeout_s=400):
         assert report["units"] == 3
         assert report["gradients"] == 2 * 9 + 3

@@ -1,4 +1,6 @@
-"""Buckets by module: from the module tree, from the user, or none; and those of TorchTitan, run by torch itself."""
+"""Buckets by module: from the module tree, from the user, or none; and those of TorchTitan, run by
+torch itself.
+"""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -22,7 +24,13 @@ from apsched.models.preset_capture import capture_built, capture_preset
 from apsched.pipeline.load import LoadedGraph
 from apsched.problem.build import build_problem
 from apsched.problem.plan.apply import restricted
-from apsched.problem.plan.module_buckets import DEFAULT_BUCKET, NO_BUCKETS, block_buckets, blocks_of, user_buckets
+from apsched.problem.plan.module_buckets import (
+    DEFAULT_BUCKET,
+    NO_BUCKETS,
+    block_buckets,
+    blocks_of,
+    user_buckets,
+)
 from apsched.problem.plan.rules import Plan
 from apsched.problem.problem import Problem
 from apsched.schedule.verify import verify
@@ -42,7 +50,9 @@ class Part(nn.Module):
 
 
 class Tree(nn.Module):
-    """Blocks in a dictionary, as TorchTitan keeps them, beside a dictionary that holds no blocks, and an encoder inside a module."""
+    """Blocks in a dictionary, as TorchTitan keeps them, beside a dictionary that holds no blocks,
+    and an encoder inside a module.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +66,9 @@ class Tree(nn.Module):
 
 
 def test_blocks_are_found_without_names_of_classes():
-    """The outermost lists and dictionaries, whatever their keys; experts inside of a block are none."""
+    """The outermost lists and dictionaries, whatever their keys; experts inside of a block are
+    none.
+    """
     assert blocks_of(Tree()) == ("encoder.stages.0", "encoder.stages.1", "layers.a", "layers.b")
     assert blocks_of(nn.Linear(2, 2)) == ()
 
@@ -67,13 +79,22 @@ def test_buckets_of_blocks_and_of_what_lies_between():
         "embeddings", "encoder.stages.0", "encoder.stages.1", "bridge", "layers.a", "layers.b", "norm+output",
     ]  # fmt: skip
     assert buckets["norm+output"] == ("norm.weight", "norm.bias", "output.weight")
-    assert sorted(name for names in buckets.values() for name in names) == sorted(name for name, _ in Tree().named_parameters())
-    with pytest.raises(InputError, match="expected a model with blocks in a ModuleList or ModuleDict, found none"):
+    assert sorted(name for names in buckets.values() for name in names) == sorted(
+        name for name, _ in Tree().named_parameters()
+    )
+    with pytest.raises(
+        InputError, match="expected a model with blocks in a ModuleList or ModuleDict, found none"
+    ):
         block_buckets(nn.Linear(2, 2))
 
 
 LAYERS = [f"layers.{i}" for i in range(12)]
-NAMES = ["tok_embeddings.weight", *(f"layers.{i}.{w}.weight" for i in range(12) for w in ("wq", "wk")), "norm.weight", "output.weight"]
+NAMES = [
+    "tok_embeddings.weight",
+    *(f"layers.{i}.{w}.weight" for i in range(12) for w in ("wq", "wk")),
+    "norm.weight",
+    "output.weight",
+]
 
 
 @pytest.mark.parametrize(
@@ -89,13 +110,27 @@ def test_the_users_buckets(entries, labels):
     buckets = user_buckets(entries, NAMES).buckets
     assert list(buckets) == labels
     assert sorted(name for names in buckets.values() for name in names) == sorted(NAMES)
-    assert all([name for name in NAMES if name in names] == list(names) for names in buckets.values()), "in order of registration"
+    assert all(
+        [name for name in NAMES if name in names] == list(names) for names in buckets.values()
+    ), "in order of registration"
 
 
 def test_what_no_entry_covers():
-    with pytest.raises(InputError, match=r"found none for tok_embeddings\.weight, norm\.weight, output\.weight; name their modules"):
+    with pytest.raises(
+        InputError,
+        match=(
+            r"found none for tok_embeddings\.weight, norm\.weight, output\.weight; name their"
+            r" modules"
+        ),
+    ):
         user_buckets([r"layers\.\d+"], NAMES)
-    with pytest.raises(InputError, match=r"found none for tok_embeddings\.weight, layers\.2\.wq\.weight, layers\.2\.wk\.weight and 19"):
+    with pytest.raises(
+        InputError,
+        match=(
+            r"found none for tok_embeddings\.weight, layers\.2\.wq\.weight, layers\.2\.wk\.weight"
+            r" and 19"
+        ),
+    ):
         user_buckets(["layers.[0-1]", "norm"], NAMES)
     left = user_buckets([r"layers\.\d+"], NAMES, uncovered="default").buckets[DEFAULT_BUCKET]
     assert left == ("tok_embeddings.weight", "norm.weight", "output.weight")
@@ -104,9 +139,21 @@ def test_what_no_entry_covers():
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ([r"layer\.\d+"], r"expected modules that 'layer\\\\\.\\\\d\+' matches, found none; the nearest names are layers"),
+        (
+            [r"layer\.\d+"],
+            (
+                r"expected modules that 'layer\\\\\.\\\\d\+' matches, found none; the nearest names"
+                r" are layers"
+            ),
+        ),
         (["layers.(0"], r"expected regular expressions on module names, found 'layers.\(0'"),
-        (["layers", r"layers\.3"], r"expected each parameter in one bucket, found layers\.3\.wq\.weight in 'layers' and 'layers\.3'"),
+        (
+            ["layers", r"layers\.3"],
+            (
+                r"expected each parameter in one bucket, found layers\.3\.wq\.weight in 'layers'"
+                r" and 'layers\.3'"
+            ),
+        ),
     ],
 )
 def test_entries_that_cannot_be(entries, message):
@@ -124,7 +171,10 @@ def made(preset: str, mesh: str) -> Made:
     built = build(preset, mesh=spec, seq_len=64, num_layers=2)
     capture = capture_built(built)
     costs = ClusterCostModel(load_cluster("h100"), capture.group_ranks)
-    problems = [build_problem(export(graph, costs, group_ranks=capture.group_ranks)) for graph in capture.graphs]
+    problems = [
+        build_problem(export(graph, costs, group_ranks=capture.group_ranks))
+        for graph in capture.graphs
+    ]
     return built.module, capture, problems
 
 
@@ -135,37 +185,51 @@ def llama() -> Iterator[Made]:
 
 
 def ours(problem: Problem) -> list[list[str]]:
-    """The buckets that the plan asks for, in forward order, members as they stand in the payload."""
+    """The buckets that the plan asks for, in forward order, members as they stand in the
+    payload.
+    """
     groups: dict[int, list[str]] = {}
     alone = []
     for c in problem.collectives:
         if c.restriction.group is not None:
-            groups.setdefault(c.restriction.group, []).append(f"{problem.keys[c.key].kind} {c.module}")
+            groups.setdefault(c.restriction.group, []).append(
+                f"{problem.keys[c.key].kind} {c.module}"
+            )
         else:
             alone.append([f"{problem.keys[c.key].kind} {c.module}"])
     return sorted(map(sorted, [*groups.values(), *alone]))
 
 
 TORCHTITAN = ["tok_embeddings", "layers.0", "layers.1", ["norm", "output"]]
-"""What TorchTitan's ``get_default_transformer_block_buckets`` gives for two layers (there the output is called ``lm_head``)."""
+"""What TorchTitan's ``get_default_transformer_block_buckets`` gives for two layers (there the
+output is called ``lm_head``).
+"""
 
 
 def torchs(capture: Capture, problem: Problem, index: int) -> list[list[str]]:
-    """The buckets that torch's manual scheduler makes of TorchTitan's plan, in the order in which they are launched."""
+    """The buckets that torch's manual scheduler makes of TorchTitan's plan, in the order in which
+    they are launched.
+    """
     module = copied(capture.graphs[index].module)
     parameter = {problem.node_names[c.start]: c.module for c in problem.collectives}
     kind = {problem.node_names[c.start]: problem.keys[c.key].kind for c in problem.collectives}
-    torch_private.schedule_overlap_by_module(module, TORCHTITAN, lambda node: parameter.get(node.name, "").rpartition(".")[0])
+    torch_private.schedule_overlap_by_module(
+        module, TORCHTITAN, lambda node: parameter.get(node.name, "").rpartition(".")[0]
+    )
     launched = []
     for node in module.graph.nodes:
         if "_c10d_functional" in str(node.target) and "wait" not in str(node.target):
-            sources = {name for name, graph in torch_private.sources_of(node) if graph == id(module.graph)} & parameter.keys()
+            sources = {
+                name for name, graph in torch_private.sources_of(node) if graph == id(module.graph)
+            } & parameter.keys()
             launched.append([f"{kind[name]} {parameter[name]}" for name in sources or {node.name}])
     return launched
 
 
 def test_the_buckets_are_torchtitans(llama):
-    """Blocks found in the module tree, against names of modules run through torch's own scheduler."""
+    """Blocks found in the module tree, against names of modules run through torch's own
+    scheduler.
+    """
     module, capture, problems = llama
     buckets = block_buckets(module)
     assert list(buckets.buckets) == ["tok_embeddings", "layers.0", "layers.1", "norm+output"]
@@ -177,18 +241,32 @@ def test_the_buckets_are_torchtitans(llama):
 
 
 def test_they_are_launched_in_its_order(llama):
-    """The plan's order forward, and the reverse backward: the solver's schedule under the plan, and torch's, on every stream."""
+    """The plan's order forward, and the reverse backward: the solver's schedule under the plan, and
+    torch's, on every stream.
+    """
     module, capture, problems = llama
     buckets = block_buckets(module)
     place = {name: k for k, names in enumerate(buckets.buckets.values()) for name in names}
     for index, problem in enumerate(problems):
-        answer = solve(restricted(problem, buckets.plan(problems)), Caps(), SolveOptions(budget=0.0))
+        answer = solve(
+            restricted(problem, buckets.plan(problems)), Caps(), SolveOptions(budget=0.0)
+        )
         assert answer.best is not None
-        assert verify(restricted(problem, buckets.plan(problems)), answer.best.schedule, Caps()) == ()
+        assert (
+            verify(restricted(problem, buckets.plan(problems)), answer.best.schedule, Caps()) == ()
+        )
         for launched in (torchs(capture, problem, index), by_launch(problem, answer.best.schedule)):
             for kind in ("all_gather", "reduce_scatter"):
-                order = [place[member.split()[1]] for members in launched for member in members[:1] if member.startswith(kind)]
-                assert all((a < b) if index == 0 else (a > b) for a, b in pairwise(order)), (kind, order)
+                order = [
+                    place[member.split()[1]]
+                    for members in launched
+                    for member in members[:1]
+                    if member.startswith(kind)
+                ]
+                assert all((a < b) if index == 0 else (a > b) for a, b in pairwise(order)), (
+                    kind,
+                    order,
+                )
 
 
 def by_launch(problem: Problem, schedule) -> list[list[str]]:
@@ -201,7 +279,12 @@ def by_launch(problem: Problem, schedule) -> list[list[str]]:
             members = (problem.collective_of_node[step.index],)
         else:
             continue
-        found.append([f"{problem.keys[problem.collectives[c].key].kind} {problem.collectives[c].module}" for c in members])
+        found.append(
+            [
+                f"{problem.keys[problem.collectives[c].key].kind} {problem.collectives[c].module}"
+                for c in members
+            ]
+        )
     return found
 
 
@@ -223,7 +306,8 @@ def test_replicas_are_summed_in_the_buckets_of_their_scatters():
         module, _, problems = made("llama3-debug", "replicate=2,fsdp=2")
     backward = restricted(problems[1], block_buckets(module).plan(problems))
     members = {
-        kind: [{m.split()[1] for m in b} for b in ours(backward) if b[0].startswith(kind)] for kind in ("all_reduce", "reduce_scatter")
+        kind: [{m.split()[1] for m in b} for b in ours(backward) if b[0].startswith(kind)]
+        for kind in ("all_reduce", "reduce_scatter")
     }
     assert members["all_reduce"] == members["reduce_scatter"]
     assert len(members["all_reduce"]) == 4
@@ -238,17 +322,31 @@ def test_no_buckets_leaves_each_alone(llama):
 
 
 def test_the_baseline_has_the_buckets_of_the_plan() -> None:
-    """One code for both: in either direction ``transformer_block`` launches what the plan by module makes."""
+    """One code for both: in either direction ``transformer_block`` launches what the plan by module
+    makes.
+    """
     capture = capture_preset("llama3-debug", mesh=MeshSpec(fsdp=4), seq_len=256)
     costs = ClusterCostModel(load_cluster("h100"), capture.group_ranks)
     for graph in capture.graphs:
         problem = build_problem(export(graph, costs, group_ranks=capture.group_ranks))
         labels = block_labels(problem)
-        assert list(dict.fromkeys(labels.values())) == ["tok_embeddings", "layers.0", "layers.1", "behind layers.1"]
-        (baseline,) = [b for b in baselines(problem, problem_arrays(problem), Caps()) if b.name == "transformer_block"]
+        assert list(dict.fromkeys(labels.values())) == [
+            "tok_embeddings",
+            "layers.0",
+            "layers.1",
+            "behind layers.1",
+        ]
+        (baseline,) = [
+            b
+            for b in baselines(problem, problem_arrays(problem), Caps())
+            if b.name == "transformer_block"
+        ]
         for bucket in baseline.schedule.buckets:
             assert len({labels[problem.collectives[c].module] for c in bucket.members}) == 1
-        behind = [{problem.collectives[c].module for c in bucket.members} for bucket in baseline.schedule.buckets]
+        behind = [
+            {problem.collectives[c].module for c in bucket.members}
+            for bucket in baseline.schedule.buckets
+        ]
         assert {"norm.weight", "output.weight"} in behind
 
 
@@ -262,7 +360,9 @@ def test_buckets_on_the_command_line(tmp_path: Path) -> None:
     capture = capture_preset("llama3-debug", mesh=MeshSpec(fsdp=4), seq_len=256)
     costs = ClusterCostModel(load_cluster("h100"), capture.group_ranks)
     dags = [export(graph, costs, group_ranks=capture.group_ranks) for graph in capture.graphs]
-    graphs = [LoadedGraph(dag=dag, problem=build_problem(dag), device_memory_bytes=None) for dag in dags]
+    graphs = [
+        LoadedGraph(dag=dag, problem=build_problem(dag), device_memory_bytes=None) for dag in dags
+    ]
     problems = [graph.problem for graph in graphs]
     assert with_buckets(Plan(), None, graphs) == Plan()
     assert with_buckets(Plan(), "none", graphs) == NO_BUCKETS
@@ -274,6 +374,9 @@ def test_buckets_on_the_command_line(tmp_path: Path) -> None:
     mine = with_buckets(Plan(), str(tmp_path / "buckets.txt"), graphs)
     assert parameters_of(mine) == parameters_of(by_block)
     (tmp_path / "empty.txt").write_text("# nothing\n")
-    for path, message in (("empty.txt", "expected module names, one a line"), ("missing.txt", "expected none, block or a file")):
+    for path, message in (
+        ("empty.txt", "expected module names, one a line"),
+        ("missing.txt", "expected none, block or a file"),
+    ):
         with pytest.raises(InputError, match=f"--buckets: {message}"):
             with_buckets(Plan(), str(tmp_path / path), graphs)

@@ -37,7 +37,9 @@ JSON = r"""{"rule": [
  {"match": "output\\.weight", "forbid": true},
  {"match": "norm\\.weight", "direction": "backward", "start": "layers\\.31"}]}"""
 RULES = (
-    Rule(match=r"layers\.(\d+)\..*", kind="all_gather", group=True, by=r"\1", closed=True, prefetch=2),
+    Rule(
+        match=r"layers\.(\d+)\..*", kind="all_gather", group=True, by=r"\1", closed=True, prefetch=2
+    ),
     Rule(match=r"output\.weight", forbid=True),
     Rule(match=r"norm\.weight", direction="backward", start=r"layers\.31"),
 )
@@ -57,18 +59,51 @@ def test_toml_and_json_say_the_same(tmp_path: Path) -> None:
         ("", r"p: expected rules, each as a table \[\[rule\]\]"),
         ("[[rules]]\nmatch = 'a'", r"p: expected rules, each as a table"),
         ("[[rule]]\nforbid = true", r"p: rule 1: expected match, a regular expression"),
-        ("[[rule]]\nmatch = 'a'", r"p: rule 1: match 'a': nothing: it asks for nothing; say forbid, group, pin, prefetch or start"),
-        ("[[rule]]\nmatch = 'a'\nforbidden = true", r"p: rule 1: expected match, kind, .*; found 'forbidden'; did you mean 'forbid'\?"),
-        ("[[rule]]\nmatch = 'a('\nforbid = true", r"p: rule 1: match 'a\(': forbid: expected regular expressions, found missing \)"),
-        ("[[rule]]\nmatch = 'a'\nforbid = true\ngroup = true", r"forbid and group contradict each other"),
-        ("[[rule]]\nmatch = 'a'\npin = true\nprefetch = 1", r"pin and prefetch contradict each other"),
-        ("[[rule]]\nmatch = 'a'\nstart = 1\nprefetch = 1", r"prefetch and start contradict each other"),
+        (
+            "[[rule]]\nmatch = 'a'",
+            (
+                r"p: rule 1: match 'a': nothing: it asks for nothing; say forbid, group, pin,"
+                r" prefetch or start"
+            ),
+        ),
+        (
+            "[[rule]]\nmatch = 'a'\nforbidden = true",
+            r"p: rule 1: expected match, kind, .*; found 'forbidden'; did you mean 'forbid'\?",
+        ),
+        (
+            "[[rule]]\nmatch = 'a('\nforbid = true",
+            r"p: rule 1: match 'a\(': forbid: expected regular expressions, found missing \)",
+        ),
+        (
+            "[[rule]]\nmatch = 'a'\nforbid = true\ngroup = true",
+            r"forbid and group contradict each other",
+        ),
+        (
+            "[[rule]]\nmatch = 'a'\npin = true\nprefetch = 1",
+            r"pin and prefetch contradict each other",
+        ),
+        (
+            "[[rule]]\nmatch = 'a'\nstart = 1\nprefetch = 1",
+            r"prefetch and start contradict each other",
+        ),
         ("[[rule]]\nmatch = 'a'\nforbid = true\nclosed = true", r"closed belongs to group = true"),
-        ("[[rule]]\nmatch = 'a'\nprefetch = -1", r"prefetch: expected a whole number >= 0, found -1"),
+        (
+            "[[rule]]\nmatch = 'a'\nprefetch = -1",
+            r"prefetch: expected a whole number >= 0, found -1",
+        ),
         ("[[rule]]\nmatch = 'a'\nforbid = 1", r"forbid: expected true or false, found 1"),
-        ("[[rule]]\nmatch = 'a'\nforbid = true\nkind = 'gather'", r"kind: expected all_gather, reduce_scatter, all_reduce; found 'gather'"),
-        ("[[rule]]\nmatch = 'a'\nforbid = true\ndirection = 'both'", r"direction: expected forward or backward; found 'both'"),
-        ('[[rule]]\nmatch = "layers\\.0"\nforbid = true', r"p: expected TOML, found: .*; regular expressions stand in single quotes"),
+        (
+            "[[rule]]\nmatch = 'a'\nforbid = true\nkind = 'gather'",
+            r"kind: expected all_gather, reduce_scatter, all_reduce; found 'gather'",
+        ),
+        (
+            "[[rule]]\nmatch = 'a'\nforbid = true\ndirection = 'both'",
+            r"direction: expected forward or backward; found 'both'",
+        ),
+        (
+            '[[rule]]\nmatch = "layers\\.0"\nforbid = true',
+            r"p: expected TOML, found: .*; regular expressions stand in single quotes",
+        ),
         ("{", r"p: expected JSON, found an error in line 1"),
     ],
 )
@@ -83,7 +118,9 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def refused(*rules: Rule) -> str:
-    """Return the error of a plan on a problem of four gathers (layers 0 and 1) and two reductions, one after the other."""
+    """Return the error of a plan on a problem of four gathers (layers 0 and 1) and two reductions,
+    one after the other.
+    """
     problem = named(gathers_and_reductions())
     try:
         check_matches([problem], Plan(rules))
@@ -97,8 +134,14 @@ def refused(*rules: Rule) -> str:
     ("rule", "hint"),
     [
         (Rule(match=r"layer\.0\.w0", forbid=True), "the nearest names are layers.0.w0"),
-        (Rule(match=r"layers\.0", forbid=True), r"it names a module; what lies inside matches 'layers\.0\..*'"),
-        (Rule(match=r".*", kind="all_reduce", forbid=True), "such names there are, but only of all_gather and reduce_scatter"),
+        (
+            Rule(match=r"layers\.0", forbid=True),
+            r"it names a module; what lies inside matches 'layers\.0\..*'",
+        ),
+        (
+            Rule(match=r".*", kind="all_reduce", forbid=True),
+            "such names there are, but only of all_gather and reduce_scatter",
+        ),
     ],
 )
 def test_a_rule_that_matches_nothing_is_refused_with_the_nearest(rule: Rule, hint: str) -> None:
@@ -110,7 +153,12 @@ def test_a_rule_that_matches_nothing_is_refused_with_the_nearest(rule: Rule, hin
 def test_a_rule_of_the_other_direction_is_passed_over() -> None:
     """One plan serves both graphs, together or one by one."""
     forward = replace(named(gathers_and_reductions()), name="forward")
-    plan = Plan((Rule(match=r"nothing\.like\.this", direction="backward", forbid=True), Rule(match=r"layers\.0\.w0", forbid=True)))
+    plan = Plan(
+        (
+            Rule(match=r"nothing\.like\.this", direction="backward", forbid=True),
+            Rule(match=r"layers\.0\.w0", forbid=True),
+        )
+    )
     check_matches([forward], plan)
     assert [c.bucketable for c in restricted(forward, plan).collectives].count(False) == 1
 
@@ -136,7 +184,9 @@ def test_contradictions_are_refused_with_the_rules(rules: tuple[Rule, ...], said
 
 
 def test_what_captures_fill_in() -> None:
-    """A group for each value of ``by``, and each layer's gathers before the first compute node of that very layer."""
+    """A group for each value of ``by``, and each layer's gathers before the first compute node of
+    that very layer.
+    """
     problem = named(gathers_and_reductions())
     plan = Plan((Rule(match=r"layers\.(\d+)\..*", kind="reduce_scatter", group=True, by=r"\1"),))
     groups = [c.restriction.group for c in restricted(problem, plan).collectives]

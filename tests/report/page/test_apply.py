@@ -1,4 +1,6 @@
-"""How to apply a run: the printed commands make the same schedules again and take them, and the printed line of a job means the same."""
+"""How to apply a run: the printed commands make the same schedules again and take them, and the
+printed line of a job means the same.
+"""
 
 import re
 import shlex
@@ -14,7 +16,18 @@ from apsched.errors import InputError
 from apsched.report.page import report_page
 from tests.conftest import Run
 
-OPTIONS = ("--budget", "0.1", "--max-prefetch", "6", "--memory-cap", "none", "--contention", "compute=1.1", "--seed", "3")
+OPTIONS = (
+    "--budget",
+    "0.1",
+    "--max-prefetch",
+    "6",
+    "--memory-cap",
+    "none",
+    "--contention",
+    "compute=1.1",
+    "--seed",
+    "3",
+)
 
 
 @pytest.fixture
@@ -27,7 +40,16 @@ def printed(run: Run, debug_graphs: dict[str, Path]) -> list[str]:
 
 def test_the_commands_do_what_they_say(run: Run, printed: list[str]) -> None:
     solve, check, *_ = printed
-    assert shlex.split(solve)[3:] == [*OPTIONS[4:6], "--max-prefetch", "6", "--budget", "0.1", "--seed", "3", *OPTIONS[6:8]]
+    assert shlex.split(solve)[3:] == [
+        *OPTIONS[4:6],
+        "--max-prefetch",
+        "6",
+        "--budget",
+        "0.1",
+        "--seed",
+        "3",
+        *OPTIONS[6:8],
+    ]
     ran = run(*shlex.split(solve)[1:], "-o", "again")
     assert ran.code == 0, ran.stderr
     for file in ("backward.schedule.json", "backward.graph"):
@@ -37,8 +59,12 @@ def test_the_commands_do_what_they_say(run: Run, printed: list[str]) -> None:
     assert "backward: step time" in ran.stdout
 
 
-def test_the_line_of_a_job_means_the_same(printed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It can be run as it stands: the settings are those of the run, the schedule is read, and a search has its budget and seed."""
+def test_the_line_of_a_job_means_the_same(
+    printed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It can be run as it stands: the settings are those of the run, the schedule is read, and a
+    search has its budget and seed.
+    """
     import torch
 
     monkeypatch.setattr(torch, "compile", lambda model, backend: backend)
@@ -48,7 +74,9 @@ def test_the_line_of_a_job_means_the_same(printed: list[str], monkeypatch: pytes
         exec(code, found)
         backends.append(found["model"])
     replayed, solved = (backend.settings for backend in backends)
-    assert [Path(file.path).name for file in replayed.answers.schedules] == ["backward.schedule.json"]
+    assert [Path(file.path).name for file in replayed.answers.schedules] == [
+        "backward.schedule.json"
+    ]
     assert replayed.memory_cap == solved.memory_cap == "none"
     assert replayed.max_prefetch == solved.max_prefetch == 6
     assert replayed.contention == solved.contention == "compute=1.1"
@@ -72,7 +100,11 @@ def test_options_become_flags_and_settings() -> None:
             "vary": ["seq=1,2"],
         }
     )
-    assert words(stated) == "--mesh fsdp=8 --collectives 'a b.txt' --collectives c.txt --max-topo-span none --unfused --seed 0"
+    assert (
+        words(stated)
+        == "--mesh fsdp=8 --collectives 'a b.txt' --collectives c.txt --max-topo-span none"
+        " --unfused --seed 0"
+    )
     assert words(stated, ("--mesh", "--unfused")) == "--mesh fsdp=8 --unfused"
     assert backend_arguments(stated) == {"max_topo_span": "None", "seed": "0"}
     model = "apsched.load_cost_model('c.json', cluster='h200')"

@@ -1,4 +1,6 @@
-"""The page as a text: its tables are the answer's figures, its data the timeline's, and it holds all that it needs."""
+"""The page as a text: its tables are the answer's figures, its data the timeline's, and it holds
+all that it needs.
+"""
 
 import base64
 import gzip
@@ -56,17 +58,26 @@ def page(solved: SolvedRun) -> str:
 
 
 def test_the_tables_are_the_figures_of_the_run(page: str, debug_run: Path) -> None:
-    """Every baseline and the schedule found, of both graphs, with step time and number of collectives; and a row for every launch."""
+    """Every baseline and the schedule found, of both graphs, with step time and number of
+    collectives; and a row for every launch.
+    """
     cells = _Cells()
     cells.feed(page)
     for graph in json.loads((debug_run / "result.json").read_text())["graphs"]:
         scores = {**graph["baselines"], "apsched": graph}
         for name, score in scores.items():
-            found = [row for row in cells.rows if row[0] == name and row[1] == show_us(score["step_time_us"])]
+            found = [
+                row
+                for row in cells.rows
+                if row[0] == name and row[1] == show_us(score["step_time_us"])
+            ]
             assert found, name
             assert found[0][5] == str(score["num_launches"])
     launches = [row for row in cells.rows if len(row) == 11 and row[0].isdigit()]
-    assert len(launches) == sum(graph["num_launches"] for graph in json.loads((debug_run / "result.json").read_text())["graphs"])
+    assert len(launches) == sum(
+        graph["num_launches"]
+        for graph in json.loads((debug_run / "result.json").read_text())["graphs"]
+    )
 
 
 def test_the_data_are_the_timelines(page: str, solved: SolvedRun) -> None:
@@ -82,19 +93,25 @@ def test_the_data_are_the_timelines(page: str, solved: SolvedRun) -> None:
             assert tuple(accumulate(order["steps"]["length"])) == timeline.end_ticks
             assert tuple(accumulate(order["steps"]["live"])) == timeline.live_bytes
             assert order["step_time"] == timeline.step_time_ticks
-            assert [*zip(order["transfers"]["begin"], order["transfers"]["bytes"], strict=True)] == [
-                (t.begin_ticks, t.size_bytes) for t in timeline.transfers
-            ]
+            assert [
+                *zip(order["transfers"]["begin"], order["transfers"]["bytes"], strict=True)
+            ] == [(t.begin_ticks, t.size_bytes) for t in timeline.transfers]
 
 
 def test_every_stall_says_why(solved: SolvedRun) -> None:
-    """Each step at which the compute stream stands still has a sentence, which names the collective that it waits for."""
+    """Each step at which the compute stream stands still has a sentence, which names the collective
+    that it waits for.
+    """
     for graph in solved.graphs:
         problem = graph.result.problem
         for schedule in (graph.before, graph.after):
             timeline = simulate(problem, schedule)
             said = stalls(problem, schedule, timeline, graph.result.caps)
-            waits = {t.wait_step: t for t in timeline.transfers if timeline.end_ticks[t.wait_step] > timeline.begin_ticks[t.wait_step]}
+            waits = {
+                t.wait_step: t
+                for t in timeline.transfers
+                if timeline.end_ticks[t.wait_step] > timeline.begin_ticks[t.wait_step]
+            }
             assert waits.keys() == {k for k in said if k >= 0}
             assert (-1 in said) == (timeline.step_time_ticks > timeline.end_ticks[-1])
             for k, transfer in waits.items():
@@ -105,7 +122,9 @@ def test_every_stall_says_why(solved: SolvedRun) -> None:
 
 
 def test_the_page_fetches_nothing(page: str) -> None:
-    """No address of anything outside, and a policy that forbids any; small, too (a run of 13,000 nodes takes half a megabyte)."""
+    """No address of anything outside, and a policy that forbids any; small, too (a run of 13,000
+    nodes takes half a megabyte).
+    """
     assert not re.search(r"https?://|src=|<link|@import|url\(", page)
     assert "default-src 'none'" in page
     assert len(page) < 200_000
@@ -119,15 +138,30 @@ def test_names_are_text(solved: SolvedRun) -> None:
 
 
 def test_the_command_needs_no_torch_and_repeats_its_bytes(debug_run: Path, tmp_path: Path) -> None:
-    code = "import sys; from apsched.cli import main; code = main(sys.argv[1:]); assert 'torch' not in sys.modules; sys.exit(code)"
+    code = (
+        "import sys; from apsched.cli import main; code = main(sys.argv[1:]); assert 'torch' not in"
+        " sys.modules; sys.exit(code)"
+    )
     for name in ("one.html", "two.html"):
-        subprocess.run([sys.executable, "-c", code, "report", str(debug_run), "-o", str(tmp_path / name)], check=True, capture_output=True)
-    assert (tmp_path / "one.html").read_bytes() == (tmp_path / "two.html").read_bytes() == report_page(load_run(debug_run))
+        subprocess.run(
+            [sys.executable, "-c", code, "report", str(debug_run), "-o", str(tmp_path / name)],
+            check=True,
+            capture_output=True,
+        )
+    assert (
+        (tmp_path / "one.html").read_bytes()
+        == (tmp_path / "two.html").read_bytes()
+        == report_page(load_run(debug_run))
+    )
 
 
 def test_the_command_says_what_it_wrote_and_what_is_wrong(run: Run, debug_run: Path) -> None:
     ran = run("report", debug_run, "-o", "page.html", "--json")
-    assert json.loads(ran.stdout) == {"schema": 1, "file": "page.html", "bytes": Path("page.html").stat().st_size}
+    assert json.loads(ran.stdout) == {
+        "schema": 1,
+        "file": "page.html",
+        "bytes": Path("page.html").stat().st_size,
+    }
     ran = run("report", "nowhere")
     assert ran.code == 2
     assert len(ran.errors) == 1

@@ -1,4 +1,6 @@
-"""Every tick of a step has one owner, and each stretch of transfers the cause that the order shows."""
+"""Every tick of a step has one owner, and each stretch of transfers the cause that the order
+shows.
+"""
 
 import random
 from itertools import pairwise
@@ -22,14 +24,19 @@ def path_of(problem: Problem, order: str, caps: Caps | None = None) -> CriticalP
 
 @pytest.mark.parametrize("seed", range(60))
 def test_shares_add_up_to_the_step_time(seed: int) -> None:
-    """Also where all is exposed, or nothing is; no stretch is more exposed than it is long; exposed time is on the path."""
+    """Also where all is exposed, or nothing is; no stretch is more exposed than it is long; exposed
+    time is on the path.
+    """
     rng = random.Random(seed)
     problem = random_problem(rng, max_collectives=8, max_compute=6)
     caps = random_caps(rng, problem)
     for order in (as_captured(problem.num_nodes), *(random_schedule(problem, s) for s in range(6))):
         timeline = simulate(problem, order)
         path = critical_path(problem, order, timeline, caps)
-        assert path.compute_ticks + path.overhead_ticks + sum(s.ticks for s in path.stretches) == timeline.step_time_ticks
+        assert (
+            path.compute_ticks + path.overhead_ticks + sum(s.ticks for s in path.stretches)
+            == timeline.step_time_ticks
+        )
         assert all(0 <= s.exposed_ticks <= s.ticks for s in path.stretches)
         assert sum(s.exposed_ticks for s in path.stretches) <= timeline.exposed_ticks
         ends = [(s.begin_ticks, s.end_ticks) for s in path.stretches]
@@ -37,12 +44,20 @@ def test_shares_add_up_to_the_step_time(seed: int) -> None:
 
 
 def two_layers() -> ByHand:
-    """A gather of 30 ticks for each of two nodes of 100, and a reduction of 40 of what the second makes."""
+    """A gather of 30 ticks for each of two nodes of 100, and a reduction of 40 of what the second
+    makes.
+    """
     b = ByHand(prices={"all_gather": line(30), "reduce_scatter": line(40)})
     x = b.input("x", 512)
     for i in range(2):
         shard = b.input(f"s{i}", 512, kept=True)
-        x = b.compute(f"c{i}", 100, x, b.wait(f"w{i}", b.start("all_gather", f"ag{i}", shard, 512, 1024, launch_ticks=2)), size=2048)
+        x = b.compute(
+            f"c{i}",
+            100,
+            x,
+            b.wait(f"w{i}", b.start("all_gather", f"ag{i}", shard, 512, 1024, launch_ticks=2)),
+            size=2048,
+        )
     b.end = b.wait("wr", b.start("reduce_scatter", "rs", x, 2048, 512))  # type: ignore[attr-defined]
     return b
 
@@ -53,7 +68,9 @@ def test_head_compute_and_tail() -> None:
     problem = b.output(b.end)  # type: ignore[attr-defined]
     path = path_of(problem, "x s0 s1 ag0 ag1 w0 c0 w1 c1 rs wr output")
     assert (path.step_time_ticks, path.compute_ticks, path.overhead_ticks) == (272, 200, 2)
-    assert [(s.where, s.cause, s.begin_ticks, s.end_ticks, s.exposed_ticks) for s in path.stretches] == [
+    assert [
+        (s.where, s.cause, s.begin_ticks, s.end_ticks, s.exposed_ticks) for s in path.stretches
+    ] == [
         (Where.HEAD, Cause.START, 2, 32, 28),
         (Where.TAIL, Cause.DATA, 232, 272, 40),
     ]
@@ -71,7 +88,9 @@ def test_head_compute_and_tail() -> None:
     ],
 )
 def test_why_a_gather_does_not_start_sooner(caps: Caps, cause: Cause) -> None:
-    """Launched right before its need: before the first node it would hold 1024 bytes beside 4608 there."""
+    """Launched right before its need: before the first node it would hold 1024 bytes beside 4608
+    there.
+    """
     b = two_layers()
     problem = b.output(b.end)  # type: ignore[attr-defined]
     order = schedule(problem, "x s0 s1 ag0 w0 c0 ag1 w1 c1 rs wr output")
@@ -80,7 +99,12 @@ def test_why_a_gather_does_not_start_sooner(caps: Caps, cause: Cause) -> None:
     assert timeline.live_bytes[at] == 4608
     path = critical_path(problem, order, timeline, caps)
     second = path.stretches[1]
-    assert (second.where, second.cause, second.begin_ticks, second.exposed_ticks) == (Where.MIDDLE, cause, 134, 30)
+    assert (second.where, second.cause, second.begin_ticks, second.exposed_ticks) == (
+        Where.MIDDLE,
+        cause,
+        134,
+        30,
+    )
     assert (second.at_step == at) == (cause is not Cause.CHOICE)
     assert (path.full_step == at) == (cause is Cause.MEMORY)
 
@@ -91,7 +115,13 @@ def test_a_stream_that_is_busy() -> None:
     x = b.input("x", 512)
     for i in range(3):
         shard = b.input(f"s{i}", 512, kept=True)
-        x = b.compute(f"c{i}", 100, x, b.wait(f"w{i}", b.start("all_gather", f"ag{i}", shard, 512, 1024)), size=512)
+        x = b.compute(
+            f"c{i}",
+            100,
+            x,
+            b.wait(f"w{i}", b.start("all_gather", f"ag{i}", shard, 512, 1024)),
+            size=512,
+        )
     path = path_of(b.output(x), "x s0 s1 s2 ag0 ag1 ag2 w0 c0 w1 c1 w2 c2 output")
     assert path.step_time_ticks == 700
     assert [(s.where, s.cause, s.transfers, s.exposed_ticks) for s in path.stretches] == [

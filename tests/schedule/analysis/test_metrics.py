@@ -1,4 +1,6 @@
-"""Metrics of schedules: counted by hand, in the result, and loud where a launch cannot be told by its name."""
+"""Metrics of schedules: counted by hand, in the result, and loud where a launch cannot be told by
+its name.
+"""
 
 import logging
 from dataclasses import replace
@@ -26,12 +28,21 @@ KIB = 1024
 
 
 def backward(num: int) -> Problem:
-    """``num`` times: two compute nodes, of which the second makes a gradient of 4 KiB that is scattered to four process ranks."""
+    """``num`` times: two compute nodes, of which the second makes a gradient of 4 KiB that is
+    scattered to four process ranks.
+    """
     hand = ByHand(prices={"reduce_scatter": line(5, 1)})
     waits = []
     for i in range(num):
         hand.compute(f"relu{i}", 2, size=KIB)
-        start = hand.start("reduce_scatter", f"rs{i}", hand.compute(f"mm{i}", 3, size=4 * KIB), 4 * KIB, KIB, module=f"layers.{i}.w")
+        start = hand.start(
+            "reduce_scatter",
+            f"rs{i}",
+            hand.compute(f"mm{i}", 3, size=4 * KIB),
+            4 * KIB,
+            KIB,
+            module=f"layers.{i}.w",
+        )
         waits.append(hand.wait(f"wait{i}", start))
     return replace(hand.output(*waits), name="backward")
 
@@ -39,7 +50,9 @@ def backward(num: int) -> Problem:
 def bucketed(problem: Problem, *buckets: tuple[int, ...]) -> Schedule:
     """All compute first; then one launch for each bucket."""
     apart = {node for c in problem.collectives for node in (c.start, c.wait)}
-    steps = [Step(StepKind.NODE, node) for node in range(problem.num_nodes - 1) if node not in apart]
+    steps = [
+        Step(StepKind.NODE, node) for node in range(problem.num_nodes - 1) if node not in apart
+    ]
     for kind in (StepKind.COPY_IN, StepKind.START, StepKind.WAIT):
         steps += [Step(kind, b) for b in range(len(buckets))]
     steps.append(Step(StepKind.NODE, problem.num_nodes - 1))
@@ -61,9 +74,18 @@ def test_numbers_by_hand():
     assert (found.longest_run_captured, found.longest_run) == (2, 12)
     assert found.peak_memory_bytes == timeline.peak_memory_bytes
     assert found.exposed_us == timeline.exposed_ticks / 1000
-    captured = metrics_of(problem, as_captured(problem.num_nodes), simulate(problem, as_captured(problem.num_nodes)), Caps())
+    captured = metrics_of(
+        problem,
+        as_captured(problem.num_nodes),
+        simulate(problem, as_captured(problem.num_nodes)),
+        Caps(),
+    )
     assert (captured.longest_run_captured, captured.longest_run) == (2, 2)
-    assert (captured.launches[0].num_launches, captured.launches[0].num_buckets, captured.launches[0].largest_span) == (6, 0, 0)
+    assert (
+        captured.launches[0].num_launches,
+        captured.launches[0].num_buckets,
+        captured.launches[0].largest_span,
+    ) == (6, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +113,11 @@ def test_they_are_in_the_result_in_its_json_and_in_the_log(caplog):
         result = solve_problem.solve(problem, options=SolveOptions(time_slack=0.0))
     assert result.metrics is not None
     (written,) = graph_json(result)["metrics"]["launches"]
-    assert written["num_launches"] == result.metrics.launches[0].num_launches == result.timeline.num_launches
+    assert (
+        written["num_launches"]
+        == result.metrics.launches[0].num_launches
+        == result.timeline.num_launches
+    )
     assert graph_json(result)["metrics"]["longest_run"] == result.metrics.longest_run
     assert caplog.messages == [f"backward: {line}" for line in result.metrics.lines()]
     assert "backward reduce_scatter on group" in caplog.messages[0]
@@ -108,7 +134,9 @@ def rewritten():
         assert schedule is not None
         assert schedule.buckets
         module = write_back(captured.module, problem, schedule, process_rank_of=lambda group: 0)
-        trip = round_trip(module, captured, FlatCosts(), running.group_ranks, simulate(problem, schedule))
+        trip = round_trip(
+            module, captured, FlatCosts(), running.group_ranks, simulate(problem, schedule)
+        )
         yield trip, module, problem, schedule
 
 
@@ -124,11 +152,19 @@ def test_a_rewrite_that_loses_a_name_is_not_silent(rewritten, what):
     trip, module, problem, schedule = rewritten
     module = copied(module)
     in_bucket = {c for bucket in schedule.buckets for c in bucket.members}
-    alone = next(problem.node_names[c.start] for k, c in enumerate(problem.collectives) if k not in in_bucket)
+    alone = next(
+        problem.node_names[c.start] for k, c in enumerate(problem.collectives) if k not in in_bucket
+    )
     for node in module.graph.nodes:
-        if what == "a bucket loses its note" and node.meta.get("apsched", {}).get("role") == "start":
+        if (
+            what == "a bucket loses its note"
+            and node.meta.get("apsched", {}).get("role") == "start"
+        ):
             node.meta["apsched"] = {}
-            lost = "+".join(problem.node_names[problem.collectives[c].start] for c in schedule.buckets[0].members)
+            lost = "+".join(
+                problem.node_names[problem.collectives[c].start]
+                for c in schedule.buckets[0].members
+            )
             break
         if what == "a start is renamed" and node.name == alone:
             node._rename("elsewhere")
@@ -144,7 +180,9 @@ def test_the_forms_of_buckets_are_counted():
     flat = bucketed(problem, (0, 1, 2), (3, 4, 5))
     gone = {Step(StepKind.COPY_IN, 1)}
     steps = tuple(step for step in flat.steps if step not in gone)
-    schedule = replace(flat, buckets=(flat.buckets[0], replace(flat.buckets[1], coalesced=True)), steps=steps)
+    schedule = replace(
+        flat, buckets=(flat.buckets[0], replace(flat.buckets[1], coalesced=True)), steps=steps
+    )
     (launches,) = metrics_of(problem, schedule, simulate(problem, schedule), Caps()).launches
     assert (launches.num_buckets, launches.num_coalesced) == (2, 1)
     assert "2 launches, 2 of several (1 coalesced)" in str(launches)

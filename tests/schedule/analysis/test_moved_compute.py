@@ -19,7 +19,10 @@ def independent(count: int) -> Problem:
 
 
 def names(problem: Problem, order: str) -> set[str]:
-    return {problem.node_names[node] for node in moved_compute(problem, schedule(problem, f"x {order} output"))}
+    return {
+        problem.node_names[node]
+        for node in moved_compute(problem, schedule(problem, f"x {order} output"))
+    }
 
 
 def test_nothing_moves_as_captured() -> None:
@@ -40,7 +43,9 @@ def test_one_that_is_put_off_moves_and_those_that_it_lets_pass_do_not() -> None:
 def test_no_fewer_would_do(seed: int) -> None:
     problem = independent(7)
     places = random.Random(seed).sample(range(7), 7)
-    moved = moved_compute(problem, schedule(problem, f"x {' '.join(f'n{k}' for k in places)} output"))
+    moved = moved_compute(
+        problem, schedule(problem, f"x {' '.join(f'n{k}' for k in places)} output")
+    )
     kept = [k for k in places if problem.captured_order[k] not in moved]
     assert kept == sorted(kept)
     larger = len(kept) + 1

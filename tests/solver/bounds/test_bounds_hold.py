@@ -20,11 +20,16 @@ from tests.helpers.problems.strategies import random_caps, random_problem
 def assert_holds(problem: Problem) -> None:
     result = solve(problem, Caps(), SolveOptions(time_slack=0.0))
     assert result.best is not None
-    assert step_time_bound(problem, problem_arrays(problem), Caps()).ticks <= result.best.step_time_ticks
+    assert (
+        step_time_bound(problem, problem_arrays(problem), Caps()).ticks
+        <= result.best.step_time_ticks
+    )
 
 
 def test_copies_that_cost_the_same_up_to_some_size() -> None:
-    """max(latency, bytes / bandwidth): the first bytes are free, so the latency must not be counted beside them."""
+    """max(latency, bytes / bandwidth): the first bytes are free, so the latency must not be counted
+    beside them.
+    """
     b = ByHand(
         prices={"reduce_scatter": line(1)},
         copy_price=PriceCurve(size_bytes=(0, 10240, 20480), price_ticks=(1000, 1000, 101000)),
@@ -32,16 +37,24 @@ def test_copies_that_cost_the_same_up_to_some_size() -> None:
     )
     x = b.input("x", 1024)
     grads = [b.compute(f"g{i}", 10, x, size=5120) for i in range(2)]
-    starts = [b.start("reduce_scatter", f"rs{i}", g, 5120, 2560, launch_ticks=1500) for i, g in enumerate(grads)]
+    starts = [
+        b.start("reduce_scatter", f"rs{i}", g, 5120, 2560, launch_ticks=1500)
+        for i, g in enumerate(grads)
+    ]
     assert_holds(b.output(*(b.wait(f"w{i}", s) for i, s in enumerate(starts))))
 
 
 def test_copy_outs_for_outputs_run_beside_the_last_reduction() -> None:
     """Gathers that only outputs need: their copies are no work before the last launch."""
-    b = ByHand(prices={"reduce_scatter": line(500), "all_gather": line(0, 100)}, copy_price=line(0, 100))
+    b = ByHand(
+        prices={"reduce_scatter": line(500), "all_gather": line(0, 100)}, copy_price=line(0, 100)
+    )
     shards = [b.input(f"s{i}", 16, kept=True) for i in range(2)]
     x = b.input("x", 1024)
-    starts = [b.start("all_gather", f"ag{i}", s, 16, 1024, launch_ticks=1000) for i, s in enumerate(shards)]
+    starts = [
+        b.start("all_gather", f"ag{i}", s, 16, 1024, launch_ticks=1000)
+        for i, s in enumerate(shards)
+    ]
     waits = [b.wait(f"w{i}", s) for i, s in enumerate(starts)]
     g = b.compute("g", 1000, x, size=5120)
     assert_holds(b.output(*waits, b.wait("w", b.start("reduce_scatter", "rs", g, 5120, 2560))))
@@ -53,10 +66,17 @@ def test_an_input_that_is_not_held_may_go_before_the_wait() -> None:
     x = b.input("x", 512)
     g = b.compute("g", 10, x, size=64 * 1024)
     w = b.wait("w", b.start("reduce_scatter", "rs", g, 64 * 1024, 1024, holds_input=False))
-    problem, caps = b.output(w, b.compute("h", 500, x, size=64 * 1024)), Caps(memory_cap_bytes=100 * 1024)
+    problem, caps = (
+        b.output(w, b.compute("h", 500, x, size=64 * 1024)),
+        Caps(memory_cap_bytes=100 * 1024),
+    )
     result = solve(problem, caps, SolveOptions(time_slack=0.0))
     assert result.best is not None
-    assert step_time_bound(problem, tighten(problem_arrays(problem), caps), caps).ticks <= result.best.step_time_ticks == 1010
+    assert (
+        step_time_bound(problem, tighten(problem_arrays(problem), caps), caps).ticks
+        <= result.best.step_time_ticks
+        == 1010
+    )
 
 
 def test_the_launch_of_an_on_path_collective_takes_time_before_its_transfer() -> None:
@@ -65,16 +85,24 @@ def test_the_launch_of_an_on_path_collective_takes_time_before_its_transfer() ->
     x = b.input("x", 512)
     for i in range(3):
         x = b.compute(f"f{i}", 100, x, size=512)
-        x = b.wait(f"w{i}", b.start("all_reduce", f"ar{i}", x, 512, 512, launch_ticks=7, on_path=True))
+        x = b.wait(
+            f"w{i}", b.start("all_reduce", f"ar{i}", x, 512, 512, launch_ticks=7, on_path=True)
+        )
     problem = b.output(b.compute("last", 100, x, size=512))
     result = solve(problem, Caps(), SolveOptions(time_slack=0.0))
     assert result.best is not None
-    assert step_time_bound(problem, problem_arrays(problem), Caps()).ticks == result.best.step_time_ticks == 4 * 100 + 3 * 207
+    assert (
+        step_time_bound(problem, problem_arrays(problem), Caps()).ticks
+        == result.best.step_time_ticks
+        == 4 * 100 + 3 * 207
+    )
 
 
 @pytest.mark.parametrize("chunk", range(7))
 def test_no_bound_is_above_the_optimum_of_exhaustive_search(chunk: int) -> None:
-    """700 problems: each bound on time, what the memory cap forces included, and the one on memory; a few of them meet the optimum."""
+    """700 problems: each bound on time, what the memory cap forces included, and the one on memory;
+    a few of them meet the optimum.
+    """
     met = 0
     for seed in range(chunk * 100, (chunk + 1) * 100):
         rng = random.Random(seed)
@@ -84,7 +112,11 @@ def test_no_bound_is_above_the_optimum_of_exhaustive_search(chunk: int) -> None:
             continue
         small = problem_arrays(problem)
         forced = tighten(small, caps)
-        bounds = [step_time_bound(problem, small, caps), step_time_bound(problem, forced, caps), lp_bound(problem, forced, caps)]
+        bounds = [
+            step_time_bound(problem, small, caps),
+            step_time_bound(problem, forced, caps),
+            lp_bound(problem, forced, caps),
+        ]
         assert max(bound.ticks for bound in bounds) <= best.step_time_ticks, (seed, bounds)
         met += max(bound.ticks for bound in bounds) == best.step_time_ticks
         least = least_memory(problem, caps)

@@ -1,4 +1,6 @@
-"""Under contention: bounds hold for every order, and the answer is no slower than any baseline and than the answer without contention."""
+"""Under contention: bounds hold for every order, and the answer is no slower than any baseline and
+than the answer without contention.
+"""
 
 import random
 from collections.abc import Iterator
@@ -31,7 +33,9 @@ QUICK = SolveOptions(budget=0.2)
 
 
 def all_schedules(problem: Problem) -> Iterator[Schedule]:
-    """Yield every order with every partition, compute as captured; nodes that take no time, and are no decision, come when they can."""
+    """Yield every order with every partition, compute as captured; nodes that take no time, and are
+    no decision, come when they can.
+    """
     for buckets in partitions(problem, Caps()):
         shared = [Bucket(tuple(members)) for members in buckets]
         before = step_precedence(problem, shared)
@@ -43,13 +47,19 @@ def all_schedules(problem: Problem) -> Iterator[Schedule]:
             yield Schedule(buckets=tuple(shared), steps=steps)
 
 
-def _orders(problem: Problem, before: dict[Step, set[Step]], done: tuple[Step, ...], seen: frozenset[Step]) -> Iterator[tuple[Step, ...]]:
+def _orders(
+    problem: Problem, before: dict[Step, set[Step]], done: tuple[Step, ...], seen: frozenset[Step]
+) -> Iterator[tuple[Step, ...]]:
     ready = sorted(step for step, earlier in before.items() if step not in seen and earlier <= seen)
     if not ready:
         if len(done) == len(before):
             yield done
         return
-    at_once = [s for s in ready if s.kind is StepKind.NODE and problem.kinds[s.index] in (NodeKind.INPUT, NodeKind.VIEW)]
+    at_once = [
+        s
+        for s in ready
+        if s.kind is StepKind.NODE and problem.kinds[s.index] in (NodeKind.INPUT, NodeKind.VIEW)
+    ]
     for step in at_once[:1] or ready:
         yield from _orders(problem, before, (*done, step), seen | {step})
 
@@ -69,7 +79,9 @@ def least_of_all(problem: Problem) -> int | None:
 def test_bounds_and_answers_beside_all_schedules(chunk: int) -> None:
     looked_at = met = 0
     for seed in range(chunk * 40, (chunk + 1) * 40):
-        problem = contended(random_problem(random.Random(seed), max_collectives=3, max_compute=3), seed)
+        problem = contended(
+            random_problem(random.Random(seed), max_collectives=3, max_compute=3), seed
+        )
         least = least_of_all(problem)
         if least is None:
             continue
@@ -111,10 +123,16 @@ def test_never_slower_than_what_is_known(max_compute_move: int) -> None:
         if answer.best is None or free.best is None:
             continue
         assert verify(problem, answer.best.schedule, caps) == ()
-        assert answer.best.step_time_ticks == simulate(problem, answer.best.schedule).step_time_ticks
+        assert (
+            answer.best.step_time_ticks == simulate(problem, answer.best.schedule).step_time_ticks
+        )
         assert answer.bound_ticks <= answer.fastest_ticks <= answer.best.step_time_ticks
         assert answer.fastest_ticks <= simulate(problem, free.best.schedule).step_time_ticks
-        assert all(answer.best.step_time_ticks <= known.step_time_ticks for known in answer.baselines if known.fits)
+        assert all(
+            answer.best.step_time_ticks <= known.step_time_ticks
+            for known in answer.baselines
+            if known.fits
+        )
     assert solve(problem, caps, QUICK) == answer
 
 

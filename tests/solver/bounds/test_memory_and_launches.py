@@ -1,4 +1,6 @@
-"""Bounds on peak memory and on launches: no schedule is below them, and they are met where the whole problem is solved."""
+"""Bounds on peak memory and on launches: no schedule is below them, and they are met where the
+whole problem is solved.
+"""
 
 import random
 from dataclasses import replace
@@ -24,7 +26,9 @@ STRICT = SolveOptions(time_slack=0.0, budget=20.0)
 
 
 def test_the_optimum_of_exhaustive_search_is_not_below() -> None:
-    """Among the fastest the least peak, and among those the fewest launches; the bound on launches mostly meets them."""
+    """Among the fastest the least peak, and among those the fewest launches; the bound on launches
+    mostly meets them.
+    """
     met = higher = total = 0
     for seed in range(150):
         rng = random.Random(seed)
@@ -33,12 +37,19 @@ def test_the_optimum_of_exhaustive_search_is_not_below() -> None:
         best = best_schedule(problem, caps)
         if best is None:
             continue
-        small, within = problem_arrays(problem), replace(caps, memory_cap_bytes=best.peak_memory_bytes)
+        small, within = (
+            problem_arrays(problem),
+            replace(caps, memory_cap_bytes=best.peak_memory_bytes),
+        )
         peak = peak_bound(problem, small, caps, best.step_time_ticks)
         launches = launches_bound(problem, small, within, best.step_time_ticks)
         assert peak <= best.peak_memory_bytes, seed
         assert launches <= best.num_launches, seed
-        total, met, higher = total + 1, met + (launches == best.num_launches), higher + (peak > memory_bound(small))
+        total, met, higher = (
+            total + 1,
+            met + (launches == best.num_launches),
+            higher + (peak > memory_bound(small)),
+        )
     assert met >= 0.6 * total
     assert higher >= 3, "a limit on time forces bytes to be in flight"
 
@@ -48,13 +59,22 @@ def test_no_random_schedule_is_below(seed: int) -> None:
     """Each is measured by the bounds for its own step time and peak."""
     problem = random_problem(random.Random(seed), max_collectives=9, max_compute=8)
     small = problem_arrays(problem)
-    for order in (as_captured(problem.num_nodes), *(random_schedule(problem, s) for s in range(15))):
+    for order in (
+        as_captured(problem.num_nodes),
+        *(random_schedule(problem, s) for s in range(15)),
+    ):
         if verify(problem, order, Caps()):
             continue  # it moves compute
         timeline = simulate(problem, order)
-        assert peak_bound(problem, small, Caps(), timeline.step_time_ticks) <= timeline.peak_memory_bytes
+        assert (
+            peak_bound(problem, small, Caps(), timeline.step_time_ticks)
+            <= timeline.peak_memory_bytes
+        )
         within = Caps(memory_cap_bytes=timeline.peak_memory_bytes)
-        assert launches_bound(problem, small, within, timeline.step_time_ticks) <= timeline.num_launches
+        assert (
+            launches_bound(problem, small, within, timeline.step_time_ticks)
+            <= timeline.num_launches
+        )
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -70,7 +90,9 @@ def test_all_three_objectives_are_proven_where_the_whole_problem_is_solved(seed:
 
 
 def four_gathers(holding: int, at_node: int) -> Problem:
-    """Four compute nodes of 100 ticks, each with a gather of 4 KiB that takes 10; ``at_node`` makes so many bytes beside its result."""
+    """Four compute nodes of 100 ticks, each with a gather of 4 KiB that takes 10; ``at_node`` makes
+    so many bytes beside its result.
+    """
     b = ByHand(prices={"all_gather": line(10)})
     x = b.input("x", 512)
     results = []
@@ -82,31 +104,50 @@ def four_gathers(holding: int, at_node: int) -> Problem:
 
 
 def test_memory_forces_launches() -> None:
-    """With room for two gathers beside what is needed, all four cannot share a launch; with room for one, no two can."""
+    """With room for two gathers beside what is needed, all four cannot share a launch; with room
+    for one, no two can.
+    """
     problem = four_gathers(512, 0)
     small = problem_arrays(problem)
     floor = memory_bound(small)
-    bounds = [launches_bound(problem, small, Caps(memory_cap_bytes=floor + room), 10_000) for room in (3 * 4096, 2 * 4096, 4096, 0)]
+    bounds = [
+        launches_bound(problem, small, Caps(memory_cap_bytes=floor + room), 10_000)
+        for room in (3 * 4096, 2 * 4096, 4096, 0)
+    ]
     assert bounds == [1, 2, 2, 4]
 
 
 def test_time_forces_launches() -> None:
-    """A transfer of a byte takes a tick in a KiB: one bucket of all would let the first node wait for the last gather."""
+    """A transfer of a byte takes a tick in a KiB: one bucket of all would let the first node wait
+    for the last gather.
+    """
     b = ByHand(prices={"all_gather": line(10, 100)})
     x = b.input("x", 512)
     results = []
     for i in range(4):
         shard = b.input(f"s{i}", 2048, kept=True)
-        results.append(b.compute(f"c{i}", 1000, x, b.wait(f"w{i}", b.start("all_gather", f"ag{i}", shard, 2048, 4096)), size=512))
+        results.append(
+            b.compute(
+                f"c{i}",
+                1000,
+                x,
+                b.wait(f"w{i}", b.start("all_gather", f"ag{i}", shard, 2048, 4096)),
+                size=512,
+            )
+        )
     problem = b.output(*results)
     small = problem_arrays(problem)
     assert launches_bound(problem, small, Caps(), 4000 + 10 + 1600) == 1
     assert launches_bound(problem, small, Caps(), 4000 + 10 + 1599) == 2
-    assert launches_bound(problem, small, Caps(), 4000 + 410) == 3, "the first alone; behind it there is time for two, not for three"
+    assert launches_bound(problem, small, Caps(), 4000 + 410) == 3, (
+        "the first alone; behind it there is time for two, not for three"
+    )
 
 
 def test_time_forces_bytes_in_flight() -> None:
-    """No wait is possible: the second gather runs beside the first node, and its output is alive there."""
+    """No wait is possible: the second gather runs beside the first node, and its output is alive
+    there.
+    """
     problem = four_gathers(512, 0)
     small = problem_arrays(problem)
     assert peak_bound(problem, small, Caps(), 410) == memory_bound(small) + 4096
@@ -114,11 +155,15 @@ def test_time_forces_bytes_in_flight() -> None:
 
 
 def test_a_gather_that_only_another_gather_reads_is_not_held_to_its_need() -> None:
-    """Its output may go as soon as the second one is done: neither the cap nor the limit on time keeps it alive at the node before."""
+    """Its output may go as soon as the second one is done: neither the cap nor the limit on time
+    keeps it alive at the node before.
+    """
     b = ByHand(prices={"all_gather": line(10)})
     x, shard = b.input("x", 512), b.input("s", 512, kept=True)
     first = b.wait("w0", b.start("all_gather", "ag0", shard, 512, 8192, holds_input=False))
-    second = b.wait("w1", b.start("all_gather", "ag1", first, 8192, 512, group="second", holds_input=False))
+    second = b.wait(
+        "w1", b.start("all_gather", "ag1", first, 8192, 512, group="second", holds_input=False)
+    )
     y = b.compute("y", 5, x, size=16384)
     problem = b.output(b.compute("z", 5, y, second, size=512))
     within = Caps(memory_cap_bytes=least_memory(problem, Caps()))
@@ -126,4 +171,6 @@ def test_a_gather_that_only_another_gather_reads_is_not_held_to_its_need() -> No
     assert best is not None
     small = problem_arrays(problem)
     assert peak_bound(problem, small, within, best.step_time_ticks) <= best.peak_memory_bytes
-    assert (tighten(small, within).ready_slot == small.ready_slot).all(), "both gathers stand before y, when it is not there yet"
+    assert (tighten(small, within).ready_slot == small.ready_slot).all(), (
+        "both gathers stand before y, when it is not there yet"
+    )

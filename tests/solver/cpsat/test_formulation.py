@@ -1,4 +1,6 @@
-"""The document of the formulation and the code say the same: each number once in both, with the function that implements it."""
+"""The document of the formulation and the code say the same: each number once in both, with the
+function that implements it.
+"""
 
 import ast
 import re
@@ -63,25 +65,41 @@ def section(title: str) -> str:
 
 
 def test_constraints_are_numbered_in_order_in_the_document_and_in_the_code() -> None:
-    """(1) to (21): a heading with the function's name, the first words of its docstring, its place in ``ALL``."""
+    """(1) to (21): a heading with the function's name, the first words of its docstring, its place
+    in ``ALL``.
+    """
     documented = [(number, function) for number, function in DOCUMENTED if number.isdigit()]
     assert [number for number, _ in documented] == [str(n) for n in range(1, 22)]
-    assert [function for _, function in documented] == [function.__name__ for function in constraints.ALL]
+    assert [function for _, function in documented] == [
+        function.__name__ for function in constraints.ALL
+    ]
     for (number, _), function in zip(documented, constraints.ALL, strict=True):
         assert (function.__doc__ or "").startswith(f"({number}) ")
 
 
 def test_each_constraint_is_implemented_once() -> None:
     """No second function claims a number."""
-    modules = (constraints, constraints_forms, constraints_memory, constraints_order, constraints_plan, constraints_prices)
+    modules = (
+        constraints,
+        constraints_forms,
+        constraints_memory,
+        constraints_order,
+        constraints_plan,
+        constraints_prices,
+    )
     assert sorted(numbered_in(*modules)) == sorted(item for item in DOCUMENTED if item[0].isdigit())
 
 
 @pytest.mark.parametrize(
-    ("module", "letter", "numbers"), [(bounds, "B", range(1, 8)), (lp_bound, "R", range(1, 5)), (shared_bounds, "C", range(1, 5))]
+    ("module", "letter", "numbers"),
+    [(bounds, "B", range(1, 8)), (lp_bound, "R", range(1, 5)), (shared_bounds, "C", range(1, 5))],
 )
-def test_each_bound_is_proven_once_and_implemented_once(module: ModuleType, letter: str, numbers: range) -> None:
-    """A heading with the name of the function, whose docstring says the number; and a line in the docstring of the module."""
+def test_each_bound_is_proven_once_and_implemented_once(
+    module: ModuleType, letter: str, numbers: range
+) -> None:
+    """A heading with the name of the function, whose docstring says the number; and a line in the
+    docstring of the module.
+    """
     expected = [f"{letter}{n}" for n in numbers]
     documented = [item for item in DOCUMENTED if item[0].startswith(letter)]
     assert [number for number, _ in documented] == expected
@@ -95,7 +113,10 @@ def test_each_part_of_the_bound_along_paths_is_implemented_once() -> None:
     for module in (minorants, cheapest_buckets, movers, path_network, path_pricing, path_bound):
         for node in ast.walk(ast.parse(Path(str(module.__file__)).read_text())):
             if isinstance(node, ast.FunctionDef):
-                found += [(number, node.name) for number in re.findall(r"\((W\d+)\)", ast.get_docstring(node) or "")]
+                found += [
+                    (number, node.name)
+                    for number in re.findall(r"\((W\d+)\)", ast.get_docstring(node) or "")
+                ]
     documented = [item for item in DOCUMENTED if item[0].startswith("W")]
     assert [number for number, _ in documented] == [f"W{n}" for n in range(1, 6)]
     assert sorted(found) == sorted(documented)
@@ -106,7 +127,9 @@ def test_each_bound_for_any_order_is_implemented_once() -> None:
     expected = [f"V{n}" for n in range(1, 9)]
     documented = [item for item in DOCUMENTED if item[0].startswith("V")]
     assert [number for number, _ in documented] == lines_of(moving_bound, "V") == expected
-    found = numbered_in(chain_bound, moving_bound, moving_heads, moving_items, moving_jobs, one_machine, tail_bound)
+    found = numbered_in(
+        chain_bound, moving_bound, moving_heads, moving_items, moving_jobs, one_machine, tail_bound
+    )
     assert sorted(found) == sorted(documented)
 
 
@@ -126,7 +149,9 @@ def test_the_document_names_every_constraint_that_it_refers_to() -> None:
     assert {n for n in re.findall(r"\((\d+)\)", TEXT) if int(n) > 0} <= known
 
 
-@pytest.mark.parametrize(("title", "owner"), [("Parameters", ProblemArrays), ("Variables", Variables)])
+@pytest.mark.parametrize(
+    ("title", "owner"), [("Parameters", ProblemArrays), ("Variables", Variables)]
+)
 def test_symbols_are_named_as_in_the_code(title: str, owner: type) -> None:
     """Each row of the tables names a field."""
     named = re.findall(r"^\| \$[^|]+\$ \| `(\w+)` \|", section(title), re.MULTILINE)

@@ -18,13 +18,30 @@ EARLY = Rule(match=r".*w3", forbid=True, prefetch=3)
 @pytest.mark.parametrize(
     ("rule", "caps", "least", "said"),
     [
-        (PAIR, Caps(bucket_cap_bytes=4095), ("bucket_cap_bytes", 4096), "4096 bytes in one bucket, more than bucket_cap_bytes of 4095"),
-        (PAIR, Caps(in_flight_cap_bytes=4000), ("in_flight_cap_bytes", 4096), "4096 bytes in flight at once"),
+        (
+            PAIR,
+            Caps(bucket_cap_bytes=4095),
+            ("bucket_cap_bytes", 4096),
+            "4096 bytes in one bucket, more than bucket_cap_bytes of 4095",
+        ),
+        (
+            PAIR,
+            Caps(in_flight_cap_bytes=4000),
+            ("in_flight_cap_bytes", 4096),
+            "4096 bytes in flight at once",
+        ),
         (PAIR, Caps(max_topo_span=0), ("max_topo_span", 1), "1 ranks in one bucket"),
-        (EARLY, Caps(max_prefetch=2), ("max_prefetch", 3), "a launch 3 compute nodes ahead, more than max_prefetch of 2"),
+        (
+            EARLY,
+            Caps(max_prefetch=2),
+            ("max_prefetch", 3),
+            "a launch 3 compute nodes ahead, more than max_prefetch of 2",
+        ),
     ],
 )
-def test_the_rule_and_the_least_cap_are_named(rule: Rule, caps: Caps, least: tuple[str, int], said: str) -> None:
+def test_the_rule_and_the_least_cap_are_named(
+    rule: Rule, caps: Caps, least: tuple[str, int], said: str
+) -> None:
     problem = restricted(named(gathers_and_reductions()), Plan((rule,)))
     why = solve(problem, caps, SolveOptions(budget=1.0)).infeasibility
     assert why is not None
@@ -38,7 +55,9 @@ def test_the_rule_and_the_least_cap_are_named(rule: Rule, caps: Caps, least: tup
 def test_a_memory_cap_that_would_do_without_the_plan() -> None:
     problem = restricted(named(gathers_and_reductions()), Plan((Rule(match=r".*w[0-3]", start=0),)))
     planned = solve(problem, Caps()).floor_memory_bytes
-    why = solve(problem, Caps(memory_cap_bytes=planned - 512), SolveOptions(budget=1.0)).infeasibility
+    why = solve(
+        problem, Caps(memory_cap_bytes=planned - 512), SolveOptions(budget=1.0)
+    ).infeasibility
     assert why is not None
     assert why.least == (("memory_cap_bytes", planned),)
     assert re.search(r"without the plan [\d.]+ \w+ would do", why.message)

@@ -36,9 +36,15 @@ def infeasible_cases(num_seeds: int) -> list[tuple[int, Problem, Caps]]:
 CASES = infeasible_cases(60)
 
 
-@pytest.mark.parametrize(("seed", "problem", "caps"), CASES, ids=[str(seed) for seed, _, _ in CASES])
-def test_clashes_are_minimal_and_the_least_values_are_exact(seed: int, problem: Problem, caps: Caps) -> None:
-    """Each clash alone cannot be kept, and without any one of its caps it can; with the least value it can, with one less it cannot."""
+@pytest.mark.parametrize(
+    ("seed", "problem", "caps"), CASES, ids=[str(seed) for seed, _, _ in CASES]
+)
+def test_clashes_are_minimal_and_the_least_values_are_exact(
+    seed: int, problem: Problem, caps: Caps
+) -> None:
+    """Each clash alone cannot be kept, and without any one of its caps it can; with the least value
+    it can, with one less it cannot.
+    """
     why = explain(problem, problem_arrays(problem), caps, SolveOptions())
     assert why.proven
     assert why.clashes
@@ -64,23 +70,32 @@ def test_clashes_are_minimal_and_the_least_values_are_exact(seed: int, problem: 
 
 def test_there_are_cases_of_each_sort() -> None:
     """Memory alone, in flight alone, and both."""
-    caps = {frozenset(explain(problem, problem_arrays(problem), caps, SolveOptions()).clashes) for _, problem, caps in CASES}
+    caps = {
+        frozenset(explain(problem, problem_arrays(problem), caps, SolveOptions()).clashes)
+        for _, problem, caps in CASES
+    }
     assert {frozenset({("memory_cap_bytes",)}), frozenset({("in_flight_cap_bytes",)})} <= caps
     assert any(len(clashes) > 1 for clashes in caps)
 
 
 def early_and_late() -> Problem:
-    """An on-path gather makes 512 bytes of 8 KiB, which the node between needs no more: early is better, the prefetch cap says late."""
+    """An on-path gather makes 512 bytes of 8 KiB, which the node between needs no more: early is
+    better, the prefetch cap says late.
+    """
     b = ByHand(prices={"reduce_scatter": line(10)})
     x = b.input("x", 512)
     big = b.compute("big", 10, x, size=8192)
-    small = b.wait("w", b.start("reduce_scatter", "rs", big, 8192, 512, on_path=True, bucketable=False))
+    small = b.wait(
+        "w", b.start("reduce_scatter", "rs", big, 8192, 512, on_path=True, bucketable=False)
+    )
     y = b.compute("y", 10, x, size=8192)
     return b.output(b.compute("z", 10, small, y, size=512))
 
 
 def test_caps_that_clash_only_together() -> None:
-    """Launched before y the result is 1 node early; launched behind y, both large results are alive at y."""
+    """Launched before y the result is 1 node early; launched behind y, both large results are alive
+    at y.
+    """
     problem = early_and_late()
     enough = least_memory(problem, Caps())
     assert enough is not None
@@ -107,8 +122,12 @@ def test_what_is_alive_is_all_that_is_alive() -> None:
     assert why.places[0].node in why.nodes
 
 
-def test_a_large_problem_is_judged_by_construction_and_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What neither decides stays open: the clash is then not proven, and the value that is known has a bound beside it."""
+def test_a_large_problem_is_judged_by_construction_and_bounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What neither decides stays open: the clash is then not proven, and the value that is known
+    has a bound beside it.
+    """
     for module in ("clash", "least_memory"):
         monkeypatch.setattr(sys.modules[f"apsched.solver.{module}"], "is_small", lambda _: False)
     problem = early_and_late()

@@ -26,11 +26,19 @@ def two_layers() -> dict[str, Problem]:
     with world(mesh.world_size):
         capture = capture_preset("llama3-debug", mesh=mesh, seq_len=64, num_layers=2)
         cost_model = ClusterCostModel(load_cluster(), capture.group_ranks)
-        graphs = {g.name: export(g, cost_model, group_ranks=capture.group_ranks, cluster_name="h100") for g in capture.graphs}
-    return {name: coarse(build_problem(graph), lambda module: ".".join(module.split(".")[:2])) for name, graph in graphs.items()}
+        graphs = {
+            g.name: export(g, cost_model, group_ranks=capture.group_ranks, cluster_name="h100")
+            for g in capture.graphs
+        }
+    return {
+        name: coarse(build_problem(graph), lambda module: ".".join(module.split(".")[:2]))
+        for name, graph in graphs.items()
+    }
 
 
-def test_what_the_solver_finds_is_proven_by_another_formulation(two_layers: dict[str, Problem]) -> None:
+def test_what_the_solver_finds_is_proven_by_another_formulation(
+    two_layers: dict[str, Problem],
+) -> None:
     """Step time, peak and launches of the forward pass: no schedule of the MILP is better."""
     problem = two_layers["forward"]
     best = solve(problem, Caps(), STRICT).best
@@ -47,7 +55,9 @@ def test_what_the_solver_finds_is_proven_by_another_formulation(two_layers: dict
 
 
 def test_out_of_time_the_bound_is_valid_and_says_something(two_layers: dict[str, Problem]) -> None:
-    """Of the backward pass; the schedule is the one that was known, and the bound no lower than compute."""
+    """Of the backward pass; the schedule is the one that was known, and the bound no lower than
+    compute.
+    """
     problem = two_layers["backward"]
     best = solve(problem, Caps(), STRICT).best
     assert best is not None

@@ -1,4 +1,6 @@
-"""The order of the compute on small problems, against all orders that there are: the whole formulation, and the rule by itself."""
+"""The order of the compute on small problems, against all orders that there are: the whole
+formulation, and the rule by itself.
+"""
 
 import random
 from collections.abc import Iterator
@@ -19,7 +21,13 @@ from apsched.solver.reorder.reorder import ComputeMover, Moved
 from apsched.solver.search.local_search import Search
 from tests.helpers.oracle import best_schedule, orders_within
 from tests.helpers.oracle import least_memory as least_of_captured
-from tests.helpers.problems.strategies import random_caps, random_problem, with_coalesced_price, with_cuts, with_kernels
+from tests.helpers.problems.strategies import (
+    random_caps,
+    random_problem,
+    with_coalesced_price,
+    with_cuts,
+    with_kernels,
+)
 
 STRICT = SolveOptions(time_slack=0.0)
 Value = tuple[int, int, int]
@@ -27,10 +35,14 @@ Value = tuple[int, int, int]
 
 def case(seed: int) -> tuple[Problem, Caps]:
     rng = random.Random(seed)
-    problem = random_problem(rng, max_collectives=rng.randint(2, 4), max_compute=5, chained=rng.choice((0.2, 0.5, 0.8)))
+    problem = random_problem(
+        rng, max_collectives=rng.randint(2, 4), max_compute=5, chained=rng.choice((0.2, 0.5, 0.8))
+    )
     if seed % 4 == 3:
         problem = with_coalesced_price(problem, rng)
-    return problem, replace(random_caps(rng, problem), max_compute_move=rng.choice((None, None, 1, 2)))
+    return problem, replace(
+        random_caps(rng, problem), max_compute_move=rng.choice((None, None, 1, 2))
+    )
 
 
 def best_of(problem: Problem, caps: Caps, orders: Iterator[tuple[int, ...]]) -> Value | None:
@@ -51,7 +63,9 @@ def whole_kernels(problem: Problem, max_move: int | None) -> Iterator[tuple[int,
 
 @pytest.mark.parametrize("chunk", range(4))
 def test_the_optimum_is_that_of_all_orders(chunk: int) -> None:
-    """Step time, then peak, then launches, with a bound that meets it; infeasible exactly where no order keeps the caps."""
+    """Step time, then peak, then launches, with a bound that meets it; infeasible exactly where no
+    order keeps the caps.
+    """
     moved = infeasible = 0
     for seed in range(chunk * 20, (chunk + 1) * 20):
         problem, caps = case(seed)
@@ -64,7 +78,11 @@ def test_the_optimum_is_that_of_all_orders(chunk: int) -> None:
             continue
         assert answer.best is not None, seed
         assert verify(problem, answer.best.schedule, caps) == ()
-        assert (answer.best.step_time_ticks, answer.best.peak_memory_bytes, answer.best.num_launches) == best, seed
+        assert (
+            answer.best.step_time_ticks,
+            answer.best.peak_memory_bytes,
+            answer.best.num_launches,
+        ) == best, seed
         assert answer.status == "optimal", seed
         captured = best_schedule(problem, caps)
         moved += captured is None or best < captured.value
@@ -73,7 +91,9 @@ def test_the_optimum_is_that_of_all_orders(chunk: int) -> None:
 
 
 def test_kernels_stay_whole_and_the_bound_is_not_theirs_alone() -> None:
-    """The best of the orders that keep kernels whole; the bound holds for those that take them apart, too."""
+    """The best of the orders that keep kernels whole; the bound holds for those that take them
+    apart, too.
+    """
     apart = 0
     for seed in range(30):
         problem, caps = case(seed)
@@ -83,7 +103,11 @@ def test_kernels_stay_whole_and_the_bound_is_not_theirs_alone() -> None:
             continue
         answer = solve(problem, caps, STRICT)
         assert answer.best is not None, seed
-        assert (answer.best.step_time_ticks, answer.best.peak_memory_bytes, answer.best.num_launches) == best, seed
+        assert (
+            answer.best.step_time_ticks,
+            answer.best.peak_memory_bytes,
+            answer.best.num_launches,
+        ) == best, seed
         any_order = best_of(problem, caps, orders_within(problem, caps.max_compute_move))
         assert any_order is not None
         assert answer.bound_ticks <= any_order[0], seed
@@ -100,7 +124,9 @@ def with_some_cut(problem: Problem) -> Iterator[Problem]:
 
 
 def test_a_kernel_is_cut_where_the_memory_cap_asks_for_it() -> None:
-    """Below the floor of whole kernels a schedule is found wherever a set of cuts has one, at the price of its cuts; the bound holds."""
+    """Below the floor of whole kernels a schedule is found wherever a set of cuts has one, at the
+    price of its cuts; the bound holds.
+    """
     needed = best_found = cut_apart = 0
     for seed in range(100):
         problem, caps = case(seed)
@@ -129,8 +155,15 @@ def test_a_kernel_is_cut_where_the_memory_cap_asks_for_it() -> None:
         made = cuts_made(problem, answer.best.schedule)
         cut_apart += bool(made)  # else the kernel stands together, in another order
         free = simulate(replace(problem, cuts=()), answer.best.schedule)
-        assert free.compute_ticks + sum(extra_ticks(made).values()) == simulate(problem, answer.best.schedule).compute_ticks
-        best = min(v for there in least if (v := best_of(there, tight, whole_kernels(there, caps.max_compute_move))) is not None)
+        assert (
+            free.compute_ticks + sum(extra_ticks(made).values())
+            == simulate(problem, answer.best.schedule).compute_ticks
+        )
+        best = min(
+            v
+            for there in least
+            if (v := best_of(there, tight, whole_kernels(there, caps.max_compute_move))) is not None
+        )
         assert answer.bound_ticks <= min(best[0], answer.best.step_time_ticks), seed
         best_found += answer.best.step_time_ticks <= best[0]
         assert answer.peak_bound_bytes <= answer.best.peak_memory_bytes
@@ -152,11 +185,17 @@ def test_the_least_memory_is_that_of_all_orders() -> None:
 
 
 def test_what_least_memory_says_can_be_done_is_done() -> None:
-    """However little work is allowed: the order and the launches that have that peak are known (seed 2 had its launches forgotten)."""
+    """However little work is allowed: the order and the launches that have that peak are known
+    (seed 2 had its launches forgotten).
+    """
     for seed in range(30):
         rng = random.Random(seed)
         problem = random_problem(rng, max_collectives=4, max_compute=8)
-        caps = Caps(max_prefetch=rng.choice((None, 1, 2, 4)), max_topo_span=rng.choice((None, 3)), max_compute_move=rng.choice((3, 200)))
+        caps = Caps(
+            max_prefetch=rng.choice((None, 1, 2, 4)),
+            max_topo_span=rng.choice((None, 3)),
+            max_compute_move=rng.choice((3, 200)),
+        )
         quick = SolveOptions(budget=0.02, seed=seed)
         least, _ = least_memory(problem, caps, quick)
         answer = solve(problem, replace(caps, memory_cap_bytes=least), quick)
@@ -166,17 +205,29 @@ def test_what_least_memory_says_can_be_done_is_done() -> None:
 
 
 def test_how_often_the_rule_alone_is_enough() -> None:
-    """Where another order is faster: the rule around the buckets of the search finds the best one more often than not."""
+    """Where another order is faster: the rule around the buckets of the search finds the best one
+    more often than not.
+    """
     matters = found = 0
     gained = 0.0
     for seed in range(100):
         problem, caps = case(seed)
         caps = replace(caps, memory_cap_bytes=None, max_prefetch=None)
-        best, captured = best_of(problem, caps, orders_within(problem, caps.max_compute_move)), best_schedule(problem, caps)
+        best, captured = (
+            best_of(problem, caps, orders_within(problem, caps.max_compute_move)),
+            best_schedule(problem, caps),
+        )
         if best is None or captured is None or best[0] == captured.step_time_ticks:
             continue
         small = problem_arrays(problem)
-        search = Search(problem=problem, arrays=small, caps=caps, report=lambda *_: None, max_evaluations=2_000, floor_bytes=0)
+        search = Search(
+            problem=problem,
+            arrays=small,
+            caps=caps,
+            report=lambda *_: None,
+            max_evaluations=2_000,
+            floor_bytes=0,
+        )
         search.portfolio()
         assert search.best is not None
         mover = ComputeMover(problem, small)

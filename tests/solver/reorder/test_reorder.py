@@ -1,4 +1,6 @@
-"""Compute in another order: the compact form, the rules that find orders, and what the solver makes of them."""
+"""Compute in another order: the compact form, the rules that find orders, and what the solver makes
+of them.
+"""
 
 import random
 from dataclasses import fields, replace
@@ -27,7 +29,12 @@ from apsched.solver.search.just_in_time import just_in_time
 from apsched.solver.search.local_search import Search
 from tests.helpers.problems.layered import Layer, layered
 from tests.helpers.problems.random_schedules import random_schedule
-from tests.helpers.problems.strategies import layered_problem, random_caps, random_problem, with_kernels
+from tests.helpers.problems.strategies import (
+    layered_problem,
+    random_caps,
+    random_problem,
+    with_kernels,
+)
 
 SEEDS = range(40)
 QUICK = SolveOptions(budget=1)
@@ -37,20 +44,31 @@ def random_order(problem: Problem, seed: int) -> np.ndarray:
     """Return the compute order in an order that the dependences allow."""
     place = {node: k for k, node in enumerate(problem.captured_order)}
     steps = random_schedule(problem, seed).steps
-    return np.array([place[s.index] for s in steps if s.kind is StepKind.NODE and s.index in place], dtype=np.int64)
+    return np.array(
+        [place[s.index] for s in steps if s.kind is StepKind.NODE and s.index in place],
+        dtype=np.int64,
+    )
 
 
 def same(a: ProblemArrays, b: ProblemArrays) -> list[str]:
     """Return the fields in which two compact forms differ."""
     pairs = [(f.name, getattr(a, f.name), getattr(b, f.name)) for f in fields(a)]
-    return [name for name, x, y in pairs if not (np.array_equal(x, y) if isinstance(x, np.ndarray) else x == y)]
+    return [
+        name
+        for name, x, y in pairs
+        if not (np.array_equal(x, y) if isinstance(x, np.ndarray) else x == y)
+    ]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_arrays_say_what_the_problem_says(seed: int) -> None:
     problem = random_problem(random.Random(seed), max_collectives=6)
     orders = Orders(problem, problem_arrays(problem))
-    for order in (np.arange(len(problem.compute_order)), random_order(problem, seed), random_order(problem, seed + 1000)):
+    for order in (
+        np.arange(len(problem.compute_order)),
+        random_order(problem, seed),
+        random_order(problem, seed + 1000),
+    ):
         assert same(orders.arrays_of(order), problem_arrays(orders.problem_of(order))) == []
 
 
@@ -62,58 +80,102 @@ def test_figures_are_those_of_the_simulation(seed: int) -> None:
     orders = Orders(problem, small)
     order = random_order(problem, seed)
     moved, places = orders.problem_of(order), orders.arrays_of(order)
-    search = Search(problem=moved, arrays=places, caps=Caps(), report=lambda *_: None, max_evaluations=50, floor_bytes=0)
+    search = Search(
+        problem=moved,
+        arrays=places,
+        caps=Caps(),
+        report=lambda *_: None,
+        max_evaluations=50,
+        floor_bytes=0,
+    )
     search.portfolio()
     program = search.program()
     schedule = expand(moved, places, program)
     assert verify(problem, schedule, Caps(max_compute_move=None)) == ()
     timeline, figures = simulate(problem, schedule), evaluate(places, program)
-    assert (timeline.step_time_ticks, timeline.peak_memory_bytes) == (figures.step_time_ticks, figures.peak_memory_bytes)
+    assert (timeline.step_time_ticks, timeline.peak_memory_bytes) == (
+        figures.step_time_ticks,
+        figures.peak_memory_bytes,
+    )
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("max_move", [1, 3, None])
-def test_rules_keep_dependences_kernels_and_the_cap_on_moves(seed: int, max_move: int | None) -> None:
+def test_rules_keep_dependences_kernels_and_the_cap_on_moves(
+    seed: int, max_move: int | None
+) -> None:
     rng = random.Random(seed)
     problem = with_kernels(layered_problem(rng, num_layers=4), seed)
     small, caps = problem_arrays(problem), Caps(max_compute_move=max_move)
     mover = ComputeMover(problem, small)
-    search = Search(problem=problem, arrays=small, caps=caps, report=lambda *_: None, max_evaluations=50, floor_bytes=0)
+    search = Search(
+        problem=problem,
+        arrays=small,
+        caps=caps,
+        report=lambda *_: None,
+        max_evaluations=50,
+        floor_bytes=0,
+    )
     search.portfolio()
     assert search.best is not None
     found = mover.improve(Moved(blocks=mover.captured, candidate=search.best), caps, 0)
     assert found.candidate.figures.step_time_ticks <= search.best.figures.step_time_ticks
     moved, places = mover.moved(found.blocks)
     best = found.candidate
-    program = Decoder(Pricer(moved, places), caps).program(best.labels, best.policy, best.steer_bytes)
+    program = Decoder(Pricer(moved, places), caps).program(
+        best.labels, best.policy, best.steer_bytes
+    )
     schedule = expand(moved, places, program)
     assert verify(problem, schedule, caps) == ()
     assert simulate(problem, schedule).step_time_ticks == best.figures.step_time_ticks
-    compute_order, block_of = mover.compute_order(found.blocks).tolist(), mover.orders.precedence.block_of
+    compute_order, block_of = (
+        mover.compute_order(found.blocks).tolist(),
+        mover.orders.precedence.block_of,
+    )
     together = [k for k in range(len(compute_order) - 1) if block_of[k] == block_of[k + 1]]
     assert all(compute_order.index(k + 1) == compute_order.index(k) + 1 for k in together)
     assert together
-    assert all(problem.kernels[problem.captured_order[k]] == problem.kernels[problem.captured_order[k + 1]] >= 0 for k in together)
+    assert all(
+        problem.kernels[problem.captured_order[k]]
+        == problem.kernels[problem.captured_order[k + 1]]
+        >= 0
+        for k in together
+    )
 
 
 def test_moving_fills_stalls_and_keeps_the_memory() -> None:
-    """Weight gradients hide the all-reduce on the path of every layer, at the least memory as captured."""
+    """Weight gradients hide the all-reduce on the path of every layer, at the least memory as
+    captured.
+    """
     num_layers = 12
-    problem = layered([Layer(ticks=(40, 60), on_path=True)] * num_layers, backward=True, ticks=(30, 1))
+    problem = layered(
+        [Layer(ticks=(40, 60), on_path=True)] * num_layers, backward=True, ticks=(30, 1)
+    )
     assert not is_small(problem)
     cap, _ = least_memory(problem, Caps(), QUICK)
-    before, after = (solve(problem, Caps(memory_cap_bytes=cap, max_compute_move=move), QUICK) for move in (0, None))
+    before, after = (
+        solve(problem, Caps(memory_cap_bytes=cap, max_compute_move=move), QUICK)
+        for move in (0, None)
+    )
     assert after.best is not None
-    assert verify(problem, after.best.schedule, Caps(memory_cap_bytes=cap, max_compute_move=None)) == ()
+    assert (
+        verify(problem, after.best.schedule, Caps(memory_cap_bytes=cap, max_compute_move=None))
+        == ()
+    )
     assert after.fastest_ticks <= before.fastest_ticks - 20 * (num_layers - 1)
 
 
 def test_compute_moves_only_for_more_than_the_slack() -> None:
-    """Stalls of three parts in a thousand: with a slack of five the compute stays as captured, and without any it moves."""
+    """Stalls of three parts in a thousand: with a slack of five the compute stays as captured, and
+    without any it moves.
+    """
     problem = layered([Layer(ticks=(2000, 3000), on_path=True)] * 12, backward=True, ticks=(30, 1))
     assert not is_small(problem)
     as_captured = solve(problem, Caps(), SolveOptions(budget=1, time_slack=0.0))
-    strict, slack = (solve(problem, Caps(max_compute_move=None), SolveOptions(budget=1, time_slack=share)) for share in (0.0, 0.005))
+    strict, slack = (
+        solve(problem, Caps(max_compute_move=None), SolveOptions(budget=1, time_slack=share))
+        for share in (0.0, 0.005)
+    )
     assert strict.best is not None
     assert slack.best is not None
     assert strict.fastest_ticks < as_captured.fastest_ticks == slack.fastest_ticks
@@ -123,13 +185,19 @@ def test_compute_moves_only_for_more_than_the_slack() -> None:
 
 @pytest.mark.parametrize("seed", range(25))
 def test_memory_bound_holds_for_every_order(seed: int) -> None:
-    """No random schedule, whose compute is anywhere and kernels taken apart, has a lower peak; nor has what lower_peak finds."""
-    problem = with_kernels(random_problem(random.Random(seed), max_collectives=5, max_compute=8), seed)
+    """No random schedule, whose compute is anywhere and kernels taken apart, has a lower peak; nor
+    has what lower_peak finds.
+    """
+    problem = with_kernels(
+        random_problem(random.Random(seed), max_collectives=5, max_compute=8), seed
+    )
     small = problem_arrays(problem)
     mover = ComputeMover(problem, small)
     bound = memory_bound_of_any_order(mover.orders)
     for k in range(20):
-        assert bound <= simulate(problem, random_schedule(problem, 100 * seed + k)).peak_memory_bytes
+        assert (
+            bound <= simulate(problem, random_schedule(problem, 100 * seed + k)).peak_memory_bytes
+        )
     found = lower_peak(mover, Caps(max_compute_move=None), bound)
     known = just_in_time(problem, small, Caps())
     assert known is not None
@@ -143,12 +211,16 @@ def test_memory_bound_holds_for_every_order(seed: int) -> None:
 
 
 def test_a_cap_below_what_captured_order_needs_goes_to_an_order_that_keeps_it() -> None:
-    """The order as captured where that is enough, else the first of the lower ones within the cap, or the lowest."""
+    """The order as captured where that is enough, else the first of the lower ones within the cap,
+    or the lowest.
+    """
     several = 0
     for seed in range(30):
         problem = random_problem(random.Random(seed), max_collectives=3, max_compute=16)
         small = problem_arrays(problem)
-        floor = least_memory_with(problem, small, ComputeMover(problem, small), Caps(max_compute_move=None), QUICK)
+        floor = least_memory_with(
+            problem, small, ComputeMover(problem, small), Caps(max_compute_move=None), QUICK
+        )
         assert floor.lowered_within(None) is None
         assert floor.lowered_within(floor.as_captured_bytes) is None
         lower = [found for found in floor.lowered if found.peak_bytes < floor.as_captured_bytes]
@@ -179,11 +251,16 @@ def test_least_memory_is_lower_where_compute_may_move() -> None:
 
 @pytest.mark.parametrize("seed", range(25))
 def test_what_moves_is_never_slower_than_what_does_not(seed: int) -> None:
-    """Small problems under random caps: moving only adds schedules; the answer says so, and keeps every cap."""
+    """Small problems under random caps: moving only adds schedules; the answer says so, and keeps
+    every cap.
+    """
     rng = random.Random(seed)
     problem = random_problem(rng, max_collectives=4, max_compute=7)
     caps = random_caps(rng, problem)
-    before, after = solve(problem, caps, QUICK), solve(problem, replace(caps, max_compute_move=2), QUICK)
+    before, after = (
+        solve(problem, caps, QUICK),
+        solve(problem, replace(caps, max_compute_move=2), QUICK),
+    )
     if before.best is None:
         return
     assert after.best is not None

@@ -1,4 +1,6 @@
-"""The end of the step: gradients that are put off run beside the last reduction; no cap is broken, nothing gets slower."""
+"""The end of the step: gradients that are put off run beside the last reduction; no cap is broken,
+nothing gets slower.
+"""
 
 import random
 from dataclasses import replace
@@ -17,7 +19,15 @@ from apsched.solver.cpsat.windows.improve import improve
 from apsched.solver.program.to_schedule import expand
 from apsched.solver.reorder.min_memory import is_small
 from apsched.solver.reorder.reorder import ComputeMover
-from apsched.solver.reorder.shorten_tail import NOBODY, SEVERAL, ancestors, orders_of_the_end, owners, tail_of, with_shorter_tail
+from apsched.solver.reorder.shorten_tail import (
+    NOBODY,
+    SEVERAL,
+    ancestors,
+    orders_of_the_end,
+    owners,
+    tail_of,
+    with_shorter_tail,
+)
 from apsched.solver.search.local_search import Search
 from tests.helpers.problems.by_hand import ByHand, line
 from tests.helpers.problems.strategies import layered_problem, random_problem, with_kernels
@@ -26,9 +36,16 @@ QUICK = SolveOptions(budget=1, time_slack=0.001)
 
 
 def with_an_embedding(
-    num_layers: int, *, gradient: int, last: int, price: int = 10, norms: bool = False, bucketable: bool = False
+    num_layers: int,
+    *,
+    gradient: int,
+    last: int,
+    price: int = 10,
+    norms: bool = False,
+    bucketable: bool = False,
 ) -> Problem:
-    """A chain with a gradient beside each step, and one behind its end: a reduction takes ``price`` ticks a KiB.
+    """A chain with a gradient beside each step, and one behind its end: a reduction takes ``price``
+    ticks a KiB.
 
     With ``norms`` a node that nothing needs reads each gradient.
     """
@@ -37,16 +54,25 @@ def with_an_embedding(
     outputs = []
     for i in range(num_layers):
         grad = b.compute(f"g{i}", gradient, x, size=1024)
-        outputs.append(b.wait(f"v{i}", b.start("reduce_scatter", f"rs{i}", grad, 1024, 512, bucketable=bucketable)))
+        outputs.append(
+            b.wait(
+                f"v{i}", b.start("reduce_scatter", f"rs{i}", grad, 1024, 512, bucketable=bucketable)
+            )
+        )
         if norms:
             b.compute(f"n{i}", 1, grad, size=512)
         x = b.compute(f"c{i}", 30, x, size=512)
     x = b.compute("embedding", 5, x, size=last * 1024)
-    return b.output(*outputs, b.wait("v", b.start("reduce_scatter", "rs", x, last * 1024, last * 512, bucketable=False)))
+    return b.output(
+        *outputs,
+        b.wait("v", b.start("reduce_scatter", "rs", x, last * 1024, last * 512, bucketable=False)),
+    )
 
 
 def test_gradients_fill_the_end() -> None:
-    """Four gradients of 40 ticks hide 120 ticks of the last reduction and their own; the last of them sticks out, by 10."""
+    """Four gradients of 40 ticks hide 120 ticks of the last reduction and their own; the last of
+    them sticks out, by 10.
+    """
     problem = with_an_embedding(20, gradient=40, last=12)
     assert not is_small(problem)
     compute = 20 * (40 + 30) + 5
@@ -59,7 +85,9 @@ def test_gradients_fill_the_end() -> None:
 
 
 def test_gradients_whose_own_reductions_take_longer_fill_nothing() -> None:
-    """What they would hide they would add behind it; the last may change places with the embedding's, which waits for it by 5."""
+    """What they would hide they would add behind it; the last may change places with the
+    embedding's, which waits for it by 5.
+    """
     problem = with_an_embedding(20, gradient=40, last=12, price=40)
     captured, moved = (solve(problem, Caps(max_compute_move=most), QUICK) for most in (0, None))
     assert captured.fastest_ticks == 20 * (40 + 30) + 5 + 480 + 5
@@ -78,10 +106,22 @@ def test_no_further_than_the_cap_on_moves(most: int) -> None:
 
 
 def test_the_late_gradients_of_a_bucket_go_without_its_early_ones() -> None:
-    """The last two gradients share buckets with the first two, which are further from the end than compute may move."""
-    problem, caps = with_an_embedding(20, gradient=40, last=12, bucketable=True), Caps(max_compute_move=6)
+    """The last two gradients share buckets with the first two, which are further from the end than
+    compute may move.
+    """
+    problem, caps = (
+        with_an_embedding(20, gradient=40, last=12, bucketable=True),
+        Caps(max_compute_move=6),
+    )
     small = problem_arrays(problem)
-    search = Search(problem=problem, arrays=small, caps=caps, report=lambda *_: None, max_evaluations=0, floor_bytes=0)
+    search = Search(
+        problem=problem,
+        arrays=small,
+        caps=caps,
+        report=lambda *_: None,
+        max_evaluations=0,
+        floor_bytes=0,
+    )
     search.try_buckets((Bucket((0, 19)), Bucket((1, 18))))
     compute = 20 * (40 + 30) + 5
     assert search.step_time_ticks == compute + 120
@@ -91,15 +131,21 @@ def test_the_late_gradients_of_a_bucket_go_without_its_early_ones() -> None:
 
 
 def test_the_reduction_that_sticks_out_goes_early() -> None:
-    """Captured last, a gradient that needs nothing but the first step runs as soon as that is done, and hides its reduction."""
+    """Captured last, a gradient that needs nothing but the first step runs as soon as that is done,
+    and hides its reduction.
+    """
     b = ByHand(prices={"reduce_scatter": line(0, 10)})
     x = first = b.compute("first", 5, b.input("x", 512), size=512)
     outputs = []
     for i in range(30):
         x = b.compute(f"c{i}", 30, x, size=512)
-        outputs.append(b.wait(f"v{i}", b.start("reduce_scatter", f"rs{i}", x, 512, 512, bucketable=False)))
+        outputs.append(
+            b.wait(f"v{i}", b.start("reduce_scatter", f"rs{i}", x, 512, 512, bucketable=False))
+        )
     grad = b.compute("g", 20, first, size=12 * 1024)
-    outputs.append(b.wait("v", b.start("reduce_scatter", "rs", grad, 12 * 1024, 6 * 1024, bucketable=False)))
+    outputs.append(
+        b.wait("v", b.start("reduce_scatter", "rs", grad, 12 * 1024, 6 * 1024, bucketable=False))
+    )
     problem = b.output(*outputs)
     captured, moved = (solve(problem, Caps(max_compute_move=most), QUICK) for most in (0, None))
     assert captured.fastest_ticks == 5 + 30 * 30 + 20 + 120
@@ -107,13 +153,28 @@ def test_the_reduction_that_sticks_out_goes_early() -> None:
 
 
 def test_no_window_is_spent_on_stalls_within_the_slack() -> None:
-    """120 ticks of 1525 stick out: with a slack of a tenth nothing is decided anew, without any it is."""
+    """120 ticks of 1525 stick out: with a slack of a tenth nothing is decided anew, without any it
+    is.
+    """
     problem = with_an_embedding(20, gradient=40, last=12)
     small = problem_arrays(problem)
-    search = Search(problem=problem, arrays=small, caps=Caps(), report=lambda *_: None, max_evaluations=50, floor_bytes=0)
+    search = Search(
+        problem=problem,
+        arrays=small,
+        caps=Caps(),
+        report=lambda *_: None,
+        max_evaluations=50,
+        floor_bytes=0,
+    )
     search.portfolio()
     kept, decided = (
-        improve(search.pricer, Caps(), search.program(), SolveOptions(budget=0.1, time_slack=slack), stop_at_ticks=0)
+        improve(
+            search.pricer,
+            Caps(),
+            search.program(),
+            SolveOptions(budget=0.1, time_slack=slack),
+            stop_at_ticks=0,
+        )
         for slack in (0.1, 0.0)
     )
     assert kept.deterministic_work == 0
@@ -121,7 +182,9 @@ def test_no_window_is_spent_on_stalls_within_the_slack() -> None:
 
 
 def test_memory_is_kept() -> None:
-    """Where what is put off would not fit, less is; with the peak as captured the step is between the two."""
+    """Where what is put off would not fit, less is; with the peak as captured the step is between
+    the two.
+    """
     problem = with_an_embedding(20, gradient=40, last=12)
     captured = solve(problem, Caps(), QUICK)
     assert captured.best is not None
@@ -138,40 +201,74 @@ def test_memory_is_kept() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_never_slower_and_no_cap_broken(seed: int) -> None:
-    """Layered problems with kernels, under caps on memory and moves: what comes out is what it says, and no slower."""
+    """Layered problems with kernels, under caps on memory and moves: what comes out is what it
+    says, and no slower.
+    """
     rng = random.Random(seed)
     problem = with_kernels(layered_problem(rng, num_layers=4), seed)
     small = problem_arrays(problem)
     caps = Caps(max_compute_move=rng.choice((2, 5, None)))
-    search = Search(problem=problem, arrays=small, caps=caps, report=lambda *_: None, max_evaluations=50, floor_bytes=0)
+    search = Search(
+        problem=problem,
+        arrays=small,
+        caps=caps,
+        report=lambda *_: None,
+        max_evaluations=50,
+        floor_bytes=0,
+    )
     search.portfolio()
     assert search.best is not None
-    search.caps = caps = replace(caps, memory_cap_bytes=rng.choice((None, search.best.figures.peak_memory_bytes)))
+    search.caps = caps = replace(
+        caps, memory_cap_bytes=rng.choice((None, search.best.figures.peak_memory_bytes))
+    )
     mover = ComputeMover(problem, small)
     found = with_shorter_tail(mover, search, 0, 50, 0)
     assert found.step_time_ticks <= search.step_time_ticks
     schedule = expand(found.problem, found.arrays, found.program())
     assert verify(problem, schedule, caps) == ()
-    compute_order, block_of = mover.compute_order(mover.blocks_of(found.problem)).tolist(), mover.orders.precedence.block_of
-    assert all(compute_order.index(k + 1) == compute_order.index(k) + 1 for k in range(len(compute_order) - 1) if block_of[k] == block_of[k + 1])
+    compute_order, block_of = (
+        mover.compute_order(mover.blocks_of(found.problem)).tolist(),
+        mover.orders.precedence.block_of,
+    )
+    assert all(
+        compute_order.index(k + 1) == compute_order.index(k) + 1
+        for k in range(len(compute_order) - 1)
+        if block_of[k] == block_of[k + 1]
+    )
 
 
 def test_orders_of_the_end_keep_dependences() -> None:
     """Each block once, and behind all that comes before it, whatever nothing needs included."""
     made = 0
-    several = (random_problem(random.Random(seed), max_collectives=5, max_compute=9) for seed in range(40))
+    several = (
+        random_problem(random.Random(seed), max_collectives=5, max_compute=9) for seed in range(40)
+    )
     for problem in (with_an_embedding(20, gradient=40, last=12, norms=True), *several):
         small = problem_arrays(problem)
-        search = Search(problem=problem, arrays=small, caps=Caps(), report=lambda *_: None, max_evaluations=20, floor_bytes=0)
+        search = Search(
+            problem=problem,
+            arrays=small,
+            caps=Caps(),
+            report=lambda *_: None,
+            max_evaluations=20,
+            floor_bytes=0,
+        )
         search.portfolio()
         program, mover = search.program(), ComputeMover(problem, small)
         p = mover.orders.precedence
         tail = tail_of(small, program)
-        for order in orders_of_the_end(mover, Caps(max_compute_move=None), mover.captured, program, tail) if tail is not None else ():
+        for order in (
+            orders_of_the_end(mover, Caps(max_compute_move=None), mover.captured, program, tail)
+            if tail is not None
+            else ()
+        ):
             place = np.argsort(order)
             assert sorted(order.tolist()) == list(range(len(p.block_ticks)))
             for block in range(len(order)):
-                assert all(place[p.before_list[p.before_begin[block] : p.before_begin[block + 1]]] < place[block])
+                assert all(
+                    place[p.before_list[p.before_begin[block] : p.before_begin[block + 1]]]
+                    < place[block]
+                )
             made += not np.array_equal(order, mover.captured)
     assert made > 8
 
@@ -193,7 +290,10 @@ def test_owners_and_ancestors_are_those_of_the_graph(seed: int) -> None:
         before[k].add(k)
         for sooner in p.before_list[p.before_begin[k] : p.before_begin[k + 1]].tolist():
             before[k] |= before[sooner]
-    expected = [NOBODY if not buckets else min(buckets) if len(buckets) == 1 else SEVERAL for buckets in served]
+    expected = [
+        NOBODY if not buckets else min(buckets) if len(buckets) == 1 else SEVERAL
+        for buckets in served
+    ]
     assert owners(p, bucket_of).tolist() == expected
     for c in range(len(problem.collectives)):
         ready = {int(p.block_of[j]) for j in p.ready_list[p.ready_begin[c] : p.ready_begin[c + 1]]}

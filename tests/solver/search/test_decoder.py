@@ -1,4 +1,6 @@
-"""The compiled search side: prices, legality, programs and figures are those of the plain definitions."""
+"""The compiled search side: prices, legality, programs and figures are those of the plain
+definitions.
+"""
 
 import random
 from dataclasses import replace
@@ -25,7 +27,14 @@ from apsched.solver.search.launch_policy import Policy
 from tests.helpers.problems.strategies import layered_problem, random_caps, random_problem
 
 POLICIES = tuple(
-    Policy(lead=lead, copy_out_early=early, in_stalls=stalls, one_ahead=ahead, prefetch=prefetch, wait_reductions_at_once=at_once)
+    Policy(
+        lead=lead,
+        copy_out_early=early,
+        in_stalls=stalls,
+        one_ahead=ahead,
+        prefetch=prefetch,
+        wait_reductions_at_once=at_once,
+    )
     for lead, early, stalls, ahead, prefetch, at_once in (
         (np.inf, True, False, False, True, False),
         (1.0, False, True, False, True, False),
@@ -40,7 +49,9 @@ def random_labels(pricer: Pricer, rng: random.Random) -> np.ndarray:
     size = len(pricer.arrays.kind)
     labels = np.arange(size)
     for _ in range(2 * size):
-        merged = canonical(np.where(labels == labels[rng.randrange(size)], labels[rng.randrange(size)], labels))
+        merged = canonical(
+            np.where(labels == labels[rng.randrange(size)], labels[rng.randrange(size)], labels)
+        )
         if legal(pricer.tables, *members_of(merged)[1:], 2**60, 2**60):
             labels = merged
     return labels
@@ -48,8 +59,12 @@ def random_labels(pricer: Pricer, rng: random.Random) -> np.ndarray:
 
 @given(st.integers(1, 2**42), st.integers(1, 2**40), st.integers(0, 2**36), st.integers(0, 2**43))
 @settings(max_examples=300, deadline=None, derandomize=True)
-def test_a_price_is_that_of_the_curve_in_64_bits(first: int, more: int, rise: int, size: int) -> None:
-    curve = PriceCurve(size_bytes=(0, first, first + more), price_ticks=(3, 3 + rise // 2, 3 + rise))
+def test_a_price_is_that_of_the_curve_in_64_bits(
+    first: int, more: int, rise: int, size: int
+) -> None:
+    curve = PriceCurve(
+        size_bytes=(0, first, first + more), price_ticks=(3, 3 + rise // 2, 3 + rise)
+    )
     assert price(curve, size) == curve(size)
 
 
@@ -62,11 +77,15 @@ def test_a_sampled_price_is_that_of_the_curve() -> None:
 
 
 def price(curve: PriceCurve, size: int) -> int:
-    """Return the compiled price of ``size`` on ``curve``, among tables that are otherwise those of any problem."""
+    """Return the compiled price of ``size`` on ``curve``, among tables that are otherwise those of
+    any problem.
+    """
     problem = random_problem(random.Random(1))
     pricer = Pricer(problem, problem_arrays(problem))
     tables = pricer.tables._replace(
-        curve_begin=np.array([0, len(curve.size_bytes)]), curve_size=np.array(curve.size_bytes), curve_price=np.array(curve.price_ticks)
+        curve_begin=np.array([0, len(curve.size_bytes)]),
+        curve_size=np.array(curve.size_bytes),
+        curve_price=np.array(curve.price_ticks),
     )
     return curve_price(tables, 0, size)
 
@@ -74,18 +93,26 @@ def price(curve: PriceCurve, size: int) -> int:
 @pytest.mark.parametrize("seed", range(60))
 def test_what_a_policy_makes_is_legal_and_costs_what_simulate_says(seed: int) -> None:
     rng = random.Random(seed)
-    problem = layered_problem(rng, num_layers=3) if seed % 3 == 0 else random_problem(rng, max_collectives=8, max_compute=7)
+    problem = (
+        layered_problem(rng, num_layers=3)
+        if seed % 3 == 0
+        else random_problem(rng, max_collectives=8, max_compute=7)
+    )
     pricer = Pricer(problem, small := problem_arrays(problem))
     caps = random_caps(rng, problem)
     steer = caps.memory_cap_bytes
-    decoder = Decoder(pricer, Caps(max_prefetch=caps.max_prefetch, in_flight_cap_bytes=caps.in_flight_cap_bytes))
+    decoder = Decoder(
+        pricer, Caps(max_prefetch=caps.max_prefetch, in_flight_cap_bytes=caps.in_flight_cap_bytes)
+    )
     labels = random_labels(pricer, rng)
     for policy in POLICIES:
         figures = decoder.figures(labels, policy, steer)
         program = decoder.program(labels, policy, steer)
         assert figures in (None, evaluate(small, program))
         schedule = expand(problem, small, program)
-        assert (figures is None) == bool(verify(problem, schedule, Caps(max_prefetch=caps.max_prefetch)))
+        assert (figures is None) == bool(
+            verify(problem, schedule, Caps(max_prefetch=caps.max_prefetch))
+        )
         if figures is None:
             continue
         timeline = simulate(problem, schedule)
@@ -102,12 +129,16 @@ def test_a_partition_is_legal_where_every_pair_and_the_caps_allow_it(seed: int) 
     problem = random_problem(rng, max_collectives=8, max_compute=6)
     pricer = Pricer(problem, small := problem_arrays(problem))
     caps = replace(random_caps(rng, problem), max_prefetch=None)
-    bytes_cap, span_cap = (2**60 if cap is None else cap for cap in (caps.bucket_cap_bytes, caps.max_topo_span))
+    bytes_cap, span_cap = (
+        2**60 if cap is None else cap for cap in (caps.bucket_cap_bytes, caps.max_topo_span)
+    )
     for _ in range(20):
         labels = canonical(np.array([rng.randrange(len(small.kind)) for _ in small.kind]))
         partition = pricer.partition_of(labels)
         expected = all(
-            pricer.allowed(members, caps) and len({int(pricer.tables.depth[c]) for c in members}) == 1 for members in partition.buckets
+            pricer.allowed(members, caps)
+            and len({int(pricer.tables.depth[c]) for c in members}) == 1
+            for members in partition.buckets
         )
         assert legal(pricer.tables, *members_of(labels)[1:], bytes_cap, span_cap) == expected
         assert (Decoder(pricer, caps).figures(labels, POLICIES[0], None) is not None) == expected
@@ -120,7 +151,9 @@ def test_compiled_code_in_the_cache_is_stale_when_what_it_calls_changes() -> Non
 
 @pytest.mark.parametrize("seed", [7, 12, 33, 56, 59, 64, 70, 76, 80, 87, 92])
 def test_a_gradient_that_fits_is_held_until_its_reduction_is_done(seed: int) -> None:
-    """Under a cap of what the same order took without one, nothing needs to be waited for sooner: each byte is counted once."""
+    """Under a cap of what the same order took without one, nothing needs to be waited for sooner:
+    each byte is counted once.
+    """
     problem = layered_problem(random.Random(seed), num_layers=4, backward=True)
     decoder = Decoder(Pricer(problem, small := problem_arrays(problem)), Caps())
     at_need = Policy(lead=0.0, copy_out_early=True, prefetch=False)

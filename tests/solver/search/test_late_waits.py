@@ -10,7 +10,16 @@ from apsched.problem.problem import Problem
 from apsched.schedule.verify import verify
 from apsched.solver.arrays.partition import Pricer
 from apsched.solver.arrays.problem_arrays import problem_arrays
-from apsched.solver.program.evaluate import START, LAUNCH, COPY_IN, NODE, WAIT, Program, trace, evaluate
+from apsched.solver.program.evaluate import (
+    COPY_IN,
+    LAUNCH,
+    NODE,
+    START,
+    WAIT,
+    Program,
+    evaluate,
+    trace,
+)
 from apsched.solver.program.to_schedule import expand
 from apsched.solver.search.late_waits import late_waits
 from tests.helpers.problems.by_hand import ByHand, line
@@ -33,7 +42,10 @@ def check(problem: Problem, seeds: range) -> int:
     for seed in seeds:
         before = random_program(pricer, seed)
         was = evaluate(small, before)
-        caps = Caps(memory_cap_bytes=was.peak_memory_bytes, in_flight_cap_bytes=was.peak_in_flight_bytes if seed % 2 else None)
+        caps = Caps(
+            memory_cap_bytes=was.peak_memory_bytes,
+            in_flight_cap_bytes=was.peak_in_flight_bytes if seed % 2 else None,
+        )
         after = late_waits(small, before, caps)
         now = evaluate(small, after)
         assert verify(problem, expand(problem, small, after), caps) == ()
@@ -46,8 +58,17 @@ def check(problem: Problem, seeds: range) -> int:
 
 @pytest.mark.parametrize("chunk", range(2))
 def test_they_cost_nothing_and_keep_every_dependence(chunk: int) -> None:
-    small = sum(check(random_problem(random.Random(seed), max_collectives=8, max_compute=6), range(seed, seed + 2)) for seed in _seeds(chunk))
-    layered = sum(check(layered_problem(random.Random(seed), num_layers=2 + seed % 6), range(seed, seed + 2)) for seed in _seeds(chunk)[:8])
+    small = sum(
+        check(
+            random_problem(random.Random(seed), max_collectives=8, max_compute=6),
+            range(seed, seed + 2),
+        )
+        for seed in _seeds(chunk)
+    )
+    layered = sum(
+        check(layered_problem(random.Random(seed), num_layers=2 + seed % 6), range(seed, seed + 2))
+        for seed in _seeds(chunk)[:8]
+    )
     assert small > 12  # of 120
     assert layered > 4  # of 16
 
@@ -57,8 +78,12 @@ def _seeds(chunk: int) -> range:
 
 
 def gradients(*, room: bool) -> Problem:
-    """Two gradients of 8 KiB, each reduced in 10 us behind compute of 20 us; an activation of 16 KiB at the end, if there is no room."""
-    b = ByHand(prices={"reduce_scatter": line(10_000)}, copy_price=line(2_000), bucket_launch_ticks=1_000)
+    """Two gradients of 8 KiB, each reduced in 10 us behind compute of 20 us; an activation of 16
+    KiB at the end, if there is no room.
+    """
+    b = ByHand(
+        prices={"reduce_scatter": line(10_000)}, copy_price=line(2_000), bucket_launch_ticks=1_000
+    )
     x = b.input("x", 512)
     y = b.compute("y", 20_000, x, size=8 * KIB)
     g = b.wait("g", b.start("reduce_scatter", "rs_y", y, 8 * KIB, KIB, launch_ticks=1_000))
@@ -72,7 +97,13 @@ def gradients(*, room: bool) -> Problem:
 def program_of(problem: Problem, *, wait_before: int) -> Program:
     """Return the program that launches at once and waits before that compute node."""
     compute_order = [(NODE, k) for k in range(len(problem.compute_order))]
-    table = [*compute_order[:1], (LAUNCH, 0), *compute_order[1:wait_before], (WAIT, 0), *compute_order[wait_before:]]
+    table = [
+        *compute_order[:1],
+        (LAUNCH, 0),
+        *compute_order[1:wait_before],
+        (WAIT, 0),
+        *compute_order[wait_before:],
+    ]
     partition = Pricer(problem, problem_arrays(problem)).partition([(0,)])
     operation, argument = np.array(table, dtype=np.int64).T
     return Program(partition=partition, operation=operation.copy(), argument=argument.copy())
@@ -108,6 +139,8 @@ def test_without_collectives_there_is_nothing_to_do() -> None:
     problem = b.output(b.compute("y", 1_000, b.input("x", 512), size=512))
     small = problem_arrays(problem)
     program = Program(
-        partition=Pricer(problem, small).partition([]), operation=np.array([NODE], dtype=np.int64), argument=np.array([0], dtype=np.int64)
+        partition=Pricer(problem, small).partition([]),
+        operation=np.array([NODE], dtype=np.int64),
+        argument=np.array([0], dtype=np.int64),
     )
     assert late_waits(small, program, Caps()) is program

@@ -1,4 +1,6 @@
-"""Search: its work does not grow with the problem, moves keep partitions whole, and what a tight cap finds a looser one keeps."""
+"""Search: its work does not grow with the problem, moves keep partitions whole, and what a tight
+cap finds a looser one keeps.
+"""
 
 import random
 
@@ -35,7 +37,9 @@ def searched(num_layers: int, max_evaluations: int) -> Search:
 
 
 def test_the_number_of_evaluations_does_not_grow_with_the_problem() -> None:
-    """Each costs time in proportion to the nodes, so that the time of a search grows no faster than they do."""
+    """Each costs time in proportion to the nodes, so that the time of a search grows no faster than
+    they do.
+    """
     few, many = searched(3, 1_500), searched(24, 1_500)
     assert len(many.arrays.kind) >= 5 * len(few.arrays.kind)
     assert many.evaluations <= 1.5 * few.evaluations
@@ -55,7 +59,9 @@ def test_a_move_changes_what_it_says(seed: int) -> None:
         moved = apply(labels, kind, np.array([of]), np.array([to]), place)
         before = [{c for c in range(size) if labels[c] == label} for label in labels]
         after = [{c for c in range(size) if moved[c] == label} for label in moved]
-        assert [min(bucket) for bucket in after] == moved.tolist()  # a bucket is named by its lowest member
+        assert [
+            min(bucket) for bucket in after
+        ] == moved.tolist()  # a bucket is named by its lowest member
         if kind == JOIN:
             expected = before[of] | before[to]
         elif kind == CUT:
@@ -102,11 +108,22 @@ def test_what_is_found_under_tighter_caps_is_kept(capped: str, seed: int) -> Non
 
 @pytest.mark.parametrize("seed", range(12))
 def test_what_is_found_under_tighter_prefetch_is_laid_out_the_same(seed: int) -> None:
-    """Where the cap allows more, launches that were late stay late: earlier ones may take memory that is not there."""
+    """Where the cap allows more, launches that were late stay late: earlier ones may take memory
+    that is not there.
+    """
     problem = random_problem(random.Random(seed), max_collectives=30, max_compute=30)
     small = problem_arrays(problem)
-    caps = Caps(memory_cap_bytes=least_memory(problem, options=SolveOptions(budget=0.1))[0], max_prefetch=6)
-    search = Search(problem=problem, arrays=small, caps=caps, report=lambda *_: None, max_evaluations=300, floor_bytes=0)
+    caps = Caps(
+        memory_cap_bytes=least_memory(problem, options=SolveOptions(budget=0.1))[0], max_prefetch=6
+    )
+    search = Search(
+        problem=problem,
+        arrays=small,
+        caps=caps,
+        report=lambda *_: None,
+        max_evaluations=300,
+        floor_bytes=0,
+    )
     search.portfolio()
     if search.best is not None:
         search.descend_by_ladders(ladders(small, caps, 0), 300, 0)
@@ -114,17 +131,28 @@ def test_what_is_found_under_tighter_prefetch_is_laid_out_the_same(seed: int) ->
 
 
 def test_a_cap_on_prefetch_starts_from_buckets_of_several_blocks_and_from_tighter_caps() -> None:
-    """What starts late hides little, so that fewer and larger buckets win, which search does not come to by single moves."""
+    """What starts late hides little, so that fewer and larger buckets win, which search does not
+    come to by single moves.
+    """
     problem = layered_problem(random.Random(0), num_layers=16)
     small = problem_arrays(problem)
     block = [part_of(c.module) for c in problem.collectives]
 
     def most_blocks(caps: Caps) -> set[int]:
         partitions = [labels.tolist() for labels in families(Pricer(problem, small), caps)]
-        return {max(len({block[c] for c in range(len(block)) if labels[c] == b}) for b in set(labels)) for labels in partitions}
+        return {
+            max(len({block[c] for c in range(len(block)) if labels[c] == b}) for b in set(labels))
+            for labels in partitions
+        }
 
     assert {2, 3, 4} <= most_blocks(Caps(max_prefetch=9))
-    free, capped = ladders(small, Caps(memory_cap_bytes=10**12), 0), ladders(small, Caps(max_prefetch=9, memory_cap_bytes=10**12), 0)
-    assert [[rung.max_prefetch for rung in ladder] for ladder in free] == [[], [None] * len(free[1])]
+    free, capped = (
+        ladders(small, Caps(memory_cap_bytes=10**12), 0),
+        ladders(small, Caps(max_prefetch=9, memory_cap_bytes=10**12), 0),
+    )
+    assert [[rung.max_prefetch for rung in ladder] for ladder in free] == [
+        [],
+        [None] * len(free[1]),
+    ]
     assert [rung.max_prefetch for rung in capped[0]] == [3, 6]
     assert [rung.memory_cap_bytes for rung in capped[0]] == [10**12] * 2

@@ -3,7 +3,12 @@
 import weakref
 
 import torch
-from torch._functorch._aot_autograd.descriptors import GradAOTOutput, ParamAOTInput, PlainAOTInput, SubclassGetAttrAOTInput
+from torch._functorch._aot_autograd.descriptors import (
+    GradAOTOutput,
+    ParamAOTInput,
+    PlainAOTInput,
+    SubclassGetAttrAOTInput,
+)
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -32,7 +37,9 @@ class Model(torch.nn.Module):
 
 
 def graphs_of(function, *inputs, backward=False) -> tuple[dict[int, str], list[GraphModule]]:
-    """Return the parameters that Dynamo made inputs, and the graphs of AOTAutograd with them named."""
+    """Return the parameters that Dynamo made inputs, and the graphs of AOTAutograd with them
+    named.
+    """
     seen, made = [], []
 
     def backend(gm, example_inputs):
@@ -43,7 +50,14 @@ def graphs_of(function, *inputs, backward=False) -> tuple[dict[int, str], list[G
             made.append(graph)
             return boxed(graph)
 
-        return aot_compiled(gm, example_inputs, forward=keep, backward=keep, inference=keep, partition=default_partition)
+        return aot_compiled(
+            gm,
+            example_inputs,
+            forward=keep,
+            backward=keep,
+            inference=keep,
+            partition=default_partition,
+        )
 
     torch._dynamo.reset()
     result = torch.compile(function, backend=backend)(*inputs)
@@ -59,9 +73,13 @@ def test_dynamo_says_which_inputs_are_parameters():
 
 def test_descriptors_name_parameters_and_gradients():
     _, (forward, backward) = graphs_of(Model(), torch.ones(3, 2), backward=True)
-    names = [parameter_behind(node.meta["desc"]) for node in forward.graph.find_nodes(op="placeholder")]
+    names = [
+        parameter_behind(node.meta["desc"]) for node in forward.graph.find_nodes(op="placeholder")
+    ]
     assert {"blocks.0.weight", "blocks.0.bias"} <= set(names)
-    gradients = [gradient_of(descriptor) for descriptor in backward.graph.output_node().meta["desc"]]
+    gradients = [
+        gradient_of(descriptor) for descriptor in backward.graph.output_node().meta["desc"]
+    ]
     assert {"blocks.0.weight", "blocks.0.bias"} <= set(gradients)
 
 
@@ -72,7 +90,9 @@ def test_a_descriptor_inside_of_others_is_found():
     graph.output((x,))
     graph.output_node().meta["desc"] = [GradAOTOutput(grad_of=PlainAOTInput(idx=1))]
     name_parameters(graph, {1: "weight"})
-    assert x.meta["desc"] == SubclassGetAttrAOTInput(base=ParamAOTInput("weight"), attr="_local_tensor")
+    assert x.meta["desc"] == SubclassGetAttrAOTInput(
+        base=ParamAOTInput("weight"), attr="_local_tensor"
+    )
     assert gradient_of(graph.output_node().meta["desc"][0]) == "weight"
 
 
@@ -110,7 +130,9 @@ def test_settings_of_inductor_reach_the_backward_that_is_compiled_later():
         seen.append(graph)
 
     def backend(gm, inputs):
-        return inductor_compiled(gm, inputs, {"post_grad_custom_post_pass": note, "fx_graph_cache": False})
+        return inductor_compiled(
+            gm, inputs, {"post_grad_custom_post_pass": note, "fx_graph_cache": False}
+        )
 
     torch._dynamo.reset()
     x = torch.ones(2, requires_grad=True)

@@ -1,4 +1,6 @@
-"""Private functions of torch: each has a contract, which the installed torch keeps; the command that checks it; and the fence."""
+"""Private functions of torch: each has a contract, which the installed torch keeps; the command
+that checks it; and the fence.
+"""
 
 import os
 import subprocess
@@ -29,20 +31,37 @@ def test_what_is_missing_or_broken_is_said(monkeypatch, capsys):
     """As with a torch that renamed one function and changed what another returns."""
     monkeypatch.delattr("torch.distributed.tensor.placement_types._StridedShard")
     monkeypatch.setattr("torch._C._dispatch_has_kernel_for_dispatch_key", lambda *arguments: False)
-    only = {name: module for name, module in registry.wrappers().items() if name in ("strided_shard", "is_composite", "storage_key")}
+    only = {
+        name: module
+        for name, module in registry.wrappers().items()
+        if name in ("strided_shard", "is_composite", "storage_key")
+    }
     monkeypatch.setattr(registry, "wrappers", lambda: {**only, "unheard_of": torch_private})
     assert main() == 1
-    lines = {line.split()[0]: line.partition("  ")[2].strip() for line in capsys.readouterr().out.splitlines()[1:-1]}
-    assert lines["strided_shard"].startswith("NOT FOUND, contract BROKEN: ImportError: cannot import name '_StridedShard'")
-    assert lines["is_composite"] == "found, contract BROKEN: AssertionError: aten.linear is made of other operators"
+    lines = {
+        line.split()[0]: line.partition("  ")[2].strip()
+        for line in capsys.readouterr().out.splitlines()[1:-1]
+    }
+    assert lines["strided_shard"].startswith(
+        "NOT FOUND, contract BROKEN: ImportError: cannot import name '_StridedShard'"
+    )
+    assert (
+        lines["is_composite"]
+        == "found, contract BROKEN: AssertionError: aten.linear is made of other operators"
+    )
     assert lines["storage_key"] == "found, contract kept"
     assert lines["unheard_of"] == "found, contract BROKEN: no contract is written down for it"
 
 
 def test_the_command_runs_anywhere(tmp_path):
     """In a process of its own, away from the checkout, without pytest."""
-    code = "import sys; sys.modules['pytest'] = None; import runpy; runpy.run_module('apsched.torch_compat.contracts', run_name='__main__')"
-    ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    code = (
+        "import sys; sys.modules['pytest'] = None; import runpy;"
+        " runpy.run_module('apsched.torch_compat.contracts', run_name='__main__')"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert ran.stdout.startswith(f"torch {torch.__version__}, Python 3.")
     assert ran.stdout.endswith(f"{len(registry.CHECKS)} kept, 0 broken\n")
@@ -52,7 +71,9 @@ def test_the_command_runs_anywhere(tmp_path):
 def test_another_torch_is_refused_by_name(monkeypatch, version):
     monkeypatch.setattr(torch, "__version__", version)
     monkeypatch.delenv(torch_version.ANY_TORCH_VARIABLE, raising=False)
-    with pytest.raises(InputError, match=r"torch \S+: apsched was run against torch 2\.11 to 2\.13") as error:
+    with pytest.raises(
+        InputError, match=r"torch \S+: apsched was run against torch 2\.11 to 2\.13"
+    ) as error:
         check_torch_version()
     assert version in str(error.value)
     monkeypatch.setenv(torch_version.ANY_TORCH_VARIABLE, "1")
@@ -73,11 +94,27 @@ def test_the_fence_is_there_only_where_it_is_needed(tmp_path):
     environment.pop(torch_version.ANY_TORCH_VARIABLE, None)
 
     def ran(code: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
+        return subprocess.run(
+            [sys.executable, "-c", code],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
 
-    solving = "import torch; assert torch.__version__ == '2.99.0'; import apsched.graph.graph_file, apsched.pipeline.steps, apsched.solver"
+    solving = (
+        "import torch; assert torch.__version__ == '2.99.0'; import apsched.graph.graph_file,"
+        " apsched.pipeline.steps, apsched.solver"
+    )
     done = ran(solving)
     assert done.returncode == 0, done.stderr
-    refused = ran("import sys; from apsched.cli import main; sys.exit(main(['solve', 'llama3-debug', '--mesh', 'fsdp=2']))")
+    refused = ran(
+        "import sys; from apsched.cli import main; sys.exit(main(['solve', 'llama3-debug',"
+        " '--mesh', 'fsdp=2']))"
+    )
     assert refused.returncode == 2
-    assert refused.stderr.strip().splitlines()[-1].startswith("apsched: error: torch 2.99.0: apsched was run against torch 2.11 to 2.13")
+    assert (
+        refused.stderr.strip()
+        .splitlines()[-1]
+        .startswith("apsched: error: torch 2.99.0: apsched was run against torch 2.11 to 2.13")
+    )

@@ -5,7 +5,12 @@ import torch
 import torch.distributed as dist
 from torch.fx import Graph, GraphModule
 
-from apsched.torch_compat.graphs import empty_graph_like, group_of_name, node_source, process_rank_in_group
+from apsched.torch_compat.graphs import (
+    empty_graph_like,
+    group_of_name,
+    node_source,
+    process_rank_in_group,
+)
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
@@ -22,7 +27,9 @@ def group(tmp_path):
 def test_gather_with_out_writes_into_out_and_returns_it(group):
     buffer = torch.empty(4)
     own = buffer[0:4]
-    aten._foreach_copy_([own[0:1], own[1:4]], [torch.ones(1, dtype=torch.float64), torch.full((3,), 2.0)])  # casts on the way
+    aten._foreach_copy_(
+        [own[0:1], own[1:4]], [torch.ones(1, dtype=torch.float64), torch.full((3,), 2.0)]
+    )  # casts on the way
     started = c10d.all_gather_into_tensor_out(own, 1, group, out=buffer)
     waited = c10d.wait_tensor(started)
     assert started.data_ptr() == waited.data_ptr() == buffer.data_ptr()
@@ -40,7 +47,9 @@ def test_functional_all_reduce_leaves_its_input(group):
 
 
 def test_reduce_scatter_splits_dim_0(group):
-    assert c10d.wait_tensor(c10d.reduce_scatter_tensor(torch.ones(1, 5), "sum", 1, group)).shape == (1, 5)
+    assert c10d.wait_tensor(
+        c10d.reduce_scatter_tensor(torch.ones(1, 5), "sum", 1, group)
+    ).shape == (1, 5)
 
 
 @pytest.mark.parametrize(
@@ -96,4 +105,8 @@ def test_an_empty_graph_like_another_keeps_its_calling_convention():
 def test_a_node_source_names_its_node_and_pass():
     node = Graph().placeholder("x")
     source = node_source(node, "apsched").to_dict()
-    assert (source["name"], source["pass_name"], source["action"]) == ("x", "apsched", "create+replace")
+    assert (source["name"], source["pass_name"], source["action"]) == (
+        "x",
+        "apsched",
+        "create+replace",
+    )

@@ -1,4 +1,6 @@
-"""Solve a few random problems, whole and by search, and print what was found: ``python digest_worker.py NUM_CORES``."""
+"""Solve a few random problems, whole and by search, and print what was found: ``python
+digest_worker.py NUM_CORES``.
+"""
 
 import os
 import random
@@ -33,7 +35,10 @@ def digests() -> list[str]:
             answers.append(solve(problem, random_caps(rng, problem), SolveOptions(budget=0.2)))
     finally:
         setattr(module, name, limit)
-    return [f"{a.status} {a.bound_ticks} {a.floor_memory_bytes} {a.deterministic_work} {a.best}" for a in answers]
+    return [
+        f"{a.status} {a.bound_ticks} {a.floor_memory_bytes} {a.deterministic_work} {a.best}"
+        for a in answers
+    ]
 
 
 if __name__ == "__main__":

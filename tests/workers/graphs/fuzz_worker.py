@@ -1,4 +1,5 @@
-"""One of two gloo processes that try random programs and shorten those that fail; writes what it found as JSON.
+"""One of two gloo processes that try random programs and shorten those that fail; writes what it
+found as JSON.
 
 usage: worker.py PROCESS_RANK WORLD_SIZE FOLDER
 
@@ -26,15 +27,25 @@ def agreed(value: str) -> str:
     return next(filter(None, said), "")
 
 
-def shortened(program: RandomProgram, still_fails: Callable[[RandomProgram], bool]) -> RandomProgram:
-    """Return a part of ``program`` that still fails, and no longer does with any line less (Zeller's ddmin over lines)."""
+def shortened(
+    program: RandomProgram, still_fails: Callable[[RandomProgram], bool]
+) -> RandomProgram:
+    """Return a part of ``program`` that still fails, and no longer does with any line less
+    (Zeller's ddmin over lines).
+    """
     size = max(1, len(program.lines) // 2)
     while True:
         smaller = program
         for at in range(0, len(program.lines), size):
-            dropped = {line.target for line in program.lines[at : at + size]} & {line.target for line in smaller.lines}
+            dropped = {line.target for line in program.lines[at : at + size]} & {
+                line.target for line in smaller.lines
+            }
             candidate = smaller.without(dropped) if dropped else smaller
-            if len(candidate.lines) < len(smaller.lines) and candidate.outputs and still_fails(candidate):
+            if (
+                len(candidate.lines) < len(smaller.lines)
+                and candidate.outputs
+                and still_fails(candidate)
+            ):
                 smaller = candidate
         if size == 1 and smaller == program:
             return smaller
@@ -72,11 +83,20 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
         if agreed("" if time.monotonic() < end else "time is up"):
             break
         tried += 1
-        found = try_seed(seed, groups, solved=(seed - request["first_seed"]) % request["solve_every"] == request["solve_every"] - 1)
+        found = try_seed(
+            seed,
+            groups,
+            solved=(seed - request["first_seed"]) % request["solve_every"]
+            == request["solve_every"] - 1,
+        )
         if found is not None:
             failures.append(found)
             if process_rank == 0:
-                print(f"seed {seed}: {found['failure']}\n{found['program']}", file=sys.stderr, flush=True)
+                print(
+                    f"seed {seed}: {found['failure']}\n{found['program']}",
+                    file=sys.stderr,
+                    flush=True,
+                )
     dist.barrier()
     (folder / f"{process_rank}.json").write_text(json.dumps({"tried": tried, "failures": failures}))
     dist.destroy_process_group()

@@ -1,4 +1,5 @@
-"""One of several gloo processes that run Transformers models: its own code, the captured graphs, the rewritten graphs; reports as JSON.
+"""One of several gloo processes that run Transformers models: its own code, the captured graphs,
+the rewritten graphs; reports as JSON.
 
 usage: hf_worker.py PROCESS_RANK WORLD_SIZE FOLDER
 """
@@ -44,12 +45,16 @@ CASES = {
         ("mixtral", "replicate=2,fsdp=2", "bfloat16", "float32"),
     ),
 }
-"""Family, mesh, dtype of parameters and of reductions. Grouped matrix products can be traced in bfloat16 only."""
+"""Family, mesh, dtype of parameters and of reductions. Grouped matrix products can be traced in
+bfloat16 only.
+"""
 Step = tuple[torch.Tensor, dict[str, torch.Tensor]]
 
 
 def by_transformers(path: Path, built: BuiltModel) -> Step:
-    """Return loss and whole gradients of Transformers' own model in eager mode, summed over data-parallel process ranks."""
+    """Return loss and whole gradients of Transformers' own model in eager mode, summed over
+    data-parallel process ranks.
+    """
     fields = json.loads(path.read_text())
     family = FAMILIES[fields["model_type"]]
     config = getattr(transformers, family.config).from_dict(fields)
@@ -60,7 +65,9 @@ def by_transformers(path: Path, built: BuiltModel) -> Step:
             parameter.copy_(values(name, parameter.shape))
     tokens, targets = built.inputs
     logits = model(input_ids=tokens).logits.float().flatten(0, 1)
-    loss = F.cross_entropy(logits, targets.flatten(), reduction="sum") / (targets.numel() * built.mesh.data_parallel_size)
+    loss = F.cross_entropy(logits, targets.flatten(), reduction="sum") / (
+        targets.numel() * built.mesh.data_parallel_size
+    )
     loss.backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     for tensor in (loss.detach(), *gradients.values()):
@@ -69,7 +76,9 @@ def by_transformers(path: Path, built: BuiltModel) -> Step:
 
 
 def summed(built: BuiltModel, tensor: torch.Tensor) -> None:
-    """Sum a tensor over process ranks with other data; those of one tensor-parallel group have the same."""
+    """Sum a tensor over process ranks with other data; those of one tensor-parallel group have the
+    same.
+    """
     if built.mesh.data_parallel_size > 1:
         dist.all_reduce(tensor)
         tensor /= dist.get_world_size() // built.mesh.data_parallel_size
@@ -82,7 +91,9 @@ def whole(built: BuiltModel, step: Step) -> Step:
     for name, parameter in built.module.named_parameters():
         assert isinstance(parameter, DTensor)
         mesh, placements = parameter.device_mesh, parameter.placements
-        shard = DTensor.from_local(step[1][name], mesh, placements, shape=parameter.shape, stride=parameter.stride())
+        shard = DTensor.from_local(
+            step[1][name], mesh, placements, shape=parameter.shape, stride=parameter.stride()
+        )
         gradients[name] = shard.full_tensor()
     return loss, gradients
 
@@ -92,17 +103,25 @@ def layer_of(parameter: str) -> str:
     return re.match(r"model\.layers\.\d+|.*\.", parameter).group()
 
 
-def run_case(folder: Path, name: str, mesh: str, dtype: str, reduce_dtype: str) -> dict[str, object]:
+def run_case(
+    folder: Path, name: str, mesh: str, dtype: str, reduce_dtype: str
+) -> dict[str, object]:
     path = written(folder, name, num_hidden_layers=1)
-    options = ModelOptions(param_dtype=getattr(torch, dtype), reduce_dtype=getattr(torch, reduce_dtype))
-    built = build_from_config(path, mesh=MeshSpec.parse(mesh), seq_len=SEQ_LEN, options=options, materialize=True)
+    options = ModelOptions(
+        param_dtype=getattr(torch, dtype), reduce_dtype=getattr(torch, reduce_dtype)
+    )
+    built = build_from_config(
+        path, mesh=MeshSpec.parse(mesh), seq_len=SEQ_LEN, options=options, materialize=True
+    )
     capture = capture_built(built)
     costs = ClusterCostModel(load_cluster("h100"), capture.group_ranks)
     modules = []
     for graph in capture.graphs:
         problem = build_problem(export(graph, costs, group_ranks=capture.group_ranks))
         schedule = layer_schedule(problem, layer_of)
-        modules.append((graph.module, write_back(graph.module, problem, schedule), len(schedule.buckets)))
+        modules.append(
+            (graph.module, write_back(graph.module, problem, schedule), len(schedule.buckets))
+        )
     with torch.no_grad():
         captured, rewritten = (run_step(built, *(pair[k] for pair in modules)) for k in (0, 1))
         loss, gradients = whole(built, captured)
@@ -111,7 +130,9 @@ def run_case(folder: Path, name: str, mesh: str, dtype: str, reduce_dtype: str) 
         "loss": loss.item(),
         "expected": expected_loss.item(),
         "names": sorted(gradients) == sorted(expected),
-        "distance": max(((gradients[n] - g).abs().max() / g.abs().max()).item() for n, g in expected.items()),
+        "distance": max(
+            ((gradients[n] - g).abs().max() / g.abs().max()).item() for n, g in expected.items()
+        ),
         "unequal": [n for n, g in captured[1].items() if not torch.equal(g, rewritten[1][n])],
         "same loss": torch.equal(captured[0], rewritten[0]),
         "buckets": [pair[2] for pair in modules],
@@ -121,10 +142,15 @@ def run_case(folder: Path, name: str, mesh: str, dtype: str, reduce_dtype: str) 
 def main(rank: int, world_size: int, folder: Path) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), world_size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=240))
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=240)
+    )
     own = folder / f"configs{rank}"
     own.mkdir()
-    report = {f"{name} {mesh}": run_case(own, name, mesh, *dtypes) for name, mesh, *dtypes in CASES[world_size]}
+    report = {
+        f"{name} {mesh}": run_case(own, name, mesh, *dtypes)
+        for name, mesh, *dtypes in CASES[world_size]
+    }
     (folder / f"{rank}.json").write_text(json.dumps(report))
     dist.barrier()
     dist.destroy_process_group()

@@ -1,4 +1,5 @@
-"""One of two gloo processes that run a toy step, held and compiled by full Inductor; writes how close it is to the captured graph.
+"""One of two gloo processes that run a toy step, held and compiled by full Inductor; writes how
+close it is to the captured graph.
 
 usage: inductor_worker.py PROCESS_RANK WORLD_SIZE FOLDER
 """
@@ -30,7 +31,9 @@ def compare(rank: int, world_size: int) -> dict[str, object]:
     inputs = toy_inputs(world_size, NUM_SHARDS, rank)
     step = toy_step(dist.group.WORLD.group_name, world_size)
     module = decomposed(captured_function(step, inputs, parameters=NUM_SHARDS).module)
-    captured = CapturedGraph(name="graph", module=module, kept_inputs=frozenset(), parameter_names={})
+    captured = CapturedGraph(
+        name="graph", module=module, kept_inputs=frozenset(), parameter_names={}
+    )
     problem = build_problem(export(captured, FlatCosts()))
     with torch.no_grad():
         expected = module(*inputs)
@@ -38,19 +41,29 @@ def compare(rank: int, world_size: int) -> dict[str, object]:
         for seed in SEEDS:
             schedule = random_schedule(problem, seed)
             held = hold_order(write_back(module, problem, schedule))
-            compiled = compile_fx_inner(held, [node.meta["val"] for node in held.graph.find_nodes(op="placeholder")])
+            compiled = compile_fx_inner(
+                held, [node.meta["val"] for node in held.graph.find_nodes(op="placeholder")]
+            )
             for _ in range(2):  # twice: buffers are reused
                 found = compiled(list(inputs))
-                distances += [(a - b).abs().max().item() for a, b in zip(expected, found, strict=True)]
+                distances += [
+                    (a - b).abs().max().item() for a, b in zip(expected, found, strict=True)
+                ]
             moved.append(sum(map(bool, compute_moves(problem, schedule))))
-    return {"largest_distance": max(distances), "largest": max(value.abs().max().item() for value in expected), "num_moved": moved}
+    return {
+        "largest_distance": max(distances),
+        "largest": max(value.abs().max().item() for value in expected),
+        "num_moved": moved,
+    }
 
 
 def main(rank: int, world_size: int, folder: Path) -> None:
     torch.set_num_threads(1)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / f"inductor_{rank}")
     store = dist.FileStore(str(folder / "store"), world_size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=500))
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=500)
+    )
     (folder / f"{rank}.json").write_text(json.dumps(compare(rank, world_size)))
     dist.barrier()
     dist.destroy_process_group()

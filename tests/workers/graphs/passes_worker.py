@@ -1,4 +1,5 @@
-"""One of several gloo processes that run captured graphs before and after passes; writes what differs as JSON.
+"""One of several gloo processes that run captured graphs before and after passes; writes what
+differs as JSON.
 
 usage: worker.py PROCESS_RANK WORLD_SIZE FOLDER
 """
@@ -25,7 +26,16 @@ from apsched.fx.passes.round_trips import undo_round_trips
 from apsched.fx.passes.run_passes import Pass, run_passes
 from apsched.models.mesh import group_of
 from tests.helpers.graphs import mesh_modules
-from tests.helpers.graphs.mesh_modules import ROWS, WIDTH, ByHand, Exchanged, ReadTwice, Redistributed, ThereAndBack, values
+from tests.helpers.graphs.mesh_modules import (
+    ROWS,
+    WIDTH,
+    ByHand,
+    Exchanged,
+    ReadTwice,
+    Redistributed,
+    ThereAndBack,
+    values,
+)
 
 Results = list[torch.Tensor]
 
@@ -38,12 +48,18 @@ def inputs_of(module: nn.Module, *inputs: torch.Tensor) -> Results:
 def step(forward: GraphModule, backward: GraphModule, inputs: Results) -> Results:
     """Return loss and gradients."""
     loss, *saved = forward(*inputs)
-    return [loss, *(g for g in backward(*saved, torch.ones_like(loss)) if isinstance(g, torch.Tensor))]
+    return [
+        loss,
+        *(g for g in backward(*saved, torch.ones_like(loss)) if isinstance(g, torch.Tensor)),
+    ]
 
 
 def counts(graphs: Sequence[GraphModule]) -> list[dict[str, int]]:
     """Return the collectives of each graph, by kind."""
-    return [dict(Counter(str(collective_kind(n)) for n in g.graph.nodes if is_collective(n))) for g in graphs]
+    return [
+        dict(Counter(str(collective_kind(n)) for n in g.graph.nodes if is_collective(n)))
+        for g in graphs
+    ]
 
 
 def cuts(graphs: Sequence[GraphModule]) -> int:
@@ -52,7 +68,9 @@ def cuts(graphs: Sequence[GraphModule]) -> int:
     return sum("alias" in target or "split" in target for target in targets)
 
 
-def after_partition(module: nn.Module, x: torch.Tensor, passes: Sequence[Pass]) -> dict[str, object]:
+def after_partition(
+    module: nn.Module, x: torch.Tensor, passes: Sequence[Pass]
+) -> dict[str, object]:
     """Run ``passes`` on the forward and the backward graph, and both graphs before and after."""
     graphs = [graph.module for graph in capture_module(module, (x,), source="case").graphs]
     changed = [run_passes(graph, passes).module for graph in graphs]
@@ -60,8 +78,12 @@ def after_partition(module: nn.Module, x: torch.Tensor, passes: Sequence[Pass]) 
     return report(graphs, changed, expected, found)
 
 
-def before_partition(module: nn.Module, x: torch.Tensor, passes: Sequence[Pass]) -> dict[str, object]:
-    """Run ``passes`` on the joint graph, and the step without and with them; counts are those of the joint graph."""
+def before_partition(
+    module: nn.Module, x: torch.Tensor, passes: Sequence[Pass]
+) -> dict[str, object]:
+    """Run ``passes`` on the joint graph, and the step without and with them; counts are those of
+    the joint graph.
+    """
     joint: list[GraphModule] = []
 
     def watched(name: str) -> Pass:
@@ -72,19 +94,30 @@ def before_partition(module: nn.Module, x: torch.Tensor, passes: Sequence[Pass])
         return Pass(name=name, run=run)
 
     watching = ((), (watched("before"), *passes, watched("after")))
-    pairs = [[g.module for g in capture_module(module, (x,), source="case", passes=tuple(p)).graphs] for p in watching]
+    pairs = [
+        [g.module for g in capture_module(module, (x,), source="case", passes=tuple(p)).graphs]
+        for p in watching
+    ]
     expected, found = (step(*pair, inputs_of(module, x)) for pair in pairs)
     return report(joint[:1], joint[1:], expected, found)
 
 
-def report(before: Sequence[GraphModule], after: Sequence[GraphModule], expected: Results, found: Results) -> dict[str, object]:
+def report(
+    before: Sequence[GraphModule], after: Sequence[GraphModule], expected: Results, found: Results
+) -> dict[str, object]:
     return {
         "before": counts(before),
         "after": counts(after),
         "cuts": [
-            sum("alias" in str(n.target) or "split" in str(n.target) for g in graphs for n in g.graph.nodes) for graphs in (before, after)
+            sum(
+                "alias" in str(n.target) or "split" in str(n.target)
+                for g in graphs
+                for n in g.graph.nodes
+            )
+            for graphs in (before, after)
         ],
-        "equal": len(expected) == len(found) and all(torch.equal(a, b) for a, b in zip(expected, found, strict=True)),
+        "equal": len(expected) == len(found)
+        and all(torch.equal(a, b) for a, b in zip(expected, found, strict=True)),
         "results": len(found),
     }
 
@@ -92,10 +125,21 @@ def report(before: Sequence[GraphModule], after: Sequence[GraphModule], expected
 def on_two_axes(mesh: DeviceMesh) -> dict[str, dict[str, object]]:
     x = values(7, 3, WIDTH)
     fuse = (fuse_chained_gathers(flat_mesh(mesh)),)
-    found = {f"dtensor {how}": after_partition(Redistributed(mesh, columns=how == "columns"), x, fuse) for how in ("rows", "columns")}
+    found = {
+        f"dtensor {how}": after_partition(Redistributed(mesh, columns=how == "columns"), x, fuse)
+        for how in ("rows", "columns")
+    }
     for axes in (("dp", "tp"), ("tp", "dp")):
-        for between in (mesh_modules.nothing, mesh_modules.cancelling, mesh_modules.turned, mesh_modules.cast, mesh_modules.also_used):
-            found[f"{between.__name__} {'-'.join(axes)}"] = after_partition(ByHand(mesh, axes, between), x, fuse)
+        for between in (
+            mesh_modules.nothing,
+            mesh_modules.cancelling,
+            mesh_modules.turned,
+            mesh_modules.cast,
+            mesh_modules.also_used,
+        ):
+            found[f"{between.__name__} {'-'.join(axes)}"] = after_partition(
+                ByHand(mesh, axes, between), x, fuse
+            )
     return found
 
 
@@ -106,10 +150,16 @@ def on_one_axis(mesh: DeviceMesh) -> dict[str, dict[str, object]]:
     return {
         "gathers twice": before_partition(twice, x, shortening_passes(bitwise=True)),
         "sums first": before_partition(twice, x, shortening_passes(bitwise=False)),
-        "there and back": before_partition(ThereAndBack(mesh, whole_too=True), x, (undo_round_trips(),)),
-        "only back": before_partition(ThereAndBack(mesh, whole_too=False), x, (undo_round_trips(),)),
+        "there and back": before_partition(
+            ThereAndBack(mesh, whole_too=True), x, (undo_round_trips(),)
+        ),
+        "only back": before_partition(
+            ThereAndBack(mesh, whole_too=False), x, (undo_round_trips(),)
+        ),
         "other part": before_partition(
-            ThereAndBack(mesh, whole_too=False), x, (undo_round_trips(lambda group: (dist.get_rank() + 1) % 4),)
+            ThereAndBack(mesh, whole_too=False),
+            x,
+            (undo_round_trips(lambda group: (dist.get_rank() + 1) % 4),),
         ),
         "exchanged": before_partition(Exchanged(group), x, (undo_round_trips(),)),
     }
@@ -123,7 +173,9 @@ def next_one(group: str) -> int:
 def main(rank: int, world_size: int, folder: Path) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), world_size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=240))
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=240)
+    )
     found = on_two_axes(init_device_mesh("cpu", (2, world_size // 2), mesh_dim_names=("dp", "tp")))
     if world_size == 4:
         found |= on_one_axis(init_device_mesh("cpu", (world_size,), mesh_dim_names=("fsdp",)))

@@ -1,4 +1,5 @@
-"""One of two gloo processes that run two toy steps with gathers on a second group; writes how the results compare as JSON.
+"""One of two gloo processes that run two toy steps with gathers on a second group; writes how the
+results compare as JSON.
 
 usage: second_group_worker.py PROCESS_RANK WORLD_SIZE FOLDER
 """
@@ -35,11 +36,26 @@ def compare(rank: int, world_size: int) -> dict[str, object]:
         for seed in range(15):
             schedule = random_schedule(problem, seed)
             module = write_back(captured.module, problem, schedule)
-            trip = round_trip(module, captured, CoalescedCosts(), {}, simulate(problem, schedule), problem.contention)
+            trip = round_trip(
+                module,
+                captured,
+                CoalescedCosts(),
+                {},
+                simulate(problem, schedule),
+                problem.contention,
+            )
             inexact += [trip.difference] if seed < 3 and not trip.exact else []
             found = module(*inputs)
-            unequal += [(seed, k) for k, (a, b) in enumerate(zip(expected, found, strict=True)) if not torch.equal(a, b)]
-            used |= {(kind, group_name(node) == first) for node in module.graph.nodes if (kind := collective_kind(node)) is not None}
+            unequal += [
+                (seed, k)
+                for k, (a, b) in enumerate(zip(expected, found, strict=True))
+                if not torch.equal(a, b)
+            ]
+            used |= {
+                (kind, group_name(node) == first)
+                for node in module.graph.nodes
+                if (kind := collective_kind(node)) is not None
+            }
         made.append(len(process_group_names()))
     return {"unequal": unequal, "inexact": inexact, "used": sorted(used), "num_groups": made}
 
@@ -47,7 +63,9 @@ def compare(rank: int, world_size: int) -> dict[str, object]:
 def main(rank: int, world_size: int, folder: Path) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), world_size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=120))
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=120)
+    )
     (folder / f"{rank}.json").write_text(json.dumps(compare(rank, world_size)))
     dist.barrier()
     dist.destroy_process_group()

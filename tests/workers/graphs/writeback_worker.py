@@ -1,4 +1,5 @@
-"""One of two gloo processes that run a toy step under random schedules; writes how the results compare as JSON.
+"""One of two gloo processes that run a toy step under random schedules; writes how the results
+compare as JSON.
 
 usage: worker.py PROCESS_RANK WORLD_SIZE FOLDER
 """
@@ -22,7 +23,9 @@ SEEDS = range(60)
 
 
 def compare(rank: int, world_size: int) -> dict[str, object]:
-    captured = capture_toy(dist.group.WORLD.group_name, world_size, num_shards=NUM_SHARDS, process_rank=rank)
+    captured = capture_toy(
+        dist.group.WORLD.group_name, world_size, num_shards=NUM_SHARDS, process_rank=rank
+    )
     problem = build_problem(export(captured, CoalescedCosts()))
     inputs = toy_inputs(world_size, NUM_SHARDS, rank)
     code = captured.module.code
@@ -30,13 +33,28 @@ def compare(rank: int, world_size: int) -> dict[str, object]:
     unequal, kinds, coalesced = [], set(), set()
     for seed in SEEDS:
         schedule = random_schedule(problem, seed)
-        kinds |= {problem.keys[problem.collectives[bucket.members[0]].key].kind for bucket in schedule.buckets}
-        coalesced |= {problem.keys[problem.collectives[bucket.members[0]].key].kind for bucket in schedule.buckets if bucket.coalesced}
+        kinds |= {
+            problem.keys[problem.collectives[bucket.members[0]].key].kind
+            for bucket in schedule.buckets
+        }
+        coalesced |= {
+            problem.keys[problem.collectives[bucket.members[0]].key].kind
+            for bucket in schedule.buckets
+            if bucket.coalesced
+        }
         module = write_back(captured.module, problem, schedule)
         for _ in range(2):  # twice: nothing is left over from the first
             found = module(*inputs)
-            unequal += [(seed, k) for k, (a, b) in enumerate(zip(expected, found, strict=True)) if not torch.equal(a, b)]
-            unequal += [(seed, k) for k, (a, b) in enumerate(zip(expected, found, strict=True)) if a.stride() != b.stride()]
+            unequal += [
+                (seed, k)
+                for k, (a, b) in enumerate(zip(expected, found, strict=True))
+                if not torch.equal(a, b)
+            ]
+            unequal += [
+                (seed, k)
+                for k, (a, b) in enumerate(zip(expected, found, strict=True))
+                if a.stride() != b.stride()
+            ]
     return {
         "unequal": unequal,
         "kinds": sorted(kinds),
@@ -49,7 +67,9 @@ def compare(rank: int, world_size: int) -> dict[str, object]:
 def main(rank: int, world_size: int, folder: Path) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), world_size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=120))
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=120)
+    )
     (folder / f"{rank}.json").write_text(json.dumps(compare(rank, world_size)))
     dist.barrier()
     dist.destroy_process_group()

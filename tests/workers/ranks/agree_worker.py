@@ -1,4 +1,5 @@
-"""One of several gloo processes that found different costs; writes what it got when all agreed, and how it heard of what went wrong.
+"""One of several gloo processes that found different costs; writes what it got when all agreed, and
+how it heard of what went wrong.
 
 usage: agree_worker.py PROCESS_RANK WORLD_SIZE FOLDER
 """
@@ -26,7 +27,10 @@ TIMES_US = (10.0, 40.0, 11.0)
 def found_by(rank: int) -> MeasuredCosts:
     """What a process rank found: in an order of its own, the last without one of the operations."""
     time_us = TIMES_US[rank]
-    compute = {"mm": Price(time_us=time_us, source="measured"), "add": Price(time_us=2 * time_us, source="measured")}
+    compute = {
+        "mm": Price(time_us=time_us, source="measured"),
+        "add": Price(time_us=2 * time_us, source="measured"),
+    }
     if rank == 2:
         compute = {"mm": compute["mm"]}
     points = ((1024, time_us), (4096, 3 * time_us))
@@ -34,7 +38,11 @@ def found_by(rank: int) -> MeasuredCosts:
         device="cpu, made up",
         cluster="cpu",
         compute=dict(reversed(compute.items())) if rank == 1 else compute,
-        transfers=(Transfers(kind="all_gather", num_ranks=3, num_nodes=1, source="measured", points=points),),
+        transfers=(
+            Transfers(
+                kind="all_gather", num_ranks=3, num_nodes=1, source="measured", points=points
+            ),
+        ),
         launch_us={"all_gather": time_us},
         copies=((512, time_us),),
     )
@@ -59,7 +67,9 @@ def failed(rank: int) -> str:
 
     job_module.measure_compute = measure
     try:
-        Job(rank=rank, device=torch.device("cpu"), connected=True).measure([], "cpu", load_cluster("cpu"))
+        Job(rank=rank, device=torch.device("cpu"), connected=True).measure(
+            [], "cpu", load_cluster("cpu")
+        )
     except InputError as error:
         return str(error)
     return ""
@@ -67,7 +77,9 @@ def failed(rank: int) -> str:
 
 def main(process_rank: int, world_size: int, folder: Path) -> None:
     store = dist.FileStore(str(folder / "store"), world_size)
-    dist.init_process_group("gloo", store=store, rank=process_rank, world_size=world_size, timeout=timedelta(seconds=60))
+    dist.init_process_group(
+        "gloo", store=store, rank=process_rank, world_size=world_size, timeout=timedelta(seconds=60)
+    )
     report = {
         "costs": dump_costs(agreed(found_by(process_rank))).decode(),
         "refused": refused(process_rank),

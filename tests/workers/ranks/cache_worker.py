@@ -1,4 +1,5 @@
-"""Uses the cache under conditions that only a process of its own can have; prints what it found as JSON.
+"""Uses the cache under conditions that only a process of its own can have; prints what it found as
+JSON.
 
 usage: cache_worker.py read-only|full|killed|crowd DIRECTORY ...
 """
@@ -28,19 +29,35 @@ def read_only(directory: Path, there: str, new: str) -> dict[str, object]:
     if os.getuid() == 0:
         os.setuid(NOBODY)  # the superuser may write anywhere
     cache = Cache(directory=directory)
-    return {"read": text(cache.read(there)), "kept": cache.write(new, b"mine"), "again": text(cache.read(new))}
+    return {
+        "read": text(cache.read(there)),
+        "kept": cache.write(new, b"mine"),
+        "again": text(cache.read(new)),
+    }
 
 
 def full(directory: Path, small: str, large: str) -> dict[str, object]:
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(directory)], capture_output=True).returncode == 0
+    mounted = (
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(directory)], capture_output=True
+        ).returncode
+        == 0
+    )
     if not mounted:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
     try:
         cache = Cache(directory=directory)
-        kept = {"small": cache.write(small, b"small"), "large": cache.write(large, os.urandom(1 << 18))}
+        kept = {
+            "small": cache.write(small, b"small"),
+            "large": cache.write(large, os.urandom(1 << 18)),
+        }
         left = sorted(path.name for path in directory.iterdir())
-        return kept | {"read": text(cache.read(small)), "large read": text(cache.read(large)), "left": left}
+        return kept | {
+            "read": text(cache.read(small)),
+            "large read": text(cache.read(large)),
+            "left": left,
+        }
     finally:
         if mounted:
             subprocess.run(["umount", str(directory)], check=True)
@@ -113,7 +130,12 @@ def crowd(directory: Path, writers: str, turns: str) -> dict[str, object]:
                     wrong.append(digest[:1])
         children = [child for child in children if os.waitpid(child, os.WNOHANG)[0] == 0]
     cache.shrink()
-    return {"read": read, "wrong": wrong, "bytes": sum(entry.size_bytes for entry in cache.entries()), "limit": limit}
+    return {
+        "read": read,
+        "wrong": wrong,
+        "bytes": sum(entry.size_bytes for entry in cache.entries()),
+        "limit": limit,
+    }
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""One of several gloo processes that run a preset under the profiler, and measure it; writes traces, graphs and what was measured.
+"""One of several gloo processes that run a preset under the profiler, and measure it; writes
+traces, graphs and what was measured.
 
 usage: gloo_worker.py PROCESS_RANK WORLD_SIZE FOLDER
 """
@@ -37,8 +38,20 @@ OPTIONS = ModelOptions(param_dtype=torch.float32, reduce_dtype=torch.float32)
 
 def main(process_rank: int, world_size: int, folder: Path) -> None:
     store = dist.FileStore(str(folder / "store"), world_size)
-    dist.init_process_group("gloo", store=store, rank=process_rank, world_size=world_size, timeout=timedelta(seconds=120))
-    built = build("llama3-debug", mesh=MeshSpec.parse(f"fsdp={world_size}"), seq_len=512, options=OPTIONS, materialize=True)
+    dist.init_process_group(
+        "gloo",
+        store=store,
+        rank=process_rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=120),
+    )
+    built = build(
+        "llama3-debug",
+        mesh=MeshSpec.parse(f"fsdp={world_size}"),
+        seq_len=512,
+        options=OPTIONS,
+        materialize=True,
+    )
     capture = capture_built(built)
     forward, backward = (captured.module for captured in capture.graphs)
 
@@ -52,7 +65,9 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
         activities=[ProfilerActivity.CPU],
         record_shapes=True,
         schedule=schedule(wait=0, warmup=1, active=NUM_STEPS),
-        on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(folder / f"trace.{process_rank}.json")),
+        on_trace_ready=lambda profiler: profiler.export_chrome_trace(
+            str(folder / f"trace.{process_rank}.json")
+        ),
     ) as profiler:
         for _ in range(1 + NUM_STEPS):
             step()
@@ -60,8 +75,16 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
     if process_rank == 0:
         costs = ClusterCostModel(load_cluster("cpu"), capture.group_ranks)
         for captured in capture.graphs:
-            save_graph(export(captured, costs, group_ranks=capture.group_ranks, cluster_name="cpu"), folder / f"step.{captured.name}.graph")
-        assert main_of_apsched(["solve", str(folder / "step.graph"), "--budget", "0.1", "-o", str(folder / "run")]) == 0
+            save_graph(
+                export(captured, costs, group_ranks=capture.group_ranks, cluster_name="cpu"),
+                folder / f"step.{captured.name}.graph",
+            )
+        assert (
+            main_of_apsched(
+                ["solve", str(folder / "step.graph"), "--budget", "0.1", "-o", str(folder / "run")]
+            )
+            == 0
+        )
     dist.barrier()
     profile_solved(built, capture, process_rank, folder)
     model = apsched.measure(forward, cluster="cpu", fused=False)
@@ -81,21 +104,32 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
 
 
 def profile_solved(built: BuiltModel, capture: Capture, process_rank: int, folder: Path) -> None:
-    """Run the schedules that ``apsched solve`` wrote, on the rewritten graphs, and write a trace of that."""
+    """Run the schedules that ``apsched solve`` wrote, on the rewritten graphs, and write a trace of
+    that.
+    """
     costs = ClusterCostModel(load_cluster("cpu"), capture.group_ranks)
     modules = []
     for captured in capture.graphs:
         graph = export_graph(
-            captured, costs, cluster="cpu", group_ranks=capture.group_ranks, device_memory_bytes=None, progress=Progress(quiet=True)
+            captured,
+            costs,
+            cluster="cpu",
+            group_ranks=capture.group_ranks,
+            device_memory_bytes=None,
+            progress=Progress(quiet=True),
         )
         schedule_file = load_schedule(folder / "run" / f"{captured.name}.schedule.json")
-        modules.append(rewrite(graph, replay(graph.problem, schedule_file), Progress(quiet=True)).module)
+        modules.append(
+            rewrite(graph, replay(graph.problem, schedule_file), Progress(quiet=True)).module
+        )
     with (
         torch.no_grad(),
         profile(
             activities=[ProfilerActivity.CPU],
             schedule=schedule(wait=0, warmup=1, active=2),
-            on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(folder / f"solved.{process_rank}.json")),
+            on_trace_ready=lambda profiler: profiler.export_chrome_trace(
+                str(folder / f"solved.{process_rank}.json")
+            ),
         ) as profiler,
     ):
         for _ in range(3):

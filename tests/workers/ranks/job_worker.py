@@ -1,4 +1,5 @@
-"""One of several gloo processes that schedule graphs together, in every way that may go wrong; writes what happened as JSON.
+"""One of several gloo processes that schedule graphs together, in every way that may go wrong;
+writes what happened as JSON.
 
 usage: ``main(PROCESS_RANK, WORLD_SIZE, FOLDER, SCENARIO, PORT)``, see ``processes.run_jobs``
 """
@@ -79,11 +80,15 @@ def logged(name: str):
 
 def toy(group: dist.ProcessGroup, shards: int = 3, width: int = 8) -> CapturedGraph:
     size, rank = group.size(), dist.get_rank(group)
-    return captured_function(toy_step(group.group_name, size), toy_inputs(size, shards, rank, width), parameters=shards)
+    return captured_function(
+        toy_step(group.group_name, size), toy_inputs(size, shards, rank, width), parameters=shards
+    )
 
 
 def schedule(captured: CapturedGraph, **more: object) -> GraphModule:
-    chosen = Settings.of({"cost_model": FlatCosts(), "budget": 0.0, "deadline_s": PATIENT_S, "cache": False, **more})
+    chosen = Settings.of(
+        {"cost_model": FlatCosts(), "budget": 0.0, "deadline_s": PATIENT_S, "cache": False, **more}
+    )
     return schedule_graph(captured.module, chosen, parameter_names=captured.parameter_names)
 
 
@@ -99,7 +104,9 @@ def outcome(run: Case) -> dict[str, object]:
 
 
 def orders(fast: GraphModule, captured: CapturedGraph) -> list[str]:
-    return sorted(order_digest(launches) for launches in launches_of(fast, captured.module).values())
+    return sorted(
+        order_digest(launches) for launches in launches_of(fast, captured.module).values()
+    )
 
 
 def prepare() -> None:
@@ -119,17 +126,28 @@ def cases(rank: int, world_size: int, folder: Path) -> dict[str, Case]:
         captured = toy(everybody)
         fast, inputs = schedule(captured, **more), toy_inputs(world_size, 3, rank)
         with torch.no_grad():
-            close = [torch.allclose(a, b, rtol=1e-4) for a, b in zip(fast(*inputs), captured.module(*inputs), strict=True)]
-        return {"orders": orders(fast, captured), "moved": fast is not captured.module, "close": all(close)}
+            close = [
+                torch.allclose(a, b, rtol=1e-4)
+                for a, b in zip(fast(*inputs), captured.module(*inputs), strict=True)
+            ]
+        return {
+            "orders": orders(fast, captured),
+            "moved": fast is not captured.module,
+            "close": all(close),
+        }
 
     def another_graph() -> object:
         return schedule(toy(everybody, width=16 if rank == odd_graph else 8)).code
 
     def another_schedule() -> object:
         def as_it_was(problem, caps, options, solve, *, sources, round_) -> SolveResult:
-            answer = scheduled_answered(problem, caps, options, solve, sources=sources, round_=round_)
+            answer = scheduled_answered(
+                problem, caps, options, solve, sources=sources, round_=round_
+            )
             base = next(b for b in answer.baselines if b.schedule == as_captured(problem.num_nodes))
-            return scheduled.replace(answer, best=base, bound_ticks=0, peak_bound_bytes=0, launches_bound=0)
+            return scheduled.replace(
+                answer, best=base, bound_ticks=0, peak_bound_bytes=0, launches_bound=0
+            )
 
         with instead("answered", as_it_was if rank == odd_schedule else scheduled_answered):
             return schedule(toy(everybody)).code
@@ -157,7 +175,13 @@ def cases(rank: int, world_size: int, folder: Path) -> dict[str, Case]:
         """One process rank cannot export its graph."""
         captured = toy(everybody)
         if rank == 1:
-            del next(iter(captured.module.graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default))).meta["val"]
+            del next(
+                iter(
+                    captured.module.graph.find_nodes(
+                        op="call_function", target=torch.ops.aten.mm.default
+                    )
+                )
+            ).meta["val"]
         return schedule(captured, on_error="fallback") is captured.module
 
     def stages() -> object:
@@ -186,7 +210,10 @@ def cases(rank: int, world_size: int, folder: Path) -> dict[str, Case]:
 
         def run() -> object:
             directory = folder / f"{disk.__name__}"
-            with disk(directory) if rank == 0 else nullcontext(), logged("apsched.compiler.ranks.cache") as said:
+            with (
+                disk(directory) if rank == 0 else nullcontext(),
+                logged("apsched.compiler.ranks.cache") as said,
+            ):
                 dist.barrier()
                 found = scheduled_and_run(cache=directory)
                 dist.barrier()
@@ -234,7 +261,9 @@ def mesh_of_groups() -> dict[str, object]:
     dist.barrier()
     mesh = MeshSpec.parse("fsdp=2,tp=2")
     graphs = capture_built(build("llama3-debug", mesh=mesh, seq_len=64, num_layers=1)).graphs
-    found["llama hashes"] = [graph_hash(export(g, FlatCosts(), group_ranks=process_group_names())) for g in graphs]
+    found["llama hashes"] = [
+        graph_hash(export(g, FlatCosts(), group_ranks=process_group_names())) for g in graphs
+    ]
     found["llama groups"] = len({*launches_of(graphs[1].module, graphs[1].module)})
     dist.barrier()
     found["llama"] = outcome(lambda: [orders(schedule(g), g) for g in graphs])
@@ -282,7 +311,9 @@ def store_of(rank: int, world_size: int, folder: Path, scenario: str, port: str)
 def main(rank: int, world_size: int, folder: Path, scenario: str, port: str) -> None:
     torch.set_num_threads(1)
     store = store_of(rank, world_size, folder, scenario, port)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=200))
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=200)
+    )
     match scenario:
         case "usual":
             found = usual(rank, world_size, folder)

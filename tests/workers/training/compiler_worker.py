@@ -1,4 +1,5 @@
-"""One of several gloo processes that train under torch.compile, with apsched and without; writes how far apart they are as JSON.
+"""One of several gloo processes that train under torch.compile, with apsched and without; writes
+how far apart they are as JSON.
 
 Without is torch's backend of the same kind, or eager FSDP2.
 
@@ -25,7 +26,13 @@ from apsched.models.build import build
 from apsched.models.mesh import MeshSpec
 from apsched.models.options import ModelOptions
 from apsched.schedule.schedule import StepKind
-from tests.helpers.graphs.eager_fsdp2 import descended, digest, fully_sharded, shards_of, trained_eagerly
+from tests.helpers.graphs.eager_fsdp2 import (
+    descended,
+    digest,
+    fully_sharded,
+    shards_of,
+    trained_eagerly,
+)
 from tests.helpers.graphs.small_models import WIDTH, Blocks, Broken, layers, shard
 from tests.workers.training.eager_worker import RATE, built_model, eager
 
@@ -38,7 +45,9 @@ Record = list[torch.Tensor]
 
 
 def train(module: nn.Module, inputs: list[tuple[torch.Tensor, ...]], backend: object) -> Record:
-    """Return losses and gradients of some steps of gradient descent; the parameters are put back."""
+    """Return losses and gradients of some steps of gradient descent; the parameters are put
+    back.
+    """
     torch._dynamo.reset()
     start = [parameter.detach().clone() for parameter in module.parameters()]
     compiled = torch.compile(module, backend=backend)
@@ -60,25 +69,46 @@ def train(module: nn.Module, inputs: list[tuple[torch.Tensor, ...]], backend: ob
 
 def compare(expected: Record, found: Record) -> dict[str, float]:
     pairs = list(zip(expected, found, strict=True))
-    distances = [((a - b).abs().max() / a.abs().max().clamp_min(1e-30)).item() for a, b in pairs if a.numel()]
-    return {"num_unequal": sum(not torch.equal(a, b) for a, b in pairs), "largest_distance": max(distances)}
+    distances = [
+        ((a - b).abs().max() / a.abs().max().clamp_min(1e-30)).item() for a, b in pairs if a.numel()
+    ]
+    return {
+        "num_unequal": sum(not torch.equal(a, b) for a, b in pairs),
+        "largest_distance": max(distances),
+    }
 
 
-def compared(module: nn.Module, inputs: list[tuple[torch.Tensor, ...]], plain: str, **settings: object) -> dict[str, object]:
+def compared(
+    module: nn.Module, inputs: list[tuple[torch.Tensor, ...]], plain: str, **settings: object
+) -> dict[str, object]:
     backend = apsched.backend(**{**QUICK, **settings})
     expected = train(module, inputs, plain)
     found = train(module, inputs, backend)
-    counts = [(r.problem.name, len(r.problem.collectives), r.best.num_launches) for r in backend.results]
-    return compare(expected, found) | {"graphs": counts, "exact": all(r.round_trip_exact for r in backend.results)}
+    counts = [
+        (r.problem.name, len(r.problem.collectives), r.best.num_launches) for r in backend.results
+    ]
+    return compare(expected, found) | {
+        "graphs": counts,
+        "exact": all(r.round_trip_exact for r in backend.results),
+    }
 
 
 def preset(mesh: str) -> tuple[nn.Module, list[tuple[torch.Tensor, ...]]]:
     options = ModelOptions(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    built = build("llama3-debug", mesh=MeshSpec.parse(mesh), seq_len=32, options=options, materialize=True, num_layers=1)
+    built = build(
+        "llama3-debug",
+        mesh=MeshSpec.parse(mesh),
+        seq_len=32,
+        options=options,
+        materialize=True,
+        num_layers=1,
+    )
     return built.module, [built.inputs] * NUM_STEPS
 
 
-def small(make: Callable[[], nn.Module], sizes: list[int]) -> tuple[nn.Module, list[tuple[torch.Tensor, ...]]]:
+def small(
+    make: Callable[[], nn.Module], sizes: list[int]
+) -> tuple[nn.Module, list[tuple[torch.Tensor, ...]]]:
     torch.manual_seed(0)
     module = shard(make(), init_device_mesh("cpu", (dist.get_world_size(),)))
     torch.manual_seed(dist.get_rank())
@@ -90,7 +120,10 @@ def inference(module: nn.Module, x: torch.Tensor) -> dict[str, object]:
     backend = apsched.backend(**QUICK)
     with torch.no_grad():
         expected, found = module(x), torch.compile(module, backend=backend)(x)
-    return {"equal": torch.equal(expected, found), "names": [r.problem.name for r in backend.results]}
+    return {
+        "equal": torch.equal(expected, found),
+        "names": [r.problem.name for r in backend.results],
+    }
 
 
 def kinds_and_bytes(result: apsched.Result) -> list[list[object]]:
@@ -99,7 +132,11 @@ def kinds_and_bytes(result: apsched.Result) -> list[list[object]]:
     number = {c.start: k for k, c in enumerate(problem.collectives)}
     for step in result.schedule.steps:
         if step.kind is StepKind.START or (step.kind is StepKind.NODE and step.index in number):
-            members = result.schedule.buckets[step.index].members if step.kind is StepKind.START else (number[step.index],)
+            members = (
+                result.schedule.buckets[step.index].members
+                if step.kind is StepKind.START
+                else (number[step.index],)
+            )
             of = [problem.collectives[c] for c in members]
             found.append([problem.keys[of[0].key].kind, sum(c.input_bytes for c in of)])
     return found
@@ -107,18 +144,35 @@ def kinds_and_bytes(result: apsched.Result) -> list[list[object]]:
 
 def launched(run: Callable[[], object]) -> list[list[object]]:
     """Return the same of what ``run`` launches, as torch's profiler sees it."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profiler:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True
+    ) as profiler:
         run()
     seen = sorted(profiler.events(), key=lambda event: event.time_range.start)
-    ours = [event for event in seen if event.name.startswith("_c10d_functional::") and "wait" not in event.name]
-    kinds = [next(kind for kind in ("all_gather", "reduce_scatter", "all_reduce") if kind in event.name) for event in ours]
-    return [[kind, 4 * math.prod(event.input_shapes[0])] for kind, event in zip(kinds, ours, strict=True)]
+    ours = [
+        event
+        for event in seen
+        if event.name.startswith("_c10d_functional::") and "wait" not in event.name
+    ]
+    kinds = [
+        next(kind for kind in ("all_gather", "reduce_scatter", "all_reduce") if kind in event.name)
+        for event in ours
+    ]
+    return [
+        [kind, 4 * math.prod(event.input_shapes[0])]
+        for kind, event in zip(kinds, ours, strict=True)
+    ]
 
 
 def trained_compiled(
-    module: nn.Module, inputs: tuple[torch.Tensor, ...], results: list[apsched.Result], **how: object
+    module: nn.Module,
+    inputs: tuple[torch.Tensor, ...],
+    results: list[apsched.Result],
+    **how: object,
 ) -> dict[str, object]:
-    """Train under torch.compile; return the hash of the weights after each step, and what is launched, as planned and as seen."""
+    """Train under torch.compile; return the hash of the weights after each step, and what is
+    launched, as planned and as seen.
+    """
     torch._dynamo.reset()
     compiled = torch.compile(module, **how)
     hashes, seen = [], []
@@ -172,16 +226,23 @@ def against_eager_blocks(rank: int, world_size: int) -> dict[str, object]:
     with config.patch(post_grad_custom_post_pass=own):
         found["pass"] = trained_compiled(sharded(), (x,), own.results, backend="inductor")
     model = copy.deepcopy(whole)
-    found["eager"], _ = trained_eagerly(fully_sharded(model, model.inner.layers), (x,), NUM_STEPS, RATE)
+    found["eager"], _ = trained_eagerly(
+        fully_sharded(model, model.inner.layers), (x,), NUM_STEPS, RATE
+    )
     return found
 
 
 def against_eager_llama(world_size: int) -> dict[str, object]:
     """The same of a preset, node by node."""
     built = built_model(world_size)
-    whole = {name: parameter.detach().full_tensor() for name, parameter in built.module.named_parameters()}
+    whole = {
+        name: parameter.detach().full_tensor()
+        for name, parameter in built.module.named_parameters()
+    }
     order = list(whole)
-    backend = apsched.backend(reshard_after_forward=True, bitwise=True, parameter_order=order, **QUICK)
+    backend = apsched.backend(
+        reshard_after_forward=True, bitwise=True, parameter_order=order, **QUICK
+    )
     found = trained_compiled(built.module, built.inputs, backend.results, backend=backend)
     found["eager"], _ = eager(whole, built.inputs, world_size)
     return found | {"order": order}
@@ -192,10 +253,16 @@ def report(rank: int, world_size: int) -> dict[str, object]:
     found["blocks"] = against_eager_blocks(rank, world_size)
     found["llama"] = against_eager_llama(world_size)
     if world_size == 2:
-        found["inductor"] = compared(*small(layers, [4] * NUM_STEPS), "inductor", inductor=True, reshard_after_forward=True)
-        found["reshard"] = compared(*small(layers, [4] * NUM_STEPS), "aot_eager", reshard_after_forward=True)
+        found["inductor"] = compared(
+            *small(layers, [4] * NUM_STEPS), "inductor", inductor=True, reshard_after_forward=True
+        )
+        found["reshard"] = compared(
+            *small(layers, [4] * NUM_STEPS), "aot_eager", reshard_after_forward=True
+        )
         found["graph breaks"] = compared(*small(Broken, [4] * NUM_STEPS), "aot_eager")
-        found["sizes that change"] = compared(*small(layers, [4, 6, 10]), "aot_eager", deadline_s=None)
+        found["sizes that change"] = compared(
+            *small(layers, [4, 6, 10]), "aot_eager", deadline_s=None
+        )
         module, inputs = small(Broken, [4])
         found["inference"] = inference(module, *inputs[0])
     return found
@@ -205,7 +272,9 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     torch.set_num_threads(1)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder.parent / "inductor")
     store = dist.FileStore(str(folder / "store"), world_size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=600))
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=600)
+    )
     (folder / f"{rank}.json").write_text(json.dumps(report(rank, world_size)))
     dist.barrier()
     dist.destroy_process_group()

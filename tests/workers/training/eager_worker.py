@@ -1,4 +1,5 @@
-"""One of four gloo processes that train a preset as graphs in bitwise mode, and under eager ``fully_shard``; writes hashes as JSON.
+"""One of four gloo processes that train a preset as graphs in bitwise mode, and under eager
+``fully_shard``; writes hashes as JSON.
 
 usage: eager_worker.py PROCESS_RANK WORLD_SIZE FOLDER
 """
@@ -42,11 +43,19 @@ def nothing() -> None:
 
 def built_model(world_size: int) -> BuiltModel:
     options = ModelOptions(param_dtype=torch.float32, reduce_dtype=torch.float32)
-    return build("llama3-debug", mesh=MeshSpec(fsdp=world_size), seq_len=SEQ_LEN, options=options, materialize=True)
+    return build(
+        "llama3-debug",
+        mesh=MeshSpec(fsdp=world_size),
+        seq_len=SEQ_LEN,
+        options=options,
+        materialize=True,
+    )
 
 
 class Sent(torch.fx.Interpreter):
-    """Runs a graph and keeps a hash of each buffer that goes into a reduce-scatter, in the order of launches."""
+    """Runs a graph and keeps a hash of each buffer that goes into a reduce-scatter, in the order of
+    launches.
+    """
 
     def __init__(self, module: GraphModule) -> None:
         super().__init__(module)
@@ -59,16 +68,26 @@ class Sent(torch.fx.Interpreter):
 
 
 def eager(
-    whole: dict[str, torch.Tensor], inputs: tuple[torch.Tensor, ...], world_size: int, num_steps: int = NUM_STEPS
+    whole: dict[str, torch.Tensor],
+    inputs: tuple[torch.Tensor, ...],
+    world_size: int,
+    num_steps: int = NUM_STEPS,
 ) -> tuple[list[str], list[str]]:
-    """Train under ``fully_shard`` on each block and the root; gradients are summed, as the graphs do it.
+    """Train under ``fully_shard`` on each block and the root; gradients are summed, as the graphs
+    do it.
 
     Returns the hash of the weights after each step, and of the buffers that the first step reduces.
     """
     config = PRESETS["llama3-debug"]
     assert isinstance(config, LlamaConfig)
     with torch.device("meta"):
-        model = Llama(config, seq_len=SEQ_LEN, dtype=torch.float32, tp=ALONE, global_tokens=SEQ_LEN * world_size)
+        model = Llama(
+            config,
+            seq_len=SEQ_LEN,
+            dtype=torch.float32,
+            tp=ALONE,
+            global_tokens=SEQ_LEN * world_size,
+        )
     model = model.to_empty(device="cpu")
     model.load_state_dict(whole)
     for table in (child for child in model.modules() if isinstance(child, RotaryTable)):
@@ -77,7 +96,9 @@ def eager(
 
 
 def graphs_of(built: BuiltModel, *, bitwise: bool) -> list[GraphModule]:
-    """Return forward and backward graph as solved; without ``bitwise``, with gradients reduced one by one, as captured."""
+    """Return forward and backward graph as solved; without ``bitwise``, with gradients reduced one
+    by one, as captured.
+    """
     capture = capture_built(built)
     if not bitwise:
         return [graph.module for graph in capture.graphs]
@@ -93,9 +114,15 @@ def graphs_of(built: BuiltModel, *, bitwise: bool) -> list[GraphModule]:
 
 
 def trained(
-    world_size: int, *, bitwise: bool, num_steps: int = NUM_STEPS, after_step: Callable[[], None] = nothing
+    world_size: int,
+    *,
+    bitwise: bool,
+    num_steps: int = NUM_STEPS,
+    after_step: Callable[[], None] = nothing,
 ) -> tuple[list[str], list[str]]:
-    """Return the hash of the weights after each step, and of the buffers that the first step reduces."""
+    """Return the hash of the weights after each step, and of the buffers that the first step
+    reduces.
+    """
     built = built_model(world_size)
     forward, backward = graphs_of(built, bitwise=bitwise)
     found: list[str] = []
@@ -115,10 +142,15 @@ def trained(
 def main(rank: int, world_size: int, folder: Path) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), world_size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=240))
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=240)
+    )
     built = built_model(world_size)
     start = digest(shards_of(built.module))
-    whole = {name: parameter.detach().full_tensor() for name, parameter in built.module.named_parameters()}
+    whole = {
+        name: parameter.detach().full_tensor()
+        for name, parameter in built.module.named_parameters()
+    }
     report = {"start": start}
     report["bitwise"], report["bitwise sent"] = trained(world_size, bitwise=True)
     report["alone"], report["alone sent"] = trained(world_size, bitwise=False)

@@ -1,4 +1,5 @@
-"""One of two gloo processes that train with rewritten graphs until they are told to stop, or something breaks; writes how it ended.
+"""One of two gloo processes that train with rewritten graphs until they are told to stop, or
+something breaks; writes how it ended.
 
 usage: fault_worker.py PROCESS_RANK WORLD_SIZE FOLDER SCHEDULE TIMEOUT_S
 """
@@ -27,24 +28,43 @@ from tests.helpers.problems.random_schedules import random_schedule
 
 
 def meet(folder: Path, where: str, process_rank: int, world_size: int) -> None:
-    """Wait for all at ``where``: on a busy machine one may get there longer after the others than gloo waits."""
+    """Wait for all at ``where``: on a busy machine one may get there longer after the others than
+    gloo waits.
+    """
     (folder / f"{where}.{process_rank}").touch()
     deadline = time.monotonic() + 200
-    while not all((folder / f"{where}.{rank}").exists() for rank in range(world_size)) and time.monotonic() < deadline:
+    while (
+        not all((folder / f"{where}.{rank}").exists() for rank in range(world_size))
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.01)
 
 
 def main(process_rank: int, world_size: int, folder: Path, schedule: str, timeout_s: float) -> None:
     meet(folder, "imported", process_rank, world_size)
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=process_rank, world_size=world_size, timeout=timedelta(seconds=timeout_s)
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=process_rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=timeout_s),
     )
-    built = build("llama3-debug", mesh=MeshSpec.parse(f"fsdp={world_size}"), seq_len=32, materialize=True)
+    built = build(
+        "llama3-debug", mesh=MeshSpec.parse(f"fsdp={world_size}"), seq_len=32, materialize=True
+    )
     capture = capture_built(built)
     costs = ClusterCostModel(load_cluster("cpu"), capture.group_ranks)
-    problems = [build_problem(export(captured, costs, group_ranks=capture.group_ranks)) for captured in capture.graphs]
-    chosen = [as_captured(p.num_nodes) if schedule == "captured" else random_schedule(p, 3, max_members=8) for p in problems]
-    modules = [write_back(c.module, p, s) for c, p, s in zip(capture.graphs, problems, chosen, strict=True)]
+    problems = [
+        build_problem(export(captured, costs, group_ranks=capture.group_ranks))
+        for captured in capture.graphs
+    ]
+    chosen = [
+        as_captured(p.num_nodes) if schedule == "captured" else random_schedule(p, 3, max_members=8)
+        for p in problems
+    ]
+    modules = [
+        write_back(c.module, p, s) for c, p, s in zip(capture.graphs, problems, chosen, strict=True)
+    ]
     meet(folder, "written", process_rank, world_size)
     steps, error, begin = 0, "", time.monotonic()
     try:
@@ -61,7 +81,9 @@ def main(process_rank: int, world_size: int, folder: Path, schedule: str, timeou
     except RuntimeError as found:
         error = str(found)
     seconds = time.monotonic() - begin
-    (folder / f"{process_rank}.json").write_text(json.dumps({"steps": steps, "error": error, "last_step_seconds": seconds}))
+    (folder / f"{process_rank}.json").write_text(
+        json.dumps({"steps": steps, "error": error, "last_step_seconds": seconds})
+    )
     os._exit(0)  # a group whose peer is gone would wait for it
 
 

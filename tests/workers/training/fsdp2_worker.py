@@ -1,4 +1,5 @@
-"""One of several gloo processes that train a model under ``fully_shard``, as torch has it and as a schedule says; reports as JSON.
+"""One of several gloo processes that train a model under ``fully_shard``, as torch has it and as a
+schedule says; reports as JSON.
 
 usage: fsdp2_worker.py PROCESS_RANK WORLD_SIZE FOLDER
 """
@@ -14,7 +15,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
+    DefaultAllGather,
+    DefaultReduceScatter,
+)
 
 import apsched
 from apsched.config import SolveOptions
@@ -41,16 +45,37 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def built_model(world_size: int, *, reshard_after_forward: bool = True) -> BuiltModel:
-    options = ModelOptions(param_dtype=torch.float32, reduce_dtype=torch.float32, reshard_after_forward=reshard_after_forward)
-    return build("llama3-debug", mesh=MeshSpec(fsdp=world_size), seq_len=SEQ_LEN, num_layers=NUM_LAYERS, options=options, materialize=True)
+    options = ModelOptions(
+        param_dtype=torch.float32,
+        reduce_dtype=torch.float32,
+        reshard_after_forward=reshard_after_forward,
+    )
+    return build(
+        "llama3-debug",
+        mesh=MeshSpec(fsdp=world_size),
+        seq_len=SEQ_LEN,
+        num_layers=NUM_LAYERS,
+        options=options,
+        materialize=True,
+    )
 
 
 def eager_model(world_size: int) -> Llama:
-    """Return the model of :func:`built_model` under ``fully_shard``: each block, norm with output, the root with the embedding."""
+    """Return the model of :func:`built_model` under ``fully_shard``: each block, norm with output,
+    the root with the embedding.
+    """
     config = PRESETS["llama3-debug"]
     with torch.device("meta"):
-        model = Llama(config, seq_len=SEQ_LEN, dtype=torch.float32, tp=ALONE, global_tokens=SEQ_LEN * world_size)
-        model.layers.extend(type(model.layers[0])(config) for _ in range(NUM_LAYERS - len(model.layers)))
+        model = Llama(
+            config,
+            seq_len=SEQ_LEN,
+            dtype=torch.float32,
+            tp=ALONE,
+            global_tokens=SEQ_LEN * world_size,
+        )
+        model.layers.extend(
+            type(model.layers[0])(config) for _ in range(NUM_LAYERS - len(model.layers))
+        )
     model = model.to_empty(device="cpu")
     values = initial_values(0)
     with torch.no_grad():
@@ -69,7 +94,9 @@ def eager_model(world_size: int) -> Llama:
 
 
 def watched(model: Llama) -> list[str]:
-    """Return the list that fills with what happens: gathers, reductions, and units that begin to compute."""
+    """Return the list that fills with what happens: gathers, reductions, and units that begin to
+    compute.
+    """
     events: list[str] = []
 
     def gather(name: str) -> DefaultAllGather:
@@ -94,12 +121,18 @@ def watched(model: Llama) -> list[str]:
         module.set_custom_all_gather(gather(name))
         module.set_custom_reduce_scatter(reduce(name))
         module.register_forward_pre_hook(lambda *_, name=name: events.append(f"compute {name}"))
-        module.register_full_backward_pre_hook(lambda *_, name=name: events.append(f"compute {name}"))
+        module.register_full_backward_pre_hook(
+            lambda *_, name=name: events.append(f"compute {name}")
+        )
     return events
 
 
-def trained(model: Llama, inputs: tuple[torch.Tensor, ...], events: list[str]) -> tuple[list[float], list[list[str]]]:
-    """Train for some steps; returns the losses, and what happened in forward and backward of the last step."""
+def trained(
+    model: Llama, inputs: tuple[torch.Tensor, ...], events: list[str]
+) -> tuple[list[float], list[list[str]]]:
+    """Train for some steps; returns the losses, and what happened in forward and backward of the
+    last step.
+    """
     losses, seen = [], []
     for _ in range(NUM_STEPS):
         events.clear()
@@ -119,11 +152,15 @@ def trained(model: Llama, inputs: tuple[torch.Tensor, ...], events: list[str]) -
 def unit_of(parameter: str) -> str:
     """Return the unit of a parameter, by its name alone."""
     first, second = parameter.split(".")[:2]
-    return {"norm": "norm+output", "output": "norm+output", "tok_embeddings": "(root)"}.get(first, f"{first}.{second}")
+    return {"norm": "norm+output", "output": "norm+output", "tok_embeddings": "(root)"}.get(
+        first, f"{first}.{second}"
+    )
 
 
 def in_schedule(problem: Problem, schedule: Schedule, kind: str) -> list[tuple[str, int]]:
-    """Return unit of each launch of a kind, in order, and the compute nodes before it: read off the steps, one by one."""
+    """Return unit of each launch of a kind, in order, and the compute nodes before it: read off the
+    steps, one by one.
+    """
     done, found = 0, []
     starts = {c.start: k for k, c in enumerate(problem.collectives)}
     for step in schedule.steps:
@@ -141,12 +178,17 @@ def in_schedule(problem: Problem, schedule: Schedule, kind: str) -> list[tuple[s
 
 
 @cache
-def captured(world_size: int, reshard_after_forward: bool) -> tuple[tuple[torch.Tensor, ...], list[Problem]]:
+def captured(
+    world_size: int, reshard_after_forward: bool
+) -> tuple[tuple[torch.Tensor, ...], list[Problem]]:
     """Return inputs of the model, and its forward and backward graph as problems."""
     built = built_model(world_size, reshard_after_forward=reshard_after_forward)
     capture = capture_built(built)
     costs = ClusterCostModel(load_cluster("h100"), capture.group_ranks)
-    return built.inputs, [build_problem(export(graph, costs, group_ranks=capture.group_ranks)) for graph in capture.graphs]
+    return built.inputs, [
+        build_problem(export(graph, costs, group_ranks=capture.group_ranks))
+        for graph in capture.graphs
+    ]
 
 
 def run_case(world_size: int, name: str, chosen: dict[str, Any]) -> dict[str, Any]:
@@ -166,7 +208,9 @@ def run_case(world_size: int, name: str, chosen: dict[str, Any]) -> dict[str, An
         for c, needed in zip(p.collectives, p.needs, strict=True):
             if p.keys[c.key].kind == "all_gather" and needed:
                 unit = unit_of(c.module)
-                needs[p.name][unit] = min(needs[p.name].get(unit, 10**9), compute_order[p.name][needed[0]])
+                needs[p.name][unit] = min(
+                    needs[p.name].get(unit, 10**9), compute_order[p.name][needed[0]]
+                )
     return {
         "losses": losses,
         "seen": seen,
@@ -181,8 +225,12 @@ def run_case(world_size: int, name: str, chosen: dict[str, Any]) -> dict[str, An
 def main(rank: int, world_size: int, folder: Path) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), world_size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=240))
-    report: dict[str, Any] = {name: run_case(world_size, name, chosen) for name, chosen in CASES.items()}
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=240)
+    )
+    report: dict[str, Any] = {
+        name: run_case(world_size, name, chosen) for name, chosen in CASES.items()
+    }
     model = eager_model(world_size)
     losses, seen = trained(model, captured(world_size, True)[0], watched(model))
     report["untouched"] = {"losses": losses, "seen": seen}

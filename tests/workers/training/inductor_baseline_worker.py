@@ -1,4 +1,5 @@
-"""One of four gloo processes that train a small preset with captured graphs, and with those that torch's schedulers make of them.
+"""One of four gloo processes that train a small preset with captured graphs, and with those that
+torch's schedulers make of them.
 
 usage: inductor_worker.py PROCESS_RANK WORLD_SIZE FOLDER
 """
@@ -24,17 +25,36 @@ from apsched.problem.build import build_problem
 
 MESHES = ("fsdp=4", "fsdp=2,tp=2", "replicate=2,fsdp=2")
 OPTIONS = ModelOptions(reduce_dtype=torch.float64)
-"""Gradients computed in bfloat16 add up in float64 without rounding, in whatever order (see ``training_cases``)."""
+"""Gradients computed in bfloat16 add up in float64 without rounding, in whatever order (see
+``training_cases``).
+"""
 
 
 def compare(mesh: str) -> dict[str, dict[str, object]]:
-    """Return for each scheduler which of loss and gradients are not bit for bit those of the captured graphs."""
-    built = build("llama3-debug", mesh=MeshSpec.parse(mesh), seq_len=32, options=OPTIONS, materialize=True, num_layers=2)
+    """Return for each scheduler which of loss and gradients are not bit for bit those of the
+    captured graphs.
+    """
+    built = build(
+        "llama3-debug",
+        mesh=MeshSpec.parse(mesh),
+        seq_len=32,
+        options=OPTIONS,
+        materialize=True,
+        num_layers=2,
+    )
     capture = capture_built(built)
     costs = ClusterCostModel(load_cluster("h100"), capture.group_ranks)
-    problems = [build_problem(export(graph, costs, group_ranks=capture.group_ranks)) for graph in capture.graphs]
-    greedy = [run_inductor(graph, costs, group_ranks=capture.group_ranks) for graph in capture.graphs]
-    manual = [run_inductor_manual(graph, problem) for graph, problem in zip(capture.graphs, problems, strict=True)]
+    problems = [
+        build_problem(export(graph, costs, group_ranks=capture.group_ranks))
+        for graph in capture.graphs
+    ]
+    greedy = [
+        run_inductor(graph, costs, group_ranks=capture.group_ranks) for graph in capture.graphs
+    ]
+    manual = [
+        run_inductor_manual(graph, problem)
+        for graph, problem in zip(capture.graphs, problems, strict=True)
+    ]
     expected = results(built, [graph.module for graph in capture.graphs])
     report = {}
     for runs in (greedy, manual):
@@ -57,7 +77,9 @@ def results(built, modules) -> dict[str, torch.Tensor]:
 def main(rank: int, world_size: int, folder: Path) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), world_size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=120))
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=120)
+    )
     (folder / f"{rank}.json").write_text(json.dumps({mesh: compare(mesh) for mesh in MESHES}))
     dist.barrier()
     dist.destroy_process_group()

@@ -1,4 +1,5 @@
-"""One of several gloo processes that train under full Inductor with its cache on disk; writes what each step found there as JSON.
+"""One of several gloo processes that train under full Inductor with its cache on disk; writes what
+each step found there as JSON.
 
 usage: kept_code_worker.py PROCESS_RANK WORLD_SIZE FOLDER JOB
 """
@@ -32,7 +33,9 @@ PLAN = apsched.Plan((apsched.Rule(match=".*", forbid=True),))
 
 
 def products() -> nn.Module:
-    """Return a model of which Inductor makes calls of products and collectives, and no kernel that needs a C++ compiler."""
+    """Return a model of which Inductor makes calls of products and collectives, and no kernel that
+    needs a C++ compiler.
+    """
     return nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2)))
 
 
@@ -67,12 +70,17 @@ def step(cache: Path, **settings: object) -> dict[str, object]:
 
 def _used(codes: list[list[str]]) -> list[list[str]]:
     """Return the code of forward and backward that was found or made last."""
-    return [next(calls for calls in reversed(codes) if kind in calls) for kind in ("all_gather", "reduce_scatter")]
+    return [
+        next(calls for calls in reversed(codes) if kind in calls)
+        for kind in ("all_gather", "reduce_scatter")
+    ]
 
 
 def first_job(cache: Path, rank: int, folder: Path) -> dict[str, object]:
     found = {"cold": step(cache)}
-    with instead(round, "order_digest", lambda launches: "another"):  # as if it had launched something else
+    with instead(
+        round, "order_digest", lambda launches: "another"
+    ):  # as if it had launched something else
         found["another order"] = step(cache.with_name(f"other_{rank}"))
     return found
 
@@ -81,7 +89,9 @@ def second_job(cache: Path, rank: int, folder: Path) -> dict[str, object]:
     found: dict[str, object] = {"warm": step(cache)}
     found["another cap"] = step(cache, max_prefetch=1)
     found["another plan"] = step(cache, plan=PLAN)
-    found["another cost file"] = step(cache, cluster=_dearer_network(folder / f"dearer_{rank}.toml"))
+    found["another cost file"] = step(
+        cache, cluster=_dearer_network(folder / f"dearer_{rank}.toml")
+    )
     with instead(fingerprint, "_versions", lambda: ("another torch",)):
         found["another version"] = step(cache)
     if rank == 1:
@@ -116,7 +126,9 @@ def _dearer_network(path: Path) -> Path:
 def main(rank: int, world_size: int, folder: Path, job: str) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / f"store_{job}"), world_size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=300))
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=300)
+    )
     run = {"first": first_job, "second": second_job}[job]
     (folder / f"{rank}.json").write_text(json.dumps(run(folder / f"inductor_{rank}", rank, folder)))
     dist.barrier()

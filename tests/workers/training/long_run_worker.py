@@ -1,4 +1,5 @@
-"""One of four gloo processes that train for long with rewritten graphs, and under eager ``fully_shard``; writes hashes and memory as JSON.
+"""One of four gloo processes that train for long with rewritten graphs, and under eager
+``fully_shard``; writes hashes and memory as JSON.
 
 usage: long_run_worker.py PROCESS_RANK WORLD_SIZE FOLDER
 """
@@ -22,10 +23,14 @@ PAGE_BYTES = 4096
 
 
 def held() -> dict[str, int]:
-    """Return the tensors that Python knows, the collectives that nobody waited for, and resident memory less what malloc can give back."""
+    """Return the tensors that Python knows, the collectives that nobody waited for, and resident
+    memory less what malloc can give back.
+    """
     gc.collect()
     tensors = [thing for thing in gc.get_objects() if type(thing) is torch.Tensor]
-    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    storages = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors
+    }
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)
     pages = int(Path("/proc/self/statm").read_text().split()[1]) if sys.platform == "linux" else 0
@@ -38,9 +43,18 @@ def held() -> dict[str, int]:
 
 
 def main(rank: int, world_size: int, folder: Path) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size, timeout=timedelta(seconds=600))
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=600),
+    )
     built = built_model(world_size)
-    whole = {name: parameter.detach().full_tensor() for name, parameter in built.module.named_parameters()}
+    whole = {
+        name: parameter.detach().full_tensor()
+        for name, parameter in built.module.named_parameters()
+    }
     looks: list[dict[str, int]] = []
     steps = itertools.count(1)
     rewritten, _ = trained(

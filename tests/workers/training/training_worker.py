@@ -1,4 +1,5 @@
-"""One of four gloo processes that train presets with captured and with rewritten graphs; writes what it found as JSON.
+"""One of four gloo processes that train presets with captured and with rewritten graphs; writes
+what it found as JSON.
 
 usage: worker.py PROCESS_RANK WORLD_SIZE FOLDER
 """
@@ -70,7 +71,12 @@ def train(built: BuiltModel, forward: GraphModule, backward: GraphModule) -> Rec
     record = []
     for _ in range(NUM_STEPS):
         loss, gradients = run_step(built, forward, backward)
-        record.append({"loss": loss.clone(), **{name: gradient.clone() for name, gradient in gradients.items()}})
+        record.append(
+            {
+                "loss": loss.clone(),
+                **{name: gradient.clone() for name, gradient in gradients.items()},
+            }
+        )
         descend(built, gradients, rate=0.1)
     for parameter, value in zip(parameters_of(built), start, strict=True):
         parameter.copy_(value)
@@ -78,30 +84,55 @@ def train(built: BuiltModel, forward: GraphModule, backward: GraphModule) -> Rec
 
 
 def run_case(case: Case) -> dict[str, dict[str, object]]:
-    """Train with the captured graphs, then with those that each maker's schedules give; return how far apart they are."""
-    options = ModelOptions(param_dtype=getattr(torch, case.param_dtype), reduce_dtype=getattr(torch, case.reduce_dtype))
-    built = build(case.preset, mesh=MeshSpec.parse(case.mesh), seq_len=32, options=options, materialize=True, num_layers=2)
+    """Train with the captured graphs, then with those that each maker's schedules give; return how
+    far apart they are.
+    """
+    options = ModelOptions(
+        param_dtype=getattr(torch, case.param_dtype), reduce_dtype=getattr(torch, case.reduce_dtype)
+    )
+    built = build(
+        case.preset,
+        mesh=MeshSpec.parse(case.mesh),
+        seq_len=32,
+        options=options,
+        materialize=True,
+        num_layers=2,
+    )
     capture = capture_built(built)
     modules = [captured.module for captured in capture.graphs]
     expected = train(built, *modules)
     costs = ClusterCostModel(load_cluster("h100"), capture.group_ranks)
-    problems = [build_problem(export(captured, costs, group_ranks=capture.group_ranks)) for captured in capture.graphs]
+    problems = [
+        build_problem(export(captured, costs, group_ranks=capture.group_ranks))
+        for captured in capture.graphs
+    ]
     report = {}
     for name, make in MAKERS.items():
         schedules = [make(problem) for problem in problems]
         rewritten = [write_back(*given) for given in zip(modules, problems, schedules, strict=True)]
         report[name] = compare(expected, train(built, *rewritten)) | {
             "num_buckets": sum(len(s.buckets) for s in schedules),
-            "num_moved": [sum(map(bool, compute_moves(*given))) for given in zip(problems, schedules, strict=True)],
+            "num_moved": [
+                sum(map(bool, compute_moves(*given)))
+                for given in zip(problems, schedules, strict=True)
+            ],
         }
     return report
 
 
 def compare(expected: Record, found: Record) -> dict[str, object]:
     """Say how far apart two trainings are: relative to the largest entry of each tensor."""
-    pairs = [(name, step[name], other[name]) for step, other in zip(expected, found, strict=True) for name in step]
+    pairs = [
+        (name, step[name], other[name])
+        for step, other in zip(expected, found, strict=True)
+        for name in step
+    ]
     distance = {
-        name: max(((a - b).abs().max() / a.abs().max().clamp_min(1e-30)).item() for n, a, b in pairs if n == name and a.numel())
+        name: max(
+            ((a - b).abs().max() / a.abs().max().clamp_min(1e-30)).item()
+            for n, a, b in pairs
+            if n == name and a.numel()
+        )
         for name in expected[0]
         if expected[0][name].numel()
     }
@@ -116,7 +147,11 @@ def compare(expected: Record, found: Record) -> dict[str, object]:
 def main(process_rank: int, world_size: int, folder: Path) -> None:
     store = dist.FileStore(str(folder / "store"), world_size)
     dist.init_process_group(
-        "gloo", store=store, rank=process_rank, world_size=world_size, timeout=timedelta(seconds=600)
+        "gloo",
+        store=store,
+        rank=process_rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=600),
     )  # it compiles the solver first
     report = {str(case): run_case(case) for case in CASES}
     dist.barrier()

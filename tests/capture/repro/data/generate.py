@@ -1,6 +1,8 @@
-"""Writes the repro files of this folder with torch's own writer: ``python tests/capture/repro/data/generate.py``.
+"""Writes the repro files of this folder with torch's own writer: ``python
+tests/capture/repro/data/generate.py``.
 
-The CUDA variants are the files that a machine with GPUs would write, made from the others by editing their text.
+The CUDA variants are the files that a machine with GPUs would write, made from the others by
+editing their text.
 """
 
 import io
@@ -21,7 +23,9 @@ RANKS = 64
 
 
 class Gather(torch.autograd.Function):
-    """What FSDP does with a parameter: all-gather in bf16, reduce-scatter of the gradient in fp32."""
+    """What FSDP does with a parameter: all-gather in bf16, reduce-scatter of the gradient in
+    fp32.
+    """
 
     @staticmethod
     def forward(ctx: Any, shard: torch.Tensor) -> torch.Tensor:
@@ -39,7 +43,9 @@ class Block(torch.nn.Module):
         self.out = torch.nn.Parameter(torch.randn(width // RANKS, width))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = (x @ Gather.apply(self.qkv)).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4).unbind()
+        q, k, v = (
+            (x @ Gather.apply(self.qkv)).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4).unbind()
+        )
         mask = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool, device=x.device).tril()
         scores = (q @ k.transpose(-1, -2)).masked_fill(~mask, float("-inf"))
         y = (torch.softmax(scores, -1) @ v).transpose(1, 2).flatten(2)
@@ -83,13 +89,25 @@ def on_cuda(name: str) -> None:
     for line in text.splitlines():
         if "= reader.storage(" in line:
             head, comma, hint = line.partition(", dtype_hint")
-            line = head.removesuffix(")") + ", device=device(type='cuda', index=0)" + (comma + hint if comma else ")")
+            line = (
+                head.removesuffix(")")
+                + ", device=device(type='cuda', index=0)"
+                + (comma + hint if comma else ")")
+            )
         lines.append(line)
         if line.startswith("import torch.distributed as dist"):
             lines += ["import triton", "import triton.language as tl"]
         if line.endswith("kernel_side_table.reset_table()"):
-            lines += ["", "@triton.jit", "def scale_0(x_ptr, n: tl.constexpr):", "    tl.store(x_ptr, tl.load(x_ptr) * n)", ""]
-            lines += ["torch._higher_order_ops.triton_kernel_wrap.kernel_side_table.add_kernel(scale_0)"]
+            lines += [
+                "",
+                "@triton.jit",
+                "def scale_0(x_ptr, n: tl.constexpr):",
+                "    tl.store(x_ptr, tl.load(x_ptr) * n)",
+                "",
+            ]
+            lines += [
+                "torch._higher_order_ops.triton_kernel_wrap.kernel_side_table.add_kernel(scale_0)"
+            ]
     (FOLDER / f"{name}_cuda.py.txt").write_text("\n".join(lines) + "\n")
 
 

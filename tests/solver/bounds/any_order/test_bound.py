@@ -1,4 +1,6 @@
-"""Bounds that hold where compute may move: never above the best of all orders, and tight where the machine is simple."""
+"""Bounds that hold where compute may move: never above the best of all orders, and tight where the
+machine is simple.
+"""
 
 import random
 from dataclasses import replace
@@ -38,7 +40,9 @@ def tail_bound_of(problem: Problem, caps: Caps) -> int:
     small = problem_arrays(problem)
     costs = costs_of(problem, small, caps)
     loose = loose_program(problem, small, Orders(problem, small), costs)
-    return tail_bound(small, loose, ends_of(loose, caps.max_compute_move), costs, caps.max_compute_move).ticks
+    return tail_bound(
+        small, loose, ends_of(loose, caps.max_compute_move), costs, caps.max_compute_move
+    ).ticks
 
 
 def best_in_any_order(problem: Problem, caps: Caps) -> int | None:
@@ -53,12 +57,24 @@ def best_in_any_order(problem: Problem, caps: Caps) -> int | None:
 
 @pytest.mark.parametrize("chunk", range(6))
 def test_no_bound_is_above_the_optimum_over_all_orders(chunk: int) -> None:
-    """300 problems against exhaustive search over orders, buckets and places; some meet the optimum, and in some order matters."""
+    """300 problems against exhaustive search over orders, buckets and places; some meet the
+    optimum, and in some order matters.
+    """
     met = moved = 0
     for seed in range(chunk * 50, (chunk + 1) * 50):
         rng = random.Random(seed)
-        problem = random_problem(rng, max_collectives=rng.randint(2, 4), max_compute=5, chained=rng.choice((0.2, 0.5, 0.8)))
-        caps = replace(random_caps(rng, problem), memory_cap_bytes=None, max_prefetch=None, max_compute_move=rng.choice((None, None, 1, 2)))
+        problem = random_problem(
+            rng,
+            max_collectives=rng.randint(2, 4),
+            max_compute=5,
+            chained=rng.choice((0.2, 0.5, 0.8)),
+        )
+        caps = replace(
+            random_caps(rng, problem),
+            memory_cap_bytes=None,
+            max_prefetch=None,
+            max_compute_move=rng.choice((None, None, 1, 2)),
+        )
         best = best_in_any_order(problem, caps)
         if best is None:
             continue
@@ -74,7 +90,10 @@ def test_no_bound_is_above_the_optimum_over_all_orders(chunk: int) -> None:
 
 
 def jobs(rng: random.Random, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return tuple(np.array([rng.randint(0, most) for _ in range(count)], dtype=np.int64) for most in (20, 20, 9))  # type: ignore[return-value]
+    return tuple(
+        np.array([rng.randint(0, most) for _ in range(count)], dtype=np.int64)
+        for most in (20, 20, 9)
+    )  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -93,7 +112,9 @@ def test_one_machine_is_the_longest_set_of_jobs(seed: int) -> None:
 
 
 def two_branches(num_layers: int) -> Problem:
-    """On-path collectives in a chain; between two of them two branches that both must run; three weight gradients a layer."""
+    """On-path collectives in a chain; between two of them two branches that both must run; three
+    weight gradients a layer.
+    """
     b = ByHand(prices={"all_reduce": line(50), "reduce_scatter": line(10)})
     x = b.input("x", 512)
     outputs = []
@@ -102,24 +123,40 @@ def two_branches(num_layers: int) -> Problem:
         left, right = b.compute(f"l{i}", 30, x, size=512), b.compute(f"r{i}", 40, x, size=512)
         y = b.compute(f"m{i}", 5, left, right, size=512)
         x = b.wait(f"w{i}", b.start("all_reduce", f"ar{i}", y, 512, 512, group="tp", on_path=True))
-        outputs += [b.wait(f"v{i}.{j}", b.start("reduce_scatter", f"rs{i}.{j}", g, 512, 512)) for j, g in enumerate(grads)]
+        outputs += [
+            b.wait(f"v{i}.{j}", b.start("reduce_scatter", f"rs{i}.{j}", g, 512, 512))
+            for j, g in enumerate(grads)
+        ]
     return b.output(x, *outputs)
 
 
 def test_all_compute_between_chained_collectives_counts() -> None:
-    """Both branches, though each alone is on no longest way; gradients fill the stalls, and the reduction of the last sticks out by 5."""
+    """Both branches, though each alone is on no longest way; gradients fill the stalls, and the
+    reduction of the last sticks out by 5.
+    """
     caps = Caps(max_compute_move=None)
-    assert bound_of(two_branches(3), caps) == (3 * (30 + 40 + 5 + 50) + 5, "compute between collectives on the path")
-    assert best_in_any_order(two_branches(1), caps) == bound_of(two_branches(1), caps)[0] == 30 + 40 + 5 + 3 * 15 + 10
+    assert bound_of(two_branches(3), caps) == (
+        3 * (30 + 40 + 5 + 50) + 5,
+        "compute between collectives on the path",
+    )
+    assert (
+        best_in_any_order(two_branches(1), caps)
+        == bound_of(two_branches(1), caps)[0]
+        == 30 + 40 + 5 + 3 * 15 + 10
+    )
 
 
 def test_a_cap_on_moves_keeps_what_is_far_behind_there() -> None:
-    """Gradients that may not move far run before the next layer: the bound knows it, and grows as the cap falls."""
+    """Gradients that may not move far run before the next layer: the bound knows it, and grows as
+    the cap falls.
+    """
     problem = two_branches(8)
     bounds = [bound_of(problem, Caps(max_compute_move=w))[0] for w in (None, 8, 4, 2, 1)]
     assert bounds == sorted(bounds)
     assert bounds[0] == 8 * 125 + 5
-    assert bounds[-1] > bounds[0] + 7 * 45  # those of all layers but the last run before the chain goes on
+    assert (
+        bounds[-1] > bounds[0] + 7 * 45
+    )  # those of all layers but the last run before the chain goes on
 
 
 def test_twice_the_cap_on_moves_is_how_far_two_nodes_may_pass_each_other() -> None:
@@ -134,12 +171,17 @@ def test_twice_the_cap_on_moves_is_how_far_two_nodes_may_pass_each_other() -> No
 
 
 def test_transfers_that_cannot_begin_sooner_are_the_bound_of_their_stream() -> None:
-    """Reductions behind the first compute, one after the other, and what must follow the last of them."""
+    """Reductions behind the first compute, one after the other, and what must follow the last of
+    them.
+    """
     b = ByHand(prices={"reduce_scatter": line(100)})
     x = b.input("x", 512)
     first = b.compute("first", 7, x, size=512)
     grads = [b.compute(f"g{i}", 1, first, size=512) for i in range(4)]
-    starts = [b.start("reduce_scatter", f"rs{i}", g, 512, 512, bucketable=False) for i, g in enumerate(grads)]
+    starts = [
+        b.start("reduce_scatter", f"rs{i}", g, 512, 512, bucketable=False)
+        for i, g in enumerate(grads)
+    ]
     last = b.compute("norm", 3, *(b.wait(f"w{i}", s) for i, s in enumerate(starts)), size=512)
     problem = b.output(last)
     assert bound_of(problem, Caps(max_compute_move=None)) == (7 + 1 + 400 + 3, "stream of group dp")
@@ -147,40 +189,60 @@ def test_transfers_that_cannot_begin_sooner_are_the_bound_of_their_stream() -> N
 
 
 def test_steps_of_a_chain_count_all_that_runs_between() -> None:
-    """0 -> {1, 2} -> 3 -> 5 with 4 beside: both branches between 0 and 3; 4 follows none of them."""
+    """0 -> {1, 2} -> 3 -> 5 with 4 beside: both branches between 0 and 3; 4 follows none of
+    them.
+    """
     begin, before = np.array([0, 0, 1, 2, 4, 4, 5]), np.array([0, 0, 1, 2, 3])
     ticks = np.array([5, 7, 8, 1, 50, 2])
     chain = np.array([0, 3, 5])
     assert between(begin, before, ticks, ticks, chain).tolist() == [5 + 7 + 8, 1]
-    assert between(begin, before, ticks, ticks // 10, chain).tolist() == [5 + 8, 1]  # off the compute stream the longer branch counts
+    assert between(begin, before, ticks, ticks // 10, chain).tolist() == [
+        5 + 8,
+        1,
+    ]  # off the compute stream the longer branch counts
     level, limit = levels(begin, before, chain)
     assert level.tolist() == [0, 0, 0, 1, -1, 2]
     assert limit.tolist() == [1, 1, 1, 2, 3, 3]  # nothing is over before its own begin
 
 
 def gathered_layers(num_layers: int) -> Problem:
-    """A chain of compute with a gather and a reduction for each node; transfers take longer than compute."""
+    """A chain of compute with a gather and a reduction for each node; transfers take longer than
+    compute.
+    """
     b = ByHand(prices={"all_gather": line(20, 10), "reduce_scatter": line(20, 10)})
     shards = [b.input(f"s{i}", 512, kept=True) for i in range(num_layers)]
     x = b.input("x", 512)
     outputs = []
     for i, shard in enumerate(shards):
-        x = b.compute(f"c{i}", 10, x, b.wait(f"w{i}", b.start("all_gather", f"ag{i}", shard, 512, 1024)), size=1024)
+        x = b.compute(
+            f"c{i}",
+            10,
+            x,
+            b.wait(f"w{i}", b.start("all_gather", f"ag{i}", shard, 512, 1024)),
+            size=1024,
+        )
         outputs.append(b.wait(f"v{i}", b.start("reduce_scatter", f"rs{i}", x, 1024, 512)))
     return b.output(x, *outputs)
 
 
 def test_a_chain_counts_the_latency_of_buckets() -> None:
-    """One bucket would keep the stream idle, each alone costs latency: more than bytes at the best rate, no more than the optimum."""
+    """One bucket would keep the stream idle, each alone costs latency: more than bytes at the best
+    rate, no more than the optimum.
+    """
     problem, caps = gathered_layers(3), Caps(max_compute_move=None)
     best = best_in_any_order(problem, caps)
     assert best is not None
     assert 6 * 10 < chain_bound_of(problem, caps) <= best
-    assert bound_of(gathered_layers(12), caps) == (chain_bound_of(gathered_layers(12), caps), "buckets weighed along a chain")
+    assert bound_of(gathered_layers(12), caps) == (
+        chain_bound_of(gathered_layers(12), caps),
+        "buckets weighed along a chain",
+    )
 
 
 def test_compute_left_to_the_end_is_no_way_around_the_tail() -> None:
-    """A chain with a long last reduction; gradients beside it could run during that, but their own reductions follow it."""
+    """A chain with a long last reduction; gradients beside it could run during that, but their own
+    reductions follow it.
+    """
     b = ByHand(prices={"reduce_scatter": line(0, 60)})
     x = b.input("x", 512)
     outputs = []
@@ -196,16 +258,31 @@ def test_compute_left_to_the_end_is_no_way_around_the_tail() -> None:
 
 
 def gradients_beside_a_chain(rng: random.Random) -> Problem:
-    """Two gradients beside a chain, with reductions on one or two streams, and one behind its end."""
+    """Two gradients beside a chain, with reductions on one or two streams, and one behind its
+    end.
+    """
     price = line(rng.randint(0, 9), rng.randint(5, 40))
-    b = ByHand(prices={"reduce_scatter": price}, copy_price=line(rng.randint(0, 1), rng.randint(0, 2)), bucket_launch_ticks=2)
+    b = ByHand(
+        prices={"reduce_scatter": price},
+        copy_price=line(rng.randint(0, 1), rng.randint(0, 2)),
+        bucket_launch_ticks=2,
+    )
     x = b.input("x", 512)
     outputs = []
 
     def reduced(name: str, node: int, size: int) -> None:
         group = rng.choice(("dp", "dp", "ep"))
         free = rng.random() < 0.7
-        start = b.start("reduce_scatter", name, node, size, size // 2, group=group, launch_ticks=rng.randint(0, 9), bucketable=free)
+        start = b.start(
+            "reduce_scatter",
+            name,
+            node,
+            size,
+            size // 2,
+            group=group,
+            launch_ticks=rng.randint(0, 9),
+            bucketable=free,
+        )
         outputs.append(b.wait(f"{name} done", start))
 
     for i in range(2):
@@ -218,10 +295,15 @@ def gradients_beside_a_chain(rng: random.Random) -> Problem:
 
 @pytest.mark.parametrize("max_move", [None, 1])
 def test_no_tail_is_above_the_optimum(max_move: int | None) -> None:
-    """25 problems in which a reduction sticks out; in some the bound is the optimum, but for rounding."""
+    """25 problems in which a reduction sticks out; in some the bound is the optimum, but for
+    rounding.
+    """
     close = 0
     for seed in range(25):
-        problem, caps = gradients_beside_a_chain(random.Random(seed)), Caps(max_compute_move=max_move)
+        problem, caps = (
+            gradients_beside_a_chain(random.Random(seed)),
+            Caps(max_compute_move=max_move),
+        )
         best = best_in_any_order(problem, caps)
         assert best is not None
         assert tail_bound_of(problem, caps) <= best, seed

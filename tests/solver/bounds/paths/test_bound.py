@@ -1,4 +1,6 @@
-"""The bound along paths: lines below prices, the cheapest buckets, and no schedule below what they give."""
+"""The bound along paths: lines below prices, the cheapest buckets, and no schedule below what they
+give.
+"""
 
 import random
 from itertools import combinations
@@ -30,7 +32,9 @@ def random_curve(rng: random.Random) -> PriceCurve:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_lines_are_below_the_curve(seed: int) -> None:
-    """Concave, convex and neither: at every size in question one of the lines is below the price."""
+    """Concave, convex and neither: at every size in question one of the lines is below the
+    price.
+    """
     rng = random.Random(seed)
     for _ in range(10):
         price, smallest = random_curve(rng), rng.choice((0, 1, 40, 3000))
@@ -49,16 +53,32 @@ def test_a_straight_price_is_its_own_line() -> None:
         assert (lines[:, 0] + lines[:, 1] * size).min() == pytest.approx(price(size), abs=3)
 
 
-def cheapest_by_trying(rate: np.ndarray, fee: np.ndarray, size: np.ndarray, ride: np.ndarray, alone: np.ndarray, free: np.ndarray) -> float:
-    """All sets of heads with their lines; each other one rides with the least rate before it, or is alone."""
+def cheapest_by_trying(
+    rate: np.ndarray,
+    fee: np.ndarray,
+    size: np.ndarray,
+    ride: np.ndarray,
+    alone: np.ndarray,
+    free: np.ndarray,
+) -> float:
+    """All sets of heads with their lines; each other one rides with the least rate before it, or is
+    alone.
+    """
     n, num_lines = rate.shape
     best = float(alone.sum())
     for count in range(1, n + 1):
         for heads in combinations([h for h in range(n) if free[h]], count):
             for lines in np.ndindex(*(num_lines,) * count):
-                cost = sum(fee[h, p] + rate[h, p] * size[h] + ride[h] for h, p in zip(heads, lines, strict=True))
+                cost = sum(
+                    fee[h, p] + rate[h, p] * size[h] + ride[h]
+                    for h, p in zip(heads, lines, strict=True)
+                )
                 for c in sorted(set(range(n)) - set(heads)):
-                    rides = [rate[h, p] * size[c] + ride[c] for h, p in zip(heads, lines, strict=True) if h < c and free[c]]
+                    rides = [
+                        rate[h, p] * size[c] + ride[c]
+                        for h, p in zip(heads, lines, strict=True)
+                        if h < c and free[c]
+                    ]
                     cost += min([alone[c], *rides])
                 best = min(best, float(cost))
     return best
@@ -70,11 +90,19 @@ def test_cheapest_buckets_are_those_of_all_sets_of_heads(seed: int) -> None:
     rng = np.random.default_rng(seed)
     n, num_lines = int(rng.integers(1, 7)), int(rng.integers(1, 3))
     rate, fee = rng.random((n, num_lines)), rng.random((n, num_lines)) * 4
-    size, ride, alone, free = rng.random(n) * 5, rng.random(n) - 0.3, rng.random(n) * 4, rng.random(n) < 0.8
+    size, ride, alone, free = (
+        rng.random(n) * 5,
+        rng.random(n) - 0.3,
+        rng.random(n) * 4,
+        rng.random(n) < 0.8,
+    )
     cost, head, line_of = cheapest_buckets(rate, fee, size, ride, alone, free)
     assert cost == pytest.approx(cheapest_by_trying(rate, fee, size, ride, alone, free))
     said = sum(
-        alone[c] if h < 0 else rate[h, line_of[h]] * size[c] + ride[c] + (fee[c, line_of[c]] if h == c else 0.0) for c, h in enumerate(head)
+        alone[c]
+        if h < 0
+        else rate[h, line_of[h]] * size[c] + ride[c] + (fee[c, line_of[c]] if h == c else 0.0)
+        for c, h in enumerate(head)
     )
     assert cost == pytest.approx(said)
 
@@ -84,7 +112,9 @@ def test_no_schedule_is_below_it(seed: int) -> None:
     """Ten random problems a seed, with caps and without, against exhaustive search."""
     rng = random.Random(seed)
     for _ in range(10):
-        problem = random_problem(rng, max_collectives=rng.choice((2, 3, 4)), max_compute=rng.choice((3, 5)))
+        problem = random_problem(
+            rng, max_collectives=rng.choice((2, 3, 4)), max_compute=rng.choice((3, 5))
+        )
         for caps in (Caps(), random_caps(rng, problem)):
             optimum = best_schedule(problem, caps)
             if optimum is not None:
@@ -94,12 +124,16 @@ def test_no_schedule_is_below_it(seed: int) -> None:
 
 
 def test_what_rides_with_earlier_gathers_delays_them() -> None:
-    """Bytes cost little alone or together, launches much: bounds that take the cheaper of both for each row stay below."""
+    """Bytes cost little alone or together, launches much: bounds that take the cheaper of both for
+    each row stay below.
+    """
     b = ByHand(prices={"all_gather": line(1000, 1)}, copy_price=line(10, 1), bucket_launch_ticks=5)
     shards = [b.input(f"s{i}", 64 * 1024, kept=True) for i in range(4)]
     x = b.input("x", 512)
     for i, shard in enumerate(shards):
-        gathered = b.wait(f"w{i}", b.start("all_gather", f"ag{i}", shard, 64 * 1024, 512 * 1024, launch_ticks=5))
+        gathered = b.wait(
+            f"w{i}", b.start("all_gather", f"ag{i}", shard, 64 * 1024, 512 * 1024, launch_ticks=5)
+        )
         x = b.compute(f"f{i}", 300, x, gathered, size=512)
     problem = b.output(x)
     small, caps = problem_arrays(problem), Caps()
