@@ -20,9 +20,9 @@ from apsched.schedule.score import score
 from apsched.schedule.simulate import simulate
 from apsched.schedule.verify import over_memory
 from apsched.solver.arrays.problem_arrays import Ints, ProblemArrays, problem_arrays
+from apsched.solver.arrays.relaxed import without_places
 from apsched.solver.arrays.reordered import may_move
 from apsched.solver.baselines import baselines
-from apsched.solver.bounds.any_order.memory import without_places
 from apsched.solver.bounds.memory_and_launches import later_bounds
 from apsched.solver.program.to_schedule import expand
 from apsched.solver.reorder.reorder import ComputeMover

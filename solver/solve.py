@@ -13,10 +13,10 @@ from apsched.schedule.score import score
 from apsched.schedule.verify import verify
 from apsched.solver.arrays.layers import find_periods
 from apsched.solver.arrays.problem_arrays import ALL_GATHER, Ints, ProblemArrays, problem_arrays
+from apsched.solver.arrays.relaxed import without_copies, without_places
 from apsched.solver.arrays.reordered import may_move
 from apsched.solver.baselines import baselines
 from apsched.solver.bounds.any_order.bound import moving_bound
-from apsched.solver.bounds.any_order.memory import without_places
 from apsched.solver.bounds.contention import shared_bound
 from apsched.solver.bounds.linear_program import lp_bound
 from apsched.solver.bounds.memory_and_launches import later_bounds
@@ -31,7 +31,6 @@ from apsched.solver.reorder.min_memory import is_small, least_memory_with
 from apsched.solver.reorder.reorder import ComputeMover, Moved
 from apsched.solver.reorder.shorten_tail import with_shorter_tail
 from apsched.solver.reorder.split_kernels import Fitting, cut_to_fit
-from apsched.solver.search.bucket_forms import without_copies
 from apsched.solver.search.just_in_time import just_in_time
 from apsched.solver.search.late_waits import late_waits
 from apsched.solver.search.local_search import Search

@@ -144,9 +144,8 @@ def _passed_through(forward: torch.fx.Graph, backward: torch.fx.Graph) -> list[N
     """Return the backward inputs that are forward inputs, or views of them: their memory is the
     caller's.
     """
-    saved = {
-        value.name: value for value in forward.output_node().args[0] if isinstance(value, Node)
-    }  # type: ignore[union-attr]
+    outputs = forward.output_node().args[0]
+    saved = {v.name: v for v in outputs if isinstance(v, Node)}  # type: ignore[union-attr]
     return [
         node
         for node in backward.find_nodes(op="placeholder")

@@ -94,10 +94,10 @@ def _curves(dag: nx.DiGraph, costs: MeasuredCosts, cluster: Cluster) -> dict[str
         shape = _shape(dag, collective, cluster)
         if costs.transfer_source(kind, shape.num_ranks, shape.num_nodes) is not None:
             curves[name] = sample_curve(
-                lambda size_bytes, kind=kind, shape=shape: table.collective_us(
+                lambda size_bytes, kind=kind, shape=shape: table.collective_us(  # type: ignore[misc]
                     kind, shape, size_bytes
                 )
-            )  # type: ignore[misc]
+            )
         launch = launch_curve_name(collective.kind, collective.group)
         if launch in curves and collective.kind in costs.launch_us:
             ticks = us_to_ticks(costs.launch_us[collective.kind])

@@ -108,7 +108,7 @@ def resolve_caps(
         return replace(caps, memory_cap_bytes=graph.device_memory_bytes)
     if not memory_cap.above_floor:
         return replace(caps, memory_cap_bytes=memory_cap.size_bytes)
-    from apsched.solver.reorder import min_memory as least_memory
+    from apsched.solver import least_memory
 
     with progress.stage(f"least memory {graph.problem.name}"):
         floor_bytes, _ = least_memory(graph.problem, replace(caps, memory_cap_bytes=None), options)

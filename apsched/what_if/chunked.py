@@ -17,11 +17,11 @@ from apsched.graph.records import NodeKind, NodeRecord
 from apsched.problem.problem import Problem
 from apsched.quantities import show_us
 from apsched.solver.arrays.problem_arrays import problem_arrays
+from apsched.solver.arrays.relaxed import without_copies
 from apsched.solver.arrays.reordered import Orders
 from apsched.solver.bounds.any_order.bound import loose_program, moving_bound
 from apsched.solver.bounds.any_order.chunked import chunked_bound
 from apsched.solver.bounds.linear_program import costs_of
-from apsched.solver.search.bucket_forms import without_copies
 from apsched.units import ticks_to_us
 
 NUM_PARTS = 2

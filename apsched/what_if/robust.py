@@ -16,8 +16,8 @@ from apsched.schedule.result import Scored, SolveResult
 from apsched.schedule.score import score
 from apsched.solver import solve
 from apsched.solver.arrays.problem_arrays import problem_arrays
+from apsched.solver.arrays.relaxed import without_places
 from apsched.solver.arrays.reordered import may_move
-from apsched.solver.bounds.any_order.memory import without_places
 from apsched.solver.bounds.memory_and_launches import later_bounds
 from apsched.what_if.robustness import Robustness, Spread
 from apsched.what_if.scenarios import (

@@ -95,9 +95,8 @@ class _Session:
 
     def add(self, **changes: object) -> None:
         """Put ``changes`` in place of what the record says."""
-        self.record = replace(
-            self.record, wall_s=time.perf_counter() - self._began, cpu_s=cpu_s(), **changes
-        )  # type: ignore[arg-type]
+        wall_s = time.perf_counter() - self._began
+        self.record = replace(self.record, wall_s=wall_s, cpu_s=cpu_s(), **changes)  # type: ignore[arg-type]
         save_case(self._file, self.record)
 
     def say(self, text: str) -> None:

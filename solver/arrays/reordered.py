@@ -66,7 +66,7 @@ class Precedence(NamedTuple):
     """Block that allocates it; -1 where none does."""
     storage_stays: Bools
     """No block frees it: it is an output, or a collective reads it."""
-    patient: Bools
+    deferrable: Bools
     """(K,) no launch on the path, and nothing that one depends on, comes behind it."""
 
 
@@ -310,7 +310,7 @@ def _precedence(
             ],
             dtype=np.bool_,
         ),
-        _patient(arrays, before, [{int(block_of[j]) for j in nodes} for nodes in before_launch]),
+        _deferrable(arrays, before, [{int(block_of[j]) for j in nodes} for nodes in before_launch]),
     )
 
 
@@ -346,15 +346,17 @@ def _nodes_before(
         )
 
 
-def _patient(arrays: ProblemArrays, before: list[set[int]], before_launch: list[set[int]]) -> Bools:
+def _deferrable(
+    arrays: ProblemArrays, before: list[set[int]], before_launch: list[set[int]]
+) -> Bools:
     """Return for each block whether no launch on the path comes behind it."""
-    patient = np.ones(len(before), dtype=np.bool_)
+    deferrable = np.ones(len(before), dtype=np.bool_)
     for c in np.nonzero(arrays.on_path)[0]:
-        patient[list(before_launch[c])] = False
+        deferrable[list(before_launch[c])] = False
     for k in reversed(range(len(before))):
-        if not patient[k]:
-            patient[list(before[k])] = False
-    return patient
+        if not deferrable[k]:
+            deferrable[list(before[k])] = False
+    return deferrable
 
 
 def _turned(rows: list[set[int]], num_columns: int) -> list[set[int]]:

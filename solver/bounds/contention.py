@@ -22,6 +22,7 @@ from apsched.costs.price_curve import PriceCurve
 from apsched.problem.problem import Problem
 from apsched.solver.arrays.contention import ContentionArrays
 from apsched.solver.arrays.problem_arrays import ALL_GATHER, Ints, ProblemArrays
+from apsched.solver.arrays.relaxed import without_copies
 from apsched.solver.bounds.linear_program import lp_bound
 from apsched.solver.bounds.step_time import (
     TimeBound,
@@ -32,7 +33,6 @@ from apsched.solver.bounds.step_time import (
     work_bound,
 )
 from apsched.solver.bounds.tighten import tighten
-from apsched.solver.search.bucket_forms import without_copies
 
 _TAILS = 64
 """Tails of at most this many sizes are tried of each stream."""

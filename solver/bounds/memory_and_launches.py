@@ -32,10 +32,10 @@ from apsched.costs.price_curve import PriceCurve
 from apsched.problem.problem import Problem
 from apsched.schedule.result import Score
 from apsched.solver.arrays.problem_arrays import ALL_GATHER, REDUCE_SCATTER, Ints, ProblemArrays
+from apsched.solver.arrays.relaxed import without_copies
 from apsched.solver.bounds.linear_program import Floats, rows_of
 from apsched.solver.bounds.step_time import copy_rest, earliest, least_live_bytes, memory_bound
 from apsched.solver.bounds.tighten import holds_input, holds_output, tighten
-from apsched.solver.search.bucket_forms import without_copies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,11 +14,12 @@ from itertools import combinations
 
 from ortools.sat.python import cp_model
 
+from apsched.schedule.schedule import StepKind
 from apsched.solver.cpsat.constraints_buckets import forms, prices
 from apsched.solver.cpsat.constraints_memory import in_flight, memory
-from apsched.solver.cpsat.constraints_order import compute_order, prefetch_in_any_order
+from apsched.solver.cpsat.constraints_order import order_of_the_compute, prefetch_in_any_order
 from apsched.solver.cpsat.constraints_plan import plan
-from apsched.solver.cpsat.variables import COPY, COPY_IN, START, WAIT_UNIT, Linear, Unit, Variables
+from apsched.solver.cpsat.variables import Linear, Unit, Variables
 
 Literals = list[cp_model.BoolVarT]
 
@@ -89,15 +90,15 @@ def unit_sizes(v: Variables) -> None:
         v.model.add(unit.end >= unit.begin + work).only_enforce_if(unit.present)
 
 
-def _steps_and_work(v: Variables, what: str, c: int) -> tuple[Linear, Linear]:
+def _steps_and_work(v: Variables, what: StepKind, c: int) -> tuple[Linear, Linear]:
     k = v.arrays
-    if what == COPY_IN:
+    if what is StepKind.COPY_IN:
         members = v.members(c)
         steps = 1 + sum(v.joins[d, c] * _prologue(v, d, several=True)[0] for d in members)
         return steps, v.copy_in_ticks[c] + sum(
             v.joins[d, c] * _prologue(v, d, several=True)[1] for d in members
         )
-    if what == START:
+    if what is StepKind.START:
         steps = (
             1
             + v.alone[c] * _prologue(v, c)[0]
@@ -108,7 +109,7 @@ def _steps_and_work(v: Variables, what: str, c: int) -> tuple[Linear, Linear]:
         return steps, v.alone[c] * alone + shared + sum(
             v.carried[d, c] * _prologue(v, d)[1] for d in _carried(v, c)
         )
-    if what == COPY:
+    if what is StepKind.COPY_OUT:
         return 1 + _epilogue(v, c)[0], int(k.copy_out_ticks[c]) + _epilogue(v, c)[1]
     if v.gathers(c):
         return (
@@ -143,7 +144,7 @@ def _epilogue(v: Variables, c: int) -> tuple[int, int]:
     return len(attached), int(k.attached_ticks[attached].sum())
 
 
-def compute_order(v: Variables) -> None:
+def compute_in_order(v: Variables) -> None:
     """(5) Spine: compute keeps its dependences, and the step ends after the compute order, whose
     end is s[m], and after every unit.
 
@@ -204,12 +205,16 @@ def bucket_sequence(v: Variables) -> None:
     z[h] implies b[prepare h, start h];  b[start h, wait h];  x[c,h] implies b[wait h, copy-out c]
     """
     for h in v.alone:
-        if (COPY_IN, h) in v.units:
-            v.model.add_implication(v.several[h], _order(v, (COPY_IN, h), (START, h)))
-        v.model.add(_order(v, (START, h), (WAIT_UNIT, h)) == 1)
+        if (StepKind.COPY_IN, h) in v.units:
+            v.model.add_implication(
+                v.several[h], _order(v, (StepKind.COPY_IN, h), (StepKind.START, h))
+            )
+        v.model.add(_order(v, (StepKind.START, h), (StepKind.WAIT, h)) == 1)
         for c in v.members(h):
-            if (COPY, c) in v.units:
-                v.model.add_implication(v.joins[c, h], _order(v, (WAIT_UNIT, h), (COPY, c)))
+            if (StepKind.COPY_OUT, c) in v.units:
+                v.model.add_implication(
+                    v.joins[c, h], _order(v, (StepKind.WAIT, h), (StepKind.COPY_OUT, c))
+                )
 
 
 def readiness(v: Variables) -> None:
@@ -222,8 +227,10 @@ def readiness(v: Variables) -> None:
     k = v.arrays
     for (c, h), joins in v.joins.items():
         awaited = [int(d) for d in k.after_list[k.after_begin[c] : k.after_begin[c + 1]]]
-        for unit in (COPY_IN, h), (START, h):
-            if unit not in v.units or (unit[0] == COPY_IN and c == h and len(v.members(h)) == 1):
+        for unit in (StepKind.COPY_IN, h), (StepKind.START, h):
+            if unit not in v.units or (
+                unit[0] == StepKind.COPY_IN and c == h and len(v.members(h)) == 1
+            ):
                 continue
             for producer in v.compute_order.ready[c]:
                 v.model.add_implication(joins, v.after_compute[unit, producer])
@@ -235,10 +242,10 @@ def readiness(v: Variables) -> None:
                         )  # no bucket with an ancestor
                     else:
                         v.model.add_implication(
-                            joins, _order(v, (WAIT_UNIT, head), unit)
+                            joins, _order(v, (StepKind.WAIT, head), unit)
                         ).only_enforce_if(v.joins[d, head])
-                if (COPY, d) in v.units:
-                    v.model.add_implication(joins, _order(v, (COPY, d), unit))
+                if (StepKind.COPY_OUT, d) in v.units:
+                    v.model.add_implication(joins, _order(v, (StepKind.COPY_OUT, d), unit))
 
 
 def need(v: Variables) -> None:
@@ -248,9 +255,9 @@ def need(v: Variables) -> None:
     """
     for (c, h), joins in v.joins.items():
         for k in v.compute_order.needed[c]:
-            v.model.add_implication(joins, v.after_compute[(WAIT_UNIT, h), k].negated())
-            if (COPY, c) in v.units:
-                v.model.add(v.after_compute[(COPY, c), k] == 0)
+            v.model.add_implication(joins, v.after_compute[(StepKind.WAIT, h), k].negated())
+            if (StepKind.COPY_OUT, c) in v.units:
+                v.model.add(v.after_compute[(StepKind.COPY_OUT, c), k] == 0)
 
 
 def transfers(v: Variables) -> None:
@@ -262,14 +269,14 @@ def transfers(v: Variables) -> None:
     assert v.step_time is not None
     for h in v.alone:
         present = v.joins[h, h]
-        v.model.add(v.transfer_begin[h] >= v.units[START, h].end).only_enforce_if(present)
+        v.model.add(v.transfer_begin[h] >= v.units[StepKind.START, h].end).only_enforce_if(present)
         v.model.add(v.transfer_end[h] == v.transfer_begin[h] + v.transfer_ticks[h]).only_enforce_if(
             present
         )
         v.model.add(v.step_time >= v.transfer_end[h]).only_enforce_if(present)
         if h not in v.boundary.pinned:  # the wait of a pinned one stands behind the window
-            _, work = _steps_and_work(v, WAIT_UNIT, h)
-            v.model.add(v.units[WAIT_UNIT, h].end >= v.transfer_end[h] + work).only_enforce_if(
+            _, work = _steps_and_work(v, StepKind.WAIT, h)
+            v.model.add(v.units[StepKind.WAIT, h].end >= v.transfer_end[h] + work).only_enforce_if(
                 present
             )
 
@@ -282,7 +289,7 @@ def stream_order(v: Variables) -> None:
     for h, g in combinations(v.alone, 2):
         if v.arrays.stream[h] != v.arrays.stream[g]:
             continue
-        first = _order(v, (START, h), (START, g))
+        first = _order(v, (StepKind.START, h), (StepKind.START, g))
         both: Literals = [v.joins[h, h], v.joins[g, g]]
         v.model.add(v.transfer_begin[g] >= v.transfer_end[h]).only_enforce_if(*both, first)
         v.model.add(v.transfer_begin[h] >= v.transfer_end[g]).only_enforce_if(
@@ -311,8 +318,8 @@ def positions(v: Variables) -> None:
         )
         for h in v.heads(c):
             several: Literals = [v.joins[c, h], v.several[h]]
-            if (COPY_IN, h) in v.units:
-                unit = v.units[COPY_IN, h]
+            if (StepKind.COPY_IN, h) in v.units:
+                unit = v.units[StepKind.COPY_IN, h]
                 v.model.add(start == unit.last).only_enforce_if(*several)
                 before = sum(
                     v.joins[d, h] * _prologue(v, d, several=True)[0] for d in v.members(h) if d < c
@@ -323,7 +330,7 @@ def positions(v: Variables) -> None:
                     )  # the cast is the last of them
                     v.model.add(v.attached_position[int(f)] == position).only_enforce_if(*several)
             if not v.gathers(c):
-                unit = v.units[WAIT_UNIT, h]
+                unit = v.units[StepKind.WAIT, h]
                 v.model.add(wait == unit.first).only_enforce_if(v.joins[c, h])
                 before = sum(v.joins[d, h] * _epilogue(v, d)[0] for d in v.members(h) if d < c)
                 for j, f in enumerate(epilogue):
@@ -333,15 +340,15 @@ def positions(v: Variables) -> None:
             if (c, h) in v.carried:
                 _stand_together(v, c, h)
         alone = v.alone[c]
-        v.model.add(start == v.units[START, c].last).only_enforce_if(alone)
+        v.model.add(start == v.units[StepKind.START, c].last).only_enforce_if(alone)
         for j, f in enumerate(prologue):
-            v.model.add(v.attached_position[int(f)] == v.units[START, c].first + j).only_enforce_if(
-                alone
-            )
+            v.model.add(
+                v.attached_position[int(f)] == v.units[StepKind.START, c].first + j
+            ).only_enforce_if(alone)
         if v.gathers(c):
-            _stand_in(v, wait, epilogue.tolist(), (WAIT_UNIT, c), alone)
-            if (COPY, c) in v.units:
-                _stand_in(v, wait, epilogue.tolist(), (COPY, c), v.loose[c].negated())
+            _stand_in(v, wait, epilogue.tolist(), (StepKind.WAIT, c), alone)
+            if (StepKind.COPY_OUT, c) in v.units:
+                _stand_in(v, wait, epilogue.tolist(), (StepKind.COPY_OUT, c), v.loose[c].negated())
 
 
 def _stand_together(v: Variables, c: int, h: int) -> None:
@@ -350,7 +357,7 @@ def _stand_together(v: Variables, c: int, h: int) -> None:
     """
     k, here = v.arrays, v.carried[c, h]
     sooner = [d for d in v.members(h) if d < c]
-    unit, waited = v.units[START, h], v.units[WAIT_UNIT, h]
+    unit, waited = v.units[StepKind.START, h], v.units[StepKind.WAIT, h]
     v.model.add(v.attached_position[int(k.attached_of_start[c])] == unit.last).only_enforce_if(here)
     before = sum(v.joins[d, h] * _prologue(v, d)[0] for d in sooner)
     for i, f in enumerate(k.prologue_list[k.prologue_begin[c] : k.prologue_begin[c + 1]]):
@@ -405,7 +412,7 @@ def prefetch(v: Variables) -> None:
                 for d in by_need[:i]
                 if int(v.arrays.need_slot[d]) < need_slot
             ]
-            v.model.add(v.after_compute[(START, h), earliest] == 1).only_enforce_if(
+            v.model.add(v.after_compute[(StepKind.START, h), earliest] == 1).only_enforce_if(
                 v.joins[c, h], *sooner
             )
 
@@ -439,19 +446,19 @@ def boundary(v: Variables) -> None:
     num_compute = len(v.arrays.compute_ticks)
     for c, slot in edge.pinned.items():
         if slot > 0:
-            v.model.add(v.after_compute[(START, c), slot - 1] == 1)
+            v.model.add(v.after_compute[(StepKind.START, c), slot - 1] == 1)
         if slot < num_compute:
-            v.model.add(v.after_compute[(START, c), slot] == 0)
+            v.model.add(v.after_compute[(StepKind.START, c), slot] == 0)
         if num_compute:
-            v.model.add(v.after_compute[(WAIT_UNIT, c), num_compute - 1] == 1)
+            v.model.add(v.after_compute[(StepKind.WAIT, c), num_compute - 1] == 1)
     for (c, first), (d, second) in combinations(edge.pinned.items(), 2):
         if first == second:  # as they stand in the program, which numbered them in that order
-            v.model.add(_order(v, (START, c), (START, d)) == 1)
+            v.model.add(_order(v, (StepKind.START, c), (StepKind.START, d)) == 1)
 
 
 ALL = (
-    membership, heads, bucket_caps, unit_sizes, compute_order, unit_against_compute, unit_against_unit, bucket_sequence, readiness,
+    membership, heads, bucket_caps, unit_sizes, compute_in_order, unit_against_compute, unit_against_unit, bucket_sequence, readiness,
     need, transfers, stream_order, prices, positions, memory, in_flight, prefetch, boundary, plan, forms,
-    compute_order,
+    order_of_the_compute,
 )  # fmt: skip
 """Every constraint of the formulation, in order."""

@@ -4,7 +4,8 @@
 
 from ortools.sat.python import cp_model
 
-from apsched.solver.cpsat.variables import COPY, COPY_IN, START, WAIT_UNIT, Linear, Variables
+from apsched.schedule.schedule import StepKind
+from apsched.solver.cpsat.variables import Linear, Variables
 from apsched.units import ALLOCATION_BYTES
 
 
@@ -118,7 +119,7 @@ def _born(
         birth: Linear = v.compute_position(compute_order) if compute_order >= 0 else 0
         v.model.add(first <= birth)
         v.model.add(last >= birth)
-    elif owner is not None and v.gathers(owner) and (COPY, owner) in v.units:
+    elif owner is not None and v.gathers(owner) and (StepKind.COPY_OUT, owner) in v.units:
         v.model.add(first <= v.attached_position[int(k.attached_of_start[owner])]).only_enforce_if(
             v.loose[owner]
         )
@@ -138,16 +139,18 @@ def _buffer_lives(v: Variables) -> list[Life]:
             continue
         kind = v.problem.keys[int(k.key[h])].kind
         copied_in, started, waited = (
-            v.units[COPY_IN, h].last,
-            v.units[START, h].last,
-            v.units[WAIT_UNIT, h].first,
+            v.units[StepKind.COPY_IN, h].last,
+            v.units[StepKind.START, h].last,
+            v.units[StepKind.WAIT, h].first,
         )
         outputs = _blocks(v, h, {c: int(k.output_bytes[c]) for c in members})
         first = v.model.new_int_var(0, v.last_position, f"buffer_first[{h}]")
         last = v.model.new_int_var(0, v.last_position, f"buffer_last[{h}]")
         several = v.several[h]
         for c in members:
-            touches = [v.units[COPY, c].first] if v.gathers(c) else _touches_of_output(v, c)
+            touches = (
+                [v.units[StepKind.COPY_OUT, c].first] if v.gathers(c) else _touches_of_output(v, c)
+            )
             for position in touches:
                 v.model.add(last >= position).only_enforce_if(v.joins[c, h], several)
         v.model.add(last >= waited).only_enforce_if(several)
@@ -199,7 +202,7 @@ def in_flight(v: Variables) -> None:
     for h in v.alone:
         if k.on_path[h]:
             continue
-        first, wait = v.units[START, h].last, v.units[WAIT_UNIT, h].first
+        first, wait = v.units[StepKind.START, h].last, v.units[StepKind.WAIT, h].first
         length = v.model.new_int_var(1, v.last_position, f"flight[{h}]")
         interval = v.model.new_optional_interval_var(
             first, length, wait, v.joins[h, h], f"flight[{h}]"

@@ -2,10 +2,11 @@
 ``apsched.solver.cpsat.constraints``).
 """
 
-from apsched.solver.cpsat.variables import START, Variables
+from apsched.schedule.schedule import StepKind
+from apsched.solver.cpsat.variables import Variables
 
 
-def compute_order(v: Variables) -> None:
+def order_of_the_compute(v: Variables) -> None:
     """(21) Order of the compute: blocks stand before one another, keep the cap on moves, and run
     one after the other.
 
@@ -50,7 +51,7 @@ def prefetch_in_any_order(v: Variables, most: int) -> None:
     """
     num_compute = len(v.arrays.compute_ticks)
     for h in v.alone:
-        started = sum(v.after_compute[(START, h), k] for k in range(num_compute))
+        started = sum(v.after_compute[(StepKind.START, h), k] for k in range(num_compute))
         near = []
         for c in v.members(h):
             for k in v.compute_order.needed[c]:

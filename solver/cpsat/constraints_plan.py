@@ -1,6 +1,7 @@
 """Constraint (19): what the user's plan asks for (see ``apsched.solver.cpsat.constraints``)."""
 
-from apsched.solver.cpsat.variables import START, WAIT_UNIT, Variables
+from apsched.schedule.schedule import StepKind
+from apsched.solver.cpsat.variables import Variables
 
 
 def plan(v: Variables) -> None:
@@ -17,13 +18,13 @@ def plan(v: Variables) -> None:
     k, num_compute = v.arrays, len(v.arrays.compute_ticks)
     for (c, h), joins in v.joins.items():
         if (last := int(k.launch_last[c])) < num_compute:
-            v.model.add_implication(joins, v.after_compute[(START, h), last].negated())
+            v.model.add_implication(joins, v.after_compute[(StepKind.START, h), last].negated())
     for c in v.alone:
         first, last = int(k.wait_first[c]), int(k.wait_last[c])
         if first > 0:
-            v.model.add(v.after_compute[(WAIT_UNIT, c), first - 1] == 1)
+            v.model.add(v.after_compute[(StepKind.WAIT, c), first - 1] == 1)
         if last < num_compute:
-            v.model.add(v.after_compute[(WAIT_UNIT, c), last] == 0)
+            v.model.add(v.after_compute[(StepKind.WAIT, c), last] == 0)
 
 
 def _together(v: Variables) -> None:

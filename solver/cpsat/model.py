@@ -10,21 +10,18 @@ from ortools.sat.python import cp_model
 
 from apsched.config import Caps, SolveOptions
 from apsched.problem.problem import Problem
+from apsched.schedule.schedule import StepKind
 from apsched.solver.arrays.partition import Pricer
 from apsched.solver.arrays.problem_arrays import Ints, ProblemArrays
 from apsched.solver.arrays.reordered import Orders
 from apsched.solver.cpsat import constraints
 from apsched.solver.cpsat.compute_order import in_any_order
 from apsched.solver.cpsat.variables import (
-    COPY,
-    START,
-    WAIT_UNIT,
     Boundary,
     Unit,
     Variables,
     create_variables,
 )
-from apsched.solver.cpsat.variables import COPY_IN as PREPARE_UNIT
 from apsched.solver.program.evaluate import COPY_IN, COPY_OUT, LAUNCH, NODE, START, WAIT, Program
 from apsched.units import ALLOCATION_BYTES
 
@@ -165,13 +162,13 @@ def extract(
     for (what, c), unit in v.units.items():
         if not holds(unit.present):
             continue
-        if what == COPY:
+        if what is StepKind.COPY_OUT:
             placed.append((value(unit.first), COPY_OUT, c))
         else:
             operation = {
-                PREPARE_UNIT: COPY_IN,
-                WAIT_UNIT: WAIT,
-                START: START if holds(v.several[c]) else LAUNCH,
+                StepKind.COPY_IN: COPY_IN,
+                StepKind.WAIT: WAIT,
+                StepKind.START: START if holds(v.several[c]) else LAUNCH,
             }[what]
             placed.append((value(unit.first), operation, index[c]))
     placed.sort()
@@ -218,15 +215,15 @@ def add_hint(v: Variables, program: Program, order: Ints | None = None) -> None:
         if operation == NODE:
             compute_place[int(nodes[argument])] = at
         elif operation == COPY_OUT:
-            place[COPY, argument] = at
+            place[StepKind.COPY_OUT, argument] = at
         else:
             h = buckets[argument][0]
             if operation in (LAUNCH, COPY_IN) and h in flat:
-                place[PREPARE_UNIT, h] = at
+                place[StepKind.COPY_IN, h] = at
             if operation in (LAUNCH, START):
-                place[START, h] = at + 1
+                place[StepKind.START, h] = at + 1
             if operation == WAIT:
-                place[WAIT_UNIT, h] = at
+                place[StepKind.WAIT, h] = at
     for (one, other), before in v.before.items():
         if one in place and other in place:
             model.add_hint(before, place[one] < place[other])

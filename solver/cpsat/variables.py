@@ -13,14 +13,13 @@ from ortools.sat.python import cp_model
 
 from apsched.config import Caps
 from apsched.problem.problem import Problem
+from apsched.schedule.schedule import StepKind
 from apsched.solver.arrays.partition import Pricer
 from apsched.solver.arrays.problem_arrays import ALL_GATHER, ProblemArrays
-from apsched.solver.bounds.any_order.memory import without_places
+from apsched.solver.arrays.relaxed import without_places
 from apsched.solver.cpsat.compute_order import ComputeOrder, as_captured
 
-COPY_IN, START, WAIT_UNIT, COPY = "prepare", "start", "wait", "copy_out"
-
-Unit = tuple[str, int]
+Unit = tuple[StepKind, int]
 """(what, head of the bucket) or (copy_out, collective)."""
 Linear = cp_model.LinearExpr | cp_model.IntVar | int
 
@@ -229,14 +228,14 @@ def create_variables(
     return v
 
 
-def _units_of(v: Variables, c: int) -> list[tuple[str, cp_model.BoolVarT]]:
+def _units_of(v: Variables, c: int) -> list[tuple[StepKind, cp_model.BoolVarT]]:
     """Return the units that exist because of ``c``, with the literal that says whether they do."""
-    units: list[tuple[str, cp_model.BoolVarT]] = [
-        (START, v.joins[c, c]),
-        (WAIT_UNIT, v.joins[c, c]),
+    units: list[tuple[StepKind, cp_model.BoolVarT]] = [
+        (StepKind.START, v.joins[c, c]),
+        (StepKind.WAIT, v.joins[c, c]),
     ]
     if len(v.members(c)) > 1:
-        units.append((COPY_IN, v.several[c]))
+        units.append((StepKind.COPY_IN, v.several[c]))
     if v.gathers(c) and (len(v.members(c)) > 1 or len(v.heads(c)) > 1):
-        units.append((COPY, v.loose[c].negated()))
+        units.append((StepKind.COPY_OUT, v.loose[c].negated()))
     return units

@@ -12,30 +12,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from apsched.costs.price_curve import PriceCurve
-from apsched.problem.problem import Problem
 from apsched.solver.arrays.problem_arrays import Bools, Ints, ProblemArrays
 from apsched.solver.search.launch_policy import Policy
-
-_FREE = PriceCurve(size_bytes=(0, 1), price_ticks=(0, 0))
-
-
-def without_copies(problem: Problem, arrays: ProblemArrays) -> tuple[Problem, ProblemArrays]:
-    """Return the problem as bounds see it: with copies for nothing, where some bucket may be
-    coalesced, else as it is.
-
-    Take any schedule, and make each of its coalesced buckets a flat one with its copy-in right
-    before the start and its copy-outs right behind the wait. Here that costs nothing, the transfer
-    no more than before, and everything else keeps its time and place: no schedule is faster than
-    one of flat buckets with free copies. What a memory cap forces
-    (``apsched.solver.bounds.tighten``) is concluded for a collective alone, whose input and output
-    live as those of a member of a coalesced bucket.
-    """
-    if not arrays.coalesces.any():
-        return problem, arrays
-    return replace(problem, copy_price=_FREE), replace(
-        arrays, copy_out_ticks=np.zeros_like(arrays.copy_out_ticks)
-    )
 
 
 def in_forms(arrays: ProblemArrays, policies: Iterable[Policy]) -> Iterator[Policy]:

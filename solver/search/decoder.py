@@ -50,8 +50,8 @@ class Decoder:
         self._fixed, self._clock = fixed(self.arrays), base_times(self.arrays)
 
     @property
-    def problem_arrays(self) -> ProblemArrays:
-        """The problem in compact form."""
+    def arrays(self) -> ProblemArrays:
+        """The problem as arrays."""
         return self.pricer.arrays
 
     def figures(self, labels: Ints, policy: Policy, steer_bytes: int | None) -> Figures | None:
@@ -64,7 +64,7 @@ class Decoder:
                 self.arrays, policy, self.caps, steer_bytes
             )
         self.evaluations += 1
-        possible, step_time, peak, in_flight, launches = decoder(
+        possible, step_time, peak, in_flight, launches = evaluate_labels(
             self.pricer.tables, self._fixed, self._clock, known, self.arrays.shares, labels
         )
         if not possible:
@@ -88,7 +88,7 @@ class Decoder:
 
 
 @compiled
-def decoder(
+def evaluate_labels(
     t: Tables, f: WalkInput, clock: BaseTimes, r: Rules, s: ContentionArrays | None, labels: Ints
 ) -> tuple[bool, int, int, int, int]:
     """Return whether the buckets and their prefetch are legal, and their step time, peak, bytes in

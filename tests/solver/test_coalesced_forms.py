@@ -13,11 +13,11 @@ from apsched.problem.problem import Problem
 from apsched.schedule.verify import verify
 from apsched.solver import solve
 from apsched.solver.arrays.problem_arrays import problem_arrays
+from apsched.solver.arrays.relaxed import without_copies
 from apsched.solver.bounds.memory_and_launches import launches_bound, peak_bound
 from apsched.solver.bounds.step_time import memory_bound
 from apsched.solver.milp.answer import solve_with_milp
 from apsched.solver.reorder.min_memory import is_small
-from apsched.solver.search.bucket_forms import without_copies
 from apsched.solver.search.local_search import Search
 from apsched.solver.solve import best_bound
 from tests.helpers.oracle import Optimum, best_schedule, least_memory

@@ -68,10 +68,10 @@ def host_times(trace: Trace, matched: Matched, transfers: Mapping[int, Work]) ->
                 (
                     c
                     for c in launched.values()
-                    if matched.pairs[c.place].place.record.collective.wait == record.rank
+                    if matched.pairs[c.place].place.record.collective.wait == record.rank  # type: ignore[union-attr]
                 ),
                 None,
-            )  # type: ignore[union-attr]
+            )
             if start is not None:
                 now_us = _wait(times, matched.pairs[start.place], start, op, now_us, free_us)
         else:

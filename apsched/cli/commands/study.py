@@ -32,7 +32,7 @@ from apsched.study.report.merge import Compared, compared, merge
 from apsched.study.report.text import print_study
 from apsched.study.report.what_if import Answer, cap_then, parse_what_if, then
 from apsched.study.report.what_if_text import answer_json, print_answers
-from apsched.study.run import Board, Live, chains, share_schedules
+from apsched.study.run import Board, OpenChain, chains, share_schedules
 from apsched.study.run import run as answer
 from apsched.study.setting import Setting
 from apsched.study.speeds import Speeds, parse_times
@@ -166,7 +166,7 @@ def ask_what_if(args: argparse.Namespace, stdout: TextIO) -> None:
 
 
 def _print(
-    lives: tuple[Live, ...],
+    lives: tuple[OpenChain, ...],
     labels: list[dict[str, str]],
     slowdown: float,
     store: Store,

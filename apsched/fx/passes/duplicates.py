@@ -187,7 +187,8 @@ def _fuse(total: Node, first: Sequence[Node], second: Sequence[Node]) -> None:
         before = one
         for step in first:
             new = graph.node_copy(
-                step, lambda n, before=before, node=node: node if n is before else n
-            )  # type: ignore[misc]
+                step,
+                lambda n, before=before, node=node: node if n is before else n,  # type: ignore[misc]
+            )
             before, node = step, new
     total.replace_all_uses_with(node)

@@ -187,9 +187,8 @@ def _describe_gradients() -> None:
 def _plain_parameter_name() -> None:
     module = nn.Sequential(nn.Linear(2, 2))
     nn.utils.parametrize.register_parametrization(module[0], "weight", nn.Identity())
-    names = {
-        private.plain_parameter_name(name) for name, _ in torch.compile(module).named_parameters()
-    }  # type: ignore[attr-defined]
+    parameters = torch.compile(module).named_parameters()  # type: ignore[attr-defined]
+    names = {private.plain_parameter_name(name) for name, _ in parameters}
     expect(
         names == {"0.weight", "0.bias"},
         f"what torch.compile and parametrize add to names is known, found {names}",

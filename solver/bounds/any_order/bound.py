@@ -28,6 +28,7 @@ import numpy as np
 from apsched.config import Caps
 from apsched.problem.problem import Problem
 from apsched.solver.arrays.problem_arrays import ALL_GATHER, ProblemArrays
+from apsched.solver.arrays.relaxed import without_copies
 from apsched.solver.arrays.reordered import Orders
 from apsched.solver.bounds.any_order.chain import chain_bound
 from apsched.solver.bounds.any_order.items import items_of
@@ -52,7 +53,6 @@ from apsched.solver.bounds.linear_program import (
     lagrangian,
 )
 from apsched.solver.bounds.step_time import TimeBound, least_launch, least_work, work_bound
-from apsched.solver.search.bucket_forms import without_copies
 
 _BUSY = 0.8
 """Share of the best bound that the transfers of some stream take, from which on their buckets are

@@ -1,37 +1,12 @@
-"""What holds whatever the order of the compute: a compact form without places, and a bound on
-memory.
-"""
+"""A bound on memory that holds for every compute order."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import numpy as np
 
-from apsched.solver.arrays.problem_arrays import Ints, ProblemArrays
+from apsched.solver.arrays.problem_arrays import Ints
 from apsched.solver.arrays.reordered import Orders
 from apsched.solver.bounds.step_time import bytes_at_first
-
-
-def without_places(arrays: ProblemArrays) -> ProblemArrays:
-    """Return ``compact`` with every collective ready from the beginning and needed by the output
-    only, and no memory in use.
-
-    Every schedule around the compute in any order is one of this problem, since its compute nodes
-    depend on nothing: bounds on time and launches of this one hold for all orders.
-    """
-    zeros, last = np.zeros_like(arrays.ready_slot), len(arrays.compute_ticks)
-    unused = np.full_like(arrays.storage_bytes, -1)
-    return replace(
-        arrays,
-        ready_slot=zeros,
-        need_slot=zeros + last,
-        base_slot_bytes=np.zeros_like(arrays.base_slot_bytes),
-        base_compute_bytes=np.zeros_like(arrays.base_compute_bytes),
-        storage_bytes=np.zeros_like(arrays.storage_bytes),
-        storage_birth_compute=unused,
-        storage_last_compute=unused,
-        kept_bytes=0,
-    )
 
 
 def memory_bound_of_any_order(orders: Orders) -> int:
