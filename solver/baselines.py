@@ -19,9 +19,10 @@ from collections.abc import Iterable
 import numpy as np
 
 from apsched.config import Caps
+from apsched.kinds import CollectiveKind
 from apsched.names import bucket_labels, primary_group
-from apsched.problem.problem import Problem
-from apsched.schedule.result import Scored
+from apsched.problem.problem import Problem, without_plan
+from apsched.schedule.result import AS_CAPTURED, Scored
 from apsched.schedule.schedule import Schedule, as_captured
 from apsched.schedule.score import score
 from apsched.solver.arrays.partition import Pricer
@@ -48,9 +49,8 @@ def baselines(problem: Problem, arrays: ProblemArrays, caps: Caps) -> tuple[Scor
 
 def _unplanned(problem: Problem, small: ProblemArrays) -> tuple[Problem, ProblemArrays]:
     """Return the problem without the user's plan."""
-    if problem.unrestricted is None:
-        return problem, small
-    return problem.unrestricted, compact_form(problem.unrestricted)
+    free = without_plan(problem)
+    return (problem, small) if free is problem else (free, compact_form(free))
 
 
 def _schedules(problem: Problem, arrays: ProblemArrays) -> dict[str, Schedule]:
@@ -64,7 +64,7 @@ def _schedules(problem: Problem, arrays: ProblemArrays) -> dict[str, Schedule]:
         return expand(problem, arrays, construct(pricer, partition, far, knobs))
 
     return {
-        "as_captured": as_captured(problem.num_nodes),
+        AS_CAPTURED: as_captured(problem.num_nodes),
         "transformer_block": _transformer_block(problem, arrays, pricer),
         "greedy_bytes": greedy(None, range(len(problem.keys))),
         "greedy_bytes_span": greedy(TOPO_SPAN, _primary_keys(problem)),
@@ -102,7 +102,7 @@ def _primary_keys(problem: Problem) -> list[int]:
     gathers = (
         problem.keys[c.key]
         for c in problem.collectives
-        if not c.on_path and problem.keys[c.key].kind == "all_gather"
+        if not c.on_path and problem.keys[c.key].kind == CollectiveKind.ALL_GATHER
     )
     primary = primary_group(key.group for key in gathers)
     return [k for k, key in enumerate(problem.keys) if primary in (None, key.group)]

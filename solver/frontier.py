@@ -14,7 +14,7 @@ import numpy as np
 
 from apsched.config import Caps, SolveOptions
 from apsched.problem.problem import Problem
-from apsched.schedule.result import Scored, SolveResult
+from apsched.schedule.result import Scored, SolvedBy, SolveResult
 from apsched.schedule.schedule import Schedule, StepKind
 from apsched.schedule.score import score
 from apsched.schedule.simulate import simulate
@@ -70,30 +70,27 @@ class AlongCaps:
         ]
         assert fitting, "no schedule to start from keeps the cap"
         best = min(fitting, key=_value)
-        solved_by = "another cap" if best.name == "apsched" else best.name
+        solved_by: str = SolvedBy.ANOTHER_CAP if best.name == "apsched" else best.name
         if (found := self._searched(caps, starts, known, best)) is not None and _value(
             found
         ) < _value(best):
-            best, solved_by = found, "search along caps"
+            best, solved_by = found, SolvedBy.ALONG_CAPS
         places = self._small if self._mover is None else without_places(self._small)
         later = later_bounds(
             self._problem, places, caps, best, best.step_time_ticks, known.floor_bound_bytes
         )
-        return SolveResult(
-            status="optimal" if best.step_time_ticks <= known.bound_ticks else "feasible",
-            best=best,
-            bound_ticks=min(known.bound_ticks, best.step_time_ticks),
+        return SolveResult.found(
+            best,
+            bound_ticks=known.bound_ticks,
             bound_source=known.bound_source,
             baselines=made,
-            floor_memory_bytes=min(known.floor_memory_bytes, best.peak_memory_bytes),
+            floor_memory_bytes=known.floor_memory_bytes,
             floor_bound_bytes=known.floor_bound_bytes,
             fastest_ticks=best.step_time_ticks,
             time_limit_ticks=later.limit_ticks,
             peak_bound_bytes=later.peak_bytes,
             launches_bound=later.launches,
             solved_by=solved_by,
-            deterministic_work=0.0,
-            infeasibility=None,
         )
 
     def _score(self, schedule: Schedule) -> Scored:

@@ -7,14 +7,15 @@ from dataclasses import dataclass, replace
 
 from apsched.config import Caps, SolveOptions
 from apsched.problem.problem import Problem
-from apsched.schedule.result import Scored
+from apsched.schedule.result import BoundSource, Scored, SolvedBy
 from apsched.schedule.schedule import Schedule
 from apsched.schedule.score import score
 from apsched.solver.arrays.problem_arrays import Ints, ProblemArrays
 from apsched.solver.arrays.reordered import Orders
 from apsched.solver.bounds.step_time import TimeBound
 from apsched.solver.cpsat.model import Exact, ExactModel
-from apsched.solver.program.evaluate import Program, evaluate
+from apsched.solver.program.evaluate import evaluate
+from apsched.solver.program.program import Program
 from apsched.solver.program.to_schedule import expand
 from apsched.solver.reorder.min_memory import horizon_ticks
 from apsched.solver.reorder.reorder import Moved
@@ -196,10 +197,12 @@ def _solve_exactly(
     first, start = minimized(model.minimize_step_time, hint)
     work = first.deterministic_work
     if all_orders and start is not None and first.bound > bound.ticks:
-        bound = TimeBound(ticks=first.bound, source="cp-sat")
+        bound = TimeBound(ticks=first.bound, source=BoundSource.CP_SAT)
     best = start or hint
     if best is None:
-        return Answer(schedule=None, bound=bound, solved_by="cp-sat", deterministic_work=work)
+        return Answer(
+            schedule=None, bound=bound, solved_by=SolvedBy.CP_SAT, deterministic_work=work
+        )
     time = scored(best).step_time_ticks
     limit = slack_limit(time, options, made)
     model.limit_step_time(limit)
@@ -225,7 +228,7 @@ def _solve_exactly(
         schedule=expand(there, places, late_waits(places, best.program, caps)),
         hint=best,
         bound=bound,
-        solved_by="cp-sat",
+        solved_by=SolvedBy.CP_SAT,
         fastest_ticks=time,
         limit_ticks=limit,
         peak_bound_bytes=bounds[0] + small.kept_bytes if all_orders else 0,

@@ -7,7 +7,7 @@ import numpy as np
 
 from apsched.config import Caps, SolveOptions
 from apsched.problem.problem import Problem, with_contention
-from apsched.schedule.result import Scored, SolveResult
+from apsched.schedule.result import Scored, SolvedBy, SolveResult
 from apsched.schedule.schedule import Schedule
 from apsched.schedule.score import score
 from apsched.schedule.verify import verify
@@ -116,7 +116,7 @@ def solve(
         answer = Answer(
             schedule=given.schedule,
             bound=bound,
-            solved_by="start",
+            solved_by=SolvedBy.START,
             fastest_ticks=time,
             limit_ticks=limit_ticks,
         )
@@ -152,23 +152,16 @@ def solve(
         )
     best = _never_worse(scored, made if given is None else (*made, given))
     if best is None:
-        return SolveResult(
-            status="infeasible",
-            best=None,
+        return SolveResult.infeasible(
+            explain(fitting.problem, fitting.arrays, caps, options),
             bound_ticks=answer.bound.ticks,
             bound_source=answer.bound.source,
             baselines=made,
             floor_memory_bytes=floor.peak_bytes,
             floor_bound_bytes=floor.bound_bytes,
-            fastest_ticks=0,
-            time_limit_ticks=0,
-            peak_bound_bytes=floor.bound_bytes,
-            launches_bound=0,
             solved_by=answer.solved_by,
             deterministic_work=answer.deterministic_work,
-            infeasibility=explain(fitting.problem, fitting.arrays, caps, options),
         )
-    limit = max(answer.bound.ticks, 0)
     places = small if mover is None else without_places(small)
     later = later_bounds(
         problem,
@@ -179,21 +172,19 @@ def solve(
         max(floor.bound_bytes, answer.peak_bound_bytes),
     )
     launches = answer.launches_bound if best is scored else 0  # proven for the peak of ``scored``
-    return SolveResult(
-        status="optimal" if best.step_time_ticks <= limit else "feasible",
-        best=best,
-        bound_ticks=min(limit, best.step_time_ticks),
+    return SolveResult.found(
+        best,
+        bound_ticks=answer.bound.ticks,
         bound_source=answer.bound.source,
         baselines=made,
-        floor_memory_bytes=min(floor.peak_bytes, best.peak_memory_bytes),
+        floor_memory_bytes=floor.peak_bytes,
         floor_bound_bytes=floor.bound_bytes,
-        fastest_ticks=min(answer.fastest_ticks or best.step_time_ticks, best.step_time_ticks),
+        fastest_ticks=answer.fastest_ticks or best.step_time_ticks,
         time_limit_ticks=later.limit_ticks,
         peak_bound_bytes=later.peak_bytes,
-        launches_bound=min(max(later.launches, launches), best.num_launches),
+        launches_bound=max(later.launches, launches),
         solved_by=answer.solved_by if best is scored else best.name,
         deterministic_work=answer.deterministic_work,
-        infeasibility=None,
     )
 
 
@@ -277,7 +268,7 @@ def _solve_by_search(
         schedule = (
             expand(search.problem, search.arrays, least.program) if least is not None else None
         )
-        return Answer(schedule=schedule, bound=bound, solved_by="just in time")
+        return Answer(schedule=schedule, bound=bound, solved_by=SolvedBy.JUST_IN_TIME)
     good_enough = _good_enough(bound, options)
     tighter = ladders(small, caps, floor.peak_bytes)
     if mover is None or blocks is None:
@@ -318,11 +309,11 @@ def _solve_by_search(
     )
     report("windows", time := evaluate(search.arrays, improved.program).step_time_ticks)
     limit = slack_limit(time, options, made)
-    program, solved_by = improved.program, "windows"
+    program, solved_by = improved.program, SolvedBy.WINDOWS
     if search.best is not None and search.best.figures.step_time_ticks <= limit:
         search.lower_memory(limit)
         search.fewer_launches(limit)
-        program, solved_by = search.program(), "search"
+        program, solved_by = search.program(), SolvedBy.SEARCH
     return Answer(
         schedule=expand(search.problem, search.arrays, late_waits(search.arrays, program, caps)),
         bound=bound,

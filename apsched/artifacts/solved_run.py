@@ -21,7 +21,7 @@ from apsched.pipeline.result import BitwisePrice, Result, result_of
 from apsched.problem.build import build_problem
 from apsched.problem.contention import Contention
 from apsched.problem.problem import Problem, with_contention
-from apsched.schedule.result import Score, Scored, SolveResult
+from apsched.schedule.result import AS_CAPTURED, Score, Scored, SolveResult
 from apsched.schedule.schedule import Schedule, as_captured
 from apsched.schedule.simulate import simulate
 from apsched.units import us_to_ticks
@@ -154,7 +154,7 @@ def solved_graph(
         seconds=entry.get("seconds", {}),
     )
     others = tuple(
-        _score(other, says) for other, says in entry["baselines"].items() if other != "as_captured"
+        _score(other, says) for other, says in entry["baselines"].items() if other != AS_CAPTURED
     )
     price = entry.get("bitwise")
     return SolvedGraph(
@@ -201,9 +201,9 @@ def _answer(
     schedule in these files.
     """
     timeline = simulate(problem, before)
-    captured = entry["baselines"].get("as_captured", {})
+    captured = entry["baselines"].get(AS_CAPTURED, {})
     first = Scored(
-        name="as_captured",
+        name=AS_CAPTURED,
         schedule=before,
         step_time_ticks=timeline.step_time_ticks,
         exposed_ticks=timeline.exposed_ticks,
@@ -211,9 +211,8 @@ def _answer(
         num_launches=timeline.num_launches,
         violations=tuple(captured.get("violations", ())),
     )
-    return SolveResult(
-        status=entry["status"],
-        best=best,
+    return SolveResult.found(
+        best,
         bound_ticks=us_to_ticks(entry["bound_us"]),
         bound_source=entry["bound_source"],
         baselines=(first,),
@@ -224,8 +223,6 @@ def _answer(
         peak_bound_bytes=entry["peak_bound_bytes"],
         launches_bound=entry["launches_bound"],
         solved_by=str(file.claimed.get("solved_by", "")),
-        deterministic_work=0.0,
-        infeasibility=None,
     )
 
 

@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 from apsched.calibrate.arguments import real_call
 from apsched.calibrate.stopwatch import duration_us
 from apsched.costs.measured import MeasuredCosts, Price, rising
-from apsched.graph.records import NodeKind
+from apsched.kinds import NodeKind
 
 SOURCE = "measured"
 _aten: Any = torch.ops.aten

@@ -24,8 +24,9 @@ import torch.distributed as dist
 from apsched.calibrate.stopwatch import timing_event
 from apsched.costs.clusters.cluster import Cluster
 from apsched.costs.measured import Transfers, fitted_bytes_per_us, rising
-from apsched.costs.network.alpha_beta import KINDS, group_shape
+from apsched.costs.network.alpha_beta import group_shape
 from apsched.graph.records import asked_kind
+from apsched.kinds import PRICED_KINDS, CollectiveKind
 from apsched.torch_compat.graphs import group_of_name
 
 SOURCE = "measured"
@@ -40,7 +41,7 @@ _LARGEST_BYTES = 256 * 2**20
 
 def measure_collectives(
     dags: Sequence[nx.DiGraph], cluster: Cluster, device: torch.device
-) -> tuple[tuple[Transfers, ...], Mapping[str, float]]:
+) -> tuple[tuple[Transfers, ...], Mapping[CollectiveKind, float]]:
     """Return the transfers of every kind on every group that ``dags`` name, and on a CPU what
     launching a bucket of each kind takes.
 
@@ -48,7 +49,7 @@ def measure_collectives(
     which order, follows from them.
     """
     found: list[Transfers] = []
-    launches: dict[str, list[float]] = {}
+    launches: dict[CollectiveKind, list[float]] = {}
     for kind, group_name, ranks, sizes, largest in _wanted(dags):
         points, launch_us = [], []
         for size_bytes in sizes:
@@ -77,21 +78,23 @@ def measure_collectives(
     return tuple(one_each[shape] for shape in sorted(one_each)), launch_by_kind
 
 
-def _wanted(dags: Sequence[nx.DiGraph]) -> list[tuple[str, str, tuple[int, ...], list[int], int]]:
+def _wanted(
+    dags: Sequence[nx.DiGraph],
+) -> list[tuple[CollectiveKind, str, tuple[int, ...], list[int], int]]:
     """Return kind, group, its process ranks, sizes (each one's own, and by fours up to all those of
     one graph in one bucket), and the size of the largest message.
     """
-    messages: dict[tuple[str, str], list[int]] = {}
-    most: dict[tuple[str, str], int] = {}
+    messages: dict[tuple[CollectiveKind, str], list[int]] = {}
+    most: dict[tuple[CollectiveKind, str], int] = {}
     ranks: dict[str, tuple[int, ...]] = {}
     for dag in dags:
-        here: dict[tuple[str, str], int] = {}
+        here: dict[tuple[CollectiveKind, str], int] = {}
         for rank in range(dag.number_of_nodes()):
             collective = dag.nodes[rank]["record"].collective
             if (
                 collective is not None
                 and collective.group_size > 1
-                and asked_kind(collective.kind) in KINDS
+                and asked_kind(collective.kind) in PRICED_KINDS
             ):
                 key = asked_kind(collective.kind), collective.group
                 messages.setdefault(key, []).append(collective.size_bytes)
@@ -119,7 +122,7 @@ def _sizes(messages: Sequence[int], most: int, num_ranks: int) -> list[int]:
 
 
 def _transfer_us(
-    kind: str, group_name: str, num_ranks: int, size_bytes: int, device: torch.device
+    kind: CollectiveKind, group_name: str, num_ranks: int, size_bytes: int, device: torch.device
 ) -> tuple[float, float]:
     """Return the time of the transfer and that of the host to launch it, means over repeats without
     the extremes.
@@ -138,7 +141,7 @@ def _transfer_us(
 
 
 def queued_us(
-    kind: str, group_name: str, num_ranks: int, size_bytes: int, device: torch.device
+    kind: CollectiveKind, group_name: str, num_ranks: int, size_bytes: int, device: torch.device
 ) -> tuple[float, float]:
     """Return the time of a transfer that begins when another one ends and that of the host to
     launch it, on a CPU; all ranks call this.
@@ -196,7 +199,7 @@ def _inner_mean(times: Sequence[float]) -> float:
 
 
 def _starter(
-    kind: str, group_name: str, num_ranks: int, size_bytes: int, device: torch.device
+    kind: CollectiveKind, group_name: str, num_ranks: int, size_bytes: int, device: torch.device
 ) -> Callable[[], torch.Tensor]:
     """Return what starts a collective as graphs do, whose bytes, counted once, are
     ``size_bytes``.
@@ -204,10 +207,16 @@ def _starter(
     whole = torch.zeros(size_bytes // 4, device=device)
     part = torch.zeros(whole.numel() // num_ranks, device=device)
     splits = [part.numel()] * num_ranks
-    starters: dict[str, Callable[[], torch.Tensor]] = {
-        "all_gather": lambda: _c10d.all_gather_into_tensor(part, num_ranks, group_name),
-        "reduce_scatter": lambda: _c10d.reduce_scatter_tensor(whole, "sum", num_ranks, group_name),
-        "all_reduce": lambda: _c10d.all_reduce_(whole, "sum", group_name),
-        "all_to_all": lambda: _c10d.all_to_all_single(whole, splits, splits, group_name),
+    starters: dict[CollectiveKind, Callable[[], torch.Tensor]] = {
+        CollectiveKind.ALL_GATHER: lambda: _c10d.all_gather_into_tensor(
+            part, num_ranks, group_name
+        ),
+        CollectiveKind.REDUCE_SCATTER: lambda: _c10d.reduce_scatter_tensor(
+            whole, "sum", num_ranks, group_name
+        ),
+        CollectiveKind.ALL_REDUCE: lambda: _c10d.all_reduce_(whole, "sum", group_name),
+        CollectiveKind.ALL_TO_ALL: lambda: _c10d.all_to_all_single(
+            whole, splits, splits, group_name
+        ),
     }
     return starters[kind]

@@ -4,6 +4,7 @@ of compilers' caches.
 
 import hashlib
 from collections.abc import Mapping
+from enum import StrEnum
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -67,6 +68,8 @@ def _content(value: Any) -> object:
     """Return the values that an object of apsched is made of, in an order that does not depend on
     the process.
     """
+    if isinstance(value, StrEnum):
+        return value.value
     if isinstance(value, Mapping):
         return sorted((repr(key), _content(item)) for key, item in value.items())
     if isinstance(value, list | tuple):

@@ -18,6 +18,7 @@ from apsched.config import Caps, SolveOptions
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.measured_model import MeasuredCostModel
 from apsched.errors import InfeasibleError, InputError
+from apsched.kinds import CollectiveKind
 from apsched.pipeline.load import export_graph
 from apsched.pipeline.steps import resolve_caps, rewrite, solve_graph, under_plan, with_round_trip
 from apsched.problem.contention_spec import as_asked
@@ -116,7 +117,9 @@ def _in_order(problem: Problem, parameter_order: Sequence[str], *, all_known: bo
     strange = [
         c
         for c in problem.collectives
-        if problem.keys[c.key].kind == "reduce_scatter" and not c.on_path and c.module not in places
+        if problem.keys[c.key].kind == CollectiveKind.REDUCE_SCATTER
+        and not c.on_path
+        and c.module not in places
     ]
     if all_known and strange:
         raise InputError(

@@ -15,6 +15,7 @@ from apsched.errors import AgreementError, ApschedError
 from apsched.fx.collectives import is_collective
 from apsched.pipeline.result import Result
 from apsched.quantities import show_bytes, show_us
+from apsched.schedule.result import captured_of
 from apsched.units import ticks_to_us
 from apsched.writeback.hold_order import hold_order
 
@@ -108,7 +109,7 @@ def _names(result: Result | None) -> dict[str, str]:
 def told(result: Result) -> str:
     """Return the line that is logged about a scheduled graph."""
     assert result.best is not None
-    before = next((b for b in result.answer.baselines if b.name == "as_captured"), None)
+    before = captured_of(result.answer.baselines)
     was = (
         f" (as captured {show_us(ticks_to_us(before.step_time_ticks))}, {before.num_launches})"
         if before

@@ -12,8 +12,9 @@ from typing import TypeVar
 from apsched.costs.network.nccl_tests import Measurement
 from apsched.costs.network.table import CollectiveTable, table_of
 from apsched.errors import InputError
+from apsched.kinds import CollectiveKind
 
-_Key = TypeVar("_Key", int, str)
+_Key = TypeVar("_Key", int, CollectiveKind)
 SOURCES = ("profile", "measured")
 _POINTS_PER_OCTAVE = 4
 _FURTHER = 4
@@ -35,7 +36,7 @@ class Price:
 class Transfers:
     """What collectives of one kind take on a group of one shape."""
 
-    kind: str
+    kind: CollectiveKind
     num_ranks: int
     num_nodes: int
     source: str
@@ -61,7 +62,7 @@ class MeasuredCosts:
     takes.
     """
     transfers: tuple[Transfers, ...] = ()
-    launch_us: Mapping[str, float] = field(default_factory=dict)
+    launch_us: Mapping[CollectiveKind, float] = field(default_factory=dict)
     """Kind of collective -> price of the launch of a bucket of any size."""
     copies: tuple[tuple[int, float], ...] = ()
     """Bytes copied, and microseconds; empty where nobody measured copies."""
@@ -260,7 +261,9 @@ def _median_price(prices: list[Price]) -> Price:
     )
 
 
-def _median_transfers(parts: list[MeasuredCosts], shape: tuple[str, int, int]) -> Transfers:
+def _median_transfers(
+    parts: list[MeasuredCosts], shape: tuple[CollectiveKind, int, int]
+) -> Transfers:
     mine = [
         t for part in parts for t in part.transfers if (t.kind, t.num_ranks, t.num_nodes) == shape
     ]

@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from apsched.costs.measured import SOURCES, MeasuredCosts, Price, Transfers
-from apsched.costs.network.alpha_beta import KINDS
 from apsched.errors import InputError
+from apsched.kinds import PRICED_KINDS, CollectiveKind
 
 FORMAT = "apsched costs"
 VERSION = 1
@@ -120,8 +120,6 @@ def _parsed(content: Mapping[str, Any]) -> MeasuredCosts:
         )
     _refuse_unknown(content, _KEYS, "costs")
     launch_us = _table(content, "launch_us")
-    for kind in launch_us:
-        _known_kind(kind, "launch_us")
     return MeasuredCosts(
         device=_text(content, "device"),
         cluster=_text(content, "cluster"),
@@ -130,7 +128,10 @@ def _parsed(content: Mapping[str, Any]) -> MeasuredCosts:
             _transfers(entry, f"transfers {k}")
             for k, entry in enumerate(_list(content, "transfers"))
         ),
-        launch_us={kind: _time(value, f"launch_us.{kind}") for kind, value in launch_us.items()},
+        launch_us={
+            _known_kind(kind, "launch_us"): _time(value, f"launch_us.{kind}")
+            for kind, value in launch_us.items()
+        },
         copies=_read_points(content.get("copies", []), "copies"),
     )
 
@@ -150,8 +151,7 @@ def _transfers(entry: Any, where: str) -> Transfers:
     if not isinstance(entry, dict):
         raise InputError(f"{where}: expected a table, found {entry!r}")
     _refuse_unknown(entry, _TRANSFER_KEYS, where)
-    kind, source = entry.get("kind"), entry.get("source")
-    _known_kind(kind, where)
+    kind, source = _known_kind(entry.get("kind"), where), entry.get("source")
     if source not in SOURCES:
         raise InputError(f"{where}: expected a source among {', '.join(SOURCES)}, found {source!r}")
     points = _read_points(entry.get("points"), where)
@@ -161,7 +161,7 @@ def _transfers(entry: Any, where: str) -> Transfers:
     if gb_per_s is not None and not _time(gb_per_s, f"{where}, gb_per_s"):
         raise InputError(f"{where}: gb_per_s must be above 0; found {gb_per_s!r}")
     return Transfers(
-        kind=str(kind),
+        kind=kind,
         num_ranks=_count(entry, "ranks", where),
         num_nodes=_count(entry, "nodes", where),
         source=source,
@@ -193,9 +193,12 @@ def _read_points(value: Any, where: str) -> tuple[tuple[int, float], ...]:
     return tuple(points)
 
 
-def _known_kind(kind: Any, where: str) -> None:
-    if kind not in KINDS:
-        raise InputError(f"{where}: expected a kind among {', '.join(KINDS)}, found {kind!r}")
+def _known_kind(kind: Any, where: str) -> CollectiveKind:
+    if kind not in PRICED_KINDS:
+        raise InputError(
+            f"{where}: expected a kind among {', '.join(PRICED_KINDS)}, found {kind!r}"
+        )
+    return CollectiveKind(kind)
 
 
 def _refuse_unknown(entry: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:

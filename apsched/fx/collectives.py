@@ -15,28 +15,24 @@ import torch
 from torch.utils import _pytree as pytree
 
 from apsched.errors import InputError
+from apsched.kinds import CollectiveKind
 from apsched.torch_compat import graphs as torch_private
-
-KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast")
-"""Kinds of collectives; a cost model is asked for the first four (a broadcast is priced as an
-all-gather of its size).
-"""
 
 _FUNCTIONAL_NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd")
 _KIND_OF_OPERATOR = {
-    "all_gather_into_tensor": "all_gather",
-    "all_gather_into_tensor_out": "all_gather",
-    "all_gather_into_tensor_coalesced": "all_gather",
-    "reduce_scatter_tensor": "reduce_scatter",
-    "reduce_scatter_tensor_out": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter",
-    "all_reduce": "all_reduce",
-    "all_reduce_": "all_reduce",
-    "all_reduce_coalesced": "all_reduce",
-    "all_reduce_coalesced_": "all_reduce",
-    "all_to_all_single": "all_to_all",
-    "broadcast": "broadcast",
-    "broadcast_": "broadcast",
+    "all_gather_into_tensor": CollectiveKind.ALL_GATHER,
+    "all_gather_into_tensor_out": CollectiveKind.ALL_GATHER,
+    "all_gather_into_tensor_coalesced": CollectiveKind.ALL_GATHER,
+    "reduce_scatter_tensor": CollectiveKind.REDUCE_SCATTER,
+    "reduce_scatter_tensor_out": CollectiveKind.REDUCE_SCATTER,
+    "reduce_scatter_tensor_coalesced": CollectiveKind.REDUCE_SCATTER,
+    "all_reduce": CollectiveKind.ALL_REDUCE,
+    "all_reduce_": CollectiveKind.ALL_REDUCE,
+    "all_reduce_coalesced": CollectiveKind.ALL_REDUCE,
+    "all_reduce_coalesced_": CollectiveKind.ALL_REDUCE,
+    "all_to_all_single": CollectiveKind.ALL_TO_ALL,
+    "broadcast": CollectiveKind.BROADCAST,
+    "broadcast_": CollectiveKind.BROADCAST,
 }
 _CLONES_INPUT = (
     "all_reduce",
@@ -49,8 +45,7 @@ _CLONES_INPUT = (
 class CollectiveCall:
     """What a start node launches, as its arguments say."""
 
-    kind: str
-    """One of :data:`KINDS`."""
+    kind: CollectiveKind
     group: str
     group_size: int
     reduce_op: str
@@ -69,7 +64,7 @@ class CollectiveCall:
         """Bytes counted once, as NCCL does: an all-gather by its output, a reduce-scatter by its
         input, the others by their size.
         """
-        return self.output_bytes if self.kind == "all_gather" else self.input_bytes
+        return self.output_bytes if self.kind == CollectiveKind.ALL_GATHER else self.input_bytes
 
 
 def is_collective(node: torch.fx.Node) -> bool:
@@ -89,12 +84,12 @@ def is_wait_tensor(node: torch.fx.Node) -> bool:
 
 def is_all_gather(node: torch.fx.Node) -> bool:
     """Whether ``node`` starts an all-gather."""
-    return collective_kind(node) == "all_gather"
+    return collective_kind(node) == CollectiveKind.ALL_GATHER
 
 
 def is_reduce_scatter(node: torch.fx.Node) -> bool:
     """Whether ``node`` starts a reduce-scatter."""
-    return collective_kind(node) == "reduce_scatter"
+    return collective_kind(node) == CollectiveKind.REDUCE_SCATTER
 
 
 def is_blocking_collective(node: torch.fx.Node) -> bool:
@@ -102,7 +97,7 @@ def is_blocking_collective(node: torch.fx.Node) -> bool:
     return _operator(node) == ("_dtensor", "shard_dim_alltoall")
 
 
-def collective_kind(node: torch.fx.Node) -> str | None:
+def collective_kind(node: torch.fx.Node) -> CollectiveKind | None:
     """Return the kind of collective that ``node`` starts, or None; InputError for communication
     that apsched cannot schedule.
     """
@@ -174,7 +169,7 @@ def describe(node: torch.fx.Node, sizes: Mapping[str, int]) -> CollectiveCall:
     :func:`group_sizes` returns them.
     """
     name = _operator(node)[1]
-    kind = "all_to_all" if is_blocking_collective(node) else collective_kind(node)
+    kind = CollectiveKind.ALL_TO_ALL if is_blocking_collective(node) else collective_kind(node)
     if kind is None:
         raise InputError(
             f"node {node.name}: expected a node that starts a collective, found {node.target}"

@@ -8,7 +8,8 @@ import networkx as nx
 
 from apsched.costs.price_curve import PriceCurve
 from apsched.errors import InputError
-from apsched.graph.records import CollectiveRecord, KernelCut, NodeKind, NodeRecord, StorageRecord
+from apsched.graph.records import CollectiveRecord, NodeRecord, StorageRecord
+from apsched.kinds import KernelCut, NodeKind
 
 _DIRECTIONS = ("forward", "backward")
 

@@ -5,6 +5,7 @@ import os
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
+from enum import StrEnum
 from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -16,7 +17,8 @@ from apsched.atomic_files import write_atomic
 from apsched.costs.price_curve import PriceCurve
 from apsched.errors import InputError
 from apsched.graph.check import check_graph
-from apsched.graph.records import CollectiveRecord, KernelCut, NodeKind, NodeRecord, StorageRecord
+from apsched.graph.records import CollectiveRecord, NodeRecord, StorageRecord
+from apsched.kinds import KernelCut
 
 FORMAT = "apsched graph"
 VERSION = 7
@@ -208,10 +210,13 @@ def _plain(of: type) -> Callable[[Any, str], Any]:
     return read
 
 
-def _kind(value: Any, where: str) -> NodeKind:
-    if value not in tuple(NodeKind):
-        raise InputError(f"{where}: expected one of {', '.join(NodeKind)}, found {_brief(value)}")
-    return NodeKind(value)
+def _member(of: type[StrEnum]) -> Callable[[Any, str], StrEnum]:
+    def read(value: Any, where: str) -> StrEnum:
+        if value not in tuple(of):
+            raise InputError(f"{where}: expected one of {', '.join(of)}, found {_brief(value)}")
+        return of(value)
+
+    return read
 
 
 def _collective(value: Any, where: str) -> CollectiveRecord | None:
@@ -224,7 +229,7 @@ def _reader(of: Any) -> Callable[[Any, str], Any]:
         return _ints
     if isinstance(of, UnionType) and CollectiveRecord in get_args(of):
         return _collective
-    return _kind if of is NodeKind else _plain(of)
+    return _member(of) if issubclass(of, StrEnum) else _plain(of)
 
 
 def _brief(value: Any) -> str:

@@ -47,7 +47,7 @@ def _collective(record: NodeRecord, groups: dict[str, int]) -> tuple[Any, ...]:
         return ()
     group = groups.setdefault(c.group, len(groups))
     return (
-        c.kind,
+        str(c.kind),
         group,
         c.group_size,
         c.reduce_op,

@@ -5,23 +5,13 @@
 random state or effects keep u before v). ``dag.graph["storages"]`` is a tuple of
 :class:`StorageRecord`, indexed by the storage ids that records hold; ``dag.graph["curves"]`` maps a
 curve name to a :class:`apsched.costs.price_curve.PriceCurve` (time against bytes);
-``dag.graph["cuts"]`` is a tuple of :class:`KernelCut`; ``dag.graph["name"]``, ``["cluster"]``,
-``["group_ranks"]`` say where the graph comes from.
+``dag.graph["cuts"]`` is a tuple of :class:`apsched.kinds.KernelCut`; ``dag.graph["name"]``,
+``["cluster"]``, ``["group_ranks"]`` say where the graph comes from.
 """
 
 from dataclasses import dataclass
-from enum import StrEnum
 
-
-class NodeKind(StrEnum):
-    """What a node does when its turn comes."""
-
-    INPUT = "input"  # placeholder, get_attr
-    VIEW = "view"  # takes no time and no memory: views, getitem, symbolic sizes
-    COMPUTE = "compute"
-    START = "start"
-    WAIT = "wait"
-    OUTPUT = "output"
+from apsched.kinds import CollectiveKind, NodeKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,25 +25,10 @@ class StorageRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KernelCut:
-    """Where a kernel of several nodes may be cut in two, and what that costs."""
-
-    node: int
-    """The first node of the second piece."""
-    nodes: tuple[int, ...]
-    """Nodes of the kernel, in either piece, that then take longer."""
-    extra_ticks: tuple[int, ...]
-    """By how much, one for each of them: what passes between the pieces is written and read, and
-    each piece has a floor.
-    """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveRecord:
     """What a start node launches."""
 
-    kind: str
-    """``all_gather``, ``reduce_scatter``, ``all_reduce``, ``all_to_all`` or ``broadcast``."""
+    kind: CollectiveKind
     group: str
     group_size: int
     reduce_op: str
@@ -171,8 +146,8 @@ def coalesced_curve_name(kind: str, group: str) -> str:
     return f"coalesced:{kind}:{group}"
 
 
-def asked_kind(kind: str) -> str:
+def asked_kind(kind: CollectiveKind) -> CollectiveKind:
     """Return the kind that a cost model is asked for: a broadcast is priced as an all-gather, since
     each link carries as much.
     """
-    return "all_gather" if kind == "broadcast" else kind
+    return CollectiveKind.ALL_GATHER if kind == CollectiveKind.BROADCAST else kind

@@ -13,12 +13,12 @@ from apsched.costs.price_curve import PriceCurve, sample_curve
 from apsched.graph.records import (
     COPY,
     CollectiveRecord,
-    NodeKind,
     NodeRecord,
     asked_kind,
     collective_curve_name,
     launch_curve_name,
 )
+from apsched.kinds import NodeKind
 from apsched.units import us_to_ticks
 
 

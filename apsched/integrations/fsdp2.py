@@ -22,6 +22,7 @@ from apsched.artifacts.schedule_file import load_schedule
 from apsched.errors import InputError
 from apsched.integrations.fsdp2_units import ROOT, Unit, launches_of, movable, units_of
 from apsched.integrations.prefetch_order import Hook, Launch, prefetch_lists
+from apsched.kinds import CollectiveKind
 from apsched.pipeline.result import Result
 from apsched.problem.build import build_problem
 from apsched.problem.plan.module_buckets import ModuleBuckets
@@ -120,7 +121,7 @@ def fsdp2_settings(units: Sequence[Unit], solved: Mapping[str, Solved]) -> Fsdp2
     """
     by_parameter = {name: unit for unit in units for name in unit.parameters}
     problem, schedule = solved["forward"]
-    launches = launches_of(problem, schedule, "all_gather", by_parameter)
+    launches = launches_of(problem, schedule, CollectiveKind.ALL_GATHER, by_parameter)
     if not launches:
         raise InputError(
             "forward: expected gathers of parameters, found none; FSDP2 has nothing to be told"
@@ -183,7 +184,7 @@ def _backward(
 ) -> tuple[dict[str, tuple[str, ...]], set[str]]:
     """Return what each unit prefetches in backward, and which units are gathered there."""
     problem, schedule = solved
-    launches = launches_of(problem, schedule, "all_gather", by_parameter)
+    launches = launches_of(problem, schedule, CollectiveKind.ALL_GATHER, by_parameter)
     needs = _needs(problem, by_parameter)
     around = {
         unit.name: [name for name in forward if _named(units, name).holds(unit)] for unit in units
@@ -217,7 +218,7 @@ def _needs(problem: Problem, by_parameter: Mapping[str, Unit]) -> dict[str, int]
     """
     place = {node: k for k, node in enumerate(problem.compute_order)}
     found: dict[str, int] = {}
-    gathers = set(movable(problem, "all_gather"))
+    gathers = set(movable(problem, CollectiveKind.ALL_GATHER))
     for c, needed in zip(problem.collectives, problem.needs, strict=True):
         if c in gathers and needed and c.module in by_parameter:
             name = by_parameter[c.module].name
@@ -231,7 +232,9 @@ def _reductions_in_flight(
     """Return how many reduce-scatters hold their input at once; their order must be that in which
     backward ends.
     """
-    launches: Sequence[Launch] = launches_of(problem, schedule, "reduce_scatter", by_parameter)
+    launches: Sequence[Launch] = launches_of(
+        problem, schedule, CollectiveKind.REDUCE_SCATTER, by_parameter
+    )
     order = [launch.unit for launch in launches]
     expected = [name for name in reversed(forward) if name in order]
     if order != expected:
@@ -241,10 +244,11 @@ def _reductions_in_flight(
             f" {order[k]}, and the schedule the other way round; nearest is the order of the graph:"
             " solve with --bitwise"
         )
-    alone = {c.start: c.wait for c in movable(problem, "reduce_scatter")}
+    alone = {c.start: c.wait for c in movable(problem, CollectiveKind.REDUCE_SCATTER)}
     starts = {wait: start for start, wait in alone.items()}
     reduces = [
-        problem.keys[problem.collectives[bucket.members[0]].key].kind == "reduce_scatter"
+        problem.keys[problem.collectives[bucket.members[0]].key].kind
+        == CollectiveKind.REDUCE_SCATTER
         for bucket in schedule.buckets
     ]
     held: set[int] = set()  # buckets; nodes that start alone, as their complement
@@ -268,7 +272,9 @@ def _is_saved(forward: Problem, unit: Unit) -> bool:
     """Return whether the forward graph hands on gathered parameters of a unit: their storage is
     alive at its end.
     """
-    gathers = [c for c in movable(forward, "all_gather") if c.module in unit.parameters]
+    gathers = [
+        c for c in movable(forward, CollectiveKind.ALL_GATHER) if c.module in unit.parameters
+    ]
     return any(
         forward.storages[c.output_storage].uses[-1] == forward.num_nodes - 1 for c in gathers
     )

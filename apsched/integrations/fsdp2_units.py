@@ -9,6 +9,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from apsched.errors import InputError
 from apsched.integrations.prefetch_order import Launch
+from apsched.kinds import CollectiveKind
 from apsched.problem.problem import Collective, Problem
 from apsched.schedule.schedule import Schedule, StepKind
 from apsched.torch_compat.fsdp import fsdp_unit_of
@@ -73,7 +74,7 @@ def units_of(model: nn.Module) -> tuple[Unit, ...]:
 
 
 def launches_of(
-    problem: Problem, schedule: Schedule, kind: str, units: Mapping[str, Unit]
+    problem: Problem, schedule: Schedule, kind: CollectiveKind, units: Mapping[str, Unit]
 ) -> tuple[Launch, ...]:
     """Return the launches of a kind, each of which must be one unit's; ``units`` are by parameter.
 
@@ -89,7 +90,7 @@ def launches_of(
     )
 
 
-def movable(problem: Problem, kind: str) -> Iterator[Collective]:
+def movable(problem: Problem, kind: CollectiveKind) -> Iterator[Collective]:
     """Yield the collectives of a kind that serve parameters."""
     return (c for c in problem.collectives if not c.on_path and problem.keys[c.key].kind == kind)
 
@@ -113,7 +114,10 @@ def _launched(problem: Problem, schedule: Schedule) -> Iterator[tuple[tuple[Coll
 
 
 def _unit_of(
-    problem: Problem, members: tuple[Collective, ...], kind: str, units: Mapping[str, Unit]
+    problem: Problem,
+    members: tuple[Collective, ...],
+    kind: CollectiveKind,
+    units: Mapping[str, Unit],
 ) -> Unit:
     found: dict[str, Unit] = {}
     for c in members:
@@ -137,8 +141,10 @@ def _unit_of(
     return unit
 
 
-def _inexpressible(problem: Problem, kind: str, names: list[str], why: str) -> InputError:
-    verb = "gather" if kind == "all_gather" else "reduce"
+def _inexpressible(
+    problem: Problem, kind: CollectiveKind, names: list[str], why: str
+) -> InputError:
+    verb = "gather" if kind == CollectiveKind.ALL_GATHER else "reduce"
     return InputError(
         f"{problem.name}: FSDP2 cannot {verb} {_some(names)} as one: {why}; nearest is one bucket"
         " for each unit: solve with plan=apsched.fsdp2_plan(model, graph), or call fully_shard on"

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from apsched.config import Caps
-from apsched.graph.records import NodeKind
+from apsched.kinds import CollectiveKind, NodeKind
 from apsched.problem.problem import Problem
 
 _WORTH = 0.001
@@ -65,7 +65,7 @@ def _sticks_out(problem: Problem, ticks: list[int]) -> int:
         if c is None or node != problem.collectives[c].start:
             continue
         key = problem.keys[problem.collectives[c].key]
-        if key.kind != "all_gather":
+        if key.kind != CollectiveKind.ALL_GATHER:
             ready[node] = max(ready[node], stream_free[key.stream]) + key.price(
                 problem.collectives[c].size_bytes
             )

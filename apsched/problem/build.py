@@ -10,13 +10,12 @@ from apsched.costs.price_curve import PriceCurve
 from apsched.graph.identity import graph_hash
 from apsched.graph.records import (
     CollectiveRecord,
-    KernelCut,
-    NodeKind,
     NodeRecord,
     StorageRecord,
     coalesced_curve_name,
     launch_curve_name,
 )
+from apsched.kinds import CollectiveKind, KernelCut, NodeKind
 from apsched.problem.problem import Collective, Key, Problem, Storage, check_problem
 from apsched.units import allocated_bytes, us_to_ticks
 
@@ -172,7 +171,7 @@ def _collective(
     What precedes a reduction (a weight gradient that depends on inputs alone) and what follows a
     gather is compute, and keeps its place.
     """
-    gathers = c.kind == "all_gather"
+    gathers = c.kind == CollectiveKind.ALL_GATHER
     prologue = (
         _prologue(record.rank, records, predecessors, successors)
         if gathers and not c.on_path

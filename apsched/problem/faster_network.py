@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from apsched.costs.clusters.cluster import Cluster
-from apsched.costs.network.alpha_beta import KINDS, collective_us, group_shape
+from apsched.costs.network.alpha_beta import collective_us, group_shape
 from apsched.costs.price_curve import PriceCurve, sample_curve
+from apsched.kinds import PRICED_KINDS
 from apsched.problem.problem import Key, Problem
 
 
@@ -60,13 +61,8 @@ def faster_network(
                 scaled.append(key.group)
         keys.append(replace(key, price=price))
     changed = {*anew, *scaled}
-    free = problem.unrestricted
     return FasterNetwork(
-        problem=replace(
-            problem,
-            keys=tuple(keys),
-            unrestricted=replace(free, keys=tuple(keys)) if free else None,
-        ),
+        problem=replace(problem, keys=tuple(keys)),
         gbit_per_s_before=before,
         gbit_per_s_after=after,
         priced_anew=tuple(dict.fromkeys(anew)),
@@ -79,7 +75,7 @@ def _formula(cluster: Cluster, key: Key, ranks: Sequence[int]) -> PriceCurve | N
     """Return the curve that the formulas of ``cluster`` give; ``None`` for a kind that they do not
     know.
     """
-    if key.kind not in KINDS:
+    if key.kind not in PRICED_KINDS:
         return None
     shape = group_shape(cluster, tuple(ranks))
     return sample_curve(lambda size_bytes: collective_us(cluster, key.kind, shape, size_bytes))

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from apsched.costs.price_curve import PriceCurve
 from apsched.errors import InputError
-from apsched.graph.records import KernelCut, NodeKind
+from apsched.kinds import CollectiveKind, KernelCut, NodeKind
 from apsched.problem.contention import Contention
 from apsched.problem.restriction import UNRESTRICTED, Restriction
 
@@ -36,8 +36,7 @@ class Storage:
 class Key:
     """What members of one bucket must share, and what a bucket of it costs."""
 
-    kind: str
-    """``all_gather``, ``reduce_scatter``, ``all_reduce`` or ``all_to_all``."""
+    kind: CollectiveKind
     group: str
     group_size: int
     reduce_op: str
@@ -73,6 +72,7 @@ class Collective:
     """The input stays alive until the wait."""
     on_path: bool
     bucketable: bool
+    """It can share a launch, whatever the plan asks."""
     prologue: tuple[int, ...]
     """Compute nodes that serve only its start (the cast of a parameter); they travel with the
     start.
@@ -98,9 +98,14 @@ class Collective:
     """What the user's plan asks of it."""
 
     @property
+    def may_share(self) -> bool:
+        """Whether it can share a launch and the plan allows it."""
+        return self.bucketable and not self.restriction.alone
+
+    @property
     def may_be_coalesced(self) -> bool:
         """Whether a bucket that it is in needs no buffer, as far as it is concerned."""
-        return self.bucketable and not self.restriction.flat
+        return self.may_share and not self.restriction.flat
 
     @property
     def copied_bytes(self) -> int:
@@ -143,8 +148,6 @@ class Problem:
     """
     rules: tuple[str, ...] = ()
     """The rules of the plan that restricts its collectives, as the user wrote them."""
-    unrestricted: "Problem | None" = None
-    """The problem without its plan; ``None`` where there is no plan."""
     contention: Contention | None = None
     """Who slows whom; ``None``: nobody does."""
 
@@ -227,15 +230,18 @@ def _needing(problem: Problem, wait: int, compute_order: frozenset[int]) -> tupl
 
 
 def with_contention(problem: Problem, contention: Contention | None) -> Problem:
-    """Return ``problem``, and the one without its plan, on a machine where streams and compute slow
-    each other down like that.
+    """Return ``problem`` on a machine where streams and compute slow each other down like that."""
+    return replace(problem, contention=contention)
+
+
+def without_plan(problem: Problem) -> Problem:
+    """Return ``problem`` without the user's plan; the same object where no plan restricts a
+    collective.
     """
-    free = problem.unrestricted
-    return replace(
-        problem,
-        contention=contention,
-        unrestricted=None if free is None else replace(free, contention=contention),
-    )
+    if all(c.restriction == UNRESTRICTED for c in problem.collectives):
+        return problem
+    collectives = tuple(replace(c, restriction=UNRESTRICTED) for c in problem.collectives)
+    return replace(problem, collectives=collectives, rules=())
 
 
 def check_problem(problem: Problem) -> None:
@@ -380,10 +386,10 @@ def _check_restriction(problem: Problem, c: Collective) -> None:
             f"collective {name}: {gaps} are no gaps of {last} compute nodes",
         )
     _require(
-        asked.group is None or c.bucketable, f"collective {name}: what stays alone is in no group"
+        asked.group is None or c.may_share, f"collective {name}: what stays alone is in no group"
     )
     _require(
-        asked.wait_slots is None or not c.bucketable,
+        asked.wait_slots is None or not c.may_share,
         f"collective {name}: only what stays alone has a place for its wait",
     )
     _require(

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restriction:
-    """Limits on the bucket and the place of one collective; that it must stay alone is said by
-    ``Collective.bucketable``.
-    """
+    """Limits on the bucket and the place of one collective."""
 
+    alone: bool = False
+    """It shares no launch."""
     group: int | None = None
     """Collectives with the same number are in one bucket."""
     closed: bool = False

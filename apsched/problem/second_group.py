@@ -10,6 +10,7 @@ which it doubles.
 
 from dataclasses import replace
 
+from apsched.kinds import CollectiveKind
 from apsched.names import is_second, second_name
 from apsched.problem.contention import Contention
 from apsched.problem.problem import Collective, Key, Problem
@@ -42,19 +43,17 @@ def with_second_groups(problem: Problem) -> Problem | None:
         replace(c, key=key_of[c.key]) if c.key in key_of and _moves(problem, c) else c
         for c in problem.collectives
     )
-    free = problem.unrestricted
     return replace(
         problem,
         keys=tuple(keys),
         collectives=collectives,
         streams=streams,
         contention=_sharing(problem.contention, doubled),
-        unrestricted=None if free is None else with_second_groups(free),
     )
 
 
 def _moves(problem: Problem, c: Collective) -> bool:
-    return problem.keys[c.key].kind == "all_gather" and not c.on_path
+    return problem.keys[c.key].kind == CollectiveKind.ALL_GATHER and not c.on_path
 
 
 def _second(key: Key, streams: tuple[str, ...]) -> Key:

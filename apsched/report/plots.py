@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from apsched.errors import InputError
-from apsched.graph.records import NodeKind
+from apsched.kinds import CollectiveKind, NodeKind
 from apsched.problem.problem import Problem
 from apsched.schedule.analysis.moved_compute import moved_compute
 from apsched.schedule.schedule import Schedule, Step, StepKind
@@ -26,17 +26,17 @@ COLORS = {
     "copy": "#F0E442",
     "launch": "#000000",
     "exposed": "#FFFFFF",
-    "all_gather": "#E69F00",
-    "reduce_scatter": "#009E73",
-    "all_reduce": "#CC79A7",
-    "all_to_all": "#0072B2",
-    "broadcast": "#999999",
+    CollectiveKind.ALL_GATHER: "#E69F00",
+    CollectiveKind.REDUCE_SCATTER: "#009E73",
+    CollectiveKind.ALL_REDUCE: "#CC79A7",
+    CollectiveKind.ALL_TO_ALL: "#0072B2",
+    CollectiveKind.BROADCAST: "#999999",
 }
 """Kind of a bar -> its colour. Moved compute is indigo of Paul Tol's muted scheme
 (https://sronpersonalpages.nl/~pault/): much darker than other compute, so that it is told apart
 without colours, too.
 """
-_DARK = ("moved compute", "all_to_all", "launch")
+_DARK = ("moved compute", CollectiveKind.ALL_TO_ALL, "launch")
 """Kinds with white names in them."""
 CAP_COLOR = "#D55E00"
 
@@ -216,7 +216,7 @@ def plot_memory(
         place,
         [b / scale for b in live],
         drawstyle="steps-mid",
-        color=COLORS["all_to_all"],
+        color=COLORS[CollectiveKind.ALL_TO_ALL],
         linewidth=1.2,
         label="alive",
     )

@@ -15,6 +15,7 @@ import orjson
 
 from apsched.artifacts.solved_run import SolvedRun
 from apsched.config import Caps
+from apsched.kinds import CollectiveKind
 from apsched.problem.problem import Problem
 from apsched.report.binding import step_name
 from apsched.report.page.columns import kind_of_step, module_of_step, modules_of
@@ -29,11 +30,11 @@ COMPUTE_STREAM = 7
 """Number of the stream that torch computes on in traces of CUDA devices."""
 FIRST_GROUP_STREAM = 20
 _KINETO_NAMES = {
-    "all_gather": "_allgather_base",
-    "reduce_scatter": "_reduce_scatter_base",
-    "all_reduce": "allreduce",
-    "all_to_all": "all_to_all",
-    "broadcast": "broadcast",
+    CollectiveKind.ALL_GATHER: "_allgather_base",
+    CollectiveKind.REDUCE_SCATTER: "_reduce_scatter_base",
+    CollectiveKind.ALL_REDUCE: "allreduce",
+    CollectiveKind.ALL_TO_ALL: "all_to_all",
+    CollectiveKind.BROADCAST: "broadcast",
 }
 
 Event = dict[str, Any]

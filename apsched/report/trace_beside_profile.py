@@ -18,19 +18,20 @@ from typing import Any
 import orjson
 
 from apsched.artifacts.solved_run import SolvedGraph, SolvedRun
-from apsched.calibrate.profile.messages import KINDS, is_nccl
+from apsched.calibrate.profile.messages import KIND_OF_NAME, is_nccl
 from apsched.calibrate.profile.trace import GLOO, STEP, Work, read_chrome_trace
 from apsched.errors import InputError
+from apsched.kinds import CollectiveKind
 from apsched.report.trace import FIRST_PROCESS, trace_events
 from apsched.schedule.simulate import Timeline, simulate
 from apsched.units import TICKS_PER_US, ticks_to_us
 
 ORDERS = ("as captured", "solved")
 _NAMES_OF_KERNELS = {
-    "allgather": "all_gather",
-    "reducescatter": "reduce_scatter",
-    "allreduce": "all_reduce",
-    "sendrecv": "all_to_all",
+    "allgather": CollectiveKind.ALL_GATHER,
+    "reducescatter": CollectiveKind.REDUCE_SCATTER,
+    "allreduce": CollectiveKind.ALL_REDUCE,
+    "sendrecv": CollectiveKind.ALL_TO_ALL,
 }
 
 
@@ -109,7 +110,7 @@ def _as_run(kind: str, *, on_gloo: bool) -> str:
     """Return the kind that a trace shows: gloo has no reduce-scatter, and runs an all-reduce in its
     place.
     """
-    return "all_reduce" if on_gloo and kind == "reduce_scatter" else kind
+    return CollectiveKind.ALL_REDUCE if on_gloo and kind == CollectiveKind.REDUCE_SCATTER else kind
 
 
 def _kinds(run: SolvedRun, timelines: Sequence[Timeline], *, on_gloo: bool) -> Counter[str]:
@@ -201,11 +202,11 @@ def _kind(event: Mapping[str, Any]) -> str:
     """Return the kind of collective that an event is; empty for none (barriers, point to point)."""
     name, args = str(event.get("name", "")), event.get("args", {})
     if name.startswith(GLOO):
-        return KINDS.get(name.removeprefix(GLOO).lower(), "")
+        return KIND_OF_NAME.get(name.removeprefix(GLOO).lower(), "")
     if event.get("cat") != "kernel" or not is_nccl(Work(name, 0.0, 0.0, -1, args)):
         return ""
     said = str(args.get("Collective name", "")).lower()
-    return KINDS.get(said) or next(
+    return KIND_OF_NAME.get(said) or next(
         (kind for part, kind in _NAMES_OF_KERNELS.items() if part in name.lower().replace("_", "")),
         "",
     )

@@ -12,7 +12,7 @@ whole.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from apsched.graph.records import KernelCut
+from apsched.kinds import KernelCut
 from apsched.problem.problem import Problem
 from apsched.schedule.schedule import Schedule, StepKind
 
@@ -69,7 +69,7 @@ def second_piece(problem: Problem, cut: KernelCut) -> tuple[int, ...]:
 def with_cut(problem: Problem, cut: KernelCut) -> Problem:
     """Return ``problem`` with the pieces of ``cut`` as two kernels, at their price."""
     second, extra = frozenset(second_piece(problem, cut)), extra_ticks([cut])
-    free, kernel = problem.unrestricted, problem.kernels[cut.node]
+    kernel = problem.kernels[cut.node]
     return replace(
         problem,
         duration_ticks=tuple(
@@ -77,7 +77,6 @@ def with_cut(problem: Problem, cut: KernelCut) -> Problem:
         ),
         kernels=tuple(cut.node if node in second else k for node, k in enumerate(problem.kernels)),
         cuts=tuple(other for other in problem.cuts if problem.kernels[other.node] != kernel),
-        unrestricted=None if free is None else with_cut(free, cut),
     )
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from itertools import accumulate
 
+from apsched.kinds import CollectiveKind
 from apsched.problem.problem import Problem
 from apsched.schedule.schedule import Bucket, Schedule, StepKind
 from apsched.units import allocated_bytes
@@ -109,7 +110,7 @@ def _buffers(
     copy_in = at[StepKind.COPY_IN, b]
     if _gathers(problem, bucket):
         return [Lifetime(copy_in, max(at[StepKind.COPY_OUT, c] for c in bucket.members), outputs)]
-    if problem.keys[members[0].key].kind == "all_reduce":
+    if problem.keys[members[0].key].kind == CollectiveKind.ALL_REDUCE:
         return [Lifetime(copy_in, last_output_use, outputs)]
     return [
         Lifetime(copy_in, at[StepKind.WAIT, b], inputs),
@@ -118,4 +119,6 @@ def _buffers(
 
 
 def _gathers(problem: Problem, bucket: Bucket) -> bool:
-    return problem.keys[problem.collectives[bucket.members[0]].key].kind == "all_gather"
+    return (
+        problem.keys[problem.collectives[bucket.members[0]].key].kind == CollectiveKind.ALL_GATHER
+    )

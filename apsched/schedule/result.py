@@ -1,8 +1,55 @@
 """What the solver answers: schedules with their figures, a certificate, or why there is none."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import Self, TypeVar
 
 from apsched.schedule.schedule import Schedule
+
+AS_CAPTURED = "as_captured"
+"""Name of the baseline that is the order of the graph itself."""
+
+
+class Status(StrEnum):
+    """What is known of the schedule of an answer."""
+
+    OPTIMAL = "optimal"  # its step time meets the bound
+    FEASIBLE = "feasible"
+    INFEASIBLE = "infeasible"  # there is none within the caps, or none was found
+
+
+class SolvedBy(StrEnum):
+    """Parts of the program that find schedules, where their name is fixed; others are baselines, or
+    a MILP with its solver.
+    """
+
+    START = "start"
+    CP_SAT = "cp-sat"
+    JUST_IN_TIME = "just in time"
+    WINDOWS = "windows"
+    SEARCH = "search"
+    ANOTHER_CAP = "another cap"
+    ALONG_CAPS = "search along caps"
+    SCHEDULE_FILE = "schedule file"
+
+
+class BoundSource(StrEnum):
+    """What bounds rest on, where it has a fixed name; others name a stream, a link, a collective or
+    a solver.
+    """
+
+    COMPUTE = "compute"
+    CRITICAL_PATH = "critical path"
+    BETWEEN_COLLECTIVES = "compute between collectives on the path"
+    PATHS = "paths"
+    WEIGHED_ALONG_PATHS = "buckets weighed along paths"
+    WEIGHED_ALONG_CHAIN = "buckets weighed along a chain"
+    WEIGHED = "launches and copies against transfers"
+    CP_SAT = "cp-sat"
+    CONTENTION = "contention"
+    SLOWER_COMPUTE = "slower compute"
+    SLOWER_TRANSFERS = "slower transfers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +76,14 @@ class Scored(Score):
     """A schedule with its exact figures."""
 
     schedule: Schedule
+
+
+_AnyScore = TypeVar("_AnyScore", bound=Score)
+
+
+def captured_of(baselines: Iterable[_AnyScore]) -> _AnyScore | None:
+    """Return the order as captured among ``baselines``; ``None`` where it is not there."""
+    return next((b for b in baselines if b.name == AS_CAPTURED), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,13 +160,14 @@ class Infeasibility:
 class SolveResult:
     """The answer to one problem."""
 
-    status: str
-    """``optimal`` (bound met), ``feasible`` or ``infeasible``."""
+    status: Status
     best: Scored | None
     bound_ticks: int
     """No schedule within the caps is faster."""
     bound_source: str
-    """What the bound rests on: ``compute``, ``head``, ``stream <group>``, ``cp-sat`` ..."""
+    """What the bound rests on: a :class:`BoundSource`, or the name of a stream, a link, a
+    collective or a solver.
+    """
     baselines: tuple[Scored, ...]
     floor_memory_bytes: int
     """The least peak for which a schedule is known, with the other caps as they are."""
@@ -130,10 +186,82 @@ class SolveResult:
     launches_bound: int
     """No schedule within the caps, that limit and the peak of ``best`` has fewer launches."""
     solved_by: str
-    """The part of the solver that found ``best``."""
+    """What found ``best``: a :class:`SolvedBy`, a baseline or a solver."""
     deterministic_work: float
     """CP-SAT's deterministic time."""
     infeasibility: Infeasibility | None
+
+    @classmethod
+    def found(
+        cls,
+        best: Scored,
+        *,
+        bound_ticks: int,
+        bound_source: str,
+        baselines: tuple[Scored, ...],
+        floor_memory_bytes: int,
+        floor_bound_bytes: int,
+        fastest_ticks: int,
+        time_limit_ticks: int,
+        peak_bound_bytes: int,
+        launches_bound: int,
+        solved_by: str,
+        deterministic_work: float = 0.0,
+    ) -> Self:
+        """Return the answer that ``best`` is. No bound is above what ``best`` has: a larger one is
+        lowered to that.
+
+        ``best`` is optimal where its step time meets ``bound_ticks``; ``floor_memory_bytes`` and
+        ``fastest_ticks`` are the least known beside ``best`` itself.
+        """
+        bound_ticks = max(bound_ticks, 0)
+        return cls(
+            status=Status.OPTIMAL if best.step_time_ticks <= bound_ticks else Status.FEASIBLE,
+            best=best,
+            bound_ticks=min(bound_ticks, best.step_time_ticks),
+            bound_source=bound_source,
+            baselines=baselines,
+            floor_memory_bytes=min(floor_memory_bytes, best.peak_memory_bytes),
+            floor_bound_bytes=floor_bound_bytes,
+            fastest_ticks=min(fastest_ticks, best.step_time_ticks),
+            time_limit_ticks=time_limit_ticks,
+            peak_bound_bytes=peak_bound_bytes,
+            launches_bound=min(launches_bound, best.num_launches),
+            solved_by=solved_by,
+            deterministic_work=deterministic_work,
+            infeasibility=None,
+        )
+
+    @classmethod
+    def infeasible(
+        cls,
+        why: Infeasibility,
+        *,
+        bound_ticks: int,
+        bound_source: str,
+        baselines: tuple[Scored, ...],
+        floor_memory_bytes: int,
+        floor_bound_bytes: int,
+        solved_by: str,
+        deterministic_work: float = 0.0,
+    ) -> Self:
+        """Return the answer that there is no schedule, and ``why``."""
+        return cls(
+            status=Status.INFEASIBLE,
+            best=None,
+            bound_ticks=bound_ticks,
+            bound_source=bound_source,
+            baselines=baselines,
+            floor_memory_bytes=floor_memory_bytes,
+            floor_bound_bytes=floor_bound_bytes,
+            fastest_ticks=0,
+            time_limit_ticks=0,
+            peak_bound_bytes=floor_bound_bytes,
+            launches_bound=0,
+            solved_by=solved_by,
+            deterministic_work=deterministic_work,
+            infeasibility=why,
+        )
 
     @property
     def gap(self) -> float:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
 
-from apsched.graph.records import NodeKind
+from apsched.kinds import NodeKind
 from apsched.problem.problem import Problem
 from apsched.schedule.clocks import Clock, FreeClock, SharedClock
 from apsched.schedule.kernel_cuts import cuts_made, extra_ticks

@@ -4,7 +4,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 
 from apsched.config import Caps
-from apsched.graph.records import NodeKind
+from apsched.kinds import COALESCED_KINDS, CollectiveKind, NodeKind
 from apsched.problem.problem import Problem
 from apsched.schedule.schedule import Bucket, Schedule, Step, StepKind
 from apsched.schedule.simulate import Timeline, simulate
@@ -61,7 +61,7 @@ def _completeness(problem: Problem, schedule: Schedule) -> list[str]:
             if member.start in replaced:
                 wrong.append(f"{problem.node_names[member.start]} is a member of two buckets")
             replaced |= {member.start, member.wait, *(() if bucket.coalesced else member.cast)}
-            if problem.keys[member.key].kind == "all_gather" and not bucket.coalesced:
+            if problem.keys[member.key].kind == CollectiveKind.ALL_GATHER and not bucket.coalesced:
                 expected[Step(StepKind.COPY_OUT, c)] += 1
     expected.update(Step(StepKind.NODE, i) for i in range(problem.num_nodes) if i not in replaced)
     found = Counter(schedule.steps)
@@ -164,7 +164,7 @@ def _bucket_order(problem: Problem, schedule: Schedule) -> list[str]:
                 for p in late
             ]
             if (
-                problem.keys[member.key].kind == "all_gather"
+                problem.keys[member.key].kind == CollectiveKind.ALL_GATHER
                 and at[Step(StepKind.COPY_OUT, c)] < wait
             ):
                 wrong.append(
@@ -183,7 +183,7 @@ def _buckets(problem: Problem, schedule: Schedule, caps: Caps) -> list[str]:
         wrong += [
             f"bucket {b}: {problem.node_names[m.start]} cannot share a launch"
             for m in members
-            if not m.bucketable
+            if not m.may_share
         ]
         wrong += [f"bucket {b}: {reason}" for reason in _form(problem, bucket)]
         size = sum(m.size_bytes for m in members)
@@ -205,7 +205,7 @@ def _form(problem: Problem, bucket: Bucket) -> list[str]:
     flat buffer.
     """
     members = [problem.collectives[c] for c in bucket.members] if bucket.coalesced else []
-    kinds = {problem.keys[m.key].kind for m in members} - {"all_gather", "reduce_scatter"}
+    kinds = {problem.keys[m.key].kind for m in members} - {*COALESCED_KINDS}
     wrong = [f"{', '.join(sorted(kinds))} cannot be coalesced"] if kinds else []
     return wrong + [
         f"{problem.node_names[m.start]} must be in a flat bucket"

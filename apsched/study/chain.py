@@ -24,9 +24,10 @@ from itertools import pairwise
 
 from apsched.errors import InputError
 from apsched.quantities import MemoryCap
+from apsched.schedule.result import Status
 from apsched.solver import Known
 from apsched.study.axes import MemoryRange
-from apsched.study.worker import ALONG, INFEASIBLE, Outcome
+from apsched.study.worker import ALONG, Outcome
 
 MOST_SOLVES = 3
 _UNLIMITED = 2**62
@@ -106,7 +107,9 @@ class Chain:
         solved = tuple(
             names[cap]
             for cap in caps
-            if cap in outcomes and outcomes[cap].how != ALONG and outcomes[cap].status != INFEASIBLE
+            if cap in outcomes
+            and outcomes[cap].how != ALONG
+            and outcomes[cap].status != Status.INFEASIBLE
         )
         before: tuple[str, ...] = ()
         for cap in caps:
@@ -118,9 +121,9 @@ class Chain:
                         else _solve(cap)
                     ),
                 )
-            before = (names[cap],) if outcomes[cap].status != INFEASIBLE else before
+            before = (names[cap],) if outcomes[cap].status != Status.INFEASIBLE else before
         for tighter, cap in pairwise(caps):
-            if outcomes[tighter].status == INFEASIBLE:
+            if outcomes[tighter].status == Status.INFEASIBLE:
                 continue
             if (
                 _faster(outcomes[tighter], outcomes[cap])

@@ -12,7 +12,7 @@ from apsched import __version__
 from apsched.atomic_files import digest
 from apsched.costs.clusters.cluster import Cluster, cluster_names, load_cluster
 from apsched.graph.graph_file import from_bytes, to_bytes
-from apsched.graph.records import NodeKind
+from apsched.kinds import NodeKind
 from apsched.pipeline.cost_choice import CostChoice, read_costs
 from apsched.pipeline.load import LoadedSource, loaded_at
 from apsched.pipeline.sources import SourceKind, SourceRequest, classify, graph_file_set

@@ -16,7 +16,8 @@ import networkx as nx
 from apsched.costs.clusters.cluster import Cluster
 from apsched.costs.price_curve import PriceCurve
 from apsched.errors import InputError
-from apsched.graph.records import COPY, KernelCut, NodeKind, collective_curve_name
+from apsched.graph.records import COPY, collective_curve_name
+from apsched.kinds import KernelCut, NodeKind
 from apsched.problem.build import build_problem
 from apsched.problem.faster_network import faster_network
 

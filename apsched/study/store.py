@@ -25,7 +25,8 @@ from typing import Any
 
 from apsched.atomic_files import write_atomic
 from apsched.errors import InputError
-from apsched.study.worker import ALONG, BETTERED, INFEASIBLE, Outcome
+from apsched.schedule.result import Status
+from apsched.study.worker import ALONG, BETTERED, Outcome
 from apsched.units import ticks_to_us
 
 FILE = "study.sqlite"
@@ -351,7 +352,7 @@ def _point(graph: GraphRow, joined: tuple[Any, ...]) -> Point:
     point_id, status, how, cap, step, bound, source, peak, launches, *more = row
     floor, floor_bound, solved_floor, solved_peak, seconds, report, schedule = more
     outcome = Outcome(
-        status=status,
+        status=Status(status),
         how=how,
         memory_cap_bytes=cap,
         step_ticks=step,
@@ -367,7 +368,7 @@ def _point(graph: GraphRow, joined: tuple[Any, ...]) -> Point:
         schedule=None,
         seconds=seconds,
     )
-    assert (step is None) == (status == INFEASIBLE)
+    assert (step is None) == (outcome.status == Status.INFEASIBLE)
     return Point(
         point_id=point_id,
         graph=graph,
@@ -392,13 +393,13 @@ def better_of(known: Outcome, new: Outcome) -> Outcome:
     whoever proved them.
     """
     best = known if known.value[:4] <= new.value[:4] else new
-    if best.status == INFEASIBLE:
+    if best.status == Status.INFEASIBLE:
         return best
     assert best.step_ticks is not None
     higher = max(known, new, key=lambda outcome: outcome.bound_ticks)
     if higher.bound_ticks > best.bound_ticks:
         bound_ticks = min(higher.bound_ticks, best.step_ticks)
-        status = "optimal" if bound_ticks == best.step_ticks else best.status
+        status = Status.OPTIMAL if bound_ticks == best.step_ticks else best.status
         gap = (best.step_ticks - bound_ticks) / best.step_ticks if best.step_ticks else 0.0
         report = {**best.report, "bound_us": ticks_to_us(bound_ticks), "gap": gap, "status": status}
         best = replace(

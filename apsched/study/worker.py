@@ -26,11 +26,11 @@ from apsched.progress import Progress
 from apsched.quantities import MemoryCap
 from apsched.report.binding import shares
 from apsched.report.summary import graph_json
+from apsched.schedule.result import Status
 from apsched.schedule.schedule import Schedule
 from apsched.solver import AlongCaps, Known
 from apsched.units import ticks_to_us
 
-INFEASIBLE = "infeasible"
 SOLVED = "solved"
 ALONG = "along caps"
 """Found from the answers under other caps."""
@@ -59,7 +59,7 @@ class Question:
 class Outcome:
     """The answer to one question, ready to be kept."""
 
-    status: str
+    status: Status
     how: str
     """:data:`SOLVED`, :data:`ALONG` or :data:`BETTERED`."""
     memory_cap_bytes: int | None

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 import networkx as nx
 
 from apsched.config import Caps
-from apsched.graph.records import NodeKind, NodeRecord
+from apsched.graph.records import NodeRecord
+from apsched.kinds import NodeKind
 from apsched.problem.problem import Problem
 from apsched.quantities import show_us
 from apsched.solver.arrays.problem_arrays import problem_arrays

@@ -120,15 +120,17 @@ def _with_best(
     later = later_bounds(
         problem, places, caps, best, answer.time_limit_ticks, answer.floor_bound_bytes
     )
-    return replace(
-        answer,
-        best=best,
-        status="optimal" if best.step_time_ticks <= answer.bound_ticks else "feasible",
-        bound_ticks=min(answer.bound_ticks, best.step_time_ticks),
-        fastest_ticks=min(answer.fastest_ticks, best.step_time_ticks),
+    return SolveResult.found(
+        best,
+        bound_ticks=answer.bound_ticks,
+        bound_source=answer.bound_source,
+        baselines=answer.baselines,
+        floor_memory_bytes=answer.floor_memory_bytes,
+        floor_bound_bytes=answer.floor_bound_bytes,
+        fastest_ticks=answer.fastest_ticks,
         time_limit_ticks=later.limit_ticks,
         peak_bound_bytes=later.peak_bytes,
         launches_bound=later.launches,
-        floor_memory_bytes=min(answer.floor_memory_bytes, best.peak_memory_bytes),
         solved_by=found_by,
+        deterministic_work=answer.deterministic_work,
     )

@@ -184,12 +184,10 @@ def _repriced(problem: Problem, durations: Sequence[float], factors: Sequence[fl
         replace(key, price=_scaled(key.price, factor))
         for key, factor in zip(problem.keys, factors, strict=True)
     )
-    free = problem.unrestricted
     return replace(
         problem,
         duration_ticks=tuple(round(d) for d in durations),
         keys=keys,
-        unrestricted=_repriced(free, durations, factors) if free is not None else None,
     )
 
 

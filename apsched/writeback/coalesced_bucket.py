@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from apsched.kinds import CollectiveKind
 from apsched.writeback.emit import Emitter
 from apsched.writeback.members import Member
 
@@ -47,7 +48,7 @@ class CoalescedBucket:
         sent = [self._values[member.sent] for member in self._members]
         target: Any = _c10d.all_gather_into_tensor_coalesced.default
         args: tuple[Any, ...] = (sent, first.group_size, first.group)
-        if first.kind == "reduce_scatter":
+        if first.kind == CollectiveKind.REDUCE_SCATTER:
             target, args = (
                 _c10d.reduce_scatter_tensor_coalesced.default,
                 (sent, first.reduce_op, first.group_size, first.group),

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from apsched.kinds import CollectiveKind
 from apsched.writeback.emit import Emitter, Source
 from apsched.writeback.members import Member
 
@@ -347,9 +348,9 @@ def make_bucket(
     group.
     """
     match members[0].kind:
-        case "all_gather":
+        case CollectiveKind.ALL_GATHER:
             return AllGatherBucket(emitter, index, members, values, process_rank)
-        case "reduce_scatter":
+        case CollectiveKind.REDUCE_SCATTER:
             return ReduceScatterBucket(emitter, index, members, values)
         case _:
             return AllReduceBucket(emitter, index, members, values)

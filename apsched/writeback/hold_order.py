@@ -32,7 +32,7 @@ from apsched.capture.captured import CapturedGraph
 from apsched.costs.compute.fusion import fused_kernels
 from apsched.fx.collectives import is_wait_tensor
 from apsched.graph.export.analysis import Analysis, analyse, edges_of
-from apsched.graph.records import NodeKind
+from apsched.kinds import NodeKind
 from apsched.torch_compat.graphs import add_control_deps, empty_graph_like
 from apsched.writeback.in_flight import keep_what_is_sent
 

@@ -9,13 +9,14 @@ import torch
 from torch.fx import Node
 
 from apsched.errors import InputError
+from apsched.kinds import CollectiveKind
 from apsched.problem.problem import Problem
 
 _ops = torch.ops._c10d_functional
-_KIND_OF_TARGET: dict[Any, str] = {
-    _ops.all_gather_into_tensor.default: "all_gather",
-    _ops.reduce_scatter_tensor.default: "reduce_scatter",
-    _ops.all_reduce.default: "all_reduce",
+_KIND_OF_TARGET: dict[Any, CollectiveKind] = {
+    _ops.all_gather_into_tensor.default: CollectiveKind.ALL_GATHER,
+    _ops.reduce_scatter_tensor.default: CollectiveKind.REDUCE_SCATTER,
+    _ops.all_reduce.default: CollectiveKind.ALL_REDUCE,
 }
 
 
@@ -31,7 +32,7 @@ class Member:
     """The node whose result it sends."""
     payload: Node
     """The node whose result is copied in: what it sends, or what a cast would have made that of."""
-    kind: str
+    kind: CollectiveKind
     group: Any
     """As the graph hands it to the collective."""
     group_size: int
@@ -110,7 +111,7 @@ def _read_member(
             f"node {start.name}: its group is a value of the graph, which can't be resolved here;"
             " leave it in no bucket"
         )
-    if kind == "reduce_scatter" and value.shape[0] % group_size:
+    if kind == CollectiveKind.REDUCE_SCATTER and value.shape[0] % group_size:
         raise InputError(
             f"node {start.name}: dim 0 of its input, {value.shape[0]}, can't be split over"
             f" {group_size} process ranks"

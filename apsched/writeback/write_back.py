@@ -10,6 +10,7 @@ from torch.fx import GraphModule, Node
 from apsched.config import Caps
 from apsched.costs.compute.fusion import PIECE
 from apsched.errors import InputError
+from apsched.kinds import CollectiveKind
 from apsched.names import first_name
 from apsched.problem.problem import Problem
 from apsched.schedule.kernel_cuts import cuts_made, second_piece
@@ -123,7 +124,7 @@ def _make_buckets(
             continue
         rank = (
             _process_rank(problem, bucket.members[0], process_rank_of)
-            if members[0].kind == "all_gather"
+            if members[0].kind == CollectiveKind.ALL_GATHER
             else 0
         )
         buckets.append(make_bucket(emitter, index, members, values, rank))

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
 from apsched.errors import ApschedError
+from apsched.kinds import CollectiveKind
 from apsched.quantities import parse_count
 
 _c10d: Any = torch.ops._c10d_functional
@@ -83,7 +84,10 @@ def _process_rank(rank: int, num_ranks: int, folder: str, repeats: int) -> None:
         ),
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    for kind, forms in (("all_gather", _gathers), ("reduce_scatter", _reductions)):
+    for kind, forms in (
+        (CollectiveKind.ALL_GATHER, _gathers),
+        (CollectiveKind.REDUCE_SCATTER, _reductions),
+    ):
         for size_bytes in _MEMBER_BYTES:
             for members in _MEMBERS:
                 times = _by_turns(forms(members, size_bytes // 4, num_ranks, group), repeats)

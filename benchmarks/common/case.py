@@ -39,6 +39,7 @@ from apsched.progress import Progress
 from apsched.quantities import MemoryCap
 from apsched.report.explanation import explain_infeasible
 from apsched.schedule.analysis.moved_compute import furthest_move, moved_compute
+from apsched.schedule.result import Status
 from apsched.schedule.schedule import Schedule
 from apsched.writeback.round_trip import round_trip
 from apsched.writeback.write_back import write_back
@@ -213,7 +214,7 @@ def _with_and_without_moves(graph: _Graph, case: Case, session: _Session) -> Non
     for cap, share, move in caps if not record.message else ():
         cap_bytes = int(record.peak_bytes * (1 + share))
         row, result = _solve(graph, cap, cap_bytes, move)
-        if row.status == "infeasible" and 0 < row.least_cap_bytes <= cap_bytes * (1 + _NEARLY):
+        if row.status == Status.INFEASIBLE and 0 < row.least_cap_bytes <= cap_bytes * (1 + _NEARLY):
             row, result = _solve(graph, cap, row.least_cap_bytes, move)
         if (
             result is not None

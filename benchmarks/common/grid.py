@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from apsched.config import DEFAULT_COMPUTE_MOVE
+from apsched.kinds import CollectiveKind
 from apsched.models.presets import PRESETS
 from apsched.names import part_of
 from apsched.problem.problem import Problem
@@ -136,7 +137,7 @@ def layer_bytes(problem: Problem) -> int:
     """
     gathered: Counter[str] = Counter()
     for c in problem.collectives:
-        if not c.on_path and c.module and problem.keys[c.key].kind == "all_gather":
+        if not c.on_path and c.module and problem.keys[c.key].kind == CollectiveKind.ALL_GATHER:
             gathered[part_of(c.module)] += allocated_bytes(c.output_bytes)
     numbered = {
         block: size

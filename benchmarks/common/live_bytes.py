@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 
 from apsched.fx.collectives import input_nodes
-from apsched.graph.records import NodeKind
+from apsched.kinds import NodeKind
 from apsched.units import allocated_bytes
 
 _MOMENTS = 200

@@ -10,6 +10,7 @@ from typing import Any
 
 from apsched.atomic_files import write_atomic
 from apsched.errors import InputError
+from apsched.schedule.result import Status
 
 FORMAT = "apsched-benchmark-solver"
 VERSION = 1
@@ -78,7 +79,7 @@ class Row:
     @property
     def solved(self) -> bool:
         """Whether there is a schedule."""
-        return self.status in ("optimal", "feasible")
+        return self.status in (Status.OPTIMAL, Status.FEASIBLE)
 
     @property
     def gap(self) -> float:

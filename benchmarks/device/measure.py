@@ -32,13 +32,14 @@ from apsched.costs.compute.operation import operator_of
 from apsched.errors import ApschedError
 from apsched.fx.operands import as_int
 from apsched.graph.export.export import export
-from apsched.graph.records import NodeKind
+from apsched.kinds import NodeKind
 from apsched.models.build import build
 from apsched.models.mesh import MeshSpec
 from apsched.models.preset_capture import capture_built
 from apsched.pipeline.inductor_baseline import run_inductor
 from apsched.problem.build import build_problem
 from apsched.quantities import parse_count, parse_number
+from apsched.schedule.result import AS_CAPTURED
 from apsched.solver import solve
 from apsched.writeback.write_back import write_back
 from benchmarks.common.live_bytes import live_bytes_of, run_counting
@@ -141,7 +142,7 @@ def measured(
                 _peak(name, c, m, dag, device)
                 for c, m, dag in zip(capture.graphs, pair, dags, strict=True)
             ]
-            if name in ("as_captured", "apsched"):
+            if name in (AS_CAPTURED, "apsched"):
                 classes += _classes(
                     list(zip(pair, dags, strict=True)), device, cluster, copies=name == "apsched"
                 )

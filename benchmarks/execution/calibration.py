@@ -25,7 +25,7 @@ from apsched.costs.clusters.cluster import load_cluster
 from apsched.costs.measured import MeasuredCosts, completed
 from apsched.costs.measured_model import MeasuredCostModel
 from apsched.graph.export.export import export
-from apsched.graph.records import NodeKind
+from apsched.kinds import NodeKind
 from apsched.models.build import BuiltModel
 from apsched.models.training import run_step
 from apsched.problem.contention import Contention

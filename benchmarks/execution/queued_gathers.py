@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from apsched.calibrate.measure_collectives import queued_us
 from apsched.costs.measured import MeasuredCosts, Transfers, rising
+from apsched.kinds import CollectiveKind
 
 _CPU = torch.device("cpu")
 
@@ -25,7 +26,9 @@ def with_queued_gathers(profiled: MeasuredCosts) -> MeasuredCosts:
     """
     return replace(
         profiled,
-        transfers=tuple(_queued(t) if t.kind == "all_gather" else t for t in profiled.transfers),
+        transfers=tuple(
+            _queued(t) if t.kind == CollectiveKind.ALL_GATHER else t for t in profiled.transfers
+        ),
     )
 
 

@@ -7,6 +7,7 @@ from itertools import combinations
 from statistics import fmean, median, quantiles
 from typing import Any
 
+from apsched.schedule.result import AS_CAPTURED
 from benchmarks.device.measure import markdown as device_markdown
 
 
@@ -40,7 +41,7 @@ def _network(run: Mapping[str, Any]) -> list[str]:
     wrong = inversions(rows)
     slows, slowed = (_slowdowns(found[when]) for when in ("contention", "solved_with"))
     cores = [busy for row in rows for busy in row["others_cores"]]
-    (captured_us,) = (median(row["measured_us"]) for row in rows if row["name"] == "as_captured")
+    (captured_us,) = (median(row["measured_us"]) for row in rows if row["name"] == AS_CAPTURED)
     first_us, then_us = (
         median(found["captured_beside_profiler_us"][when]) for when in ("first", "in_rounds")
     )

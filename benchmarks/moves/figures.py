@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from apsched.schedule.result import Status
 from benchmarks.common.figures import Verdict, told
 from benchmarks.common.grid import COMPUTE_MOVE, TORCH_PEAK
 from benchmarks.common.records import CaseRecord, Noise, Row, RunRecord, TorchRun
@@ -182,7 +183,9 @@ def _within_peak(run: RunRecord) -> Verdict:
         if row.cap == TORCH_PEAK and row.max_compute_move == COMPUTE_MOVE
     ]
     misses = [
-        f"{told(case, row)}: {row.message}" for case, row, _ in rows if row.status == "infeasible"
+        f"{told(case, row)}: {row.message}"
+        for case, row, _ in rows
+        if row.status == Status.INFEASIBLE
     ]
     misses += [
         f"{told(case, row)}: {row.peak_bytes - peak} bytes more than the {peak} of torch's"

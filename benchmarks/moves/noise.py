@@ -6,7 +6,7 @@ The order is fixed; each node and each transfer lasts its time in the model by a
 
 import numpy as np
 
-from apsched.graph.records import NodeKind
+from apsched.kinds import NodeKind
 from apsched.problem.problem import Problem
 from apsched.schedule.schedule import Schedule, Step, StepKind
 from apsched.schedule.simulate import simulate

@@ -23,14 +23,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from apsched.graph.records import NodeKind
+from apsched.kinds import CollectiveKind, NodeKind
 from apsched.problem.problem import Problem
 from apsched.solver.arrays.contention import ContentionArrays, shares
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-KIND_CODES = {"all_gather": 0, "reduce_scatter": 1, "all_reduce": 2}
+KIND_CODES = {
+    CollectiveKind.ALL_GATHER: 0,
+    CollectiveKind.REDUCE_SCATTER: 1,
+    CollectiveKind.ALL_REDUCE: 2,
+}
 ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, OTHER_KIND = 0, 1, 2, 3
 
 
@@ -180,7 +184,7 @@ def problem_arrays(problem: Problem) -> ProblemArrays:
         transfer_ticks=_array(k.price(c.size_bytes) for c, k in zip(cs, keys, strict=True)),
         copy_out_ticks=_array(problem.copy_price(c.output_bytes) for c in cs),
         on_path=np.array([c.on_path for c in cs], dtype=np.bool_),
-        bucketable=np.array([c.bucketable for c in cs], dtype=np.bool_),
+        bucketable=np.array([c.may_share for c in cs], dtype=np.bool_),
         start_rank=_array(c.start for c in cs),
         ready_slot=_array(
             max(r, c.restriction.start_slots[0] if c.restriction.start_slots else 0)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from apsched.config import Caps
-from apsched.graph.records import NodeKind
+from apsched.kinds import NodeKind
 from apsched.problem.problem import Problem
 from apsched.solver.arrays.problem_arrays import ALL_GATHER, Bools, Ints, ProblemArrays
 from apsched.units import ALLOCATION_BYTES

@@ -20,6 +20,7 @@ import numpy as np
 from apsched.config import Caps
 from apsched.costs.price_curve import PriceCurve
 from apsched.problem.problem import Problem
+from apsched.schedule.result import BoundSource
 from apsched.solver.arrays.contention import ContentionArrays
 from apsched.solver.arrays.problem_arrays import ALL_GATHER, Ints, ProblemArrays
 from apsched.solver.arrays.relaxed import without_copies
@@ -53,7 +54,7 @@ def shared_bound(
     work = int(arrays.compute_ticks.sum()) + work_bound(
         problem, arrays, least_work(problem, arrays), everything
     )
-    found = [TimeBound(ticks=0, source="contention")]
+    found = [TimeBound(ticks=0, source=BoundSource.CONTENTION)]
     busy = max(
         (transfer_bound(problem, arrays, caps, mine) for mine in _of_each_stream(arrays)), default=0
     )
@@ -144,7 +145,7 @@ def _all_work(shares: ContentionArrays, work: int, busy: int) -> TimeBound:
     ``busy`` ticks: (C2).
     """
     slow = (shares.full_speed - shares.slow_speed) * busy // shares.full_speed
-    return TimeBound(ticks=work + slow, source="slower compute")
+    return TimeBound(ticks=work + slow, source=BoundSource.SLOWER_COMPUTE)
 
 
 def _used_alike(arrays: ProblemArrays, shares: ContentionArrays) -> list[list[int]]:
@@ -170,7 +171,7 @@ def _beside_work(
     as_one, merged = _as_one_stream(problem, arrays, users)
     load = transfer_bound(as_one, merged, caps, np.nonzero(merged.stream == 0)[0])
     slow = (shares.full_move - shares.slow_move) * work // shares.full_move
-    return TimeBound(ticks=load + slow, source="slower transfers")
+    return TimeBound(ticks=load + slow, source=BoundSource.SLOWER_TRANSFERS)
 
 
 def _between(
@@ -187,7 +188,7 @@ def _between(
             best = max(
                 best, int(heads[j - 1]) + tail * slow + int(done[j]) * full + (full - slow) * busy
             )
-    return TimeBound(ticks=best // full, source="slower compute")
+    return TimeBound(ticks=best // full, source=BoundSource.SLOWER_COMPUTE)
 
 
 def _tails(

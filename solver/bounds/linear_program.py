@@ -31,12 +31,12 @@ from ortools.linear_solver import pywraplp
 
 from apsched.config import Caps
 from apsched.problem.problem import Problem
+from apsched.schedule.result import BoundSource
 from apsched.solver.arrays.problem_arrays import ALL_GATHER, Ints, ProblemArrays
 from apsched.solver.bounds.step_time import TimeBound, least_rate, least_slope
 
 Floats = npt.NDArray[np.float64]
 
-WEIGHED = "launches and copies against transfers"
 """What such a bound rests on."""
 _MOST_ROWS = 24
 """Gaps tried for each of (R3) and (R4) on each stream."""
@@ -72,7 +72,7 @@ class Row:
 
 def lp_bound(problem: Problem, arrays: ProblemArrays, caps: Caps) -> TimeBound:
     """Return the Lagrangian bound of all rows."""
-    return TimeBound(ticks=lagrangian(rows_of(problem, arrays, caps)), source=WEIGHED)
+    return TimeBound(ticks=lagrangian(rows_of(problem, arrays, caps)), source=BoundSource.WEIGHED)
 
 
 def lagrangian(rows: list[Row]) -> int:

@@ -39,6 +39,7 @@ import numpy as np
 from apsched.config import Caps
 from apsched.costs.price_curve import PriceCurve
 from apsched.problem.problem import Problem
+from apsched.schedule.result import BoundSource
 from apsched.solver.arrays.problem_arrays import ALL_GATHER, ALL_REDUCE, Ints, ProblemArrays
 from apsched.units import ALLOCATION_BYTES
 
@@ -54,7 +55,7 @@ class TimeBound:
 def step_time_bound(problem: Problem, arrays: ProblemArrays, caps: Caps) -> TimeBound:
     """Return the best of all bounds on time."""
     if not len(arrays.kind):
-        return TimeBound(ticks=int(arrays.compute_ticks.sum()), source="compute")
+        return TimeBound(ticks=int(arrays.compute_ticks.sum()), source=BoundSource.COMPUTE)
     work = least_work(problem, arrays)
     begin, reached, begin_source = _begins(problem, arrays, caps, work)
     compute_after = np.concatenate((np.cumsum(arrays.compute_ticks[::-1])[::-1], [0]))
@@ -62,14 +63,18 @@ def step_time_bound(problem: Problem, arrays: ProblemArrays, caps: Caps) -> Time
     candidates = [
         TimeBound(
             ticks=int(arrays.compute_ticks.sum()) + work_bound(problem, arrays, work, everything),
-            source="compute",
+            source=BoundSource.COMPUTE,
         )
     ]
     k, total = _followed_by_compute(problem, arrays, work, begin, compute_after)
     candidates.append(
         TimeBound(
             ticks=total,
-            source=f"{begin_source[k]} + compute" if begin_source[k] != "compute" else "compute",
+            source=(
+                f"{begin_source[k]} + compute"
+                if begin_source[k] != BoundSource.COMPUTE
+                else BoundSource.COMPUTE
+            ),
         )
     )
     candidates += _tails(problem, arrays, caps, reached, begin_source, work)
@@ -188,7 +193,8 @@ def _begins(
     (B3).
     """
     num_compute = len(arrays.compute_ticks)
-    floor, why = np.zeros(num_compute + 1, dtype=np.int64), ["compute"] * (num_compute + 1)
+    floor = np.zeros(num_compute + 1, dtype=np.int64)
+    why: list[str] = [BoundSource.COMPUTE] * (num_compute + 1)
     moving = np.nonzero(
         (arrays.kind == ALL_GATHER) & ~arrays.on_path & (arrays.need_slot < num_compute)
     )[0]
@@ -202,7 +208,7 @@ def _begins(
     for c in range(len(arrays.kind)):
         by_need.setdefault(int(arrays.need_slot[c]), []).append(c)
     begin = np.zeros(num_compute + 1, dtype=np.int64)
-    source = ["compute"] * (num_compute + 1)
+    source: list[str] = [BoundSource.COMPUTE] * (num_compute + 1)
     reached = np.zeros(num_compute + 1, dtype=np.int64)
     done = 0  # work of compute nodes before k and of collectives needed by k
     takes = least_launch(problem, arrays) + arrays.transfer_ticks
@@ -223,7 +229,7 @@ def _begins(
                     f"chain through {problem.node_names[problem.collectives[c].start]}",
                 )
         if done > begin[k]:
-            begin[k], source[k] = done, "compute"
+            begin[k], source[k] = done, BoundSource.COMPUTE
     return begin, reached, source
 
 

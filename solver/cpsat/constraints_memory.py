@@ -4,6 +4,7 @@
 
 from ortools.sat.python import cp_model
 
+from apsched.kinds import CollectiveKind
 from apsched.schedule.schedule import StepKind
 from apsched.solver.cpsat.variables import Linear, Variables
 from apsched.units import ALLOCATION_BYTES
@@ -154,11 +155,11 @@ def _buffer_lives(v: Variables) -> list[Life]:
             for position in touches:
                 v.model.add(last >= position).only_enforce_if(v.joins[c, h], several)
         v.model.add(last >= waited).only_enforce_if(several)
-        v.model.add(first <= (started if kind == "reduce_scatter" else copied_in)).only_enforce_if(
-            several
-        )
+        v.model.add(
+            first <= (started if kind == CollectiveKind.REDUCE_SCATTER else copied_in)
+        ).only_enforce_if(several)
         lives.append(_life(v, first, last, several, outputs, f"buffer[{h}]"))
-        if kind == "reduce_scatter":
+        if kind == CollectiveKind.REDUCE_SCATTER:
             inputs = _blocks(v, h, {c: int(k.input_bytes[c]) for c in members})
             lives.append(_life(v, copied_in, waited, several, inputs, f"concatenated[{h}]"))
     return lives

@@ -22,7 +22,7 @@ from apsched.solver.cpsat.variables import (
     Variables,
     create_variables,
 )
-from apsched.solver.program.evaluate import COPY_IN, COPY_OUT, LAUNCH, NODE, START, WAIT, Program
+from apsched.solver.program.program import COPY_IN, COPY_OUT, LAUNCH, NODE, START, WAIT, Program
 from apsched.units import ALLOCATION_BYTES
 
 

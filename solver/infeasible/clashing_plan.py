@@ -85,7 +85,7 @@ def _mates(problem: Problem, c: int) -> Iterator[int]:
         one_group = (
             mine.restriction.group is not None and mine.restriction.group == other.restriction.group
         )
-        may = mine.key == other.key and mine.bucketable and other.bucketable
+        may = mine.key == other.key and mine.may_share and other.may_share
         if (
             d == c
             or one_group

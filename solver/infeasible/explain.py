@@ -3,8 +3,8 @@ each cap that would do.
 """
 
 from apsched.config import Caps, SolveOptions
-from apsched.graph.records import NodeKind
-from apsched.problem.problem import Problem
+from apsched.kinds import NodeKind
+from apsched.problem.problem import Problem, without_plan
 from apsched.problem.storage_origins import BUFFERS, KEPT, origin
 from apsched.quantities import show_bytes
 from apsched.schedule.memory import lifetimes
@@ -97,12 +97,13 @@ def _without_plan(problem: Problem, caps: Caps) -> list[str]:
     """Return what the cap on memory would have to be without the user's plan, where that would
     do.
     """
-    if problem.unrestricted is None or caps.memory_cap_bytes is None:
+    free = without_plan(problem)
+    if free is problem or caps.memory_cap_bytes is None:
         return []
-    free = just_in_time(problem.unrestricted, problem_arrays(problem.unrestricted), caps)
-    if free is None or free.peak_memory_bytes > caps.memory_cap_bytes:
+    least = just_in_time(free, problem_arrays(free), caps)
+    if least is None or least.peak_memory_bytes > caps.memory_cap_bytes:
         return []
-    return [f"without the plan {show_bytes(free.peak_memory_bytes)} would do"]
+    return [f"without the plan {show_bytes(least.peak_memory_bytes)} would do"]
 
 
 def _show(name: str, value: int) -> str:

@@ -64,29 +64,28 @@ def solve_with_milp(
     best = min(
         fitting, key=lambda s: s.step_time_ticks, default=None
     )  # of equals the MILP's, which stands first
-    bound_ticks = (
-        found.bound_ticks if best is None else min(found.bound_ticks, best.step_time_ticks)
-    )
     who = f"milp ({found.solver_name})"
     if best is None:
-        status = "infeasible"
-    else:
-        status = "optimal" if best.step_time_ticks <= bound_ticks else "feasible"
-        floor_bytes = min(floor_bytes, best.peak_memory_bytes)
-    later = later_bounds(problem, small, caps, best, 0, floor_bound) if best is not None else None
-    return SolveResult(
-        status=status,
-        best=best,
-        bound_ticks=bound_ticks,
+        return SolveResult.infeasible(
+            explain(problem, small, caps, options),
+            bound_ticks=found.bound_ticks,
+            bound_source=who,
+            baselines=made,
+            floor_memory_bytes=floor_bytes,
+            floor_bound_bytes=floor_bound,
+            solved_by=who,
+        )
+    later = later_bounds(problem, small, caps, best, 0, floor_bound)
+    return SolveResult.found(
+        best,
+        bound_ticks=found.bound_ticks,
         bound_source=who,
         baselines=made,
         floor_memory_bytes=floor_bytes,
         floor_bound_bytes=floor_bound,
-        fastest_ticks=best.step_time_ticks if best else 0,
-        time_limit_ticks=later.limit_ticks if later else 0,
-        peak_bound_bytes=later.peak_bytes if later else floor_bound,
-        launches_bound=later.launches if later else 0,
-        solved_by=who if best is None or best is scored else best.name,
-        deterministic_work=0.0,
-        infeasibility=explain(problem, small, caps, options) if best is None else None,
+        fastest_ticks=best.step_time_ticks,
+        time_limit_ticks=later.limit_ticks,
+        peak_bound_bytes=later.peak_bytes,
+        launches_bound=later.launches,
+        solved_by=who if best is scored else best.name,
     )

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from apsched.config import Caps
 from apsched.errors import InputError
-from apsched.graph.records import NodeKind
+from apsched.kinds import CollectiveKind, NodeKind
 from apsched.problem.problem import Problem
 from apsched.units import allocated_bytes
 
@@ -86,7 +86,7 @@ class Events:
 
     def gathers(self, c: int) -> bool:
         """Whether collective ``c`` is an all-gather."""
-        return self.problem.keys[self.problem.collectives[c].key].kind == "all_gather"
+        return self.problem.keys[self.problem.collectives[c].key].kind == CollectiveKind.ALL_GATHER
 
     def always_before(self, u: int, v: int) -> bool:
         """Whether ``u`` comes before ``v`` in every schedule."""
@@ -105,7 +105,7 @@ def create_events(problem: Problem, caps: Caps) -> Events:
             f"the MILP takes problems of at most {MOST_COLLECTIVES} collectives; {problem.name} has"
             f" {num_collectives}: choose --solver cp-sat, or fewer --layers"
         )
-    draft = _Draft(problem, [c.bucketable for c in problem.collectives])
+    draft = _Draft(problem, [c.may_share for c in problem.collectives])
     columns = tuple(
         _column(problem, members)
         for members in _allowed(problem, caps, draft)
@@ -142,7 +142,7 @@ class _Draft:
             self.take.append(self._new())
             self.start.append(self._new() if shares[c] else self.take[c])
             self.wait.append(self._new())
-            apart = shares[c] and problem.keys[collective.key].kind == "all_gather"
+            apart = shares[c] and problem.keys[collective.key].kind == CollectiveKind.ALL_GATHER
             self.give.append(self._new() if apart else self.wait[c])
         num_events = self.num_units + len(problem.compute_order) + 1
         self.reach = [0] * num_events
@@ -259,12 +259,12 @@ def _grown(
 ) -> Iterator[tuple[int, ...]]:
     yield members
     first = problem.collectives[members[0]]
-    if not first.bucketable:
+    if not first.may_share:
         return
     size = sum(problem.collectives[c].size_bytes for c in members)
     for d in range(members[-1] + 1, len(problem.collectives)):
         other = problem.collectives[d]
-        if other.key != first.key or not other.bucketable:
+        if other.key != first.key or not other.may_share:
             continue
         if caps.bucket_cap_bytes is not None and size + other.size_bytes > caps.bucket_cap_bytes:
             continue
@@ -282,7 +282,7 @@ def _grown(
 def _column(problem: Problem, members: tuple[int, ...]) -> Column:
     collectives = [problem.collectives[c] for c in members]
     key = problem.keys[collectives[0].key]
-    several, gathers = len(members) > 1, key.kind == "all_gather"
+    several, gathers = len(members) > 1, key.kind == CollectiveKind.ALL_GATHER
     prologues = sum(
         problem.duration_ticks[node]
         for m in collectives

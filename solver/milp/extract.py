@@ -4,7 +4,7 @@ it can, smallest node first.
 
 from collections.abc import Sequence
 
-from apsched.graph.records import NodeKind
+from apsched.kinds import NodeKind
 from apsched.problem.problem import Problem
 from apsched.schedule.schedule import Bucket, Schedule, Step, StepKind
 from apsched.solver.milp.events import Events

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pulp
 from pulp import LpAffineExpression as Linear
 
+from apsched.kinds import CollectiveKind
 from apsched.problem.problem import Storage
 from apsched.solver.milp.events import WAIT_RANK, Events, Spot
 from apsched.solver.milp.order import Order
@@ -215,7 +216,7 @@ def _buffers(order: Order) -> Iterator[tuple[list[tuple[int, int]], Life]]:
                     if use[0] != Spot(events.take[c], problem.num_nodes)
                 ]
         kind = problem.keys[problem.collectives[h].key].kind
-        if kind in ("all_gather", "all_reduce"):
+        if kind in (CollectiveKind.ALL_GATHER, CollectiveKind.ALL_REDUCE):
             yield outputs, Life(births=(take,), uses=tuple(uses))
         else:
             yield (

@@ -16,7 +16,7 @@ import numpy as np
 from apsched.solver.arrays.contention import ContentionArrays
 from apsched.solver.arrays.jit import compiled
 from apsched.solver.arrays.problem_arrays import ALL_GATHER, Ints
-from apsched.solver.program.evaluate import Buckets, Timing, WalkInput
+from apsched.solver.program.program import Buckets, Timing, WalkInput
 
 _NEVER = 2**62
 

@@ -3,12 +3,12 @@
 import heapq
 from collections.abc import Sequence
 
-from apsched.graph.records import NodeKind
+from apsched.kinds import NodeKind
 from apsched.problem.problem import Problem
 from apsched.schedule.schedule import Bucket, Schedule, Step, StepKind
 from apsched.solver.arrays.partition import Members
 from apsched.solver.arrays.problem_arrays import ALL_GATHER, ProblemArrays
-from apsched.solver.program.evaluate import COPY_IN, COPY_OUT, LAUNCH, NODE, START, WAIT, Program
+from apsched.solver.program.program import COPY_IN, COPY_OUT, LAUNCH, NODE, START, WAIT, Program
 
 
 class Emitter:

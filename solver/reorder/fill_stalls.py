@@ -21,7 +21,7 @@ import numpy as np
 from apsched.solver.arrays.jit import compiled
 from apsched.solver.arrays.problem_arrays import Bools, Ints
 from apsched.solver.arrays.reordered import Precedence
-from apsched.solver.program.evaluate import COPY_OUT, LAUNCH, NODE, WAIT
+from apsched.solver.program.program import COPY_OUT, LAUNCH, NODE, WAIT
 
 _NEVER = 2**62
 

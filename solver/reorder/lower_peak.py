@@ -13,7 +13,8 @@ import numpy as np
 
 from apsched.config import Caps
 from apsched.solver.arrays.problem_arrays import Ints
-from apsched.solver.program.evaluate import NODE, Program, trace
+from apsched.solver.program.evaluate import trace
+from apsched.solver.program.program import NODE, Program
 from apsched.solver.reorder.reorder import ComputeMover
 from apsched.solver.search.just_in_time import Floor, just_in_time
 

@@ -12,7 +12,7 @@ from apsched.solver.arrays.reordered import may_move
 from apsched.solver.bounds.any_order.memory import memory_bound_of_any_order
 from apsched.solver.bounds.step_time import memory_bound
 from apsched.solver.cpsat.model import ExactModel
-from apsched.solver.program.evaluate import Program
+from apsched.solver.program.program import Program
 from apsched.solver.program.to_schedule import expand
 from apsched.solver.reorder.lower_peak import Lowered, lower_peak
 from apsched.solver.reorder.reorder import ComputeMover

@@ -16,7 +16,8 @@ from apsched.problem.problem import Problem
 from apsched.solver.arrays.partition import Partition, Pricer
 from apsched.solver.arrays.problem_arrays import ALL_GATHER, Ints, ProblemArrays
 from apsched.solver.arrays.reordered import Orders
-from apsched.solver.program.evaluate import NODE, trace
+from apsched.solver.program.evaluate import trace
+from apsched.solver.program.program import NODE
 from apsched.solver.reorder.fill_stalls import FillLimits, Pass, Units, refill
 from apsched.solver.search.decoder import Decoder
 from apsched.solver.search.local_search import FIRST_POLICIES, Candidate

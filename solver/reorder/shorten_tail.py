@@ -22,7 +22,8 @@ import numpy as np
 from apsched.config import Caps
 from apsched.solver.arrays.problem_arrays import ALL_GATHER, Bools, Ints, ProblemArrays
 from apsched.solver.arrays.reordered import Precedence
-from apsched.solver.program.evaluate import LAUNCH, WAIT, Program, evaluate, trace
+from apsched.solver.program.evaluate import evaluate, trace
+from apsched.solver.program.program import LAUNCH, WAIT, Program
 from apsched.solver.reorder.reorder import ComputeMover, Moved
 from apsched.solver.search.local_search import Search
 

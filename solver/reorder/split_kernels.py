@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from apsched.config import Caps, SolveOptions
-from apsched.graph.records import KernelCut
+from apsched.kinds import KernelCut
 from apsched.problem.problem import Problem
 from apsched.schedule.kernel_cuts import pieces, with_cut
 from apsched.schedule.memory import lifetimes, live_bytes

@@ -22,7 +22,7 @@ from apsched.solver.arrays.bucket_prices import (
 from apsched.solver.arrays.jit import compiled
 from apsched.solver.arrays.partition import Partition, Pricer
 from apsched.solver.arrays.problem_arrays import ALL_GATHER, ALL_REDUCE, Ints
-from apsched.solver.program.evaluate import Program, WalkInput, fixed
+from apsched.solver.program.program import Program, WalkInput, fixed
 from apsched.solver.search.construct_pass import (
     AHEAD,
     COPIED,

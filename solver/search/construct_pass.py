@@ -15,7 +15,7 @@ import numpy as np
 
 from apsched.solver.arrays.jit import compiled, inlined
 from apsched.solver.arrays.problem_arrays import Bools, Ints
-from apsched.solver.program.evaluate import COPY_OUT, LAUNCH, NODE, WAIT
+from apsched.solver.program.program import COPY_OUT, LAUNCH, NODE, WAIT
 from apsched.solver.search.launch_policy import UNLIMITED
 
 NUM_COLUMNS = 17

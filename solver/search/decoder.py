@@ -21,16 +21,8 @@ from apsched.solver.arrays.jit import compiled
 from apsched.solver.arrays.partition import Pricer
 from apsched.solver.arrays.problem_arrays import Ints, ProblemArrays
 from apsched.solver.program.contended_clock import with_shared_clock
-from apsched.solver.program.evaluate import (
-    Buckets,
-    Figures,
-    Program,
-    WalkInput,
-    fixed,
-    live,
-    most_prefetch,
-    walk,
-)
+from apsched.solver.program.evaluate import live, most_prefetch, walk
+from apsched.solver.program.program import Buckets, Figures, Program, WalkInput, fixed
 from apsched.solver.search.construct import construct, lay_out
 from apsched.solver.search.launch_policy import BaseTimes, Policy, Rules, base_times, rules
 

@@ -6,7 +6,8 @@ from apsched.config import Caps
 from apsched.problem.problem import Problem
 from apsched.solver.arrays.partition import Pricer
 from apsched.solver.arrays.problem_arrays import ProblemArrays
-from apsched.solver.program.evaluate import Figures, Program, evaluate, most_prefetch
+from apsched.solver.program.evaluate import evaluate, most_prefetch
+from apsched.solver.program.program import Figures, Program
 from apsched.solver.search.construct import construct
 from apsched.solver.search.grouping import group
 from apsched.solver.search.launch_policy import Policy

@@ -20,7 +20,8 @@ import numpy as np
 
 from apsched.config import Caps
 from apsched.solver.arrays.problem_arrays import Bools, Ints, ProblemArrays
-from apsched.solver.program.evaluate import (
+from apsched.solver.program.evaluate import evaluate, trace
+from apsched.solver.program.program import (
     COPY_IN,
     COPY_OUT,
     LAUNCH,
@@ -29,8 +30,6 @@ from apsched.solver.program.evaluate import (
     WAIT,
     Program,
     Trace,
-    evaluate,
-    trace,
 )
 from apsched.solver.search.launch_policy import UNLIMITED
 

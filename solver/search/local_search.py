@@ -16,7 +16,7 @@ from apsched.problem.problem import Problem
 from apsched.schedule.schedule import Bucket
 from apsched.solver.arrays.partition import Pricer
 from apsched.solver.arrays.problem_arrays import Bools, Ints, ProblemArrays
-from apsched.solver.program.evaluate import Figures, Program
+from apsched.solver.program.program import Figures, Program
 from apsched.solver.search.bucket_forms import flipped, flips, in_forms, like
 from apsched.solver.search.decoder import Decoder
 from apsched.solver.search.launch_policy import Policy

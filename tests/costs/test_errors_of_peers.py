@@ -22,7 +22,7 @@ from apsched.costs.compute.roofline import Roofline
 from apsched.costs.network.alpha_beta import bus_factor, collective_us, group_shape
 from apsched.costs.network.table import load_table
 from apsched.graph.export.export import export
-from apsched.graph.records import NodeKind
+from apsched.kinds import NodeKind
 from apsched.problem.build import build_problem
 from apsched.schedule.memory import live_bytes
 from apsched.schedule.schedule import as_captured

@@ -107,6 +107,10 @@ BROKEN = {
         lambda dag: rewritten(dag, lambda c: c["nodes"][2].update(kind="x")),
         "node 2, kind: expected one of input, view",
     ),
+    "wrong kind of collective": (
+        lambda dag: rewritten(dag, lambda c: c["nodes"][2]["collective"].update(kind="x")),
+        "node 2, collective, kind: expected one of all_gather, .* found 'x'",
+    ),
     "wrong type": (
         lambda dag: rewritten(dag, lambda c: c["nodes"][2].update(duration_us="1")),
         "node 2, duration_us: expected float, found '1'",

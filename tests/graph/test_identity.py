@@ -14,7 +14,7 @@ from apsched.capture.fake_world import world
 from apsched.config import Caps, SolveOptions
 from apsched.graph.export.export import export
 from apsched.graph.identity import graph_hash
-from apsched.graph.records import NodeKind
+from apsched.kinds import NodeKind
 from apsched.problem.build import build_problem
 from apsched.solver import solve
 from apsched.writeback.write_back import write_back

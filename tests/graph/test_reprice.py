@@ -11,8 +11,8 @@ from apsched.costs.measured import MeasuredCosts, Price, Transfers
 from apsched.costs.measured_model import MeasuredCostModel
 from apsched.graph.cost_shares import cost_shares
 from apsched.graph.export.export import export
-from apsched.graph.records import NodeKind
 from apsched.graph.reprice import repriced
+from apsched.kinds import NodeKind
 from apsched.models.mesh import MeshSpec
 from apsched.models.preset_capture import capture_preset
 from apsched.problem.build import build_problem

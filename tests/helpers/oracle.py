@@ -129,7 +129,7 @@ def partitions(problem: Problem, caps: Caps) -> Iterator[tuple[tuple[int, ...], 
     """Yield every set of buckets (two or more members each) that the caps on bytes and span
     allow.
     """
-    free = [c for c, collective in enumerate(problem.collectives) if collective.bucketable]
+    free = [c for c, collective in enumerate(problem.collectives) if collective.may_share]
     yield from (
         buckets for buckets in _partitions(problem, caps, free) if _as_planned(problem, buckets)
     )

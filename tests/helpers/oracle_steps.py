@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from apsched.config import Caps
-from apsched.graph.records import NodeKind
+from apsched.kinds import NodeKind
 from apsched.problem.problem import Key, Problem
 from apsched.schedule.schedule import Step, StepKind
 

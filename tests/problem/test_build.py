@@ -8,7 +8,8 @@ import networkx as nx
 import pytest
 
 from apsched.costs.price_curve import PriceCurve
-from apsched.graph.records import CollectiveRecord, NodeKind, NodeRecord, StorageRecord
+from apsched.graph.records import CollectiveRecord, NodeRecord, StorageRecord
+from apsched.kinds import NodeKind
 from apsched.problem.build import build_problem
 from apsched.problem.problem import Problem
 

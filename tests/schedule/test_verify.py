@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from apsched.config import Caps
-from apsched.graph.records import NodeKind
+from apsched.kinds import NodeKind
 from apsched.problem.problem import Problem
 from apsched.schedule.schedule import Bucket, Schedule, Step, StepKind, as_captured
 from apsched.schedule.simulate import simulate

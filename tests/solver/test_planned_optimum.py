@@ -17,16 +17,16 @@ from apsched.config import Caps, SolveOptions
 from apsched.errors import InputError
 from apsched.problem.plan.apply import restricted
 from apsched.problem.plan.rules import Plan, Rule
-from apsched.problem.problem import Problem
+from apsched.problem.problem import Problem, without_plan
 from apsched.schedule.simulate import simulate
 from apsched.schedule.verify import verify
+from apsched.solver import least_memory as solver_least_memory
 from apsched.solver import solve
 from apsched.solver.arrays.partition import Pricer
 from apsched.solver.arrays.problem_arrays import problem_arrays
 from apsched.solver.bounds.linear_program import lp_bound
 from apsched.solver.milp.model import solve_milp
 from apsched.solver.program.to_schedule import expand
-from apsched.solver.reorder import min_memory as solver_least_memory
 from apsched.solver.search.construct import construct
 from apsched.solver.search.just_in_time import JUST_IN_TIME
 from apsched.solver.search.local_search import policies
@@ -112,10 +112,21 @@ def test_search_and_windows_keep_the_plan(seed: int, monkeypatch: pytest.MonkeyP
         assert result.best.step_time_ticks >= best.step_time_ticks
 
 
+def test_a_problem_without_its_plan_is_the_problem_before() -> None:
+    alone = 0
+    for seed in range(200):
+        problem = named(random_problem(random.Random(seed), max_collectives=4, max_compute=4))
+        under = planned(random.Random(seed), problem)
+        assert without_plan(under) == problem
+        assert without_plan(problem) is problem
+        alone += any(c.bucketable and not c.may_share for c in under.collectives)
+    assert alone > 20
+
+
 @pytest.mark.parametrize("seed", range(NUM_SEEDS // 2))
 def test_a_plan_never_makes_it_faster(seed: int) -> None:
     problem, caps = case(seed)
-    under, free = solve(problem, caps, STRICT), solve(problem.unrestricted or problem, caps, STRICT)
+    under, free = solve(problem, caps, STRICT), solve(without_plan(problem), caps, STRICT)
     if under.best is not None:
         assert free.best is not None
         assert free.best.step_time_ticks <= under.best.step_time_ticks
@@ -144,10 +155,7 @@ def test_the_plans_are_not_all_of_one_sort() -> None:
         seen["closed"] += any(r.closed for r in asked)
         seen["start"] += any(r.start_slots is not None for r in asked)
         seen["wait"] += any(r.wait_slots is not None for r in asked)
-        free, under = (
-            best_schedule(problem.unrestricted or problem, caps),
-            best_schedule(problem, caps),
-        )
+        free, under = best_schedule(without_plan(problem), caps), best_schedule(problem, caps)
         seen["slower"] += (
             free is not None
             and under is not None
@@ -182,7 +190,7 @@ def test_bounds_hold_where_every_bucket_is_closed(seed: int) -> None:
     problem = named(random_problem(rng, max_collectives=6, max_compute=3))
     names: dict[int, list[str]] = {}
     for c in problem.collectives:
-        if c.bucketable:
+        if c.may_share:
             names.setdefault(c.key, []).append(re.escape(c.module))
     rules = tuple(Rule(match="|".join(mine), group=True, closed=True) for mine in names.values())
     try:

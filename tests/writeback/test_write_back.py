@@ -10,7 +10,7 @@ from apsched.capture.captured import CapturedGraph
 from apsched.capture.fake_world import world
 from apsched.errors import InputError
 from apsched.graph.export.export import export
-from apsched.graph.records import NodeKind
+from apsched.kinds import NodeKind
 from apsched.problem.build import build_problem
 from apsched.problem.problem import Problem
 from apsched.schedule.schedule import Bucket, Schedule, Step, StepKind, as_captured

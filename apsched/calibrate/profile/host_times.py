@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from apsched.calibrate.profile.match import Matched, Pair
 from apsched.calibrate.profile.trace import HostOp, Trace, Work
-from apsched.graph.records import NodeKind
+from apsched.kinds import NodeKind
 
 
 @dataclass(slots=True)

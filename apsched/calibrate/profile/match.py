@@ -10,7 +10,8 @@ import networkx as nx
 from apsched.calibrate.profile.trace import Trace, ancestors
 from apsched.costs.compute.operation import as_traced, operator_of
 from apsched.errors import InputError
-from apsched.graph.records import NodeKind, NodeRecord
+from apsched.graph.records import NodeRecord
+from apsched.kinds import NodeKind
 
 _TIMED = (NodeKind.COMPUTE, NodeKind.START, NodeKind.WAIT)
 

@@ -12,24 +12,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from apsched.calibrate.profile.trace import HostOp, Trace, Work
+from apsched.kinds import CollectiveKind
 
 _NCCL = "nccl"
-KINDS = {
-    "_allgather_base": "all_gather",
-    "allgather": "all_gather",
-    "all_gather": "all_gather",
-    "allgather_coalesced": "all_gather",
-    "allgather_into_tensor_coalesced": "all_gather",
-    "_reduce_scatter_base": "reduce_scatter",
-    "reduce_scatter": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter",
-    "allreduce": "all_reduce",
-    "all_reduce": "all_reduce",
-    "allreduce_coalesced": "all_reduce",
-    "all_to_all": "all_to_all",
-    "all_to_allv": "all_to_all",
-    "alltoall_base": "all_to_all",
-    "broadcast": "all_gather",  # priced as an all-gather of its size
+KIND_OF_NAME = {
+    "_allgather_base": CollectiveKind.ALL_GATHER,
+    "allgather": CollectiveKind.ALL_GATHER,
+    "all_gather": CollectiveKind.ALL_GATHER,
+    "allgather_coalesced": CollectiveKind.ALL_GATHER,
+    "allgather_into_tensor_coalesced": CollectiveKind.ALL_GATHER,
+    "_reduce_scatter_base": CollectiveKind.REDUCE_SCATTER,
+    "reduce_scatter": CollectiveKind.REDUCE_SCATTER,
+    "reduce_scatter_tensor_coalesced": CollectiveKind.REDUCE_SCATTER,
+    "allreduce": CollectiveKind.ALL_REDUCE,
+    "all_reduce": CollectiveKind.ALL_REDUCE,
+    "allreduce_coalesced": CollectiveKind.ALL_REDUCE,
+    "all_to_all": CollectiveKind.ALL_TO_ALL,
+    "all_to_allv": CollectiveKind.ALL_TO_ALL,
+    "alltoall_base": CollectiveKind.ALL_TO_ALL,
+    "broadcast": CollectiveKind.ALL_GATHER,  # priced as an all-gather of its size
 }
 # c10::toString of a ScalarType, as "dtype" has it
 _ITEM_BYTES = {
@@ -52,7 +53,7 @@ _ITEM_BYTES = {
 class Message:
     """What one kernel of NCCL transferred."""
 
-    kind: str
+    kind: CollectiveKind
     size_bytes: int
     """Counted once."""
     ranks: tuple[int, ...]
@@ -77,14 +78,14 @@ def message_of(kernel: Work, launched_by: HostOp | None) -> Message | None:
         if launched_by is not None
         else {}
     )
-    kind = KINDS.get(str(args.get("Collective name", "")).lower())
+    kind = KIND_OF_NAME.get(str(args.get("Collective name", "")).lower())
     item_bytes = _ITEM_BYTES.get(str(args.get("dtype", "")))
     counts = _whole(args.get("In msg nelems")), _whole(args.get("Out msg nelems"))
     num_ranks = _whole(args.get("Group size"))
     if kind is None or item_bytes is None or None in counts or not num_ranks:
         return None
     sent, received = counts
-    size_bytes = item_bytes * ((received if kind == "all_gather" else sent) or 0)
+    size_bytes = item_bytes * ((received if kind == CollectiveKind.ALL_GATHER else sent) or 0)
     return (
         Message(kind=kind, size_bytes=size_bytes, ranks=_ranks(args, num_ranks))
         if size_bytes

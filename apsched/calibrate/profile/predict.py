@@ -9,8 +9,8 @@ import networkx as nx
 
 from apsched.costs.clusters.cluster import Cluster
 from apsched.costs.measured import MeasuredCosts
-from apsched.graph.records import NodeKind
 from apsched.graph.reprice import repriced
+from apsched.kinds import NodeKind
 from apsched.problem.build import build_problem
 from apsched.schedule.schedule import as_captured
 from apsched.schedule.simulate import simulate

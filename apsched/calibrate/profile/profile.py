@@ -19,12 +19,13 @@ from apsched.calibrate.profile.messages import gloo_transfers
 from apsched.calibrate.profile.trace import Trace
 from apsched.costs.clusters.cluster import Cluster
 from apsched.costs.measured import MeasuredCosts, Price, Transfers, fitted_bytes_per_us, rising
-from apsched.costs.network.alpha_beta import KINDS, group_shape
+from apsched.costs.network.alpha_beta import group_shape
 from apsched.errors import InputError
-from apsched.graph.records import NodeKind, asked_kind
+from apsched.graph.records import asked_kind
+from apsched.kinds import PRICED_KINDS, CollectiveKind, NodeKind
 
 SOURCE = "profile"
-_Message = tuple[str, int, int, int]
+_Message = tuple[CollectiveKind, int, int, int]
 """Kind, ranks, nodes, bytes."""
 _Shapes = Mapping[str, tuple[int, int]]
 """Group -> ranks, nodes."""
@@ -238,7 +239,7 @@ def _middle_half(steps: Sequence[_Step]) -> list[_Step]:
 
 def _costs(steps: Sequence[_Step], *, device: str, cluster_name: str) -> MeasuredCosts:
     by_operation: dict[str, list[float]] = {}
-    launches: dict[str, list[float]] = {}
+    launches: dict[CollectiveKind, list[float]] = {}
     transfers: dict[_Message, list[float]] = {}
     for step in steps:
         for place, time_us in step.compute.items():
@@ -255,14 +256,16 @@ def _costs(steps: Sequence[_Step], *, device: str, cluster_name: str) -> Measure
             for operation, times in sorted(by_operation.items())
         },
         transfers=_transfers(transfers),
-        launch_us={kind: fmean(times) for kind, times in sorted(launches.items()) if kind in KINDS},
+        launch_us={
+            kind: fmean(times) for kind, times in sorted(launches.items()) if kind in PRICED_KINDS
+        },
     )
 
 
 def _transfers(times: Mapping[_Message, Sequence[float]]) -> tuple[Transfers, ...]:
-    by_shape: dict[tuple[str, int, int], dict[int, Sequence[float]]] = {}
+    by_shape: dict[tuple[CollectiveKind, int, int], dict[int, Sequence[float]]] = {}
     for (kind, num_ranks, num_nodes, size_bytes), of_message in times.items():
-        if size_bytes > 0 and sum(of_message) > 0 and kind in KINDS:
+        if size_bytes > 0 and sum(of_message) > 0 and kind in PRICED_KINDS:
             by_shape.setdefault((kind, num_ranks, num_nodes), {})[size_bytes] = of_message
     found = []
     for (kind, num_ranks, num_nodes), of_size in sorted(by_shape.items()):

@@ -19,14 +19,13 @@ from apsched.progress import Progress
 from apsched.quantities import show_bytes, show_us
 from apsched.report.summary import console, graph_json, print_table
 from apsched.schedule.analysis.stalls import Stall, exposed, exposed_lines
-from apsched.schedule.result import Scored
+from apsched.schedule.result import AS_CAPTURED, Scored, captured_of
 from apsched.schedule.score import score
 from apsched.schedule.simulate import simulate
 from apsched.solver import Change, best_changes
 from apsched.units import ticks_to_us
 from apsched.what_if.chunked import line, what_if_chunked
 
-AS_CAPTURED = "as_captured"
 GIVEN = "given"
 
 
@@ -135,7 +134,9 @@ def _check_used(files: Sequence[ScheduleFile], problems: Sequence[Problem]) -> N
 
 def as_captured(result: Result) -> Scored:
     """Return the score of the order that the graph has."""
-    return next(scored for scored in result.answer.baselines if scored.name == AS_CAPTURED)
+    found = captured_of(result.answer.baselines)
+    assert found is not None, "the solver scores every baseline"
+    return found
 
 
 def lines(audit: Audit) -> tuple[str, ...]:

@@ -9,7 +9,14 @@ from typing import Any
 import orjson
 
 from apsched.errors import InputError
-from apsched.schedule.result import FullPlace, Infeasibility, Relaxation, Scored, SolveResult
+from apsched.schedule.result import (
+    FullPlace,
+    Infeasibility,
+    Relaxation,
+    Scored,
+    SolveResult,
+    Status,
+)
 from apsched.schedule.schedule import Bucket, Schedule, Step, StepKind
 
 VERSION = 1
@@ -38,7 +45,7 @@ def parse_answer(content: bytes) -> SolveResult:
         if data["version"] != VERSION:
             raise InputError(f"expected version {VERSION} of an answer, found {data['version']!r}")
         return SolveResult(
-            **{key: data[key] for key in _PLAIN},
+            **({key: data[key] for key in _PLAIN} | {"status": Status(data["status"])}),
             best=None if data["best"] is None else _parse_scored(data["best"]),
             baselines=tuple(_parse_scored(b) for b in data["baselines"]),
             infeasibility=(

@@ -23,6 +23,7 @@ from apsched.fx.collectives import (
     tensor_bytes,
     tensors_of,
 )
+from apsched.kinds import CollectiveKind
 from apsched.names import first_name
 
 
@@ -166,7 +167,7 @@ def _what(node: torch.fx.Node) -> str:
     ]
     kind = "shard_dim_alltoall" if is_blocking_collective(node) else str(collective_kind(node))
     size = (
-        "" if kind == "all_to_all" else f"{sizes[0]} -> {sizes[1]} bytes"
+        "" if kind == CollectiveKind.ALL_TO_ALL else f"{sizes[0]} -> {sizes[1]} bytes"
     )  # each process rank may send as much as it likes
     form = (
         "coalesced" if "_coalesced" in str(node.target) else ""

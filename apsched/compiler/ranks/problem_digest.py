@@ -78,8 +78,6 @@ def _printed(problem: Problem) -> Iterator[str]:
         if field.name == "contention" and value is not None:
             links = tuple(map(value.links_of, problem.streams))  # links and groups by number
             value = links, value.slowdowns
-        if field.name == "unrestricted" and value is not None:
-            value = problem_digest(value)
         yield f"{field.name} {value!r}"
 
 

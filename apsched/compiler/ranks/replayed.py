@@ -8,7 +8,7 @@ from apsched.artifacts.schedule_file import ScheduleFile, bind_schedule, load_sc
 from apsched.config import Caps
 from apsched.errors import InputError
 from apsched.problem.problem import Problem
-from apsched.schedule.result import Scored, SolveResult
+from apsched.schedule.result import Scored, SolvedBy, SolveResult
 from apsched.schedule.score import scored
 from apsched.schedule.verify import verify
 
@@ -54,14 +54,13 @@ def replayed(problem: Problem, caps: Caps, files: Sequence[ScheduleFile]) -> Sol
             " solve again with these caps"
         )
     best = scored(problem, "replayed", schedule)
-    return answer_of(best, f"none: replayed from {file.path}", "schedule file")
+    return answer_of(best, f"none: replayed from {file.path}", SolvedBy.SCHEDULE_FILE)
 
 
 def answer_of(best: Scored, bound_source: str, solved_by: str) -> SolveResult:
     """Return ``best`` as an answer of which nothing is proven; ``bound_source`` says why."""
-    return SolveResult(
-        status="feasible",
-        best=best,
+    return SolveResult.found(
+        best,
         bound_ticks=0,
         bound_source=bound_source,
         baselines=(),
@@ -72,6 +71,4 @@ def answer_of(best: Scored, bound_source: str, solved_by: str) -> SolveResult:
         peak_bound_bytes=0,
         launches_bound=0,
         solved_by=solved_by,
-        deterministic_work=0.0,
-        infeasibility=None,
     )

@@ -44,8 +44,7 @@ from apsched.costs.network.protocols import (
     tree_share,
 )
 from apsched.errors import InputError
-
-KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+from apsched.kinds import PRICED_KINDS, CollectiveKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,21 +76,21 @@ def collective_us(cluster: Cluster, kind: str, shape: GroupShape, size_bytes: in
     """Return the time of a collective of ``size_bytes`` (counted once) in microseconds; it never
     falls with size.
     """
-    if kind not in KINDS:
-        close = get_close_matches(kind, KINDS, n=1)
+    if kind not in PRICED_KINDS:
+        close = get_close_matches(kind, map(str, PRICED_KINDS), n=1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
         raise InputError(
-            f"expected a kind of collective among {', '.join(KINDS)}; found {kind!r}{hint}"
+            f"expected a kind of collective among {', '.join(PRICED_KINDS)}; found {kind!r}{hint}"
         )
     if size_bytes < 0:
         raise InputError(f"a collective cannot have {size_bytes} bytes")
     if shape.num_ranks == 1:  # a copy on the device
         return cluster.device.kernel_us + 2 * size_bytes / cluster.device.memory_bytes_per_us
     rings = _enabled(RINGS[cluster.library], cluster, shape)
-    if kind == "all_to_all":
+    if kind == CollectiveKind.ALL_TO_ALL:
         return min(_all_to_all_us(cluster, protocol, shape, size_bytes) for protocol in rings)
     times = [_ring_us(cluster, protocol, kind, shape, size_bytes) for protocol in rings]
-    if kind == "all_reduce":
+    if kind == CollectiveKind.ALL_REDUCE:
         times += [
             _tree_us(cluster, protocol, shape, size_bytes)
             for protocol in _enabled(TREES[cluster.library], cluster, shape)
@@ -111,7 +110,7 @@ def _enabled(protocols: Sequence[Protocol], cluster: Cluster, shape: GroupShape)
 
 def bus_factor(kind: str, num_ranks: int) -> float:
     """Return bus bandwidth over size by time, as nccl-tests defines it (doc/PERFORMANCE.md)."""
-    return (2 if kind == "all_reduce" else 1) * (num_ranks - 1) / num_ranks
+    return (2 if kind == CollectiveKind.ALL_REDUCE else 1) * (num_ranks - 1) / num_ranks
 
 
 def bus_bandwidth_gb_per_s(cluster: Cluster, shape: GroupShape) -> float:
@@ -148,9 +147,9 @@ def _latency_us(
 def _ring_us(
     cluster: Cluster, protocol: Protocol, kind: str, shape: GroupShape, size_bytes: int
 ) -> float:
-    rounds = 2 if kind == "all_reduce" else 1
+    rounds = 2 if kind == CollectiveKind.ALL_REDUCE else 1
     steps = rounds * (shape.num_ranks - 1)
-    crossing = 2 * shape.num_nodes if kind == "all_reduce" else shape.num_nodes - 1
+    crossing = 2 * shape.num_nodes if kind == CollectiveKind.ALL_REDUCE else shape.num_nodes - 1
     inter_steps = min(crossing, steps) if shape.num_nodes > 1 else 0
     sent_bytes = rounds * size_bytes * (shape.num_ranks - 1) / shape.num_ranks
     latency_us = _latency_us(cluster, protocol, steps - inter_steps, inter_steps)

@@ -14,16 +14,17 @@ import re
 from dataclasses import dataclass, field
 
 from apsched.errors import InputError
+from apsched.kinds import CollectiveKind
 
 _KIND_NAMES = {
-    "all_gather": "all_gather",
-    "allgather": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "reducescatter": "reduce_scatter",
-    "all_reduce": "all_reduce",
-    "allreduce": "all_reduce",
-    "alltoall": "all_to_all",
-    "all_to_all": "all_to_all",
+    "all_gather": CollectiveKind.ALL_GATHER,
+    "allgather": CollectiveKind.ALL_GATHER,
+    "reduce_scatter": CollectiveKind.REDUCE_SCATTER,
+    "reducescatter": CollectiveKind.REDUCE_SCATTER,
+    "all_reduce": CollectiveKind.ALL_REDUCE,
+    "allreduce": CollectiveKind.ALL_REDUCE,
+    "alltoall": CollectiveKind.ALL_TO_ALL,
+    "all_to_all": CollectiveKind.ALL_TO_ALL,
 }
 _RANK = re.compile(r"#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device")
 _STARTS = re.compile(r"#\s*Collective test starting:\s*(\S+)")
@@ -36,7 +37,7 @@ _ROUNDING_GB_PER_S = 0.011  # bandwidths are printed with two decimals
 class Measurement:
     """One measured time of one collective."""
 
-    kind: str
+    kind: CollectiveKind
     num_ranks: int
     num_nodes: int | None
     """``None`` where the file does not say how the ranks lie on nodes."""
@@ -50,12 +51,12 @@ class Measurement:
 class _Section:
     """State while reading: one test, that is one collective on one group."""
 
-    kind: str | None
+    kind: CollectiveKind | None
     hosts: dict[tuple[int, int], str] = field(default_factory=dict)
     columns: list[str] = field(default_factory=list)
 
 
-def kind_in_name(name: str) -> str | None:
+def kind_in_name(name: str) -> CollectiveKind | None:
     """Return the kind that a file or program name contains, or ``None``."""
     lowered = name.lower().replace("-", "_")
     found = {kind for text, kind in _KIND_NAMES.items() if text in lowered}
@@ -138,7 +139,7 @@ def _read_row(section: _Section, tokens: list[str], where: str) -> Measurement |
     in_place = (
         columns.index("time", out_of_place + 1) if columns.count("time") > 1 else out_of_place
     )
-    time_column = in_place if section.kind == "all_reduce" else out_of_place
+    time_column = in_place if section.kind == CollectiveKind.ALL_REDUCE else out_of_place
     try:
         size_bytes = int(tokens[0])
         time_us, algbw, busbw = (float(token) for token in tokens[time_column : time_column + 3])
@@ -192,7 +193,7 @@ def _group(section: _Section, where: str) -> tuple[int, int]:
 
 
 def _check_bandwidth(
-    kind: str,
+    kind: CollectiveKind,
     num_ranks: int,
     size_bytes: int,
     time_us: float,
@@ -207,7 +208,7 @@ def _check_bandwidth(
             f" GB/s, but algbw says {algbw:g}; size must be in bytes (of the whole output of an"
             " all-gather) and time in microseconds"
         )
-    factor = (2 if kind == "all_reduce" else 1) * (num_ranks - 1) / num_ranks
+    factor = (2 if kind == CollectiveKind.ALL_REDUCE else 1) * (num_ranks - 1) / num_ranks
     if (
         num_ranks > 1
         and abs(busbw - factor * expected) > _TOLERANCE * factor * expected + _ROUNDING_GB_PER_S

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from apsched.costs.clusters.cluster import Cluster
-from apsched.costs.network.alpha_beta import KINDS, GroupShape, bus_factor
+from apsched.costs.network.alpha_beta import GroupShape, bus_factor
 from apsched.costs.network.nccl_tests import Measurement, parse_nccl_tests
 from apsched.errors import InputError
+from apsched.kinds import PRICED_KINDS, CollectiveKind
 
 CSV_COLUMNS = ("kind", "group_size", "size_bytes", "time_us")
 CSV_COLUMNS_WITH_NODES = ("kind", "group_size", "num_nodes", "size_bytes", "time_us")
@@ -191,25 +192,24 @@ def _csv_row(header: tuple[str, ...], cells: list[str], where: str) -> Measureme
     try:
         values = dict(zip(header, (cell.strip() for cell in cells), strict=True))
         num_nodes = int(values["num_nodes"]) if "num_nodes" in values else None
-        row = Measurement(
-            kind=values["kind"],
-            num_ranks=int(values["group_size"]),
-            num_nodes=num_nodes,
-            size_bytes=int(values["size_bytes"]),
-            time_us=float(values["time_us"]),
-            where=where,
+        num_ranks, size_bytes, time_us = (
+            int(values["group_size"]),
+            int(values["size_bytes"]),
+            float(values["time_us"]),
         )
     except ValueError:
         raise InputError(
             f"{where}: expected {','.join(header)} with whole numbers and a time; found"
             f" {','.join(cells)!r}"
         ) from None
-    if row.kind not in KINDS:
-        close = get_close_matches(row.kind, KINDS, n=1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
-        raise InputError(
-            f"{where}: expected a kind among {', '.join(KINDS)}; found {row.kind!r}{hint}"
-        )
+    row = Measurement(
+        kind=_priced(values["kind"], where),
+        num_ranks=num_ranks,
+        num_nodes=num_nodes,
+        size_bytes=size_bytes,
+        time_us=time_us,
+        where=where,
+    )
     if (
         row.num_ranks < 1
         or row.size_bytes < 1
@@ -223,6 +223,16 @@ def _csv_row(header: tuple[str, ...], cells: list[str], where: str) -> Measureme
             f"{where}: {row.num_ranks} ranks lie on 1 to {row.num_ranks} nodes; found {num_nodes}"
         )
     return row
+
+
+def _priced(kind: str, where: str) -> CollectiveKind:
+    if kind not in PRICED_KINDS:
+        close = get_close_matches(kind, map(str, PRICED_KINDS), n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        raise InputError(
+            f"{where}: expected a kind among {', '.join(PRICED_KINDS)}; found {kind!r}{hint}"
+        )
+    return CollectiveKind(kind)
 
 
 def _points(rows: Iterable[Measurement]) -> dict[_Key, list[Measurement]]:

@@ -24,6 +24,7 @@ from apsched.fx.collectives import (
 from apsched.fx.graph_copies import copied
 from apsched.fx.passes.parameters import gather_nodes, gradient_nodes
 from apsched.fx.passes.run_passes import Pass
+from apsched.kinds import CollectiveKind
 from apsched.names import primary_group
 
 ROLE_KEY = "apsched_role"
@@ -116,10 +117,12 @@ def roles_of(
         for s in starts
         if (is_all_gather(s) and s in gathers) or (not is_all_gather(s) and s in reductions)
     }
-    busy: dict[str, set[str]] = {}  # group -> kinds that it has between computations
+    busy: dict[
+        str, set[CollectiveKind | None]
+    ] = {}  # group -> kinds that it has between computations
     for start in starts:
         if start not in serving:
-            busy.setdefault(group_name(start), set()).add(str(collective_kind(start)))
+            busy.setdefault(group_name(start), set()).add(collective_kind(start))
     primary = primary_group(group_name(s) for s in serving if is_all_gather(s))
     later = _later(serving)
     behind = {s: later(s) for s in serving}
@@ -134,32 +137,43 @@ def roles_of(
 
 
 def _gradient_role(
-    start: Node, serving: set[Node], behind: dict[Node, frozenset[Node]], busy: dict[str, set[str]]
+    start: Node,
+    serving: set[Node],
+    behind: dict[Node, frozenset[Node]],
+    busy: dict[str, set[CollectiveKind | None]],
 ) -> Role:
     kind = collective_kind(start)
-    if kind == "all_gather":
+    if kind == CollectiveKind.ALL_GATHER:
         return Role.PARAMETER_GATHER
-    if kind == "reduce_scatter":
+    if kind == CollectiveKind.REDUCE_SCATTER:
         return Role.GRADIENT_SCATTER
-    if any(start in behind[s] for s in serving if collective_kind(s) == "reduce_scatter"):
+    if any(
+        start in behind[s] for s in serving if collective_kind(s) == CollectiveKind.REDUCE_SCATTER
+    ):
         return Role.REPLICA_SUM
     if behind[start] or busy.get(group_name(start), set()) & {
-        "all_gather",
-        "reduce_scatter",
-        "all_to_all",
+        CollectiveKind.ALL_GATHER,
+        CollectiveKind.REDUCE_SCATTER,
+        CollectiveKind.ALL_TO_ALL,
     }:
         return Role.PARTIAL_GRADIENT_SUM
     return Role.GRADIENT_SUM
 
 
-def _activation_role(start: Node, primary: str | None, busy: dict[str, set[str]]) -> Role:
+def _activation_role(
+    start: Node, primary: str | None, busy: dict[str, set[CollectiveKind | None]]
+) -> Role:
     group = group_name(start)
-    if "all_to_all" in busy[group]:
+    if CollectiveKind.ALL_TO_ALL in busy[group]:
         return Role.EXPERT_PARALLEL
     kind = collective_kind(start)
-    if kind in ("all_gather", "reduce_scatter"):
+    if kind in (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER):
         return Role.SEQUENCE_PARALLEL
-    return Role.TENSOR_PARALLEL if kind == "all_reduce" and group != primary else Role.OTHER
+    return (
+        Role.TENSOR_PARALLEL
+        if kind == CollectiveKind.ALL_REDUCE and group != primary
+        else Role.OTHER
+    )
 
 
 def _later(serving: set[Node]) -> Callable[[Node], frozenset[Node]]:

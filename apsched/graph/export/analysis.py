@@ -26,7 +26,7 @@ from apsched.graph.export.order_edges import order_edges
 from apsched.graph.export.placement import Placement, placement_of
 from apsched.graph.export.storages import NodeStorages, StorageTable, release, trace_storages
 from apsched.graph.export.waits import Waits, match_waits
-from apsched.graph.records import NodeKind
+from apsched.kinds import BUCKET_KINDS, CollectiveKind, NodeKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,11 +113,7 @@ def is_bucketable(analysis: Analysis, start: int) -> bool:
         analysis.calls[start],
         analysis.nodes[analysis.waits.wait_of_start[start]],
     )
-    if start not in analysis.fsdp or call.kind not in (
-        "all_gather",
-        "reduce_scatter",
-        "all_reduce",
-    ):
+    if start not in analysis.fsdp or call.kind not in BUCKET_KINDS:
         return False
     if call.coalesced or call.in_place or num_members(node) > 1:
         return False
@@ -138,7 +134,9 @@ def cast_before(analysis: Analysis, start: int) -> torch.fx.Node | None:
     """Return the cast whose result only the gather of ``start`` sends, where a bucket can copy in
     what comes before it.
     """
-    if analysis.calls[start].kind != "all_gather" or not is_bucketable(analysis, start):
+    if analysis.calls[start].kind != CollectiveKind.ALL_GATHER or not is_bucketable(
+        analysis, start
+    ):
         return None
     node = input_nodes(analysis.nodes[start])[0]
     size_bytes = analysis.calls[start].input_bytes
@@ -188,7 +186,7 @@ def _refuse_hidden_collectives(node: torch.fx.Node) -> None:
 def _sizes_match(call: CollectiveCall) -> bool:
     """Whether input and output are each other's shares along dim 0, with nothing padded."""
     small, large = sorted((call.input_bytes, call.output_bytes))
-    return large == small * (1 if call.kind == "all_reduce" else call.group_size)
+    return large == small * (1 if call.kind == CollectiveKind.ALL_REDUCE else call.group_size)
 
 
 def _holds(waits: Waits, calls: Mapping[int, CollectiveCall]) -> list[tuple[int, int]]:

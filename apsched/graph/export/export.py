@@ -32,7 +32,8 @@ from apsched.graph.export.prices import (
 )
 from apsched.graph.export.provenance import directions, module_names, parameters_served
 from apsched.graph.export.signature import node_signature, target_name
-from apsched.graph.records import COPY, CollectiveRecord, KernelCut, NodeKind, NodeRecord
+from apsched.graph.records import COPY, CollectiveRecord, NodeRecord
+from apsched.kinds import KernelCut, NodeKind
 from apsched.units import us_to_ticks
 
 

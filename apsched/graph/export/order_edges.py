@@ -9,7 +9,7 @@ import torch
 
 from apsched.fx.collectives import argument
 from apsched.graph.export.storages import NodeStorages
-from apsched.graph.records import NodeKind
+from apsched.kinds import NodeKind
 
 _EFFECTFUL_HIGHER_ORDER = frozenset(
     ("with_effects", "print", "call_torchbind", "while_loop_with_effects")

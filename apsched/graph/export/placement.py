@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from apsched.graph.records import NodeKind
+from apsched.kinds import NodeKind
 
 _LIGHT = frozenset(
     # casts, copies and scalings: what stands between a parameter and its gather, or a reduced

@@ -13,12 +13,12 @@ from apsched.fx.collectives import CollectiveCall, is_blocking_collective, tenso
 from apsched.graph.export.aliasing import call_effects
 from apsched.graph.records import (
     COPY,
-    NodeKind,
     asked_kind,
     coalesced_curve_name,
     collective_curve_name,
     launch_curve_name,
 )
+from apsched.kinds import BUCKET_KINDS, COALESCED_KINDS, CollectiveKind, NodeKind
 from apsched.units import ticks_to_us, us_to_ticks
 
 _COPIES = ("copy_in", "copy_out")
@@ -105,7 +105,7 @@ def copy_curve(cost_model: CostModel, device: torch.device) -> PriceCurve:
 
 
 def collective_curves(
-    cost_model: CostModel, groups: Iterable[tuple[str, str, int]]
+    cost_model: CostModel, groups: Iterable[tuple[CollectiveKind, str, int]]
 ) -> dict[str, PriceCurve]:
     """Return a curve for each (kind, group name, group size), by its name."""
     return {
@@ -114,14 +114,16 @@ def collective_curves(
     }
 
 
-def _collective_curve(cost_model: CostModel, kind: str, group: str, group_size: int) -> PriceCurve:
+def _collective_curve(
+    cost_model: CostModel, kind: CollectiveKind, group: str, group_size: int
+) -> PriceCurve:
     return sample_curve(
         lambda size_bytes: cost_model.collective_us(asked_kind(kind), group, group_size, size_bytes)
     )
 
 
 def launch_curves(
-    cost_model: CostModel, groups: Iterable[tuple[str, str, int]], device: torch.device
+    cost_model: CostModel, groups: Iterable[tuple[CollectiveKind, str, int]], device: torch.device
 ) -> dict[str, PriceCurve]:
     """Return the price of launching a bucket, for each (kind, group name, group size) that can be
     bucketed, by its curve's name.
@@ -131,7 +133,7 @@ def launch_curves(
     """
     curves = {}
     for kind, group, size in groups:
-        if kind in _BUCKET_LAUNCHES:
+        if kind in BUCKET_KINDS:
             price_ticks = us_to_ticks(_launch_us(cost_model, kind, group, size, device))
             curves[launch_curve_name(kind, group)] = PriceCurve(
                 size_bytes=(0, 1), price_ticks=(price_ticks, price_ticks)
@@ -140,7 +142,7 @@ def launch_curves(
 
 
 def coalesced_curves(
-    cost_model: CostModel, groups: Iterable[tuple[str, str, int]]
+    cost_model: CostModel, groups: Iterable[tuple[CollectiveKind, str, int]]
 ) -> dict[str, PriceCurve]:
     """Return what a member adds to a coalesced launch, by the curve's name, for each (kind, group
     name, group size) that has a price.
@@ -151,7 +153,7 @@ def coalesced_curves(
     curves = {}
     for kind, group, size in groups:
         member_us = (
-            coalesced_member_us(cost_model, kind, group, size) if kind in _COALESCED else None
+            coalesced_member_us(cost_model, kind, group, size) if kind in COALESCED_KINDS else None
         )
         if member_us is not None:
             price_ticks = us_to_ticks(member_us)
@@ -161,12 +163,8 @@ def coalesced_curves(
     return curves
 
 
-_COALESCED = ("all_gather", "reduce_scatter")
-_BUCKET_LAUNCHES = ("all_gather", "reduce_scatter", "all_reduce")
-
-
 def _launch_us(
-    cost_model: CostModel, kind: str, group: str, group_size: int, device: torch.device
+    cost_model: CostModel, kind: CollectiveKind, group: str, group_size: int, device: torch.device
 ) -> float:
     """Return what ``cost_model`` says of the launch that write-back would emit for a small
     bucket.
@@ -188,7 +186,7 @@ def _launch_us(
         node.meta["val"] = value
         return cost_model.compute_us(node)
 
-    if kind == "all_gather":
+    if kind == CollectiveKind.ALL_GATHER:
         buffer = holding("buffer", all_of_them)
         return launch(
             c10d.all_gather_into_tensor_out.default,
@@ -196,7 +194,7 @@ def _launch_us(
             {"out": buffer},
             all_of_them,
         )
-    if kind == "reduce_scatter":
+    if kind == CollectiveKind.REDUCE_SCATTER:
         return launch(
             c10d.reduce_scatter_tensor.default,
             (holding("payload", all_of_them), "sum", group_size, group),

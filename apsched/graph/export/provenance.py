@@ -9,7 +9,7 @@ import torch
 
 from apsched.capture.captured import CapturedGraph
 from apsched.fx.passes.parameters import PARAMETER_KEY
-from apsched.graph.records import NodeKind
+from apsched.kinds import NodeKind
 from apsched.torch_compat.graphs import gradient_of
 
 

@@ -133,8 +133,8 @@ def impose(asked: Demands) -> Problem:
         together = group is not None and len(group.members) > 1
         collectives[c] = replace(
             collective,
-            bucketable=collective.bucketable and not alone,
             restriction=Restriction(
+                alone=alone,
                 group=number if together else None,
                 closed=together and group is not None and group.closed,
                 payload=(
@@ -148,9 +148,7 @@ def impose(asked: Demands) -> Problem:
                 rules=tuple(sorted(named)),
             ),
         )
-    plan = replace(
-        problem, collectives=tuple(collectives), rules=tuple(asked.rules), unrestricted=problem
-    )
+    plan = replace(problem, collectives=tuple(collectives), rules=tuple(asked.rules))
     check_feasible(plan)
     return plan
 
@@ -243,7 +241,7 @@ def _checked_groups(asked: Demands) -> dict[int, tuple[int, Group]]:
                 raise asked.wrong(
                     [asked.alone[c], group.rule], f"{asked.name(c)} cannot be alone and in a group"
                 )
-            if not problem.collectives[c].bucketable and len(group.members) > 1:
+            if not problem.collectives[c].may_share and len(group.members) > 1:
                 raise asked.wrong(
                     [group.rule], f"{asked.name(c)} cannot share a launch: it writes where it reads"
                 )

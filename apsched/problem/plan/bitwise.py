@@ -18,6 +18,7 @@ their gradients among its outputs. Dynamo orders inputs by first use: there the 
 from collections.abc import Iterator
 
 from apsched.errors import InputError
+from apsched.kinds import CollectiveKind
 from apsched.names import block_of
 from apsched.problem.problem import Collective, Problem
 
@@ -59,7 +60,7 @@ def _reductions(problem: Problem) -> Iterator[int]:
     scattered = {
         c.wait
         for c in problem.collectives
-        if _kind(problem, c) == "reduce_scatter" and not c.on_path
+        if _kind(problem, c) == CollectiveKind.REDUCE_SCATTER and not c.on_path
     }
     behind = list(scattered)
     while behind:
@@ -70,7 +71,8 @@ def _reductions(problem: Problem) -> Iterator[int]:
     for c, collective in enumerate(problem.collectives):
         kind = _kind(problem, collective)
         if not collective.on_path and (
-            kind == "reduce_scatter" or (kind == "all_reduce" and collective.start in scattered)
+            kind == CollectiveKind.REDUCE_SCATTER
+            or (kind == CollectiveKind.ALL_REDUCE and collective.start in scattered)
         ):
             yield c
 

@@ -5,6 +5,7 @@ not contradict each other.
 from itertools import pairwise
 
 from apsched.errors import InputError
+from apsched.kinds import CollectiveKind
 from apsched.problem.problem import Problem
 
 _SHOWN = 6
@@ -50,7 +51,7 @@ def _merged(problem: Problem) -> list[int]:
             continue
         head = problem.collectives[first.setdefault(collective.restriction.group, c)]
         node_of[collective.start] = head.start
-        if problem.keys[collective.key].kind != "all_gather":
+        if problem.keys[collective.key].kind != CollectiveKind.ALL_GATHER:
             node_of[collective.wait] = head.wait
     return node_of
 

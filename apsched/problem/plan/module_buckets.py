@@ -19,8 +19,9 @@ from torch import nn
 
 from apsched.errors import InputError
 from apsched.fx.passes.checkpointing import blocks_of
+from apsched.kinds import BUCKET_KINDS, CollectiveKind
 from apsched.names import bucket_labels
-from apsched.problem.plan.rules import KINDS, Plan, Rule
+from apsched.problem.plan.rules import Plan, Rule
 from apsched.problem.problem import Problem
 
 _NEAREST = 3
@@ -49,7 +50,7 @@ class ModuleBuckets:
         """
         rules = []
         for names in self.buckets.values():
-            for kind in KINDS:
+            for kind in BUCKET_KINDS:
                 keys = {name: _keys_of(problems, name, kind) for name in names}
                 parts: list[tuple[dict[str, int], list[str]]] = []
                 for name in names:
@@ -66,13 +67,18 @@ class ModuleBuckets:
                     part[0].update(keys[name])
                     part[1].append(name)
                 rules += [
-                    Rule(match="|".join(map(re.escape, part)), kind=kind, group=True, closed=True)
+                    Rule(
+                        match="|".join(map(re.escape, part)),
+                        kind=kind.value,
+                        group=True,
+                        closed=True,
+                    )
                     for _, part in parts
                 ]
         return Plan(tuple(rules))
 
 
-def _keys_of(problems: Sequence[Problem], name: str, kind: str) -> dict[str, int]:
+def _keys_of(problems: Sequence[Problem], name: str, kind: CollectiveKind) -> dict[str, int]:
     """Return graph -> key of the collectives of this kind that serve a parameter; empty where they
     can't share launches, or differ.
     """
@@ -83,7 +89,7 @@ def _keys_of(problems: Sequence[Problem], name: str, kind: str) -> dict[str, int
             for c in problem.collectives
             if c.module == name and not c.on_path and problem.keys[c.key].kind == kind
         ]
-        if not all(c.bucketable for c in mine) or len({c.key for c in mine}) > 1:
+        if not all(c.may_share for c in mine) or len({c.key for c in mine}) > 1:
             return {}
         keys.update((problem.name, c.key) for c in mine)
     return keys

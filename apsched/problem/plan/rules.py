@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from apsched.errors import InputError
+from apsched.kinds import BUCKET_KINDS
 
-KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 DIRECTIONS = ("forward", "backward")
 
 
@@ -64,8 +64,8 @@ class Rule:
             re.compile(self._start_pattern(lambda _: "x"))
         except (re.error, OverflowError) as error:
             raise self._wrong(f"expected regular expressions, found {error}") from None
-        if self.kind is not None and self.kind not in KINDS:
-            raise self._wrong(f"kind: expected {', '.join(KINDS)}; found {self.kind!r}")
+        if self.kind is not None and self.kind not in BUCKET_KINDS:
+            raise self._wrong(f"kind: expected {', '.join(BUCKET_KINDS)}; found {self.kind!r}")
         if self.direction is not None and self.direction not in DIRECTIONS:
             raise self._wrong(
                 f"direction: expected {' or '.join(DIRECTIONS)}; found {self.direction!r}"

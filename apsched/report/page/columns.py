@@ -14,7 +14,7 @@ import orjson
 
 from apsched.artifacts.solved_run import SolvedGraph, SolvedRun
 from apsched.config import Caps
-from apsched.graph.records import NodeKind
+from apsched.kinds import NodeKind
 from apsched.problem.problem import Problem
 from apsched.problem.storage_origins import BUFFERS, KEPT, origin
 from apsched.report.binding import step_name

@@ -11,7 +11,7 @@ from apsched.artifacts.solved_run import SolvedGraph
 from apsched.quantities import show_bytes, show_us
 from apsched.report.binding import shares
 from apsched.report.page.table import table
-from apsched.schedule.result import Score
+from apsched.schedule.result import AS_CAPTURED, Score
 from apsched.units import ticks_to_us
 
 
@@ -205,8 +205,8 @@ def _part(line: Frontier, here: Sequence[Here]) -> str:
 
 
 def _captured(points: Sequence[FrontierPoint]) -> str:
-    """Return what the order as captured takes; every point has it as its first baseline."""
-    found = next((b for point in points for b in point.baselines if b.name == "as_captured"), None)
+    """Return what the order as captured takes; every point has it among its baselines."""
+    found = next((b for point in points for b in point.baselines if b.name == AS_CAPTURED), None)
     return (
         f"as captured: {show_us(ticks_to_us(found.step_ticks))}, peak"
         f" {show_bytes(found.peak_bytes)}; "

@@ -11,7 +11,7 @@ from apsched.report.binding import memory_text, shares, where_text
 from apsched.report.page.table import Html, table
 from apsched.report.summary import summary_lines
 from apsched.schedule.analysis.usage import launch_positions
-from apsched.schedule.result import Score
+from apsched.schedule.result import Score, captured_of
 from apsched.schedule.simulate import Transfer
 from apsched.schedule.verify import prefetch_distances
 from apsched.units import ticks_to_us
@@ -30,8 +30,9 @@ _SOURCES = {
 def figures(graph: SolvedGraph) -> str:
     """Return the figures that people look for first."""
     result = graph.result
-    best, before = result.best, result.answer.baselines[0]
+    best, before = result.best, captured_of(result.answer.baselines)
     assert best is not None
+    assert before is not None
     less = (
         100 * (1 - best.step_time_ticks / before.step_time_ticks) if before.step_time_ticks else 0.0
     )

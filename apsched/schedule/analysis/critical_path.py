@@ -20,7 +20,7 @@ from enum import StrEnum
 from itertools import groupby
 
 from apsched.config import Caps
-from apsched.graph.records import NodeKind
+from apsched.kinds import CollectiveKind, NodeKind
 from apsched.problem.problem import Problem
 from apsched.schedule.schedule import Schedule, Step, StepKind
 from apsched.schedule.simulate import Timeline, Transfer
@@ -264,7 +264,7 @@ def _full_step(problem: Problem, timeline: Timeline, caps: Caps) -> int:
     past = 0
     for t in timeline.transfers:
         cs = [problem.collectives[c] for c in t.members]
-        if cs[0].on_path or problem.keys[cs[0].key].kind != "all_gather":
+        if cs[0].on_path or problem.keys[cs[0].key].kind != CollectiveKind.ALL_GATHER:
             continue
         room = caps.memory_cap_bytes - sum(c.output_bytes for c in cs)
         for k in range(past, t.start_step):

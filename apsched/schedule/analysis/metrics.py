@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from apsched.config import Caps
-from apsched.graph.records import NodeKind
+from apsched.kinds import CollectiveKind, NodeKind
 from apsched.problem.problem import Collective, Problem
 from apsched.quantities import show_bytes, show_us
 from apsched.schedule.schedule import Schedule, StepKind
@@ -22,7 +22,7 @@ class LaunchMetrics:
 
     group: str
     group_size: int
-    kind: str
+    kind: CollectiveKind
     direction: str
     num_collectives: int
     """As captured."""
@@ -121,7 +121,7 @@ def metrics_of(problem: Problem, schedule: Schedule, timeline: Timeline, caps: C
     """Return the metrics of ``schedule``, whose timeline is given; ``caps`` are those that close
     buckets.
     """
-    sets: dict[tuple[str, str, str], list[_Launch]] = {}
+    sets: dict[tuple[str, str, CollectiveKind], list[_Launch]] = {}
     for transfer in timeline.transfers:
         members = [problem.collectives[c] for c in transfer.members]
         if not members[0].on_path:
@@ -155,14 +155,19 @@ def _launch(members: Sequence[Collective], coalesced: bool) -> _Launch:
     )
 
 
-def _set_of(problem: Problem, collective: Collective) -> tuple[str, str, str]:
+def _set_of(problem: Problem, collective: Collective) -> tuple[str, str, CollectiveKind]:
     key = problem.keys[collective.key]
     direction = problem.name if problem.name in ("forward", "backward") else collective.direction
     return direction, key.group, key.kind
 
 
 def _launch_metrics(
-    problem: Problem, direction: str, group: str, kind: str, launches: Sequence[_Launch], caps: Caps
+    problem: Problem,
+    direction: str,
+    group: str,
+    kind: CollectiveKind,
+    launches: Sequence[_Launch],
+    caps: Caps,
 ) -> LaunchMetrics:
     by_bytes = by_span = 0
     for key in {launch.key for launch in launches}:
@@ -191,7 +196,10 @@ def _launch_metrics(
 
 
 def _scatters(problem: Problem, collective: Collective) -> bool:
-    return problem.keys[collective.key].kind == "reduce_scatter" and not collective.on_path
+    return (
+        problem.keys[collective.key].kind == CollectiveKind.REDUCE_SCATTER
+        and not collective.on_path
+    )
 
 
 def _scheduled(problem: Problem, schedule: Schedule) -> Iterator[tuple[int, bool]]:

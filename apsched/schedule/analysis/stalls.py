@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from apsched.graph.records import NodeKind
+from apsched.kinds import NodeKind
 from apsched.problem.problem import Problem
 from apsched.quantities import show_bytes, show_us
 from apsched.schedule.schedule import Schedule, StepKind

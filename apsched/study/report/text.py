@@ -7,13 +7,12 @@ from rich.table import Table
 
 from apsched.quantities import show_bytes, show_us
 from apsched.report.summary import console
+from apsched.schedule.result import AS_CAPTURED
 from apsched.study.report.across import Line, along_text, alongs
 from apsched.study.report.binding import bindings, binds_text, bucketing_text
 from apsched.study.report.frontier import fitting, least_memory, prices_ms_per_gib
 from apsched.study.store import Point
 from apsched.study.worker import ALONG
-
-AS_CAPTURED = "as_captured"
 
 
 def print_study(lines: Sequence[Line], slowdown: float, stream: TextIO) -> None:

@@ -27,6 +27,7 @@ import numpy as np
 
 from apsched.config import Caps
 from apsched.problem.problem import Problem
+from apsched.schedule.result import BoundSource
 from apsched.solver.arrays.problem_arrays import ALL_GATHER, ProblemArrays
 from apsched.solver.arrays.relaxed import without_copies
 from apsched.solver.arrays.reordered import Orders
@@ -44,14 +45,7 @@ from apsched.solver.bounds.any_order.jobs import (
 )
 from apsched.solver.bounds.any_order.last_reduction import tail_bound
 from apsched.solver.bounds.any_order.one_machine import critical_jobs
-from apsched.solver.bounds.linear_program import (
-    WEIGHED,
-    Costs,
-    Row,
-    costs_of,
-    decidable,
-    lagrangian,
-)
+from apsched.solver.bounds.linear_program import Costs, Row, costs_of, decidable, lagrangian
 from apsched.solver.bounds.step_time import TimeBound, least_launch, least_work, work_bound
 
 _BUSY = 0.8
@@ -69,7 +63,7 @@ def moving_bound(problem: Problem, arrays: ProblemArrays, orders: Orders, caps: 
     as captured.
     """
     if not len(arrays.kind):
-        return TimeBound(ticks=int(arrays.compute_ticks.sum()), source="compute")
+        return TimeBound(ticks=int(arrays.compute_ticks.sum()), source=BoundSource.COMPUTE)
     problem, arrays = without_copies(problem, arrays)
     costs = costs_of(problem, arrays, caps)
     loose = loose_program(problem, arrays, orders, costs)
@@ -77,9 +71,9 @@ def moving_bound(problem: Problem, arrays: ProblemArrays, orders: Orders, caps: 
     work = work_bound(problem, arrays, least_work(problem, arrays), np.arange(len(arrays.kind)))
     found = [
         *bounds_of(loose, ends),
-        TimeBound(ticks=int(arrays.compute_ticks.sum()) + work, source="compute"),
+        TimeBound(ticks=int(arrays.compute_ticks.sum()) + work, source=BoundSource.COMPUTE),
         tail_bound(arrays, loose, ends, costs, caps.max_compute_move),
-        TimeBound(ticks=lagrangian(_rows(arrays, loose, ends, costs)), source=WEIGHED),
+        TimeBound(ticks=lagrangian(_rows(arrays, loose, ends, costs)), source=BoundSource.WEIGHED),
     ]
     best = max(bound.ticks for bound in found)
     if max(np.bincount(loose.stream, weights=loose.work.load)) >= _BUSY * best:

@@ -16,6 +16,7 @@ import numpy as np
 from apsched.config import Caps
 from apsched.costs.price_curve import PriceCurve
 from apsched.problem.problem import Problem
+from apsched.schedule.result import BoundSource
 from apsched.solver.arrays.jit import compiled
 from apsched.solver.arrays.problem_arrays import Ints, ProblemArrays
 from apsched.solver.bounds.any_order.items import Items
@@ -58,7 +59,7 @@ def chain_bound(
         replace(c, prologue=(), epilogue=(), cast=(), cast_bytes=0) for c in problem.collectives
     )
     found = path_bound(replace(problem, collectives=bare, copy_price=_FREE), as_chain, caps)
-    return replace(found, source="buckets weighed along a chain")
+    return replace(found, source=BoundSource.WEIGHED_ALONG_CHAIN)
 
 
 def _chain(loose: Loose, ends: Ends) -> Ints:

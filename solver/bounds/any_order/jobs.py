@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from apsched.schedule.result import BoundSource
 from apsched.solver.arrays.problem_arrays import Bools, Ints
 from apsched.solver.bounds.any_order.heads import Ticks, earliest
 from apsched.solver.bounds.any_order.items import Items
@@ -123,11 +124,14 @@ def _gates(on_path: Bools) -> Bools:
 
 def bounds_of(loose: Loose, ends: Ends) -> list[TimeBound]:
     """Return the longest way through any item, and what each stream takes."""
-    between = "compute between collectives on the path" if loose.on_path.any() else "critical path"
+    between = BoundSource.BETWEEN_COLLECTIVES if loose.on_path.any() else BoundSource.CRITICAL_PATH
     through_compute = ends.head_of_compute + loose.compute_ticks + ends.tail_of_compute
     through = ends.head + loose.work.launch + loose.work.transfer + ends.tail
     longest = max(int(through_compute.max(initial=0)), int(through.max(initial=0)))
-    found = [TimeBound(ticks=longest, source=between), compute_jobs(loose, ends).bound("compute")]
+    found = [
+        TimeBound(ticks=longest, source=between),
+        compute_jobs(loose, ends).bound(BoundSource.COMPUTE),
+    ]
     return found + [
         jobs.bound(f"stream of group {loose.streams[stream]}")
         for stream, jobs in jobs_of_streams(loose, ends).items()

@@ -8,6 +8,7 @@ the last launch its time on the compute stream, behind it that of its reduction.
 
 import numpy as np
 
+from apsched.schedule.result import BoundSource
 from apsched.solver.arrays.jit import compiled
 from apsched.solver.arrays.problem_arrays import ALL_GATHER, Ints, ProblemArrays
 from apsched.solver.bounds.any_order.heads import mark_ancestors
@@ -35,7 +36,7 @@ def tail_bound(
     )
     span = items.spread(compute_ticks, loose.work.launch + loose.work.transfer)
     before, follows = np.zeros(len(items), np.bool_), np.zeros(len(items), np.int64)
-    best = TimeBound(ticks=0, source="compute")
+    best = TimeBound(ticks=0, source=BoundSource.COMPUTE)
     for stream in np.unique(loose.stream[reductions]).tolist():
         here = reductions[loose.stream[reductions] == stream]
         others = [

@@ -14,6 +14,7 @@ from ortools.linear_solver import pywraplp
 
 from apsched.config import Caps
 from apsched.problem.problem import Problem
+from apsched.schedule.result import BoundSource
 from apsched.solver.arrays.problem_arrays import ProblemArrays
 from apsched.solver.bounds.paths.bucket_costs import bucket_costs
 from apsched.solver.bounds.paths.network import BEGINNING, END, SHIFT, TAIL, Network, network
@@ -38,7 +39,7 @@ def path_bound(problem: Problem, arrays: ProblemArrays, caps: Caps) -> TimeBound
     """Return the best Lagrangian of the paths that is found."""
     parts = bucket_costs(problem, arrays, caps)
     if not parts:
-        return TimeBound(ticks=0, source="paths")
+        return TimeBound(ticks=0, source=BoundSource.PATHS)
     net = network(problem, arrays, parts)
     priced = pricings(net, arrays, parts)
     master = _Master(net, len(priced))
@@ -58,7 +59,7 @@ def path_bound(problem: Problem, arrays: ProblemArrays, caps: Caps) -> TimeBound
         if solved is None or solved[0] - best <= _CLOSE * max(best, 1.0):
             break
         flow = best_flow + step * (solved[1] - best_flow)
-    return TimeBound(ticks=int(best * (1 - 1e-9)), source="buckets weighed along paths")
+    return TimeBound(ticks=int(best * (1 - 1e-9)), source=BoundSource.WEIGHED_ALONG_PATHS)
 
 
 class _Master:

@@ -16,7 +16,8 @@ from apsched.solver.arrays.partition import Pricer
 from apsched.solver.arrays.problem_arrays import Ints, ProblemArrays
 from apsched.solver.cpsat.model import ExactModel
 from apsched.solver.cpsat.windows.subproblem import Window, WindowView
-from apsched.solver.program.evaluate import COPY_OUT, LAUNCH, NODE, WAIT, Program, evaluate, trace
+from apsched.solver.program.evaluate import evaluate, trace
+from apsched.solver.program.program import COPY_OUT, LAUNCH, NODE, WAIT, Program
 from apsched.solver.program.to_schedule import expand
 
 MOST_FREE = 6

@@ -2,7 +2,7 @@
 
 from apsched.solver.arrays.partition import Members
 from apsched.solver.arrays.problem_arrays import ALL_GATHER, Ints, ProblemArrays
-from apsched.solver.program.evaluate import COPY_OUT, NODE, WAIT, Program
+from apsched.solver.program.program import COPY_OUT, NODE, WAIT, Program
 
 
 def tails(

@@ -26,16 +26,8 @@ from apsched.solver.cpsat.windows.subproblem_arrays import (
     forms_of,
     forms_with,
 )
-from apsched.solver.program.evaluate import (
-    COPY_IN,
-    COPY_OUT,
-    LAUNCH,
-    NODE,
-    WAIT,
-    Program,
-    evaluate,
-    trace,
-)
+from apsched.solver.program.evaluate import evaluate, trace
+from apsched.solver.program.program import COPY_IN, COPY_OUT, LAUNCH, NODE, WAIT, Program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from apsched.artifacts.solved_run import load_run
-from apsched.calibrate.profile.messages import KINDS
+from apsched.calibrate.profile.messages import KIND_OF_NAME
 from apsched.calibrate.profile.predict import predicted
 from apsched.calibrate.profile.profile import profile_costs
 from apsched.calibrate.profile.trace import load_trace
 from apsched.costs.clusters.cluster import load_cluster
 from apsched.graph.graph_file import load_graph
-from apsched.graph.records import NodeKind
+from apsched.kinds import NodeKind
 from apsched.report.trace import FIRST_GROUP_STREAM, FIRST_PROCESS
 from apsched.report.trace import trace as trace_of
 from apsched.units import TICKS_PER_US
@@ -216,7 +216,7 @@ def test_a_run_is_laid_beside_the_real_job(run: Run, folder: Path, name: str, ma
     happened = [
         e for e in sorted(within, key=lambda e: float(e["ts"])) if e["name"] != "gloo:barrier"
     ]
-    kinds = [KINDS[e["name"].removeprefix("gloo:")] for e in happened]
+    kinds = [KIND_OF_NAME[e["name"].removeprefix("gloo:")] for e in happened]
     promised, first = [], 0
     for g in range(2):
         pid = FIRST_PROCESS + 2 * g + (matched == "solved")
@@ -226,7 +226,7 @@ def test_a_run_is_laid_beside_the_real_job(run: Run, folder: Path, name: str, ma
             if e["pid"] == pid and e["ph"] == "X" and e["tid"] >= FIRST_GROUP_STREAM
         ]
         assert sent[0]["ts"] == pytest.approx(happened[first]["ts"], abs=0.01)
-        promised += [KINDS[e["args"]["Collective name"]] for e in sent]
+        promised += [KIND_OF_NAME[e["args"]["Collective name"]] for e in sent]
         first += len(sent)
     on_gloo = {"reduce_scatter": "all_reduce"}  # which gloo runs in its place
     assert kinds == [on_gloo.get(kind, kind) for kind in promised]

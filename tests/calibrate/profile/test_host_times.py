@@ -5,7 +5,8 @@ import pytest
 from apsched.calibrate.profile.host_times import host_times
 from apsched.calibrate.profile.match import Matched, Pair, Place
 from apsched.calibrate.profile.trace import HostOp, Trace, Work
-from apsched.graph.records import CollectiveRecord, NodeKind, NodeRecord
+from apsched.graph.records import CollectiveRecord, NodeRecord
+from apsched.kinds import NodeKind
 
 START, WAIT, COMPUTE = NodeKind.START, NodeKind.WAIT, NodeKind.COMPUTE
 

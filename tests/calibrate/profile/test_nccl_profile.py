@@ -16,7 +16,7 @@ from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster
 from apsched.errors import InputError
 from apsched.graph.export.export import export
-from apsched.graph.records import NodeKind
+from apsched.kinds import NodeKind
 from apsched.models.mesh import MeshSpec
 from apsched.models.preset_capture import capture_preset
 from tests.helpers.graphs.kineto import KinetoTrace, run_node

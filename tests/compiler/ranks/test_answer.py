@@ -20,7 +20,7 @@ from apsched.compiler.ranks.problem_digest import answer_digest, problem_digest
 from apsched.config import Caps, SolveOptions
 from apsched.costs.price_curve import PriceCurve
 from apsched.errors import ApschedError, InputError
-from apsched.graph.records import KernelCut
+from apsched.kinds import KernelCut
 from apsched.pipeline.result import result_of
 from apsched.problem.contention import Contention
 from apsched.problem.problem import Problem
@@ -109,7 +109,6 @@ def changed(problem: Problem) -> dict[str, Problem]:
         "cuts": replace(problem, cuts=(KernelCut(node=1, nodes=(1,), extra_ticks=(1,)),)),
         "reordered": replace(problem, reordered=tuple(reversed(problem.compute_order))),
         "rules": replace(problem, rules=("match '.*': forbid",)),
-        "unrestricted": replace(problem, unrestricted=problem),
         "contention": replace(problem, contention=Contention(compute_slowdown=(6, 5))),
     }
 

@@ -8,13 +8,13 @@ import pytest
 
 from apsched.costs.clusters.cluster import cluster_names, load_cluster
 from apsched.costs.network.alpha_beta import (
-    KINDS,
     GroupShape,
     bus_bandwidth_gb_per_s,
     collective_us,
     group_shape,
 )
 from apsched.errors import InputError
+from apsched.kinds import PRICED_KINDS
 
 H100 = load_cluster("h100")
 GIB = 1 << 30
@@ -135,7 +135,7 @@ def test_a_network_without_low_latency_protocols_has_only_simple_across_nodes() 
 
 
 @pytest.mark.parametrize("name", cluster_names())
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PRICED_KINDS)
 @pytest.mark.parametrize("group", [1, 2, 8, 12, 16, 64, 256, range(0, 128, 8)])
 def test_time_is_positive_and_never_falls_with_size(name: str, kind: str, group: object) -> None:
     cluster = load_cluster(name)

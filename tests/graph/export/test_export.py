@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from apsched.errors import InputError
 from apsched.graph.export.export import export
-from apsched.graph.records import NodeKind
+from apsched.kinds import NodeKind
 from apsched.torch_compat import graphs as torch_private
 from tests.helpers.graphs.instrumented import UnitCosts, capture_of, traced
 

@@ -24,7 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from apsched.graph.records import NodeKind, NodeRecord
+from apsched.graph.records import NodeRecord
+from apsched.kinds import NodeKind
 
 KINETO_TYPES = {
     "float32": "float",

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from apsched.costs.price_curve import PriceCurve
-from apsched.graph.records import NodeKind
+from apsched.kinds import NodeKind
 from apsched.problem.problem import Collective, Key, Problem, Storage, check_problem
 from apsched.schedule.schedule import Bucket, Schedule, Step, StepKind
 from apsched.units import allocated_bytes

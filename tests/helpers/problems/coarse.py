@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 
-from apsched.graph.records import NodeKind
+from apsched.kinds import NodeKind
 from apsched.problem.problem import Collective, Problem, Storage, check_problem
 
 

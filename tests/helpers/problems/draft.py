@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 
 from apsched.costs.price_curve import PriceCurve
-from apsched.graph.records import NodeKind
+from apsched.kinds import NodeKind
 from apsched.problem.problem import Collective, Key, Problem, Storage, check_problem
 from apsched.units import allocated_bytes
 

@@ -90,6 +90,6 @@ def planned(rng: random.Random, problem: Problem, *, tries: int = 20) -> Problem
             under = restricted(problem, random_plan(rng, problem))
         except InputError:
             continue
-        if under.unrestricted is not None:
+        if under.rules:
             return under
     return problem

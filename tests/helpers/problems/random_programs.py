@@ -7,11 +7,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from apsched.graph.records import NodeKind
+from apsched.kinds import NodeKind
 from apsched.problem.problem import Problem
 from apsched.schedule.schedule import Bucket, Step, StepKind
 from apsched.solver.arrays.partition import Pricer
-from apsched.solver.program.evaluate import COPY_OUT, FIRE, LAUNCH, NODE, PREPARE, WAIT, Program
+from apsched.solver.program.program import COPY_OUT, FIRE, LAUNCH, NODE, PREPARE, WAIT, Program
 from tests.helpers.problems.random_schedules import random_buckets, step_precedence
 
 _MODES = ("any", "eager", "lazy", "gathers early")

@@ -6,7 +6,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable
 
-from apsched.graph.records import NodeKind
+from apsched.kinds import NodeKind
 from apsched.problem.problem import Problem
 from apsched.schedule.schedule import Bucket, Schedule, Step, StepKind
 
@@ -43,7 +43,7 @@ def compute_moves(problem: Problem, schedule: Schedule) -> tuple[int, ...]:
 def random_buckets(problem: Problem, rng: random.Random, max_members: int) -> list[Bucket]:
     by_key = defaultdict(list)
     for c, collective in enumerate(problem.collectives):
-        if collective.bucketable:
+        if collective.may_share:
             by_key[collective.key].append(c)
     buckets = []
     for collectives in by_key.values():
@@ -108,7 +108,7 @@ def layer_schedule(problem: Problem, layer_of: Callable[[str], str]) -> Schedule
     """
     by_layer = defaultdict(list)
     for c, collective in enumerate(problem.collectives):
-        if collective.bucketable:
+        if collective.may_share:
             by_layer[collective.key, layer_of(collective.module)].append(c)
     buckets = [Bucket(tuple(members)) for members in by_layer.values() if len(members) > 1]
     steps = _order(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from apsched.config import Caps
 from apsched.costs.price_curve import PriceCurve
-from apsched.graph.records import KernelCut
+from apsched.kinds import KernelCut
 from apsched.problem.problem import Key, Problem
 from apsched.schedule.schedule import as_captured
 from apsched.schedule.simulate import simulate

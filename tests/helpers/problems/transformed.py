@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from apsched.config import Caps
 from apsched.costs.price_curve import PriceCurve
-from apsched.graph.records import NodeKind
+from apsched.kinds import NodeKind
 from apsched.problem.problem import Key, Problem, Storage, check_problem
 
 

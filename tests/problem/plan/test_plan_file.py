@@ -160,7 +160,7 @@ def test_a_rule_of_the_other_direction_is_passed_over() -> None:
         )
     )
     check_matches([forward], plan)
-    assert [c.bucketable for c in restricted(forward, plan).collectives].count(False) == 1
+    assert [c.may_share for c in restricted(forward, plan).collectives].count(False) == 1
 
 
 @pytest.mark.parametrize(

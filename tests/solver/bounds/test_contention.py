@@ -10,7 +10,7 @@ import pytest
 
 from apsched.config import Caps, SolveOptions
 from apsched.errors import InputError
-from apsched.graph.records import NodeKind
+from apsched.kinds import NodeKind
 from apsched.problem.contention import Contention
 from apsched.problem.problem import Problem, with_contention
 from apsched.schedule.schedule import Bucket, Schedule, Step, StepKind

@@ -12,7 +12,8 @@ from apsched.schedule.simulate import simulate
 from apsched.schedule.verify import verify
 from apsched.solver.arrays.partition import Pricer
 from apsched.solver.arrays.problem_arrays import problem_arrays
-from apsched.solver.program.evaluate import COPY_IN, evaluate, trace
+from apsched.solver.program.evaluate import evaluate, trace
+from apsched.solver.program.program import COPY_IN
 from apsched.solver.program.to_schedule import expand
 from tests.helpers.problems.random_programs import random_program
 from tests.helpers.problems.strategies import layered_problem, random_problem, with_coalesced_price

@@ -10,16 +10,8 @@ from apsched.problem.problem import Problem
 from apsched.schedule.verify import verify
 from apsched.solver.arrays.partition import Pricer
 from apsched.solver.arrays.problem_arrays import problem_arrays
-from apsched.solver.program.evaluate import (
-    COPY_IN,
-    LAUNCH,
-    NODE,
-    START,
-    WAIT,
-    Program,
-    evaluate,
-    trace,
-)
+from apsched.solver.program.evaluate import evaluate, trace
+from apsched.solver.program.program import COPY_IN, LAUNCH, NODE, START, WAIT, Program
 from apsched.solver.program.to_schedule import expand
 from apsched.solver.search.late_waits import late_waits
 from tests.helpers.problems.by_hand import ByHand, line

@@ -9,7 +9,7 @@ from apsched.config import Caps, SolveOptions
 from apsched.costs.clusters.cluster import load_cluster
 from apsched.errors import InputError
 from apsched.graph.graph_file import load_graph
-from apsched.graph.records import NodeKind
+from apsched.kinds import NodeKind
 from apsched.pipeline.cost_choice import CostChoice
 from apsched.pipeline.sources import SourceRequest
 from apsched.quantities import MemoryCap

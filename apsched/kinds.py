@@ -1,0 +1,61 @@
+"""Kinds of nodes, of collectives, and where kernels may be cut: words that the graph, the problem
+and the solver share.
+
+Members are equal to their text, which is what files and messages show. What comes from outside is
+turned into a member where it is read.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class NodeKind(StrEnum):
+    """What a node does when its turn comes."""
+
+    INPUT = "input"  # placeholder, get_attr
+    VIEW = "view"  # takes no time and no memory: views, getitem, symbolic sizes
+    COMPUTE = "compute"
+    START = "start"
+    WAIT = "wait"
+    OUTPUT = "output"
+
+
+class CollectiveKind(StrEnum):
+    """What a collective does with the data of its process ranks."""
+
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_REDUCE = "all_reduce"
+    ALL_TO_ALL = "all_to_all"
+    BROADCAST = "broadcast"
+
+
+PRICED_KINDS = (
+    CollectiveKind.ALL_GATHER,
+    CollectiveKind.REDUCE_SCATTER,
+    CollectiveKind.ALL_REDUCE,
+    CollectiveKind.ALL_TO_ALL,
+)
+"""Kinds that a cost model is asked for; a broadcast is priced as an all-gather of its size."""
+
+BUCKET_KINDS = (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE)
+"""Kinds whose collectives may share a launch, and that a rule of a plan can name."""
+
+COALESCED_KINDS = (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
+"""Kinds whose collectives may share a launch without a buffer; an all-reduce copies its input, as a
+bucket does.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelCut:
+    """Where a kernel of several nodes may be cut in two, and what that costs."""
+
+    node: int
+    """The first node of the second piece."""
+    nodes: tuple[int, ...]
+    """Nodes of the kernel, in either piece, that then take longer."""
+    extra_ticks: tuple[int, ...]
+    """By how much, one for each of them: what passes between the pieces is written and read, and
+    each piece has a floor.
+    """
