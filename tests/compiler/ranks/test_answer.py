@@ -26,6 +26,7 @@ from apsched.problem.contention import Contention
 from apsched.problem.problem import Problem
 from apsched.schedule.result import SolveResult
 from apsched.schedule.schedule import as_captured
+from apsched.schedule.score import scored
 from apsched.solver import solve
 from tests.helpers.problems.random_schedules import random_schedule
 from tests.helpers.problems.strategies import random_caps, random_problem
@@ -76,6 +77,34 @@ def test_infeasible_answers_are_read_as_they_were():
 def test_anything_else_is_refused(content):
     with pytest.raises(InputError, match="expected an answer of the solver"):
         parse_answer(content)
+
+
+@pytest.mark.parametrize(
+    ("more_ticks", "status"), [(-1, "feasible"), (0, "optimal"), (7, "optimal")]
+)
+def test_no_bound_of_an_answer_is_above_its_schedule(more_ticks, status):
+    problem = a_problem()
+    best = scored(problem, "apsched", as_captured(problem.num_nodes))
+    answer = SolveResult.found(
+        best,
+        bound_ticks=best.step_time_ticks + more_ticks,
+        bound_source="compute",
+        baselines=(best,),
+        floor_memory_bytes=best.peak_memory_bytes + 1,
+        floor_bound_bytes=0,
+        fastest_ticks=best.step_time_ticks + 1,
+        time_limit_ticks=best.step_time_ticks,
+        peak_bound_bytes=0,
+        launches_bound=best.num_launches + 1,
+        solved_by="search",
+    )
+    assert answer.status == status
+    assert answer.bound_ticks == best.step_time_ticks + min(more_ticks, 0)
+    assert (answer.fastest_ticks, answer.floor_memory_bytes) == (
+        best.step_time_ticks,
+        best.peak_memory_bytes,
+    )
+    assert answer.launches_bound == best.num_launches
 
 
 # the address
