@@ -11,6 +11,9 @@ from typing import Any
 
 from apsched.errors import InputError
 
+MOST_NAME_BYTES = 128
+"""Of a name that a file holds: with what apsched puts around it, file systems take it."""
+
 
 def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
     """Write ``data`` to ``path`` so that nobody ever sees a part of it; InputError where the place
@@ -38,6 +41,21 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
     _sync_directory(path.parent)
+
+
+def one_component(name: str, what: str) -> str:
+    """Return ``name``, which was read from a file and becomes part of a path; ``InputError``, which
+    says ``what`` it names, where it is more than one component of a path, or cannot be one.
+    """
+    fits = name not in ("", ".", "..") and name.isprintable() and not {"/", "\\"} & {*name}
+    if not fits or len(name.encode()) > MOST_NAME_BYTES:
+        shown = name if len(name) <= MOST_NAME_BYTES else name[:MOST_NAME_BYTES] + "..."
+        raise InputError(
+            f"{what}: expected a name that can be part of the name of a file (printable, without /"
+            f" and \\, at most {MOST_NAME_BYTES} bytes), found {shown!r}; write the file again with"
+            " another name, and do not trust one that somebody else made"
+        )
+    return name
 
 
 def digest(content: Mapping[str, Any] | bytes) -> str:

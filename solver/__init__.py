@@ -2,7 +2,7 @@
 
 from apsched.solver.frontier import AlongCaps, Known
 from apsched.solver.milp.answer import solve_with_milp
-from apsched.solver.reorder.min_memory import least_memory
+from apsched.solver.reorder.min_memory import least_memory, schedule_of_least_memory
 from apsched.solver.solve import solve
 from apsched.solver.suggestions import Change, best_changes
 
@@ -12,6 +12,7 @@ __all__ = [
     "Known",
     "best_changes",
     "least_memory",
+    "schedule_of_least_memory",
     "solve",
     "solve_with_milp",
 ]

@@ -4,7 +4,7 @@ SOURCE.
 
 import torch
 
-from apsched.torch_compat import graphs as torch_private
+from apsched.torch_compat.repro import graph_as_repro
 
 _HEAD = '''"""The {name} graph as apsched wrote it back: the order of forward() is the order of execution.
 
@@ -18,4 +18,4 @@ def dump_module(module: torch.fx.GraphModule, name: str) -> bytes:
     """Return ``module`` in the format of the files that torch writes when a job is traced
     (``fx_graph_runnable``).
     """
-    return (_HEAD.format(name=name) + torch_private.graph_as_repro(module)).encode()
+    return (_HEAD.format(name=name) + graph_as_repro(module)).encode()

@@ -2,11 +2,12 @@
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from apsched.atomic_files import write_atomic
-from apsched.errors import InputError
+from apsched.errors import ApschedError, InputError
 
 
 def check_writable(directory: Path) -> None:
@@ -55,3 +56,20 @@ def write_files(directory: Path, files: Mapping[str, bytes]) -> tuple[Path, ...]
                 folder.rmdir()
         raise
     return tuple(directory / name for name in files)
+
+
+def write_or_rescue(directory: Path, files: Mapping[str, bytes]) -> tuple[tuple[Path, ...], str]:
+    """Write ``files`` to ``directory``, else to a new temporary directory: what was found is not
+    lost.
+
+    Returns their paths (none where neither can be written), and what went wrong; empty for nothing.
+    """
+    try:
+        return write_files(directory, files), ""
+    except (ApschedError, OSError) as error:
+        wrong = str(error)
+    try:
+        rescued = Path(tempfile.mkdtemp(prefix="apsched-"))
+        return write_files(rescued, files), f"{wrong}; the files are in {rescued} instead"
+    except (ApschedError, OSError) as error:
+        return (), f"{wrong}; nor could they be written to a temporary directory ({error})"

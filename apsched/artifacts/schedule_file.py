@@ -29,6 +29,7 @@ from apsched.problem.plan.rules import digest
 from apsched.problem.problem import Problem
 from apsched.problem.second_group import second_groups, with_second_groups
 from apsched.schedule.schedule import Bucket, Schedule, Step, StepKind
+from apsched.unpack import read_within
 
 FORMAT = "apsched-schedule"
 VERSION = 2
@@ -37,7 +38,6 @@ _FLAT_VERSION = 1
 COALESCED = "coalesced"
 _WORDS = {StepKind.COPY_IN: "copy_in", StepKind.START: "start", StepKind.WAIT: "wait"}
 _KINDS = {word: kind for kind, word in _WORDS.items()}
-_LARGEST_FILE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,12 +133,13 @@ def save_schedule(path: str | Path, result: Result) -> None:
 def load_schedule(path: str | Path) -> ScheduleFile:
     """Return the schedule file ``path``; ``InputError`` names it and what is wrong with it."""
     try:
-        with open(path, "rb") as file:
-            content = file.read(_LARGEST_FILE_BYTES + 1)
+        content = read_within(path)
     except OSError as error:
         raise InputError(
             f"cannot read the schedule file {path}: {error.strerror or error}"
         ) from None
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
     return parse_schedule(content, str(path))
 
 
@@ -214,10 +215,6 @@ def parse_schedule(content: bytes, path: str) -> ScheduleFile:
     """Return what the content of the schedule file ``path`` says; ``InputError`` names it and what
     is wrong with it.
     """
-    if len(content) > _LARGEST_FILE_BYTES:
-        raise InputError(
-            f"{path}: expected a schedule file, found more than {_LARGEST_FILE_BYTES} bytes"
-        )
     data = _json(content, path)
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise InputError(
@@ -378,22 +375,24 @@ def _difference(file: ScheduleFile, problem: Problem) -> str:
 
 
 def _named_nodes(file: ScheduleFile) -> list[str]:
-    words = [text.split(" ") for text in file.steps]
+    words = [text.split(" ", 1) for text in file.steps]
     return [w[1] for w in words if len(w) == 2 and w[0].isdigit()] + [
         name for members in file.buckets for _, name in members
     ]
 
 
 def _step(text: str, file: ScheduleFile, num_nodes: int, starts: Mapping[int, int]) -> Step:
-    match text.split(" "):
+    match text.split(" ", 1):  # names of nodes in graph files may have blanks
         case [rank, _] if rank.isascii() and rank.isdigit():
             if int(rank) >= num_nodes:
                 raise InputError(
                     f"{file.path}: expected nodes below {num_nodes} in 'steps', found {text!r}"
                 )
             return Step(StepKind.NODE, int(rank))
-        case ["copy_out", rank, name] if rank.isascii() and rank.isdigit():
-            return Step(StepKind.COPY_OUT, _collective(int(rank), name, starts, file))
+        case ["copy_out", place]:
+            rank, blank, name = place.partition(" ")
+            if blank and rank.isascii() and rank.isdigit():
+                return Step(StepKind.COPY_OUT, _collective(int(rank), name, starts, file))
         case [word, b] if (
             word in _KINDS and b.isascii() and b.isdigit() and int(b) < len(file.buckets)
         ):

@@ -14,7 +14,7 @@ from typing import Any
 
 from apsched.artifacts.replay import replay
 from apsched.artifacts.schedule_file import ScheduleFile, load_schedule
-from apsched.atomic_files import digest
+from apsched.atomic_files import digest, one_component
 from apsched.errors import InputError
 from apsched.graph.graph_file import load_graph
 from apsched.pipeline.result import BitwisePrice, Result, result_of
@@ -117,7 +117,7 @@ def load_run(path: str | Path) -> SolvedRun:
 
 
 def _load_graph(path: Path, entry: Mapping[str, Any]) -> SolvedGraph:
-    name = entry["name"]
+    name = one_component(str(entry["name"]), f"{path / RESULT_FILE}: name of a graph")
     if entry["step_time_us"] is None:
         raise InputError(
             f"{path}: no schedule fits {name}, so there is nothing to show; `apsched explain`"

@@ -27,6 +27,7 @@ many.
 APPLY_FLAGS = (
     *("--mesh", "--seq", "--batch", "--layers", "--ac", "--direction"),
     *("--costs", "--cluster", "--collectives", "--unfused", "--contention"),
+    "--unpacked-limit",
 )
 """Options that ``apsched apply`` takes, too: those that make the graph and its prices."""
 _SETTINGS = {

@@ -7,6 +7,7 @@ from contextlib import redirect_stdout
 
 from apsched.cli.parser import build_parser
 from apsched.errors import ApschedError, InfeasibleError
+from apsched.unpack import unpacked_limit
 
 EXIT_DONE, EXIT_INFEASIBLE, EXIT_WRONG_USE, EXIT_INTERRUPTED = 0, 1, 2, 130
 DEBUG_VARIABLE = "APSCHED_DEBUG"
@@ -22,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     answer = sys.stdout
     try:
         args = build_parser().parse_args(argv)
-        with redirect_stdout(sys.stderr):
+        with redirect_stdout(sys.stderr), unpacked_limit(getattr(args, "unpacked_limit", None)):
             args.run(args, answer)
         answer.flush()
     except InfeasibleError as error:

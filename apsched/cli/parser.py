@@ -8,6 +8,8 @@ from typing import Any, NoReturn, TextIO
 from apsched import __version__
 from apsched.config import DEFAULT_COMPUTE_MOVE
 from apsched.errors import InputError
+from apsched.quantities import show_bytes
+from apsched.unpack import DEFAULT_LIMIT_BYTES, LIMIT_FLAG, LIMIT_VARIABLE
 
 SOURCE_HELP = (
     "a preset (`apsched models`), hf:CONFIG.json, package.module:function, a file that torch wrote"
@@ -384,11 +386,21 @@ def _add_source(
     _option(
         group, "--direction", "WHICH", "forward, backward or both (default: both)", default="both"
     )
+    _add_unpacked_limit(group)
 
 
 def _add_run(parser: argparse.ArgumentParser, text: str) -> None:
     parser.add_argument("run_directory", metavar="DIR", help=text)
+    _add_unpacked_limit(parser)
     _add_json(parser)
+
+
+def _add_unpacked_limit(group: Any) -> None:
+    text = (
+        f"bytes that a file which is read may unpack to (default: ${LIMIT_VARIABLE}, else"
+        f" {show_bytes(DEFAULT_LIMIT_BYTES)})"
+    )
+    _option(group, LIMIT_FLAG, "BYTES", text)
 
 
 def _add_costs(parser: argparse.ArgumentParser) -> None:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from apsched.costs.cluster_model import ClusterCostModel
-from apsched.costs.clusters.cluster import Cluster, load_cluster
+from apsched.costs.clusters.cluster import Cluster, cluster_of_file, load_cluster
 from apsched.costs.compute.node_operation import node_operation
 from apsched.costs.measured import MeasuredCosts, Price
 from apsched.costs.measured_file import load_costs
@@ -137,6 +137,5 @@ def load_cost_model(
     costs = load_costs(path)
     if group_ranks is None:
         group_ranks = process_group_names() if dist.is_available() and dist.is_initialized() else {}
-    return MeasuredCostModel(
-        costs, ClusterCostModel(load_cluster(cluster or costs.cluster), group_ranks), group_ranks
-    )
+    prices = load_cluster(cluster) if cluster else cluster_of_file(costs.cluster, str(path))
+    return MeasuredCostModel(costs, ClusterCostModel(prices, group_ranks), group_ranks)

@@ -13,17 +13,17 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 import networkx as nx
 import orjson
 
-from apsched.atomic_files import write_atomic
+from apsched.atomic_files import one_component, write_atomic
 from apsched.costs.price_curve import PriceCurve
 from apsched.errors import InputError
 from apsched.graph.check import check_graph
 from apsched.graph.records import CollectiveRecord, NodeRecord, StorageRecord
 from apsched.kinds import KernelCut
+from apsched.unpack import GZIP_MAGIC, read_within, unpacked
 
 FORMAT = "apsched graph"
 VERSION = 7
 
-_GZIP_MAGIC = b"\x1f\x8b"
 _Record = TypeVar("_Record", NodeRecord, CollectiveRecord, StorageRecord, KernelCut, PriceCurve)
 
 
@@ -36,13 +36,11 @@ def load_graph(path: str | os.PathLike[str]) -> nx.DiGraph:
     """Return the DAG in the file ``path``; InputError names the file and what is wrong with it."""
     path = Path(path)
     try:
-        data = path.read_bytes()
+        return from_bytes(read_within(path))
     except OSError as error:
         raise InputError(
             f"{path}: expected a graph file, found: {error.strerror or error}"
         ) from None
-    try:
-        return from_bytes(data)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 
@@ -55,7 +53,7 @@ def to_bytes(dag: nx.DiGraph) -> bytes:
         "directed": True,
         "multigraph": False,
         "graph": {
-            "name": dag.graph["name"],
+            "name": one_component(dag.graph["name"], "name of the graph"),
             "cluster": dag.graph["cluster"],
             "group_ranks": dag.graph["group_ranks"],
             "storages": [asdict(storage) for storage in dag.graph["storages"]],
@@ -79,7 +77,7 @@ def from_bytes(data: bytes) -> nx.DiGraph:
     content = _parse(data)
     graph = _get(content, "graph", dict)
     dag = nx.DiGraph(
-        name=_get(graph, "name", str),
+        name=one_component(_get(graph, "name", str), "name of the graph"),
         cluster=_get(graph, "cluster", str),
         group_ranks={
             name: _ints(ranks, f"group_ranks of {name}")
@@ -113,13 +111,13 @@ def from_bytes(data: bytes) -> nx.DiGraph:
 
 
 def _parse(data: bytes) -> Any:
-    if not data.startswith(_GZIP_MAGIC):
+    if not data.startswith(GZIP_MAGIC):
         raise InputError(
             "expected a graph file of apsched, found something else (not gzip); write one with"
             " `apsched capture`"
         )
     try:
-        content = orjson.loads(gzip.decompress(data))
+        content = orjson.loads(unpacked(data))
     except (OSError, EOFError, zlib.error):
         raise InputError("the graph file is broken or cut off; write it again") from None
     except orjson.JSONDecodeError as error:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from apsched.costs.clusters.cluster import DEFAULT_CLUSTER, Cluster, load_cluster
+from apsched.costs.clusters.cluster import DEFAULT_CLUSTER, Cluster, cluster_of_file, load_cluster
 from apsched.costs.measured import MeasuredCosts
 from apsched.costs.measured_file import load_costs
 from apsched.costs.network.table import CollectiveTable, load_table
@@ -40,10 +40,12 @@ class ReadCosts:
 def read_costs(costs: CostChoice) -> ReadCosts:
     """Return what was chosen; ``InputError`` names a file that cannot be used."""
     measured = load_costs(costs.costs) if costs.costs is not None else None
+    if costs.cluster is None and measured is not None:
+        cluster = cluster_of_file(measured.cluster, str(costs.costs))
+    else:
+        cluster = load_cluster(costs.cluster or DEFAULT_CLUSTER)
     return ReadCosts(
-        cluster=load_cluster(
-            costs.cluster or (measured.cluster if measured is not None else DEFAULT_CLUSTER)
-        ),
+        cluster=cluster,
         table=load_table(*costs.collectives) if costs.collectives else None,
         measured=measured,
     )

@@ -203,9 +203,14 @@ def _open_graph_files(request: SourceRequest) -> OpenedSource:
 
     path = Path(request.source)
     files = (path,) if path.is_file() else graph_file_set(path)
-    return OpenedSource(
-        label=path.name, slug=_slug(path.stem), dags=tuple(load_graph(file) for file in files)
-    )
+    dags = tuple(load_graph(file) for file in files)
+    names = [dag.graph["name"] for dag in dags]
+    if len({*names}) < len(names):
+        raise InputError(
+            f"{path}: expected graphs of different names, as files are named by them; found"
+            f" {', '.join(names)}; capture again"
+        )
+    return OpenedSource(label=path.name, slug=_slug(path.stem), dags=dags)
 
 
 _OPTIONS = {

@@ -21,7 +21,7 @@ from apsched.problem.plan.apply import check_matches
 from apsched.progress import Progress
 from apsched.study.setting import Setting
 from apsched.study.speeds import Speeds, at_speeds
-from apsched.study.store import GraphRow, Store
+from apsched.study.store import GRAPHS, GraphRow, Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +135,7 @@ def _added(
         ),
         device_memory_bytes=device_memory_bytes,
         notes=notes,
-        file=f"graphs/{graph_id}.{name}.graph",
+        file=f"{GRAPHS}/{graph_id}.{name}.graph",
     )
     store.add_graph(row, content)
     return row

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from apsched.atomic_files import write_atomic
+from apsched.atomic_files import one_component, write_atomic
 from apsched.errors import InputError
 from apsched.schedule.result import Status
 from apsched.study.worker import ALONG, BETTERED, Outcome
@@ -31,6 +31,8 @@ from apsched.units import ticks_to_us
 
 FILE = "study.sqlite"
 FORMAT = 1
+GRAPHS, SCHEDULES = "graphs", "schedules"
+"""Folders of a study."""
 _BUSY_SECONDS = 60.0
 _SCHEMA = """
 create table if not exists study (format integer not null);
@@ -75,6 +77,9 @@ class GraphRow:
     notes: tuple[str, ...]
     file: str
 
+    def __post_init__(self) -> None:
+        _check_inside(self.file, GRAPHS)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
@@ -92,6 +97,11 @@ class Point:
     """The run that asked it first."""
     schedule: str | None
     """Name of the schedule file, from the directory of the study."""
+
+    def __post_init__(self) -> None:
+        one_component(self.point_id, f"{FILE}: name of a point")
+        if self.schedule is not None:
+            _check_inside(self.schedule, SCHEDULES)
 
     @property
     def step_time_us(self) -> float | None:
@@ -121,7 +131,7 @@ class Store:
                 " study SOURCE -o DIR` makes one"
             )
         if create:
-            for folder in ("graphs", "schedules"):
+            for folder in (GRAPHS, SCHEDULES):
                 (directory / folder).mkdir(parents=True, exist_ok=True)
         with self._open() as db:
             if create:
@@ -209,7 +219,7 @@ class Store:
         """Keep an answer; of two to one question what is better of each
         (:func:`apsched.study.store.better_of`).
         """
-        schedule = f"schedules/{point_id}.schedule.json" if outcome.schedule is not None else None
+        schedule = f"{SCHEDULES}/{point_id}.schedule.json" if outcome.schedule is not None else None
         with self._open() as db:
             db.execute("begin immediate")
             known = self._point(db, point_id)
@@ -378,6 +388,19 @@ def _point(graph: GraphRow, joined: tuple[Any, ...]) -> Point:
         run_id=run_id,
         schedule=schedule,
     )
+
+
+def _check_inside(file: str, folder: str) -> None:
+    """Raise ``InputError`` where ``file``, which a study names, does not lie in ``folder`` of
+    it.
+    """
+    head, _, name = str(file).partition("/")
+    if head != folder:
+        raise InputError(
+            f"{FILE}: expected a file in {folder}/, found {file!r}; do not trust a study that"
+            " somebody else made"
+        )
+    one_component(name, f"{FILE}: file in {folder}/")
 
 
 def _json(value: Any) -> str:

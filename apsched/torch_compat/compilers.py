@@ -1,5 +1,5 @@
-"""Private functions of torch around its compilers; with ``torch_private`` and
-``torch_private_partition`` the only place that knows any.
+"""Private functions of torch around its compilers; with the other ``torch_private*`` the only place
+that knows any.
 """
 
 import re

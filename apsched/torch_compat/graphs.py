@@ -315,44 +315,6 @@ def group_of_name(group_name: str) -> Any:
     return _resolve_process_group(GroupName(group_name))
 
 
-def graph_as_repro(module: Any) -> str:
-    """Return ``module`` as torch's own stand-alone file: ``class Repro`` and ``load_args``
-    (torch/_dynamo/repro/after_aot.py).
-
-    Run as a program it executes the graph node by node, rather than compile it: Inductor would
-    change the order.
-    """
-    import io
-    import re
-
-    from torch._dynamo.repro.after_aot import save_graph_repro
-
-    inputs = [node.meta.get("val") for node in module.graph.find_nodes(op="placeholder")]
-    text = io.StringIO()
-    save_graph_repro(text, module, inputs, "apsched", stable_output=True, command="get_args")
-    runnable = re.sub(
-        r"        run_repro\((.*)\)\n(?:        #.*\n?)+",
-        r"        mod, args = run_repro(\1)\n        mod(*args)\n",
-        text.getvalue(),
-    )
-    return runnable.replace(
-        "    from torch._dynamo.repro.after_aot import setup_fake_process_groups\n",
-        _SETUP_FAKE_PROCESS_GROUPS,
-    )
-
-
-_SETUP_FAKE_PROCESS_GROUPS = """\
-    def setup_fake_process_groups(groups):  # torch's own fails where a name is one that new_group chooses by itself
-        sizes = {group["size"] for group in groups.values()}
-        dist.init_process_group(backend="fake", rank=0, world_size=max(sizes), store=FakeStore())
-        made = {size: dist.new_group(list(range(size))) for size in sizes}
-        torch._C._distributed_c10d._unregister_all_process_groups()
-        for name, group in groups.items():
-            torch._C._distributed_c10d._register_process_group(name, made[group["size"]])
-
-"""
-
-
 def import_schedulers() -> Any:
     """Import torch's schedulers, which takes seconds the first time; return the module of the
     greedy one (torch/_inductor/fx_passes).

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from apsched.config import Caps, SolveOptions
 from apsched.problem.problem import Problem
+from apsched.schedule.schedule import Schedule
 from apsched.schedule.score import score
 from apsched.solver.arrays.problem_arrays import ProblemArrays, problem_arrays
 from apsched.solver.arrays.reordered import may_move
@@ -67,6 +68,29 @@ def least_memory(
         options,
     )
     return found.peak_bytes, found.bound_bytes
+
+
+def schedule_of_least_memory(
+    problem: Problem, caps: Caps, options: SolveOptions | None = None
+) -> Schedule | None:
+    """Return the schedule with the least peak that is known, with the other caps as in ``caps``;
+    ``None`` where none keeps those.
+    """
+    options, small = options or SolveOptions(), problem_arrays(problem)
+    mover = ComputeMover(problem, small) if may_move(problem, caps) else None
+    found = least_memory_with(problem, small, mover, caps, options)
+    lower = (
+        found.lowered[-1]
+        if mover is not None and found.peak_bytes < found.as_captured_bytes
+        else None
+    )
+    if mover is None or lower is None:
+        return None if found.as_captured is None else expand(problem, small, found.as_captured)
+    there, places = mover.moved(lower.blocks)
+    if lower.program is not None:
+        return expand(there, places, lower.program)
+    least = just_in_time(there, places, replace(caps, memory_cap_bytes=None))
+    return None if least is None else expand(there, places, least.program)
 
 
 def least_memory_with(

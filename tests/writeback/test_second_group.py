@@ -2,25 +2,31 @@
 that it runs.
 """
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
+from apsched.artifacts.module_file import dump_module
 from apsched.artifacts.schedule_file import bind_schedule, load_schedule, save_schedule
 from apsched.capture.fake_world import world
+from apsched.capture.repro.reader import read_repro
 from apsched.compiler.schedule_captured import scheduled
 from apsched.compiler.settings import Settings
 from apsched.config import Caps, SolveOptions
 from apsched.errors import InputError
 from apsched.graph.export.export import export
+from apsched.names import second_name
 from apsched.pipeline.result import result_of
 from apsched.problem.build import build_problem
 from apsched.problem.problem import Problem
 from apsched.problem.second_group import second_groups, with_second_groups
 from apsched.schedule.simulate import simulate
 from apsched.solver import solve
+from apsched.torch_compat.graphs import resolved_group
 from apsched.writeback.round_trip import round_trip
 from apsched.writeback.write_back import write_back
 from tests.helpers.graphs.toy_graphs import FlatCosts, capture_toy
@@ -140,6 +146,29 @@ def test_a_job_replays_a_schedule_with_second_groups(tmp_path: Path):
         assert second_groups(result.problem) == (f"{dist.group.WORLD.group_name}+gathers",)
         assert result.schedule == answer.best.schedule
         assert result.round_trip_exact
+
+
+def test_the_rewritten_module_is_a_file_that_runs_and_reads_back(tmp_path: Path):
+    with world(4) as running:
+        first = dist.group.WORLD.group_name
+        captured = capture_toy(first, 4)
+        problem = with_second_groups(build_problem(export(captured, FlatCosts())))
+        assert problem is not None
+        module = write_back(captured.module, problem, random_schedule(problem, 1))
+        (tmp_path / "graph.py").write_bytes(dump_module(module, "graph"))
+        assert running.group_ranks.keys() == {first}
+        with pytest.raises(RuntimeError, match="Could not resolve"):
+            resolved_group(second_name(first))  # the name is gone again
+    capture = read_repro(tmp_path / "graph.py")
+    assert capture.group_sizes == {first: 4, second_name(first): 4}
+    ran = subprocess.run(
+        [sys.executable, str(tmp_path / "graph.py")],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=300,
+    )
+    assert ran.returncode == 0, ran.stderr
 
 
 @pytest.mark.alone

@@ -19,11 +19,11 @@ import orjson
 
 from apsched.costs.compute.operation import as_traced, operation_text, tensor_text
 from apsched.errors import InputError
+from apsched.unpack import GZIP_MAGIC, read_within, unpacked
 
 STEP = "ProfilerStep#"
 GLOO = "gloo:"
 _DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
-_GZIP_MAGIC = b"\x1f\x8b"
 # c10::TypeMeta names, as "Input type" has them (torch/csrc/profiler/util.cpp, inputTypes)
 _DTYPES = {
     "float": "float32",
@@ -183,8 +183,8 @@ def read_chrome_trace(path: Path) -> Any:
     none.
     """
     try:
-        data = path.read_bytes()
-        content = orjson.loads(gzip.decompress(data) if data.startswith(_GZIP_MAGIC) else data)
+        data = read_within(path)
+        content = orjson.loads(unpacked(data) if data.startswith(GZIP_MAGIC) else data)
     except (EOFError, zlib.error, gzip.BadGzipFile):
         raise InputError(f"{path}: the trace is broken or cut off; export it again") from None
     except OSError as error:
@@ -193,6 +193,8 @@ def read_chrome_trace(path: Path) -> Any:
         raise InputError(
             f"{path}: expected a Chrome trace (JSON), found: {error}; export it again"
         ) from None
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
     if not isinstance(content, dict | list):
         raise InputError(f"{path}: expected a Chrome trace, found {type(content).__name__}")
     return content

@@ -39,14 +39,23 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
                 file=stdout,
             )
         return
-    entries = cache.entries()
+    entries, distrusted = cache.entries(), cache.distrusted()
     if args.json:
         shown = [asdict(entry) for entry in entries]
         print(
-            json.dumps({"schema": 1, "directory": str(cache.directory), "answers": shown}),
+            json.dumps(
+                {
+                    "schema": 1,
+                    "directory": str(cache.directory),
+                    "distrusted": distrusted,
+                    "answers": shown,
+                }
+            ),
             file=stdout,
         )
         return
+    if distrusted:
+        print(f"no bound of these answers is believed: {distrusted}", file=stdout)
     print(
         f"{cache.directory}: {len(entries)} answers,"
         f" {show_bytes(sum(entry.size_bytes for entry in entries))}",

@@ -6,18 +6,17 @@ import argparse
 from pathlib import Path
 from typing import TextIO
 
-from apsched.artifacts.output_dir import check_writable
-from apsched.atomic_files import write_atomic
+from apsched.artifacts.output_dir import check_writable, write_or_rescue
 from apsched.calibrate.profile.predict import predicted
 from apsched.calibrate.profile.profile import profile_costs
 from apsched.calibrate.profile.trace import load_trace
 from apsched.cli.options import direction, source_request
-from apsched.costs.clusters.cluster import load_cluster
+from apsched.costs.clusters.cluster import Cluster, cluster_of_file, load_cluster
 from apsched.costs.measured import MeasuredCosts
 from apsched.costs.measured_file import dump_costs, load_costs
-from apsched.errors import InputError
+from apsched.errors import ApschedError, InputError
 from apsched.pipeline.cost_choice import CostChoice
-from apsched.pipeline.load import loaded
+from apsched.pipeline.load import LoadedSource, loaded
 from apsched.progress import Progress
 from apsched.report import calibration as report
 
@@ -44,14 +43,16 @@ def _read_traces(args: argparse.Namespace, path: Path, stdout: TextIO) -> None:
     ) as source:
         dags = [graph.dag for graph in source.graphs]
         name = args.cluster or source.cluster
-        cluster = load_cluster(name)
+        cluster = _cluster(args, source)
         with progress.stage("profile"):
             profile = profile_costs(
                 dags, [load_trace(trace) for trace in args.trace], cluster, name
             )
             prediction = predicted(dags, profile.costs, cluster)
-    write_atomic(path, dump_costs(profile.costs))
+    _, unwritten = write_or_rescue(path.parent, {path.name: dump_costs(profile.costs)})
     report.print_profile(profile, prediction, args.out, stdout, as_json=args.json)
+    if unwritten:
+        raise ApschedError(unwritten)
 
 
 def _measure(args: argparse.Namespace, path: Path, stdout: TextIO) -> None:
@@ -80,13 +81,22 @@ def _measure(args: argparse.Namespace, path: Path, stdout: TextIO) -> None:
                 measured = here.measure(
                     graphs,
                     name,
-                    load_cluster(name),
+                    _cluster(args, source),
                     _of_this_run(known, name),
                     fused=not args.unfused,
                 )
     if here.rank == 0:
-        write_atomic(path, dump_costs(measured.costs))
+        _, unwritten = write_or_rescue(path.parent, {path.name: dump_costs(measured.costs)})
         report.print_measured(measured, args.out, stdout, as_json=args.json)
+        if unwritten:
+            raise ApschedError(unwritten)
+
+
+def _cluster(args: argparse.Namespace, source: LoadedSource) -> Cluster:
+    """Return the cluster that is asked for, else the one that graph files name."""
+    return (
+        load_cluster(args.cluster) if args.cluster else cluster_of_file(source.cluster, args.source)
+    )
 
 
 def _of_this_run(known: MeasuredCosts | None, cluster_name: str) -> MeasuredCosts | None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
-from apsched.artifacts.output_dir import check_writable, write_files
+from apsched.artifacts.output_dir import check_writable, write_or_rescue
 from apsched.artifacts.schedule_file import dump_schedule
 from apsched.artifacts.stated_options import stated_options
 from apsched.cli.options import (
@@ -22,6 +22,7 @@ from apsched.cli.options import (
     with_buckets,
 )
 from apsched.cli.output import refuse_infeasible
+from apsched.errors import ApschedError
 from apsched.pipeline.load import LoadedGraph, loaded
 from apsched.pipeline.result import Result
 from apsched.pipeline.steps import (
@@ -76,22 +77,36 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
                 with_torch_schedulers(*pair, progress) for pair in zip(graphs, results, strict=True)
             ]
         files: dict[str, bytes] = {}
+        lost: list[Exception] = []
         for k, graph in enumerate(graphs):
-            results[k] = finish_graph(graph, results[k], files, progress)
+            results[k] = finish_graph(graph, results[k], files, lost, progress)
     report = report_json(args.source, source.cluster, results, stated_options(vars(args)))
     files["result.json"] = (json.dumps(report, indent=1) + "\n").encode()
-    written = write_files(target, files)
+    written, unwritten = write_or_rescue(target, files)
     if args.json:
         print(json.dumps(report), file=stdout)
     else:
-        print_report(results, written, source.notes, stdout, metrics=args.metrics)
+        rewritten = all(graph.captured is not None for graph in graphs)
+        print_report(
+            results, written, source.notes, stdout, metrics=args.metrics, rewritten=rewritten
+        )
+    if lost or unwritten:
+        wrong = [*map(str, lost), *([unwritten] if unwritten else [])]
+        raise ApschedError("; ".join(wrong)) from (lost[0] if lost else None)
 
 
 def finish_graph(
-    graph: LoadedGraph, result: Result, files: dict[str, bytes], progress: Progress
+    graph: LoadedGraph,
+    result: Result,
+    files: dict[str, bytes],
+    lost: list[Exception],
+    progress: Progress,
 ) -> Result:
     """Write the schedule back where there is an FX graph, check the round trip, and add the graph's
     files to ``files``.
+
+    Where the rewritten module cannot be made, the error is added to ``lost``: graph and schedule
+    are written all the same.
     """
     from apsched.graph.graph_file import to_bytes
 
@@ -103,9 +118,28 @@ def finish_graph(
     from apsched.artifacts.module_file import dump_module
 
     assert result.best is not None
-    rewritten = rewrite(replace(graph, problem=result.problem), result.best, progress)
-    files[f"{name}.py"] = dump_module(rewritten.module, name)
-    return with_round_trip(result, rewritten)
+    try:
+        rewritten = rewrite(replace(graph, problem=result.problem), result.best, progress)
+        result = with_round_trip(result, rewritten)
+        files[f"{name}.py"] = dump_module(rewritten.module, name)
+    except Exception as error:  # whatever it is, the answer is found, and its schedule is a file
+        lost.append(_lost_module(name, error))
+    return result
+
+
+def _lost_module(name: str, error: Exception) -> ApschedError:
+    """Return what to say of a rewritten module that could not be made."""
+    cause = (
+        str(error)
+        if isinstance(error, ApschedError)
+        else f"unexpected {type(error).__name__}: {error} (a bug of apsched)"
+    )
+    lost = ApschedError(
+        f"{name}.py: the rewritten module cannot be written: {cause}; the schedule is in"
+        f" {name}.schedule.json"
+    )
+    lost.__cause__ = error
+    return lost
 
 
 def print_report(
@@ -115,9 +149,12 @@ def print_report(
     stdout: TextIO,
     *,
     metrics: bool,
+    rewritten: bool,
 ) -> None:
     """Print the table, what was found (with ``metrics`` by direction, group and kind, too), and
     where the files went.
+
+    ``rewritten``: the source had FX graphs.
     """
     print_table(results, stdout)
     out = console(stdout)
@@ -125,7 +162,7 @@ def print_report(
     for result in results:
         for line in (*summary_lines(result), *(metrics_lines(result) if metrics else ())):
             out.print(line, markup=False)
-    if any(result.round_trip_exact is None for result in results):
+    if not rewritten:
         out.print(
             "solved from a graph file: nothing was rewritten (solve the source itself, or `apsched"
             " apply` the schedule to it)"
@@ -137,6 +174,8 @@ def print_report(
 
 def print_files(written: Sequence[Path], stdout: TextIO) -> None:
     """Print where files went, all to one directory."""
+    if not written:
+        return
     console(stdout).print(
         f"files in {written[0].parent}: {', '.join(path.name for path in written)}", markup=False
     )

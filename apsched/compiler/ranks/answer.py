@@ -16,7 +16,7 @@ from apsched.config import Caps, SolveOptions
 from apsched.errors import InputError
 from apsched.problem.plan.rules import digest as rules_digest
 from apsched.problem.problem import Problem
-from apsched.schedule.result import SolveResult
+from apsched.schedule.result import Scored, SolveResult
 from apsched.schedule.schedule import Schedule
 from apsched.schedule.score import scored
 from apsched.schedule.verify import verify
@@ -103,7 +103,7 @@ def _found(
         problem, caps, options, sources.start, near=True
     )  # what was near when it was solved is not asked again
     for address in (cold, near) if sources.near else (cold,):
-        if (kept := _kept(problem, caps, sources.cache, address)) is not None:
+        if (kept := _kept(problem, caps, options, sources.cache, address)) is not None:
             return kept
     start = _near(problem, caps, sources.cache) if sources.near and sources.start is None else None
     answer = (
@@ -117,16 +117,30 @@ def _found(
     return answer
 
 
-def _kept(problem: Problem, caps: Caps, cache: Cache, address: str) -> SolveResult | None:
+def _kept(
+    problem: Problem, caps: Caps, options: SolveOptions, cache: Cache, address: str
+) -> SolveResult | None:
     """Return the answer that the cache has under ``address``; ``None`` where there is none, or it
     is not right.
+
+    A schedule is verified. What cannot be, bounds and that nothing fits, is believed only where
+    this user alone may write to the cache; where the schedule with the least memory fits, that
+    nothing does is false.
     """
     kept = cache.read(address)
     if kept is None:
         return None
+    if why := cache.distrusted(address):
+        logger.warning(
+            "%s: the cache has an answer, and its bound is not believed, so the graph is"
+            " solved: %s",
+            problem.name,
+            why,
+        )
+        return None
     try:
         answer = parse_answer(kept)
-        wrong = _wrong(problem, caps, answer)
+        wrong = _wrong(problem, caps, answer) or _refuted(problem, caps, answer, options)
     except InputError as error:
         wrong = str(error)
     if not wrong:
@@ -176,7 +190,8 @@ def _wrong(problem: Problem, caps: Caps, answer: SolveResult, *, figures: bool =
     of it; empty for nothing.
     """
     if answer.best is None:
-        return "" if answer.infeasibility is not None else "neither a schedule nor a reason"
+        stated = answer.infeasibility is not None and answer.status == "infeasible"
+        return "" if stated else "neither a schedule nor a reason"
     schedule = answer.best.schedule
     wrong = verify(problem, schedule, caps)
     if wrong:
@@ -185,7 +200,40 @@ def _wrong(problem: Problem, caps: Caps, answer: SolveResult, *, figures: bool =
         return ""
     here = scored(problem, answer.best.name, schedule)
     same = replace(here, violations=answer.best.violations) == answer.best
-    return "" if same else "its figures are not those that it states"
+    return (
+        _contradiction(answer, answer.best) if same else "its figures are not those that it states"
+    )
+
+
+def _contradiction(answer: SolveResult, best: Scored) -> str:
+    """Return which bound of ``answer`` its own schedule refutes; empty for none."""
+    for what, bound, found in (
+        ("step time", answer.bound_ticks, best.step_time_ticks),
+        ("peak", answer.peak_bound_bytes, best.peak_memory_bytes),
+        ("number of launches", answer.launches_bound, best.num_launches),
+    ):
+        if bound > found:
+            return f"its bound on the {what} is {bound}, and its schedule has {found}"
+    if answer.status == "infeasible" or (
+        answer.status == "optimal" and answer.bound_ticks < best.step_time_ticks
+    ):
+        return (
+            f"it says {answer.status!r} of a step time of {best.step_time_ticks} and a bound of"
+            f" {answer.bound_ticks}"
+        )
+    return ""
+
+
+def _refuted(problem: Problem, caps: Caps, answer: SolveResult, options: SolveOptions) -> str:
+    """Return which schedule fits where ``answer`` says that none does; empty for none."""
+    if answer.best is not None:
+        return ""
+    from apsched.solver import schedule_of_least_memory
+
+    least = schedule_of_least_memory(problem, caps, options)
+    if least is None or verify(problem, least, caps):
+        return ""
+    return "it says that nothing fits, and the schedule with the least memory does"
 
 
 def _asked(caps: Caps, options: SolveOptions) -> dict[str, str]:

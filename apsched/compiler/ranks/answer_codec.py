@@ -18,9 +18,9 @@ from apsched.schedule.result import (
     Status,
 )
 from apsched.schedule.schedule import Bucket, Schedule, Step, StepKind
+from apsched.unpack import unpacked_zlib
 
 VERSION = 1
-_MOST_BYTES = 1 << 30
 _KINDS = tuple(StepKind)
 
 
@@ -41,11 +41,14 @@ def parse_answer(content: bytes) -> SolveResult:
     did not write.
     """
     try:
-        data = orjson.loads(_decompressed(content))
+        data = orjson.loads(unpacked_zlib(content))
         if data["version"] != VERSION:
             raise InputError(f"expected version {VERSION} of an answer, found {data['version']!r}")
         return SolveResult(
-            **({key: data[key] for key in _PLAIN} | {"status": Status(data["status"])}),
+            **(
+                {key: _of(of, data[key], key) for key, of in _PLAIN.items()}
+                | {"status": Status(data["status"])}
+            ),
             best=None if data["best"] is None else _parse_scored(data["best"]),
             baselines=tuple(_parse_scored(b) for b in data["baselines"]),
             infeasibility=(
@@ -54,7 +57,7 @@ def parse_answer(content: bytes) -> SolveResult:
                 else _parse_infeasibility(data["infeasibility"])
             ),
         )
-    except (KeyError, TypeError, IndexError, ValueError, zlib.error) as error:
+    except (KeyError, TypeError, IndexError, ValueError, EOFError, zlib.error) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(
@@ -63,30 +66,40 @@ def parse_answer(content: bytes) -> SolveResult:
         ) from None
 
 
-_PLAIN = (
-    "status",
-    "bound_ticks",
-    "bound_source",
-    "floor_memory_bytes",
-    "floor_bound_bytes",
-    "fastest_ticks",
-    "time_limit_ticks",
-    "peak_bound_bytes",
-    "launches_bound",
-    "solved_by",
-    "deterministic_work",
-)
-_FIGURES = ("name", "step_time_ticks", "exposed_ticks", "peak_memory_bytes", "num_launches")
+_PLAIN = {
+    "status": str,
+    "bound_ticks": int,
+    "bound_source": str,
+    "floor_memory_bytes": int,
+    "floor_bound_bytes": int,
+    "fastest_ticks": int,
+    "time_limit_ticks": int,
+    "peak_bound_bytes": int,
+    "launches_bound": int,
+    "solved_by": str,
+    "deterministic_work": float,
+}
+_FIGURES = {
+    "name": str,
+    "step_time_ticks": int,
+    "exposed_ticks": int,
+    "peak_memory_bytes": int,
+    "num_launches": int,
+}
 
 
-def _decompressed(content: bytes) -> bytes:
-    inflate = zlib.decompressobj()
-    text = inflate.decompress(content, _MOST_BYTES)
-    if not inflate.eof:
+def _of(of: type, value: Any, what: str) -> Any:
+    """Return ``value``; ``InputError`` where it is not of this type."""
+    if type(value) is not of and not (of is float and type(value) is int):
         raise InputError(
-            "expected an answer of the solver, found one that ends too early or is too large"
+            f"expected an answer of the solver, found one where {what} is {type(value).__name__},"
+            f" not {of.__name__}"
         )
-    return text
+    return value
+
+
+def _ints(values: Any, what: str) -> tuple[int, ...]:
+    return tuple(_of(int, value, what) for value in _of(list, values, what))
 
 
 def _scored(scored: Scored) -> dict[str, Any]:
@@ -100,16 +113,17 @@ def _scored(scored: Scored) -> dict[str, Any]:
 
 
 def _parse_scored(data: dict[str, Any]) -> Scored:
+    indices = _ints(data["indices"], "a step")
     steps = tuple(
-        Step(_KINDS[kind], index)
-        for kind, index in zip(data["kinds"], data["indices"], strict=True)
+        Step(_KINDS[kind], index) for kind, index in zip(data["kinds"], indices, strict=True)
     )
     buckets = tuple(
-        Bucket(tuple(members), coalesced=coalesced) for members, coalesced in data["buckets"]
+        Bucket(_ints(members, "a bucket"), coalesced=_of(bool, coalesced, "the form of a bucket"))
+        for members, coalesced in data["buckets"]
     )
     return Scored(
-        **{key: data[key] for key in _FIGURES},
-        violations=tuple(data["violations"]),
+        **{key: _of(of, data[key], key) for key, of in _FIGURES.items()},
+        violations=tuple(_of(str, text, "a violation") for text in data["violations"]),
         schedule=Schedule(buckets=buckets, steps=steps),
     )
 
@@ -118,7 +132,7 @@ def _parse_infeasibility(data: dict[str, Any]) -> Infeasibility:
     return Infeasibility(
         clashes=tuple(tuple(clash) for clash in data["clashes"]),
         proven=data["proven"],
-        nodes=tuple(data["nodes"]),
+        nodes=tuple(_of(str, node, "a node") for node in data["nodes"]),
         relaxations=tuple(
             Relaxation(**(r | {"lifted": tuple(r["lifted"])})) for r in data["relaxations"]
         ),
@@ -130,5 +144,5 @@ def _parse_infeasibility(data: dict[str, Any]) -> Infeasibility:
             )
             for p in data["places"]
         ),
-        message=data["message"],
+        message=_of(str, data["message"], "the message"),
     )

@@ -32,6 +32,8 @@ caps.
 _MAGIC = b"apsched-answer 1"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _UNFINISHED = re.compile(r"\.[0-9a-f]{64}\..*\.tmp")
+_OTHERS_WRITE = 0o022
+"""Of a mode: the group or all may write. A proof is as good as the one who may write it."""
 _OLD_S = 3600.0
 """Age beyond which a half-written file has no writer any more."""
 
@@ -75,14 +77,39 @@ class Cache:
             os.utime(path)
         return body
 
+    def distrusted(self, digest: str = "") -> str:
+        """Return why proofs that the cache has (under ``digest``, if stated) are not believed;
+        empty where only this user can write them.
+
+        A checksum says that nobody cut a file, not who wrote it.
+        """
+        for path in (self.directory, *([self._path(digest)] if digest else [])):
+            try:
+                known = path.stat()
+            except OSError:
+                continue  # there is nothing to believe
+            if known.st_uid != os.geteuid():
+                return (
+                    f"{path} belongs to user {known.st_uid}, not to user {os.geteuid()}, who runs"
+                    " this; use a directory of your own"
+                )
+            if known.st_mode & _OTHERS_WRITE:
+                mode = f"{known.st_mode & 0o777:o}"
+                return (
+                    f"other users may write to {path} (mode {mode}); take that from them (chmod -R"
+                    f" go-w {self.directory}), or use another"
+                )
+        return ""
+
     def write(self, digest: str, body: bytes) -> bool:
         """Keep ``body`` under ``digest``; return whether it is kept. Never raises for a directory
         that cannot be written.
         """
         path = self._path(digest)
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            self.directory.mkdir(mode=0o777 & ~_OTHERS_WRITE, parents=True, exist_ok=True)
             write_atomic(path, _head(body) + b"\n" + body)
+            path.chmod(path.stat().st_mode & 0o777 & ~_OTHERS_WRITE)
             self.shrink(keep=digest)
         except (OSError, ApschedError) as error:
             logger.warning("cache %s is left as it is: %s", self.directory, error)

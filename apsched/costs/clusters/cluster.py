@@ -15,6 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from apsched.atomic_files import one_component
 from apsched.errors import InputError
 
 LIBRARIES = ("nccl", "gloo")
@@ -183,6 +184,20 @@ def load_cluster(name_or_path: str | Path = DEFAULT_CLUSTER) -> Cluster:
             f"cannot read the cluster file {path}: {error.strerror or error}"
         ) from error
     return _parse(content, str(path))
+
+
+def cluster_of_file(name: str, where: str) -> Cluster:
+    """Return the cluster that the file ``where`` names: one that ships, else a TOML file in the
+    working directory.
+
+    ``InputError`` where the name would lead elsewhere: what a file says is no path.
+    """
+    if name in cluster_names():
+        return _shipped(name)
+    try:
+        return load_cluster(one_component(name, "cluster"))
+    except InputError as error:
+        raise InputError(f"{where}: {error}; or state the cluster (--cluster, cluster=)") from None
 
 
 def cluster_text(name: str) -> str:

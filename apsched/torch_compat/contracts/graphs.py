@@ -6,11 +6,14 @@ from torch.fx import Graph, GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from apsched.names import second_name
 from apsched.torch_compat import graphs as private
 from apsched.torch_compat import partition as partition
+from apsched.torch_compat import repro as repro
 from apsched.torch_compat.contracts.registry import contract, expect, group
 
 aten = torch.ops.aten
+c10d = torch.ops._c10d_functional
 
 
 def traced() -> GraphModule:
@@ -170,7 +173,7 @@ def _hold_stream() -> None:
 @contract("graph_as_repro")
 def _graph_as_repro() -> None:
     with group(2, fake=True):
-        text = private.graph_as_repro(traced())
+        text = repro.graph_as_repro(traced())
     expect(
         "class Repro(torch.nn.Module)" in text and "def load_args(reader)" in text,
         "a repro has Repro and load_args",
@@ -179,6 +182,19 @@ def _graph_as_repro() -> None:
         "command='get_args'" in text or 'command="get_args"' in text, "it hands out its arguments"
     )
     compile(text, "repro.py", "exec")
+    with group(2, fake=True) as name:
+        module = make_fx(lambda x: c10d.wait_tensor(c10d.all_gather_into_tensor(x, 2, name)))(
+            torch.ones(2)
+        )
+        (gather,) = module.graph.find_nodes(
+            op="call_function", target=c10d.all_gather_into_tensor.default
+        )
+        gather.args = (*gather.args[:-1], second_name(name))
+        text = repro.graph_as_repro(module)
+    expect(
+        f"{{{second_name(name)!r}: {{'size': 2, " in text,
+        "it sets up groups, and a second group that is not made yet",
+    )
 
 
 @contract("add_control_deps")

@@ -1,0 +1,72 @@
+"""Private functions of torch that write a graph as a program of its own; each with the torch file
+it comes from.
+"""
+
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from apsched.names import first_name, is_second
+from apsched.torch_compat.version import check_torch_version
+
+check_torch_version()
+
+
+def graph_as_repro(module: Any) -> str:
+    """Return ``module`` as torch's own stand-alone file: ``class Repro`` and ``load_args``
+    (torch/_dynamo/repro/after_aot.py).
+
+    Run as a program it executes the graph node by node, rather than compile it: Inductor would
+    change the order.
+    """
+    from torch._dynamo.repro.after_aot import save_graph_repro
+
+    inputs = [node.meta.get("val") for node in module.graph.find_nodes(op="placeholder")]
+    text = io.StringIO()
+    with _second_groups_resolved(module):  # torch writes the size of every group into the file
+        save_graph_repro(text, module, inputs, "apsched", stable_output=True, command="get_args")
+    runnable = re.sub(
+        r"        run_repro\((.*)\)\n(?:        #.*\n?)+",
+        r"        mod, args = run_repro(\1)\n        mod(*args)\n",
+        text.getvalue(),
+    )
+    return runnable.replace(
+        "    from torch._dynamo.repro.after_aot import setup_fake_process_groups\n",
+        _SETUP_FAKE_PROCESS_GROUPS,
+    )
+
+
+@contextmanager
+def _second_groups_resolved(module: Any) -> Iterator[None]:
+    """Run the body with each second group of ``module`` that is not made yet known by its name.
+
+    It stands for the group that it doubles (torch/csrc/distributed/c10d/GroupRegistry.cpp).
+    """
+    from torch._C import _distributed_c10d as c10d
+    from torch.distributed import distributed_c10d
+
+    arguments = (a for node in module.graph.nodes for a in (*node.args, *node.kwargs.values()))
+    added: list[Any] = []
+    try:
+        for name in sorted({a for a in arguments if isinstance(a, str) and is_second(a)}):
+            first: Any = first_name(name)
+            c10d._register_process_group(name, distributed_c10d._resolve_process_group(first))  # type: ignore[arg-type, attr-defined]
+            added.append(name)
+        yield
+    finally:
+        for name in added:
+            c10d._unregister_process_group(name)
+
+
+_SETUP_FAKE_PROCESS_GROUPS = """\
+    def setup_fake_process_groups(groups):  # torch's own fails where a name is one that new_group chooses by itself
+        sizes = {group["size"] for group in groups.values()}
+        dist.init_process_group(backend="fake", rank=0, world_size=max(sizes), store=FakeStore())
+        made = {size: dist.new_group(list(range(size))) for size in sizes}
+        torch._C._distributed_c10d._unregister_all_process_groups()
+        for name, group in groups.items():
+            torch._C._distributed_c10d._register_process_group(name, made[group["size"]])
+
+"""

@@ -1,0 +1,112 @@
+"""An answer that was found is never lost because a file cannot be written."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from apsched.artifacts import output_dir as out_files
+from apsched.artifacts.output_dir import write_files, write_or_rescue
+from apsched.cli.commands import solve
+from apsched.errors import InputError
+from tests.conftest import Run
+
+FILES = {"a.json": b"one", "b.json": b"two"}
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where new temporary directories are made."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(out_files.tempfile, "tempdir", str(folder))
+    return folder
+
+
+def test_files_that_cannot_be_written_go_elsewhere(tmp_path: Path, temporary: Path) -> None:
+    (tmp_path / "out" / "b.json").mkdir(parents=True)
+    with pytest.raises(InputError, match="found a directory"):
+        write_files(tmp_path / "out", FILES)
+    written, wrong = write_or_rescue(tmp_path / "out", FILES)
+    (rescued,) = temporary.iterdir()
+    assert {path.name: path.read_bytes() for path in written} == FILES
+    assert {path.parent for path in written} == {rescued}
+    assert wrong.endswith(
+        "b.json: expected the name of a file to write, found a directory; the files are in"
+        f" {rescued} instead"
+    )
+
+
+def test_nothing_is_said_where_nothing_is_wrong(tmp_path: Path, temporary: Path) -> None:
+    assert write_or_rescue(tmp_path / "out", FILES) == (
+        (tmp_path / "out" / "a.json", tmp_path / "out" / "b.json"),
+        "",
+    )
+    assert list(temporary.iterdir()) == []
+
+
+def test_where_nothing_can_be_written_it_is_said(tmp_path: Path, temporary: Path) -> None:
+    temporary.rmdir()
+    (tmp_path / "out").write_bytes(b"a file")
+    written, wrong = write_or_rescue(tmp_path / "out", FILES)
+    assert written == ()
+    assert (
+        "choose another place with -o; nor could they be written to a temporary directory" in wrong
+    )
+
+
+def test_the_answer_is_printed_and_kept_where_its_place_is_taken(
+    run: Run, debug_graphs: dict[str, Path], tmp_path: Path, temporary: Path
+) -> None:
+    (tmp_path / "out" / "forward.schedule.json").mkdir(parents=True)
+    ran = run("solve", debug_graphs["forward"], "--budget", "0.1", "-o", "out", "--json")
+    (rescued,) = temporary.iterdir()
+    assert ran.code == 2
+    assert [error.endswith(f"the files are in {rescued} instead") for error in ran.errors] == [True]
+    assert json.loads(ran.stdout) == json.loads((rescued / "result.json").read_text())
+    assert run("report", rescued).code == 0
+
+
+@pytest.mark.parametrize("stage", ["rewrite", "dump_module"])
+def test_the_schedule_is_kept_where_the_module_cannot_be_written(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise LookupError("no group of that name")
+
+    monkeypatch.setattr(
+        *{
+            "rewrite": (solve, "rewrite", fail),
+            "dump_module": ("apsched.artifacts.module_file.dump_module", fail),
+        }[stage]
+    )
+    ran = run(
+        "solve",
+        "llama3-debug",
+        "--mesh",
+        "fsdp=4",
+        "--seq",
+        "64",
+        "--budget",
+        "0.1",
+        "--direction",
+        "forward",
+        "-o",
+        "out",
+    )
+    assert ran.code == 2
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "forward.graph",
+        "forward.schedule.json",
+        "result.json",
+    ]
+    assert ran.errors == [
+        "apsched: error: forward.py: the rewritten module cannot be written: unexpected"
+        " LookupError: no group of that name (a bug of apsched); the schedule is in"
+        " forward.schedule.json"
+    ]
+    assert "files in out: forward.graph, forward.schedule.json, result.json" in ran.stdout
+    assert "solved from a graph file" not in ran.stdout
+    assert (
+        json.loads((tmp_path / "out" / "result.json").read_text())["graphs"][0]["step_time_us"] > 0
+    )
