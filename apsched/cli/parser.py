@@ -349,7 +349,12 @@ def _runner(name: str) -> Callable[[argparse.Namespace, TextIO], None]:
     """
 
     def run(args: argparse.Namespace, stdout: TextIO) -> None:
-        import_module(f"apsched.cli.{name}").run(args, stdout)
+        if name in ("models", "clusters"):
+            from apsched.cli.commands import listings
+
+            {"models": listings.run_models, "clusters": listings.run_clusters}[name](args, stdout)
+        else:
+            import_module(f"apsched.cli.commands.{name}").run(args, stdout)
 
     return run
 

@@ -218,7 +218,7 @@ def _contradiction(answer: SolveResult, best: Scored) -> str:
         answer.status == "optimal" and answer.bound_ticks < best.step_time_ticks
     ):
         return (
-            f"it says {answer.status!r} of a step time of {best.step_time_ticks} and a bound of"
+            f"it says '{answer.status}' of a step time of {best.step_time_ticks} and a bound of"
             f" {answer.bound_ticks}"
         )
     return ""
