@@ -145,7 +145,7 @@ def _epilogue(v: Variables, c: int) -> tuple[int, int]:
 
 
 def compute_in_order(v: Variables) -> None:
-    """(5) Spine: compute keeps its dependences, and the step ends after the compute order, whose
+    """(5) Compute order: compute keeps its dependences, and the step ends after the compute order, whose
     end is s[m], and after every unit.
 
     s[k] >= s[j] + d[j] for all j before k,  s[m] >= s[k] + d[k],  Z >= s[m],  Z >= e[i] for all

@@ -124,9 +124,7 @@ def table() -> dict[str, tuple[bytes, Callable[[bytes], object]]]:
         b'{"format": "apsched-schedule", "version": 1, "graph": {"name": "forward", "hash": "00"},'
         b' "buckets": [], "order": [[0, 3]]}'
     )
-    cluster = (
-        Path(sys.modules[load_cluster.__module__].__file__ or "").parent / "clusters" / "h100.toml"
-    )
+    cluster = Path(sys.modules[load_cluster.__module__].__file__ or "").parent / "h100.toml"
     return {
         "graph": (b"", lambda content: build_problem(from_bytes(zlib.compress(content, wbits=31)))),
         "schedule": (schedule, lambda content: parse_schedule(content, "file")),

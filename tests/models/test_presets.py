@@ -5,8 +5,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 
 from apsched.capture.fake_world import world
-from apsched.models.build import build, names
+from apsched.models.build import build
 from apsched.models.mesh import MeshSpec
+from apsched.models.presets import PRESETS
 
 PUBLISHED = {
     "llama3-1b": 1_235_814_400,
@@ -25,7 +26,7 @@ def test_number_of_parameters_is_the_published_one(name: str) -> None:
 
 
 def test_every_preset_is_listed() -> None:
-    assert set(names()) == {*PUBLISHED, "llama3-debug", "llama3-small", "deepseek-v3-debug"}
+    assert set(PRESETS) == {*PUBLISHED, "llama3-debug", "llama3-small", "deepseek-v3-debug"}
 
 
 def test_shards_are_fake_and_add_up() -> None:

@@ -32,9 +32,11 @@ WORLD = 4
 LAUNCH_TICKS = 1
 
 
-def layered(layers: Sequence[Layer], *, backward: bool = False) -> Problem:
-    """Return a problem of ``layers``."""
-    price = line(10, 1)
+def layered(
+    layers: Sequence[Layer], *, backward: bool = False, ticks: tuple[int, int] = (10, 1)
+) -> Problem:
+    """Return a problem of ``layers``; ``ticks`` is latency and price per KiB of a transfer."""
+    price = line(*ticks)
     b = ByHand(
         prices={"all_gather": price, "reduce_scatter": price, "all_reduce": price},
         copy_price=line(1, 0),

@@ -11,7 +11,7 @@ from apsched.kinds import NodeKind
 from apsched.problem.problem import Problem
 from apsched.schedule.schedule import Bucket, Step, StepKind
 from apsched.solver.arrays.partition import Pricer
-from apsched.solver.program.program import COPY_OUT, FIRE, LAUNCH, NODE, PREPARE, WAIT, Program
+from apsched.solver.program.program import COPY_IN, COPY_OUT, LAUNCH, NODE, START, WAIT, Program
 from tests.helpers.problems.random_schedules import random_buckets, step_precedence
 
 _MODES = ("any", "eager", "lazy", "gathers early")
@@ -104,14 +104,14 @@ def _operations(
             b = int(bucket_of[problem.collective_of_node[step.index]])
             operations.append((LAUNCH if problem.kinds[step.index] is NodeKind.START else WAIT, b))
         elif step.kind is StepKind.COPY_IN:
-            operations.append((PREPARE, step.index))
+            operations.append((COPY_IN, step.index))
         elif step.kind is StepKind.START and buckets[step.index].coalesced:
             operations.append((LAUNCH, step.index))
         elif step.kind is StepKind.START:
-            if operations[-1] == (PREPARE, step.index) and rng.random() < 0.5:
+            if operations[-1] == (COPY_IN, step.index) and rng.random() < 0.5:
                 operations[-1] = (LAUNCH, step.index)
             else:
-                operations.append((FIRE, step.index))
+                operations.append((START, step.index))
         elif step.kind is StepKind.WAIT:
             operations.append((WAIT, step.index))
         elif step.kind is StepKind.COPY_OUT:

@@ -10,31 +10,25 @@ from types import ModuleType
 
 import pytest
 
-from apsched.solver import (
-    bounds,
-    chain_bound,
+from apsched.solver.arrays.problem_arrays import ProblemArrays
+from apsched.solver.bounds import contention, linear_program, step_time
+from apsched.solver.bounds.any_order import bound as any_order_bound
+from apsched.solver.bounds.any_order import chain, heads, items, jobs, last_reduction, one_machine
+from apsched.solver.bounds.paths import bound as path_bound
+from apsched.solver.bounds.paths import (
+    bucket_costs,
     cheapest_buckets,
+    network,
+    price_lines,
+    pricing,
+)
+from apsched.solver.cpsat import (
     constraints,
-    constraints_forms,
+    constraints_buckets,
     constraints_memory,
     constraints_order,
     constraints_plan,
-    constraints_prices,
-    lp_bound,
-    minorants,
-    movers,
-    moving_bound,
-    moving_heads,
-    moving_items,
-    moving_jobs,
-    one_machine,
-    path_bound,
-    path_network,
-    path_pricing,
-    shared_bounds,
-    tail_bound,
 )
-from apsched.solver.arrays.problem_arrays import ProblemArrays
 from apsched.solver.cpsat.variables import Variables
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -81,18 +75,21 @@ def test_each_constraint_is_implemented_once() -> None:
     """No second function claims a number."""
     modules = (
         constraints,
-        constraints_forms,
+        constraints_buckets,
         constraints_memory,
         constraints_order,
         constraints_plan,
-        constraints_prices,
     )
     assert sorted(numbered_in(*modules)) == sorted(item for item in DOCUMENTED if item[0].isdigit())
 
 
 @pytest.mark.parametrize(
     ("module", "letter", "numbers"),
-    [(bounds, "B", range(1, 8)), (lp_bound, "R", range(1, 5)), (shared_bounds, "C", range(1, 5))],
+    [
+        (step_time, "B", range(1, 8)),
+        (linear_program, "R", range(1, 5)),
+        (contention, "C", range(1, 5)),
+    ],
 )
 def test_each_bound_is_proven_once_and_implemented_once(
     module: ModuleType, letter: str, numbers: range
@@ -110,7 +107,14 @@ def test_each_bound_is_proven_once_and_implemented_once(
 def test_each_part_of_the_bound_along_paths_is_implemented_once() -> None:
     """(W1) to (W5): methods count, too."""
     found = []
-    for module in (minorants, cheapest_buckets, movers, path_network, path_pricing, path_bound):
+    for module in (
+        price_lines,
+        cheapest_buckets,
+        bucket_costs,
+        network,
+        pricing,
+        path_bound,
+    ):
         for node in ast.walk(ast.parse(Path(str(module.__file__)).read_text())):
             if isinstance(node, ast.FunctionDef):
                 found += [
@@ -126,10 +130,8 @@ def test_each_bound_for_any_order_is_implemented_once() -> None:
     """(V1) to (V8), over the files that make it up."""
     expected = [f"V{n}" for n in range(1, 9)]
     documented = [item for item in DOCUMENTED if item[0].startswith("V")]
-    assert [number for number, _ in documented] == lines_of(moving_bound, "V") == expected
-    found = numbered_in(
-        chain_bound, moving_bound, moving_heads, moving_items, moving_jobs, one_machine, tail_bound
-    )
+    assert [number for number, _ in documented] == lines_of(any_order_bound, "V") == expected
+    found = numbered_in(chain, any_order_bound, heads, items, jobs, one_machine, last_reduction)
     assert sorted(found) == sorted(documented)
 
 

@@ -10,7 +10,7 @@ from apsched.config import Caps, SolveOptions
 from apsched.problem.problem import Problem
 from apsched.solver import solve
 from apsched.solver.arrays.problem_arrays import problem_arrays
-from apsched.solver.infeasible.clashing_caps import Decoder, stated
+from apsched.solver.infeasible.clashing_caps import FeasibilityOracle, stated
 from apsched.solver.infeasible.explain import explain
 from tests.helpers.oracle import best_schedule, least_memory
 from tests.helpers.problems.by_hand import ByHand, line
@@ -128,16 +128,16 @@ def test_a_large_problem_is_judged_by_construction_and_bounds(
     """What neither decides stays open: the clash is then not proven, and the value that is known
     has a bound beside it.
     """
-    for module in ("clash", "least_memory"):
+    for module in ("infeasible.clashing_caps", "reorder.min_memory"):
         monkeypatch.setattr(sys.modules[f"apsched.solver.{module}"], "is_small", lambda _: False)
     problem = early_and_late()
-    decoder = Decoder(problem, problem_arrays(problem), SolveOptions())
-    assert decoder(Caps(memory_cap_bytes=0))[0] is False
-    assert decoder(Caps())[0] is True
+    oracle = FeasibilityOracle(problem, problem_arrays(problem), SolveOptions())
+    assert oracle(Caps(memory_cap_bytes=0))[0] is False
+    assert oracle(Caps())[0] is True
     enough = least_memory(problem, Caps())
     assert enough is not None
     caps = Caps(memory_cap_bytes=enough, max_prefetch=0)
-    assert decoder(caps)[0] is None
+    assert oracle(caps)[0] is None
     why = explain(problem, problem_arrays(problem), caps, SolveOptions())
     assert not why.proven
     assert why.message.startswith("no schedule fits: no schedule was found that keeps")

@@ -13,7 +13,6 @@ from pathlib import Path
 import pulp
 import pytest
 
-import apsched.solver
 from apsched.config import Caps, MilpOptions, SolveOptions
 from apsched.errors import InputError
 from apsched.problem.problem import Problem
@@ -22,6 +21,7 @@ from apsched.schedule.verify import verify
 from apsched.solver import solve, solve_with_milp
 from apsched.solver.arrays.problem_arrays import problem_arrays
 from apsched.solver.baselines import baselines
+from apsched.solver.milp import model
 from apsched.solver.milp.model import MilpResult, solve_milp
 from tests.helpers.oracle import best_schedule, least_memory
 from tests.helpers.problems.strategies import random_caps, random_problem
@@ -263,13 +263,15 @@ def test_each_formula_has_its_function() -> None:
     """The table in the module's docstring is complete, and every function it names says the same
     number.
     """
-    folder = Path(apsched.solver.__file__).parent
+    folder = Path(model.__file__).parent
     rows = re.findall(
-        r"^\((\d+)\) .*``(\w+)\.([\w.]+)``$", (folder / "milp.py").read_text(), flags=re.MULTILINE
+        r"^\((\d+)\) .*?``(\w+)\.([\w.]+)``$",
+        model.__doc__ or "",
+        flags=re.MULTILINE | re.DOTALL,
     )
     assert [int(number) for number, _, _ in rows] == list(range(1, 18))
-    for number, module, function in rows:
-        source = (folder / f"{module}.py").read_text()
+    for number, name, function in rows:
+        source = (folder / f"{name}.py").read_text()
         body = source.split(f"def {function.rsplit('.', maxsplit=1)[-1]}(", maxsplit=1)[1].split(
             "\ndef ", maxsplit=1
         )[0]

@@ -20,8 +20,7 @@ from apsched.solver.arrays.partition import Pricer
 from apsched.solver.arrays.problem_arrays import problem_arrays
 from apsched.solver.program.evaluate import evaluate
 from apsched.solver.program.to_schedule import expand
-from apsched.solver.search.decoder import Decoder
-from apsched.solver.search.decoder import decoder as judge_function
+from apsched.solver.search.decoder import Decoder, evaluate_labels
 from apsched.solver.search.grouping import canonical
 from apsched.solver.search.launch_policy import Policy
 from tests.helpers.problems.strategies import layered_problem, random_caps, random_problem
@@ -146,7 +145,7 @@ def test_a_partition_is_legal_where_every_pair_and_the_caps_allow_it(seed: int) 
 
 def test_compiled_code_in_the_cache_is_stale_when_what_it_calls_changes() -> None:
     """numba itself looks at the file of a function, not at those of the functions that it calls."""
-    assert judge_function._cache._cache_file._source_stamp == source_stamp()  # type: ignore[attr-defined]
+    assert evaluate_labels._cache._cache_file._source_stamp == source_stamp()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("seed", [7, 12, 33, 56, 59, 64, 70, 76, 80, 87, 92])
