@@ -5,6 +5,7 @@ whether code in the cache is stale, though what a function calls is compiled int
 with compiled code count.
 """
 
+import re
 from collections.abc import Callable
 from functools import cache
 from hashlib import sha256
@@ -15,6 +16,7 @@ import numba as nb
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_IMPORTED = re.compile(rb"^from (apsched\.solver[\w.]*) import", re.MULTILINE)
 
 
 def compiled(function: Callable[P, R]) -> Callable[P, R]:
@@ -44,13 +46,24 @@ def _compiled(function: Callable[P, R], **how: str) -> Callable[P, R]:
 
 @cache
 def source_stamp() -> str:
-    """Return a digest of all files with compiled code, and of those with their constants."""
+    """Return a digest of the solver's files with compiled code, and of those that these import
+    records and constants from.
+    """
+    return stamp_of(Path(__file__).parents[1])
+
+
+def stamp_of(solver: Path) -> str:
+    """Return the stamp of the solver in folder ``solver``."""
+    texts = {
+        f"apsched.solver.{'.'.join(file.relative_to(solver).with_suffix('').parts)}": (
+            file.read_bytes()
+        )
+        for file in solver.rglob("*.py")
+    }
+    names = {name for name, text in texts.items() if f"from {__name__} import".encode() in text}
+    for name in tuple(names):
+        names |= {imported.decode() for imported in _IMPORTED.findall(texts[name])}
     digest = sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        text = path.read_bytes()
-        if b"apsched.solver.arrays.jit import" in text or path.name in (
-            "compact.py",
-            "compiled.py",
-        ):
-            digest.update(text)
+    for name in sorted(names & set(texts)):
+        digest.update(texts[name])
     return digest.hexdigest()

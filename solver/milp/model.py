@@ -6,38 +6,43 @@ search, so that agreement means something. Bucket membership is a set partition 
 that the caps allow, each with its exact price; order is linear ordering.
 
 Sets      c, d        collectives;  h: the first member of a bucket
-          B           columns: every collective alone and every bucket that the caps on bytes and span, the data and the user's plan allow
-          u, v, w     events: take (prologues and copy-in), start, wait, give (copy-out and epilogue) of each c; compute nodes k; the output
+          B           columns: every collective alone and every bucket that the caps on bytes and
+                      span, the data and the user's plan allow
+          u, v, w     events: take (prologues and copy-in), start, wait, give (copy-out and
+                      epilogue) of each c; compute nodes k; the output
           p, q        spots: steps inside an event
           a           pieces of memory: storages, and the buffers of the bucket of h
-Variables lambda[B]   1 where B is launched                             b[c,d]  1 where c and d share a bucket
-          o[u,v]      1 where u comes strictly before v; members of a bucket have their take, start and wait at one place,
-                      and neither is then before the other
-          t[u], e[u]  begin and end of u on the compute stream          s[c], f[c]  begin and end of c on its group's stream
-          alive[a,p]  1 where a is alive at p                           held[a,p]   bytes of a buffer alive at p
+Variables lambda[B]   1 where B is launched
+          b[c,d]      1 where c and d share a bucket
+          o[u,v]      1 where u comes strictly before v; members of a bucket have their take, start
+                      and wait at one place, and neither is then before the other
+          t[u], e[u]  begin and end of u on the compute stream
+          s[c], f[c]  begin and end of c on its group's stream
+          alive[a,p]  1 where a is alive at p
+          held[a,p]   bytes of a buffer alive at p
 
-====  ============================================================================================
-(1)   sum over B holding c of lambda[B] = 1; b[c,d] = sum over B holding both``order._membership``
-(2)   o[u,v] + o[v,u] = 1 - tie[u,v]; constants where the data or the plan decide``order._pairs``
-(3)   o[u,w] <= o[u,v] + o[v,w]                                          ``order._one_order``
-(4)   prefetch: sum of lambda[B] <= o[k,start[h]]                        ``order._early_enough``
-(5)   in flight: sum of output[c] (1 - o[start d,start c] - o[wait c,start d]) <= cap
-        in flight: sum of output[c] (1 - o[start d,start c] - o[wait c,start d]) <= cap``order.in_flight``
-(6)   e[u] >= t[u] +
-        sum of work[B] lambda[B]                                         ``timing._compute_stream``
+(1)   sum over B holding c of lambda[B] = 1;
+        b[c,d] = sum over B holding both                                  ``order._membership``
+(2)   o[u,v] + o[v,u] = 1 - tie[u,v];
+        constants where the data or the plan decide                       ``order._pairs``
+(3)   o[u,w] <= o[u,v] + o[v,w]                                           ``order._one_order``
+(4)   prefetch: sum of lambda[B] <= o[k,start[h]]                         ``order._early_enough``
+(5)   in flight:
+        sum of output[c] (1 - o[start d,start c] - o[wait c,start d]) <= cap  ``order.in_flight``
+(6)   e[u] >= t[u] + sum of work[B] lambda[B]                             ``timing._compute_stream``
 (7)   t[v] >= e[u] - M (1 - o[u,v]),
-        M = latest end of u - earliest begin of v                        ``timing._compute_stream``
-(8)   s[c] >= e[start c]; f[c] >= s[c] + sum of T[B] lambda[B]           ``timing._transfers``
-(9)   s[d] >= f[c] - M (1 - o[start c,start d]) on one stream            ``timing._transfers``
-(10)  e[wait c] >= f[c] + epilogues                                      ``timing._transfers``
-(11)  cut: between compute nodes j and k lies the work that must         ``timing._loads``
-(12)  cut: between them lie the transfers of a stream that must          ``timing._loads``
-(13)  alive[a,p] >= le(birth,p) + le(p,use) - 1 - (1 - condition)        ``memory._alive``
-(14)  held[h,p] >= sum of bytes[B] lambda[B] - M (1 - alive[h,p])        ``memory._held``
-(15)  peak >= kept + sum of bytes alive[a,p] + sum of held[h,p], peak <= cap``memory.add_memory``
-(16)  no-good: what only the solver's tolerances let through is refused  ``model._refuse``
-(17)  windows: o[u,v] = 0 where u would end after v must begin           ``time_windows.windows``
-====  ============================================================================================
+        M = latest end of u - earliest begin of v                         ``timing._compute_stream``
+(8)   s[c] >= e[start c]; f[c] >= s[c] + sum of T[B] lambda[B]            ``timing._transfers``
+(9)   s[d] >= f[c] - M (1 - o[start c,start d]) on one stream             ``timing._transfers``
+(10)  e[wait c] >= f[c] + epilogues                                       ``timing._transfers``
+(11)  cut: between compute nodes j and k lies the work that must          ``timing._loads``
+(12)  cut: between them lie the transfers of a stream that must           ``timing._loads``
+(13)  alive[a,p] >= le(birth,p) + le(p,use) - 1 - (1 - condition)         ``memory._alive``
+(14)  held[h,p] >= sum of bytes[B] lambda[B] - M (1 - alive[h,p])         ``memory._held``
+(15)  peak >= kept + sum of bytes alive[a,p] + sum of held[h,p],
+        peak <= cap                                                       ``memory.add_memory``
+(16)  no-good: what only the solver's tolerances let through is refused   ``model._refuse``
+(17)  windows: o[u,v] = 0 where u would end after v must begin            ``time_windows.windows``
 
 le(p,q) says that p is not after q: 1 - o[q,p], or where p is the later step of one event, o[p,q].
 Memory is asked for only where something is born: at any other step there is no more than at the one

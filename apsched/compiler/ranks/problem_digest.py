@@ -64,7 +64,12 @@ def solver_code() -> str:
     """Return a digest of the solver's own files: a checkout changes without a new version."""
     import apsched.solver
 
-    files = sorted(Path(apsched.solver.__path__[0]).glob("*.py"))
+    return code_digest(Path(apsched.solver.__path__[0]))
+
+
+def code_digest(folder: Path) -> str:
+    """Return a digest of the Python files of ``folder`` and of all folders in it."""
+    files = sorted(folder.rglob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 

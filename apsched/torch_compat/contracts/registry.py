@@ -5,12 +5,13 @@ import pkgutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+import apsched.torch_compat
 
 Check = Callable[[], None]
 
@@ -20,7 +21,7 @@ class Outcome:
     """What came of one check."""
 
     name: str
-    """The function in ``apsched.torch_compat.graphs*`` around a private one of torch."""
+    """The function in ``apsched.torch_compat`` around a private one of torch."""
     found: bool
     """What it needs is there."""
     broken: str
@@ -46,10 +47,10 @@ def wrappers() -> dict[str, ModuleType]:
     """
     names = [
         m.name
-        for m in pkgutil.iter_modules([str(Path(__file__).resolve().parents[1])])
-        if m.name.startswith("torch_private")
+        for m in pkgutil.iter_modules(apsched.torch_compat.__path__)
+        if not m.ispkg and m.name != "version"
     ]
-    modules = [importlib.import_module(f"apsched.{name}") for name in sorted(names)]
+    modules = [importlib.import_module(f"apsched.torch_compat.{name}") for name in sorted(names)]
     return {
         name: module
         for module in modules

@@ -9,11 +9,11 @@ import sys
 import pytest
 import torch
 
-from apsched import torch_private, torch_version
 from apsched.errors import InputError
+import apsched.torch_compat.graphs
 from apsched.torch_compat.contracts import compilers, graphs, groups, registry
 from apsched.torch_compat.contracts.__main__ import main
-from apsched.torch_compat.version import check_torch_version
+from apsched.torch_compat.version import ANY_TORCH_VARIABLE, check_torch_version
 
 MODULES = (compilers, graphs, groups)
 
@@ -36,7 +36,7 @@ def test_what_is_missing_or_broken_is_said(monkeypatch, capsys):
         for name, module in registry.wrappers().items()
         if name in ("strided_shard", "is_composite", "storage_key")
     }
-    monkeypatch.setattr(registry, "wrappers", lambda: {**only, "unheard_of": torch_private})
+    monkeypatch.setattr(registry, "wrappers", lambda: {**only, "unheard_of": apsched.torch_compat.graphs})
     assert main() == 1
     lines = {
         line.split()[0]: line.partition("  ")[2].strip()
@@ -70,13 +70,13 @@ def test_the_command_runs_anywhere(tmp_path):
 @pytest.mark.parametrize("version", ["2.10.1+cu128", "2.14.0", "3.0.0a0", "unknown"])
 def test_another_torch_is_refused_by_name(monkeypatch, version):
     monkeypatch.setattr(torch, "__version__", version)
-    monkeypatch.delenv(torch_version.ANY_TORCH_VARIABLE, raising=False)
+    monkeypatch.delenv(ANY_TORCH_VARIABLE, raising=False)
     with pytest.raises(
         InputError, match=r"torch \S+: apsched was run against torch 2\.11 to 2\.13"
     ) as error:
         check_torch_version()
     assert version in str(error.value)
-    monkeypatch.setenv(torch_version.ANY_TORCH_VARIABLE, "1")
+    monkeypatch.setenv(ANY_TORCH_VARIABLE, "1")
     check_torch_version()
 
 
@@ -91,7 +91,7 @@ def test_the_fence_is_there_only_where_it_is_needed(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import torch; torch.__version__ = '2.99.0'\n")
     paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": paths}
-    environment.pop(torch_version.ANY_TORCH_VARIABLE, None)
+    environment.pop(ANY_TORCH_VARIABLE, None)
 
     def ran(code: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -1,0 +1,45 @@
+"""Machine code in the cache is stale when any file changes that is compiled into it."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import apsched.solver
+from apsched.solver.arrays.jit import source_stamp, stamp_of
+
+
+@pytest.fixture
+def solver(tmp_path: Path) -> Path:
+    """Return a copy of the solver's sources."""
+    ignore = shutil.ignore_patterns("__pycache__")
+    return Path(shutil.copytree(apsched.solver.__path__[0], tmp_path / "solver", ignore=ignore))
+
+
+def test_the_stamp_is_of_the_files_alone(solver: Path) -> None:
+    assert stamp_of(solver) == source_stamp()
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "program/evaluate.py",
+        "search/construct_pass.py",
+        "bounds/any_order/heads.py",
+        "arrays/jit.py",
+        pytest.param("program/program.py", id="operations and records, no compiled code"),
+        pytest.param("arrays/problem_arrays.py", id="constants, no compiled code"),
+    ],
+)
+def test_a_change_of_what_is_compiled_changes_the_stamp(solver: Path, file: str) -> None:
+    before = stamp_of(solver)
+    with (solver / file).open("a") as text:
+        text.write("# changed")
+    assert stamp_of(solver) != before
+
+
+def test_a_change_of_anything_else_keeps_the_stamp(solver: Path) -> None:
+    before = stamp_of(solver)
+    with (solver / "infeasible" / "explain.py").open("a") as text:
+        text.write("# changed")
+    assert stamp_of(solver) == before
