@@ -37,7 +37,8 @@ def bucket_labels(
     its name (the embedding). What lies between blocks, or behind the last one, shares one (norm and
     output).
 
-    >>> list(bucket_labels(["embedding.weight", "layers.0.w", "layers.1.w", "norm.weight", "output.weight"]).values())
+    >>> names = ["embedding.weight", "layers.0.w", "layers.1.w", "norm.weight", "output.weight"]
+    >>> list(bucket_labels(names).values())
     ['embedding', 'layers.0', 'layers.1', 'behind layers.1', 'behind layers.1']
     """
     labels: dict[str, str] = {}

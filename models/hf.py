@@ -30,10 +30,21 @@ from apsched.models.sharding import shard_parameters
 _ATTENTION = "apsched_causal"
 
 _DENSE_PLAN: Mapping[str, int | str] = {
-    "q_proj": 0, "k_proj": 0, "v_proj": 0, "o_proj": 1, "gate_proj": 0, "up_proj": 0, "down_proj": 1, "lm_head": 0,
-    "q_norm": SUMMED, "k_norm": SUMMED,
-    "embed_tokens": WHOLE, "input_layernorm": WHOLE, "post_attention_layernorm": WHOLE, "norm": WHOLE,
-}  # fmt: skip
+    "q_proj": 0,
+    "k_proj": 0,
+    "v_proj": 0,
+    "o_proj": 1,
+    "gate_proj": 0,
+    "up_proj": 0,
+    "down_proj": 1,
+    "lm_head": 0,
+    "q_norm": SUMMED,
+    "k_norm": SUMMED,
+    "embed_tokens": WHOLE,
+    "input_layernorm": WHOLE,
+    "post_attention_layernorm": WHOLE,
+    "norm": WHOLE,
+}
 """Last part of a module's name -> how ``tp`` splits its parameters: the plan of Transformers'
 configurations, and the output by rows.
 """

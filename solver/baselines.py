@@ -1,14 +1,12 @@
 """The greedy schedules that people run today, as they define them; each is a schedule with exact
 figures.
 
-============================
-=====================================================================================
-``as_captured``               the order of the graph itself, nothing shared
-``transformer_block``         one bucket a transformer block and kind, the next block's gather in flight (FSDP2, TorchTitan's default)
-``greedy_bytes``              consecutive collectives share a launch up to a byte cap (torch's bucketing, AutoParallel #481 unconstrained)
-``greedy_bytes_span``         the same, primary group only, within a topo-span (AutoParallel #481)
-============================
-=====================================================================================
+``as_captured``         the order of the graph itself, nothing shared
+``transformer_block``   one bucket a transformer block and kind, the next block's gather in flight
+                        (FSDP2, TorchTitan's default)
+``greedy_bytes``        consecutive collectives share a launch up to a byte cap (torch's bucketing,
+                        AutoParallel #481 unconstrained)
+``greedy_bytes_span``   the same, primary group only, within a topo-span (AutoParallel #481)
 
 Knobs are those of AutoParallel's ``auto_bucketing`` (#481): buckets up to 500 MB, 50 compute nodes
 of prefetch, 2 GB in flight, a topo-span of 1500.

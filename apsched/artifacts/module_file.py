@@ -6,9 +6,11 @@ import torch
 
 from apsched.torch_compat.repro import graph_as_repro
 
-_HEAD = '''"""The {name} graph as apsched wrote it back: the order of forward() is the order of execution.
+_HEAD = '''"""The {name} graph as apsched wrote it back: the order of forward() is the order of
+execution.
 
-`python {name}.py` runs it on random tensors; `apsched audit {name}.py` scores it. Shapes are in load_args().
+`python {name}.py` runs it on random tensors; `apsched audit {name}.py` scores it. Shapes are in
+load_args().
 """
 
 '''

@@ -50,8 +50,10 @@ def capture_module(
 
     The graphs are called as a compiler would call them::
 
-        loss, *saved = forward(*parameters, *buffers, *inputs)     # in the order of the placeholders, DTensors as local shards
-        gradients = backward(*saved, tangent)                      # one per forward input, None where there is none
+        # in the order of the placeholders, DTensors as local shards
+        loss, *saved = forward(*parameters, *buffers, *inputs)
+        # one per forward input, None where there is none
+        gradients = backward(*saved, tangent)
 
     Every node has ``meta["nn_module_stack"]`` (``fwd_nn_module_stack`` in backward) where a module
     made it, and ``meta["custom"]["apsched_parameter"]`` where it gathers a parameter or reduces its

@@ -1,12 +1,10 @@
 """torch's own schedulers as baselines, run on a copy of the captured graph at the costs of our
 model; they need neither CUDA nor triton.
 
-===================
-==================================================================================================
-``inductor``         ``schedule_overlap_bucketing`` (torch/_inductor/fx_passes/overlap_scheduling.py): a greedy over the graph
+``inductor``         ``schedule_overlap_bucketing`` (torch/_inductor/fx_passes/
+                     overlap_scheduling.py): a greedy over the graph
 ``inductor_manual``  ``manual_overlap_bucketing`` (overlap_manual_scheduling.py): a bucket a
-transformer block, one ahead ===================
-==================================================================================================
+                     transformer block, one ahead
 
 Settings are torch's defaults, except: collectives are bucketed (off by default); compute is not
 benchmarked; ``control_deps`` are not inserted, since the order of the graph is the order of

@@ -20,10 +20,8 @@ def origin(problem: Problem, storage: int) -> str:
     module = _layerless(problem.modules[uses.birth])
     if collective is not None:
         kind = problem.keys[problem.collectives[collective].key].kind
-        return (
-            f"{kind} of"
-            f" {_layerless(problem.collectives[collective].module) or module or problem.node_names[uses.birth]}"
-        )
+        gathered = _layerless(problem.collectives[collective].module)
+        return f"{kind} of {gathered or module or problem.node_names[uses.birth]}"
     return (
         f"{_layerless(problem.node_names[uses.birth], '')} of {module}"
         if module

@@ -108,11 +108,8 @@ def print_measured(measured: "Measured", path: str, stdout: TextIO, *, as_json: 
     known = f", {measured.num_known} known from before" if measured.num_known else ""
     out.print(f"{measured.num_measured} operations measured{known}", markup=False)
     if groups:
-        out.print(
-            "collectives:"
-            f" {', '.join(f'{kind} on {ranks} ranks of {nodes} nodes' for kind, ranks, nodes in groups)}",
-            markup=False,
-        )
+        measured_on = (f"{kind} on {ranks} ranks of {nodes} nodes" for kind, ranks, nodes in groups)
+        out.print(f"collectives: {', '.join(measured_on)}", markup=False)
     else:
         out.print(
             "collectives: not measured, priced by the formulas of the cluster (run under torchrun"

@@ -304,10 +304,10 @@ def summary_lines(result: Result) -> tuple[str, ...]:
     if moved := _moved_line(result):
         lines.append(moved)
     if set(result.cost_shares) - {"formula"}:
-        lines.append(
-            "  costs:"
-            f" {', '.join(f'{source} {100 * share:.1f} %' for source, share in result.cost_shares.items())}"
+        by_source = (
+            f"{source} {100 * share:.1f} %" for source, share in result.cost_shares.items()
         )
+        lines.append(f"  costs: {', '.join(by_source)}")
     if result.problem.rules:
         broken = [name for name, _ in _broken_by(result)]
         rules = f"{len(result.problem.rules)} rule{'s' if len(result.problem.rules) > 1 else ''}"

@@ -32,19 +32,16 @@ def live_bytes(problem: Problem, schedule: Schedule) -> tuple[int, ...]:
 def lifetimes(problem: Problem, schedule: Schedule) -> list[Lifetime]:
     """Return the life of every storage that is not kept, the buffers of buckets included.
 
-    ==============  =============================  ==========================
-    ================================
-    bucket          its buffers                    inputs of members           outputs of members
-    ==============  =============================  ==========================
-    ================================
-    all-gather      gathered: first COPY_IN to     until COPY_IN               own storage from COPY_OUT
+    ==============  =============================  =================  ============================
+    bucket          its buffers                    inputs of members  outputs of members
+    ==============  =============================  =================  ============================
+    all-gather      gathered: first COPY_IN to     until COPY_IN      own storage from COPY_OUT
                     last COPY_OUT
-    reduce-scatter  concatenated input: COPY_IN    until COPY_IN               inside one output: START to the
-                    to WAIT                                                    last use of any of them
-    all-reduce      one, in place: COPY_IN to the  until COPY_IN               inside that one
+    reduce-scatter  concatenated input: COPY_IN    until COPY_IN      inside one output: START to
+                    to WAIT                                           the last use of any of them
+    all-reduce      one, in place: COPY_IN to the  until COPY_IN      inside that one
                     last use of any output
-    ==============  =============================  ==========================
-    ================================
+    ==============  =============================  =================  ============================
 
     What a cast makes of an input does not exist in such a bucket: the copy-in reads what the cast
     would have read. A coalesced bucket has no buffers: inputs and outputs of its members live as

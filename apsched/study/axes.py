@@ -3,9 +3,11 @@ themselves do.
 
 seq=2048,8192                          a list
 memory_cap=40GiB,60GiB,none            the same of caps
-memory_cap=floor..none:20              20 caps from the least feasible to what the fastest schedule needs, both included
+memory_cap=floor..none:20              20 caps from the least feasible to what the fastest schedule
+                                       needs, both included
 seq=2048..8192:4                       4 values, evenly spaced: 2048, 4096, 6144, 8192
-mesh=fsdp=64,fsdp=128                  meshes: a comma begins the next one where it names an axis that the mesh has already
+mesh=fsdp=64,fsdp=128                  meshes: a comma begins the next one where it names an axis
+                                       that the mesh has already
 mesh=fsdp=64|fsdp=8,tp=8               with ``|`` only that separates values
 """
 

@@ -61,7 +61,8 @@ def _second_groups_resolved(module: Any) -> Iterator[None]:
 
 
 _SETUP_FAKE_PROCESS_GROUPS = """\
-    def setup_fake_process_groups(groups):  # torch's own fails where a name is one that new_group chooses by itself
+    # torch's own fails where a name is one that new_group chooses by itself
+    def setup_fake_process_groups(groups):
         sizes = {group["size"] for group in groups.values()}
         dist.init_process_group(backend="fake", rank=0, world_size=max(sizes), store=FakeStore())
         made = {size: dist.new_group(list(range(size))) for size in sizes}

@@ -86,25 +86,37 @@ def print_run(run: RunRecord, stream: TextIO, report: Report) -> None:
 
 
 _PREAMBLE = """\
-Made by `python -m benchmarks.solver`; the raw numbers are in the JSON file beside this page, and `--table` makes the page from them
+Made by `python -m benchmarks.solver`; the raw numbers are in the JSON file beside this page, and \
+`--table` makes the page from them
 again.
 
-- **gap** is (step time - bound) / step time; **fastest gap** is that of the least step time found: the schedule may cost 0.1 % more
-  (`time_slack`), for less memory and fewer launches. **of exposed** is (step time - bound) / (step time - compute): the same distance as a
-  share of the time that a schedule can do anything about. Compute is that of the nodes whose order is fixed; launches, copies and
+- **gap** is (step time - bound) / step time; **fastest gap** is that of the least step time \
+found: the schedule may cost 0.1 % more
+  (`time_slack`), for less memory and fewer launches. **of exposed** is (step time - bound) / \
+(step time - compute): the same distance as a
+  share of the time that a schedule can do anything about. Compute is that of the nodes whose \
+order is fixed; launches, copies and
   casts of shards are beyond it.
 - **exposed** is the time that the compute stream stands still.
-- **floor** is the least memory for which a schedule is known; **layer** is the gathered weights of one transformer block (the largest
+- **floor** is the least memory for which a schedule is known; **layer** is the gathered weights \
+of one transformer block (the largest
   one, as allocated; embedding and output are no blocks).
-- **peak gap** and **launches gap** are the same for the second and third objective: how far memory could be from the least at that step
+- **peak gap** and **launches gap** are the same for the second and third objective: how far \
+memory could be from the least at that step
   time and the slack, and the number of launches from the least at that step time and that peak.
-- **baseline** is the fastest baseline that fits the cap; **baseline / ours** its step time over ours.
-- **time** is processor time (all threads, and processes started) of solve, check by `verify` and write-back, so that others on the
-  machine do not distort it; wall time is in the JSON. **/ torch** is that over the processor time of torch's
-  `schedule_overlap_bucketing` on the same graph in the same process; pricing nodes is in neither. Imports and compilation are warmed
+- **baseline** is the fastest baseline that fits the cap; **baseline / ours** its step time over \
+ours.
+- **time** is processor time (all threads, and processes started) of solve, check by `verify` and \
+write-back, so that others on the
+  machine do not distort it; wall time is in the JSON. **/ torch** is that over the processor \
+time of torch's
+  `schedule_overlap_bucketing` on the same graph in the same process; pricing nodes is in \
+neither. Imports and compilation are warmed
   up beforehand on a small graph, for both, and reported apart.
-- **above torch** is the most resident memory of the process while everything under the caps is exported, solved and written back, over
-  what it held right before: Python, torch and the captured graphs, not the libraries and the compiled code of the solver."""
+- **above torch** is the most resident memory of the process while everything under the caps is \
+exported, solved and written back, over
+  what it held right before: Python, torch and the captured graphs, not the libraries and the \
+compiled code of the solver."""
 
 
 def _environment(run: RunRecord) -> str:

@@ -437,17 +437,25 @@ def _gib(size_bytes: int | None) -> str:
 
 
 _PREAMBLE = """\
-Made by `python -m benchmarks.moves`; the raw numbers are in the JSON file beside this page, and `--table` makes the page from them again.
+Made by `python -m benchmarks.moves`; the raw numbers are in the JSON file beside this page, and \
+`--table` makes the page from them again.
 
-- **torch** is `schedule_overlap_bucketing` on the same graph at the same costs; its peak is the memory cap of both other columns
+- **torch** is `schedule_overlap_bucketing` on the same graph at the same costs; its peak is the \
+memory cap of both other columns
   (where nothing is known to fit that, but does with 0.1 % more, then the least that does).
-  **captured** keeps the compute in its order, **moved** lets each node move by at most 200 places among the compute nodes.
-  **+**: as captured nothing fits the cap; that time is at more memory, and nothing is compared with it.
+  **captured** keeps the compute in its order, **moved** lets each node move by at most 200 \
+places among the compute nodes.
+  **+**: as captured nothing fits the cap; that time is at more memory, and nothing is compared \
+with it.
 - **gap** is (step time - bound) / step time; the bound holds for every order of the compute.
-- **time** is processor time of solve, check and write-back; **/ captured** is that over the time with compute as captured.
-- Noise: each node and each transfer lasts its time by a lognormal factor of mean 1, sigma 0.2 and 0.5, over ten seeds, the same for all
-  schedules of a graph. **as solved** is what apsched hands out: waits as late as its peak allows. **when done**: the same schedule with
-  waits where the model says that the transfer is over; **at the end**: waits that only outputs need right before the output,
+- **time** is processor time of solve, check and write-back; **/ captured** is that over the time \
+with compute as captured.
+- Noise: each node and each transfer lasts its time by a lognormal factor of mean 1, sigma 0.2 \
+and 0.5, over ten seeds, the same for all
+  schedules of a graph. **as solved** is what apsched hands out: waits as late as its peak \
+allows. **when done**: the same schedule with
+  waits where the model says that the transfer is over; **at the end**: waits that only outputs \
+need right before the output,
   whatever memory that takes."""
 
 MOVES_REPORT = Report(

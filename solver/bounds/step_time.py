@@ -5,18 +5,23 @@ Every bound allows any partition into buckets and any position of every unit; co
 order. In ticks:
 
     d_k    duration of compute node k;  m of them
-    o_c    least work that collective c puts on the compute stream: its launch where it is alone, its share of the copies where it is not,
-           its prologue and epilogue
-    L(S)   least time that a stream is busy with the collectives S in any buckets: for each key, bytes times the least price per byte of
-           any bucket that the byte cap allows, and never less than the largest of them alone
-    W(S)   least work of the collectives S on the compute stream: for each key either all are launched alone, or at least one bucket is:
+    o_c    least work that collective c puts on the compute stream: its launch where it is alone,
+           its share of the copies where it is not, its prologue and epilogue
+    L(S)   least time that a stream is busy with the collectives S in any buckets: for each key,
+           bytes times the least price per byte of any bucket that the byte cap allows, and never
+           less than the largest of them alone
+    W(S)   least work of the collectives S on the compute stream: for each key either all are
+           launched alone, or at least one bucket is:
            sum over keys of min(sum of launches, launch of a bucket + least copy beyond its rate +
            sum of o_c)
-    E_k    lower bound on the begin of compute node k;  R_k on when slot k, the place before it, is reached: R_0 = 0, R_{k+1} = E_k + d_k
+    E_k    lower bound on the begin of compute node k;  R_k on when slot k, the place before it,
+           is reached: R_0 = 0, R_{k+1} = E_k + d_k
 
     (B1)  E_k >= R_k;  E_k >= sum_{i<k} d_i + sum_{c needed at or before k} o_c
-    (B2)  E_k >= L(gathers of a stream needed at or before k)             all must have been transferred
-    (B3)  E_k >= R_ready(c) + launch of c + T_c,  k = need(c)             and along chains of collectives that wait for each other
+    (B2)  E_k >= L(gathers of a stream needed at or before k)
+          all must have been transferred
+    (B3)  E_k >= R_ready(c) + launch of c + T_c,  k = need(c)
+          and along chains of collectives that wait for each other
     (B4)  step time >= E_k + sum_{i>=k} d_i + W(reductions ready after k)
     (B5)  step time >= R_k + L(S),  S = reductions of a stream ready at or after slot k: they are
           launched behind it step time >= sum_{i<k} d_i + sum_{c needed before k} o_c + max_{c in S}

@@ -145,8 +145,8 @@ def _epilogue(v: Variables, c: int) -> tuple[int, int]:
 
 
 def compute_in_order(v: Variables) -> None:
-    """(5) Compute order: compute keeps its dependences, and the step ends after the compute order, whose
-    end is s[m], and after every unit.
+    """(5) Compute order: compute keeps its dependences, and the step ends after the compute order,
+    whose end is s[m], and after every unit.
 
     s[k] >= s[j] + d[j] for all j before k,  s[m] >= s[k] + d[k],  Z >= s[m],  Z >= e[i] for all
     units i present
@@ -168,7 +168,9 @@ def unit_against_compute(v: Variables) -> None:
     """(6) Unit against compute order: a unit is before or after a compute node, in position and in
     time.
 
-    a[i,k]:  u[i] > pos(k), s[i] >= s[k] + d[k];   not a[i,k]:  v[i] < pos(k), e[i] <= s[k];   a[i,k] implies a[i,j] for j before k
+    a[i,k]:      u[i] > pos(k), s[i] >= s[k] + d[k]
+    not a[i,k]:  v[i] < pos(k), e[i] <= s[k]
+    a[i,k] implies a[i,j] for j before k
     """
     for (unit, k), after in v.after_compute.items():
         i = v.units[unit]
@@ -284,7 +286,8 @@ def transfers(v: Variables) -> None:
 def stream_order(v: Variables) -> None:
     """(12) Streams: transfers of one stream follow each other in order of launch.
 
-    for all h, g of one stream with x[h,h], x[g,g]:  b[start h, start g]:  tb[g] >= te[h];   otherwise:  tb[h] >= te[g]
+    for all h, g of one stream with x[h,h], x[g,g]:
+        b[start h, start g]:  tb[g] >= te[h];   otherwise:  tb[h] >= te[g]
     """
     for h, g in combinations(v.alone, 2):
         if v.arrays.stream[h] != v.arrays.stream[g]:
@@ -390,7 +393,8 @@ def prefetch(v: Variables) -> None:
     """(17) Prefetch: at most so many compute nodes stand between a start and the first need of its
     members.
 
-    for all h:  a[start h, min_{c in h} need[c] - max prefetch - 1]     (where that is a compute node)
+    for all h:  a[start h, min_{c in h} need[c] - max prefetch - 1]
+    (where that is a compute node)
     """
     most = v.caps.max_prefetch
     if most is None:
@@ -457,8 +461,26 @@ def boundary(v: Variables) -> None:
 
 
 ALL = (
-    membership, heads, bucket_caps, unit_sizes, compute_in_order, unit_against_compute, unit_against_unit, bucket_sequence, readiness,
-    need, transfers, stream_order, prices, positions, memory, in_flight, prefetch, boundary, plan, forms,
+    membership,
+    heads,
+    bucket_caps,
+    unit_sizes,
+    compute_in_order,
+    unit_against_compute,
+    unit_against_unit,
+    bucket_sequence,
+    readiness,
+    need,
+    transfers,
+    stream_order,
+    prices,
+    positions,
+    memory,
+    in_flight,
+    prefetch,
+    boundary,
+    plan,
+    forms,
     order_of_the_compute,
-)  # fmt: skip
+)
 """Every constraint of the formulation, in order."""

@@ -10,7 +10,8 @@ def prices(v: Variables) -> None:
     """(13) Prices: what a bucket costs depends on its bytes, by the piece [low, high] of the curve
     that they lie in.
 
-    y[h]:  tau[h] = T[h], that of h alone;   z[h]:  tau[h] >= price(sum_c size[c] x[c,h]),  theta[h] >= copy price(sum_c cp[c] x[c,h])
+    y[h]:  tau[h] = T[h], that of h alone
+    z[h]:  tau[h] >= price(sum_c size[c] x[c,h]),  theta[h] >= copy price(sum_c cp[c] x[c,h])
     w[h]:  tau[h] >= price(sum_c size[c] x[c,h]) + sum_c member[h] x[c,h]
     """
     k = v.arrays
@@ -74,7 +75,8 @@ def _at_least_price(
 def forms(v: Variables) -> None:
     """(20) Forms: who is in a coalesced bucket, and who has memory of its own.
 
-    j[c,h] = x[c,h] and w[h];   w[h] implies not x[c,h] for c that cannot be in one;   l[c] = y[c] + sum_h j[c,h]
+    j[c,h] = x[c,h] and w[h];   w[h] implies not x[c,h] for c that cannot be in one
+    l[c] = y[c] + sum_h j[c,h]
     """
     for (c, h), joins in v.joins.items():
         if h not in v.coalesced:

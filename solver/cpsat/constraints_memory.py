@@ -14,7 +14,8 @@ def memory(v: Variables) -> None:
     """(15) Memory: the blocks of 512 bytes alive at every position are within the peak, and the
     peak within the memory cap.
 
-        for all positions p:  sum_{lives j: first[j] <= p <= last[j]} blocks[j] <= M,   512 M + kept bytes <= memory cap
+        for all positions p:  sum_{lives j: first[j] <= p <= last[j]} blocks[j] <= M
+        512 M + kept bytes <= memory cap
 
     A storage lives from its birth to the last position that touches it; the buffers of flat buckets
     live as in ``apsched.schedule.memory``. What a cast makes of an input lives only where the

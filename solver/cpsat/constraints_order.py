@@ -10,7 +10,8 @@ def order_of_the_compute(v: Variables) -> None:
     """(21) Order of the compute: blocks stand before one another, keep the cap on moves, and run
     one after the other.
 
-    for all blocks A, B:  r[B] = sum_A n[A] o[A,B],  |r[B] - first[B]| <= max move;   pos(k) = (r[B] + (k - first[B]) + 1) W for k in B
+    for all blocks A, B:  r[B] = sum_A n[A] o[A,B],  |r[B] - first[B]| <= max move
+    pos(k) = (r[B] + (k - first[B]) + 1) W for k in B
     o[A,B]: s[first of B] >= s[k] + d[k] for the last k of A;   otherwise the other way round
 
     As captured there is nothing to decide, and this is empty.

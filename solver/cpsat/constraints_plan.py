@@ -8,7 +8,8 @@ def plan(v: Variables) -> None:
     """(19) Plan: the members of a group share a bucket; launches and waits stand where the plan
     says.
 
-    x[c,h] = x[d,h] for all h and c, d of one group;   x[c,h] implies not a[start h, last launch slot of c];
+    x[c,h] = x[d,h] for all h and c, d of one group
+    x[c,h] implies not a[start h, last launch slot of c];
     a[wait c, first wait slot of c - 1],  not a[wait c, last wait slot of c]
 
     That a launch stands behind its first slot is part of readiness, and that closed groups stay

@@ -16,9 +16,14 @@ from apsched.errors import InputError
 CBC = "PULP_CBC_CMD"
 _CBC_NAMES = (CBC, "COIN_CMD")
 _CBC_OPTIONS = (
-    "ratioGap 0", "allowableGap 0", "integerTolerance 1e-9", "primalTolerance 1e-9", "randomCbcSeed 1", "randomSeed 1",
+    "ratioGap 0",
+    "allowableGap 0",
+    "integerTolerance 1e-9",
+    "primalTolerance 1e-9",
+    "randomCbcSeed 1",
+    "randomSeed 1",
     "preprocess aggregate",  # proves in seconds what the default does not in minutes
-)  # fmt: skip
+)
 _CBC_BOUND = re.compile(r"Lower bound:\s+(\S+)")
 
 

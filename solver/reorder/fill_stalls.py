@@ -243,9 +243,20 @@ def _run_in_time(p: Precedence, u: Units, block: int, state: _State, max_move: i
 
 @compiled
 def _filling(
-    p: Precedence, u: Units, program: Pass, state: _State, at: Ints, usual_bytes: Ints, i: int, awaited: int, cursor: int,
-    passed: int, room_bytes: int, max_move: int, max_overrun: float,
-) -> int:  # fmt: skip
+    p: Precedence,
+    u: Units,
+    program: Pass,
+    state: _State,
+    at: Ints,
+    usual_bytes: Ints,
+    i: int,
+    awaited: int,
+    cursor: int,
+    passed: int,
+    room_bytes: int,
+    max_move: int,
+    max_overrun: float,
+) -> int:
     """Return the first block in order that may run in the stall before operation ``i``; -1 for
     none.
     """

@@ -20,7 +20,8 @@ from apsched.solver.search.launch_policy import UNLIMITED
 
 NUM_COLUMNS = 17
 (
-    STREAM, FIRST, PAST, GATHERED, COPIED, WANT, READY, NEED, TRANSFER, LAUNCH_WORK, WAIT_WORK, AHEAD, HELD, FREED, FLYING, LATEST, STAYS,
+    STREAM, FIRST, PAST, GATHERED, COPIED, WANT, READY, NEED, TRANSFER, LAUNCH_WORK, WAIT_WORK,
+    AHEAD, HELD, FREED, FLYING, LATEST, STAYS,
 ) = range(NUM_COLUMNS)  # fmt: skip
 """Columns of a bucket's row:
 
@@ -38,9 +39,11 @@ LAUNCH_WORK           ticks of a launch on the compute stream, copy-in and prolo
 WAIT_WORK             ticks of the epilogues that stand right behind its wait
 AHEAD                 bytes alive between an early launch of a gather and its need
 HELD                  bytes alive between the launch and the wait of a reduction, beyond its output
-FREED                 bytes that are in use until a reduction is launched when it is ready: its inputs, and the buffer that they fill
+FREED                 bytes that are in use until a reduction is launched when it is ready: its
+                      inputs, and the buffer that they fill
 FLYING                bytes that count against the cap on bytes in flight
-LATEST                slot where the user's plan wants it launched; the number of compute nodes where it says nothing
+LATEST                slot where the user's plan wants it launched; the number of compute nodes
+                      where it says nothing
 STAYS                 1 where its wait keeps its place, by the plan
 ====================
 ===============================================================================
@@ -342,8 +345,16 @@ def _emit(program: Ints, clock: Ints, operation: int, argument: int) -> None:
 
 @inlined
 def _launch(
-    rows: Ints, program: Ints, clock: Ints, finish: Ints, status: Ints, outstanding: Ints, stream_free: Ints, num_compute: int, b: int
-) -> None:  # fmt: skip
+    rows: Ints,
+    program: Ints,
+    clock: Ints,
+    finish: Ints,
+    status: Ints,
+    outstanding: Ints,
+    stream_free: Ints,
+    num_compute: int,
+    b: int,
+) -> None:
     _emit(program, clock, LAUNCH, b)
     clock[_CLOCK] += rows[b, LAUNCH_WORK]
     stream = rows[b, STREAM]
@@ -395,8 +406,14 @@ def _copy_out(program: Ints, clock: Ints, copy_out_work: Ints, out: Bools, membe
 
 @inlined
 def _first_blocking(
-    rows: Ints, member_list: Ints, after_begin: Ints, after_list: Ints, bucket_of: Ints, status: Ints, waiting: int
-) -> int:  # fmt: skip
+    rows: Ints,
+    member_list: Ints,
+    after_begin: Ints,
+    after_list: Ints,
+    bucket_of: Ints,
+    status: Ints,
+    waiting: int,
+) -> int:
     """Return the last bucket that a member of ``waiting`` depends on and that has not been waited
     for; -1 for none.
     """
@@ -410,8 +427,15 @@ def _first_blocking(
 
 @inlined
 def _blocked(
-    rows: Ints, member_list: Ints, after_begin: Ints, after_list: Ints, bucket_of: Ints, status: Ints, out: Bools, waiting: int
-) -> bool:  # fmt: skip
+    rows: Ints,
+    member_list: Ints,
+    after_begin: Ints,
+    after_list: Ints,
+    bucket_of: Ints,
+    status: Ints,
+    out: Bools,
+    waiting: int,
+) -> bool:
     """Whether a member of ``waiting`` depends on a collective whose result is not there yet."""
     found = False
     for m in range(rows[waiting, FIRST], rows[waiting, PAST]):

@@ -6,7 +6,9 @@ needs the result yet. The later the wait, the less it risks; but until then the 
 are held. So, on a program that is otherwise decided, each wait that nothing needs yet is given a
 margin
 
-    begin(wait) - end(transfer)  >=  share * T(transfer),   share = 1/2, 1, 2, 4, then as late as can be,
+    begin(wait) - end(transfer)  >=  share * T(transfer)
+
+with share = 1/2, 1, 2, 4, then as late as can be,
 
 those with the least margin first, all of them one share before any gets the next, as far as live
 bytes stay below the peak that the program has anyway. Epilogues and copy-outs move along with their

@@ -20,9 +20,12 @@ import torch.distributed._functional_collectives as functional
 
 class Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, shard): return functional.all_gather_tensor(shard, 0, torch.distributed.group.WORLD)
+    def forward(ctx, shard):
+        return functional.all_gather_tensor(shard, 0, torch.distributed.group.WORLD)
     @staticmethod
-    def backward(ctx, gradient): return functional.reduce_scatter_tensor(gradient, "sum", 0, torch.distributed.group.WORLD)
+    def backward(ctx, gradient):
+        world = torch.distributed.group.WORLD
+        return functional.reduce_scatter_tensor(gradient, "sum", 0, world)
 
 
 class Sharded(nn.Module):

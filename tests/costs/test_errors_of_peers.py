@@ -135,7 +135,12 @@ def test_pointwise_chains_are_priced_fused() -> None:
     assert alone > 3 * fused
 
 
-CSV = "kind,group_size,size_bytes,time_us\nall_gather,8,1024,10\nall_gather,8,1048576,40\nall_gather,8,2097152,60\n"
+CSV = """\
+kind,group_size,size_bytes,time_us
+all_gather,8,1024,10
+all_gather,8,1048576,40
+all_gather,8,2097152,60
+"""
 
 
 def test_tables_know_sizes_below_and_between_mebibytes(tmp_path: Path) -> None:

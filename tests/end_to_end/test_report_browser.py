@@ -192,8 +192,10 @@ def _pixel(opened: OpenedSource, figure: "Locator", begin: int, end: int) -> lis
     return list(
         opened.ask(
             figure,
-            """(() => { const view = picture.view; view.show(argument[0], argument[1]); picture.draw();
-                 const x = (view.left + 6) * devicePixelRatio, y = (picture.lanes[5].y + 4) * devicePixelRatio;
+            """(() => { const view = picture.view;
+                 view.show(argument[0], argument[1]); picture.draw();
+                 const x = (view.left + 6) * devicePixelRatio,
+                       y = (picture.lanes[5].y + 4) * devicePixelRatio;
                  const copy = new OffscreenCanvas(1, 1).getContext("2d");
                  copy.drawImage(picture.canvas, -x, -y);
                  return [...copy.getImageData(0, 0, 1, 1).data]; })()""",

@@ -271,9 +271,11 @@ def test_the_picture_shows_what_it_says(opened: OpenedSource, points: tuple[Poin
     assert opened.ask(figure, "picture.high") == high
     colour = opened.ask(
         figure,
-        """(() => { const star = picture.dots.find((dot) => dot.line < 0), ratio = devicePixelRatio; picture.draw();
+        """(() => { const star = picture.dots.find((dot) => dot.line < 0),
+                   ratio = devicePixelRatio; picture.draw();
              const copy = new OffscreenCanvas(1, 1).getContext("2d");
-             copy.drawImage(picture.canvas, -picture.x(star.at) * ratio, -picture.y(star.point.step) * ratio);
+             copy.drawImage(picture.canvas, -picture.x(star.at) * ratio,
+                            -picture.y(star.point.step) * ratio);
              return [...copy.getImageData(0, 0, 1, 1).data]; })()""",
     )
     assert colour == [0xD5, 0x5E, 0x00, 255]

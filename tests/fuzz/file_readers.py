@@ -25,7 +25,11 @@ direction = "forward"
 forbid = "bucket"
 prefetch = 3
 """
-CSV = b"kind,group_size,num_nodes,size_bytes,time_us\nall_gather,8,1,1024,20\nall_gather,8,1,1048576,60\n"
+CSV = b"""\
+kind,group_size,num_nodes,size_bytes,time_us
+all_gather,8,1,1024,20
+all_gather,8,1,1048576,60
+"""
 NCCL_TESTS = b"""# Collective test starting: all_gather_perf
 # nThread 1 nGpus 1 minBytes 1024 maxBytes 8589934592 step: 4(factor) warmup iters: 1 iters: 20 agg iters: 1 validation: 1 graph: 0
 #
@@ -37,12 +41,15 @@ NCCL_TESTS = b"""# Collective test starting: all_gather_perf
 #        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  (GB/s)  (GB/s)
         1024            16     float    none      -1    24.18    0.04    0.02       0    23.99    0.04    0.02       0
      1048576         16384     float    none      -1    41.20   25.45   12.73       0    40.88   25.65   12.83       0
-"""
+"""  # noqa: E501 (as nccl-tests prints it)
 TRACE = b"""{"schemaVersion": 1, "deviceProperties": [], "traceEvents": [
-{"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "pid": 1, "tid": 1, "ts": 0, "dur": 100, "args": {"External id": 1}},
+{"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "pid": 1, "tid": 1, "ts": 0,
+ "dur": 100, "args": {"External id": 1}},
 {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0, "args":
- {"External id": 2, "Input Dims": [[4, 4], [4, 4]], "Input type": ["float", "float"], "Concrete Inputs": ["", ""]}},
-{"ph": "X", "cat": "user_annotation", "name": "gloo:all_gather", "pid": 1, "tid": 2, "ts": 4, "dur": 9, "args": {"Input Dims": [[8]]}}]}
+ {"External id": 2, "Input Dims": [[4, 4], [4, 4]], "Input type": ["float", "float"],
+  "Concrete Inputs": ["", ""]}},
+{"ph": "X", "cat": "user_annotation", "name": "gloo:all_gather", "pid": 1, "tid": 2, "ts": 4,
+ "dur": 9, "args": {"Input Dims": [[8]]}}]}
 """
 COSTS = b"""format = "apsched costs"
 version = 1

@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.helpers.processes import WORKERS, run_processes  # noqa: E402
+from tests.helpers.processes import WORKERS, run_processes
 
 
 def try_seeds(

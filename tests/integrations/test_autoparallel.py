@@ -133,16 +133,21 @@ def test_importing_it_changes_nothing_in_torch():
     """AutoParallel's own module replaces functions of torch when it is imported."""
     code = """
 import sys, types, importlib
-for name in ("bucketing", "fsdp", "overlap_scheduling", "overlap_preserving_bucketer", "overlap_manual_scheduling"):
+for name in (
+    "bucketing", "fsdp", "overlap_scheduling", "overlap_preserving_bucketer",
+    "overlap_manual_scheduling",
+):
     importlib.import_module("torch._inductor.fx_passes." + name)
 import apsched.models.build, apsched.pipeline.steps, apsched.optimize, apsched.solver
 def seen():
-    return {m: {k: id(v) for k, v in vars(module).items() if not isinstance(v, types.ModuleType)} for m, module in list(sys.modules.items())
+    return {m: {k: id(v) for k, v in vars(module).items() if not isinstance(v, types.ModuleType)}
+            for m, module in list(sys.modules.items())
             if m.split(".")[0] == "torch" and isinstance(module, types.ModuleType)}
 before = seen()
 import apsched.integrations.autoparallel
 after = seen()
-changed = [(m, k) for m, names in before.items() for k, v in after[m].items() if names.get(k) != v and not k.startswith("__")]
+changed = [(m, k) for m, names in before.items() for k, v in after[m].items()
+           if names.get(k) != v and not k.startswith("__")]
 assert not changed, changed
 assert "autoparallel" not in sys.modules
 """

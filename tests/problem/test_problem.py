@@ -109,10 +109,19 @@ def _storage(problem: Problem, s: int, **fields) -> Problem:
     ("breach", "message"),
     [
         (lambda p: replace(p, modules=()), "modules has 0 entries for 14 nodes"),
-        (lambda p: replace(p, predecessors=((3,), *p.predecessors[1:])), "node w: predecessors must come before it in the captured order"),
-        (lambda p: replace(p, duration_ticks=(-1, *p.duration_ticks[1:])), "durations must not be negative"),
+        (
+            lambda p: replace(p, predecessors=((3,), *p.predecessors[1:])),
+            "node w: predecessors must come before it in the captured order",
+        ),
+        (
+            lambda p: replace(p, duration_ticks=(-1, *p.duration_ticks[1:])),
+            "durations must not be negative",
+        ),
         (lambda p: _storage(p, 0, size_bytes=-1), "storage 0 has a negative size"),
-        (lambda p: _storage(p, 0, birth=99), "storage 0 is allocated by node 99, which does not exist"),
+        (
+            lambda p: _storage(p, 0, birth=99),
+            "storage 0 is allocated by node 99, which does not exist",
+        ),
         (lambda p: _storage(p, 0, uses=(3, 2)), "storage 0: uses must be nodes in ascending order"),
         (lambda p: _storage(p, 1, uses=(2,)), "storage 1: the first use must be its birth"),
         (lambda p: _collective(p, 0, wait=2), "collective ag: the wait must follow the start"),
@@ -122,14 +131,29 @@ def _storage(problem: Problem, s: int, **fields) -> Problem:
         (lambda p: _collective(p, 0, input_bytes=-1), "collective ag: negative bytes"),
         (lambda p: _collective(p, 0, prologue=(0,)), f"collective ag: {TRAVEL}"),
         (lambda p: _collective(p, 2, epilogue=(1,)), f"collective ar: {TRAVEL}"),
-        (lambda p: _collective(p, 0, input_storage=1), "collective ag: the start must use its input and its output"),
+        (
+            lambda p: _collective(p, 0, input_storage=1),
+            "collective ag: the start must use its input and its output",
+        ),
         (lambda p: _storage(p, 3, uses=(3,)), "collective ag: the wait must use the output"),
-        (lambda p: _storage(p, 2, uses=(2, 3)), "collective ag: the wait must use the input that it holds"),
-        (lambda p: _storage(p, 3, birth=-1), "collective ag: in a bucket it cannot write where it reads"),
-        (lambda p: replace(p, collectives=p.collectives[::-1]), "collectives must be ordered by their start node"),
-        (lambda p: replace(p, collectives=p.collectives[1:]), "node ag: a start node must belong to a collective"),
+        (
+            lambda p: _storage(p, 2, uses=(2, 3)),
+            "collective ag: the wait must use the input that it holds",
+        ),
+        (
+            lambda p: _storage(p, 3, birth=-1),
+            "collective ag: in a bucket it cannot write where it reads",
+        ),
+        (
+            lambda p: replace(p, collectives=p.collectives[::-1]),
+            "collectives must be ordered by their start node",
+        ),
+        (
+            lambda p: replace(p, collectives=p.collectives[1:]),
+            "node ag: a start node must belong to a collective",
+        ),
     ],
-)  # fmt: skip
+)
 def test_broken_problems_are_refused(breach, message: str) -> None:
     with pytest.raises(InputError) as error:
         check_problem(breach(hsdp()))

@@ -32,20 +32,26 @@ pytestmark = needs_engine
 BAD = "select name, value from stats where severity in ('error', 'data_loss') and value > 0"
 SLICES = """
     select pid, tid, slice.ts as ts, dur, slice.name as name, depth, category
-    from slice join thread_track on slice.track_id = thread_track.id join thread using (utid) join process using (upid)
+    from slice join thread_track on slice.track_id = thread_track.id
+        join thread using (utid) join process using (upid)
     order by slice.id
 """
 COUNTERS = """
     select pid, counter.ts as ts, value, track.name as name
-    from counter join process_counter_track as track on counter.track_id = track.id join process using (upid)
+    from counter join process_counter_track as track on counter.track_id = track.id
+        join process using (upid)
     order by counter.id
 """
 FLOWS = """
-    select pid, tid, extract_arg(flow.arg_set_id, 'cat') as cat, source.ts as from_ts, source.name as from_name, sink.name as to_name,
-        extract_arg(source.arg_set_id, 'args.step') as from_step, extract_arg(sink.arg_set_id, 'args.step') as to_step,
+    select pid, tid, extract_arg(flow.arg_set_id, 'cat') as cat, source.ts as from_ts,
+        source.name as from_name, sink.name as to_name,
+        extract_arg(source.arg_set_id, 'args.step') as from_step,
+        extract_arg(sink.arg_set_id, 'args.step') as to_step,
         sink.ts as to_ts, sink.ts + sink.dur as to_end
-    from flow join slice as source on flow.slice_out = source.id join slice as sink on flow.slice_in = sink.id
-        join thread_track on source.track_id = thread_track.id join thread using (utid) join process using (upid)
+    from flow join slice as source on flow.slice_out = source.id
+        join slice as sink on flow.slice_in = sink.id
+        join thread_track on source.track_id = thread_track.id
+        join thread using (utid) join process using (upid)
 """
 
 

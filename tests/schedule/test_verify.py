@@ -81,10 +81,19 @@ def test_nodes_are_complete_and_in_order(text: str, message: str) -> None:
     ("text", "message"),
     [
         (BUCKETED.replace("in:0 start:0", "start:0 in:0"), FOLLOW.format(0, 3, 2, 7)),
-        (BUCKETED.replace("wait:0 out:gu", "out:gu wait:0"), "bucket 0: gu is copied out before the wait"),
+        (
+            BUCKETED.replace("wait:0 out:gu", "out:gu wait:0"),
+            "bucket 0: gu is copied out before the wait",
+        ),
         (BUCKETED.replace("out:gu b", "b out:gu"), "b comes before wu, which it depends on"),
-        (BUCKETED.replace("c in:1 start:1", "in:1 c start:1"), "bucket 1: the copy-in comes before c, whose result it copies"),
-        (BUCKETED.replace("c in:1 start:1", "in:1 start:1 c"), "rc comes before c, which it depends on"),
+        (
+            BUCKETED.replace("c in:1 start:1", "in:1 c start:1"),
+            "bucket 1: the copy-in comes before c, whose result it copies",
+        ),
+        (
+            BUCKETED.replace("c in:1 start:1", "in:1 start:1 c"),
+            "rc comes before c, which it depends on",
+        ),
         (BUCKETED.replace("start:1 wait:1", "wait:1 start:1"), FOLLOW.format(1, 12, 14, 13)),
         (BUCKETED.replace("out:gv ", ""), "step copy-out of gv is missing"),
         (BUCKETED.replace("in:0 ", ""), "step copy-in 0 is missing"),
@@ -92,7 +101,7 @@ def test_nodes_are_complete_and_in_order(text: str, message: str) -> None:
         (BUCKETED + " gu", "step gu is there too often, or does not belong"),
         (BUCKETED + " out:rb", "step copy-out of rb is there too often, or does not belong"),
     ],
-)  # fmt: skip
+)
 def test_steps_of_buckets_are_complete_and_in_order(text: str, message: str) -> None:
     assert message in found(text, "gu gv", "rb rc")
 

@@ -4,7 +4,8 @@ A matrix product is cut into tiles of its result; as many tiles as the device ha
 wave, and the last wave is as long as a full one (NVIDIA, "Matrix Multiplication Background User's
 Guide": tile and wave quantization). Of the guide's tile sizes the best counts:
 
-    share = max over tiles a x b of  speed(a, b) * M N / (a b P * waves),   waves = ceil(ceil(M/a) ceil(N/b) count / P)
+    share = max over tiles a x b of  speed(a, b) * M N / (a b P * waves),
+    waves = ceil(ceil(M/a) ceil(N/b) count / P)
 
 so that a result which fills few processors (narrow slices under tensor parallelism, few rows) is
 slower than its operations say. Small tiles read more for each operation; ``speed`` is the square

@@ -41,7 +41,8 @@ def as_traced(operation: str) -> str:
     arguments = _LIST.sub(
         lambda match: f"({_DTYPE.sub('', match[1])})", _STRIDES.sub("", rest.removesuffix(")"))
     )
-    return f"{operator}({', '.join(part for part in _split(arguments) if not _NUMBER.fullmatch(part))})"
+    shapes = (part for part in _split(arguments) if not _NUMBER.fullmatch(part))
+    return f"{operator}({', '.join(shapes)})"
 
 
 def operator_of(operation: str) -> str:

@@ -9,7 +9,7 @@ defines it (doc/PERFORMANCE.md): what each rank sends.
 ring for each NIC, so that r rings leave a node through r NICs: a node sends as much as one rank
 does, over r NICs. Hence
 
-    B = min(B_intra, r * B_nic)  across nodes with r > 1;   B_nic with r = 1;   B_intra within a node
+    B = min(B_intra, r * B_nic)  across nodes with r > 1;  B_nic with r = 1;  B_intra within a node
     t = alpha + f * S * (N-1)/N / (share * B),   f = 1 (AG, RS), 2 (AR)
 
 A tree's share of B falls with the number of nodes, and it and the switches fall short of theirs at

@@ -22,11 +22,24 @@ _COPIES = frozenset(
 )
 _VIEWS = frozenset(
     (
-        _aten.permute.default, _aten.transpose.int, _aten.t.default, _aten.unsqueeze.default,
-        _aten.squeeze.default, _aten.squeeze.dim, _aten.squeeze.dims, _aten.slice.Tensor, _aten.narrow.default, _aten.select.int,
-        _aten.split.Tensor, _aten.split_with_sizes.default, _aten.chunk.default, _aten.view.default, _aten.unflatten.int, getitem,
+        _aten.permute.default,
+        _aten.transpose.int,
+        _aten.t.default,
+        _aten.unsqueeze.default,
+        _aten.squeeze.default,
+        _aten.squeeze.dim,
+        _aten.squeeze.dims,
+        _aten.slice.Tensor,
+        _aten.narrow.default,
+        _aten.select.int,
+        _aten.split.Tensor,
+        _aten.split_with_sizes.default,
+        _aten.chunk.default,
+        _aten.view.default,
+        _aten.unflatten.int,
+        getitem,
     )
-)  # fmt: skip
+)
 _VIEWS_OR_COPIES = frozenset((_aten.reshape.default, _aten._unsafe_view.default))
 
 

@@ -13,12 +13,35 @@ _LIGHT = frozenset(
     # casts, copies and scalings: what stands between a parameter and its gather, or a reduced
     # gradient and the output
     (
-        "aten::_to_copy", "aten::clone", "aten::contiguous", "aten::reshape", "aten::copy_", "aten::constant_pad_nd", "aten::cat",
-        "aten::slice", "aten::div", "aten::div_", "aten::mul", "aten::mul_", "aten::add", "aten::add_", "aten::sub", "aten::neg",
-        "aten::to", "aten::detach", "aten::empty", "aten::new_empty", "aten::empty_like", "aten::zeros", "aten::new_zeros", "aten::full",
-        "prims::convert_element_type", "bucketing::_pre_bucket_all_gather", "bucketing::_pre_bucket_reduce_scatter",
+        "aten::_to_copy",
+        "aten::clone",
+        "aten::contiguous",
+        "aten::reshape",
+        "aten::copy_",
+        "aten::constant_pad_nd",
+        "aten::cat",
+        "aten::slice",
+        "aten::div",
+        "aten::div_",
+        "aten::mul",
+        "aten::mul_",
+        "aten::add",
+        "aten::add_",
+        "aten::sub",
+        "aten::neg",
+        "aten::to",
+        "aten::detach",
+        "aten::empty",
+        "aten::new_empty",
+        "aten::empty_like",
+        "aten::zeros",
+        "aten::new_zeros",
+        "aten::full",
+        "prims::convert_element_type",
+        "bucketing::_pre_bucket_all_gather",
+        "bucketing::_pre_bucket_reduce_scatter",
     )
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

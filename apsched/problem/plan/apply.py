@@ -50,7 +50,8 @@ class Demands:
     def name(self, c: int) -> str:
         """Return the name of a collective for messages: its node, and what it serves."""
         collective = self.problem.collectives[c]
-        return f"{self.problem.node_names[collective.start]}{f' ({collective.module})' if collective.module else ''}"
+        module = f" ({collective.module})" if collective.module else ""
+        return f"{self.problem.node_names[collective.start]}{module}"
 
     def wrong(self, rules: Iterable[int], what: str) -> InputError:
         """Return the error that these rules make ``what``."""

@@ -156,9 +156,10 @@ def user_buckets(
             buckets[label] = names
     left = tuple(name for name in parameters if name not in owner)
     if left and uncovered == "error":
+        more = f" and {len(left) - _NEAREST} more" if len(left) > _NEAREST else ""
         raise InputError(
             "buckets: expected every parameter in a bucket, found none for"
-            f" {', '.join(left[:_NEAREST])}{f' and {len(left) - _NEAREST} more' if len(left) > _NEAREST else ''};"
+            f" {', '.join(left[:_NEAREST])}{more};"
             " name their modules, or let a default bucket take them"
         )
     return ModuleBuckets(buckets=buckets | ({DEFAULT_BUCKET: left} if left else {}))

@@ -4,11 +4,16 @@ parameter names.
 A rule says which collectives it is about (``match``, ``kind``, ``direction``) and what is asked of
 them::
 
-    Rule(match=r"output\.weight", forbid=True)                                    never in a bucket
-    Rule(match=r"layers\.(\d+)\..*", kind="all_gather", group=True, by=r"\1")     one bucket for each layer
-    Rule(match=r"layers\.0\..*", kind="all_gather", prefetch=4)                   launched four compute nodes before the need
-    Rule(match=r"norm\.weight", kind="all_gather", start=r"layers\.31\.attention")    launched right before that module begins
-    Rule(match=r"tok_embeddings\.weight", pin=True)                               start and wait stay where they were captured
+    Rule(match=r"output\.weight", forbid=True)
+        never in a bucket
+    Rule(match=r"layers\.(\d+)\..*", kind="all_gather", group=True, by=r"\1")
+        one bucket for each layer
+    Rule(match=r"layers\.0\..*", kind="all_gather", prefetch=4)
+        launched four compute nodes before the need
+    Rule(match=r"norm\.weight", kind="all_gather", start=r"layers\.31\.attention")
+        launched right before that module begins
+    Rule(match=r"tok_embeddings\.weight", pin=True)
+        start and wait stay where they were captured
 
 ``apsched.problem.plan.plan_file`` reads them from a file, ``apsched.problem.plan.apply`` applies
 them to a problem. What no rule says, the solver decides.

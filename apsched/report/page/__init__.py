@@ -73,6 +73,7 @@ def report_page(run: SolvedRun, frontiers: Sequence[Frontier] = (), heading: str
         for name, version in (run.graphs[0].versions if run.graphs else {}).items()
         if version
     )
+    data = packed({**page_data(run), "frontiers": frontier_data(frontiers, here)})
     page = f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -98,7 +99,7 @@ def report_page(run: SolvedRun, frontiers: Sequence[Frontier] = (), heading: str
 {how_to_apply(run)}
 </section>
 </main>
-<script type="text/plain" id="data">{packed({**page_data(run), "frontiers": frontier_data(frontiers, here)})}</script>
+<script type="text/plain" id="data">{data}</script>
 <script>
 {"".join(_resource(name) for name in _SCRIPTS)}</script>
 </body>
@@ -155,9 +156,8 @@ def _frontier_section(frontiers: Sequence[Frontier], here: Sequence[Here]) -> st
             tools=range_button,
             after=after,
         )
-        parts.append(
-            f"<h3>{escape(name)}</h3>\n{hint}{picture}\n{frontier_tables(name, (*frontiers, *alone), here)}"
-        )
+        tables = frontier_tables(name, (*frontiers, *alone), here)
+        parts.append(f"<h3>{escape(name)}</h3>\n{hint}{picture}\n{tables}")
     return (
         '<section class="graph" id="frontier"><h2>Frontier: memory against step time</h2>\n'
         + "\n".join(parts)

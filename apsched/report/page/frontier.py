@@ -252,7 +252,5 @@ def _slowdowns(line: Frontier) -> str:
         "its step time",
         "will not do (proven)",
     )
-    return (
-        "<div"
-        f' class="wide">{table(head, rows, caption="The smallest memory for a given slowdown")}</div>'
-    )
+    caption = "The smallest memory for a given slowdown"
+    return f'<div class="wide">{table(head, rows, caption=caption)}</div>'

@@ -105,13 +105,13 @@ def baselines(result: Result) -> str:
 
 def certificate(result: Result) -> str:
     """Return what is proven, and what the step time rests on."""
+    best = result.answer.best
+    step_ticks = max(1, best.step_time_ticks if best else 1)
     rows = [
         (
             share.label,
             show_us(ticks_to_us(share.ticks)),
-            (
-                f"{100 * share.ticks / max(1, result.answer.best.step_time_ticks if result.answer.best else 1):.2f} %"
-            ),
+            f"{100 * share.ticks / step_ticks:.2f} %",
             show_us(ticks_to_us(share.exposed_ticks)) if share.exposed_ticks else "",
             where_text(result, share),
         )

@@ -3,7 +3,8 @@ the difference is proven.
 
     network=2x        twice the bandwidth between nodes (:mod:`apsched.study.speeds`)
     compute=0.8x      compute at 0.8 times its speed
-    ranks=4096        so many process ranks: FSDP is scaled (a mesh of replicas alone: those), everything else stays
+    ranks=4096        so many process ranks: FSDP is scaled (a mesh of replicas alone: those),
+                      everything else stays
     memory=-10GiB     a memory cap that is so much lower (or with ``+`` higher)
 
 Two searches differ by chance, so that only bounds prove: whoever schedules best now needs at least

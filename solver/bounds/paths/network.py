@@ -7,8 +7,10 @@ compute stream, and ends with it or with the reductions of a stream that are rea
 leaves at R_j). Paths are kept apart by what they may count on the compute stream between these two:
 
     BEGINNING   from time 0: whatever gathers, and launches of reductions, need
-    s           from the gathers of stream s: copy-outs of later gathers of s, launches of later reductions
-    TAIL        the same with the copy-out of the last gather before E_k: launches of later reductions
+    s           from the gathers of stream s: copy-outs of later gathers of s, launches of later
+                reductions
+    TAIL        the same with the copy-out of the last gather before E_k: launches of later
+                reductions
     ON_PATH     through on-path collectives: nothing, since it may hide behind them
 
 and by their ends, since a reduction is launched before the end of the compute stream, or before a

@@ -8,9 +8,22 @@ from apsched.solver.arrays.partition import Partition
 from apsched.solver.arrays.problem_arrays import Bools, Ints, ProblemArrays
 
 PER_COLLECTIVE = (
-    "kind", "key", "stream", "size_bytes", "input_bytes", "output_bytes", "copied_bytes", "bucket_launch_ticks", "copy_out_ticks",
-    "coalesces", "member_ticks", "on_path", "start_rank", "group", "closed",
-)  # fmt: skip
+    "kind",
+    "key",
+    "stream",
+    "size_bytes",
+    "input_bytes",
+    "output_bytes",
+    "copied_bytes",
+    "bucket_launch_ticks",
+    "copy_out_ticks",
+    "coalesces",
+    "member_ticks",
+    "on_path",
+    "start_rank",
+    "group",
+    "closed",
+)
 GAPS = ("ready_slot", "need_slot", "launch_last", "wait_first", "wait_last")
 """Where a collective may stand."""
 

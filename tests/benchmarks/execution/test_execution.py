@@ -158,9 +158,12 @@ def test_a_calibration_that_others_disturbed_is_made_again(monkeypatch):
                 ),
             ]
         )
-        now = lambda seconds=seconds: Load(
-            machine_s=next(seconds), stolen_s=0.0, own_s=0.0, clock_s=float(next(clock))
-        )  # noqa: E731
+
+        def now(seconds=seconds):
+            return Load(
+                machine_s=next(seconds), stolen_s=0.0, own_s=0.0, clock_s=float(next(clock))
+            )
+
         monkeypatch.setattr(Load, "now", now)
         made = itertools.count(1)
         found, cores = load.least_disturbed(lambda made=made: next(made))

@@ -131,7 +131,11 @@ def test_it_is_gone_with_its_processes_however_its_maker_ends(how):
 import os, sys, time
 from benchmarks.execution.machine.slow_network import SlowNetwork
 with SlowNetwork(3, 100) as network:
-    inside = [network.popen(rank, ["sleep", "600"], log=sys.stderr, environment=dict(os.environ)).pid for rank in (0, 2)]
+    environment = dict(os.environ)
+    inside = [
+        network.popen(rank, ["sleep", "600"], log=sys.stderr, environment=environment).pid
+        for rank in (0, 2)
+    ]
     print(*network.namespaces, *inside, flush=True)
     time.sleep(1 if {how!r} == "raise" else 600)
     raise ValueError

@@ -241,7 +241,8 @@ def test_perfetto_reads_a_run_beside_the_real_job(run: Run, folder: Path) -> Non
     assert ran.code == 0, ran.stderr
     assert run("trace", folder / "run", "-o", "ours.json").code == 0
     counts = """
-        select count(*) as slices, sum(dur) as busy_ns, sum(depth) as depth, (select count(*) from flow) as arrows,
+        select count(*) as slices, sum(dur) as busy_ns, sum(depth) as depth,
+            (select count(*) from flow) as arrows,
             (select sum(value) from stats where severity in ('error', 'data_loss')) as bad
         from slice join thread_track on slice.track_id = thread_track.id
     """

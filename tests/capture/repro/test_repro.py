@@ -271,8 +271,9 @@ def test_random_state_operators_are_read(write: WRITE) -> None:
         " torch.ops.higher_order.run_and_save_rng_state(torch.ops.aten.native_dropout.default,"
         " primals_1, 0.5, True)\ngetitem = run_and_save_rng_state[1];  run_and_save_rng_state ="
         " None\ngetitem_1 = getitem[0]\ngraphsafe_run_with_rng_state ="
-        " torch.ops.higher_order.graphsafe_run_with_rng_state(torch.ops.aten.native_dropout.default,"
-        " primals_1, 0.5, True, rng_state = fwd_rng_state_0)\ngetitem_2 ="
+        " torch.ops.higher_order.graphsafe_run_with_rng_state("
+        "torch.ops.aten.native_dropout.default, primals_1, 0.5, True,"
+        " rng_state = fwd_rng_state_0)\ngetitem_2 ="
         " graphsafe_run_with_rng_state[0]\nreturn (getitem_1, getitem_2)"
     )
     args = (
@@ -333,8 +334,9 @@ def test_all_to_all_and_coalesced_collectives_are_read(write: WRITE) -> None:
     body = (
         "all_to_all_single = torch.ops._c10d_functional.all_to_all_single.default(primals_1, [4,"
         " 4], [4, 4], '3')\nwait_tensor ="
-        " torch.ops._c10d_functional.wait_tensor.default(all_to_all_single)\nall_gather_into_tensor_coalesced"
-        " = torch.ops._c10d_functional.all_gather_into_tensor_coalesced.default([primals_1,"
+        " torch.ops._c10d_functional.wait_tensor.default(all_to_all_single)\n"
+        "all_gather_into_tensor_coalesced ="
+        " torch.ops._c10d_functional.all_gather_into_tensor_coalesced.default([primals_1,"
         " wait_tensor], 2, '3')\ngetitem = all_gather_into_tensor_coalesced[0]\nwait_tensor_1 ="
         " torch.ops._c10d_functional.wait_tensor.default(getitem)\nreturn (wait_tensor_1,)"
     )

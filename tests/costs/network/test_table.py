@@ -43,7 +43,7 @@ NCCL version 2.28.7+cuda12.9
 # Avg bus bandwidth    : 171.379
 #
 # Collective test concluded: all_gather_perf
-"""
+"""  # noqa: E501 (as nccl-tests prints it)
 
 OLD_ALL_REDUCE = f"""# nThread 1 nGpus 8 minBytes 8388608 maxBytes 33554432 step: 2(factor) warmup iters: 5 iters: 20 validation: 1
 #
@@ -57,7 +57,7 @@ OLD_ALL_REDUCE = f"""# nThread 1 nGpus 8 minBytes 8388608 maxBytes 33554432 step
     16777216       4194304     float     sum    172.8   97.09  169.91  5e-07    173.0   96.98  169.71  5e-07
     33554432       8388608     float     sum    291.1  115.27  201.72  5e-07    291.3  115.19  201.58  5e-07
 # Out of bounds values : 0 OK
-"""
+"""  # noqa: E501 (as nccl-tests prints it)
 
 ALLTOALL = f"""# nThread 1 nGpus 1 minBytes 1048576 maxBytes 2097152 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1
 #
@@ -69,7 +69,7 @@ ALLTOALL = f"""# nThread 1 nGpus 1 minBytes 1048576 maxBytes 2097152 step: 2(fac
 #        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
      1048576         65536     float    none      -1    27.61   37.98   28.48      0    27.00   38.84   29.13    N/A
      2097152        131072     float    none      -1    35.80   58.58   43.93      0    35.52   59.04   44.28    N/A
-"""
+"""  # noqa: E501
 
 
 def _shape(num_ranks: int, num_nodes: int) -> GroupShape:
@@ -123,7 +123,13 @@ def test_a_table_fits_the_shape_that_it_was_measured_on(tmp_path: Path) -> None:
         table.collective_us("all_gather", _shape(8, 1), 1024)
 
 
-CSV = "kind,group_size,size_bytes,time_us\nall_gather,8,1000,10\nall_gather,8,100000,40\nall_gather,8,200000,30\nall_gather,8,300000,60\n"
+CSV = """\
+kind,group_size,size_bytes,time_us
+all_gather,8,1000,10
+all_gather,8,100000,40
+all_gather,8,200000,30
+all_gather,8,300000,60
+"""
 
 
 def test_interpolation_lifting_and_extrapolation_by_hand(tmp_path: Path) -> None:

@@ -3,18 +3,24 @@ would have left.
 
 Where each field comes from (fields that nothing here reads are left out):
 
-    trace      schemaVersion, deviceProperties, distributedInfo, traceEvents: libkineto/src/output_json.cpp, handleTraceStart and
-               metadataToJSON; torch/profiler/profiler.py, _get_distributed_info
-    operator   "cat": "cpu_op", "External id", "Input Dims", "Input type": torch/csrc/profiler/collection.cpp and util.cpp, inputTypes;
-               checked against traces of real CPU jobs, which ``test_gloo_profile`` makes
-    kernel     "cat": "kernel", "External id" of the operator that launched it, "device", "stream": libkineto/src/CuptiActivity.cpp
-    NCCL       "record_param_comms" with "Collective name", "In msg nelems", "Out msg nelems", "Group size", "dtype" (as c10::toString),
+    trace      schemaVersion, deviceProperties, distributedInfo, traceEvents: libkineto/src/
+               output_json.cpp, handleTraceStart and metadataToJSON;
+               torch/profiler/profiler.py, _get_distributed_info
+    operator   "cat": "cpu_op", "External id", "Input Dims", "Input type":
+               torch/csrc/profiler/collection.cpp and util.cpp, inputTypes; checked
+               against traces of real CPU jobs, which ``test_gloo_profile`` makes
+    kernel     "cat": "kernel", "External id" of the operator that launched it, "device",
+               "stream": libkineto/src/CuptiActivity.cpp
+    NCCL       "record_param_comms" with "Collective name", "In msg nelems", "Out msg nelems",
+               "Group size", "dtype" (as c10::toString),
                "Process Group Name", "Process Group Description", "Process Group Ranks":
                torch/csrc/profiler/util.cpp, saveNcclMeta; the first five are what
                torch/profiler/_trace_validator.py asks for; output_json.cpp, handleActivity, copies
                them to the kernel
-    names      "_allgather_base", "_reduce_scatter_base", "allreduce": torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp
-    kernels    ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>): NCCL src/device/generate.py
+    names      "_allgather_base", "_reduce_scatter_base", "allreduce":
+               torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp
+    kernels    ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>):
+               NCCL src/device/generate.py
 """
 
 import json

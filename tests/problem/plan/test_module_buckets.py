@@ -76,8 +76,14 @@ def test_blocks_are_found_without_names_of_classes():
 def test_buckets_of_blocks_and_of_what_lies_between():
     buckets = block_buckets(Tree()).buckets
     assert list(buckets) == [
-        "embeddings", "encoder.stages.0", "encoder.stages.1", "bridge", "layers.a", "layers.b", "norm+output",
-    ]  # fmt: skip
+        "embeddings",
+        "encoder.stages.0",
+        "encoder.stages.1",
+        "bridge",
+        "layers.a",
+        "layers.b",
+        "norm+output",
+    ]
     assert buckets["norm+output"] == ("norm.weight", "norm.bias", "output.weight")
     assert sorted(name for names in buckets.values() for name in names) == sorted(
         name for name, _ in Tree().named_parameters()
@@ -100,12 +106,24 @@ NAMES = [
 @pytest.mark.parametrize(
     ("entries", "labels"),
     [
-        (["tok_embeddings", "layers.[0-5]", r"layers\.([6-9]|1\d)", "norm+output"], ["tok_embeddings", *LAYERS, "norm+output"]),
-        ([r"layers\.\d+", ["norm", "output", "tok_embeddings"]], [*LAYERS, "norm+output+tok_embeddings"]),
-        (["layers", "tok_embeddings.weight", "norm", "output"], ["layers", "tok_embeddings.weight", "norm", "output"]),
-        ([[r"layers\.\d+", "norm"], "tok_embeddings+output"], [r"layers\.\d++norm", "tok_embeddings+output"]),
+        (
+            ["tok_embeddings", "layers.[0-5]", r"layers\.([6-9]|1\d)", "norm+output"],
+            ["tok_embeddings", *LAYERS, "norm+output"],
+        ),
+        (
+            [r"layers\.\d+", ["norm", "output", "tok_embeddings"]],
+            [*LAYERS, "norm+output+tok_embeddings"],
+        ),
+        (
+            ["layers", "tok_embeddings.weight", "norm", "output"],
+            ["layers", "tok_embeddings.weight", "norm", "output"],
+        ),
+        (
+            [[r"layers\.\d+", "norm"], "tok_embeddings+output"],
+            [r"layers\.\d++norm", "tok_embeddings+output"],
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_users_buckets(entries, labels):
     buckets = user_buckets(entries, NAMES).buckets
     assert list(buckets) == labels

@@ -33,7 +33,8 @@ direction = "backward"
 start = 'layers\.31'
 """
 JSON = r"""{"rule": [
- {"match": "layers\\.(\\d+)\\..*", "kind": "all_gather", "group": true, "by": "\\1", "closed": true, "prefetch": 2},
+ {"match": "layers\\.(\\d+)\\..*", "kind": "all_gather", "group": true, "by": "\\1",
+  "closed": true, "prefetch": 2},
  {"match": "output\\.weight", "forbid": true},
  {"match": "norm\\.weight", "direction": "backward", "start": "layers\\.31"}]}"""
 RULES = (
@@ -166,19 +167,50 @@ def test_a_rule_of_the_other_direction_is_passed_over() -> None:
 @pytest.mark.parametrize(
     ("rules", "said"),
     [
-        ((Rule(match=".*w0", forbid=True), Rule(match=".*w[01]", group=True)), r"rule 1 .* and rule 2 .*: .*w0.* cannot be alone and"),
-        ((Rule(match=".*w[01]", group=True), Rule(match=".*w1", group=True)), r"rule 1 .* and rule 2 .*: .*w1.* would be in two groups"),
-        ((Rule(match=".*w[02]", group=True),), r"cannot share a launch: process group dp and ep; narrow match, or tell them apart with by"),
-        ((Rule(match=".*w0", start=r"layers\.3"),), r"rule 1 .*: against what depends on what: .*compute.* -> "),
+        (
+            (Rule(match=".*w0", forbid=True), Rule(match=".*w[01]", group=True)),
+            r"rule 1 .* and rule 2 .*: .*w0.* cannot be alone and",
+        ),
+        (
+            (Rule(match=".*w[01]", group=True), Rule(match=".*w1", group=True)),
+            r"rule 1 .* and rule 2 .*: .*w1.* would be in two groups",
+        ),
+        (
+            (Rule(match=".*w[02]", group=True),),
+            r"cannot share a launch: process group dp and ep; narrow match, or tell them apart"
+            r" with by",
+        ),
+        (
+            (Rule(match=".*w0", start=r"layers\.3"),),
+            r"rule 1 .*: against what depends on what: .*compute.* -> ",
+        ),
         ((Rule(match=".*w4", start=r"layers\.0"),), r"rule 1 .*: against what depends on what"),
-        ((Rule(match=".*w4", kind="reduce_scatter", prefetch=1),), r"no compute node needs .*layers.2.w4"),
-        ((Rule(match=".*w[0-3]", prefetch=1), Rule(match=".*w3", start=0)), r"rule 1 .* and rule 2 .*: .*cannot be launched both before"),
-        ((Rule(match=".*w0", start=r"lawyers\.3"),), r"start: no compute node is in a module .*; the nearest are layers.3.mlp"),
-        ((Rule(match=".*w0", start=10_000),), r"start: expected the rank of a node, below \d+; found 10000"),
-        ((Rule(match=".*w0", group=True, by=r"\2"),), r"by: '\\\\2' is no template for what match captures"),
-        ((Rule(match=".*w0", start=r"layers\.\1"),), r"start: .* refers to something that match does not capture"),
+        (
+            (Rule(match=".*w4", kind="reduce_scatter", prefetch=1),),
+            r"no compute node needs .*layers.2.w4",
+        ),
+        (
+            (Rule(match=".*w[0-3]", prefetch=1), Rule(match=".*w3", start=0)),
+            r"rule 1 .* and rule 2 .*: .*cannot be launched both before",
+        ),
+        (
+            (Rule(match=".*w0", start=r"lawyers\.3"),),
+            r"start: no compute node is in a module .*; the nearest are layers.3.mlp",
+        ),
+        (
+            (Rule(match=".*w0", start=10_000),),
+            r"start: expected the rank of a node, below \d+; found 10000",
+        ),
+        (
+            (Rule(match=".*w0", group=True, by=r"\2"),),
+            r"by: '\\\\2' is no template for what match captures",
+        ),
+        (
+            (Rule(match=".*w0", start=r"layers\.\1"),),
+            r"start: .* refers to something that match does not capture",
+        ),
     ],
-)  # fmt: skip
+)
 def test_contradictions_are_refused_with_the_rules(rules: tuple[Rule, ...], said: str) -> None:
     assert re.search(said, refused(*rules)), refused(*rules)
 

@@ -65,7 +65,13 @@ def test_numbers_by_hand():
     timeline = simulate(problem, schedule)
     found = metrics_of(problem, schedule, timeline, Caps())
     (launches,) = found.launches
-    assert (launches.direction, launches.kind, launches.num_collectives, launches.num_launches, launches.num_buckets) == (
+    assert (
+        launches.direction,
+        launches.kind,
+        launches.num_collectives,
+        launches.num_launches,
+        launches.num_buckets,
+    ) == (
         "backward", "reduce_scatter", 6, 2, 2,
     )  # fmt: skip
     assert (launches.largest_bytes, launches.mean_bytes) == (12 * KIB, 12 * KIB)

@@ -9,8 +9,8 @@ import sys
 import pytest
 import torch
 
-from apsched.errors import InputError
 import apsched.torch_compat.graphs
+from apsched.errors import InputError
 from apsched.torch_compat.contracts import compilers, graphs, groups, registry
 from apsched.torch_compat.contracts.__main__ import main
 from apsched.torch_compat.version import ANY_TORCH_VARIABLE, check_torch_version
@@ -36,7 +36,8 @@ def test_what_is_missing_or_broken_is_said(monkeypatch, capsys):
         for name, module in registry.wrappers().items()
         if name in ("strided_shard", "is_composite", "storage_key")
     }
-    monkeypatch.setattr(registry, "wrappers", lambda: {**only, "unheard_of": apsched.torch_compat.graphs})
+    modules = {**only, "unheard_of": apsched.torch_compat.graphs}
+    monkeypatch.setattr(registry, "wrappers", lambda: modules)
     assert main() == 1
     lines = {
         line.split()[0]: line.partition("  ")[2].strip()
