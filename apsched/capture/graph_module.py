@@ -12,6 +12,8 @@ from torch.utils._pytree import tree_leaves
 from apsched.capture.captured import CapturedGraph
 from apsched.capture.fake_values import propagate
 from apsched.errors import InputError
+from apsched.fx.effects.operators import overload_of
+from apsched.fx.graph_copies import copied
 from apsched.fx.passes.parameters import parameter_names as described_parameters
 from apsched.fx.passes.spec import at_node, check_graph
 
@@ -27,7 +29,8 @@ def capture_graph_module(
     parameter_names: Mapping[str, str] | None = None,
     example_inputs: Sequence[Any] | None = None,
 ) -> CapturedGraph:
-    """Return the captured form of ``module``, which is not changed.
+    """Return the captured form of ``module``, which is not changed; overload packets become the
+    overloads that they run.
 
     ``name`` and ``kept_inputs`` default to what the names of the placeholders say, as AOTAutograd
     gives them (:func:`direction_of`, :func:`kept_by_name`), ``parameter_names`` (placeholder ->
@@ -48,6 +51,7 @@ def capture_graph_module(
         )
     if example_inputs is not None:
         module = _with_values(module, example_inputs)
+    module = _with_overloads(module)
     check_graph(module)
     placeholders = [node.name for node in module.graph.find_nodes(op="placeholder")]
     name = name or direction_of(module.graph)
@@ -126,6 +130,19 @@ def _with_values(
         for value in example_inputs
     ]
     propagate(copy, inputs, mode, at_node)
+    return copy
+
+
+def _with_overloads(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Return ``module`` with the overload in place of each overload packet; itself where it calls
+    none.
+    """
+    if not any(isinstance(node.target, torch._ops.OpOverloadPacket) for node in module.graph.nodes):
+        return module
+    copy = copied(module)
+    for node in copy.graph.nodes:
+        node.target = overload_of(node) or node.target
+    copy.recompile()
     return copy
 
 

@@ -82,6 +82,17 @@ def is_wait_tensor(node: torch.fx.Node) -> bool:
     )
 
 
+def is_communication(operator: torch._ops.OpOverload) -> bool:
+    """Whether ``operator`` talks to other process ranks, or waits for them."""
+    return _qualified_name(operator)[0] in (
+        *_FUNCTIONAL_NAMESPACES,
+        "c10d_functional",
+        "c10d",
+        "_dtensor",
+        "symm_mem",
+    )
+
+
 def is_all_gather(node: torch.fx.Node) -> bool:
     """Whether ``node`` starts an all-gather."""
     return collective_kind(node) == CollectiveKind.ALL_GATHER

@@ -3,6 +3,7 @@
 import torch
 from torch.fx import GraphModule, Node
 
+from apsched.fx.effects.of_node import effects_of
 from apsched.torch_compat.graphs import empty_graph_like
 
 
@@ -27,7 +28,8 @@ def finished(module: GraphModule) -> GraphModule:
     compiled.
 
     torch's own ``eliminate_dead_code`` keeps every wait, since it has a side effect; here a wait
-    whose result nobody wants goes, with its collective. What writes into a tensor stays.
+    whose result nobody wants goes, with its collective. What writes into a tensor, draws, or has
+    another effect stays.
     """
     for node in reversed(list(module.graph.nodes)):
         if node.op == "call_function" and not node.users and not _has_effect(node):
@@ -38,6 +40,4 @@ def finished(module: GraphModule) -> GraphModule:
 
 
 def _has_effect(node: Node) -> bool:
-    if isinstance(node.target, torch._ops.OpOverload):
-        return bool(node.target._schema.is_mutable) or not node.target._schema.returns
-    return isinstance(node.target, torch._ops.HigherOrderOperator) or node.is_impure()
+    return isinstance(node.target, torch._ops.HigherOrderOperator) or effects_of(node).any

@@ -9,14 +9,18 @@ from typing import Any
 import torch
 
 from apsched.errors import InputError
+from apsched.fx.effects.of_node import attribute_of
 from apsched.torch_compat.graphs import size_hint
 
 
 def value_of(argument: object) -> Any:
-    """Return ``argument`` with nodes (also inside lists and tuples) replaced by their
-    ``meta["val"]``.
+    """Return ``argument`` with nodes (also inside lists, tuples and dicts) replaced by their
+    ``meta["val"]``; subgraphs by None.
     """
     if isinstance(argument, torch.fx.Node):
+        if "val" not in argument.meta and argument.op == "get_attr":  # a subgraph, or a constant
+            constant = attribute_of(argument)
+            return constant if isinstance(constant, torch.Tensor) else None
         if "val" not in argument.meta:
             raise InputError(
                 f"node {argument.name!r} has no meta['val'], so its shape is unknown; capture with"
@@ -29,6 +33,8 @@ def value_of(argument: object) -> Any:
             if type(argument) in (list, tuple)
             else [value_of(i) for i in argument]
         )
+    if isinstance(argument, Mapping):
+        return {key: value_of(item) for key, item in argument.items()}
     return argument
 
 

@@ -10,6 +10,7 @@ from torch.fx import GraphModule, Node
 from apsched.config import Caps
 from apsched.costs.compute.fusion import PIECE
 from apsched.errors import InputError
+from apsched.graph.export.aliasing import STANDS_FOR
 from apsched.kinds import CollectiveKind
 from apsched.names import first_name
 from apsched.problem.problem import Problem
@@ -104,6 +105,10 @@ def _new_graph(
                 buckets[step.index].wait()
             case StepKind.COPY_OUT:
                 bucket_of[step.index].copy_out(step.index)
+    for wait in (
+        nodes[problem.collectives[c].wait] for bucket in schedule.buckets for c in bucket.members
+    ):
+        values[wait].meta[STANDS_FOR] = wait.meta["val"]
     return graph
 
 

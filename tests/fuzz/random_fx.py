@@ -2,8 +2,10 @@
 
 A program is a list of lines over tensors of two dimensions: pointwise work, products, views,
 splits, writes in place (through views, into inputs, into outputs), draws, results that nobody uses,
-and collectives on several groups whose waits come at once or late. No line reads the result of a
-collective before its wait, or writes what one still reads: such a race has no result to compare.
+and collectives on several groups whose waits come at once or late. The work is done by aten
+overloads, by python functions of torch and of somebody else, by overload packets and by
+higher-order operators. No line reads the result of a collective before its wait, or writes what one
+still reads: such a race has no result to compare.
 """
 
 import random
@@ -16,7 +18,7 @@ SIZES = (4, 8, 16)
 GROUPS = ("world", "second")
 """Two groups of the same two process ranks."""
 WORLD_SIZE = 2
-DTYPES = ("float32", "bfloat16", "float64")
+DTYPES = ("float32", "bfloat16", "float64", "float16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,8 @@ class _Generator:
         it reads.
         """
         self.gradients: list[str] = []
+        self.states: list[str] = []
+        """Saved states of the generator."""
         self.count = self.storages = 0
 
     def fresh(self) -> str:
@@ -242,6 +246,9 @@ class _Generator:
         if a is None:
             return
         rows, columns = a.shape
+        if rng.random() < 0.3:
+            self.call(a)
+            return
         what = rng.choice(
             [
                 "unary",
@@ -344,18 +351,102 @@ class _Generator:
         elif what == "copy":
             self.copy(a)
 
+    def call(self, a: Value) -> None:
+        """Call what is no aten overload."""
+        rows, columns = a.shape
+        same = [
+            f"torch.tanh({a.name})",
+            f"F.dropout({a.name}, 0.5)",
+            f"torch.rand_like({a.name})",
+            f"call(aten.sin, {a.name})",
+        ]
+        same += [
+            f"call(aten.rand_like, {a.name})",
+            f"call(operator.mul, {a.name}, 0.5)",
+            f"call(scaled_by_hand, {a.name})",
+        ]
+        same += [
+            f"call(torch.rand, {a.name}.shape, dtype=torch.{a.dtype})",
+            f"{a.name}[{list(range(rows))[::-1]}]",
+        ]
+        what = self.rng.choice(
+            ["same", "same", "same", "alias", "item", "part", "body", "save", "again"]
+        )
+        if what == "same":
+            self.new(self.rng.choice(same), [a], a.shape, a.dtype, dense=False)
+        elif what == "alias":
+            alias = self.rng.choice(
+                ["F.dropout({a}, 0.5, False)", "aten.dropout.default({a}, 0.5, False)"]
+            )
+            self.new(
+                alias.format(a=a.name), [a], a.shape, a.dtype, storage=a.storage, dense=a.dense
+            )
+        elif what in ("item", "part") and rows >= 4:
+            part = f"{a.name}[0:{rows // 2}]" if what == "item" else f"call(part_by_hand, {a.name})"
+            self.new(part, [a], (rows // 2, columns), a.dtype, storage=a.storage, dense=a.dense)
+        elif what == "body":
+            body = self.rng.choice(["pure_body", "noisy_body", "writing_body"])
+            if body != "writing_body" or not self.is_sent(a):
+                self.item(f"call({body}, {a.name})", [a], 0, a)
+        elif what == "save":
+            state = self.item(
+                f"call(higher_order.run_and_save_rng_state, aten.rand_like.default, {a.name})",
+                [a],
+                1,
+                a,
+            )
+            self.states.append(self.fresh())
+            self.lines.append(Line(self.states[-1], f"{state}[0]", (state,)))
+        elif what == "again" and self.states:
+            state = self.rng.choice(self.states)
+            name = self.new(
+                f"call(higher_order.run_with_rng_state, {state}, aten.rand_like.default, {a.name})",
+                [a],
+                a.shape,
+                a.dtype,
+            ).name
+            self.lines[-1] = replace(self.lines[-1], target=name, uses=(a.name, state))
+
+    def item(self, expression: str, uses: Sequence[Value], at: int, like: Value) -> str:
+        """Append a line whose result is a tuple, and one that takes its item ``at``, a tensor like
+        ``like``; return the tuple's name.
+        """
+        name = self.fresh()
+        self.lines.append(Line(name, expression, tuple(u.name for u in uses)))
+        self.new(f"{name}[{at}]", [replace(like, name=name)], like.shape, like.dtype, dense=False)
+        return name
+
+    def is_sent(self, a: Value) -> bool:
+        """Whether a collective in flight reads the storage of ``a``."""
+        return any(storage == a.storage for _, _, storage in self.in_flight.values())
+
     def write(self, a: Value) -> None:
         """Write into ``a`` unless a collective in flight reads it."""
-        if any(storage == a.storage for _, _, storage in self.in_flight.values()):
+        if self.is_sent(a):
             return
         b = self.pick(shape=a.shape, dtype=a.dtype)
-        operation = self.rng.choice(
-            [
-                "aten.mul_.Tensor({a}, 0.5)",
-                "aten.add_.Tensor({a}, 1.0)",
-                "aten.copy_.default({a}, {b})",
-            ]
-        )
+        in_place = [
+            "aten.mul_.Tensor({a}, 0.5)",
+            "aten.add_.Tensor({a}, 1.0)",
+            "aten.copy_.default({a}, {b})",
+            "call(aten.add_, {a}, {b})",
+        ]
+        in_place += [
+            "call(operator.iadd, {a}, {b})",
+            "F.relu({a}, inplace=True)",
+            "torch.mul({b}, 0.5, out={a})",
+            "call(aten.mul_, {a}, 0.5)",
+        ]
+        in_place += ["F.dropout({a}, 0.5, inplace=True)"]
+        if self.rng.random() < 0.2:
+            if self.rng.random() < 0.5:
+                self.new(f"call(updated_by_hand, {a.name})", [a], a.shape, a.dtype, dense=False)
+            else:
+                self.lines.append(
+                    Line(self.fresh(), f"call(operator.setitem, {a.name}, 0, 0.5)", (a.name,))
+                )
+            return
+        operation = self.rng.choice(in_place)
         uses = [a] if "{b}" not in operation or b is None else [a, b]
         if len(uses) == 2 and b.storage == a.storage:
             return  # who reads what it writes through another view has no defined result

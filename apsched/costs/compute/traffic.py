@@ -82,6 +82,10 @@ def touches_nothing(target: object, arguments: Mapping[str, Any], result: object
     name = op_name(target)
     if name in _ALLOCATIONS or name in _NO_COPY:
         return True
+    if isinstance(
+        target, torch._ops.HigherOrderOperator
+    ):  # one that returns nothing writes what it is handed (a Triton kernel)
+        return next(tensors_in((list(arguments.values()), result)), None) is None
     if not isinstance(target, torch._ops.OpOverload):
         return name == "getitem" or next(tensors_in(result), None) is None
     if not target.is_view:

@@ -18,6 +18,7 @@ from apsched.fx.collectives import (
     is_wait_tensor,
     reduce_op,
 )
+from apsched.fx.effects.of_node import effects_of
 from apsched.fx.graph_copies import copied, finished
 from apsched.fx.passes.parameters import is_backward, serves_alone
 from apsched.fx.passes.run_passes import Pass
@@ -96,10 +97,10 @@ def _ancestors(node: Node, known: dict[Node, Node]) -> set[Node]:
 
 
 def _written(module: GraphModule) -> set[Node]:
-    """Return the nodes whose tensors an operator writes into."""
+    """Return the nodes whose tensors somebody may write into."""
     written: set[Node] = set()
     for node in module.graph.nodes:
-        if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
+        if effects_of(node).writes:
             written.update(node.all_input_nodes)
     return written
 

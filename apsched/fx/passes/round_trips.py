@@ -8,6 +8,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from apsched.fx.collectives import argument, group_name, input_nodes, is_wait_tensor
+from apsched.fx.effects.of_node import effects_of
 from apsched.fx.graph_copies import copied, finished
 from apsched.fx.passes.layouts import is_part, moved_along, moves_of
 from apsched.fx.passes.run_passes import Pass
@@ -129,6 +130,6 @@ def _is_seen(node: Node, *, inside: bool = False) -> bool:
     for user in node.users:
         if user.op == "output" and not inside:
             return True
-        if isinstance(user.target, torch._ops.OpOverload) and user.target._schema.is_mutable:
+        if effects_of(user).writes:
             return True
     return False

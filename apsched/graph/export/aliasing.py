@@ -1,150 +1,63 @@
-"""Which storages a call shares with its arguments, and which it writes.
+"""Which storages are behind a value, as a tree of the value's shape, and which of them a result
+shares.
 
-The operator's schema is asked first (``Tensor(a)``, ``Tensor(a!)``). Where a schema leaves it open
-or is silent, reality decides: ``reshape`` and its like copy when they must, which one run on fake
-tensors tells; ``_unsafe_view`` and ``unsafe_split`` promise nothing but return views;
-``wait_tensor`` returns its argument. Without a schema (higher-order operators, python functions)
-the fake results tell, when they share a storage with a fake argument.
+A tensor is a tuple of storage ids (one, rarely more), a list, tuple or dict of results is a list of
+trees (of a dict in the order of its keys), and anything else is an empty tuple.
 """
 
-from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
 
 import torch
-from torch.utils import _pytree as pytree
 
-from apsched.fx.tensors import storage_key
-from apsched.torch_compat import graphs as torch_private
+Tree: TypeAlias = "tuple[int, ...] | list[Tree]"
 
-_SHARES_THOUGH_SILENT = {
-    "aten::_unsafe_view": ("self",),
-    "aten::unsafe_split": ("self",),
-    "aten::unsafe_split_with_sizes": ("self",),
-    "_c10d_functional::wait_tensor": ("tensor",),
-    "_c10d_functional_autograd::wait_tensor": ("tensor",),
-    "c10d_functional::wait_tensor": ("self",),
-    "_c10d_functional::_wrap_tensor_autograd": ("input",),
-}
-# running statistics in training mode (aten/src/ATen/native/Normalization.cpp)
-_WRITES_THOUGH_SILENT = {
-    "aten::native_batch_norm": ("running_mean", "running_var"),
-    "aten::cudnn_batch_norm": ("running_mean", "running_var"),
-    "aten::miopen_batch_norm": ("running_mean", "running_var"),
-}
+STANDS_FOR = "apsched_stands_for"
+"""Key in ``meta`` of a node that write-back put in place of a wait: the fake value of that wait,
+with which later ones may share.
+"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorEffects:
-    """What the schema of an operator says, by names of arguments."""
-
-    writes: tuple[str, ...]
-    out: tuple[str, ...]
-    """Of those written, the ones whose former content is not read (``out=``)."""
-    shares: tuple[tuple[str, ...], ...]
-    """For each return value the arguments that it may be a view of."""
-    may_copy: bool
-    """A view where the layout allows it, else a copy."""
+def map_tensors(leaf: Callable[[torch.Tensor], tuple[int, ...]], value: Any) -> Tree:
+    """Return the tree of ``value``; ``leaf`` says which storages are behind a tensor."""
+    if isinstance(value, torch.Tensor):
+        return leaf(value)
+    if isinstance(value, Mapping):
+        return [map_tensors(leaf, item) for item in value.values()]
+    if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
+        return [map_tensors(leaf, item) for item in value]
+    return ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallEffects:
-    """What one call does; arguments are given by what was passed (nodes, or lists of nodes)."""
-
-    writes: tuple[Any, ...] = ()
-    out: tuple[Any, ...] = ()
-    shares: tuple[tuple[Any, ...], ...] = field(default=())
-    """For each return value the arguments that it shares storage with."""
-    by_identity: bool = False
-    """Nothing is known but the fake results: a shared fake storage is a shared storage."""
-
-
-def call_effects(node: torch.fx.Node) -> CallEffects:
-    """Return what the call ``node`` writes and shares."""
-    if not isinstance(node.target, torch._ops.OpOverload):
-        mutates = getattr(node.target, "__name__", "") == "triton_kernel_wrapper_mutation"
-        return CallEffects(by_identity=True, writes=tuple(node.all_input_nodes) if mutates else ())
-    effects = operator_effects(node.target)
-    passed = bound_arguments(node)
-    writes = effects.writes
-    if (
-        writes
-        and node.target._schema.name in _WRITES_THOUGH_SILENT
-        and not passed.get("training", passed.get("train"))
-    ):
-        writes = ()
-    shares = effects.shares
-    if effects.may_copy and any(shares) and _copies(node):
-        shares = tuple(() for _ in shares)
-    return CallEffects(
-        writes=tuple(passed[name] for name in writes if passed.get(name) is not None),
-        out=tuple(passed[name] for name in effects.out if passed.get(name) is not None),
-        shares=tuple(
-            tuple(passed[name] for name in names if passed.get(name) is not None)
-            for names in shares
-        ),
-    )
-
-
-def bound_arguments(node: torch.fx.Node) -> dict[str, Any]:
-    """Return what was passed to an operator call, by the names of its schema."""
-    assert isinstance(node.target, torch._ops.OpOverload)
-    names = (a.name for a in node.target._schema.arguments)
-    return dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
-
-
-@lru_cache(maxsize=4096)
-def operator_effects(operator: torch._ops.OpOverload) -> OperatorEffects:
-    """Return what the schema of ``operator`` says, corrected where it is known to be silent."""
-    schema = operator._schema
-    writes = tuple(
-        a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write
-    )
-    silent = _SHARES_THOUGH_SILENT.get(schema.name)
-    shares = tuple(
-        silent if silent is not None else _shared_with(schema, returned)
-        for returned in schema.returns
-    )
-    return OperatorEffects(
-        writes=writes + _WRITES_THOUGH_SILENT.get(schema.name, ()),
-        out=tuple(
-            a.name
-            for a in schema.arguments
-            if a.alias_info is not None and a.alias_info.is_write and (a.kwarg_only or a.is_out)
-        ),
-        shares=shares,
-        may_copy=not writes and silent is None and torch_private.is_composite(operator),
-    )
-
-
-def _shared_with(schema: Any, returned: Any) -> tuple[str, ...]:
-    if returned.alias_info is None:
-        return ()
-    annotated = [a for a in schema.arguments if a.alias_info is not None]
-    wanted = returned.alias_info.before_set | returned.alias_info.after_set
-    if not wanted:  # a list of views, Tensor(a)[]: python does not show the set of its elements
-        return tuple(a.name for a in annotated)
-    return tuple(
-        a.name for a in annotated if wanted & (a.alias_info.before_set | a.alias_info.after_set)
-    )
-
-
-def _copies(node: torch.fx.Node) -> bool:
-    """Whether a call that is a view where it can be one is a copy here, found by running it on the
-    fake tensors of its arguments.
+def item_of(tree: list[Tree], value: Any, key: Any) -> Tree:
+    """Return the tree of ``value[key]``, where ``tree`` is that of the list, tuple or dict
+    ``value``.
     """
-    values = [n.meta.get("val") for n in node.all_input_nodes]
-    result = node.meta.get("val")
-    if (mode := torch_private.fake_mode_of(values)) is not None:
-        try:
-            with mode, torch.no_grad():
-                args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-                result = node.target(*args, **kwargs)  # type: ignore[operator]
-        except Exception:  # what fake tensors cannot run, the schema decides
-            return False
-    shared = {storage_key(value) for value in values if isinstance(value, torch.Tensor)}
-    return all(
-        storage_key(leaf) not in shared
-        for leaf in pytree.tree_leaves(result)
-        if isinstance(leaf, torch.Tensor)
-    )
+    if isinstance(value, Mapping) and key in value:
+        return tree[list(value).index(key)]
+    bounds = (key.start, key.stop, key.step) if isinstance(key, slice) else (key,)
+    known = all(bound is None or isinstance(bound, int) for bound in bounds)
+    return (
+        tree[key] if known else unique(storages_in(tree))
+    )  # which one it is depends on a number of the graph
+
+
+def storages_in(tree: Tree) -> Iterator[int]:
+    """Yield every storage id of a value."""
+    for item in tree:
+        if isinstance(item, int):
+            yield item
+        else:
+            yield from storages_in(item)
+
+
+def storages_by_tensor(tree: Tree) -> list[tuple[int, ...]]:
+    """Return the storages of each tensor of a value."""
+    if isinstance(tree, tuple):
+        return [tree] if tree else []
+    return [leaf for item in tree for leaf in storages_by_tensor(item)]
+
+
+def unique(ids: Iterable[int]) -> tuple[int, ...]:
+    """Return the ids without repetition, in order."""
+    return tuple(dict.fromkeys(ids))

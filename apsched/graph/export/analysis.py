@@ -2,7 +2,6 @@
 collectives can move.
 """
 
-import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -21,6 +20,7 @@ from apsched.fx.collectives import (
     tensor_bytes,
     tensors_of,
 )
+from apsched.fx.effects.effects import Effects
 from apsched.fx.tensors import is_cast, is_contiguous
 from apsched.graph.export.order_edges import order_edges
 from apsched.graph.export.placement import Placement, placement_of
@@ -57,9 +57,9 @@ def analyse(captured: CapturedGraph, group_ranks: Mapping[str, tuple[int, ...]])
         _refuse_hidden_collectives(node)
     table = trace_storages(captured, nodes)
     waits = match_waits(nodes, table.of_node)
+    touched = zip(nodes, table.of_node, table.effects, strict=True)
     kinds = tuple(
-        _kind(node, table.of_node[rank], waited=rank in waits.later_waits)
-        for rank, node in enumerate(nodes)
+        _kind(*touch, waited=rank in waits.later_waits) for rank, touch in enumerate(touched)
     )
     sizes = group_sizes(nodes, group_ranks)
     calls = {
@@ -92,7 +92,7 @@ def edges_of(analysis: Analysis) -> tuple[list[tuple[int, int]], list[tuple[int,
     ]
     later = [(first, wait) for wait, first in analysis.waits.later_waits.items() if first >= 0]
     order = order_edges(
-        analysis.nodes,
+        analysis.table.effects,
         analysis.kinds,
         analysis.table.of_node,
         _holds(analysis.waits, analysis.calls),
@@ -195,7 +195,7 @@ def _holds(waits: Waits, calls: Mapping[int, CollectiveCall]) -> list[tuple[int,
     ]
 
 
-def _kind(node: torch.fx.Node, used: NodeStorages, *, waited: bool) -> NodeKind:
+def _kind(node: torch.fx.Node, used: NodeStorages, effects: Effects, *, waited: bool) -> NodeKind:
     if node.op in ("placeholder", "get_attr"):
         return NodeKind.INPUT
     if node.op == "output":
@@ -204,16 +204,15 @@ def _kind(node: torch.fx.Node, used: NodeStorages, *, waited: bool) -> NodeKind:
         return NodeKind.VIEW if waited else NodeKind.WAIT
     if is_collective(node):
         return NodeKind.START
-    takes_no_time = node.target is operator.getitem or _is_size_arithmetic(node)
-    views = bool(used.aliases) and not used.allocates and not used.writes
-    return NodeKind.VIEW if takes_no_time or views else NodeKind.COMPUTE
+    views = bool(used.aliases) and not used.allocates and not effects.any
+    return NodeKind.VIEW if effects.idle or views or _is_size(node) else NodeKind.COMPUTE
 
 
-def _is_size_arithmetic(node: torch.fx.Node) -> bool:
-    """Whether ``node`` computes sizes, strides and other numbers that python computes at once."""
+def _is_size(node: torch.fx.Node) -> bool:
+    """Whether ``node`` is an operator that reads a size or a stride, which python does at once."""
     value = node.meta.get("val")
     if not isinstance(value, bool | int | float | torch.SymInt | torch.SymFloat | torch.SymBool):
         return False
-    if isinstance(node.target, torch._ops.OpOverload):
-        return node.target._schema.name.partition("::")[2].startswith("sym_")
-    return not isinstance(node.target, torch._ops.HigherOrderOperator)
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name.partition(
+        "::"
+    )[2].startswith("sym_")

@@ -5,22 +5,13 @@ effects).
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-import torch
-
-from apsched.fx.collectives import argument
+from apsched.fx.effects.effects import Effects
 from apsched.graph.export.storages import NodeStorages
 from apsched.kinds import NodeKind
 
-_EFFECTFUL_HIGHER_ORDER = frozenset(
-    ("with_effects", "print", "call_torchbind", "while_loop_with_effects")
-)
-_RANDOM_HIGHER_ORDER = frozenset(
-    ("run_and_save_rng_state", "run_with_rng_state", "graphsafe_run_with_rng_state")
-)
-
 
 def order_edges(
-    nodes: Sequence[torch.fx.Node],
+    effects: Sequence[Effects],
     kinds: Sequence[NodeKind],
     storages: Sequence[NodeStorages],
     holds: Iterable[tuple[int, int]],
@@ -35,8 +26,35 @@ def order_edges(
     """
     edges = _mutation_edges(kinds, storages, holds)
     edges += extra_waits
-    edges += _chain(rank for rank, node in enumerate(nodes) if _is_random(node))
-    edges += _chain(rank for rank, node in enumerate(nodes) if _is_effectful(node))
+    edges += _chain(rank for rank, e in enumerate(effects) if e.draws)
+    edges += _chain(rank for rank, e in enumerate(effects) if e.acts)
+    edges += _around(
+        barriers={rank for rank, e in enumerate(effects) if e.unknown},
+        others=[rank for rank, used in enumerate(storages) if used.writes or effects[rank].any],
+    )
+    edges += _around(
+        barriers={rank for rank, e in enumerate(effects) if e.sets_context},
+        others=[
+            rank for rank, kind in enumerate(kinds) if kind not in (NodeKind.INPUT, NodeKind.OUTPUT)
+        ],
+    )
+    return edges
+
+
+def _around(barriers: set[int], others: Sequence[int]) -> list[tuple[int, int]]:
+    """Return edges by which none of ``others`` (ascending, barriers among them) crosses a
+    barrier.
+    """
+    edges: list[tuple[int, int]] = []
+    last, since = -1, list[int]()
+    for rank in others if barriers else ():
+        if last >= 0:
+            edges.append((last, rank))
+        if rank in barriers:
+            edges += ((before, rank) for before in since)
+            last, since = rank, []
+        else:
+            since.append(rank)
     return edges
 
 
@@ -79,26 +97,3 @@ def _mutation_edges(
 def _chain(ranks: Iterable[int]) -> list[tuple[int, int]]:
     ordered = list(ranks)
     return list(pairwise(ordered))
-
-
-def _is_random(node: torch.fx.Node) -> bool:
-    """Whether ``node`` draws from the generator; attention without dropout carries the tag but
-    draws nothing.
-    """
-    if isinstance(node.target, torch._ops.OpOverload):
-        return (
-            torch.Tag.nondeterministic_seeded in node.target.tags
-            and argument(node, "dropout_p", 1.0) != 0.0
-        )
-    return getattr(node.target, "__name__", "") in _RANDOM_HIGHER_ORDER
-
-
-def _is_effectful(node: torch.fx.Node) -> bool:
-    """Whether ``node`` is there for what it does: it returns nothing and writes no argument
-    (asserts, prints), or says so.
-    """
-    if isinstance(node.target, torch._ops.OpOverload):
-        return not node.target._schema.returns and not node.target._schema.is_mutable
-    return node.op == "call_function" and (
-        node.target is print or getattr(node.target, "__name__", "") in _EFFECTFUL_HIGHER_ORDER
-    )

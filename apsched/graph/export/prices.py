@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 from apsched.costs.model import CostModel, coalesced_member_us
 from apsched.costs.price_curve import PriceCurve, sample_curve
 from apsched.fx.collectives import CollectiveCall, is_blocking_collective, tensor_bytes, tensors_of
-from apsched.graph.export.aliasing import call_effects
+from apsched.fx.effects.of_node import effects_of
 from apsched.graph.records import (
     COPY,
     asked_kind,
@@ -75,7 +75,7 @@ def copied_bytes(node: torch.fx.Node) -> int:
     written, rounded up; it may cast.
     """
     written = {
-        n for n in pytree.tree_leaves(call_effects(node).writes) if isinstance(n, torch.fx.Node)
+        n for n in pytree.tree_leaves(effects_of(node).writes) if isinstance(n, torch.fx.Node)
     }
     itemsize = next(t for target in (*written, node) for t in tensors_of(target)).itemsize
     given = [

@@ -1,13 +1,9 @@
-"""Which storages each node allocates, reads, writes, shares and frees: one walk in graph order.
-
-A value is a tree: a tensor is a tuple of storage ids (one, rarely more), a list or tuple of results
-is a list of trees, and anything else is an empty tuple.
-"""
+"""Which storages each node allocates, reads, writes, shares and frees: one walk in graph order."""
 
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -15,11 +11,19 @@ from torch.utils import _pytree as pytree
 from apsched.capture.captured import CapturedGraph
 from apsched.errors import InputError
 from apsched.fx.collectives import collective_kind, input_nodes
+from apsched.fx.effects.effects import Effects
+from apsched.fx.effects.of_node import effects_of
 from apsched.fx.tensors import needed_bytes, storage_bytes, storage_key
-from apsched.graph.export.aliasing import CallEffects, call_effects
+from apsched.graph.export.aliasing import (
+    STANDS_FOR,
+    Tree,
+    item_of,
+    map_tensors,
+    storages_by_tensor,
+    storages_in,
+    unique,
+)
 from apsched.graph.records import StorageRecord
-
-Tree: TypeAlias = "tuple[int, ...] | list[Tree]"
 
 
 @dataclass(slots=True)
@@ -39,6 +43,8 @@ class StorageTable:
 
     storages: list[StorageRecord] = field(default_factory=list)
     of_node: list[NodeStorages] = field(default_factory=list)
+    """By rank."""
+    effects: list[Effects] = field(default_factory=list)
     """By rank."""
     outputs: frozenset[int] = frozenset()
     """Storages that the graph returns."""
@@ -84,6 +90,7 @@ class _Walk:
 
     def visit(self, node: torch.fx.Node) -> None:
         reads = self._storages_of(node.all_input_nodes)
+        effects = Effects(idle=True)
         if node.op == "placeholder":
             used = self._input(node, _meta_value(node), kept=node.name in self.captured.kept_inputs)
         elif node.op == "get_attr":
@@ -94,13 +101,15 @@ class _Walk:
         elif node.target is operator.getitem and isinstance(
             source := self._value(node.args[0]), list
         ):
-            self.values[node] = element = (
-                source[node.args[1]] if isinstance(node.args[1], int) else ()
-            )
-            used = NodeStorages(reads=reads, aliases=tuple(_flat(element)))
+            container = node.args[0]
+            assert isinstance(container, torch.fx.Node)
+            self.values[node] = element = item_of(source, _meta_value(container), node.args[1])
+            used = NodeStorages(reads=reads, aliases=tuple(storages_in(element)))
         else:
-            used = self._call(node, reads)
+            effects = effects_of(node)
+            used = self._call(node, reads, effects)
         self.table.of_node.append(used)
+        self.table.effects.append(effects)
 
     def _input(self, node: torch.fx.Node, value: Any, *, kept: bool) -> NodeStorages:
         allocates: list[int] = []
@@ -119,12 +128,10 @@ class _Walk:
                 allocates.append(s)
             return (s,)
 
-        self.values[node] = _map_tensors(leaf, value)
-        return NodeStorages(allocates=tuple(allocates), aliases=_unique(aliases))
+        self.values[node] = map_tensors(leaf, value)
+        return NodeStorages(allocates=tuple(allocates), aliases=unique(aliases))
 
-    def _call(self, node: torch.fx.Node, reads: tuple[int, ...]) -> NodeStorages:
-        _refuse_resizing(node)
-        effects = call_effects(node)
+    def _call(self, node: torch.fx.Node, reads: tuple[int, ...], effects: Effects) -> NodeStorages:
         writes = self._storages_of(effects.writes)
         if collective_kind(node) is not None:
             reads = self._storages_of(input_nodes(node))
@@ -135,10 +142,11 @@ class _Walk:
                 if not any(a is out for out in effects.out)
             )
         first = len(self.table.storages)
+        also = reads if effects.unknown else ()
         self.values[node] = value = (
-            self._identified(node) if effects.by_identity else self._result(node, effects)
+            self._identified(node, also) if effects.by_identity else self._result(node, effects)
         )
-        aliases = _unique(s for s in _flat(value) if s < first)
+        aliases = unique(s for s in storages_in(value) if s < first)
         return NodeStorages(
             allocates=tuple(range(first, len(self.table.storages))),
             reads=reads,
@@ -146,7 +154,7 @@ class _Walk:
             aliases=aliases,
         )
 
-    def _result(self, node: torch.fx.Node, effects: CallEffects) -> Tree:
+    def _result(self, node: torch.fx.Node, effects: Effects) -> Tree:
         """Return the value of an operator call: for each return value what it shares, or something
         new.
         """
@@ -166,7 +174,7 @@ class _Walk:
         self, node: torch.fx.Node, value: Any, shared: tuple[Any, ...], fresh: dict[int, int]
     ) -> Tree:
         if not shared:
-            return _map_tensors(lambda tensor: (self._fresh(tensor, node, fresh),), value)
+            return map_tensors(lambda tensor: (self._fresh(tensor, node, fresh),), value)
         if (
             len(shared) == 1
             and isinstance(value, list | tuple)
@@ -177,7 +185,7 @@ class _Walk:
                 self._value(argument) for argument in shared[0]
             ]  # list in, list out: element by element
         storages = self._storages_of(shared)
-        return _map_tensors(lambda _: storages, value)
+        return map_tensors(lambda _: storages, value)
 
     def _fresh(self, tensor: torch.Tensor, node: torch.fx.Node, fresh: dict[int, int]) -> int:
         """Return a new storage, the same for results that share a fake storage."""
@@ -192,23 +200,28 @@ class _Walk:
             )
         return fresh[key]
 
-    def _identified(self, node: torch.fx.Node) -> Tree:
-        """Return the value of a call without a schema: shared where the fake results share."""
+    def _identified(self, node: torch.fx.Node, also: tuple[int, ...]) -> Tree:
+        """Return the value of a call without a schema: shared where the fake results share, and
+        ``also`` with these storages.
+        """
         passed: dict[int, tuple[int, ...]] = {}
         for source in node.all_input_nodes:
-            leaves, storages = (
-                pytree.tree_leaves(source.meta.get("val")),
-                _leaves(self._value(source)),
-            )
-            for leaf, ids in zip(
-                (x for x in leaves if isinstance(x, torch.Tensor)), storages, strict=False
-            ):
-                passed.setdefault(storage_key(leaf), ids)
+            for value in (source.meta.get("val"), source.meta.get(STANDS_FOR)):
+                tensors = (
+                    leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)
+                )
+                for tensor, ids in zip(
+                    tensors, storages_by_tensor(self._value(source)), strict=False
+                ):
+                    passed.setdefault(storage_key(tensor), ids)
         fresh: dict[int, int] = {}
-        return _map_tensors(
-            lambda t: passed.get(storage_key(t)) or (self._fresh(t, node, fresh),),
-            node.meta.get("val"),
-        )
+
+        def shared(tensor: torch.Tensor) -> tuple[int, ...]:
+            return unique(
+                (*(passed.get(storage_key(tensor)) or (self._fresh(tensor, node, fresh),)), *also)
+            )
+
+        return map_tensors(shared, node.meta.get("val"))
 
     def _new(self, size_bytes: int, *, kept: bool) -> int:
         self.table.storages.append(StorageRecord(size_bytes=size_bytes, kept=kept))
@@ -225,7 +238,7 @@ class _Walk:
                 flat.append(argument)
             elif isinstance(argument, list | tuple):
                 flat += (leaf for leaf in argument if isinstance(leaf, torch.fx.Node))
-        return _unique(s for node in flat for s in _flat(self._value(node)))
+        return unique(s for node in flat for s in storages_in(self._value(node)))
 
 
 def _meta_value(node: torch.fx.Node) -> Any:
@@ -235,20 +248,6 @@ def _meta_value(node: torch.fx.Node) -> Any:
             " trace with fake tensors (make_fx) or run FakeTensorProp first"
         )
     return node.meta["val"]
-
-
-def _refuse_resizing(node: torch.fx.Node) -> None:
-    if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name in _RESIZES:
-        raise InputError(
-            f"node {node.name}: expected storages that keep their size, found {node.target}; trace"
-            " the model without it (memory that comes and goes inside of a tensor cannot be"
-            " scheduled)"
-        )
-
-
-_RESIZES = frozenset(
-    ("inductor::resize_storage_bytes_", "aten::resize_", "aten::resize_as_", "aten::set_")
-)
 
 
 def _constant(node: torch.fx.Node) -> Any:
@@ -262,31 +261,3 @@ def _constant(node: torch.fx.Node) -> Any:
             )
         value = getattr(value, name)
     return value
-
-
-def _map_tensors(leaf: Callable[[torch.Tensor], tuple[int, ...]], value: Any) -> Tree:
-    if isinstance(value, torch.Tensor):
-        return leaf(value)
-    if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
-        return [_map_tensors(leaf, item) for item in value]
-    return ()
-
-
-def _flat(tree: Tree) -> Iterator[int]:
-    """Yield every storage id of a value."""
-    for item in tree:
-        if isinstance(item, int):
-            yield item
-        else:
-            yield from _flat(item)
-
-
-def _leaves(tree: Tree) -> list[tuple[int, ...]]:
-    """Return the storages of each tensor of a value."""
-    if isinstance(tree, tuple):
-        return [tree] if tree else []
-    return [leaf for item in tree for leaf in _leaves(item)]
-
-
-def _unique(ids: Iterable[int]) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(ids))

@@ -7,6 +7,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from apsched.names import second_name
+from apsched.torch_compat import effects as effects
 from apsched.torch_compat import graphs as private
 from apsched.torch_compat import partition as partition
 from apsched.torch_compat import repro as repro
@@ -56,6 +57,52 @@ def _symbolic_size() -> None:
 def _is_composite() -> None:
     expect(private.is_composite(aten.linear.default), "aten.linear is made of other operators")
     expect(not private.is_composite(aten.mm.default), "aten.mm is not")
+
+
+@contract("resolved_packet")
+def _resolved_packet() -> None:
+    x = torch.ones(2)
+    expect(
+        effects.resolved_packet(aten.add_, (x, 1.0), {}) is aten.add_.Tensor,
+        "a number added is a tensor to aten.add_",
+    )
+    expect(
+        effects.resolved_packet(aten.mul, (x, x), {"out": x}) is aten.mul.out,
+        "an argument out= asks for the overload out",
+    )
+    expect(
+        effects.resolved_packet(aten.mm, ("x",), {}) is None,
+        "arguments that fit no overload resolve to none",
+    )
+
+
+@contract("is_torch_function")
+def _is_torch_function() -> None:
+    known = (torch.nn.functional.dropout, torch.rand_like, torch.rand, torch.mul, torch.Tensor.add_)
+    expect(
+        all(map(effects.is_torch_function, known)),
+        "functions of torch that dispatch operators are known",
+    )
+    unknown = (torch.manual_seed, torch.set_num_threads, torch.Tensor.backward, print)
+    expect(
+        not any(map(effects.is_torch_function, unknown)),
+        "those that do more than operators are not among them",
+    )
+
+
+@contract("watched")
+def _watched() -> None:
+    from torch._subclasses import FakeTensorMode
+
+    mode, seen = FakeTensorMode(shape_env=ShapeEnv()), []
+    x = mode.from_tensor(torch.ones(2))
+    result = effects.watched(
+        mode,
+        lambda: torch.nn.functional.dropout(x, 0.5),
+        lambda operator, args, kwargs: seen.append(operator),
+    )
+    expect(aten.bernoulli_.float in seen, "dropout is seen to draw")
+    expect(private.fake_mode_of([result]) is mode, "what is watched runs on fake tensors")
 
 
 @contract("fake_mode_of")

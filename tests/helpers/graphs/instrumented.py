@@ -2,7 +2,8 @@
 inputs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch._subclasses import FakeTensorMode
@@ -44,7 +45,24 @@ def traced(function, inputs: Sequence[object]) -> torch.fx.GraphModule:
     module = torch.fx.symbolic_trace(function)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     FakeTensorProp(module, mode).propagate(*inputs)
+    for node in module.graph.nodes:
+        if node.op == "call_function":
+            node.meta.setdefault("val", None)  # FakeTensorProp notes tensors and numbers alone
     return module
+
+
+def call(target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call ``target`` as one node of the graph that ``symbolic_trace`` makes; at once where nothing
+    is traced.
+    """
+    proxies = [
+        a for a in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(a, torch.fx.Proxy)
+    ]
+    return (
+        proxies[0].tracer.create_proxy("call_function", target, args, kwargs)
+        if proxies
+        else target(*args, **kwargs)
+    )
 
 
 def real_inputs(module: torch.fx.GraphModule) -> list[object]:

@@ -1,0 +1,50 @@
+"""The record of what one call does beside its result."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effects:
+    """What one call does; arguments are given by what was passed (nodes, values, or lists of
+    them).
+    """
+
+    writes: tuple[Any, ...] = ()
+    out: tuple[Any, ...] = ()
+    """Of those written, the ones whose former content is not read (``out=``)."""
+    shares: tuple[tuple[Any, ...], ...] = ()
+    """For each return value the arguments that it shares storage with."""
+    by_identity: bool = False
+    """``shares`` says nothing: a shared fake storage is a shared storage."""
+    draws: bool = False
+    """Takes numbers from the generator, or sets its state."""
+    acts: bool = False
+    """Is there for what it does: it returns nothing and writes no argument (asserts, prints), or it
+    says so.
+    """
+    idle: bool = False
+    """Python on numbers, sizes and containers: it takes no time, and touches no bytes of a
+    tensor.
+    """
+    unknown: bool = False
+    """A barrier: it may write and share every tensor that it is handed, draw, and act; no effect
+    crosses it.
+    """
+    sets_context: bool = False
+    """A barrier that nothing crosses: it neither takes nor gives a tensor, so it is there for what
+    comes after it (autocast).
+    """
+
+    @property
+    def any(self) -> bool:
+        """Whether the order of this call among others with effects is part of what the graph
+        means.
+        """
+        return bool(self.writes) or self.draws or self.acts or self.unknown or self.sets_context
+
+
+def unknown_effects(arguments: Iterable[Any]) -> Effects:
+    """Return the effects of a call that may do anything with ``arguments``."""
+    return Effects(writes=tuple(arguments), by_identity=True, draws=True, acts=True, unknown=True)

@@ -1,0 +1,200 @@
+"""What any FX node does beside its result: writes, shared storages, draws, other effects; or that
+nothing is known of it.
+
+Operators are asked by their schema, torch's own functions by watching them run on fake tensors,
+higher-order operators by what they contain. Whatever is left is a barrier.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from apsched.errors import InputError
+from apsched.fx.effects.effects import Effects, unknown_effects
+from apsched.fx.effects.functions import composite_effects, function_effects, refuse_resizing
+from apsched.fx.effects.operators import is_composite, operator_effects, overload_of
+
+_RUN_ONE_CALL = {
+    "run_and_save_rng_state": 0,
+    "graphsafe_run_with_rng_state": 0,
+    "run_with_rng_state": 1,
+    "with_effects": 1,
+    "out_dtype": 0,
+}
+"""Higher-order operator -> place of the operator that it calls on the arguments after it."""
+_FUNCTIONAL_FORMS = frozenset(("auto_functionalized", "auto_functionalized_v2"))
+_DRAW = frozenset(("run_and_save_rng_state", "graphsafe_run_with_rng_state", "run_with_rng_state"))
+_RUN_SUBGRAPHS = frozenset(
+    (
+        "associative_scan",
+        "cond",
+        "control_deps",
+        "flex_attention",
+        "flex_attention_backward",
+        "foreach_map",
+        "hints_wrapper",
+        "invoke_quant",
+        "invoke_quant_packed",
+        "invoke_subgraph",
+        "local_map_hop",
+        "map",
+        "map_impl",
+        "run_const_graph",
+        "scan",
+        "strict_mode",
+        "tag_activation_checkpoint",
+        "while_loop",
+        "while_loop_stack_output",
+        "wrap",
+        "wrap_activation_checkpoint",
+        "wrap_with_autocast",
+        "wrap_with_set_grad_enabled",
+    )
+)
+"""Higher-order operators that run the subgraphs among their arguments, and do nothing else."""
+
+
+def effects_of(node: torch.fx.Node) -> Effects:
+    """Return what ``node`` does beside its result.
+
+    Raises
+    ------
+    InputError
+        Where no order keeps what it does: it changes a list or the size of a storage.
+    """
+    if node.op != "call_function":
+        return Effects(by_identity=True)
+    try:
+        return _call(node, overload_of(node) or node.target, node.args, node.kwargs)
+    except InputError as error:
+        raise InputError(f"node {node.name}: {error}") from None
+
+
+def _call(
+    node: torch.fx.Node, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Effects:
+    """Return what a call in ``node``, which may be a part of it, does."""
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return _higher_order(node, target, args, kwargs)
+    if isinstance(target, torch._ops.OpOverload):
+        refuse_resizing(target)
+        if not is_composite(target):
+            return operator_effects(target, args, kwargs)
+        return composite_effects(target, args, kwargs, node.meta.get("val"), node.all_input_nodes)
+    return function_effects(target, args, kwargs, node.meta.get("val"), node.all_input_nodes)
+
+
+def _higher_order(
+    node: torch.fx.Node, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Effects:
+    name = target.name()
+    if name == "print":
+        return Effects(acts=True, by_identity=True)
+    if name == "triton_kernel_wrapper_functional":
+        return Effects(by_identity=True)
+    if (
+        name == "triton_kernel_wrapper_mutation"
+    ):  # which of its arguments a kernel writes, it does not say
+        return Effects(writes=tuple(node.all_input_nodes), by_identity=True)
+    if name in _RUN_ONE_CALL and len(args) > _RUN_ONE_CALL[name]:
+        place = _RUN_ONE_CALL[name]
+        passed = {key: value for key, value in kwargs.items() if key != "rng_state"}
+        inner = _call(node, args[place], args[place + (2 if name == "out_dtype" else 1) :], passed)
+        draws, acts = inner.draws or name in _DRAW, inner.acts or name == "with_effects"
+        return replace(
+            inner, shares=(), out=(), by_identity=True, draws=draws, acts=acts, idle=False
+        )
+    if name in _FUNCTIONAL_FORMS and args and isinstance(args[0], torch._ops.OpOverload):
+        inner = operator_effects(args[0], (), {})
+        return Effects(by_identity=True, draws=inner.draws, acts=inner.acts)
+    if name in _RUN_SUBGRAPHS:
+        return _of_subgraphs(node, args, kwargs)
+    return unknown_effects(node.all_input_nodes)
+
+
+def _of_subgraphs(node: torch.fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Effects:
+    """Return what the subgraphs among the arguments do together; unknown where there is none, or
+    one that cannot be read.
+    """
+    leaves = pytree.tree_leaves((args, dict(kwargs)))
+    found = [
+        attribute_of(leaf) if isinstance(leaf, torch.fx.Node) and leaf.op == "get_attr" else leaf
+        for leaf in leaves
+    ]
+    bodies = [
+        _body(leaf)
+        for leaf in found
+        if callable(leaf) and not isinstance(leaf, torch.fx.Node | torch.Tensor)
+    ]
+    operands = tuple(node.all_input_nodes)
+    if not bodies or any(body.unknown for body in bodies):
+        return unknown_effects(operands)
+    return Effects(
+        writes=operands if any(body.writes for body in bodies) else (),
+        by_identity=True,
+        draws=any(body.draws for body in bodies),
+        acts=any(body.acts for body in bodies),
+    )
+
+
+def _body(body: Any) -> Effects:
+    """Return what one function does that a higher-order operator runs; ``writes`` are those to what
+    it is handed.
+    """
+    if isinstance(body, torch._ops.OpOverload):
+        inner = operator_effects(body, (), {})
+        return (
+            unknown_effects(())
+            if body._schema.is_mutable
+            else Effects(draws=inner.draws, acts=inner.acts)
+        )
+    if not isinstance(body, torch.fx.GraphModule):
+        return unknown_effects(())
+    nodes = list(body.graph.nodes)
+    effects = {node: effects_of(node) for node in nodes}
+    unknown = any(e.unknown or e.sets_context for e in effects.values()) or any(
+        n.op in ("call_module", "call_method") for n in nodes
+    )
+    own = {
+        node
+        for node in nodes
+        if node.op == "call_function"
+        and not effects[node].by_identity
+        and not any(effects[node].shares)
+    }
+    written = [
+        n
+        for e in effects.values()
+        for n in pytree.tree_leaves(e.writes)
+        if isinstance(n, torch.fx.Node) and n not in own
+    ]
+    holds_tensors = any(
+        node.op == "get_attr" and not isinstance(attribute_of(node), torch.fx.GraphModule)
+        for node in nodes
+    )
+    if unknown or (
+        written and holds_tensors
+    ):  # what it holds itself, nothing outside of it stands for
+        return unknown_effects(())
+    return Effects(
+        writes=tuple(written),
+        draws=any(e.draws for e in effects.values()),
+        acts=any(e.acts for e in effects.values()),
+    )
+
+
+def attribute_of(node: torch.fx.Node) -> Any:
+    """Return what a get_attr node reads, a tensor or a subgraph; :func:`missing` where there is no
+    such thing.
+    """
+    value: Any = node.graph.owning_module
+    for part in str(node.target).split("."):
+        value = getattr(value, part, missing)
+    return value
+
+
+def missing() -> None:
+    """Stand for what a module does not hold: it can be called, but not read."""
