@@ -56,7 +56,7 @@ def watched(mode: Any, call: Callable[[], Any], see: Callable[..., None]) -> Any
     """
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    class Watch(TorchDispatchMode):
+    class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         supports_higher_order_operators = True
 
         def __torch_dispatch__(
