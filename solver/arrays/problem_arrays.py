@@ -96,7 +96,7 @@ class ProblemArrays:
     storage_bytes: Ints
     """(S,) storages whose life depends on attached nodes."""
     storage_birth_compute: Ints
-    """(S,) compute node that allocates it; -1 where it is there from the beginning or a attached
+    """(S,) compute node that allocates it; -1 where it is there from the beginning or an attached
     node allocates it.
     """
     storage_birth_attached: Ints

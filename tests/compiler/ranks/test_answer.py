@@ -4,19 +4,26 @@ process rank, the solver.
 
 import logging
 import random
+import shutil
 import threading
 from dataclasses import fields, replace
 
 import pytest
 import torch.distributed as dist
 
+import apsched.solver
 from apsched.artifacts.schedule_file import load_schedule, save_schedule
 from apsched.compiler.ranks.agreement import Round
 from apsched.compiler.ranks.answer import Sources, answered
 from apsched.compiler.ranks.answer_codec import dump_answer, parse_answer
 from apsched.compiler.ranks.cache import Cache
 from apsched.compiler.ranks.job import Job
-from apsched.compiler.ranks.problem_digest import answer_digest, problem_digest
+from apsched.compiler.ranks.problem_digest import (
+    answer_digest,
+    code_digest,
+    problem_digest,
+    solver_code,
+)
 from apsched.config import Caps, SolveOptions
 from apsched.costs.price_curve import PriceCurve
 from apsched.errors import ApschedError, InputError
@@ -187,6 +194,20 @@ def test_caps_options_and_start_are_part_of_an_address(monkeypatch):
     )
     addresses.append(answer_digest(problem, FREE, OPTIONS))
     assert len({*addresses}) == len(addresses)
+
+
+@pytest.mark.parametrize(
+    "file", ["solve.py", "program/evaluate.py", "bounds/any_order/heads.py", "cpsat/model.py"]
+)
+def test_any_change_of_the_solver_changes_the_digest_of_its_code(tmp_path, file):
+    """Files in folders of folders, too: an old answer must not be replayed."""
+    copy = tmp_path / "solver"
+    shutil.copytree(apsched.solver.__path__[0], copy, ignore=shutil.ignore_patterns("__pycache__"))
+    before = code_digest(copy)
+    assert before == solver_code()
+    with (copy / file).open("a") as text:
+        text.write("# changed")
+    assert code_digest(copy) != before
 
 
 # where answers come from
