@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
-from functions_by_hand import BODIES, BY_HAND, with_subgraphs
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from apsched.capture.graph_module import capture_graph_module
@@ -24,6 +23,7 @@ from apsched.solver import least_memory, solve
 from apsched.writeback.round_trip import round_trip, with_names_checked
 from apsched.writeback.write_back import write_back
 from benchmarks.common.live_bytes import live_bytes_of, run_counting
+from tests.fuzz.functions_by_hand import BODIES, BY_HAND, with_subgraphs
 from tests.fuzz.random_fx import RandomProgram
 from tests.helpers.graphs.instrumented import call, capture_of, traced
 from tests.helpers.problems.random_schedules import random_schedule

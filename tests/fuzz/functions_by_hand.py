@@ -3,7 +3,8 @@ known, others become subgraphs.
 """
 
 import torch
-from instrumented import traced
+
+from tests.helpers.graphs.instrumented import traced
 
 
 def scaled_by_hand(x: torch.Tensor) -> torch.Tensor:

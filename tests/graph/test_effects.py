@@ -7,9 +7,7 @@ import operator
 import pytest
 import torch
 import torch.nn.functional as F
-from instrumented import UnitCosts, call, capture_of, traced
 from torch._subclasses import FakeTensorMode
-from writeback.programs_of_functions import read_by_hand, view_by_hand
 
 from apsched.capture.graph_module import capture_graph_module
 from apsched.errors import InputError
@@ -18,6 +16,8 @@ from apsched.fx.graph_copies import copied, finished
 from apsched.graph.export.export import export
 from apsched.graph.records import NodeKind
 from apsched.torch_compat.graphs import import_op_library
+from tests.helpers.graphs.instrumented import UnitCosts, call, capture_of, traced
+from tests.helpers.graphs.programs_of_functions import read_by_hand, view_by_hand
 
 aten, higher_order = torch.ops.aten, torch.ops.higher_order
 import_op_library("higher_order")
