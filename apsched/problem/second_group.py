@@ -4,8 +4,8 @@ reductions.
 FSDP gathers of a group that also carries something else move to a group of their own, hence to a
 stream of their own. Both groups lie on the same links: in time they share bandwidth
 (:mod:`apsched.problem.contention`), so that nothing is won but the order. A group is made by
-:func:`apsched.writeback.second_groups.running_second_group`; until then it goes by a name that says
-which it doubles.
+:func:`apsched.writeback.second_groups.running_second_groups`; until then it goes by a name
+that says which it doubles.
 """
 
 from dataclasses import replace

@@ -1,6 +1,4 @@
-"""Private functions of torch around its compilers; with the other ``torch_private*`` the only place
-that knows any.
-"""
+"""Private functions of torch around its compilers."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -1,6 +1,4 @@
-"""Private functions of torch that take a joint graph apart; with ``torch_private`` the only place
-that knows any.
-"""
+"""Private functions of torch that take a joint graph apart."""
 
 import contextlib
 import importlib

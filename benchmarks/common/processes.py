@@ -36,7 +36,9 @@ class Asked:
 
 @dataclass(slots=True)
 class CaseProcesses:
-    """Runs ``benchmarks.case``; when the body of ``with`` ends, whatever still runs is ended."""
+    """Runs ``benchmarks.common.case``; when the body of ``with`` ends, whatever still runs is
+    ended.
+    """
 
     asked: Asked
     num_jobs: int = 1

@@ -477,8 +477,8 @@ def least_live_bytes(arrays: ProblemArrays) -> Ints:
 
 
 def _needed_from(arrays: ProblemArrays, s: int) -> int:
-    """Return the first compute node at which storage ``s``, born at an attached node, must be alive;
-    past the end if at none.
+    """Return the first compute node at which storage ``s``, born at an attached node, must be
+    alive; past the end if at none.
     """
     f = int(arrays.storage_birth_attached[s])
     if f < 0:

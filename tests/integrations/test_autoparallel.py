@@ -138,7 +138,7 @@ for name in (
     "overlap_manual_scheduling",
 ):
     importlib.import_module("torch._inductor.fx_passes." + name)
-import apsched.models.build, apsched.pipeline.steps, apsched.optimize, apsched.solver
+import apsched.models.build, apsched.pipeline.steps, apsched.api, apsched.solver
 def seen():
     return {m: {k: id(v) for k, v in vars(module).items() if not isinstance(v, types.ModuleType)}
             for m, module in list(sys.modules.items())
