@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from apsched.costs.price_curve import PriceCurve
-from apsched.problem.problem import Problem
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.jit import compiled
 from apsched.solver.arrays.plan_groups import PlanGroups, plan_groups
 from apsched.solver.arrays.problem_arrays import Bools, Ints, ProblemArrays
@@ -66,9 +66,10 @@ class Tables(NamedTuple):
     curve_price: Ints
 
 
-def tables(problem: Problem, arrays: ProblemArrays) -> Tables:
+def tables(instance: Instance) -> Tables:
     """Return the tables of ``problem``."""
-    c, mine = arrays, plan_groups(arrays)
+    problem = instance.problem
+    c, mine = instance.arrays, plan_groups(instance.arrays)
     curves = [*(key.price for key in problem.keys), problem.copy_price]
     return Tables(
         key=c.key,

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from apsched.config import Caps
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.partition import Members, Pricer
 from apsched.solver.arrays.problem_arrays import Ints, ProblemArrays
 from apsched.solver.cpsat.variables import Boundary
@@ -58,7 +59,7 @@ class WindowView:
             ),
         )
         self.boundary, self.horizon_ticks = self._boundary()
-        self.caps = self._caps(caps)
+        self.instance = Instance(problem=self.problem, arrays=self.arrays, caps=self._caps(caps))
 
     # -- the compute order of the window: runs of operations that keep their order
 
@@ -458,7 +459,7 @@ class WindowView:
                 segment += 1
         order += [(WAIT, index[b]) for b in pinned_bucket]
         array = np.array(order, dtype=np.int64).reshape(-1, 2)
-        partition = Pricer(self.problem, self.arrays).partition(
+        partition = Pricer(self.instance).partition(
             groups, forms_of(self.program.partition, free, len(self.arrays.kind))
         )
         return Program(
