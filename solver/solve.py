@@ -1,4 +1,4 @@
-"""Problem -> SolveResult: bound, baselines, least memory, a small or a large problem, the result."""
+"""Problem -> SolveResult: bound, baselines, least memory, a small or a large problem, result."""
 
 from collections.abc import Callable
 

@@ -1,6 +1,6 @@
 """What the solver works on: a problem, its arrays, and the caps."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from apsched.config import Caps
 from apsched.problem.problem import Problem
@@ -14,7 +14,7 @@ class Instance:
     problem: Problem
     arrays: ProblemArrays
     """Those of ``problem``."""
-    caps: Caps = Caps()
+    caps: Caps = field(default_factory=Caps)
 
     @classmethod
     def of(cls, problem: Problem, caps: Caps | None = None) -> "Instance":
