@@ -154,7 +154,7 @@ class Orders:
         p = self.precedence
         need = _extremes(place, *self.needed, np.minimum, num_compute)
         for c in reversed(self._chained):
-            for d in old.after_list[old.after_begin[c] : old.after_begin[c + 1]]:
+            for d in old.awaited_by(c):
                 need[d] = min(need[d], need[c])
         slot, at = self._baseline(place, num_compute)
         return replace(
@@ -282,7 +282,7 @@ def _precedence(
         before[mine].update(int(block_of[j]) for j in nodes_before)
         before[mine].discard(mine)
     feeds = _turned([{int(block_of[j]) for j in nodes} for nodes in ready], num_blocks)
-    ticks = np.concatenate(([0], np.cumsum(instance.arrays.compute_ticks)))
+    ticks = instance.arrays.time_before
     touched = [
         {
             int(block_of[k])
@@ -334,7 +334,7 @@ def _before_launches(instance: Instance, behind: _Behind) -> tuple[list[set[int]
         ready.append(
             {j for node in nodes for p in instance.problem.predecessors[node] for j in behind[p][0]}
         )
-        chained = arrays.after_list[arrays.after_begin[c] : arrays.after_begin[c + 1]]
+        chained = arrays.awaited_by(c)
         before_launch.append(ready[-1].union(*(before_launch[d] for d in chained)))
     return ready, before_launch
 

@@ -21,7 +21,7 @@ from apsched.costs.price_curve import PriceCurve
 from apsched.schedule.result import BoundSource
 from apsched.solver.arrays.contention import ContentionArrays
 from apsched.solver.arrays.instance import Instance
-from apsched.solver.arrays.problem_arrays import ALL_GATHER, Ints, ProblemArrays
+from apsched.solver.arrays.problem_arrays import Ints, ProblemArrays
 from apsched.solver.arrays.relaxed import without_copies
 from apsched.solver.bounds.linear_program import lp_bound
 from apsched.solver.bounds.step_time import (
@@ -171,7 +171,7 @@ def _between(instance: Instance, shares: ContentionArrays, busy: int) -> TimeBou
         len(instance.arrays.compute_ticks),
     )
     begin, _ = earliest(instance)
-    done = np.concatenate(([0], np.cumsum(instance.arrays.compute_ticks)))
+    done = instance.arrays.time_before
     heads = np.maximum.accumulate(begin * slow - done * full)  # [k]: the best head at k or before
     best = 0
     for j, tail in _tails(instance, num_compute):
@@ -188,9 +188,7 @@ def _tails(instance: Instance, num_compute: int) -> list[tuple[int, int]]:
     """
     arrays = instance.arrays
     found = [(num_compute, 0)]
-    moving = np.nonzero(
-        (arrays.need_slot >= num_compute) & ~arrays.on_path & (arrays.kind != ALL_GATHER)
-    )[0]
+    moving = np.nonzero(arrays.reductions)[0]
     for stream in range(arrays.num_streams):
         mine = moving[arrays.stream[moving] == stream]
         mine = mine[np.argsort(-arrays.ready_slot[mine], kind="stable")]

@@ -142,20 +142,12 @@ def _costs(instance: Instance) -> Costs:
             if instance.caps.bucket_cap_bytes is not None:
                 largest = min(largest, max(instance.caps.bucket_cap_bytes, int(sizes.max())))
             rate[k], slope[k] = least_rate(key.price, largest), least_slope(key.price)
-    own = [
-        [sum(problem.duration_ticks[n] for n in nodes) for nodes in (c.prologue, c.epilogue)]
-        for c in problem.collectives
-    ]
-    prologue, epilogue = np.array(own, dtype=np.float64).reshape(-1, 2).T
+    prologue = arrays.prologue_ticks.astype(np.float64)
     return Costs(
         launch=arrays.launch_ticks.astype(np.float64),
         prologue=prologue,
-        prologue_shared=prologue
-        - np.array(
-            [sum(problem.duration_ticks[n] for n in c.cast[:1]) for c in problem.collectives],
-            dtype=np.float64,
-        ),
-        epilogue=epilogue,
+        prologue_shared=prologue - arrays.cast_ticks,
+        epilogue=arrays.epilogue_ticks.astype(np.float64),
         copy_in=arrays.copied_bytes.astype(np.float64) * copy_rate,
         copy_out=np.where(arrays.kind == ALL_GATHER, arrays.copy_out_ticks, 0).astype(np.float64),
         transfer=arrays.transfer_ticks.astype(np.float64),
@@ -172,10 +164,9 @@ def _rows(arrays: ProblemArrays, c: Costs) -> list[Row]:
         c.prologue_shared + c.epilogue + c.copy_in + c.copy_out,
     )
     rows = [Row(float(arrays.compute_ticks.sum()), alone, shared)]
-    before = np.concatenate(([0], np.cumsum(arrays.compute_ticks))).astype(np.float64)
+    before = arrays.time_before.astype(np.float64)
     after = before[-1] - before
-    gathers = (arrays.kind == ALL_GATHER) & ~arrays.on_path & (arrays.need_slot < num_compute)
-    reductions = ~arrays.on_path & (arrays.kind != ALL_GATHER) & (arrays.need_slot >= num_compute)
+    gathers, reductions = arrays.gathers, arrays.reductions
     for stream in range(arrays.num_streams):
         here = arrays.stream == stream
         if not here.any():

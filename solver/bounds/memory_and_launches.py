@@ -76,7 +76,7 @@ def peak_bound(instance: Instance, limit_ticks: int) -> int:
     arrays = instance.arrays
     num_compute = len(arrays.compute_ticks)
     _, reached = earliest(instance)
-    latest = limit_ticks - _compute_from(arrays)
+    latest = limit_ticks - arrays.time_after
     inputs = _held_inputs(arrays, np.arange(len(arrays.kind)))
     forced = np.zeros(num_compute + 2, dtype=np.int64)
     for c in range(len(arrays.kind)):
@@ -100,12 +100,6 @@ def peak_bound(instance: Instance, limit_ticks: int) -> int:
             forced[past] -= held
     live = least_live_bytes(arrays) + np.cumsum(forced)[: num_compute + 1]
     return max(memory_bound(arrays), int(live.max()))
-
-
-def _compute_from(arrays: ProblemArrays) -> Ints:
-    """Return for each compute node, and the end, the time of the compute order from it on."""
-    after: Ints = np.concatenate((np.cumsum(arrays.compute_ticks[::-1])[::-1], [0]))
-    return after
 
 
 def launches_bound(instance: Instance, limit_ticks: int) -> int:
@@ -168,7 +162,7 @@ def _least_of_key(
         return num_alone
     done_by = (
         limit_ticks
-        - _compute_from(arrays)[arrays.need_slot[together]]
+        - arrays.time_after[arrays.need_slot[together]]
         - arrays.transfer_ticks[together]
     )
     last = np.minimum(
@@ -200,7 +194,7 @@ def _chained_buckets(instance: Instance, limit_ticks: int, reached: Ints, mine: 
         place = arrays.need_slot[mine]
         held = np.where([holds_output(arrays, int(c)) for c in mine], arrays.output_bytes[mine], 0)
         at = np.unique(place)
-        ticks, room = limit_ticks - _compute_from(arrays)[at], free[at]
+        ticks, room = limit_ticks - arrays.time_after[at], free[at]
         rank = np.searchsorted(at, place)
     elif bool((arrays.need_slot[mine] >= num_compute).all()):
         place, held = arrays.ready_slot[mine], _held_inputs(arrays, mine)
@@ -317,7 +311,7 @@ def _pierced(first: Ints, last: Ints) -> int:
 def _longest_chain(arrays: ProblemArrays, key: int) -> int:
     depth: list[int] = []
     for c in range(len(arrays.kind)):  # ordered by start, so those before it are known
-        before = arrays.after_list[arrays.after_begin[c] : arrays.after_begin[c + 1]]
+        before = arrays.awaited_by(c)
         depth.append(
             int(arrays.key[c] == key and arrays.bucketable[c])
             + max((depth[d] for d in before), default=0)

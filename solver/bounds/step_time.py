@@ -65,7 +65,7 @@ def step_time_bound(instance: Instance) -> TimeBound:
         return TimeBound(ticks=int(arrays.compute_ticks.sum()), source=BoundSource.COMPUTE)
     work = least_work(instance)
     begin, reached, begin_source = _begins(instance, work)
-    compute_after = np.concatenate((np.cumsum(arrays.compute_ticks[::-1])[::-1], [0]))
+    compute_after = arrays.time_after
     everything = np.arange(len(arrays.kind))
     candidates = [
         TimeBound(
@@ -93,18 +93,13 @@ def least_work(instance: Instance) -> Ints:
     """Return for each collective the least time that it takes on the compute stream, alone or in a
     bucket.
     """
-    problem, arrays = instance.problem, instance.arrays
-    least = np.zeros(len(arrays.kind), dtype=np.int64)
-    copy_rate = least_rate(problem.copy_price, None)
-    for c, collective in enumerate(problem.collectives):
-        own = sum(problem.duration_ticks[n] for n in (*collective.prologue, *collective.epilogue))
-        least[c] = own + int(arrays.launch_ticks[c])
-        if arrays.bucketable[c]:
-            copies = int(collective.copied_bytes * copy_rate)
-            if arrays.kind[c] == ALL_GATHER:
-                copies += int(arrays.copy_out_ticks[c])
-            cast = problem.duration_ticks[collective.cast[0]] if collective.cast else 0
-            least[c] = min(least[c], own - cast + copies)
+    arrays = instance.arrays
+    alone = arrays.own_work + arrays.launch_ticks
+    copy_rate = least_rate(instance.problem.copy_price, None)
+    copies = (arrays.copied_bytes * copy_rate).astype(np.int64)
+    copies += np.where(arrays.kind == ALL_GATHER, arrays.copy_out_ticks, 0)
+    shared = arrays.own_work - arrays.cast_ticks + copies
+    least: Ints = np.where(arrays.bucketable, np.minimum(alone, shared), alone)
     return least
 
 
@@ -143,15 +138,9 @@ def _work_of_key(instance: Instance, shared: int, alone: int, mine: Ints) -> int
 
 def _alone(instance: Instance, collectives: Ints) -> Ints:
     """Return the work of each of ``collectives`` launched alone."""
-    problem = instance.problem
-    own = [
-        sum(
-            problem.duration_ticks[n]
-            for n in (*problem.collectives[c].prologue, *problem.collectives[c].epilogue)
-        )
-        for c in collectives
-    ]
-    return instance.arrays.launch_ticks[collectives] + np.array(own, dtype=np.int64)
+    arrays = instance.arrays
+    alone: Ints = arrays.launch_ticks[collectives] + arrays.own_work[collectives]
+    return alone
 
 
 def transfer_bound(instance: Instance, collectives: Ints) -> int:
@@ -205,9 +194,7 @@ def _begins(instance: Instance, work: Ints) -> tuple[Ints, Ints, list[str]]:
     num_compute = len(arrays.compute_ticks)
     floor = np.zeros(num_compute + 1, dtype=np.int64)
     why: list[str] = [BoundSource.COMPUTE] * (num_compute + 1)
-    moving = np.nonzero(
-        (arrays.kind == ALL_GATHER) & ~arrays.on_path & (arrays.need_slot < num_compute)
-    )[0]
+    moving = np.nonzero(arrays.gathers)[0]
     for stream in range(arrays.num_streams):
         mine = moving[arrays.stream[moving] == stream]
         mine = mine[np.argsort(arrays.need_slot[mine], kind="stable")]
@@ -304,7 +291,7 @@ def _earliest_end(
     """
     if c not in finish:
         ready = int(reached[arrays.ready_slot[c]])
-        before = arrays.after_list[arrays.after_begin[c] : arrays.after_begin[c + 1]]
+        before = arrays.awaited_by(c)
         chain = max(
             (_earliest_end(arrays, int(d), reached, takes, finish) for d in before), default=0
         )
@@ -371,10 +358,7 @@ def _tails(
                 for c in mine
             ]
         ).astype(np.int64)
-        epilogues = np.array(
-            [sum(problem.duration_ticks[n] for n in problem.collectives[c].epilogue) for c in mine],
-            dtype=np.int64,
-        )
+        epilogues = arrays.epilogue_ticks[mine]
         copies = np.where(
             arrays.kind[mine] == ALL_GATHER, arrays.copy_out_ticks[mine], 0
         )  # may run during the last transfer
@@ -427,7 +411,7 @@ def _streams(instance: Instance, work: Ints, compute_after: Ints) -> list[TimeBo
     arrays = instance.arrays
     bounds = []
     num_compute = len(arrays.compute_ticks)
-    reached = np.concatenate(([0], np.cumsum(arrays.compute_ticks)))
+    reached = arrays.time_before
     for stream in range(arrays.num_streams):
         mine = np.nonzero(arrays.stream == stream)[0]
         head = int(reached[np.minimum(arrays.ready_slot[mine], num_compute)].min())

@@ -63,11 +63,7 @@ def holds_output(arrays: ProblemArrays, c: int) -> bool:
 def holds_input(arrays: ProblemArrays, c: int) -> bool:
     """Whether the input of ``c`` is alive until its wait."""
     s = int(arrays.input_storage[c])
-    return (
-        s >= 0
-        and int(arrays.attached_of_wait[c])
-        in arrays.touch_list[arrays.touch_begin[s] : arrays.touch_begin[s + 1]]
-    )
+    return s >= 0 and int(arrays.attached_of_wait[c]) in arrays.touches_of(s)
 
 
 def _counted(arrays: ProblemArrays, c: int, first: int, past: int) -> np.ndarray:

@@ -267,6 +267,6 @@ def _limits(arrays: ProblemArrays, program: Program, course: _Course) -> Ints:
     np.minimum.at(limits, p.bucket_of, np.minimum(arrays.need_slot, arrays.wait_last))
     for i in np.nonzero(np.isin(program.operation, (LAUNCH, COPY_IN)))[0].tolist():
         for c in p.buckets[program.argument[i]]:
-            for d in arrays.after_list[arrays.after_begin[c] : arrays.after_begin[c + 1]]:
+            for d in arrays.awaited_by(c):
                 limits[p.bucket_of[d]] = min(limits[p.bucket_of[d]], course.slot[i] - 1)
     return limits

@@ -72,22 +72,16 @@ def loose_program(instance: Instance, orders: Orders, costs: Costs) -> Loose:
 
 def _least(instance: Instance, costs: Costs) -> Work:
     arrays = instance.arrays
-    own = [
-        [
-            sum(instance.problem.duration_ticks[n] for n in nodes)
-            for nodes in (c.prologue, c.cast[:1], c.epilogue)
-        ]
-        for c in instance.problem.collectives
-    ]
-    prologue, cast, epilogue = np.array(own, dtype=np.int64).reshape(-1, 3).T
     copies = (costs.copy_in + costs.copy_out).astype(np.int64)
     main = np.where(arrays.bucketable, np.minimum(arrays.launch_ticks, copies), arrays.launch_ticks)
     rate = np.where(arrays.bucketable, np.minimum(costs.rate, costs.transfer), costs.transfer)
     return Work(
-        prologue=np.where(arrays.bucketable, prologue - cast, prologue),
+        prologue=np.where(
+            arrays.bucketable, arrays.prologue_ticks - arrays.cast_ticks, arrays.prologue_ticks
+        ),
         launch=least_launch(instance),
         main=main,
-        epilogue=epilogue,
+        epilogue=arrays.epilogue_ticks,
         transfer=arrays.transfer_ticks,
         load=rate.astype(np.int64),
     )

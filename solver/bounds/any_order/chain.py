@@ -52,6 +52,7 @@ def chain_bound(instance: Instance, loose: Loose, ends: Ends) -> TimeBound:
         bucket_launch_ticks=free,
         copy_out_ticks=free,
         copied_bytes=free,
+        attached_ticks=np.zeros_like(arrays.attached_ticks),
     )
     bare = tuple(
         replace(c, prologue=(), epilogue=(), cast=(), cast_bytes=0)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from apsched.solver.arrays.instance import Instance
-from apsched.solver.arrays.problem_arrays import ALL_GATHER, Bools, Ints, ProblemArrays
+from apsched.solver.arrays.problem_arrays import Bools, Ints
 from apsched.solver.bounds.paths.price_lines import lines_below
 from apsched.solver.bounds.step_time import copy_rest, least_rate
 
@@ -57,8 +57,8 @@ class BucketCosts:
 def bucket_costs(instance: Instance) -> list[BucketCosts]:
     """Return gathers and reductions, one entry for each key and direction."""
     arrays = instance.arrays
-    gathers, reductions = are_gathers(arrays), are_reductions(arrays)
-    ready = late_ready_slot(arrays)
+    gathers, reductions = arrays.gathers, arrays.reductions
+    ready = arrays.late_ready_slot
     found = []
     for key in range(len(instance.problem.keys)):
         for mask in (gathers, reductions):
@@ -70,49 +70,14 @@ def bucket_costs(instance: Instance) -> list[BucketCosts]:
     return found
 
 
-def are_gathers(arrays: ProblemArrays) -> Bools:
-    """Return which collectives are gathers that the compute order needs."""
-    mask: Bools = (
-        (arrays.kind == ALL_GATHER)
-        & ~arrays.on_path
-        & (arrays.need_slot < len(arrays.compute_ticks))
-    )
-    return mask
-
-
-def are_reductions(arrays: ProblemArrays) -> Bools:
-    """Return which collectives are reductions that only outputs need."""
-    mask: Bools = (
-        (arrays.kind != ALL_GATHER)
-        & ~arrays.on_path
-        & (arrays.need_slot >= len(arrays.compute_ticks))
-    )
-    return mask
-
-
-def late_ready_slot(arrays: ProblemArrays) -> Ints:
-    """Return the ready slot of each collective, and of what it waits for: no launch stands before
-    it.
-    """
-    ready = arrays.ready_slot.copy()
-    for c in range(len(ready)):  # what it waits for comes before it
-        for d in arrays.after_list[arrays.after_begin[c] : arrays.after_begin[c + 1]]:
-            ready[c] = max(ready[c], ready[d])
-    return ready
-
-
 def _bucket_costs(instance: Instance, index: Ints, slot: Ints, gathers: bool) -> BucketCosts:
     problem, arrays = instance.problem, instance.arrays
     key = int(arrays.key[index[0]])
     lines, bucketable = _lines(instance, key)
-    own = [
-        [
-            sum(problem.duration_ticks[n] for n in nodes)
-            for nodes in (c.prologue, c.epilogue, c.cast[:1])
-        ]
-        for c in problem.collectives
-    ]
-    prologue, epilogue, cast = np.array(own, dtype=np.float64)[index].T
+    prologue, epilogue, cast = (
+        ticks[index].astype(np.float64)
+        for ticks in (arrays.prologue_ticks, arrays.epilogue_ticks, arrays.cast_ticks)
+    )
     before, before_shared = (
         (prologue, prologue - cast) if gathers else (np.zeros(len(index)), np.zeros(len(index)))
     )

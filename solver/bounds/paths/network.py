@@ -184,7 +184,7 @@ class _OnPath:
         ] = {}  # collective -> slot -> the longest chain from there to its end
         for c in map(int, np.nonzero(arrays.on_path & (arrays.need_slot < num_compute))[0]):
             mine = {int(arrays.ready_slot[c]): 0.0}
-            for d in map(int, arrays.after_list[arrays.after_begin[c] : arrays.after_begin[c + 1]]):
+            for d in map(int, arrays.awaited_by(c)):
                 for slot, ticks in ways.get(d, {}).items():
                     mine[slot] = max(mine.get(slot, 0.0), ticks)
             need = int(arrays.need_slot[c])
@@ -233,7 +233,7 @@ def _fill(
     """Write the constants of all arcs: (W5), with the least before a prefix and after a suffix."""
     arrays = instance.arrays
     slots, constant = made.slots, made.constant
-    before = np.concatenate(([0], np.cumsum(arrays.compute_ticks)))
+    before = arrays.time_before
     launched = np.concatenate(([0], np.cumsum(weights.launch)))  # [g]: at slots before g
     run = np.append(np.diff(before[slots]) + launched[slots[1:]] - launched[slots[:-1] + 1], 0.0)
     for start, end in made.classes:

@@ -152,7 +152,7 @@ class WindowView:
         after: list[list[int]] = []
         place = {c: j for j, c in enumerate(free)}
         for j, c in enumerate(free):
-            awaited = whole.after_list[whole.after_begin[c] : whole.after_begin[c + 1]]
+            awaited = whole.awaited_by(c)
             after.append([place[int(d)] for d in awaited if int(d) in place])
             for d in awaited:
                 if int(d) not in place:
@@ -213,7 +213,7 @@ class WindowView:
         whole = self.whole
         for _, members, slot in self.pinned:
             for c in members:
-                for d in whole.after_list[whole.after_begin[c] : whole.after_begin[c + 1]]:
+                for d in whole.awaited_by(c):
                     if int(d) in place:
                         need[place[int(d)]] = min(need[place[int(d)]], max(slot - 1, 0))
 
@@ -298,9 +298,7 @@ class WindowView:
         return [
             s
             for s in range(len(whole.storage_bytes))
-            if not attached.isdisjoint(
-                whole.touch_list[whole.touch_begin[s] : whole.touch_begin[s + 1]].tolist()
-            )
+            if not attached.isdisjoint(whole.touches_of(s).tolist())
         ]
 
     def _storages_of(self, free: tuple[int, ...], compute_op: dict[int, int]) -> dict[str, Any]:
@@ -320,7 +318,7 @@ class WindowView:
                 else []
             )
             mine = []
-            for g in whole.touch_list[whole.touch_begin[s] : whole.touch_begin[s + 1]]:
+            for g in whole.touches_of(s):
                 if int(g) in index:
                     mine.append(index[int(g)])
                 else:
