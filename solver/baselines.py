@@ -23,9 +23,8 @@ from apsched.problem.problem import Problem, without_plan
 from apsched.schedule.result import AS_CAPTURED, Scored
 from apsched.schedule.schedule import Schedule, as_captured
 from apsched.schedule.score import score
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.partition import Pricer
-from apsched.solver.arrays.problem_arrays import ProblemArrays
-from apsched.solver.arrays.problem_arrays import problem_arrays as compact_form
 from apsched.solver.program.to_schedule import expand
 from apsched.solver.search.construct import construct
 from apsched.solver.search.grouping import group, merge_runs
@@ -37,39 +36,44 @@ IN_FLIGHT_BYTES = 2 * 10**9
 TOPO_SPAN = 1500
 
 
-def baselines(problem: Problem, arrays: ProblemArrays, caps: Caps) -> tuple[Scored, ...]:
+def baselines(instance: Instance) -> tuple[Scored, ...]:
     """Return every baseline with its figures and the caps that it breaks; none knows of the user's
     plan, so most break that.
     """
-    schedules = _schedules(*_unplanned(problem, arrays))
-    return tuple(score(problem, name, schedule, caps) for name, schedule in schedules.items())
+    schedules = _schedules(_unplanned(instance))
+    return tuple(
+        score(instance.problem, name, schedule, instance.caps)
+        for name, schedule in schedules.items()
+    )
 
 
-def _unplanned(problem: Problem, small: ProblemArrays) -> tuple[Problem, ProblemArrays]:
-    """Return the problem without the user's plan."""
-    free = without_plan(problem)
-    return (problem, small) if free is problem else (free, compact_form(free))
+def _unplanned(instance: Instance) -> Instance:
+    """Return the instance without the user's plan."""
+    free = without_plan(instance.problem)
+    return instance if free is instance.problem else Instance.of(free, instance.caps)
 
 
-def _schedules(problem: Problem, arrays: ProblemArrays) -> dict[str, Schedule]:
-    pricer = Pricer(problem, arrays)
+def _schedules(instance: Instance) -> dict[str, Schedule]:
+    problem = instance.problem
+    pricer = Pricer(instance)
     knobs = Caps(max_prefetch=PREFETCH_NODES, in_flight_cap_bytes=IN_FLIGHT_BYTES)
     far = Policy(lead=np.inf, copy_out_early=True)
 
     def greedy(max_topo_span: int | None, keys: Iterable[int]) -> Schedule:
         limits = Caps(bucket_cap_bytes=BUCKET_BYTES, max_topo_span=max_topo_span)
         partition = pricer.partition_of(group(pricer, limits, keys))
-        return expand(problem, arrays, construct(pricer, partition, far, knobs))
+        return expand(instance, construct(pricer, partition, far, knobs))
 
     return {
         AS_CAPTURED: as_captured(problem.num_nodes),
-        "transformer_block": _transformer_block(problem, arrays, pricer),
+        "transformer_block": _transformer_block(instance, pricer),
         "greedy_bytes": greedy(None, range(len(problem.keys))),
         "greedy_bytes_span": greedy(TOPO_SPAN, _primary_keys(problem)),
     }
 
 
-def _transformer_block(problem: Problem, arrays: ProblemArrays, pricer: Pricer) -> Schedule:
+def _transformer_block(instance: Instance, pricer: Pricer) -> Schedule:
+    problem = instance.problem
     labels = block_labels(problem)
     blocks = [labels[c.module] if c.module else f"?{i}" for i, c in enumerate(problem.collectives)]
     partition = pricer.partition_of(
@@ -78,7 +82,7 @@ def _transformer_block(problem: Problem, arrays: ProblemArrays, pricer: Pricer) 
     program = construct(
         pricer, partition, Policy(lead=np.inf, copy_out_early=True, one_ahead=True), Caps()
     )
-    return expand(problem, arrays, program)
+    return expand(instance, program)
 
 
 def block_labels(problem: Problem) -> dict[str, str]:

@@ -19,7 +19,8 @@ from apsched.schedule.schedule import Schedule, StepKind
 from apsched.schedule.score import score
 from apsched.schedule.simulate import simulate
 from apsched.schedule.verify import over_memory
-from apsched.solver.arrays.problem_arrays import Ints, ProblemArrays, problem_arrays
+from apsched.solver.arrays.instance import Instance
+from apsched.solver.arrays.problem_arrays import Ints
 from apsched.solver.arrays.relaxed import without_places
 from apsched.solver.arrays.reordered import may_move
 from apsched.solver.baselines import baselines
@@ -50,9 +51,9 @@ class AlongCaps:
     def __init__(self, problem: Problem, caps: Caps, options: SolveOptions) -> None:
         self._problem, self._options = problem, options
         self._caps = replace(caps, memory_cap_bytes=None)
-        self._small = problem_arrays(problem)
-        self._mover = ComputeMover(problem, self._small) if may_move(problem, caps) else None
-        self._made = baselines(problem, self._small, self._caps)
+        self._instance = Instance.of(problem, self._caps)
+        self._mover = ComputeMover(self._instance) if may_move(problem, caps) else None
+        self._made = baselines(self._instance)
         self._timelines = {made.name: simulate(problem, made.schedule) for made in self._made}
         self._scored: dict[Schedule, Scored] = {}
 
@@ -75,9 +76,14 @@ class AlongCaps:
             found
         ) < _value(best):
             best, solved_by = found, SolvedBy.ALONG_CAPS
-        places = self._small if self._mover is None else without_places(self._small)
+        places = self._instance.arrays
+        if self._mover is not None:
+            places = without_places(places)
         later = later_bounds(
-            self._problem, places, caps, best, best.step_time_ticks, known.floor_bound_bytes
+            replace(self._instance, arrays=places, caps=caps),
+            best,
+            best.step_time_ticks,
+            known.floor_bound_bytes,
         )
         return SolveResult.found(
             best,
@@ -115,11 +121,9 @@ class AlongCaps:
         evaluations = int(self._options.budget * _EVALUATIONS_PER_WORK)
         if best.step_time_ticks <= good_enough or not self._problem.collectives or not evaluations:
             return None
-        problem, small = self._around(best.schedule)
+        instance = self._around(best.schedule).within(caps)
         search = Search(
-            problem=problem,
-            arrays=small,
-            caps=caps,
+            instance=instance,
             report=lambda stage, ticks: None,
             max_evaluations=evaluations,
             floor_bytes=known.floor_memory_bytes,
@@ -127,7 +131,7 @@ class AlongCaps:
         for labels in _distinct(
             tuple(labels_of(self._problem, start) for start in (best.schedule, *starts))
         ):
-            for policy in policies(small):
+            for policy in policies(instance.arrays):
                 for steer in (None, known.floor_memory_bytes):
                     if search.evaluations < evaluations:
                         search.consider(search.evaluate(labels, policy, steer))
@@ -137,14 +141,14 @@ class AlongCaps:
         return score(
             self._problem,
             "apsched",
-            expand(problem, small, late_waits(small, search.program(), caps)),
+            expand(instance, late_waits(instance, search.program())),
             caps,
         )
 
-    def _around(self, schedule: Schedule) -> tuple[Problem, ProblemArrays]:
+    def _around(self, schedule: Schedule) -> Instance:
         """Return the problem with its compute in the order of ``schedule``."""
         if self._mover is None:
-            return self._problem, self._small
+            return self._instance
         place = {node: k for k, node in enumerate(self._problem.compute_order)}
         compute_order = np.array(
             [

@@ -15,7 +15,8 @@ from apsched.problem.problem import Problem
 from apsched.schedule.result import Scored
 from apsched.schedule.schedule import Schedule
 from apsched.schedule.score import score
-from apsched.solver.arrays.problem_arrays import Ints, problem_arrays
+from apsched.solver.arrays.instance import Instance
+from apsched.solver.arrays.problem_arrays import Ints
 from apsched.solver.program.to_schedule import expand
 from apsched.solver.search.late_waits import late_waits
 from apsched.solver.search.local_search import FIRST_POLICIES, Candidate, Search, policies
@@ -43,11 +44,9 @@ def best_changes(
     """Return up to ``count`` changes, each of which makes the schedule before it faster within
     ``caps``.
     """
-    small = problem_arrays(problem)
+    instance = Instance.of(problem, caps)
     search = Search(
-        problem=problem,
-        arrays=small,
-        caps=caps,
+        instance=instance,
         report=lambda stage, ticks: None,
         max_evaluations=_ENOUGH_EVALUATIONS,
         floor_bytes=floor_memory_bytes,
@@ -58,7 +57,7 @@ def best_changes(
     kept: Candidate | None = None
     for _ in range(count):
         tried: list[tuple[tuple[int, int, int], int, Candidate]] = []
-        for policy in policies(small):
+        for policy in policies(instance.arrays):
             for steer in (None, floor_memory_bytes):
                 _add(tried, -1, search.evaluate(labels, policy, steer))
         ways = (
@@ -68,7 +67,7 @@ def best_changes(
         )
         for key in range(len(problem.keys)):
             for partition in partitions:
-                mixed = np.where(small.key == key, partition, labels)
+                mixed = np.where(instance.arrays.key == key, partition, labels)
                 if not np.array_equal(mixed, labels):
                     for policy, steer in ways:
                         _add(tried, key, search.evaluate(mixed, policy, steer))
@@ -79,7 +78,7 @@ def best_changes(
         scored = score(
             problem,
             start.name,
-            expand(problem, small, late_waits(small, search.program(), caps)),
+            expand(instance, late_waits(instance, search.program())),
             caps,
         )
         if not scored.fits or scored.step_time_ticks >= here.step_time_ticks * (1 - _WORTH_SAYING):

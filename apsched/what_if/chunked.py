@@ -17,11 +17,12 @@ from apsched.graph.records import NodeRecord
 from apsched.kinds import NodeKind
 from apsched.problem.problem import Problem
 from apsched.quantities import show_us
-from apsched.solver.arrays.problem_arrays import problem_arrays
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.relaxed import without_copies
 from apsched.solver.arrays.reordered import Orders
-from apsched.solver.bounds.any_order.bound import loose_program, moving_bound
+from apsched.solver.bounds.any_order.bound import loose_program
 from apsched.solver.bounds.any_order.chunked import chunked_bound
+from apsched.solver.bounds.best import any_order_bound
 from apsched.solver.bounds.linear_program import costs_of
 from apsched.units import ticks_to_us
 
@@ -60,14 +61,15 @@ def what_if_chunked(dag: nx.DiGraph, problem: Problem, caps: Caps) -> WhatIfChun
     """Return the bounds of ``problem``, which ``dag`` states, with everything around collectives on
     the path whole and in parts.
     """
-    small = problem_arrays(problem)
-    orders = Orders(problem, small)
+    instance = Instance.of(problem, caps)
+    orders = Orders(instance)
     split = around_path(dag)
-    whole = moving_bound(problem, small, orders, replace(caps, max_compute_move=None)).ticks
-    problem, small = without_copies(problem, small)
+    anywhere = instance.within(replace(caps, max_compute_move=None))
+    whole = any_order_bound(anywhere, orders).ticks
+    instance = without_copies(instance)
     parts = chunked_bound(
-        loose_program(problem, small, orders, costs_of(problem, small, caps)),
-        problem,
+        loose_program(instance, orders, costs_of(instance)),
+        instance.problem,
         split,
         NUM_PARTS,
     ).ticks

@@ -15,7 +15,7 @@ from apsched.problem.problem import Problem
 from apsched.schedule.result import Scored, SolveResult
 from apsched.schedule.score import score
 from apsched.solver import solve
-from apsched.solver.arrays.problem_arrays import problem_arrays
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.relaxed import without_places
 from apsched.solver.arrays.reordered import may_move
 from apsched.solver.bounds.memory_and_launches import later_bounds
@@ -115,10 +115,14 @@ def _with_best(
     problem: Problem, caps: Caps, answer: SolveResult, best: Scored, found_by: str
 ) -> SolveResult:
     """Return ``answer`` with another schedule, and the bounds that it is measured by."""
-    small = problem_arrays(problem)
-    places = without_places(small) if may_move(problem, caps) else small
+    instance = Instance.of(problem, caps)
+    if may_move(problem, caps):
+        instance = replace(instance, arrays=without_places(instance.arrays))
     later = later_bounds(
-        problem, places, caps, best, answer.time_limit_ticks, answer.floor_bound_bytes
+        instance,
+        best,
+        answer.time_limit_ticks,
+        answer.floor_bound_bytes,
     )
     return SolveResult.found(
         best,

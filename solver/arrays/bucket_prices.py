@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from apsched.costs.price_curve import PriceCurve
-from apsched.problem.problem import Problem
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.jit import compiled
 from apsched.solver.arrays.plan_groups import PlanGroups, plan_groups
 from apsched.solver.arrays.problem_arrays import Bools, Ints, ProblemArrays
@@ -66,9 +66,10 @@ class Tables(NamedTuple):
     curve_price: Ints
 
 
-def tables(problem: Problem, arrays: ProblemArrays) -> Tables:
+def tables(instance: Instance) -> Tables:
     """Return the tables of ``problem``."""
-    c, mine = arrays, plan_groups(arrays)
+    problem = instance.problem
+    c, mine = instance.arrays, plan_groups(instance.arrays)
     curves = [*(key.price for key in problem.keys), problem.copy_price]
     return Tables(
         key=c.key,
@@ -82,14 +83,14 @@ def tables(problem: Problem, arrays: ProblemArrays) -> Tables:
         member_ticks=c.member_ticks,
         launch_ticks=c.launch_ticks,
         transfer_ticks=c.transfer_ticks,
-        prologue_ticks=_sums(c.attached_ticks, c.prologue_begin, c.prologue_list),
-        cast_ticks=np.where(c.cast_attached >= 0, c.attached_ticks[c.cast_attached], 0),
-        epilogue_ticks=_sums(c.attached_ticks, c.epilogue_begin, c.epilogue_list),
+        prologue_ticks=c.prologue_ticks,
+        cast_ticks=c.cast_ticks,
+        epilogue_ticks=c.epilogue_ticks,
         copy_out_ticks=c.copy_out_ticks,
         on_path=c.on_path,
         bucketable=c.bucketable,
         start_rank=c.start_rank,
-        ready_slot=_ready_slots(c),
+        ready_slot=c.late_ready_slot,
         need_slot=c.need_slot,
         launch_last=c.launch_last,
         wait_first=c.wait_first,
@@ -112,7 +113,7 @@ def with_places(t: Tables, arrays: ProblemArrays) -> Tables:
     """
     return t._replace(
         plan_groups=plan_groups(arrays),
-        ready_slot=_ready_slots(arrays),
+        ready_slot=arrays.late_ready_slot,
         need_slot=arrays.need_slot,
         by_need=np.argsort(arrays.need_slot, kind="stable"),
     )
@@ -122,30 +123,11 @@ def _points(curves: list[PriceCurve], name: str) -> Ints:
     return np.array([value for curve in curves for value in getattr(curve, name)], dtype=np.int64)
 
 
-def _sums(values: Ints, begin: Ints, entries: Ints) -> Ints:
-    """Return for each row of a CSR pair the sum of the values that it lists."""
-    total = np.concatenate(([0], np.cumsum(values[entries])))
-    sums: Ints = total[begin[1:]] - total[begin[:-1]]
-    return sums
-
-
-def _ready_slots(arrays: ProblemArrays) -> Ints:
-    """Return the ready slots; what waits for another collective is not ready before that one."""
-    ready = arrays.ready_slot.copy()
-    for c in range(len(ready)):  # ordered by start, so those before it are known
-        for d in arrays.after_list[arrays.after_begin[c] : arrays.after_begin[c + 1]]:
-            ready[c] = max(ready[c], ready[d])
-    return ready
-
-
 def _chain_depths(arrays: ProblemArrays, leader: Ints) -> list[int]:
     """Return the length of the longest chain before each collective; the same within an atom."""
     before: dict[int, set[int]] = {int(k): set() for k in leader}
     for c, k in enumerate(leader.tolist()):
-        before[k] |= {
-            int(leader[d])
-            for d in arrays.after_list[arrays.after_begin[c] : arrays.after_begin[c + 1]]
-        } - {k}
+        before[k] |= {int(leader[d]) for d in arrays.awaited_by(c)} - {k}
     depth: dict[int, int] = {}
     stack = sorted(before, reverse=True)
     while stack:

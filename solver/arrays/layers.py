@@ -101,7 +101,7 @@ def event_compute(arrays: ProblemArrays) -> Ints:
     num_compute = len(arrays.compute_ticks)
     ready = arrays.ready_slot.copy()
     for c in range(len(ready)):  # ordered by start: those that it waits for come first
-        before = arrays.after_list[arrays.after_begin[c] : arrays.after_begin[c + 1]]
+        before = arrays.awaited_by(c)
         if len(before):
             ready[c] = max(ready[c], ready[before].max())
     events: Ints = np.where(arrays.need_slot < num_compute, arrays.need_slot, ready - 1)

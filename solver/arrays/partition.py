@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from apsched.config import Caps
-from apsched.problem.problem import Problem
 from apsched.solver.arrays.bucket_prices import (
     COPY_IN_TICKS,
     FLAT,
@@ -22,7 +21,8 @@ from apsched.solver.arrays.bucket_prices import (
     tables,
     with_places,
 )
-from apsched.solver.arrays.problem_arrays import Bools, Ints, ProblemArrays
+from apsched.solver.arrays.instance import Instance
+from apsched.solver.arrays.problem_arrays import Bools, Ints
 
 Members = tuple[int, ...]
 
@@ -63,15 +63,13 @@ class Partition:
 class Pricer:
     """Figures of buckets from their members."""
 
-    def __init__(
-        self, problem: Problem, arrays: ProblemArrays, like: "Pricer | None" = None
-    ) -> None:
+    def __init__(self, instance: Instance, like: "Pricer | None" = None) -> None:
         """``like`` is a pricer of the same problem under another order of its compute."""
-        self.problem = problem
+        arrays = instance.arrays
+        self.instance = instance
+        self.problem = instance.problem
         self.arrays = arrays
-        self.tables: Tables = (
-            tables(problem, arrays) if like is None else with_places(like.tables, arrays)
-        )
+        self.tables: Tables = tables(instance) if like is None else with_places(like.tables, arrays)
         self._none = np.zeros(len(arrays.kind), dtype=np.bool_)
 
     def figures(self, members: Members) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ where the attached nodes stand.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -38,10 +39,12 @@ KIND_CODES = {
 ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, OTHER_KIND = 0, 1, 2, 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ProblemArrays:
     """Arrays over compute nodes (m of them), collectives, attached nodes and storages. CSR pairs
     end in ``_begin`` and ``_list``.
+
+    No slots: what follows from the fields is computed once, and anew by ``dataclasses.replace``.
     """
 
     compute_ticks: Ints
@@ -124,6 +127,80 @@ class ProblemArrays:
     num_streams: int
     shares: ContentionArrays | None
     """Who slows whom; ``None``: nobody does."""
+
+    @cached_property
+    def time_before(self) -> Ints:
+        """(m+1,) ticks of the compute nodes before each one; entry m is all of them."""
+        return np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(self.compute_ticks)))
+
+    @cached_property
+    def time_after(self) -> Ints:
+        """(m+1,) ticks of each compute node and all behind it; entry m is 0."""
+        after: Ints = self.time_before[-1] - self.time_before
+        return after
+
+    @cached_property
+    def prologue_ticks(self) -> Ints:
+        """(C,)"""
+        return _sums(self.attached_ticks, self.prologue_begin, self.prologue_list)
+
+    @cached_property
+    def epilogue_ticks(self) -> Ints:
+        """(C,)"""
+        return _sums(self.attached_ticks, self.epilogue_begin, self.epilogue_list)
+
+    @cached_property
+    def cast_ticks(self) -> Ints:
+        """(C,) part of the prologue that a bucket has not."""
+        return np.where(self.cast_attached >= 0, self.attached_ticks[self.cast_attached], 0)
+
+    @cached_property
+    def own_work(self) -> Ints:
+        """(C,) ticks of prologue and epilogue."""
+        return self.prologue_ticks + self.epilogue_ticks
+
+    @cached_property
+    def gathers(self) -> Bools:
+        """(C,) gathers that may move and that the compute order needs."""
+        mask: Bools = (
+            (self.kind == ALL_GATHER) & ~self.on_path & (self.need_slot < len(self.compute_ticks))
+        )
+        return mask
+
+    @cached_property
+    def reductions(self) -> Bools:
+        """(C,) reductions that may move and that only outputs need."""
+        mask: Bools = (
+            (self.kind != ALL_GATHER) & ~self.on_path & (self.need_slot >= len(self.compute_ticks))
+        )
+        return mask
+
+    @cached_property
+    def late_ready_slot(self) -> Ints:
+        """(C,) first slot where its launch may stand: what waits for another collective is not
+        ready before that one.
+        """
+        ready = self.ready_slot.copy()
+        for c in range(len(ready)):  # in the order of starts: what it waits for comes before it
+            for d in self.awaited_by(c):
+                ready[c] = max(ready[c], ready[d])
+        return ready
+
+    def awaited_by(self, c: int) -> Ints:
+        """Return the collectives whose wait must come before the launch of ``c``."""
+        return self.after_list[self.after_begin[c] : self.after_begin[c + 1]]
+
+    def prologue_of(self, c: int) -> Ints:
+        """Return the attached nodes of the prologue of ``c``."""
+        return self.prologue_list[self.prologue_begin[c] : self.prologue_begin[c + 1]]
+
+    def epilogue_of(self, c: int) -> Ints:
+        """Return the attached nodes of the epilogue of ``c``."""
+        return self.epilogue_list[self.epilogue_begin[c] : self.epilogue_begin[c + 1]]
+
+    def touches_of(self, s: int) -> Ints:
+        """Return the attached nodes that touch storage ``s``."""
+        return self.touch_list[self.touch_begin[s] : self.touch_begin[s + 1]]
 
 
 @dataclass(slots=True)
@@ -354,6 +431,13 @@ def _baseline(
             at[begin] += storage.size_bytes
             at[last + 1] -= storage.size_bytes
     return np.cumsum(slot)[: num_compute + 1], np.cumsum(at)[: num_compute + 1]
+
+
+def _sums(values: Ints, begin: Ints, entries: Ints) -> Ints:
+    """Return for each row of a CSR pair the sum of the values that it lists."""
+    total = np.concatenate(([0], np.cumsum(values[entries])))
+    sums: Ints = total[begin[1:]] - total[begin[:-1]]
+    return sums
 
 
 def _csr(lists: list[list[int]]) -> tuple[Ints, Ints]:

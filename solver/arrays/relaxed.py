@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from apsched.costs.price_curve import PriceCurve
-from apsched.problem.problem import Problem
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.problem_arrays import ProblemArrays
 
 _FREE = PriceCurve(size_bytes=(0, 1), price_ticks=(0, 0))
@@ -33,7 +33,7 @@ def without_places(arrays: ProblemArrays) -> ProblemArrays:
     )
 
 
-def without_copies(problem: Problem, arrays: ProblemArrays) -> tuple[Problem, ProblemArrays]:
+def without_copies(instance: Instance) -> Instance:
     """Return the problem as bounds see it: with copies for nothing, where some bucket may be
     coalesced, else as it is.
 
@@ -44,8 +44,11 @@ def without_copies(problem: Problem, arrays: ProblemArrays) -> tuple[Problem, Pr
     (``apsched.solver.bounds.tighten``) is concluded for a collective alone, whose input and output
     live as those of a member of a coalesced bucket.
     """
+    arrays = instance.arrays
     if not arrays.coalesces.any():
-        return problem, arrays
-    return replace(problem, copy_price=_FREE), replace(
-        arrays, copy_out_ticks=np.zeros_like(arrays.copy_out_ticks)
+        return instance
+    return replace(
+        instance,
+        problem=replace(instance.problem, copy_price=_FREE),
+        arrays=replace(arrays, copy_out_ticks=np.zeros_like(arrays.copy_out_ticks)),
     )

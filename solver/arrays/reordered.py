@@ -15,6 +15,7 @@ import numpy as np
 from apsched.config import Caps
 from apsched.kinds import NodeKind
 from apsched.problem.problem import Problem
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.problem_arrays import ALL_GATHER, Bools, Ints, ProblemArrays
 from apsched.units import ALLOCATION_BYTES
 
@@ -95,10 +96,11 @@ class Life:
 class Orders:
     """Orders of the compute of one problem."""
 
-    def __init__(self, problem: Problem, arrays: ProblemArrays) -> None:
+    def __init__(self, instance: Instance) -> None:
         """``compact`` is the compact form of ``problem`` as captured."""
+        problem = instance.problem
         assert not problem.reordered
-        self.problem, self.arrays = problem, arrays
+        self.instance, self.problem, self.arrays = instance, problem, instance.arrays
         compute_index = {node: k for k, node in enumerate(problem.compute_order)}
         attached_owner = {
             n: c
@@ -115,7 +117,7 @@ class Orders:
                 (moving if unused or any(attached for _, attached in touching) else fixed).append(
                     (s, touching)
                 )
-        self.precedence = _precedence(problem, arrays, compute_index, behind, (*fixed, *moving))
+        self.precedence = _precedence(instance, compute_index, behind, (*fixed, *moving))
         num_compute = len(problem.compute_order)
         self.moving = _touched(problem, moving, compute_index, num_compute)
         self.fixed = _touched(problem, fixed, compute_index, num_compute)
@@ -130,10 +132,10 @@ class Orders:
         self.needed = _needed(problem, behind)
         """Compute nodes that need the result of a collective, CSR."""
         self.surely_before = _csr(
-            _nodes_before(problem, _before_launches(problem, arrays, behind)[1], behind)
+            _nodes_before(problem, _before_launches(instance, behind)[1], behind)
         )
         """As ``before``, and also through collectives."""
-        begin = arrays.after_begin
+        begin = instance.arrays.after_begin
         self._chained = [c for c in range(len(begin) - 1) if begin[c + 1] > begin[c]]
 
     @property
@@ -152,7 +154,7 @@ class Orders:
         p = self.precedence
         need = _extremes(place, *self.needed, np.minimum, num_compute)
         for c in reversed(self._chained):
-            for d in old.after_list[old.after_begin[c] : old.after_begin[c + 1]]:
+            for d in old.awaited_by(c):
                 need[d] = min(need[d], need[c])
         slot, at = self._baseline(place, num_compute)
         return replace(
@@ -173,6 +175,10 @@ class Orders:
         blocks = self.precedence.block_of[order]
         begins: Ints = np.concatenate(([True], blocks[1:] != blocks[:-1]))
         return blocks[begins]
+
+    def in_order(self, order: Ints) -> Instance:
+        """Return the instance with its compute in ``order``."""
+        return replace(self.instance, problem=self.problem_of(order), arrays=self.arrays_of(order))
 
     def problem_of(self, order: Ints) -> Problem:
         """Return the problem with its compute in ``order``."""
@@ -252,13 +258,13 @@ def _behind(
 
 
 def _precedence(
-    problem: Problem,
-    arrays: ProblemArrays,
+    instance: Instance,
     compute_index: dict[int, int],
     behind: _Behind,
     storages: Sequence[tuple[int, _Behind]],
 ) -> Precedence:
-    ready, before_launch = _before_launches(problem, arrays, behind)
+    problem = instance.problem
+    ready, before_launch = _before_launches(instance, behind)
     needs_of = [
         {c for p in problem.predecessors[node] for c in behind[p][1]}
         for node in problem.compute_order
@@ -276,7 +282,7 @@ def _precedence(
         before[mine].update(int(block_of[j]) for j in nodes_before)
         before[mine].discard(mine)
     feeds = _turned([{int(block_of[j]) for j in nodes} for nodes in ready], num_blocks)
-    ticks = np.concatenate(([0], np.cumsum(arrays.compute_ticks)))
+    ticks = instance.arrays.time_before
     touched = [
         {
             int(block_of[k])
@@ -310,24 +316,25 @@ def _precedence(
             ],
             dtype=np.bool_,
         ),
-        _deferrable(arrays, before, [{int(block_of[j]) for j in nodes} for nodes in before_launch]),
+        _deferrable(
+            instance.arrays, before, [{int(block_of[j]) for j in nodes} for nodes in before_launch]
+        ),
     )
 
 
-def _before_launches(
-    problem: Problem, arrays: ProblemArrays, behind: _Behind
-) -> tuple[list[set[int]], list[set[int]]]:
+def _before_launches(instance: Instance, behind: _Behind) -> tuple[list[set[int]], list[set[int]]]:
     """Return the compute nodes before the launch of each collective: those that it takes its input
     from, and also through others.
     """
+    arrays = instance.arrays
     ready: list[set[int]] = []
     before_launch: list[set[int]] = []
-    for c, collective in enumerate(problem.collectives):
+    for c, collective in enumerate(instance.problem.collectives):
         nodes = (*collective.prologue, collective.start)
         ready.append(
-            {j for node in nodes for p in problem.predecessors[node] for j in behind[p][0]}
+            {j for node in nodes for p in instance.problem.predecessors[node] for j in behind[p][0]}
         )
-        chained = arrays.after_list[arrays.after_begin[c] : arrays.after_begin[c + 1]]
+        chained = arrays.awaited_by(c)
         before_launch.append(ready[-1].union(*(before_launch[d] for d in chained)))
     return ready, before_launch
 

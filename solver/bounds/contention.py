@@ -17,12 +17,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from apsched.config import Caps
 from apsched.costs.price_curve import PriceCurve
-from apsched.problem.problem import Problem
 from apsched.schedule.result import BoundSource
 from apsched.solver.arrays.contention import ContentionArrays
-from apsched.solver.arrays.problem_arrays import ALL_GATHER, Ints, ProblemArrays
+from apsched.solver.arrays.instance import Instance
+from apsched.solver.arrays.problem_arrays import Ints, ProblemArrays
 from apsched.solver.arrays.relaxed import without_copies
 from apsched.solver.bounds.linear_program import lp_bound
 from apsched.solver.bounds.step_time import (
@@ -39,45 +38,39 @@ _TAILS = 64
 """Tails of at most this many sizes are tried of each stream."""
 
 
-def shared_bound(
-    problem: Problem, arrays: ProblemArrays, caps: Caps, *, in_order: bool
-) -> TimeBound:
+def shared_bound(instance: Instance, *, in_order: bool) -> TimeBound:
     """Return the best of the bounds that contention adds; not ``in_order``: those for any order of
     the compute.
     """
+    instance = without_copies(instance)
+    if in_order:
+        instance = tighten(instance)
+    arrays, contention = instance.arrays, instance.problem.contention
     shares = arrays.shares
     assert shares is not None
-    problem, arrays = without_copies(problem, arrays)
-    if in_order:
-        arrays = tighten(arrays, caps)
     everything = np.arange(len(arrays.kind))
-    work = int(arrays.compute_ticks.sum()) + work_bound(
-        problem, arrays, least_work(problem, arrays), everything
-    )
+    work = int(arrays.compute_ticks.sum()) + work_bound(instance, least_work(instance), everything)
     found = [TimeBound(ticks=0, source=BoundSource.CONTENTION)]
-    busy = max(
-        (transfer_bound(problem, arrays, caps, mine) for mine in _of_each_stream(arrays)), default=0
-    )
-    for link, name in enumerate(problem.contention.links if problem.contention else ()):
+    busy = max((transfer_bound(instance, mine) for mine in _of_each_stream(arrays)), default=0)
+    for link, name in enumerate(contention.links if contention else ()):
         users = _users(shares, link)
         if len(set(arrays.stream[everything[np.isin(arrays.stream, users)]].tolist())) < 2:
             continue
-        as_one, merged = _as_one_stream(problem, arrays, users)
-        load = transfer_bound(as_one, merged, caps, everything[merged.stream == 0])
+        as_one = _as_one_stream(instance, users)
+        load = transfer_bound(as_one, everything[as_one.arrays.stream == 0])
         busy = max(busy, load)
         bounds = [TimeBound(ticks=load, source="")]
         if in_order:
-            bounds += [step_time_bound(as_one, merged, caps), lp_bound(as_one, merged, caps)]
+            bounds += [step_time_bound(as_one), lp_bound(as_one)]
         found.append(TimeBound(ticks=max(bound.ticks for bound in bounds), source=f"link {name}"))
     if shares.full_move > shares.slow_move:
         found += [
-            _beside_work(problem, arrays, caps, shares, users, work)
-            for users in _used_alike(arrays, shares)
+            _beside_work(instance, shares, users, work) for users in _used_alike(arrays, shares)
         ]
     if shares.full_speed > shares.slow_speed and len(everything):
         found.append(_all_work(shares, work, busy))
         if in_order:
-            found.append(_between(problem, arrays, caps, shares, busy))
+            found.append(_between(instance, shares, busy))
     return max(found, key=lambda bound: bound.ticks)
 
 
@@ -97,12 +90,11 @@ def _users(shares: ContentionArrays, link: int) -> list[int]:
     ]
 
 
-def _as_one_stream(
-    problem: Problem, arrays: ProblemArrays, users: list[int]
-) -> tuple[Problem, ProblemArrays]:
+def _as_one_stream(instance: Instance, users: list[int]) -> Instance:
     """Return the problem in which the streams ``users`` are one, the first, and its transfers have
     no latency: (C1).
     """
+    problem, arrays = instance.problem, instance.arrays
     others = [stream for stream in range(arrays.num_streams) if stream not in users]
     number = np.array(
         [
@@ -128,9 +120,8 @@ def _as_one_stream(
         transfer_ticks=arrays.transfer_ticks - latency[arrays.key],
         num_streams=1 + len(others),
     )
-    return replace(
-        problem, keys=keys, streams=("of the link", *(problem.streams[stream] for stream in others))
-    ), merged
+    streams = ("of the link", *(problem.streams[stream] for stream in others))
+    return replace(instance, problem=replace(problem, keys=keys, streams=streams), arrays=merged)
 
 
 def _without_latency(price: PriceCurve) -> PriceCurve:
@@ -158,9 +149,7 @@ def _used_alike(arrays: ProblemArrays, shares: ContentionArrays) -> list[list[in
 
 
 def _beside_work(
-    problem: Problem,
-    arrays: ProblemArrays,
-    caps: Caps,
+    instance: Instance,
     shares: ContentionArrays,
     users: list[int],
     work: int,
@@ -168,22 +157,24 @@ def _beside_work(
     """Return what the bytes of the streams ``users``, which are one or share a link, take where
     ``work`` slows them: (C4).
     """
-    as_one, merged = _as_one_stream(problem, arrays, users)
-    load = transfer_bound(as_one, merged, caps, np.nonzero(merged.stream == 0)[0])
+    as_one = _as_one_stream(instance, users)
+    load = transfer_bound(as_one, np.nonzero(as_one.arrays.stream == 0)[0])
     slow = (shares.full_move - shares.slow_move) * work // shares.full_move
     return TimeBound(ticks=load + slow, source=BoundSource.SLOWER_TRANSFERS)
 
 
-def _between(
-    problem: Problem, arrays: ProblemArrays, caps: Caps, shares: ContentionArrays, busy: int
-) -> TimeBound:
+def _between(instance: Instance, shares: ContentionArrays, busy: int) -> TimeBound:
     """Return the best over heads and tails: (C3)."""
-    full, slow, num_compute = shares.full_speed, shares.slow_speed, len(arrays.compute_ticks)
-    begin, _ = earliest(problem, arrays, caps)
-    done = np.concatenate(([0], np.cumsum(arrays.compute_ticks)))
+    full, slow, num_compute = (
+        shares.full_speed,
+        shares.slow_speed,
+        len(instance.arrays.compute_ticks),
+    )
+    begin, _ = earliest(instance)
+    done = instance.arrays.time_before
     heads = np.maximum.accumulate(begin * slow - done * full)  # [k]: the best head at k or before
     best = 0
-    for j, tail in _tails(problem, arrays, caps, num_compute):
+    for j, tail in _tails(instance, num_compute):
         if j > 0:
             best = max(
                 best, int(heads[j - 1]) + tail * slow + int(done[j]) * full + (full - slow) * busy
@@ -191,16 +182,13 @@ def _between(
     return TimeBound(ticks=best // full, source=BoundSource.SLOWER_COMPUTE)
 
 
-def _tails(
-    problem: Problem, arrays: ProblemArrays, caps: Caps, num_compute: int
-) -> list[tuple[int, int]]:
+def _tails(instance: Instance, num_compute: int) -> list[tuple[int, int]]:
     """Return (j, least time to transfer reductions of one stream that are ready at slot j or
     behind).
     """
+    arrays = instance.arrays
     found = [(num_compute, 0)]
-    moving = np.nonzero(
-        (arrays.need_slot >= num_compute) & ~arrays.on_path & (arrays.kind != ALL_GATHER)
-    )[0]
+    moving = np.nonzero(arrays.reductions)[0]
     for stream in range(arrays.num_streams):
         mine = moving[arrays.stream[moving] == stream]
         mine = mine[np.argsort(-arrays.ready_slot[mine], kind="stable")]
@@ -208,7 +196,7 @@ def _tails(
             found.append(
                 (
                     int(arrays.ready_slot[mine[i]]),
-                    transfer_bound(problem, arrays, caps, mine[: i + 1]),
+                    transfer_bound(instance, mine[: i + 1]),
                 )
             )
     return found

@@ -29,9 +29,8 @@ import numpy as np
 import numpy.typing as npt
 from ortools.linear_solver import pywraplp
 
-from apsched.config import Caps
-from apsched.problem.problem import Problem
 from apsched.schedule.result import BoundSource
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.problem_arrays import ALL_GATHER, Ints, ProblemArrays
 from apsched.solver.bounds.step_time import TimeBound, least_rate, least_slope
 
@@ -70,9 +69,9 @@ class Row:
     shared: Floats
 
 
-def lp_bound(problem: Problem, arrays: ProblemArrays, caps: Caps) -> TimeBound:
+def lp_bound(instance: Instance) -> TimeBound:
     """Return the Lagrangian bound of all rows."""
-    return TimeBound(ticks=lagrangian(rows_of(problem, arrays, caps)), source=BoundSource.WEIGHED)
+    return TimeBound(ticks=lagrangian(rows_of(instance)), source=BoundSource.WEIGHED)
 
 
 def lagrangian(rows: list[Row]) -> int:
@@ -86,9 +85,9 @@ def lagrangian(rows: list[Row]) -> int:
     return int(bound * (1 - 1e-9))
 
 
-def rows_of(problem: Problem, arrays: ProblemArrays, caps: Caps) -> list[Row]:
+def rows_of(instance: Instance) -> list[Row]:
     """Return all rows, the compute stream's first."""
-    return decidable(arrays, _rows(arrays, costs_of(problem, arrays, caps)))
+    return decidable(instance.arrays, _rows(instance.arrays, costs_of(instance)))
 
 
 def decidable(arrays: ProblemArrays, rows: list[Row]) -> list[Row]:
@@ -106,24 +105,25 @@ def decidable(arrays: ProblemArrays, rows: list[Row]) -> list[Row]:
     ]
 
 
-def costs_of(problem: Problem, arrays: ProblemArrays, caps: Caps) -> Costs:
+def costs_of(instance: Instance) -> Costs:
     """Return what each collective costs alone and in a bucket; in a closed group of the plan, its
     share of that bucket.
     """
-    return _in_closed_groups(problem, arrays, _costs(problem, arrays, caps))
+    return _in_closed_groups(instance, _costs(instance))
 
 
-def _in_closed_groups(problem: Problem, arrays: ProblemArrays, costs: Costs) -> Costs:
+def _in_closed_groups(instance: Instance, costs: Costs) -> Costs:
     """Return ``costs`` with the exact price of every bucket that the user's plan closes, each
     member bearing its share by bytes.
     """
+    arrays = instance.arrays
     copy_in, rate = costs.copy_in.copy(), costs.rate.copy()
     for number in np.unique(arrays.group[arrays.closed]):
         mine = np.nonzero(arrays.group == number)[0]
-        key = problem.keys[int(arrays.key[mine[0]])]
+        key = instance.problem.keys[int(arrays.key[mine[0]])]
         copied, size = arrays.copied_bytes[mine], arrays.size_bytes[mine]
         copy_in[mine] = (
-            (problem.copy_price(int(copied.sum())) + key.launch_ticks)
+            (instance.problem.copy_price(int(copied.sum())) + key.launch_ticks)
             * copied
             / max(int(copied.sum()), 1)
         )
@@ -131,30 +131,23 @@ def _in_closed_groups(problem: Problem, arrays: ProblemArrays, costs: Costs) -> 
     return replace(costs, copy_in=copy_in, rate=rate)
 
 
-def _costs(problem: Problem, arrays: ProblemArrays, caps: Caps) -> Costs:
+def _costs(instance: Instance) -> Costs:
+    problem, arrays = instance.problem, instance.arrays
     copy_rate = least_rate(problem.copy_price, None)
     rate, slope = np.zeros(len(problem.keys)), np.zeros(len(problem.keys))
     for k, key in enumerate(problem.keys):
         sizes = arrays.size_bytes[(arrays.key == k) & arrays.bucketable]
         if len(sizes):
             largest = int(sizes.sum())
-            if caps.bucket_cap_bytes is not None:
-                largest = min(largest, max(caps.bucket_cap_bytes, int(sizes.max())))
+            if instance.caps.bucket_cap_bytes is not None:
+                largest = min(largest, max(instance.caps.bucket_cap_bytes, int(sizes.max())))
             rate[k], slope[k] = least_rate(key.price, largest), least_slope(key.price)
-    own = [
-        [sum(problem.duration_ticks[n] for n in nodes) for nodes in (c.prologue, c.epilogue)]
-        for c in problem.collectives
-    ]
-    prologue, epilogue = np.array(own, dtype=np.float64).reshape(-1, 2).T
+    prologue = arrays.prologue_ticks.astype(np.float64)
     return Costs(
         launch=arrays.launch_ticks.astype(np.float64),
         prologue=prologue,
-        prologue_shared=prologue
-        - np.array(
-            [sum(problem.duration_ticks[n] for n in c.cast[:1]) for c in problem.collectives],
-            dtype=np.float64,
-        ),
-        epilogue=epilogue,
+        prologue_shared=prologue - arrays.cast_ticks,
+        epilogue=arrays.epilogue_ticks.astype(np.float64),
         copy_in=arrays.copied_bytes.astype(np.float64) * copy_rate,
         copy_out=np.where(arrays.kind == ALL_GATHER, arrays.copy_out_ticks, 0).astype(np.float64),
         transfer=arrays.transfer_ticks.astype(np.float64),
@@ -171,10 +164,9 @@ def _rows(arrays: ProblemArrays, c: Costs) -> list[Row]:
         c.prologue_shared + c.epilogue + c.copy_in + c.copy_out,
     )
     rows = [Row(float(arrays.compute_ticks.sum()), alone, shared)]
-    before = np.concatenate(([0], np.cumsum(arrays.compute_ticks))).astype(np.float64)
+    before = arrays.time_before.astype(np.float64)
     after = before[-1] - before
-    gathers = (arrays.kind == ALL_GATHER) & ~arrays.on_path & (arrays.need_slot < num_compute)
-    reductions = ~arrays.on_path & (arrays.kind != ALL_GATHER) & (arrays.need_slot >= num_compute)
+    gathers, reductions = arrays.gathers, arrays.reductions
     for stream in range(arrays.num_streams):
         here = arrays.stream == stream
         if not here.any():

@@ -29,8 +29,8 @@ from ortools.linear_solver import pywraplp
 
 from apsched.config import Caps
 from apsched.costs.price_curve import PriceCurve
-from apsched.problem.problem import Problem
 from apsched.schedule.result import Score
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.problem_arrays import ALL_GATHER, REDUCE_SCATTER, Ints, ProblemArrays
 from apsched.solver.arrays.relaxed import without_copies
 from apsched.solver.bounds.linear_program import Floats, rows_of
@@ -49,9 +49,7 @@ class LaterBounds:
 
 
 def later_bounds(
-    problem: Problem,
-    arrays: ProblemArrays,
-    caps: Caps,
+    instance: Instance,
     best: Score,
     limit_ticks: int,
     floor_bound_bytes: int,
@@ -59,12 +57,11 @@ def later_bounds(
     """Return the bounds that ``best`` is measured by; ``floor_bound_bytes`` is what no schedule's
     peak is below, whatever its time.
     """
-    problem, arrays = without_copies(problem, arrays)
+    instance = without_copies(instance)
     limit = max(limit_ticks, best.step_time_ticks)
-    peak = max(floor_bound_bytes, peak_bound(problem, arrays, caps, limit))
-    launches = launches_bound(
-        problem, arrays, replace(caps, memory_cap_bytes=best.peak_memory_bytes), limit
-    )
+    peak = max(floor_bound_bytes, peak_bound(instance, limit))
+    at_peak = replace(instance.caps, memory_cap_bytes=best.peak_memory_bytes)
+    launches = launches_bound(instance.within(at_peak), limit)
     return LaterBounds(
         limit_ticks=limit,
         peak_bytes=min(peak, best.peak_memory_bytes),
@@ -72,13 +69,14 @@ def later_bounds(
     )
 
 
-def peak_bound(problem: Problem, arrays: ProblemArrays, caps: Caps, limit_ticks: int) -> int:
+def peak_bound(instance: Instance, limit_ticks: int) -> int:
     """(P1) Return bytes that the peak of no schedule with a step time of at most ``limit_ticks`` is
     below.
     """
+    arrays = instance.arrays
     num_compute = len(arrays.compute_ticks)
-    _, reached = earliest(problem, arrays, caps)
-    latest = limit_ticks - _compute_from(arrays)
+    _, reached = earliest(instance)
+    latest = limit_ticks - arrays.time_after
     inputs = _held_inputs(arrays, np.arange(len(arrays.kind)))
     forced = np.zeros(num_compute + 2, dtype=np.int64)
     for c in range(len(arrays.kind)):
@@ -104,13 +102,7 @@ def peak_bound(problem: Problem, arrays: ProblemArrays, caps: Caps, limit_ticks:
     return max(memory_bound(arrays), int(live.max()))
 
 
-def _compute_from(arrays: ProblemArrays) -> Ints:
-    """Return for each compute node, and the end, the time of the compute order from it on."""
-    after: Ints = np.concatenate((np.cumsum(arrays.compute_ticks[::-1])[::-1], [0]))
-    return after
-
-
-def launches_bound(problem: Problem, arrays: ProblemArrays, caps: Caps, limit_ticks: int) -> int:
+def launches_bound(instance: Instance, limit_ticks: int) -> int:
     """(L4) Return a number of launches that no schedule within ``caps`` and a step time of at most
     ``limit_ticks`` is below.
 
@@ -125,16 +117,18 @@ def launches_bound(problem: Problem, arrays: ProblemArrays, caps: Caps, limit_ti
     What is returned is the Lagrangian of the weights that the LP finds, which holds for any
     weights.
     """
-    if not len(arrays.kind):
+    problem = instance.problem
+    if not len(instance.arrays.kind):
         return 0
-    forced = tighten(arrays, caps)
-    rows = rows_of(problem, forced, caps)
+    tightened = tighten(instance)
+    forced = tightened.arrays
+    rows = rows_of(tightened)
     excess = np.array([r.constant + r.alone.sum() for r in rows]) - limit_ticks
     change = np.array([r.shared - r.alone for r in rows])
     keys = range(len(problem.keys))
-    _, reached = earliest(problem, forced, caps)
-    least = [_least_of_key(problem, arrays, forced, caps, limit_ticks, reached, k) for k in keys]
-    most = [_most_members(forced, caps, k) for k in keys]
+    _, reached = earliest(tightened)
+    least = [_least_of_key(instance, forced, limit_ticks, reached, k) for k in keys]
+    most = [_most_members(forced, instance.caps, k) for k in keys]
     extra = np.array(
         [problem.keys[k].launch_ticks + copy_rest(problem) for k in keys], dtype=np.float64
     )
@@ -151,10 +145,8 @@ def launches_bound(problem: Problem, arrays: ProblemArrays, caps: Caps, limit_ti
 
 
 def _least_of_key(
-    problem: Problem,
-    captured: ProblemArrays,
+    instance: Instance,
     arrays: ProblemArrays,
-    caps: Caps,
     limit_ticks: int,
     reached: Ints,
     key: int,
@@ -162,6 +154,7 @@ def _least_of_key(
     """(L1), (L2) Return the launches that the places (in ``compact`` those that memory leaves),
     chains and sizes of ``key`` force.
     """
+    caps = instance.caps
     mine = np.nonzero(arrays.key == key)[0]
     together = mine[arrays.bucketable[mine]]
     num_alone = len(mine) - len(together)
@@ -169,7 +162,7 @@ def _least_of_key(
         return num_alone
     done_by = (
         limit_ticks
-        - _compute_from(arrays)[arrays.need_slot[together]]
+        - arrays.time_after[arrays.need_slot[together]]
         - arrays.transfer_ticks[together]
     )
     last = np.minimum(
@@ -180,20 +173,19 @@ def _least_of_key(
     if caps.max_topo_span is not None:
         ranks = arrays.start_rank[together]
         counts.append(_pierced(ranks, ranks + caps.max_topo_span))
-    counts.append(_chained_buckets(problem, captured, caps, limit_ticks, reached, together))
+    counts.append(_chained_buckets(instance, limit_ticks, reached, together))
     for sizes, cap in _capped(arrays, caps, together):
         counts.append(int((sizes > cap).sum()) + -(-int(sizes[sizes <= cap].sum()) // max(cap, 1)))
     return num_alone + max(counts)
 
 
-def _chained_buckets(
-    problem: Problem, arrays: ProblemArrays, caps: Caps, limit_ticks: int, reached: Ints, mine: Ints
-) -> int:
+def _chained_buckets(instance: Instance, limit_ticks: int, reached: Ints, mine: Ints) -> int:
     """(L3) Return how many launches ``mine``, of one key, need.
 
     Gathers go by node k of their need, with D_k ticks for all transfers up to the one needed there.
     Reductions go by slot from the last one back, with Z - R_g ticks from there on.
     """
+    arrays, caps = instance.arrays, instance.caps
     num_compute = len(arrays.compute_ticks)
     free = np.full(num_compute + 1, np.inf)
     if caps.memory_cap_bytes is not None:
@@ -202,7 +194,7 @@ def _chained_buckets(
         place = arrays.need_slot[mine]
         held = np.where([holds_output(arrays, int(c)) for c in mine], arrays.output_bytes[mine], 0)
         at = np.unique(place)
-        ticks, room = limit_ticks - _compute_from(arrays)[at], free[at]
+        ticks, room = limit_ticks - arrays.time_after[at], free[at]
         rank = np.searchsorted(at, place)
     elif bool((arrays.need_slot[mine] >= num_compute).all()):
         place, held = arrays.ready_slot[mine], _held_inputs(arrays, mine)
@@ -228,7 +220,7 @@ def _chained_buckets(
         np.cumsum(held_of),
         ticks,
         room,
-        _below(problem.keys[int(arrays.key[mine[0]])].price),
+        _below(instance.problem.keys[int(arrays.key[mine[0]])].price),
         largest,
     )
 
@@ -319,7 +311,7 @@ def _pierced(first: Ints, last: Ints) -> int:
 def _longest_chain(arrays: ProblemArrays, key: int) -> int:
     depth: list[int] = []
     for c in range(len(arrays.kind)):  # ordered by start, so those before it are known
-        before = arrays.after_list[arrays.after_begin[c] : arrays.after_begin[c + 1]]
+        before = arrays.awaited_by(c)
         depth.append(
             int(arrays.key[c] == key and arrays.bucketable[c])
             + max((depth[d] for d in before), default=0)

@@ -45,6 +45,7 @@ from apsched.config import Caps
 from apsched.costs.price_curve import PriceCurve
 from apsched.problem.problem import Problem
 from apsched.schedule.result import BoundSource
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.problem_arrays import ALL_GATHER, ALL_REDUCE, Ints, ProblemArrays
 from apsched.units import ALLOCATION_BYTES
 
@@ -57,21 +58,22 @@ class TimeBound:
     source: str
 
 
-def step_time_bound(problem: Problem, arrays: ProblemArrays, caps: Caps) -> TimeBound:
+def step_time_bound(instance: Instance) -> TimeBound:
     """Return the best of all bounds on time."""
+    arrays = instance.arrays
     if not len(arrays.kind):
         return TimeBound(ticks=int(arrays.compute_ticks.sum()), source=BoundSource.COMPUTE)
-    work = least_work(problem, arrays)
-    begin, reached, begin_source = _begins(problem, arrays, caps, work)
-    compute_after = np.concatenate((np.cumsum(arrays.compute_ticks[::-1])[::-1], [0]))
+    work = least_work(instance)
+    begin, reached, begin_source = _begins(instance, work)
+    compute_after = arrays.time_after
     everything = np.arange(len(arrays.kind))
     candidates = [
         TimeBound(
-            ticks=int(arrays.compute_ticks.sum()) + work_bound(problem, arrays, work, everything),
+            ticks=int(arrays.compute_ticks.sum()) + work_bound(instance, work, everything),
             source=BoundSource.COMPUTE,
         )
     ]
-    k, total = _followed_by_compute(problem, arrays, work, begin, compute_after)
+    k, total = _followed_by_compute(instance, work, begin, compute_after)
     candidates.append(
         TimeBound(
             ticks=total,
@@ -82,38 +84,34 @@ def step_time_bound(problem: Problem, arrays: ProblemArrays, caps: Caps) -> Time
             ),
         )
     )
-    candidates += _tails(problem, arrays, caps, reached, begin_source, work)
-    candidates += _streams(problem, arrays, caps, work, compute_after)
+    candidates += _tails(instance, reached, begin_source, work)
+    candidates += _streams(instance, work, compute_after)
     return max(candidates, key=lambda bound: bound.ticks)
 
 
-def least_work(problem: Problem, arrays: ProblemArrays) -> Ints:
+def least_work(instance: Instance) -> Ints:
     """Return for each collective the least time that it takes on the compute stream, alone or in a
     bucket.
     """
-    least = np.zeros(len(arrays.kind), dtype=np.int64)
-    copy_rate = least_rate(problem.copy_price, None)
-    for c, collective in enumerate(problem.collectives):
-        own = sum(problem.duration_ticks[n] for n in (*collective.prologue, *collective.epilogue))
-        least[c] = own + int(arrays.launch_ticks[c])
-        if arrays.bucketable[c]:
-            copies = int(collective.copied_bytes * copy_rate)
-            if arrays.kind[c] == ALL_GATHER:
-                copies += int(arrays.copy_out_ticks[c])
-            cast = problem.duration_ticks[collective.cast[0]] if collective.cast else 0
-            least[c] = min(least[c], own - cast + copies)
+    arrays = instance.arrays
+    alone = arrays.own_work + arrays.launch_ticks
+    copy_rate = least_rate(instance.problem.copy_price, None)
+    copies = (arrays.copied_bytes * copy_rate).astype(np.int64)
+    copies += np.where(arrays.kind == ALL_GATHER, arrays.copy_out_ticks, 0)
+    shared = arrays.own_work - arrays.cast_ticks + copies
+    least: Ints = np.where(arrays.bucketable, np.minimum(alone, shared), alone)
     return least
 
 
-def work_bound(problem: Problem, arrays: ProblemArrays, work: Ints, collectives: Ints) -> int:
+def work_bound(instance: Instance, work: Ints, collectives: Ints) -> int:
     """Return W(S): the least time that ``collectives`` take on the compute stream; of all of them,
     beside the compute order, it is (B6).
     """
     total = 0
-    for key in np.unique(arrays.key[collectives]):
-        mine = collectives[arrays.key[collectives] == key]
+    for key in np.unique(instance.arrays.key[collectives]):
+        mine = collectives[instance.arrays.key[collectives] == key]
         total += _work_of_key(
-            problem, arrays, int(work[mine].sum()), int(_alone(problem, arrays, mine).sum()), mine
+            instance, int(work[mine].sum()), int(_alone(instance, mine).sum()), mine
         )
     return total
 
@@ -129,30 +127,27 @@ def copy_rest(problem: Problem) -> int:
     )
 
 
-def _work_of_key(
-    problem: Problem, arrays: ProblemArrays, shared: int, alone: int, mine: Ints
-) -> int:
-    if not arrays.bucketable[mine].any():
+def _work_of_key(instance: Instance, shared: int, alone: int, mine: Ints) -> int:
+    if not instance.arrays.bucketable[mine].any():
         return alone
-    return min(alone, shared + int(arrays.bucket_launch_ticks[mine[0]]) + copy_rest(problem))
+    return min(
+        alone,
+        shared + int(instance.arrays.bucket_launch_ticks[mine[0]]) + copy_rest(instance.problem),
+    )
 
 
-def _alone(problem: Problem, arrays: ProblemArrays, collectives: Ints) -> Ints:
+def _alone(instance: Instance, collectives: Ints) -> Ints:
     """Return the work of each of ``collectives`` launched alone."""
-    own = [
-        sum(
-            problem.duration_ticks[n]
-            for n in (*problem.collectives[c].prologue, *problem.collectives[c].epilogue)
-        )
-        for c in collectives
-    ]
-    return arrays.launch_ticks[collectives] + np.array(own, dtype=np.int64)
+    arrays = instance.arrays
+    alone: Ints = arrays.launch_ticks[collectives] + arrays.own_work[collectives]
+    return alone
 
 
-def transfer_bound(problem: Problem, arrays: ProblemArrays, caps: Caps, collectives: Ints) -> int:
+def transfer_bound(instance: Instance, collectives: Ints) -> int:
     """Return L(S) of ``collectives``, which share a stream: the least time that their transfers
     take in any buckets.
     """
+    arrays = instance.arrays
     total = 0
     for key in np.unique(arrays.key[collectives]):
         mine = collectives[arrays.key[collectives] == key]
@@ -160,8 +155,8 @@ def transfer_bound(problem: Problem, arrays: ProblemArrays, caps: Caps, collecti
         total += int(arrays.transfer_ticks[mine[~arrays.bucketable[mine]]].sum())
         if len(together):
             total += _shared(
-                problem.keys[key].price,
-                caps,
+                instance.problem.keys[key].price,
+                instance.caps,
                 arrays.size_bytes[together],
                 arrays.transfer_ticks[together],
             )
@@ -191,22 +186,19 @@ def least_rate(price: PriceCurve, largest_bytes: int | None) -> float:
     return max(min((max(price(s) - 1, 0) / s for s in sizes), default=0.0) * (1 - 1e-12), 0.0)
 
 
-def _begins(
-    problem: Problem, arrays: ProblemArrays, caps: Caps, work: Ints
-) -> tuple[Ints, Ints, list[str]]:
+def _begins(instance: Instance, work: Ints) -> tuple[Ints, Ints, list[str]]:
     """Return E_k and R_k for each compute node (and the end), with what E_k rests on: (B1), (B2),
     (B3).
     """
+    problem, arrays = instance.problem, instance.arrays
     num_compute = len(arrays.compute_ticks)
     floor = np.zeros(num_compute + 1, dtype=np.int64)
     why: list[str] = [BoundSource.COMPUTE] * (num_compute + 1)
-    moving = np.nonzero(
-        (arrays.kind == ALL_GATHER) & ~arrays.on_path & (arrays.need_slot < num_compute)
-    )[0]
+    moving = np.nonzero(arrays.gathers)[0]
     for stream in range(arrays.num_streams):
         mine = moving[arrays.stream[moving] == stream]
         mine = mine[np.argsort(arrays.need_slot[mine], kind="stable")]
-        for slot, load in _prefix_loads(problem, arrays, caps, mine):
+        for slot, load in _prefix_loads(instance, mine):
             if load > floor[slot]:
                 floor[slot], why[slot] = load, f"gathers of group {problem.streams[stream]}"
     by_need: dict[int, list[int]] = {}
@@ -216,7 +208,7 @@ def _begins(
     source: list[str] = [BoundSource.COMPUTE] * (num_compute + 1)
     reached = np.zeros(num_compute + 1, dtype=np.int64)
     done = 0  # work of compute nodes before k and of collectives needed by k
-    takes = least_launch(problem, arrays) + arrays.transfer_ticks
+    takes = least_launch(instance) + arrays.transfer_ticks
     finish: dict[int, int] = {}
     for k in range(num_compute + 1):
         if k:
@@ -238,17 +230,16 @@ def _begins(
     return begin, reached, source
 
 
-def earliest(problem: Problem, arrays: ProblemArrays, caps: Caps) -> tuple[Ints, Ints]:
+def earliest(instance: Instance) -> tuple[Ints, Ints]:
     """Return E_k and R_k for each compute node, and the end."""
-    return _begins(problem, arrays, caps, least_work(problem, arrays))[:2]
+    return _begins(instance, least_work(instance))[:2]
 
 
-def _prefix_loads(
-    problem: Problem, arrays: ProblemArrays, caps: Caps, mine: Ints
-) -> list[tuple[int, int]]:
+def _prefix_loads(instance: Instance, mine: Ints) -> list[tuple[int, int]]:
     """Return (slot, L of the gathers needed at or before it) for each slot where one is needed;
     linear in the gathers.
     """
+    arrays = instance.arrays
     loads = []
     size: dict[int, int] = {}
     alone: dict[int, int] = {}
@@ -264,11 +255,11 @@ def _prefix_loads(
         if i + 1 == len(mine) or arrays.need_slot[mine[i + 1]] != slot:
             load = fixed
             for k, total in size.items():
-                price = problem.keys[k].price
+                price = instance.problem.keys[k].price
                 largest = (
                     total
-                    if caps.bucket_cap_bytes is None
-                    else min(total, max(caps.bucket_cap_bytes, _largest(arrays, mine, k)))
+                    if instance.caps.bucket_cap_bytes is None
+                    else min(total, max(instance.caps.bucket_cap_bytes, _largest(arrays, mine, k)))
                 )
                 load += max(alone[k], int(total * least_rate(price, largest)))
             loads.append((slot, load))
@@ -279,12 +270,13 @@ def _largest(arrays: ProblemArrays, mine: Ints, key: int) -> int:
     return int(arrays.size_bytes[mine[arrays.key[mine] == key]].max())
 
 
-def least_launch(problem: Problem, arrays: ProblemArrays) -> Ints:
+def least_launch(instance: Instance) -> Ints:
     """Return for each collective the least time on the compute stream that its launch takes, in a
     bucket with the copy-in.
     """
-    copies = (arrays.copied_bytes * least_rate(problem.copy_price, None)).astype(np.int64)
-    shared = arrays.bucket_launch_ticks + copy_rest(problem) + copies
+    arrays = instance.arrays
+    copies = (arrays.copied_bytes * least_rate(instance.problem.copy_price, None)).astype(np.int64)
+    shared = arrays.bucket_launch_ticks + copy_rest(instance.problem) + copies
     launch: Ints = np.where(
         arrays.bucketable, np.minimum(arrays.launch_ticks, shared), arrays.launch_ticks
     )
@@ -299,7 +291,7 @@ def _earliest_end(
     """
     if c not in finish:
         ready = int(reached[arrays.ready_slot[c]])
-        before = arrays.after_list[arrays.after_begin[c] : arrays.after_begin[c + 1]]
+        before = arrays.awaited_by(c)
         chain = max(
             (_earliest_end(arrays, int(d), reached, takes, finish) for d in before), default=0
         )
@@ -308,9 +300,10 @@ def _earliest_end(
 
 
 def _followed_by_compute(
-    problem: Problem, arrays: ProblemArrays, work: Ints, begin: Ints, compute_after: Ints
+    instance: Instance, work: Ints, begin: Ints, compute_after: Ints
 ) -> tuple[int, int]:
     """Return the k that gives most, and the bound: (B4)."""
+    arrays = instance.arrays
     num_compute = len(arrays.compute_ticks)
     later = np.zeros(num_compute + 1, dtype=np.int64)
     reductions = np.nonzero(
@@ -319,9 +312,9 @@ def _followed_by_compute(
     for key in np.unique(arrays.key[reductions]):
         mine = reductions[arrays.key[reductions] == key]
         shared = _ready_after(arrays, mine, work[mine])
-        alone = _ready_after(arrays, mine, _alone(problem, arrays, mine))
+        alone = _ready_after(arrays, mine, _alone(instance, mine))
         fixed = (
-            int(arrays.bucket_launch_ticks[mine[0]]) + copy_rest(problem)
+            int(arrays.bucket_launch_ticks[mine[0]]) + copy_rest(instance.problem)
             if arrays.bucketable[mine].any()
             else 0
         )
@@ -342,14 +335,13 @@ def _ready_after(arrays: ProblemArrays, mine: Ints, ticks: Ints) -> Ints:
 
 
 def _tails(
-    problem: Problem,
-    arrays: ProblemArrays,
-    caps: Caps,
+    instance: Instance,
     reached: Ints,
     source: list[str],
     work: Ints,
 ) -> list[TimeBound]:
     """Return the best of both forms over all streams: (B5)."""
+    problem, arrays = instance.problem, instance.arrays
     num_compute = len(arrays.compute_ticks)
     bounds = []
     moving = np.nonzero((arrays.need_slot >= num_compute) & ~arrays.on_path)[0]
@@ -366,10 +358,7 @@ def _tails(
                 for c in mine
             ]
         ).astype(np.int64)
-        epilogues = np.array(
-            [sum(problem.duration_ticks[n] for n in problem.collectives[c].epilogue) for c in mine],
-            dtype=np.int64,
-        )
+        epilogues = arrays.epilogue_ticks[mine]
         copies = np.where(
             arrays.kind[mine] == ALL_GATHER, arrays.copy_out_ticks[mine], 0
         )  # may run during the last transfer
@@ -380,7 +369,7 @@ def _tails(
                 i >= _TAIL_TERMS and i + 1 < len(mine)
             ):
                 continue
-            load = transfer_bound(problem, arrays, caps, mine[: i + 1])
+            load = transfer_bound(instance, mine[: i + 1])
             where = f"tail of group {problem.streams[stream]}"
             bounds.append(
                 TimeBound(
@@ -415,22 +404,24 @@ number.
 """
 
 
-def _streams(
-    problem: Problem, arrays: ProblemArrays, caps: Caps, work: Ints, compute_after: Ints
-) -> list[TimeBound]:
+def _streams(instance: Instance, work: Ints, compute_after: Ints) -> list[TimeBound]:
     """Return for each stream all of its transfers, the least that comes before any and the least
     that comes after all: (B7).
     """
+    arrays = instance.arrays
     bounds = []
     num_compute = len(arrays.compute_ticks)
-    reached = np.concatenate(([0], np.cumsum(arrays.compute_ticks)))
+    reached = arrays.time_before
     for stream in range(arrays.num_streams):
         mine = np.nonzero(arrays.stream == stream)[0]
         head = int(reached[np.minimum(arrays.ready_slot[mine], num_compute)].min())
         tail = int(compute_after[np.minimum(arrays.need_slot[mine], num_compute)].min())
-        load = transfer_bound(problem, arrays, caps, mine)
+        load = transfer_bound(instance, mine)
         bounds.append(
-            TimeBound(ticks=head + load + tail, source=f"stream of group {problem.streams[stream]}")
+            TimeBound(
+                ticks=head + load + tail,
+                source=f"stream of group {instance.problem.streams[stream]}",
+            )
         )
     return bounds
 

@@ -11,19 +11,20 @@ from dataclasses import replace
 
 import numpy as np
 
-from apsched.config import Caps
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.problem_arrays import ALL_GATHER, REDUCE_SCATTER, ProblemArrays
 from apsched.solver.bounds.step_time import least_live_bytes
 
 
-def tighten(arrays: ProblemArrays, caps: Caps) -> ProblemArrays:
-    """Return ``compact`` with the ready and need slots that the user's plan and the memory cap
+def tighten(instance: Instance) -> Instance:
+    """Return ``instance`` with the ready and need slots that the user's plan and the memory cap
     force.
     """
+    arrays = instance.arrays
     arrays = replace(arrays, need_slot=np.minimum(arrays.need_slot, arrays.wait_last))
-    if caps.memory_cap_bytes is None or not len(arrays.kind):
-        return arrays
-    free = caps.memory_cap_bytes - least_live_bytes(arrays)  # at each compute node
+    if instance.caps.memory_cap_bytes is None or not len(arrays.kind):
+        return replace(instance, arrays=arrays)
+    free = instance.caps.memory_cap_bytes - least_live_bytes(arrays)  # at each compute node
     num_compute = len(arrays.compute_ticks)
     ready, need = arrays.ready_slot.copy(), arrays.need_slot.copy()
     for c in range(len(arrays.kind)):
@@ -48,7 +49,7 @@ def tighten(arrays: ProblemArrays, caps: Caps) -> ProblemArrays:
             short = np.nonzero(free[ready[c] : need[c]] < arrays.output_bytes[c])[0]
             if len(short):
                 ready[c] += short[-1] + 1
-    return replace(arrays, ready_slot=ready, need_slot=need)
+    return replace(instance, arrays=replace(arrays, ready_slot=ready, need_slot=need))
 
 
 def holds_output(arrays: ProblemArrays, c: int) -> bool:
@@ -62,11 +63,7 @@ def holds_output(arrays: ProblemArrays, c: int) -> bool:
 def holds_input(arrays: ProblemArrays, c: int) -> bool:
     """Whether the input of ``c`` is alive until its wait."""
     s = int(arrays.input_storage[c])
-    return (
-        s >= 0
-        and int(arrays.attached_of_wait[c])
-        in arrays.touch_list[arrays.touch_begin[s] : arrays.touch_begin[s + 1]]
-    )
+    return s >= 0 and int(arrays.attached_of_wait[c]) in arrays.touches_of(s)
 
 
 def _counted(arrays: ProblemArrays, c: int, first: int, past: int) -> np.ndarray:

@@ -77,7 +77,7 @@ def in_any_order(orders: Orders, caps: Caps) -> ComputeOrder:
         sooner.append(frozenset(row).union(*(sooner[a] for a in row)))
     needed = [set(row) for row in _rows(*orders.needed)]
     for c in reversed(range(len(needed))):
-        for d in arrays.after_list[arrays.after_begin[c] : arrays.after_begin[c + 1]].tolist():
+        for d in arrays.awaited_by(c).tolist():
             needed[d] |= needed[
                 c
             ]  # its result is needed by the launch of c, and that by what needs c

@@ -132,7 +132,7 @@ def _carried(v: Variables, h: int) -> list[int]:
 
 def _prologue(v: Variables, c: int, *, several: bool = False) -> tuple[int, int]:
     k = v.arrays
-    attached = k.prologue_list[k.prologue_begin[c] : k.prologue_begin[c + 1]]
+    attached = k.prologue_of(c)
     if several:
         attached = attached[attached != k.cast_attached[c]]
     return len(attached), int(k.attached_ticks[attached].sum())
@@ -140,7 +140,7 @@ def _prologue(v: Variables, c: int, *, several: bool = False) -> tuple[int, int]
 
 def _epilogue(v: Variables, c: int) -> tuple[int, int]:
     k = v.arrays
-    attached = k.epilogue_list[k.epilogue_begin[c] : k.epilogue_begin[c + 1]]
+    attached = k.epilogue_of(c)
     return len(attached), int(k.attached_ticks[attached].sum())
 
 
@@ -228,7 +228,7 @@ def readiness(v: Variables) -> None:
     """
     k = v.arrays
     for (c, h), joins in v.joins.items():
-        awaited = [int(d) for d in k.after_list[k.after_begin[c] : k.after_begin[c + 1]]]
+        awaited = [int(d) for d in k.awaited_by(c)]
         for unit in (StepKind.COPY_IN, h), (StepKind.START, h):
             if unit not in v.units or (
                 unit[0] == StepKind.COPY_IN and c == h and len(v.members(h)) == 1
@@ -313,8 +313,8 @@ def positions(v: Variables) -> None:
     """
     k = v.arrays
     for c in v.alone:
-        prologue = k.prologue_list[k.prologue_begin[c] : k.prologue_begin[c + 1]]
-        epilogue = k.epilogue_list[k.epilogue_begin[c] : k.epilogue_begin[c + 1]]
+        prologue = k.prologue_of(c)
+        epilogue = k.epilogue_of(c)
         start, wait = (
             v.attached_position[int(k.attached_of_start[c])],
             v.attached_position[int(k.attached_of_wait[c])],
@@ -363,14 +363,14 @@ def _stand_together(v: Variables, c: int, h: int) -> None:
     unit, waited = v.units[StepKind.START, h], v.units[StepKind.WAIT, h]
     v.model.add(v.attached_position[int(k.attached_of_start[c])] == unit.last).only_enforce_if(here)
     before = sum(v.joins[d, h] * _prologue(v, d)[0] for d in sooner)
-    for i, f in enumerate(k.prologue_list[k.prologue_begin[c] : k.prologue_begin[c + 1]]):
+    for i, f in enumerate(k.prologue_of(c)):
         v.model.add(v.attached_position[int(f)] == unit.first + before + i).only_enforce_if(here)
     if v.gathers(c):
         v.model.add(
             v.attached_position[int(k.attached_of_wait[c])] == waited.first
         ).only_enforce_if(here)
         before = sum(v.joins[d, h] * _epilogue(v, d)[0] for d in sooner)
-        for i, f in enumerate(k.epilogue_list[k.epilogue_begin[c] : k.epilogue_begin[c + 1]]):
+        for i, f in enumerate(k.epilogue_of(c)):
             v.model.add(
                 v.attached_position[int(f)] == waited.first + 1 + before + i
             ).only_enforce_if(here)

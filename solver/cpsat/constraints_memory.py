@@ -103,7 +103,7 @@ def _storage_lives(v: Variables) -> list[Life]:
         _born(v, s, owner, first, last)
         for node in v.compute_order.touching[s]:
             v.model.add(last >= v.compute_position(node))
-        for f in k.touch_list[k.touch_begin[s] : k.touch_begin[s + 1]]:
+        for f in k.touches_of(s):
             c = int(k.collective_of_wait[f])
             touch = v.model.add(last >= v.attached_position[int(f)])
             if c >= 0 and k.input_storage[c] == s:
@@ -169,9 +169,7 @@ def _buffer_lives(v: Variables) -> list[Life]:
 def _touches_of_output(v: Variables, c: int) -> list[Linear]:
     k = v.arrays
     s = int(k.output_storage[c])
-    touches: list[Linear] = [
-        v.attached_position[int(f)] for f in k.touch_list[k.touch_begin[s] : k.touch_begin[s + 1]]
-    ]
+    touches: list[Linear] = [v.attached_position[int(f)] for f in k.touches_of(s)]
     touches += [v.compute_position(node) for node in v.compute_order.touching[s]]
     return touches
 

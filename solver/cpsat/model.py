@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from ortools.sat.python import cp_model
 
-from apsched.config import Caps, SolveOptions
+from apsched.config import SolveOptions
 from apsched.problem.problem import Problem
 from apsched.schedule.schedule import StepKind
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.partition import Pricer
-from apsched.solver.arrays.problem_arrays import Ints, ProblemArrays
+from apsched.solver.arrays.problem_arrays import Ints
 from apsched.solver.arrays.reordered import Orders
 from apsched.solver.cpsat import constraints
 from apsched.solver.cpsat.compute_order import in_any_order
@@ -50,18 +51,14 @@ class ExactModel:
 
     def __init__(
         self,
-        problem: Problem,
-        arrays: ProblemArrays,
-        caps: Caps,
+        instance: Instance,
         horizon_ticks: int,
         boundary: Boundary | None = None,
         orders: Orders | None = None,
     ) -> None:
-        self.problem, self.arrays = problem, arrays
-        compute_order = in_any_order(orders, caps) if orders is not None else None
-        self.variables = create_variables(
-            problem, arrays, caps, horizon_ticks, boundary, compute_order
-        )
+        self.instance = instance
+        compute_order = in_any_order(orders, instance.caps) if orders is not None else None
+        self.variables = create_variables(instance, horizon_ticks, boundary, compute_order)
         for constraint in constraints.ALL:
             constraint(self.variables)
 
@@ -123,7 +120,7 @@ class ExactModel:
         status = solver.solve(model)
         found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
         program = (
-            extract(self.problem, self.variables, solver.boolean_value, solver.value)
+            extract(self.instance.problem, self.variables, solver.boolean_value, solver.value)
             if found
             else None
         )
@@ -132,7 +129,7 @@ class ExactModel:
             program=program,
             order=np.argsort(np.array(at, dtype=np.int64), kind="stable")
             if at
-            else np.arange(len(self.arrays.compute_ticks)),
+            else np.arange(len(self.instance.arrays.compute_ticks)),
             bound=int(np.ceil(solver.best_objective_bound - 1e-6)),
             optimal=status == cp_model.OPTIMAL,
             infeasible=status == cp_model.INFEASIBLE,
@@ -153,7 +150,7 @@ def extract(
             groups.setdefault(h, []).append(c)
     coalesced = np.zeros(len(v.arrays.kind), dtype=np.bool_)
     coalesced[[h for h, literal in v.coalesced.items() if holds(literal)]] = True
-    partition = Pricer(problem, v.arrays).partition(
+    partition = Pricer(Instance(problem=problem, arrays=v.arrays)).partition(
         (tuple(sorted(members)) for _, members in sorted(groups.items())), coalesced
     )
     index = {h: b for b, h in enumerate(sorted(groups))}

@@ -6,7 +6,7 @@ more than all steps of all units, the inputs at 0 and the output at (m+1)·W. *T
 compute stream. A unit occupies an interval on both.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 from ortools.sat.python import cp_model
@@ -14,6 +14,7 @@ from ortools.sat.python import cp_model
 from apsched.config import Caps
 from apsched.problem.problem import Problem
 from apsched.schedule.schedule import StepKind
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.partition import Pricer
 from apsched.solver.arrays.problem_arrays import ALL_GATHER, ProblemArrays
 from apsched.solver.arrays.relaxed import without_places
@@ -153,9 +154,7 @@ class Variables:
 
 
 def create_variables(
-    problem: Problem,
-    arrays: ProblemArrays,
-    caps: Caps,
+    instance: Instance,
     horizon_ticks: int,
     boundary: Boundary | None = None,
     compute_order: ComputeOrder | None = None,
@@ -163,22 +162,29 @@ def create_variables(
     """Return all variables with their domains, and the order literals of every pair of units; with
     ``compute order`` of blocks, too.
     """
+    arrays = instance.arrays
     attached = len(arrays.attached_ticks)
     v = Variables(
         model=cp_model.CpModel(),
-        problem=problem,
+        problem=instance.problem,
         arrays=arrays,
-        caps=caps,
+        caps=instance.caps,
         horizon_ticks=horizon_ticks,
         compute_order=compute_order or as_captured(arrays),
         position_step=attached + 2 * len(arrays.kind) + 2,
         boundary=boundary or Boundary(),
     )
     model = v.model
-    pricer = Pricer(problem, arrays if v.compute_order.free is None else without_places(arrays))
+    pricer = Pricer(
+        instance
+        if v.compute_order.free is None
+        else replace(instance, arrays=without_places(arrays))
+    )
     for h in range(len(arrays.kind)):
         for c in range(h, len(arrays.kind)):
-            if c == h or (not {c, h} & v.boundary.pinned.keys() and pricer.allowed((h, c), caps)):
+            if c == h or (
+                not {c, h} & v.boundary.pinned.keys() and pricer.allowed((h, c), instance.caps)
+            ):
                 v.joins[c, h] = model.new_bool_var(f"x[{c},{h}]")
     for c, h in v.joins:
         if c != h and h not in v.coalesced and arrays.coalesces[c] and arrays.coalesces[h]:

@@ -13,7 +13,7 @@ from apsched.schedule.result import Relaxation, Scored
 from apsched.schedule.schedule import Schedule, as_captured
 from apsched.schedule.score import score
 from apsched.schedule.simulate import simulate
-from apsched.solver.arrays.problem_arrays import ProblemArrays
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.reordered import may_move
 from apsched.solver.bounds.any_order.memory import memory_bound_of_any_order
 from apsched.solver.bounds.step_time import memory_bound
@@ -46,11 +46,11 @@ Clash = tuple[str, ...]
 class FeasibilityOracle:
     """Says of caps whether a schedule keeps them, and remembers."""
 
-    def __init__(self, problem: Problem, arrays: ProblemArrays, options: SolveOptions) -> None:
-        self.problem, self.arrays = problem, arrays
+    def __init__(self, instance: Instance, options: SolveOptions) -> None:
+        self.instance, self.problem = instance, instance.problem
         self.options = replace(options, budget=min(options.budget, _EXACT_WORK))
         self.largest = max(
-            (c.output_bytes for c in problem.collectives if not c.on_path), default=0
+            (c.output_bytes for c in instance.problem.collectives if not c.on_path), default=0
         )
         self._known: dict[Caps, tuple[bool | None, Scored | None]] = {}
 
@@ -72,8 +72,8 @@ class FeasibilityOracle:
             return False, None  # alone, a collective has all of its output in flight
         if plan_clashes(self.problem, caps):
             return False, None
-        floor = just_in_time(self.problem, self.arrays, caps)
-        made = [] if floor is None else [expand(self.problem, self.arrays, floor.program)]
+        floor = just_in_time(self.instance.within(caps))
+        made = [] if floor is None else [expand(self.instance, floor.program)]
         if moves and caps.memory_cap_bytes is not None:
             made += self._with_compute_moved(caps, caps.memory_cap_bytes)
         for schedule in (*made, as_captured(self.problem.num_nodes)):
@@ -83,15 +83,13 @@ class FeasibilityOracle:
         if not is_small(self.problem):
             return None, None
         orders = self._mover.orders if moves else None
-        horizon = horizon_ticks(self.problem, self.arrays)
-        exact = ExactModel(self.problem, self.arrays, caps, horizon, orders=orders).any_schedule(
+        horizon = horizon_ticks(self.instance)
+        exact = ExactModel(self.instance.within(caps), horizon, orders=orders).any_schedule(
             self.options
         )
         if exact.program is not None:
-            there, places = self.problem, self.arrays
-            if orders is not None:
-                there, places = orders.problem_of(exact.order), orders.arrays_of(exact.order)
-            return True, score(self.problem, "", expand(there, places, exact.program), caps)
+            there = self.instance if orders is None else orders.in_order(exact.order)
+            return True, score(self.problem, "", expand(there, exact.program), caps)
         return (
             False
             if exact.infeasible and not (orders is not None and orders.keeps_together)
@@ -99,19 +97,23 @@ class FeasibilityOracle:
         ), None
 
     def _memory_bound(self, *, moves: bool) -> int:
-        return memory_bound_of_any_order(self._mover.orders) if moves else memory_bound(self.arrays)
+        return (
+            memory_bound_of_any_order(self._mover.orders)
+            if moves
+            else memory_bound(self.instance.arrays)
+        )
 
     def _with_compute_moved(self, caps: Caps, enough_bytes: int) -> list[Schedule]:
         lower = lower_peak(self._mover, replace(caps, memory_cap_bytes=None), enough_bytes)
         if not lower:
             return []
-        problem, arrays = self._mover.moved(lower[-1].blocks)
-        floor = just_in_time(problem, arrays, caps)
-        return [] if floor is None else [expand(problem, arrays, floor.program)]
+        moved = self._mover.moved(lower[-1].blocks).within(caps)
+        floor = just_in_time(moved)
+        return [] if floor is None else [expand(moved, floor.program)]
 
     @cached_property
     def _mover(self) -> ComputeMover:
-        return ComputeMover(self.problem, self.arrays)
+        return ComputeMover(self.instance)
 
 
 def stated(caps: Caps) -> tuple[str, ...]:

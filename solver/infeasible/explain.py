@@ -11,7 +11,7 @@ from apsched.schedule.memory import lifetimes
 from apsched.schedule.result import FullPlace, Infeasibility, Relaxation
 from apsched.schedule.schedule import Schedule, StepKind
 from apsched.schedule.simulate import simulate
-from apsched.solver.arrays.problem_arrays import ProblemArrays, problem_arrays
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.infeasible.clashing_caps import Clash, FeasibilityOracle, clashes, relaxations
 from apsched.solver.infeasible.clashing_plan import plan_clashes
 from apsched.solver.program.to_schedule import expand
@@ -30,15 +30,14 @@ _WORDS = {
 }
 
 
-def explain(
-    problem: Problem, small: ProblemArrays, caps: Caps, options: SolveOptions
-) -> Infeasibility:
+def explain(instance: Instance, options: SolveOptions) -> Infeasibility:
     """Return the explanation for caps under which no schedule was found."""
-    oracle = FeasibilityOracle(problem, small, options)
+    problem, caps = instance.problem, instance.caps
+    oracle = FeasibilityOracle(instance, options)
     found, proven = clashes(oracle, caps)
     relaxed = relaxations(oracle, caps, found, proven, options)
     names = {name for clash in found for name in clash}
-    places = _full_places(problem, small, caps) if "memory_cap_bytes" in names else ()
+    places = _full_places(instance) if "memory_cap_bytes" in names else ()
     nodes = [place.node for place in places]
     if caps.in_flight_cap_bytes is not None and "in_flight_cap_bytes" in names:
         big = [
@@ -100,7 +99,7 @@ def _without_plan(problem: Problem, caps: Caps) -> list[str]:
     free = without_plan(problem)
     if free is problem or caps.memory_cap_bytes is None:
         return []
-    least = just_in_time(free, problem_arrays(free), caps)
+    least = just_in_time(Instance.of(free, caps))
     if least is None or least.peak_memory_bytes > caps.memory_cap_bytes:
         return []
     return [f"without the plan {show_bytes(least.peak_memory_bytes)} would do"]
@@ -110,15 +109,16 @@ def _show(name: str, value: int) -> str:
     return show_bytes(value) if name.endswith("bytes") else str(value)
 
 
-def _full_places(problem: Problem, small: ProblemArrays, caps: Caps) -> tuple[FullPlace, ...]:
+def _full_places(instance: Instance) -> tuple[FullPlace, ...]:
     """Return the fullest compute nodes, one of each module, of the schedule that holds everything
     as briefly as it can.
     """
-    floor = just_in_time(problem, small, without_caps_on_launches(caps))
+    problem = instance.problem
+    floor = just_in_time(instance.within(without_caps_on_launches(instance.caps)))
     assert floor is not None  # it keeps every other cap
-    schedule = expand(problem, small, floor.program)
+    schedule = expand(instance, floor.program)
     live = simulate(problem, schedule).live_bytes
-    cap = caps.memory_cap_bytes or 0
+    cap = instance.caps.memory_cap_bytes or 0
     places: dict[str, FullPlace] = {}
     for k in sorted((k for k in range(len(live)) if live[k] > cap), key=lambda k: -live[k]):
         step = schedule.steps[k]

@@ -5,7 +5,7 @@ from apsched.errors import InputError
 from apsched.problem.problem import Problem
 from apsched.schedule.result import SolveResult
 from apsched.schedule.score import score
-from apsched.solver.arrays.problem_arrays import problem_arrays
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.baselines import baselines
 from apsched.solver.bounds.memory_and_launches import later_bounds
 from apsched.solver.infeasible.explain import explain
@@ -36,13 +36,13 @@ def solve_with_milp(
         raise InputError(
             "contention: the MILP does not know it; leave it out, or solve with cp-sat"
         )
-    small = problem_arrays(problem)
-    if small.coalesces.any():
+    instance = Instance.of(problem, caps)
+    if instance.arrays.coalesces.any():
         raise InputError(
             "coalesced_member_us: the MILP knows flat buckets only; expected costs without it, or"
             " --solver cp-sat"
         )
-    made = baselines(problem, small, caps)
+    made = baselines(instance)
     known = min((b for b in made if b.fits), key=lambda b: b.step_time_ticks, default=None)
     found = solve_milp(
         problem,
@@ -67,7 +67,7 @@ def solve_with_milp(
     who = f"milp ({found.solver_name})"
     if best is None:
         return SolveResult.infeasible(
-            explain(problem, small, caps, options),
+            explain(instance, options),
             bound_ticks=found.bound_ticks,
             bound_source=who,
             baselines=made,
@@ -75,7 +75,7 @@ def solve_with_milp(
             floor_bound_bytes=floor_bound,
             solved_by=who,
         )
-    later = later_bounds(problem, small, caps, best, 0, floor_bound)
+    later = later_bounds(instance, best, 0, floor_bound)
     return SolveResult.found(
         best,
         bound_ticks=found.bound_ticks,

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from apsched.kinds import NodeKind
 from apsched.problem.problem import Problem
 from apsched.schedule.schedule import Bucket, Schedule, Step, StepKind
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.partition import Members
-from apsched.solver.arrays.problem_arrays import ALL_GATHER, ProblemArrays
+from apsched.solver.arrays.problem_arrays import ALL_GATHER
 from apsched.solver.program.program import COPY_IN, COPY_OUT, LAUNCH, NODE, START, WAIT, Program
 
 
@@ -37,13 +38,14 @@ class Emitter:
             self._emit(heapq.heappop(self.ready))
 
 
-def expand(problem: Problem, arrays: ProblemArrays, program: Program) -> Schedule:
+def expand(instance: Instance, program: Program) -> Schedule:
     """Return the schedule that ``program`` stands for."""
-    return _Expansion(problem, arrays, program).schedule()
+    return _Expansion(instance, program).schedule()
 
 
 class _Expansion(Emitter):
-    def __init__(self, problem: Problem, arrays: ProblemArrays, program: Program) -> None:
+    def __init__(self, instance: Instance, program: Program) -> None:
+        problem = instance.problem
         moved = {*problem.compute_order, *problem.travels, *problem.collective_of_node}
         super().__init__(
             problem,
@@ -52,7 +54,7 @@ class _Expansion(Emitter):
                 for i in range(problem.num_nodes)
             ],
         )
-        self.arrays, self.program = arrays, program
+        self.arrays, self.program = instance.arrays, program
         groups = program.partition.buckets
         self.bucket_index = {
             b: i for i, b in enumerate(b for b, members in enumerate(groups) if len(members) > 1)

@@ -68,7 +68,7 @@ def lower_peak(mover: ComputeMover, caps: Caps, enough_bytes: int) -> tuple[Lowe
 
 
 def _floor(mover: ComputeMover, blocks: Ints, caps: Caps) -> Floor | None:
-    return just_in_time(*mover.moved(blocks), caps)
+    return just_in_time(mover.moved(blocks).within(caps))
 
 
 def _neighbours(mover: ComputeMover, blocks: Ints, floor: Floor) -> Iterator[Ints]:
@@ -105,7 +105,7 @@ def _parted(blocks: Ints, begin: int, past: int, chosen: set[int], *, first: boo
 
 def _place_of_peak(mover: ComputeMover, blocks: Ints, floor: Floor) -> int:
     """Return which of ``blocks`` runs where, or last before, the most is alive."""
-    stands = trace(mover.moved(blocks)[1], floor.program)
+    stands = trace(mover.moved(blocks).arrays, floor.program)
     at = int(
         np.searchsorted(stands.first_position, int(np.argmax(stands.live_bytes)), side="right")
     )

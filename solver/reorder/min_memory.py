@@ -2,13 +2,13 @@
 formulation.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from apsched.config import Caps, SolveOptions
 from apsched.problem.problem import Problem
 from apsched.schedule.schedule import Schedule
 from apsched.schedule.score import score
-from apsched.solver.arrays.problem_arrays import ProblemArrays, problem_arrays
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.reordered import may_move
 from apsched.solver.bounds.any_order.memory import memory_bound_of_any_order
 from apsched.solver.bounds.step_time import memory_bound
@@ -58,15 +58,9 @@ def least_memory(
     Where no known schedule keeps the other caps, those on bytes in flight and on prefetch are left
     out.
     """
-    caps, options = caps or Caps(), options or SolveOptions()
-    small = problem_arrays(problem)
-    found = least_memory_with(
-        problem,
-        small,
-        ComputeMover(problem, small) if may_move(problem, caps) else None,
-        caps,
-        options,
-    )
+    instance = Instance.of(problem, caps)
+    mover = ComputeMover(instance) if may_move(problem, instance.caps) else None
+    found = least_memory_with(instance, mover, options or SolveOptions())
     return found.peak_bytes, found.bound_bytes
 
 
@@ -76,53 +70,50 @@ def schedule_of_least_memory(
     """Return the schedule with the least peak that is known, with the other caps as in ``caps``;
     ``None`` where none keeps those.
     """
-    options, small = options or SolveOptions(), problem_arrays(problem)
-    mover = ComputeMover(problem, small) if may_move(problem, caps) else None
-    found = least_memory_with(problem, small, mover, caps, options)
+    instance = Instance.of(problem, caps)
+    mover = ComputeMover(instance) if may_move(problem, caps) else None
+    found = least_memory_with(instance, mover, options or SolveOptions())
     lower = (
         found.lowered[-1]
         if mover is not None and found.peak_bytes < found.as_captured_bytes
         else None
     )
     if mover is None or lower is None:
-        return None if found.as_captured is None else expand(problem, small, found.as_captured)
-    there, places = mover.moved(lower.blocks)
+        return None if found.as_captured is None else expand(instance, found.as_captured)
+    there = mover.moved(lower.blocks)
     if lower.program is not None:
-        return expand(there, places, lower.program)
-    least = just_in_time(there, places, replace(caps, memory_cap_bytes=None))
-    return None if least is None else expand(there, places, least.program)
+        return expand(there, lower.program)
+    least = just_in_time(there.without_memory_cap())
+    return None if least is None else expand(there, least.program)
 
 
 def least_memory_with(
-    problem: Problem,
-    small: ProblemArrays,
+    instance: Instance,
     mover: ComputeMover | None,
-    caps: Caps,
     options: SolveOptions,
 ) -> LeastMemory:
     """As :func:`least_memory`; with a ``mover`` where compute may move."""
-    caps = replace(caps, memory_cap_bytes=None)
-    least, bound, program = _as_captured(problem, small, caps, options)
+    instance = instance.without_memory_cap()
+    least, bound, program = _as_captured(instance, options)
     if mover is None:
         return LeastMemory(
             peak_bytes=least, bound_bytes=bound, as_captured_bytes=least, as_captured=program
         )
     bound = min(memory_bound_of_any_order(mover.orders), least)
-    lowered = lower_peak(mover, caps, bound)
+    lowered = lower_peak(mover, instance.caps, bound)
     lowest = min((least, *(lower.peak_bytes for lower in lowered)))
-    if bound < lowest and is_small(problem):
+    if bound < lowest and is_small(instance.problem):
         exact = ExactModel(
-            problem, small, caps, horizon_ticks(problem, small), orders=mover.orders
+            instance,
+            horizon_ticks(instance),
+            orders=mover.orders,
         ).minimize_peak(options, None)
         if not mover.orders.keeps_together:
-            bound = max(bound, min(exact.bound + small.kept_bytes, lowest))
+            bound = max(bound, min(exact.bound + instance.arrays.kept_bytes, lowest))
         if exact.program is not None:
-            there, places = (
-                mover.orders.problem_of(exact.order),
-                mover.orders.arrays_of(exact.order),
-            )
+            there = mover.orders.in_order(exact.order)
             peak = score(
-                there, "floor", expand(there, places, exact.program), caps
+                there.problem, "floor", expand(there, exact.program), instance.caps
             ).peak_memory_bytes
             if peak < lowest:
                 lowest, lowered = (
@@ -145,23 +136,22 @@ def least_memory_with(
     )
 
 
-def _as_captured(
-    problem: Problem, small: ProblemArrays, caps: Caps, options: SolveOptions
-) -> tuple[int, int, Program | None]:
-    known = just_in_time(problem, small, caps)
-    bound = memory_bound(small)
+def _as_captured(instance: Instance, options: SolveOptions) -> tuple[int, int, Program | None]:
+    problem = instance.problem
+    known = just_in_time(instance)
+    bound = memory_bound(instance.arrays)
     if known is not None and (known.peak_memory_bytes <= bound or not is_small(problem)):
         return known.peak_memory_bytes, min(bound, known.peak_memory_bytes), known.program
     if is_small(problem):
-        exact = ExactModel(problem, small, caps, horizon_ticks(problem, small)).minimize_peak(
+        exact = ExactModel(instance, horizon_ticks(instance)).minimize_peak(
             options, known.program if known else None
         )
         if exact.program is not None:
             peak = score(
-                problem, "floor", expand(problem, small, exact.program), caps
+                problem, "floor", expand(instance, exact.program), instance.caps
             ).peak_memory_bytes
-            return peak, max(bound, exact.bound + small.kept_bytes), exact.program
-    lifted = known or just_in_time(problem, small, without_caps_on_launches(caps))
+            return peak, max(bound, exact.bound + instance.arrays.kept_bytes), exact.program
+    lifted = known or just_in_time(instance.within(without_caps_on_launches(instance.caps)))
     assert lifted is not None  # it keeps every other cap
     return (
         lifted.peak_memory_bytes,
@@ -176,10 +166,11 @@ def is_small(problem: Problem) -> bool:
     return units * (units // 2 + len(problem.compute_order)) <= _SMALL_LITERALS
 
 
-def horizon_ticks(problem: Problem, small: ProblemArrays) -> int:
+def horizon_ticks(instance: Instance) -> int:
     """Return a step time that some schedule of every partition keeps: everything one after the
     other, copies and all.
     """
+    problem, small = instance.problem, instance.arrays
     transfers = sum(int(t) for t in small.transfer_ticks)
     pessimistic = sum(
         problem.keys[c.key].price(sum(d.size_bytes for d in problem.collectives))

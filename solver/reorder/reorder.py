@@ -13,8 +13,9 @@ import numpy as np
 
 from apsched.config import Caps
 from apsched.problem.problem import Problem
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.partition import Partition, Pricer
-from apsched.solver.arrays.problem_arrays import ALL_GATHER, Ints, ProblemArrays
+from apsched.solver.arrays.problem_arrays import ALL_GATHER, Ints
 from apsched.solver.arrays.reordered import Orders
 from apsched.solver.program.evaluate import trace
 from apsched.solver.program.program import NODE
@@ -42,10 +43,10 @@ class Moved:
 class ComputeMover:
     """Looks for better orders of the compute of one problem."""
 
-    def __init__(self, problem: Problem, arrays: ProblemArrays) -> None:
-        self.problem = problem
-        self.orders = Orders(problem, arrays)
-        self._pricer = Pricer(problem, arrays)
+    def __init__(self, instance: Instance) -> None:
+        self.problem = instance.problem
+        self.orders = Orders(instance)
+        self._pricer = Pricer(instance)
 
     @property
     def captured(self) -> Ints:
@@ -69,10 +70,9 @@ class ComputeMover:
             np.array([place[node] for node in problem.compute_order], dtype=np.int64)
         )
 
-    def moved(self, blocks: Ints) -> tuple[Problem, ProblemArrays]:
-        """Return the problem with its compute in the order of ``blocks``, and its compact form."""
-        compute_order = self.compute_order(blocks)
-        return self.orders.problem_of(compute_order), self.orders.arrays_of(compute_order)
+    def moved(self, blocks: Ints) -> Instance:
+        """Return the instance with its compute in the order of ``blocks``."""
+        return self.orders.in_order(self.compute_order(blocks))
 
     def is_near(self, blocks: Ints, caps: Caps) -> bool:
         """Whether no node is further from where it was captured than the cap allows."""
@@ -126,8 +126,7 @@ class ComputeMover:
         """Return the best of a few policies for the buckets of ``like`` around ``blocks``, and by
         how many bytes none of them fits.
         """
-        problem, arrays = self.moved(blocks)
-        decoder = Decoder(Pricer(problem, arrays, self._pricer), caps)
+        decoder = Decoder(Pricer(self.moved(blocks), self._pricer), caps)
         best: Candidate | None = None
         excess = _UNLIMITED
         others = [replace(p, coalesced=like.policy.coalesced) for p in FIRST_POLICIES]
@@ -152,12 +151,11 @@ class ComputeMover:
         return (Moved(blocks=blocks, candidate=best) if best is not None else None), excess
 
     def _pass(self, here: Moved, caps: Caps) -> tuple[Pass, Units]:
-        problem, arrays = self.moved(here.blocks)
-        pricer = Pricer(problem, arrays, self._pricer)
+        pricer = Pricer(self.moved(here.blocks), self._pricer)
         program = Decoder(pricer, caps).program(
             here.candidate.labels, here.candidate.policy, here.candidate.steer_bytes
         )
-        stands = trace(arrays, program)
+        stands = trace(pricer.arrays, program)
         p, compute_order = self.orders.precedence, self.compute_order(here.blocks)
         block = p.block_of[compute_order]
         is_compute = program.operation == NODE

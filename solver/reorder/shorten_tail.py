@@ -77,15 +77,15 @@ def with_shorter_tail(
     for _ in range(_MOST_ROUNDS):
         assert best.best is not None
         program = best.program()
-        tail = tail_of(best.arrays, program)
+        tail = tail_of(best.instance.arrays, program)
         if tail is None or tail.ticks <= worth_ticks or best.step_time_ticks <= stop_at_ticks:
             break
-        here = mover.blocks_of(best.problem)
-        orders = list(orders_of_the_end(mover, search.caps, here, program, tail))
+        here = mover.blocks_of(best.instance.problem)
+        orders = list(orders_of_the_end(mover, search.instance.caps, here, program, tail))
         found = [
             moved
             for order in orders
-            if (moved := mover.judged(order, best.best, search.caps)[0]) is not None
+            if (moved := mover.judged(order, best.best, search.instance.caps)[0]) is not None
         ]
         if not found:
             break
@@ -112,11 +112,11 @@ def _searched_at_the_end(
     stop_at_ticks: int,
 ) -> Search:
     """Return the search around ``found``, with the buckets launched near the end searched anew."""
-    around = search.around(*mover.moved(found.blocks), evaluations)
+    around = search.around(mover.moved(found.blocks), evaluations)
     around.consider(found.candidate)
     program = around.program()
     near = around.step_time_ticks - _NEAR * tail.ticks
-    where = trace(around.arrays, program)
+    where = trace(around.instance.arrays, program)
     launches = program.operation == LAUNCH
     late = np.zeros(len(program.partition.buckets), dtype=np.bool_)
     late[program.argument[launches & (where.begin_ticks >= near)]] = True

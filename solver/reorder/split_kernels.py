@@ -13,13 +13,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from apsched.config import Caps, SolveOptions
+from apsched.config import SolveOptions
 from apsched.kinds import KernelCut
-from apsched.problem.problem import Problem
 from apsched.schedule.kernel_cuts import pieces, with_cut
 from apsched.schedule.memory import lifetimes, live_bytes
 from apsched.schedule.schedule import StepKind
-from apsched.solver.arrays.problem_arrays import ProblemArrays, problem_arrays
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.program.to_schedule import expand
 from apsched.solver.reorder.lower_peak import lower_peak
 from apsched.solver.reorder.min_memory import LeastMemory, is_small, least_memory_with
@@ -33,29 +32,26 @@ _MOST_CUTS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitting:
-    """A problem with some of its kernels cut, and what is known of it."""
+    """An instance, perhaps with some of its kernels cut, and what is known of it."""
 
-    problem: Problem
-    arrays: ProblemArrays
+    instance: Instance
     mover: ComputeMover | None
     floor: LeastMemory
 
 
-def cut_to_fit(whole: Fitting, caps: Caps, options: SolveOptions) -> Fitting:
+def cut_to_fit(whole: Fitting, options: SolveOptions) -> Fitting:
     """Return ``whole`` with kernels cut until its least known peak is within the cap on memory, or
     nothing lowers it.
     """
-    cap, best = caps.memory_cap_bytes, whole
+    cap, best = whole.instance.caps.memory_cap_bytes, whole
     if cap is None or whole.mover is None or whole.floor.bound_bytes > cap:
         return whole
     for _ in range(_MOST_CUTS):
         if best.floor.peak_bytes <= cap:
             break
         found = best
-        for cut in _cuts_at_peak(best, caps)[:_TRIED]:
-            found = min(
-                found, _with_cut(best, cut, caps, options, cap), key=lambda f: f.floor.peak_bytes
-            )
+        for cut in _cuts_at_peak(best)[:_TRIED]:
+            found = min(found, _with_cut(best, cut, options, cap), key=lambda f: f.floor.peak_bytes)
             if found.floor.peak_bytes <= cap:
                 return found
         if found is best:
@@ -64,30 +60,28 @@ def cut_to_fit(whole: Fitting, caps: Caps, options: SolveOptions) -> Fitting:
     return best
 
 
-def _with_cut(
-    here: Fitting, cut: KernelCut, caps: Caps, options: SolveOptions, cap_bytes: int
-) -> Fitting:
-    problem = with_cut(here.problem, cut)
-    small = problem_arrays(problem)
-    mover = ComputeMover(problem, small)
-    if is_small(problem):
-        floor = least_memory_with(problem, small, mover, caps, options)
+def _with_cut(here: Fitting, cut: KernelCut, options: SolveOptions, cap_bytes: int) -> Fitting:
+    instance = Instance.of(with_cut(here.instance.problem, cut), here.instance.caps)
+    mover = ComputeMover(instance)
+    if is_small(instance.problem):
+        floor = least_memory_with(instance, mover, options)
     else:  # the bound, and what is known as captured, are those of whole kernels
-        lowered = lower_peak(mover, replace(caps, memory_cap_bytes=None), cap_bytes)
+        lowered = lower_peak(mover, instance.without_memory_cap().caps, cap_bytes)
         least = min((here.floor.peak_bytes, *(lower.peak_bytes for lower in lowered)))
         floor = replace(here.floor, peak_bytes=least, lowered=lowered)
-    return Fitting(problem=problem, arrays=small, mover=mover, floor=floor)
+    return Fitting(instance=instance, mover=mover, floor=floor)
 
 
-def _cuts_at_peak(here: Fitting, caps: Caps) -> list[KernelCut]:
+def _cuts_at_peak(here: Fitting) -> list[KernelCut]:
     """Return the cuts, those first that may free the most bytes at the peak of the least known."""
     assert here.mover is not None
     blocks = here.floor.lowered[-1].blocks if here.floor.lowered else here.mover.captured
-    problem, small = here.mover.moved(blocks)
-    least = just_in_time(problem, small, replace(caps, memory_cap_bytes=None))
+    moved = here.mover.moved(blocks)
+    problem = moved.problem
+    least = just_in_time(moved.without_memory_cap())
     if least is None:
         return []
-    schedule = expand(problem, small, least.program)
+    schedule = expand(moved, least.program)
     peak = int(np.argmax(live_bytes(problem, schedule)))
     at = {step.index: k for k, step in enumerate(schedule.steps) if step.kind is StepKind.NODE}
     alive = [

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from apsched.config import Caps
-from apsched.problem.problem import Problem
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.partition import Pricer
 from apsched.solver.arrays.problem_arrays import ProblemArrays
 from apsched.solver.program.evaluate import evaluate, most_prefetch
@@ -26,15 +26,16 @@ class Floor:
     peak_memory_bytes: int
 
 
-def just_in_time(problem: Problem, arrays: ProblemArrays, caps: Caps) -> Floor | None:
+def just_in_time(instance: Instance) -> Floor | None:
     """Return the just-in-time schedule with the least peak that keeps the other caps; None where
     none of them does.
     """
-    pricer = Pricer(problem, arrays)
+    caps = instance.caps
+    pricer = Pricer(instance)
     tiny = _TINY_BYTES if caps.bucket_cap_bytes is None else min(_TINY_BYTES, caps.bucket_cap_bytes)
     small = Caps(bucket_cap_bytes=tiny, max_topo_span=caps.max_topo_span)
     partitions = [pricer.partition_of(pricer.tables.plan_groups.leader)]
-    partitions.append(pricer.partition_of(group(pricer, small, range(len(problem.keys)))))
+    partitions.append(pricer.partition_of(group(pricer, small, range(len(instance.problem.keys)))))
     best: Floor | None = None
     for partition in partitions:
         for policy in JUST_IN_TIME:
@@ -45,8 +46,8 @@ def just_in_time(problem: Problem, arrays: ProblemArrays, caps: Caps) -> Floor |
                 caps,
                 memory_cap_bytes=0 if policy.wait_reductions_at_once else None,
             )
-            figures = evaluate(arrays, program)
-            if not _keeps(arrays, program, figures, caps):
+            figures = evaluate(instance.arrays, program)
+            if not _keeps(instance.arrays, program, figures, caps):
                 continue
             if best is None or figures.peak_memory_bytes < best.peak_memory_bytes:
                 best = Floor(program=program, peak_memory_bytes=figures.peak_memory_bytes)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from apsched.config import Caps
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.problem_arrays import Bools, Ints, ProblemArrays
 from apsched.solver.program.evaluate import evaluate, trace
 from apsched.solver.program.program import (
@@ -75,13 +75,16 @@ class _Course:
     """(B,) end of each transfer."""
 
 
-def late_waits(arrays: ProblemArrays, program: Program, caps: Caps) -> Program:
+def late_waits(instance: Instance, program: Program) -> Program:
     """Return ``program`` with its waits as late as its peak, its step time and ``caps`` allow."""
+    arrays = instance.arrays
     if not program.partition.buckets:
         return program
     limits = evaluate(arrays, program)
     in_flight_cap = (
-        limits.peak_in_flight_bytes if caps.in_flight_cap_bytes is not None else int(UNLIMITED)
+        limits.peak_in_flight_bytes
+        if instance.caps.in_flight_cap_bytes is not None
+        else int(UNLIMITED)
     )
     best = program
     for share in _SHARES:
@@ -264,6 +267,6 @@ def _limits(arrays: ProblemArrays, program: Program, course: _Course) -> Ints:
     np.minimum.at(limits, p.bucket_of, np.minimum(arrays.need_slot, arrays.wait_last))
     for i in np.nonzero(np.isin(program.operation, (LAUNCH, COPY_IN)))[0].tolist():
         for c in p.buckets[program.argument[i]]:
-            for d in arrays.after_list[arrays.after_begin[c] : arrays.after_begin[c + 1]]:
+            for d in arrays.awaited_by(c):
                 limits[p.bucket_of[d]] = min(limits[p.bucket_of[d]], course.slot[i] - 1)
     return limits

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from apsched.config import Caps
-from apsched.problem.problem import Problem
 from apsched.schedule.schedule import Bucket
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.partition import Pricer
 from apsched.solver.arrays.problem_arrays import Bools, Ints, ProblemArrays
 from apsched.solver.program.program import Figures, Program
@@ -64,9 +64,7 @@ class Candidate:
 class Search:
     """One search: the problem, the caps, the best so far, and the evaluations left."""
 
-    problem: Problem
-    arrays: ProblemArrays
-    caps: Caps
+    instance: Instance
     report: Callable[[str, int], None]
     """Called with the stage and the best step time in ticks."""
     max_evaluations: int
@@ -81,9 +79,9 @@ class Search:
     _tried: set[tuple[bytes, Policy, int | None]] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
-        self.pricer = Pricer(self.problem, self.arrays)
-        self._judge = Decoder(self.pricer, self.caps)
-        self._neighbourhood = Neighbourhood(self.arrays)
+        self.pricer = Pricer(self.instance)
+        self._judge = Decoder(self.pricer, self.instance.caps)
+        self._neighbourhood = Neighbourhood(self.instance.arrays)
 
     @property
     def evaluations(self) -> int:
@@ -96,12 +94,11 @@ class Search:
         assert self.best is not None
         return self.best.figures.step_time_ticks
 
-    def around(self, problem: Problem, arrays: ProblemArrays, max_evaluations: int) -> "Search":
+    def around(self, instance: Instance, max_evaluations: int) -> "Search":
         """Return a new search for the same under another order of the compute."""
         return replace(
             self,
-            problem=problem,
-            arrays=arrays,
+            instance=instance.within(self.instance.caps),
             max_evaluations=max_evaluations,
             best=None,
             _below=None,
@@ -116,7 +113,7 @@ class Search:
         """Return the candidate if it keeps the caps; steer lower where the policy overshot the
         memory cap.
         """
-        cap = self.caps.memory_cap_bytes if steer_bytes is None else steer_bytes
+        cap = self.instance.caps.memory_cap_bytes if steer_bytes is None else steer_bytes
         for _ in range(_STEERING_ROUNDS):
             figures = self._judge.figures(labels, policy, cap)
             if figures is None:
@@ -125,18 +122,21 @@ class Search:
                 return Candidate(labels, policy, cap, figures)
             if (
                 cap is None
-                or self.caps.memory_cap_bytes is None
-                or figures.peak_memory_bytes <= self.caps.memory_cap_bytes
+                or self.instance.caps.memory_cap_bytes is None
+                or figures.peak_memory_bytes <= self.instance.caps.memory_cap_bytes
             ):
                 return None
-            cap -= figures.peak_memory_bytes - self.caps.memory_cap_bytes
+            cap -= figures.peak_memory_bytes - self.instance.caps.memory_cap_bytes
         return None
 
     def keeps_caps(self, figures: Figures) -> bool:
         """Whether the caps that a position can break are kept (those on buckets hold by
         construction).
         """
-        memory, in_flight = self.caps.memory_cap_bytes, self.caps.in_flight_cap_bytes
+        memory, in_flight = (
+            self.instance.caps.memory_cap_bytes,
+            self.instance.caps.in_flight_cap_bytes,
+        )
         return (memory is None or figures.peak_memory_bytes <= memory) and (
             in_flight is None or figures.peak_in_flight_bytes <= in_flight
         )
@@ -154,10 +154,10 @@ class Search:
         """Partitions under two policies; the best of them under all; then the best partition of
         each key in turn.
         """
-        partitions = list(families(self.pricer, self.caps))
+        partitions = list(families(self.pricer, self.instance.caps))
         tried: list[tuple[tuple[int, int, int], int]] = []
         for i, labels in enumerate(partitions):
-            for policy in in_forms(self.arrays, FIRST_POLICIES):
+            for policy in in_forms(self.instance.arrays, FIRST_POLICIES):
                 candidate = self.evaluate(labels, policy, None)
                 self.consider(candidate)
                 if candidate is not None:
@@ -165,31 +165,36 @@ class Search:
         promising = list(dict.fromkeys(i for _, i in sorted(tried)))[:_PROMISING] or list(
             range(len(partitions))
         )
-        steers = (None,) if self.caps.memory_cap_bytes is None else (None, self.floor_bytes)
+        steers = (
+            (None,) if self.instance.caps.memory_cap_bytes is None else (None, self.floor_bytes)
+        )
         for i in promising:
-            for policy in in_forms(self.arrays, policies(self.arrays)):
+            for policy in in_forms(self.instance.arrays, policies(self.instance.arrays)):
                 for steer in steers:  # a looser cap must not lose what a tight one finds
                     self.consider(self.evaluate(partitions[i], policy, steer))
         if self.best is None:
             return
         for _ in range(2):
-            for key in range(len(self.problem.keys)):
+            for key in range(len(self.instance.problem.keys)):
                 for labels in partitions:
                     # labels name members, and buckets keep to one key
-                    mixed = np.where(self.arrays.key == key, labels, self.best.labels)
+                    mixed = np.where(self.instance.arrays.key == key, labels, self.best.labels)
                     if not np.array_equal(mixed, self.best.labels):
                         self.consider(self.evaluate(mixed, self.best.policy, self.best.steer_bytes))
-            for policy in like(self.best.policy, policies(self.arrays)):
+            for policy in like(self.best.policy, policies(self.instance.arrays)):
                 self.consider(self.evaluate(self.best.labels, policy, None))
         self.report("portfolio", self.best.figures.step_time_ticks)
 
     def try_buckets(self, buckets: Sequence[Bucket]) -> None:
         """Consider these buckets, all others alone, under all policies."""
-        labels, coalesced = np.arange(len(self.arrays.kind)), bytearray(len(self.arrays.kind))
+        labels, coalesced = (
+            np.arange(len(self.instance.arrays.kind)),
+            bytearray(len(self.instance.arrays.kind)),
+        )
         for bucket in buckets:
             labels[list(bucket.members)] = min(bucket.members)
             coalesced[min(bucket.members)] = bucket.coalesced
-        for policy in policies(self.arrays):
+        for policy in policies(self.instance.arrays):
             self.consider(
                 self.evaluate(
                     labels,
@@ -223,9 +228,7 @@ class Search:
         the search under any of them is a part of the search under all looser ones.
         """
         below = Search(
-            problem=self.problem,
-            arrays=self.arrays,
-            caps=caps,
+            instance=self.instance.within(caps),
             report=lambda stage, ticks: None,
             max_evaluations=num_evaluations,
             floor_bytes=self.floor_bytes,
@@ -236,7 +239,7 @@ class Search:
             below.consider(self._below)
         below.improve(stop_at_ticks)
         self._below = below.best
-        if below.best is not None and caps.max_prefetch != self.caps.max_prefetch:
+        if below.best is not None and caps.max_prefetch != self.instance.caps.max_prefetch:
             self._below = _kept_as_near(below.best, caps)
         self.consider(self._below)
 
@@ -283,7 +286,7 @@ class Search:
         assert self.best is not None
         improved = False
         for mask in flips(
-            self.arrays, self.best.labels, self.best.policy, self._neighbourhood.alike
+            self.instance.arrays, self.best.labels, self.best.policy, self._neighbourhood.alike
         ):
             if self._done(stop_at_ticks):
                 break
@@ -296,7 +299,7 @@ class Search:
         assert self.best is not None
         improved = False
         for steer in dict.fromkeys((self.best.steer_bytes, None)):
-            for policy in like(self.best.policy, policies(self.arrays)):
+            for policy in like(self.best.policy, policies(self.instance.arrays)):
                 improved |= self._try(self.best.labels, policy, steer)
         return improved
 
@@ -333,8 +336,8 @@ class Search:
         here, first = self.best, self.evaluations
         rng = random.Random(_SEED + first)
         highest = self.best.figures.step_time_ticks * _THRESHOLD
-        others = policies(self.arrays)
-        forms = np.nonzero(self.arrays.coalesces)[0].tolist()
+        others = policies(self.instance.arrays)
+        forms = np.nonzero(self.instance.arrays.coalesces)[0].tolist()
         while (done := self.evaluations - first) < num_evaluations and not self._done(
             stop_at_ticks
         ):
@@ -372,7 +375,7 @@ class Search:
         """
         if self.best is None:
             return
-        for policy in (self.best.policy, *like(self.best.policy, policies(self.arrays))):
+        for policy in (self.best.policy, *like(self.best.policy, policies(self.instance.arrays))):
             low, high = 0, self.best.figures.peak_memory_bytes
             for _ in range(_BISECTIONS):
                 middle = (low + high) // 2

@@ -11,8 +11,8 @@ from apsched.problem.problem import Problem
 from apsched.schedule.schedule import Bucket
 from apsched.schedule.verify import verify
 from apsched.solver import solve
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.partition import Pricer
-from apsched.solver.arrays.problem_arrays import problem_arrays
 from apsched.solver.baselines import TOPO_SPAN, baselines
 from apsched.solver.search.grouping import group
 from tests.helpers.problems.by_hand import ByHand, line
@@ -43,7 +43,11 @@ def gathers(*groups: str, apart: int = 1) -> Problem:
 
 def merged(problem: Problem, caps: Caps) -> list[list[int]]:
     """What the greedy puts together under ``caps``, on all keys."""
-    labels = group(Pricer(problem, problem_arrays(problem)), caps, range(len(problem.keys)))
+    labels = group(
+        Pricer(Instance.of(problem)),
+        caps,
+        range(len(problem.keys)),
+    )
     return [
         [c for c, label in enumerate(labels) if label == head] for head in dict.fromkeys(labels)
     ]
@@ -52,9 +56,7 @@ def merged(problem: Problem, caps: Caps) -> list[list[int]]:
 def by_span(problem: Problem) -> tuple[Bucket, ...]:
     """The buckets of the baseline of #481: primary group, bytes and span."""
     return next(
-        b
-        for b in baselines(problem, problem_arrays(problem), Caps())
-        if b.name == "greedy_bytes_span"
+        b for b in baselines(Instance.of(problem)) if b.name == "greedy_bytes_span"
     ).schedule.buckets
 
 
@@ -74,9 +76,7 @@ def test_a_graph_without_collectives_gives_no_buckets():
     hand = ByHand()
     problem = hand.output(hand.compute("mm", 5, hand.input("x", KIB), size=KIB))
     assert by_span(problem) == ()
-    assert all(
-        score.num_launches == 0 for score in baselines(problem, problem_arrays(problem), Caps())
-    )
+    assert all(score.num_launches == 0 for score in baselines(Instance.of(problem)))
 
 
 @pytest.mark.parametrize("order", [("a", "b", "a", "b"), ("b", "a", "b", "a")])

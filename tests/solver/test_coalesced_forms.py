@@ -12,14 +12,15 @@ from apsched.errors import InputError
 from apsched.problem.problem import Problem
 from apsched.schedule.verify import verify
 from apsched.solver import solve
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.problem_arrays import problem_arrays
 from apsched.solver.arrays.relaxed import without_copies
+from apsched.solver.bounds.best import fixed_order_bound
 from apsched.solver.bounds.memory_and_launches import launches_bound, peak_bound
 from apsched.solver.bounds.step_time import memory_bound
 from apsched.solver.milp.answer import solve_with_milp
 from apsched.solver.reorder.min_memory import is_small
 from apsched.solver.search.local_search import Search
-from apsched.solver.solve import best_bound
 from tests.helpers.oracle import Optimum, best_schedule, least_memory
 from tests.helpers.problems.strategies import (
     layered_problem,
@@ -62,7 +63,7 @@ def test_no_bound_is_above_the_optimum_with_either_form(chunk: int) -> None:
         if best is None:
             continue
         small = problem_arrays(problem)
-        bound = best_bound(problem, small, caps)
+        bound = fixed_order_bound(Instance(problem=problem, arrays=small, caps=caps))
         assert bound.ticks <= best.step_time_ticks, seed
         assert memory_bound(small) <= least_memory(problem, caps), seed
         num_coalesced += coalesced(best)
@@ -107,9 +108,7 @@ def test_search_alone_finds_as_much_with_forms_as_without() -> None:
             here = replace(problem, keys=keys)
             best = best_schedule(here, caps)
             search = Search(
-                problem=here,
-                arrays=problem_arrays(here),
-                caps=caps,
+                instance=Instance.of(here, caps),
                 report=lambda *_: None,
                 max_evaluations=2_000,
                 floor_bytes=0,
@@ -144,9 +143,14 @@ def test_large_problems_gain_by_it_where_members_cost_nothing(seed: int) -> None
     assert other.best.step_time_ticks <= one.best.step_time_ticks * 1.001
     assert other.bound_ticks <= other.best.step_time_ticks
     limit, small = other.best.step_time_ticks, problem_arrays(priced)
-    assert peak_bound(priced, small, Caps(), limit) <= other.best.peak_memory_bytes
+    assert peak_bound(Instance(problem=priced, arrays=small), limit) <= other.best.peak_memory_bytes
     at_peak = Caps(memory_cap_bytes=other.best.peak_memory_bytes)
-    assert launches_bound(*without_copies(priced, small), at_peak, limit) <= other.best.num_launches
+    assert (
+        launches_bound(
+            without_copies(Instance(problem=priced, arrays=small)).within(at_peak), limit
+        )
+        <= other.best.num_launches
+    )
     moved = solve(priced, Caps(max_compute_move=4), options)
     assert moved.best is not None
     assert verify(priced, moved.best.schedule, Caps(max_compute_move=4)) == ()

@@ -14,8 +14,8 @@ from apsched.config import SolveOptions
 from apsched.schedule.simulate import simulate
 from apsched.schedule.verify import verify
 from apsched.solver import solve
-from apsched.solver.arrays.problem_arrays import problem_arrays
-from apsched.solver.solve import best_bound
+from apsched.solver.arrays.instance import Instance
+from apsched.solver.bounds.best import fixed_order_bound
 from tests.helpers.problems.strategies import layered_problem, random_caps
 from tests.workers.graphs import digest_worker
 
@@ -49,7 +49,7 @@ def test_never_worse_than_a_baseline_and_never_over_a_cap(seed: int) -> None:
     assert result.best.step_time_ticks <= min(
         (b.step_time_ticks for b in fitting), default=result.best.step_time_ticks
     )
-    assert best_bound(problem, problem_arrays(problem), caps).ticks <= result.best.step_time_ticks
+    assert fixed_order_bound(Instance.of(problem, caps)).ticks <= result.best.step_time_ticks
     assert result.floor_bound_bytes <= result.floor_memory_bytes <= result.best.peak_memory_bytes
 
 

@@ -22,6 +22,7 @@ from apsched.schedule.simulate import simulate
 from apsched.schedule.verify import verify
 from apsched.solver import least_memory as solver_least_memory
 from apsched.solver import solve
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.partition import Pricer
 from apsched.solver.arrays.problem_arrays import problem_arrays
 from apsched.solver.bounds.linear_program import lp_bound
@@ -173,12 +174,14 @@ def test_the_pass_over_the_compute_keeps_the_plan(seed: int) -> None:
     """
     problem, _ = case(seed)
     small = problem_arrays(problem)
-    pricer = Pricer(problem, small)
+    pricer = Pricer(Instance(problem=problem, arrays=small))
     for policy in (*JUST_IN_TIME, *policies(small)):
         program = construct(
             pricer, pricer.partition_of(pricer.tables.plan_groups.leader), policy, Caps()
         )
-        assert verify(problem, expand(problem, small, program), Caps()) == ()
+        assert (
+            verify(problem, expand(Instance(problem=problem, arrays=small), program), Caps()) == ()
+        )
 
 
 @pytest.mark.parametrize("seed", range(NUM_SEEDS))
@@ -201,4 +204,4 @@ def test_bounds_hold_where_every_bucket_is_closed(seed: int) -> None:
         return
     small, best = problem_arrays(problem), best_schedule(problem, Caps())
     assert best is not None
-    assert lp_bound(problem, small, Caps()).ticks <= best.step_time_ticks
+    assert lp_bound(Instance(problem=problem, arrays=small)).ticks <= best.step_time_ticks

@@ -11,10 +11,12 @@ from apsched.graph.export.export import export
 from apsched.graph.graph_file import save_graph
 from apsched.problem.build import build_problem
 from apsched.problem.problem import Problem
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.problem_arrays import problem_arrays
 from apsched.solver.arrays.reordered import Orders
-from apsched.solver.bounds.any_order.bound import loose_program, moving_bound
+from apsched.solver.bounds.any_order.bound import loose_program
 from apsched.solver.bounds.any_order.chunked import chunked_bound
+from apsched.solver.bounds.best import any_order_bound
 from apsched.solver.bounds.linear_program import costs_of
 from apsched.what_if.chunked import WhatIfChunked, around_path, what_if_chunked
 from apsched.what_if.chunked import line as in_one_line
@@ -29,14 +31,19 @@ def in_parts(problem: Problem, split: set[str], num_parts: int) -> int:
     small = problem_arrays(problem)
     nodes = frozenset(problem.node_names.index(name) for name in split)
     whole = loose_program(
-        problem, small, Orders(problem, small), costs_of(problem, small, ANYWHERE)
+        Instance(problem=problem, arrays=small),
+        Orders(Instance(problem=problem, arrays=small)),
+        costs_of(Instance(problem=problem, arrays=small, caps=ANYWHERE)),
     )
     return chunked_bound(whole, problem, nodes, num_parts).ticks
 
 
 def whole_bound(problem: Problem) -> int:
     small = problem_arrays(problem)
-    return moving_bound(problem, small, Orders(problem, small), ANYWHERE).ticks
+    return any_order_bound(
+        Instance(problem=problem, arrays=small, caps=ANYWHERE),
+        Orders(Instance(problem=problem, arrays=small)),
+    ).ticks
 
 
 def program(num_parts: int) -> Problem:

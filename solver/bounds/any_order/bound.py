@@ -23,107 +23,80 @@ What a memory cap forces in the order as captured it need not force in another o
 enters.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from apsched.config import Caps
-from apsched.problem.problem import Problem
 from apsched.schedule.result import BoundSource
-from apsched.solver.arrays.problem_arrays import ALL_GATHER, ProblemArrays
-from apsched.solver.arrays.relaxed import without_copies
+from apsched.solver.arrays.instance import Instance
+from apsched.solver.arrays.problem_arrays import ALL_GATHER
 from apsched.solver.arrays.reordered import Orders
-from apsched.solver.bounds.any_order.chain import chain_bound
 from apsched.solver.bounds.any_order.items import items_of
 from apsched.solver.bounds.any_order.jobs import (
     Ends,
     Loose,
     Work,
-    bounds_of,
     compute_jobs,
-    ends_of,
     jobs_of_streams,
     tail_of_main,
 )
-from apsched.solver.bounds.any_order.last_reduction import tail_bound
 from apsched.solver.bounds.any_order.one_machine import critical_jobs
-from apsched.solver.bounds.linear_program import Costs, Row, costs_of, decidable, lagrangian
-from apsched.solver.bounds.step_time import TimeBound, least_launch, least_work, work_bound
-
-_BUSY = 0.8
-"""Share of the best bound that the transfers of some stream take, from which on their buckets are
-looked at.
-"""
-_AS_GOOD = 5e-4
-"""Of several bounds that differ by less than this share, the first says what the best of them rests
-on.
-"""
+from apsched.solver.bounds.linear_program import Costs, Row, decidable, lagrangian
+from apsched.solver.bounds.step_time import TimeBound, least_launch
 
 
-def moving_bound(problem: Problem, arrays: ProblemArrays, orders: Orders, caps: Caps) -> TimeBound:
-    """Return the best bound on any schedule in which compute moves within ``caps``; ``compact`` is
-    as captured.
-    """
-    if not len(arrays.kind):
-        return TimeBound(ticks=int(arrays.compute_ticks.sum()), source=BoundSource.COMPUTE)
-    problem, arrays = without_copies(problem, arrays)
-    costs = costs_of(problem, arrays, caps)
-    loose = loose_program(problem, arrays, orders, costs)
-    ends = ends_of(loose, caps.max_compute_move)
-    work = work_bound(problem, arrays, least_work(problem, arrays), np.arange(len(arrays.kind)))
-    found = [
-        *bounds_of(loose, ends),
-        TimeBound(ticks=int(arrays.compute_ticks.sum()) + work, source=BoundSource.COMPUTE),
-        tail_bound(arrays, loose, ends, costs, caps.max_compute_move),
-        TimeBound(ticks=lagrangian(_rows(arrays, loose, ends, costs)), source=BoundSource.WEIGHED),
-    ]
-    best = max(bound.ticks for bound in found)
-    if max(np.bincount(loose.stream, weights=loose.work.load)) >= _BUSY * best:
-        found.append(chain_bound(problem, arrays, loose, ends, caps))
-        best = max(best, found[-1].ticks)
-    return TimeBound(
-        ticks=best,
-        source=next(bound.source for bound in found if bound.ticks >= best * (1 - _AS_GOOD)),
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InAnyOrder:
+    """A problem as the bounds for every order of the compute see it."""
+
+    instance: Instance
+    """With copies for nothing where buckets may be coalesced; its arrays are as captured."""
+    loose: Loose
+    ends: Ends
+    costs: Costs
 
 
-def loose_program(problem: Problem, arrays: ProblemArrays, orders: Orders, costs: Costs) -> Loose:
+def loose_program(instance: Instance, orders: Orders, costs: Costs) -> Loose:
     """Return what is known of ``problem`` whatever the order of its compute."""
+    arrays = instance.arrays
     return Loose(
         items=items_of(arrays, orders),
         compute_ticks=arrays.compute_ticks,
-        work=_least(problem, arrays, costs),
+        work=_least(instance, costs),
         stream=arrays.stream,
         on_path=arrays.on_path,
         copied_out=arrays.kind == ALL_GATHER,
-        streams=problem.streams,
+        streams=instance.problem.streams,
     )
 
 
-def _least(problem: Problem, arrays: ProblemArrays, costs: Costs) -> Work:
-    own = [
-        [
-            sum(problem.duration_ticks[n] for n in nodes)
-            for nodes in (c.prologue, c.cast[:1], c.epilogue)
-        ]
-        for c in problem.collectives
-    ]
-    prologue, cast, epilogue = np.array(own, dtype=np.int64).reshape(-1, 3).T
+def _least(instance: Instance, costs: Costs) -> Work:
+    arrays = instance.arrays
     copies = (costs.copy_in + costs.copy_out).astype(np.int64)
     main = np.where(arrays.bucketable, np.minimum(arrays.launch_ticks, copies), arrays.launch_ticks)
     rate = np.where(arrays.bucketable, np.minimum(costs.rate, costs.transfer), costs.transfer)
     return Work(
-        prologue=np.where(arrays.bucketable, prologue - cast, prologue),
-        launch=least_launch(problem, arrays),
+        prologue=np.where(
+            arrays.bucketable, arrays.prologue_ticks - arrays.cast_ticks, arrays.prologue_ticks
+        ),
+        launch=least_launch(instance),
         main=main,
-        epilogue=epilogue,
+        epilogue=arrays.epilogue_ticks,
         transfer=arrays.transfer_ticks,
         load=rate.astype(np.int64),
     )
 
 
-def _rows(arrays: ProblemArrays, loose: Loose, ends: Ends, costs: Costs) -> list[Row]:
+def weighed(at: InAnyOrder) -> TimeBound:
+    """Return the bound that weighs launches and copies against transfers: (V6)."""
+    return TimeBound(ticks=lagrangian(_rows(at)), source=BoundSource.WEIGHED)
+
+
+def _rows(at: InAnyOrder) -> list[Row]:
     """Return the rows of the LP, (V6): of each stream all of it, and the set for which it is
     longest.
     """
+    loose, ends, costs = at.loose, at.ends, at.costs
     compute_ticks, copies = loose.compute_ticks, costs.copy_in + costs.copy_out
     whole_alone = costs.launch + costs.prologue + costs.epilogue
     rows = [
@@ -161,4 +134,4 @@ def _rows(arrays: ProblemArrays, loose: Loose, ends: Ends, costs: Costs) -> list
                 np.where(here, costs.rate, 0.0),
             )
         )
-    return decidable(arrays, rows)
+    return decidable(at.instance.arrays, rows)

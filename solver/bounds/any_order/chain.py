@@ -13,12 +13,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from apsched.config import Caps
 from apsched.costs.price_curve import PriceCurve
-from apsched.problem.problem import Problem
 from apsched.schedule.result import BoundSource
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.jit import compiled
-from apsched.solver.arrays.problem_arrays import Ints, ProblemArrays
+from apsched.solver.arrays.problem_arrays import Ints
 from apsched.solver.bounds.any_order.items import Items
 from apsched.solver.bounds.any_order.jobs import Ends, Loose
 from apsched.solver.bounds.paths.bound import path_bound
@@ -28,10 +27,9 @@ _MOST_STEPS = 160
 _FREE = PriceCurve(size_bytes=(0, 1), price_ticks=(0, 0))
 
 
-def chain_bound(
-    problem: Problem, arrays: ProblemArrays, loose: Loose, ends: Ends, caps: Caps
-) -> TimeBound:
+def chain_bound(instance: Instance, loose: Loose, ends: Ends) -> TimeBound:
     """Return the bound of the program that a chain is, (V7)."""
+    arrays = instance.arrays
     chain = _chain(loose, ends)
     items, work = loose.items, loose.work
     span = items.spread(loose.compute_ticks, work.launch + work.transfer)
@@ -54,11 +52,14 @@ def chain_bound(
         bucket_launch_ticks=free,
         copy_out_ticks=free,
         copied_bytes=free,
+        attached_ticks=np.zeros_like(arrays.attached_ticks),
     )
     bare = tuple(
-        replace(c, prologue=(), epilogue=(), cast=(), cast_bytes=0) for c in problem.collectives
+        replace(c, prologue=(), epilogue=(), cast=(), cast_bytes=0)
+        for c in instance.problem.collectives
     )
-    found = path_bound(replace(problem, collectives=bare, copy_price=_FREE), as_chain, caps)
+    bare_problem = replace(instance.problem, collectives=bare, copy_price=_FREE)
+    found = path_bound(replace(instance, problem=bare_problem, arrays=as_chain))
     return replace(found, source=BoundSource.WEIGHED_ALONG_CHAIN)
 
 

@@ -12,10 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from ortools.linear_solver import pywraplp
 
-from apsched.config import Caps
-from apsched.problem.problem import Problem
 from apsched.schedule.result import BoundSource
-from apsched.solver.arrays.problem_arrays import ProblemArrays
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.bounds.paths.bucket_costs import bucket_costs
 from apsched.solver.bounds.paths.network import BEGINNING, END, SHIFT, TAIL, Network, network
 from apsched.solver.bounds.paths.pricing import pricings
@@ -35,13 +33,13 @@ _US = 1e-3
 """Ticks in the LP are microseconds."""
 
 
-def path_bound(problem: Problem, arrays: ProblemArrays, caps: Caps) -> TimeBound:
+def path_bound(instance: Instance) -> TimeBound:
     """Return the best Lagrangian of the paths that is found."""
-    parts = bucket_costs(problem, arrays, caps)
+    parts = bucket_costs(instance)
     if not parts:
         return TimeBound(ticks=0, source=BoundSource.PATHS)
-    net = network(problem, arrays, parts)
-    priced = pricings(net, arrays, parts)
+    net = network(instance, parts)
+    priced = pricings(net, instance.arrays, parts)
     master = _Master(net, len(priced))
     flow = np.zeros(net.num_arcs)
     flow[net.block("flow", BEGINNING, END)] = 1.0

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from apsched.config import Caps
-from apsched.problem.problem import Problem
-from apsched.solver.arrays.problem_arrays import ALL_GATHER, Bools, Ints, ProblemArrays
+from apsched.solver.arrays.instance import Instance
+from apsched.solver.arrays.problem_arrays import Bools, Ints
 from apsched.solver.bounds.paths.price_lines import lines_below
 from apsched.solver.bounds.step_time import copy_rest, least_rate
 
@@ -55,67 +54,30 @@ class BucketCosts:
     bucketable: Bools
 
 
-def bucket_costs(problem: Problem, arrays: ProblemArrays, caps: Caps) -> list[BucketCosts]:
+def bucket_costs(instance: Instance) -> list[BucketCosts]:
     """Return gathers and reductions, one entry for each key and direction."""
-    gathers, reductions = are_gathers(arrays), are_reductions(arrays)
-    ready = late_ready_slot(arrays)
+    arrays = instance.arrays
+    gathers, reductions = arrays.gathers, arrays.reductions
+    ready = arrays.late_ready_slot
     found = []
-    for key in range(len(problem.keys)):
+    for key in range(len(instance.problem.keys)):
         for mask in (gathers, reductions):
             index = np.nonzero(mask & (arrays.key == key))[0]
             if len(index):
                 slot = arrays.need_slot[index] if mask is gathers else ready[index]
                 order = np.argsort(slot if mask is gathers else -slot, kind="stable")
-                found.append(
-                    _bucket_costs(problem, arrays, caps, index[order], slot[order], mask is gathers)
-                )
+                found.append(_bucket_costs(instance, index[order], slot[order], mask is gathers))
     return found
 
 
-def are_gathers(arrays: ProblemArrays) -> Bools:
-    """Return which collectives are gathers that the compute order needs."""
-    mask: Bools = (
-        (arrays.kind == ALL_GATHER)
-        & ~arrays.on_path
-        & (arrays.need_slot < len(arrays.compute_ticks))
-    )
-    return mask
-
-
-def are_reductions(arrays: ProblemArrays) -> Bools:
-    """Return which collectives are reductions that only outputs need."""
-    mask: Bools = (
-        (arrays.kind != ALL_GATHER)
-        & ~arrays.on_path
-        & (arrays.need_slot >= len(arrays.compute_ticks))
-    )
-    return mask
-
-
-def late_ready_slot(arrays: ProblemArrays) -> Ints:
-    """Return the ready slot of each collective, and of what it waits for: no launch stands before
-    it.
-    """
-    ready = arrays.ready_slot.copy()
-    for c in range(len(ready)):  # what it waits for comes before it
-        for d in arrays.after_list[arrays.after_begin[c] : arrays.after_begin[c + 1]]:
-            ready[c] = max(ready[c], ready[d])
-    return ready
-
-
-def _bucket_costs(
-    problem: Problem, arrays: ProblemArrays, caps: Caps, index: Ints, slot: Ints, gathers: bool
-) -> BucketCosts:
+def _bucket_costs(instance: Instance, index: Ints, slot: Ints, gathers: bool) -> BucketCosts:
+    problem, arrays = instance.problem, instance.arrays
     key = int(arrays.key[index[0]])
-    lines, bucketable = _lines(problem, arrays, caps, key)
-    own = [
-        [
-            sum(problem.duration_ticks[n] for n in nodes)
-            for nodes in (c.prologue, c.epilogue, c.cast[:1])
-        ]
-        for c in problem.collectives
-    ]
-    prologue, epilogue, cast = np.array(own, dtype=np.float64)[index].T
+    lines, bucketable = _lines(instance, key)
+    prologue, epilogue, cast = (
+        ticks[index].astype(np.float64)
+        for ticks in (arrays.prologue_ticks, arrays.epilogue_ticks, arrays.cast_ticks)
+    )
     before, before_shared = (
         (prologue, prologue - cast) if gathers else (np.zeros(len(index)), np.zeros(len(index)))
     )
@@ -144,12 +106,13 @@ def _bucket_costs(
     )
 
 
-def _lines(problem: Problem, arrays: ProblemArrays, caps: Caps, key: int) -> tuple[Floats, bool]:
+def _lines(instance: Instance, key: int) -> tuple[Floats, bool]:
     """Return the lines below the price of a bucket of ``key``, and whether there can be one."""
+    arrays = instance.arrays
     sizes = np.sort(arrays.size_bytes[(arrays.key == key) & arrays.bucketable])
     if len(sizes) < 2:
         return np.zeros((1, 2)), False
     smallest, largest = int(sizes[:2].sum()), int(sizes.sum())
-    if caps.bucket_cap_bytes is not None:
-        largest = min(largest, caps.bucket_cap_bytes)
-    return lines_below(problem.keys[key].price, smallest, largest), smallest <= largest
+    if instance.caps.bucket_cap_bytes is not None:
+        largest = min(largest, instance.caps.bucket_cap_bytes)
+    return lines_below(instance.problem.keys[key].price, smallest, largest), smallest <= largest

@@ -27,8 +27,8 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from apsched.problem.problem import Problem
-from apsched.solver.arrays.problem_arrays import Ints, ProblemArrays
+from apsched.solver.arrays.instance import Instance
+from apsched.solver.arrays.problem_arrays import Ints
 from apsched.solver.bounds.paths.bucket_costs import BucketCosts
 from apsched.solver.bounds.step_time import least_launch
 
@@ -94,13 +94,15 @@ class Network:
 # "rejoin": E_i, to TAIL. "leap": R_i -> E_j. "whole": a stream.
 
 
-def network(problem: Problem, arrays: ProblemArrays, parts: list[BucketCosts]) -> Network:
+def network(instance: Instance, parts: list[BucketCosts]) -> Network:
     """Return the network for gathers and reductions ``parts``."""
     prefix, suffix = (
         _busy_streams([p for p in parts if p.gathers == gathers]) for gathers in (True, False)
     )
-    weights = _OnPath(problem, arrays)
-    slots = _sample((p.slot for p in parts), weights.leap_slots(), len(arrays.compute_ticks))
+    weights = _OnPath(instance)
+    slots = _sample(
+        (p.slot for p in parts), weights.leap_slots(), len(instance.arrays.compute_ticks)
+    )
     offset: dict[Arc, int] = {}
     size = 0
 
@@ -140,7 +142,7 @@ def network(problem: Problem, arrays: ProblemArrays, parts: list[BucketCosts]) -
         leaps=tuple((a, b) for a, b, _ in leaps),
         has_on_path=weights.exists,
     )
-    _fill(made, problem, arrays, parts, weights, [w for _, _, w in leaps])
+    _fill(instance, made, parts, weights, [w for _, _, w in leaps])
     return made
 
 
@@ -167,7 +169,8 @@ class _OnPath:
     together.
     """
 
-    def __init__(self, problem: Problem, arrays: ProblemArrays) -> None:
+    def __init__(self, instance: Instance) -> None:
+        arrays = instance.arrays
         num_compute = len(arrays.compute_ticks)
         self.arrays = arrays
         self.launch = np.zeros(
@@ -175,13 +178,13 @@ class _OnPath:
         )  # of on-path collectives that are launched in a slot and needed behind it
         self.stall = np.zeros(num_compute + 1)
         self.long: dict[tuple[int, int], float] = {}
-        takes = least_launch(problem, arrays)
+        takes = least_launch(instance)
         ways: dict[
             int, dict[int, float]
         ] = {}  # collective -> slot -> the longest chain from there to its end
         for c in map(int, np.nonzero(arrays.on_path & (arrays.need_slot < num_compute))[0]):
             mine = {int(arrays.ready_slot[c]): 0.0}
-            for d in map(int, arrays.after_list[arrays.after_begin[c] : arrays.after_begin[c + 1]]):
+            for d in map(int, arrays.awaited_by(c)):
                 for slot, ticks in ways.get(d, {}).items():
                     mine[slot] = max(mine.get(slot, 0.0), ticks)
             need = int(arrays.need_slot[c])
@@ -221,16 +224,16 @@ class _OnPath:
 
 
 def _fill(
+    instance: Instance,
     made: Network,
-    problem: Problem,
-    arrays: ProblemArrays,
     parts: list[BucketCosts],
     weights: _OnPath,
     leaps: list[float],
 ) -> None:
     """Write the constants of all arcs: (W5), with the least before a prefix and after a suffix."""
+    arrays = instance.arrays
     slots, constant = made.slots, made.constant
-    before = np.concatenate(([0], np.cumsum(arrays.compute_ticks)))
+    before = arrays.time_before
     launched = np.concatenate(([0], np.cumsum(weights.launch)))  # [g]: at slots before g
     run = np.append(np.diff(before[slots]) + launched[slots[1:]] - launched[slots[:-1] + 1], 0.0)
     for start, end in made.classes:

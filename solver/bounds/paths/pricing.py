@@ -279,7 +279,7 @@ def _edges(arrays: ProblemArrays, parts: list[BucketCosts], part: BucketCosts) -
     """
     here = [p for p in parts if p.stream == part.stream and p.gathers == part.gathers]
     slots, counts = np.unique(np.concatenate([p.slot for p in here]), return_counts=True)
-    done = np.concatenate(([0], np.cumsum(arrays.compute_ticks))).astype(np.float64)[slots]
+    done = arrays.time_before.astype(np.float64)[slots]
     steps = np.diff(done)
     reach = np.append(np.inf, steps) if part.gathers else np.append(steps, np.inf)
     most = np.inf if part.gathers else min(float(p.transfer.min()) for p in here)

@@ -149,7 +149,7 @@ def _decide(
     view = WindowView(pricer, caps, program, window)
     if len(view.pinned) > _MOST_PINNED:
         return None, 0.0
-    model = ExactModel(view.problem, view.arrays, view.caps, view.horizon_ticks, view.boundary)
+    model = ExactModel(view.instance, view.horizon_ticks, view.boundary)
     found = model.minimize_step_time(options, view.hint())
     return view.spliced(
         found.program
@@ -158,4 +158,4 @@ def _decide(
 
 def _fits(pricer: Pricer, caps: Caps, program: Program) -> bool:
     """Whether ``program`` keeps every cap, prefetch included, by the independent check."""
-    return not verify(pricer.problem, expand(pricer.problem, pricer.arrays, program), caps)
+    return not verify(pricer.problem, expand(pricer.instance, program), caps)

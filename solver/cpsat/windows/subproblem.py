@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from apsched.config import Caps
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.partition import Members, Pricer
 from apsched.solver.arrays.problem_arrays import Ints, ProblemArrays
 from apsched.solver.cpsat.variables import Boundary
@@ -58,7 +59,7 @@ class WindowView:
             ),
         )
         self.boundary, self.horizon_ticks = self._boundary()
-        self.caps = self._caps(caps)
+        self.instance = Instance(problem=self.problem, arrays=self.arrays, caps=self._caps(caps))
 
     # -- the compute order of the window: runs of operations that keep their order
 
@@ -151,7 +152,7 @@ class WindowView:
         after: list[list[int]] = []
         place = {c: j for j, c in enumerate(free)}
         for j, c in enumerate(free):
-            awaited = whole.after_list[whole.after_begin[c] : whole.after_begin[c + 1]]
+            awaited = whole.awaited_by(c)
             after.append([place[int(d)] for d in awaited if int(d) in place])
             for d in awaited:
                 if int(d) not in place:
@@ -212,7 +213,7 @@ class WindowView:
         whole = self.whole
         for _, members, slot in self.pinned:
             for c in members:
-                for d in whole.after_list[whole.after_begin[c] : whole.after_begin[c + 1]]:
+                for d in whole.awaited_by(c):
                     if int(d) in place:
                         need[place[int(d)]] = min(need[place[int(d)]], max(slot - 1, 0))
 
@@ -297,9 +298,7 @@ class WindowView:
         return [
             s
             for s in range(len(whole.storage_bytes))
-            if not attached.isdisjoint(
-                whole.touch_list[whole.touch_begin[s] : whole.touch_begin[s + 1]].tolist()
-            )
+            if not attached.isdisjoint(whole.touches_of(s).tolist())
         ]
 
     def _storages_of(self, free: tuple[int, ...], compute_op: dict[int, int]) -> dict[str, Any]:
@@ -319,7 +318,7 @@ class WindowView:
                 else []
             )
             mine = []
-            for g in whole.touch_list[whole.touch_begin[s] : whole.touch_begin[s + 1]]:
+            for g in whole.touches_of(s):
                 if int(g) in index:
                     mine.append(index[int(g)])
                 else:
@@ -458,7 +457,7 @@ class WindowView:
                 segment += 1
         order += [(WAIT, index[b]) for b in pinned_bucket]
         array = np.array(order, dtype=np.int64).reshape(-1, 2)
-        partition = Pricer(self.problem, self.arrays).partition(
+        partition = Pricer(self.instance).partition(
             groups, forms_of(self.program.partition, free, len(self.arrays.kind))
         )
         return Program(

@@ -32,13 +32,9 @@ def attached_of(arrays: ProblemArrays, free: tuple[int, ...]) -> list[int]:
     """Return the attached nodes of ``free`` in the order that the small problem numbers them."""
     result: list[int] = []
     for c in free:
-        result += arrays.prologue_list[
-            arrays.prologue_begin[c] : arrays.prologue_begin[c + 1]
-        ].tolist()
+        result += arrays.prologue_of(c).tolist()
         result += [int(arrays.attached_of_start[c]), int(arrays.attached_of_wait[c])]
-        result += arrays.epilogue_list[
-            arrays.epilogue_begin[c] : arrays.epilogue_begin[c + 1]
-        ].tolist()
+        result += arrays.epilogue_of(c).tolist()
     return result
 
 
@@ -50,20 +46,8 @@ def float_arrays(
     """
     attached = attached_of(arrays, free)
     index = {f: j for j, f in enumerate(attached)}
-    prologues = [
-        [
-            index[int(f)]
-            for f in arrays.prologue_list[arrays.prologue_begin[c] : arrays.prologue_begin[c + 1]]
-        ]
-        for c in free
-    ]
-    epilogues = [
-        [
-            index[int(f)]
-            for f in arrays.epilogue_list[arrays.epilogue_begin[c] : arrays.epilogue_begin[c + 1]]
-        ]
-        for c in free
-    ]
+    prologues = [[index[int(f)] for f in arrays.prologue_of(c)] for c in free]
+    epilogues = [[index[int(f)] for f in arrays.epilogue_of(c)] for c in free]
     starts, waits = (
         [index[int(arrays.attached_of_start[c])] for c in free],
         [index[int(arrays.attached_of_wait[c])] for c in free],

@@ -35,7 +35,7 @@ from apsched.problem.plan.rules import Plan
 from apsched.problem.problem import Problem
 from apsched.schedule.verify import verify
 from apsched.solver import solve
-from apsched.solver.arrays.problem_arrays import problem_arrays
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.baselines import baselines, block_labels
 from apsched.torch_compat import graphs as torch_private
 
@@ -354,11 +354,7 @@ def test_the_baseline_has_the_buckets_of_the_plan() -> None:
             "layers.1",
             "behind layers.1",
         ]
-        (baseline,) = [
-            b
-            for b in baselines(problem, problem_arrays(problem), Caps())
-            if b.name == "transformer_block"
-        ]
+        (baseline,) = [b for b in baselines(Instance.of(problem)) if b.name == "transformer_block"]
         for bucket in baseline.schedule.buckets:
             assert len({labels[problem.collectives[c].module] for c in bucket.members}) == 1
         behind = [

@@ -8,6 +8,7 @@ from apsched.config import Caps, SolveOptions
 from apsched.costs.price_curve import PriceCurve
 from apsched.problem.problem import Problem
 from apsched.solver import solve
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.problem_arrays import problem_arrays
 from apsched.solver.bounds.linear_program import lp_bound
 from apsched.solver.bounds.step_time import memory_bound, step_time_bound
@@ -20,10 +21,7 @@ from tests.helpers.problems.strategies import random_caps, random_problem
 def assert_holds(problem: Problem) -> None:
     result = solve(problem, Caps(), SolveOptions(time_slack=0.0))
     assert result.best is not None
-    assert (
-        step_time_bound(problem, problem_arrays(problem), Caps()).ticks
-        <= result.best.step_time_ticks
-    )
+    assert step_time_bound(Instance.of(problem)).ticks <= result.best.step_time_ticks
 
 
 def test_copies_that_cost_the_same_up_to_some_size() -> None:
@@ -73,7 +71,7 @@ def test_an_input_that_is_not_held_may_go_before_the_wait() -> None:
     result = solve(problem, caps, SolveOptions(time_slack=0.0))
     assert result.best is not None
     assert (
-        step_time_bound(problem, tighten(problem_arrays(problem), caps), caps).ticks
+        step_time_bound(tighten(Instance.of(problem, caps))).ticks
         <= result.best.step_time_ticks
         == 1010
     )
@@ -92,7 +90,7 @@ def test_the_launch_of_an_on_path_collective_takes_time_before_its_transfer() ->
     result = solve(problem, Caps(), SolveOptions(time_slack=0.0))
     assert result.best is not None
     assert (
-        step_time_bound(problem, problem_arrays(problem), Caps()).ticks
+        step_time_bound(Instance.of(problem)).ticks
         == result.best.step_time_ticks
         == 4 * 100 + 3 * 207
     )
@@ -111,11 +109,11 @@ def test_no_bound_is_above_the_optimum_of_exhaustive_search(chunk: int) -> None:
         if (best := best_schedule(problem, caps)) is None:
             continue
         small = problem_arrays(problem)
-        forced = tighten(small, caps)
+        forced = tighten(Instance(problem=problem, arrays=small, caps=caps)).arrays
         bounds = [
-            step_time_bound(problem, small, caps),
-            step_time_bound(problem, forced, caps),
-            lp_bound(problem, forced, caps),
+            step_time_bound(Instance(problem=problem, arrays=small, caps=caps)),
+            step_time_bound(Instance(problem=problem, arrays=forced, caps=caps)),
+            lp_bound(Instance(problem=problem, arrays=forced, caps=caps)),
         ]
         assert max(bound.ticks for bound in bounds) <= best.step_time_ticks, (seed, bounds)
         met += max(bound.ticks for bound in bounds) == best.step_time_ticks

@@ -17,11 +17,12 @@ from apsched.schedule.schedule import Bucket, Schedule, Step, StepKind
 from apsched.schedule.simulate import simulate
 from apsched.schedule.verify import verify
 from apsched.solver import solve, solve_with_milp
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.partition import Pricer
 from apsched.solver.arrays.problem_arrays import problem_arrays
+from apsched.solver.bounds.best import fixed_order_bound
 from apsched.solver.bounds.contention import shared_bound
 from apsched.solver.program.to_schedule import expand
-from apsched.solver.solve import best_bound
 from tests.helpers.oracle import partitions
 from tests.helpers.problems.contended import contended
 from tests.helpers.problems.random_programs import random_program
@@ -89,8 +90,8 @@ def test_bounds_and_answers_beside_all_schedules(chunk: int) -> None:
         answer = solve(problem, Caps(), QUICK)
         assert answer.best is not None
         assert answer.bound_ticks <= least
-        assert shared_bound(problem, problem_arrays(problem), Caps(), in_order=True).ticks <= least
-        assert shared_bound(problem, problem_arrays(problem), Caps(), in_order=False).ticks <= least
+        assert shared_bound(Instance.of(problem), in_order=True).ticks <= least
+        assert shared_bound(Instance.of(problem), in_order=False).ticks <= least
         met += answer.best.step_time_ticks <= least
     assert looked_at > 20
     assert met >= 0.8 * looked_at, f"{met} of {looked_at} are the best there is"
@@ -101,13 +102,18 @@ def test_bounds_hold_for_any_order_of_many_problems() -> None:
     for seed in range(40):
         problem = contended(layered_problem(random.Random(seed), num_layers=1 + seed % 4), seed)
         small = problem_arrays(problem)
-        as_captured = shared_bound(problem, small, Caps(), in_order=True).ticks
-        any_order = shared_bound(problem, small, Caps(), in_order=False).ticks
+        as_captured = shared_bound(Instance(problem=problem, arrays=small), in_order=True).ticks
+        any_order = shared_bound(Instance(problem=problem, arrays=small), in_order=False).ticks
         for trial in range(3):
-            program = random_program(Pricer(problem, small), trial)
-            assert as_captured <= simulate(problem, expand(problem, small, program)).step_time_ticks
+            program = random_program(Pricer(Instance(problem=problem, arrays=small)), trial)
+            assert (
+                as_captured
+                <= simulate(
+                    problem, expand(Instance(problem=problem, arrays=small), program)
+                ).step_time_ticks
+            )
             assert any_order <= simulate(problem, random_schedule(problem, trial)).step_time_ticks
-        sharper += as_captured > best_bound(problem, small, Caps()).ticks
+        sharper += as_captured > fixed_order_bound(Instance(problem=problem, arrays=small)).ticks
     assert sharper > 8
 
 

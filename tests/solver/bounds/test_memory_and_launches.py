@@ -13,6 +13,7 @@ from apsched.schedule.schedule import as_captured
 from apsched.schedule.simulate import simulate
 from apsched.schedule.verify import verify
 from apsched.solver import solve
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.problem_arrays import problem_arrays
 from apsched.solver.bounds.memory_and_launches import launches_bound, peak_bound
 from apsched.solver.bounds.step_time import memory_bound
@@ -41,8 +42,10 @@ def test_the_optimum_of_exhaustive_search_is_not_below() -> None:
             problem_arrays(problem),
             replace(caps, memory_cap_bytes=best.peak_memory_bytes),
         )
-        peak = peak_bound(problem, small, caps, best.step_time_ticks)
-        launches = launches_bound(problem, small, within, best.step_time_ticks)
+        peak = peak_bound(Instance(problem=problem, arrays=small, caps=caps), best.step_time_ticks)
+        launches = launches_bound(
+            Instance(problem=problem, arrays=small, caps=within), best.step_time_ticks
+        )
         assert peak <= best.peak_memory_bytes, seed
         assert launches <= best.num_launches, seed
         total, met, higher = (
@@ -67,12 +70,14 @@ def test_no_random_schedule_is_below(seed: int) -> None:
             continue  # it moves compute
         timeline = simulate(problem, order)
         assert (
-            peak_bound(problem, small, Caps(), timeline.step_time_ticks)
+            peak_bound(Instance(problem=problem, arrays=small), timeline.step_time_ticks)
             <= timeline.peak_memory_bytes
         )
         within = Caps(memory_cap_bytes=timeline.peak_memory_bytes)
         assert (
-            launches_bound(problem, small, within, timeline.step_time_ticks)
+            launches_bound(
+                Instance(problem=problem, arrays=small, caps=within), timeline.step_time_ticks
+            )
             <= timeline.num_launches
         )
 
@@ -111,7 +116,10 @@ def test_memory_forces_launches() -> None:
     small = problem_arrays(problem)
     floor = memory_bound(small)
     bounds = [
-        launches_bound(problem, small, Caps(memory_cap_bytes=floor + room), 10_000)
+        launches_bound(
+            Instance(problem=problem, arrays=small, caps=Caps(memory_cap_bytes=floor + room)),
+            10_000,
+        )
         for room in (3 * 4096, 2 * 4096, 4096, 0)
     ]
     assert bounds == [1, 2, 2, 4]
@@ -137,9 +145,9 @@ def test_time_forces_launches() -> None:
         )
     problem = b.output(*results)
     small = problem_arrays(problem)
-    assert launches_bound(problem, small, Caps(), 4000 + 10 + 1600) == 1
-    assert launches_bound(problem, small, Caps(), 4000 + 10 + 1599) == 2
-    assert launches_bound(problem, small, Caps(), 4000 + 410) == 3, (
+    assert launches_bound(Instance(problem=problem, arrays=small), 4000 + 10 + 1600) == 1
+    assert launches_bound(Instance(problem=problem, arrays=small), 4000 + 10 + 1599) == 2
+    assert launches_bound(Instance(problem=problem, arrays=small), 4000 + 410) == 3, (
         "the first alone; behind it there is time for two, not for three"
     )
 
@@ -150,8 +158,8 @@ def test_time_forces_bytes_in_flight() -> None:
     """
     problem = four_gathers(512, 0)
     small = problem_arrays(problem)
-    assert peak_bound(problem, small, Caps(), 410) == memory_bound(small) + 4096
-    assert peak_bound(problem, small, Caps(), 500) == memory_bound(small)
+    assert peak_bound(Instance(problem=problem, arrays=small), 410) == memory_bound(small) + 4096
+    assert peak_bound(Instance(problem=problem, arrays=small), 500) == memory_bound(small)
 
 
 def test_a_gather_that_only_another_gather_reads_is_not_held_to_its_need() -> None:
@@ -170,7 +178,11 @@ def test_a_gather_that_only_another_gather_reads_is_not_held_to_its_need() -> No
     best = best_schedule(problem, within)
     assert best is not None
     small = problem_arrays(problem)
-    assert peak_bound(problem, small, within, best.step_time_ticks) <= best.peak_memory_bytes
-    assert (tighten(small, within).ready_slot == small.ready_slot).all(), (
-        "both gathers stand before y, when it is not there yet"
+    assert (
+        peak_bound(Instance(problem=problem, arrays=small, caps=within), best.step_time_ticks)
+        <= best.peak_memory_bytes
     )
+    assert (
+        tighten(Instance(problem=problem, arrays=small, caps=within)).arrays.ready_slot
+        == small.ready_slot
+    ).all(), "both gathers stand before y, when it is not there yet"

@@ -9,7 +9,7 @@ import pytest
 from apsched.config import Caps, SolveOptions
 from apsched.problem.problem import Problem
 from apsched.solver import solve
-from apsched.solver.arrays.problem_arrays import problem_arrays
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.infeasible.clashing_caps import FeasibilityOracle, stated
 from apsched.solver.infeasible.explain import explain
 from tests.helpers.oracle import best_schedule, least_memory
@@ -45,7 +45,7 @@ def test_clashes_are_minimal_and_the_least_values_are_exact(
     """Each clash alone cannot be kept, and without any one of its caps it can; with the least value
     it can, with one less it cannot.
     """
-    why = explain(problem, problem_arrays(problem), caps, SolveOptions())
+    why = explain(Instance.of(problem, caps), SolveOptions())
     assert why.proven
     assert why.clashes
 
@@ -71,7 +71,7 @@ def test_clashes_are_minimal_and_the_least_values_are_exact(
 def test_there_are_cases_of_each_sort() -> None:
     """Memory alone, in flight alone, and both."""
     caps = {
-        frozenset(explain(problem, problem_arrays(problem), caps, SolveOptions()).clashes)
+        frozenset(explain(Instance.of(problem, caps), SolveOptions()).clashes)
         for _, problem, caps in CASES
     }
     assert {frozenset({("memory_cap_bytes",)}), frozenset({("in_flight_cap_bytes",)})} <= caps
@@ -115,7 +115,10 @@ def test_caps_that_clash_only_together() -> None:
 def test_what_is_alive_is_all_that_is_alive() -> None:
     """The figures of a place add up; layers are told together."""
     problem = early_and_late()
-    why = explain(problem, problem_arrays(problem), Caps(memory_cap_bytes=1024), SolveOptions())
+    why = explain(
+        Instance.of(problem, Caps(memory_cap_bytes=1024)),
+        SolveOptions(),
+    )
     assert why.places
     for place in why.places:
         assert sum(size for _, _, size in place.alive) == place.live_bytes > 1024
@@ -131,14 +134,14 @@ def test_a_large_problem_is_judged_by_construction_and_bounds(
     for module in ("infeasible.clashing_caps", "reorder.min_memory"):
         monkeypatch.setattr(sys.modules[f"apsched.solver.{module}"], "is_small", lambda _: False)
     problem = early_and_late()
-    oracle = FeasibilityOracle(problem, problem_arrays(problem), SolveOptions())
+    oracle = FeasibilityOracle(Instance.of(problem), SolveOptions())
     assert oracle(Caps(memory_cap_bytes=0))[0] is False
     assert oracle(Caps())[0] is True
     enough = least_memory(problem, Caps())
     assert enough is not None
     caps = Caps(memory_cap_bytes=enough, max_prefetch=0)
     assert oracle(caps)[0] is None
-    why = explain(problem, problem_arrays(problem), caps, SolveOptions())
+    why = explain(Instance.of(problem, caps), SolveOptions())
     assert not why.proven
     assert why.message.startswith("no schedule fits: no schedule was found that keeps")
     for r in why.relaxations:

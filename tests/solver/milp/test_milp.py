@@ -19,7 +19,7 @@ from apsched.problem.problem import Problem
 from apsched.schedule.simulate import simulate
 from apsched.schedule.verify import verify
 from apsched.solver import solve, solve_with_milp
-from apsched.solver.arrays.problem_arrays import problem_arrays
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.baselines import baselines
 from apsched.solver.milp import model
 from apsched.solver.milp.model import MilpResult, solve_milp
@@ -186,8 +186,7 @@ def test_out_of_time_a_baseline_answers_with_the_milp_s_bound() -> None:
             for seed in range(100)
         )
         if (best := best_schedule(p, Caps())) is not None
-        and best.step_time_ticks
-        < min(b.step_time_ticks for b in baselines(p, problem_arrays(p), Caps()))
+        and best.step_time_ticks < min(b.step_time_ticks for b in baselines(Instance.of(p)))
     )
     answer = solve_with_milp(problem, milp=MilpOptions(time_limit_s=1e-6))
     assert answer.best is not None

@@ -11,6 +11,7 @@ from apsched.config import Caps
 from apsched.problem.contention import Contention
 from apsched.problem.problem import Problem, with_contention
 from apsched.schedule.simulate import simulate
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.partition import Pricer
 from apsched.solver.arrays.problem_arrays import problem_arrays
 from apsched.solver.program.evaluate import evaluate, trace
@@ -25,8 +26,8 @@ from tests.helpers.problems.strategies import layered_problem, random_problem, w
 def assert_one_semantics(problem: Problem, seed: int) -> bool:
     """Compare a random program of ``problem``; return whether contention made it slower."""
     small = problem_arrays(problem)
-    program = random_program(Pricer(problem, small), seed)
-    schedule = expand(problem, small, program)
+    program = random_program(Pricer(Instance(problem=problem, arrays=small)), seed)
+    schedule = expand(Instance(problem=problem, arrays=small), program)
     timeline, figures, where = (
         simulate(problem, schedule),
         evaluate(small, program),
@@ -78,12 +79,14 @@ def test_what_search_judges_is_what_its_program_takes() -> None:
     for seed in range(20):
         problem = contended(layered_problem(random.Random(seed), num_layers=3), seed)
         small = problem_arrays(problem)
-        decoder = Decoder(Pricer(problem, small), Caps())
+        decoder = Decoder(Pricer(Instance(problem=problem, arrays=small)), Caps())
         labels = np.arange(len(problem.collectives))
         for policy in policies(small)[:4]:
             figures = decoder.figures(labels, policy, None)
             assert figures is not None
-            schedule = expand(problem, small, decoder.program(labels, policy, None))
+            schedule = expand(
+                Instance(problem=problem, arrays=small), decoder.program(labels, policy, None)
+            )
             assert figures.step_time_ticks == simulate(problem, schedule).step_time_ticks
 
 
@@ -95,6 +98,6 @@ def test_no_contention_is_the_machine_without_it() -> None:
             links=tuple(problem.streams),
             links_of_group=tuple((group, (k,)) for k, group in enumerate(problem.streams)),
         )
-        program = random_program(Pricer(problem, problem_arrays(problem)), seed)
-        schedule = expand(problem, problem_arrays(problem), program)
+        program = random_program(Pricer(Instance.of(problem)), seed)
+        schedule = expand(Instance.of(problem), program)
         assert simulate(with_contention(problem, idle), schedule) == simulate(problem, schedule)

@@ -10,6 +10,7 @@ from apsched.config import Caps
 from apsched.problem.problem import Problem
 from apsched.schedule.simulate import simulate
 from apsched.schedule.verify import verify
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.partition import Pricer
 from apsched.solver.arrays.problem_arrays import problem_arrays
 from apsched.solver.program.evaluate import evaluate, trace
@@ -27,10 +28,10 @@ def assert_one_semantics(problem: Problem, seeds: range) -> int:
     start.
     """
     small = problem_arrays(problem)
-    pricer, apart = Pricer(problem, small), 0
+    pricer, apart = Pricer(Instance(problem=problem, arrays=small)), 0
     for seed in seeds:
         program = random_program(pricer, seed)
-        schedule = expand(problem, small, program)
+        schedule = expand(Instance(problem=problem, arrays=small), program)
         assert verify(problem, schedule, Caps()) == ()
         timeline, figures = simulate(problem, schedule), evaluate(small, program)
         assert figures.step_time_ticks == timeline.step_time_ticks
@@ -64,7 +65,7 @@ def test_buckets_of_either_form() -> None:
         problem = with_coalesced_price(random_problem(rng, max_collectives=8, max_compute=6), rng)
         assert_one_semantics(problem, range(seed, seed + 2))
         coalesced += bool(
-            random_program(Pricer(problem, problem_arrays(problem)), seed).partition.coalesced.any()
+            random_program(Pricer(Instance.of(problem)), seed).partition.coalesced.any()
         )
     for seed in range(20):
         rng = random.Random(seed)

@@ -15,6 +15,7 @@ from apsched.schedule.kernel_cuts import cuts_made, extra_ticks, with_cut
 from apsched.schedule.simulate import simulate
 from apsched.schedule.verify import verify
 from apsched.solver import solve
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.problem_arrays import problem_arrays
 from apsched.solver.reorder.min_memory import least_memory
 from apsched.solver.reorder.reorder import ComputeMover, Moved
@@ -52,7 +53,7 @@ def best_of(problem: Problem, caps: Caps, orders: Iterator[tuple[int, ...]]) -> 
 
 def whole_kernels(problem: Problem, max_move: int | None) -> Iterator[tuple[int, ...]]:
     """Yield the orders in which the neighbours that are one kernel stay neighbours."""
-    mover = ComputeMover(problem, problem_arrays(problem))
+    mover = ComputeMover(Instance.of(problem))
     place = {node: k for k, node in enumerate(problem.captured_order)}
     first = mover.orders.precedence.first
     for order in orders_within(problem, max_move):
@@ -132,7 +133,7 @@ def test_a_kernel_is_cut_where_the_memory_cap_asks_for_it() -> None:
         problem, caps = case(seed)
         caps = Caps(max_compute_move=caps.max_compute_move)
         problem = with_cuts(with_kernels(problem, seed), seed)
-        mover = ComputeMover(problem, problem_arrays(problem))
+        mover = ComputeMover(Instance.of(problem))
         if len(mover.captured) + len(problem.cuts) != len(problem.captured_order):
             continue  # a collective between two nodes of a kernel, which no compiler makes one of
         least_whole = least_memory(problem, caps)[0]
@@ -221,16 +222,14 @@ def test_how_often_the_rule_alone_is_enough() -> None:
             continue
         small = problem_arrays(problem)
         search = Search(
-            problem=problem,
-            arrays=small,
-            caps=caps,
+            instance=Instance(problem=problem, arrays=small, caps=caps),
             report=lambda *_: None,
             max_evaluations=2_000,
             floor_bytes=0,
         )
         search.portfolio()
         assert search.best is not None
-        mover = ComputeMover(problem, small)
+        mover = ComputeMover(Instance(problem=problem, arrays=small))
         moved = mover.improve(Moved(blocks=mover.captured, candidate=search.best), caps, 0)
         ticks = moved.candidate.figures.step_time_ticks
         matters += 1

@@ -15,6 +15,7 @@ from apsched.schedule.schedule import StepKind
 from apsched.schedule.simulate import simulate
 from apsched.schedule.verify import verify
 from apsched.solver import solve
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.partition import Pricer
 from apsched.solver.arrays.problem_arrays import ProblemArrays, problem_arrays
 from apsched.solver.arrays.reordered import Orders
@@ -63,7 +64,7 @@ def same(a: ProblemArrays, b: ProblemArrays) -> list[str]:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_arrays_say_what_the_problem_says(seed: int) -> None:
     problem = random_problem(random.Random(seed), max_collectives=6)
-    orders = Orders(problem, problem_arrays(problem))
+    orders = Orders(Instance.of(problem))
     for order in (
         np.arange(len(problem.compute_order)),
         random_order(problem, seed),
@@ -77,20 +78,18 @@ def test_figures_are_those_of_the_simulation(seed: int) -> None:
     """Whatever the order, the evaluator and the simulation agree to the tick and the byte."""
     problem = random_problem(random.Random(seed), max_collectives=6)
     small = problem_arrays(problem)
-    orders = Orders(problem, small)
+    orders = Orders(Instance(problem=problem, arrays=small))
     order = random_order(problem, seed)
     moved, places = orders.problem_of(order), orders.arrays_of(order)
     search = Search(
-        problem=moved,
-        arrays=places,
-        caps=Caps(),
+        instance=Instance(problem=moved, arrays=places, caps=Caps()),
         report=lambda *_: None,
         max_evaluations=50,
         floor_bytes=0,
     )
     search.portfolio()
     program = search.program()
-    schedule = expand(moved, places, program)
+    schedule = expand(Instance(problem=moved, arrays=places), program)
     assert verify(problem, schedule, Caps(max_compute_move=None)) == ()
     timeline, figures = simulate(problem, schedule), evaluate(places, program)
     assert (timeline.step_time_ticks, timeline.peak_memory_bytes) == (
@@ -107,11 +106,9 @@ def test_rules_keep_dependences_kernels_and_the_cap_on_moves(
     rng = random.Random(seed)
     problem = with_kernels(layered_problem(rng, num_layers=4), seed)
     small, caps = problem_arrays(problem), Caps(max_compute_move=max_move)
-    mover = ComputeMover(problem, small)
+    mover = ComputeMover(Instance(problem=problem, arrays=small))
     search = Search(
-        problem=problem,
-        arrays=small,
-        caps=caps,
+        instance=Instance(problem=problem, arrays=small, caps=caps),
         report=lambda *_: None,
         max_evaluations=50,
         floor_bytes=0,
@@ -122,10 +119,10 @@ def test_rules_keep_dependences_kernels_and_the_cap_on_moves(
     assert found.candidate.figures.step_time_ticks <= search.best.figures.step_time_ticks
     moved, places = mover.moved(found.blocks)
     best = found.candidate
-    program = Decoder(Pricer(moved, places), caps).program(
+    program = Decoder(Pricer(Instance(problem=moved, arrays=places)), caps).program(
         best.labels, best.policy, best.steer_bytes
     )
-    schedule = expand(moved, places, program)
+    schedule = expand(Instance(problem=moved, arrays=places), program)
     assert verify(problem, schedule, caps) == ()
     assert simulate(problem, schedule).step_time_ticks == best.figures.step_time_ticks
     compute_order, block_of = (
@@ -192,19 +189,19 @@ def test_memory_bound_holds_for_every_order(seed: int) -> None:
         random_problem(random.Random(seed), max_collectives=5, max_compute=8), seed
     )
     small = problem_arrays(problem)
-    mover = ComputeMover(problem, small)
+    mover = ComputeMover(Instance(problem=problem, arrays=small))
     bound = memory_bound_of_any_order(mover.orders)
     for k in range(20):
         assert (
             bound <= simulate(problem, random_schedule(problem, 100 * seed + k)).peak_memory_bytes
         )
     found = lower_peak(mover, Caps(max_compute_move=None), bound)
-    known = just_in_time(problem, small, Caps())
+    known = just_in_time(Instance(problem=problem, arrays=small))
     assert known is not None
     assert bound <= known.peak_memory_bytes
     peaks = [known.peak_memory_bytes]
     for lower in found:
-        floor = just_in_time(*mover.moved(lower.blocks), Caps())
+        floor = just_in_time(mover.moved(lower.blocks).within(Caps()))
         assert floor is not None
         assert bound <= lower.peak_bytes == floor.peak_memory_bytes < peaks[-1]
         peaks.append(lower.peak_bytes)
@@ -219,7 +216,9 @@ def test_a_cap_below_what_captured_order_needs_goes_to_an_order_that_keeps_it() 
         problem = random_problem(random.Random(seed), max_collectives=3, max_compute=16)
         small = problem_arrays(problem)
         floor = least_memory_with(
-            problem, small, ComputeMover(problem, small), Caps(max_compute_move=None), QUICK
+            Instance(problem=problem, arrays=small, caps=Caps(max_compute_move=None)),
+            ComputeMover(Instance(problem=problem, arrays=small)),
+            QUICK,
         )
         assert floor.lowered_within(None) is None
         assert floor.lowered_within(floor.as_captured_bytes) is None

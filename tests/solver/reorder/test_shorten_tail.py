@@ -14,6 +14,7 @@ from apsched.schedule.analysis.moved_compute import moved_compute
 from apsched.schedule.schedule import Bucket
 from apsched.schedule.verify import verify
 from apsched.solver import solve
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.problem_arrays import problem_arrays
 from apsched.solver.cpsat.windows.improve import improve
 from apsched.solver.program.to_schedule import expand
@@ -115,9 +116,7 @@ def test_the_late_gradients_of_a_bucket_go_without_its_early_ones() -> None:
     )
     small = problem_arrays(problem)
     search = Search(
-        problem=problem,
-        arrays=small,
-        caps=caps,
+        instance=Instance(problem=problem, arrays=small, caps=caps),
         report=lambda *_: None,
         max_evaluations=0,
         floor_bytes=0,
@@ -125,9 +124,11 @@ def test_the_late_gradients_of_a_bucket_go_without_its_early_ones() -> None:
     search.try_buckets((Bucket((0, 19)), Bucket((1, 18))))
     compute = 20 * (40 + 30) + 5
     assert search.step_time_ticks == compute + 120
-    found = with_shorter_tail(ComputeMover(problem, small), search, 0, 0, 0)
+    found = with_shorter_tail(
+        ComputeMover(Instance(problem=problem, arrays=small)), search, 0, 0, 0
+    )
     assert found.step_time_ticks < compute + 120 - 40
-    assert verify(problem, expand(found.problem, found.arrays, found.program()), caps) == ()
+    assert verify(problem, expand(found.instance, found.program()), caps) == ()
 
 
 def test_the_reduction_that_sticks_out_goes_early() -> None:
@@ -159,9 +160,7 @@ def test_no_window_is_spent_on_stalls_within_the_slack() -> None:
     problem = with_an_embedding(20, gradient=40, last=12)
     small = problem_arrays(problem)
     search = Search(
-        problem=problem,
-        arrays=small,
-        caps=Caps(),
+        instance=Instance(problem=problem, arrays=small, caps=Caps()),
         report=lambda *_: None,
         max_evaluations=50,
         floor_bytes=0,
@@ -209,22 +208,20 @@ def test_never_slower_and_no_cap_broken(seed: int) -> None:
     small = problem_arrays(problem)
     caps = Caps(max_compute_move=rng.choice((2, 5, None)))
     search = Search(
-        problem=problem,
-        arrays=small,
-        caps=caps,
+        instance=Instance(problem=problem, arrays=small, caps=caps),
         report=lambda *_: None,
         max_evaluations=50,
         floor_bytes=0,
     )
     search.portfolio()
     assert search.best is not None
-    search.caps = caps = replace(
+    search.instance.caps = caps = replace(
         caps, memory_cap_bytes=rng.choice((None, search.best.figures.peak_memory_bytes))
     )
-    mover = ComputeMover(problem, small)
+    mover = ComputeMover(Instance(problem=problem, arrays=small))
     found = with_shorter_tail(mover, search, 0, 50, 0)
     assert found.step_time_ticks <= search.step_time_ticks
-    schedule = expand(found.problem, found.arrays, found.program())
+    schedule = expand(found.instance, found.program())
     assert verify(problem, schedule, caps) == ()
     compute_order, block_of = (
         mover.compute_order(mover.blocks_of(found.problem)).tolist(),
@@ -246,15 +243,13 @@ def test_orders_of_the_end_keep_dependences() -> None:
     for problem in (with_an_embedding(20, gradient=40, last=12, norms=True), *several):
         small = problem_arrays(problem)
         search = Search(
-            problem=problem,
-            arrays=small,
-            caps=Caps(),
+            instance=Instance(problem=problem, arrays=small, caps=Caps()),
             report=lambda *_: None,
             max_evaluations=20,
             floor_bytes=0,
         )
         search.portfolio()
-        program, mover = search.program(), ComputeMover(problem, small)
+        program, mover = search.program(), ComputeMover(Instance(problem=problem, arrays=small))
         p = mover.orders.precedence
         tail = tail_of(small, program)
         for order in (
@@ -277,7 +272,7 @@ def test_orders_of_the_end_keep_dependences() -> None:
 def test_owners_and_ancestors_are_those_of_the_graph(seed: int) -> None:
     """Against sets: the buckets behind a block, and the blocks before a launch."""
     problem = random_problem(random.Random(seed), max_collectives=5)
-    mover = ComputeMover(problem, problem_arrays(problem))
+    mover = ComputeMover(Instance.of(problem))
     p, bucket_of = mover.orders.precedence, np.arange(len(problem.collectives)) // 2
     count = len(p.block_ticks)
     served: list[set[int]] = [set() for _ in range(count)]

@@ -15,6 +15,7 @@ from apsched.costs.price_curve import PriceCurve, sample_curve
 from apsched.schedule.simulate import simulate
 from apsched.schedule.verify import verify
 from apsched.solver.arrays.bucket_prices import curve_price, legal, members_of
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.jit import source_stamp
 from apsched.solver.arrays.partition import Pricer
 from apsched.solver.arrays.problem_arrays import problem_arrays
@@ -80,7 +81,7 @@ def price(curve: PriceCurve, size: int) -> int:
     any problem.
     """
     problem = random_problem(random.Random(1))
-    pricer = Pricer(problem, problem_arrays(problem))
+    pricer = Pricer(Instance.of(problem))
     tables = pricer.tables._replace(
         curve_begin=np.array([0, len(curve.size_bytes)]),
         curve_size=np.array(curve.size_bytes),
@@ -97,7 +98,7 @@ def test_what_a_policy_makes_is_legal_and_costs_what_simulate_says(seed: int) ->
         if seed % 3 == 0
         else random_problem(rng, max_collectives=8, max_compute=7)
     )
-    pricer = Pricer(problem, small := problem_arrays(problem))
+    pricer = Pricer(Instance(problem=problem, arrays=(small := problem_arrays(problem))))
     caps = random_caps(rng, problem)
     steer = caps.memory_cap_bytes
     decoder = Decoder(
@@ -108,7 +109,7 @@ def test_what_a_policy_makes_is_legal_and_costs_what_simulate_says(seed: int) ->
         figures = decoder.figures(labels, policy, steer)
         program = decoder.program(labels, policy, steer)
         assert figures in (None, evaluate(small, program))
-        schedule = expand(problem, small, program)
+        schedule = expand(Instance(problem=problem, arrays=small), program)
         assert (figures is None) == bool(
             verify(problem, schedule, Caps(max_prefetch=caps.max_prefetch))
         )
@@ -126,7 +127,7 @@ def test_what_a_policy_makes_is_legal_and_costs_what_simulate_says(seed: int) ->
 def test_a_partition_is_legal_where_every_pair_and_the_caps_allow_it(seed: int) -> None:
     rng = random.Random(seed)
     problem = random_problem(rng, max_collectives=8, max_compute=6)
-    pricer = Pricer(problem, small := problem_arrays(problem))
+    pricer = Pricer(Instance(problem=problem, arrays=(small := problem_arrays(problem))))
     caps = replace(random_caps(rng, problem), max_prefetch=None)
     bytes_cap, span_cap = (
         2**60 if cap is None else cap for cap in (caps.bucket_cap_bytes, caps.max_topo_span)
@@ -154,7 +155,9 @@ def test_a_gradient_that_fits_is_held_until_its_reduction_is_done(seed: int) -> 
     each byte is counted once.
     """
     problem = layered_problem(random.Random(seed), num_layers=4, backward=True)
-    decoder = Decoder(Pricer(problem, small := problem_arrays(problem)), Caps())
+    decoder = Decoder(
+        Pricer(Instance(problem=problem, arrays=(small := problem_arrays(problem)))), Caps()
+    )
     at_need = Policy(lead=0.0, copy_out_early=True, prefetch=False)
     free = decoder.figures(labels := np.arange(len(small.kind)), at_need, None)
     assert free is not None

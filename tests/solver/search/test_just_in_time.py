@@ -8,6 +8,7 @@ from apsched.config import Caps, SolveOptions
 from apsched.problem.problem import Problem
 from apsched.schedule.verify import verify
 from apsched.solver import least_memory, solve
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.problem_arrays import problem_arrays
 from apsched.solver.arrays.reordered import Orders
 from apsched.solver.bounds.any_order.memory import memory_bound_of_any_order
@@ -35,9 +36,12 @@ def test_what_starts_just_in_time_keeps_the_other_caps() -> None:
             in_flight_cap_bytes=rng.choice((None, most)),
             max_topo_span=rng.choice((None, 3)),
         )
-        floor = just_in_time(problem, small, caps)
+        floor = just_in_time(Instance(problem=problem, arrays=small, caps=caps))
         assert floor is not None, seed  # room for one in flight is room for one after the other
-        assert verify(problem, expand(problem, small, floor.program), caps) == (), seed
+        assert (
+            verify(problem, expand(Instance(problem=problem, arrays=small), floor.program), caps)
+            == ()
+        ), seed
 
 
 def with_unused_inputs(unused_bytes: int, view: bool) -> Problem:
@@ -74,7 +78,10 @@ def test_an_input_that_nothing_uses_is_gone_before_the_first_launch(
     assert least == max(
         1024 + unused_bytes, 1024 + 512 + 4096 + 512
     )  # all inputs; the shards, and what the second node has
-    bounds = memory_bound(small), memory_bound_of_any_order(Orders(problem, small))
+    bounds = (
+        memory_bound(small),
+        memory_bound_of_any_order(Orders(Instance(problem=problem, arrays=small))),
+    )
     assert max(bounds) <= least
     if 1024 + unused_bytes == least:
         assert bounds == (least, least)  # all inputs are there at once

@@ -8,6 +8,7 @@ import pytest
 from apsched.config import Caps
 from apsched.problem.problem import Problem
 from apsched.schedule.verify import verify
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.partition import Pricer
 from apsched.solver.arrays.problem_arrays import problem_arrays
 from apsched.solver.program.evaluate import evaluate, trace
@@ -30,7 +31,7 @@ def fixed_part(program: Program) -> list[tuple[int, int]]:
 def check(problem: Problem, seeds: range) -> int:
     """Compare random programs of ``problem`` with what becomes of them; return how many changed."""
     small, changed = problem_arrays(problem), 0
-    pricer = Pricer(problem, small)
+    pricer = Pricer(Instance(problem=problem, arrays=small))
     for seed in seeds:
         before = random_program(pricer, seed)
         was = evaluate(small, before)
@@ -38,9 +39,9 @@ def check(problem: Problem, seeds: range) -> int:
             memory_cap_bytes=was.peak_memory_bytes,
             in_flight_cap_bytes=was.peak_in_flight_bytes if seed % 2 else None,
         )
-        after = late_waits(small, before, caps)
+        after = late_waits(Instance(problem=problem, arrays=small, caps=caps), before)
         now = evaluate(small, after)
-        assert verify(problem, expand(problem, small, after), caps) == ()
+        assert verify(problem, expand(Instance(problem=problem, arrays=small), after), caps) == ()
         assert fixed_part(after) == fixed_part(before)
         assert now.step_time_ticks <= was.step_time_ticks
         assert now.peak_memory_bytes <= was.peak_memory_bytes
@@ -96,7 +97,7 @@ def program_of(problem: Problem, *, wait_before: int) -> Program:
         (WAIT, 0),
         *compute_order[wait_before:],
     ]
-    partition = Pricer(problem, problem_arrays(problem)).partition([(0,)])
+    partition = Pricer(Instance.of(problem)).partition([(0,)])
     operation, argument = np.array(table, dtype=np.int64).T
     return Program(partition=partition, operation=operation.copy(), argument=argument.copy())
 
@@ -114,7 +115,7 @@ def test_a_wait_goes_as_far_as_memory_allows() -> None:
         small = problem_arrays(problem)
         before = program_of(problem, wait_before=2)
         assert trace(small, before).transfer_end_ticks[0] <= 41_000
-        after = late_waits(small, before, Caps())
+        after = late_waits(Instance(problem=problem, arrays=small), before)
         assert wait_of(after) == expected, room
         assert evaluate(small, after).peak_memory_bytes == evaluate(small, before).peak_memory_bytes
 
@@ -123,7 +124,7 @@ def test_a_wait_that_is_due_stays() -> None:
     problem = gradients(room=False)
     small = problem_arrays(problem)
     before = program_of(problem, wait_before=3)
-    assert late_waits(small, before, Caps()) is before
+    assert late_waits(Instance(problem=problem, arrays=small), before) is before
 
 
 def test_without_collectives_there_is_nothing_to_do() -> None:
@@ -131,8 +132,8 @@ def test_without_collectives_there_is_nothing_to_do() -> None:
     problem = b.output(b.compute("y", 1_000, b.input("x", 512), size=512))
     small = problem_arrays(problem)
     program = Program(
-        partition=Pricer(problem, small).partition([]),
+        partition=Pricer(Instance(problem=problem, arrays=small)).partition([]),
         operation=np.array([NODE], dtype=np.int64),
         argument=np.array([0], dtype=np.int64),
     )
-    assert late_waits(small, program, Caps()) is program
+    assert late_waits(Instance(problem=problem, arrays=small), program) is program

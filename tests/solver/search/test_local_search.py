@@ -10,24 +10,23 @@ import pytest
 from apsched.config import Caps, SolveOptions
 from apsched.names import part_of
 from apsched.schedule.verify import verify
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.partition import Pricer
 from apsched.solver.arrays.problem_arrays import problem_arrays
+from apsched.solver.large import ladders
 from apsched.solver.program.evaluate import evaluate
 from apsched.solver.program.to_schedule import expand
 from apsched.solver.reorder.min_memory import least_memory
 from apsched.solver.search.local_search import Search
 from apsched.solver.search.neighbourhood import CHANGE, CUT, JOIN, apply
 from apsched.solver.search.start_partitions import families
-from apsched.solver.solve import ladders
 from tests.helpers.problems.strategies import layered_problem, random_problem
 
 
 def searched(num_layers: int, max_evaluations: int) -> Search:
     problem = layered_problem(random.Random(3), num_layers=num_layers)
     search = Search(
-        problem=problem,
-        arrays=problem_arrays(problem),
-        caps=Caps(),
+        instance=Instance.of(problem, Caps()),
         report=lambda stage, ticks: None,
         max_evaluations=max_evaluations,
         floor_bytes=least_memory(problem)[0],
@@ -86,9 +85,7 @@ def test_what_is_found_under_tighter_caps_is_kept(capped: str, seed: int) -> Non
 
     def search(caps: Caps) -> Search:
         made = Search(
-            problem=problem,
-            arrays=small,
-            caps=caps,
+            instance=Instance(problem=problem, arrays=small, caps=caps),
             report=lambda stage, ticks: None,
             max_evaluations=400,
             floor_bytes=floor_bytes,
@@ -103,7 +100,10 @@ def test_what_is_found_under_tighter_caps_is_kept(capped: str, seed: int) -> Non
     if below.best is not None:
         assert above.best is not None
         assert above.best.figures.step_time_ticks <= below.best.figures.step_time_ticks
-        assert verify(problem, expand(problem, small, above.program()), loose) == ()
+        assert (
+            verify(problem, expand(Instance(problem=problem, arrays=small), above.program()), loose)
+            == ()
+        )
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -117,16 +117,16 @@ def test_what_is_found_under_tighter_prefetch_is_laid_out_the_same(seed: int) ->
         memory_cap_bytes=least_memory(problem, options=SolveOptions(budget=0.1))[0], max_prefetch=6
     )
     search = Search(
-        problem=problem,
-        arrays=small,
-        caps=caps,
+        instance=Instance(problem=problem, arrays=small, caps=caps),
         report=lambda *_: None,
         max_evaluations=300,
         floor_bytes=0,
     )
     search.portfolio()
     if search.best is not None:
-        search.descend_by_ladders(ladders(small, caps, 0), 300, 0)
+        search.descend_by_ladders(
+            ladders(Instance(problem=problem, arrays=small, caps=caps), 0), 300, 0
+        )
         assert evaluate(small, search.program()) == search.best.figures
 
 
@@ -139,7 +139,10 @@ def test_a_cap_on_prefetch_starts_from_buckets_of_several_blocks_and_from_tighte
     block = [part_of(c.module) for c in problem.collectives]
 
     def most_blocks(caps: Caps) -> set[int]:
-        partitions = [labels.tolist() for labels in families(Pricer(problem, small), caps)]
+        partitions = [
+            labels.tolist()
+            for labels in families(Pricer(Instance(problem=problem, arrays=small)), caps)
+        ]
         return {
             max(len({block[c] for c in range(len(block)) if labels[c] == b}) for b in set(labels))
             for labels in partitions
@@ -147,8 +150,13 @@ def test_a_cap_on_prefetch_starts_from_buckets_of_several_blocks_and_from_tighte
 
     assert {2, 3, 4} <= most_blocks(Caps(max_prefetch=9))
     free, capped = (
-        ladders(small, Caps(memory_cap_bytes=10**12), 0),
-        ladders(small, Caps(max_prefetch=9, memory_cap_bytes=10**12), 0),
+        ladders(Instance(problem=problem, arrays=small, caps=Caps(memory_cap_bytes=10**12)), 0),
+        ladders(
+            Instance(
+                problem=problem, arrays=small, caps=Caps(max_prefetch=9, memory_cap_bytes=10**12)
+            ),
+            0,
+        ),
     )
     assert [[rung.max_prefetch for rung in ladder] for ladder in free] == [
         [],

@@ -11,13 +11,15 @@ import pytest
 
 from apsched.config import Caps
 from apsched.problem.problem import Problem
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.problem_arrays import problem_arrays
 from apsched.solver.arrays.reordered import Orders
-from apsched.solver.bounds.any_order.bound import loose_program, moving_bound
+from apsched.solver.bounds.any_order.bound import loose_program
 from apsched.solver.bounds.any_order.chain import between, chain_bound, levels
 from apsched.solver.bounds.any_order.jobs import ends_of
 from apsched.solver.bounds.any_order.last_reduction import tail_bound
 from apsched.solver.bounds.any_order.one_machine import critical_jobs, one_machine
+from apsched.solver.bounds.best import any_order_bound
 from apsched.solver.bounds.linear_program import costs_of
 from tests.helpers.oracle import best_schedule, orders_within
 from tests.helpers.problems.by_hand import ByHand, line
@@ -26,20 +28,35 @@ from tests.helpers.problems.strategies import random_caps, random_problem
 
 def bound_of(problem: Problem, caps: Caps) -> tuple[int, str]:
     small = problem_arrays(problem)
-    bound = moving_bound(problem, small, Orders(problem, small), caps)
+    bound = any_order_bound(
+        Instance(problem=problem, arrays=small, caps=caps),
+        Orders(Instance(problem=problem, arrays=small)),
+    )
     return bound.ticks, bound.source
 
 
 def chain_bound_of(problem: Problem, caps: Caps) -> int:
     small = problem_arrays(problem)
-    loose = loose_program(problem, small, Orders(problem, small), costs_of(problem, small, caps))
-    return chain_bound(problem, small, loose, ends_of(loose, caps.max_compute_move), caps).ticks
+    loose = loose_program(
+        Instance(problem=problem, arrays=small),
+        Orders(Instance(problem=problem, arrays=small)),
+        costs_of(Instance(problem=problem, arrays=small, caps=caps)),
+    )
+    return chain_bound(
+        Instance(problem=problem, arrays=small, caps=caps),
+        loose,
+        ends_of(loose, caps.max_compute_move),
+    ).ticks
 
 
 def tail_bound_of(problem: Problem, caps: Caps) -> int:
     small = problem_arrays(problem)
-    costs = costs_of(problem, small, caps)
-    loose = loose_program(problem, small, Orders(problem, small), costs)
+    costs = costs_of(Instance(problem=problem, arrays=small, caps=caps))
+    loose = loose_program(
+        Instance(problem=problem, arrays=small),
+        Orders(Instance(problem=problem, arrays=small)),
+        costs,
+    )
     return tail_bound(
         small, loose, ends_of(loose, caps.max_compute_move), costs, caps.max_compute_move
     ).ticks

@@ -10,6 +10,7 @@ import pytest
 
 from apsched.config import Caps
 from apsched.costs.price_curve import PriceCurve
+from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.problem_arrays import problem_arrays
 from apsched.solver.bounds.linear_program import lp_bound
 from apsched.solver.bounds.paths.bound import path_bound
@@ -119,8 +120,14 @@ def test_no_schedule_is_below_it(seed: int) -> None:
             optimum = best_schedule(problem, caps)
             if optimum is not None:
                 small = problem_arrays(problem)
-                for forced in (small, tighten(small, caps)):
-                    assert path_bound(problem, forced, caps).ticks <= optimum.step_time_ticks
+                for forced in (
+                    small,
+                    tighten(Instance(problem=problem, arrays=small, caps=caps)).arrays,
+                ):
+                    assert (
+                        path_bound(Instance(problem=problem, arrays=forced, caps=caps)).ticks
+                        <= optimum.step_time_ticks
+                    )
 
 
 def test_what_rides_with_earlier_gathers_delays_them() -> None:
@@ -137,10 +144,17 @@ def test_what_rides_with_earlier_gathers_delays_them() -> None:
         x = b.compute(f"f{i}", 300, x, gathered, size=512)
     problem = b.output(x)
     small, caps = problem_arrays(problem), Caps()
-    before = max(step_time_bound(problem, small, caps).ticks, lp_bound(problem, small, caps).ticks)
+    before = max(
+        step_time_bound(Instance(problem=problem, arrays=small, caps=caps)).ticks,
+        lp_bound(Instance(problem=problem, arrays=small, caps=caps)).ticks,
+    )
     optimum = best_schedule(problem, caps)
     assert optimum is not None
-    assert before < path_bound(problem, small, caps).ticks <= optimum.step_time_ticks
+    assert (
+        before
+        < path_bound(Instance(problem=problem, arrays=small, caps=caps)).ticks
+        <= optimum.step_time_ticks
+    )
 
 
 def test_work_before_an_on_path_collective_may_hide_behind_it() -> None:
@@ -152,4 +166,4 @@ def test_work_before_an_on_path_collective_may_hide_behind_it() -> None:
     path = b.wait("wp", b.start("all_reduce", "ar", h, 512, 512, launch_ticks=4, on_path=True))
     done = b.wait("w", b.start("reduce_scatter", "rs", g, 5120, 2560, launch_ticks=3))
     problem = b.output(done, b.compute("last", 22, path, size=512))
-    assert path_bound(problem, problem_arrays(problem), Caps()).ticks <= 18 + 27 + 4 + 110 + 22
+    assert path_bound(Instance.of(problem)).ticks <= 18 + 27 + 4 + 110 + 22

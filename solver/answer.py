@@ -1,0 +1,193 @@
+"""What the parts of the solver begin with, what they find, and the answer made of it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from apsched.config import SolveOptions
+from apsched.schedule.result import Scored, SolvedBy, SolveResult
+from apsched.schedule.schedule import Schedule
+from apsched.schedule.score import score
+from apsched.schedule.verify import verify
+from apsched.solver.arrays.instance import Instance
+from apsched.solver.arrays.problem_arrays import Ints
+from apsched.solver.arrays.relaxed import without_places
+from apsched.solver.bounds.memory_and_launches import later_bounds
+from apsched.solver.bounds.step_time import TimeBound
+from apsched.solver.infeasible.explain import explain
+from apsched.solver.program.program import Program
+from apsched.solver.reorder.split_kernels import Fitting
+
+Report = Callable[[str, int], None]
+"""Called with the stage, and the best step time in ticks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What is known before anything is searched."""
+
+    whole: Fitting
+    """As asked for, with all kernels whole."""
+    fitting: Fitting
+    """What is searched: ``whole``, or that with some kernels cut."""
+    options: SolveOptions
+    bound: TimeBound
+    """Of ``whole``."""
+    made: tuple[Scored, ...]
+    """The baselines."""
+    report: Report
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether some kernel is cut."""
+        return self.fitting is not self.whole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hint:
+    """A schedule to start from."""
+
+    program: Program
+    order: Ints | None = None
+    """Its compute nodes as captured, in their order; None where that is as captured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The best schedule of one part of the solver."""
+
+    schedule: Schedule | None
+    bound: TimeBound
+    solved_by: str
+    hint: Hint | None = None
+    """The schedule as the whole formulation has it."""
+    fastest_ticks: int = 0
+    """Step time before later objectives used any slack."""
+    limit_ticks: int = 0
+    """Step time that the later objectives could cost."""
+    peak_bound_bytes: int = 0
+    """Of the whole formulation, for schedules within that limit; 0 for none."""
+    launches_bound: int = 0
+    """Of the whole formulation, for schedules within that limit and the peak found; 0 for none."""
+    deterministic_work: float = 0.0
+
+    @property
+    def value(self) -> tuple[bool, int]:
+        """The lower the better."""
+        return self.schedule is None, self.fastest_ticks
+
+
+def slack_limit(time_ticks: int, options: SolveOptions, made: tuple[Scored, ...]) -> int:
+    """Return the step time that lower memory and fewer launches may cost: never so much that a
+    baseline that fits is faster.
+    """
+    fastest = min((b.step_time_ticks for b in made if b.fits), default=None)
+    limit = int(time_ticks * (1 + options.time_slack))
+    return limit if fastest is None else max(time_ticks, min(limit, fastest))
+
+
+def near_enough(bound: TimeBound, options: SolveOptions) -> int:
+    """Return the step time at which the search stops: what is left would go to memory and launches
+    anyway.
+    """
+    return int(bound.ticks * (1 + options.time_slack / 2))
+
+
+def rescored(instance: Instance, best: Scored | None) -> Scored | None:
+    """Return the schedule of ``best`` with its figures on the machine of ``instance``."""
+    if best is None:
+        return None
+    return score(instance.problem, "apsched", best.schedule, instance.caps)
+
+
+def scored_start(instance: Instance, start: Schedule | None) -> Scored | None:
+    """Return ``start`` with its figures where it keeps the caps."""
+    if start is None or verify(instance.problem, start, instance.caps):
+        return None
+    return score(instance.problem, "start", start, instance.caps)
+
+
+def as_given(task: Task, given: Scored) -> Answer:
+    """Return the answer that the schedule given is."""
+    time = given.step_time_ticks
+    return Answer(
+        schedule=given.schedule,
+        bound=task.bound,
+        solved_by=SolvedBy.START,
+        fastest_ticks=time,
+        limit_ticks=slack_limit(time, task.options, task.made),
+    )
+
+
+def result_of(
+    task: Task, answer: Answer, *, given: Scored | None, uncontended: Scored | None
+) -> SolveResult:
+    """Return the best of ``answer``, the baselines, the schedule ``given``, and the answer without
+    contention.
+    """
+    problem, caps = task.whole.instance.problem, task.whole.instance.caps
+    if task.is_cut:  # where kernels are whole, compute is faster: only bounds for all orders hold
+        answer = replace(answer, bound=task.bound, peak_bound_bytes=0, launches_bound=0)
+    scored = None
+    if answer.schedule is not None:
+        scored = score(problem, "apsched", answer.schedule, caps)
+    if uncontended is not None and (
+        scored is None or not scored.fits or uncontended.step_time_ticks < answer.fastest_ticks
+    ):
+        scored = uncontended
+        answer = replace(
+            answer,
+            solved_by=f"{answer.solved_by} without contention",
+            fastest_ticks=uncontended.step_time_ticks,
+        )
+    best = never_worse(scored, task.made if given is None else (*task.made, given))
+    return (
+        _infeasible(task, answer)
+        if best is None
+        else _found(task, answer, best, is_answer=best is scored)
+    )
+
+
+def _infeasible(task: Task, answer: Answer) -> SolveResult:
+    return SolveResult.infeasible(
+        explain(task.fitting.instance, task.options),
+        bound_ticks=answer.bound.ticks,
+        bound_source=answer.bound.source,
+        baselines=task.made,
+        floor_memory_bytes=task.whole.floor.peak_bytes,
+        floor_bound_bytes=task.whole.floor.bound_bytes,
+        solved_by=answer.solved_by,
+        deterministic_work=answer.deterministic_work,
+    )
+
+
+def _found(task: Task, answer: Answer, best: Scored, *, is_answer: bool) -> SolveResult:
+    """Return the result; the bounds on memory and launches hold for every order that may be."""
+    instance, floor = task.whole.instance, task.whole.floor
+    if task.whole.mover is not None:
+        instance = replace(instance, arrays=without_places(instance.arrays))
+    later = later_bounds(
+        instance, best, answer.limit_ticks, max(floor.bound_bytes, answer.peak_bound_bytes)
+    )
+    launches = answer.launches_bound if is_answer else 0  # proven for the peak of the answer
+    return SolveResult.found(
+        best,
+        bound_ticks=answer.bound.ticks,
+        bound_source=answer.bound.source,
+        baselines=task.made,
+        floor_memory_bytes=floor.peak_bytes,
+        floor_bound_bytes=floor.bound_bytes,
+        fastest_ticks=answer.fastest_ticks or best.step_time_ticks,
+        time_limit_ticks=later.limit_ticks,
+        peak_bound_bytes=later.peak_bytes,
+        launches_bound=max(later.launches, launches),
+        solved_by=answer.solved_by if is_answer else best.name,
+        deterministic_work=answer.deterministic_work,
+    )
+
+
+def never_worse(scored: Scored | None, made: tuple[Scored, ...]) -> Scored | None:
+    """Return ``scored``, or the best baseline that fits where that is faster or ``scored`` breaks a
+    cap.
+    """
+    fitting = [s for s in (scored, *made) if s is not None and s.fits]
+    return min(fitting, key=lambda s: s.step_time_ticks, default=None)

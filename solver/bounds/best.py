@@ -1,0 +1,139 @@
+"""Which bounds on step time there are, and the best of them. To add a bound, add it to one of the
+two tuples.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from apsched.schedule.result import BoundSource
+from apsched.solver.arrays.instance import Instance
+from apsched.solver.arrays.relaxed import without_copies
+from apsched.solver.arrays.reordered import Orders
+from apsched.solver.bounds.any_order.bound import InAnyOrder, loose_program, weighed
+from apsched.solver.bounds.any_order.chain import chain_bound
+from apsched.solver.bounds.any_order.jobs import bounds_of, ends_of
+from apsched.solver.bounds.any_order.last_reduction import tail_bound
+from apsched.solver.bounds.contention import shared_bound
+from apsched.solver.bounds.linear_program import costs_of, lp_bound
+from apsched.solver.bounds.paths.bound import path_bound
+from apsched.solver.bounds.step_time import TimeBound, least_work, step_time_bound, work_bound
+from apsched.solver.bounds.tighten import tighten
+
+_BUSY = 0.8
+"""Share of the best bound that the transfers of some stream take, from which on their buckets are
+looked at.
+"""
+_AS_GOOD = 5e-4
+"""Of several bounds that differ by less than this share, the first says what the best of them rests
+on.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InOneOrder:
+    """A problem as the bounds for one order of the compute see it."""
+
+    loose: Instance
+    """With copies for nothing where buckets may be coalesced."""
+    forced: Instance
+    """The same with the slots that the caps force."""
+
+
+def _critical(at: InOneOrder) -> TimeBound:
+    return step_time_bound(at.forced)
+
+
+def _weighed(at: InOneOrder) -> TimeBound:
+    return lp_bound(at.forced)
+
+
+def _along_paths(at: InOneOrder) -> TimeBound:
+    """Return the bound of paths: a reduction that the caps have waited for sooner is still one."""
+    arrays = replace(at.forced.arrays, need_slot=at.loose.arrays.need_slot)
+    return path_bound(replace(at.forced, arrays=arrays))
+
+
+FIXED_ORDER: tuple[Callable[[InOneOrder], TimeBound], ...] = (_critical, _weighed, _along_paths)
+"""The bounds for one order of the compute; of equal ones the first is named."""
+
+
+def _of_one_machine(at: InAnyOrder, _: int) -> Iterator[TimeBound]:
+    yield from bounds_of(at.loose, at.ends)
+
+
+def _of_all_work(at: InAnyOrder, _: int) -> Iterator[TimeBound]:
+    arrays, everything = at.instance.arrays, np.arange(len(at.instance.arrays.kind))
+    work = work_bound(at.instance, least_work(at.instance), everything)
+    yield TimeBound(ticks=int(arrays.compute_ticks.sum()) + work, source=BoundSource.COMPUTE)
+
+
+def _of_last_reduction(at: InAnyOrder, _: int) -> Iterator[TimeBound]:
+    caps = at.instance.caps
+    yield tail_bound(at.instance.arrays, at.loose, at.ends, at.costs, caps.max_compute_move)
+
+
+def _weighed_in_any_order(at: InAnyOrder, _: int) -> Iterator[TimeBound]:
+    yield weighed(at)
+
+
+def _along_chain(at: InAnyOrder, best_ticks: int) -> Iterator[TimeBound]:
+    """Yield the bound of a chain where some stream is busy enough for it."""
+    busy = max(np.bincount(at.loose.stream, weights=at.loose.work.load))
+    if busy >= _BUSY * best_ticks:
+        yield chain_bound(at.instance, at.loose, at.ends)
+
+
+ANY_ORDER: tuple[Callable[[InAnyOrder, int], Iterator[TimeBound]], ...] = (
+    _of_one_machine,
+    _of_all_work,
+    _of_last_reduction,
+    _weighed_in_any_order,
+    _along_chain,
+)
+"""The bounds for every order of the compute, those that need the best so far last."""
+
+
+def best_bound(instance: Instance, orders: Orders | None) -> TimeBound:
+    """Return the best bound that holds for ``instance``, or where there are ``orders``, for all of
+    them.
+    """
+    bound = fixed_order_bound(instance) if orders is None else any_order_bound(instance, orders)
+    if instance.problem.contention is None:
+        return bound
+    shared = shared_bound(instance, in_order=orders is None)
+    return max(bound, shared, key=lambda b: b.ticks)
+
+
+def fixed_order_bound(instance: Instance) -> TimeBound:
+    """Return the best bound on schedules with the compute in its order, without contention."""
+    if not instance.problem.collectives:
+        return _compute_only(instance)
+    loose = without_copies(instance)
+    at = InOneOrder(loose=loose, forced=tighten(loose))
+    return max((bound(at) for bound in FIXED_ORDER), key=lambda b: b.ticks)
+
+
+def any_order_bound(instance: Instance, orders: Orders) -> TimeBound:
+    """Return the best bound on schedules in which compute moves, without contention; ``instance``
+    is as captured.
+    """
+    if not instance.problem.collectives:
+        return _compute_only(instance)
+    instance = without_copies(instance)
+    costs = costs_of(instance)
+    loose = loose_program(instance, orders, costs)
+    ends = ends_of(loose, instance.caps.max_compute_move)
+    at = InAnyOrder(instance=instance, loose=loose, ends=ends, costs=costs)
+    found: list[TimeBound] = []
+    for bounds in ANY_ORDER:
+        found += bounds(at, max((b.ticks for b in found), default=0))
+    best = max(b.ticks for b in found)
+    return TimeBound(
+        ticks=best, source=next(b.source for b in found if b.ticks >= best * (1 - _AS_GOOD))
+    )
+
+
+def _compute_only(instance: Instance) -> TimeBound:
+    return TimeBound(ticks=int(instance.arrays.compute_ticks.sum()), source=BoundSource.COMPUTE)
