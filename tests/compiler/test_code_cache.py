@@ -28,12 +28,12 @@ Found = list[dict]
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory) -> tuple[Found, Found]:
-    """What two processes found, and two others after them with the same directories."""
+    """What two processes found, and after them two others with the same directories, and with other
+    hash seeds.
+    """
     folder = tmp_path_factory.mktemp("kept")
-    first, second = (
-        run_processes(WORKER, folder, 2, job, timeout_s=400) for job in ("first", "second")
-    )
-    return first, second
+    first = run_processes(WORKER, folder, 2, "first", timeout_s=400)
+    return first, run_processes(WORKER, folder, 2, "second", timeout_s=400, new_interpreters=True)
 
 
 def found(reports: Found, step: str, what: str = "hits, misses") -> list:

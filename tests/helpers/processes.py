@@ -1,16 +1,20 @@
-"""Start a script once for each process rank, and read the JSON that each writes to
-``FOLDER/RANK.json``.
+"""Run process ranks of a script, as forks of a few interpreters, and read the JSON that each writes
+to ``FOLDER/RANK.json``.
 """
 
-import contextlib
+import atexit
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import cache
+from multiprocessing import Pipe
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import torch.distributed as dist
@@ -19,32 +23,79 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 WORKERS = CHECKOUT / "tests" / "workers"
 START_RANK = Path(__file__).with_name("start_rank.py")
 
+NUM_INTERPRETERS = 4
+"""Process ranks that have an interpreter of their own, with hash seeds of its own; the others share
+these.
+"""
+GRACE_S = 10.0
+"""How long the other process ranks may go on when one has failed: most fail with an error that says
+more.
+"""
+
+
+class Interpreter:
+    """An interpreter that has imported torch and apsched, and runs each request in a fork
+    (``start_rank``).
+    """
+
+    def __init__(self) -> None:
+        tests = Path(__file__).parent
+        paths = [str(tests), str(tests.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        self.environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
+        self.channel, other = Pipe()
+        self._process = subprocess.Popen(
+            [sys.executable, str(START_RANK), str(other.fileno())],
+            env=os.environ | self.environment,
+            pass_fds=[other.fileno()],
+            start_new_session=True,
+        )
+        other.close()
+
+    def begin(self, script: Path, ranks: Sequence[int], jobs: list[dict]) -> list[int]:
+        """Return the forks that run these process ranks of each job; ``channel`` gets process and
+        exit status of each that ends.
+        """
+        environment = os.environ | self.environment
+        request = {
+            "script": str(script),
+            "ranks": ranks,
+            "jobs": jobs,
+            "environment": environment,
+            "directory": os.getcwd(),
+        }
+        self.channel.send(request)
+        while not isinstance(answer := self.channel.recv(), list):
+            pass  # the end of a fork that an earlier run killed
+        return answer
+
+    def stop(self) -> None:
+        """Kill the forks that still run, and end the interpreter."""
+        self.channel.close()
+        self._process.wait()
+
+
+@cache
+def interpreter(number: int) -> Interpreter:
+    """Return one of the interpreters that serve until this process ends."""
+    made = Interpreter()
+    atexit.register(made.stop)
+    return made
+
 
 def run_processes(
-    script: Path, folder: Path, world_size: int, *more: str, timeout_s: float
+    script: Path,
+    folder: Path,
+    world_size: int,
+    *more: str,
+    timeout_s: float,
+    new_interpreters: bool = False,
 ) -> list[dict]:
-    """Run ``script RANK WORLD_SIZE FOLDER MORE`` in ``world_size`` processes of one thread; return
-    what each reports.
+    """Run ``main(RANK, WORLD_SIZE, FOLDER, *MORE)`` of ``script`` in ``world_size`` processes of
+    one thread; return what each reports.
     """
-    logs = [folder / f"{rank}.log" for rank in range(world_size)]
-    paths = [str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(rank), str(world_size), str(folder), *more],
-            stdout=log.open("w"),
-            stderr=subprocess.STDOUT,
-            env=environment,
-        )
-        for rank, log in enumerate(logs)
-    ]
-    try:
-        codes = [process.wait(timeout=timeout_s) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert codes == [0] * world_size, "\n".join(log.read_text()[-2000:] for log in logs)
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world_size)]
+    jobs = [Job(folder=folder, world_size=world_size, more=more)]
+    (found,) = run_jobs(script, jobs, timeout_s=timeout_s, new_interpreters=new_interpreters)
+    return found
 
 
 @contextmanager
@@ -77,42 +128,105 @@ class Job:
     """
 
 
-def run_jobs(script: Path, jobs: Sequence[Job], *, timeout_s: float) -> list[list[dict]]:
+def run_jobs(
+    script: Path, jobs: Sequence[Job], *, timeout_s: float, new_interpreters: bool = False
+) -> list[list[dict]]:
     """Run ``main(RANK, WORLD_SIZE, FOLDER, *MORE)`` of ``script`` for every process rank of every
     job.
 
-    There is one interpreter for each number of a process rank, as in a job on several machines; it
-    imports the script once, and runs each job in a fork (``start_rank``). Returns for each job what
-    its process ranks report.
+    Process ranks 0 to 3 have interpreters of their own, as in a job on several machines; the script
+    is imported once in a fork of each, and each job runs in a fork of that. With
+    ``new_interpreters``, these start now and end here: for what must not depend on the hash seeds
+    of an earlier run. Returns for each job what its process ranks report.
     """
-    paths = [str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
     for job in jobs:
         job.folder.mkdir(parents=True, exist_ok=True)
-    told = json.dumps([asdict(job) | {"folder": str(job.folder)} for job in jobs])
-    starters = [
-        subprocess.Popen(
-            [sys.executable, str(START_RANK), str(script), str(rank), told],
-            env=environment,
-            start_new_session=True,
-        )
-        for rank in range(max(job.world_size for job in jobs))
+    told = [asdict(job) | {"folder": str(job.folder)} for job in jobs]
+    num_ranks = max(job.world_size for job in jobs)
+    numbers = range(min(num_ranks, NUM_INTERPRETERS))
+    interpreters = [
+        Interpreter() if new_interpreters else interpreter(number) for number in numbers
     ]
     try:
-        codes = [starter.wait(timeout=timeout_s) for starter in starters]
+        codes = _ended(interpreters, script, num_ranks, told, timeout_s)
     finally:
-        for starter in starters:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(
-                    starter.pid, signal.SIGKILL
-                )  # its forks, too, also those that are stopped
-    logs = [log.read_text()[-2000:] for job in jobs for log in sorted(job.folder.glob("*.log"))]
-    assert codes == [0] * len(codes), "\n".join(logs)
+        for made in interpreters if new_interpreters else ():
+            made.stop()
+    if list(codes.values()) != [0] * num_ranks:
+        raise AssertionError(_failure(codes, num_ranks, jobs))
     ranks = [[rank for rank in range(job.world_size) if rank not in job.lost] for job in jobs]
     return [
         [json.loads((job.folder / f"{r}.json").read_text()) for r in here]
         for job, here in zip(jobs, ranks, strict=True)
     ]
+
+
+def _ended(
+    interpreters: Sequence[Interpreter],
+    script: Path,
+    num_ranks: int,
+    jobs: list[dict],
+    timeout_s: float,
+) -> dict[int, int]:
+    """Run all process ranks; return the exit statuses of those that ended by themselves, in the
+    order of their ends.
+    """
+    end = time.monotonic() + timeout_s
+    rank_of: dict[int, int] = {}
+    codes: dict[int, int] = {}
+    try:
+        for number, made in enumerate(interpreters):
+            ranks = range(number, num_ranks, len(interpreters))
+            rank_of |= zip(made.begin(script, ranks, jobs), ranks, strict=True)
+        while len(codes) < num_ranks:
+            ready = wait(
+                [made.channel for made in interpreters], timeout=max(0.0, end - time.monotonic())
+            )
+            for process, code in (channel.recv() for channel in ready):
+                if process in rank_of:
+                    codes[rank_of[process]] = code
+                    end = min(end, time.monotonic() + GRACE_S) if code else end
+            if not ready:
+                break
+    finally:
+        for process in rank_of:
+            with suppress(ProcessLookupError):
+                os.killpg(process, signal.SIGKILL)  # its forks, too, also those that are stopped
+    return codes
+
+
+def _failure(codes: dict[int, int], num_ranks: int, jobs: Sequence[Job]) -> str:
+    """Return what is known of the process ranks that failed: the first one to fail first, then the
+    ends of all logs.
+    """
+    failed = [
+        f"process rank {rank} ended with exit status {code}" for rank, code in codes.items() if code
+    ]
+    killed = [
+        f"process rank {rank} still ran, and was killed"
+        for rank in range(num_ranks)
+        if rank not in codes
+    ]
+    first = [rank for rank, code in codes.items() if code]
+    order = [*first, *(rank for rank in range(num_ranks) if rank not in first)]
+    logs = [log for rank in order for job in jobs if (log := job.folder / f"{rank}.log").exists()]
+    return "\n".join(
+        [
+            *failed,
+            *killed,
+            *(f"== {log}\n{log.read_text(errors='replace')[-2000:]}" for log in logs),
+        ]
+    )
+
+
+def runs(process: int) -> bool:
+    """Whether a process is there, and no zombie; only Linux says which are zombies."""
+    try:
+        os.kill(process, 0)
+        stat = Path(f"/proc/{process}/stat").read_text()
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
 
 
 def run_sizes(

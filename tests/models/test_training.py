@@ -1,27 +1,30 @@
 """Captured graphs compute what the module computes, on real processes."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from apsched.models.build import build
 from apsched.models.mesh import MeshSpec
 from apsched.models.options import ModelOptions
 from apsched.models.preset_capture import capture_built
 from apsched.models.training import descend, run_step
+from tests.helpers.processes import run_processes
 
 
-def _compare(rank: int, size: int, store: str, cases: list[tuple[str, str, str]]) -> None:
+def main(rank: int, size: int, folder: Path, cases: str) -> None:
     """On each process: losses and gradients of captured graphs and of the module are the same, and
     training lowers the loss.
     """
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size
+    )
     first_losses = []
-    for name, mesh, checkpoint in cases:
+    for name, mesh, checkpoint in json.loads(cases):
         options = ModelOptions(activation_checkpoint=checkpoint)
         built = build(
             name,
@@ -58,6 +61,7 @@ def _compare(rank: int, size: int, store: str, cases: list[tuple[str, str, str]]
         ]
         assert all(abs(other - loss) < 1e-2 for other in others)
     dist.destroy_process_group()
+    (folder / f"{rank}.json").write_text(json.dumps(first_losses))
 
 
 @pytest.mark.alone
@@ -79,4 +83,5 @@ def test_captured_graphs_train_as_the_module_does(
     tmp_path: Path, cases: list[tuple[str, str, str]]
 ) -> None:
     size = MeshSpec.parse(cases[0][1]).world_size
-    mp.spawn(_compare, (size, str(tmp_path / "store"), cases), nprocs=size)
+    reports = run_processes(Path(__file__), tmp_path, size, json.dumps(cases), timeout_s=600)
+    assert [len(report) for report in reports] == [len(cases)] * size

@@ -1,7 +1,7 @@
 """One of several gloo processes that train TorchTitan's debug model through its graph trainer, with
 and without apsched; reports as JSON.
 
-usage: titan_worker.py PROCESS_RANK WORLD_SIZE FOLDER
+usage: ``main(PROCESS_RANK, WORLD_SIZE, FOLDER)``, see ``processes.run_jobs``
 
 The trainer itself wants CUDA; what is used of it is what traces a step, puts it through a pass
 pipeline and runs it.
@@ -10,7 +10,6 @@ pipeline and runs it.
 import copy
 import hashlib
 import json
-import sys
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -168,7 +167,3 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     (folder / f"{rank}.json").write_text(json.dumps(report))
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

@@ -8,12 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from apsched.errors import InputError
 from benchmarks.execution.machine.slow_network import SlowNetwork, why_not
+from tests.helpers.processes import runs
 
 pytestmark = [
     pytest.mark.alone,
@@ -116,15 +116,6 @@ def test_an_idle_link_lets_nothing_through_for_nothing(tmp_path, megabits_per_s)
     assert min(seconds) > 0.75 * 100_000 * 8e-6 / megabits_per_s  # more where the machine is busy
 
 
-def runs(process):
-    """Whether it is there, and no zombie."""
-    try:
-        stat = Path(f"/proc/{process}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
-
-
 @pytest.mark.parametrize("how", ["raise", "SIGINT", "SIGTERM", "SIGKILL"])
 def test_it_is_gone_with_its_processes_however_its_maker_ends(how):
     code = f"""
@@ -143,8 +134,8 @@ with SlowNetwork(3, 100) as network:
     maker = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
-    *names, first, second = maker.stdout.readline().split()
-    names = set(names)
+    *found, first, second = maker.stdout.readline().split()
+    names, first, second = set(found), int(first), int(second)
     assert len(names) == 3
     if how != "raise":
         assert names < namespaces()

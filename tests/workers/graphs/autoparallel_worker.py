@@ -1,11 +1,10 @@
 """One of several gloo processes that run graphs of several groups before and after the pass for
 AutoParallel; reports as JSON.
 
-usage: autoparallel_worker.py PROCESS_RANK WORLD_SIZE FOLDER
+usage: ``main(PROCESS_RANK, WORLD_SIZE, FOLDER)``, see ``processes.run_jobs``
 """
 
 import json
-import sys
 from collections import Counter
 from datetime import timedelta
 from pathlib import Path
@@ -111,7 +110,3 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     (folder / f"{rank}.json").write_text(json.dumps(report))
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

@@ -1,7 +1,7 @@
 """One of two gloo processes that try random programs and shorten those that fail; writes what it
 found as JSON.
 
-usage: worker.py PROCESS_RANK WORLD_SIZE FOLDER
+usage: ``main(PROCESS_RANK, WORLD_SIZE, FOLDER)``, see ``processes.run_jobs``
 
 ``FOLDER/request.json`` says which seeds, and how long at most.
 """
@@ -13,7 +13,6 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 
 from tests.fuzz.check_program import failure_of
@@ -100,8 +99,3 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
     dist.barrier()
     (folder / f"{process_rank}.json").write_text(json.dumps({"tried": tried, "failures": failures}))
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

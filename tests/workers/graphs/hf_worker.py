@@ -1,12 +1,11 @@
 """One of several gloo processes that run Transformers models: its own code, the captured graphs,
 the rewritten graphs; reports as JSON.
 
-usage: hf_worker.py PROCESS_RANK WORLD_SIZE FOLDER
+usage: ``main(PROCESS_RANK, WORLD_SIZE, FOLDER)``, see ``processes.run_jobs``
 """
 
 import json
 import re
-import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -154,7 +153,3 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     (folder / f"{rank}.json").write_text(json.dumps(report))
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

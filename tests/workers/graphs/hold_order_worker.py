@@ -1,12 +1,11 @@
 """One of two gloo processes that run a toy step, held and compiled by full Inductor; writes how
 close it is to the captured graph.
 
-usage: inductor_worker.py PROCESS_RANK WORLD_SIZE FOLDER
+usage: ``main(PROCESS_RANK, WORLD_SIZE, FOLDER)``, see ``processes.run_jobs``
 """
 
 import json
 import os
-import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -67,7 +66,3 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     (folder / f"{rank}.json").write_text(json.dumps(compare(rank, world_size)))
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

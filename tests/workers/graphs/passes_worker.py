@@ -1,11 +1,10 @@
 """One of several gloo processes that run captured graphs before and after passes; writes what
 differs as JSON.
 
-usage: worker.py PROCESS_RANK WORLD_SIZE FOLDER
+usage: ``main(PROCESS_RANK, WORLD_SIZE, FOLDER)``, see ``processes.run_jobs``
 """
 
 import json
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
@@ -182,7 +181,3 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     (folder / f"{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

@@ -1,11 +1,10 @@
 """One of several gloo processes that found different costs; writes what it got when all agreed, and
 how it heard of what went wrong.
 
-usage: agree_worker.py PROCESS_RANK WORLD_SIZE FOLDER
+usage: ``main(PROCESS_RANK, WORLD_SIZE, FOLDER)``, see ``processes.run_jobs``
 """
 
 import json
-import sys
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -88,7 +87,3 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
     (folder / f"{process_rank}.json").write_text(json.dumps(report))
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

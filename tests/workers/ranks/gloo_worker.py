@@ -1,11 +1,10 @@
 """One of several gloo processes that run a preset under the profiler, and measure it; writes
 traces, graphs and what was measured.
 
-usage: gloo_worker.py PROCESS_RANK WORLD_SIZE FOLDER
+usage: ``main(PROCESS_RANK, WORLD_SIZE, FOLDER)``, see ``processes.run_jobs``
 """
 
 import json
-import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -136,8 +135,3 @@ def profile_solved(built: BuiltModel, capture: Capture, process_rank: int, folde
             dist.barrier()
             run_step(built, *modules)
             profiler.step()
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

@@ -1,11 +1,10 @@
 """One of four gloo processes that train a preset as graphs in bitwise mode, and under eager
 ``fully_shard``; writes hashes as JSON.
 
-usage: eager_worker.py PROCESS_RANK WORLD_SIZE FOLDER
+usage: ``main(PROCESS_RANK, WORLD_SIZE, FOLDER)``, see ``processes.run_jobs``
 """
 
 import json
-import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -158,7 +157,3 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     (folder / f"{rank}.json").write_text(json.dumps(report))
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

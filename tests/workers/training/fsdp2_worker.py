@@ -1,11 +1,10 @@
 """One of several gloo processes that train a model under ``fully_shard``, as torch has it and as a
 schedule says; reports as JSON.
 
-usage: fsdp2_worker.py PROCESS_RANK WORLD_SIZE FOLDER
+usage: ``main(PROCESS_RANK, WORLD_SIZE, FOLDER)``, see ``processes.run_jobs``
 """
 
 import json
-import sys
 from dataclasses import asdict
 from datetime import timedelta
 from functools import cache
@@ -237,7 +236,3 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     (folder / f"{rank}.json").write_text(json.dumps(report))
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

@@ -1,11 +1,10 @@
 """One of four gloo processes that train a small preset with captured graphs, and with those that
 torch's schedulers make of them.
 
-usage: inductor_worker.py PROCESS_RANK WORLD_SIZE FOLDER
+usage: ``main(PROCESS_RANK, WORLD_SIZE, FOLDER)``, see ``processes.run_jobs``
 """
 
 import json
-import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -83,7 +82,3 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     (folder / f"{rank}.json").write_text(json.dumps({mesh: compare(mesh) for mesh in MESHES}))
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

@@ -1,14 +1,13 @@
 """One of several gloo processes that train under full Inductor with its cache on disk; writes what
 each step found there as JSON.
 
-usage: kept_code_worker.py PROCESS_RANK WORLD_SIZE FOLDER JOB
+usage: ``main(PROCESS_RANK, WORLD_SIZE, FOLDER, JOB)``, see ``processes.run_jobs``
 """
 
 import json
 import os
 import re
 import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -133,7 +132,3 @@ def main(rank: int, world_size: int, folder: Path, job: str) -> None:
     (folder / f"{rank}.json").write_text(json.dumps(run(folder / f"inductor_{rank}", rank, folder)))
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])

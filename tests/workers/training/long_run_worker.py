@@ -1,7 +1,7 @@
 """One of four gloo processes that train for long with rewritten graphs, and under eager
 ``fully_shard``; writes hashes and memory as JSON.
 
-usage: long_run_worker.py PROCESS_RANK WORLD_SIZE FOLDER
+usage: ``main(PROCESS_RANK, WORLD_SIZE, FOLDER)``, see ``processes.run_jobs``
 """
 
 import ctypes
@@ -68,8 +68,3 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     (folder / f"{rank}.json").write_text(json.dumps(report))
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

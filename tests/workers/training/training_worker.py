@@ -1,12 +1,11 @@
 """One of four gloo processes that train presets with captured and with rewritten graphs; writes
 what it found as JSON.
 
-usage: worker.py PROCESS_RANK WORLD_SIZE FOLDER
+usage: ``main(PROCESS_RANK, WORLD_SIZE, FOLDER)``, see ``processes.run_jobs``
 """
 
 import json
 import re
-import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -157,8 +156,3 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
     dist.barrier()
     (folder / f"{process_rank}.json").write_text(json.dumps(report))
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
