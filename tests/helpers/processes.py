@@ -39,8 +39,7 @@ class Interpreter:
     """
 
     def __init__(self) -> None:
-        tests = Path(__file__).parent
-        paths = [str(tests), str(tests.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        paths = [str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])]
         self.environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
         self.channel, other = Pipe()
         self._process = subprocess.Popen(

@@ -1,15 +1,11 @@
 """Compile the inner loops of the solver once: numba keeps the machine code, and the tests'
 processes load it.
 
-usage: python tests/warm_solver.py
+usage: python -m tests.helpers.warm_solver
 """
 
 import random
 import sys
-from pathlib import Path
-
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
 
 from apsched.config import Caps, SolveOptions
 from apsched.solver import solve
