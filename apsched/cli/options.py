@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from apsched.config import DEFAULT_COMPUTE_MOVE, Caps, MilpOptions, SolveOptions
+from apsched.config import DEFAULT_COMPUTE_MOVE, Caps, MilpOptions, ScenarioOptions, SolveOptions
 from apsched.errors import InputError
 from apsched.pipeline.cost_choice import CostChoice
 from apsched.pipeline.load import DIRECTIONS, LoadedGraph
@@ -22,7 +22,6 @@ from apsched.quantities import (
     parse_optional_count,
     parse_share,
 )
-from apsched.what_if.scenarios import ScenarioOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,7 +106,7 @@ def opening(request: SourceRequest, progress: Progress) -> Iterator[tuple[Opened
         yield source, took["seconds"]
 
 
-def export_graph(
+def loaded_graph(
     captured: "CapturedGraph",
     cost_model: "CostModel",
     *,
@@ -117,10 +117,10 @@ def export_graph(
     capture_seconds: float = 0.0,
 ) -> LoadedGraph:
     """Return a captured graph as DAG and problem."""
-    from apsched.graph.export.export import export
+    from apsched.graph.export.export import export_graph
 
     with progress.stage(f"export {captured.name}") as took:
-        dag = export(captured, cost_model, group_ranks=group_ranks, cluster_name=cluster)
+        dag = export_graph(captured, cost_model, group_ranks=group_ranks, cluster_name=cluster)
         problem = build_problem(dag)
     return LoadedGraph(
         dag=dag,
@@ -155,7 +155,7 @@ def _export_capture(
         else MeasuredCostModel(costs.measured, formulas, group_ranks)
     )
     graphs = tuple(
-        export_graph(
+        loaded_graph(
             captured,
             cost_model,
             cluster=cluster.name,

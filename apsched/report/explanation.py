@@ -9,20 +9,13 @@ from rich.console import Console
 from rich.table import Table
 
 from apsched.errors import ApschedError
+from apsched.options_table import FLAG_OF_CAP
 from apsched.pipeline.result import Result
 from apsched.quantities import show_bytes, show_us
 from apsched.report.binding import memory_text, shares, where_text
 from apsched.schedule.result import Infeasibility, Relaxation
 from apsched.units import ticks_to_us
 from apsched.what_if.one_more import Relaxed
-
-CAPS = {
-    "memory_cap_bytes": "--memory-cap",
-    "in_flight_cap_bytes": "--in-flight-cap",
-    "max_prefetch": "--max-prefetch",
-    "max_topo_span": "--max-topo-span",
-    "bucket_cap_bytes": "--bucket-cap",
-}
 
 _MORE = {"memory": "memory, 1 GiB", "network": "network, 1 Gb/s", "prefetch": "prefetch, 1 layer"}
 
@@ -121,7 +114,7 @@ def print_infeasible(out: Console, name: str, why: Infeasibility) -> None:
     )
     out.print(f"{name}: {how}", markup=False)
     for clash in why.clashes:
-        flags = " and ".join(CAPS[cap] for cap in clash)
+        flags = " and ".join(FLAG_OF_CAP[cap] for cap in clash)
         out.print(
             f"  {flags} cannot be kept" + (" together" if len(clash) > 1 else ""), markup=False
         )
@@ -129,7 +122,7 @@ def print_infeasible(out: Console, name: str, why: Infeasibility) -> None:
     table = _table("  cap", right=("stated", "needs"), left=("with the others as they are",))
     for relaxation in why.relaxations:
         table.add_row(
-            f"  {CAPS[relaxation.cap]}",
+            f"  {FLAG_OF_CAP[relaxation.cap]}",
             _value(relaxation.cap, relaxation.stated),
             *_need_cells(relaxation),
         )
@@ -155,7 +148,7 @@ def print_infeasible(out: Console, name: str, why: Infeasibility) -> None:
 
 def _need_cells(relaxation: Relaxation) -> tuple[str, str]:
     too = (
-        f"; {' and '.join(CAPS[cap] for cap in relaxation.lifted)} must give way, too"
+        f"; {' and '.join(FLAG_OF_CAP[cap] for cap in relaxation.lifted)} must give way, too"
         if relaxation.lifted
         else ""
     )
@@ -188,15 +181,6 @@ def _ms(ticks: int) -> str:
     return f"{ticks_to_us(ticks) / 1000:,.3f}"
 
 
-_FLAGS = {
-    "memory_cap_bytes": "--memory-cap",
-    "bucket_cap_bytes": "--bucket-cap",
-    "max_topo_span": "--max-topo-span",
-    "max_prefetch": "--max-prefetch",
-    "in_flight_cap_bytes": "--in-flight-cap",
-}
-
-
 def explain_infeasible(result: Result) -> str:
     """Return why no schedule keeps the caps: which clash, at which nodes, and the least that would
     do.
@@ -205,7 +189,7 @@ def explain_infeasible(result: Result) -> str:
     if why is None:
         raise ApschedError(f"{result.problem.name}: no schedule was found, and no reason")
     least = [
-        f"{_FLAGS[cap]} {value}{f' ({show_bytes(value)})' if cap.endswith('bytes') else ''}"
+        f"{FLAG_OF_CAP[cap]} {value}{f' ({show_bytes(value)})' if cap.endswith('bytes') else ''}"
         for cap, value in why.least
     ]
     joined = (" and " if any(r.lifted for r in why.relaxations) else " or ").join(least)

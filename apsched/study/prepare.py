@@ -59,9 +59,10 @@ def prepare(settings: Sequence[Setting], store: Store, progress: Progress) -> tu
         if (name := _capture_id(setting)) is not None:
             store.add_capture(name, tuple(row.graph_id for row in rows))
         rows = tuple(_at_speeds(row, setting, store) for row in rows)
-        if setting.plan.rules:
+        if setting.search.plan.rules:
             check_matches(
-                [build_problem(from_bytes(store.graph_content(row))) for row in rows], setting.plan
+                [build_problem(from_bytes(store.graph_content(row))) for row in rows],
+                setting.search.plan,
             )
         prepared += [Prepared(setting=setting, graph=row) for row in rows]
     return tuple(prepared)

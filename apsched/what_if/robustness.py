@@ -4,8 +4,8 @@ from dataclasses import asdict, dataclass
 
 from rich.table import Table
 
+from apsched.config import ScenarioOptions
 from apsched.units import ticks_to_us
-from apsched.what_if.scenarios import ScenarioOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from apsched.config import Caps, SolveOptions
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.problem.build import build_problem
 from apsched.problem.problem import Problem
 from apsched.schedule.schedule import Schedule, as_captured
@@ -76,7 +76,7 @@ def failure_of(program: RandomProgram, groups: Sequence[str], seed: int, *, solv
         )
         captured = capture_of(module, sorted(kept))
         costs = RandomCosts(seed)
-        dag = export(captured, costs)
+        dag = export_graph(captured, costs)
         problem = build_problem(dag)
         caps, schedule, claimed_peak = _scheduled(problem, seed, solved=solved)
         if violations := list(verify(problem, schedule, caps)):
@@ -93,7 +93,7 @@ def failure_of(program: RandomProgram, groups: Sequence[str], seed: int, *, solv
                 f"the solver claims a peak of {claimed_peak} bytes, simulate of"
                 f" {claimed.peak_memory_bytes}"
             )
-        again = export(capture_of(rewritten, sorted(kept)), costs)
+        again = export_graph(capture_of(rewritten, sorted(kept)), costs)
         before = _run(module, dag, program, kept, seed)
         after = _run(rewritten, again, program, kept, seed)
     except Exception as error:  # whatever it is, it is a finding
