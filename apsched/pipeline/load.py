@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import networkx as nx
 
-from apsched.costs.clusters.cluster import Cluster, cluster_names, load_cluster
+from apsched.costs.clusters.cluster import Cluster, load_cluster
 from apsched.errors import InputError
 from apsched.graph.reprice import repriced
-from apsched.pipeline.cost_choice import CostChoice, ReadCosts, read_costs
+from apsched.pipeline.cost_choice import CostChoice, ReadCosts, cluster_named, read_costs
 from apsched.pipeline.sources import OpenedSource, SourceKind, SourceRequest, classify, opened
 from apsched.problem.build import build_problem
 from apsched.problem.contention_spec import contended
@@ -189,8 +189,7 @@ def _contended(
     """Return ``source`` with the contention that is asked for; of graph files the cluster is known
     by name.
     """
-    stated = costs.cluster or (source.cluster if source.cluster in cluster_names() else None)
-    cluster = cluster or (load_cluster(stated) if stated else None)
+    cluster = cluster or cluster_named(costs, source.cluster)
     graphs = (
         replace(
             g, problem=contended(g.problem, costs.contention, cluster, g.dag.graph["group_ranks"])
@@ -233,8 +232,8 @@ def _from_graph_files(
             f"--cluster cannot change {source.label}: its costs are those of {name!r}; capture it"
             f" again for {costs.cluster!r}"
         )
-    stated = costs.cluster or (name if name in cluster_names() else None)
-    memory_bytes = load_cluster(stated).device.memory_bytes if stated else None
+    cluster = cluster_named(costs, name)
+    memory_bytes = cluster.device.memory_bytes if cluster else None
     wanted = _in_direction(tuple(dag.graph["name"] for dag in dags), direction, source.label)
     graphs = tuple(
         LoadedGraph(

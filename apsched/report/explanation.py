@@ -13,6 +13,7 @@ from apsched.options_table import FLAG_OF_CAP
 from apsched.pipeline.result import Result
 from apsched.quantities import show_bytes, show_us
 from apsched.report.binding import memory_text, shares, where_text
+from apsched.report.table import plain_table
 from apsched.schedule.result import Infeasibility, Relaxation
 from apsched.units import ticks_to_us
 from apsched.what_if.one_more import Relaxed
@@ -29,7 +30,8 @@ def print_binding(out: Console, result: Result, relaxed: Sequence[Relaxed]) -> N
         f" {show_us(result.bound_us)}, gap {100 * result.gap:.3f} %",
         markup=False,
     )
-    table = _table("  rests on", right=("ms", "share", "exposed ms"), left=("where",))
+    figures = ("ms", "share", "exposed ms")
+    table = plain_table("  rests on", *figures, "where", right=figures)
     for share in shares(result):
         table.add_row(
             f"  {share.label}",
@@ -41,9 +43,8 @@ def print_binding(out: Console, result: Result, relaxed: Sequence[Relaxed]) -> N
     out.print(table)
     if memory_text(result):
         out.print(f"  {memory_text(result)}", markup=False)
-    table = _table(
-        "  one more of", right=("step time ms", "gain"), left=("proven", "what was changed")
-    )
+    right = ("step time ms", "gain")
+    table = plain_table("  one more of", *right, "proven", "what was changed", right=right)
     for more in relaxed:
         table.add_row(f"  {_MORE[more.name]}", *_more_cells(result, more), more.change)
     out.print()
@@ -119,7 +120,8 @@ def print_infeasible(out: Console, name: str, why: Infeasibility) -> None:
             f"  {flags} cannot be kept" + (" together" if len(clash) > 1 else ""), markup=False
         )
     out.print()
-    table = _table("  cap", right=("stated", "needs"), left=("with the others as they are",))
+    figures = ("stated", "needs")
+    table = plain_table("  cap", *figures, "with the others as they are", right=figures)
     for relaxation in why.relaxations:
         table.add_row(
             f"  {FLAG_OF_CAP[relaxation.cap]}",
@@ -165,16 +167,6 @@ def _need_cells(relaxation: Relaxation) -> tuple[str, str]:
 
 def _value(cap: str, value: int) -> str:
     return show_bytes(value) if cap.endswith("bytes") else str(value)
-
-
-def _table(first: str, *, right: Sequence[str], left: Sequence[str]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(first)
-    for heading in right:
-        table.add_column(heading, justify="right")
-    for heading in left:
-        table.add_column(heading)
-    return table
 
 
 def _ms(ticks: int) -> str:

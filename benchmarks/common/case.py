@@ -182,7 +182,7 @@ def _warm_up(asked: Asked) -> _WarmUp:
         with timed() as used:
             for graph in graphs:
                 for above_floor in (True, False):
-                    request = SolveRequest(
+                    warm = SolveRequest(
                         caps=free,
                         memory_cap=MemoryCap(
                             size_bytes=0 if above_floor else None, above_floor=above_floor
@@ -190,9 +190,9 @@ def _warm_up(asked: Asked) -> _WarmUp:
                     )
                     result = solve_graph(
                         graph,
-                        replace(request, options=SolveOptions(budget=2)),
+                        replace(warm, options=SolveOptions(budget=2)),
                         _QUIET,
-                        caps=resolve_caps(graph, request, _QUIET),
+                        caps=resolve_caps(graph, warm, _QUIET),
                     )
                     assert result.best is not None
                     _write_back(graph, result)
