@@ -1,79 +1,58 @@
 """apsched: the fastest communication schedule that fits the memory, with a proof of how far it can
 be from the best.
+
+The public names, with the module of each, are those of ``__init__.pyi``. They are imported when
+first used (PEP 562), so that nothing imports torch before it is needed.
 """
 
+import re
+import warnings
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 __version__ = "0.1.0"
 
-if TYPE_CHECKING:
-    from apsched.api import optimize as optimize
-    from apsched.api import solve as solve
-    from apsched.calibrate.measure_in_job import measure as measure
-    from apsched.capture.graph_module import capture_graph_module as capture_graph_module
-    from apsched.compiler.backend import backend as backend
-    from apsched.compiler.inductor_pass import inductor_pass as inductor_pass
-    from apsched.config import Caps as Caps
-    from apsched.config import SolveOptions as SolveOptions
-    from apsched.costs.cluster_model import ClusterCostModel as ClusterCostModel
-    from apsched.costs.clusters.cluster import load_cluster as load_cluster
-    from apsched.costs.measured_file import load_costs as load_costs
-    from apsched.costs.measured_model import MeasuredCostModel as MeasuredCostModel
-    from apsched.costs.measured_model import load_cost_model as load_cost_model
-    from apsched.costs.model import CostModel as CostModel
-    from apsched.errors import AgreementError as AgreementError
-    from apsched.errors import ApschedError as ApschedError
-    from apsched.errors import InfeasibleError as InfeasibleError
-    from apsched.errors import InputError as InputError
-    from apsched.graph.export.export import export as export
-    from apsched.integrations.fsdp2 import apply_fsdp2 as apply_fsdp2
-    from apsched.integrations.fsdp2 import fsdp2_plan as fsdp2_plan
-    from apsched.pipeline.result import Result as Result
-    from apsched.problem.plan.plan_file import load_plan as load_plan
-    from apsched.problem.plan.rules import Plan as Plan
-    from apsched.problem.plan.rules import Rule as Rule
-    from apsched.writeback.hold_order import hold_order as hold_order
-
-_HOME = {
-    "AgreementError": "apsched.errors",
-    "ApschedError": "apsched.errors",
-    "Caps": "apsched.config",
-    "ClusterCostModel": "apsched.costs.cluster_model",
-    "CostModel": "apsched.costs.model",
-    "InfeasibleError": "apsched.errors",
-    "InputError": "apsched.errors",
-    "MeasuredCostModel": "apsched.costs.measured_model",
-    "Plan": "apsched.problem.plan.rules",
-    "Result": "apsched.pipeline.result",
-    "Rule": "apsched.problem.plan.rules",
-    "SolveOptions": "apsched.config",
-    "apply_fsdp2": "apsched.integrations.fsdp2",
-    "backend": "apsched.compiler.backend",
-    "capture_graph_module": "apsched.capture.graph_module",
-    "export": "apsched.graph.export.export",
-    "fsdp2_plan": "apsched.integrations.fsdp2",
-    "hold_order": "apsched.writeback.hold_order",
-    "inductor_pass": "apsched.compiler.inductor_pass",
-    "load_cluster": "apsched.costs.clusters.cluster",
-    "load_cost_model": "apsched.costs.measured_model",
-    "load_costs": "apsched.costs.measured_file",
-    "load_plan": "apsched.problem.plan.plan_file",
-    "measure": "apsched.calibrate.measure_in_job",
-    "optimize": "apsched.api",
-    "solve": "apsched.api",
+_PUBLIC = {
+    name: module
+    for module, name in re.findall(
+        r"^from (\S+) import (\w+) as \2$",
+        Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
 }
-"""Public name -> module; imported when first used (PEP 562), so that nothing imports torch before
-it is needed.
-"""
+"""Public name -> module."""
 
-__all__ = sorted([*_HOME, "__version__"])
+_RENAMED = {
+    "ClusterCostModel": "apsched.costs.cluster_model.ClusterCostModel",
+    "MeasuredCostModel": "apsched.costs.measured_model.MeasuredCostModel",
+    "apply_fsdp2": "apsched.integrations.fsdp2.apply_fsdp2",
+    "capture_graph_module": "apsched.capture_graph",
+    "export": "apsched.export_graph",
+    "fsdp2_plan": "apsched.integrations.fsdp2.fsdp2_plan",
+    "hold_order": "apsched.writeback.hold_order.hold_order",
+    "load_cluster": "apsched.costs.clusters.cluster.load_cluster",
+    "load_costs": "apsched.costs.measured_file.load_costs",
+    "measure": "apsched.measure_costs",
+}
+"""Public name of earlier versions -> the name to use."""
+
+__all__ = sorted([*_PUBLIC, "__version__"])
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name in _RENAMED:
+        now = _RENAMED[name]
+        warnings.warn(
+            f"apsched.{name} is deprecated and goes with the next version; use {now}",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        module, _, attribute = now.rpartition(".")
+        return getattr(import_module(module), attribute)
+    if name not in _PUBLIC:
         raise AttributeError(f"module 'apsched' has no attribute {name!r}")
-    value = getattr(import_module(_HOME[name]), name)
+    value = getattr(import_module(_PUBLIC[name]), name)
     globals()[name] = value
     return value
 

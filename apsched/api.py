@@ -1,46 +1,69 @@
-"""``apsched.optimize``: a graph module in, the same computation in a proven order out."""
+"""``apsched.optimize`` and ``apsched.solve``: a graph in, its fastest order out, with a proof."""
 
 from dataclasses import replace
+from enum import Enum
 from os import PathLike
+from typing import Final, Literal
 
 import networkx as nx
 import torch
 
-from apsched.capture.graph_module import capture_graph_module
+from apsched.capture.graph_module import capture_graph
 from apsched.compiler.schedule_captured import scheduled
 from apsched.compiler.settings import Settings, memory_cap_of
-from apsched.config import DEFAULT_COMPUTE_MOVE, Caps, SolveOptions
+from apsched.config import (
+    DEFAULT_COMPUTE_MOVE,
+    Caps,
+    SolveOptions,
+    scenario_options,
+    with_keywords,
+)
 from apsched.costs.clusters.cluster import cluster_names, load_cluster
 from apsched.costs.model import CostModel
-from apsched.pipeline.compute_move_cap import moving_where_it_pays
-from apsched.pipeline.result import Result, result_of
-from apsched.pipeline.steps import check_answer, log_metrics, with_bitwise_price
+from apsched.graph.cost_shares import cost_shares
+from apsched.pipeline.result import Result
+from apsched.pipeline.solve_graph import SolveRequest, caps_of_problem, solve_problem
 from apsched.problem.build import build_problem
 from apsched.problem.contention import Contention
 from apsched.problem.contention_spec import as_asked
-from apsched.problem.plan.apply import check_matches, restricted
+from apsched.problem.plan.apply import check_matches
 from apsched.problem.plan.plan_file import as_plan
 from apsched.problem.plan.rules import Plan
 from apsched.problem.problem import Problem
-from apsched.schedule.result import SolveResult
-from apsched.what_if.scenarios import ScenarioOptions
+from apsched.progress import Progress
+from apsched.quantities import MemoryCap
+
+
+class _LeftOut(Enum):
+    LEFT_OUT = "as in caps, else 200"
+
+
+_LEFT_OUT: Final = _LeftOut.LEFT_OUT
+_ComputeMove = int | None | Literal[_LeftOut.LEFT_OUT]
 
 
 def optimize(
     gm: torch.fx.GraphModule,
     *,
+    caps: Caps | None = None,
+    options: SolveOptions | None = None,
     cost_model: CostModel | None = None,
     memory_cap_bytes: int | str | None = None,
     bucket_cap_bytes: int | None = None,
     max_topo_span: int | None = None,
     max_prefetch: int | None = None,
     in_flight_cap_bytes: int | None = None,
-    max_compute_move: int | None = DEFAULT_COMPUTE_MOVE,
+    max_compute_move: _ComputeMove = _LEFT_OUT,
     plan: Plan | str | PathLike[str] | None = None,
     bitwise: bool = False,
     contention: str | Contention | None = None,
     second_group: bool = False,
-    seed: int = 0,
+    scenarios: int | None = None,
+    noise: float | None = None,
+    robust: str | None = None,
+    time_slack: float | None = None,
+    budget: float | None = None,
+    seed: int | None = None,
 ) -> torch.fx.GraphModule:
     """Return ``gm`` in the fastest order and with the best buckets that the caps allow; ``gm``
     itself stays as it is.
@@ -48,11 +71,17 @@ def optimize(
     The :class:`apsched.Result` (schedule, bound, gap, figures) is at hand as
     ``fast.apsched_result`` and ``fast.meta["apsched_result"]`` of the module returned, which was
     exported and simulated again to check it. Every node needs ``meta["val"]``, as the graphs that
-    compilers hand to their backends have it. Who runs the result node by node has its order; full
-    Inductor would change it, and keeps it where :func:`apsched.hold_order` has been over it.
+    compilers hand to their backends have it. The result has its order where it runs node by node;
+    full Inductor would change it, and keeps it after
+    :func:`apsched.writeback.hold_order.hold_order`.
 
     Parameters
     ----------
+    caps, options
+        All caps, and all options of the search, in one record each. A value that a record states
+        and a keyword states again is an InputError. A memory cap of ``None`` is the device's
+        memory, as for the keyword, and compute moves as far as ``caps.max_compute_move`` says,
+        which is not at all in ``Caps()``.
     cost_model
         Prices of nodes and collectives; by default those of the cluster ``h100``, with the process
         groups that run here.
@@ -62,7 +91,7 @@ def optimize(
         is one of the user's own.
     bucket_cap_bytes, max_topo_span, max_prefetch, in_flight_cap_bytes, max_compute_move
         As in :class:`apsched.Caps`; ``None`` is no limit. Compute moves only where it has something
-        to hide.
+        to hide; without ``caps``, by at most 200 places where ``max_compute_move`` is left out.
     plan
         Rules for collectives by name of their parameter: an :class:`apsched.Plan`, or the path of a
         plan file. They need names, which graphs of AOTAutograd have on their outputs and
@@ -77,6 +106,12 @@ def optimize(
         Also try gathers on a second process group of the same process ranks, so that they do not
         queue behind reductions, and keep the faster. The group is made once in the life of the
         process, by all of its process ranks.
+    scenarios, noise, robust
+        Choose the schedule that is best by ``robust`` (``"mean"`` or ``"worst"``, the default) over
+        so many sampled costs, which differ from those stated by lognormal factors with sigma
+        ``noise`` (0.2); ``apsched_result.robustness`` has the figures.
+    time_slack, budget, seed
+        As in :class:`apsched.SolveOptions`, where ``options`` does not state them.
 
     Raises
     ------
@@ -86,84 +121,132 @@ def optimize(
         Where no schedule keeps the caps; the message says the least that would do.
     """
     memory_cap_of(memory_cap_bytes, "memory_cap_bytes")
+    if caps is not None and caps.memory_cap_bytes is not None and memory_cap_bytes is not None:
+        with_keywords(caps, "caps", {"memory_cap_bytes": memory_cap_bytes})  # says so
+    limits = _caps(
+        caps, max_compute_move, bucket_cap_bytes, max_topo_span, max_prefetch, in_flight_cap_bytes
+    )
+    search = _options(options, time_slack, budget, seed)
     settings = Settings(
         cost_model=cost_model,
-        memory_cap=memory_cap_bytes,
-        bucket_cap=bucket_cap_bytes,
-        max_topo_span=max_topo_span,
-        max_prefetch=max_prefetch,
-        in_flight_cap=in_flight_cap_bytes,
-        max_compute_move=max_compute_move,
+        memory_cap=limits.memory_cap_bytes if memory_cap_bytes is None else memory_cap_bytes,
+        bucket_cap=limits.bucket_cap_bytes,
+        max_topo_span=limits.max_topo_span,
+        max_prefetch=limits.max_prefetch,
+        in_flight_cap=limits.in_flight_cap_bytes,
+        max_compute_move=limits.max_compute_move,
         plan=plan,
         bitwise=bitwise,
         contention=contention,
         second_group=second_group,
-        seed=seed,
+        scenarios=scenarios,
+        noise=noise,
+        robust=robust,
+        time_slack=search.time_slack,
+        budget=search.budget,
+        seed=search.seed,
+        num_workers=search.num_workers,
     )
-    return scheduled(capture_graph_module(gm), settings)
+    return scheduled(capture_graph(gm), settings)
 
 
 def solve(
     graph: "nx.DiGraph | Problem",
+    caps: Caps | None = None,
+    options: SolveOptions | None = None,
     *,
     memory_cap_bytes: int | None = None,
     bucket_cap_bytes: int | None = None,
     max_topo_span: int | None = None,
     max_prefetch: int | None = None,
     in_flight_cap_bytes: int | None = None,
-    max_compute_move: int | None = DEFAULT_COMPUTE_MOVE,
+    max_compute_move: _ComputeMove = _LEFT_OUT,
     plan: Plan | str | PathLike[str] | None = None,
     bitwise: bool = False,
     contention: str | Contention | None = None,
-    scenarios: int = 0,
-    noise: float = 0.2,
-    robust: str = "worst",
-    options: SolveOptions | None = None,
+    second_group: bool = False,
+    scenarios: int | None = None,
+    noise: float | None = None,
+    robust: str | None = None,
+    time_slack: float | None = None,
+    budget: float | None = None,
+    seed: int | None = None,
 ) -> Result:
-    """Return the fastest schedule of ``graph`` (a DAG of ``export`` or a graph file, or a Problem)
-    within the caps; ``None`` is no limit.
+    """Return the fastest schedule of ``graph`` (a DAG of ``export_graph`` or a graph file, or a
+    Problem) within the caps; ``None`` is no limit.
 
-    Where it has nothing to hide compute stays as captured, whatever ``max_compute_move`` says
-    (``Result.caps`` has what held). ``plan`` has rules for collectives by name: an
-    :class:`apsched.Plan`, or the path of a plan file. What it leaves open is decided here. With
-    ``bitwise``, gradients are reduced in the buckets and payload order of eager FSDP2;
-    ``Result.bitwise`` says what that costs. ``contention`` is who slows whom, in full or as for
-    ``--contention``, on the cluster of the DAG: ``"links,compute=1.2"``. With ``scenarios`` the
-    schedule is the one that is best by ``robust`` (``mean`` or ``worst``) over so many sampled
-    costs, which differ from those stated by lognormal factors with sigma ``noise``;
-    ``Result.robustness`` says what it and the others take. Where no schedule keeps the caps,
-    ``Result.best`` is ``None`` and ``Result.answer.infeasibility`` says why. Needs no torch.
+    Caps and options of the search come in records or as keywords, each value once; see
+    :func:`apsched.optimize` for all of them. Compute moves by at most 200 places without ``caps``,
+    and as far as ``caps.max_compute_move`` says with it. Where it has nothing to hide compute stays
+    as captured (``Result.caps`` has the caps that held). ``plan`` has rules for collectives by
+    name: an :class:`apsched.Plan`, or the path of a plan file. The solver decides the rest. With
+    ``bitwise``, ``Result.bitwise`` has the cost of it; with ``scenarios``, ``Result.robustness``
+    has the step times over the sampled costs; with ``second_group``, ``Result.problem`` has the
+    second groups where these are faster. ``contention`` given as text is that of the cluster of the
+    DAG. Where no schedule keeps the caps, ``Result.best`` is ``None`` and
+    ``Result.answer.infeasibility`` says why. Needs no process group and no FX graph.
     """
-    caps = Caps(
-        memory_cap_bytes=memory_cap_bytes,
-        bucket_cap_bytes=bucket_cap_bytes,
-        max_topo_span=max_topo_span,
-        max_prefetch=max_prefetch,
-        in_flight_cap_bytes=in_flight_cap_bytes,
-        max_compute_move=max_compute_move,
+    request = SolveRequest(
+        caps=_caps(
+            caps,
+            max_compute_move,
+            bucket_cap_bytes,
+            max_topo_span,
+            max_prefetch,
+            in_flight_cap_bytes,
+            memory_cap_bytes,
+        ),
+        options=_options(options, time_slack, budget, seed),
+        plan=as_plan(plan),
+        bitwise=bitwise,
+        scenarios=scenario_options(scenarios, noise, robust),
+        second_group=second_group,
     )
-    cluster = "" if isinstance(graph, Problem) else graph.graph["cluster"]
+    request = replace(request, memory_cap=MemoryCap(size_bytes=request.caps.memory_cap_bytes))
+    dag = None if isinstance(graph, Problem) else graph
     problem = graph if isinstance(graph, Problem) else build_problem(graph)
-    ranks = {} if isinstance(graph, Problem) else graph.graph["group_ranks"]
-    problem = as_asked(
-        problem, contention, load_cluster(cluster) if cluster in cluster_names() else None, ranks
-    )
-    rules = as_plan(plan)
-    check_matches([problem], rules)
-    free, problem = restricted(problem, rules), restricted(problem, rules, bitwise=bitwise)
-    from apsched.solver import solve as search
-    from apsched.what_if.robust import made_robust
+    cluster = dag.graph["cluster"] if dag is not None else ""
+    ranks = dag.graph["group_ranks"] if dag is not None else {}
+    known = load_cluster(cluster) if cluster in cluster_names() else None
+    problem = as_asked(problem, contention, known, ranks)
+    check_matches([problem], request.plan)
+    problem, without_bitwise = request.posed(problem)
+    progress = Progress(quiet=True)
+    limits = caps_of_problem(problem, request, progress)
+    result = solve_problem(problem, limits, request, progress, without_bitwise=without_bitwise)
+    return replace(result, cluster=cluster, cost_shares=cost_shares(dag) if dag is not None else {})
 
-    caps = moving_where_it_pays(problem, caps)
-    asked = ScenarioOptions(count=scenarios, noise=noise, measure=robust) if scenarios else None
-    options = options or SolveOptions()
-    answer: SolveResult = search(problem, caps, options)
-    answer, robustness = (
-        (answer, None) if asked is None else made_robust(problem, caps, options, answer, asked)
-    )
-    result = replace(
-        result_of(problem, caps, answer, cluster=cluster, seconds={}), robustness=robustness
-    )
-    check_answer(result)
-    log_metrics(result)
-    return with_bitwise_price(result, free, lambda other: search(other, caps, options))
+
+def _caps(
+    caps: Caps | None,
+    max_compute_move: _ComputeMove,
+    bucket_cap_bytes: int | None,
+    max_topo_span: int | None,
+    max_prefetch: int | None,
+    in_flight_cap_bytes: int | None,
+    memory_cap_bytes: int | None = None,
+) -> Caps:
+    """Return the caps of a call, of its record and its keywords."""
+    keywords = {
+        "memory_cap_bytes": memory_cap_bytes,
+        "bucket_cap_bytes": bucket_cap_bytes,
+        "max_topo_span": max_topo_span,
+        "max_prefetch": max_prefetch,
+        "in_flight_cap_bytes": in_flight_cap_bytes,
+    }
+    if caps is None:
+        move = DEFAULT_COMPUTE_MOVE if max_compute_move is _LEFT_OUT else max_compute_move
+        return with_keywords(Caps(max_compute_move=move), "caps", keywords)
+    if max_compute_move is _LEFT_OUT:
+        return with_keywords(caps, "caps", keywords)
+    if max_compute_move is None:  # no limit, which is a value here
+        with_keywords(caps, "caps", {"max_compute_move": DEFAULT_COMPUTE_MOVE})
+        return replace(with_keywords(caps, "caps", keywords), max_compute_move=None)
+    return with_keywords(caps, "caps", {**keywords, "max_compute_move": max_compute_move})
+
+
+def _options(
+    options: SolveOptions | None, time_slack: float | None, budget: float | None, seed: int | None
+) -> SolveOptions:
+    keywords = {"time_slack": time_slack, "budget": budget, "seed": seed}
+    return with_keywords(options or SolveOptions(), "options", keywords)

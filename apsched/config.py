@@ -1,6 +1,8 @@
 """What the user may limit and choose; frozen, checked on construction."""
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
 
 from apsched.errors import InputError
 
@@ -36,6 +38,57 @@ class Caps:
                 raise InputError(
                     f"{field.name}: expected a whole number >= 0 or None, found {value!r}"
                 )
+
+
+DEFAULT_NOISE = 0.2
+DEFAULT_MEASURE = "worst"
+MEASURES = ("mean", DEFAULT_MEASURE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScenarioOptions:
+    """How many scenarios, how far from the costs, and what counts."""
+
+    count: int
+    noise: float = DEFAULT_NOISE
+    """sigma of every factor."""
+    measure: str = DEFAULT_MEASURE
+    """``mean`` or ``worst`` step time over the scenarios."""
+
+    def __post_init__(self) -> None:
+        if (
+            isinstance(self.count, bool)
+            or not isinstance(self.count, int)
+            or not 1 <= self.count <= 10_000
+        ):
+            raise InputError(
+                f"scenarios: expected a whole number from 1 to 10000, found {self.count!r}"
+            )
+        if not 0 < self.noise <= 2:
+            raise InputError(
+                f"noise: expected a number above 0 and at most 2, found {self.noise!r}"
+            )
+        if self.measure not in MEASURES:
+            raise InputError(f"robust: expected {' or '.join(MEASURES)}, found {self.measure!r}")
+
+
+def scenario_options(
+    count: int | None, noise: float | None, measure: str | None, *, dashes: str = ""
+) -> ScenarioOptions | None:
+    """Return the scenarios as requested; ``None`` for none. ``InputError`` where ``noise`` or
+    ``robust`` is stated without any; ``dashes`` come before the names in it.
+    """
+    stated = {
+        name: value for name, value in (("noise", noise), ("measure", measure)) if value is not None
+    }
+    if count is None or (count == 0 and not isinstance(count, bool)):
+        for name in stated:
+            flag = dashes + ("robust" if name == "measure" else name)
+            raise InputError(
+                f"{flag}: it says which scenarios count; state how many with {dashes}scenarios"
+            )
+        return None
+    return ScenarioOptions(count=count, **stated)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,3 +141,22 @@ class SolveOptions:
             raise InputError(
                 f"num_workers: expected a whole number >= 1, found {self.num_workers!r}"
             )
+
+
+Record = TypeVar("Record", Caps, SolveOptions)
+
+
+def with_keywords(record: Record, name: str, keywords: Mapping[str, Any]) -> Record:
+    """Return ``record``, which a call took as its argument ``name``, with the values of
+    ``keywords``, as far as they are not ``None``.
+
+    ``InputError`` for a value that both state.
+    """
+    usual = type(record)()
+    stated = {keyword: value for keyword, value in keywords.items() if value is not None}
+    for keyword in stated:
+        if getattr(record, keyword) != getattr(usual, keyword):
+            raise InputError(
+                f"{keyword}: expected it once, found it in {name} and as a keyword; leave one out"
+            )
+    return replace(record, **stated)

@@ -51,7 +51,7 @@ def debug_graphs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     from apsched.capture.fake_world import world
     from apsched.costs.cluster_model import ClusterCostModel
     from apsched.costs.clusters.cluster import load_cluster
-    from apsched.graph.export.export import export
+    from apsched.graph.export.export import export_graph
     from apsched.models.mesh import MeshSpec
     from apsched.models.preset_capture import capture_preset
 
@@ -64,7 +64,9 @@ def debug_graphs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         for graph in capture.graphs:
             paths[graph.name] = folder / f"step.{graph.name}.graph"
             save_graph(
-                export(graph, cost_model, group_ranks=capture.group_ranks, cluster_name="h100"),
+                export_graph(
+                    graph, cost_model, group_ranks=capture.group_ranks, cluster_name="h100"
+                ),
                 paths[graph.name],
             )
     return paths

@@ -6,62 +6,28 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_DEFAULTS = {"direction": "both", "solver": "cp-sat"}
-_ELSEWHERE = (
-    "run",
-    "source",
-    "out",
-    "json",
-    "metrics",
-    "vary",
-    "what_if",
-    "full",
-    "slowdown",
-    "ignore",
-    "jobs",
-    "engine",
-)
-"""What is no option of a search: where answers go, how they are printed, and what makes a study of
-many.
-"""
-APPLY_FLAGS = (
-    *("--mesh", "--seq", "--batch", "--layers", "--ac", "--direction"),
-    *("--costs", "--cluster", "--collectives", "--unfused", "--contention"),
-    "--unpacked-limit",
+from apsched.options_table import BY_NAME, SETTINGS, Option, Unit, in_group
+
+APPLY_FLAGS = tuple(
+    flag
+    for group in ("source", "costs", "contention")
+    for flag in (option.flag for option in in_group(group))
 )
 """Options that ``apsched apply`` takes, too: those that make the graph and its prices."""
-_SETTINGS = {
-    "--cluster": str,
-    "--memory-cap": str,
-    "--bucket-cap": str,
-    "--in-flight-cap": str,
-    "--max-topo-span": int,
-    "--max-prefetch": int,
-    "--max-compute-move": int,
-    "--plan": str,
-    "--bitwise": bool,
-    "--contention": str,
-    "--second-group": bool,
-    "--budget": float,
-    "--seed": int,
-}
-"""Options that are settings of ``apsched.backend``, under the same names."""
 
 
 def stated_options(args: Mapping[str, Any]) -> dict[str, Any]:
     """Return flag -> value of what is not the default, in the order of the command's options."""
     return {
-        flag_of(name): value
+        BY_NAME[name].flag: value
         for name, value in args.items()
-        if name not in _ELSEWHERE
-        and value not in (None, False, [])
-        and _DEFAULTS.get(name) != value
+        if name in BY_NAME and value not in (None, False, []) and not _is_default(name, value)
     }
 
 
-def flag_of(name: str) -> str:
-    """Return the flag of an option's name: ``memory_cap`` -> ``--memory-cap``."""
-    return f"--{name.replace('_', '-')}"
+def _is_default(name: str, value: Any) -> bool:
+    """Whether ``value`` is the text that the command line has where nothing is typed."""
+    return BY_NAME[name].unit is Unit.TEXT and BY_NAME[name].default == value
 
 
 def words(options: Mapping[str, Any], flags: Sequence[str] | None = None) -> str:
@@ -79,13 +45,20 @@ def backend_arguments(options: Mapping[str, Any]) -> dict[str, str]:
     """Return the settings of ``apsched.backend`` that stand for ``options``, as Python writes
     them.
     """
-    found = {}
-    for flag, kind in _SETTINGS.items():
-        if flag in options:
-            value = None if kind is int and options[flag] == "none" else kind(options[flag])
-            found[flag.removeprefix("--").replace("-", "_")] = repr(value)
+    found = {
+        option.name: repr(_as_python(option, options[option.flag]))
+        for option in SETTINGS
+        if option.flag in options
+    }
     if "--costs" in options:
         found.pop("cluster", None)
         cluster = f", cluster={str(options['--cluster'])!r}" if "--cluster" in options else ""
         found["cost_model"] = f"apsched.load_cost_model({str(options['--costs'])!r}{cluster})"
     return found
+
+
+def _as_python(option: Option, value: Any) -> Any:
+    """Return what was typed for ``option`` as a setting: numbers as numbers, sizes as typed."""
+    if option.unit in (Unit.COUNT, Unit.NUMBER, Unit.SHARE):
+        return option.read(value)
+    return value if option.unit is Unit.SWITCH else str(value)

@@ -1,21 +1,21 @@
 """Costs of a graph in the job that runs it: ``apsched.optimize(gm,
-cost_model=apsched.measure(gm))``.
+cost_model=apsched.measure_costs(gm))``.
 """
 
 import torch
 import torch.distributed as dist
 
 from apsched.calibrate.ranks import job
-from apsched.capture.graph_module import capture_graph_module
+from apsched.capture.graph_module import capture_graph
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import DEFAULT_CLUSTER, load_cluster
 from apsched.costs.measured import MeasuredCosts
 from apsched.costs.measured_model import MeasuredCostModel
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.torch_compat.graphs import process_group_names
 
 
-def measure(
+def measure_costs(
     gm: torch.fx.GraphModule,
     *,
     cluster: str = DEFAULT_CLUSTER,
@@ -36,8 +36,8 @@ def measure(
     with job() as here:
         group_ranks = process_group_names() if dist.is_available() and dist.is_initialized() else {}
         formulas = ClusterCostModel(load_cluster(cluster), group_ranks, fused=fused)
-        dag = export(
-            capture_graph_module(gm),
+        dag = export_graph(
+            capture_graph(gm),
             formulas,
             group_ranks=group_ranks,
             cluster_name=formulas.cluster.name,

@@ -21,7 +21,7 @@ _PARAMETER = re.compile(r"primals_(\d+)$")
 _GRADIENT = re.compile(r"tangents_(\d+)$")
 
 
-def capture_graph_module(
+def capture_graph(
     module: torch.fx.GraphModule,
     *,
     name: str | None = None,

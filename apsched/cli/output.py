@@ -1,16 +1,14 @@
-"""What commands share that make one file of a run."""
+"""What commands share that make one file of a run, or print answers."""
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from apsched.atomic_files import write_atomic
 from apsched.errors import InfeasibleError
-from apsched.pipeline.result import Result
-from apsched.report.explanation import explain_infeasible
-from apsched.report.summary import console, report_json
+
+if TYPE_CHECKING:
+    from apsched.pipeline.result import Result
 
 
 def write_one(
@@ -27,13 +25,13 @@ def write_one(
 
     ``more`` is for ``--json``.
     """
+    from apsched.atomic_files import write_atomic
+    from apsched.report.table import console, print_json
+
     target = Path(args.out or Path(args.run_directory) / name)
     write_atomic(target, content)
     if args.json:
-        print(
-            json.dumps({"schema": 1, "file": str(target), "bytes": len(content), **more}),
-            file=stdout,
-        )
+        print_json(stdout, file=str(target), bytes=len(content), **more)
     else:
         console(stdout).print(
             f"{what} in {target} ({len(content) / 1e6:.2f} MB): {how}", markup=False
@@ -41,14 +39,18 @@ def write_one(
 
 
 def refuse_infeasible(
-    results: Sequence[Result], *, source: str, cluster: str, stdout: TextIO, as_json: bool
+    results: "Sequence[Result]", *, source: str, cluster: str, stdout: TextIO, as_json: bool
 ) -> None:
     """Raise ``InfeasibleError`` where a graph has no schedule, with the caps, the least that would
     do and the nodes that need it.
     """
+    from apsched.report.explanation import explain_infeasible
+    from apsched.report.summary import report_json
+    from apsched.report.table import print_json
+
     without = [result for result in results if result.best is None]
     if not without:
         return
     if as_json:
-        print(json.dumps(report_json(source, cluster, results)), file=stdout)
+        print_json(stdout, **report_json(source, cluster, results))
     raise InfeasibleError("; ".join(explain_infeasible(result) for result in without))

@@ -45,6 +45,7 @@ def fingerprint(settings: Settings, *more: object) -> str | None:
         settings.contention,
         settings.parameter_order,
         settings.solve_options,
+        settings.scenario_options,
         settings.on_error,
         [
             (file.graph, file.steps, file.buckets)

@@ -19,10 +19,10 @@ from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.measured_model import MeasuredCostModel
 from apsched.errors import InfeasibleError, InputError
 from apsched.kinds import CollectiveKind
-from apsched.pipeline.load import export_graph
-from apsched.pipeline.steps import resolve_caps, rewrite, solve_graph, under_plan, with_round_trip
+from apsched.pipeline.load import loaded_graph
+from apsched.pipeline.solve_graph import resolve_caps, solve_graph, under_plan
+from apsched.pipeline.steps import rewrite, with_round_trip
 from apsched.problem.contention_spec import as_asked
-from apsched.problem.plan.plan_file import as_plan
 from apsched.problem.problem import Problem
 from apsched.progress import Progress
 from apsched.quantities import MemoryCap
@@ -48,8 +48,16 @@ def scheduled(
     model = settings.prices(group_ranks)
     cluster = model.cluster if isinstance(model, ClusterCostModel | MeasuredCostModel) else None
     progress = Progress(quiet=not (settings.progress and process_rank() == 0))
+    files = settings.answers.schedules
+    request = replace(
+        settings.solve_request,
+        bitwise_price=talk is None,  # it takes a second solve, for which a job would wait
+        second_group=settings.second_group and not files,
+    )
+    if request.memory_cap is None and cluster is None:
+        request = replace(request, memory_cap=MemoryCap())
     with _working(talk):
-        graph = export_graph(
+        graph = loaded_graph(
             captured,
             model,
             cluster=cluster.name if cluster else "",
@@ -67,20 +75,12 @@ def scheduled(
                     graph.problem, settings.parameter_order, all_known=settings.bitwise
                 ),
             )
-        (graph,) = under_plan((graph,), as_plan(settings.plan), bitwise=settings.bitwise)
-        files = settings.answers.schedules
+        (graph,) = under_plan((graph,), request)
         mine = next(
             (file for file in files if file.graph["hash"] == graph.problem.graph_hash), None
         )
         graph = graph if mine is None else replace(graph, problem=mine.problem_of(graph.problem))
-        stated = settings.stated_memory_cap
-        if stated is None and cluster is None:
-            stated = MemoryCap()
-        caps = resolve_caps(graph, settings.caps, stated, progress, settings.solve_options)
-    if talk is not None:
-        graph = replace(
-            graph, without_bitwise=None
-        )  # what bitwise mode costs takes a second solve, for which a job would wait
+        caps = resolve_caps(graph, request, progress)
 
     def search(problem: Problem, caps: Caps, options: SolveOptions) -> SolveResult:
         file = next((f for f in settings.starts if f.graph["hash"] == problem.graph_hash), None)
@@ -92,12 +92,7 @@ def scheduled(
         return answered(problem, caps, options, solving, sources=sources, round_=talk)
 
     result = solve_graph(
-        graph,
-        caps,
-        settings.solve_options,
-        progress,
-        search=search,
-        second_group=settings.second_group and not files,
+        graph, request, progress, caps=caps, search=search, working=partial(_working, talk)
     )
     if result.best is None:
         raise InfeasibleError(explain_infeasible(result))

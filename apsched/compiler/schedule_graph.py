@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import torch
 
-from apsched.capture.graph_module import capture_graph_module, direction_of
+from apsched.capture.graph_module import capture_graph, direction_of
 from apsched.compiler.inductor_settings import check_inductor
 from apsched.compiler.ranks.agreement import Round, check_launches, round_of
 from apsched.compiler.schedule_captured import RESULT, running_groups, scheduled
@@ -35,7 +35,7 @@ def schedule_graph(
     """Return ``gm`` scheduled; ``gm`` itself, the same object, where it has no collectives, or with
     ``on_error="fallback"`` on an error.
 
-    Every node needs ``meta["val"]``; see :func:`apsched.capture.graph_module.capture_graph_module`
+    Every node needs ``meta["val"]``; see :func:`apsched.capture.graph_module.capture_graph`
     for the other arguments, which matter to memory (``kept_inputs``: placeholders that the caller
     keeps alive) and plans (``parameter_names``: placeholder -> name), and follow from the names and
     descriptors that AOTAutograd gives placeholders where they are not given. What is returned runs
@@ -81,7 +81,7 @@ def _scheduled_or_as_it_was(
             return gm, gm
         if held:
             check_inductor()
-        captured = capture_graph_module(
+        captured = capture_graph(
             gm, name=name, kept_inputs=kept_inputs, parameter_names=parameter_names
         )
         fast = scheduled(captured, settings, talk)

@@ -1,5 +1,8 @@
 """What a user may choose where graphs are scheduled inside of a compiler; one frozen value that
 every surface takes.
+
+What is an option of the command line, too, is parsed and checked as there, by the table of options
+(:mod:`apsched.options_table`).
 """
 
 import difflib
@@ -9,7 +12,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from apsched.artifacts.schedule_file import ScheduleFile
 from apsched.compiler.ranks.answer import Sources
@@ -21,16 +24,24 @@ from apsched.compiler.ranks.cache import (
 )
 from apsched.compiler.ranks.job import DEFAULT_DEADLINE_S, running_job
 from apsched.compiler.ranks.replayed import schedule_files
-from apsched.config import DEFAULT_COMPUTE_MOVE, Caps, SolveOptions
+from apsched.config import (
+    DEFAULT_COMPUTE_MOVE,
+    Caps,
+    ScenarioOptions,
+    SolveOptions,
+    scenario_options,
+)
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import DEFAULT_CLUSTER, load_cluster
 from apsched.costs.model import CostModel
 from apsched.errors import InputError
+from apsched.options_table import BY_NAME, CAPS, SETTINGS, Unit
+from apsched.pipeline.solve_graph import SolveRequest
 from apsched.problem.contention import Contention
 from apsched.problem.contention_spec import parse_contention
 from apsched.problem.plan.plan_file import as_plan
 from apsched.problem.plan.rules import Plan
-from apsched.quantities import MemoryCap, parse_bytes, parse_memory_cap, parse_optional_bytes
+from apsched.quantities import MemoryCap, parse_bytes
 from apsched.torch_compat.compilers import plain_parameter_name
 
 ON_ERROR = ("raise", "fallback")
@@ -77,11 +88,25 @@ class Settings:
     """Names of the parameters as ``model.named_parameters()`` lists them. ``bitwise`` needs them
     under torch.compile, where graphs list parameters by first use.
     """
+    scenarios: int | None = None
+    """Choose the schedule that is best over so many sampled costs, on every process rank alike;
+    ``None`` or 0: the costs as they are.
+    """
+    noise: float | None = None
+    """Sigma of the lognormal factors of sampled costs; ``None``: 0.2."""
+    robust: str | None = None
+    """``mean`` or ``worst`` step time over the scenarios; ``None``: ``worst``."""
+    time_slack: float | str = SolveOptions().time_slack
+    """Share of the step time that less memory and fewer launches may cost, also as text:
+    ``"0.1%"``.
+    """
     budget: float = SolveOptions().budget
     """Deterministic work of the search for one graph, not seconds; see
     :class:`apsched.SolveOptions`.
     """
-    seed: int = 0
+    seed: int = SolveOptions().seed
+    num_workers: int = SolveOptions().num_workers
+    """Threads of CP-SAT; more than one is not reproducible across machines."""
     on_error: str = "raise"
     """``raise``: a problem in apsched stops compilation with its error. ``fallback``: it is logged,
     and the graph stays as it was.
@@ -124,7 +149,8 @@ class Settings:
                 "deadline_s: expected a finite number of seconds above 0, or None; found"
                 f" {self.deadline_s!r}"
             )
-        for name in ("bitwise", "progress", "second_group"):
+        switches = [option.name for option in SETTINGS if option.unit is Unit.SWITCH]
+        for name in (*switches, "progress"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(f"{name}: expected True or False, found {getattr(self, name)!r}")
         if isinstance(self.contention, str):
@@ -134,7 +160,7 @@ class Settings:
         object.__setattr__(self, "plan", as_plan(self.plan))
         if self.parameter_order is not None:
             object.__setattr__(self, "parameter_order", _names(self.parameter_order))
-        _ = self.caps, self.stated_memory_cap, self.solve_options, self.answers, self.starts
+        _ = self.solve_request, self.answers, self.starts
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> "Settings":
@@ -160,16 +186,39 @@ class Settings:
                 " for name, _ in model.named_parameters()]"
             )
 
+    def _read(self, name: str) -> Any:
+        """Return the value of a setting, which may be stated as on the command line."""
+        return BY_NAME[name].read(getattr(self, name), name)
+
+    @cached_property
+    def solve_request(self) -> SolveRequest:
+        """Everything about the solve itself."""
+        return SolveRequest(
+            caps=self.caps,
+            memory_cap=self.stated_memory_cap,
+            options=self.solve_options,
+            plan=as_plan(self.plan),
+            bitwise=self.bitwise,
+            scenarios=self.scenario_options,
+            second_group=self.second_group,
+        )
+
     @cached_property
     def caps(self) -> Caps:
         """All caps but that on memory, which depends on the graph."""
+        named = (*CAPS, BY_NAME["max_compute_move"])
         return Caps(
-            bucket_cap_bytes=_optional_bytes(self.bucket_cap, "bucket_cap"),
-            max_topo_span=self.max_topo_span,
-            max_prefetch=self.max_prefetch,
-            in_flight_cap_bytes=_optional_bytes(self.in_flight_cap, "in_flight_cap"),
-            max_compute_move=self.max_compute_move,
+            **{
+                option.field_name: self._read(option.name)
+                for option in named
+                if option.unit is not Unit.MEMORY_CAP
+            }
         )
+
+    @cached_property
+    def scenario_options(self) -> ScenarioOptions | None:
+        """Costs to sample; ``None`` for none."""
+        return scenario_options(self.scenarios, self.noise, self.robust)
 
     @cached_property
     def stated_memory_cap(self) -> MemoryCap | None:
@@ -181,7 +230,12 @@ class Settings:
     @cached_property
     def solve_options(self) -> SolveOptions:
         """How long to search."""
-        return SolveOptions(budget=self.budget, seed=self.seed)
+        return SolveOptions(
+            time_slack=self._read("time_slack"),
+            budget=self._read("budget"),
+            seed=self._read("seed"),
+            num_workers=self.num_workers,
+        )
 
     @cached_property
     def answers(self) -> Sources:
@@ -248,13 +302,9 @@ def memory_cap_of(stated: int | str | None, label: str) -> MemoryCap | None:
         case None:
             return None
         case str():
-            return parse_memory_cap(stated, label)
+            return cast("MemoryCap", BY_NAME["memory_cap"].read(stated, label))
         case int() if not isinstance(stated, bool) and stated >= 0:
             return MemoryCap(size_bytes=stated)
     raise InputError(
         f"{label}: expected a whole number >= 0, a text such as '60GiB', or None; found {stated!r}"
     )
-
-
-def _optional_bytes(stated: int | str | None, label: str) -> int | None:
-    return parse_optional_bytes(stated, label) if isinstance(stated, str) else stated

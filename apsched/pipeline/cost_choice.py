@@ -2,7 +2,13 @@
 
 from dataclasses import dataclass, field
 
-from apsched.costs.clusters.cluster import DEFAULT_CLUSTER, Cluster, cluster_of_file, load_cluster
+from apsched.costs.clusters.cluster import (
+    DEFAULT_CLUSTER,
+    Cluster,
+    cluster_names,
+    cluster_of_file,
+    load_cluster,
+)
 from apsched.costs.measured import MeasuredCosts
 from apsched.costs.measured_file import load_costs
 from apsched.costs.network.table import CollectiveTable, load_table
@@ -49,3 +55,11 @@ def read_costs(costs: CostChoice) -> ReadCosts:
         table=load_table(*costs.collectives) if costs.collectives else None,
         measured=measured,
     )
+
+
+def cluster_named(costs: CostChoice, name: str) -> Cluster | None:
+    """Return the cluster that was chosen, else the one called ``name``, as a graph file has it;
+    ``None`` where that does not ship.
+    """
+    stated = costs.cluster or (name if name in cluster_names() else None)
+    return load_cluster(stated) if stated else None

@@ -33,7 +33,7 @@ from apsched.fx.collectives import (
     is_wait_tensor,
 )
 from apsched.fx.graph_copies import copied
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.graph.records import asked_kind
 from apsched.problem.build import build_problem
 from apsched.problem.problem import Problem, with_contention
@@ -154,7 +154,7 @@ def score_run(
     """Return the figures of the graph that torch made: exported, priced and simulated as the
     captured one was.
     """
-    dag = export(replace(captured, module=run.module), cost_model, group_ranks=group_ranks)
+    dag = export_graph(replace(captured, module=run.module), cost_model, group_ranks=group_ranks)
     found = with_contention(build_problem(dag), problem.contention)
     schedule = as_captured(found.num_nodes)
     timeline = simulate(found, schedule)

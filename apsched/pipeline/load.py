@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import networkx as nx
 
-from apsched.costs.clusters.cluster import Cluster, cluster_names, load_cluster
+from apsched.costs.clusters.cluster import Cluster, load_cluster
 from apsched.errors import InputError
 from apsched.graph.reprice import repriced
-from apsched.pipeline.cost_choice import CostChoice, ReadCosts, read_costs
+from apsched.pipeline.cost_choice import CostChoice, ReadCosts, cluster_named, read_costs
 from apsched.pipeline.sources import OpenedSource, SourceKind, SourceRequest, classify, opened
 from apsched.problem.build import build_problem
 from apsched.problem.contention_spec import contended
@@ -106,7 +106,7 @@ def opening(request: SourceRequest, progress: Progress) -> Iterator[tuple[Opened
         yield source, took["seconds"]
 
 
-def export_graph(
+def loaded_graph(
     captured: "CapturedGraph",
     cost_model: "CostModel",
     *,
@@ -117,10 +117,10 @@ def export_graph(
     capture_seconds: float = 0.0,
 ) -> LoadedGraph:
     """Return a captured graph as DAG and problem."""
-    from apsched.graph.export.export import export
+    from apsched.graph.export.export import export_graph
 
     with progress.stage(f"export {captured.name}") as took:
-        dag = export(captured, cost_model, group_ranks=group_ranks, cluster_name=cluster)
+        dag = export_graph(captured, cost_model, group_ranks=group_ranks, cluster_name=cluster)
         problem = build_problem(dag)
     return LoadedGraph(
         dag=dag,
@@ -155,7 +155,7 @@ def _export_capture(
         else MeasuredCostModel(costs.measured, formulas, group_ranks)
     )
     graphs = tuple(
-        export_graph(
+        loaded_graph(
             captured,
             cost_model,
             cluster=cluster.name,
@@ -189,8 +189,7 @@ def _contended(
     """Return ``source`` with the contention that is asked for; of graph files the cluster is known
     by name.
     """
-    stated = costs.cluster or (source.cluster if source.cluster in cluster_names() else None)
-    cluster = cluster or (load_cluster(stated) if stated else None)
+    cluster = cluster or cluster_named(costs, source.cluster)
     graphs = (
         replace(
             g, problem=contended(g.problem, costs.contention, cluster, g.dag.graph["group_ranks"])
@@ -233,8 +232,8 @@ def _from_graph_files(
             f"--cluster cannot change {source.label}: its costs are those of {name!r}; capture it"
             f" again for {costs.cluster!r}"
         )
-    stated = costs.cluster or (name if name in cluster_names() else None)
-    memory_bytes = load_cluster(stated).device.memory_bytes if stated else None
+    cluster = cluster_named(costs, name)
+    memory_bytes = cluster.device.memory_bytes if cluster else None
     wanted = _in_direction(tuple(dag.graph["name"] for dag in dags), direction, source.label)
     graphs = tuple(
         LoadedGraph(

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from apsched.config import SolveOptions
 from apsched.pipeline.load import LoadedGraph
 from apsched.pipeline.result import Result
-from apsched.pipeline.steps import solve_graph
+from apsched.pipeline.solve_graph import SolveRequest, solve_graph
 from apsched.progress import Progress
 from apsched.schedule.analysis.moved_compute import moved_compute
 from apsched.schedule.result import Score
@@ -25,9 +25,9 @@ def with_compute_as_captured(
         return result
     other = solve_graph(
         replace(graph, without_bitwise=None),
-        replace(result.caps, max_compute_move=0),
-        options,
+        SolveRequest(options=options),
         progress,
+        caps=replace(result.caps, max_compute_move=0),
     )
     if other.best is None:
         note = f"{graph.problem.name}: no schedule with {NAME} keeps the caps"

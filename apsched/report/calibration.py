@@ -1,18 +1,16 @@
 """What ``apsched calibrate`` prints."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
-from rich.table import Table
 
 from apsched.calibrate.profile.predict import Prediction
 from apsched.calibrate.profile.profile import Profile
 from apsched.costs.measured import MeasuredCosts
 from apsched.quantities import show_us
-from apsched.report.summary import console
+from apsched.report.table import console, plain_table, print_json
 
 if TYPE_CHECKING:
     from apsched.calibrate.measure import Measured
@@ -27,7 +25,6 @@ def print_profile(
     rows = _rows(profile, prediction)
     if as_json:
         content = {
-            "schema": 1,
             "file": path,
             "device": profile.costs.device,
             "steps": profile.num_steps,
@@ -45,13 +42,11 @@ def print_profile(
             "missing_us": prediction.unpriced_us,
             "late_share": profile.late_share,
         }
-        print(json.dumps(content), file=stdout)
+        print_json(stdout, **content)
         return
     out = console(stdout)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("")
-    for heading in ("measured", "predicted", "difference"):
-        table.add_column(heading, justify="right")
+    figures = ("measured", "predicted", "difference")
+    table = plain_table("", *figures, right=figures)
     for what, measured, said in rows:
         table.add_row(
             what,
@@ -92,7 +87,6 @@ def print_measured(measured: "Measured", path: str, stdout: TextIO, *, as_json: 
     groups = sorted({(t.kind, t.num_ranks, t.num_nodes) for t in measured.costs.transfers})
     if as_json:
         content = {
-            "schema": 1,
             "file": path,
             "device": measured.costs.device,
             "measured": measured.num_measured,
@@ -102,7 +96,7 @@ def print_measured(measured: "Measured", path: str, stdout: TextIO, *, as_json: 
                 {"kind": kind, "ranks": ranks, "nodes": nodes} for kind, ranks, nodes in groups
             ],
         }
-        print(json.dumps(content), file=stdout)
+        print_json(stdout, **content)
         return
     out = console(stdout)
     known = f", {measured.num_known} known from before" if measured.num_known else ""

@@ -9,20 +9,14 @@ from rich.console import Console
 from rich.table import Table
 
 from apsched.errors import ApschedError
+from apsched.options_table import FLAG_OF_CAP
 from apsched.pipeline.result import Result
 from apsched.quantities import show_bytes, show_us
 from apsched.report.binding import memory_text, shares, where_text
+from apsched.report.table import plain_table
 from apsched.schedule.result import Infeasibility, Relaxation
 from apsched.units import ticks_to_us
 from apsched.what_if.one_more import Relaxed
-
-CAPS = {
-    "memory_cap_bytes": "--memory-cap",
-    "in_flight_cap_bytes": "--in-flight-cap",
-    "max_prefetch": "--max-prefetch",
-    "max_topo_span": "--max-topo-span",
-    "bucket_cap_bytes": "--bucket-cap",
-}
 
 _MORE = {"memory": "memory, 1 GiB", "network": "network, 1 Gb/s", "prefetch": "prefetch, 1 layer"}
 
@@ -36,7 +30,8 @@ def print_binding(out: Console, result: Result, relaxed: Sequence[Relaxed]) -> N
         f" {show_us(result.bound_us)}, gap {100 * result.gap:.3f} %",
         markup=False,
     )
-    table = _table("  rests on", right=("ms", "share", "exposed ms"), left=("where",))
+    figures = ("ms", "share", "exposed ms")
+    table = plain_table("  rests on", *figures, "where", right=figures)
     for share in shares(result):
         table.add_row(
             f"  {share.label}",
@@ -48,9 +43,8 @@ def print_binding(out: Console, result: Result, relaxed: Sequence[Relaxed]) -> N
     out.print(table)
     if memory_text(result):
         out.print(f"  {memory_text(result)}", markup=False)
-    table = _table(
-        "  one more of", right=("step time ms", "gain"), left=("proven", "what was changed")
-    )
+    right = ("step time ms", "gain")
+    table = plain_table("  one more of", *right, "proven", "what was changed", right=right)
     for more in relaxed:
         table.add_row(f"  {_MORE[more.name]}", *_more_cells(result, more), more.change)
     out.print()
@@ -121,15 +115,16 @@ def print_infeasible(out: Console, name: str, why: Infeasibility) -> None:
     )
     out.print(f"{name}: {how}", markup=False)
     for clash in why.clashes:
-        flags = " and ".join(CAPS[cap] for cap in clash)
+        flags = " and ".join(FLAG_OF_CAP[cap] for cap in clash)
         out.print(
             f"  {flags} cannot be kept" + (" together" if len(clash) > 1 else ""), markup=False
         )
     out.print()
-    table = _table("  cap", right=("stated", "needs"), left=("with the others as they are",))
+    figures = ("stated", "needs")
+    table = plain_table("  cap", *figures, "with the others as they are", right=figures)
     for relaxation in why.relaxations:
         table.add_row(
-            f"  {CAPS[relaxation.cap]}",
+            f"  {FLAG_OF_CAP[relaxation.cap]}",
             _value(relaxation.cap, relaxation.stated),
             *_need_cells(relaxation),
         )
@@ -155,7 +150,7 @@ def print_infeasible(out: Console, name: str, why: Infeasibility) -> None:
 
 def _need_cells(relaxation: Relaxation) -> tuple[str, str]:
     too = (
-        f"; {' and '.join(CAPS[cap] for cap in relaxation.lifted)} must give way, too"
+        f"; {' and '.join(FLAG_OF_CAP[cap] for cap in relaxation.lifted)} must give way, too"
         if relaxation.lifted
         else ""
     )
@@ -174,27 +169,8 @@ def _value(cap: str, value: int) -> str:
     return show_bytes(value) if cap.endswith("bytes") else str(value)
 
 
-def _table(first: str, *, right: Sequence[str], left: Sequence[str]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(first)
-    for heading in right:
-        table.add_column(heading, justify="right")
-    for heading in left:
-        table.add_column(heading)
-    return table
-
-
 def _ms(ticks: int) -> str:
     return f"{ticks_to_us(ticks) / 1000:,.3f}"
-
-
-_FLAGS = {
-    "memory_cap_bytes": "--memory-cap",
-    "bucket_cap_bytes": "--bucket-cap",
-    "max_topo_span": "--max-topo-span",
-    "max_prefetch": "--max-prefetch",
-    "in_flight_cap_bytes": "--in-flight-cap",
-}
 
 
 def explain_infeasible(result: Result) -> str:
@@ -205,7 +181,7 @@ def explain_infeasible(result: Result) -> str:
     if why is None:
         raise ApschedError(f"{result.problem.name}: no schedule was found, and no reason")
     least = [
-        f"{_FLAGS[cap]} {value}{f' ({show_bytes(value)})' if cap.endswith('bytes') else ''}"
+        f"{FLAG_OF_CAP[cap]} {value}{f' ({show_bytes(value)})' if cap.endswith('bytes') else ''}"
         for cap, value in why.least
     ]
     joined = (" and " if any(r.lifted for r in why.relaxations) else " or ").join(least)

@@ -2,10 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, TextIO
-
-from rich.console import Console
-from rich.table import Table
 
 from apsched.names import first_name
 from apsched.pipeline.result import Result
@@ -14,14 +12,13 @@ from apsched.problem.plan.rules import digest
 from apsched.problem.second_group import second_groups
 from apsched.quantities import show_bytes, show_us
 from apsched.report.binding import binds_line, path_json
+from apsched.report.robustness import robustness_json, robustness_line, robustness_table
+from apsched.report.table import console, plain_table, result_json
 from apsched.schedule.analysis.metrics import without_buckets_ticks
 from apsched.schedule.analysis.moved_compute import furthest_move, moved_compute
 from apsched.schedule.result import Infeasibility, Score
 from apsched.units import ticks_to_us
-from apsched.what_if.robustness import robustness_json, robustness_line, robustness_table
 
-SCHEMA = 1
-_WIDTH_OFF_TERMINAL = 140
 _STAGES = ("capture", "export", "solve", "write_back")
 
 
@@ -32,13 +29,8 @@ def report_json(
     read back.
     """
     stated = {} if options is None else {"options": dict(options)}
-    return {
-        "schema": SCHEMA,
-        "source": source,
-        "cluster": cluster,
-        **stated,
-        "graphs": [graph_json(result) for result in results],
-    }
+    graphs = [graph_json(result) for result in results]
+    return result_json(source=source, cluster=cluster, **stated, graphs=graphs)
 
 
 def graph_json(result: Result) -> dict[str, Any]:
@@ -155,19 +147,11 @@ def print_table(
     """Print every schedule of every graph beside the bound; ``rows`` in place of the baselines and
     the solution.
     """
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("graph")
-    table.add_column("schedule")
-    for heading in (
-        "step time ms",
-        "above bound",
-        "exposed ms",
-        "peak memory",
-        "collectives",
+    figures = (
+        *("step time ms", "above bound", "exposed ms", "peak memory", "collectives"),
         *(["ratio to apsched"] if ratio else []),
-    ):
-        table.add_column(heading, justify="right")
-    table.add_column("fits")
+    )
+    table = plain_table("graph", "schedule", *figures, "fits", right=figures)
     for k, result in enumerate(results):
         shown = rows[k] if rows is not None else _all_rows(result)
         for first, scored in enumerate(shown):
@@ -194,12 +178,6 @@ def print_table(
     ]:
         console(stream).print()
         console(stream).print(robustness_table(robust))
-
-
-def console(stream: TextIO) -> Console:
-    """Return a console that wraps lines on terminals only."""
-    width = None if stream.isatty() else _WIDTH_OFF_TERMINAL
-    return Console(file=stream, width=width, highlight=False, soft_wrap=not stream.isatty())
 
 
 def _all_rows(result: Result) -> tuple[Score, ...]:
@@ -331,3 +309,47 @@ def summary_lines(result: Result) -> tuple[str, ...]:
         said = "exact to the tick and to the byte" if result.round_trip_exact else "NOT exact"
         lines.append(f"  round trip: the rewritten graph, exported and simulated again, is {said}")
     return tuple(lines)
+
+
+def print_solved(
+    results: Sequence[Result],
+    written: Sequence[Path],
+    notes: Sequence[str],
+    stdout: TextIO,
+    *,
+    metrics: bool,
+    rewritten: bool,
+) -> None:
+    """Print the table, what was found (with ``metrics`` by direction, group and kind, too), and
+    where the files went.
+
+    ``rewritten``: the source had FX graphs.
+    """
+    print_table(results, stdout)
+    out = console(stdout)
+    out.print()
+    for result in results:
+        for line in (*summary_lines(result), *(metrics_lines(result) if metrics else ())):
+            out.print(line, markup=False)
+    if not rewritten:
+        out.print(
+            "solved from a graph file: nothing was rewritten (solve the source itself, or `apsched"
+            " apply` the schedule to it)"
+        )
+    print_notes(notes, results, stdout)
+    print_files(written, stdout)
+
+
+def print_notes(notes: Sequence[str], results: Sequence[Result], stdout: TextIO) -> None:
+    """Print the notes on costs, and those of each result."""
+    for note in (*notes, *(note for result in results for note in result.notes)):
+        console(stdout).print(f"note: {note}", markup=False)
+
+
+def print_files(written: Sequence[Path], stdout: TextIO) -> None:
+    """Print where files went, all to one directory."""
+    if not written:
+        return
+    console(stdout).print(
+        f"files in {written[0].parent}: {', '.join(path.name for path in written)}", markup=False
+    )

@@ -17,25 +17,27 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from apsched.errors import InputError
+from apsched.options_table import OPTIONS, Unit
 from apsched.quantities import MemoryCap, parse_count, parse_memory_cap, parse_number
 
-COUNTS = ("seq", "batch", "layers", "max_topo_span", "max_prefetch", "max_compute_move", "seed")
-SIZES = ("bucket_cap", "in_flight_cap")
-NUMBERS = ("time_slack", "budget")
-WORDS = (
-    "source",
-    "mesh",
-    "ac",
-    "cluster",
-    "costs",
-    "collectives",
-    "direction",
-    "plan",
-    "contention",
-)
+
+def _axes(*units: Unit) -> tuple[str, ...]:
+    return tuple(option.name for option in OPTIONS if option.axis and option.unit in units)
+
+
+COUNTS = _axes(Unit.COUNT)
+NUMBERS = _axes(Unit.SHARE, Unit.NUMBER)
 SPEEDS = ("network", "compute")
-SWITCHES = ("unfused", "bitwise")
-AXES = ("memory_cap", *WORDS, *COUNTS, *SIZES, *NUMBERS, *SWITCHES, *SPEEDS)
+SWITCHES = _axes(Unit.SWITCH)
+AXES = (
+    *_axes(Unit.MEMORY_CAP),
+    *("source", *_axes(Unit.TEXT)),
+    *COUNTS,
+    *_axes(Unit.BYTES),
+    *NUMBERS,
+    *SWITCHES,
+    *SPEEDS,
+)
 _RANGE = re.compile(r"(?P<first>[^:|,]*)\.\.(?P<last>[^:|,]*):(?P<count>[0-9]+)")
 _MOST_VALUES = 10_000
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from apsched import __version__
 from apsched.atomic_files import digest
-from apsched.costs.clusters.cluster import Cluster, cluster_names, load_cluster
+from apsched.costs.clusters.cluster import Cluster
 from apsched.graph.graph_file import from_bytes, to_bytes
 from apsched.kinds import NodeKind
-from apsched.pipeline.cost_choice import CostChoice, read_costs
+from apsched.pipeline.cost_choice import CostChoice, cluster_named, read_costs
 from apsched.pipeline.load import LoadedSource, loaded_at
 from apsched.pipeline.sources import SourceKind, SourceRequest, classify, graph_file_set
 from apsched.problem.build import build_problem
@@ -59,9 +59,10 @@ def prepare(settings: Sequence[Setting], store: Store, progress: Progress) -> tu
         if (name := _capture_id(setting)) is not None:
             store.add_capture(name, tuple(row.graph_id for row in rows))
         rows = tuple(_at_speeds(row, setting, store) for row in rows)
-        if setting.plan.rules:
+        if setting.search.plan.rules:
             check_matches(
-                [build_problem(from_bytes(store.graph_content(row))) for row in rows], setting.plan
+                [build_problem(from_bytes(store.graph_content(row))) for row in rows],
+                setting.search.plan,
             )
         prepared += [Prepared(setting=setting, graph=row) for row in rows]
     return tuple(prepared)
@@ -168,4 +169,4 @@ def cluster_of(row: GraphRow, setting: Setting) -> Cluster | None:
         or setting.costs.costs
     ):
         return read_costs(setting.costs).cluster
-    return load_cluster(row.cluster) if row.cluster in cluster_names() else None
+    return cluster_named(setting.costs, row.cluster)

@@ -85,7 +85,11 @@ def chains(
     return tuple(
         OpenChain(
             prepared=one,
-            chain=Chain(stated=memory.caps, full=full, slack=one.setting.options.time_slack),
+            chain=Chain(
+                stated=memory.caps,
+                full=full or one.setting.alone,
+                slack=one.setting.search.options.time_slack,
+            ),
             store=store,
         )
         for one in prepared
@@ -139,7 +143,10 @@ def share_schedules(one: OpenChain, other: OpenChain, run_id: str) -> None:
     """Let two chains of one cap each try each other's schedule, where both are about the same graph
     at other prices or caps.
     """
-    if one.prepared.graph.graph_hash != other.prepared.graph.graph_hash:
+    if (
+        one.prepared.graph.graph_hash != other.prepared.graph.graph_hash
+        or one.prepared.setting.alone
+    ):
         return
     for live, giver in ((one, other), (other, one)):
         own, given = live.points()[0], giver.points()[0]
@@ -201,11 +208,8 @@ def _asked(live: OpenChain) -> Question:
     setting, graph = live.prepared.setting, live.prepared.graph
     return Question(
         graph=live.store.graph_content(graph),
-        caps=setting.caps,
+        request=setting.search,
         device_memory_bytes=graph.device_memory_bytes,
-        options=setting.options,
-        plan=setting.plan,
-        bitwise=setting.bitwise,
         contention=setting.costs.contention,
         cluster=(
             cluster_of(graph, setting) if setting.costs.contention != ContentionChoice() else None

@@ -7,8 +7,9 @@ from typing import Any
 
 from apsched import __version__
 from apsched.atomic_files import digest
-from apsched.config import Caps, SolveOptions
+from apsched.config import ScenarioOptions
 from apsched.pipeline.cost_choice import CostChoice
+from apsched.pipeline.solve_graph import SolveRequest
 from apsched.pipeline.sources import (
     DEFAULT_MESH,
     DEFAULT_SEQ_LEN,
@@ -16,7 +17,6 @@ from apsched.pipeline.sources import (
     SourceRequest,
     classify,
 )
-from apsched.problem.plan.rules import Plan
 from apsched.study.speeds import Speeds
 
 
@@ -27,18 +27,22 @@ class Setting:
     request: SourceRequest
     costs: CostChoice
     direction: str
-    caps: Caps
-    """All but the memory cap."""
-    options: SolveOptions
-    plan: Plan = field(default_factory=Plan)
-    bitwise: bool = False
+    search: SolveRequest
+    """The memory cap left open, and without the price of bitwise mode."""
     speeds: Speeds = field(default_factory=Speeds)
+
+    @property
+    def alone(self) -> bool:
+        """Whether nothing follows from the answers under other memory caps: a schedule that is
+        best over scenarios, or has second groups, is not ordered by its step time alone.
+        """
+        return self.search.scenarios is not None or self.search.second_group
 
     def described(self) -> dict[str, Any]:
         """Return the options in words that are the same on every machine, by the names that
         ``--vary`` takes.
         """
-        request, caps = self.request, self.caps
+        request, search = self.request, self.search
         kind = classify(request.source)
         preset = kind in (SourceKind.PRESET, SourceKind.TRANSFORMERS)
         return {
@@ -57,14 +61,20 @@ class Setting:
             **self.speeds.described(),
             **{
                 name.removesuffix("_bytes"): value
-                for name, value in asdict(caps).items()
+                for name, value in asdict(search.caps).items()
                 if name != "memory_cap_bytes"
             },
-            "plan": [str(rule) for rule in self.plan.rules],
-            "bitwise": self.bitwise,
+            "plan": [str(rule) for rule in search.plan.rules],
+            "bitwise": search.bitwise,
             "contention": str(self.costs.contention),
-            **asdict(self.options),
+            **asdict(search.options),
+            **({"second_group": True} if search.second_group else {}),
+            **(_scenarios(search.scenarios) if search.scenarios is not None else {}),
         }
+
+
+def _scenarios(options: ScenarioOptions) -> dict[str, Any]:
+    return {"scenarios": options.count, "noise": options.noise, "robust": options.measure}
 
 
 def _named(source: str) -> str:

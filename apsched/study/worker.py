@@ -10,17 +10,13 @@ from typing import Any
 import networkx as nx
 
 from apsched.artifacts.schedule_file import bind_schedule, dump_schedule, parse_schedule
-from apsched.config import Caps, SolveOptions
 from apsched.costs.clusters.cluster import Cluster
 from apsched.graph.graph_file import from_bytes
-from apsched.pipeline.compute_move_cap import moving_where_it_pays
 from apsched.pipeline.load import LoadedGraph
-from apsched.pipeline.result import Result, result_of
-from apsched.pipeline.steps import check_answer, resolve_caps, solve_graph
+from apsched.pipeline.result import Result
+from apsched.pipeline.solve_graph import SolveRequest, resolve_caps, solve_graph
 from apsched.problem.build import build_problem
 from apsched.problem.contention_spec import ContentionChoice, contended
-from apsched.problem.plan.apply import restricted
-from apsched.problem.plan.rules import Plan
 from apsched.problem.problem import Problem
 from apsched.progress import Progress
 from apsched.quantities import MemoryCap
@@ -43,11 +39,8 @@ class Question:
 
     graph: bytes
     """Content of the graph file."""
-    caps: Caps
+    request: SolveRequest
     device_memory_bytes: int | None
-    options: SolveOptions
-    plan: Plan
-    bitwise: bool
     contention: ContentionChoice
     cluster: Cluster | None
     """Says how strong the contention is that is asked for; ``None`` where nothing has to be
@@ -100,10 +93,8 @@ class Outcome:
 def solve_point(asked: Question, memory_cap: MemoryCap | None) -> Outcome:
     """Return the answer of the solver; ``None`` is the device's memory."""
     began = time.perf_counter()
-    graph = _graph(asked)
-    progress = Progress(quiet=True)
-    caps = resolve_caps(graph, asked.caps, memory_cap, progress, asked.options)
-    return _outcome(solve_graph(graph, caps, asked.options, progress), SOLVED, began)
+    request = replace(asked.request, memory_cap=memory_cap)
+    return _outcome(solve_graph(_graph(asked), request, Progress(quiet=True)), SOLVED, began)
 
 
 def point_along_caps(
@@ -113,14 +104,15 @@ def point_along_caps(
     keeps.
     """
     began = time.perf_counter()
-    graph, along = _graph(asked), _along(asked)
+    along = _along(asked)
     schedules = tuple(_schedule(asked, start) for start in starts)
-    answer = along.at(memory_cap_bytes, schedules, known)
-    caps = replace(
-        moving_where_it_pays(graph.problem, asked.caps), memory_cap_bytes=memory_cap_bytes
+    request = replace(asked.request, memory_cap=MemoryCap(size_bytes=memory_cap_bytes))
+    result = solve_graph(
+        _graph(asked),
+        request,
+        Progress(quiet=True),
+        search=lambda _, caps, __: along.at(caps.memory_cap_bytes, schedules, known),
     )
-    result = result_of(graph.problem, caps, answer, cluster=graph.dag.graph["cluster"], seconds={})
-    check_answer(result)
     return _outcome(result, ALONG, began)
 
 
@@ -157,22 +149,24 @@ def _outcome(result: Result, how: str, began: float) -> Outcome:
 
 @lru_cache(maxsize=4)
 def _loaded(
-    content: bytes, plan: Plan, bitwise: bool, contention: ContentionChoice, cluster: Cluster | None
+    content: bytes, request: SolveRequest, contention: ContentionChoice, cluster: Cluster | None
 ) -> tuple[nx.DiGraph, Problem]:
     dag = from_bytes(content)
     problem = contended(build_problem(dag), contention, cluster, dag.graph["group_ranks"])
-    return dag, restricted(problem, plan, bitwise=bitwise)
+    return dag, request.posed(problem)[0]
 
 
 def _graph(asked: Question) -> LoadedGraph:
-    dag, problem = _loaded(asked.graph, asked.plan, asked.bitwise, asked.contention, asked.cluster)
+    dag, problem = _loaded(asked.graph, asked.request, asked.contention, asked.cluster)
     return LoadedGraph(dag=dag, problem=problem, device_memory_bytes=asked.device_memory_bytes)
 
 
 @lru_cache(maxsize=2)
 def _along(asked: Question) -> AlongCaps:
-    problem = _graph(asked).problem
-    return AlongCaps(problem, moving_where_it_pays(problem, asked.caps), asked.options)
+    graph = _graph(asked)
+    unlimited = replace(asked.request, memory_cap=MemoryCap())
+    caps = resolve_caps(graph, unlimited, Progress(quiet=True))
+    return AlongCaps(graph.problem, caps, asked.request.options)
 
 
 @lru_cache(maxsize=64)

@@ -10,7 +10,7 @@ any baseline that fits: so nothing that is promised of the answer is lost.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from apsched.config import Caps, SolveOptions
+from apsched.config import Caps, ScenarioOptions, SolveOptions
 from apsched.problem.problem import Problem
 from apsched.schedule.result import Scored, SolveResult
 from apsched.schedule.score import score
@@ -23,7 +23,6 @@ from apsched.what_if.robustness import Robustness, Spread
 from apsched.what_if.scenarios import (
     Replay,
     Scenario,
-    ScenarioOptions,
     priced_as,
     scenarios,
     with_slower_network,

@@ -1,11 +1,8 @@
-"""What schedules take over sampled costs: records, for people and for programs."""
+"""Step times of schedules over sampled costs."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from rich.table import Table
-
-from apsched.units import ticks_to_us
-from apsched.what_if.scenarios import ScenarioOptions
+from apsched.config import ScenarioOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,70 +40,3 @@ class Robustness:
         """All schedules, the chosen one last."""
         own = (self.as_priced,) if self.chosen == self.as_priced else (self.as_priced, self.chosen)
         return (*self.baselines, *own)
-
-
-def robustness_json(found: Robustness) -> dict[str, object]:
-    """Return what ``--json`` says."""
-    return {
-        **asdict(found.options),
-        "candidates": found.num_candidates,
-        "chosen": found.chosen.name,
-        "schedules": {
-            s.name: {
-                "step_time_us": ticks_to_us(s.step_time_ticks),
-                "mean_us": ticks_to_us(s.mean_ticks),
-                "worst_us": ticks_to_us(s.worst_ticks),
-                "worst_slower": s.slower,
-            }
-            for s in found.spreads
-        },
-    }
-
-
-def robustness_table(found: list[tuple[str, Robustness]]) -> Table:
-    """Return what each schedule of each graph takes, as a table for people; ``found`` has the names
-    of graphs.
-    """
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("graph")
-    table.add_column("schedule")
-    for heading in ("as priced ms", "mean ms", "worst ms", "worst above as priced"):
-        table.add_column(heading, justify="right")
-    for name, robustness in found:
-        for first, s in enumerate(robustness.spreads):
-            ticks = (s.step_time_ticks, s.mean_ticks, s.worst_ticks)
-            cells = [f"{ticks_to_us(t) / 1000:,.3f}" for t in ticks]
-            table.add_row(
-                name if first == 0 else "",
-                s.name,
-                *cells,
-                f"{100 * s.slower:.2f} %",
-                end_section=s is robustness.spreads[-1],
-            )
-    return table
-
-
-def robustness_line(found: Robustness) -> str:
-    """Return in one line what was gained over the schedule that believes the costs."""
-    asked, chosen, priced = found.options, found.chosen, found.as_priced
-    said = (
-        f"  {asked.count} scenarios, noise {asked.noise:g}: in the worst of them"
-        f" {100 * chosen.slower:.2f} % slower than priced"
-    )
-    if chosen == priced:
-        return (
-            f"{said}; of {found.num_candidates} candidates the schedule that believes the costs is"
-            f" best by {asked.measure} step time"
-        )
-    pairs = {
-        "mean": (chosen.mean_ticks, priced.mean_ticks),
-        "worst": (chosen.worst_ticks, priced.worst_ticks),
-    }
-    gain, cost = (
-        1 - pairs[asked.measure][0] / pairs[asked.measure][1],
-        chosen.step_time_ticks / priced.step_time_ticks - 1,
-    )
-    return (
-        f"{said}, against {100 * priced.slower:.2f} % for the schedule that believes the costs; "
-        f"{100 * gain:.2f} % faster by {asked.measure} step time, for {100 * cost:.2f} % as priced"
-    )

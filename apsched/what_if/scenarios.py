@@ -16,40 +16,11 @@ from fractions import Fraction
 
 import numpy as np
 
+from apsched.config import ScenarioOptions
 from apsched.costs.price_curve import PriceCurve
-from apsched.errors import InputError
 from apsched.problem.problem import Problem, with_contention
 from apsched.schedule.schedule import Schedule, StepKind
 from apsched.schedule.simulate import clock_of, simulate
-
-MEASURES = ("mean", "worst")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScenarioOptions:
-    """How many scenarios, how far from the costs, and what counts."""
-
-    count: int
-    noise: float = 0.2
-    """sigma of every factor."""
-    measure: str = "worst"
-    """``mean`` or ``worst`` step time over the scenarios."""
-
-    def __post_init__(self) -> None:
-        if (
-            isinstance(self.count, bool)
-            or not isinstance(self.count, int)
-            or not 1 <= self.count <= 10_000
-        ):
-            raise InputError(
-                f"scenarios: expected a whole number from 1 to 10000, found {self.count!r}"
-            )
-        if not 0 < self.noise <= 2:
-            raise InputError(
-                f"noise: expected a number above 0 and at most 2, found {self.noise!r}"
-            )
-        if self.measure not in MEASURES:
-            raise InputError(f"robust: expected {' or '.join(MEASURES)}, found {self.measure!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

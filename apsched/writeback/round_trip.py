@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 from apsched.capture.captured import CapturedGraph
 from apsched.costs.model import CostModel
 from apsched.fx.collectives import is_collective
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.problem.build import build_problem
 from apsched.problem.contention import Contention
 from apsched.problem.problem import Problem, with_contention
@@ -47,7 +47,7 @@ def round_trip(
     ``cost_model`` and ``group_ranks`` are those that ``captured`` was exported with, ``contention``
     that of its problem.
     """
-    dag = export(replace(captured, module=rewritten), cost_model, group_ranks=group_ranks)
+    dag = export_graph(replace(captured, module=rewritten), cost_model, group_ranks=group_ranks)
     problem = with_contention(build_problem(dag), contention)
     found = simulate(problem, as_captured(problem.num_nodes))
     figures = (

@@ -24,7 +24,7 @@ from apsched.calibrate.profile.trace import load_trace
 from apsched.config import Caps, SolveOptions
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.graph.reprice import repriced
 from apsched.models.build import build
 from apsched.models.mesh import MeshSpec
@@ -72,7 +72,7 @@ def main(process_rank: int, world_size: int, folder: Path, num_steps: int) -> No
     modules = [captured.module for captured in capture.graphs]
     formulas = ClusterCostModel(CPU, capture.group_ranks)
     dags = [
-        export(captured, formulas, group_ranks=capture.group_ranks, cluster_name="cpu")
+        export_graph(captured, formulas, group_ranks=capture.group_ranks, cluster_name="cpu")
         for captured in capture.graphs
     ]
 

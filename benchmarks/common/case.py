@@ -30,10 +30,10 @@ from apsched.pipeline.inductor_baseline import (
     run_inductor_manual,
     score_run,
 )
-from apsched.pipeline.load import LoadedGraph, export_graph, opening
+from apsched.pipeline.load import LoadedGraph, loaded_graph, opening
 from apsched.pipeline.result import Result
+from apsched.pipeline.solve_graph import SolveRequest, resolve_caps, solve_graph
 from apsched.pipeline.sources import SourceRequest
-from apsched.pipeline.steps import resolve_caps, solve_graph
 from apsched.problem.problem import Problem
 from apsched.progress import Progress
 from apsched.quantities import MemoryCap
@@ -155,7 +155,7 @@ def _request(case: Case) -> SourceRequest:
 def _exported(capture: Capture) -> list[LoadedGraph]:
     model = ClusterCostModel(load_cluster(DEFAULT_CLUSTER), capture.group_ranks)
     export = partial(
-        export_graph,
+        loaded_graph,
         cost_model=model,
         cluster=DEFAULT_CLUSTER,
         group_ranks=capture.group_ranks,
@@ -182,13 +182,18 @@ def _warm_up(asked: Asked) -> _WarmUp:
         with timed() as used:
             for graph in graphs:
                 for above_floor in (True, False):
-                    caps = resolve_caps(
-                        graph,
-                        free,
-                        MemoryCap(size_bytes=0 if above_floor else None, above_floor=above_floor),
-                        _QUIET,
+                    warm = SolveRequest(
+                        caps=free,
+                        memory_cap=MemoryCap(
+                            size_bytes=0 if above_floor else None, above_floor=above_floor
+                        ),
                     )
-                    result = solve_graph(graph, caps, SolveOptions(budget=2), _QUIET)
+                    result = solve_graph(
+                        graph,
+                        replace(warm, options=SolveOptions(budget=2)),
+                        _QUIET,
+                        caps=resolve_caps(graph, warm, _QUIET),
+                    )
                     assert result.best is not None
                     _write_back(graph, result)
         held = held_bytes() - before
@@ -244,9 +249,8 @@ def _solve_under_caps(graph: _Graph, asked: Asked, session: _Session) -> Result 
     again.
     """
     problem = graph.problem
-    floor_bytes = resolve_caps(
-        graph.loaded, Caps(), MemoryCap(size_bytes=0, above_floor=True), _QUIET
-    ).memory_cap_bytes
+    floor = SolveRequest(memory_cap=MemoryCap(size_bytes=0, above_floor=True))
+    floor_bytes = resolve_caps(graph.loaded, floor, _QUIET).memory_cap_bytes
     assert floor_bytes is not None
     size = _size(problem, floor_bytes)
     session.add(graphs=(*session.record.graphs, size))
@@ -293,7 +297,7 @@ def _solve(
     caps = Caps(memory_cap_bytes=memory_cap_bytes, max_compute_move=compute_move)
     try:
         with timed() as solving:
-            result = solve_graph(graph.loaded, caps, SolveOptions(), _QUIET)
+            result = solve_graph(graph.loaded, SolveRequest(), _QUIET, caps=caps)
         row = replace(row, solve_cpu_s=solving.cpu_s, solve_wall_s=solving.wall_s)
         if result.best is None or result.timeline is None:
             least = (

@@ -31,7 +31,7 @@ from apsched.costs.clusters.cluster import load_cluster
 from apsched.costs.compute.operation import operator_of
 from apsched.errors import ApschedError
 from apsched.fx.operands import as_int
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.kinds import NodeKind
 from apsched.models.build import build
 from apsched.models.mesh import MeshSpec
@@ -135,7 +135,7 @@ def measured(
         peaks, classes = [], []
         for name, pair in modules.items():
             dags = [
-                export(replace(c, module=m), model, group_ranks=ranks)
+                export_graph(replace(c, module=m), model, group_ranks=ranks)
                 for c, m in zip(capture.graphs, pair, strict=True)
             ]
             peaks += [
@@ -162,7 +162,8 @@ def _schedules(
 ) -> dict[str, list[GraphModule]]:
     """Return both graphs under every schedule, by name."""
     problems = [
-        build_problem(export(captured, model, group_ranks=ranks)) for captured in capture.graphs
+        build_problem(export_graph(captured, model, group_ranks=ranks))
+        for captured in capture.graphs
     ]
     answers = [solve(problem, Caps(), SolveOptions(budget=budget)) for problem in problems]
     chosen = {

@@ -24,7 +24,7 @@ from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster
 from apsched.costs.measured import MeasuredCosts, completed
 from apsched.costs.measured_model import MeasuredCostModel
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.kinds import NodeKind
 from apsched.models.build import BuiltModel
 from apsched.models.training import run_step
@@ -67,7 +67,9 @@ class Calibration:
         self._built, self._capture, self._folder = built, capture, folder
         self._formulas = ClusterCostModel(CPU, capture.group_ranks)
         self._dags = [
-            export(captured, self._formulas, group_ranks=ranks_of(capture), cluster_name="cpu")
+            export_graph(
+                captured, self._formulas, group_ranks=ranks_of(capture), cluster_name="cpu"
+            )
             for captured in capture.graphs
         ]
         graphs = list(zip(captured_modules(capture), self._dags, strict=True))

@@ -22,7 +22,7 @@ from torch.fx import GraphModule
 from apsched.capture.captured import Capture, CapturedGraph
 from apsched.config import Caps, SolveOptions
 from apsched.costs.measured_model import MeasuredCostModel
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.models.build import BuiltModel, build
 from apsched.models.mesh import MeshSpec
 from apsched.models.options import ModelOptions
@@ -127,7 +127,7 @@ def exported(
 ) -> Problem:
     """Return the problem of ``module``, which stands for the captured graph."""
     return build_problem(
-        export(replace(captured, module=module), model, group_ranks=ranks_of(capture))
+        export_graph(replace(captured, module=module), model, group_ranks=ranks_of(capture))
     )
 
 
@@ -258,7 +258,7 @@ def memory(
     rows: list[dict[str, int]] = []
 
     def counted(captured: CapturedGraph, module: GraphModule, boxed: list[Any]) -> Any:
-        dag = export(replace(captured, module=module), model, group_ranks=ranks_of(capture))
+        dag = export_graph(replace(captured, module=module), model, group_ranks=ranks_of(capture))
         told = live_bytes_of(dag)
         outputs, live = run_counting(module, boxed, dag, captured.kept_inputs, expected=told)
         apart = sum(a != b for a, b in zip(live, told, strict=True))

@@ -16,7 +16,7 @@ from matplotlib import pyplot
 from apsched.config import Caps
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import DEFAULT_CLUSTER, load_cluster
-from apsched.pipeline.load import export_graph, opening
+from apsched.pipeline.load import loaded_graph, opening
 from apsched.pipeline.sources import SourceRequest
 from apsched.problem.problem import Problem
 from apsched.progress import Progress
@@ -63,7 +63,7 @@ def _problem() -> Problem:
         assert capture is not None
         model = ClusterCostModel(load_cluster(DEFAULT_CLUSTER), capture.group_ranks)
         export = partial(
-            export_graph,
+            loaded_graph,
             cost_model=model,
             cluster=DEFAULT_CLUSTER,
             group_ranks=capture.group_ranks,

@@ -16,12 +16,12 @@ from tempfile import TemporaryDirectory
 import networkx as nx
 
 from apsched.artifacts.schedule_file import save_schedule
-from apsched.config import Caps, SolveOptions
+from apsched.config import Caps
 from apsched.graph.graph_file import save_graph
 from apsched.pipeline.cost_choice import CostChoice
 from apsched.pipeline.load import loaded
+from apsched.pipeline.solve_graph import SolveRequest, solve_graph
 from apsched.pipeline.sources import SourceRequest
-from apsched.pipeline.steps import solve_graph
 from apsched.progress import Progress
 from benchmarks.common.records import Again
 
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str]) -> int:
     progress = Progress(quiet=True)
     with loaded(SourceRequest(source=graph), CostChoice(), "both", progress) as source:
         caps = Caps(memory_cap_bytes=None if cap == "none" else int(cap))
-        save_schedule(out, solve_graph(source.graphs[0], caps, SolveOptions(), progress))
+        save_schedule(out, solve_graph(source.graphs[0], SolveRequest(), progress, caps=caps))
     return 0
 
 

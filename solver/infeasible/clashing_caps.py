@@ -7,6 +7,7 @@ from functools import cached_property
 from itertools import combinations
 
 from apsched.config import Caps, SolveOptions
+from apsched.options_table import CLASHING_CAPS
 from apsched.problem.problem import Problem
 from apsched.schedule.analysis.usage import Chosen, chosen
 from apsched.schedule.result import Relaxation, Scored
@@ -25,14 +26,6 @@ from apsched.solver.reorder.min_memory import horizon_ticks, is_small, least_mem
 from apsched.solver.reorder.reorder import ComputeMover
 from apsched.solver.search.just_in_time import just_in_time
 
-NAMES = (
-    "memory_cap_bytes",
-    "in_flight_cap_bytes",
-    "max_prefetch",
-    "max_topo_span",
-    "bucket_cap_bytes",
-)
-"""Of all caps, in the order in which they are said to clash."""
 _ON_BUCKETS = ("max_topo_span", "bucket_cap_bytes")
 """Every collective may be alone: these rarely clash with anything."""
 _EXACT_WORK = 2.0
@@ -118,7 +111,7 @@ class FeasibilityOracle:
 
 def stated(caps: Caps) -> tuple[str, ...]:
     """Return the names of the caps that are set."""
-    return tuple(name for name in NAMES if getattr(caps, name) is not None)
+    return tuple(name for name in CLASHING_CAPS if getattr(caps, name) is not None)
 
 
 def clashes(oracle: FeasibilityOracle, caps: Caps) -> tuple[tuple[Clash, ...], bool]:

@@ -18,7 +18,7 @@ from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster
 from apsched.costs.compute.traffic import op_name
 from apsched.costs.measured_file import load_costs
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.models.mesh import MeshSpec
 from apsched.models.preset_capture import capture_preset
 from tests.conftest import Run
@@ -204,7 +204,8 @@ def test_each_message_and_buckets_up_to_all_of_one_graph_are_timed():
         )
         costs = ClusterCostModel(load_cluster("cpu"), capture.group_ranks)
         dags = [
-            export(captured, costs, group_ranks=capture.group_ranks) for captured in capture.graphs
+            export_graph(captured, costs, group_ranks=capture.group_ranks)
+            for captured in capture.graphs
         ]
     wanted = {kind: sizes for kind, _, _, sizes, _ in _wanted(dags)}
     largest = {kind: size for kind, _, _, _, size in _wanted(dags)}
@@ -231,7 +232,8 @@ def test_the_launch_of_a_bucket_is_timed_at_sizes_of_buckets(monkeypatch):
         )
         costs = ClusterCostModel(load_cluster("cpu"), capture.group_ranks)
         dags = [
-            export(captured, costs, group_ranks=capture.group_ranks) for captured in capture.graphs
+            export_graph(captured, costs, group_ranks=capture.group_ranks)
+            for captured in capture.graphs
         ]
     largest = {kind: size for kind, _, _, _, size in _wanted(dags)}
     monkeypatch.setattr(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from apsched.capture.graph_module import capture_graph_module, direction_of, kept_by_name
+from apsched.capture.graph_module import capture_graph, direction_of, kept_by_name
 from apsched.errors import InputError
 
 FUNCTIONAL = torch.ops._c10d_functional
@@ -30,13 +30,13 @@ def graph_with(names: list[str], num_outputs: int = 1) -> torch.fx.Graph:
 
 def test_traced_module_is_taken_as_it_is() -> None:
     module = traced()
-    captured = capture_graph_module(module)
+    captured = capture_graph(module)
     assert captured.module is module
     assert (captured.name, captured.kept_inputs) == ("graph", {"x_1", "shard_1"})
 
 
 def test_name_and_kept_inputs_are_the_callers() -> None:
-    captured = capture_graph_module(traced(), name="forward", kept_inputs=["shard_1"])
+    captured = capture_graph(traced(), name="forward", kept_inputs=["shard_1"])
     assert (captured.name, captured.kept_inputs) == ("forward", {"shard_1"})
     with pytest.raises(
         InputError,
@@ -44,7 +44,7 @@ def test_name_and_kept_inputs_are_the_callers() -> None:
             "kept_inputs to name placeholders of the graph, found 'y'; the graph has x_1, shard_1"
         ),
     ):
-        capture_graph_module(traced(), kept_inputs=["y"])
+        capture_graph(traced(), kept_inputs=["y"])
 
 
 def test_example_inputs_give_values_to_a_copy() -> None:
@@ -54,8 +54,8 @@ def test_example_inputs_give_values_to_a_copy() -> None:
     with pytest.raises(
         InputError, match=r'node x_1: expected meta\["val"\].*hand in example_inputs'
     ):
-        capture_graph_module(module)
-    captured = capture_graph_module(module, example_inputs=(torch.randn(2, 16), torch.randn(4, 8)))
+        capture_graph(module)
+    captured = capture_graph(module, example_inputs=(torch.randn(2, 16), torch.randn(4, 8)))
     assert [node.name for node in captured.module.graph.nodes] == [
         node.name for node in module.graph.nodes
     ]
@@ -69,16 +69,16 @@ def test_example_inputs_that_do_not_fit_are_refused() -> None:
     with pytest.raises(
         InputError, match="expected 2 example_inputs, one for each placeholder, found 1"
     ):
-        capture_graph_module(traced(), example_inputs=(torch.randn(2, 16),))
+        capture_graph(traced(), example_inputs=(torch.randn(2, 16),))
     with pytest.raises(
         InputError, match=r"node mm: expected shapes that torch\.ops\.aten\.mm\.default accepts"
     ):
-        capture_graph_module(traced(), example_inputs=(torch.randn(2, 17), torch.randn(4, 8)))
+        capture_graph(traced(), example_inputs=(torch.randn(2, 17), torch.randn(4, 8)))
 
 
 def test_what_is_no_graph_module_is_refused() -> None:
     with pytest.raises(InputError, match=r"expected a torch\.fx\.GraphModule, found Linear"):
-        capture_graph_module(torch.nn.Linear(1, 1))  # type: ignore[arg-type]
+        capture_graph(torch.nn.Linear(1, 1))  # type: ignore[arg-type]
 
 
 def test_graph_that_fails_lint_is_refused() -> None:
@@ -86,14 +86,14 @@ def test_graph_that_fails_lint_is_refused() -> None:
     nodes = {node.name: node for node in module.graph.nodes}
     nodes["mm"].prepend(nodes["relu"])
     with pytest.raises(InputError, match=r"passes torch's lint, found: .*mm"):
-        capture_graph_module(module)
+        capture_graph(module)
 
 
 def test_collective_without_wait_is_refused() -> None:
     with pytest.raises(
         InputError, match="node all_gather_into_tensor: expected a wait_tensor of the collective"
     ):
-        capture_graph_module(
+        capture_graph(
             traced(lambda x, shard: (x, FUNCTIONAL.all_gather_into_tensor(shard, 4, "0")))
         )
 
@@ -105,7 +105,7 @@ def test_waits_of_items_and_of_written_tensors_count() -> None:
         FUNCTIONAL.all_gather_into_tensor_out(shard, 4, "0", out=out)
         return (*(FUNCTIONAL.wait_tensor(part) for part in parts), FUNCTIONAL.wait_tensor(out))
 
-    names = [node.name for node in capture_graph_module(traced(both)).module.graph.nodes]
+    names = [node.name for node in capture_graph(traced(both)).module.graph.nodes]
     assert "all_gather_into_tensor_out" in names
 
 
@@ -121,7 +121,7 @@ def test_communication_that_cannot_be_scheduled_is_refused_by_name() -> None:
             r"node all_gather_into_tensor: expected a functional collective.* found c10d_functional"
         ),
     ):
-        capture_graph_module(module)
+        capture_graph(module)
 
 
 def test_methods_and_modules_are_refused() -> None:
@@ -133,7 +133,7 @@ def test_methods_and_modules_are_refused() -> None:
     with pytest.raises(
         InputError, match="node relu: expected a graph of operators, found call_method of relu"
     ):
-        capture_graph_module(module, example_inputs=(torch.randn(3),))
+        capture_graph(module, example_inputs=(torch.randn(3),))
 
 
 def test_size_that_depends_on_data_is_refused() -> None:
@@ -141,7 +141,7 @@ def test_size_that_depends_on_data_is_refused() -> None:
     with pytest.raises(
         InputError, match="expected sizes known before the step, found at node nonzero"
     ):
-        capture_graph_module(module)
+        capture_graph(module)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from apsched.costs.clusters.cluster import cluster_names, load_cluster
 from apsched.costs.compute.roofline import Roofline
 from apsched.costs.network.alpha_beta import bus_factor, collective_us, group_shape
 from apsched.costs.network.table import load_table
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.kinds import NodeKind
 from apsched.problem.build import build_problem
 from apsched.schedule.memory import live_bytes
@@ -163,7 +163,9 @@ def test_a_gather_is_counted_by_its_output_and_a_reduction_by_its_input() -> Non
             c10d.reduce_scatter_tensor.default(gradient, "sum", 4, "0")
         )
 
-    dag = export(capture_of(traced(step, (torch.randn(64), torch.randn(256))), ()), UnitCosts())
+    dag = export_graph(
+        capture_of(traced(step, (torch.randn(64), torch.randn(256))), ()), UnitCosts()
+    )
     sizes = [
         record.collective.size_bytes for _, record in dag.nodes(data="record") if record.collective
     ]
@@ -184,7 +186,9 @@ def test_microseconds_are_microseconds_and_nodes_add_nothing() -> None:
             y = aten.t.default(aten.view.default(y, [8, 8]))
         return aten.cos.default(y)
 
-    problem = build_problem(export(capture_of(traced(step, (torch.randn(8, 8),)), ()), UnitCosts()))
+    problem = build_problem(
+        export_graph(capture_of(traced(step, (torch.randn(8, 8),)), ()), UnitCosts())
+    )
     assert simulate(problem, as_captured(problem.num_nodes)).step_time_ticks == 2000
 
 
@@ -195,7 +199,7 @@ def test_inputs_of_collectives_live_until_the_wait_and_waits_own_nothing() -> No
         between = aten.cos.default(x)
         return aten.mul.Tensor(c10d.wait_tensor.default(launched), 2.0), between
 
-    dag = export(capture_of(traced(step, (torch.randn(64),)), ()), UnitCosts())
+    dag = export_graph(capture_of(traced(step, (torch.randn(64),)), ()), UnitCosts())
     records = {record.name: record for _, record in dag.nodes(data="record")}
     start = next(record for record in records.values() if record.kind is NodeKind.START)
     wait = next(record for record in records.values() if record.kind is NodeKind.WAIT)
@@ -211,7 +215,7 @@ def test_an_out_result_has_the_storage_that_it_is_written_to() -> None:
         launched = c10d.all_gather_into_tensor_out.default(x, 4, "0", out=buffer)
         return aten.mul.Tensor(c10d.wait_tensor.default(launched), 2.0)
 
-    dag = export(capture_of(traced(step, (torch.randn(64),)), ()), UnitCosts())
+    dag = export_graph(capture_of(traced(step, (torch.randn(64),)), ()), UnitCosts())
     records = [record for _, record in dag.nodes(data="record")]
     (buffer,) = next(record for record in records if "empty" in record.name).allocates
     start = next(record for record in records if record.kind is NodeKind.START)
@@ -233,7 +237,7 @@ def test_saved_activations_are_freed_at_their_last_use_in_backward() -> None:
 
     inputs = tuple(torch.randn(1024) for _ in range(5))
     problem = build_problem(
-        export(capture_of(traced(backward, inputs), (), name="backward"), UnitCosts())
+        export_graph(capture_of(traced(backward, inputs), (), name="backward"), UnitCosts())
     )
     curve = live_bytes(problem, as_captured(problem.num_nodes))
     assert max(curve) == (5 + 1) * 4096

@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from apsched.capture.graph_module import capture_graph_module
 from apsched.config import Caps, SolveOptions
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.problem.build import build_problem
 from apsched.problem.problem import Problem
 from apsched.schedule.schedule import Schedule, as_captured
@@ -86,7 +86,7 @@ def failure_of(program: RandomProgram, groups: Sequence[str], seed: int, *, solv
         captured = capture_graph_module(module, name="graph", kept_inputs=kept, parameter_names={})
         module = captured.module
         costs = RandomCosts(seed)
-        dag = export(captured, costs)
+        dag = export_graph(captured, costs)
         problem = build_problem(dag)
         caps, schedule, claimed_peak = _scheduled(problem, seed, solved=solved)
         if violations := list(verify(problem, schedule, caps)):
@@ -103,7 +103,7 @@ def failure_of(program: RandomProgram, groups: Sequence[str], seed: int, *, solv
                 f"the solver claims a peak of {claimed_peak} bytes, simulate of"
                 f" {claimed.peak_memory_bytes}"
             )
-        again = export(capture_of(rewritten, sorted(kept)), costs)
+        again = export_graph(capture_of(rewritten, sorted(kept)), costs)
         before = _run(module, dag, program, kept, seed)
         after = _run(rewritten, again, program, kept, seed)
     except Exception as error:  # whatever it is, it is a finding

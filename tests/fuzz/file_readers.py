@@ -94,7 +94,7 @@ def graph_of_debug() -> bytes:
     from apsched.capture.fake_world import world
     from apsched.costs.cluster_model import ClusterCostModel
     from apsched.costs.clusters.cluster import load_cluster
-    from apsched.graph.export.export import export
+    from apsched.graph.export.export import export_graph
     from apsched.graph.graph_file import to_bytes
     from apsched.models.build import build
     from apsched.models.mesh import MeshSpec
@@ -104,7 +104,7 @@ def graph_of_debug() -> bytes:
         capture = capture_built(
             build("llama3-debug", mesh=MeshSpec.parse("fsdp=2"), seq_len=8, num_layers=1)
         )
-        dag = export(
+        dag = export_graph(
             capture.graphs[0],
             ClusterCostModel(load_cluster("cpu"), capture.group_ranks),
             group_ranks=capture.group_ranks,

@@ -13,7 +13,7 @@ from apsched.capture.graph_module import capture_graph_module
 from apsched.errors import InputError
 from apsched.fx.effects.of_node import effects_of
 from apsched.fx.graph_copies import copied, finished
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.graph.records import NodeKind
 from apsched.torch_compat.graphs import import_op_library
 from tests.helpers.graphs.instrumented import UnitCosts, call, capture_of, traced
@@ -210,7 +210,7 @@ def test_an_unknown_higher_order_operator_is_a_barrier():
 
 def orders(module: torch.fx.GraphModule) -> set[tuple[str, str]]:
     """Return the pairs of nodes that must keep their order, directly or through others."""
-    dag = export(capture_of(module), UnitCosts())
+    dag = export_graph(capture_of(module), UnitCosts())
     names = [record.name for _, record in dag.nodes(data="record")]
     reached: dict[int, set[int]] = {}
     for rank in reversed(range(len(names))):
@@ -273,7 +273,9 @@ def test_items_that_are_copies_are_read_when_they_are_taken():
         return picked, aten.add_.Tensor(x, 1.0), aten.neg.default(part)
 
     module = traced(step, [matrix(), torch.tensor([0, 1])])
-    records = {r.name: r for _, r in export(capture_of(module), UnitCosts()).nodes(data="record")}
+    records = {
+        r.name: r for _, r in export_graph(capture_of(module), UnitCosts()).nodes(data="record")
+    }
     assert records["getitem"].kind is NodeKind.COMPUTE
     assert records["getitem_1"].kind is NodeKind.VIEW
     assert {("getitem", "add__tensor"), ("add__tensor", "neg_default")} <= orders(module)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from apsched.errors import InputError
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.graph.graph_file import VERSION, from_bytes, load_graph, save_graph, to_bytes
 from apsched.graph.identity import graph_hash
 from tests.helpers.graphs.instrumented import UnitCosts, capture_of, traced
@@ -25,7 +25,7 @@ def step(x, shard):
 @pytest.fixture(scope="module")
 def dag():
     module = traced(step, [torch.randn(4, 16), torch.randn(4, 16)])
-    return export(
+    return export_graph(
         capture_of(module, ["shard"], parameters={"shard": "w"}),
         UnitCosts(),
         group_ranks={"dp": (0, 1, 2, 3)},

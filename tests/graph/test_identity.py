@@ -12,7 +12,7 @@ from hypothesis.strategies import data, integers, permutations, sampled_from
 
 from apsched.capture.fake_world import world
 from apsched.config import Caps, SolveOptions
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.graph.identity import graph_hash
 from apsched.kinds import NodeKind
 from apsched.problem.build import build_problem
@@ -54,7 +54,7 @@ def hash_of(kept=(), durations=1.0, rename=False, **change):
             return durations
 
     ranks = {name: tuple(range(change.get("size", 4))) for name in ("dp", "17")}
-    return graph_hash(export(capture_of(module, kept), Costs(), group_ranks=ranks))
+    return graph_hash(export_graph(capture_of(module, kept), Costs(), group_ranks=ranks))
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def toy():
     """The DAG of a training step with every kind of collective."""
     with world(SIZE) as running:
         group = next(iter(running.group_ranks))
-        return export(
+        return export_graph(
             capture_toy(group, SIZE, num_shards=4), FlatCosts(), group_ranks={group: (0, 1)}
         )
 
@@ -223,7 +223,9 @@ def test_buckets_that_write_at_the_place_of_their_process_rank_are_the_same_grap
         with world(SIZE, rank) as running:
             group = next(iter(running.group_ranks))
             captured = capture_toy(group, SIZE, num_shards=4, process_rank=rank)
-            problem = build_problem(export(captured, FlatCosts(), group_ranks={group: (0, 1)}))
+            problem = build_problem(
+                export_graph(captured, FlatCosts(), group_ranks={group: (0, 1)})
+            )
             best = solve(problem, Caps(), SolveOptions(budget=0.1)).best
             module = write_back(
                 captured.module,
@@ -233,7 +235,7 @@ def test_buckets_that_write_at_the_place_of_their_process_rank_are_the_same_grap
             )
             hashes.add(
                 graph_hash(
-                    export(
+                    export_graph(
                         replace(captured, module=module), FlatCosts(), group_ranks={group: (0, 1)}
                     )
                 )

@@ -10,7 +10,7 @@ from apsched.costs.clusters.cluster import load_cluster
 from apsched.costs.measured import MeasuredCosts, Price, Transfers
 from apsched.costs.measured_model import MeasuredCostModel
 from apsched.graph.cost_shares import cost_shares
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.graph.reprice import repriced
 from apsched.kinds import NodeKind
 from apsched.models.mesh import MeshSpec
@@ -53,10 +53,14 @@ def test_a_graph_at_measured_costs_is_what_an_export_at_them_is(mesh):
         capture = capture_preset("llama3-debug", mesh=spec, seq_len=64, num_layers=1)
         formulas = ClusterCostModel(H100, capture.group_ranks)
         for graph in capture.graphs:
-            dag = export(graph, formulas, group_ranks=capture.group_ranks, cluster_name="h100")
+            dag = export_graph(
+                graph, formulas, group_ranks=capture.group_ranks, cluster_name="h100"
+            )
             costs = _costs(dag, spec.fsdp)
             model = MeasuredCostModel(costs, formulas, capture.group_ranks)
-            expected = export(graph, model, group_ranks=capture.group_ranks, cluster_name="h100")
+            expected = export_graph(
+                graph, model, group_ranks=capture.group_ranks, cluster_name="h100"
+            )
             found = repriced(dag, costs, H100)
             for rank in range(dag.number_of_nodes()):
                 assert found.nodes[rank]["record"] == expected.nodes[rank]["record"]
@@ -76,7 +80,7 @@ def test_costs_of_nothing_change_nothing():
             "llama3-debug", mesh=MeshSpec.parse("fsdp=4"), seq_len=64, num_layers=1
         )
         formulas = ClusterCostModel(H100, capture.group_ranks)
-        dag = export(
+        dag = export_graph(
             capture.graphs[0], formulas, group_ranks=capture.group_ranks, cluster_name="h100"
         )
     found = repriced(dag, MeasuredCosts(device="d", cluster="h100"), H100)

@@ -18,7 +18,7 @@ from apsched.config import SolveOptions
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster
 from apsched.errors import InputError
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.graph.graph_file import save_graph
 from apsched.integrations.prefetch_order import Hook, Launch, prefetch_lists
 from apsched.models.layers import FeedForward
@@ -167,7 +167,9 @@ def problems_of() -> tuple[list[Problem], list[object]]:
         inputs = (torch.empty(4, 8),)
     capture = capture_module(module, inputs, source="net")
     costs = ClusterCostModel(load_cluster("h100"), capture.group_ranks)
-    graphs = [export(graph, costs, group_ranks=capture.group_ranks) for graph in capture.graphs]
+    graphs = [
+        export_graph(graph, costs, group_ranks=capture.group_ranks) for graph in capture.graphs
+    ]
     return [build_problem(graph) for graph in graphs], graphs
 
 

@@ -20,7 +20,7 @@ from apsched.config import Caps, SolveOptions
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster
 from apsched.fx.collectives import describe, group_sizes, is_collective
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.models.mesh import MeshSpec
 from apsched.models.preset_capture import capture_preset
 from apsched.pipeline.inductor_baseline import (
@@ -58,7 +58,9 @@ class Made:
     runs: tuple[InductorRun, ...]
 
     def export(self, run: InductorRun):
-        return export(replace(self.captured, module=run.module), self.costs, group_ranks=self.ranks)
+        return export_graph(
+            replace(self.captured, module=run.module), self.costs, group_ranks=self.ranks
+        )
 
     def score(self, run: InductorRun, caps: Caps | None = None):
         return score_run(
@@ -78,7 +80,7 @@ def both_ways(request: pytest.FixtureRequest) -> Iterator[tuple[Made, ...]]:
         made = []
         for captured in capture.graphs:
             code = captured.module.code
-            problem = build_problem(export(captured, costs, group_ranks=ranks))
+            problem = build_problem(export_graph(captured, costs, group_ranks=ranks))
             runs = (
                 run_inductor(captured, costs, group_ranks=ranks),
                 run_inductor_manual(captured, problem),

@@ -12,6 +12,7 @@ from apsched.config import Caps, SolveOptions
 from apsched.pipeline import without_moves
 from apsched.pipeline.load import LoadedGraph
 from apsched.pipeline.result import Result, result_of
+from apsched.pipeline.solve_graph import SolveRequest
 from apsched.problem.problem import Problem
 from apsched.progress import Progress
 from apsched.report.summary import graph_json, print_table, summary_lines
@@ -75,7 +76,7 @@ def test_a_row_shows_compute_as_captured(problem: Problem, monkeypatch: pytest.M
     monkeypatch.setattr(
         without_moves,
         "solve_graph",
-        lambda graph, caps, options, progress: result(graph.problem, caps),
+        lambda graph, request, progress, *, caps: result(graph.problem, caps),
     )
     shown = compared(problem, Caps(max_compute_move=5))
     (score,) = shown.others
@@ -89,13 +90,15 @@ def test_a_row_shows_compute_as_captured(problem: Problem, monkeypatch: pytest.M
 
 
 def test_no_row_where_nothing_moved(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(without_moves, "solve_graph", lambda *_: pytest.fail("solved for nothing"))
+    monkeypatch.setattr(
+        without_moves, "solve_graph", lambda *_, **__: pytest.fail("solved for nothing")
+    )
     assert compared(problem, Caps()).others == ()
 
 
 def test_a_note_where_only_moves_fit(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
     def solve_graph(
-        graph: LoadedGraph, caps: Caps, options: SolveOptions, progress: Progress
+        graph: LoadedGraph, request: SolveRequest, progress: Progress, *, caps: Caps
     ) -> Result:
         return result(graph.problem, replace(caps, memory_cap_bytes=1))
 

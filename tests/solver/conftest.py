@@ -13,7 +13,7 @@ def layered_presets() -> dict[str, Problem]:
     from apsched.capture.fake_world import world
     from apsched.costs.cluster_model import ClusterCostModel
     from apsched.costs.clusters.cluster import load_cluster
-    from apsched.graph.export.export import export
+    from apsched.graph.export.export import export_graph
     from apsched.models.mesh import MeshSpec
     from apsched.models.options import ModelOptions
     from apsched.models.preset_capture import capture_preset
@@ -31,7 +31,7 @@ def layered_presets() -> dict[str, Problem]:
             )
             cost_model = ClusterCostModel(load_cluster(), capture.group_ranks)
             for graph in capture.graphs:
-                dag = export(
+                dag = export_graph(
                     graph, cost_model, group_ranks=capture.group_ranks, cluster_name="h100"
                 )
                 problems[f"{label} {graph.name}"] = build_problem(dag)

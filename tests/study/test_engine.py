@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from apsched.config import Caps, SolveOptions
+from apsched.config import SolveOptions
 from apsched.pipeline.cost_choice import CostChoice
+from apsched.pipeline.solve_graph import SolveRequest
 from apsched.pipeline.sources import SourceRequest
 from apsched.progress import Progress
 from apsched.study.axes import MemoryAxis, parse_vary
@@ -47,8 +48,7 @@ def answer(
             request=request,
             costs=CostChoice(),
             direction="both",
-            caps=Caps(),
-            options=SolveOptions(budget=0.5, seed=seed),
+            search=SolveRequest(options=SolveOptions(budget=0.5, seed=seed)),
         )
         for seed in range(seeds)
     ]

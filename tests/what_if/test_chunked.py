@@ -7,7 +7,7 @@ import networkx as nx
 
 from apsched.capture.fake_world import world
 from apsched.config import Caps
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.graph.graph_file import save_graph
 from apsched.problem.build import build_problem
 from apsched.problem.problem import Problem
@@ -77,7 +77,9 @@ def toy(num_shards: int) -> nx.DiGraph:
     """A step with one reduction on the path, which FX captured."""
     with world(2) as running:
         graph = capture_toy(next(iter(running.group_ranks)), 2, num_shards=num_shards)
-        return export(graph, FlatCosts(), group_ranks=running.group_ranks, cluster_name="flat")
+        return export_graph(
+            graph, FlatCosts(), group_ranks=running.group_ranks, cluster_name="flat"
+        )
 
 
 def test_the_bound_in_parts_is_that_of_the_program_in_parts() -> None:

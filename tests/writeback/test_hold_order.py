@@ -17,7 +17,7 @@ from apsched.config import Caps, SolveOptions
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster
 from apsched.errors import InputError
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.kinds import NodeKind
 from apsched.models.build import build
 from apsched.models.mesh import MeshSpec
@@ -73,7 +73,7 @@ def toy(group) -> CapturedGraph:
 
 
 def rewritten(toy: CapturedGraph, seed: int) -> GraphModule:
-    problem = build_problem(export(toy, CoalescedCosts()))
+    problem = build_problem(export_graph(toy, CoalescedCosts()))
     return write_back(toy.module, problem, random_schedule(problem, seed))
 
 
@@ -113,7 +113,7 @@ def test_moved_compute_stays_where_the_solver_put_it(
         captured, module=decomposed(captured.module), kept_inputs=frozenset(), parameter_names={}
     )
     costs = ClusterCostModel(load_cluster("h100"), capture.group_ranks)
-    problem = build_problem(export(captured, costs, group_ranks=capture.group_ranks))
+    problem = build_problem(export_graph(captured, costs, group_ranks=capture.group_ranks))
     schedule = solve(problem, Caps(max_compute_move=200), SolveOptions(budget=0.5)).best.schedule
     assert any(compute_moves(problem, schedule))
     module = write_back(captured.module, problem, schedule)
@@ -196,7 +196,7 @@ def softmax_of_shards(group: str):
 def test_a_kernel_that_the_order_cuts_is_two_in_the_code_and_at_the_price_of_two(group):
     captured = softmax_of_shards(group)
     costs = ClusterCostModel(load_cluster("h100"), {group: tuple(range(WORLD_SIZE))})
-    problem = build_problem(export(captured, costs))
+    problem = build_problem(export_graph(captured, costs))
     (cut,) = (cut for cut in problem.cuts if problem.node_names[cut.node] == "exp")
     whole = as_captured(problem.num_nodes)
     later = {problem.node_names.index(name) for name in ("exp", "sum_1")}

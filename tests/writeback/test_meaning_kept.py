@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.problem.build import build_problem
 from apsched.schedule.schedule import as_captured
 from apsched.writeback.write_back import write_back
@@ -68,7 +68,7 @@ def run(module: torch.fx.GraphModule) -> tuple[list[torch.Tensor], torch.Tensor]
 
 def test_random_orders_draw_and_write_as_captured(group):
     captured = captured_function(step_with_draws_and_writes(group), fresh_inputs(), parameters=4)
-    problem = build_problem(export(captured, FlatCosts()))
+    problem = build_problem(export_graph(captured, FlatCosts()))
     expected, state = run(captured.module)
     assert len({tuple(value.flatten().tolist()) for value in expected}) == len(
         expected
@@ -87,7 +87,7 @@ def test_random_orders_draw_and_write_as_captured(group):
 
 def test_draws_keep_their_order_and_the_rest_need_not(group):
     captured = captured_function(step_with_draws_and_writes(group), fresh_inputs(), parameters=4)
-    problem = build_problem(export(captured, FlatCosts()))
+    problem = build_problem(export_graph(captured, FlatCosts()))
     draws = [
         node.name
         for node in captured.module.graph.nodes

@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from apsched.capture.fake_world import world
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.problem.build import build_problem
 from apsched.schedule.memory import live_bytes
 from apsched.writeback.write_back import write_back
@@ -27,10 +27,10 @@ def captured():
 
 @pytest.mark.parametrize("seed", range(12))
 def test_bytes_counted_at_every_step_are_those_of_the_model(captured, seed):
-    problem = build_problem(export(captured, FlatCosts()))
+    problem = build_problem(export_graph(captured, FlatCosts()))
     schedule = random_schedule(problem, seed)
     module = write_back(captured.module, problem, schedule)
-    dag = export(replace(captured, module=module), FlatCosts())
+    dag = export_graph(replace(captured, module=module), FlatCosts())
     inputs = list(toy_inputs(WORLD_SIZE, 8, 0, 36))
     _, counted = run_counting(module, inputs, dag, captured.kept_inputs)
     assert counted == live_bytes_of(dag)

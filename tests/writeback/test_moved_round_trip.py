@@ -7,7 +7,7 @@ import pytest
 from apsched.config import Caps, SolveOptions
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.models.mesh import MeshSpec
 from apsched.models.options import ModelOptions
 from apsched.models.preset_capture import capture_preset
@@ -33,7 +33,7 @@ def test_solved_schedules_with_moves_are_exact(preset, mesh, options):
     capture = capture_preset(preset, mesh=MeshSpec.parse(mesh), seq_len=256, options=options)
     costs = ClusterCostModel(load_cluster("h100"), capture.group_ranks)
     for captured in capture.graphs:
-        problem = build_problem(export(captured, costs, group_ranks=capture.group_ranks))
+        problem = build_problem(export_graph(captured, costs, group_ranks=capture.group_ranks))
         peak_bytes = simulate(problem, as_captured(problem.num_nodes)).peak_memory_bytes
         num_moved, exact = 0, []
         for cap_bytes in (None, peak_bytes, int(0.97 * peak_bytes)):

@@ -13,7 +13,7 @@ from apsched.capture.captured import CapturedGraph
 from apsched.capture.fake_world import world
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.models.mesh import MeshSpec
 from apsched.models.options import ModelOptions
 from apsched.models.preset_capture import capture_preset
@@ -34,7 +34,7 @@ from tests.helpers.problems.random_schedules import random_schedule, schedule_wi
 
 def differences(captured, cost_model, group_ranks, num_schedules: int) -> list[str]:
     """What round trips of random schedules differ in."""
-    problem = build_problem(export(captured, cost_model, group_ranks=group_ranks))
+    problem = build_problem(export_graph(captured, cost_model, group_ranks=group_ranks))
     schedules = [random_schedule(problem, seed) for seed in range(num_schedules)]
     assert any(schedule.buckets for schedule in schedules)
     trips = []
@@ -72,7 +72,9 @@ def test_any_schedule_of_a_preset_is_exact(preset, mesh, options):
         replace(load_cluster("h100"), coalesced_member_us=1.25), capture.group_ranks
     )  # buckets of either form
     for captured in capture.graphs:
-        if build_problem(export(captured, costs, group_ranks=capture.group_ranks)).collectives:
+        if build_problem(
+            export_graph(captured, costs, group_ranks=capture.group_ranks)
+        ).collectives:
             assert differences(captured, costs, capture.group_ranks, 1) == []
 
 
@@ -91,7 +93,7 @@ def test_members_without_elements_are_exact():
 
         shards = (torch.ones(0, 4), torch.ones(2, 4), torch.ones(0))
         captured = captured_function(step, shards, parameters=3)
-        problem = build_problem(export(captured, FlatCosts()))
+        problem = build_problem(export_graph(captured, FlatCosts()))
         schedule = schedule_with_buckets(problem, [Bucket((0, 1, 2)), Bucket((5, 3, 4))])
         module = write_back(captured.module, problem, schedule)
         trip = round_trip(module, captured, FlatCosts(), {}, simulate(problem, schedule))
@@ -109,7 +111,9 @@ def test_scalars_share_a_launch_and_keep_their_shape():
             ]
 
         captured = captured_function(step, (torch.ones(3), torch.ones(3)), parameters=0)
-        problem = build_problem(export(captured, FlatCosts(), group_ranks=running.group_ranks))
+        problem = build_problem(
+            export_graph(captured, FlatCosts(), group_ranks=running.group_ranks)
+        )
         schedule = schedule_with_buckets(problem, [Bucket((0, 1))])
         module = write_back(captured.module, problem, schedule)
         assert [out.shape for out in module(torch.ones(3), torch.ones(3))] == [(), (3,)]
@@ -133,7 +137,7 @@ def test_collectives_of_symbolic_size_are_in_no_bucket():
             name="graph", module=module, kept_inputs=frozenset(), parameter_names={}
         )
         costs = ClusterCostModel(load_cluster("h100"), running.group_ranks)
-        problem = build_problem(export(captured, costs, group_ranks=running.group_ranks))
+        problem = build_problem(export_graph(captured, costs, group_ranks=running.group_ranks))
         assert [collective.bucketable for collective in problem.collectives] == [False, False]
         schedule = random_schedule(problem, 0)
         rewritten = write_back(module, problem, schedule)
@@ -148,7 +152,7 @@ def test_collectives_of_symbolic_size_are_in_no_bucket():
 def test_a_false_claim_is_found_and_named():
     with world(2):
         captured = capture_toy(dist.group.WORLD.group_name, 2)
-        problem = build_problem(export(captured, FlatCosts()))
+        problem = build_problem(export_graph(captured, FlatCosts()))
         timeline = simulate(problem, as_captured(problem.num_nodes))
         claimed = replace(timeline, step_time_ticks=timeline.step_time_ticks + 1, live_bytes=(7,))
         trip = round_trip(captured.module, captured, FlatCosts(), {}, claimed)

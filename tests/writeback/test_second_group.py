@@ -18,7 +18,7 @@ from apsched.compiler.schedule_captured import scheduled
 from apsched.compiler.settings import Settings
 from apsched.config import Caps, SolveOptions
 from apsched.errors import InputError
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.names import second_name
 from apsched.pipeline.result import result_of
 from apsched.problem.build import build_problem
@@ -112,7 +112,7 @@ def test_the_file_of_a_schedule_says_so(tmp_path: Path):
 def test_offline_it_goes_by_a_name_and_the_round_trip_is_exact():
     with world(4) as running:
         captured = capture_toy(dist.group.WORLD.group_name, 4)
-        problem = with_second_groups(build_problem(export(captured, FlatCosts())))
+        problem = with_second_groups(build_problem(export_graph(captured, FlatCosts())))
         assert problem is not None
         for seed in range(5):
             schedule = random_schedule(problem, seed)
@@ -132,7 +132,7 @@ def test_a_job_replays_a_schedule_with_second_groups(tmp_path: Path):
     with world(4) as running:
         captured = capture_toy(dist.group.WORLD.group_name, 4)
         problem = with_second_groups(
-            build_problem(export(captured, FlatCosts(), group_ranks=running.group_ranks))
+            build_problem(export_graph(captured, FlatCosts(), group_ranks=running.group_ranks))
         )
         assert problem is not None
         answer = solve(problem, Caps(), SolveOptions(budget=0.2))
@@ -152,7 +152,7 @@ def test_the_rewritten_module_is_a_file_that_runs_and_reads_back(tmp_path: Path)
     with world(4) as running:
         first = dist.group.WORLD.group_name
         captured = capture_toy(first, 4)
-        problem = with_second_groups(build_problem(export(captured, FlatCosts())))
+        problem = with_second_groups(build_problem(export_graph(captured, FlatCosts())))
         assert problem is not None
         module = write_back(captured.module, problem, random_schedule(problem, 1))
         (tmp_path / "graph.py").write_bytes(dump_module(module, "graph"))

@@ -9,7 +9,7 @@ import torch
 from apsched.capture.captured import CapturedGraph
 from apsched.capture.fake_world import world
 from apsched.errors import InputError
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.kinds import NodeKind
 from apsched.problem.build import build_problem
 from apsched.problem.problem import Problem
@@ -46,7 +46,7 @@ def captured(running_world) -> CapturedGraph:
 
 @pytest.fixture(scope="module")
 def problem(captured) -> Problem:
-    return build_problem(export(captured, FlatCosts()))
+    return build_problem(export_graph(captured, FlatCosts()))
 
 
 def collectives_of_kind(problem: Problem, kind: str) -> list[int]:
@@ -230,7 +230,7 @@ def test_metadata_is_kept_merged_and_says_where_it_comes_from(captured, problem)
 def test_names_of_earlier_write_backs_are_not_taken_twice(captured, problem):
     bucket = Bucket(tuple(collectives_of_kind(problem, "all_gather")[:2]))
     once = write_back(captured.module, problem, schedule_with_buckets(problem, [bucket]))
-    again = build_problem(export(replace(captured, module=once), FlatCosts()))
+    again = build_problem(export_graph(replace(captured, module=once), FlatCosts()))
     bucket = Bucket(tuple(collectives_of_kind(again, "reduce_scatter")[:2]))
     twice = write_back(once, again, schedule_with_buckets(again, [bucket]))
     names = {node.name for node in twice.graph.nodes}
@@ -256,7 +256,7 @@ def test_submodules_codegen_and_meta_of_the_module_are_kept(running_world):
     graph.output_node().args = ((scaled, *graph.output_node().args[0][1:]),)
     captured.module.recompile()
     captured.module.meta["tag"] = "kept"
-    problem = build_problem(export(captured, FlatCosts()))
+    problem = build_problem(export_graph(captured, FlatCosts()))
     module = write_back(captured.module, problem, random_schedule(problem, 0))
     assert module.constant is constant
     assert module.meta == {"tag": "kept"}
@@ -420,7 +420,7 @@ def test_a_coalesced_bucket_is_one_launch_and_a_wait_for_each_member(captured, k
     """No buffer, no copy: it sends what the members sent, casts included, and notes which
     collectives it stands for.
     """
-    problem = build_problem(export(captured, CoalescedCosts()))
+    problem = build_problem(export_graph(captured, CoalescedCosts()))
     members = tuple(collectives_of_kind(problem, kind)[:3])
     schedule = schedule_with_buckets(problem, [Bucket(members, coalesced=True)])
     module = write_back(captured.module, problem, schedule)

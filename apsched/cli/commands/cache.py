@@ -1,72 +1,59 @@
 """``apsched cache``: what the cache of answers holds, and how to empty it."""
 
 import argparse
-import json
-import time
-from dataclasses import asdict
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
-from rich.table import Table
-
-from apsched.compiler.ranks.cache import Cache, default_directory
+from apsched.cli.arguments import add_json, add_option, add_verb
 from apsched.quantities import show_bytes
-from apsched.report.summary import console
+
+
+def add_parser(verbs: Any) -> None:
+    """Add the verb."""
+    parser = add_verb(
+        verbs, "cache", "list or clear the cache of answers that jobs keep (docs/jobs.md)", run
+    )
+    parser.add_argument("what", metavar="WHAT", choices=("list", "clear"), help="list or clear")
+    add_option(
+        parser,
+        "--cache",
+        "DIR",
+        "its directory (default: $APSCHED_CACHE, else apsched in the user's cache directory)",
+    )
+    add_json(parser)
 
 
 def run(args: argparse.Namespace, stdout: TextIO) -> None:
     """List the answers in the cache, used most recently first, or remove them all."""
+    import time
+    from dataclasses import asdict
+
+    from apsched.compiler.ranks.cache import Cache, default_directory
+    from apsched.report.table import console, plain_table, print_json
+
     cache = Cache(
         directory=Path(args.cache).expanduser() if args.cache is not None else default_directory()
     )
+    where = str(cache.directory)
     if args.what == "clear":
         num_answers, size_bytes = cache.clear()
         if args.json:
-            print(
-                json.dumps(
-                    {
-                        "schema": 1,
-                        "directory": str(cache.directory),
-                        "removed": num_answers,
-                        "bytes": size_bytes,
-                    }
-                ),
-                file=stdout,
-            )
+            print_json(stdout, directory=where, removed=num_answers, bytes=size_bytes)
         else:
-            print(
-                f"{cache.directory}: removed {num_answers} answers, {show_bytes(size_bytes)}",
-                file=stdout,
-            )
+            print(f"{where}: removed {num_answers} answers, {show_bytes(size_bytes)}", file=stdout)
         return
     entries, distrusted = cache.entries(), cache.distrusted()
     if args.json:
-        shown = [asdict(entry) for entry in entries]
-        print(
-            json.dumps(
-                {
-                    "schema": 1,
-                    "directory": str(cache.directory),
-                    "distrusted": distrusted,
-                    "answers": shown,
-                }
-            ),
-            file=stdout,
-        )
+        answers = [asdict(entry) for entry in entries]
+        print_json(stdout, directory=where, distrusted=distrusted, answers=answers)
         return
     if distrusted:
         print(f"no bound of these answers is believed: {distrusted}", file=stdout)
-    print(
-        f"{cache.directory}: {len(entries)} answers,"
-        f" {show_bytes(sum(entry.size_bytes for entry in entries))}",
-        file=stdout,
-    )
+    total = show_bytes(sum(entry.size_bytes for entry in entries))
+    print(f"{where}: {len(entries)} answers, {total}", file=stdout)
     if not entries:
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("answer")
-    table.add_column("size", justify="right")
-    table.add_column("last used")
+    table = plain_table("answer", "size", "last used", right=("size",))
     for entry in entries:
         table.add_row(
             entry.digest[:16],

@@ -4,21 +4,55 @@
 
 import argparse
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from apsched.artifacts.output_dir import check_writable, write_or_rescue
-from apsched.calibrate.profile.predict import predicted
-from apsched.calibrate.profile.profile import profile_costs
-from apsched.calibrate.profile.trace import load_trace
+from apsched.cli.arguments import (
+    SOURCE_HELP,
+    add_groups,
+    add_json,
+    add_option,
+    add_out,
+    add_verb,
+)
 from apsched.cli.options import direction, source_request
-from apsched.costs.clusters.cluster import Cluster, cluster_of_file, load_cluster
-from apsched.costs.measured import MeasuredCosts
-from apsched.costs.measured_file import dump_costs, load_costs
 from apsched.errors import ApschedError, InputError
-from apsched.pipeline.cost_choice import CostChoice
-from apsched.pipeline.load import LoadedSource, loaded
-from apsched.progress import Progress
-from apsched.report import calibration as report
+
+if TYPE_CHECKING:
+    from apsched.costs.clusters.cluster import Cluster
+    from apsched.costs.measured import MeasuredCosts
+    from apsched.pipeline.load import LoadedSource
+
+
+def add_parser(verbs: Any) -> None:
+    """Add the verb."""
+    parser = add_verb(
+        verbs,
+        "calibrate",
+        "read costs off a profile of a job, or measure them on the device at hand, for `--costs`",
+        run,
+    )
+    how = parser.add_argument_group("how (one of these)")
+    text = (
+        "what torch.profiler exported, with record_shapes=True and steps marked by prof.step();"
+        " once for each process rank"
+    )
+    add_option(how, "--trace", "FILE", text, several=True)
+    how.add_argument(
+        "--measure",
+        action="store_true",
+        help="run the operators here; under torchrun the collectives, too",
+    )
+    how.add_argument(
+        "--unfused",
+        action="store_true",
+        help="run what Inductor would fuse, too, one by one, as eager and aot_eager jobs do",
+    )
+    add_option(parser, "--graph", "SOURCE", SOURCE_HELP, dest="source", required=True)
+    add_groups(parser, "source")
+    add_json(parser)
+    text = "cluster whose formulas price the rest (default: that of a graph file, else h100)"
+    add_option(parser, "--cluster", "NAME", text)
+    add_out(parser, "FILE", "file of costs, such as costs.toml", required=True)
 
 
 def run(args: argparse.Namespace, stdout: TextIO) -> None:
@@ -32,11 +66,23 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
         raise InputError(
             "expected --trace FILE (a profile of a job) or --measure (this device), and not both"
         )
+    from apsched.artifacts.output_dir import check_writable
+
     check_writable(path.parent)
     (_measure if args.measure else _read_traces)(args, path, stdout)
 
 
 def _read_traces(args: argparse.Namespace, path: Path, stdout: TextIO) -> None:
+    from apsched.artifacts.output_dir import write_or_rescue
+    from apsched.calibrate.profile.predict import predicted
+    from apsched.calibrate.profile.profile import profile_costs
+    from apsched.calibrate.profile.trace import load_trace
+    from apsched.costs.measured_file import dump_costs
+    from apsched.pipeline.cost_choice import CostChoice
+    from apsched.pipeline.load import loaded
+    from apsched.progress import Progress
+    from apsched.report.calibration import print_profile
+
     progress = Progress()
     with loaded(
         source_request(args), CostChoice(cluster=args.cluster), direction(args), progress
@@ -50,7 +96,7 @@ def _read_traces(args: argparse.Namespace, path: Path, stdout: TextIO) -> None:
             )
             prediction = predicted(dags, profile.costs, cluster)
     _, unwritten = write_or_rescue(path.parent, {path.name: dump_costs(profile.costs)})
-    report.print_profile(profile, prediction, args.out, stdout, as_json=args.json)
+    print_profile(profile, prediction, args.out, stdout, as_json=args.json)
     if unwritten:
         raise ApschedError(unwritten)
 
@@ -59,7 +105,13 @@ def _measure(args: argparse.Namespace, path: Path, stdout: TextIO) -> None:
     """Measure on this device; under torchrun with all process ranks, of which the first one
     writes.
     """
+    from apsched.artifacts.output_dir import write_or_rescue
     from apsched.calibrate.ranks import job
+    from apsched.costs.measured_file import dump_costs, load_costs
+    from apsched.pipeline.cost_choice import CostChoice
+    from apsched.pipeline.load import loaded
+    from apsched.progress import Progress
+    from apsched.report.calibration import print_measured
 
     known = load_costs(path) if path.is_file() else None
     with job() as here:
@@ -87,19 +139,21 @@ def _measure(args: argparse.Namespace, path: Path, stdout: TextIO) -> None:
                 )
     if here.rank == 0:
         _, unwritten = write_or_rescue(path.parent, {path.name: dump_costs(measured.costs)})
-        report.print_measured(measured, args.out, stdout, as_json=args.json)
+        print_measured(measured, args.out, stdout, as_json=args.json)
         if unwritten:
             raise ApschedError(unwritten)
 
 
-def _cluster(args: argparse.Namespace, source: LoadedSource) -> Cluster:
+def _cluster(args: argparse.Namespace, source: "LoadedSource") -> "Cluster":
     """Return the cluster that is asked for, else the one that graph files name."""
+    from apsched.costs.clusters.cluster import cluster_of_file, load_cluster
+
     return (
         load_cluster(args.cluster) if args.cluster else cluster_of_file(source.cluster, args.source)
     )
 
 
-def _of_this_run(known: MeasuredCosts | None, cluster_name: str) -> MeasuredCosts | None:
+def _of_this_run(known: "MeasuredCosts | None", cluster_name: str) -> "MeasuredCosts | None":
     """Return costs that were measured before; not those of a profile, which mean something else."""
     if (
         known is None

@@ -1,22 +1,47 @@
 """``apsched capture``: a SOURCE to graph files, which are solved without torch."""
 
 import argparse
-import json
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
-from apsched.artifacts.output_dir import check_writable, write_files
+from apsched.cli.arguments import add_groups, add_json, add_out, add_source, add_verb
 from apsched.cli.options import cost_choice, direction, source_request
 from apsched.errors import InputError
-from apsched.pipeline.load import loaded
-from apsched.pipeline.sources import member_path
-from apsched.progress import Progress
 from apsched.quantities import show_bytes
+
+
+def add_parser(verbs: Any) -> None:
+    """Add the verb."""
+    parser = add_verb(
+        verbs, "capture", "export a source to graph files, which are solved without torch", run
+    )
+    add_source(parser)
+    parser.add_argument(
+        "--saved-bytes",
+        action="store_true",
+        help=(
+            "also say what forward saves for backward, and what it would if gathers of parameters,"
+            " and what follows them, had no tags"
+        ),
+    )
+    add_groups(parser, "costs")
+    add_json(parser)
+    add_out(
+        parser,
+        "FILE",
+        "graph file; of several graphs each gets its name before the suffix (step.forward.graph)",
+        required=True,
+    )
 
 
 def run(args: argparse.Namespace, stdout: TextIO) -> None:
     """Write a graph file for each graph of the source."""
+    from apsched.artifacts.output_dir import check_writable, write_files
     from apsched.graph.graph_file import to_bytes
+    from apsched.pipeline.load import loaded
+    from apsched.pipeline.sources import member_path
+    from apsched.progress import Progress
+    from apsched.report.table import print_json
 
     path = Path(args.out)
     if path.is_dir() or path.name in ("", ".", ".."):
@@ -29,9 +54,9 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
             f"-o: expected the name of a graph file such as step.graph; found {args.out!r}, which"
             " would be read as Python"
         )
-    request, costs, wanted = source_request(args), cost_choice(args), direction(args)
+    where = source_request(args), cost_choice(args), direction(args)
     check_writable(path.parent)
-    with loaded(request, costs, wanted, Progress()) as source:
+    with loaded(*where, Progress()) as source:
         alone = len(source.graphs) == 1
         names = [
             path.name if alone else member_path(path, graph.problem.name).name
@@ -53,15 +78,14 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
         for graph, file in zip(source.graphs, written, strict=True)
     ]
     if args.json:
-        report: dict[str, object] = {
-            "schema": 1,
-            "source": args.source,
-            "cluster": source.cluster,
-            "graphs": graphs,
-        }
-        if saved is not None:
-            report["saved_bytes"] = {"tagged": saved.tagged, "untagged": saved.untagged}
-        print(json.dumps(report), file=stdout)
+        bytes_saved = {"tagged": saved.tagged, "untagged": saved.untagged} if saved else None
+        print_json(
+            stdout,
+            source=args.source,
+            cluster=source.cluster,
+            graphs=graphs,
+            **({"saved_bytes": bytes_saved} if saved is not None else {}),
+        )
         return
     for graph in graphs:
         print(

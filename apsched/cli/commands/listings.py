@@ -1,37 +1,41 @@
-"""``apsched models``: the presets."""
+"""``apsched models`` and ``apsched clusters``: what can be named."""
 
 import argparse
-import json
 from dataclasses import asdict
-from typing import TextIO
+from typing import Any, TextIO
 
-from rich.table import Table
-
-from apsched.costs.clusters.cluster import (
-    DEFAULT_CLUSTER,
-    cluster_names,
-    cluster_text,
-    load_cluster,
-)
-from apsched.models.presets import PRESETS
+from apsched.cli.arguments import add_json, add_verb
 from apsched.quantities import show_bytes
-from apsched.report.summary import console
+
+
+def add_parser(verbs: Any) -> None:
+    """Add the two verbs."""
+    add_json(add_verb(verbs, "models", "list the presets", run_models))
+    clusters = add_verb(
+        verbs,
+        "clusters",
+        "list the clusters that costs can be computed for, or show the file of one",
+        run_clusters,
+    )
+    clusters.add_argument(
+        "name",
+        metavar="NAME",
+        nargs="?",
+        help="print its file, where every number names its source: a start for your own",
+    )
+    add_json(clusters)
 
 
 def run_models(args: argparse.Namespace, stdout: TextIO) -> None:
     """List the presets with their sizes."""
+    from apsched.models.presets import PRESETS
+    from apsched.report.table import console, plain_table, print_json
+
     if args.json:
-        print(
-            json.dumps(
-                {"schema": 1, "models": {name: asdict(config) for name, config in PRESETS.items()}}
-            ),
-            file=stdout,
-        )
+        print_json(stdout, models={name: asdict(config) for name, config in PRESETS.items()})
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("model")
-    for heading in ("layers", "dim", "heads", "vocabulary", "experts"):
-        table.add_column(heading, justify="right")
+    figures = ("layers", "dim", "heads", "vocabulary", "experts")
+    table = plain_table("model", *figures, right=figures)
     for name, config in PRESETS.items():
         experts = getattr(config, "num_experts", 0)
         sizes = (config.num_layers, config.dim, config.num_heads, config.vocab_size, experts or "-")
@@ -41,22 +45,25 @@ def run_models(args: argparse.Namespace, stdout: TextIO) -> None:
 
 def run_clusters(args: argparse.Namespace, stdout: TextIO) -> None:
     """List the clusters by name, or show one."""
+    from apsched.costs.clusters.cluster import (
+        DEFAULT_CLUSTER,
+        cluster_names,
+        cluster_text,
+        load_cluster,
+    )
+    from apsched.report.table import console, plain_table, print_json
+
     if args.name is not None and not args.json:
         print(cluster_text(args.name), file=stdout, end="")
         return
-    clusters = {
-        name: load_cluster(name)
-        for name in ([args.name] if args.name is not None else cluster_names())
-    }
+    names = [args.name] if args.name is not None else cluster_names()
+    clusters = {name: load_cluster(name) for name in names}
     if args.json:
         shown = {name: asdict(cluster) for name, cluster in clusters.items()}
-        print(json.dumps({"schema": 1, "default": DEFAULT_CLUSTER, "clusters": shown}), file=stdout)
+        print_json(stdout, default=DEFAULT_CLUSTER, clusters=shown)
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("cluster")
-    for heading in ("ranks a node", "memory", "Gb/s a rank"):
-        table.add_column(heading, justify="right")
-    table.add_column("what it is")
+    figures = ("ranks a node", "memory", "Gb/s a rank")
+    table = plain_table("cluster", *figures, "what it is", right=figures)
     for name, cluster in clusters.items():
         table.add_row(
             name,

@@ -2,20 +2,42 @@
 
 import argparse
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
-from apsched.artifacts.solved_run import load_run
+from apsched.cli.arguments import SLOWDOWN_HELP, add_option, add_out, add_run, add_verb
 from apsched.cli.output import write_one
 from apsched.errors import InputError
 from apsched.quantities import parse_share
-from apsched.report.page import report_page
-from apsched.study.report.frontier import DEFAULT_SLOWDOWN
-from apsched.study.report.pages import frontiers_of_run, study_page_of
-from apsched.study.store import FILE
+
+
+def add_parser(verbs: Any) -> None:
+    """Add the verb."""
+    parser = add_verb(
+        verbs,
+        "report",
+        "show a run as one HTML file: timeline, memory, buckets, baselines, certificate",
+        run,
+    )
+    add_run(parser, "what `apsched solve -o DIR` wrote, or the directory of a study")
+    text = "a study of the same graphs, whose frontiers are shown beside this run"
+    add_option(parser, "--study", "DIR", text)
+    text = (
+        "of a study: show this point in detail, by its name or how that begins; may be given again"
+        " (default: the fastest of each frontier)"
+    )
+    add_option(parser, "--point", "NAME", text, several=True)
+    add_option(parser, "--slowdown", "SHARE", SLOWDOWN_HELP)
+    add_out(parser, "FILE", "the page (default: report.html in DIR)")
 
 
 def run(args: argparse.Namespace, stdout: TextIO) -> None:
     """Read the run or the study, check it, and write the page."""
+    from apsched.artifacts.solved_run import load_run
+    from apsched.report.page import report_page
+    from apsched.study.report.frontier import DEFAULT_SLOWDOWN
+    from apsched.study.report.pages import frontiers_of_run, study_page_of
+    from apsched.study.store import FILE
+
     directory = Path(args.run_directory)
     slowdown = parse_share(args.slowdown or DEFAULT_SLOWDOWN, "--slowdown")
     if (directory / FILE).is_file() and not (directory / "result.json").is_file():

@@ -1,14 +1,12 @@
 """``apsched trace``: the timelines of a run for Perfetto, alone or beside a profile of the job."""
 
 import argparse
-from typing import TextIO
+from typing import Any, TextIO
 
-from apsched.artifacts.solved_run import load_run
+from apsched.cli.arguments import add_option, add_out, add_run, add_verb
 from apsched.cli.output import write_one
 from apsched.errors import InputError
 from apsched.quantities import parse_count
-from apsched.report.trace import trace
-from apsched.report.trace_beside_profile import trace_beside
 
 _HOW = "open it in ui.perfetto.dev"
 _NO_MATCH = (
@@ -17,8 +15,34 @@ _NO_MATCH = (
 )
 
 
+def add_parser(verbs: Any) -> None:
+    """Add the verb."""
+    parser = add_verb(
+        verbs,
+        "trace",
+        "write the timelines of a run for Perfetto, to lie beside a profile of the job",
+        run,
+    )
+    add_run(parser, "what `apsched solve -o DIR` wrote")
+    text = (
+        "a trace that torch.profiler exported of the job: write both into one file, aligned where"
+        " the job runs each graph"
+    )
+    add_option(parser, "--beside", "FILE", text)
+    text = (
+        "the step of that trace to lie beside, as its profiler counted (default: the last whole"
+        " one)"
+    )
+    add_option(parser, "--step", "N", text)
+    add_out(parser, "FILE", "the trace (default: trace.json in DIR)")
+
+
 def run(args: argparse.Namespace, stdout: TextIO) -> None:
     """Read the run, check it, and write the trace."""
+    from apsched.artifacts.solved_run import load_run
+    from apsched.report.trace import trace
+    from apsched.report.trace_beside_profile import trace_beside
+
     if args.beside is None and args.step is not None:
         raise InputError("--step: it chooses a step of the trace that --beside names; leave it out")
     solved = load_run(args.run_directory)

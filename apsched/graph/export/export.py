@@ -37,7 +37,7 @@ from apsched.kinds import KernelCut, NodeKind
 from apsched.units import us_to_ticks
 
 
-def export(
+def export_graph(
     captured: CapturedGraph,
     cost_model: CostModel,
     *,

@@ -9,7 +9,10 @@ from itertools import groupby
 
 from apsched.artifacts.solved_run import SolvedGraph, SolvedRun
 from apsched.artifacts.stated_options import APPLY_FLAGS, backend_arguments, words
+from apsched.options_table import BY_NAME
 
+_DECIDED = ("search", "scenarios", "process groups")
+"""Groups of options that a schedule file has decided."""
 _NO_SETTING = ("--collectives", "--unfused")
 """Prices that a job states as a cost model of its own."""
 
@@ -75,7 +78,7 @@ def _code(graphs: Sequence[SolvedGraph], *, replay: bool) -> str:
         given = {"schedule": repr(files if len(files) > 1 else files[0])} | {
             name: value
             for name, value in given.items()
-            if name not in ("budget", "seed", "second_group")
+            if name not in BY_NAME or BY_NAME[name].group not in _DECIDED
         }
     if "bitwise" in given:
         given["parameter_order"] = "[name for name, _ in model.named_parameters()]"

@@ -3,10 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
-from rich.table import Table
-
 from apsched.quantities import show_bytes, show_us
-from apsched.report.summary import console
+from apsched.report.table import console, plain_table
 from apsched.schedule.result import AS_CAPTURED
 from apsched.study.report.across import Line, along_text, alongs
 from apsched.study.report.binding import bindings, binds_text, bucketing_text
@@ -23,24 +21,15 @@ def print_study(lines: Sequence[Line], slowdown: float, stream: TextIO) -> None:
     """
     axes = list(dict.fromkeys(name for line in lines for name in line.labels))
     priced = any(len(line.points) > 1 for line in lines)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in (*axes, "graph"):
-        table.add_column(heading)
     wide = not axes
-    for heading in (
-        "memory cap",
-        "step ms",
-        "bound ms",
-        "gap",
+    figures = (
+        *("memory cap", "step ms", "bound ms", "gap"),
         *(["captured ms"] if wide else []),
-        "baseline ms",
-        "peak",
-        "launches",
-    ):
-        table.add_column(heading, justify="right", no_wrap=True)
-    if priced:
-        table.add_column("ms per GiB", justify="right", no_wrap=True)
-    table.add_column("binds", no_wrap=True)
+        *("baseline ms", "peak", "launches"),
+        *(["ms per GiB"] if priced else []),
+    )
+    headings = (*axes, "graph", *figures, "binds")
+    table = plain_table(*headings, right=figures, no_wrap=(*figures, "binds"))
     for line in lines:
         fit = fitting(line.points)
         prices = dict(zip((p.point_id for p in fit), prices_ms_per_gib(fit), strict=True))

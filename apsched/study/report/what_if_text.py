@@ -3,10 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from rich.table import Table
-
 from apsched.quantities import show_bytes, show_us
-from apsched.report.summary import console
+from apsched.report.table import console, plain_table
 from apsched.study.report.binding import binding
 from apsched.study.report.what_if import Answer
 from apsched.study.store import Point
@@ -14,20 +12,11 @@ from apsched.study.store import Point
 
 def print_answers(text: str, answers: Sequence[Answer], stream: TextIO) -> None:
     """Print now and then for each graph, and under it what is proven."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("graph", "when"):
-        table.add_column(heading)
-    for heading in (
-        "step time ms",
-        "bound ms",
-        "gap",
-        "exposed ms",
-        "memory cap",
-        "peak memory",
-        "collectives",
-    ):
-        table.add_column(heading, justify="right")
-    table.add_column("binds")
+    figures = (
+        *("step time ms", "bound ms", "gap", "exposed ms"),
+        *("memory cap", "peak memory", "collectives"),
+    )
+    table = plain_table("graph", "when", *figures, "binds", right=figures)
     for answer in answers:
         table.add_row(answer.now.graph.name, "now", *_cells(answer.now))
         table.add_row("", text, *_cells(answer.then), end_section=True)

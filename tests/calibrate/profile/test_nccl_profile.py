@@ -15,7 +15,7 @@ from apsched.capture.fake_world import world
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster
 from apsched.errors import InputError
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.kinds import NodeKind
 from apsched.models.mesh import MeshSpec
 from apsched.models.preset_capture import capture_preset
@@ -40,7 +40,7 @@ def dags():
         capture = capture_preset("llama3-debug", mesh=MeshSpec.parse(f"fsdp={RANKS}"), seq_len=64)
         costs = ClusterCostModel(H100, capture.group_ranks)
         return [
-            export(graph, costs, group_ranks=capture.group_ranks, cluster_name="h100")
+            export_graph(graph, costs, group_ranks=capture.group_ranks, cluster_name="h100")
             for graph in capture.graphs
         ]
 
@@ -196,7 +196,7 @@ def test_the_launch_of_an_all_reduce_has_the_price_of_its_copy(tmp_path):
         )
         costs = ClusterCostModel(H100, capture.group_ranks)
         dags = [
-            export(graph, costs, group_ranks=capture.group_ranks, cluster_name="h100")
+            export_graph(graph, costs, group_ranks=capture.group_ranks, cluster_name="h100")
             for graph in capture.graphs
         ]
     starts = [r for r in records_of(dags) if r.kind is NodeKind.START]

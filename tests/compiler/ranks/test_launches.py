@@ -13,7 +13,7 @@ from apsched.compiler.ranks.launches import (
     parse_launches,
 )
 from apsched.config import Caps, SolveOptions
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.problem.build import build_problem
 from apsched.solver import solve
 from apsched.writeback.write_back import write_back
@@ -27,7 +27,7 @@ def toy(process_rank: int = 0) -> tuple[str, CapturedGraph]:
 
 
 def bucketed(captured: CapturedGraph, group: str, process_rank: int = 0) -> torch.fx.GraphModule:
-    problem = build_problem(export(captured, FlatCosts(), group_ranks={group: (0, 1)}))
+    problem = build_problem(export_graph(captured, FlatCosts(), group_ranks={group: (0, 1)}))
     best = solve(problem, Caps(), SolveOptions(budget=0.5)).best
     assert best is not None
     assert best.schedule.buckets

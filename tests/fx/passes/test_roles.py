@@ -11,7 +11,7 @@ import torch
 
 from apsched.capture.captured import Capture
 from apsched.capture.fake_world import world
-from apsched.capture.graph_module import capture_graph_module
+from apsched.capture.graph_module import capture_graph
 from apsched.fx.collectives import is_collective
 from apsched.fx.graph_copies import copied
 from apsched.fx.passes.roles import Role, classify, tagged_role, waits_of
@@ -102,7 +102,7 @@ def test_structure_needs_no_tags_and_no_names():
         for node in stripped.graph.nodes:
             node.meta = {"val": node.meta["val"]} if "val" in node.meta else {}
         found = structural_roles(
-            replace(capture_graph_module(stripped), name=graph.name), capture.group_ranks
+            replace(capture_graph(stripped), name=graph.name), capture.group_ranks
         )
         tagged = {
             node.name: tagged_role(node)

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from apsched.errors import InputError
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.kinds import NodeKind
 from apsched.torch_compat import graphs as torch_private
 from tests.helpers.graphs.instrumented import UnitCosts, capture_of, traced
@@ -29,7 +29,7 @@ def floats(*shape):
 
 
 def dag_of(function, *inputs, kept=(), name="graph", parameters=None, cost_model=None):
-    return export(
+    return export_graph(
         capture_of(traced(function, inputs), kept, name=name, parameters=parameters),
         cost_model or UnitCosts(),
     )
@@ -270,7 +270,7 @@ def test_a_bucket_of_write_back_is_recognised_and_its_copies_follow_the_curve():
         def compute_us(self, node):
             return 3.0 + node.meta["val"].numel() * node.meta["val"].element_size() / 1000
 
-    dag = export(capture_of(module), Costs())
+    dag = export_graph(capture_of(module), Costs())
     records = by_name(dag)
     copy = dag.graph["curves"]["copy"]
     assert records["cat_default"].duration_us * 1000 == copy(2 * 8 * 8 * 4)
@@ -304,7 +304,9 @@ def test_names_come_from_parameters_notes_and_modules():
     }
     nodes["sin_default"].meta["custom"] = {"module_fqn": "layers.1"}
     nodes["reduce_scatter_tensor_default"].meta["custom"] = {"apsched_parameter": "layers.0.weight"}
-    records = by_name(export(capture_of(module, parameters={"shard": "layers.0.w"}), UnitCosts()))
+    records = by_name(
+        export_graph(capture_of(module, parameters={"shard": "layers.0.w"}), UnitCosts())
+    )
     names = {name: record.module for name, record in records.items() if record.module}
     assert names == {
         "shard": "layers.0.w",
@@ -336,7 +338,7 @@ def test_directions():
     )
     for node, number in zip(list(module.graph.nodes)[1:4], (1, 2, 1), strict=True):
         node.meta["seq_nr"] = number
-    assert directions(export(capture_of(module, name="joint"), UnitCosts())) == [
+    assert directions(export_graph(capture_of(module, name="joint"), UnitCosts())) == [
         "forward",
         "forward",
         "forward",
@@ -352,7 +354,7 @@ def test_symbolic_sizes_are_read_by_their_hints():
         return torch.relu(x.view(-1, 2, 8)) @ x.new_ones(8, x.shape[0])
 
     module = make_fx(step, tracing_mode="symbolic")(floats(6, 8))
-    dag = export(capture_of(module), UnitCosts())
+    dag = export_graph(capture_of(module), UnitCosts())
     sizes = {
         r.target: dag.graph["storages"][r.allocates[0]].size_bytes
         for r in by_name(dag).values()
@@ -392,7 +394,7 @@ def test_what_cannot_be_used_is_refused_with_its_node():
     with pytest.raises(
         InputError, match=r'node x \(x\): expected meta\["val"\] with its shape, found none'
     ):
-        export(capture_of(module), UnitCosts())
+        export_graph(capture_of(module), UnitCosts())
     with pytest.raises(
         InputError, match="node relu: expected a graph of operators, found call_method relu"
     ):
@@ -413,7 +415,7 @@ def test_memory_that_comes_and_goes_inside_of_a_tensor_is_refused():
             r" aten\.resize_\.default"
         ),
     ):
-        export(capture_of(torch.fx.GraphModule(torch.nn.Module(), graph)), UnitCosts())
+        export_graph(capture_of(torch.fx.GraphModule(torch.nn.Module(), graph)), UnitCosts())
 
 
 def test_collectives_in_a_subgraph_are_refused():
@@ -434,4 +436,4 @@ def test_collectives_in_a_subgraph_are_refused():
             " all_gather_into_tensor_default"
         ),
     ):
-        export(capture_of(torch.fx.GraphModule(root, graph)), UnitCosts())
+        export_graph(capture_of(torch.fx.GraphModule(root, graph)), UnitCosts())

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from functorch.compile import aot_function
 
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.torch_compat import graphs as torch_private
 from benchmarks.common.live_bytes import live_bytes_of, run_counting
 from tests.helpers.graphs.instrumented import UnitCosts, capture_of, traced
@@ -32,7 +32,7 @@ def check(function, inputs, kept=()):
     module = traced(function, inputs)
     placeholders = [n.name for n in module.graph.nodes if n.op == "placeholder"]
     names = frozenset(placeholders[k] for k in kept)
-    dag = export(capture_of(module, names), UnitCosts())
+    dag = export_graph(capture_of(module, names), UnitCosts())
     boxed = list(inputs)
     inputs.clear()
     _, counted = run_counting(module, boxed, dag, names)
@@ -372,7 +372,7 @@ def test_forward_and_backward_of_a_sharded_block_with_saved_activations():
                     for n, v in zip(nodes, boxed, strict=True)
                 }
                 parameters = {n: parameter for n, parameter in named.items() if parameter}
-                dag = export(
+                dag = export_graph(
                     capture_of(module, list(parameters), name=name, parameters=parameters),
                     UnitCosts(),
                 )

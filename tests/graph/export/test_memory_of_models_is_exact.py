@@ -5,7 +5,7 @@ tensors.
 import pytest
 
 from apsched.capture.fake_world import world
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.models.build import build
 from apsched.models.mesh import MeshSpec
 from apsched.models.preset_capture import capture_built
@@ -21,7 +21,7 @@ def test_forward_and_backward(preset, mesh):
     with world(mesh.world_size, 0):
         capture = capture_built(build(preset, mesh=mesh, seq_len=64))
         for graph in capture.graphs:
-            dag = export(graph, UnitCosts(), group_ranks=capture.group_ranks)
+            dag = export_graph(graph, UnitCosts(), group_ranks=capture.group_ranks)
             _, counted = run_counting(
                 graph.module, real_inputs(graph.module), dag, graph.kept_inputs
             )

@@ -17,7 +17,7 @@ from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster
 from apsched.errors import InputError
 from apsched.fx.graph_copies import copied
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.models.build import build
 from apsched.models.mesh import MeshSpec
 from apsched.models.preset_capture import capture_built, capture_preset
@@ -190,7 +190,7 @@ def made(preset: str, mesh: str) -> Made:
     capture = capture_built(built)
     costs = ClusterCostModel(load_cluster("h100"), capture.group_ranks)
     problems = [
-        build_problem(export(graph, costs, group_ranks=capture.group_ranks))
+        build_problem(export_graph(graph, costs, group_ranks=capture.group_ranks))
         for graph in capture.graphs
     ]
     return built.module, capture, problems
@@ -346,7 +346,7 @@ def test_the_baseline_has_the_buckets_of_the_plan() -> None:
     capture = capture_preset("llama3-debug", mesh=MeshSpec(fsdp=4), seq_len=256)
     costs = ClusterCostModel(load_cluster("h100"), capture.group_ranks)
     for graph in capture.graphs:
-        problem = build_problem(export(graph, costs, group_ranks=capture.group_ranks))
+        problem = build_problem(export_graph(graph, costs, group_ranks=capture.group_ranks))
         labels = block_labels(problem)
         assert list(dict.fromkeys(labels.values())) == [
             "tok_embeddings",
@@ -373,7 +373,7 @@ def test_buckets_on_the_command_line(tmp_path: Path) -> None:
     """From the names in the graphs alone: none, those of the plan by module, or a file's."""
     capture = capture_preset("llama3-debug", mesh=MeshSpec(fsdp=4), seq_len=256)
     costs = ClusterCostModel(load_cluster("h100"), capture.group_ranks)
-    dags = [export(graph, costs, group_ranks=capture.group_ranks) for graph in capture.graphs]
+    dags = [export_graph(graph, costs, group_ranks=capture.group_ranks) for graph in capture.graphs]
     graphs = [
         LoadedGraph(dag=dag, problem=build_problem(dag), device_memory_bytes=None) for dag in dags
     ]

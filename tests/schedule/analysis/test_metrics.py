@@ -12,7 +12,7 @@ from apsched import api as solve_problem
 from apsched.capture.fake_world import world
 from apsched.config import Caps, SolveOptions
 from apsched.fx.graph_copies import copied
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.problem.build import build_problem
 from apsched.problem.problem import Problem
 from apsched.report.summary import graph_json
@@ -134,7 +134,9 @@ def rewritten():
     """A rewritten toy step with one bucket, and what is needed to check it."""
     with world(2) as running:
         captured = capture_toy(torch.distributed.group.WORLD.group_name, 2, num_shards=4)
-        problem = build_problem(export(captured, FlatCosts(), group_ranks=running.group_ranks))
+        problem = build_problem(
+            export_graph(captured, FlatCosts(), group_ranks=running.group_ranks)
+        )
         result = solve_problem.solve(problem, options=SolveOptions(time_slack=0.0))
         schedule = result.schedule
         assert schedule is not None

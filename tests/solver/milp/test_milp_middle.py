@@ -6,7 +6,7 @@ from apsched.capture.fake_world import world
 from apsched.config import Caps, SolveOptions
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.models.mesh import MeshSpec
 from apsched.models.preset_capture import capture_preset
 from apsched.problem.build import build_problem
@@ -27,7 +27,9 @@ def two_layers() -> dict[str, Problem]:
         capture = capture_preset("llama3-debug", mesh=mesh, seq_len=64, num_layers=2)
         cost_model = ClusterCostModel(load_cluster(), capture.group_ranks)
         graphs = {
-            g.name: export(g, cost_model, group_ranks=capture.group_ranks, cluster_name="h100")
+            g.name: export_graph(
+                g, cost_model, group_ranks=capture.group_ranks, cluster_name="h100"
+            )
             for g in capture.graphs
         }
     return {

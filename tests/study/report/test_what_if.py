@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from apsched.config import Caps, SolveOptions
 from apsched.costs.clusters.cluster import load_cluster
 from apsched.errors import InputError
 from apsched.graph.graph_file import load_graph
 from apsched.kinds import NodeKind
 from apsched.pipeline.cost_choice import CostChoice
+from apsched.pipeline.solve_graph import SolveRequest
 from apsched.pipeline.sources import SourceRequest
 from apsched.quantities import MemoryCap
 from apsched.study.report.what_if import cap_then, parse_what_if, then
@@ -23,9 +23,7 @@ SMALL = ("--budget", "0", "--jobs", "1", "--json")
 
 def setting(source: str = "llama3-debug", mesh: str | None = None) -> Setting:
     request = SourceRequest(source=source, mesh=mesh)
-    return Setting(
-        request=request, costs=CostChoice(), direction="both", caps=Caps(), options=SolveOptions()
-    )
+    return Setting(request=request, costs=CostChoice(), direction="both", search=SolveRequest())
 
 
 def asked(run: Run, graph: Path, *what: str) -> dict[str, object]:

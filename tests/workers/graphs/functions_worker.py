@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 import apsched
 from apsched.capture.graph_module import capture_graph_module
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.problem.build import build_problem
 from apsched.writeback.write_back import write_back
 from tests.helpers.graphs.programs_of_functions import THINGS, inputs_of, traced_step
@@ -60,7 +60,7 @@ def compare(name: str, rank: int, world_size: int) -> dict[str, object]:
             else []
         )
         captured = capture_graph_module(module)
-        problem = build_problem(export(captured, FlatCosts()))
+        problem = build_problem(export_graph(captured, FlatCosts()))
         shuffled = {}
         orders = set()
         for seed in SEEDS:

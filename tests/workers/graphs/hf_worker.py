@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.models.build import BuiltModel, initial_values
 from apsched.models.hf import FAMILIES, build_from_config
 from apsched.models.mesh import MeshSpec
@@ -116,7 +116,7 @@ def run_case(
     costs = ClusterCostModel(load_cluster("h100"), capture.group_ranks)
     modules = []
     for graph in capture.graphs:
-        problem = build_problem(export(graph, costs, group_ranks=capture.group_ranks))
+        problem = build_problem(export_graph(graph, costs, group_ranks=capture.group_ranks))
         schedule = layer_schedule(problem, layer_of)
         modules.append(
             (graph.module, write_back(graph.module, problem, schedule), len(schedule.buckets))

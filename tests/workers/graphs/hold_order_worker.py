@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch._inductor.compile_fx import compile_fx_inner
 
 from apsched.capture.captured import CapturedGraph
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.problem.build import build_problem
 from apsched.writeback.hold_order import hold_order
 from apsched.writeback.write_back import write_back
@@ -33,7 +33,7 @@ def compare(rank: int, world_size: int) -> dict[str, object]:
     captured = CapturedGraph(
         name="graph", module=module, kept_inputs=frozenset(), parameter_names={}
     )
-    problem = build_problem(export(captured, FlatCosts()))
+    problem = build_problem(export_graph(captured, FlatCosts()))
     with torch.no_grad():
         expected = module(*inputs)
         distances, moved = [], []

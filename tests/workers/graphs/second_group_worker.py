@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from apsched.fx.collectives import collective_kind, group_name
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.problem.build import build_problem
 from apsched.problem.second_group import with_second_groups
 from apsched.schedule.simulate import simulate
@@ -28,7 +28,7 @@ def compare(rank: int, world_size: int) -> dict[str, object]:
     unequal, inexact, used, made = [], [], set(), []
     for num_shards in (8, 5):  # two graphs: the group is made for the first, and used for both
         captured = capture_toy(first, world_size, num_shards=num_shards, process_rank=rank)
-        problem = with_second_groups(build_problem(export(captured, CoalescedCosts())))
+        problem = with_second_groups(build_problem(export_graph(captured, CoalescedCosts())))
         assert problem is not None
         inputs = toy_inputs(world_size, num_shards, rank)
         expected = captured.module(*inputs)

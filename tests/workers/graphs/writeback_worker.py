@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.problem.build import build_problem
 from apsched.writeback.write_back import write_back
 from tests.helpers.graphs.toy_graphs import CoalescedCosts, capture_toy, toy_inputs
@@ -25,7 +25,7 @@ def compare(rank: int, world_size: int) -> dict[str, object]:
     captured = capture_toy(
         dist.group.WORLD.group_name, world_size, num_shards=NUM_SHARDS, process_rank=rank
     )
-    problem = build_problem(export(captured, CoalescedCosts()))
+    problem = build_problem(export_graph(captured, CoalescedCosts()))
     inputs = toy_inputs(world_size, NUM_SHARDS, rank)
     code = captured.module.code
     expected = captured.module(*inputs)

@@ -20,14 +20,14 @@ from apsched.cli import main as main_of_apsched
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster
 from apsched.costs.measured_file import dump_costs
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.graph.graph_file import save_graph
 from apsched.models.build import BuiltModel, build
 from apsched.models.mesh import MeshSpec
 from apsched.models.options import ModelOptions
 from apsched.models.preset_capture import capture_built
 from apsched.models.training import run_step
-from apsched.pipeline.load import export_graph
+from apsched.pipeline.load import loaded_graph
 from apsched.pipeline.steps import rewrite
 from apsched.progress import Progress
 
@@ -75,7 +75,7 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
         costs = ClusterCostModel(load_cluster("cpu"), capture.group_ranks)
         for captured in capture.graphs:
             save_graph(
-                export(captured, costs, group_ranks=capture.group_ranks, cluster_name="cpu"),
+                export_graph(captured, costs, group_ranks=capture.group_ranks, cluster_name="cpu"),
                 folder / f"step.{captured.name}.graph",
             )
         assert (
@@ -109,7 +109,7 @@ def profile_solved(built: BuiltModel, capture: Capture, process_rank: int, folde
     costs = ClusterCostModel(load_cluster("cpu"), capture.group_ranks)
     modules = []
     for captured in capture.graphs:
-        graph = export_graph(
+        graph = loaded_graph(
             captured,
             costs,
             cluster="cpu",

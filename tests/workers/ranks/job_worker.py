@@ -25,7 +25,7 @@ from apsched.compiler.ranks.launches import launches_of, order_digest
 from apsched.compiler.schedule_graph import schedule_graph
 from apsched.compiler.settings import Settings
 from apsched.errors import ApschedError
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.graph.identity import graph_hash
 from apsched.models.build import build
 from apsched.models.mesh import MeshSpec
@@ -262,7 +262,7 @@ def mesh_of_groups() -> dict[str, object]:
     mesh = MeshSpec.parse("fsdp=2,tp=2")
     graphs = capture_built(build("llama3-debug", mesh=mesh, seq_len=64, num_layers=1)).graphs
     found["llama hashes"] = [
-        graph_hash(export(g, FlatCosts(), group_ranks=process_group_names())) for g in graphs
+        graph_hash(export_graph(g, FlatCosts(), group_ranks=process_group_names())) for g in graphs
     ]
     found["llama groups"] = len({*launches_of(graphs[1].module, graphs[1].module)})
     dist.barrier()

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from apsched.config import Caps, SolveOptions
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.models.build import build
 from apsched.models.mesh import MeshSpec
 from apsched.models.options import ModelOptions
@@ -68,7 +68,7 @@ def compare(world_size: int) -> dict[str, object]:
     forward, backward = capture.graphs
     costs = ClusterCostModel(load_cluster("h100"), capture.group_ranks)
     problem = restricted(
-        build_problem(export(backward, costs, group_ranks=capture.group_ranks)),
+        build_problem(export_graph(backward, costs, group_ranks=capture.group_ranks)),
         Plan(),
         bitwise=True,
     )

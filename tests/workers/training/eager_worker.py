@@ -16,7 +16,7 @@ from torch.fx import GraphModule
 from apsched.config import Caps, SolveOptions
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.models.build import BuiltModel, build
 from apsched.models.layers import RotaryTable
 from apsched.models.llama import Llama
@@ -104,7 +104,9 @@ def graphs_of(built: BuiltModel, *, bitwise: bool) -> list[GraphModule]:
     costs = ClusterCostModel(load_cluster("h100"), capture.group_ranks)
     made = []
     for graph in capture.graphs:
-        problem: Problem = build_problem(export(graph, costs, group_ranks=capture.group_ranks))
+        problem: Problem = build_problem(
+            export_graph(graph, costs, group_ranks=capture.group_ranks)
+        )
         problem = restricted(problem, Plan(), bitwise=True)
         best = solve(problem, Caps(), SolveOptions(budget=0.0)).best
         assert best is not None

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.models.build import build
 from apsched.models.mesh import MeshSpec
 from apsched.models.preset_capture import capture_built
@@ -55,7 +55,7 @@ def main(process_rank: int, world_size: int, folder: Path, schedule: str, timeou
     capture = capture_built(built)
     costs = ClusterCostModel(load_cluster("cpu"), capture.group_ranks)
     problems = [
-        build_problem(export(captured, costs, group_ranks=capture.group_ranks))
+        build_problem(export_graph(captured, costs, group_ranks=capture.group_ranks))
         for captured in capture.graphs
     ]
     chosen = [

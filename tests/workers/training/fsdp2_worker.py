@@ -23,7 +23,7 @@ import apsched
 from apsched.config import SolveOptions
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.models.build import BuiltModel, build, initial_values
 from apsched.models.layers import RotaryTable
 from apsched.models.llama import Llama
@@ -185,7 +185,7 @@ def captured(
     capture = capture_built(built)
     costs = ClusterCostModel(load_cluster("h100"), capture.group_ranks)
     return built.inputs, [
-        build_problem(export(graph, costs, group_ranks=capture.group_ranks))
+        build_problem(export_graph(graph, costs, group_ranks=capture.group_ranks))
         for graph in capture.graphs
     ]
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.models.build import build
 from apsched.models.mesh import MeshSpec
 from apsched.models.options import ModelOptions
@@ -44,7 +44,7 @@ def compare(mesh: str) -> dict[str, dict[str, object]]:
     capture = capture_built(built)
     costs = ClusterCostModel(load_cluster("h100"), capture.group_ranks)
     problems = [
-        build_problem(export(graph, costs, group_ranks=capture.group_ranks))
+        build_problem(export_graph(graph, costs, group_ranks=capture.group_ranks))
         for graph in capture.graphs
     ]
     greedy = [

@@ -17,7 +17,7 @@ from torch.fx import GraphModule
 from apsched.config import Caps, SolveOptions
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.models.build import BuiltModel, build
 from apsched.models.mesh import MeshSpec
 from apsched.models.options import ModelOptions
@@ -102,7 +102,7 @@ def run_case(case: Case) -> dict[str, dict[str, object]]:
     expected = train(built, *modules)
     costs = ClusterCostModel(load_cluster("h100"), capture.group_ranks)
     problems = [
-        build_problem(export(captured, costs, group_ranks=capture.group_ranks))
+        build_problem(export_graph(captured, costs, group_ranks=capture.group_ranks))
         for captured in capture.graphs
     ]
     report = {}

@@ -1,0 +1,113 @@
+"""How the verbs state their options: from the table (:mod:`apsched.options_table`), and the few
+that several verbs share. Imports nothing that takes time.
+"""
+
+import argparse
+from collections.abc import Callable
+from typing import Any, NoReturn, TextIO
+
+from apsched.errors import InputError
+from apsched.options_table import BY_NAME, Option, Unit, in_group
+
+SOURCE_HELP = (
+    "a preset (`apsched models`), hf:CONFIG.json, package.module:function, a file that torch wrote"
+    " when it traced a job, or a graph file"
+)
+EPILOG = "exit status: 0 done, 1 no schedule fits the caps, 2 wrong use"
+SLOWDOWN_HELP = (
+    "say the least memory that is at most so much slower than the fastest (default: 2%%)"
+)
+
+_WITHOUT_HEADING = ("buckets", "process groups")
+
+Run = Callable[[argparse.Namespace, TextIO], None]
+
+
+class Parser(argparse.ArgumentParser):
+    """An argparse parser whose errors are :class:`InputError`: one line, as of everything else."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what is wrong with the command line."""
+        raise InputError(f"{message} (`{self.prog} --help` shows what there is)")
+
+
+def add_verb(verbs: Any, name: str, text: str, run: Run) -> argparse.ArgumentParser:
+    """Return the parser of a new verb; ``run(args, stdout)`` runs it."""
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        name,
+        help=text,
+        description=text[0].upper() + text[1:] + ".",
+        epilog=EPILOG,
+        allow_abbrev=False,
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def add_source(parser: argparse.ArgumentParser) -> None:
+    """Add SOURCE, and what may be chosen about it."""
+    parser.add_argument("source", metavar="SOURCE", help=SOURCE_HELP)
+    add_groups(parser, "source")
+
+
+def add_groups(parser: argparse.ArgumentParser, *groups: str) -> None:
+    """Add the options of these groups of the table."""
+    for name in groups:
+        group = parser if name in _WITHOUT_HEADING else parser.add_argument_group(name)
+        for option in in_group(name):
+            _add(group, option)
+
+
+def _add(group: Any, option: Option) -> None:
+    text = option.help.replace("%", "%%")
+    if option.unit is Unit.SWITCH:
+        group.add_argument(option.flag, action="store_true", help=text)
+    elif option.several:
+        group.add_argument(
+            option.flag, metavar=option.metavar, action="append", default=[], help=text
+        )
+    else:
+        default = option.default if option.unit is Unit.TEXT else None  # texts stay as typed
+        group.add_argument(option.flag, metavar=option.metavar, help=text, default=default)
+
+
+def add_option(
+    group: Any, flag: str, metavar: str, text: str, *, several: bool = False, **more: Any
+) -> None:
+    """Add an option of one verb alone."""
+    if several:
+        more |= {"action": "append", "default": []}
+    group.add_argument(flag, metavar=metavar, help=text, **more)
+
+
+def add_inductor(parser: argparse.ArgumentParser, *, default: bool) -> None:
+    """Add ``--inductor`` and ``--no-inductor``."""
+    for option in in_group("baselines"):
+        shown = "yes" if default else "no"
+        parser.add_argument(
+            option.flag,
+            action=argparse.BooleanOptionalAction,
+            default=default,
+            help=f"{option.help} (default: {shown})",
+        )
+
+
+def add_out(
+    parser: argparse.ArgumentParser, metavar: str, text: str, *, required: bool = False
+) -> None:
+    """Add ``-o``."""
+    parser.add_argument("-o", "--out", metavar=metavar, help=text, required=required)
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add ``--json``."""
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object on stdout, and nothing else"
+    )
+
+
+def add_run(parser: argparse.ArgumentParser, text: str) -> None:
+    """Add the directory of a run."""
+    parser.add_argument("run_directory", metavar="DIR", help=text)
+    _add(parser, BY_NAME["unpacked_limit"])
+    add_json(parser)

@@ -1,0 +1,283 @@
+"""Runs ``apsched study`` on a SOURCE: a grid of questions, or one about other hardware."""
+
+import argparse
+import os
+import platform
+import uuid
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from itertools import product
+from pathlib import Path
+from typing import Any, TextIO
+
+from apsched.artifacts.output_dir import check_writable
+from apsched.cli.options import cost_choice, direction, solve_request, source_request, stated
+from apsched.errors import InfeasibleError, InputError
+from apsched.progress import Progress
+from apsched.quantities import parse_count, parse_share
+from apsched.report.table import console, print_json
+from apsched.study.axes import SPEEDS, SWITCHES, Axis, MemoryAxis, parse_vary
+from apsched.study.engine import Engine, LocalEngine
+from apsched.study.prepare import Prepared, prepare
+from apsched.study.report.across import Line, along_json, alongs
+from apsched.study.report.binding import bindings
+from apsched.study.report.frontier import DEFAULT_SLOWDOWN, fitting, frontier_json
+from apsched.study.report.text import print_study
+from apsched.study.report.what_if import Answer, cap_then, parse_what_if, then
+from apsched.study.report.what_if_text import answer_json, print_answers
+from apsched.study.run import Board, OpenChain, chains, share_schedules
+from apsched.study.run import run as answer
+from apsched.study.setting import Setting
+from apsched.study.speeds import Speeds, parse_times
+from apsched.study.store import FILE, Point, Store
+
+
+def run_grid(args: argparse.Namespace, stdout: TextIO) -> None:
+    """Answer all that is open of the grid, and print all of it."""
+    axes, memory = parse_vary(args.vary)
+    if memory is None:
+        memory = MemoryAxis(caps=(stated(args, "memory_cap"),))
+    elif args.memory_cap is not None:
+        raise InputError("--memory-cap: --vary memory_cap states it already; leave one out")
+    slowdown = parse_share(args.slowdown or DEFAULT_SLOWDOWN, "--slowdown")
+    engine = engine_of(args)
+    combinations = list(product(*(axis.values for axis in axes)))
+    labels = [
+        dict(zip((axis.name for axis in axes), values, strict=True)) for values in combinations
+    ]
+    settings = [setting_of(_with(args, axes, values)) for values in combinations]
+    store, run_id = opened(args)
+    prepared = prepare(settings, store, Progress())
+    lives = chains(prepared, memory, store, full=args.full)
+    labelled = _labelled(prepared, settings, labels)
+    board = Board(lives, engine.slots)
+    try:
+        answer(lives, engine, run_id, board.told)
+    except KeyboardInterrupt:
+        _print(lives, labelled, slowdown, store, args, stdout)
+        raise
+    engine.stop()
+    store.end_run(run_id, _now(), sum(len(live.known) for live in lives))
+    _print(lives, labelled, slowdown, store, args, stdout)
+    if not any(outcome.step_ticks is not None for live in lives for outcome in live.known.values()):
+        raise InfeasibleError(
+            f"no schedule fits at any point of the study; {store.directory / FILE} says what"
+            " would do"
+        )
+
+
+def opened(args: argparse.Namespace) -> tuple[Store, str]:
+    """Return the study that ``-o`` names, made where there is none, and the name of this run in
+    it.
+    """
+    directory = (
+        Path(args.out)
+        if args.out is not None
+        else Path("apsched-out") / f"study-{_slug(args.source)}"
+    )
+    check_writable(directory)
+    store = Store(directory, create=True)
+    run_id = uuid.uuid4().hex
+    store.begin_run(run_id, _command(args), _versions(), _now())
+    return store, run_id
+
+
+def ask_what_if(args: argparse.Namespace, stdout: TextIO) -> None:
+    """Answer one question about other hardware or another size directly."""
+    if args.vary:
+        raise InputError(
+            "--if: it asks one question; --vary asks many (network, compute and memory_cap can"
+            " vary, too): leave one out"
+        )
+    what_if = parse_what_if(args.what_if)
+    now = setting_of(args)
+    later = then(now, what_if)
+    cap = stated(args, "memory_cap")
+    engine = engine_of(args)
+    store, run_id = opened(args)
+    progress = Progress()
+    before, after = prepare((now,), store, progress), prepare((later,), store, progress)
+    lives = [
+        *chains(before, MemoryAxis(caps=(cap,)), store, full=False),
+        *(
+            live
+            for one in after
+            for live in chains(
+                (one,),
+                MemoryAxis(caps=(cap_then(cap, what_if, one.graph.device_memory_bytes),)),
+                store,
+                full=False,
+            )
+        ),
+    ]
+    answer(lives, engine, run_id, Board(lives, engine.slots).told)
+    engine.stop()
+    pairs = list(zip(lives[: len(before)], lives[len(before) :], strict=True))
+    for one, other in pairs:
+        share_schedules(one, other, run_id)
+    store.end_run(run_id, _now(), len(lives))
+    answers = [
+        Answer(
+            now=one.points()[0],
+            then=other.points()[0],
+            notes=other.prepared.graph.notes[len(one.prepared.graph.notes) :],
+        )
+        for one, other in pairs
+    ]
+    if args.json:
+        graphs = [answer_json(found) for found in answers]
+        content = {"study": str(store.directory), "if": what_if.text, "graphs": graphs}
+        print_json(stdout, **content)
+    else:
+        print_answers(what_if.text, answers, stdout)
+    if all(found.now.step_time_us is None or found.then.step_time_us is None for found in answers):
+        raise InfeasibleError(
+            "no schedule fits now, or none would then; "
+            + str(store.directory / FILE)
+            + " says what would do"
+        )
+
+
+def _print(
+    lives: tuple[OpenChain, ...],
+    labels: list[dict[str, str]],
+    slowdown: float,
+    store: Store,
+    args: argparse.Namespace,
+    out: TextIO,
+) -> None:
+    lines = [
+        Line(
+            labels=label,
+            graph=live.prepared.graph.name,
+            points=live.points(),
+            expected=len(live.chain.names(live.known)) or live.chain.expected(),
+        )
+        for live, label in zip(lives, labels, strict=True)
+    ]
+    if args.json:
+        found = [_line_json(line, slowdown) for line in lines]
+        across = [along_json(along) for along in alongs(lines)]
+        print_json(out, study=str(store.directory), lines=found, across=across)
+        return
+    print_study(lines, slowdown, out)
+    console(out).print(f"study in {store.directory}: {FILE}, graphs, schedules", markup=False)
+
+
+def _line_json(line: Line, slowdown: float) -> dict[str, Any]:
+    fit = fitting(line.points)
+    binds = dict(zip((point.point_id for point in fit), bindings(fit), strict=True))
+    points = [
+        {
+            **point_json(point),
+            "binds": asdict(binds[point.point_id]) if point.point_id in binds else None,
+        }
+        for point in line.points
+    ]
+    return {
+        "labels": dict(line.labels),
+        "graph": line.graph,
+        "points": points,
+        "frontier": frontier_json(fit, slowdown),
+    }
+
+
+def point_json(point: Point) -> dict[str, Any]:
+    """Return what ``--json`` says of a point."""
+    return {
+        "point_id": point.point_id,
+        "memory_cap": point.memory_cap,
+        "how": point.outcome.how,
+        "seconds": round(point.outcome.seconds, 3),
+        "schedule": point.schedule,
+        "described": dict(point.described),
+        **point.outcome.report,
+    }
+
+
+def _with(
+    args: argparse.Namespace, axes: tuple[Axis, ...], values: tuple[str, ...]
+) -> argparse.Namespace:
+    """Return the arguments with the values of one combination."""
+    changed: dict[str, Any] = {}
+    for axis, value in zip(axes, values, strict=True):
+        if axis.name in SWITCHES:
+            if value not in ("yes", "no"):
+                raise InputError(f"--vary {axis.name}: expected yes or no, found {value!r}")
+            changed[axis.name] = value == "yes"
+        elif axis.name == "collectives":
+            changed[axis.name] = [] if value == "none" else [value]
+        elif axis.name in ("plan", "costs") and value == "none":
+            changed[axis.name] = None
+        else:
+            changed[axis.name] = value
+    return argparse.Namespace(**{**vars(args), **changed})
+
+
+def setting_of(args: argparse.Namespace) -> Setting:
+    """Return the setting of a study that the options state."""
+    speeds = {
+        name: parse_times(getattr(args, name), name)
+        for name in SPEEDS
+        if getattr(args, name, None) is not None
+    }
+    return Setting(
+        request=source_request(args),
+        costs=cost_choice(args),
+        direction=direction(args),
+        search=replace(solve_request(args), memory_cap=None, bitwise_price=False),
+        speeds=Speeds(**speeds),
+    )
+
+
+def _labelled(
+    prepared: tuple[Prepared, ...], settings: list[Setting], labels: list[dict[str, str]]
+) -> list[dict[str, str]]:
+    """Return the labels of each graph's setting."""
+    by_setting = {id(setting): label for setting, label in zip(settings, labels, strict=True)}
+    return [by_setting[id(one.setting)] for one in prepared]
+
+
+def engine_of(args: argparse.Namespace) -> Engine:
+    """Return where questions are answered."""
+    if args.engine is not None:
+        if args.jobs is not None:
+            raise InputError(
+                "--jobs: it counts processes on this machine; leave it out with --engine"
+            )
+        scheme, _, address = args.engine.partition("://")
+        if scheme != "dask" or not address:
+            raise InputError(f"--engine: expected dask://host:port, found {args.engine!r}")
+        from apsched.study.dask_engine import DaskEngine
+
+        return DaskEngine(f"tcp://{address}")
+    jobs = (
+        parse_count(args.jobs, "--jobs", least=1) if args.jobs is not None else os.cpu_count() or 1
+    )
+    return LocalEngine(jobs)
+
+
+def _slug(source: str) -> str:
+    kept = "".join(
+        letter if letter.isalnum() or letter in "-_." else "-" for letter in Path(source).name
+    )
+    return kept.strip("-.") or "source"
+
+
+def _command(args: argparse.Namespace) -> dict[str, Any]:
+    return {name: value for name, value in vars(args).items() if name != "run"}
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in ("apsched", "ortools", "numpy", "numba", "torch"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = ""
+    return found
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

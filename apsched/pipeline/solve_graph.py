@@ -1,0 +1,257 @@
+"""From a problem to a checked answer: the one line that the commands, the Python API, the compiler
+and studies share.
+
+problem -> plan and bitwise mode -> caps, and where compute may move -> solve, with second groups
+too -> scenarios -> result -> check -> log -> price of bitwise mode
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from apsched.config import Caps, MilpOptions, ScenarioOptions, SolveOptions
+from apsched.errors import InputError
+from apsched.graph.cost_shares import cost_shares
+from apsched.pipeline.compute_move_cap import moving_where_it_pays
+from apsched.pipeline.load import LoadedGraph
+from apsched.pipeline.result import BitwisePrice, Result, result_of
+from apsched.problem.plan.apply import check_matches, restricted
+from apsched.problem.plan.bitwise import BITWISE_RULE
+from apsched.problem.plan.rules import Plan
+from apsched.problem.problem import Problem
+from apsched.problem.second_group import with_second_groups
+from apsched.progress import Progress
+from apsched.quantities import MemoryCap
+from apsched.schedule.result import SolveResult
+from apsched.schedule.verify import verify
+from apsched.units import ticks_to_us
+
+logger = logging.getLogger(__name__)
+
+Search = Callable[[Problem, Caps, SolveOptions], SolveResult]
+Working = Callable[[], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolveRequest:
+    """All that can be requested of a solve; costs, with contention, belong to the problem."""
+
+    caps: Caps = field(default_factory=Caps)
+    """All caps but that on memory, which may depend on the graph."""
+    memory_cap: MemoryCap | None = None
+    """``None``: the memory of the device."""
+    options: SolveOptions = field(default_factory=SolveOptions)
+    plan: Plan = field(default_factory=Plan)
+    bitwise: bool = False
+    """Reduce gradients in the buckets and payload order of eager FSDP2."""
+    bitwise_price: bool = True
+    """Solve once more without bitwise mode, to know the cost of it."""
+    scenarios: ScenarioOptions | None = None
+    """Choose the schedule that is best over sampled costs."""
+    second_group: bool = False
+    """Solve once more with gathers on second process groups, and keep the faster answer."""
+    milp: MilpOptions | None = None
+    """Solve with the MILP."""
+
+    def posed(self, problem: Problem) -> tuple[Problem, Problem | None]:
+        """Return ``problem`` under the plan and in bitwise mode, and without that mode where its
+        price is requested.
+        """
+        found = restricted(problem, self.plan, bitwise=self.bitwise)
+        priced = self.bitwise and self.bitwise_price
+        return found, restricted(problem, self.plan) if priced else None
+
+
+def under_plan(graphs: Sequence[LoadedGraph], request: SolveRequest) -> tuple[LoadedGraph, ...]:
+    """Return ``graphs`` with their problems under the plan of ``request``, and in bitwise mode.
+
+    ``InputError`` for a rule that matches nothing in any of them.
+    """
+    check_matches([graph.problem for graph in graphs], request.plan)
+    posed = (request.posed(graph.problem) for graph in graphs)
+    return tuple(
+        replace(graph, problem=problem, without_bitwise=without)
+        for graph, (problem, without) in zip(graphs, posed, strict=True)
+    )
+
+
+def resolve_caps(graph: LoadedGraph, request: SolveRequest, progress: Progress) -> Caps:
+    """Return the caps of ``request`` for ``graph``: the memory cap in bytes, as stated, above the
+    least feasible, or (unstated) the device's memory.
+
+    Compute stays as captured where it has nothing to hide.
+    """
+    memory_cap = request.memory_cap
+    if memory_cap is None:
+        if graph.device_memory_bytes is None:
+            raise InputError(
+                f"the memory of cluster {graph.dag.graph['cluster']!r} is not known here; "
+                "state --memory-cap (bytes, none, floor or floor+2GiB)"
+            )
+        memory_cap = MemoryCap(size_bytes=graph.device_memory_bytes)
+    return caps_of_problem(graph.problem, replace(request, memory_cap=memory_cap), progress)
+
+
+def caps_of_problem(problem: Problem, request: SolveRequest, progress: Progress) -> Caps:
+    """Return the caps of ``request``, whose memory cap is stated, for ``problem``: the only place
+    that decides where compute may move.
+    """
+    assert request.memory_cap is not None
+    caps = moving_where_it_pays(problem, request.caps)
+    size_bytes = request.memory_cap.size_bytes
+    if not request.memory_cap.above_floor:
+        return replace(caps, memory_cap_bytes=size_bytes)
+    from apsched.solver import least_memory
+
+    with progress.stage(f"least memory {problem.name}"):
+        floor_bytes, _ = least_memory(
+            problem, replace(caps, memory_cap_bytes=None), request.options
+        )  # a smaller budget knows less of the least memory
+    return replace(caps, memory_cap_bytes=floor_bytes + (size_bytes or 0))
+
+
+def solve_graph(
+    graph: LoadedGraph,
+    request: SolveRequest,
+    progress: Progress,
+    *,
+    caps: Caps | None = None,
+    search: Search | None = None,
+    working: Working = nullcontext,
+) -> Result:
+    """Return the answer for one graph under its plan (:func:`under_plan`), with the share of each
+    source of its costs; see :func:`solve_problem`.
+
+    ``caps`` are those of :func:`resolve_caps` where they are known already.
+    """
+    result = solve_problem(
+        graph.problem,
+        resolve_caps(graph, request, progress) if caps is None else caps,
+        request,
+        progress,
+        without_bitwise=graph.without_bitwise,
+        search=search,
+        working=working,
+    )
+    return replace(
+        result,
+        cluster=graph.dag.graph["cluster"],
+        cost_shares=cost_shares(graph.dag),
+        seconds={**graph.seconds, **result.seconds, "write_back": 0.0},
+    )
+
+
+def solve_problem(
+    problem: Problem,
+    caps: Caps,
+    request: SolveRequest,
+    progress: Progress,
+    *,
+    without_bitwise: Problem | None = None,
+    search: Search | None = None,
+    working: Working = nullcontext,
+) -> Result:
+    """Return the answer for one problem, checked by ``verify``.
+
+    ``search`` stands in for the solver; it may wait for other process ranks, so that what follows
+    it runs in ``working()``. With second groups ``Result.problem`` is that of the faster answer.
+    """
+    alone = _solved(problem, caps, request, progress, without_bitwise, search, working)
+    beside = with_second_groups(problem) if request.second_group else None
+    if beside is None:
+        return alone
+    second = _solved(beside, caps, request, progress, None, search, working)
+    return min(alone, second, key=lambda result: (result.best is None, result.step_time_us or 0.0))
+
+
+def _solved(
+    problem: Problem,
+    caps: Caps,
+    request: SolveRequest,
+    progress: Progress,
+    without_bitwise: Problem | None,
+    search: Search | None,
+    working: Working,
+) -> Result:
+    from apsched.solver import solve, solve_with_milp
+    from apsched.what_if.robust import made_robust
+
+    options, robustness = request.options, None
+    search = search or partial(solve, progress=progress.solver)
+    with progress.stage(f"solve {problem.name}") as took:
+        answer = (
+            search(problem, caps, options)
+            if request.milp is None
+            else solve_with_milp(problem, caps, options, request.milp)
+        )
+        with working():
+            if request.scenarios is not None:
+                answer, robustness = made_robust(problem, caps, options, answer, request.scenarios)
+            result = result_of(problem, caps, answer, cluster="", seconds={})
+            result = replace(result, robustness=robustness)
+            check_answer(result)
+            log_metrics(result)
+            if without_bitwise is not None:
+                result = _with_bitwise_price(result, without_bitwise, options)
+    return replace(result, seconds={"solve": took["seconds"]})
+
+
+def _with_bitwise_price(result: Result, without: Problem, options: SolveOptions) -> Result:
+    """Return ``result``, of a problem in bitwise mode, with what that costs; ``without`` is the
+    problem without it.
+    """
+    from apsched.solver import solve
+
+    if BITWISE_RULE not in result.problem.rules or result.best is None:
+        return result
+    other = solve(without, result.caps, options)
+    ticks = result.answer.fastest_ticks  # a schedule in bitwise mode is one without it, too
+    least = ticks if other.best is None else min(ticks, other.fastest_ticks)
+    return replace(
+        result,
+        bitwise=BitwisePrice(step_time_us=ticks_to_us(least), cost_us=ticks_to_us(ticks - least)),
+    )
+
+
+def check_answer(result: Result) -> None:
+    """Raise where the solver's answer breaks a cap or its own figures: never hand on what was not
+    verified.
+    """
+    answer, best = result.answer, result.best
+    if best is None or result.timeline is None:
+        return
+    wrong = list(verify(result.problem, best.schedule, result.caps))
+    claimed = (best.step_time_ticks, best.peak_memory_bytes, best.num_launches)
+    found = (
+        result.timeline.step_time_ticks,
+        result.timeline.peak_memory_bytes,
+        result.timeline.num_launches,
+    )
+    if claimed != found:
+        wrong.append(f"step ticks, peak bytes and launches are {found}, not {claimed} as claimed")
+    if answer.bound_ticks > best.step_time_ticks:
+        wrong.append(
+            f"the bound of {answer.bound_ticks} ticks lies above the step time of"
+            f" {best.step_time_ticks}"
+        )
+    if (
+        answer.peak_bound_bytes > best.peak_memory_bytes
+        or answer.launches_bound > best.num_launches
+    ):
+        wrong.append(
+            f"peak or launches lie below their bounds of {answer.peak_bound_bytes} bytes and"
+            f" {answer.launches_bound} launches"
+        )
+    if wrong:
+        raise RuntimeError(
+            f"{result.problem.name}: the solver's schedule fails its check, a bug of apsched:"
+            f" {'; '.join(wrong[:3])}"
+        )
+
+
+def log_metrics(result: Result) -> None:
+    """Log what the schedule makes of the collectives."""
+    for line in result.metrics.lines() if result.metrics else ():
+        logger.info("%s: %s", result.problem.name, line)
