@@ -16,7 +16,16 @@ import numpy as np
 from apsched.solver.arrays.contention import ContentionArrays
 from apsched.solver.arrays.jit import compiled
 from apsched.solver.arrays.problem_arrays import ALL_GATHER, Ints
-from apsched.solver.program.program import Buckets, Timing, WalkInput
+from apsched.solver.program.program import (
+    COPY_IN,
+    LAUNCH,
+    NODE,
+    START,
+    WAIT,
+    Buckets,
+    Timing,
+    WalkInput,
+)
 
 _NEVER = 2**62
 
@@ -61,11 +70,11 @@ def with_shared_clock(
     for i in range(len(operation)):
         a = argument[i]
         begin_ticks[i] = t
-        if operation[i] == 0:
+        if operation[i] == NODE:
             t = _run(state, p, s, t, f.compute_ticks[a])
-        elif operation[i] == 1 or operation[i] >= 4:
+        elif operation[i] == LAUNCH or operation[i] == COPY_IN or operation[i] == START:
             begin, past = p.member_begin[a], p.member_begin[a + 1]
-            if operation[i] != 5:
+            if operation[i] != START:
                 for j in range(begin, past):
                     c = p.member_list[j]
                     for q in range(f.prologue_begin[c], f.prologue_begin[c + 1]):
@@ -73,14 +82,14 @@ def with_shared_clock(
                             t = _run(state, p, s, t, f.attached_ticks[f.prologue_list[q]])
                 if p.flat[a]:
                     t = _run(state, p, s, t, p.copy_in_ticks[a])
-            if operation[i] != 4:
+            if operation[i] != COPY_IN:
                 t = _run(state, p, s, t, p.launch_ticks[a])
                 stream = f.stream[p.member_list[begin]]
                 state.queue[stream, state.past[stream]] = a
                 state.past[stream] += 1
                 if state.past[stream] - state.first[stream] == 1:
                     _begin(state, p, s, stream)
-        elif operation[i] == 2:
+        elif operation[i] == WAIT:
             while state.end[a] < 0:
                 t = _go(state, p, s, t, _NEVER, False)
             begin, past = p.member_begin[a], p.member_begin[a + 1]

@@ -11,9 +11,12 @@ from apsched.solver.arrays.jit import compiled
 from apsched.solver.arrays.problem_arrays import ALL_GATHER, ALL_REDUCE, Ints, ProblemArrays
 from apsched.solver.program.contended_clock import with_shared_clock
 from apsched.solver.program.program import (
+    COPY_IN,
     LAUNCH,
     NODE,
     NOT_MADE,
+    START,
+    WAIT,
     Buckets,
     Figures,
     MemoryUse,
@@ -96,14 +99,14 @@ def walk(operation: Ints, argument: Ints, p: Buckets, f: WalkInput) -> Timing:
         a = argument[i]
         first_position[i] = position
         begin_ticks[i] = t
-        if operation[i] == 0:
+        if operation[i] == NODE:
             compute_position[a] = position
             t += f.compute_ticks[a]
             position += 1
-        elif operation[i] == 1 or operation[i] >= 4:
+        elif operation[i] == LAUNCH or operation[i] == COPY_IN or operation[i] == START:
             begin, end = p.member_begin[a], p.member_begin[a + 1]
             flying = 0
-            if operation[i] != 5:
+            if operation[i] != START:
                 for j in range(begin, end):
                     c = p.member_list[j]
                     for q in range(f.prologue_begin[c], f.prologue_begin[c + 1]):
@@ -119,7 +122,7 @@ def walk(operation: Ints, argument: Ints, p: Buckets, f: WalkInput) -> Timing:
                             attached_position[f.cast_attached[p.member_list[j]]] = position
                     t += p.copy_in_ticks[a]
                     position += 1
-            if operation[i] == 4:
+            if operation[i] == COPY_IN:
                 continue
             for j in range(begin, end):
                 if not f.on_path[p.member_list[j]]:
@@ -135,7 +138,7 @@ def walk(operation: Ints, argument: Ints, p: Buckets, f: WalkInput) -> Timing:
             position += 1
             in_flight += flying
             peak_in_flight = max(peak_in_flight, in_flight)
-        elif operation[i] == 2:
+        elif operation[i] == WAIT:
             begin, end = p.member_begin[a], p.member_begin[a + 1]
             t = max(t, transfer_end[a])
             at[a, 2] = position

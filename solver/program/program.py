@@ -7,11 +7,14 @@ START b are the two halves of a LAUNCH of several members (prologues and copy-in
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from apsched.schedule.schedule import StepKind
 from apsched.solver.arrays.partition import Partition
 from apsched.solver.arrays.problem_arrays import Bools, Ints, ProblemArrays
 
 NOT_MADE = -2
-NODE, LAUNCH, WAIT, COPY_OUT, COPY_IN, START = 0, 1, 2, 3, 4, 5
+NODE, COPY_IN, START, WAIT, COPY_OUT = (int(kind) for kind in StepKind)
+LAUNCH = COPY_OUT + 1
+"""Operations: the kinds of the steps of a schedule, and LAUNCH."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,7 +68,26 @@ class FillLimits(NamedTuple):
     """How far a block may reach beyond the end of a stall, as a share of its own length."""
 
 
+class _Course(NamedTuple):
+    """What the pass goes by; none of it changes."""
+
+    program: Pass
+    place: Ints
+    """(K,) of each block in the order of the program."""
+    at: Ints
+    """(K,) operation of the program that a block is."""
+    usual_bytes: Ints
+    """(K+1,) bytes that blocks hold behind so many places of the program."""
+    needed: Bools
+    """(B,) the stream stands still for it: what outputs alone need is waited for at the end."""
+    room_bytes: int
+    max_move: int
+    limits: FillLimits
+
+
 class _State(NamedTuple):
+    """How far the pass has come."""
+
     scalars: Ints
     done: Bools
     result: Ints
@@ -82,10 +101,11 @@ class _State(NamedTuple):
     uses_left: Ints
 
 
-_NUM_SCALARS = 5
-_CLOCK, _NUM_BLOCKS, _NUM_NODES, _LIVE, _OLDEST = range(_NUM_SCALARS)
+_NUM_SCALARS = 7
+_CLOCK, _NUM_BLOCKS, _NUM_NODES, _LIVE, _OLDEST, _CURSOR, _PASSED = range(_NUM_SCALARS)
 """The clock; blocks and nodes that have run; bytes beyond those at the beginning; the first block
-as captured that has not run.
+as captured that has not run; the first place in the program that has not run; places of the program
+that are behind.
 """
 
 
@@ -96,9 +116,63 @@ def refill(
     """Return the blocks in a new order, none of them more than ``max_move`` nodes from where it was
     captured if ``program`` has none.
     """
+    c = _Course(
+        program,
+        *_places(p, program),
+        _live_along(p, program.order),
+        _needed(p, u),
+        room_bytes,
+        max_move,
+        limits,
+    )
+    state = _begun(p, u)
+    scalars, operation, argument = state.scalars, program.operation, program.argument
+    for i in range(len(operation)):
+        a = argument[i]
+        if operation[i] == LAUNCH:
+            if not state.launched[a]:
+                _launch(u, a, state)
+        elif operation[i] == COPY_OUT:
+            if not state.copied[a]:
+                state.copied[a] = True
+                scalars[_CLOCK] += u.copy_out_work[a]
+        elif operation[i] == NODE:
+            scalars[_PASSED] = c.place[a] + 1
+            if not state.done[a]:
+                _run_up_to(p, u, c, state, i)
+        elif operation[i] == WAIT and c.needed[a] and not state.waited[a]:
+            _fill_stall(p, u, c, state, i)
+    _run_rest(p, u, state, max_move)
+    return state.result
+
+
+@compiled
+def _places(p: Precedence, program: Pass) -> tuple[Ints, Ints]:
+    """Return the place of each block in the order of ``program``, and the operation that it is."""
+    place = np.empty(len(p.block_ticks), np.int64)
+    place[program.order] = np.arange(len(p.block_ticks))
+    at = np.zeros(len(p.block_ticks), np.int64)
+    for i in range(len(program.operation)):
+        if program.operation[i] == NODE:
+            at[program.argument[i]] = i
+    return place, at
+
+
+@compiled
+def _needed(p: Precedence, u: Units) -> Bools:
+    """(B,) Return which buckets blocks or other collectives need."""
+    needed = np.zeros(len(u.launch_work), np.bool_)
+    for c in p.needs_list:
+        needed[u.bucket_of[c]] = True
+    for c in u.after_list:
+        needed[u.bucket_of[c]] = True
+    return needed
+
+
+@compiled
+def _begun(p: Precedence, u: Units) -> _State:
     num_blocks, num_buckets = len(p.block_ticks), len(u.launch_work)
-    usual_bytes = _live_along(p, program.order)
-    state = _State(
+    return _State(
         np.zeros(_NUM_SCALARS, np.int64),
         np.zeros(num_blocks, np.bool_),
         np.empty(num_blocks, np.int64),
@@ -111,88 +185,62 @@ def refill(
         np.zeros(u.num_streams, np.int64),
         _uses(p),
     )
-    scalars, done = state.scalars, state.done
-    place = np.empty(num_blocks, np.int64)
-    place[program.order] = np.arange(num_blocks)
-    at = np.zeros(num_blocks, np.int64)
-    for i in range(len(program.operation)):
-        if program.operation[i] == NODE:
-            at[program.argument[i]] = i
-    needed = np.zeros(
-        num_buckets, np.bool_
-    )  # the stream stands still for them only: what outputs alone need is waited for at the end
-    for c in p.needs_list:
-        needed[u.bucket_of[c]] = True
-    for c in u.after_list:
-        needed[u.bucket_of[c]] = True
-    cursor = 0  # first place in the program that has not run
-    passed = 0  # places of the program that are behind
-    for i in range(len(program.operation)):
-        a = program.argument[i]
-        if program.operation[i] == LAUNCH:
-            if not state.launched[a]:
-                _launch(u, a, state)
-        elif program.operation[i] == COPY_OUT:
-            if not state.copied[a]:
-                state.copied[a] = True
-                scalars[_CLOCK] += u.copy_out_work[a]
-        elif program.operation[i] == NODE:
-            passed = place[a] + 1
-            while not done[a]:
-                while done[program.order[cursor]]:
-                    cursor += 1
-                due = program.order[cursor]
-                fits = program.live_bytes[i] + scalars[_LIVE] - usual_bytes[passed] <= room_bytes
-                may_wait = (
-                    fits
-                    and p.deferrable[due]
-                    and scalars[_NUM_NODES] - p.first[due] < limits.max_delay
-                )
-                if may_wait:
-                    break
-                _run_in_time(p, u, due, state, max_move)
-            if not (done[a] or p.deferrable[a]):
-                _run_with_all_before(p, u, a, state, max_move)
-        elif program.operation[i] == WAIT and needed[a] and not state.waited[a]:
-            if not state.launched[a]:
-                _launch(u, a, state)
-            while scalars[_CLOCK] < state.finish[a]:
-                while cursor < num_blocks and done[program.order[cursor]]:
-                    cursor += 1
-                chosen = _filling(
-                    p,
-                    u,
-                    program,
-                    state,
-                    at,
-                    usual_bytes,
-                    i,
-                    a,
-                    cursor,
-                    passed,
-                    room_bytes,
-                    max_move,
-                    limits.max_overrun,
-                )
-                if chosen < 0:
-                    break
-                _run(p, u, chosen, state)
-            scalars[_CLOCK] = max(scalars[_CLOCK], state.finish[a]) + u.wait_work[a]
-            state.waited[a] = True
-    tails = _tails(p, u)
-    while (
-        scalars[_NUM_BLOCKS] < num_blocks
-    ):  # what was put off to the end: what is followed by most goes first (Jackson's rule)
+
+
+@compiled
+def _run_up_to(p: Precedence, u: Units, c: _Course, state: _State, i: int) -> None:
+    """Run the block that operation ``i`` is, after those before it; what may wait is put off."""
+    scalars, done, order, a = state.scalars, state.done, c.program.order, c.program.argument[i]
+    while not done[a]:
+        while done[order[scalars[_CURSOR]]]:
+            scalars[_CURSOR] += 1
+        due = order[scalars[_CURSOR]]
+        beyond = scalars[_LIVE] - c.usual_bytes[scalars[_PASSED]]
+        if (
+            c.program.live_bytes[i] + beyond <= c.room_bytes
+            and p.deferrable[due]
+            and scalars[_NUM_NODES] - p.first[due] < c.limits.max_delay
+        ):
+            break
+        _run_in_time(p, u, due, state, c.max_move)
+    if not (done[a] or p.deferrable[a]):
+        _run_with_all_before(p, u, a, state, c.max_move)
+
+
+@compiled
+def _fill_stall(p: Precedence, u: Units, c: _Course, state: _State, i: int) -> None:
+    """Wait as operation ``i`` does, and while the stream would stand still run what may run."""
+    scalars, awaited = state.scalars, c.program.argument[i]
+    if not state.launched[awaited]:
+        _launch(u, awaited, state)
+    while scalars[_CLOCK] < state.finish[awaited]:
+        while (
+            scalars[_CURSOR] < len(p.block_ticks)
+            and (state.done[c.program.order[scalars[_CURSOR]]])
+        ):
+            scalars[_CURSOR] += 1
+        chosen = _filling(p, u, c, state, i)
+        if chosen < 0:
+            break
+        _run(p, u, chosen, state)
+    scalars[_CLOCK] = max(scalars[_CLOCK], state.finish[awaited]) + u.wait_work[awaited]
+    state.waited[awaited] = True
+
+
+@compiled
+def _run_rest(p: Precedence, u: Units, state: _State, max_move: int) -> None:
+    """Run what was put off to the end: what is followed by most goes first (Jackson's rule)."""
+    num_blocks, tails = len(p.block_ticks), _tails(p, u)
+    while state.scalars[_NUM_BLOCKS] < num_blocks:
         chosen = -1
-        for block in range(scalars[_OLDEST], num_blocks):
+        for block in range(state.scalars[_OLDEST], num_blocks):
             if (
-                not done[block]
+                not state.done[block]
                 and not state.blocks_left[block]
                 and (chosen < 0 or tails[block] > tails[chosen])
             ):
                 chosen = block
         _run_in_time(p, u, chosen, state, max_move)
-    return state.result
 
 
 @compiled
@@ -242,59 +290,57 @@ def _run_in_time(p: Precedence, u: Units, block: int, state: _State, max_move: i
 
 
 @compiled
-def _filling(
-    p: Precedence,
-    u: Units,
-    program: Pass,
-    state: _State,
-    at: Ints,
-    usual_bytes: Ints,
-    i: int,
-    awaited: int,
-    cursor: int,
-    passed: int,
-    room_bytes: int,
-    max_move: int,
-    max_overrun: float,
-) -> int:
+def _filling(p: Precedence, u: Units, c: _Course, state: _State, i: int) -> int:
     """Return the first block in order that may run in the stall before operation ``i``; -1 for
     none.
     """
-    scalars = state.scalars
-    num_blocks, clock = len(p.block_ticks), scalars[_CLOCK]
-    stall = state.finish[awaited] - clock
-    drift = scalars[_LIVE] - usual_bytes[passed]
-    for place in range(cursor, num_blocks):
-        block = program.order[place]
+    order, done, blocks_left, ticks = c.program.order, state.done, state.blocks_left, p.block_ticks
+    cursor, max_move, max_overrun = state.scalars[_CURSOR], c.max_move, c.limits.max_overrun
+    stall = state.finish[c.program.argument[i]] - state.scalars[_CLOCK]
+    for place in range(cursor, len(ticks)):
+        block = order[place]
         if _is_early(p, block, state, max_move):
             if place - cursor > 2 * max_move:
                 return -1
             continue
-        if state.done[block] or state.blocks_left[block] > 0:
+        if done[block] or blocks_left[block] > 0:
             continue
         if _is_late(p, block, state, max_move):
             continue
-        if p.block_ticks[block] - stall > max_overrun * p.block_ticks[block]:
+        if ticks[block] - stall > max_overrun * ticks[block]:
             continue
-        possible = True
-        for q in range(p.needs_begin[block], p.needs_begin[block + 1]):
-            b = u.bucket_of[p.needs_list[q]]
-            if not state.waited[b] and state.finish[b] > clock:
-                possible = False
-        if not possible:
-            continue
-        births, deaths = _bytes_of(p, block, state)
-        added = births - deaths
-        if births > 0:
-            if program.live_bytes[i] + drift + births > room_bytes:
-                continue
-            for j in range(i, at[block]):
-                if added > 0 and program.live_bytes[j] + drift + added > room_bytes:
-                    possible = False
-                    break
-        if possible:
+        if _has_results(p, u, block, state) and _has_room(p, c, block, state, i):
             return int(block)
     return -1
+
+
+@compiled
+def _has_results(p: Precedence, u: Units, block: int, state: _State) -> bool:
+    """Whether all that ``block`` needs has been transferred."""
+    there = True
+    for q in range(p.needs_begin[block], p.needs_begin[block + 1]):
+        b = u.bucket_of[p.needs_list[q]]
+        if not state.waited[b] and state.finish[b] > state.scalars[_CLOCK]:
+            there = False
+    return there
+
+
+@compiled
+def _has_room(p: Precedence, c: _Course, block: int, state: _State, i: int) -> bool:
+    """Whether there is memory for ``block`` before operation ``i`` and as long as it is ahead."""
+    births, deaths = _bytes_of(p, block, state)
+    if births <= 0:
+        return True
+    live_bytes, added = c.program.live_bytes, births - deaths
+    drift = state.scalars[_LIVE] - c.usual_bytes[state.scalars[_PASSED]]
+    room_bytes = c.room_bytes - drift
+    if live_bytes[i] + births > room_bytes:
+        return False
+    if added > 0:
+        for j in range(i, c.at[block]):
+            if live_bytes[j] + added > room_bytes:
+                return False
+    return True
 
 
 @compiled
