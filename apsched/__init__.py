@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from apsched.errors import ApschedError as ApschedError
     from apsched.errors import InfeasibleError as InfeasibleError
     from apsched.errors import InputError as InputError
+    from apsched.errors import RoundTripError as RoundTripError
     from apsched.graph.export.export import export as export
     from apsched.integrations.fsdp2 import apply_fsdp2 as apply_fsdp2
     from apsched.integrations.fsdp2 import fsdp2_plan as fsdp2_plan
@@ -43,6 +44,7 @@ _HOME = {
     "CostModel": "apsched.costs.model",
     "InfeasibleError": "apsched.errors",
     "InputError": "apsched.errors",
+    "RoundTripError": "apsched.errors",
     "MeasuredCostModel": "apsched.costs.measured_model",
     "Plan": "apsched.problem.plan.rules",
     "Result": "apsched.pipeline.result",

@@ -8,6 +8,7 @@ import torch
 
 from apsched.capture.graph_module import capture_graph_module
 from apsched.compiler.schedule_captured import scheduled
+from apsched.compiler.schedule_graph import kept_as_it_was
 from apsched.compiler.settings import Settings, memory_cap_of
 from apsched.config import DEFAULT_COMPUTE_MOVE, Caps, SolveOptions
 from apsched.costs.clusters.cluster import cluster_names, load_cluster
@@ -41,6 +42,7 @@ def optimize(
     contention: str | Contention | None = None,
     second_group: bool = False,
     seed: int = 0,
+    on_error: str = "raise",
 ) -> torch.fx.GraphModule:
     """Return ``gm`` in the fastest order and with the best buckets that the caps allow; ``gm``
     itself stays as it is.
@@ -77,6 +79,8 @@ def optimize(
         Also try gathers on a second process group of the same process ranks, so that they do not
         queue behind reductions, and keep the faster. The group is made once in the life of the
         process, by all of its process ranks.
+    on_error
+        ``"fallback"``: an error is logged, and ``gm`` itself returned.
 
     Raises
     ------
@@ -84,6 +88,9 @@ def optimize(
         Where ``gm`` cannot be scheduled; the message names the node.
     InfeasibleError
         Where no schedule keeps the caps; the message says the least that would do.
+    RoundTripError
+        Where the graph to be returned, exported and simulated again, is not what was claimed; the
+        message names the difference.
     """
     memory_cap_of(memory_cap_bytes, "memory_cap_bytes")
     settings = Settings(
@@ -99,8 +106,12 @@ def optimize(
         contention=contention,
         second_group=second_group,
         seed=seed,
+        on_error=on_error,
     )
-    return scheduled(capture_graph_module(gm), settings)
+    try:
+        return scheduled(capture_graph_module(gm), settings)
+    except Exception as error:
+        return kept_as_it_was(gm, error, settings)
 
 
 def solve(

@@ -15,7 +15,10 @@ SOURCE_HELP = (
     "a preset (`apsched models`), hf:CONFIG.json, package.module:function, a file that torch wrote"
     " when it traced a job, or a graph file"
 )
-_EPILOG = "exit status: 0 done, 1 no schedule fits the caps, 2 wrong use"
+_EPILOG = (
+    "exit status: 0 done, 1 no schedule fits the caps or a rewritten graph is not what was claimed,"
+    " 2 wrong use"
+)
 
 
 class Parser(argparse.ArgumentParser):

@@ -20,7 +20,14 @@ from apsched.costs.measured_model import MeasuredCostModel
 from apsched.errors import InfeasibleError, InputError
 from apsched.kinds import CollectiveKind
 from apsched.pipeline.load import export_graph
-from apsched.pipeline.steps import resolve_caps, rewrite, solve_graph, under_plan, with_round_trip
+from apsched.pipeline.steps import (
+    check_round_trip,
+    resolve_caps,
+    rewrite,
+    solve_graph,
+    under_plan,
+    with_round_trip,
+)
 from apsched.problem.contention_spec import as_asked
 from apsched.problem.plan.plan_file import as_plan
 from apsched.problem.problem import Problem
@@ -42,7 +49,8 @@ def scheduled(
     captured stays as it is.
 
     With ``talk`` one process rank solves for all that have this graph. ``InputError`` where the
-    graph cannot be scheduled, ``InfeasibleError`` where no schedule keeps the caps.
+    graph cannot be scheduled, ``InfeasibleError`` where no schedule keeps the caps,
+    ``RoundTripError`` where the rewritten graph is not what was claimed.
     """
     group_ranks = running_groups()
     model = settings.prices(group_ranks)
@@ -103,6 +111,7 @@ def scheduled(
         raise InfeasibleError(explain_infeasible(result))
     with _working(talk):
         rewritten = rewrite(replace(graph, problem=result.problem), result.best, progress)
+    check_round_trip(result.problem.name, rewritten)
     result = with_round_trip(result, rewritten)
     rewritten.module.meta[RESULT] = result
     setattr(rewritten.module, RESULT, result)

@@ -12,7 +12,7 @@ from apsched.cli.commands.solve import print_files
 from apsched.cli.options import cost_choice, direction, out_dir, source_request
 from apsched.errors import InputError
 from apsched.pipeline.load import LoadedGraph, LoadedSource, loaded
-from apsched.pipeline.steps import rewrite
+from apsched.pipeline.steps import check_round_trip, rewrite
 from apsched.progress import Progress
 from apsched.report.summary import console
 from apsched.units import ticks_to_us
@@ -44,11 +44,11 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
         return
     out = console(stdout)
     for entry in applied:
-        trip = {
-            True: "round trip exact",
-            False: "round trip NOT exact",
-            None: "a graph file: nothing was rewritten",
-        }[entry["round_trip_exact"]]
+        trip = (
+            "round trip exact"
+            if entry["round_trip_exact"]
+            else "a graph file: nothing was rewritten"
+        )
         out.print(
             f"{entry['name']}: step time {entry['step_time_us'] / 1000:,.3f} ms, peak"
             f" {entry['peak_memory_bytes'] / 2**30:.2f} GiB, {entry['num_launches']} collectives;"
@@ -62,8 +62,9 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
 def apply_one(
     graph: LoadedGraph, file: ScheduleFile, files: dict[str, bytes], progress: Progress
 ) -> dict[str, Any]:
-    """Replay ``file`` on ``graph``; adds the rewritten module to ``files`` and returns the
-    figures.
+    """Replay ``file`` on ``graph``; adds the rewritten module to ``files`` and returns the figures.
+
+    ``RoundTripError`` where the rewritten module is not what was claimed.
     """
     graph = replace(graph, problem=file.problem_of(graph.problem))
     scored = replay(graph.problem, file)
@@ -72,7 +73,8 @@ def apply_one(
         from apsched.artifacts.module_file import dump_module
 
         rewritten = rewrite(graph, scored, progress)
-        exact = rewritten.round_trip.exact
+        check_round_trip(graph.problem.name, rewritten)
+        exact = True
         files[f"{graph.problem.name}.py"] = dump_module(rewritten.module, graph.problem.name)
     return {
         "name": graph.problem.name,

@@ -22,10 +22,11 @@ from apsched.cli.options import (
     with_buckets,
 )
 from apsched.cli.output import refuse_infeasible
-from apsched.errors import ApschedError
+from apsched.errors import ApschedError, RoundTripError
 from apsched.pipeline.load import LoadedGraph, loaded
 from apsched.pipeline.result import Result
 from apsched.pipeline.steps import (
+    check_round_trip,
     resolve_caps,
     rewrite,
     solve_graph,
@@ -92,7 +93,9 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
         )
     if lost or unwritten:
         wrong = [*map(str, lost), *([unwritten] if unwritten else [])]
-        raise ApschedError("; ".join(wrong)) from (lost[0] if lost else None)
+        untrue = not unwritten and all(isinstance(error, RoundTripError) for error in lost)
+        kind = RoundTripError if untrue else ApschedError
+        raise kind("; ".join(wrong)) from (lost[0] if lost else None)
 
 
 def finish_graph(
@@ -105,8 +108,8 @@ def finish_graph(
     """Write the schedule back where there is an FX graph, check the round trip, and add the graph's
     files to ``files``.
 
-    Where the rewritten module cannot be made, the error is added to ``lost``: graph and schedule
-    are written all the same.
+    Where the rewritten module cannot be made, or is not what was claimed, the error is added to
+    ``lost``: graph and schedule are written all the same.
     """
     from apsched.graph.graph_file import to_bytes
 
@@ -121,7 +124,10 @@ def finish_graph(
     try:
         rewritten = rewrite(replace(graph, problem=result.problem), result.best, progress)
         result = with_round_trip(result, rewritten)
+        check_round_trip(name, rewritten)
         files[f"{name}.py"] = dump_module(rewritten.module, name)
+    except RoundTripError as error:
+        lost.append(error)
     except Exception as error:  # whatever it is, the answer is found, and its schedule is a file
         lost.append(_lost_module(name, error))
     return result
