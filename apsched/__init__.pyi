@@ -15,6 +15,7 @@ from apsched.errors import AgreementError as AgreementError
 from apsched.errors import ApschedError as ApschedError
 from apsched.errors import InfeasibleError as InfeasibleError
 from apsched.errors import InputError as InputError
+from apsched.errors import RoundTripError as RoundTripError
 from apsched.graph.export.export import export_graph as export_graph
 from apsched.pipeline.result import Result as Result
 from apsched.problem.plan.plan_file import load_plan as load_plan

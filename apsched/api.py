@@ -10,6 +10,7 @@ import torch
 
 from apsched.capture.graph_module import capture_graph
 from apsched.compiler.schedule_captured import scheduled
+from apsched.compiler.schedule_graph import kept_as_it_was
 from apsched.compiler.settings import Settings, memory_cap_of
 from apsched.config import (
     DEFAULT_COMPUTE_MOVE,
@@ -64,6 +65,7 @@ def optimize(
     time_slack: float | None = None,
     budget: float | None = None,
     seed: int | None = None,
+    on_error: str = "raise",
 ) -> torch.fx.GraphModule:
     """Return ``gm`` in the fastest order and with the best buckets that the caps allow; ``gm``
     itself stays as it is.
@@ -112,6 +114,8 @@ def optimize(
         ``noise`` (0.2); ``apsched_result.robustness`` has the figures.
     time_slack, budget, seed
         As in :class:`apsched.SolveOptions`, where ``options`` does not state them.
+    on_error
+        ``"fallback"``: an error is logged, and ``gm`` itself returned.
 
     Raises
     ------
@@ -119,6 +123,9 @@ def optimize(
         Where ``gm`` cannot be scheduled; the message names the node.
     InfeasibleError
         Where no schedule keeps the caps; the message says the least that would do.
+    RoundTripError
+        Where the graph to be returned, exported and simulated again, is not what was claimed; the
+        message names the difference.
     """
     memory_cap_of(memory_cap_bytes, "memory_cap_bytes")
     if caps is not None and caps.memory_cap_bytes is not None and memory_cap_bytes is not None:
@@ -146,8 +153,12 @@ def optimize(
         budget=search.budget,
         seed=search.seed,
         num_workers=search.num_workers,
+        on_error=on_error,
     )
-    return scheduled(capture_graph(gm), settings)
+    try:
+        return scheduled(capture_graph(gm), settings)
+    except Exception as error:
+        return kept_as_it_was(gm, error, settings)
 
 
 def solve(

@@ -3,6 +3,7 @@
     ApschedError
     ├── InputError (also ValueError)      what the user handed in is wrong          exit 2
     ├── InfeasibleError                   no schedule keeps the caps                exit 1
+    ├── RoundTripError                    a rewritten graph is not what was claimed exit 1
     └── AgreementError                    process ranks of a job do not agree       exit 2
 
 Every message says what was expected, what was found and what to do. Anything else that escapes is a
@@ -21,6 +22,12 @@ class InputError(ApschedError, ValueError):
 class InfeasibleError(ApschedError):
     """No schedule keeps the caps; the message names the caps, the nodes and the least cap that
     would do.
+    """
+
+
+class RoundTripError(ApschedError):
+    """A rewritten graph, exported and simulated again, is not what was claimed; the message names
+    the graph and the difference.
     """
 
 

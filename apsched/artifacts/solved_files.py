@@ -7,11 +7,11 @@ from typing import Any
 
 from apsched.artifacts.replay import replay
 from apsched.artifacts.schedule_file import ScheduleFile, dump_schedule
-from apsched.errors import ApschedError
+from apsched.errors import ApschedError, RoundTripError
 from apsched.graph.graph_file import to_bytes
 from apsched.pipeline.load import LoadedGraph, LoadedSource
 from apsched.pipeline.result import Result
-from apsched.pipeline.steps import rewrite, with_round_trip
+from apsched.pipeline.steps import check_round_trip, rewrite, with_round_trip
 from apsched.progress import Progress
 from apsched.units import ticks_to_us
 
@@ -26,8 +26,8 @@ def add_files(
     """Write the schedule back where there is an FX graph, check the round trip, and add the graph's
     files to ``files``.
 
-    Where the rewritten module cannot be made, the error is added to ``lost``: graph and schedule
-    are written all the same.
+    Where the rewritten module cannot be made, or is not what was claimed, the error is added to
+    ``lost``: graph and schedule are written all the same.
     """
     name = graph.problem.name
     files[f"{name}.graph"] = to_bytes(graph.dag)
@@ -40,7 +40,10 @@ def add_files(
     try:
         rewritten = rewrite(replace(graph, problem=result.problem), result.best, progress)
         result = with_round_trip(result, rewritten)
+        check_round_trip(name, rewritten)
         files[f"{name}.py"] = dump_module(rewritten.module, name)
+    except RoundTripError as error:
+        lost.append(error)
     except Exception as error:  # whatever it is, the answer is found, and its schedule is a file
         lost.append(_lost_module(name, error))
     return result
@@ -64,8 +67,9 @@ def _lost_module(name: str, error: Exception) -> ApschedError:
 def apply_one(
     graph: LoadedGraph, file: ScheduleFile, files: dict[str, bytes], progress: Progress
 ) -> dict[str, Any]:
-    """Replay ``file`` on ``graph``; adds the rewritten module to ``files`` and returns the
-    figures.
+    """Replay ``file`` on ``graph``; adds the rewritten module to ``files`` and returns the figures.
+
+    ``RoundTripError`` where the rewritten module is not what was claimed.
     """
     graph = replace(graph, problem=file.problem_of(graph.problem))
     scored = replay(graph.problem, file)
@@ -74,7 +78,8 @@ def apply_one(
         from apsched.artifacts.module_file import dump_module
 
         rewritten = rewrite(graph, scored, progress)
-        exact = rewritten.round_trip.exact
+        check_round_trip(graph.problem.name, rewritten)
+        exact = True
         files[f"{graph.problem.name}.py"] = dump_module(rewritten.module, graph.problem.name)
     return {
         "name": graph.problem.name,

@@ -13,7 +13,10 @@ SOURCE_HELP = (
     "a preset (`apsched models`), hf:CONFIG.json, package.module:function, a file that torch wrote"
     " when it traced a job, or a graph file"
 )
-EPILOG = "exit status: 0 done, 1 no schedule fits the caps, 2 wrong use"
+EPILOG = (
+    "exit status: 0 done, 1 no schedule fits the caps or a rewritten graph is not what was claimed,"
+    " 2 wrong use"
+)
 SLOWDOWN_HELP = (
     "say the least memory that is at most so much slower than the fastest (default: 2%%)"
 )

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 
 from apsched.cli.parser import build_parser
-from apsched.errors import ApschedError, InfeasibleError
+from apsched.errors import ApschedError, InfeasibleError, RoundTripError
 from apsched.unpack import unpacked_limit
 
-EXIT_DONE, EXIT_INFEASIBLE, EXIT_WRONG_USE, EXIT_INTERRUPTED = 0, 1, 2, 130
+EXIT_DONE, EXIT_NO_ANSWER, EXIT_WRONG_USE, EXIT_INTERRUPTED = 0, 1, 2, 130
 DEBUG_VARIABLE = "APSCHED_DEBUG"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command in ``argv``; return 0 (done), 1 (no schedule fits) or 2 (wrong use, or a bug
-    of apsched).
+    """Run the command in ``argv``; return 0 (done), 1 (no schedule fits, or a rewritten graph is
+    not what was claimed) or 2 (wrong use, or a bug of apsched).
 
     What captured models, torch or the solver print goes to stderr, so that stdout has the answer
     and nothing else.
@@ -26,8 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with redirect_stdout(sys.stderr), unpacked_limit(getattr(args, "unpacked_limit", None)):
             args.run(args, answer)
         answer.flush()
-    except InfeasibleError as error:
-        return _fail(error, EXIT_INFEASIBLE)
+    except (InfeasibleError, RoundTripError) as error:
+        return _fail(error, EXIT_NO_ANSWER)
     except ApschedError as error:
         return _fail(error, EXIT_WRONG_USE)
     except KeyboardInterrupt:

@@ -21,7 +21,7 @@ from apsched.errors import InfeasibleError, InputError
 from apsched.kinds import CollectiveKind
 from apsched.pipeline.load import loaded_graph
 from apsched.pipeline.solve_graph import resolve_caps, solve_graph, under_plan
-from apsched.pipeline.steps import rewrite, with_round_trip
+from apsched.pipeline.steps import check_round_trip, rewrite, with_round_trip
 from apsched.problem.contention_spec import as_asked
 from apsched.problem.problem import Problem
 from apsched.progress import Progress
@@ -42,7 +42,8 @@ def scheduled(
     captured stays as it is.
 
     With ``talk`` one process rank solves for all that have this graph. ``InputError`` where the
-    graph cannot be scheduled, ``InfeasibleError`` where no schedule keeps the caps.
+    graph cannot be scheduled, ``InfeasibleError`` where no schedule keeps the caps,
+    ``RoundTripError`` where the rewritten graph is not what was claimed.
     """
     group_ranks = running_groups()
     model = settings.prices(group_ranks)
@@ -98,6 +99,7 @@ def scheduled(
         raise InfeasibleError(explain_infeasible(result))
     with _working(talk):
         rewritten = rewrite(replace(graph, problem=result.problem), result.best, progress)
+    check_round_trip(result.problem.name, rewritten)
     result = with_round_trip(result, rewritten)
     rewritten.module.meta[RESULT] = result
     setattr(rewritten.module, RESULT, result)

@@ -46,9 +46,9 @@ def schedule_graph(
     Raises
     ------
     ApschedError
-        (``InputError``, ``InfeasibleError``) with ``on_error="raise"``, where the graph cannot be
-        scheduled; ``AgreementError`` whatever ``on_error`` says, where process ranks of the job
-        would launch different collectives, or one of them does not answer.
+        (``InputError``, ``InfeasibleError``, ``RoundTripError``) with ``on_error="raise"``, where
+        the graph cannot be scheduled; ``AgreementError`` whatever ``on_error`` says, where process
+        ranks of the job would launch different collectives, or one of them does not answer.
     """
     talk = talk or round_of(gm, settings.deadline_s)
     with talk or nullcontext():
@@ -89,13 +89,23 @@ def _scheduled_or_as_it_was(
     except AgreementError:
         raise  # the other process ranks may run something else, whatever this one does
     except Exception as error:
-        if settings.on_error == "raise":
-            raise
-        unexpected = not isinstance(error, ApschedError)
-        logger.warning(
-            "%s stays as it was: %s", name or direction_of(gm.graph), error, exc_info=unexpected
-        )
-        return gm, gm
+        same = kept_as_it_was(gm, error, settings, name)
+        return same, same
+
+
+def kept_as_it_was(
+    gm: torch.fx.GraphModule, error: Exception, settings: Settings, name: str | None = None
+) -> torch.fx.GraphModule:
+    """Return ``gm``, which ``error`` kept from being scheduled, and log that; raise ``error`` where
+    ``settings`` say so.
+    """
+    if settings.on_error == "raise":
+        raise error
+    unexpected = error if not isinstance(error, ApschedError) else None
+    logger.warning(
+        "%s stays as it was: %s", name or direction_of(gm.graph), error, exc_info=unexpected
+    )
+    return gm
 
 
 def _names(result: Result | None) -> dict[str, str]:

@@ -58,11 +58,11 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
         return
     out = console(stdout)
     for entry in applied:
-        trip = {
-            True: "round trip exact",
-            False: "round trip NOT exact",
-            None: "a graph file: nothing was rewritten",
-        }[entry["round_trip_exact"]]
+        trip = (
+            "round trip exact"
+            if entry["round_trip_exact"]
+            else "a graph file: nothing was rewritten"
+        )
         out.print(
             f"{entry['name']}: step time {entry['step_time_us'] / 1000:,.3f} ms, peak"
             f" {entry['peak_memory_bytes'] / 2**30:.2f} GiB, {entry['num_launches']} collectives;"

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from apsched.artifacts.output_dir import check_writable, write_or_rescue
     from apsched.artifacts.solved_files import add_files
     from apsched.artifacts.stated_options import stated_options
-    from apsched.errors import ApschedError
+    from apsched.errors import ApschedError, RoundTripError
     from apsched.pipeline.load import loaded
     from apsched.pipeline.solve_graph import solve_graph, under_plan
     from apsched.pipeline.steps import with_torch_schedulers
@@ -102,4 +102,6 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
         )
     if lost or unwritten:
         wrong = [*map(str, lost), *([unwritten] if unwritten else [])]
-        raise ApschedError("; ".join(wrong)) from (lost[0] if lost else None)
+        untrue = not unwritten and all(isinstance(error, RoundTripError) for error in lost)
+        kind = RoundTripError if untrue else ApschedError
+        raise kind("; ".join(wrong)) from (lost[0] if lost else None)

@@ -21,9 +21,10 @@ floor.
 """
 
 from collections import ChainMap, Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import torch
 
@@ -37,6 +38,7 @@ from apsched.fx.operands import (
     touched_bytes,
     value_of,
 )
+from apsched.fx.tensors import is_cast
 
 _ALSO_POINTWISE = frozenset(
     {
@@ -299,9 +301,7 @@ def _join(
 
     for node in nodes:
         elements, result = _elements(node), _result_elements(node)
-        feeds_collective = any(
-            _is_collective(user) for user in node.users
-        )  # a bucket may do its work while it copies in
+        may_vanish = is_cast(node) and _is_sent(node, fusion.free)  # a copy-in casts on the way
         for taken in fusion.reads[node]:
             source = _behind_views(taken, fusion.free)
             if source in fusion.kernel:
@@ -312,7 +312,7 @@ def _join(
                 )
                 if near and piece(source) == piece(node):
                     parent[find(node)] = find(source)
-            elif not (_belongs_to_collective(source) or feeds_collective):
+            elif not (_is_received(source) or may_vanish):
                 other = readers.setdefault(
                     (source, fusion.level[node], elements, result, piece(node)), node
                 )
@@ -344,14 +344,22 @@ def _levels(
 ) -> tuple[dict[torch.fx.Node, int], list[torch.fx.Node]]:
     """Return for each node the most products and waits on a way to it, and the fusible nodes: by
     those on a way to them, then by name.
+
+    What a member of a bucket receives is as far as if that member were launched alone.
     """
     level: dict[torch.fx.Node, int] = {}
     depth: dict[torch.fx.Node, int] = {}
+    of_member: dict[str, tuple[int, int]] = {}
     fusible = []
     for node in graph.nodes:
         level[node] = max((level[taken] for taken in node.all_input_nodes), default=0)
         depth[node] = max((depth[taken] for taken in node.all_input_nodes), default=0)
-        if node.op == "call_function" and (has_flops(node.target) or _waits(node)):
+        for member, sent, is_cast_on_the_way in _members_sent(node):
+            of_member[member] = level[sent] + 1, depth[sent] + is_cast_on_the_way
+        members = _note(node).get("members", ())
+        if len(members) == 1 and members[0] in of_member:
+            level[node], depth[node] = of_member[members[0]]
+        elif node.op == "call_function" and (has_flops(node.target) or _waits(node)):
             level[node] += 1
         elif (
             node.op == "call_function"
@@ -364,6 +372,16 @@ def _levels(
     return level, sorted(fusible, key=lambda node: (depth[node], node.name))
 
 
+def _members_sent(node: torch.fx.Node) -> Iterator[tuple[str, torch.fx.Node, bool]]:
+    """Yield each member of the bucket that ``node`` copies in, or launches without a copy: its
+    name, what it sends, and whether the copy casts that.
+    """
+    lists = [argument for argument in node.args if isinstance(argument, list)]
+    if _note(node).get("role") in ("copy_in", "start") and lists:
+        for member, place, sent in zip(_note(node)["members"], lists[0], lists[-1], strict=True):
+            yield member, sent, value_of(place).dtype != value_of(sent).dtype
+
+
 def _is_fusible(node: torch.fx.Node) -> bool:
     target = node.target
     if (
@@ -372,10 +390,7 @@ def _is_fusible(node: torch.fx.Node) -> bool:
         or torch.Tag.nondeterministic_seeded in target.tags
     ):
         return False
-    if (
-        node.meta.get("apsched", {}).get("role", "")
-        or next(tensors_in(node.meta.get("val")), None) is None
-    ):
+    if _has_role(node) or next(tensors_in(node.meta.get("val")), None) is None:
         return False
     name = op_name(target)
     return torch.Tag.pointwise in target.tags or name in _ALSO_POINTWISE or name in _REDUCTIONS
@@ -387,8 +402,8 @@ def _copies_bucket(node: torch.fx.Node, free: set[torch.fx.Node]) -> bool:
     """
     if op_name(node.target) not in _COPIES:
         return False
-    return any(_waits(_behind_views(taken, free)) for taken in node.all_input_nodes) or any(
-        _is_collective(user) for user in _users_behind_views(node, free)
+    return _is_sent(node, free) or any(
+        _is_received(_behind_views(taken, free)) for taken in node.all_input_nodes
     )
 
 
@@ -406,18 +421,35 @@ def _is_collective(node: torch.fx.Node) -> bool:
     return node.op == "call_function" and op_name(node.target).startswith(COLLECTIVE_NAMESPACES)
 
 
-def _belongs_to_collective(node: torch.fx.Node) -> bool:
+def _is_sent(node: torch.fx.Node, free: set[torch.fx.Node]) -> bool:
+    """Say whether a collective takes the value, alone or in a bucket."""
+    return any(_is_collective(user) or _has_role(user) for user in _users_behind_views(node, free))
+
+
+def _is_received(node: torch.fx.Node) -> bool:
     """Say whether a bucket may give this value as a part of a larger one: sharing it must not join
     kernels.
     """
-    return _waits(node) or bool(node.meta.get("apsched", {}).get("role", ""))
+    return _waits(node) or _has_role(node)
+
+
+def _note(node: torch.fx.Node) -> Mapping[str, Any]:
+    """Return what write-back noted of a node that it made (``apsched.writeback.emit``); empty for
+    others.
+    """
+    note: Mapping[str, Any] = node.meta.get("apsched", {})
+    return note
+
+
+def _has_role(node: torch.fx.Node) -> bool:
+    return bool(_note(node).get("role", ""))
 
 
 def _is_free(node: torch.fx.Node) -> bool:
     """Whether ``node`` shows memory of its first input, or works on sizes; a wait is a border,
-    whatever it shows.
+    whatever it shows, and so are nodes of a bucket.
     """
-    if node.op != "call_function" or _waits(node):
+    if node.op != "call_function" or _waits(node) or _has_role(node):
         return False
     return touches_nothing(node.target, bound_arguments(node), result_of(node))
 

@@ -133,6 +133,8 @@ def is_bucketable(analysis: Analysis, start: int) -> bool:
 def cast_before(analysis: Analysis, start: int) -> torch.fx.Node | None:
     """Return the cast whose result only the gather of ``start`` sends, where a bucket can copy in
     what comes before it.
+
+    ``None`` for a cast of what was computed: both are one kernel, and nothing is saved without it.
     """
     if analysis.calls[start].kind != CollectiveKind.ALL_GATHER or not is_bucketable(
         analysis, start
@@ -149,11 +151,18 @@ def cast_before(analysis: Analysis, start: int) -> torch.fx.Node | None:
         if not (is_contiguous(results[0]) and is_contiguous(sources[0])):
             return None
         if is_cast(node):
-            return node if results[0].dtype != sources[0].dtype else None
+            changes = results[0].dtype != sources[0].dtype
+            return node if changes and not _is_computed(analysis, node.all_input_nodes[0]) else None
         if analysis.kinds[analysis.rank_of[node]] is not NodeKind.VIEW:
             return None
         node = node.all_input_nodes[0]
     return None
+
+
+def _is_computed(analysis: Analysis, node: torch.fx.Node) -> bool:
+    while analysis.kinds[analysis.rank_of[node]] is NodeKind.VIEW and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return analysis.kinds[analysis.rank_of[node]] is NodeKind.COMPUTE
 
 
 def num_members(node: torch.fx.Node) -> int:
