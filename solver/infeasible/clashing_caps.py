@@ -49,9 +49,7 @@ class FeasibilityOracle:
     def __init__(self, instance: Instance, options: SolveOptions) -> None:
         self.instance, self.problem = instance, instance.problem
         self.options = replace(options, budget=min(options.budget, _EXACT_WORK))
-        self.largest = max(
-            (c.output_bytes for c in instance.problem.collectives if not c.on_path), default=0
-        )
+        self.largest = max((c.output_bytes for c in instance.problem.collectives), default=0)
         self._known: dict[Caps, tuple[bool | None, Scored | None]] = {}
 
     def __call__(self, caps: Caps) -> tuple[bool | None, Scored | None]:
