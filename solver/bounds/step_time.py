@@ -362,7 +362,9 @@ def _tails(
         copies = np.where(
             arrays.kind[mine] == ALL_GATHER, arrays.copy_out_ticks[mine], 0
         )  # may run during the last transfer
-        either = np.minimum(np.maximum(work[mine] - arrays.epilogue_ticks[mine] - copies, 0), bytes_ticks)
+        either = np.minimum(
+            np.maximum(work[mine] - arrays.epilogue_ticks[mine] - copies, 0), bytes_ticks
+        )
         for i in range(len(mine)):
             slot = arrays.ready_slot[mine[i]]
             if (i + 1 < len(mine) and arrays.ready_slot[mine[i + 1]] == slot) or (

@@ -192,9 +192,7 @@ def in_flight(order: Order) -> None:
     if cap is None:
         return
     moving = [
-        (c, m.output_bytes)
-        for c, m in enumerate(events.problem.collectives)
-        if m.output_bytes
+        (c, m.output_bytes) for c, m in enumerate(events.problem.collectives) if m.output_bytes
     ]
     scale = max((size for _, size in moving), default=1) / 1000
     for d in range(len(events.start)):

@@ -32,7 +32,9 @@ class BrokenClaim:
     schedule: Schedule
 
 
-def random_case(seed: int, *, max_collectives: int = 3, max_compute: int = 4) -> tuple[Problem, Caps]:
+def random_case(
+    seed: int, *, max_collectives: int = 3, max_compute: int = 4
+) -> tuple[Problem, Caps]:
     """Return problem and caps of ``seed``: with prologues, epilogues, casts, streams, and by chance
     kernels, cuts, a plan and coalesced forms.
     """

@@ -167,7 +167,9 @@ class _Search:
         steps, at = _steps(problem, buckets, bucket_of)
         self.steps = steps
         index = {step: i for i, step in enumerate(steps)}
-        self.place_of = {index[Step(StepKind.NODE, n)]: k for n, k in problem.captured_places.items()}
+        self.place_of = {
+            index[Step(StepKind.NODE, n)]: k for n, k in problem.captured_places.items()
+        }
         self.compute = _bits(self.place_of)
         self.fixed = None if order is None else [index[Step(StepKind.NODE, n)] for n in order]
         self.before, self.possible = _before(problem, buckets, index, at)
@@ -435,7 +437,9 @@ def _launches(
                 output_bytes=sum(problem.collectives[c].output_bytes for c in members),
                 start=index[at[first.start]],
                 wait=index[at[first.wait] if b is None else Step(StepKind.WAIT, b)],
-                needs=_bits(index[at[node]] for node in needs) if caps.max_prefetch is not None else 0,
+                needs=_bits(index[at[node]] for node in needs)
+                if caps.max_prefetch is not None
+                else 0,
             )
         )
     return launches
