@@ -12,7 +12,6 @@ from apsched.compiler.settings import Settings, memory_cap_of
 from apsched.config import DEFAULT_COMPUTE_MOVE, Caps, SolveOptions
 from apsched.costs.clusters.cluster import cluster_names, load_cluster
 from apsched.costs.model import CostModel
-from apsched.pipeline.compute_move_cap import moving_where_it_pays
 from apsched.pipeline.result import Result, result_of
 from apsched.pipeline.steps import check_answer, log_metrics, with_bitwise_price
 from apsched.problem.build import build_problem
@@ -123,8 +122,8 @@ def solve(
     """Return the fastest schedule of ``graph`` (a DAG of ``export`` or a graph file, or a Problem)
     within the caps; ``None`` is no limit.
 
-    Where it has nothing to hide compute stays as captured, whatever ``max_compute_move`` says
-    (``Result.caps`` has what held). ``plan`` has rules for collectives by name: an
+    Where it has nothing to hide compute stays as captured, whatever ``max_compute_move`` says; the
+    bounds hold for all orders that it allows. ``plan`` has rules for collectives by name: an
     :class:`apsched.Plan`, or the path of a plan file. What it leaves open is decided here. With
     ``bitwise``, gradients are reduced in the buckets and payload order of eager FSDP2;
     ``Result.bitwise`` says what that costs. ``contention`` is who slows whom, in full or as for
@@ -151,10 +150,9 @@ def solve(
     rules = as_plan(plan)
     check_matches([problem], rules)
     free, problem = restricted(problem, rules), restricted(problem, rules, bitwise=bitwise)
-    from apsched.solver import solve as search
+    from apsched.solver import solve_as_asked as search
     from apsched.what_if.robust import made_robust
 
-    caps = moving_where_it_pays(problem, caps)
     asked = ScenarioOptions(count=scenarios, noise=noise, measure=robust) if scenarios else None
     options = options or SolveOptions()
     answer: SolveResult = search(problem, caps, options)

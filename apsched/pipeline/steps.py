@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from apsched.config import Caps, MilpOptions, SolveOptions
 from apsched.errors import InputError
 from apsched.graph.cost_shares import cost_shares
-from apsched.pipeline.compute_move_cap import moving_where_it_pays
 from apsched.pipeline.load import LoadedGraph
 from apsched.pipeline.result import BitwisePrice, Result, result_of
 from apsched.problem.plan.apply import check_matches, restricted
@@ -96,9 +95,7 @@ def resolve_caps(
     or (unstated) the device's memory.
 
     ``options`` are those that solve it: what a smaller budget knows of the least memory is less.
-    Compute stays as captured where it has nothing to hide.
     """
-    caps = moving_where_it_pays(graph.problem, caps)
     if memory_cap is None:
         if graph.device_memory_bytes is None:
             raise InputError(
@@ -108,10 +105,11 @@ def resolve_caps(
         return replace(caps, memory_cap_bytes=graph.device_memory_bytes)
     if not memory_cap.above_floor:
         return replace(caps, memory_cap_bytes=memory_cap.size_bytes)
-    from apsched.solver import least_memory
+    from apsched.solver import least_memory, moving_where_it_pays
 
+    searched = moving_where_it_pays(graph.problem, replace(caps, memory_cap_bytes=None))
     with progress.stage(f"least memory {graph.problem.name}"):
-        floor_bytes, _ = least_memory(graph.problem, replace(caps, memory_cap_bytes=None), options)
+        floor_bytes, _ = least_memory(graph.problem, searched, options)
     return replace(caps, memory_cap_bytes=floor_bytes + (memory_cap.size_bytes or 0))
 
 
@@ -136,7 +134,7 @@ def solve_graph(
     is solved once more with gathers on groups of their own; ``Result.problem`` is that of the
     faster answer.
     """
-    from apsched.solver import solve, solve_with_milp
+    from apsched.solver import moving_where_it_pays, solve_as_asked, solve_with_milp
     from apsched.what_if.robust import made_robust
 
     if second_group:
@@ -150,7 +148,9 @@ def solve_graph(
             alone, second, key=lambda result: (result.best is None, result.step_time_us or 0.0)
         )
 
-    search = search or partial(solve, progress=progress.solver)
+    search = search or partial(solve_as_asked, progress=progress.solver)
+    if milp is not None:  # it decides no order: its claims are about the one that the caps name
+        caps = moving_where_it_pays(graph.problem, caps)
     with progress.stage(f"solve {graph.problem.name}") as took:
         answer = (
             search(graph.problem, caps, options)
@@ -174,7 +174,7 @@ def solve_graph(
         log_metrics(result)
         if graph.without_bitwise is not None:
             result = with_bitwise_price(
-                result, graph.without_bitwise, lambda other: solve(other, caps, options)
+                result, graph.without_bitwise, lambda other: solve_as_asked(other, caps, options)
             )
     return replace(result, seconds={**graph.seconds, "solve": took["seconds"], "write_back": 0.0})
 

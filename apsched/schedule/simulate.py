@@ -55,7 +55,7 @@ class Timeline:
     live_bytes: tuple[int, ...]
     """At each step."""
     in_flight_bytes: tuple[int, ...]
-    """Output bytes of collectives, on-path ones too, started and not yet waited for, at each step."""
+    """Output bytes of all collectives, started and not yet waited for, at each step."""
     step_time_ticks: int
     exposed_ticks: int
     """Time that the compute stream stands still, the tail after its last node included."""

@@ -13,7 +13,6 @@ from apsched.artifacts.schedule_file import bind_schedule, dump_schedule, parse_
 from apsched.config import Caps, SolveOptions
 from apsched.costs.clusters.cluster import Cluster
 from apsched.graph.graph_file import from_bytes
-from apsched.pipeline.compute_move_cap import moving_where_it_pays
 from apsched.pipeline.load import LoadedGraph
 from apsched.pipeline.result import Result, result_of
 from apsched.pipeline.steps import check_answer, resolve_caps, solve_graph
@@ -116,9 +115,7 @@ def point_along_caps(
     graph, along = _graph(asked), _along(asked)
     schedules = tuple(_schedule(asked, start) for start in starts)
     answer = along.at(memory_cap_bytes, schedules, known)
-    caps = replace(
-        moving_where_it_pays(graph.problem, asked.caps), memory_cap_bytes=memory_cap_bytes
-    )
+    caps = replace(asked.caps, memory_cap_bytes=memory_cap_bytes)
     result = result_of(graph.problem, caps, answer, cluster=graph.dag.graph["cluster"], seconds={})
     check_answer(result)
     return _outcome(result, ALONG, began)
@@ -172,7 +169,7 @@ def _graph(asked: Question) -> LoadedGraph:
 @lru_cache(maxsize=2)
 def _along(asked: Question) -> AlongCaps:
     problem = _graph(asked).problem
-    return AlongCaps(problem, moving_where_it_pays(problem, asked.caps), asked.options)
+    return AlongCaps(problem, asked.caps, asked.options)
 
 
 @lru_cache(maxsize=64)
