@@ -10,7 +10,7 @@ from apsched.config import Caps, SolveOptions
 from apsched.problem.problem import Problem
 from apsched.schedule.result import SolveResult, Status
 from apsched.schedule.schedule import Schedule
-from apsched.solver import solve
+from apsched.solver import solve, solve_as_asked
 from tests.helpers.problems.random_plans import planned
 from tests.helpers.problems.strategies import (
     random_caps,
@@ -52,9 +52,22 @@ def random_case(
     return problem, replace(caps, max_compute_move=rng.choice((0, 0, 1, 2, 200, None)))
 
 
-def answer(problem: Problem, caps: Caps) -> SolveResult:
-    """Return the answer whose claims are judged."""
-    return solve(problem, caps, SolveOptions(time_slack=0.0, budget=2.0))
+def answer(problem: Problem, caps: Caps, *, as_asked: bool) -> SolveResult:
+    """Return the answer whose claims are judged; ``as_asked``: of a search that may keep compute as
+    captured where the caps let it move.
+    """
+    solved = solve_as_asked if as_asked else solve
+    return solved(problem, caps, SolveOptions(time_slack=0.0, budget=2.0))
+
+
+def judged(seed: int) -> tuple[SolveResult, list[BrokenClaim]]:
+    """Return the answer to the case of ``seed``, and its false claims.
+
+    ``TooLargeError`` where some claim takes too long to judge.
+    """
+    problem, caps = random_case(seed)
+    result = answer(problem, caps, as_asked=seed % 2 == 1)
+    return result, list(broken_claims(problem, caps, result))
 
 
 def broken_claims(problem: Problem, caps: Caps, result: SolveResult) -> Iterator[BrokenClaim]:
