@@ -25,7 +25,7 @@ class Caps:
     max_prefetch: int | None = None
     """Compute nodes between a start and the first compute node that needs its result."""
     in_flight_cap_bytes: int | None = None
-    """Output bytes of FSDP collectives started and not yet waited for."""
+    """Output bytes of all collectives, on-path ones too, started and not yet waited for."""
     max_compute_move: int | None = 0
     """Places among the compute nodes by which one of them may move from where it was captured."""
 

@@ -1,5 +1,7 @@
 """Problem -> schedule. Knows no torch."""
 
+from apsched.solver.as_asked import solve_as_asked
+from apsched.solver.compute_move_cap import moving_where_it_pays
 from apsched.solver.frontier import AlongCaps, Known
 from apsched.solver.milp.answer import solve_with_milp
 from apsched.solver.reorder.min_memory import least_memory, schedule_of_least_memory
@@ -12,7 +14,9 @@ __all__ = [
     "Known",
     "best_changes",
     "least_memory",
+    "moving_where_it_pays",
     "schedule_of_least_memory",
     "solve",
+    "solve_as_asked",
     "solve_with_milp",
 ]

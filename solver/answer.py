@@ -163,7 +163,7 @@ def _infeasible(task: Task, answer: Answer) -> SolveResult:
 def _found(task: Task, answer: Answer, best: Scored, *, is_answer: bool) -> SolveResult:
     """Return the result; the bounds on memory and launches hold for every order that may be."""
     instance, floor = task.whole.instance, task.whole.floor
-    if task.whole.mover is not None:
+    if instance.caps.max_compute_move != 0:
         instance = replace(instance, arrays=without_places(instance.arrays))
     later = later_bounds(
         instance, best, answer.limit_ticks, max(floor.bound_bytes, answer.peak_bound_bytes)

@@ -25,6 +25,7 @@ from apsched.solver.arrays.relaxed import without_places
 from apsched.solver.arrays.reordered import may_move
 from apsched.solver.baselines import baselines
 from apsched.solver.bounds.memory_and_launches import later_bounds
+from apsched.solver.compute_move_cap import moving_where_it_pays
 from apsched.solver.program.to_schedule import expand
 from apsched.solver.reorder.reorder import ComputeMover
 from apsched.solver.search.late_waits import late_waits
@@ -52,7 +53,8 @@ class AlongCaps:
         self._problem, self._options = problem, options
         self._caps = replace(caps, memory_cap_bytes=None)
         self._instance = Instance.of(problem, self._caps)
-        self._mover = ComputeMover(self._instance) if may_move(problem, caps) else None
+        searched = moving_where_it_pays(problem, caps)
+        self._mover = ComputeMover(self._instance) if may_move(problem, searched) else None
         self._made = baselines(self._instance)
         self._timelines = {made.name: simulate(problem, made.schedule) for made in self._made}
         self._scored: dict[Schedule, Scored] = {}
@@ -77,7 +79,7 @@ class AlongCaps:
         ) < _value(best):
             best, solved_by = found, SolvedBy.ALONG_CAPS
         places = self._instance.arrays
-        if self._mover is not None:
+        if self._caps.max_compute_move != 0:
             places = without_places(places)
         later = later_bounds(
             replace(self._instance, arrays=places, caps=caps),

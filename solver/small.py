@@ -9,6 +9,7 @@ from apsched.config import SolveOptions
 from apsched.schedule.result import BoundSource, Scored, SolvedBy
 from apsched.schedule.score import score
 from apsched.solver.answer import Answer, Hint, Task, slack_limit
+from apsched.solver.arrays.floated import normal_form_is_all
 from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.reordered import Orders
 from apsched.solver.bounds.step_time import TimeBound
@@ -16,7 +17,7 @@ from apsched.solver.cpsat.model import Exact, ExactModel
 from apsched.solver.program.evaluate import evaluate
 from apsched.solver.program.program import Program
 from apsched.solver.program.to_schedule import expand
-from apsched.solver.reorder.min_memory import horizon_ticks
+from apsched.solver.reorder.min_memory import floated_model, horizon_ticks
 from apsched.solver.reorder.reorder import ComputeMover, Moved
 from apsched.solver.search.just_in_time import just_in_time
 from apsched.solver.search.late_waits import late_waits
@@ -48,16 +49,33 @@ def solve_whole(task: Task) -> Answer:
     hint = Hint(program=start) if start is not None else None
     answer = _solve_exactly(task, None, task.options, hint)
     if at.mover is None:
-        return answer
+        return _for_all_schedules(task, task.options, answer)
     hint = _hint_in_some_order(task, at.mover, search, answer)
     less = replace(task.options, budget=task.options.budget * _SHARE_OF_ORDER)
     other = _solve_exactly(task, at.mover.orders, less, hint)
     best = min(other, answer, key=lambda a: a.value)
-    return replace(
+    best = replace(
         best,
         bound=other.bound,
         deterministic_work=answer.deterministic_work + other.deterministic_work,
     )
+    return _for_all_schedules(task, less, best)
+
+
+def _for_all_schedules(task: Task, options: SolveOptions, answer: Answer) -> Answer:
+    """Return ``answer``; where normal form leaves schedules out, with the bound of the whole
+    formulation on a relaxation that has them all, if that is closer.
+    """
+    at, bound = task.fitting.instance, answer.bound
+    if normal_form_is_all(at.problem, at.caps):
+        return answer
+    if answer.schedule is None or answer.fastest_ticks <= bound.ticks:
+        return answer
+    exact = floated_model(at).minimize_step_time(options, None)
+    if bound.ticks < exact.bound <= answer.fastest_ticks:
+        bound = TimeBound(ticks=exact.bound, source=BoundSource.CP_SAT)
+    work = answer.deterministic_work + exact.deterministic_work
+    return replace(answer, bound=bound, deterministic_work=work)
 
 
 def _hint_in_some_order(
@@ -146,14 +164,16 @@ def _solve_exactly(
     """The whole formulation, objective after objective, the order of the compute included where
     there are ``orders``.
 
-    Its bounds count where no order is left out.
+    Its bounds count where no schedule is left out.
     """
+    at = task.fitting.instance
     bound, kept_bytes = task.bound, task.fitting.instance.arrays.kept_bytes
-    all_orders = task.fitting.mover is None if orders is None else not orders.keeps_together
+    no_order_left_out = (orders is None) == (task.fitting.mover is None)
+    all_schedules = no_order_left_out and normal_form_is_all(at.problem, at.caps)
     whole = _Formulation(task.fitting.instance, orders, options)
     model = whole.model
     first, start = whole.minimized(model.minimize_step_time, hint)
-    if all_orders and start is not None and first.bound > bound.ticks:
+    if all_schedules and start is not None and first.bound > bound.ticks:
         bound = TimeBound(ticks=first.bound, source=BoundSource.CP_SAT)
     best = start or hint
     if best is None:
@@ -184,7 +204,7 @@ def _solve_exactly(
         solved_by=SolvedBy.CP_SAT,
         fastest_ticks=time,
         limit_ticks=limit,
-        peak_bound_bytes=peak.bound + kept_bytes if all_orders else 0,
-        launches_bound=launches.bound if all_orders else 0,
+        peak_bound_bytes=peak.bound + kept_bytes if all_schedules else 0,
+        launches_bound=launches.bound if all_schedules else 0,
         deterministic_work=whole.deterministic_work,
     )

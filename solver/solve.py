@@ -16,7 +16,7 @@ from apsched.solver.answer import (
     scored_start,
 )
 from apsched.solver.arrays.instance import Instance
-from apsched.solver.arrays.reordered import may_move
+from apsched.solver.arrays.reordered import Orders, may_move
 from apsched.solver.baselines import baselines
 from apsched.solver.bounds.best import best_bound
 from apsched.solver.bounds.step_time import TimeBound
@@ -52,7 +52,7 @@ def solve(
     instance = Instance.of(problem, caps)
     mover = ComputeMover(instance) if may_move(problem, instance.caps) else None
 
-    bound = best_bound(instance, None if mover is None else mover.orders)
+    bound = best_bound(instance, _orders_asked(instance, mover))
     report = _reporter(progress, bound)
     report("bounds", -1)
 
@@ -83,6 +83,15 @@ def solve(
     else:
         answer = solve_large(task, like=uncontended)
     return result_of(task, answer, given=given, uncontended=uncontended)
+
+
+def _orders_asked(instance: Instance, mover: ComputeMover | None) -> Orders | None:
+    """Return the orders of the compute that the caps allow, also where the search keeps the one as
+    captured; ``None`` where there is only that.
+    """
+    if mover is not None:
+        return mover.orders
+    return None if instance.caps.max_compute_move == 0 else Orders(instance)
 
 
 def _reporter(progress: Progress | None, bound: TimeBound) -> Report:

@@ -28,7 +28,7 @@ from apsched.progress import Progress
 from apsched.quantities import MemoryCap
 from apsched.report.explanation import explain_infeasible
 from apsched.schedule.result import SolveResult
-from apsched.solver import solve
+from apsched.solver import solve_as_asked
 from apsched.torch_compat.graphs import process_group_names
 
 RESULT = "apsched_result"
@@ -88,7 +88,7 @@ def scheduled(
         start = None if file is None else bind_schedule(file, problem)
         sources, solving = (
             replace(settings.answers, start=start),
-            partial(solve, progress=progress.solver, start=start),
+            partial(solve_as_asked, progress=progress.solver, start=start),
         )
         return answered(problem, caps, options, solving, sources=sources, round_=talk)
 

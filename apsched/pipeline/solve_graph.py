@@ -14,7 +14,6 @@ from functools import partial
 from apsched.config import Caps, MilpOptions, ScenarioOptions, SolveOptions
 from apsched.errors import InputError
 from apsched.graph.cost_shares import cost_shares
-from apsched.pipeline.compute_move_cap import moving_where_it_pays
 from apsched.pipeline.load import LoadedGraph
 from apsched.pipeline.result import BitwisePrice, Result, result_of
 from apsched.problem.plan.apply import check_matches, restricted
@@ -80,8 +79,6 @@ def under_plan(graphs: Sequence[LoadedGraph], request: SolveRequest) -> tuple[Lo
 def resolve_caps(graph: LoadedGraph, request: SolveRequest, progress: Progress) -> Caps:
     """Return the caps of ``request`` for ``graph``: the memory cap in bytes, as stated, above the
     least feasible, or (unstated) the device's memory.
-
-    Compute stays as captured where it has nothing to hide.
     """
     memory_cap = request.memory_cap
     if memory_cap is None:
@@ -95,20 +92,18 @@ def resolve_caps(graph: LoadedGraph, request: SolveRequest, progress: Progress) 
 
 
 def caps_of_problem(problem: Problem, request: SolveRequest, progress: Progress) -> Caps:
-    """Return the caps of ``request``, whose memory cap is stated, for ``problem``: the only place
-    that decides where compute may move.
-    """
+    """Return the caps of ``request``, whose memory cap is stated, for ``problem``."""
     assert request.memory_cap is not None
-    caps = moving_where_it_pays(problem, request.caps)
+    caps = request.caps
     size_bytes = request.memory_cap.size_bytes
     if not request.memory_cap.above_floor:
         return replace(caps, memory_cap_bytes=size_bytes)
-    from apsched.solver import least_memory
+    from apsched.solver import least_memory, moving_where_it_pays
 
+    searched = moving_where_it_pays(problem, replace(caps, memory_cap_bytes=None))
     with progress.stage(f"least memory {problem.name}"):
-        floor_bytes, _ = least_memory(
-            problem, replace(caps, memory_cap_bytes=None), request.options
-        )  # a smaller budget knows less of the least memory
+        # a smaller budget knows less of the least memory
+        floor_bytes, _ = least_memory(problem, searched, request.options)
     return replace(caps, memory_cap_bytes=floor_bytes + (size_bytes or 0))
 
 
@@ -175,11 +170,13 @@ def _solved(
     search: Search | None,
     working: Working,
 ) -> Result:
-    from apsched.solver import solve, solve_with_milp
+    from apsched.solver import moving_where_it_pays, solve_as_asked, solve_with_milp
     from apsched.what_if.robust import made_robust
 
     options, robustness = request.options, None
-    search = search or partial(solve, progress=progress.solver)
+    search = search or partial(solve_as_asked, progress=progress.solver)
+    if request.milp is not None:  # it decides no order: its claims are about the one of the caps
+        caps = moving_where_it_pays(problem, caps)
     with progress.stage(f"solve {problem.name}") as took:
         answer = (
             search(problem, caps, options)
@@ -202,11 +199,11 @@ def _with_bitwise_price(result: Result, without: Problem, options: SolveOptions)
     """Return ``result``, of a problem in bitwise mode, with what that costs; ``without`` is the
     problem without it.
     """
-    from apsched.solver import solve
+    from apsched.solver import solve_as_asked
 
     if BITWISE_RULE not in result.problem.rules or result.best is None:
         return result
-    other = solve(without, result.caps, options)
+    other = solve_as_asked(without, result.caps, options)
     ticks = result.answer.fastest_ticks  # a schedule in bitwise mode is one without it, too
     least = ticks if other.best is None else min(ticks, other.fastest_ticks)
     return replace(

@@ -55,7 +55,7 @@ class Timeline:
     live_bytes: tuple[int, ...]
     """At each step."""
     in_flight_bytes: tuple[int, ...]
-    """Output bytes of FSDP collectives started and not yet waited for, at each step."""
+    """Output bytes of all collectives, started and not yet waited for, at each step."""
     step_time_ticks: int
     exposed_ticks: int
     """Time that the compute stream stands still, the tail after its last node included."""
@@ -200,11 +200,7 @@ def _in_flight_bytes(
 ) -> tuple[int, ...]:
     delta = [0] * (num_steps + 1)
     for transfer in transfers:
-        size = sum(
-            problem.collectives[c].output_bytes
-            for c in transfer.members
-            if not problem.collectives[c].on_path
-        )
+        size = sum(problem.collectives[c].output_bytes for c in transfer.members)
         delta[transfer.start_step] += size
         delta[transfer.wait_step] -= size
     return tuple(accumulate(delta[:num_steps]))

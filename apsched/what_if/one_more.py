@@ -17,7 +17,7 @@ from apsched.quantities import show_bytes
 from apsched.schedule.analysis.usage import chosen
 from apsched.schedule.result import SolveResult
 from apsched.schedule.simulate import simulate
-from apsched.solver import solve
+from apsched.solver import solve_as_asked
 
 MORE_MEMORY_BYTES = 2**30
 
@@ -158,7 +158,7 @@ def _solved(
     again = simulate(
         problem, known.best.schedule
     ).step_time_ticks  # it still fits: only prices or caps got lower or looser
-    found = solve(problem, caps, options)
+    found = solve_as_asked(problem, caps, options)
     ticks = min(
         again, known.best.step_time_ticks, *([found.best.step_time_ticks] if found.best else [])
     )

@@ -14,10 +14,9 @@ from apsched.config import Caps, ScenarioOptions, SolveOptions
 from apsched.problem.problem import Problem
 from apsched.schedule.result import Scored, SolveResult
 from apsched.schedule.score import score
-from apsched.solver import solve
+from apsched.solver import moving_where_it_pays, solve
 from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.relaxed import without_places
-from apsched.solver.arrays.reordered import may_move
 from apsched.solver.bounds.memory_and_launches import later_bounds
 from apsched.what_if.robustness import Robustness, Spread
 from apsched.what_if.scenarios import (
@@ -50,8 +49,11 @@ def made_robust(
     hardest = sorted(range(len(drawn)), key=lambda k: (-times[k], k))[:_SCENARIOS_SOLVED]
     limit = min((b.step_time_ticks for b in answer.baselines if b.fits), default=None)
     best, chosen, count = answer.best, as_priced, 1
+    searched = moving_where_it_pays(problem, caps)
     for name, other in _others(problem, asked, [(k, drawn[k]) for k in hardest]):
-        found = solve(other, caps, replace(options, budget=options.budget * _SHARE_OF_BUDGET)).best
+        found = solve(
+            other, searched, replace(options, budget=options.budget * _SHARE_OF_BUDGET)
+        ).best
         if found is None:
             continue
         count += 1
@@ -115,7 +117,7 @@ def _with_best(
 ) -> SolveResult:
     """Return ``answer`` with another schedule, and the bounds that it is measured by."""
     instance = Instance.of(problem, caps)
-    if may_move(problem, caps):
+    if caps.max_compute_move != 0:
         instance = replace(instance, arrays=without_places(instance.arrays))
     later = later_bounds(
         instance,

@@ -15,6 +15,7 @@ import numpy as np
 from apsched.config import Caps
 from apsched.kinds import NodeKind
 from apsched.problem.problem import Problem
+from apsched.solver.arrays.floated import asks_for_places
 from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.problem_arrays import ALL_GATHER, Bools, Ints, ProblemArrays
 from apsched.units import ALLOCATION_BYTES
@@ -24,11 +25,7 @@ def may_move(problem: Problem, caps: Caps) -> bool:
     """Whether compute may leave its place: the cap allows it, and no rule of the user's plan names
     places among the compute nodes.
     """
-    placed = any(
-        c.restriction.start_slots is not None or c.restriction.wait_slots is not None
-        for c in problem.collectives
-    )
-    return caps.max_compute_move != 0 and not placed
+    return caps.max_compute_move != 0 and not asks_for_places(problem)
 
 
 class Precedence(NamedTuple):

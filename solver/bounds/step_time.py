@@ -17,17 +17,18 @@ order. In ticks:
     E_k    lower bound on the begin of compute node k;  R_k on when slot k, the place before it,
            is reached: R_0 = 0, R_{k+1} = E_k + d_k
 
-    (B1)  E_k >= R_k;  E_k >= sum_{i<k} d_i + sum_{c needed at or before k} o_c
+    (B1)  E_k >= R_k;  E_k >= sum_{i<k} d_i + sum_{c needed at or before k} (o_c without epilogue,
+          which may run later)
     (B2)  E_k >= L(gathers of a stream needed at or before k)
           all must have been transferred
     (B3)  E_k >= R_ready(c) + launch of c + T_c,  k = need(c)
           and along chains of collectives that wait for each other
     (B4)  step time >= E_k + sum_{i>=k} d_i + W(reductions ready after k)
     (B5)  step time >= R_k + L(S),  S = reductions of a stream ready at or after slot k: they are
-          launched behind it step time >= sum_{i<k} d_i + sum_{c needed before k} o_c + max_{c in S}
-          T_c + sum_{other reductions c of the stream} min(o_c without epilogue, least slope of the
-          price * bytes_c): each is launched before the largest of S, or transferred with or after
-          it
+          launched behind it;  step time >= sum_{i<k} d_i + sum_{c needed before k} (o_c without
+          epilogue) + max_{c in S} T_c + sum_{other reductions c of the stream} min(o_c without
+          epilogue, least slope of the price * bytes_c): each is launched before the largest of S,
+          or transferred with or after it
     (B6)  step time >= sum_i d_i + W(all collectives)                     the compute stream
     (B7)  step time >= L(all collectives of a stream) + the compute order before the first can start
          + the compute order after the last must have ended
@@ -218,7 +219,7 @@ def _begins(instance: Instance, work: Ints) -> tuple[Ints, Ints, list[str]]:
         if floor[k] > begin[k]:
             begin[k], source[k] = floor[k], why[k]
         for c in by_need.get(k, ()) if k < num_compute else ():
-            done += int(work[c])
+            done += int(work[c] - arrays.epilogue_ticks[c])
             end = _earliest_end(arrays, c, reached, takes, finish)
             if end > begin[k]:
                 begin[k], source[k] = (
@@ -347,7 +348,7 @@ def _tails(
     moving = np.nonzero((arrays.need_slot >= num_compute) & ~arrays.on_path)[0]
     needed = np.nonzero(arrays.need_slot < num_compute)[0]
     steps = np.concatenate(([0], arrays.compute_ticks))
-    np.add.at(steps, arrays.need_slot[needed] + 1, work[needed])
+    np.add.at(steps, arrays.need_slot[needed] + 1, (work - arrays.epilogue_ticks)[needed])
     done = np.cumsum(steps)  # done[k]: work that is behind when slot k is reached
     for stream in range(arrays.num_streams):
         mine = moving[arrays.stream[moving] == stream]
@@ -358,11 +359,12 @@ def _tails(
                 for c in mine
             ]
         ).astype(np.int64)
-        epilogues = arrays.epilogue_ticks[mine]
         copies = np.where(
             arrays.kind[mine] == ALL_GATHER, arrays.copy_out_ticks[mine], 0
         )  # may run during the last transfer
-        either = np.minimum(np.maximum(work[mine] - epilogues - copies, 0), bytes_ticks)
+        either = np.minimum(
+            np.maximum(work[mine] - arrays.epilogue_ticks[mine] - copies, 0), bytes_ticks
+        )
         for i in range(len(mine)):
             slot = arrays.ready_slot[mine[i]]
             if (i + 1 < len(mine) and arrays.ready_slot[mine[i + 1]] == slot) or (

@@ -190,7 +190,7 @@ def _life(
 
 
 def in_flight(v: Variables) -> None:
-    """(16) In flight: the output bytes of FSDP collectives started and not yet waited for are
+    """(16) In flight: the output bytes of collectives started and not yet waited for are
     within their cap.
 
     for all positions p:  sum_{h: v[start h] <= p < u[wait h]} sum_c out[c] x[c,h] <= in-flight cap
@@ -200,8 +200,6 @@ def in_flight(v: Variables) -> None:
         return
     k, lives = v.arrays, []
     for h in v.alone:
-        if k.on_path[h]:
-            continue
         first, wait = v.units[StepKind.START, h].last, v.units[StepKind.WAIT, h].first
         length = v.model.new_int_var(1, v.last_position, f"flight[{h}]")
         interval = v.model.new_optional_interval_var(

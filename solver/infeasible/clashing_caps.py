@@ -14,15 +14,21 @@ from apsched.schedule.result import Relaxation, Scored
 from apsched.schedule.schedule import Schedule, as_captured
 from apsched.schedule.score import score
 from apsched.schedule.simulate import simulate
+from apsched.solver.arrays.floated import normal_form_is_all
 from apsched.solver.arrays.instance import Instance
-from apsched.solver.arrays.reordered import may_move
+from apsched.solver.arrays.reordered import Orders, may_move
 from apsched.solver.bounds.any_order.memory import memory_bound_of_any_order
 from apsched.solver.bounds.step_time import memory_bound
 from apsched.solver.cpsat.model import ExactModel
 from apsched.solver.infeasible.clashing_plan import plan_clashes
 from apsched.solver.program.to_schedule import expand
 from apsched.solver.reorder.lower_peak import lower_peak
-from apsched.solver.reorder.min_memory import horizon_ticks, is_small, least_memory
+from apsched.solver.reorder.min_memory import (
+    floated_model,
+    horizon_ticks,
+    is_small,
+    least_memory,
+)
 from apsched.solver.reorder.reorder import ComputeMover
 from apsched.solver.search.just_in_time import just_in_time
 
@@ -42,9 +48,7 @@ class FeasibilityOracle:
     def __init__(self, instance: Instance, options: SolveOptions) -> None:
         self.instance, self.problem = instance, instance.problem
         self.options = replace(options, budget=min(options.budget, _EXACT_WORK))
-        self.largest = max(
-            (c.output_bytes for c in instance.problem.collectives if not c.on_path), default=0
-        )
+        self.largest = max((c.output_bytes for c in instance.problem.collectives), default=0)
         self._known: dict[Caps, tuple[bool | None, Scored | None]] = {}
 
     def __call__(self, caps: Caps) -> tuple[bool | None, Scored | None]:
@@ -58,7 +62,7 @@ class FeasibilityOracle:
     def _decide(self, caps: Caps) -> tuple[bool | None, Scored | None]:
         moves = may_move(self.problem, caps)
         if caps.memory_cap_bytes is not None and caps.memory_cap_bytes < self._memory_bound(
-            moves=moves
+            moves=caps.max_compute_move != 0
         ):
             return False, None
         if caps.in_flight_cap_bytes is not None and caps.in_flight_cap_bytes < self.largest:
@@ -83,17 +87,13 @@ class FeasibilityOracle:
         if exact.program is not None:
             there = self.instance if orders is None else orders.in_order(exact.order)
             return True, score(self.problem, "", expand(there, exact.program), caps)
-        return (
-            False
-            if exact.infeasible and not (orders is not None and orders.keeps_together)
-            else None
-        ), None
+        if exact.infeasible and not normal_form_is_all(self.problem, caps):
+            exact = floated_model(self.instance.within(caps)).any_schedule(self.options)
+        return False if exact.infeasible else None, None
 
     def _memory_bound(self, *, moves: bool) -> int:
         return (
-            memory_bound_of_any_order(self._mover.orders)
-            if moves
-            else memory_bound(self.instance.arrays)
+            memory_bound_of_any_order(self._orders) if moves else memory_bound(self.instance.arrays)
         )
 
     def _with_compute_moved(self, caps: Caps, enough_bytes: int) -> list[Schedule]:
@@ -103,6 +103,10 @@ class FeasibilityOracle:
         moved = self._mover.moved(lower[-1].blocks).within(caps)
         floor = just_in_time(moved)
         return [] if floor is None else [expand(moved, floor.program)]
+
+    @cached_property
+    def _orders(self) -> Orders:
+        return Orders(self.instance)
 
     @cached_property
     def _mover(self) -> ComputeMover:

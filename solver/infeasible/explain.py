@@ -40,11 +40,7 @@ def explain(instance: Instance, options: SolveOptions) -> Infeasibility:
     places = _full_places(instance) if "memory_cap_bytes" in names else ()
     nodes = [place.node for place in places]
     if caps.in_flight_cap_bytes is not None and "in_flight_cap_bytes" in names:
-        big = [
-            c
-            for c in problem.collectives
-            if not c.on_path and c.output_bytes > caps.in_flight_cap_bytes
-        ]
+        big = [c for c in problem.collectives if c.output_bytes > caps.in_flight_cap_bytes]
         nodes += [problem.node_names[c.start] for c in big[:_NODES_NAMED]]
     planned = {clash.cap: clash for clash in plan_clashes(problem, caps)}
     sentences = []

@@ -185,16 +185,14 @@ def _early_enough(order: Order) -> None:
 
 
 def in_flight(order: Order) -> None:
-    """(5) in flight: at each start d, sum over FSDP c of output[c] x (1 - o[start[d],start[c]] -
+    """(5) in flight: at each start d, sum over c of output[c] x (1 - o[start[d],start[c]] -
     o[wait[c],start[d]]) <= cap.
     """
     events, cap = order.events, order.events.caps.in_flight_cap_bytes
     if cap is None:
         return
     moving = [
-        (c, m.output_bytes)
-        for c, m in enumerate(events.problem.collectives)
-        if not m.on_path and m.output_bytes
+        (c, m.output_bytes) for c, m in enumerate(events.problem.collectives) if m.output_bytes
     ]
     scale = max((size for _, size in moving), default=1) / 1000
     for d in range(len(events.start)):

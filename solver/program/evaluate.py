@@ -125,8 +125,7 @@ def walk(operation: Ints, argument: Ints, p: Buckets, f: WalkInput) -> Timing:
             if operation[i] == COPY_IN:
                 continue
             for j in range(begin, end):
-                if not f.on_path[p.member_list[j]]:
-                    flying += f.output_bytes[p.member_list[j]]
+                flying += f.output_bytes[p.member_list[j]]
                 attached_position[f.attached_of_start[p.member_list[j]]] = (
                     at[a, 0] if p.flat[a] else position
                 )
@@ -147,8 +146,7 @@ def walk(operation: Ints, argument: Ints, p: Buckets, f: WalkInput) -> Timing:
                 for j in range(begin, end):
                     attached_position[f.attached_of_wait[p.member_list[j]]] = position
             for j in range(begin, end):
-                if not f.on_path[p.member_list[j]]:
-                    in_flight -= f.output_bytes[p.member_list[j]]
+                in_flight -= f.output_bytes[p.member_list[j]]
             position += 1
             if not copies:
                 for j in range(begin, end):

@@ -8,8 +8,9 @@ from apsched.config import Caps, SolveOptions
 from apsched.problem.problem import Problem
 from apsched.schedule.schedule import Schedule
 from apsched.schedule.score import score
+from apsched.solver.arrays.floated import floated, normal_form_is_all
 from apsched.solver.arrays.instance import Instance
-from apsched.solver.arrays.reordered import may_move
+from apsched.solver.arrays.reordered import Orders, may_move
 from apsched.solver.bounds.any_order.memory import memory_bound_of_any_order
 from apsched.solver.bounds.step_time import memory_bound
 from apsched.solver.cpsat.model import ExactModel
@@ -95,7 +96,10 @@ def least_memory_with(
     """As :func:`least_memory`; with a ``mover`` where compute may move."""
     instance = instance.without_memory_cap()
     least, bound, program = _as_captured(instance, options)
+    whole = normal_form_is_all(instance.problem, instance.caps)
     if mover is None:
+        if not whole:
+            bound = _bound_where_floated(instance, options, least)
         return LeastMemory(
             peak_bytes=least, bound_bytes=bound, as_captured_bytes=least, as_captured=program
         )
@@ -108,7 +112,7 @@ def least_memory_with(
             horizon_ticks(instance),
             orders=mover.orders,
         ).minimize_peak(options, None)
-        if not mover.orders.keeps_together:
+        if whole:
             bound = max(bound, min(exact.bound + instance.arrays.kept_bytes, lowest))
         if exact.program is not None:
             there = mover.orders.in_order(exact.order)
@@ -127,6 +131,8 @@ def least_memory_with(
                         ),
                     ),
                 )
+    if not whole:
+        bound = _bound_where_floated(instance, options, lowest)
     return LeastMemory(
         peak_bytes=lowest,
         bound_bytes=bound,
@@ -134,6 +140,27 @@ def least_memory_with(
         as_captured=program,
         lowered=lowered,
     )
+
+
+def _bound_where_floated(instance: Instance, options: SolveOptions, known_bytes: int) -> int:
+    """Return the bound on the peak of all schedules, those out of normal form included."""
+    bound = (
+        memory_bound(instance.arrays)
+        if instance.caps.max_compute_move == 0
+        else memory_bound_of_any_order(Orders(instance))
+    )
+    if bound < known_bytes and is_small(instance.problem):
+        exact = floated_model(instance).minimize_peak(options, None)
+        bound = max(bound, exact.bound + instance.arrays.kept_bytes)
+    return min(bound, known_bytes)
+
+
+def floated_model(instance: Instance) -> ExactModel:
+    """Return the whole formulation of a relaxation: its bounds hold for all schedules of
+    ``instance``, and where it has none ``instance`` has none.
+    """
+    relaxed = floated(instance)
+    return ExactModel(relaxed, horizon_ticks(instance), orders=Orders(relaxed))
 
 
 def _as_captured(instance: Instance, options: SolveOptions) -> tuple[int, int, Program | None]:

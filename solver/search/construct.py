@@ -144,7 +144,7 @@ def _rows(
             epilogue += t.epilogue_ticks[c]
             inputs += t.input_bytes[c]
             outputs += t.output_bytes[c]
-            flying += 0 if t.on_path[c] else t.output_bytes[c]
+            flying += t.output_bytes[c]
             latest = min(latest, t.launch_last[c])
         gathered = kind == ALL_GATHER and not t.on_path[first]
         copied = flat and kind == ALL_GATHER

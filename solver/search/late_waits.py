@@ -207,7 +207,7 @@ def _course(arrays: ProblemArrays, program: Program, stands: Trace) -> _Course:
 def _flying_bytes(arrays: ProblemArrays, program: Program) -> Ints:
     """Return what each bucket counts against the cap on bytes in flight."""
     flying = np.zeros(len(program.partition.buckets), dtype=np.int64)
-    np.add.at(flying, program.partition.bucket_of, np.where(arrays.on_path, 0, arrays.output_bytes))
+    np.add.at(flying, program.partition.bucket_of, arrays.output_bytes)
     return flying
 
 

@@ -200,7 +200,7 @@ class Steps:
                     stream=key.stream,
                     ticks=key.price(sum(m.size_bytes for m in collectives))
                     + self._for_members(start, key, len(members)),
-                    in_flight_bytes=sum(m.output_bytes for m in collectives if not m.on_path),
+                    in_flight_bytes=sum(m.output_bytes for m in collectives),
                     earliest=max(
                         0
                         if self.caps.max_prefetch is None

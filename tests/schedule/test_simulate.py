@@ -203,12 +203,12 @@ def test_in_flight_bytes_are_outputs_between_start_and_wait() -> None:
     assert timeline.peak_in_flight_bytes == 5 * KIB
 
 
-def test_on_path_collectives_are_not_in_flight() -> None:
+def test_on_path_collectives_are_in_flight() -> None:
     hand = ByHand(prices={"all_reduce": line(10)})
     a = hand.compute("a", 1, size=KIB)
     ar = hand.start("all_reduce", "ar", a, KIB, KIB, on_path=True, bucketable=False)
     problem = hand.output(hand.compute("b", 1, hand.wait("w", ar), size=KIB))
-    assert simulate(problem, as_captured(problem.num_nodes)).peak_in_flight_bytes == 0
+    assert simulate(problem, as_captured(problem.num_nodes)).peak_in_flight_bytes == KIB
 
 
 @given(a_problem())

@@ -236,10 +236,9 @@ def cause_of(
         and timeline.live_bytes[sooner] + held > caps.memory_cap_bytes
     ):
         return Cause.MEMORY, sooner
-    moving = sum(m.output_bytes for m in members if not m.on_path)
     if (
         caps.in_flight_cap_bytes is not None
-        and timeline.in_flight_bytes[sooner] + moving > caps.in_flight_cap_bytes
+        and timeline.in_flight_bytes[sooner] + held > caps.in_flight_cap_bytes
     ):
         return Cause.IN_FLIGHT, sooner
     if (

@@ -417,11 +417,7 @@ class WindowView:
         for i in range(self.window.past):
             operation, b = int(program.operation[i]), int(program.argument[i])
             if operation in (LAUNCH, WAIT) and b not in self.free_buckets:
-                size = sum(
-                    int(whole.output_bytes[c])
-                    for c in program.partition.buckets[b]
-                    if not whole.on_path[c]
-                )
+                size = sum(int(whole.output_bytes[c]) for c in program.partition.buckets[b])
                 flying += -size if operation == WAIT else size
                 if i >= self.window.first:
                     most = max(most, flying)

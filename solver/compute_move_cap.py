@@ -1,5 +1,4 @@
-"""Where compute may move at all: elsewhere it stays as captured, and the proven bound is that of
-its one order, which is closer.
+"""Where the search moves compute at all: elsewhere it keeps it as captured.
 
 A collective on the path is hidden by compute that moves. Without any, only the end of the step can
 gain: reductions that end behind all compute, beside which weight gradients could run. What such a

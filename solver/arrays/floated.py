@@ -1,0 +1,87 @@
+"""A relaxation whose normal form leaves no schedule out.
+
+What travels with a collective becomes compute like any other, kernels fall apart, and places that
+the plan asks for are forgotten; compute that may not move that far keeps its order by dependences.
+Every schedule of the problem that ``verify`` accepts is one of this, no slower, with no more bytes
+alive and as many launches. So bounds of the whole formulation on it, and that it has no schedule,
+hold for the problem.
+"""
+
+from dataclasses import replace
+
+from apsched.config import Caps
+from apsched.costs.price_curve import PriceCurve
+from apsched.problem.problem import Collective, Problem
+from apsched.solver.arrays.instance import Instance
+
+_FREE = PriceCurve(size_bytes=(0, 1), price_ticks=(0, 0))
+
+
+def normal_form_is_all(problem: Problem, caps: Caps) -> bool:
+    """Whether each schedule has one in normal form that is as good: nothing travels, and where
+    compute may move no kernel stays together and no place is asked for.
+    """
+    if problem.travels:
+        return False
+    return caps.max_compute_move == 0 or not (
+        any(kernel >= 0 for kernel in problem.kernels) or asks_for_places(problem)
+    )
+
+
+def asks_for_places(problem: Problem) -> bool:
+    """Whether a rule of the user's plan names places among the compute nodes."""
+    return any(
+        c.restriction.start_slots is not None or c.restriction.wait_slots is not None
+        for c in problem.collectives
+    )
+
+
+def floated(instance: Instance) -> Instance:
+    """Return the relaxation of ``instance``, under its own caps.
+
+    A cast that a bucket leaves out takes no time and no memory. Prefetch counts compute nodes, of
+    which there are more here: where something travels there is no cap on it.
+    """
+    problem, caps = instance.problem, instance.caps
+    duration, storages = list(problem.duration_ticks), list(problem.storages)
+    copies_cost_less = list(problem.copy_price.price_ticks) == sorted(
+        problem.copy_price.price_ticks
+    )
+    for c in problem.collectives:
+        if c.cast and c.may_share:
+            duration[c.cast[0]] = 0
+            storages[c.input_storage] = replace(storages[c.input_storage], size_bytes=0)
+            copies_cost_less &= c.input_bytes <= c.copied_bytes
+    relaxed = replace(
+        problem,
+        duration_ticks=tuple(duration),
+        storages=tuple(storages),
+        predecessors=_with_order(problem, caps.max_compute_move),
+        collectives=tuple(_alone(c) for c in problem.collectives),
+        copy_price=problem.copy_price if copies_cost_less else _FREE,
+        kernels=(),
+        cuts=(),
+        reordered=(),
+    )
+    prefetch = None if problem.travels else caps.max_prefetch
+    return Instance.of(relaxed, replace(caps, max_prefetch=prefetch, max_compute_move=None))
+
+
+def _alone(c: Collective) -> Collective:
+    """Return ``c`` without anything that travels with it, and without places."""
+    restriction = replace(c.restriction, start_slots=None, wait_slots=None)
+    return replace(c, prologue=(), cast=(), cast_bytes=0, epilogue=(), restriction=restriction)
+
+
+def _with_order(problem: Problem, max_move: int | None) -> tuple[tuple[int, ...], ...]:
+    """Return what comes before each node: also the compute nodes that were captured more than twice
+    ``max_move`` before it, since none may be that far from its place.
+    """
+    if max_move is None:
+        return problem.predecessors
+    before = list(problem.predecessors)
+    for place, node in enumerate(problem.captured_order):
+        if place > 2 * max_move:
+            sooner = problem.captured_order[: place - 2 * max_move]
+            before[node] = tuple(sorted({*before[node], *sooner}))
+    return tuple(before)

@@ -1,0 +1,82 @@
+"""Solve under the caps that were asked for, though the search may restrict itself.
+
+Where moving compute does not pay the search keeps it as captured. What is claimed of the answer is
+about what was asked all the same: bounds hold for every order of the compute that the caps allow,
+and that nothing fits is said only where those orders were looked at, too.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from apsched.config import Caps, SolveOptions
+from apsched.problem.problem import Problem
+from apsched.schedule.result import BoundSource, SolveResult
+from apsched.schedule.schedule import Schedule
+from apsched.solver.arrays.instance import Instance
+from apsched.solver.arrays.relaxed import without_places
+from apsched.solver.arrays.reordered import Orders
+from apsched.solver.bounds.any_order.memory import memory_bound_of_any_order
+from apsched.solver.bounds.best import best_bound
+from apsched.solver.bounds.memory_and_launches import later_bounds
+from apsched.solver.bounds.step_time import TimeBound
+from apsched.solver.compute_move_cap import moving_where_it_pays
+from apsched.solver.reorder.min_memory import floated_model, is_small
+from apsched.solver.solve import solve
+
+_SHARE_OF_BOUND = 0.1
+"""Of the budget, what the whole formulation gets to prove a bound for all orders."""
+
+
+def solve_as_asked(
+    problem: Problem,
+    caps: Caps | None = None,
+    options: SolveOptions | None = None,
+    *,
+    progress: Callable[[str, float, float], None] | None = None,
+    start: Schedule | None = None,
+) -> SolveResult:
+    """As :func:`apsched.solver.solve`; compute stays as captured where moving it does not pay, and
+    something fits.
+    """
+    caps, options = caps or Caps(), options or SolveOptions()
+    searched = moving_where_it_pays(problem, caps)
+    found = solve(problem, searched, options, progress=progress, start=start)
+    if searched == caps:
+        return found
+    if found.best is None:
+        return solve(problem, caps, options, progress=progress, start=start)
+    return _claimed(problem, caps, options, found)
+
+
+def _claimed(
+    problem: Problem, caps: Caps, options: SolveOptions, found: SolveResult
+) -> SolveResult:
+    """Return ``found``, a schedule with the compute as captured, with bounds for all orders."""
+    assert found.best is not None
+    instance = Instance.of(problem, caps)
+    orders = Orders(instance)
+    bound, work = best_bound(instance, orders), 0.0
+    is_exact = is_small(problem) and problem.contention is None
+    if is_exact and bound.ticks < found.fastest_ticks:
+        less = replace(options, budget=options.budget * _SHARE_OF_BOUND)
+        exact = floated_model(instance).minimize_step_time(less, None)
+        work = exact.deterministic_work
+        if bound.ticks < exact.bound <= found.fastest_ticks:
+            bound = TimeBound(ticks=exact.bound, source=BoundSource.CP_SAT)
+    floor = min(memory_bound_of_any_order(orders), found.floor_memory_bytes)
+    anywhere = replace(instance, arrays=without_places(instance.arrays))
+    later = later_bounds(anywhere, found.best, found.time_limit_ticks, floor)
+    return SolveResult.found(
+        found.best,
+        bound_ticks=bound.ticks,
+        bound_source=bound.source,
+        baselines=found.baselines,
+        floor_memory_bytes=found.floor_memory_bytes,
+        floor_bound_bytes=floor,
+        fastest_ticks=found.fastest_ticks,
+        time_limit_ticks=later.limit_ticks,
+        peak_bound_bytes=later.peak_bytes,
+        launches_bound=later.launches,
+        solved_by=found.solved_by,
+        deterministic_work=found.deterministic_work + work,
+    )

@@ -1,0 +1,139 @@
+"""Judge the claims of answers to random problems by all schedules that ``verify`` accepts, until
+the time is up; print how many are false, and the smallest problem found for each.
+
+usage: python tests/fuzz/run_bounds.py [--minutes 60] [--first-seed 0]
+"""
+
+import argparse
+import sys
+import time
+from collections import Counter
+from dataclasses import fields, replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from apsched.config import Caps
+from apsched.problem.problem import Problem
+from apsched.schedule.result import Status
+from apsched.schedule.simulate import simulate
+from tests.helpers.claims import BrokenClaim, answer, broken_claims, judged, random_case
+from tests.helpers.verify_oracle import TooLargeError
+
+
+def try_seeds(*, first_seed: int, seconds: float, counts: Counter[str]) -> list[str]:
+    """Return what is false of answers from ``first_seed`` on, as text; count all in ``counts``."""
+    end, seed, failures = time.monotonic() + seconds, first_seed, []
+    while time.monotonic() < end:
+        try:
+            result, broken = judged(seed)
+            counts["judged"] += 1
+            counts["proven optimal"] += result.status is Status.OPTIMAL
+            counts["proven infeasible"] += bool(
+                result.infeasibility is not None and result.infeasibility.proven
+            )
+        except TooLargeError:
+            broken = []
+            counts["too large"] += 1
+        counts["tried"] += 1
+        for claim in {b.claim: b for b in broken}.values():
+            counts[f"false {claim.claim}"] += 1
+            failures.append(_shortened(seed, claim))
+        seed += 1
+    return failures
+
+
+def _shortened(seed: int, broken: BrokenClaim) -> str:
+    """Return the false claim about the case of ``seed``, made as small as the same claim stays
+    false.
+    """
+    problem, caps = random_case(seed)
+    as_asked = seed % 2 == 1
+    smaller = True
+    while smaller:
+        smaller = False
+        for other, limits in _smaller(problem, caps):
+            if (again := _still(other, limits, broken.claim, as_asked=as_asked)) is not None:
+                problem, caps, broken, smaller = other, limits, again, True
+                break
+    timeline = simulate(problem, broken.schedule)
+    lines = [
+        f"seed {seed}: {broken.claim} {broken.told}, but a schedule takes"
+        f" {timeline.step_time_ticks} ticks, {timeline.peak_memory_bytes} bytes and"
+        f" {timeline.num_launches} launches; {caps}",
+        *(
+            f"  {name} {kind} {ticks} after {before}"
+            for name, kind, ticks, before in zip(
+                problem.node_names,
+                problem.kinds,
+                problem.duration_ticks,
+                problem.predecessors,
+                strict=True,
+            )
+        ),
+        *(f"  {collective}" for collective in problem.collectives),
+        f"  {broken.schedule}",
+    ]
+    return "\n".join(lines)
+
+
+def _smaller(problem: Problem, caps: Caps) -> list[tuple[Problem, Caps]]:
+    """Return what is simpler by one thing: a cap, a kernel, a bucket, or the time of a node."""
+    found = [
+        (problem, replace(caps, **{field.name: None}))
+        for field in fields(caps)
+        if field.name != "max_compute_move" and getattr(caps, field.name) is not None
+    ]
+    if problem.kernels:
+        found.append((replace(problem, kernels=(), cuts=()), caps))
+    collectives = problem.collectives
+    found += [
+        (
+            replace(
+                problem,
+                collectives=(
+                    *collectives[:c],
+                    replace(one, bucketable=False),
+                    *collectives[c + 1 :],
+                ),
+            ),
+            caps,
+        )
+        for c, one in enumerate(collectives)
+        if one.bucketable and one.restriction.group is None
+    ]
+    ticks = problem.duration_ticks
+    found += [
+        (replace(problem, duration_ticks=(*ticks[:k], 0, *ticks[k + 1 :])), caps)
+        for k, d in enumerate(ticks)
+        if d
+    ]
+    return found
+
+
+def _still(problem: Problem, caps: Caps, claim: str, *, as_asked: bool) -> BrokenClaim | None:
+    try:
+        result = answer(problem, caps, as_asked=as_asked)
+        return next((b for b in broken_claims(problem, caps, result) if b.claim == claim), None)
+    except TooLargeError:
+        return None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description="Judge claims of answers by all schedules that verify accepts."
+    )
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--first-seed", type=int, default=0)
+    given = parser.parse_args()
+    counts: Counter[str] = Counter()
+    failures = try_seeds(first_seed=given.first_seed, seconds=60 * given.minutes, counts=counts)
+    for failure in failures:
+        print(f"{failure}\n")
+    print(", ".join(f"{count} {what}" for what, count in sorted(counts.items())))
+    print(f"{len(failures)} claims are false")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
