@@ -20,6 +20,11 @@ from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.problem_arrays import ALL_GATHER, Bools, Ints, ProblemArrays
 from apsched.units import ALLOCATION_BYTES
 
+_Behind = list[tuple[frozenset[int], frozenset[int]]]
+"""For each node the compute nodes and the collectives that it follows, through nodes that take no
+place of their own; itself if it is one.
+"""
+
 
 def may_move(problem: Problem, caps: Caps) -> bool:
     """Whether compute may leave its place: the cap allows it, and no rule of the user's plan names
@@ -226,12 +231,6 @@ class Orders:
         np.add.at(at, first[lives], size[lives])
         np.add.at(at, (last + 1)[lives], -size[lives])
         return np.cumsum(slot)[: num_compute + 1], np.cumsum(at)[: num_compute + 1]
-
-
-_Behind = list[tuple[frozenset[int], frozenset[int]]]
-"""For each node the compute nodes and the collectives that it follows, through nodes that take no
-place of their own; itself if it is one.
-"""
 
 
 def _behind(

@@ -50,6 +50,11 @@ from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.problem_arrays import ALL_GATHER, ALL_REDUCE, Ints, ProblemArrays
 from apsched.units import ALLOCATION_BYTES
 
+_TAIL_TERMS = 64
+"""Tails of at most this many reductions are tried, and the whole stream: keeps (B5) linear in their
+number.
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeBound:
@@ -398,12 +403,6 @@ def least_slope(price: PriceCurve) -> float:
         strict=False,
     )
     return min((q - p) / (b - a) for a, b, p, q in pieces) * (1 - 1e-12)
-
-
-_TAIL_TERMS = 64
-"""Tails of at most this many reductions are tried, and the whole stream: keeps (B5) linear in their
-number.
-"""
 
 
 def _streams(instance: Instance, work: Ints, compute_after: Ints) -> list[TimeBound]:

@@ -27,21 +27,8 @@ def solve_with_milp(
     or buckets be coalesced, which it does not decide.
     """
     caps, options, milp = caps or Caps(), options or SolveOptions(), milp or MilpOptions()
-    if caps.max_compute_move != 0:
-        raise InputError(
-            "max_compute_move: the MILP keeps compute as captured; expected 0, found"
-            f" {caps.max_compute_move!r}"
-        )
-    if problem.contention is not None:
-        raise InputError(
-            "contention: the MILP does not know it; leave it out, or solve with cp-sat"
-        )
     instance = Instance.of(problem, caps)
-    if instance.arrays.coalesces.any():
-        raise InputError(
-            "coalesced_member_us: the MILP knows flat buckets only; expected costs without it, or"
-            " --solver cp-sat"
-        )
+    _check(instance)
     made = baselines(instance)
     known = min((b for b in made if b.fits), key=lambda b: b.step_time_ticks, default=None)
     found = solve_milp(
@@ -89,3 +76,21 @@ def solve_with_milp(
         launches_bound=later.launches,
         solved_by=who if best is scored else best.name,
     )
+
+
+def _check(instance: Instance) -> None:
+    """Raise InputError where the formulation does not decide all of ``instance``."""
+    if instance.caps.max_compute_move != 0:
+        raise InputError(
+            "max_compute_move: the MILP keeps compute as captured; expected 0, found"
+            f" {instance.caps.max_compute_move!r}"
+        )
+    if instance.problem.contention is not None:
+        raise InputError(
+            "contention: the MILP does not know it; leave it out, or solve with cp-sat"
+        )
+    if instance.arrays.coalesces.any():
+        raise InputError(
+            "coalesced_member_us: the MILP knows flat buckets only; expected costs without it, or"
+            " --solver cp-sat"
+        )

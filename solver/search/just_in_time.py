@@ -17,6 +17,9 @@ JUST_IN_TIME = (
     Policy(lead=0.0, copy_out_early=True, prefetch=False),
 )
 
+_TINY_BYTES = 2**20
+"""Buckets up to this size hold next to nothing and may save rounding."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floor:
@@ -77,7 +80,3 @@ def _keeps(arrays: ProblemArrays, program: Program, figures: Figures, caps: Caps
         most_prefetch(program.operation, program.argument, need_slot, len(arrays.compute_ticks))
         <= caps.max_prefetch
     )
-
-
-_TINY_BYTES = 2**20
-"""Buckets up to this size hold next to nothing and may save rounding."""

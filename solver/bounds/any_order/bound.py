@@ -88,7 +88,7 @@ def _least(instance: Instance, costs: Costs) -> Work:
 
 
 def weighed(at: InAnyOrder) -> TimeBound:
-    """Return the bound that weighs launches and copies against transfers: (V6)."""
+    """Return the bound that weighs launches and copies against transfers."""
     return TimeBound(ticks=lagrangian(_rows(at)), source=BoundSource.WEIGHED)
 
 

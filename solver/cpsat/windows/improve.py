@@ -25,6 +25,9 @@ MOST_FREE = 6
 _MOST_OPERATIONS = 400
 _MOST_PINNED = 12
 
+_MOST_WINDOWS = 2
+"""Windows in a row that change nothing, after which the search stops."""
+
 
 def windows(arrays: ProblemArrays, program: Program) -> Iterator[Window]:
     """Yield windows around the waits where the compute stream stands still, the longest first,
@@ -134,10 +137,6 @@ def improve(
             best, figures = found, now
             done.clear()
     return Improved(program=best, deterministic_work=work)
-
-
-_MOST_WINDOWS = 2
-"""Windows in a row that change nothing, after which the search stops."""
 
 
 def _decide(
