@@ -14,8 +14,8 @@ DEBUG_VARIABLE = "APSCHED_DEBUG"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command in ``argv``; return 0 (done), 1 (no schedule fits, or a rewritten graph is not
-    what was claimed) or 2 (wrong use, or a bug of apsched).
+    """Run the command in ``argv``; return 0 (done), 1 (no schedule fits, or a rewritten graph is
+    not what was claimed) or 2 (wrong use, or a bug of apsched).
 
     What captured models, torch or the solver print goes to stderr, so that stdout has the answer
     and nothing else.

@@ -47,8 +47,8 @@ def schedule_graph(
     ------
     ApschedError
         (``InputError``, ``InfeasibleError``, ``RoundTripError``) with ``on_error="raise"``, where
-        the graph cannot be scheduled; ``AgreementError`` whatever ``on_error`` says, where process ranks of the job
-        would launch different collectives, or one of them does not answer.
+        the graph cannot be scheduled; ``AgreementError`` whatever ``on_error`` says, where process
+        ranks of the job would launch different collectives, or one of them does not answer.
     """
     talk = talk or round_of(gm, settings.deadline_s)
     with talk or nullcontext():

@@ -390,10 +390,7 @@ def _is_fusible(node: torch.fx.Node) -> bool:
         or torch.Tag.nondeterministic_seeded in target.tags
     ):
         return False
-    if (
-        _has_role(node)
-        or next(tensors_in(node.meta.get("val")), None) is None
-    ):
+    if _has_role(node) or next(tensors_in(node.meta.get("val")), None) is None:
         return False
     name = op_name(target)
     return torch.Tag.pointwise in target.tags or name in _ALSO_POINTWISE or name in _REDUCTIONS
