@@ -4,13 +4,16 @@ hand.
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import apsched
 from apsched.capture.fake_world import world
+from apsched.costs.clusters.cluster import load_cluster
 from apsched.graph.graph_file import load_graph
+from apsched.problem.build import build_problem
 from tests.helpers.graphs.toy_graphs import capture_toy
 
 
@@ -53,7 +56,7 @@ def test_the_result_is_at_hand(gm: torch.fx.GraphModule) -> None:
         result.best.step_time_ticks <= b.step_time_ticks for b in result.answer.baselines if b.fits
     )
     assert result.bound_us <= (result.step_time_us or 0.0)
-    assert result.caps.memory_cap_bytes == apsched.load_cluster("h100").device.memory_bytes, (
+    assert result.caps.memory_cap_bytes == load_cluster("h100").device.memory_bytes, (
         "without a stated cap, the device's memory"
     )
     assert [node.name for node in gm.graph.nodes] == before
@@ -130,3 +133,79 @@ def test_solve_a_dag(debug_graphs: dict[str, Path]) -> None:
     nothing = apsched.solve(dag, memory_cap_bytes=0, options=options)
     assert nothing.best is None
     assert nothing.answer.infeasibility is not None
+
+
+def test_records_and_keywords_are_the_same(debug_graphs: dict[str, Path]) -> None:
+    problem = build_problem(load_graph(debug_graphs["backward"]))
+    caps = apsched.Caps(memory_cap_bytes=2**30, bucket_cap_bytes=2**20, max_compute_move=3)
+    options = apsched.SolveOptions(budget=0.0, seed=2)
+    one = apsched.solve(problem, caps, options)
+    other = apsched.solve(
+        problem,
+        memory_cap_bytes=2**30,
+        bucket_cap_bytes=2**20,
+        max_compute_move=3,
+        budget=0.0,
+        seed=2,
+    )
+    both = apsched.solve(
+        problem,
+        apsched.Caps(memory_cap_bytes=2**30, max_compute_move=3),
+        apsched.SolveOptions(budget=0.0),
+        bucket_cap_bytes=2**20,
+        seed=2,
+    )
+    assert one.answer == other.answer == both.answer
+    assert one.caps == other.caps == both.caps
+
+
+def test_caps_say_how_far_compute_moves(gm: torch.fx.GraphModule) -> None:
+    """Not at all in ``Caps()``; the memory of the device is the cap, as without a record."""
+    quick = apsched.SolveOptions(budget=0.0)
+    result = apsched.optimize(gm, caps=apsched.Caps(max_prefetch=2), options=quick).meta[
+        "apsched_result"
+    ]
+    assert result.caps.max_compute_move == 0
+    assert result.caps.max_prefetch == 2
+    assert result.caps.memory_cap_bytes == load_cluster("h100").device.memory_bytes
+
+
+@pytest.mark.parametrize(
+    ("stated", "message"),
+    [
+        ({"caps": {"max_prefetch": 2}, "max_prefetch": 2}, "max_prefetch: expected it once"),
+        ({"caps": {"memory_cap_bytes": 1}, "memory_cap_bytes": 1}, "memory_cap_bytes"),
+        ({"caps": {"max_compute_move": 1}, "max_compute_move": None}, "max_compute_move"),
+        ({"options": {"seed": 1}, "seed": 0}, "seed: expected it once, found it in options"),
+        ({"noise": 0.1}, "noise: it says which scenarios count"),
+    ],
+)
+def test_what_is_given_twice_is_refused(
+    gm: torch.fx.GraphModule, stated: dict[str, Any], message: str
+) -> None:
+    records = {"caps": apsched.Caps, "options": apsched.SolveOptions}
+    given = {
+        name: records[name](**value) if name in records else value for name, value in stated.items()
+    }
+    with pytest.raises(apsched.InputError, match=message):
+        apsched.optimize(gm, **given)
+    with pytest.raises(apsched.InputError, match=message):
+        apsched.solve(None, **given)
+
+
+def test_scenarios_and_second_groups_in_a_compiler(gm: torch.fx.GraphModule) -> None:
+    """What the command line has, the module that is optimized has, too."""
+    fast = apsched.optimize(gm, scenarios=2, noise=0.3, robust="mean", budget=0.0)
+    robustness = fast.meta["apsched_result"].robustness
+    assert (robustness.options.count, robustness.options.measure) == (2, "mean")
+
+
+def test_second_groups_without_a_compiler(debug_graphs: dict[str, Path]) -> None:
+    """Never slower than without; the problem of the answer has the groups where it is faster."""
+    dag = load_graph(debug_graphs["backward"])
+    alone = apsched.solve(dag, memory_cap_bytes=2**30, budget=0.0)
+    both = apsched.solve(dag, memory_cap_bytes=2**30, budget=0.0, second_group=True)
+    assert (both.step_time_us or 0.0) <= (alone.step_time_us or 0.0)
+    assert (both.step_time_us == alone.step_time_us) == (
+        both.problem.streams == alone.problem.streams
+    )

@@ -92,12 +92,3 @@ def test_what_starts_processes_or_goes_by_the_clock_is_marked() -> None:
 def test_the_version_is_said_once() -> None:
     assert SETUPTOOLS["dynamic"]["version"] == {"attr": "apsched.__version__"}
     assert f"## [{apsched.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
-
-
-def test_public_names_are_there() -> None:
-    """Each name of ``apsched`` can be imported, and is listed."""
-    for name in apsched.__all__:
-        assert getattr(apsched, name) is not None
-    assert set(dir(apsched)) >= {"optimize", "solve", "Caps", "InputError"}
-    with pytest.raises(AttributeError, match="no attribute 'sovle'"):
-        _ = apsched.sovle

@@ -106,8 +106,11 @@ def fsdp2_plan(model: nn.Module, graph: "nx.DiGraph | Problem") -> Plan:
 
     Solve both graphs under theirs, with compute as captured::
 
-        results = [apsched.solve(graph, plan=apsched.fsdp2_plan(model, graph), max_compute_move=0)
-        for graph in (forward, backward)] apsched.apply_fsdp2(model, results)
+        results = [
+            apsched.solve(graph, plan=fsdp2_plan(model, graph), max_compute_move=0)
+            for graph in (forward, backward)
+        ]
+        apply_fsdp2(model, results)
     """
     problem = graph if isinstance(graph, Problem) else build_problem(graph)
     return ModuleBuckets(buckets={unit.name: unit.parameters for unit in units_of(model)}).plan(

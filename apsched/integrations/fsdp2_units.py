@@ -147,7 +147,7 @@ def _inexpressible(
     verb = "gather" if kind == CollectiveKind.ALL_GATHER else "reduce"
     return InputError(
         f"{problem.name}: FSDP2 cannot {verb} {_some(names)} as one: {why}; nearest is one bucket"
-        " for each unit: solve with plan=apsched.fsdp2_plan(model, graph), or call fully_shard on"
+        " for each unit: solve with plan=fsdp2_plan(model, graph), or call fully_shard on"
         " other modules"
     )
 

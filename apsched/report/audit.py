@@ -1,5 +1,5 @@
-"""What ``apsched audit`` prints: how far a schedule is above the bound, what is exposed and why,
-and what would help most.
+"""What ``apsched audit`` prints: how far a schedule is above the bound, the exposed waits and their
+causes, and the changes that would help most.
 """
 
 from collections.abc import Sequence

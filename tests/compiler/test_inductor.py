@@ -18,6 +18,8 @@ from apsched.capture.fake_world import world
 from apsched.compiler import fingerprint, schedule_graph
 from apsched.compiler.inductor_settings import OFF
 from apsched.compiler.settings import Settings
+from apsched.costs.cluster_model import ClusterCostModel
+from apsched.costs.clusters.cluster import load_cluster
 from apsched.models.build import build
 from apsched.models.mesh import MeshSpec
 from tests.helpers.graphs.inductor_code import (
@@ -290,14 +292,11 @@ class TestKey:
         assert self.key() != key
 
     def test_what_a_cost_model_was_asked_does_not_matter(self):
-        model = apsched.ClusterCostModel(apsched.load_cluster("h100"))
+        model = ClusterCostModel(load_cluster("h100"))
         key = self.key(cost_model=model)
         model.collective_us("all_gather", "0", 8, 2**20)
         assert self.key(cost_model=model) == key
-        assert (
-            self.key(cost_model=apsched.ClusterCostModel(apsched.load_cluster("h100"), fused=False))
-            != key
-        )
+        assert self.key(cost_model=ClusterCostModel(load_cluster("h100"), fused=False)) != key
 
     def test_a_model_of_the_users_own_needs_a_name(self):
         class Flat:

@@ -20,6 +20,7 @@ from apsched.costs.clusters.cluster import load_cluster
 from apsched.errors import InputError
 from apsched.graph.export.export import export_graph
 from apsched.graph.graph_file import save_graph
+from apsched.integrations.fsdp2 import apply_fsdp2, fsdp2_plan
 from apsched.integrations.prefetch_order import Hook, Launch, prefetch_lists
 from apsched.models.layers import FeedForward
 from apsched.models.mesh import MeshSpec, build_meshes
@@ -183,27 +184,25 @@ def test_buckets_across_units_are_refused_with_the_nearest(model):
         InputError,
         match=r"FSDP2 cannot gather .* as one: .*nearest is one bucket for each unit.*fsdp2_plan",
     ):
-        apsched.apply_fsdp2(model, [solved(problem) for problem in problems])
+        apply_fsdp2(model, [solved(problem) for problem in problems])
 
 
 def test_a_part_of_a_unit_is_refused(model):
     problems, _ = problems_of()
     alone = apsched.Plan((apsched.Rule(match=".*", forbid=True),))
     with pytest.raises(InputError, match=r"the unit layers.0 has layers.0.w\d.weight"):
-        apsched.apply_fsdp2(model, [solved(problem, plan=alone) for problem in problems])
+        apply_fsdp2(model, [solved(problem, plan=alone) for problem in problems])
 
 
 def test_schedules_of_something_else_are_refused(model):
     problems, _ = problems_of()
-    forward, backward = (
-        solved(problem, plan=apsched.fsdp2_plan(model, problem)) for problem in problems
-    )
+    forward, backward = (solved(problem, plan=fsdp2_plan(model, problem)) for problem in problems)
     with pytest.raises(InputError, match="expected a model on which fully_shard was called"):
-        apsched.apply_fsdp2(Net(), [forward, backward])
+        apply_fsdp2(Net(), [forward, backward])
     with pytest.raises(
         InputError, match="expected results of a forward and a backward graph, found backward"
     ):
-        apsched.apply_fsdp2(model, backward)
+        apply_fsdp2(model, backward)
     other = replace(
         forward,
         problem=replace(
@@ -217,22 +216,22 @@ def test_schedules_of_something_else_are_refused(model):
         InputError,
         match=r"expected model\.first\.weight among the parameters .*nearest name is first\.weight",
     ):
-        apsched.apply_fsdp2(model, [other])
+        apply_fsdp2(model, [other])
 
 
 def test_the_directory_of_apsched_solve_will_do(model, tmp_path):
     problems, graphs = problems_of()
-    results = [solved(problem, plan=apsched.fsdp2_plan(model, problem)) for problem in problems]
+    results = [solved(problem, plan=fsdp2_plan(model, problem)) for problem in problems]
     for graph, result in zip(graphs, results, strict=True):
         save_graph(graph, tmp_path / f"{result.problem.name}.graph")
         save_schedule(tmp_path / f"{result.problem.name}.schedule.json", result)
-    expected = apsched.apply_fsdp2(model, results)
-    assert apsched.apply_fsdp2(model, tmp_path) == expected
+    expected = apply_fsdp2(model, results)
+    assert apply_fsdp2(model, tmp_path) == expected
     assert [unit.name for unit in expected.units] == ["(root)", "layers.0", "layers.1"]
-    forward_only = apsched.apply_fsdp2(model, results[0])
+    forward_only = apply_fsdp2(model, results[0])
     assert {unit.backward_prefetch for unit in forward_only.units} == {None}
     with pytest.raises(InputError, match="found no schedule"):
-        apsched.apply_fsdp2(model, tmp_path / "elsewhere")
+        apply_fsdp2(model, tmp_path / "elsewhere")
 
 
 def test_contract_of_the_private_attributes(model):

@@ -115,7 +115,7 @@ def test_what_closed_a_bucket(caps, by_bytes, by_span):
 
 def test_they_are_in_the_result_in_its_json_and_in_the_log(caplog):
     problem = replace(backward(4), copy_price=line(0))
-    with caplog.at_level(logging.INFO, "apsched.pipeline.steps"):
+    with caplog.at_level(logging.INFO, "apsched.pipeline.solve_graph"):
         result = solve_problem.solve(problem, options=SolveOptions(time_slack=0.0))
     assert result.metrics is not None
     (written,) = graph_json(result)["metrics"]["launches"]

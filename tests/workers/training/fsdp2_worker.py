@@ -24,6 +24,7 @@ from apsched.config import SolveOptions
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster
 from apsched.graph.export.export import export_graph
+from apsched.integrations.fsdp2 import apply_fsdp2, fsdp2_plan
 from apsched.models.build import BuiltModel, build, initial_values
 from apsched.models.layers import RotaryTable
 from apsched.models.llama import Llama
@@ -197,9 +198,9 @@ def run_case(world_size: int, name: str, chosen: dict[str, Any]) -> dict[str, An
     chosen |= {"max_compute_move": 0, "options": SolveOptions(budget=0.0)}
     results: list[Any] = [None, None]
     if dist.get_rank() == 0:
-        results = [apsched.solve(p, plan=apsched.fsdp2_plan(model, p), **chosen) for p in problems]
+        results = [apsched.solve(p, plan=fsdp2_plan(model, p), **chosen) for p in problems]
     dist.broadcast_object_list(results, src=0)
-    settings = apsched.apply_fsdp2(model, results)
+    settings = apply_fsdp2(model, results)
     losses, seen = trained(model, inputs, watched(model))
     compute_order = {p.name: {node: k for k, node in enumerate(p.compute_order)} for p in problems}
     needs: dict[str, dict[str, int]] = {p.name: {} for p in problems}
