@@ -22,7 +22,7 @@ RENAMED = {
     "ClusterCostModel": ("apsched.costs.cluster_model", "ClusterCostModel"),
     "MeasuredCostModel": ("apsched.costs.measured_model", "MeasuredCostModel"),
     "apply_fsdp2": ("apsched.integrations.fsdp2", "apply_fsdp2"),
-    "capture_graph_module": ("apsched", "capture_graph"),
+    "capture_graph": ("apsched", "capture_graph"),
     "export": ("apsched", "export_graph"),
     "fsdp2_plan": ("apsched.integrations.fsdp2", "fsdp2_plan"),
     "hold_order": ("apsched.writeback.hold_order", "hold_order"),
@@ -60,9 +60,8 @@ def test_the_stub_states_each_name_once() -> None:
 @pytest.mark.parametrize("old", RENAMED)
 def test_an_old_name_works_and_says_what_to_use(old: str) -> None:
     module, name = RENAMED[old]
-    with pytest.warns(
-        DeprecationWarning, match=f"apsched.{old} is deprecated.*use {module}"
-    ) as all:
+    message = f"apsched.{old} is deprecated.*use {module}"
+    with pytest.warns(DeprecationWarning, match=message) as warned:
         found = getattr(apsched, old)
     assert found is getattr(import_module(module), name)
     assert warned[0].filename == __file__

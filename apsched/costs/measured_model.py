@@ -129,7 +129,7 @@ def load_cost_model(
     cluster: str | None = None,
 ) -> MeasuredCostModel:
     """Return the cost model of the measured costs in ``path``, for ``apsched.optimize`` and
-    ``apsched.export``.
+    ``apsched.export_graph``.
 
     ``group_ranks`` are by default those of the process groups that run here, and ``cluster`` the
     one that the file names.
