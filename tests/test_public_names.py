@@ -22,7 +22,7 @@ RENAMED = {
     "ClusterCostModel": ("apsched.costs.cluster_model", "ClusterCostModel"),
     "MeasuredCostModel": ("apsched.costs.measured_model", "MeasuredCostModel"),
     "apply_fsdp2": ("apsched.integrations.fsdp2", "apply_fsdp2"),
-    "capture_graph": ("apsched", "capture_graph"),
+    "capture_graph_module": ("apsched", "capture_graph"),
     "export": ("apsched", "export_graph"),
     "fsdp2_plan": ("apsched.integrations.fsdp2", "fsdp2_plan"),
     "hold_order": ("apsched.writeback.hold_order", "hold_order"),
