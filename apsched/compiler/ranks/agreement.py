@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 
+from apsched.compiler.ranks.failures import differences, in_words, raise_failure, ranks_text
 from apsched.compiler.ranks.job import Job, running_job
 from apsched.compiler.ranks.launches import (
     Launch,
@@ -37,7 +38,7 @@ from apsched.compiler.ranks.launches import (
     order_digest,
     parse_launches,
 )
-from apsched.errors import AgreementError, ApschedError, InfeasibleError, InputError
+from apsched.errors import AgreementError, ApschedError
 from apsched.torch_compat.graphs import process_group_names
 
 _ORDERS_BY, _FINDINGS_BY, _VERDICT_BY = 0.8, 0.9, 1.0
@@ -50,9 +51,6 @@ _CODE, _ORDER = "code", "order"
 _ABOUT = {_CODE: "whether it has code for the graph", _ORDER: "what to launch"}
 _ANEW = "compile anew"
 """A finding that is no error."""
-_ERRORS: dict[str, type[ApschedError]] = {
-    e.__name__: e for e in (InputError, InfeasibleError, AgreementError)
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +129,7 @@ class Round:
         leader = min(self._same_graph(step, mine), key=lambda p: (p.leader, p.key), default=None)
         if leader is not None:
             said = self._hear(leader, step, leader.leader, "the answer")
-            _raise_failure(said)
+            raise_failure(said)
             data, solver = self._read(leader, f"{step} data") or b"", int(said["solver"])
         else:
             solver = self.job.rank
@@ -139,7 +137,7 @@ class Round:
                 with self.job.working():
                     data = solve()
             except Exception as error:
-                raise _in_words(error, self.job.rank) from error
+                raise in_words(error, self.job.rank) from error
         for party in self._spoken_for():
             self._write(party, f"{step} data", data)
             self._say(party, step, {"solver": solver})
@@ -152,14 +150,14 @@ class Round:
             if party.leader == self.job.rank:
                 continue
             theirs = self._hear(party, f"{step} identity", party.leader, "which graph it has")
-            _raise_failure(theirs)
+            raise_failure(theirs)
             if theirs["identity"] != mine["identity"]:
                 continue
             if theirs["asked"] != mine["asked"]:
                 raise AgreementError(
                     f"process rank {self.job.rank} and process rank {party.leader} have the same"
                     " graph, but ask for different schedules:"
-                    f" {_differences(mine['asked'], theirs['asked'])}; give all process ranks the"
+                    f" {differences(mine['asked'], theirs['asked'])}; give all process ranks the"
                     " same settings"
                 )
             same.append(party)
@@ -302,10 +300,10 @@ class Round:
             parse_launches(self._read(party, f"launches {rank}") or b"[]")
             for rank in (others[0], usually[0])
         )
-        more = f" (and {_ranks(others[1:])} differ, too)" if others[1:] else ""
+        more = f" (and {ranks_text(others[1:])} differ, too)" if others[1:] else ""
         return (
-            f"process rank {others[0]} would not launch what {_ranks(usually)} would in group"
-            f" {party.name!r} of {_ranks(party.ranks)}: {first_difference(mine, theirs)}{more}."
+            f"process rank {others[0]} would not launch what {ranks_text(usually)} would in group"
+            f" {party.name!r} of {ranks_text(party.ranks)}: {first_difference(mine, theirs)}{more}."
             " Nothing was launched. Run the same model, options, schedule files and versions"
             " on all"
         )
@@ -343,8 +341,8 @@ class Round:
     def _silence(self, silent: Sequence[int], party: Group, about: str, share: float) -> str:
         plural = len(silent) > 1
         return (
-            f"{_ranks(silent)} {'have' if plural else 'has'} not said {about} in group"
-            f" {party.name!r} of {_ranks(party.ranks)}, and {'have' if plural else 'has'} done"
+            f"{ranks_text(silent)} {'have' if plural else 'has'} not said {about} in group"
+            f" {party.name!r} of {ranks_text(party.ranks)}, and {'have' if plural else 'has'} done"
             f" nothing for {share * self.job.deadline_s:.1f} s: ended, hanging, or at another"
             " graph. Nothing was launched. See the log of"
             f" {'those process ranks' if plural else 'that process rank'}, or raise deadline_s"
@@ -352,7 +350,7 @@ class Round:
 
     def _tell_failure(self, error: BaseException, *, orders: bool = True) -> None:
         """Tell all who may wait for this process rank why it gave up."""
-        error = _in_words(error, self.job.rank)
+        error = in_words(error, self.job.rank)
         said = {"failed": type(error).__name__, "message": str(error)}
         answers = [
             what
@@ -400,11 +398,6 @@ class Round:
         return self.job.store.get_long(f"{party.key}/{what}")
 
 
-def _raise_failure(said: Mapping[str, Any]) -> None:
-    if "failed" in said:
-        raise _ERRORS.get(said["failed"], ApschedError)(said["message"])
-
-
 def _parties(job: Job, groups: Mapping[str, Sequence[int]]) -> tuple[Group, ...]:
     """Return the groups of more than one process rank, each with a key: its process ranks, which of
     its like, which graph of it.
@@ -419,44 +412,6 @@ def _parties(job: Job, groups: Mapping[str, Sequence[int]]) -> tuple[Group, ...]
         group = f"group/{members}/{number}"
         parties.append(Group(name=name, ranks=tuple(ranks), key=f"{group}/{job.next_round(group)}"))
     return tuple(parties)
-
-
-def _in_words(error: BaseException, rank: int) -> ApschedError:
-    """Return ``error`` as it is told to all: of its kind where apsched raised it on purpose, and
-    with the process rank.
-    """
-    error = getattr(error, "inner_exception", error)  # torch's compilers wrap what a pass raises
-    said = f"process rank {rank}: "
-    if isinstance(error, ApschedError):
-        text = str(error)
-        return _ERRORS.get(type(error).__name__, ApschedError)(
-            text if text.startswith("process rank") else said + text
-        )
-    if not isinstance(error, Exception):
-        return AgreementError(f"{said}stopped ({type(error).__name__})")
-    bug = "" if type(error).__module__.startswith("torch.") else " (a bug of apsched)"
-    return ApschedError(f"{said}unexpected {type(error).__name__}: {error}{bug}")
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    """Return process ranks as people write them."""
-    if len(ranks) == 1:
-        return f"process rank {ranks[0]}"
-    whole = list(ranks) == list(range(ranks[0], ranks[0] + len(ranks)))
-    listed = (
-        f"{ranks[0]} to {ranks[-1]}"
-        if whole and len(ranks) > 2
-        else ", ".join(map(str, ranks[:8])) + (", ..." if ranks[8:] else "")
-    )
-    return f"process ranks {listed}"
-
-
-def _differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
-    return "; ".join(
-        f"{key} {mine.get(key, 'nothing')} here, {theirs.get(key, 'nothing')} there"
-        for key in sorted({*mine, *theirs})
-        if mine.get(key) != theirs.get(key)
-    )
 
 
 logger = logging.getLogger(__name__)

@@ -15,6 +15,7 @@ from apsched.schedule.verify import verify
 from apsched.solver.arrays.partition import Pricer
 from apsched.solver.arrays.problem_arrays import Ints, ProblemArrays
 from apsched.solver.cpsat.model import ExactModel
+from apsched.solver.cpsat.windows.splice import hint, spliced
 from apsched.solver.cpsat.windows.subproblem import Window, WindowView
 from apsched.solver.program.evaluate import evaluate, trace
 from apsched.solver.program.program import COPY_OUT, LAUNCH, NODE, WAIT, Program
@@ -149,9 +150,9 @@ def _decide(
     if len(view.pinned) > _MOST_PINNED:
         return None, 0.0
     model = ExactModel(view.instance, view.horizon_ticks, view.boundary)
-    found = model.minimize_step_time(options, view.hint())
-    return view.spliced(
-        found.program
+    found = model.minimize_step_time(options, hint(view))
+    return spliced(
+        view, found.program
     ) if found.program is not None else None, found.deterministic_work
 
 

@@ -24,11 +24,9 @@ from apsched.solver.cpsat.windows.subproblem_arrays import (
     attached_of,
     begins,
     float_arrays,
-    forms_of,
-    forms_with,
 )
 from apsched.solver.program.evaluate import evaluate, trace
-from apsched.solver.program.program import COPY_IN, COPY_OUT, LAUNCH, NODE, WAIT, Program
+from apsched.solver.program.program import COPY_OUT, LAUNCH, NODE, WAIT, Program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -426,87 +424,3 @@ class WindowView:
         return most
 
     # -- there and back
-
-    def hint(self) -> Program:
-        """Return the window's part of the program, as a program of the small problem."""
-        free, place = self.window.free, {c: j for j, c in enumerate(self.window.free)}
-        buckets = {
-            b: tuple(place[c] for c in self.program.partition.buckets[b])
-            for b in sorted(self.free_buckets)
-        }
-        pinned_bucket = {
-            int(self.program.argument[i]): len(free) + j for j, (i, _, _) in enumerate(self.pinned)
-        }
-        groups = [*buckets.values(), *((j,) for j in pinned_bucket.values())]
-        index = {b: k for k, b in enumerate([*buckets, *pinned_bucket])}
-        order: list[tuple[int, int]] = []
-        segment = 0
-        for i in range(self.window.first, self.window.past):
-            operation, argument = int(self.program.operation[i]), int(self.program.argument[i])
-            if i in self.slot_of_operation:
-                if operation == COPY_OUT:
-                    order.append((operation, place[argument]))
-                elif argument in index:
-                    order.append((operation, index[argument]))
-            elif segment < len(self.segments) and self.segments[segment][0] == i:
-                order.append((NODE, segment))
-                segment += 1
-        order += [(WAIT, index[b]) for b in pinned_bucket]
-        array = np.array(order, dtype=np.int64).reshape(-1, 2)
-        partition = Pricer(self.instance).partition(
-            groups, forms_of(self.program.partition, free, len(self.arrays.kind))
-        )
-        return Program(
-            partition=partition,
-            operation=np.ascontiguousarray(array[:, 0]),
-            argument=np.ascontiguousarray(array[:, 1]),
-        )
-
-    def spliced(self, small: Program) -> Program:
-        """Return the whole program with the window's operations replaced by those of ``small``."""
-        free, old = self.window.free, self.program.partition.buckets
-        fresh = [
-            tuple(free[j] for j in members)
-            for members in small.partition.buckets
-            if members[0] < len(free)
-        ]
-        kept = [b for b in range(len(old)) if b not in self.free_buckets]
-        buckets = [*(old[b] for b in kept), *fresh]
-        new_index = {b: k for k, b in enumerate(kept)}
-        fresh_index = {tuple(sorted(m)): len(kept) + k for k, m in enumerate(fresh)}
-        order: list[tuple[int, int]] = []
-
-        def keep(i: int) -> None:
-            operation, argument = int(self.program.operation[i]), int(self.program.argument[i])
-            order.append(
-                (operation, argument if operation in (NODE, COPY_OUT) else new_index[argument])
-            )
-
-        for i in range(self.window.first):
-            keep(i)
-        for operation, argument in zip(
-            small.operation.tolist(), small.argument.tolist(), strict=True
-        ):
-            if operation == NODE:
-                for i in self.segments[argument]:
-                    keep(i)
-            elif operation == COPY_OUT:
-                order.append((COPY_OUT, free[argument]))
-            elif operation != COPY_IN:  # its launch takes the copy-in with it
-                members = small.partition.buckets[argument]
-                if members[0] < len(free):
-                    bucket = fresh_index[tuple(sorted(free[j] for j in members))]
-                    order.append((WAIT if operation == WAIT else LAUNCH, bucket))
-                elif operation == LAUNCH:
-                    keep(self.pinned[members[0] - len(free)][0])
-        for i in range(self.window.past, len(self.program.operation)):
-            keep(i)
-        array = np.array(order, dtype=np.int64)
-        partition = self.pricer.partition(
-            buckets, forms_with(self.program.partition, free, small.partition)
-        )
-        return Program(
-            partition=partition,
-            operation=np.ascontiguousarray(array[:, 0]),
-            argument=np.ascontiguousarray(array[:, 1]),
-        )

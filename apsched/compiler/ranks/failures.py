@@ -1,0 +1,53 @@
+"""Failures of one process rank as the others raise them, and differences between ranks in words."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from apsched.errors import AgreementError, ApschedError, InfeasibleError, InputError
+
+_ERRORS: dict[str, type[ApschedError]] = {
+    e.__name__: e for e in (InputError, InfeasibleError, AgreementError)
+}
+
+
+def raise_failure(said: Mapping[str, Any]) -> None:
+    if "failed" in said:
+        raise _ERRORS.get(said["failed"], ApschedError)(said["message"])
+
+
+def in_words(error: BaseException, rank: int) -> ApschedError:
+    """Return ``error`` as it is told to all: of its kind where apsched raised it on purpose, and
+    with the process rank.
+    """
+    error = getattr(error, "inner_exception", error)  # torch's compilers wrap what a pass raises
+    said = f"process rank {rank}: "
+    if isinstance(error, ApschedError):
+        text = str(error)
+        return _ERRORS.get(type(error).__name__, ApschedError)(
+            text if text.startswith("process rank") else said + text
+        )
+    if not isinstance(error, Exception):
+        return AgreementError(f"{said}stopped ({type(error).__name__})")
+    bug = "" if type(error).__module__.startswith("torch.") else " (a bug of apsched)"
+    return ApschedError(f"{said}unexpected {type(error).__name__}: {error}{bug}")
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return process ranks as people write them."""
+    if len(ranks) == 1:
+        return f"process rank {ranks[0]}"
+    whole = list(ranks) == list(range(ranks[0], ranks[0] + len(ranks)))
+    listed = (
+        f"{ranks[0]} to {ranks[-1]}"
+        if whole and len(ranks) > 2
+        else ", ".join(map(str, ranks[:8])) + (", ..." if ranks[8:] else "")
+    )
+    return f"process ranks {listed}"
+
+
+def differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
+    return "; ".join(
+        f"{key} {mine.get(key, 'nothing')} here, {theirs.get(key, 'nothing')} there"
+        for key in sorted({*mine, *theirs})
+        if mine.get(key) != theirs.get(key)
+    )
