@@ -63,7 +63,7 @@ class Backend:
                 example_inputs,
                 self._patches(names),
                 around,
-                joint_cache=not self.settings.talks,
+                joint_cache=not self.settings.agreements,
             )
         return aot_compiled(
             gm,

@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
-from apsched.compiler.ranks.agreement import Round, round_of
+from apsched.compiler.ranks.agreement import GraphAgreement, agreement_of
 from apsched.torch_compat.compilers import forget_code, forget_hashes, note_in_code, notes_in_code
 
 logger = logging.getLogger(__name__)
@@ -25,37 +25,37 @@ logger = logging.getLogger(__name__)
 class GraphInInductor:
     """One graph that Inductor compiles or finds in its cache."""
 
-    def __init__(self, talk: Round | None) -> None:
-        """``talk`` is what process ranks say about it; ``None`` where there is nobody to talk
+    def __init__(self, agreement: GraphAgreement | None) -> None:
+        """``agreement`` is what process ranks say about it; ``None`` where there is nobody to talk
         to.
         """
-        self.talk = talk
+        self.agreement = agreement
         self.cached = True
         """Whether the cache is looked at."""
         self._passed = self._asked = False
         self._beating = ExitStack()
 
     @contextmanager
-    def passed(self) -> Iterator[Round | None]:
+    def passed(self) -> Iterator[GraphAgreement | None]:
         """Around what the pass does with the graph: nothing was found, or it is not used."""
         self._passed = True
         self._beating.close()  # who waits for others from now on says no longer that it works
-        if self.talk is not None and not self._asked:
+        if self.agreement is not None and not self._asked:
             self._asked = True
-            self.talk.same_code(None)
-        yield self.talk
-        if self.talk is not None:
-            note_in_code(json.dumps(self.talk.launched))
+            self.agreement.same_code(None)
+        yield self.agreement
+        if self.agreement is not None:
+            note_in_code(json.dumps(self.agreement.launched))
 
     def compiled(self, compile_graph: Callable[[], Any]) -> Any:
         """Return the code for the graph: found where all have the same, else made."""
-        with self.talk or ExitStack():
+        with self.agreement or ExitStack():
             code = self._attempt(compile_graph)
             launched = _launched()
-            if self._passed or self.talk is None:
+            if self._passed or self.agreement is None:
                 return code
             self._asked = True
-            if self.talk.same_code(launched):
+            if self.agreement.same_code(launched):
                 logger.info(
                     "code for a graph taken from Inductor's cache; all process ranks launch the"
                     " same"
@@ -78,8 +78,8 @@ class GraphInInductor:
         token = _CURRENT.set(self)
         try:
             with self._beating:
-                if self.talk is not None:
-                    self._beating.enter_context(self.talk.job.working())
+                if self.agreement is not None:
+                    self._beating.enter_context(self.agreement.job.working())
                 return compile_graph()
         finally:
             _CURRENT.reset(token)
@@ -103,7 +103,7 @@ def with_agreed_code(
     """
 
     def compiled(gm: Any, inputs: Any, **options: Any) -> Any:
-        return GraphInInductor(round_of(gm, deadline_s)).compiled(
+        return GraphInInductor(agreement_of(gm, deadline_s)).compiled(
             partial(_compiled_anywhere, compile_graph, gm, inputs, **options)
         )
 

@@ -40,8 +40,8 @@ class InductorPass(CustomGraphPass):
         name_parameters(graph, self.names)
         module = graph.owning_module or GraphModule(torch.nn.Module(), graph)
         current = graph_in_inductor()
-        with current.passed() if current is not None else nullcontext() as talk:
-            fast = schedule_graph(module, self.settings, held=True, talk=talk)
+        with current.passed() if current is not None else nullcontext() as agreement:
+            fast = schedule_graph(module, self.settings, held=True, agreement=agreement)
         if fast is not module:
             self.results.append(fast.meta[RESULT])
             replace_graph(graph, fast)
@@ -55,7 +55,7 @@ class InductorPass(CustomGraphPass):
         (:mod:`apsched.compiler.code_cache`; ``apsched.backend`` does).
         """
         current = graph_in_inductor()
-        if not (current.cached if current is not None else not self.settings.talks):
+        if not (current.cached if current is not None else not self.settings.agreements):
             return None
         return fingerprint(self.settings, sorted(self.names.items()))
 

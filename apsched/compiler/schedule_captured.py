@@ -11,7 +11,7 @@ import torch
 
 from apsched.artifacts.schedule_file import bind_schedule
 from apsched.capture.captured import CapturedGraph
-from apsched.compiler.ranks.agreement import Round
+from apsched.compiler.ranks.agreement import GraphAgreement
 from apsched.compiler.ranks.answer import answered
 from apsched.compiler.settings import Settings
 from apsched.config import Caps, SolveOptions
@@ -36,13 +36,13 @@ RESULT = "apsched_result"
 
 
 def scheduled(
-    captured: CapturedGraph, settings: Settings, talk: Round | None = None
+    captured: CapturedGraph, settings: Settings, agreement: GraphAgreement | None = None
 ) -> torch.fx.GraphModule:
     """Return the module of ``captured`` in the fastest order that ``settings`` allow; what was
     captured stays as it is.
 
-    With ``talk`` one process rank solves for all that have this graph. ``InputError`` where the
-    graph cannot be scheduled, ``InfeasibleError`` where no schedule keeps the caps,
+    With ``agreement`` one process rank solves for all that have this graph. ``InputError`` where
+    the graph cannot be scheduled, ``InfeasibleError`` where no schedule keeps the caps,
     ``RoundTripError`` where the rewritten graph is not what was claimed.
     """
     group_ranks = running_groups()
@@ -52,12 +52,12 @@ def scheduled(
     files = settings.answers.schedules
     request = replace(
         settings.solve_request,
-        bitwise_price=talk is None,  # it takes a second solve, for which a job would wait
+        bitwise_price=agreement is None,  # it takes a second solve, for which a job would wait
         second_group=settings.second_group and not files,
     )
     if request.memory_cap is None and cluster is None:
         request = replace(request, memory_cap=MemoryCap())
-    with _working(talk):
+    with _working(agreement):
         graph = loaded_graph(
             captured,
             model,
@@ -90,14 +90,14 @@ def scheduled(
             replace(settings.answers, start=start),
             partial(solve_as_asked, progress=progress.solver, start=start),
         )
-        return answered(problem, caps, options, solving, sources=sources, round_=talk)
+        return answered(problem, caps, options, solving, sources=sources, agreement=agreement)
 
     result = solve_graph(
-        graph, request, progress, caps=caps, search=search, working=partial(_working, talk)
+        graph, request, progress, caps=caps, search=search, working=partial(_working, agreement)
     )
     if result.best is None:
         raise InfeasibleError(explain_infeasible(result))
-    with _working(talk):
+    with _working(agreement):
         rewritten = rewrite(replace(graph, problem=result.problem), result.best, progress)
     check_round_trip(result.problem.name, rewritten)
     result = with_round_trip(result, rewritten)
@@ -135,8 +135,8 @@ def _in_order(problem: Problem, parameter_order: Sequence[str], *, all_known: bo
     )
 
 
-def _working(talk: Round | None) -> AbstractContextManager[None]:
-    return nullcontext() if talk is None else talk.job.working()
+def _working(agreement: GraphAgreement | None) -> AbstractContextManager[None]:
+    return nullcontext() if agreement is None else agreement.job.working()
 
 
 def running_groups() -> dict[str, tuple[int, ...]]:

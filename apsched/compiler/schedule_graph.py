@@ -8,7 +8,7 @@ import torch
 
 from apsched.capture.graph_module import capture_graph, direction_of
 from apsched.compiler.inductor_settings import check_inductor
-from apsched.compiler.ranks.agreement import Round, check_launches, round_of
+from apsched.compiler.ranks.agreement import GraphAgreement, agreement_of, check_launches
 from apsched.compiler.schedule_captured import RESULT, running_groups, scheduled
 from apsched.compiler.settings import Settings
 from apsched.errors import AgreementError, ApschedError
@@ -30,7 +30,7 @@ def schedule_graph(
     kept_inputs: Iterable[str] | None = None,
     parameter_names: Mapping[str, str] | None = None,
     held: bool = False,
-    talk: Round | None = None,
+    agreement: GraphAgreement | None = None,
 ) -> torch.fx.GraphModule:
     """Return ``gm`` scheduled; ``gm`` itself, the same object, where it has no collectives, or with
     ``on_error="fallback"`` on an error.
@@ -40,8 +40,8 @@ def schedule_graph(
     keeps alive) and plans (``parameter_names``: placeholder -> name), and follow from the names and
     descriptors that AOTAutograd gives placeholders where they are not given. What is returned runs
     in graph order, with ``held`` also through full Inductor; its :class:`apsched.Result` is
-    ``module.meta["apsched_result"]``. ``talk`` is the round of process ranks about this graph where
-    it was opened already. One line is logged for each graph.
+    ``module.meta["apsched_result"]``. ``agreement`` is that of the process ranks on this graph,
+    where it was opened already. One line is logged for each graph.
 
     Raises
     ------
@@ -50,14 +50,14 @@ def schedule_graph(
         the graph cannot be scheduled; ``AgreementError`` whatever ``on_error`` says, where process
         ranks of the job would launch different collectives, or one of them does not answer.
     """
-    talk = talk or round_of(gm, settings.deadline_s)
-    with talk or nullcontext():
+    agreement = agreement or agreement_of(gm, settings.deadline_s)
+    with agreement or nullcontext():
         fast, run = _scheduled_or_as_it_was(
-            gm, settings, talk, name, kept_inputs, parameter_names, held=held
+            gm, settings, agreement, name, kept_inputs, parameter_names, held=held
         )
         result: Result | None = fast.meta.get(RESULT) if fast is not gm else None
-        if talk is not None:
-            check_launches(talk, fast, gm, _names(result))
+        if agreement is not None:
+            check_launches(agreement, fast, gm, _names(result))
     if result is not None:
         logger.info("%s", told(result))
     return run
@@ -66,7 +66,7 @@ def schedule_graph(
 def _scheduled_or_as_it_was(
     gm: torch.fx.GraphModule,
     settings: Settings,
-    talk: Round | None,
+    agreement: GraphAgreement | None,
     name: str | None,
     kept_inputs: Iterable[str] | None,
     parameter_names: Mapping[str, str] | None,
@@ -84,7 +84,7 @@ def _scheduled_or_as_it_was(
         captured = capture_graph(
             gm, name=name, kept_inputs=kept_inputs, parameter_names=parameter_names
         )
-        fast = scheduled(captured, settings, talk)
+        fast = scheduled(captured, settings, agreement)
         return fast, hold_order(fast, group_ranks=running_groups()) if held else fast
     except AgreementError:
         raise  # the other process ranks may run something else, whatever this one does

@@ -256,7 +256,7 @@ class Settings:
         return () if isinstance(self.start, bool) else schedule_files(self.start)
 
     @property
-    def talks(self) -> bool:
+    def agreements(self) -> bool:
         """Whether process ranks talk to each other now: there are several, and there is a
         deadline.
         """

@@ -3,13 +3,13 @@ answer, and what each will launch.
 
 Everything is said in groups of process ranks that communicate in the graph: only they must agree,
 so that stages of a pipeline may compile other graphs, and more or fewer of them. In each group the
-lowest process rank is its *speaker*.
+lowest process rank is its *leader*.
 
-1. A process rank whose graph is that of the speaker of one of its groups takes the answer of the
-   lowest such speaker; one that finds nobody lower with its graph solves. Whoever speaks for a
-   group hands on what it got.
-2. Each says in each of its groups what it will launch there, and the speaker compares. What
-   speakers found goes up, to the lowest process rank that can be reached, and comes down to all as
+1. A process rank whose graph is that of the leader of one of its groups takes the answer of the
+   lowest such leader; one that finds nobody lower with its graph solves. The leader of a
+   group hands on the answer that it got.
+2. Each says in each of its groups what it will launch there, and the leader compares. What
+   leaders found goes up, to the lowest process rank that can be reached, and comes down to all as
    one verdict, so that nobody begins unless all may.
 
 Where a compiler may find code for the graph in a cache, and would then ask for nothing, each says
@@ -69,7 +69,7 @@ class Group:
         return min(self.ranks)
 
 
-class Round:
+class GraphAgreement:
     """What is said about one graph; a context: an error that leaves it is told to the others, so
     that nobody waits in vain.
     """
@@ -79,13 +79,13 @@ class Round:
         appearance.
         """
         self.job = job
-        self.parties = _parties(job, groups)
+        self.groups = _groups(job, groups)
         self.launched: dict[str, str] = {}
         """Group name -> digest of what this process rank launches there, once that was compared."""
         self._asked = 0
         self._left = False
 
-    def __enter__(self) -> "Round":
+    def __enter__(self) -> "GraphAgreement":
         return self
 
     def __exit__(
@@ -124,8 +124,8 @@ class Round:
     def _shared(
         self, step: str, mine: Mapping[str, Any], solve: Callable[[], bytes]
     ) -> tuple[bytes, int]:
-        for party in self._spoken_for():
-            self._say(party, f"{step} identity", mine)
+        for group in self._spoken_for():
+            self._say(group, f"{step} identity", mine)
         leader = min(self._same_graph(step, mine), key=lambda p: (p.leader, p.key), default=None)
         if leader is not None:
             said = self._hear(leader, step, leader.leader, "the answer")
@@ -138,29 +138,29 @@ class Round:
                     data = solve()
             except Exception as error:
                 raise in_words(error, self.job.rank) from error
-        for party in self._spoken_for():
-            self._write(party, f"{step} data", data)
-            self._say(party, step, {"solver": solver})
+        for group in self._spoken_for():
+            self._write(group, f"{step} data", data)
+            self._say(group, step, {"solver": solver})
         return data, solver
 
     def _same_graph(self, step: str, mine: Mapping[str, Any]) -> list[Group]:
-        """Return the parties whose speaker is lower and has this graph."""
+        """Return the parties whose leader is lower and has this graph."""
         same = []
-        for party in self.parties:
-            if party.leader == self.job.rank:
+        for group in self.groups:
+            if group.leader == self.job.rank:
                 continue
-            theirs = self._hear(party, f"{step} identity", party.leader, "which graph it has")
+            theirs = self._hear(group, f"{step} identity", group.leader, "which graph it has")
             raise_failure(theirs)
             if theirs["identity"] != mine["identity"]:
                 continue
             if theirs["asked"] != mine["asked"]:
                 raise AgreementError(
-                    f"process rank {self.job.rank} and process rank {party.leader} have the same"
+                    f"process rank {self.job.rank} and process rank {group.leader} have the same"
                     " graph, but ask for different schedules:"
                     f" {differences(mine['asked'], theirs['asked'])}; give all process ranks the"
                     " same settings"
                 )
-            same.append(party)
+            same.append(group)
         return same
 
     # the check
@@ -175,8 +175,8 @@ class Round:
         found = self._verdict(
             _CODE,
             {
-                party: {"digest": launched and launched.get(party.name, "")}
-                for party in self.parties
+                group: {"digest": launched and launched.get(group.name, "")}
+                for group in self.groups
             },
         )
         if found not in ("", _ANEW):
@@ -188,11 +188,11 @@ class Round:
         all of them where not.
         """
         said = {}
-        for party in self.parties:
-            order = launches.get(party.name, ())
-            self._write(party, f"launches {self.job.rank}", dump_launches(order))
-            self.launched[party.name] = order_digest(order)
-            said[party] = {"digest": self.launched[party.name]}
+        for group in self.groups:
+            order = launches.get(group.name, ())
+            self._write(group, f"launches {self.job.rank}", dump_launches(order))
+            self.launched[group.name] = order_digest(order)
+            said[group] = {"digest": self.launched[group.name]}
         if wrong := self._verdict(_ORDER, said):
             raise AgreementError(wrong)
 
@@ -201,12 +201,12 @@ class Round:
         for nothing.
         """
         parent = min(
-            (p for p in self.parties if p.leader < self.job.rank),
+            (p for p in self.groups if p.leader < self.job.rank),
             key=lambda p: (p.leader, p.key),
             default=None,
         )
-        for party, words in said.items():
-            self._say(party, f"{topic} {self.job.rank}", {**words, "up": party is parent})
+        for group, words in said.items():
+            self._say(group, f"{topic} {self.job.rank}", {**words, "up": group is parent})
         wrong = self._findings(topic)
         if parent is not None:
             self._say(parent, f"{topic} up {self.job.rank}", {"wrong": wrong})
@@ -214,8 +214,8 @@ class Round:
                 parent, f"{topic} verdict", parent.leader, "its verdict", _VERDICT_BY, or_else=wrong
             )
             wrong = verdict["wrong"]
-        for party in self._spoken_for():
-            self._say(party, f"{topic} verdict", {"wrong": wrong})
+        for group in self._spoken_for():
+            self._say(group, f"{topic} verdict", {"wrong": wrong})
         return wrong
 
     def _findings(self, topic: str) -> str:
@@ -225,18 +225,18 @@ class Round:
         began_s = time.monotonic()
         mine = self._spoken_for()
         said, silent = self._collect(
-            topic, [(party, rank) for party in mine for rank in party.ranks], _ORDERS_BY, began_s
+            topic, [(group, rank) for group in mine for rank in group.ranks], _ORDERS_BY, began_s
         )
         wrong = next(
-            filter(None, (self._compared(topic, party, said, silent) for party in mine)), ""
+            filter(None, (self._compared(topic, group, said, silent) for group in mine)), ""
         )
         below = [key for key, words in said.items() if words.get("up")]
         ups, silent = self._collect(f"{topic} up", below, _FINDINGS_BY, began_s)
         told = next((up["wrong"] for up in ups.values() if up["wrong"]), "")
         late = next(
             (
-                self._silence(silent, party, "what they found", _FINDINGS_BY)
-                for party, rank in below
+                self._silence(silent, group, "what they found", _FINDINGS_BY)
+                for group, rank in below
                 if rank in silent
             ),
             "",
@@ -252,15 +252,15 @@ class Round:
         said: dict[tuple[Group, int], dict[str, Any]] = {}
 
         def missing() -> tuple[int, ...]:
-            for party, rank in sources:
-                if (party, rank) not in said and (
-                    text := self._read(party, f"{what} {rank}")
+            for group, rank in sources:
+                if (group, rank) not in said and (
+                    text := self._read(group, f"{what} {rank}")
                 ) is not None:
-                    said[party, rank] = json.loads(text)
+                    said[group, rank] = json.loads(text)
             if any("failed" in s for s in said.values()):
                 return ()
             return tuple(
-                dict.fromkeys(rank for party, rank in sources if (party, rank) not in said)
+                dict.fromkeys(rank for group, rank in sources if (group, rank) not in said)
             )
 
         silent = self.job.wait(missing, share, began_s)
@@ -269,26 +269,26 @@ class Round:
     def _compared(
         self,
         topic: str,
-        party: Group,
+        group: Group,
         said: Mapping[tuple[Group, int], Mapping[str, Any]],
         silent: tuple[int, ...],
     ) -> str:
         """Return what is wrong with what was said in one group; empty for nothing."""
-        heard = {rank: words for (where, rank), words in said.items() if where == party}
+        heard = {rank: words for (where, rank), words in said.items() if where == group}
         for words in heard.values():
             if "failed" in words:
                 return str(words["message"])
-        missing = [rank for rank in party.ranks if rank in silent and rank not in heard]
+        missing = [rank for rank in group.ranks if rank in silent and rank not in heard]
         if missing:
-            return self._silence(missing, party, _ABOUT[topic], _ORDERS_BY)
-        if len(heard) < len(party.ranks):
+            return self._silence(missing, group, _ABOUT[topic], _ORDERS_BY)
+        if len(heard) < len(group.ranks):
             return ""  # another group has failed already
         digests = {rank: words["digest"] for rank, words in heard.items()}
         if topic == _CODE:
             return _ANEW if None in digests.values() or len(set(digests.values())) > 1 else ""
-        return self._differing(party, digests)
+        return self._differing(group, digests)
 
-    def _differing(self, party: Group, digests: Mapping[int, str]) -> str:
+    def _differing(self, group: Group, digests: Mapping[int, str]) -> str:
         """Return who would launch something else than most in one group; empty for nobody."""
         counts = list(digests.values())
         usual = max(dict.fromkeys(counts), key=counts.count)
@@ -297,13 +297,13 @@ class Round:
             return ""
         usually = [rank for rank in digests if rank not in others]
         mine, theirs = (
-            parse_launches(self._read(party, f"launches {rank}") or b"[]")
+            parse_launches(self._read(group, f"launches {rank}") or b"[]")
             for rank in (others[0], usually[0])
         )
         more = f" (and {ranks_text(others[1:])} differ, too)" if others[1:] else ""
         return (
             f"process rank {others[0]} would not launch what {ranks_text(usually)} would in group"
-            f" {party.name!r} of {ranks_text(party.ranks)}: {first_difference(mine, theirs)}{more}."
+            f" {group.name!r} of {ranks_text(group.ranks)}: {first_difference(mine, theirs)}{more}."
             " Nothing was launched. Run the same model, options, schedule files and versions"
             " on all"
         )
@@ -312,37 +312,37 @@ class Round:
 
     def _hear(
         self,
-        party: Group,
+        group: Group,
         what: str,
         leader: int,
         about: str,
         share: float = _ORDERS_BY,
         or_else: str | None = None,
     ) -> dict[str, Any]:
-        """Return what ``speaker`` says; where it says nothing, raise that, or return it as a
+        """Return what ``leader`` says; where it says nothing, raise that, or return it as a
         verdict.
         """
         text: bytes | None = None
 
         def missing() -> tuple[int, ...]:
             nonlocal text
-            text = self._read(party, what)
+            text = self._read(group, what)
             return () if text is not None else (leader,)
 
         silent = self.job.wait(missing, share)
         if text is not None:
             said: dict[str, Any] = json.loads(text)
             return said if or_else is None or "failed" not in said else {"wrong": said["message"]}
-        silence = self._silence(silent, party, about, share)
+        silence = self._silence(silent, group, about, share)
         if or_else is None:
             raise AgreementError(silence)
         return {"wrong": or_else or silence}
 
-    def _silence(self, silent: Sequence[int], party: Group, about: str, share: float) -> str:
+    def _silence(self, silent: Sequence[int], group: Group, about: str, share: float) -> str:
         plural = len(silent) > 1
         return (
             f"{ranks_text(silent)} {'have' if plural else 'has'} not said {about} in group"
-            f" {party.name!r} of {ranks_text(party.ranks)}, and {'have' if plural else 'has'} done"
+            f" {group.name!r} of {ranks_text(group.ranks)}, and {'have' if plural else 'has'} done"
             f" nothing for {share * self.job.deadline_s:.1f} s: ended, hanging, or at another"
             " graph. Nothing was launched. See the log of"
             f" {'those process ranks' if plural else 'that process rank'}, or raise deadline_s"
@@ -358,16 +358,16 @@ class Round:
             for what in (f"answer {number} identity", f"answer {number}")
         ]
         verdicts = [f"{topic} verdict" for topic in _ABOUT if orders]
-        for party in self._spoken_for():
-            self._say_unless_said(party, [*answers, *verdicts], said)
-        for party in self.parties if orders else ():
-            self._say_unless_said(party, [f"{topic} {self.job.rank}" for topic in _ABOUT], said)
+        for group in self._spoken_for():
+            self._say_unless_said(group, [*answers, *verdicts], said)
+        for group in self.groups if orders else ():
+            self._say_unless_said(group, [f"{topic} {self.job.rank}" for topic in _ABOUT], said)
 
     def _until_heard(self) -> None:
         """On process rank 0, which may hold the store: stay for a moment, so that the others hear
         what is wrong before it ends.
         """
-        heard = {f"{party.key}/heard": len(party.ranks) for party in self.parties}
+        heard = {f"{group.key}/heard": len(group.ranks) for group in self.groups}
         for key in heard:
             self.job.store.add(key)
         most_s, began_s = _LINGER * self.job.deadline_s, time.monotonic()
@@ -379,26 +379,26 @@ class Round:
             time.sleep(most_s / 50)
 
     def _spoken_for(self) -> tuple[Group, ...]:
-        return tuple(party for party in self.parties if party.leader == self.job.rank)
+        return tuple(group for group in self.groups if group.leader == self.job.rank)
 
-    def _say(self, party: Group, what: str, said: Mapping[str, Any]) -> None:
-        self._write(party, what, json.dumps(said).encode())
+    def _say(self, group: Group, what: str, said: Mapping[str, Any]) -> None:
+        self._write(group, what, json.dumps(said).encode())
 
     def _say_unless_said(
-        self, party: Group, subjects: Sequence[str], said: Mapping[str, Any]
+        self, group: Group, subjects: Sequence[str], said: Mapping[str, Any]
     ) -> None:
         for what in subjects:
-            if self._read(party, what) is None:
-                self._say(party, what, said)
+            if self._read(group, what) is None:
+                self._say(group, what, said)
 
-    def _write(self, party: Group, what: str, value: bytes) -> None:
-        self.job.store.set(f"{party.key}/{what}", value)
+    def _write(self, group: Group, what: str, value: bytes) -> None:
+        self.job.store.set(f"{group.key}/{what}", value)
 
-    def _read(self, party: Group, what: str) -> bytes | None:
-        return self.job.store.get_long(f"{party.key}/{what}")
+    def _read(self, group: Group, what: str) -> bytes | None:
+        return self.job.store.get_long(f"{group.key}/{what}")
 
 
-def _parties(job: Job, groups: Mapping[str, Sequence[int]]) -> tuple[Group, ...]:
+def _groups(job: Job, groups: Mapping[str, Sequence[int]]) -> tuple[Group, ...]:
     """Return the groups of more than one process rank, each with a key: its process ranks, which of
     its like, which graph of it.
     """
@@ -417,7 +417,7 @@ def _parties(job: Job, groups: Mapping[str, Sequence[int]]) -> tuple[Group, ...]
 logger = logging.getLogger(__name__)
 
 
-def round_of(module: torch.fx.GraphModule, deadline_s: float | None) -> Round | None:
+def agreement_of(module: torch.fx.GraphModule, deadline_s: float | None) -> GraphAgreement | None:
     """Return the round of talk about ``module``; ``None`` where there is nobody to talk to, or
     ``deadline_s`` is ``None``.
 
@@ -436,12 +436,12 @@ def round_of(module: torch.fx.GraphModule, deadline_s: float | None) -> Round | 
                 " between process ranks",
                 name,
             )
-    opened = Round(job, {name: known[name] for name in groups if name in known})
-    return opened if opened.parties else None
+    opened = GraphAgreement(job, {name: known[name] for name in groups if name in known})
+    return opened if opened.groups else None
 
 
 def check_launches(
-    round_: Round,
+    agreement: GraphAgreement,
     module: torch.fx.GraphModule,
     captured: torch.fx.GraphModule,
     names: Mapping[str, str] | None = None,
@@ -451,6 +451,6 @@ def check_launches(
 
     ``names`` maps a start node of ``captured`` to what it is for.
     """
-    with round_.job.working():
+    with agreement.job.working():
         launches = launches_of(module, captured, names)
-    round_.check(launches)
+    agreement.check(launches)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
 from apsched.artifacts.schedule_file import ScheduleFile
-from apsched.compiler.ranks.agreement import Round
+from apsched.compiler.ranks.agreement import GraphAgreement
 from apsched.compiler.ranks.answer_codec import dump_answer, parse_answer
 from apsched.compiler.ranks.cache import Cache
 from apsched.compiler.ranks.problem_digest import answer_digest, problem_digest, versions
@@ -49,7 +49,7 @@ def answered(
     solve: Solve,
     *,
     sources: Sources | None = None,
-    round_: Round | None = None,
+    agreement: GraphAgreement | None = None,
 ) -> SolveResult:
     """Return the answer for ``problem``; with ``round_`` the same schedule on all process ranks
     that have its graph.
@@ -58,7 +58,7 @@ def answered(
     only where no source has the answer.
     """
     sources = sources or Sources()
-    if round_ is None or not round_.parties:
+    if agreement is None or not agreement.groups:
         return _found(problem, caps, options, solve, sources)
     asked = {
         **_asked(caps, options),
@@ -70,9 +70,9 @@ def answered(
     def solved() -> bytes:
         return costs.encode() + dump_answer(_found(problem, caps, options, solve, sources))
 
-    data, solver = round_.shared(problem.graph_hash, asked, solved)
+    data, solver = agreement.shared(problem.graph_hash, asked, solved)
     answer = parse_answer(data[len(costs) :])
-    if solver == round_.job.rank:
+    if solver == agreement.job.rank:
         return answer
     same_costs = data[: len(costs)] == costs.encode()
     if wrong := _wrong(problem, caps, answer, figures=same_costs):

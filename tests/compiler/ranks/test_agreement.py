@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import pytest
 import torch.distributed as dist
 
-from apsched.compiler.ranks.agreement import Round
+from apsched.compiler.ranks.agreement import GraphAgreement
 from apsched.compiler.ranks.job import Job
 from apsched.compiler.ranks.launches import Launch
 from apsched.errors import AgreementError, InfeasibleError
@@ -76,9 +76,11 @@ def ask(
 
     def body(job: Job) -> object:
         time.sleep(late_s)
-        with Round(job, groups) as talk:
-            answer = talk.shared(graph, asked or {}, solve or (lambda: f"of {job.rank}".encode()))
-            talk.check({name: (orders or {}).get(name, USUAL) for name in groups})
+        with GraphAgreement(job, groups) as agreement:
+            answer = agreement.shared(
+                graph, asked or {}, solve or (lambda: f"of {job.rank}".encode())
+            )
+            agreement.check({name: (orders or {}).get(name, USUAL) for name in groups})
         return answer
 
     return body
@@ -231,10 +233,10 @@ def test_a_bug_in_the_solver_is_told_too():
 
 def test_a_fallback_on_all_process_ranks_goes_on():
     def falls_back(job: Job) -> object:
-        with Round(job, MESH[job.rank]) as talk:
+        with GraphAgreement(job, MESH[job.rank]) as agreement:
             with pytest.raises(InfeasibleError):
-                talk.shared("one", {}, nothing_fits)
-            talk.check(dict.fromkeys(MESH[job.rank], USUAL))
+                agreement.shared("one", {}, nothing_fits)
+            agreement.check(dict.fromkeys(MESH[job.rank], USUAL))
         return "as captured"
 
     def nothing_fits() -> bytes:
@@ -247,7 +249,7 @@ def test_a_fallback_on_all_process_ranks_goes_on():
 @pytest.mark.parametrize("failing", range(4))
 def test_an_error_before_the_talk_is_told_at_once(groups, failing):
     def breaks(job: Job) -> object:
-        with Round(job, groups[job.rank]):
+        with GraphAgreement(job, groups[job.rank]):
             raise InfeasibleError("my own")
 
     bodies = [breaks if rank == failing else ask(g) for rank, g in enumerate(groups)]
@@ -275,8 +277,8 @@ def test_one_that_never_comes_is_an_error_on_all_others(gone):
 @pytest.mark.parametrize("gone", range(4))
 def test_one_that_goes_after_the_answer_is_named(gone):
     def leaves(job: Job) -> object:
-        talk = Round(job, ALL)
-        return talk.shared("one", {}, lambda: b"")
+        agreement = GraphAgreement(job, ALL)
+        return agreement.shared("one", {}, lambda: b"")
 
     found = run(*[leaves if rank == gone else ask(ALL) for rank in range(4)], deadline_s=DEADLINE_S)
     others = [error for rank, error in enumerate(found) if rank != gone]

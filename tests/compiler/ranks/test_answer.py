@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 import apsched.solver
 from apsched.artifacts.schedule_file import load_schedule, save_schedule
-from apsched.compiler.ranks.agreement import Round
+from apsched.compiler.ranks.agreement import GraphAgreement
 from apsched.compiler.ranks.answer import Sources, answered
 from apsched.compiler.ranks.answer_codec import dump_answer, parse_answer
 from apsched.compiler.ranks.cache import Cache
@@ -270,8 +270,8 @@ def of_two(mine: Problem, theirs: Problem, counting: Counting) -> list[object]:
 
     def rank(number: int, problem: Problem) -> None:
         try:
-            with Round(Job(store, number, deadline_s=60.0), {"dp": (0, 1)}) as talk:
-                found[number] = answered(problem, FREE, OPTIONS, counting, round_=talk)
+            with GraphAgreement(Job(store, number, deadline_s=60.0), {"dp": (0, 1)}) as agreement:
+                found[number] = answered(problem, FREE, OPTIONS, counting, agreement=agreement)
         except ApschedError as error:
             found[number] = error
 

@@ -140,9 +140,9 @@ def cases(rank: int, world_size: int, folder: Path) -> dict[str, Case]:
         return schedule(toy(everybody, width=16 if rank == odd_graph else 8)).code
 
     def another_schedule() -> object:
-        def as_it_was(problem, caps, options, solve, *, sources, round_) -> SolveResult:
+        def as_it_was(problem, caps, options, solve, *, sources, agreement) -> SolveResult:
             answer = scheduled_answered(
-                problem, caps, options, solve, sources=sources, round_=round_
+                problem, caps, options, solve, sources=sources, agreement=agreement
             )
             base = next(b for b in answer.baselines if b.schedule == as_captured(problem.num_nodes))
             return scheduled.replace(
