@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from apsched.capture.graph_module import capture_graph_module
+from apsched.capture.graph_module import capture_graph
 from apsched.config import Caps, SolveOptions
 from apsched.graph.export.export import export_graph
 from apsched.problem.build import build_problem
@@ -83,7 +83,7 @@ def failure_of(program: RandomProgram, groups: Sequence[str], seed: int, *, solv
         kept = frozenset(
             node.name for node, i in zip(placeholders, program.inputs, strict=True) if i.kept
         )
-        captured = capture_graph_module(module, name="graph", kept_inputs=kept, parameter_names={})
+        captured = capture_graph(module, name="graph", kept_inputs=kept, parameter_names={})
         module = captured.module
         costs = RandomCosts(seed)
         dag = export_graph(captured, costs)

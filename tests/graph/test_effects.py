@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses import FakeTensorMode
 
-from apsched.capture.graph_module import capture_graph_module
+from apsched.capture.graph_module import capture_graph
 from apsched.errors import InputError
 from apsched.fx.effects.of_node import effects_of
 from apsched.fx.graph_copies import copied, finished
@@ -346,7 +346,7 @@ def test_capture_puts_overloads_for_packets():
     module = traced(lambda x: call(aten.add_, call(aten.mul, x, 2.0), x), [matrix()])
     targets = [
         node.target
-        for node in capture_graph_module(module).module.graph.nodes
+        for node in capture_graph(module).module.graph.nodes
         if node.op == "call_function"
     ]
     assert targets == [aten.mul.Tensor, aten.add_.Tensor]

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import apsched
-from apsched.capture.graph_module import capture_graph_module
+from apsched.capture.graph_module import capture_graph
 from apsched.graph.export.export import export_graph
 from apsched.problem.build import build_problem
 from apsched.writeback.write_back import write_back
@@ -59,7 +59,7 @@ def compare(name: str, rank: int, world_size: int) -> dict[str, object]:
             if name in OPTIMIZED
             else []
         )
-        captured = capture_graph_module(module)
+        captured = capture_graph(module)
         problem = build_problem(export_graph(captured, FlatCosts()))
         shuffled = {}
         orders = set()

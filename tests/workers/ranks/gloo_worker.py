@@ -86,8 +86,8 @@ def main(process_rank: int, world_size: int, folder: Path) -> None:
         )
     dist.barrier()
     profile_solved(built, capture, process_rank, folder)
-    model = apsched.measure(forward, cluster="cpu", fused=False)
-    again = apsched.measure(forward, cluster="cpu", known=model.costs, fused=False)
+    model = apsched.measure_costs(forward, cluster="cpu", fused=False)
+    again = apsched.measure_costs(forward, cluster="cpu", known=model.costs, fused=False)
     fast = apsched.optimize(forward, cost_model=model)
     report = {
         "costs": dump_costs(model.costs).decode(),
