@@ -6,6 +6,7 @@ from dataclasses import MISSING, fields
 import pytest
 
 from apsched.artifacts.stated_options import backend_arguments
+from apsched.cli.options import direction, source_request
 from apsched.cli.parser import build_parser
 from apsched.compiler.settings import Settings
 from apsched.config import Caps, SolveOptions
@@ -19,6 +20,7 @@ from apsched.options_table import (
     Unit,
     in_group,
 )
+from apsched.pipeline.sources import SourceRequest
 from apsched.study.axes import AXES, SPEEDS
 
 VALUES = {Unit.BYTES: "1MiB", Unit.SHARE: "1%"}
@@ -106,3 +108,13 @@ def test_stated_options_become_settings() -> None:
 def test_a_wrong_setting_is_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Settings.of(settings)
+
+
+def test_options_about_a_source_are_read() -> None:
+    """``--direction`` and ``--unpacked-limit`` are no part of the source."""
+    typed = ["--mesh", "fsdp=2", "--seq", "64", "--layers", "3", "--unpacked-limit", "1GiB"]
+    args = build_parser().parse_args(["solve", "llama3-debug", *typed])
+    assert source_request(args) == SourceRequest(
+        source="llama3-debug", mesh="fsdp=2", seq_len=64, num_layers=3
+    )
+    assert direction(args) == "both"
