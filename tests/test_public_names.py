@@ -16,7 +16,7 @@ NAMES = (
     *("Caps", "SolveOptions", "Plan", "Rule", "load_plan"),
     *("capture_graph", "export_graph", "Problem", "Schedule", "Result", "simulate", "verify"),
     *("CostModel", "load_cost_model", "measure_costs"),
-    *("ApschedError", "InputError", "InfeasibleError", "AgreementError"),
+    *("ApschedError", "InputError", "InfeasibleError", "AgreementError", "RoundTripError"),
 )
 RENAMED = {
     "ClusterCostModel": ("apsched.costs.cluster_model", "ClusterCostModel"),
