@@ -21,7 +21,7 @@ from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster
 from apsched.costs.compute.fusion import fused_kernels
 from apsched.errors import RoundTripError
-from apsched.graph.export.export import export
+from apsched.graph.export.export import export_graph
 from apsched.models.mesh import MeshSpec
 from apsched.models.preset_capture import capture_preset
 from apsched.problem.build import build_problem
@@ -73,7 +73,7 @@ def trip_of(
     scheduled: Callable[[Problem], Schedule] = _AT_RANDOM,
 ) -> str:
     costs = ClusterCostModel(load_cluster("h100"), group_ranks)
-    problem = build_problem(export(captured, costs, group_ranks=group_ranks))
+    problem = build_problem(export_graph(captured, costs, group_ranks=group_ranks))
     schedule = scheduled(problem)
     module = write_back(captured.module, problem, schedule, process_rank_of=lambda group: 0)
     claimed = simulate(problem, schedule)
@@ -89,7 +89,7 @@ def test_producers_of_a_bucket_are_one_kernel_in_bound_and_step_and_for_inductor
     captured = captured_function(two_of_one, (torch.ones(64, 64),), parameters=0)
     captured = replace(captured, module=decomposed(captured.module))
     costs = ClusterCostModel(load_cluster("h100"), running.group_ranks)
-    problem = build_problem(export(captured, costs, group_ranks=running.group_ranks))
+    problem = build_problem(export_graph(captured, costs, group_ranks=running.group_ranks))
     answer = solve(problem, Caps(), SolveOptions(budget=0.1))
     assert answer.best.schedule.buckets
     assert answer.bound_ticks == answer.best.step_time_ticks
