@@ -354,8 +354,8 @@ def _levels(
     for node in graph.nodes:
         level[node] = max((level[taken] for taken in node.all_input_nodes), default=0)
         depth[node] = max((depth[taken] for taken in node.all_input_nodes), default=0)
-        for member, sent, is_cast_on_the_way in _members_sent(node):
-            of_member[member] = level[sent] + 1, depth[sent] + is_cast_on_the_way
+        for member, sent, casts in _members_sent(node):
+            of_member[member] = level[sent] + 1, depth[sent] + casts
         members = _note(node).get("members", ())
         if len(members) == 1 and members[0] in of_member:
             level[node], depth[node] = of_member[members[0]]
