@@ -188,10 +188,10 @@ def solve(
 
     Caps and options of the search come in records or as keywords, each value once; see
     :func:`apsched.optimize` for all of them. Compute moves by at most 200 places without ``caps``,
-    and as far as ``caps.max_compute_move`` says with it. Where it has nothing to hide compute stays
-    as captured; the bounds hold for all orders that the cap allows. ``plan`` has rules for
-    collectives by
-    name: an :class:`apsched.Plan`, or the path of a plan file. The solver decides the rest. With
+    and as far as ``caps.max_compute_move`` says with it. Where it has nothing to hide the search
+    keeps it as captured; bounds hold for all orders within the caps. ``plan`` has rules for
+    collectives by name: an :class:`apsched.Plan`, or the path of a plan file. The solver decides
+    the rest. With
     ``bitwise``, ``Result.bitwise`` has the cost of it; with ``scenarios``, ``Result.robustness``
     has the step times over the sampled costs; with ``second_group``, ``Result.problem`` has the
     second groups where these are faster. ``contention`` given as text is that of the cluster of the

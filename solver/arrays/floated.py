@@ -40,7 +40,8 @@ def floated(instance: Instance) -> Instance:
     """Return the relaxation of ``instance``, under its own caps.
 
     A cast that a bucket leaves out takes no time and no memory. Prefetch counts compute nodes, of
-    which there are more here: where something travels there is no cap on it.
+    which there are more here: so many more are allowed, and any number where an epilogue would
+    count as what needs a result.
     """
     problem, caps = instance.problem, instance.caps
     duration, storages = list(problem.duration_ticks), list(problem.storages)
@@ -63,7 +64,11 @@ def floated(instance: Instance) -> Instance:
         cuts=(),
         reordered=(),
     )
-    prefetch = None if problem.travels else caps.max_prefetch
+    prefetch = caps.max_prefetch
+    if prefetch is not None:
+        prefetch += len(problem.travels)
+    if any(c.epilogue for c in problem.collectives):
+        prefetch = None
     return Instance.of(relaxed, replace(caps, max_prefetch=prefetch, max_compute_move=None))
 
 

@@ -69,7 +69,9 @@ def test_the_optimum_under_a_plan_is_that_of_exhaustive_search(seed: int) -> Non
         result.best.peak_memory_bytes,
         result.best.num_launches,
     ) == best.value
-    assert (result.status, result.bound_ticks) == ("optimal", best.step_time_ticks)
+    assert result.bound_ticks <= best.step_time_ticks
+    if not problem.travels:  # exhaustive search is of the normal form
+        assert (result.status, result.bound_ticks) == ("optimal", best.step_time_ticks)
 
 
 @pytest.mark.parametrize("seed", range(NUM_SEEDS // 4))
