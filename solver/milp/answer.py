@@ -5,9 +5,12 @@ from apsched.errors import InputError
 from apsched.problem.problem import Problem
 from apsched.schedule.result import SolveResult
 from apsched.schedule.score import score
+from apsched.solver.arrays.floated import normal_form_is_all
 from apsched.solver.arrays.instance import Instance
 from apsched.solver.baselines import baselines
+from apsched.solver.bounds.best import best_bound
 from apsched.solver.bounds.memory_and_launches import later_bounds
+from apsched.solver.bounds.step_time import TimeBound
 from apsched.solver.infeasible.explain import explain
 from apsched.solver.milp.model import solve_milp
 from apsched.solver.reorder.min_memory import least_memory
@@ -52,11 +55,14 @@ def solve_with_milp(
         fitting, key=lambda s: s.step_time_ticks, default=None
     )  # of equals the MILP's, which stands first
     who = f"milp ({found.solver_name})"
+    bound = TimeBound(ticks=found.bound_ticks, source=who)
+    if not normal_form_is_all(problem, caps):  # the MILP decides schedules in normal form alone
+        bound = min(bound, best_bound(instance, None), key=lambda b: b.ticks)
     if best is None:
         return SolveResult.infeasible(
             explain(instance, options),
-            bound_ticks=found.bound_ticks,
-            bound_source=who,
+            bound_ticks=bound.ticks,
+            bound_source=bound.source,
             baselines=made,
             floor_memory_bytes=floor_bytes,
             floor_bound_bytes=floor_bound,
@@ -65,8 +71,8 @@ def solve_with_milp(
     later = later_bounds(instance, best, 0, floor_bound)
     return SolveResult.found(
         best,
-        bound_ticks=found.bound_ticks,
-        bound_source=who,
+        bound_ticks=bound.ticks,
+        bound_source=bound.source,
         baselines=made,
         floor_memory_bytes=floor_bytes,
         floor_bound_bytes=floor_bound,
