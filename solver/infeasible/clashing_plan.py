@@ -55,7 +55,13 @@ def _groups(problem: Problem, caps: Caps) -> Iterator[PlanClash]:
 
 
 def _prefetch(problem: Problem, caps: Caps) -> Iterator[PlanClash]:
-    place = {node: k for k, node in enumerate(problem.compute_order)}
+    """Where compute moves, what needs a result may come so many places sooner, and a place of the
+    plan is one among the nodes that stand before it then.
+    """
+    if caps.max_compute_move is None:
+        return
+    sooner = caps.max_compute_move
+    place = {node: k - sooner for k, node in enumerate(problem.compute_order)}
     for c, collective in enumerate(problem.collectives):
         slots = collective.restriction.start_slots
         if caps.max_prefetch is None or slots is None or not problem.needs[c]:
@@ -63,7 +69,7 @@ def _prefetch(problem: Problem, caps: Caps) -> Iterator[PlanClash]:
         needs = [
             place[problem.needs[d][0]] for d in _mates(problem, c) if problem.needs[d]
         ]  # of a bucket the first one counts
-        distance = min(need - slots[1] for need in needs if need >= slots[1])
+        distance = min(max(need - slots[1], 0) for need in needs if need + 2 * sooner >= slots[1])
         if distance > caps.max_prefetch:
             yield PlanClash(
                 cap="max_prefetch",

