@@ -174,10 +174,7 @@ class GraphAgreement:
         """
         found = self._verdict(
             _CODE,
-            {
-                group: {"digest": launched and launched.get(group.name, "")}
-                for group in self.groups
-            },
+            {group: {"digest": launched and launched.get(group.name, "")} for group in self.groups},
         )
         if found not in ("", _ANEW):
             raise AgreementError(found)
