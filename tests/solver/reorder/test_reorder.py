@@ -117,12 +117,10 @@ def test_rules_keep_dependences_kernels_and_the_cap_on_moves(
     assert search.best is not None
     found = mover.improve(Moved(blocks=mover.captured, candidate=search.best), caps, 0)
     assert found.candidate.figures.step_time_ticks <= search.best.figures.step_time_ticks
-    moved, places = mover.moved(found.blocks)
+    moved = mover.moved(found.blocks)
     best = found.candidate
-    program = Decoder(Pricer(Instance(problem=moved, arrays=places)), caps).program(
-        best.labels, best.policy, best.steer_bytes
-    )
-    schedule = expand(Instance(problem=moved, arrays=places), program)
+    program = Decoder(Pricer(moved), caps).program(best.labels, best.policy, best.steer_bytes)
+    schedule = expand(moved, program)
     assert verify(problem, schedule, caps) == ()
     assert simulate(problem, schedule).step_time_ticks == best.figures.step_time_ticks
     compute_order, block_of = (
