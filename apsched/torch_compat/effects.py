@@ -1,6 +1,4 @@
-"""Private functions of torch that tell what a call does: which overload it is, and which operators
-it dispatches.
-"""
+"""Private functions of torch that tell what a call does: its overload, and what it dispatches."""
 
 import builtins
 from collections.abc import Callable

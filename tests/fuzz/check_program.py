@@ -14,6 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from apsched.capture.graph_module import capture_graph
 from apsched.config import Caps, SolveOptions
 from apsched.graph.export.export import export_graph
+from apsched.graph.export.signature import target_name
 from apsched.problem.build import build_problem
 from apsched.problem.problem import Problem
 from apsched.schedule.schedule import Schedule, as_captured
@@ -42,7 +43,7 @@ class RandomCosts:
     def compute_us(self, node: torch.fx.Node) -> float:
         if node.op != "call_function":
             return 0.0
-        return random.Random(f"{self.seed} {node.target}").choice([0.0, 1.0, 3.0, 20.0])
+        return random.Random(f"{self.seed} {target_name(node)}").choice([0.0, 1.0, 3.0, 20.0])
 
     def collective_us(self, kind: str, group_name: str, group_size: int, size_bytes: int) -> float:
         rng = random.Random(f"{self.seed} {kind}")

@@ -1,6 +1,5 @@
 """Functions that random programs call as nodes: some stay python functions, of which nothing is
-known, others become subgraphs.
-"""
+known, others become subgraphs."""
 
 import torch
 
@@ -40,8 +39,7 @@ BODIES = (noisy_body, writing_body, pure_body)
 
 def with_subgraphs(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """Return ``module`` with ``invoke_subgraph`` or ``cond`` in place of each call of one of
-    :data:`BODIES`.
-    """
+    :data:`BODIES`."""
     higher_order = torch.ops.higher_order
     for k, node in enumerate([n for n in module.graph.nodes if n.target in BODIES]):
         (x,) = node.args

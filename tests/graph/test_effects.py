@@ -1,6 +1,5 @@
 """What nodes do beside their results: operators, packets, python functions and higher-order
-operators; what is not known is a barrier.
-"""
+operators; what is not known is a barrier."""
 
 import operator
 
@@ -30,8 +29,7 @@ def matrix():
 
 def summary(node: torch.fx.Node) -> dict[str, object]:
     """Return what of the effects of ``node`` is there: names of the nodes that it writes, and what
-    it does.
-    """
+    it does."""
     effects = effects_of(node)
     written = [
         n.name
@@ -85,6 +83,7 @@ DRAWS, ACTS = {"draws": True}, {"acts": True}
         (lambda x, y: call(read_by_hand, x, y), BARRIER | {"writes": ["x", "y"]}),
         (lambda x, y: call(torch.manual_seed, x.shape[0]), CONTEXT),
         (lambda x, y: call(print, x), ACTS),
+        (lambda x, y: call(torch._assert_async, x), ACTS),
         (lambda x, y: call(torch._assert, x.shape[0] == 4, "four"), ACTS),
         (lambda x, y: x.shape[0] + 1, {}),
         (lambda x, y: x[0], {}),
@@ -103,6 +102,7 @@ DRAWS, ACTS = {"draws": True}, {"acts": True}
             DRAWS,
         ),
         (lambda x, y: call(higher_order.with_effects, x, aten.neg.default, y), ACTS),
+        (lambda x, y: call(higher_order.with_effects, x, aten.rand_like.default, y), ACTS | DRAWS),
         (lambda x, y: call(higher_order.auto_functionalized, aten.bernoulli_.float, self=x), DRAWS),
         (lambda x, y: call(higher_order.auto_functionalized_v2, aten.add_.Tensor, self=x), {}),
         (
@@ -133,7 +133,7 @@ def test_what_a_call_does(function, expected):
                 node.meta["val"] = None if None in args[:1] else node.target(*args)
         else:
             node.meta["val"] = mode.from_tensor(matrix())
-            if node.target in (torch.manual_seed, print, torch._assert):
+            if node.target in (torch.manual_seed, print, torch._assert, torch._assert_async):
                 node.meta["val"] = None
     assert summary(graph.output_node().args[0]) == expected
 
@@ -191,6 +191,61 @@ def test_a_body_in_a_body_counts():
         higher_order.cond, traced(BODIES["draws"][0], [matrix(), matrix()])
     ).graph.owning_module
     assert summary(higher_order_node(higher_order.invoke_subgraph, inner)) == DRAWS
+
+
+def test_a_body_that_writes_and_holds_tensors_is_a_barrier():
+    body = traced(BODIES["writes what it is handed"][0], [matrix(), matrix()])
+    body.register_buffer("held", matrix())
+    with body.graph.inserting_before(next(n for n in body.graph.nodes if n.op == "call_function")):
+        body.graph.get_attr("held")
+    assert summary(higher_order_node(higher_order.cond, body)) == BARRIER | {
+        "writes": ["body", "x", "y"]
+    }
+
+
+def test_functions_that_change_shapes_leave_the_values_of_the_graph_alone():
+    module = traced(lambda x: call(torch.Tensor.t_, aten.clone.default(x)), [torch.ones(2, 3)])
+    copy = next(n for n in module.graph.nodes if n.target is aten.clone.default)
+    before = copy.meta["val"].shape
+    effects_of(module.graph.output_node().args[0])
+    assert copy.meta["val"].shape == before
+
+
+@pytest.fixture
+def library():
+    """A library of operators of our own, which goes with the test."""
+    library = torch.library.Library("apsched_test", "FRAGMENT")
+    yield library
+    library._destroy()
+
+
+def test_an_operator_made_of_higher_order_operators_or_collectives_is_a_barrier(library):
+    def drawn(x):
+        return higher_order.run_and_save_rng_state(aten.rand_like.default, x)[1]
+
+    def summed(x):
+        return torch.ops._c10d_functional.wait_tensor(
+            torch.ops._c10d_functional.all_reduce(x, "sum", "0")
+        )
+
+    for name, function in (("drawn", drawn), ("summed", summed)):
+        library.define(f"{name}(Tensor x) -> Tensor")
+        library.impl(name, function, "CompositeImplicitAutograd")
+        graph = torch.fx.Graph()
+        x = graph.placeholder("x")
+        node = graph.call_function(getattr(torch.ops.apsched_test, name).default, (x,))
+        x.meta["val"] = node.meta["val"] = FakeTensorMode().from_tensor(matrix())
+        assert summary(node) == BARRIER | {"writes": ["x"]}
+
+
+def test_without_values_the_schema_and_what_is_known_of_it_decide():
+    graph = torch.fx.symbolic_trace(
+        lambda x, m, v: aten.batch_norm.default(x, None, None, m, v, True, 0.1, 1e-5, False)
+    ).graph
+    assert summary(graph.output_node().args[0]) == {"writes": ["m", "v"]}
+    graph = torch.fx.symbolic_trace(lambda x: F.dropout(x, 0.5)).graph
+    graph.output_node().args[0].meta["val"] = matrix()
+    assert summary(graph.output_node().args[0]) == BARRIER | {"writes": ["x"]}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Python functions, overload packets and higher-order operators compute, draw and write as
-captured, in whatever order (2 processes).
-"""
+captured, in whatever order (2 processes)."""
 
 import pytest
 
@@ -12,8 +11,7 @@ pytestmark = pytest.mark.alone
 
 def test_steps_of_functions_leave_behind_what_they_did(tmp_path):
     """Results, mutated inputs and the state of the generator, of random orders and of those that
-    ``optimize`` finds.
-    """
+    ``optimize`` finds."""
     for report in run_processes(WORKERS / "graphs/functions_worker.py", tmp_path, 2, timeout_s=600):
         assert set(report) == set(THINGS)
         for name, found in report.items():

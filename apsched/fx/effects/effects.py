@@ -22,20 +22,17 @@ class Effects:
     """Takes numbers from the generator, or sets its state."""
     acts: bool = False
     """Is there for what it does: it returns nothing and writes no argument (asserts, prints), or it
-    says so.
-    """
+    says so."""
     idle: bool = False
     """Python on numbers, sizes and containers: it takes no time, and touches no bytes of a
     tensor.
     """
     unknown: bool = False
     """A barrier: it may write and share every tensor that it is handed, draw, and act; no effect
-    crosses it.
-    """
+    crosses it."""
     sets_context: bool = False
     """A barrier that nothing crosses: it neither takes nor gives a tensor, so it is there for what
-    comes after it (autocast).
-    """
+    comes after it (autocast)."""
 
     @property
     def any(self) -> bool:

@@ -148,11 +148,10 @@ def composite_effects(
     nodes: Sequence[torch.fx.Node],
 ) -> Effects:
     """Return what an operator does that is made of others: what they do, or what its schema says
-    where fake tensors cannot run it.
-    """
+    where fake tensors cannot run it."""
     stated = operator_effects(composite, args, kwargs)
     seen = _watched(composite, args, kwargs, result, nodes)
-    return stated if seen is None else replace(seen, out=stated.out, acts=stated.acts, idle=False)
+    return stated if seen is None else replace(seen, out=stated.out, acts=stated.acts or seen.acts)
 
 
 class _StoppedError(Exception):
@@ -192,8 +191,7 @@ def _watched(
     nodes: Sequence[torch.fx.Node],
 ) -> Effects | None:
     """Return what ``target`` does by the operators that it dispatches; None where fake tensors
-    cannot run it.
-    """
+    cannot run it."""
     given = [node.meta.get("val") for node in nodes]
     mode = torch_private.fake_mode_of(
         [leaf for leaf in pytree.tree_leaves((given, result)) if isinstance(leaf, torch.Tensor)]
@@ -217,6 +215,8 @@ def _watched(
             found = watched(mode, lambda: target(*real_args, **real_kwargs), witness.see)
     except InputError:
         raise
+    except _StoppedError:
+        return unknown_effects(nodes)
     except Exception:  # of what cannot be run nothing is known
         return None
     keys = {

@@ -117,8 +117,7 @@ def _higher_order(
 
 def _of_subgraphs(node: torch.fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Effects:
     """Return what the subgraphs among the arguments do together; unknown where there is none, or
-    one that cannot be read.
-    """
+    one that cannot be read."""
     leaves = pytree.tree_leaves((args, dict(kwargs)))
     found = [
         attribute_of(leaf) if isinstance(leaf, torch.fx.Node) and leaf.op == "get_attr" else leaf
@@ -142,8 +141,7 @@ def _of_subgraphs(node: torch.fx.Node, args: Sequence[Any], kwargs: Mapping[str,
 
 def _body(body: Any) -> Effects:
     """Return what one function does that a higher-order operator runs; ``writes`` are those to what
-    it is handed.
-    """
+    it is handed."""
     if isinstance(body, torch._ops.OpOverload):
         inner = operator_effects(body, (), {})
         return (
@@ -188,8 +186,7 @@ def _body(body: Any) -> Effects:
 
 def attribute_of(node: torch.fx.Node) -> Any:
     """Return what a get_attr node reads, a tensor or a subgraph; :func:`missing` where there is no
-    such thing.
-    """
+    such thing."""
     value: Any = node.graph.owning_module
     for part in str(node.target).split("."):
         value = getattr(value, part, missing)

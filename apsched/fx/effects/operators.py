@@ -53,8 +53,7 @@ class _Schema:
 
 def overload_of(node: torch.fx.Node) -> torch._ops.OpOverload | None:
     """Return the operator that ``node`` calls; of a packet the overload that runs on its arguments,
-    or None.
-    """
+    or None."""
     if isinstance(node.target, torch._ops.OpOverload):
         return node.target
     if not isinstance(node.target, torch._ops.OpOverloadPacket) or any(
@@ -70,8 +69,7 @@ def operator_effects(
     operator: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Effects:
     """Return what ``operator`` does to what it is passed; arguments are nodes, values, or lists of
-    them.
-    """
+    them."""
     schema = _schema(operator)
     passed = dict(zip((a.name for a in operator._schema.arguments), args, strict=False)) | dict(
         kwargs
@@ -96,8 +94,7 @@ def operator_effects(
 
 def is_composite(operator: torch._ops.OpOverload) -> bool:
     """Whether ``operator`` is made of others, so that its schema may be silent: it shares, writes
-    and draws as they do.
-    """
+    and draws as they do."""
     if operator._schema.name in _SHARES_THOUGH_SILENT or is_communication(operator):
         return False
     return torch_private.is_composite(operator)

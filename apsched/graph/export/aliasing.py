@@ -14,8 +14,7 @@ Tree: TypeAlias = "tuple[int, ...] | list[Tree]"
 
 STANDS_FOR = "apsched_stands_for"
 """Key in ``meta`` of a node that write-back put in place of a wait: the fake value of that wait,
-with which later ones may share.
-"""
+with which later ones may share."""
 
 
 def map_tensors(leaf: Callable[[torch.Tensor], tuple[int, ...]], value: Any) -> Tree:
@@ -31,8 +30,7 @@ def map_tensors(leaf: Callable[[torch.Tensor], tuple[int, ...]], value: Any) -> 
 
 def item_of(tree: list[Tree], value: Any, key: Any) -> Tree:
     """Return the tree of ``value[key]``, where ``tree`` is that of the list, tuple or dict
-    ``value``.
-    """
+    ``value``."""
     if isinstance(value, Mapping) and key in value:
         return tree[list(value).index(key)]
     bounds = (key.start, key.stop, key.step) if isinstance(key, slice) else (key,)

@@ -22,13 +22,13 @@ WIDTH = 8
 
 
 def read_by_hand(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-    """A function that nobody has told apsched about: it writes its second argument and draws."""
+    """A function unknown to apsched: it writes its second argument and draws."""
     state.mul_(0.5)
     return x * state[0] + torch.rand_like(x)
 
 
 def view_by_hand(x: torch.Tensor) -> torch.Tensor:
-    """A function of the user's that gives a view of what it takes."""
+    """A function unknown to apsched: it returns a view of its argument."""
     return x[1:]
 
 
@@ -172,8 +172,7 @@ def step_of(
 
 def inputs_of(world_size: int, process_rank: int) -> list[torch.Tensor]:
     """Return what the steps take: activations, a state of two rows that they may write, and shards
-    of the weights.
-    """
+    of the weights."""
     generator = torch.Generator().manual_seed(process_rank)
     shapes = ((4, WIDTH), (2, WIDTH), *(((WIDTH // world_size, WIDTH),) * NUM_LAYERS))
     x, state, *shards = (torch.randn(*shape, generator=generator) for shape in shapes)
@@ -182,6 +181,5 @@ def inputs_of(world_size: int, process_rank: int) -> list[torch.Tensor]:
 
 def traced_step(name: str, group: str, world_size: int) -> torch.fx.GraphModule:
     """Return the graph of the step with the thing of that name, as ``symbolic_trace`` and
-    ``FakeTensorProp`` give it.
-    """
+    ``FakeTensorProp`` give it."""
     return traced(step_of(THINGS[name], group, world_size), inputs_of(world_size, 0))

@@ -30,8 +30,7 @@ def ran(
     module: torch.fx.GraphModule, world_size: int, process_rank: int
 ) -> dict[str, list[torch.Tensor]]:
     """Return what a run leaves behind: results, the tensors that it was handed, and the state of
-    the generator.
-    """
+    the generator."""
     inputs = inputs_of(world_size, process_rank)
     torch.manual_seed(7 + process_rank)
     outputs = [value.clone() for value in module(*inputs)]
