@@ -7,7 +7,6 @@ import pytest
 
 from apsched.artifacts import output_dir as out_files
 from apsched.artifacts.output_dir import write_files, write_or_rescue
-from apsched.cli.commands import solve
 from apsched.errors import InputError
 from tests.conftest import Run
 
@@ -76,7 +75,7 @@ def test_the_schedule_is_kept_where_the_module_cannot_be_written(
 
     monkeypatch.setattr(
         *{
-            "rewrite": (solve, "rewrite", fail),
+            "rewrite": ("apsched.artifacts.solved_files.rewrite", fail),
             "dump_module": ("apsched.artifacts.module_file.dump_module", fail),
         }[stage]
     )

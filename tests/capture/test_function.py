@@ -137,13 +137,13 @@ def test_one_input_may_stand_alone(name: str) -> None:
         (
             "apsched_test_job.model:raising",
             (
-                r"the function raised RuntimeError: .*\(.*apsched_test_job/model\.py:33\); call it"
+                r"the function raised RuntimeError: .*\(.*apsched_test_job/model\.py:36\); call it"
                 r" by hand"
             ),
         ),
         (
             "apsched_test_job.model:leaving",
-            r"the function raised SystemExit: no GPU here \(.*model\.py:37\)",
+            r"the function raised SystemExit: no GPU here \(.*model\.py:40\)",
         ),
         (
             "apsched_test_job.model:needs",
@@ -161,7 +161,7 @@ def test_one_input_may_stand_alone(name: str) -> None:
         ),
         (
             "apsched_test_job.model:untraceable",
-            r"AOTAutograd can trace with these inputs, found .*model\.py:43\)",
+            r"AOTAutograd can trace with these inputs, found .*model\.py:46\)",
         ),
     ],
 )

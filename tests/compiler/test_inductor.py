@@ -334,6 +334,11 @@ def test_a_fingerprint_names_all_settings():
         "parameter_order",
         "contention",
         "second_group",
+        "scenarios",
+        "noise",
+        "robust",
+        "time_slack",
+        "num_workers",
     }
     assert set(Settings.__dataclass_fields__) - known == {
         "progress",

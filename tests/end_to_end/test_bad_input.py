@@ -507,7 +507,7 @@ def test_a_bug_is_one_line_and_a_hint(
     def broken(*args: object, **kwargs: object) -> None:
         raise ZeroDivisionError("nobody\nforesaw this")
 
-    monkeypatch.setattr(apsched.solver, "solve", broken)
+    monkeypatch.setattr(apsched.solver, "solve_as_asked", broken)
     ran = run("solve", debug_graphs["forward"])
     assert ran.code == 2
     assert ran.errors == [

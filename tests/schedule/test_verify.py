@@ -251,8 +251,8 @@ def test_a_bucket_has_no_casts_and_a_lone_gather_has_its_own() -> None:
         ("max_topo_span", 4, "bucket 1 spans 5 ranks, more than the topo-span cap of 4"),
         (
             "in_flight_cap_bytes",
-            6 * KIB - 1,
-            "6144 in-flight bytes at start 0, more than the cap of 6143",
+            7 * KIB - 1,
+            "7168 in-flight bytes at ar, more than the cap of 7167",
         ),
         ("max_prefetch", 0, "gu is launched 1 compute nodes ahead, more than 0"),
     ],
@@ -261,7 +261,7 @@ def test_caps_hold_to_the_unit(cap: str, value: int, message: str) -> None:
     """One unit more and the schedule passes.
 
     In KiB: 3 kept, gathered buffer 6 until out:gv, b 1, copy of gv 4 make 14 at out:gv; the launch
-    of gu stands before a, its need b after.
+    of gu stands before a, its need b after. In flight at ar: the bucket's 6 and ar's 1.
     """
     wrong = found(BUCKETED, "gu gv", "rb rc", caps=Caps(**{cap: value}))
     assert wrong == (message,)

@@ -215,16 +215,15 @@ def test_never_slower_and_no_cap_broken(seed: int) -> None:
     )
     search.portfolio()
     assert search.best is not None
-    search.instance.caps = caps = replace(
-        caps, memory_cap_bytes=rng.choice((None, search.best.figures.peak_memory_bytes))
-    )
+    caps = replace(caps, memory_cap_bytes=rng.choice((None, search.best.figures.peak_memory_bytes)))
+    search.instance = search.instance.within(caps)
     mover = ComputeMover(Instance(problem=problem, arrays=small))
     found = with_shorter_tail(mover, search, 0, 50, 0)
     assert found.step_time_ticks <= search.step_time_ticks
     schedule = expand(found.instance, found.program())
     assert verify(problem, schedule, caps) == ()
     compute_order, block_of = (
-        mover.compute_order(mover.blocks_of(found.problem)).tolist(),
+        mover.compute_order(mover.blocks_of(found.instance.problem)).tolist(),
         mover.orders.precedence.block_of,
     )
     assert all(

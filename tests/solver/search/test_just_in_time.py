@@ -31,6 +31,7 @@ def test_what_starts_just_in_time_keeps_the_other_caps() -> None:
         )
         small = problem_arrays(problem)
         most = max(c.output_bytes for c in problem.collectives)
+        most += sum(c.output_bytes for c in problem.collectives if c.on_path)
         caps = Caps(
             max_prefetch=rng.choice((1, 2, 4)),
             in_flight_cap_bytes=rng.choice((None, most)),

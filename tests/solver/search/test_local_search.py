@@ -40,7 +40,7 @@ def test_the_number_of_evaluations_does_not_grow_with_the_problem() -> None:
     they do.
     """
     few, many = searched(3, 1_500), searched(24, 1_500)
-    assert len(many.arrays.kind) >= 5 * len(few.arrays.kind)
+    assert len(many.instance.arrays.kind) >= 5 * len(few.instance.arrays.kind)
     assert many.evaluations <= 1.5 * few.evaluations
     for search in (few, many):
         search.improve(0)
