@@ -50,8 +50,8 @@ def counted_solve(problem, caps, options, **how) -> SolveResult:
     return scheduled_solve(problem, caps, options, **how)
 
 
-scheduled_solve, scheduled_answered = scheduled.solve, scheduled.answered
-scheduled.solve = counted_solve
+scheduled_solve, scheduled_answered = scheduled.solve_as_asked, scheduled.answered
+scheduled.solve_as_asked = counted_solve
 
 
 @contextmanager
@@ -156,7 +156,7 @@ def cases(rank: int, world_size: int, folder: Path) -> dict[str, Case]:
         def breaks(*arguments: object, **more: object) -> SolveResult:
             raise ZeroDivisionError("a bug")
 
-        with instead("solve", breaks):
+        with instead("solve_as_asked", breaks):
             return schedule(toy(everybody)).code
 
     def too_late() -> object:
@@ -289,7 +289,7 @@ def harmed(scenario: str) -> dict[str, object]:
         os._exit(9)
 
     dist.barrier()
-    with instead("solve", ends):
+    with instead("solve_as_asked", ends):
         return outcome(lambda: schedule(toy(dist.group.WORLD), deadline_s=DEADLINE_S).code)
 
 
