@@ -1,5 +1,6 @@
 """``apsched.optimize`` and ``apsched.solve``: a graph in, its fastest order out, with a proof."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from enum import Enum
 from os import PathLike
@@ -21,9 +22,13 @@ from apsched.config import (
 )
 from apsched.costs.clusters.cluster import cluster_names, load_cluster
 from apsched.costs.model import CostModel
-from apsched.graph.cost_shares import cost_shares
 from apsched.pipeline.result import Result
-from apsched.pipeline.solve_graph import SolveRequest, caps_of_problem, solve_problem
+from apsched.pipeline.solve_graph import (
+    SolveRequest,
+    caps_of_problem,
+    solve_problem,
+    with_shares,
+)
 from apsched.problem.build import build_problem
 from apsched.problem.contention import Contention
 from apsched.problem.contention_spec import as_asked
@@ -65,6 +70,7 @@ def optimize(
     time_slack: float | None = None,
     budget: float | None = None,
     seed: int | None = None,
+    hints: Mapping[str, int] | None = None,
     on_error: str = "raise",
 ) -> torch.fx.GraphModule:
     """Return ``gm`` in the fastest order and with the best buckets that the caps allow; ``gm``
@@ -114,6 +120,10 @@ def optimize(
         ``noise`` (0.2); ``apsched_result.robustness`` has the figures.
     time_slack, budget, seed
         As in :class:`apsched.SolveOptions`, where ``options`` does not state them.
+    hints
+        Symbol -> size, such as ``{"u0": 6144}``, of sizes that depend on data; ``None``: as torch
+        hints at them, else balanced, else 8192 (docs/compiler.md).
+        ``apsched_result.assumptions`` has all, and what rests on them.
     on_error
         ``"fallback"``: an error is logged, and ``gm`` itself returned.
 
@@ -153,6 +163,7 @@ def optimize(
         budget=search.budget,
         seed=search.seed,
         num_workers=search.num_workers,
+        hints=hints,
         on_error=on_error,
     )
     try:
@@ -226,7 +237,8 @@ def solve(
     progress = Progress(quiet=True)
     limits = caps_of_problem(problem, request, progress)
     result = solve_problem(problem, limits, request, progress, without_bitwise=without_bitwise)
-    return replace(result, cluster=cluster, cost_shares=cost_shares(dag) if dag is not None else {})
+    result = replace(result, cluster=cluster)
+    return result if dag is None else with_shares(result, dag)
 
 
 def _caps(

@@ -1,5 +1,5 @@
-"""Kinds of nodes, of collectives, and where kernels may be cut: words that the graph, the problem
-and the solver share.
+"""Kinds of nodes, of collectives, where kernels may be cut, and sizes that are assumed: words that
+the graph, the problem and the solver share.
 
 Members are equal to their text, which is what files and messages show. What comes from outside is
 turned into a member where it is read.
@@ -59,3 +59,28 @@ class KernelCut:
     """By how much, one for each of them: what passes between the pieces is written and read, and
     each piece has a floor.
     """
+
+
+class SizeSource(StrEnum):
+    """Whose word the size is that stands for one that depends on data."""
+
+    TORCH = "torch"
+    """Torch's own hint."""
+    STATED = "stated"
+    """The user's hint."""
+    BALANCED = "balanced"
+    """An even share of a sum that is known: of the rows that an all-to-all sends or receives, or of
+    a sum that the graph asserts.
+    """
+    FALLBACK = "fallback"
+    """Nothing is known of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssumedSize:
+    """A number that stands for a size that depends on data."""
+
+    symbol: str
+    """Name in the graph: ``u0``."""
+    value: int
+    source: SizeSource

@@ -21,6 +21,7 @@ from apsched.config import (
 from apsched.errors import InputError
 from apsched.quantities import (
     parse_count,
+    parse_hints,
     parse_memory_cap,
     parse_number,
     parse_optional_bytes,
@@ -61,6 +62,8 @@ class Option:
     """Value where nothing is stated."""
     field: str = ""
     """Of the record that carries it, where that is not ``name``."""
+    typed: str = ""
+    """The name on the command line, where that is not ``name``."""
     several: bool = False
     """May be given again."""
     setting: bool = False
@@ -71,7 +74,7 @@ class Option:
     @property
     def flag(self) -> str:
         """As typed: ``--memory-cap``."""
-        return f"--{self.name.replace('_', '-')}"
+        return f"--{(self.typed or self.name).replace('_', '-')}"
 
     @property
     def field_name(self) -> str:
@@ -156,6 +159,21 @@ OPTIONS: tuple[Option, ...] = (
         parse=_one_of("forward", "backward", "both"),
         default="both",
         help="forward, backward or both (default: both)",
+    ),
+    Option(
+        name="hints",
+        group="source",
+        unit=Unit.TEXT,
+        metavar="SYMBOL=SIZE",
+        typed="hint",
+        parse=parse_hints,
+        several=True,
+        setting=True,
+        axis=False,
+        help=(
+            "size of a symbol that depends on data, such as u0=6144; may be given again (default:"
+            " torch's hint, else balanced, else 8192)"
+        ),
     ),
     Option(
         name="unpacked_limit",

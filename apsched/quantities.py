@@ -94,6 +94,19 @@ def parse_count(text: str, label: str = "count", *, least: int = 0) -> int:
     return int(stripped)
 
 
+def parse_hints(text: str, label: str = "hints") -> dict[str, int]:
+    """Return symbol -> size, as ``u0=6144,u1=512`` states them; none for an empty text."""
+    hints = {}
+    for part in filter(None, text.split(",")):
+        symbol, equals, size = part.partition("=")
+        if not equals or not symbol.strip().isidentifier():
+            raise InputError(
+                f"{label}: expected SYMBOL=SIZE such as u0=6144; found {part.strip()!r}"
+            )
+        hints[symbol.strip()] = parse_count(size, label)
+    return hints
+
+
 def parse_optional_count(text: str, label: str = "count", *, least: int = 0) -> int | None:
     """Return the whole number that ``text`` states, or ``None`` for ``none``."""
     return None if _is_none(text) else parse_count(text, label, least=least)

@@ -23,6 +23,7 @@ from typing import Any
 from apsched.atomic_files import write_atomic
 from apsched.config import Caps
 from apsched.errors import InputError
+from apsched.pipeline.assumptions import assumed_json
 from apsched.pipeline.result import Result
 from apsched.problem.contention import contention_json
 from apsched.problem.plan.rules import digest
@@ -115,6 +116,7 @@ def dump_schedule(result: Result) -> bytes:
             "launches_bound": result.answer.launches_bound,
         },
         "chosen": asdict(result.chosen),
+        **({} if result.assumptions is None else {"assumed": assumed_json(result.assumptions)}),
         "versions": {name: _version(name) for name in ("apsched", "ortools", "torch")},
     }
     lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]

@@ -17,6 +17,7 @@ from apsched.artifacts.schedule_file import ScheduleFile, load_schedule
 from apsched.atomic_files import digest, one_component
 from apsched.errors import InputError
 from apsched.graph.graph_file import load_graph
+from apsched.pipeline.assumptions import assumptions_of
 from apsched.pipeline.result import BitwisePrice, Result, result_of
 from apsched.problem.build import build_problem
 from apsched.problem.contention import Contention
@@ -163,6 +164,7 @@ def solved_graph(
             others=others,
             round_trip_exact=entry["round_trip_exact"],
             cost_shares=dict(entry["costs"]),
+            assumptions=assumptions_of(dag, problem, result.schedule, result.timeline),
             bitwise=(
                 BitwisePrice(step_time_us=price["step_time_us"], cost_us=price["cost_us"])
                 if price

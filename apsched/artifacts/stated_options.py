@@ -61,4 +61,6 @@ def _as_python(option: Option, value: Any) -> Any:
     """Return what was typed for ``option`` as a setting: numbers as numbers, sizes as typed."""
     if option.unit in (Unit.COUNT, Unit.NUMBER, Unit.SHARE):
         return option.read(value)
+    if option.several and option.parse is not None:
+        return option.read(",".join(value))
     return value if option.unit is Unit.SWITCH else str(value)

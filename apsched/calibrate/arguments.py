@@ -10,7 +10,8 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from apsched.costs.compute.traffic import op_name
-from apsched.fx.operands import as_int, bound_arguments, tensors_in, value_of
+from apsched.fx.operands import bound_arguments, tensors_in, value_of
+from apsched.torch_compat.sizes import size_hint
 
 
 def real_call(node: Node, device: torch.device) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -22,10 +23,11 @@ def real_call(node: Node, device: torch.device) -> tuple[Any, tuple[Any, ...], d
     """
     tensors = list(_tensors(node))
     limit = min(
-        (as_int(size) for tensor in tensors for size in tensor.shape if as_int(size) > 0), default=1
+        (size_hint(size) for tensor in tensors for size in tensor.shape if size_hint(size) > 0),
+        default=1,
     )
     offsets = bound_arguments(node).get("offs")
-    rows = max((as_int(tensor.shape[0]) for tensor in tensors if tensor.dim() == 2), default=1)
+    rows = max((size_hint(tensor.shape[0]) for tensor in tensors if tensor.dim() == 2), default=1)
 
     def real(value: Any) -> Any:
         if isinstance(value, Node):
@@ -37,7 +39,7 @@ def real_call(node: Node, device: torch.device) -> tuple[Any, tuple[Any, ...], d
                 else _tensor(value, limit, device)
             )
         if isinstance(value, torch.SymInt):
-            return as_int(value)
+            return size_hint(value)
         return device if isinstance(value, torch.device) else value
 
     args, kwargs = pytree.tree_map(
@@ -53,7 +55,7 @@ def _tensors(node: Node) -> Iterator[torch.Tensor]:
 
 
 def _tensor(like: torch.Tensor, limit: int, device: torch.device) -> torch.Tensor:
-    shape, strides = tuple(map(as_int, like.shape)), tuple(map(as_int, like.stride()))
+    shape, strides = tuple(map(size_hint, like.shape)), tuple(map(size_hint, like.stride()))
     needed = (
         1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
         if 0 not in shape
@@ -71,7 +73,7 @@ def _filled(num: int, dtype: torch.dtype, limit: int, device: torch.device) -> t
 
 
 def _offsets(like: torch.Tensor, rows: int, device: torch.device) -> torch.Tensor:
-    num = as_int(like.shape[0])
+    num = size_hint(like.shape[0])
     return (torch.arange(1, num + 1, device=device) * rows // num).to(like.dtype)
 
 

@@ -15,8 +15,7 @@ class CapturedGraph:
     name: str
     """``forward``, ``backward``, ``joint`` or ``graph`` (direction unknown)."""
     module: torch.fx.GraphModule
-    """Every placeholder and call carries ``meta["val"]`` (fake tensors, or symbolic integers with
-    hints).
+    """Every placeholder and call carries ``meta["val"]`` (fake tensors, or symbolic integers).
     """
     kept_inputs: frozenset[str]
     """Placeholders that the caller keeps alive (parameters, buffers); the others are freed at their
@@ -24,6 +23,8 @@ class CapturedGraph:
     """
     parameter_names: Mapping[str, str]
     """Placeholder name -> fully qualified name of the parameter behind it."""
+    hints: Mapping[str, int] = field(default_factory=dict)
+    """Symbol -> size, of sizes that depend on data, as the user states them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

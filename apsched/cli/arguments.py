@@ -67,7 +67,12 @@ def _add(group: Any, option: Option) -> None:
         group.add_argument(option.flag, action="store_true", help=text)
     elif option.several:
         group.add_argument(
-            option.flag, metavar=option.metavar, action="append", default=[], help=text
+            option.flag,
+            metavar=option.metavar,
+            action="append",
+            default=[],
+            help=text,
+            dest=option.name,
         )
     else:
         default = option.default if option.unit is Unit.TEXT else None  # texts stay as typed

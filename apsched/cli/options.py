@@ -34,8 +34,9 @@ def source_request(args: argparse.Namespace) -> "SourceRequest":
     chosen = {
         option.field_name: stated(args, option.name)
         for option in in_group("source")
-        if option.name not in ("direction", "unpacked_limit")
+        if option.name not in ("direction", "hints", "unpacked_limit")
     }
+    chosen["hints"] = tuple(BY_NAME["hints"].read(",".join(getattr(args, "hints", []))).items())
     count_saved = True if getattr(args, "saved_bytes", False) else None
     return SourceRequest(source=args.source, count_saved=count_saved, **chosen)
 

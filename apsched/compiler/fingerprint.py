@@ -44,6 +44,7 @@ def fingerprint(settings: Settings, *more: object) -> str | None:
         settings.second_group,
         settings.contention,
         settings.parameter_order,
+        sorted(settings.stated_hints.items()),
         settings.solve_options,
         settings.scenario_options,
         settings.on_error,

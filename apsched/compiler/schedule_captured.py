@@ -45,6 +45,7 @@ def scheduled(
     the graph cannot be scheduled, ``InfeasibleError`` where no schedule keeps the caps,
     ``RoundTripError`` where the rewritten graph is not what was claimed.
     """
+    captured = replace(captured, hints=settings.stated_hints)
     group_ranks = running_groups()
     model = settings.prices(group_ranks)
     cluster = model.cluster if isinstance(model, ClusterCostModel | MeasuredCostModel) else None

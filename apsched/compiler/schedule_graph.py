@@ -15,6 +15,7 @@ from apsched.errors import AgreementError, ApschedError
 from apsched.fx.collectives import is_collective
 from apsched.pipeline.result import Result
 from apsched.quantities import show_bytes, show_us
+from apsched.report.assumed_sizes import assumed_text
 from apsched.schedule.result import captured_of
 from apsched.units import ticks_to_us
 from apsched.writeback.hold_order import hold_order
@@ -125,6 +126,7 @@ def told(result: Result) -> str:
         if before
         else ""
     )
+    assumed = f"; assumed: {assumed_text(result.assumptions)}" if result.assumptions else ""
     gap = (
         f"gap {100 * result.gap:.3f} %"
         if result.answer.bound_ticks
@@ -133,5 +135,5 @@ def told(result: Result) -> str:
     return (
         f"{result.problem.name}: step time {show_us(result.step_time_us or 0.0)} with"
         f" {result.best.num_launches} collectives{was}, {gap}, peak"
-        f" {show_bytes(result.best.peak_memory_bytes)}, {result.seconds['solve']:.1f} s"
+        f" {show_bytes(result.best.peak_memory_bytes)}, {result.seconds['solve']:.1f} s{assumed}"
     )

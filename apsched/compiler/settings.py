@@ -100,6 +100,10 @@ class Settings:
     """Share of the step time that less memory and fewer launches may cost, also as text:
     ``"0.1%"``.
     """
+    hints: Mapping[str, int] | str | None = None
+    """Symbol -> size, of sizes that depend on data (``{"u0": 6144}``); ``None``: as torch hints at
+    them, else balanced, else 8192 (docs/compiler.md).
+    """
     budget: float = SolveOptions().budget
     """Deterministic work of the search for one graph, not seconds; see
     :class:`apsched.SolveOptions`.
@@ -160,7 +164,7 @@ class Settings:
         object.__setattr__(self, "plan", as_plan(self.plan))
         if self.parameter_order is not None:
             object.__setattr__(self, "parameter_order", _names(self.parameter_order))
-        _ = self.solve_request, self.answers, self.starts
+        _ = self.solve_request, self.stated_hints, self.answers, self.starts
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> "Settings":
@@ -228,6 +232,17 @@ class Settings:
         return memory_cap_of(self.memory_cap, "memory_cap")
 
     @cached_property
+    def stated_hints(self) -> Mapping[str, int]:
+        """Sizes that are stated for symbols."""
+        hints = self._read("hints") or {}
+        if not isinstance(hints, Mapping) or not all(map(_is_hint, hints, hints.values())):
+            raise InputError(
+                "hints: expected sizes >= 0 by name of a symbol, such as {'u0': 6144}; found"
+                f" {self.hints!r}"
+            )
+        return dict(hints)
+
+    @cached_property
     def solve_options(self) -> SolveOptions:
         """How long to search."""
         return SolveOptions(
@@ -284,6 +299,10 @@ class Settings:
         if self.cost_model is not None:
             return self.cost_model
         return ClusterCostModel(load_cluster(self.cluster or DEFAULT_CLUSTER), group_ranks)
+
+
+def _is_hint(symbol: object, size: object) -> bool:
+    return isinstance(symbol, str) and type(size) is int and size >= 0
 
 
 def _names(stated: Sequence[str]) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from apsched.errors import InputError
 from apsched.kinds import CollectiveKind
 from apsched.torch_compat import graphs as torch_private
+from apsched.torch_compat.sizes import size_hint
 
 _FUNCTIONAL_NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd")
 _KIND_OF_OPERATOR = {
@@ -160,7 +161,7 @@ def group_sizes(
         if is_collective(node) or is_blocking_collective(node):
             stated = argument(node, "group_size", None)
             if isinstance(stated, int | torch.SymInt):
-                sizes.setdefault(group_name(node), torch_private.size_hint(stated))
+                sizes.setdefault(group_name(node), size_hint(stated))
             else:
                 unknown.setdefault(group_name(node), node)
     for name, node in unknown.items():
@@ -191,9 +192,9 @@ def describe(node: torch.fx.Node, sizes: Mapping[str, int]) -> CollectiveCall:
         group_size=sizes[group_name(node)],
         reduce_op=reduce_op(node),
         input_bytes=sum(
-            tensor_bytes(t, node) for source in input_nodes(node) for t in tensors_of(source)
+            tensor_bytes(t) for source in input_nodes(node) for t in tensors_of(source)
         ),
-        output_bytes=sum(tensor_bytes(t, node) for t in tensors_of(node)),
+        output_bytes=sum(tensor_bytes(t) for t in tensors_of(node)),
         holds_input=name not in _CLONES_INPUT,
         coalesced=name.endswith(("_coalesced", "_coalesced_")),
         in_place=name.endswith(("_out", "reduce_", "coalesced_", "broadcast_")),
@@ -223,17 +224,9 @@ def tensors_of(node: torch.fx.Node) -> Iterator[torch.Tensor]:
         yield from (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
 
 
-def tensor_bytes(tensor: torch.Tensor, node: torch.fx.Node) -> int:
-    """Return the bytes of the elements of ``tensor``, symbolic sizes by their hint; ``node`` is
-    named where there is none.
-    """
-    try:
-        return torch_private.size_hint(tensor.numel()) * tensor.element_size()
-    except ValueError as error:
-        raise InputError(
-            f"node {node.name}: expected sizes with a hint, found {error}; trace with example"
-            " inputs"
-        ) from None
+def tensor_bytes(tensor: torch.Tensor) -> int:
+    """Return the bytes of the elements of ``tensor``."""
+    return size_hint(tensor.numel()) * tensor.element_size()
 
 
 def argument(node: torch.fx.Node, name: str, default: Any) -> Any:

@@ -10,7 +10,7 @@ import torch
 
 from apsched.errors import InputError
 from apsched.fx.effects.of_node import attribute_of
-from apsched.torch_compat.graphs import size_hint
+from apsched.torch_compat.sizes import size_hint
 
 
 def value_of(argument: object) -> Any:
@@ -76,21 +76,9 @@ def tensors_in(value: object) -> Iterator[torch.Tensor]:
             yield from tensors_in(item)
 
 
-def as_int(size: int | torch.SymInt) -> int:
-    """Return a size, a symbolic one by its hint."""
-    if type(size) is int:
-        return size
-    try:
-        return size_hint(size)
-    except ValueError as error:
-        raise InputError(
-            f"{error}, so it cannot be priced; capture with sizes that have example values"
-        ) from error
-
-
 def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
     """Return the shape in numbers."""
-    return tuple([as_int(size) for size in tensor.shape])
+    return tuple([size_hint(size) for size in tensor.shape])
 
 
 def touched_bytes(tensor: torch.Tensor) -> int:
@@ -98,12 +86,12 @@ def touched_bytes(tensor: torch.Tensor) -> int:
     if tensor.layout is not torch.strided:
         return math.prod(shape_of(tensor)) * tensor.element_size()
     sizes = [
-        as_int(size)
+        size_hint(size)
         for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
         if type(stride) is not int or stride != 0
     ]
     return (
         math.prod(sizes) * tensor.element_size()
-        if tensor.dim() == len(sizes) or 0 not in tensor.shape
+        if tensor.dim() == len(sizes) or 0 not in shape_of(tensor)
         else 0
     )

@@ -4,41 +4,31 @@ from typing import Any
 
 import torch
 
-from apsched.errors import InputError
 from apsched.torch_compat import graphs as torch_private
+from apsched.torch_compat.sizes import size_hint
 
 
-def needed_bytes(tensor: torch.Tensor, node: torch.fx.Node) -> int:
+def needed_bytes(tensor: torch.Tensor) -> int:
     """Return the bytes that a storage needs to hold ``tensor``: offset and strides included, as
     ``torch.empty_strided`` counts them.
     """
-    try:
-        extent = 1
-        for size, stride in zip(tensor.shape, _strides(tensor), strict=True):
-            length = torch_private.size_hint(size)
-            if length == 0:
-                return 0
-            extent += (length - 1) * torch_private.size_hint(stride)
-        return (extent + torch_private.size_hint(tensor.storage_offset())) * tensor.element_size()
-    except ValueError as error:
-        raise InputError(
-            f"node {node.name}: expected sizes with a hint, found {error}; trace with example"
-            " inputs"
-        ) from None
+    extent = 1
+    for size, stride in zip(tensor.shape, _strides(tensor), strict=True):
+        length = size_hint(size)
+        if length == 0:
+            return 0
+        extent += (length - 1) * size_hint(stride)
+    return (extent + size_hint(tensor.storage_offset())) * tensor.element_size()
 
 
-def storage_bytes(tensor: torch.Tensor, node: torch.fx.Node) -> int:
+def storage_bytes(tensor: torch.Tensor) -> int:
     """Return the bytes of the whole storage behind ``tensor``, which may be a view of a part of
     it.
     """
-    needed = needed_bytes(tensor, node)
+    needed = needed_bytes(tensor)
     try:
-        return max(needed, torch_private.size_hint(tensor.untyped_storage().nbytes()))
-    except (
-        NotImplementedError,
-        RuntimeError,
-        ValueError,
-    ):  # no storage (sparse), or a size that depends on data
+        return max(needed, size_hint(tensor.untyped_storage().nbytes()))
+    except (NotImplementedError, RuntimeError):  # no storage (sparse)
         return needed
 
 
@@ -56,10 +46,10 @@ def is_contiguous(tensor: torch.Tensor) -> bool:
     """
     expected = 1
     for size, stride in zip(reversed(tensor.shape), reversed(_strides(tensor)), strict=True):
-        length = torch_private.size_hint(size)
+        length = size_hint(size)
         if length == 0:
             return True
-        if length != 1 and torch_private.size_hint(stride) != expected:
+        if length != 1 and size_hint(stride) != expected:
             return False
         expected *= length
     return True

@@ -1,6 +1,6 @@
 """Whose word the costs of a graph are: shares of time by source. No torch here."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import networkx as nx
 
@@ -16,23 +16,29 @@ def cost_shares(dag: nx.DiGraph) -> Mapping[str, float]:
     empty where nothing takes time.
     """
     times: dict[str, float] = {}
-    for rank in range(dag.number_of_nodes()):
-        record: NodeRecord = dag.nodes[rank]["record"]
-        _add(times, record.cost_source, record.duration_us)
-        if record.collective is not None:
-            curve = dag.graph["curves"][
-                collective_curve_name(record.collective.kind, record.collective.group)
-            ]
-            _add(
-                times,
-                record.collective.cost_source or UNKNOWN,
-                ticks_to_us(curve(record.collective.size_bytes)),
-            )
+    for _, source, time_us in _times(dag):
+        times[source] = times.get(source, 0.0) + time_us
     total = sum(times.values())
     ordered = sorted(times.items(), key=lambda item: (-item[1], item[0]))
     return {source: time_us / total for source, time_us in ordered} if total else {}
 
 
-def _add(times: dict[str, float], source: str, time_us: float) -> None:
-    if time_us > 0 and source != FREE:
-        times[source] = times.get(source, 0.0) + time_us
+def share_of_nodes(dag: nx.DiGraph, nodes: Iterable[int]) -> float:
+    """Return the share of ``nodes`` and their transfers in the time of all nodes and transfers."""
+    chosen = frozenset(nodes)
+    times = [(rank in chosen, time_us) for rank, _, time_us in _times(dag)]
+    total = sum(time_us for _, time_us in times)
+    return sum(time_us for mine, time_us in times if mine) / total if total else 0.0
+
+
+def _times(dag: nx.DiGraph) -> Iterator[tuple[int, str, float]]:
+    """Yield node, source and time of everything that takes time, transfers at their start node."""
+    for rank in range(dag.number_of_nodes()):
+        record: NodeRecord = dag.nodes[rank]["record"]
+        if record.duration_us > 0 and record.cost_source != FREE:
+            yield rank, record.cost_source, record.duration_us
+        if (c := record.collective) is not None:
+            curve = dag.graph["curves"][collective_curve_name(c.kind, c.group)]
+            time_us = ticks_to_us(curve(c.size_bytes))
+            if time_us > 0 and c.cost_source != FREE:
+                yield rank, c.cost_source or UNKNOWN, time_us

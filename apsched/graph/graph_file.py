@@ -17,14 +17,16 @@ from apsched.atomic_files import one_component, write_atomic
 from apsched.costs.price_curve import PriceCurve
 from apsched.errors import InputError
 from apsched.graph.check import check_graph
-from apsched.graph.records import CollectiveRecord, NodeRecord, StorageRecord
-from apsched.kinds import KernelCut
+from apsched.graph.records import Assumed, CollectiveRecord, NodeRecord, StorageRecord
+from apsched.kinds import AssumedSize, KernelCut
 from apsched.unpack import GZIP_MAGIC, read_within, unpacked
 
 FORMAT = "apsched graph"
 VERSION = 7
 
-_Record = TypeVar("_Record", NodeRecord, CollectiveRecord, StorageRecord, KernelCut, PriceCurve)
+_Record = TypeVar(
+    "_Record", NodeRecord, CollectiveRecord, StorageRecord, AssumedSize, KernelCut, PriceCurve
+)
 
 
 def save_graph(dag: nx.DiGraph, path: str | os.PathLike[str]) -> None:
@@ -47,6 +49,7 @@ def load_graph(path: str | os.PathLike[str]) -> nx.DiGraph:
 
 def to_bytes(dag: nx.DiGraph) -> bytes:
     """Return ``dag`` as the content of a graph file."""
+    assumed: Assumed = dag.graph.get("assumed", Assumed())
     content = {
         "format": FORMAT,
         "version": VERSION,
@@ -59,6 +62,7 @@ def to_bytes(dag: nx.DiGraph) -> bytes:
             "storages": [asdict(storage) for storage in dag.graph["storages"]],
             "curves": {name: asdict(curve) for name, curve in sorted(dag.graph["curves"].items())},
             "cuts": [asdict(cut) for cut in dag.graph.get("cuts", ())],
+            **({"assumed": asdict(assumed)} if assumed.sizes else {}),
         },
         "nodes": [
             {"id": rank, **asdict(dag.nodes[rank]["record"])}
@@ -94,6 +98,7 @@ def from_bytes(data: bytes) -> nx.DiGraph:
         cuts=tuple(
             _record(KernelCut, cut, f"cut {k}") for k, cut in enumerate(_get(graph, "cuts", list))
         ),
+        assumed=_assumed(graph),
     )
     for k, node in enumerate(_get(content, "nodes", list)):
         record = _record(NodeRecord, _without_id(node), f"node {k}")
@@ -108,6 +113,19 @@ def from_bytes(data: bytes) -> nx.DiGraph:
         dag.add_edge(u, v, kind=kind)
     check_graph(dag)
     return dag
+
+
+def _assumed(graph: Any) -> Assumed:
+    """Return what a file says of sizes that depend on data; most have none."""
+    if "assumed" not in graph:
+        return Assumed()
+    stated = _get(graph, "assumed", dict)
+    sizes = _get(stated, "sizes", list, "assumed")
+    return Assumed(
+        sizes=tuple(_record(AssumedSize, s, f"assumed size {k}") for k, s in enumerate(sizes)),
+        nodes=_ints(stated.get("nodes"), "nodes of assumed sizes"),
+        storages=_ints(stated.get("storages"), "storages of assumed sizes"),
+    )
 
 
 def _parse(data: bytes) -> Any:
@@ -237,5 +255,5 @@ def _brief(value: Any) -> str:
 
 _FIELDS: Mapping[type, dict[str, Callable[[Any, str], Any]]] = {
     of: {f.name: _reader(get_type_hints(of)[f.name]) for f in fields(of)}
-    for of in (NodeRecord, CollectiveRecord, StorageRecord, KernelCut, PriceCurve)
+    for of in (NodeRecord, CollectiveRecord, StorageRecord, AssumedSize, KernelCut, PriceCurve)
 }

@@ -5,13 +5,14 @@
 random state or effects keep u before v). ``dag.graph["storages"]`` is a tuple of
 :class:`StorageRecord`, indexed by the storage ids that records hold; ``dag.graph["curves"]`` maps a
 curve name to a :class:`apsched.costs.price_curve.PriceCurve` (time against bytes);
-``dag.graph["cuts"]`` is a tuple of :class:`apsched.kinds.KernelCut`; ``dag.graph["name"]``,
+``dag.graph["cuts"]`` is a tuple of :class:`apsched.kinds.KernelCut`; ``dag.graph["assumed"]`` is an
+:class:`Assumed`, where sizes depend on data; ``dag.graph["name"]``,
 ``["cluster"]``, ``["group_ranks"]`` say where the graph comes from.
 """
 
 from dataclasses import dataclass
 
-from apsched.kinds import CollectiveKind, NodeKind
+from apsched.kinds import AssumedSize, CollectiveKind, NodeKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,17 @@ class StorageRecord:
     """As the graph says, before the allocator rounds it."""
     kept: bool
     """The caller holds it before, during and after the graph (parameters, buffers)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumed:
+    """What stands for sizes that depend on data, and what rests on it."""
+
+    sizes: tuple[AssumedSize, ...] = ()
+    nodes: tuple[int, ...] = ()
+    """Ranks of the nodes that take or give a tensor of such a size."""
+    storages: tuple[int, ...] = ()
+    """Ids of the storages of such a size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

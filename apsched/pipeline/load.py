@@ -75,6 +75,11 @@ def loaded_at(
     read = [read_costs(costs) for costs in choices]
     with opening(request, progress) as (source, capture_seconds):
         if source.capture is None:
+            if request.hints:
+                raise InputError(
+                    f"--hint cannot change {source.label}: a graph file holds its sizes; capture"
+                    " it again with --hint"
+                )
             files = (
                 _from_graph_files(source, costs, chosen, direction)
                 for costs, chosen in zip(choices, read, strict=True)
@@ -83,15 +88,15 @@ def loaded_at(
             return
         names = tuple(graph.name for graph in source.capture.graphs)
         wanted = _in_direction(names, direction, request.source)
-        yield tuple(
-            _contended(
-                _export_capture(
-                    source, wanted, chosen, capture_seconds, progress, fused=costs.fused
-                ),
-                costs,
-                chosen.cluster,
-            )
+        source = replace(source, capture=_with_hints(source.capture, request))
+        exported = [
+            _export_capture(source, wanted, chosen, capture_seconds, progress, fused=costs.fused)
             for costs, chosen in zip(choices, read, strict=True)
+        ]
+        _check_hints(request, exported)
+        yield tuple(
+            _contended(one, costs, chosen.cluster)
+            for one, costs, chosen in zip(exported, choices, read, strict=True)
         )
 
 
@@ -197,6 +202,25 @@ def _contended(
         for g in source.graphs
     )
     return replace(source, graphs=tuple(graphs))
+
+
+def _with_hints(capture: "Capture", request: SourceRequest) -> "Capture":
+    hints = dict(request.hints)
+    return replace(capture, graphs=tuple(replace(g, hints=hints) for g in capture.graphs))
+
+
+def _check_hints(request: SourceRequest, sources: Sequence[LoadedSource]) -> None:
+    """Raise InputError for a hint about a symbol that no graph has."""
+    assumed = {
+        s.symbol for one in sources for g in one.graphs for s in g.dag.graph["assumed"].sizes
+    }
+    for symbol, _ in request.hints:
+        if symbol not in assumed:
+            there = ", ".join(sorted(assumed)) or "none"
+            raise InputError(
+                f"--hint: expected a symbol whose size depends on data, found {symbol!r}; the"
+                f" graphs of {request.source} have {there}"
+            )
 
 
 def _group_ranks(capture: "Capture") -> dict[str, tuple[int, ...]]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from apsched.config import Caps
+from apsched.pipeline.assumptions import Assumptions
 from apsched.problem.problem import Problem
 from apsched.schedule.analysis.critical_path import CriticalPath, critical_path
 from apsched.schedule.analysis.metrics import Metrics, metrics_of
@@ -55,6 +56,8 @@ class Result:
     """Source of costs (``formula``, ``table``, ``profile``, ``measured``) -> share of the time of
     all nodes and transfers as captured.
     """
+    assumptions: Assumptions | None = None
+    """What stands for sizes that depend on data; ``None`` where there are none."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Wall time of the stages that ran."""
     others: tuple[Score, ...] = ()

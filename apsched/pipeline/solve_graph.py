@@ -11,9 +11,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+import networkx as nx
+
 from apsched.config import Caps, MilpOptions, ScenarioOptions, SolveOptions
 from apsched.errors import InputError
 from apsched.graph.cost_shares import cost_shares
+from apsched.pipeline.assumptions import assumptions_of
 from apsched.pipeline.load import LoadedGraph
 from apsched.pipeline.result import BitwisePrice, Result, result_of
 from apsched.problem.plan.apply import check_matches, restricted
@@ -131,11 +134,16 @@ def solve_graph(
         working=working,
     )
     return replace(
-        result,
+        with_shares(result, graph.dag),
         cluster=graph.dag.graph["cluster"],
-        cost_shares=cost_shares(graph.dag),
         seconds={**graph.seconds, **result.seconds, "write_back": 0.0},
     )
+
+
+def with_shares(result: Result, dag: nx.DiGraph) -> Result:
+    """Return ``result``, about ``dag``, with what its costs rest on."""
+    found = assumptions_of(dag, result.problem, result.schedule, result.timeline)
+    return replace(result, cost_shares=cost_shares(dag), assumptions=found)
 
 
 def solve_problem(

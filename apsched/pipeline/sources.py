@@ -48,6 +48,8 @@ class SourceRequest:
     activation_checkpoint: str | None = None
     count_saved: bool | None = None
     """Whether to count what forward saves for backward, with and without tags on gathers."""
+    hints: tuple[tuple[str, int], ...] = ()
+    """Symbol and size, of sizes that depend on data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from apsched.names import first_name
+from apsched.pipeline.assumptions import assumed_json
 from apsched.pipeline.result import Result
 from apsched.problem.contention import contention_json
 from apsched.problem.plan.rules import digest
 from apsched.problem.second_group import second_groups
 from apsched.quantities import show_bytes, show_us
+from apsched.report.assumed_sizes import assumed_text
 from apsched.report.binding import binds_line, path_json
 from apsched.report.robustness import robustness_json, robustness_line, robustness_table
 from apsched.report.table import console, plain_table, result_json
@@ -75,6 +77,8 @@ def graph_json(result: Result) -> dict[str, Any]:
         report["contention"] = contention_json(contention)
     if result.robustness is not None:
         report["robustness"] = robustness_json(result.robustness)
+    if result.assumptions is not None:
+        report["assumed"] = assumed_json(result.assumptions)
     if result.problem.rules:
         report["plan"] = {
             "digest": digest(result.problem.rules),
@@ -286,6 +290,8 @@ def summary_lines(result: Result) -> tuple[str, ...]:
             f"{source} {100 * share:.1f} %" for source, share in result.cost_shares.items()
         )
         lines.append(f"  costs: {', '.join(by_source)}")
+    if result.assumptions is not None:
+        lines.append(f"  assumed: {assumed_text(result.assumptions)}")
     if result.problem.rules:
         broken = [name for name, _ in _broken_by(result)]
         rules = f"{len(result.problem.rules)} rule{'s' if len(result.problem.rules) > 1 else ''}"

@@ -85,7 +85,11 @@ def _capture_id(setting: Setting) -> str | None:
         "source": request.source
         if kind is SourceKind.PRESET
         else [digest(file.read_bytes()) for file in files],
-        "request": {name: value for name, value in asdict(request).items() if name != "source"},
+        "request": {
+            name: value
+            for name, value in asdict(request).items()
+            if name != "source" and (value or name != "hints")
+        },
         "direction": setting.direction,
         "cluster": repr(read.cluster)
         if costs.cluster is not None or kind is not SourceKind.GRAPH_FILE

@@ -127,18 +127,6 @@ def symbolic_size(shape_env: ShapeEnv, name: str, hint: int) -> torch.SymInt:
     return shape_env.create_symintnode(symbol, hint=hint, source=source)  # type: ignore[return-value]
 
 
-def size_hint(size: Any) -> int:
-    """Return the value of a (symbolic) integer without a guard; ValueError where it depends on data
-    (torch/fx/experimental/sym_node.py).
-    """
-    if isinstance(size, torch.SymInt):
-        hint = size.node.hint if size.node.has_hint() else None
-        if hint is None:
-            raise ValueError(f"the size {size} depends on data")
-        return int(hint)
-    return int(size)
-
-
 @contextmanager
 def registered_groups(sizes: Mapping[str, int]) -> Iterator[None]:
     """Run the body with a process group of each name, of the first process ranks

@@ -17,7 +17,8 @@ from apsched.capture.repro.values import (
     torch_constant,
 )
 from apsched.errors import InputError
-from apsched.torch_compat.graphs import size_hint, symbolic_size
+from apsched.torch_compat.graphs import symbolic_size
+from apsched.torch_compat.sizes import size_hint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

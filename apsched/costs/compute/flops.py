@@ -17,7 +17,8 @@ from torch.utils.flop_counter import flop_registry
 
 from apsched.costs.compute.traffic import op_name
 from apsched.errors import InputError
-from apsched.fx.operands import as_int, shape_of, tensors_in
+from apsched.fx.operands import shape_of, tensors_in
+from apsched.torch_compat.sizes import size_hint
 
 _GROUPED = frozenset(
     {"aten::_grouped_mm", "aten::_scaled_grouped_mm", "aten::_scaled_grouped_mm_v2"}
@@ -93,7 +94,7 @@ def _registered_flops(
     values = [(_shapes(value) if takes_shapes else value) for value in arguments.values()]
     keywords = dict(zip(node.kwargs, values[len(node.args) :], strict=True))
     try:
-        return as_int(
+        return size_hint(
             formula(
                 *values[: len(node.args)],
                 **keywords,
@@ -122,15 +123,15 @@ def _packed_flops(arguments: Mapping[str, Any]) -> int:
     ends = arguments.get("cu_seq_q", arguments.get("cum_seq_q"))
     num_sequences, longest, keys = (
         shape_of(ends)[0] - 1,
-        as_int(arguments["max_q"]),
-        as_int(arguments["max_k"]),
+        size_hint(arguments["max_q"]),
+        size_hint(arguments["max_k"]),
     )
     left, right = arguments.get("window_size") or (
         arguments.get("window_size_left"),
         arguments.get("window_size_right"),
     )
     left, right = (
-        None if side is None or as_int(side) < 0 else as_int(side) for side in (left, right)
+        None if side is None or size_hint(side) < 0 else size_hint(side) for side in (left, right)
     )
     causal = bool(arguments.get("is_causal")) or (left is None and right == 0)
     queries = min(num_tokens, num_sequences * longest)

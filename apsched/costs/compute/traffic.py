@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from apsched.fx.operands import as_int, shape_of, tensors_in, touched_bytes
+from apsched.fx.operands import shape_of, tensors_in, touched_bytes
 from apsched.torch_compat.graphs import storage_key
+from apsched.torch_compat.sizes import size_hint
 
 COLLECTIVE_NAMESPACES = ("_c10d_functional::", "_c10d_functional_autograd::", "c10d_functional::")
 # read as many bytes as they give, besides indices
@@ -118,7 +119,7 @@ def traffic_bytes(target: object, arguments: Mapping[str, Any], result: object) 
     if (
         name == "bucketing::_pre_bucket_all_gather"
     ):  # fills this rank's slice of the gathered buffer
-        return sum(map(touched_bytes, tensors_in(arguments["ag_ins"]))) + written // as_int(
+        return sum(map(touched_bytes, tensors_in(arguments["ag_ins"]))) + written // size_hint(
             arguments["group_size"]
         )
     if isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable:
@@ -164,7 +165,7 @@ def _read_bytes(tensors: list[torch.Tensor]) -> int:
         total += (
             touched
             if len(views) == 1
-            else min(touched, as_int(next(iter(views.values())).untyped_storage().nbytes()))
+            else min(touched, size_hint(next(iter(views.values())).untyped_storage().nbytes()))
         )
     return total
 

@@ -8,7 +8,6 @@ from torch.utils._pytree import tree_leaves
 
 from apsched.errors import InputError
 from apsched.fx.collectives import argument, is_collective, is_wait_tensor
-from apsched.torch_compat.graphs import size_hint
 
 _Where = Callable[[torch.fx.Node], str]
 
@@ -22,8 +21,8 @@ def check_graph(module: torch.fx.GraphModule, where: _Where = at_node) -> None:
     """Check what the rest of apsched relies on; ``where`` says how an error names a node's place.
 
     The graph passes ``lint``; it has only placeholders, attributes, calls of operators and one
-    output; every placeholder and call that returns something has ``meta["val"]``, with sizes that
-    do not depend on data; each collective has a wait.
+    output; every placeholder and call that returns something has ``meta["val"]``; each collective
+    has a wait.
     """
     try:
         module.graph.lint()
@@ -58,19 +57,6 @@ def _check_value(node: torch.fx.Node, where: _Where) -> None:
             f'{where(node)}: expected meta["val"] (a fake tensor) on node {node.name}, found none; '
             "hand in example_inputs, or trace under a FakeTensorMode"
         )
-    for value in tree_leaves(node.meta["val"]):
-        if isinstance(value, torch.Tensor):
-            try:
-                _ = [
-                    size_hint(size)
-                    for size in (*value.shape, *value.stride(), value.storage_offset())
-                ]
-            except ValueError as error:
-                raise InputError(
-                    f"{where(node)}: expected sizes known before the step, found at node"
-                    f" {node.name}: {error}; trace with a fixed split (balanced routing), so that"
-                    " its bytes are known"
-                ) from None
 
 
 def _returns_nothing(node: torch.fx.Node) -> bool:

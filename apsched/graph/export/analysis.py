@@ -146,7 +146,7 @@ def cast_before(analysis: Analysis, start: int) -> torch.fx.Node | None:
         results, sources = list(tensors_of(node)), list(tensors_of(node.all_input_nodes[0]))
         if len(results) != 1 or len(sources) != 1:
             return None
-        if tensor_bytes(results[0], node) != size_bytes or results[0].numel() != sources[0].numel():
+        if tensor_bytes(results[0]) != size_bytes or results[0].numel() != sources[0].numel():
             return None
         if not (is_contiguous(results[0]) and is_contiguous(sources[0])):
             return None

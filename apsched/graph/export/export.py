@@ -12,6 +12,7 @@ from apsched.costs.compute.fusion import fused_kernels
 from apsched.costs.compute.node_operation import node_operation
 from apsched.costs.model import CostModel, cut_us
 from apsched.costs.price_curve import PriceCurve
+from apsched.fx.assumed_sizes import assume_sizes, rests_on_assumed
 from apsched.fx.collectives import tensor_bytes, tensors_of
 from apsched.fx.tensors import dtype_name
 from apsched.graph.check import check_graph
@@ -32,8 +33,8 @@ from apsched.graph.export.prices import (
 )
 from apsched.graph.export.provenance import directions, module_names, parameters_served
 from apsched.graph.export.signature import node_signature, target_name
-from apsched.graph.records import COPY, CollectiveRecord, NodeRecord
-from apsched.kinds import KernelCut, NodeKind
+from apsched.graph.records import COPY, Assumed, CollectiveRecord, NodeRecord
+from apsched.kinds import AssumedSize, KernelCut, NodeKind
 from apsched.units import us_to_ticks
 
 
@@ -56,6 +57,7 @@ def export_graph(
         where a node has no shape, communicates in a way that apsched cannot schedule, or gets an
         impossible price; it names the node.
     """
+    sizes = assume_sizes(captured.module.graph, captured.hints)
     analysis = analyse(captured, group_ranks or {})
     cost_model = checked(cost_model)
     curves = _curves(analysis, cost_model)
@@ -67,6 +69,7 @@ def export_graph(
         storages=tuple(analysis.table.storages),
         curves=curves,
         cuts=tuple(_cuts(analysis, cost_model, records)),
+        assumed=_assumed(analysis, sizes),
     )
     data, order = edges_of(analysis)
     dag.add_nodes_from((record.rank, {"record": record}) for record in records)
@@ -172,6 +175,22 @@ def _cuts(
             )
 
 
+def _assumed(analysis: Analysis, sizes: tuple[AssumedSize, ...]) -> Assumed:
+    """Return what rests on ``sizes``."""
+    if not sizes:
+        return Assumed()
+    marked = {node for node in analysis.nodes if any(map(rests_on_assumed, tensors_of(node)))}
+    return Assumed(
+        sizes=sizes,
+        nodes=tuple(
+            rank
+            for rank, node in enumerate(analysis.nodes)
+            if not marked.isdisjoint((node, *node.all_input_nodes))
+        ),
+        storages=tuple(sorted(analysis.table.assumed)),
+    )
+
+
 def _output_places(nodes: Sequence[torch.fx.Node]) -> dict[torch.fx.Node, int]:
     """Return node -> place among the graph's outputs of the first that it is part of."""
     direct = (
@@ -218,4 +237,4 @@ def _collective(
 
 
 def _bytes_of(node: torch.fx.Node) -> int:
-    return sum(tensor_bytes(tensor, node) for tensor in tensors_of(node))
+    return sum(tensor_bytes(tensor) for tensor in tensors_of(node))

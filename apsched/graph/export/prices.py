@@ -82,9 +82,7 @@ def copied_bytes(node: torch.fx.Node) -> int:
         n for n in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(n, torch.fx.Node)
     ]
     read = [t for source in given if source not in written for t in tensors_of(source)]
-    return sum(
-        (tensor_bytes(t, node) // t.itemsize * (t.itemsize + itemsize) + 1) // 2 for t in read
-    )
+    return sum((tensor_bytes(t) // t.itemsize * (t.itemsize + itemsize) + 1) // 2 for t in read)
 
 
 def copy_curve(cost_model: CostModel, device: torch.device) -> PriceCurve:

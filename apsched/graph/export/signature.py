@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from apsched.graph.identity import digest
-from apsched.torch_compat import graphs as torch_private
+from apsched.torch_compat.sizes import size_hint
 
 
 def node_signature(
@@ -68,13 +68,5 @@ def _shape(value: Any) -> Any:
 
 
 def _hints(sizes: Iterable[Any]) -> tuple[int, ...]:
-    """Return sizes by their hints (-1 without one): names of symbols are not the same in every
-    process.
-    """
-    result = []
-    for size in sizes:
-        try:
-            result.append(torch_private.size_hint(size))
-        except ValueError:
-            result.append(-1)
-    return tuple(result)
+    """Return sizes by their hints: names of symbols are not the same in every process."""
+    return tuple(map(size_hint, sizes))

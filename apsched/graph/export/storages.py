@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from apsched.capture.captured import CapturedGraph
 from apsched.errors import InputError
+from apsched.fx.assumed_sizes import rests_on_assumed
 from apsched.fx.collectives import collective_kind, input_nodes
 from apsched.fx.effects.effects import Effects
 from apsched.fx.effects.of_node import effects_of
@@ -48,6 +49,8 @@ class StorageTable:
     """By rank."""
     outputs: frozenset[int] = frozenset()
     """Storages that the graph returns."""
+    assumed: set[int] = field(default_factory=set)
+    """Storages whose size depends on data."""
 
 
 def trace_storages(captured: CapturedGraph, nodes: tuple[torch.fx.Node, ...]) -> StorageTable:
@@ -120,11 +123,11 @@ class _Walk:
             if key in self.inputs:
                 s = self.inputs[key]
                 record = self.table.storages[s]
-                size = max(record.size_bytes, storage_bytes(tensor, node))
+                size = max(record.size_bytes, storage_bytes(tensor))
                 self.table.storages[s] = StorageRecord(size_bytes=size, kept=record.kept or kept)
                 aliases.append(s)
             else:
-                s = self.inputs[key] = self._new(storage_bytes(tensor, node), kept=kept)
+                s = self.inputs[key] = self._new(tensor, storage_bytes(tensor), kept=kept)
                 allocates.append(s)
             return (s,)
 
@@ -161,20 +164,18 @@ class _Walk:
         fresh: dict[int, int] = {}
         value = _meta_value(node) if effects.shares else ()
         if len(effects.shares) == 1:
-            return self._returned(node, value, effects.shares[0], fresh)
+            return self._returned(value, effects.shares[0], fresh)
         if not effects.shares:
             return ()
         values = value if isinstance(value, list | tuple) else (value,) * len(effects.shares)
         return [
-            self._returned(node, v, shared, fresh)
+            self._returned(v, shared, fresh)
             for v, shared in zip(values, effects.shares, strict=False)
         ]
 
-    def _returned(
-        self, node: torch.fx.Node, value: Any, shared: tuple[Any, ...], fresh: dict[int, int]
-    ) -> Tree:
+    def _returned(self, value: Any, shared: tuple[Any, ...], fresh: dict[int, int]) -> Tree:
         if not shared:
-            return map_tensors(lambda tensor: (self._fresh(tensor, node, fresh),), value)
+            return map_tensors(lambda tensor: (self._fresh(tensor, fresh),), value)
         if (
             len(shared) == 1
             and isinstance(value, list | tuple)
@@ -187,12 +188,12 @@ class _Walk:
         storages = self._storages_of(shared)
         return map_tensors(lambda _: storages, value)
 
-    def _fresh(self, tensor: torch.Tensor, node: torch.fx.Node, fresh: dict[int, int]) -> int:
+    def _fresh(self, tensor: torch.Tensor, fresh: dict[int, int]) -> int:
         """Return a new storage, the same for results that share a fake storage."""
         key = storage_key(tensor)
-        size = needed_bytes(tensor, node)
+        size = needed_bytes(tensor)
         if key not in fresh:
-            fresh[key] = self._new(size, kept=False)
+            fresh[key] = self._new(tensor, size, kept=False)
         else:
             known = self.table.storages[fresh[key]]
             self.table.storages[fresh[key]] = StorageRecord(
@@ -218,14 +219,17 @@ class _Walk:
 
         def shared(tensor: torch.Tensor) -> tuple[int, ...]:
             return unique(
-                (*(passed.get(storage_key(tensor)) or (self._fresh(tensor, node, fresh),)), *also)
+                (*(passed.get(storage_key(tensor)) or (self._fresh(tensor, fresh),)), *also)
             )
 
         return map_tensors(shared, node.meta.get("val"))
 
-    def _new(self, size_bytes: int, *, kept: bool) -> int:
+    def _new(self, tensor: torch.Tensor, size_bytes: int, *, kept: bool) -> int:
+        s = len(self.table.storages)
         self.table.storages.append(StorageRecord(size_bytes=size_bytes, kept=kept))
-        return len(self.table.storages) - 1
+        if rests_on_assumed(tensor):
+            self.table.assumed.add(s)
+        return s
 
     def _value(self, argument: Any) -> Tree:
         return self.values[argument] if isinstance(argument, torch.fx.Node) else ()

@@ -11,6 +11,7 @@ from apsched.torch_compat import effects as effects
 from apsched.torch_compat import graphs as private
 from apsched.torch_compat import partition as partition
 from apsched.torch_compat import repro as repro
+from apsched.torch_compat import sizes as sizes
 from apsched.torch_compat.contracts.registry import contract, expect, group
 
 aten = torch.ops.aten
@@ -43,14 +44,27 @@ def _import_op_library() -> None:
     expect(not private.import_op_library("nowhere"), "an unknown namespace has no module")
 
 
-@contract("symbolic_size", "size_hint")
+@contract("symbolic_size")
 def _symbolic_size() -> None:
     size = private.symbolic_size(ShapeEnv(), "s", 7)
     expect(
-        isinstance(size, torch.SymInt) and private.size_hint(size) == 7,
+        isinstance(size, torch.SymInt) and sizes.size_hint(size) == 7,
         "a symbolic integer is made with a hint, and has it",
     )
-    expect(private.size_hint(3) == 3, "a plain integer is its own hint")
+
+
+@contract("size_hint", "depends_on_data", "assume")
+def _sizes_that_depend_on_data() -> None:
+    expect(sizes.size_hint(3) == 3, "a plain integer is its own hint")
+    env = ShapeEnv()
+    first, second, third = (env.create_unbacked_symint() for _ in range(3))
+    torch._check(first + second == 10)  # deferred to the run
+    expect(sizes.depends_on_data(first), "an unbacked symbol has no hint")
+    env.var_to_hint_override[third.node.expr] = 5  # what mark_unbacked does
+    found = [size.value for size in sizes.assume([first, second, third], (), {})]
+    expect(found == [5, 5, 5], "asserted sums are shared, and torch's own hints are found")
+    expect(sizes.size_hint(first * third + 1) == 26, "expressions have a value")
+    expect(not env.guards, "and no guard is added")
 
 
 @contract("is_composite")

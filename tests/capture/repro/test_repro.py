@@ -17,7 +17,7 @@ from apsched.capture.captured import Capture
 from apsched.capture.fake_world import world
 from apsched.capture.repro.reader import read_repro
 from apsched.errors import InputError
-from apsched.torch_compat.graphs import size_hint
+from apsched.torch_compat.sizes import size_hint
 
 DATA = Path(__file__).parent / "data"
 FILES = sorted(path.name for path in DATA.glob("*.py.txt"))

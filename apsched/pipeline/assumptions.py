@@ -1,0 +1,71 @@
+"""What an answer rests on where sizes depend on data: which numbers stand for them, and how much of
+the time and of the peak follows from these.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import networkx as nx
+
+from apsched.graph.cost_shares import share_of_nodes
+from apsched.graph.records import Assumed
+from apsched.kinds import AssumedSize
+from apsched.problem.problem import Problem
+from apsched.schedule.memory import lifetimes
+from apsched.schedule.schedule import Schedule
+from apsched.schedule.simulate import Timeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumptions:
+    """Sizes that are assumed, and what rests on them."""
+
+    sizes: tuple[AssumedSize, ...]
+    time_share: float
+    """Of the time of all nodes and transfers as captured."""
+    peak_share: float | None
+    """Of the bytes alive at the peak of the best schedule; ``None`` where there is none."""
+
+
+def assumptions_of(
+    dag: nx.DiGraph, problem: Problem, schedule: Schedule | None, timeline: Timeline | None
+) -> Assumptions | None:
+    """Return what the best ``schedule`` of ``problem``, which ``dag`` states, rests on; ``None``
+    where no size is assumed.
+    """
+    assumed: Assumed = dag.graph.get("assumed", Assumed())
+    if not assumed.sizes:
+        return None
+    return Assumptions(
+        sizes=assumed.sizes,
+        time_share=share_of_nodes(dag, assumed.nodes),
+        peak_share=None
+        if schedule is None or timeline is None
+        else _peak_share(frozenset(assumed.storages), problem, schedule, timeline),
+    )
+
+
+def assumed_json(assumptions: Assumptions) -> Mapping[str, Any]:
+    """Return what is assumed, for files and programs."""
+    return {
+        "sizes": {
+            size.symbol: {"value": size.value, "source": size.source} for size in assumptions.sizes
+        },
+        "time_share": round(assumptions.time_share, 9),
+        "peak_share": None if assumptions.peak_share is None else round(assumptions.peak_share, 9),
+    }
+
+
+def _peak_share(
+    assumed: frozenset[int], problem: Problem, schedule: Schedule, timeline: Timeline
+) -> float:
+    peak = timeline.peak_memory_bytes
+    step = timeline.live_bytes.index(peak) if peak else 0
+    kept = sum(problem.storages[s].size_bytes for s in assumed if problem.storages[s].kept)
+    alive = sum(
+        life.size_bytes
+        for life in lifetimes(problem, schedule)
+        if life.storage in assumed and life.first <= step <= life.last
+    )
+    return (kept + alive) / peak if peak else 0.0

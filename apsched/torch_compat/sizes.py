@@ -1,0 +1,205 @@
+"""Sizes as plain integers, without a guard: a symbolic size by torch's hint, and one that depends
+on data by what is assumed of its symbols (torch/fx/experimental/symbolic_shapes.py, ShapeEnv).
+
+An unbacked symbol (``u0``) has no value before the step. :func:`assume` decides one for each symbol
+of a graph, for as long as the ShapeEnv of these symbols lives: forward and backward of one trace,
+and a graph that was rewritten, have the same sizes. This is the only place where that is decided,
+and :func:`size_hint` the only one where it is looked up.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import sympy
+import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from apsched.kinds import AssumedSize, SizeSource
+
+FALLBACK_SIZE = 8192
+"""Assumed of a symbol of which nothing is known, within the bounds that torch knows of it; that of
+torch/_inductor/config.py, unbacked_symint_fallback."""
+
+Sum = Sequence[Any]
+"""Sizes that are added."""
+
+
+@dataclass(slots=True)
+class _Assumed:
+    """What is assumed in one ShapeEnv."""
+
+    stated: dict[str, int]
+    """Hints of the user's own."""
+    sizes: dict[sympy.Symbol, AssumedSize] = field(default_factory=dict)
+    known: dict[sympy.Expr, int] = field(default_factory=dict)
+    """Values of expressions that were looked up."""
+
+
+_ASSUMED: WeakKeyDictionary[ShapeEnv, _Assumed] = WeakKeyDictionary()
+
+
+def size_hint(size: Any) -> int:
+    """Return the value of a (symbolic) integer: its hint, or, where it depends on data, what is
+    assumed (:func:`assume`), else what follows from ``FALLBACK_SIZE``. Adds no guard.
+    """
+    if not isinstance(size, torch.SymInt):
+        return int(size)
+    if size.node.has_hint():
+        return int(size.node.hint)
+    env, expression = size.node.shape_env, size.node.expr
+    assumed = _ASSUMED.get(env)
+    if assumed is None:
+        return _value(env, expression, {})
+    if expression not in assumed.known:
+        assumed.known[expression] = _value(env, expression, assumed.sizes)
+    return assumed.known[expression]
+
+
+def _value(env: ShapeEnv, expression: sympy.Expr, sizes: Mapping[sympy.Symbol, AssumedSize]) -> int:
+    values = _backed(env) | {
+        symbol: sizes[symbol].value if symbol in sizes else _fallback(env, symbol)
+        for symbol in _unbacked(env, expression)
+    }
+    try:
+        return max(int(expression.xreplace(values)), 0)
+    except (ArithmeticError, TypeError, ValueError):  # no number, such as a division by 0
+        return FALLBACK_SIZE
+
+
+def depends_on_data(size: Any) -> bool:
+    """Whether a size has no value before the step."""
+    return isinstance(size, torch.SymInt) and not size.node.has_hint()
+
+
+def assume(
+    sizes: Iterable[Any], equal: Iterable[tuple[Sum, Sum]], stated: Mapping[str, int]
+) -> tuple[AssumedSize, ...]:
+    """Decide a value for each symbol of ``sizes`` that depends on data; return them by name.
+
+    A symbol gets the value that is ``stated`` for its name, else torch's own hint
+    (``torch._dynamo.mark_unbacked(..., hint_override=...)``), else an even share of a sum that is
+    known: of one that the graph asserts, or of one in ``equal``, pairs of sums that are taken as
+    equal; else ``FALLBACK_SIZE``. What was decided before in the same ShapeEnv stays, as long as
+    the same is ``stated``.
+    """
+    pairs = [*equal]
+    found: dict[ShapeEnv, dict[sympy.Symbol, None]] = {}
+    for size in sizes:
+        if depends_on_data(size):
+            env = size.node.shape_env
+            found.setdefault(env, {}).update(dict.fromkeys(_unbacked(env, size.node.expr)))
+    result = []
+    for env, symbols in found.items():
+        assumed = _ASSUMED.get(env)
+        if assumed is None or assumed.stated != dict(stated):
+            assumed = _ASSUMED[env] = _Assumed(dict(stated))
+        assumed.known.clear()
+        _decide(env, symbols, [_difference(env, *pair) for pair in pairs], assumed)
+        result += [assumed.sizes[symbol] for symbol in symbols]
+    return tuple(sorted(set(result), key=lambda size: _order(size.symbol)))
+
+
+def _decide(
+    env: ShapeEnv,
+    symbols: Iterable[sympy.Symbol],
+    zeros: list[sympy.Expr],
+    assumed: _Assumed,
+) -> None:
+    """Fill in ``assumed`` for ``symbols``, and for those of ``zeros``, expressions that are 0."""
+    zeros = [*zeros, *_asserted(env)]
+    in_zeros = {symbol for zero in zeros for symbol in _unbacked(env, zero)}
+    for symbol in (*symbols, *in_zeros):
+        if symbol not in assumed.sizes and (known := _known(env, symbol, assumed.stated)):
+            assumed.sizes[symbol] = known
+    zeros = _share(env, zeros, assumed)
+    for symbol in sorted(symbols, key=_order):
+        if symbol not in assumed.sizes:
+            value = _fallback(env, symbol)
+            assumed.sizes[symbol] = _size(symbol, value, SizeSource.FALLBACK)
+            if any(zero.has(symbol) for zero in zeros):
+                zeros = _share(env, zeros, assumed)
+
+
+def _known(env: ShapeEnv, symbol: sympy.Symbol, stated: Mapping[str, int]) -> AssumedSize | None:
+    if str(symbol) in stated:
+        return _size(symbol, stated[str(symbol)], SizeSource.STATED)
+    # the first is a hint, the others are values of example inputs; names differ between versions
+    for name in ("var_to_hint_override", "real_tensor_prop_unbacked_vals", "unbacked_var_to_val"):
+        if (value := getattr(env, name, {}).get(symbol)) is not None:
+            return _size(symbol, int(value), SizeSource.TORCH)
+    return None
+
+
+def _share(env: ShapeEnv, zeros: list[sympy.Expr], assumed: _Assumed) -> list[sympy.Expr]:
+    """Have symbols that add up to a known number share it evenly; return the ``zeros`` that still
+    have unknown symbols.
+    """
+    values = _backed(env) | {symbol: size.value for symbol, size in assumed.sizes.items()}
+    left, before = zeros, len(zeros) + 1
+    while len(left) < before:
+        before, zeros, left = len(left), left, []
+        for zero in zeros:
+            rest = sympy.expand(zero.xreplace(values))
+            symbols = sorted(rest.free_symbols, key=_order)
+            terms = rest.as_coefficients_dict()
+            factors = {terms[symbol] for symbol in symbols}
+            if len(factors) == 1 and set(terms) - {sympy.S.One} == set(symbols):
+                total = max(int(-terms[sympy.S.One] / factors.pop()), 0)
+                share, more = divmod(total, len(symbols))
+                for place, symbol in enumerate(symbols):
+                    values[symbol] = share + (place < more)
+                    assumed.sizes[symbol] = _size(symbol, values[symbol], SizeSource.BALANCED)
+            elif symbols:
+                left.append(zero)
+    return left
+
+
+def _order(symbol: object) -> tuple[int, str]:
+    """Return what sorts ``u2`` before ``u10``."""
+    return len(str(symbol)), str(symbol)
+
+
+def _size(symbol: sympy.Symbol, value: int, source: SizeSource) -> AssumedSize:
+    return AssumedSize(symbol=str(symbol), value=value, source=source)
+
+
+def _asserted(env: ShapeEnv) -> list[sympy.Expr]:
+    """Return expressions that are 0, as assertions of the graph say."""
+    asserted = (a.expr for some in env.deferred_runtime_asserts.values() for a in some)
+    return [expr.lhs - expr.rhs for expr in asserted if isinstance(expr, sympy.Equality)]
+
+
+def _difference(env: ShapeEnv, left: Sum, right: Sum) -> sympy.Expr:
+    """Return the one sum less the other; 0 where symbols are not of ``env``."""
+    total = sympy.S.Zero
+    for sign, sizes in ((1, left), (-1, right)):
+        for size in sizes:
+            symbolic = isinstance(size, torch.SymInt)
+            if symbolic and size.node.shape_env is not env:
+                return sympy.S.Zero
+            total += sign * (size.node.expr if symbolic else size)
+    return total
+
+
+def _unbacked(env: ShapeEnv, expression: sympy.Expr) -> list[sympy.Symbol]:
+    backed = _backed(env)
+    return [symbol for symbol in expression.free_symbols if symbol not in backed]
+
+
+def _backed(env: ShapeEnv) -> dict[sympy.Symbol, Any]:
+    """Return the hints of symbols that have one by themselves."""
+    backed: dict[sympy.Symbol, Any] | None = getattr(env, "backed_var_to_val", None)
+    return env.var_to_val if backed is None else backed  # its older name
+
+
+def _fallback(env: ShapeEnv, symbol: sympy.Symbol) -> int:
+    bounds = env.var_to_range.get(symbol)
+    value = FALLBACK_SIZE
+    if bounds is not None:
+        if isinstance(bounds.upper, sympy.Integer | int):
+            value = min(value, int(bounds.upper))
+        if isinstance(bounds.lower, sympy.Integer | int):
+            value = max(value, int(bounds.lower))
+    return value
