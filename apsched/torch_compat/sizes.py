@@ -73,6 +73,13 @@ def depends_on_data(size: Any) -> bool:
     return isinstance(size, torch.SymInt) and not size.node.has_hint()
 
 
+def same_sizes(left: Sequence[Any], right: Sequence[Any]) -> bool:
+    """Whether sizes are the same whatever the symbols in them are."""
+    return len(left) == len(right) and all(
+        _expression(a) == _expression(b) for a, b in zip(left, right, strict=True)
+    )
+
+
 def assume(
     sizes: Iterable[Any], equal: Iterable[tuple[Sum, Sum]], stated: Mapping[str, int]
 ) -> tuple[AssumedSize, ...]:
@@ -176,11 +183,14 @@ def _difference(env: ShapeEnv, left: Sum, right: Sum) -> sympy.Expr:
     total = sympy.S.Zero
     for sign, sizes in ((1, left), (-1, right)):
         for size in sizes:
-            symbolic = isinstance(size, torch.SymInt)
-            if symbolic and size.node.shape_env is not env:
+            if isinstance(size, torch.SymInt) and size.node.shape_env is not env:
                 return sympy.S.Zero
-            total += sign * (size.node.expr if symbolic else size)
+            total += sign * _expression(size)
     return total
+
+
+def _expression(size: Any) -> Any:
+    return size.node.expr if isinstance(size, torch.SymInt) else size
 
 
 def _unbacked(env: ShapeEnv, expression: sympy.Expr) -> list[sympy.Symbol]:

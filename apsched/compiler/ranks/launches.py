@@ -25,6 +25,7 @@ from apsched.fx.collectives import (
 )
 from apsched.kinds import CollectiveKind
 from apsched.names import first_name
+from apsched.torch_compat.sizes import depends_on_data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,9 +163,7 @@ def _what(node: torch.fx.Node) -> str:
     """Return what a launch does, as far as its peers must know."""
     sent = [tensor for source in input_nodes(node) for tensor in tensors_of(source)]
     dtype = str(sent[0].dtype).removeprefix("torch.") if sent else ""
-    sizes = [
-        sum(_bytes(tensor, node) for tensor in tensors) for tensors in (sent, tensors_of(node))
-    ]
+    sizes = [sum(_bytes(tensor) for tensor in tensors) for tensors in (sent, tensors_of(node))]
     kind = "shard_dim_alltoall" if is_blocking_collective(node) else str(collective_kind(node))
     size = (
         "" if kind == CollectiveKind.ALL_TO_ALL else f"{sizes[0]} -> {sizes[1]} bytes"
@@ -175,8 +174,8 @@ def _what(node: torch.fx.Node) -> str:
     return " ".join(word for word in (form, kind, reduce_op(node), dtype, size) if word)
 
 
-def _bytes(tensor: torch.Tensor, node: torch.fx.Node) -> int:
-    try:
-        return tensor_bytes(tensor, node)
-    except InputError:
-        return 0  # it depends on data; each process rank may have its own
+def _bytes(tensor: torch.Tensor) -> int:
+    """Return the bytes of ``tensor``; 0 where that depends on data: each process rank may have its
+    own.
+    """
+    return 0 if depends_on_data(tensor.numel()) else tensor_bytes(tensor)

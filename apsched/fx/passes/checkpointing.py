@@ -18,6 +18,7 @@ from apsched.fx.collectives import tensor_bytes, tensors_of
 from apsched.fx.graph_copies import copied
 from apsched.fx.passes.parameters import gather_nodes, is_backward, mark_parameters
 from apsched.fx.passes.run_passes import Pass, PassList
+from apsched.torch_compat.sizes import same_sizes
 
 _ATTENTION = "_scaled_dot_product_"
 _PRODUCTS = ("mm", "addmm", "bmm", "_grouped_mm")
@@ -119,7 +120,7 @@ def _is_sum(node: Node) -> bool:
         for source in node.all_input_nodes
         if isinstance(source.meta.get("val"), torch.Tensor)
     ]
-    return _operator(node) == "add" and len(shapes) == 2 and shapes[0] == shapes[1]
+    return _operator(node) == "add" and len(shapes) == 2 and same_sizes(*shapes)
 
 
 def _operator(node: Node) -> str:
@@ -207,7 +208,7 @@ def saved_nodes(forward: GraphModule, num_outputs: int) -> list[Node]:
 def saved_bytes(forward: GraphModule, num_outputs: int) -> int:
     """Return the bytes of :func:`saved_nodes`."""
     return sum(
-        tensor_bytes(tensor, node)
+        tensor_bytes(tensor)
         for node in saved_nodes(forward, num_outputs)
         for tensor in tensors_of(node)
     )

@@ -22,6 +22,7 @@ from apsched.fx.effects.of_node import effects_of
 from apsched.fx.graph_copies import copied, finished
 from apsched.fx.passes.parameters import is_backward, serves_alone
 from apsched.fx.passes.run_passes import Pass
+from apsched.torch_compat.sizes import same_sizes
 
 _aten = torch.ops.aten
 
@@ -143,7 +144,7 @@ def _summed_chains(node: Node) -> tuple[Sequence[Node], Sequence[Node]] | None:
     if not first or not second or [_step(n) for n in first] != [_step(n) for n in second]:
         return None
     values = [input_nodes(chain[0])[0].meta["val"] for chain in (first, second)]
-    same = values[0].shape == values[1].shape and values[0].dtype == values[1].dtype
+    same = same_sizes(values[0].shape, values[1].shape) and values[0].dtype == values[1].dtype
     return (first, second) if same and reduce_op(first[0]) in ("sum", "avg") else None
 
 

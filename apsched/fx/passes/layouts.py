@@ -10,6 +10,8 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 
+from apsched.torch_compat.sizes import same_sizes
+
 _aten = torch.ops.aten
 _COPIES = frozenset(
     (
@@ -104,7 +106,7 @@ def is_part(layout: Any, shape: Sequence[int], offset: int) -> bool:
     """Return whether a layout is ``shape`` elements in their order, from ``offset`` on."""
     if (
         not isinstance(layout, torch.Tensor)
-        or tuple(layout.shape) != tuple(shape)
+        or not same_sizes(layout.shape, shape)
         or layout.storage_offset() != offset
     ):
         return False

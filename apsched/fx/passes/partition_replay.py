@@ -20,6 +20,7 @@ from apsched.fx.graph_copies import copied
 from apsched.fx.passes.checkpointing import saved_nodes
 from apsched.fx.passes.parameters import is_backward
 from apsched.fx.passes.run_passes import Pass
+from apsched.torch_compat.sizes import same_sizes
 
 SAVED_KEY = "apsched_saved"
 """``node.meta["custom"][SAVED_KEY]`` of a node that backward gets: ``True``, or of one with several
@@ -69,7 +70,7 @@ def is_whole_view(node: Node) -> bool:
     return (
         isinstance(view, torch.Tensor)
         and isinstance(base, torch.Tensor)
-        and view.numel() == base.numel()
+        and same_sizes([view.numel()], [base.numel()])
     )
 
 

@@ -27,6 +27,7 @@ from apsched.graph.export.placement import Placement, placement_of
 from apsched.graph.export.storages import NodeStorages, StorageTable, release, trace_storages
 from apsched.graph.export.waits import Waits, match_waits
 from apsched.kinds import BUCKET_KINDS, CollectiveKind, NodeKind
+from apsched.torch_compat.sizes import same_sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +147,9 @@ def cast_before(analysis: Analysis, start: int) -> torch.fx.Node | None:
         results, sources = list(tensors_of(node)), list(tensors_of(node.all_input_nodes[0]))
         if len(results) != 1 or len(sources) != 1:
             return None
-        if tensor_bytes(results[0]) != size_bytes or results[0].numel() != sources[0].numel():
+        if tensor_bytes(results[0]) != size_bytes or not same_sizes(
+            [results[0].numel()], [sources[0].numel()]
+        ):
             return None
         if not (is_contiguous(results[0]) and is_contiguous(sources[0])):
             return None

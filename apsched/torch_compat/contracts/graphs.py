@@ -53,7 +53,7 @@ def _symbolic_size() -> None:
     )
 
 
-@contract("size_hint", "depends_on_data", "assume")
+@contract("size_hint", "depends_on_data", "assume", "same_sizes")
 def _sizes_that_depend_on_data() -> None:
     expect(sizes.size_hint(3) == 3, "a plain integer is its own hint")
     env = ShapeEnv()
@@ -64,6 +64,8 @@ def _sizes_that_depend_on_data() -> None:
     found = [size.value for size in sizes.assume([first, second, third], (), {})]
     expect(found == [5, 5, 5], "asserted sums are shared, and torch's own hints are found")
     expect(sizes.size_hint(first * third + 1) == 26, "expressions have a value")
+    expect(sizes.same_sizes([2 * (first + 1)], [2 * first + 2]), "equal sizes are known")
+    expect(not sizes.same_sizes([first], [third]), "and those that are not")
     expect(not env.guards, "and no guard is added")
 
 

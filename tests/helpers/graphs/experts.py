@@ -26,7 +26,7 @@ class Experts(nn.Module):
         return counts.tolist(), theirs.tolist()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        choice = self.router(x).argmax(-1)
+        gate, choice = self.router(x).softmax(-1).max(-1)
         order = choice.argsort(stable=True)
         sent, received = self.splits(choice)
         for size in (*sent, *received):
@@ -34,7 +34,7 @@ class Experts(nn.Module):
         exchange = functional.all_to_all_single_autograd
         mine = exchange(x[order], received, sent, self.group)
         done = exchange(self.down(torch.relu(self.up(mine))), sent, received, self.group)
-        return x + torch.zeros_like(x).index_add(0, order, done)
+        return x + torch.zeros_like(x).index_add(0, order, done * gate[order].unsqueeze(-1))
 
 
 class Masked(nn.Module):

@@ -1,6 +1,9 @@
 """One of several gloo processes that train models whose sizes depend on data, under torch.compile
 with apsched and without; writes how far apart they are as JSON.
 
+Experts are on all process ranks, parameters are sharded over pairs: a sum of two has the same bits
+in any order.
+
 usage: ``main(PROCESS_RANK, WORLD_SIZE, FOLDER)``, see ``processes.run_jobs``
 """
 
@@ -23,10 +26,10 @@ NUM_STEPS, NUM_ROWS = 4, 24
 
 
 def report(rank: int, world_size: int) -> dict[str, object]:
-    mesh = init_device_mesh("cpu", (world_size,))
+    pairs = init_device_mesh("cpu", (world_size // 2, 2), mesh_dim_names=("other", "fsdp"))
     torch.manual_seed(0)
     experts = Experts(dist.group.WORLD)
-    module = shard(nn.Sequential(experts, Masked(), nn.Linear(WIDTH, WIDTH)), mesh)
+    module = shard(nn.Sequential(experts, Masked(), nn.Linear(WIDTH, WIDTH)), pairs["fsdp"])
     torch.manual_seed(1 + rank)
     inputs = [(torch.randn(NUM_ROWS, WIDTH),) for _ in range(NUM_STEPS)]
     with torch.no_grad():
