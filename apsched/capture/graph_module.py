@@ -10,7 +10,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import tree_leaves
 
 from apsched.capture.captured import CapturedGraph
-from apsched.capture.fake_values import propagate
+from apsched.capture.fake_values import propagate, with_missing_values
 from apsched.errors import InputError
 from apsched.fx.effects.operators import overload_of
 from apsched.fx.graph_copies import copied
@@ -35,8 +35,8 @@ def capture_graph(
     ``name`` and ``kept_inputs`` default to what the names of the placeholders say, as AOTAutograd
     gives them (:func:`direction_of`, :func:`kept_by_name`), ``parameter_names`` (placeholder ->
     parameter) to what its descriptors say. ``example_inputs`` (real or fake tensors and integers,
-    one for each placeholder) are needed only where nodes have no ``meta["val"]``; nothing is
-    computed on them.
+    one for each placeholder) are needed only where placeholders have no ``meta["val"]``; calls that
+    have none are run on fake values, and nothing is computed.
 
     Raises
     ------
@@ -51,7 +51,7 @@ def capture_graph(
         )
     if example_inputs is not None:
         module = _with_values(module, example_inputs)
-    module = _with_overloads(module)
+    module = with_missing_values(_with_overloads(module))
     check_graph(module)
     placeholders = [node.name for node in module.graph.find_nodes(op="placeholder")]
     name = name or direction_of(module.graph)

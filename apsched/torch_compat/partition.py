@@ -6,6 +6,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from apsched.torch_compat.version import check_torch_version
 
@@ -112,13 +118,37 @@ def partitioned_graphs(
 
         return compiler
 
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_random_only_with_dropout())
-        joint = aot_export_joint_with_descriptors(stack, module, inputs, decompositions={})
-        aot_compile_joint_with_descriptors(
-            joint, partition_fn=partition, fw_compiler=keep("forward"), bw_compiler=keep("backward")
-        )
+    def trace(**options: bool) -> None:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_random_only_with_dropout())
+            joint = aot_export_joint_with_descriptors(
+                stack, module, inputs, decompositions={}, **options
+            )
+            aot_compile_joint_with_descriptors(
+                joint,
+                partition_fn=partition,
+                fw_compiler=keep("forward"),
+                bw_compiler=keep("backward"),
+            )
+
+    try:
+        trace()
+    except (DataDependentOutputException, DynamicOutputShapeException):
+        with _symbols_for_data():
+            trace(ignore_shape_env=True)  # sizes of inputs are as they are
     return graphs["forward"], graphs.get("backward"), num_outputs
+
+
+@contextlib.contextmanager
+def _symbols_for_data() -> Iterator[None]:
+    """Have AOTAutograd trace with symbols for sizes that depend on data (torch/_guards.py,
+    TracingContext).
+    """
+    from torch._guards import TracingContext, tracing
+
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    with tracing(TracingContext(mode)):
+        yield
 
 
 def _without_duplicates(joint: Any) -> Any:

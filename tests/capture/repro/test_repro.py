@@ -17,7 +17,7 @@ from apsched.capture.captured import Capture
 from apsched.capture.fake_world import world
 from apsched.capture.repro.reader import read_repro
 from apsched.errors import InputError
-from apsched.torch_compat.sizes import size_hint
+from apsched.torch_compat.sizes import depends_on_data, size_hint
 
 DATA = Path(__file__).parent / "data"
 FILES = sorted(path.name for path in DATA.glob("*.py.txt"))
@@ -343,3 +343,9 @@ def test_all_to_all_and_coalesced_collectives_are_read(write: WRITE) -> None:
     capture = read_repro(write(body))
     assert nodes(capture)["wait_tensor_1"].meta["val"].shape == (16, 16)
     assert capture.group_sizes == {"3": 2}
+
+
+def test_sizes_that_depend_on_data_have_symbols(write) -> None:
+    body = "x = torch.ops.aten.nonzero.default(primals_1)\nreturn (x,)"
+    (rows, _) = nodes(read_repro(write(body)))["x"].meta["val"].shape
+    assert depends_on_data(rows)

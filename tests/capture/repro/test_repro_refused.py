@@ -133,10 +133,6 @@ BROKEN: dict[str, tuple[dict[str, str], str]] = {
         {"body": "return (primals_1,)", "tail": "setup_fake_process_groups({'7': {'rank': 0}})"},
         r":14: .*of the process groups",
     ),
-    "size that depends on data": (
-        {"body": "x = torch.ops.aten.nonzero.default(primals_1)\nreturn (x,)"},
-        r":8: .*sizes known before the step.*node x",
-    ),
     "point to point": (
         {"body": "c = torch.ops._c10d_functional.nope.default(primals_1)\nreturn (c,)"},
         r":8: .*_c10d_functional\.nope",
