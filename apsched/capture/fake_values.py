@@ -68,8 +68,10 @@ def propagate(
 
 def with_missing_values(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """Return ``module`` with ``meta["val"]`` on every placeholder and call, a copy where some had
-    none: what a call gives on the fake values of its arguments, and None for a placeholder that
-    nobody takes as a tensor.
+    none.
+
+    The value of a call is what it gives on the fake values of its arguments; None stands for a
+    placeholder that nobody takes as a tensor, and for what nobody uses.
 
     Raises
     ------
@@ -97,13 +99,7 @@ def _lacks_value(node: torch.fx.Node) -> bool:
     """Whether ``node`` has no value and needs one; attributes speak for themselves."""
     if "val" in node.meta or node.op not in ("placeholder", "call_function"):
         return False
-    nothing = isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.returns
-    return not nothing and (node.op == "placeholder" or bool(node.users) or _gives_tensors(node))
-
-
-def _gives_tensors(node: torch.fx.Node) -> bool:
-    """Whether the result counts though nobody uses it: that of an operator with a schema."""
-    return isinstance(node.target, torch._ops.OpOverload)
+    return not isinstance(node.target, torch._ops.OpOverload) or bool(node.target._schema.returns)
 
 
 def _input_value(node: torch.fx.Node) -> Any:
@@ -122,6 +118,9 @@ def _input_value(node: torch.fx.Node) -> Any:
 
 
 def _call_value(node: torch.fx.Node, mode: FakeTensorMode) -> Any:
+    if not node.users and isinstance(node.target, torch._ops.HigherOrderOperator):
+        return None  # it is there for what it does
+
     def value_of(source: torch.fx.Node) -> Any:
         if source.op != "get_attr":
             return source.meta.get("val")

@@ -118,7 +118,7 @@ def partitioned_graphs(
 
         return compiler
 
-    def trace(**options: bool) -> None:
+    def trace(**options: Any) -> None:
         with contextlib.ExitStack() as stack:
             stack.enter_context(_random_only_with_dropout())
             joint = aot_export_joint_with_descriptors(

@@ -9,7 +9,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from apsched.fx.assumed_sizes import assume_sizes, rests_on_assumed
+from apsched.fx.operands import touched_bytes
 from apsched.torch_compat.sizes import FALLBACK_SIZE, same_sizes, size_hint
+from tests.helpers.graphs.experts import env_of, knowledge_of
 
 c10d = torch.ops._c10d_functional
 NUM_RANKS = 4
@@ -35,12 +37,6 @@ def exchanged(x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     theirs = c10d.wait_tensor(c10d.all_to_all_single(counts, ones, ones, "0"))
     sent, received = counts.tolist(), theirs.tolist()
     return c10d.wait_tensor(c10d.all_to_all_single(x, received, sent, "0")) * 2
-
-
-def env_of(module: torch.fx.GraphModule) -> ShapeEnv:
-    values = (node.meta.get("val") for node in module.graph.nodes)
-    sizes = (size for value in values if isinstance(value, torch.Tensor) for size in value.shape)
-    return next(size.node.shape_env for size in sizes if isinstance(size, torch.SymInt))
 
 
 def result_of(module: torch.fx.GraphModule) -> torch.Tensor:
@@ -125,17 +121,17 @@ def test_the_users_graph_gets_no_guard(function: Callable[..., object]) -> None:
     inputs = [torch.ones(8, 8), torch.ones(NUM_RANKS, dtype=torch.int64)]
     module = traced(function, *inputs[: 1 if function is kept else 2])
     env = env_of(module)
-
-    def said() -> tuple[str, ...]:
-        assertions = [a.expr for some in env.deferred_runtime_asserts.values() for a in some]
-        known = (env.guards, assertions, env.var_to_range, env.replacements)
-        return (*map(repr, known), repr(env.var_to_hint_override))
-
-    before = said()
+    before = knowledge_of(env)
     assumed(module)
     result = result_of(module)
     sizes = (*result.shape, result.numel(), result.untyped_storage().nbytes())
     assert all(size_hint(size) >= 0 for size in sizes)
     assert not same_sizes(result.shape, [3, 8])
     assert same_sizes(result.shape, result.shape)
-    assert said() == before
+    assert knowledge_of(env) == before
+
+
+def test_an_expanded_size_counts_once() -> None:
+    module = traced(lambda x: x.nonzero().expand(-1, 5), torch.ones(16))
+    assert assumed(module) == {"u0": (16, "fallback")}
+    assert touched_bytes(result_of(module)) == 16 * 8

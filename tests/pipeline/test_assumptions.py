@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -20,7 +22,9 @@ from apsched.errors import InputError
 from apsched.graph.export.export import export_graph
 from apsched.graph.graph_file import from_bytes, to_bytes
 from apsched.report.summary import graph_json, summary_lines
+from tests.helpers.graphs.experts import Experts, Masked, env_of, knowledge_of
 from tests.helpers.graphs.instrumented import UnitCosts, capture_of
+from tests.helpers.graphs.small_models import WIDTH
 
 c10d = torch.ops._c10d_functional
 
@@ -111,3 +115,23 @@ def test_a_hint_that_is_none_is_refused(hints: object) -> None:
 def test_hints_are_read_as_on_the_command_line() -> None:
     assert Settings(hints="u0=3, u1=4").stated_hints == {"u0": 3, "u1": 4}
     assert Settings().stated_hints == {}
+
+
+@pytest.mark.parametrize("of_inputs", [False, True], ids=["", "sizes of inputs are symbols, too"])
+def test_a_schedule_adds_no_guard(of_inputs: bool) -> None:
+    """In a whole step with experts and a mask: capture, passes, prices, search, write-back."""
+    torch.manual_seed(0)
+    x = torch.randn(16, WIDTH)
+    step = nn.Sequential(Experts(dist.group.WORLD), Masked())
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    with mode:
+        given = mode.from_tensor(x, static_shapes=not of_inputs)
+    module = make_fx(
+        step, tracing_mode="symbolic" if of_inputs else "real", _allow_non_fake_inputs=True
+    )(x if of_inputs else given)
+    env = env_of(module)
+    before = knowledge_of(env)
+    fast = apsched.optimize(module, cost_model=None, budget=0, memory_cap_bytes="none")
+    assert fast.apsched_result.assumptions is not None
+    assert fast.apsched_result.round_trip_exact
+    assert knowledge_of(env) == before

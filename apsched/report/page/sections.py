@@ -7,6 +7,7 @@ from apsched.artifacts.solved_run import SolvedGraph
 from apsched.pipeline.result import Result
 from apsched.problem.problem import Collective
 from apsched.quantities import show_bytes, show_us
+from apsched.report.assumed_sizes import assumed_text
 from apsched.report.binding import memory_text, shares, where_text
 from apsched.report.page.table import Html, table
 from apsched.report.summary import summary_lines
@@ -229,7 +230,12 @@ def costs(result: Result) -> str:
     found = table(
         ("source", "share of the time of all nodes and transfers", "what it is"), rows, text=(2,)
     )
+    assumed = (
+        f"<p>Sizes that depend on data: {escape(assumed_text(result.assumptions))}.</p>\n"
+        if result.assumptions
+        else ""
+    )
     return (
-        f"<p>Costs of cluster <b>{escape(result.cluster or 'your own model')}</b>.</p>\n<div"
-        f" class=wide>{found}</div>"
+        f"{assumed}<p>Costs of cluster <b>{escape(result.cluster or 'your own model')}</b>.</p>\n"
+        f"<div class=wide>{found}</div>"
     )

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import nn
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from tests.helpers.graphs.small_models import WIDTH
 
@@ -47,3 +48,17 @@ class Masked(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = (x.sum(-1) > 0).nonzero().squeeze(-1)
         return self.all(x).index_add(0, rows, self.some(x[rows]))
+
+
+def env_of(module: torch.fx.GraphModule) -> ShapeEnv:
+    """Return the ShapeEnv of the symbols in a graph."""
+    values = (node.meta.get("val") for node in module.graph.nodes)
+    sizes = (size for value in values if isinstance(value, torch.Tensor) for size in value.shape)
+    return next(size.node.shape_env for size in sizes if isinstance(size, torch.SymInt))
+
+
+def knowledge_of(env: ShapeEnv) -> tuple[str, ...]:
+    """Return what a ShapeEnv has learned of its symbols: guards, assertions, bounds."""
+    assertions = [a.expr for some in env.deferred_runtime_asserts.values() for a in some]
+    known = (env.guards, assertions, env.var_to_range, env.replacements, env.var_to_hint_override)
+    return tuple(map(repr, known))
