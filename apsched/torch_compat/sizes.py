@@ -7,6 +7,7 @@ and a graph that was rewritten, have the same sizes. This is the only place wher
 and :func:`size_hint` the only one where it is looked up.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,9 @@ from apsched.kinds import AssumedSize, SizeSource
 FALLBACK_SIZE = 8192
 """Assumed of a symbol of which nothing is known, within the bounds that torch knows of it; that of
 torch/_inductor/config.py, unbacked_symint_fallback."""
+
+DEPENDS_ON_DATA = re.compile(r"u\d{1,6}")
+"""Names that torch gives to such symbols."""
 
 Sum = Sequence[Any]
 """Sizes that are added."""
@@ -66,6 +70,16 @@ def _value(env: ShapeEnv, expression: sympy.Expr, sizes: Mapping[sympy.Symbol, A
         return max(int(expression.xreplace(values)), 0)
     except (ArithmeticError, TypeError, ValueError):  # no number, such as a division by 0
         return FALLBACK_SIZE
+
+
+def unknown_size(env: ShapeEnv, name: str) -> torch.SymInt:
+    """Return a new size >= 0 that depends on data, called ``name`` where that is still free."""
+    number = int(name.removeprefix("u"))
+    names = (env.create_unbacked_symint() for _ in range(number + 1))
+    found = next((size for size in names if str(size) == name), None)
+    size = env.create_unbacked_symint() if found is None else found
+    torch._check(size >= 0)
+    return size
 
 
 def depends_on_data(size: Any) -> bool:

@@ -18,7 +18,7 @@ from apsched.capture.repro.values import (
 )
 from apsched.errors import InputError
 from apsched.torch_compat.graphs import symbolic_size
-from apsched.torch_compat.sizes import size_hint
+from apsched.torch_compat.sizes import DEPENDS_ON_DATA, size_hint, unknown_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +46,15 @@ class Symbols:
     def __call__(self, name: str) -> Any:
         """Return the symbolic integer called ``name``."""
         if name not in self.known:
+            assert self.mode.shape_env is not None
+            if name not in self.hints and DEPENDS_ON_DATA.fullmatch(name):
+                self.known[name] = unknown_size(self.mode.shape_env, name)
+                return self.known[name]
             if name not in self.hints:
                 raise UnreadableError(
                     f"the symbolic size {name}, whose value the file does not say (add a line"
                     f" '{name} = <size>' at its top)"
                 )
-            assert self.mode.shape_env is not None
             self.known[name] = symbolic_size(self.mode.shape_env, name, self.hints[name])
         return self.known[name]
 

@@ -53,7 +53,7 @@ def _symbolic_size() -> None:
     )
 
 
-@contract("size_hint", "depends_on_data", "assume", "same_sizes")
+@contract("size_hint", "depends_on_data", "assume", "same_sizes", "unknown_size")
 def _sizes_that_depend_on_data() -> None:
     expect(sizes.size_hint(3) == 3, "a plain integer is its own hint")
     env = ShapeEnv()
@@ -66,6 +66,8 @@ def _sizes_that_depend_on_data() -> None:
     expect(sizes.size_hint(first * third + 1) == 26, "expressions have a value")
     expect(sizes.same_sizes([2 * (first + 1)], [2 * first + 2]), "equal sizes are known")
     expect(not sizes.same_sizes([first], [third]), "and those that are not")
+    named = sizes.unknown_size(env, "u7")
+    expect(str(named) == "u7" and sizes.depends_on_data(named), "new ones have names in order")
     expect(not env.guards, "and no guard is added")
 
 

@@ -349,3 +349,14 @@ def test_sizes_that_depend_on_data_have_symbols(write) -> None:
     body = "x = torch.ops.aten.nonzero.default(primals_1)\nreturn (x,)"
     (rows, _) = nodes(read_repro(write(body)))["x"].meta["val"].shape
     assert depends_on_data(rows)
+
+
+def test_a_size_of_an_input_that_depends_on_data_keeps_its_name(write) -> None:
+    args = (
+        "reader.symint(None, expr='u3')\nbuf = reader.storage(None, 32*u3)\n"
+        "reader.tensor(buf, (u3, 8))\nreader.symint(None, expr='u3 + u5')\n"
+    )
+    body = "x = torch.ops.aten.relu.default(b)\nreturn (x,)"
+    found = nodes(read_repro(write(body, "a, b, c", args)))
+    assert str(found["x"].meta["val"].shape[0]) == "u3"
+    assert str(found["c"].meta["val"]) == "u3 + u5"
