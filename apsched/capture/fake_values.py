@@ -144,7 +144,7 @@ def _called(target: Any, args: Any, kwargs: Any) -> Any:
     """Return the result of a call; of one with a generator's state without any generator, which
     may be that of a device that is not here.
     """
-    name = target.name() if isinstance(target, torch._ops.HigherOrderOperator) else ""
+    name = str(target.name()) if isinstance(target, torch._ops.HigherOrderOperator) else ""  # type: ignore[no-untyped-call]
     if name == "run_and_save_rng_state":
         operator, *rest = args
         return torch.empty(_RNG_STATE_BYTES, dtype=torch.uint8), operator(*rest, **kwargs)

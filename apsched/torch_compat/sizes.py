@@ -78,7 +78,7 @@ def unknown_size(env: ShapeEnv, name: str) -> torch.SymInt:
     names = (env.create_unbacked_symint() for _ in range(number + 1))
     found = next((size for size in names if str(size) == name), None)
     size = env.create_unbacked_symint() if found is None else found
-    torch._check(size >= 0)
+    torch._check(size >= 0)  # type: ignore[no-untyped-call]
     return size
 
 

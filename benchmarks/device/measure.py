@@ -30,7 +30,6 @@ from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster
 from apsched.costs.compute.operation import operator_of
 from apsched.errors import ApschedError
-from apsched.fx.operands import as_int
 from apsched.graph.export.export import export_graph
 from apsched.kinds import NodeKind
 from apsched.models.build import build
@@ -41,6 +40,7 @@ from apsched.problem.build import build_problem
 from apsched.quantities import parse_count, parse_number
 from apsched.schedule.result import AS_CAPTURED
 from apsched.solver import solve
+from apsched.torch_compat.sizes import size_hint
 from apsched.writeback.write_back import write_back
 from benchmarks.common.live_bytes import live_bytes_of, run_counting
 
@@ -229,8 +229,8 @@ def _real(value: Any, device: torch.device) -> Any:
     vocabulary has.
     """
     if not isinstance(value, torch.Tensor):
-        return as_int(value)
-    size, stride = tuple(map(as_int, value.shape)), tuple(map(as_int, value.stride()))
+        return size_hint(value)
+    size, stride = tuple(map(size_hint, value.shape)), tuple(map(size_hint, value.stride()))
     return torch.empty_strided(size, stride, dtype=value.dtype, device=device).zero_()
 
 
