@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 from apsched.capture.captured import CapturedGraph
 from apsched.capture.fake_values import propagate, with_missing_values
 from apsched.errors import InputError
+from apsched.fx.control_deps import without_control_deps
 from apsched.fx.effects.operators import overload_of
 from apsched.fx.graph_copies import copied
 from apsched.fx.passes.parameters import parameter_names as described_parameters
@@ -30,7 +31,7 @@ def capture_graph(
     example_inputs: Sequence[Any] | None = None,
 ) -> CapturedGraph:
     """Return the captured form of ``module``, which is not changed; overload packets become the
-    overloads that they run.
+    overloads that they run, and control dependencies that a scheduler put in go.
 
     ``name`` and ``kept_inputs`` default to what the names of the placeholders say, as AOTAutograd
     gives them (:func:`direction_of`, :func:`kept_by_name`), ``parameter_names`` (placeholder ->
@@ -51,7 +52,7 @@ def capture_graph(
         )
     if example_inputs is not None:
         module = _with_values(module, example_inputs)
-    module = with_missing_values(_with_overloads(module))
+    module = with_missing_values(_with_overloads(without_control_deps(module)))
     check_graph(module)
     placeholders = [node.name for node in module.graph.find_nodes(op="placeholder")]
     name = name or direction_of(module.graph)

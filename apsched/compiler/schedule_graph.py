@@ -13,6 +13,7 @@ from apsched.compiler.schedule_captured import RESULT, running_groups, scheduled
 from apsched.compiler.settings import Settings
 from apsched.errors import AgreementError, ApschedError
 from apsched.fx.collectives import is_collective
+from apsched.fx.control_deps import without_control_deps
 from apsched.pipeline.result import Result
 from apsched.quantities import show_bytes, show_us
 from apsched.report.assumed_sizes import assumed_text
@@ -51,17 +52,18 @@ def schedule_graph(
         the graph cannot be scheduled; ``AgreementError`` whatever ``on_error`` says, where process
         ranks of the job would launch different collectives, or one of them does not answer.
     """
-    agreement = agreement or agreement_of(gm, settings.deadline_s)
+    free = without_control_deps(gm)
+    agreement = agreement or agreement_of(free, settings.deadline_s)
     with agreement or nullcontext():
         fast, run = _scheduled_or_as_it_was(
-            gm, settings, agreement, name, kept_inputs, parameter_names, held=held
+            free, settings, agreement, name, kept_inputs, parameter_names, held=held
         )
-        result: Result | None = fast.meta.get(RESULT) if fast is not gm else None
+        result: Result | None = fast.meta.get(RESULT) if fast is not free else None
         if agreement is not None:
-            check_launches(agreement, fast, gm, _names(result))
+            check_launches(agreement, fast, free, _names(result))
     if result is not None:
         logger.info("%s", told(result))
-    return run
+    return gm if run is free else run
 
 
 def _scheduled_or_as_it_was(

@@ -4,6 +4,9 @@ group, of how many bytes.
 The operators are those of torch/csrc/distributed/c10d/Functional.cpp. A start returns at once, and
 registers its work under the storages of its outputs; ``wait_tensor`` of any view of such a storage
 waits for that work.
+
+Communication that is none of these (point-to-point, ``c10d`` operators, whatever torch adds) is
+*unknown*: it stays where it is.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,6 +22,8 @@ from apsched.kinds import CollectiveKind
 from apsched.torch_compat import graphs as torch_private
 from apsched.torch_compat.sizes import size_hint
 
+ANY_GROUP = "*"
+"""Stands for the process groups of communication that does not say on which it runs."""
 _FUNCTIONAL_NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd")
 _KIND_OF_OPERATOR = {
     "all_gather_into_tensor": CollectiveKind.ALL_GATHER,
@@ -69,10 +74,18 @@ class CollectiveCall:
 
 
 def is_collective(node: torch.fx.Node) -> bool:
-    """Whether ``node`` starts a collective; InputError for communication that apsched cannot
-    schedule.
-    """
+    """Whether ``node`` starts a collective."""
     return collective_kind(node) is not None
+
+
+def is_unknown_communication(operator: Any) -> bool:
+    """Whether ``operator`` talks to other process ranks, and is neither a collective nor a wait
+    that is known here.
+    """
+    namespace, name = _qualified_name(operator)
+    if namespace in _FUNCTIONAL_NAMESPACES:
+        return name not in (*_KIND_OF_OPERATOR, "wait_tensor", "_wrap_tensor_autograd")
+    return namespace in ("c10d_functional", "c10d") and name != "wait_tensor"
 
 
 def is_wait_tensor(node: torch.fx.Node) -> bool:
@@ -110,23 +123,9 @@ def is_blocking_collective(node: torch.fx.Node) -> bool:
 
 
 def collective_kind(node: torch.fx.Node) -> CollectiveKind | None:
-    """Return the kind of collective that ``node`` starts, or None; InputError for communication
-    that apsched cannot schedule.
-    """
+    """Return the kind of collective that ``node`` starts, or None."""
     namespace, name = _operator(node)
-    if namespace in _FUNCTIONAL_NAMESPACES:
-        if name in _KIND_OF_OPERATOR:
-            return _KIND_OF_OPERATOR[name]
-        if name in ("wait_tensor", "_wrap_tensor_autograd"):
-            return None
-    elif namespace not in ("c10d_functional", "c10d") or name == "wait_tensor":
-        return None
-    known = ", ".join(sorted(_KIND_OF_OPERATOR))
-    raise InputError(
-        f"node {node.name}: expected a functional collective (_c10d_functional: {known}), found"
-        f" {namespace}.{name}; trace the model with functional collectives, and leave"
-        " point-to-point communication outside of the graph"
-    )
+    return _KIND_OF_OPERATOR.get(name) if namespace in _FUNCTIONAL_NAMESPACES else None
 
 
 def reduce_op(node: torch.fx.Node) -> str:
@@ -147,16 +146,25 @@ def group_name(node: torch.fx.Node) -> str:
     return str(getattr(group, "group_name", group))
 
 
+def stated_group(node: torch.fx.Node) -> str:
+    """Return the name of the process group that ``node`` communicates on, in a subgraph or by an
+    operator that is not known; :data:`ANY_GROUP` where it does not say.
+    """
+    stated = argument(node, "group_name", None)
+    return ANY_GROUP if stated is None or isinstance(stated, torch.fx.Node) else group_name(node)
+
+
 def group_sizes(
     nodes: Iterable[torch.fx.Node], group_ranks: Mapping[str, tuple[int, ...]]
 ) -> dict[str, int]:
     """Return the number of process ranks of each group that the collectives among ``nodes`` use.
 
     Sought in the arguments of any of them, in ``group_ranks``, and among the process groups that
-    exist, in this order.
+    exist, in this order. Groups of communication that is not known may be missing.
     """
     sizes: dict[str, int] = {}
     unknown: dict[str, torch.fx.Node] = {}
+    optional: set[str] = set()
     for node in nodes:
         if is_collective(node) or is_blocking_collective(node):
             stated = argument(node, "group_size", None)
@@ -164,10 +172,13 @@ def group_sizes(
                 sizes.setdefault(group_name(node), size_hint(stated))
             else:
                 unknown.setdefault(group_name(node), node)
+        elif is_unknown_communication(node.target):
+            optional.add(stated_group(node))
+    for name in (optional | unknown.keys()) - sizes.keys():
+        found = len(group_ranks.get(name, ())) or len(_existing_groups().get(name, ()))
+        sizes |= {name: found} if found else {}
     for name, node in unknown.items():
         if name not in sizes:
-            sizes[name] = len(group_ranks.get(name, ())) or len(_existing_groups().get(name, ()))
-        if not sizes[name]:
             raise InputError(
                 f"node {node.name}: expected the size of process group {name!r}, found it neither"
                 " in the graph, nor in group_ranks, nor among the process groups of this process;"

@@ -28,12 +28,13 @@ from apsched.costs.model import CostModel
 from apsched.fx.collectives import (
     describe,
     group_sizes,
-    is_blocking_collective,
     is_collective,
     is_wait_tensor,
 )
 from apsched.fx.graph_copies import copied
+from apsched.fx.subgraphs import with_all_inside
 from apsched.graph.export.export import export_graph
+from apsched.graph.export.whole_nodes import whole_us
 from apsched.graph.records import asked_kind
 from apsched.problem.build import build_problem
 from apsched.problem.problem import Problem, with_contention
@@ -180,7 +181,7 @@ class _PricesMs:
         self, module: GraphModule, cost_model: CostModel, group_ranks: Mapping[str, tuple[int, ...]]
     ) -> None:
         self._cost_model = cost_model
-        self._sizes = group_sizes(module.graph.nodes, group_ranks)
+        self._sizes = group_sizes(with_all_inside(module.graph.nodes), group_ranks)
         self._known = {
             node: self._price(node, None)
             for node in module.graph.nodes
@@ -195,15 +196,16 @@ class _PricesMs:
     def _price(self, node: Node, size_bytes: int | None) -> float:
         if is_wait_tensor(node):
             return 0.0
-        start = is_collective(node)
-        duration_us = 0.0 if start else self._cost_model.compute_us(node)
-        if start or is_blocking_collective(node):
-            call = describe(node, self._sizes)
-            asked = call.size_bytes if size_bytes is None else size_bytes
-            duration_us += self._cost_model.collective_us(
+        if not is_collective(node):
+            return whole_us(self._cost_model, node, self._sizes) / 1000
+        call = describe(node, self._sizes)
+        asked = call.size_bytes if size_bytes is None else size_bytes
+        return (
+            self._cost_model.collective_us(
                 asked_kind(call.kind), call.group, call.group_size, asked
             )
-        return duration_us / 1000
+            / 1000
+        )
 
 
 def _blocks(problem: Problem) -> dict[str, str]:

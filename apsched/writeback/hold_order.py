@@ -31,6 +31,7 @@ from torch.fx import Graph, GraphModule, Node
 from apsched.capture.captured import CapturedGraph
 from apsched.costs.compute.fusion import fused_kernels
 from apsched.fx.collectives import is_wait_tensor
+from apsched.fx.control_deps import without_control_deps
 from apsched.graph.export.analysis import Analysis, analyse, edges_of
 from apsched.kinds import NodeKind
 from apsched.torch_compat.graphs import add_control_deps, empty_graph_like
@@ -50,8 +51,9 @@ def hold_order(
     For what compiles graphs as AOTAutograd hands them out
     (``torch._inductor.compile_fx.compile_fx_inner``). Who runs a graph node by node has its order
     anyway. It is the last thing to do with a graph: passes see ``control_deps`` instead of what
-    they look for. ``group_ranks`` maps the name of a process group to its process ranks, where the
-    graph names a group without its size that does not run here.
+    they look for. Control dependencies that are there already go. ``group_ranks`` maps the name of
+    a process group to its process ranks, where the graph names a group without its size that does
+    not run here.
 
     Raises
     ------
@@ -59,7 +61,7 @@ def hold_order(
         where a node cannot be understood, or where Inductor would overwrite what is in flight
         (:mod:`apsched.writeback.in_flight`); it names the node.
     """
-    gm = keep_what_is_sent(gm)
+    gm = keep_what_is_sent(without_control_deps(gm))
     captured = CapturedGraph(name="", module=gm, kept_inputs=frozenset(), parameter_names={})
     analysis = analyse(captured, group_ranks or {})
     places = _places(analysis)

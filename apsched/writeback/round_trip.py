@@ -12,6 +12,7 @@ from apsched.capture.captured import CapturedGraph
 from apsched.costs.model import CostModel
 from apsched.fx.collectives import is_collective
 from apsched.graph.export.export import export_graph
+from apsched.kinds import NodeKind
 from apsched.problem.build import build_problem
 from apsched.problem.contention import Contention
 from apsched.problem.problem import Problem, with_contention
@@ -77,7 +78,16 @@ def with_names_checked(
     Metrics, reports and traces find launches by these names; a node that was renamed, or lost its
     note, would drop out of them silently.
     """
-    found = Counter(_members(node) for node in rewritten.graph.nodes if is_collective(node))
+    compute = {
+        name
+        for name, kind in zip(problem.node_names, problem.kinds, strict=True)
+        if kind is NodeKind.COMPUTE  # collectives that are not scheduled among them
+    }
+    found = Counter(
+        _members(node)
+        for node in rewritten.graph.nodes
+        if is_collective(node) and node.name not in compute
+    )
     in_bucket = {c for bucket in schedule.buckets for c in bucket.members}
     alone = [(c,) for c in range(len(problem.collectives)) if c not in in_bucket]
     launches = [*(bucket.members for bucket in schedule.buckets), *alone]

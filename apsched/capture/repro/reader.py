@@ -20,6 +20,7 @@ from apsched.capture.repro.graph import DEVICE, LINE, build_graph
 from apsched.capture.repro.groups import fake_groups, group_sizes, needs_groups
 from apsched.capture.repro.inputs import ReproInput, read_inputs
 from apsched.capture.repro.source import ReproSource, read_source
+from apsched.fx.control_deps import without_control_deps
 from apsched.fx.passes.spec import check_graph
 
 
@@ -51,6 +52,7 @@ def read_repro(path: str | Path) -> Capture:
     )
     with groups:
         propagate(module, [item.value for item in inputs], mode, where)
+    module = without_control_deps(module)
     check_graph(module, where)
     _spread_devices(module.graph)
     placeholders = [node.name for node in module.graph.find_nodes(op="placeholder")]

@@ -149,14 +149,8 @@ def _telling(a: Launch, b: Launch) -> str:
 
 
 def _group_of(node: torch.fx.Node) -> str | None:
-    try:
-        return (
-            group_name(node)
-            if is_blocking_collective(node) or collective_kind(node) is not None
-            else None
-        )
-    except InputError:
-        return None  # apsched does not schedule a graph with such a node; others say so
+    launches = is_blocking_collective(node) or collective_kind(node) is not None
+    return group_name(node) if launches else None
 
 
 def _what(node: torch.fx.Node) -> str:

@@ -34,14 +34,32 @@ class Effects:
     """A barrier that nothing crosses: it neither takes nor gives a tensor, so it is there for what
     comes after it (autocast)."""
 
+    communicates: tuple[str, ...] = ()
+    """Process groups on which it communicates beside the collectives that are scheduled
+    (:data:`apsched.fx.collectives.ANY_GROUP` where it does not say): none of theirs crosses it."""
+
     @property
     def any(self) -> bool:
         """Whether the order of this call among others with effects is part of what the graph
         means.
         """
-        return bool(self.writes) or self.draws or self.acts or self.unknown or self.sets_context
+        return (
+            bool(self.writes)
+            or self.draws
+            or self.acts
+            or self.unknown
+            or self.sets_context
+            or bool(self.communicates)
+        )
 
 
-def unknown_effects(arguments: Iterable[Any]) -> Effects:
+def unknown_effects(arguments: Iterable[Any], *, communicates: tuple[str, ...] = ()) -> Effects:
     """Return the effects of a call that may do anything with ``arguments``."""
-    return Effects(writes=tuple(arguments), by_identity=True, draws=True, acts=True, unknown=True)
+    return Effects(
+        writes=tuple(arguments),
+        by_identity=True,
+        draws=True,
+        acts=True,
+        unknown=True,
+        communicates=communicates,
+    )

@@ -15,15 +15,14 @@ import torch
 from torch.utils import _pytree as pytree
 
 from apsched.errors import InputError
-from apsched.fx.collectives import is_communication
+from apsched.fx.collectives import ANY_GROUP, is_communication
 from apsched.fx.effects.effects import Effects, unknown_effects
 from apsched.fx.effects.operators import operator_effects
 from apsched.torch_compat import graphs as torch_private
 from apsched.torch_compat.effects import is_torch_function, watched
 
-_RESIZES = frozenset(
-    ("inductor::resize_storage_bytes_", "aten::resize_", "aten::resize_as_", "aten::set_")
-)
+_RESIZES_STORAGE = "inductor::resize_storage_bytes_"
+_RESHAPES_IN_PLACE = frozenset(("aten::resize_", "aten::resize_as_", "aten::set_"))
 _NUMBERS = (bool, int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
 _PLAIN = (
     *_NUMBERS,
@@ -77,13 +76,20 @@ _IN_PLACE = frozenset(
 _IN_PLACE |= frozenset(("irshift", "isub", "itruediv", "ixor"))
 
 
-def refuse_resizing(target: torch._ops.OpOverload) -> None:
-    """Raise InputError where ``target`` changes the size of a storage."""
-    if target._schema.name in _RESIZES:
-        raise InputError(
-            f"expected storages that keep their size, found {target}; trace the model without it "
-            "(memory that comes and goes inside of a tensor cannot be scheduled)"
-        )
+def resizing_effects(
+    target: torch._ops.OpOverload, nodes: Sequence[torch.fx.Node]
+) -> Effects | None:
+    """Return the effects of an operator that changes the size of a storage; None of any other.
+
+    Where it changes the shape of a tensor that is there, too, or puts another storage behind it,
+    views that are taken of that tensor depend on their place, which nothing else shows: nothing
+    crosses it.
+    """
+    if target._schema.name == _RESIZES_STORAGE:
+        return unknown_effects(nodes)
+    if target._schema.name in _RESHAPES_IN_PLACE:
+        return replace(unknown_effects(nodes), sets_context=True)
+    return None
 
 
 def function_effects(
@@ -99,7 +105,7 @@ def function_effects(
     Raises
     ------
     InputError
-        Where it changes a list or a dict, or the size of a storage.
+        Where it changes a list or a dict.
     """
     if _is_one_of(target, _ASSERTS):
         return Effects(acts=True, by_identity=True)
@@ -155,23 +161,31 @@ def composite_effects(
 
 
 class _StoppedError(Exception):
-    """What the call does cannot be told from the operators seen."""
+    """What the call does cannot be told from the operators seen; ``effects`` is what is known."""
+
+    def __init__(self, effects: Effects) -> None:
+        super().__init__()
+        self.effects = effects
 
 
 class _Witness:
     """Takes down the effects of the operators that a call dispatches."""
 
-    def __init__(self) -> None:
+    def __init__(self, nodes: Sequence[torch.fx.Node]) -> None:
+        self._nodes = nodes
         self.written: set[int] = set()
         self.draws = self.acts = False
         self.idle = True
 
     def see(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Take down one operator before it runs."""
-        if not isinstance(target, torch._ops.OpOverload) or is_communication(target):
-            raise _StoppedError
+        if not isinstance(target, torch._ops.OpOverload):
+            raise _StoppedError(unknown_effects(self._nodes))
+        if is_communication(target):
+            raise _StoppedError(unknown_effects(self._nodes, communicates=(ANY_GROUP,)))
+        if (resizing := resizing_effects(target, self._nodes)) is not None:
+            raise _StoppedError(resizing)
         schema = target._schema
-        refuse_resizing(target)
         effects = operator_effects(target, args, kwargs)
         self.written |= {
             _key(leaf)
@@ -198,7 +212,7 @@ def _watched(
     )
     if mode is None:
         return None
-    witness = _Witness()
+    witness = _Witness(nodes)
     try:
         with (
             mode,
@@ -213,10 +227,8 @@ def _watched(
         )
         with torch_private.quiet_fake_tensors():
             found = watched(mode, lambda: target(*real_args, **real_kwargs), witness.see)
-    except InputError:
-        raise
-    except _StoppedError:
-        return unknown_effects(nodes)
+    except _StoppedError as stopped:
+        return stopped.effects
     except Exception:  # of what cannot be run nothing is known
         return None
     keys = {

@@ -5,7 +5,7 @@ Operators are asked by their schema, torch's own functions by watching them run 
 higher-order operators by what they contain. Whatever is left is a barrier.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +13,18 @@ import torch
 from torch.utils import _pytree as pytree
 
 from apsched.errors import InputError
+from apsched.fx.collectives import (
+    is_blocking_collective,
+    is_collective,
+    is_unknown_communication,
+    is_wait_tensor,
+    stated_group,
+)
 from apsched.fx.effects.effects import Effects, unknown_effects
-from apsched.fx.effects.functions import composite_effects, function_effects, refuse_resizing
+from apsched.fx.effects.functions import composite_effects, function_effects, resizing_effects
 from apsched.fx.effects.operators import is_composite, operator_effects, overload_of
 
-_RUN_ONE_CALL = {
+RUN_ONE_CALL = {
     "run_and_save_rng_state": 0,
     "graphsafe_run_with_rng_state": 0,
     "run_with_rng_state": 1,
@@ -63,7 +70,7 @@ def effects_of(node: torch.fx.Node) -> Effects:
     Raises
     ------
     InputError
-        Where no order keeps what it does: it changes a list or the size of a storage.
+        Where no order keeps what it does: it changes a list.
     """
     if node.op != "call_function":
         return Effects(by_identity=True)
@@ -80,11 +87,24 @@ def _call(
     if isinstance(target, torch._ops.HigherOrderOperator):
         return _higher_order(node, target, args, kwargs)
     if isinstance(target, torch._ops.OpOverload):
-        refuse_resizing(target)
+        kept_in_place = _kept_in_place(node, target)
+        if kept_in_place is not None:
+            return kept_in_place
         if not is_composite(target):
             return operator_effects(target, args, kwargs)
         return composite_effects(target, args, kwargs, node.meta.get("val"), node.all_input_nodes)
     return function_effects(target, args, kwargs, node.meta.get("val"), node.all_input_nodes)
+
+
+def _kept_in_place(node: torch.fx.Node, target: torch._ops.OpOverload) -> Effects | None:
+    """Return the effects of an operator that does more than its schema says: communication that is
+    not known here, another size of a storage, streams and their events; None of any other.
+    """
+    if is_unknown_communication(target):
+        return unknown_effects(node.all_input_nodes, communicates=(stated_group(node),))
+    if target._schema.name.startswith("streams::"):  # what comes after it runs on another stream
+        return Effects(by_identity=True, draws=True, acts=True, sets_context=True)
+    return resizing_effects(target, node.all_input_nodes)
 
 
 def _higher_order(
@@ -99,8 +119,8 @@ def _higher_order(
         name == "triton_kernel_wrapper_mutation"
     ):  # which of its arguments a kernel writes, it does not say
         return Effects(writes=tuple(node.all_input_nodes), by_identity=True)
-    if name in _RUN_ONE_CALL and len(args) > _RUN_ONE_CALL[name]:
-        place = _RUN_ONE_CALL[name]
+    if name in RUN_ONE_CALL and len(args) > RUN_ONE_CALL[name]:
+        place = RUN_ONE_CALL[name]
         passed = {key: value for key, value in kwargs.items() if key != "rng_state"}
         inner = _call(node, args[place], args[place + (2 if name == "out_dtype" else 1) :], passed)
         draws, acts = inner.draws or name in _DRAW, inner.acts or name == "with_effects"
@@ -130,13 +150,18 @@ def _of_subgraphs(node: torch.fx.Node, args: Sequence[Any], kwargs: Mapping[str,
     ]
     operands = tuple(node.all_input_nodes)
     if not bodies or any(body.unknown for body in bodies):
-        return unknown_effects(operands)
+        return unknown_effects(operands, communicates=_groups(bodies))
     return Effects(
         writes=operands if any(body.writes for body in bodies) else (),
         by_identity=True,
         draws=any(body.draws for body in bodies),
         acts=any(body.acts for body in bodies),
+        communicates=_groups(bodies),
     )
+
+
+def _groups(effects: Iterable[Effects]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(group for e in effects for group in e.communicates))
 
 
 def _body(body: Any) -> Effects:
@@ -152,7 +177,8 @@ def _body(body: Any) -> Effects:
     if not isinstance(body, torch.fx.GraphModule):
         return unknown_effects(())
     nodes = list(body.graph.nodes)
-    effects = {node: effects_of(node) for node in nodes}
+    effects = {node: _inside(node) for node in nodes}
+    groups = _groups(effects.values())
     unknown = any(e.unknown or e.sets_context for e in effects.values()) or any(
         n.op in ("call_module", "call_method") for n in nodes
     )
@@ -176,12 +202,22 @@ def _body(body: Any) -> Effects:
     if unknown or (
         written and holds_tensors
     ):  # what it holds itself, nothing outside of it stands for
-        return unknown_effects(())
+        return unknown_effects((), communicates=groups)
     return Effects(
         writes=tuple(written),
         draws=any(e.draws for e in effects.values()),
         acts=any(e.acts for e in effects.values()),
+        communicates=groups,
     )
+
+
+def _inside(node: torch.fx.Node) -> Effects:
+    """Return what ``node`` does in a body, where nothing schedules its communication: a transfer
+    that it waits for may have been started outside."""
+    effects = effects_of(node)
+    if is_collective(node) or is_blocking_collective(node):
+        return replace(effects, communicates=(stated_group(node),))
+    return replace(effects, writes=(node.args[0],)) if is_wait_tensor(node) else effects
 
 
 def attribute_of(node: torch.fx.Node) -> Any:

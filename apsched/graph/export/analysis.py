@@ -21,11 +21,12 @@ from apsched.fx.collectives import (
     tensors_of,
 )
 from apsched.fx.effects.effects import Effects
+from apsched.fx.subgraphs import with_all_inside
 from apsched.fx.tensors import is_cast, is_contiguous
 from apsched.graph.export.order_edges import order_edges
 from apsched.graph.export.placement import Placement, placement_of
 from apsched.graph.export.storages import NodeStorages, StorageTable, release, trace_storages
-from apsched.graph.export.waits import Waits, match_waits
+from apsched.graph.export.waits import Waits, keep_unscheduled, match_waits
 from apsched.kinds import BUCKET_KINDS, CollectiveKind, NodeKind
 from apsched.torch_compat.sizes import same_sizes
 
@@ -40,7 +41,9 @@ class Analysis:
     table: StorageTable
     waits: Waits
     calls: dict[int, CollectiveCall]
-    """Of starts, and of collectives that block."""
+    """Of starts, scheduled or not, and of collectives that block."""
+    group_sizes: dict[str, int]
+    """Of the process groups that are used, in subgraphs too."""
     placement: Placement
     fsdp: frozenset[int]
     """Starts of FSDP collectives."""
@@ -55,20 +58,22 @@ def analyse(captured: CapturedGraph, group_ranks: Mapping[str, tuple[int, ...]])
                 f"node {node.name}: expected a graph of operators, found {node.op} {node.target};"
                 " trace it with make_fx or AOTAutograd"
             )
-        _refuse_hidden_collectives(node)
     table = trace_storages(captured, nodes)
     waits = match_waits(nodes, table.of_node)
-    touched = zip(nodes, table.of_node, table.effects, strict=True)
-    kinds = tuple(
-        _kind(*touch, waited=rank in waits.later_waits) for rank, touch in enumerate(touched)
-    )
-    sizes = group_sizes(nodes, group_ranks)
+    sizes = group_sizes(with_all_inside(nodes), group_ranks)
     calls = {
         rank: describe(node, sizes)
         for rank, node in enumerate(nodes)
         if is_collective(node) or is_blocking_collective(node)
     }
+    keep_unscheduled(waits, calls, table.of_node)
     release(table, _holds(waits, calls))
+    touched = zip(nodes, table.of_node, table.effects, strict=True)
+    scheduled = {*waits.wait_of_start, *waits.wait_of_start.values()}
+    kinds = tuple(
+        _kind(*touch, scheduled=rank in scheduled, later=rank in waits.later_waits)
+        for rank, touch in enumerate(touched)
+    )
     placement = placement_of(nodes, kinds, waits.wait_of_start, frozenset(captured.parameter_names))
     return Analysis(
         nodes=nodes,
@@ -77,6 +82,7 @@ def analyse(captured: CapturedGraph, group_ranks: Mapping[str, tuple[int, ...]])
         table=table,
         waits=waits,
         calls=calls,
+        group_sizes=sizes,
         placement=placement,
         fsdp=placement.from_inputs | placement.to_outputs,
     )
@@ -98,6 +104,11 @@ def edges_of(analysis: Analysis) -> tuple[list[tuple[int, int]], list[tuple[int,
         analysis.table.of_node,
         _holds(analysis.waits, analysis.calls),
         later,
+        {
+            rank: call.group
+            for rank, call in analysis.calls.items()
+            if is_collective(analysis.nodes[rank])
+        },
     )
     if analysis.kinds and analysis.kinds[-1] is NodeKind.OUTPUT:
         last = len(analysis.nodes) - 1
@@ -174,27 +185,6 @@ def num_members(node: torch.fx.Node) -> int:
     return max(len(note.get("members", ())), 1) if note.get("role") == "start" else 1
 
 
-def _refuse_hidden_collectives(node: torch.fx.Node) -> None:
-    """Raise InputError where ``node`` is a subgraph that communicates: it would be scheduled as one
-    piece of compute.
-    """
-    module = node.graph.owning_module
-    if (
-        node.op != "get_attr"
-        or module is None
-        or not isinstance(inner := getattr(module, str(node.target), None), torch.fx.GraphModule)
-    ):
-        return
-    for hidden in inner.graph.nodes:
-        if is_collective(hidden) or is_wait_tensor(hidden):
-            users = ", ".join(user.name for user in node.users)
-            raise InputError(
-                f"node {users or node.name}: expected collectives in the graph itself, found"
-                f" {hidden.name} in its subgraph {node.target}; inline the subgraph (or hand in the"
-                " graph as it was before control dependencies were added)"
-            )
-
-
 def _sizes_match(call: CollectiveCall) -> bool:
     """Whether input and output are each other's shares along dim 0, with nothing padded."""
     small, large = sorted((call.input_bytes, call.output_bytes))
@@ -207,15 +197,19 @@ def _holds(waits: Waits, calls: Mapping[int, CollectiveCall]) -> list[tuple[int,
     ]
 
 
-def _kind(node: torch.fx.Node, used: NodeStorages, effects: Effects, *, waited: bool) -> NodeKind:
+def _kind(
+    node: torch.fx.Node, used: NodeStorages, effects: Effects, *, scheduled: bool, later: bool
+) -> NodeKind:
     if node.op in ("placeholder", "get_attr"):
         return NodeKind.INPUT
     if node.op == "output":
         return NodeKind.OUTPUT
     if is_wait_tensor(node):
-        return NodeKind.VIEW if waited else NodeKind.WAIT
+        if later:
+            return NodeKind.VIEW
+        return NodeKind.WAIT if scheduled else NodeKind.COMPUTE
     if is_collective(node):
-        return NodeKind.START
+        return NodeKind.START if scheduled else NodeKind.COMPUTE
     views = bool(used.aliases) and not used.allocates and not effects.any
     return NodeKind.VIEW if effects.idle or views or _is_size(node) else NodeKind.COMPUTE
 

@@ -100,7 +100,7 @@ def _records(
     cost_model: CostModel,
     curves: dict[str, PriceCurve],
 ) -> list[NodeRecord]:
-    prices = NodePrices(cost_model, curves)
+    prices = NodePrices(cost_model, curves, analysis.group_sizes)
     waits = analysis.waits.wait_of_start
     parameters = parameters_served(captured, analysis.nodes, analysis.kinds, waits, analysis.fsdp)
     modules = module_names(captured, analysis.nodes, analysis.kinds, waits, parameters)

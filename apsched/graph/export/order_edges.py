@@ -1,10 +1,11 @@
 """Edges of the DAG: data, and the orders that data do not show (mutation, random state,
-effects).
+effects, communication).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
+from apsched.fx.collectives import ANY_GROUP
 from apsched.fx.effects.effects import Effects
 from apsched.graph.export.storages import NodeStorages
 from apsched.kinds import NodeKind
@@ -16,13 +17,15 @@ def order_edges(
     storages: Sequence[NodeStorages],
     holds: Iterable[tuple[int, int]],
     extra_waits: Iterable[tuple[int, int]],
+    group_of_start: Mapping[int, str],
 ) -> list[tuple[int, int]]:
     """Return pairs (earlier rank, later rank) that keep the meaning of the graph beside its data
     edges.
 
     ``holds`` are pairs of a start that reads its input until its wait, and that wait;
-    ``extra_waits`` pairs of the wait of a collective and a later one for the same work. Linear in
-    the accesses: each access is paired with the last write only.
+    ``extra_waits`` pairs of the wait of a collective and a later one for the same work;
+    ``group_of_start`` has the process groups of the collectives that nodes of this graph start.
+    Linear in the accesses: each access is paired with the last write only.
     """
     edges = _mutation_edges(kinds, storages, holds)
     edges += extra_waits
@@ -38,6 +41,23 @@ def order_edges(
             rank for rank, kind in enumerate(kinds) if kind not in (NodeKind.INPUT, NodeKind.OUTPUT)
         ],
     )
+    edges += _communication_edges(effects, group_of_start)
+    return edges
+
+
+def _communication_edges(
+    effects: Sequence[Effects], group_of_start: Mapping[int, str]
+) -> list[tuple[int, int]]:
+    """Return edges by which no start crosses a node that communicates on its group as a part of
+    what it does: process ranks may differ in what that is.
+    """
+    communicating = {rank: e.communicates for rank, e in enumerate(effects) if e.communicates}
+    named = {group for groups in communicating.values() for group in groups}
+    edges: list[tuple[int, int]] = []
+    for group in sorted(named | set(group_of_start.values()) if communicating else ()):
+        barriers = {rank for rank, on in communicating.items() if group in on or ANY_GROUP in on}
+        starts = {rank for rank, on in group_of_start.items() if on == group}
+        edges += _around(barriers=barriers, others=sorted(barriers | starts))
     return edges
 
 

@@ -1,6 +1,6 @@
 """What each node costs on the compute stream, and who says so."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -9,8 +9,9 @@ from torch.utils import _pytree as pytree
 
 from apsched.costs.model import CostModel, coalesced_member_us
 from apsched.costs.price_curve import PriceCurve, sample_curve
-from apsched.fx.collectives import CollectiveCall, is_blocking_collective, tensor_bytes, tensors_of
+from apsched.fx.collectives import CollectiveCall, is_wait_tensor, tensor_bytes, tensors_of
 from apsched.fx.effects.of_node import effects_of
+from apsched.graph.export.whole_nodes import whole_us
 from apsched.graph.records import (
     COPY,
     asked_kind,
@@ -30,18 +31,22 @@ class NodePrices:
     so that both agree to the tick.
     """
 
-    def __init__(self, cost_model: CostModel, curves: dict[str, PriceCurve]) -> None:
+    def __init__(
+        self, cost_model: CostModel, curves: dict[str, PriceCurve], sizes: Mapping[str, int]
+    ) -> None:
         self._cost_model = cost_model
         self._curves = curves
+        self._sizes = sizes
 
     def price(
         self, node: torch.fx.Node, kind: NodeKind, call: CollectiveCall | None
     ) -> tuple[float, str]:
-        """Return duration in microseconds and its source; a collective (``call``) that blocks takes
-        its own time too.
+        """Return duration in microseconds and its source; of a collective (``call``) that is
+        scheduled, the duration of its launch.
         """
         role = node.meta.get("apsched", {}).get("role", "")
-        if kind not in (NodeKind.COMPUTE, NodeKind.START) or role in _FREE_ROLES:
+        timed = kind in (NodeKind.COMPUTE, NodeKind.START) and not is_wait_tensor(node)
+        if not timed or role in _FREE_ROLES:
             return 0.0, "free"
         if role in _COPIES:
             return ticks_to_us(self._curves[COPY](copied_bytes(node))), "copy"
@@ -49,12 +54,9 @@ class NodePrices:
             return ticks_to_us(
                 self._curves[launch_curve_name(call.kind, call.group)](0)
             ), self._source(node)
-        duration_us = self._cost_model.compute_us(node)
-        if call is not None and is_blocking_collective(node):
-            duration_us += self._cost_model.collective_us(
-                asked_kind(call.kind), call.group, call.group_size, call.size_bytes
-            )
-        return duration_us, self._source(node)
+        if kind is NodeKind.START:
+            return self._cost_model.compute_us(node), self._source(node)
+        return whole_us(self._cost_model, node, self._sizes), self._source(node)
 
     def transfer_source(self, call: CollectiveCall) -> str:
         """Return where the duration of a collective on its group's stream comes from."""

@@ -146,6 +146,11 @@ class _Walk:
             )
         first = len(self.table.storages)
         also = reads if effects.unknown else ()
+        if effects.unknown and effects.sets_context:  # from here on it may stand for any of them
+            self.values |= {
+                source: map_tensors(lambda _: reads, source.meta.get("val"))
+                for source in node.all_input_nodes
+            }
         self.values[node] = value = (
             self._identified(node, also) if effects.by_identity else self._result(node, effects)
         )

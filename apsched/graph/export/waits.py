@@ -1,72 +1,96 @@
-"""Which wait belongs to which start, by storage, as torch's registry of pending work has it."""
+"""Which wait belongs to which start, by storage, as torch's registry of pending work has it.
 
-from collections.abc import Sequence
+A transfer is *scheduled* where its start is a known collective and one wait of this graph waits for
+it and for nothing else before. Everything else stays where it is: communication that is not known,
+starts whose wait is in the caller or nowhere, several that one wait is for.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from apsched.errors import InputError
-from apsched.fx.collectives import is_collective, is_wait_tensor
+from apsched.fx.collectives import (
+    CollectiveCall,
+    is_collective,
+    is_unknown_communication,
+    is_wait_tensor,
+)
 from apsched.graph.export.storages import NodeStorages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
-    """Pairs of ranks."""
+    """Ranks of starts and waits."""
 
     wait_of_start: dict[int, int]
-    """The first wait on any output of a start."""
+    """Of scheduled transfers: the first wait on any output of a start."""
     later_waits: dict[int, int]
     """Wait for work that an earlier wait has waited for already -> that wait, or -1 where the work
     is not of this graph.
     """
+    unscheduled: dict[int, tuple[int, ...]]
+    """Start of a transfer that is not scheduled -> the waits for it; none where no wait of this
+    graph is for it.
+    """
 
 
 def match_waits(nodes: Sequence[torch.fx.Node], storages: Sequence[NodeStorages]) -> Waits:
-    """Return the waits of all starts; InputError for a start that nobody waits for, or a wait for
-    several starts.
-    """
-    pending: dict[int, int] = {}  # storage -> start
+    """Return the waits of all starts."""
+    pending: dict[int, list[int]] = {}  # storage -> starts
     waited: dict[int, int] = {}  # storage -> wait
     wait_of_start: dict[int, int] = {}
     later_waits: dict[int, int] = {}
+    unscheduled: dict[int, list[int]] = {}
+    left: dict[int, int] = {}  # storage -> start of the last transfer on it that is not scheduled
     for rank, node in enumerate(nodes):
         used = storages[rank]
-        if is_collective(node):
+        if is_collective(node) or is_unknown_communication(node.target):
             for s in (*used.allocates, *(used.writes or used.aliases)):
-                if s in pending and pending[s] not in wait_of_start:
-                    _refuse(
-                        node,
-                        f"its result goes where the collective {nodes[pending[s]].name} is still"
-                        " writing",
-                    )
-                pending[s] = rank
+                pending.setdefault(s, []).append(rank)
         elif is_wait_tensor(node):
-            starts = {pending.pop(s) for s in used.aliases if s in pending}
+            starts = {start for s in used.aliases for start in pending.pop(s, ())}
             new = sorted(starts - wait_of_start.keys())
-            if len(new) > 1:
-                _refuse(
-                    node,
-                    "it waits for several collectives"
-                    f" ({', '.join(nodes[start].name for start in new)}), expected one",
-                )
-            if new:
+            if len(new) == 1 and is_collective(nodes[new[0]]) and new[0] not in unscheduled:
                 wait_of_start[new[0]] = rank
                 waited.update(dict.fromkeys((*storages[new[0]].allocates, *used.aliases), rank))
+            elif new:
+                for start in new:
+                    unscheduled.setdefault(start, []).append(rank)
+                    touched = storages[start]
+                    left |= dict.fromkeys((*touched.allocates, *touched.writes), start)
+            elif again := {left[s] for s in used.aliases if s in left}:
+                for start in again:  # of another of its results
+                    unscheduled[start].append(rank)
             else:
                 later_waits[rank] = max(
                     (wait_of_start[s] for s in starts),
                     default=waited.get(used.aliases[0], -1) if used.aliases else -1,
                 )
-    for start in pending.values():
-        if start not in wait_of_start:
-            _refuse(
-                nodes[start],
-                "no wait_tensor waits for it; wait inside of the graph, so that its end can be"
-                " scheduled",
-            )
-    return Waits(wait_of_start=wait_of_start, later_waits=later_waits)
+    for starts in pending.values():
+        for start in starts:
+            if start not in wait_of_start:
+                unscheduled.setdefault(start, [])
+    return Waits(
+        wait_of_start=wait_of_start,
+        later_waits=later_waits,
+        unscheduled={start: tuple(waits) for start, waits in sorted(unscheduled.items())},
+    )
 
 
-def _refuse(node: torch.fx.Node, reason: str) -> None:
-    raise InputError(f"node {node.name}: {reason}")
+def keep_unscheduled(
+    waits: Waits, calls: Mapping[int, CollectiveCall], storages: Sequence[NodeStorages]
+) -> None:
+    """Let the storages of transfers that are not scheduled be read and written until their waits,
+    or until the last node, which is the output.
+    """
+    for start, ends in waits.unscheduled.items():
+        used = storages[start]
+        holds_input = start not in calls or calls[start].holds_input
+        touched = (*(used.reads if holds_input else ()), *used.allocates, *used.writes)
+        for end in ends or (len(storages) - 1,):
+            storages[end].reads = tuple(dict.fromkeys((*storages[end].reads, *touched)))
+            if ends:
+                storages[end].writes = tuple(
+                    dict.fromkeys((*storages[end].writes, *storages[end].aliases))
+                )

@@ -1,0 +1,128 @@
+"""What a higher-order operator runs: graphs among its arguments, and how often."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from apsched.fx.effects.of_node import RUN_ONE_CALL, attribute_of
+from apsched.fx.operands import as_int, tensors_in, value_of
+
+_LENGTH_OF = {"map": 1, "map_impl": 1, "scan": 2}
+"""Operator that runs its body for each slice along dim 0 of an argument -> the place of that."""
+_RUN_ONCE = frozenset(
+    (
+        "control_deps",
+        "hints_wrapper",
+        "invoke_quant",
+        "invoke_quant_packed",
+        "invoke_subgraph",
+        "local_map_hop",
+        "run_const_graph",
+        "strict_mode",
+        "tag_activation_checkpoint",
+        "while_loop",
+        "while_loop_stack_output",
+        "wrap",
+        "wrap_activation_checkpoint",
+        "wrap_with_autocast",
+        "wrap_with_set_grad_enabled",
+    )
+)
+"""Operators that run each of their bodies once, as far as is known: of a loop that ends by what it
+computes nobody knows how often."""
+_RESULT_COMES_SECOND = frozenset(("run_and_save_rng_state", "with_effects"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inside:
+    """What runs when a higher-order operator does."""
+
+    graphs: tuple[Graph, ...]
+    """Every call in them has ``meta["val"]``."""
+    times: int
+    """How often each runs."""
+    one_of_them: bool
+    """One of the graphs runs, the data say which; otherwise all do."""
+
+
+def inside_of(node: Node) -> Inside | None:
+    """Return what ``node`` runs; None where it is no higher-order operator, one that is a kernel of
+    its own (``flex_attention``, Triton), or where its graphs have no shapes.
+    """
+    if not isinstance(node.target, torch._ops.HigherOrderOperator):
+        return None
+    name, times = node.target.name(), 1
+    if name in RUN_ONE_CALL:
+        graphs = _one_call(node, RUN_ONE_CALL[name])
+    elif name == "cond" or name in _RUN_ONCE or name in _LENGTH_OF:
+        graphs = tuple(body.graph for body in subgraphs_of(node))
+    else:
+        return None
+    if name in _LENGTH_OF:
+        times = _length(node.args[_LENGTH_OF[name]])
+    if not graphs or not all(map(_has_values, graphs)):
+        return None
+    return Inside(graphs=graphs, times=times, one_of_them=name == "cond")
+
+
+def subgraphs_of(node: Node) -> Iterator[GraphModule]:
+    """Yield the graph modules among the arguments of ``node``."""
+    for leaf in pytree.tree_leaves((node.args, node.kwargs)):
+        found = attribute_of(leaf) if isinstance(leaf, Node) and leaf.op == "get_attr" else leaf
+        if isinstance(found, GraphModule):
+            yield found
+
+
+def with_all_inside(nodes: Iterable[Node]) -> Iterator[Node]:
+    """Yield ``nodes``, and the nodes of the graphs that they run, of those that these run, and so
+    on.
+    """
+    for node in nodes:
+        yield node
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            for body in subgraphs_of(node):
+                yield from with_all_inside(body.graph.nodes)
+
+
+def _one_call(node: Node, place: int) -> tuple[Graph, ...]:
+    """Return the graph of the one call that ``node`` makes, on inputs like those that it is
+    handed.
+    """
+    value = node.meta.get("val")
+    assert isinstance(node.target, torch._ops.HigherOrderOperator)
+    name = node.target.name()
+    if name in _RESULT_COMES_SECOND and isinstance(value, list | tuple):
+        value = value[1] if len(value) == 2 else value[1:]
+    graph = Graph()
+
+    def taken(argument: Node) -> Node:
+        found = graph.placeholder(argument.name)
+        found.meta = argument.meta
+        return found
+
+    inputs = {argument: taken(argument) for argument in node.all_input_nodes}
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), inputs.__getitem__)
+    if len(args) <= place or not isinstance(args[place], torch._ops.OpOverload):
+        return ()
+    passed: dict[str, Any] = {key: item for key, item in kwargs.items() if key != "rng_state"}
+    call = graph.call_function(
+        args[place], args[place + (2 if name == "out_dtype" else 1) :], passed
+    )
+    if "val" in node.meta:
+        call.meta["val"] = value
+    return (graph,)
+
+
+def _length(over: Any) -> int:
+    slices = next(tensors_in(value_of(over)), None)
+    return 1 if slices is None or not slices.dim() else as_int(slices.shape[0])
+
+
+def _has_values(graph: Graph) -> bool:
+    return all(
+        "val" in node.meta for node in graph.nodes if node.op in ("placeholder", "call_function")
+    )

@@ -1,0 +1,71 @@
+"""Prices of nodes that hold more than one operator, or communication that nothing schedules.
+
+A higher-order operator costs what is inside of it: each call as any other node, ``cond`` its dearer
+branch, ``map`` and ``scan`` their body as often as it runs, a loop that ends by what it computes
+one round. Where it was measured as a whole, that counts. One that is a kernel of its own
+(``flex_attention``, Triton) is priced by the cost model, as any operator.
+
+A transfer that is not scheduled is priced as if the compute stream waited for it: its launch, and
+its own time; where nobody knows how many process ranks its group has, its launch.
+"""
+
+from collections.abc import Mapping
+
+from torch.fx import Graph, Node
+
+from apsched.costs.compute.traffic import touches_nothing
+from apsched.costs.model import CostModel
+from apsched.fx.collectives import (
+    describe,
+    is_blocking_collective,
+    is_collective,
+    is_unknown_communication,
+    is_wait_tensor,
+    stated_group,
+    tensor_bytes,
+    tensors_of,
+)
+from apsched.fx.operands import bound_arguments, result_of
+from apsched.fx.subgraphs import inside_of
+from apsched.graph.records import asked_kind
+from apsched.kinds import CollectiveKind
+
+_MEASURED = ("measured", "profile")
+
+
+def whole_us(cost_model: CostModel, node: Node, sizes: Mapping[str, int]) -> float:
+    """Return the time of ``node`` on the compute stream, in microseconds, with all that is inside
+    of it and what it transfers; ``sizes`` as :func:`apsched.fx.collectives.group_sizes` returns
+    them.
+    """
+    source = getattr(cost_model, "cost_source", None)
+    measured = callable(source) and source(node) in _MEASURED
+    inside = None if measured else inside_of(node)
+    if inside is None:
+        return cost_model.compute_us(node) + _transfer_us(cost_model, node, sizes)
+    times_us = [_graph_us(cost_model, graph, sizes) for graph in inside.graphs]
+    return inside.times * (max(times_us) if inside.one_of_them else sum(times_us))
+
+
+def _graph_us(cost_model: CostModel, graph: Graph, sizes: Mapping[str, int]) -> float:
+    calls = (
+        node
+        for node in graph.nodes
+        if node.op == "call_function"
+        and not is_wait_tensor(node)
+        and not touches_nothing(node.target, bound_arguments(node), result_of(node))
+    )
+    return sum(whole_us(cost_model, node, sizes) for node in calls)
+
+
+def _transfer_us(cost_model: CostModel, node: Node, sizes: Mapping[str, int]) -> float:
+    if is_collective(node) or is_blocking_collective(node):
+        call = describe(node, sizes)
+        return cost_model.collective_us(
+            asked_kind(call.kind), call.group, call.group_size, call.size_bytes
+        )
+    group = stated_group(node) if is_unknown_communication(node.target) else ""
+    if group not in sizes:
+        return 0.0
+    size_bytes = sum(tensor_bytes(tensor, node) for tensor in tensors_of(node))
+    return cost_model.collective_us(CollectiveKind.ALL_TO_ALL, group, sizes[group], size_bytes)
