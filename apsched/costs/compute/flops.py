@@ -5,7 +5,9 @@ Beyond ``torch.utils.flop_counter``: causal attention computes only the pairs be
 the attention kernels for CPU and for other backends have formulas; grouped matrix products
 (experts) have one, and so have products with scales, with an activation, of integers, and
 ``linear``; of packed sequences (``varlen_attn``) the tokens are counted, not so many of the
-longest.
+longest. ``flex_attention`` counts as dense attention times the share of the blocks that its mask
+keeps: 1 less the ``sparsity_hint`` in ``meta["custom"]`` (torch's own), or as the block mask says
+where that is a constant of the graph, else 1; what ``score_mod`` does to each score is not counted.
 """
 
 from collections.abc import Mapping
@@ -13,10 +15,12 @@ from math import prod
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.flop_counter import flop_registry
 
 from apsched.costs.compute.traffic import op_name
 from apsched.errors import InputError
+from apsched.fx.effects.of_node import attribute_of
 from apsched.fx.operands import shape_of, tensors_in
 from apsched.torch_compat.sizes import size_hint
 
@@ -34,6 +38,9 @@ _SUMMED_OVER = {
 }
 
 _PACKED = "torch_attn::_varlen_attn"
+_FLEX = ("flex_attention", "flex_attention_backward")
+_KV_NUM_BLOCKS, _KV_INDICES, _FULL_KV_NUM_BLOCKS = 2, 3, 4
+"""Places in a block mask as a tuple (torch/nn/attention/flex_attention.py, BlockMask.as_tuple)."""
 _ATTENTIONS = ("aten::_scaled_dot_product", _PACKED)
 
 
@@ -76,6 +83,8 @@ def count_flops(node: torch.fx.Node, arguments: Mapping[str, Any], result: objec
             * sum(prod(shape_of(tensor)) for tensor in tensors_in(result))
             * shape_of(arguments[_SUMMED_OVER[name]])[-1]
         )
+    if name in _FLEX:
+        return _flex_flops(node, arguments, backward=name == _FLEX[1])
     packet = target.overloadpacket if isinstance(target, torch._ops.OpOverload) else target
     formula = flop_registry.get(packet)
     if formula is None:
@@ -157,6 +166,37 @@ def _attention_flops(arguments: Mapping[str, Any]) -> int:
     backward = "grad_out" in arguments or "grad_out_" in arguments
     dims = 3 * dim + 2 * value_dim if backward else dim + value_dim
     return 2 * batch * heads * pairs * dims
+
+
+def _flex_flops(node: torch.fx.Node, arguments: Mapping[str, Any], *, backward: bool) -> int:
+    batch, heads, num_queries, dim = shape_of(arguments["0"])
+    num_keys, value_dim = shape_of(arguments["2"])[-2:]
+    dims = 3 * dim + 2 * value_dim if backward else dim + value_dim
+    return round(2 * batch * heads * num_queries * num_keys * dims * _kept_share(node))
+
+
+def _kept_share(node: torch.fx.Node) -> float:
+    hint = node.meta.get("custom", {}).get("sparsity_hint")
+    if isinstance(hint, int | float):
+        return 1.0 - min(max(hint, 0.0), 1.0)
+    mask = next((a for a in node.args if isinstance(a, list | tuple) and len(a) > _KV_INDICES), ())
+    kept, indices, full = (
+        _constant(mask[place]) if len(mask) > place else None
+        for place in (_KV_NUM_BLOCKS, _KV_INDICES, _FULL_KV_NUM_BLOCKS)
+    )
+    if kept is None or indices is None or not indices.numel():
+        return 1.0
+    num_kept = int(kept.sum()) + (0 if full is None else int(full.sum()))
+    return min(num_kept / indices.numel(), 1.0)
+
+
+def _constant(argument: Any) -> torch.Tensor | None:
+    """Return the tensor that a get_attr node reads, where its numbers are known."""
+    if not isinstance(argument, torch.fx.Node) or argument.op != "get_attr":
+        return None
+    value = attribute_of(argument)
+    known = isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
+    return value if known and value.device.type != "meta" else None
 
 
 def _causal_pairs(num_queries: int, num_keys: int) -> int:

@@ -26,7 +26,12 @@ from apsched.fx.tensors import is_cast, is_contiguous
 from apsched.graph.export.order_edges import order_edges
 from apsched.graph.export.placement import Placement, placement_of
 from apsched.graph.export.storages import NodeStorages, StorageTable, release, trace_storages
-from apsched.graph.export.waits import Waits, keep_unscheduled, match_waits
+from apsched.graph.export.waits import (
+    Waits,
+    keep_unscheduled,
+    match_waits,
+    read_beside_waits,
+)
 from apsched.kinds import BUCKET_KINDS, CollectiveKind, NodeKind
 from apsched.torch_compat.sizes import same_sizes
 
@@ -98,17 +103,19 @@ def edges_of(analysis: Analysis) -> tuple[list[tuple[int, int]], list[tuple[int,
         for u in node.all_input_nodes
     ]
     later = [(first, wait) for wait, first in analysis.waits.later_waits.items() if first >= 0]
+    groups = {
+        rank: call.group
+        for rank, call in analysis.calls.items()
+        if is_collective(analysis.nodes[rank])
+    }
     order = order_edges(
         analysis.table.effects,
         analysis.kinds,
         analysis.table.of_node,
         _holds(analysis.waits, analysis.calls),
         later,
-        {
-            rank: call.group
-            for rank, call in analysis.calls.items()
-            if is_collective(analysis.nodes[rank])
-        },
+        groups,
+        read_beside_waits(analysis.waits, analysis.nodes, analysis.table.of_node),
     )
     if analysis.kinds and analysis.kinds[-1] is NodeKind.OUTPUT:
         last = len(analysis.nodes) - 1

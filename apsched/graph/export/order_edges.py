@@ -18,6 +18,7 @@ def order_edges(
     holds: Iterable[tuple[int, int]],
     extra_waits: Iterable[tuple[int, int]],
     group_of_start: Mapping[int, str],
+    read_beside_waits: Iterable[int],
 ) -> list[tuple[int, int]]:
     """Return pairs (earlier rank, later rank) that keep the meaning of the graph beside its data
     edges.
@@ -25,9 +26,10 @@ def order_edges(
     ``holds`` are pairs of a start that reads its input until its wait, and that wait;
     ``extra_waits`` pairs of the wait of a collective and a later one for the same work;
     ``group_of_start`` has the process groups of the collectives that nodes of this graph start.
-    Linear in the accesses: each access is paired with the last write only.
+    ``read_beside_waits`` are storages of transfers that somebody reads by another way than through
+    the wait. Linear in the accesses: each access is paired with the last write only.
     """
-    edges = _mutation_edges(kinds, storages, holds)
+    edges = _mutation_edges(kinds, storages, holds, read_beside_waits)
     edges += extra_waits
     edges += _chain(rank for rank, e in enumerate(effects) if e.draws)
     edges += _chain(rank for rank, e in enumerate(effects) if e.acts)
@@ -79,9 +81,12 @@ def _around(barriers: set[int], others: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _mutation_edges(
-    kinds: Sequence[NodeKind], storages: Sequence[NodeStorages], holds: Iterable[tuple[int, int]]
+    kinds: Sequence[NodeKind],
+    storages: Sequence[NodeStorages],
+    holds: Iterable[tuple[int, int]],
+    read_beside_waits: Iterable[int],
 ) -> list[tuple[int, int]]:
-    mutated = {s for used in storages for s in used.writes}
+    mutated = {*(s for used in storages for s in used.writes), *read_beside_waits}
     if not mutated:
         return []
     read_until = {wait: start for start, wait in holds}

@@ -5,7 +5,7 @@ it and for nothing else before. Everything else stays where it is: communication
 starts whose wait is in the caller or nowhere, several that one wait is for.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -94,3 +94,22 @@ def keep_unscheduled(
                 storages[end].writes = tuple(
                     dict.fromkeys((*storages[end].writes, *storages[end].aliases))
                 )
+
+
+def read_beside_waits(
+    waits: Waits, nodes: Sequence[torch.fx.Node], storages: Sequence[NodeStorages]
+) -> Iterator[int]:
+    """Yield the storages of transfers whose results somebody takes from the start, and not from the
+    wait: they are there after the wait all the same.
+    """
+    used = dict(zip(nodes, storages, strict=True))
+    for start in waits.wait_of_start:
+        stack = [nodes[start]]
+        while stack:
+            for user in stack.pop().users:
+                if is_wait_tensor(user) or user.op == "output":
+                    continue
+                if used[user].allocates or used[user].writes or not used[user].aliases:
+                    yield from storages[start].allocates
+                else:  # a view
+                    stack.append(user)

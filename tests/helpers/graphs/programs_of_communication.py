@@ -14,6 +14,7 @@ from apsched.torch_compat.graphs import add_control_deps
 from tests.helpers.graphs.programs_of_functions import inputs_of
 
 c10d = torch.ops._c10d_functional
+NUM_LAYERS = 2
 Tensors = Sequence[torch.Tensor]
 Thing = Callable[[torch.Tensor, torch.Tensor, str, int], Tensors]
 """Takes activations, a state that it may write, the group and the other process rank of two."""
@@ -46,9 +47,9 @@ def _wait_of_a_view(x, state, group, peer):
 
 
 def _one_wait_for_two(x, state, group, peer):
-    mine = x.sin()
-    c10d.all_reduce_(mine, "sum", group)
-    c10d.all_reduce_(mine, "max", group)
+    mine = torch.stack([x.sin(), x.cos()])
+    c10d.all_reduce_(mine[0], "sum", group)
+    c10d.all_reduce_(mine[1], "max", group)
     c10d.wait_tensor(mine)
     return [mine * 2, x.cos()]
 
@@ -146,7 +147,7 @@ THINGS: dict[str, Thing] = {
     "while_loop": _while,
 }
 CONTROL_DEPS = "control_deps"
-"""The step in which every second gather is held behind the product before it."""
+"""The step whose second gather is held behind the first product."""
 NAMES = (*THINGS, CONTROL_DEPS)
 
 
@@ -166,15 +167,21 @@ def step_of(thing: Thing, group: str, peer: int) -> Callable[..., Tensors]:
     return step
 
 
+def inputs_of_steps(process_rank: int) -> list[torch.Tensor]:
+    """Return what the steps take: activations, a state of two rows that they may write, and shards
+    of the weights."""
+    return inputs_of(2, process_rank)[: 2 + NUM_LAYERS]
+
+
 def traced_step(name: str, group: str, peer: int) -> torch.fx.GraphModule:
     """Return the graph of the step with the thing of that name, as make_fx traces it."""
     thing = THINGS.get(name, lambda x, state, group, peer: [x.cos()])
-    module = make_fx(step_of(thing, group, peer), tracing_mode="fake")(*inputs_of(2, 0))
+    module = make_fx(step_of(thing, group, peer), tracing_mode="fake")(*inputs_of_steps(0))
     if name == CONTROL_DEPS:
         gathers = module.graph.find_nodes(
             op="call_function", target=c10d.all_gather_into_tensor.default
         )
         products = module.graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
-        add_control_deps(module.graph, {gathers[1]: [products[0]], gathers[3]: [products[4]]})
+        add_control_deps(module.graph, {gathers[1]: [products[0]]})
         module.recompile()
     return module

@@ -19,19 +19,23 @@ from apsched.problem.build import build_problem
 from apsched.schedule.simulate import simulate
 from apsched.writeback.round_trip import round_trip
 from apsched.writeback.write_back import write_back
-from tests.helpers.graphs.programs_of_communication import NAMES, c10d, traced_step
-from tests.helpers.graphs.programs_of_functions import inputs_of
+from tests.helpers.graphs.programs_of_communication import (
+    NAMES,
+    c10d,
+    inputs_of_steps,
+    traced_step,
+)
 from tests.helpers.graphs.toy_graphs import FlatCosts
 from tests.helpers.problems.random_schedules import random_schedule
 
-SEEDS = range(10)
+SEEDS = range(8)
 OPTIMIZED = ("a wait in the caller", "isend and irecv", "cond with a collective", "control_deps")
 """Steps that are optimized, too; one solve takes seconds."""
 
 
 def ran(module: torch.fx.GraphModule, process_rank: int) -> list[torch.Tensor]:
     """Return what a run leaves behind: results and inputs, after the waits that the caller owes."""
-    inputs = inputs_of(2, process_rank)
+    inputs = inputs_of_steps(process_rank)
     outputs = module(*inputs)
     return [c10d.wait_tensor(value).clone() for value in (*outputs, *inputs)]
 
