@@ -364,9 +364,11 @@ def _scheduling_without_a_gpu() -> Iterator[None]:
         )()  # torch 2.13 has that cache
 
 
-def schedule_overlap(module: Any, estimate_ms: Callable[[Any, int | None], float]) -> None:
+def schedule_overlap(
+    module: Any, estimate_ms: Callable[[Any, int | None], float], *, held: bool = False
+) -> None:
     """Reorder and bucket the graph of ``module`` in place with torch's greedy scheduler, by its
-    defaults, and with bucketing.
+    defaults, and with bucketing; ``held`` by control dependencies, as within Inductor.
 
     ``estimate_ms(node, size_bytes)`` is the time of a node; of a collective that of its own size
     where ``size_bytes`` is None (torch/_inductor/fx_passes/overlap_scheduling.py,
@@ -388,7 +390,7 @@ def schedule_overlap(module: Any, estimate_ms: Callable[[Any, int | None], float
         schedule(
             module,
             collective_bucketing=True,
-            insert_overlap_deps=False,
+            insert_overlap_deps=held,
             custom_runtime_estimation=estimate_ms,
             **{
                 name: value

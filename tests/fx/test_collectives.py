@@ -6,6 +6,7 @@ from torch._subclasses import FakeTensorMode
 
 from apsched.errors import InputError
 from apsched.fx.collectives import (
+    ANY_GROUP,
     collective_kind,
     describe,
     group_name,
@@ -14,7 +15,9 @@ from apsched.fx.collectives import (
     is_blocking_collective,
     is_collective,
     is_reduce_scatter,
+    is_unknown_communication,
     is_wait_tensor,
+    stated_group,
 )
 
 c10d = torch.ops._c10d_functional
@@ -168,12 +171,34 @@ def test_the_name_of_a_group_may_be_a_node():
 
 
 @pytest.mark.parametrize("target", [c10d.isend.default, torch.ops.c10d.allreduce_.default])
-def test_communication_that_cannot_be_scheduled_is_refused_by_name(target):
-    with pytest.raises(
-        InputError,
-        match=r"^node \w+: expected a functional collective .*, found .*; trace the model",
-    ):
-        collective_kind(call(target, "x", 0, 0, "dp"))
+def test_communication_that_is_not_known_is_no_start_and_no_wait(target):
+    node = call(target, "x", 0, 0, "dp")
+    assert is_unknown_communication(target)
+    assert not is_collective(node)
+    assert not is_wait_tensor(node)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        c10d.all_reduce.default,
+        c10d.wait_tensor.default,
+        c10d._wrap_tensor_autograd.default,
+        torch.ops.c10d_functional.wait_tensor.default,
+        torch.ops.aten.relu.default,
+        torch.relu,
+    ],
+)
+def test_what_is_known_is_not_unknown(target):
+    assert not is_unknown_communication(target)
+
+
+def test_the_group_of_unknown_communication_is_known_where_it_says_so():
+    assert stated_group(call(c10d.isend.default, "x", 0, 0, "dp")) == "dp"
+    assert stated_group(call(torch.ops.c10d.allreduce_.default, "x", 0, 0)) == ANY_GROUP
+    sent = call(c10d.isend.default, "x", 0, 0, "dp")
+    assert group_sizes([sent], {}) == {}
+    assert group_sizes([sent], {"dp": (0, 1, 2)}) == {"dp": 3}
 
 
 def test_a_collective_that_blocks_is_no_start():

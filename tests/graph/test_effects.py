@@ -5,6 +5,7 @@ import operator
 
 import pytest
 import torch
+import torch._dynamo.variables.streams
 import torch.nn.functional as F
 from torch._subclasses import FakeTensorMode
 
@@ -18,7 +19,8 @@ from apsched.torch_compat.graphs import import_op_library
 from tests.helpers.graphs.instrumented import UnitCosts, call, capture_of, traced
 from tests.helpers.graphs.programs_of_functions import read_by_hand, view_by_hand
 
-aten, higher_order = torch.ops.aten, torch.ops.higher_order
+aten, c10d, higher_order = torch.ops.aten, torch.ops._c10d_functional, torch.ops.higher_order
+streams = torch.ops.streams
 import_op_library("higher_order")
 import_op_library("rngprims")
 
@@ -41,12 +43,14 @@ def summary(node: torch.fx.Node) -> dict[str, object]:
         for name in ("draws", "acts", "unknown", "sets_context")
         if getattr(effects, name)
     }
+    found |= {"communicates": effects.communicates} if effects.communicates else {}
     return found | ({"writes": written} if written else {})
 
 
 BARRIER = {"draws": True, "acts": True, "unknown": True}
 CONTEXT = {"draws": True, "acts": True, "sets_context": True}
 DRAWS, ACTS = {"draws": True}, {"acts": True}
+RESHAPED = BARRIER | CONTEXT
 
 
 @pytest.mark.parametrize(
@@ -110,6 +114,27 @@ DRAWS, ACTS = {"draws": True}, {"acts": True}
             {"writes": ["x", "y"]},
         ),
         (lambda x, y: call(higher_order.triton_kernel_wrapper_functional, kwargs={"a": x}), {}),
+        (lambda x, y: c10d.all_reduce.default(x, "sum", "0"), {}),
+        (
+            lambda x, y: c10d.irecv.default(x, 1, 0, "pp"),
+            BARRIER | {"writes": ["x"], "communicates": ("pp",)},
+        ),
+        (
+            lambda x, y: torch.ops.c10d_functional.all_reduce.default(x, "sum", "", [0, 1], 2),
+            BARRIER | {"writes": ["x"], "communicates": ("*",)},
+        ),
+        (
+            lambda x, y: torch.ops.c10d.send.default([x], None, 1, 0),
+            BARRIER | {"writes": ["x"], "communicates": ("*",)},
+        ),
+        (
+            lambda x, y: torch.ops.inductor.resize_storage_bytes_.default(x, 0),
+            BARRIER | {"writes": ["x"]},
+        ),
+        (lambda x, y: aten.resize_.default(x, [2]), RESHAPED | {"writes": ["x"]}),
+        (lambda x, y: aten.set_.source_Tensor(x, y), RESHAPED | {"writes": ["x", "y"]}),
+        (lambda x, y: call(torch.Tensor.resize_, x, 8), RESHAPED | {"writes": ["x"]}),
+        (lambda x, y: call(streams.record_stream.default, x, 1), CONTEXT),
         (
             lambda x, y: call(higher_order.call_torchbind, y, "method", x),
             BARRIER | {"writes": ["y", "x"]},
@@ -161,6 +186,20 @@ BODIES = {
     "asserts": (lambda x, y: (aten._assert_async.default(x), y)[1], ACTS),
     "writes what it is handed": (
         lambda x, y: aten.add_.Tensor(aten.t.default(x), y),
+        {"writes": ["body", "x", "y"]},
+    ),
+    "communicates": (
+        lambda x, y: c10d.wait_tensor.default(
+            c10d.all_reduce.default(aten.neg.default(x), "sum", "0")
+        ),
+        {"communicates": ("0",)},
+    ),
+    "communicates as nobody knows": (
+        lambda x, y: c10d.isend.default(x, 1, 0, "pp"),
+        BARRIER | {"communicates": ("pp",), "writes": ["body", "x", "y"]},
+    ),
+    "waits for what was started outside": (
+        lambda x, y: c10d.wait_tensor.default(x),
         {"writes": ["body", "x", "y"]},
     ),
     "writes what it made": (lambda x, y: aten.add_.Tensor(aten.neg.default(x), y), {}),
@@ -235,7 +274,8 @@ def test_an_operator_made_of_higher_order_operators_or_collectives_is_a_barrier(
         x = graph.placeholder("x")
         node = graph.call_function(getattr(torch.ops.apsched_test, name).default, (x,))
         x.meta["val"] = node.meta["val"] = FakeTensorMode().from_tensor(matrix())
-        assert summary(node) == BARRIER | {"writes": ["x"]}
+        communicates = {"communicates": ("*",)} if name == "summed" else {}
+        assert summary(node) == BARRIER | {"writes": ["x"]} | communicates
 
 
 def test_without_values_the_schema_and_what_is_known_of_it_decide():
@@ -383,7 +423,6 @@ def test_items_of_dicts_and_slices_of_tuples_share_what_is_in_them():
             lambda x: call(operator.setitem, aten.split.Tensor(x, 2), 0, x),
             "expected lists and dicts that stay as they are",
         ),
-        (lambda x: call(torch.Tensor.resize_, x, 8), "expected storages that keep their size"),
     ],
 )
 def test_what_no_order_can_keep_is_refused(function, message):

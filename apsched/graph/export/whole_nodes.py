@@ -6,7 +6,8 @@ one round. Where it was measured as a whole, that counts. One that is a kernel o
 (``flex_attention``, Triton) is priced by the cost model, as any operator.
 
 A transfer that is not scheduled is priced as if the compute stream waited for it: its launch, and
-its own time; where nobody knows how many process ranks its group has, its launch.
+its own time, of an operator that is not known that of an all-to-all of the tensors that it takes.
+Where nobody knows how many process ranks its group has, it costs its launch.
 """
 
 from collections.abc import Mapping
@@ -67,5 +68,6 @@ def _transfer_us(cost_model: CostModel, node: Node, sizes: Mapping[str, int]) ->
     group = stated_group(node) if is_unknown_communication(node.target) else ""
     if group not in sizes:
         return 0.0
-    size_bytes = sum(tensor_bytes(tensor, node) for tensor in tensors_of(node))
+    taken = (tensor for source in node.all_input_nodes for tensor in tensors_of(source))
+    size_bytes = sum(tensor_bytes(tensor, node) for tensor in taken)
     return cost_model.collective_us(CollectiveKind.ALL_TO_ALL, group, sizes[group], size_bytes)

@@ -101,16 +101,6 @@ BROKEN: dict[str, tuple[dict[str, str], str]] = {
         {"body": "x = torch.ops.aten.mm.default(primals_1)\nreturn (x,)"},
         r":8: .*at node x, found",
     ),
-    "no wait": (
-        {
-            "body": (
-                "c = torch.ops._c10d_functional.all_reduce.default(primals_1, 'sum', '0')\nreturn"
-                " (c,)"
-            ),
-            "tail": "setup_fake_process_groups({'0': {'size': 2, 'rank': 0}})",
-        },
-        r":8: .*wait_tensor of the collective c",
-    ),
     "group without size": (
         {
             "body": (

@@ -373,19 +373,11 @@ class Wrong(UnitCosts):
         return float("nan") if node.name == "sin_default" else 1.0
 
 
-def dangling(x):
-    return c10d.all_gather_into_tensor.default(x, 4, "0")
-
-
 def pointwise(x):
     return aten.sin.default(x)
 
 
 def test_what_cannot_be_used_is_refused_with_its_node():
-    with pytest.raises(
-        InputError, match="node all_gather_into_tensor_default: no wait_tensor waits for it"
-    ):
-        dag_of(dangling, floats(4, 4))
     with pytest.raises(InputError, match="sin_default"):
         dag_of(pointwise, floats(4), cost_model=Wrong())
     module = traced(pointwise, [floats(4)])
@@ -399,41 +391,3 @@ def test_what_cannot_be_used_is_refused_with_its_node():
         InputError, match="node relu: expected a graph of operators, found call_method relu"
     ):
         dag_of(lambda x: x.relu(), floats(4))
-
-
-def test_memory_that_comes_and_goes_inside_of_a_tensor_is_refused():
-    graph = torch.fx.Graph()
-    x = graph.placeholder("x")
-    x.meta["val"] = torch.empty(4, device="meta")
-    resized = graph.call_function(aten.resize_.default, (x, [8]))
-    resized.meta["val"] = torch.empty(8, device="meta")
-    graph.output(resized)
-    with pytest.raises(
-        InputError,
-        match=(
-            r"node resize__default: expected storages that keep their size, found"
-            r" aten\.resize_\.default"
-        ),
-    ):
-        export_graph(capture_of(torch.fx.GraphModule(torch.nn.Module(), graph)), UnitCosts())
-
-
-def test_collectives_in_a_subgraph_are_refused():
-    inner = traced(lambda shard: gathered(shard), [floats(4, 4)])
-    graph = torch.fx.Graph()
-    x = graph.placeholder("x")
-    x.meta["val"] = torch.empty(4, 4, device="meta")
-    subgraph = graph.get_attr("inner")
-    called = graph.call_function(torch.ops.higher_order.invoke_subgraph, (subgraph, "inner", x))
-    called.meta["val"] = (torch.empty(16, 4, device="meta"),)
-    graph.output(called)
-    root = torch.nn.Module()
-    root.inner = inner
-    with pytest.raises(
-        InputError,
-        match=(
-            "node invoke_subgraph: expected collectives in the graph itself, found"
-            " all_gather_into_tensor_default"
-        ),
-    ):
-        export_graph(capture_of(torch.fx.GraphModule(root, graph)), UnitCosts())

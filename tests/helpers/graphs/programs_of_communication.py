@@ -7,7 +7,6 @@ Each is traced by make_fx, in the frame of ``programs_of_functions``.
 from collections.abc import Callable, Sequence
 
 import torch
-import torch._inductor.lowering  # defines resize_storage_bytes_
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from apsched.torch_compat.graphs import add_control_deps

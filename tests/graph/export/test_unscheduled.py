@@ -1,0 +1,170 @@
+"""Communication that is not scheduled: where it stands, what it costs, how long its memory lives,
+and that the collectives of its group do not cross it.
+"""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from apsched.capture.graph_module import capture_graph
+from apsched.config import Caps
+from apsched.graph.export.export import export_graph
+from apsched.kinds import NodeKind
+from apsched.problem.build import build_problem
+from apsched.schedule.schedule import StepKind, as_captured
+from apsched.schedule.simulate import simulate
+from apsched.schedule.verify import verify
+from apsched.torch_compat import graphs as torch_private
+from tests.helpers.graphs.instrumented import UnitCosts
+from tests.helpers.graphs.programs_of_communication import c10d, traced_step
+from tests.helpers.problems.random_schedules import random_schedule
+
+GROUP = "0"
+TRANSFER_US = 10.0
+"""What UnitCosts asks for a transfer of few bytes, beside a microsecond for its launch."""
+BARRIERS = {
+    "cond with a collective": ("cond",),
+    "map with a collective": ("map_impl",),
+    "isend and irecv": ("isend", "irecv"),
+    "batch_p2p_ops": ("batch_p2p_ops",),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group():
+    """A fake process group of two process ranks."""
+    dist.init_process_group("fake", store=torch_private.fake_store(), rank=0, world_size=2)
+    yield
+    dist.destroy_process_group()
+
+
+def dag_of(function, *inputs):
+    return export_graph(capture_graph(make_fx(function, tracing_mode="fake")(*inputs)), UnitCosts())
+
+
+def by_name(dag):
+    return {record.name: record for _, record in dag.nodes(data="record")}
+
+
+def names_in(problem, schedule):
+    """Return names of nodes in the order of ``schedule``; a bucket's start stands for its
+    members.
+    """
+    names = []
+    for step in schedule.steps:
+        if step.kind is StepKind.NODE:
+            names.append(problem.node_names[step.index])
+        elif step.kind is StepKind.START:
+            members = (problem.collectives[c] for c in schedule.buckets[step.index].members)
+            names += (problem.node_names[member.start] for member in members)
+    return names
+
+
+@pytest.mark.parametrize("program", BARRIERS)
+def test_no_collective_of_its_group_crosses_what_communicates(program):
+    problem = build_problem(
+        export_graph(capture_graph(traced_step(program, GROUP, 1)), UnitCosts())
+    )
+    starts = {problem.node_names[c.start] for c in problem.collectives}
+    captured = names_in(problem, as_captured(problem.num_nodes))
+    barriers = [name for name in captured if name.startswith(BARRIERS[program])]
+    moved = set()
+    for seed in range(10):
+        order = names_in(problem, random_schedule(problem, seed))
+        moved.add(tuple(order))
+        for barrier in barriers:
+            before = starts & set(order[: order.index(barrier)])
+            assert before == starts & set(captured[: captured.index(barrier)]), barrier
+    assert barriers
+    assert len(moved) > 1
+
+
+def test_a_start_without_a_wait_is_compute_as_long_as_its_transfer():
+    def step(x, shard):
+        sent = x.sin()
+        whole = c10d.all_gather_into_tensor(shard, 2, GROUP)
+        return c10d.all_gather_into_tensor(sent, 2, GROUP), c10d.wait_tensor(whole)
+
+    dag = dag_of(step, torch.randn(4, 8), torch.randn(4, 8))
+    records = by_name(dag)
+    left, scheduled = records["all_gather_into_tensor_1"], records["all_gather_into_tensor"]
+    assert (left.kind, scheduled.kind) == (NodeKind.COMPUTE, NodeKind.START)
+    assert left.collective is None
+    assert left.duration_us == pytest.approx(1.0 + TRANSFER_US + 256 / 1024)
+    problem = build_problem(dag)
+    assert [problem.node_names[c.start] for c in problem.collectives] == ["all_gather_into_tensor"]
+    assert not verify(problem, as_captured(problem.num_nodes), Caps())
+
+
+@pytest.mark.parametrize("waits", [0, 1])
+def test_what_a_transfer_reads_and_writes_lives_until_its_wait_or_to_the_end(waits):
+    def step(x):
+        sent = x.sin()
+        part = torch.stack([sent, sent])
+        c10d.all_reduce_(part[0], "sum", GROUP)
+        c10d.all_reduce_(part[1], "sum", GROUP)
+        if waits:
+            c10d.wait_tensor(part)
+        return x.cos().tan()
+
+    dag = dag_of(step, torch.randn(64, 64))
+    problem, records = build_problem(dag), by_name(dag)
+    (buffer,) = records["stack"].allocates
+    last = problem.storages[buffer].uses[-1]
+    assert problem.node_names[last] == ("wait_tensor" if waits else "output")
+    live = simulate(problem, as_captured(problem.num_nodes)).live_bytes
+    assert (live[records["tan"].rank] > 4 * 64 * 64 * 4) == (not waits)
+    if waits:
+        assert records["wait_tensor"].kind is NodeKind.COMPUTE
+        assert records["wait_tensor"].duration_us == 0.0
+        assert records["wait_tensor"].writes == (buffer,)
+
+
+def test_what_is_sent_lives_until_the_wait():
+    def step(x):
+        sent = x.sin()
+        work = c10d.isend(sent, 1, 0, GROUP)
+        other = x.cos()
+        c10d.wait_tensor(work)
+        return other.tan()
+
+    records = by_name(dag_of(step, torch.randn(4, 8)))
+    (sent,) = records["sin"].allocates
+    assert sent in records["wait_tensor"].frees
+    assert records["isend"].duration_us == pytest.approx(1.0 + TRANSFER_US + 128 / 1024)
+
+
+def test_communication_on_a_group_that_nobody_knows_costs_its_launch():
+    def step(x):
+        return c10d.wait_tensor(c10d.irecv(x.sin(), 1, 0, "9"))
+
+    assert by_name(dag_of(step, torch.randn(4, 8)))["irecv"].duration_us == 1.0
+
+
+def test_who_reads_a_result_beside_the_wait_comes_after_the_wait():
+    def step(shard):
+        whole = c10d.all_gather_into_tensor(shard, 2, GROUP)
+        waited = c10d.wait_tensor(whole.view(-1))
+        return waited.cos(), whole.t().sin(), shard.tan()
+
+    dag = dag_of(step, torch.randn(4, 8))
+    records = by_name(dag)
+    wait = records["wait_tensor"]
+    assert wait.kind is NodeKind.WAIT
+    assert dag.edges[wait.rank, records["sin"].rank]["kind"] == "order"
+    assert not dag.has_edge(wait.rank, records["tan"].rank)
+
+
+def test_a_tensor_that_takes_another_storage_stands_for_both():
+    def step(x, y):
+        mine, other = x.sin(), y.cos()
+        mine.set_(other)
+        seen = mine.view(-1).tan()
+        other.mul_(2)
+        return seen, mine.neg()
+
+    dag = dag_of(step, torch.randn(4, 8), torch.randn(4, 8))
+    records = by_name(dag)
+    assert dag.has_edge(records["tan"].rank, records["mul_"].rank)
+    assert dag.has_edge(records["mul_"].rank, records["neg"].rank)
