@@ -78,15 +78,11 @@ def with_names_checked(
     Metrics, reports and traces find launches by these names; a node that was renamed, or lost its
     note, would drop out of them silently.
     """
-    compute = {
-        name
-        for name, kind in zip(problem.node_names, problem.kinds, strict=True)
-        if kind is NodeKind.COMPUTE  # collectives that are not scheduled among them
-    }
+    kinds = dict(zip(problem.node_names, problem.kinds, strict=True))
     found = Counter(
-        _members(node)
+        (node.name,) if node.name in kinds else _members(node)
         for node in rewritten.graph.nodes
-        if is_collective(node) and node.name not in compute
+        if is_collective(node) and kinds.get(node.name) is not NodeKind.COMPUTE  # not scheduled
     )
     in_bucket = {c for bucket in schedule.buckets for c in bucket.members}
     alone = [(c,) for c in range(len(problem.collectives)) if c not in in_bucket]

@@ -71,7 +71,8 @@ def launches_of(
         if (group := _group_of(node)) is None:
             continue
         note = node.meta.get("apsched", {})
-        members = tuple(note["members"]) if note.get("role") == "start" else (node.name,)
+        bucket = note.get("role") == "start" and node.name not in numbers  # a new one
+        members = tuple(note["members"]) if bucket else (node.name,)
         first = first_name(
             group
         )  # a second group has the process ranks of the first, and is compared with it
