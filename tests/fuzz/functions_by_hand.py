@@ -2,6 +2,7 @@
 known, others become subgraphs."""
 
 import torch
+import torch.distributed as dist
 
 from tests.helpers.graphs.instrumented import traced
 
@@ -33,8 +34,16 @@ def pure_body(x: torch.Tensor) -> tuple[torch.Tensor]:
     return (torch.ops.aten.sin.default(x),)
 
 
+def summing_body(x: torch.Tensor) -> tuple[torch.Tensor]:
+    """A collective that nothing schedules."""
+    mine = torch.ops.aten.clone.default(x, memory_format=torch.contiguous_format)
+    c10d = torch.ops._c10d_functional
+    work = c10d.all_reduce.default(mine, "sum", dist.group.WORLD.group_name)
+    return (c10d.wait_tensor.default(work),)
+
+
 BY_HAND = (scaled_by_hand, part_by_hand, updated_by_hand)
-BODIES = (noisy_body, writing_body, pure_body)
+BODIES = (noisy_body, writing_body, pure_body, summing_body)
 
 
 def with_subgraphs(module: torch.fx.GraphModule) -> torch.fx.GraphModule:

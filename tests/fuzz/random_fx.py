@@ -385,7 +385,7 @@ class _Generator:
             part = f"{a.name}[0:{rows // 2}]" if what == "item" else f"call(part_by_hand, {a.name})"
             self.new(part, [a], (rows // 2, columns), a.dtype, storage=a.storage, dense=a.dense)
         elif what == "body":
-            body = self.rng.choice(["pure_body", "noisy_body", "writing_body"])
+            body = self.rng.choice(["pure_body", "noisy_body", "writing_body", "summing_body"])
             if body != "writing_body" or not self.is_sent(a):
                 self.item(f"call({body}, {a.name})", [a], 0, a)
         elif what == "save":
