@@ -13,7 +13,10 @@ from torch.fx import GraphModule, Node
 
 from apsched.calibrate.arguments import real_call
 from apsched.calibrate.stopwatch import duration_us
+from apsched.costs.compute.node_operation import node_operation
 from apsched.costs.measured import MeasuredCosts, Price, rising
+from apsched.fx.subgraphs import communicates
+from apsched.graph.export.whole_nodes import priced_calls
 from apsched.kinds import NodeKind
 
 SOURCE = "measured"
@@ -103,10 +106,15 @@ def _distinct(graphs: Sequence[tuple[GraphModule, nx.DiGraph]], *, fused: bool) 
     for module, dag in graphs:
         for rank, node in enumerate(module.graph.nodes):
             record = dag.nodes[rank]["record"]
-            if record.kind is NodeKind.COMPUTE and record.operation:
-                found.setdefault(record.operation, node)
+            if record.kind is not NodeKind.COMPUTE:
+                continue
+            for call in priced_calls(node):
+                operation = node_operation(call)
+                if not operation or communicates(call):  # no other process rank would take part
+                    continue
+                found.setdefault(operation, call)
                 if record.kernel >= 0:
-                    in_kernels.add(record.operation)
+                    in_kernels.add(operation)
     return {
         operation: node
         for operation, node in found.items()

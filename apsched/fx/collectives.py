@@ -96,7 +96,7 @@ def is_wait_tensor(node: torch.fx.Node) -> bool:
     )
 
 
-def is_communication(operator: torch._ops.OpOverload) -> bool:
+def is_communication(operator: Any) -> bool:
     """Whether ``operator`` talks to other process ranks, or waits for them."""
     return _qualified_name(operator)[0] in (
         *_FUNCTIONAL_NAMESPACES,

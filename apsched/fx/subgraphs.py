@@ -8,6 +8,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from apsched.fx.collectives import is_communication
 from apsched.fx.effects.of_node import RUN_ONE_CALL, attribute_of
 from apsched.fx.operands import as_int, tensors_in, value_of
 
@@ -42,7 +43,7 @@ class Inside:
     """What runs when a higher-order operator does."""
 
     graphs: tuple[Graph, ...]
-    """Every call in them has ``meta["val"]``."""
+    """Every call in them has ``meta["val"]``, and so has what it takes."""
     times: int
     """How often each runs."""
     one_of_them: bool
@@ -88,6 +89,11 @@ def with_all_inside(nodes: Iterable[Node]) -> Iterator[Node]:
                 yield from with_all_inside(body.graph.nodes)
 
 
+def communicates(node: Node) -> bool:
+    """Whether ``node`` talks to other process ranks, or waits for them, itself or inside of it."""
+    return any(is_communication(inner.target) for inner in with_all_inside([node]))
+
+
 def _one_call(node: Node, place: int) -> tuple[Graph, ...]:
     """Return the graph of the one call that ``node`` makes, on inputs like those that it is
     handed.
@@ -123,6 +129,9 @@ def _length(over: Any) -> int:
 
 
 def _has_values(graph: Graph) -> bool:
+    """Whether the shapes of all that is used are known; Dynamo hands in sizes that nobody uses."""
     return all(
-        "val" in node.meta for node in graph.nodes if node.op in ("placeholder", "call_function")
+        "val" in node.meta
+        for node in graph.nodes
+        if node.op == "call_function" or (node.op == "placeholder" and node.users)
     )

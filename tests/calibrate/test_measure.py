@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from apsched.calibrate import measure, measure_collectives
@@ -14,6 +15,7 @@ from apsched.calibrate.measure_collectives import _inner_mean, _wanted
 from apsched.calibrate.ranks import job
 from apsched.calibrate.stopwatch import duration_us
 from apsched.capture.fake_world import world
+from apsched.capture.graph_module import capture_graph
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster
 from apsched.costs.compute.traffic import op_name
@@ -24,6 +26,7 @@ from apsched.models.preset_capture import capture_preset
 from tests.conftest import Run
 from tests.helpers.processes import as_torchrun
 
+c10d = torch.ops._c10d_functional
 CPU = torch.device("cpu")
 
 
@@ -303,3 +306,22 @@ def test_a_bucket_costs_what_it_takes_behind_another_not_what_the_first_waits(mo
     monkeypatch.setattr(measure_collectives, "dist", SimpleNamespace(barrier=lambda _: None))
     monkeypatch.setattr(measure_collectives, "group_of_name", lambda _: None)
     assert measure_collectives.queued_us("all_gather", "0", 2, 4096, CPU) == (100.0, 1.0)
+
+
+def test_what_communicates_is_not_run_and_subgraphs_are():
+    def step(x):
+        sent = c10d.isend(x.sin(), 1, 0, "0")
+        c10d.wait_tensor(sent)
+        both = torch.cond(
+            x.sum() > 0, lambda x: c10d.wait_tensor(c10d.all_reduce(x, "sum", "0")), torch.sin, (x,)
+        )
+        alone = torch.cond(x.sum() > 1, torch.cos, torch.sin, (x,))
+        return c10d.all_reduce(both, "sum", "0"), alone
+
+    with world(2):
+        module = make_fx(step, tracing_mode="fake")(torch.randn(4, 8))
+        dag = export_graph(capture_graph(module), ClusterCostModel(load_cluster("cpu")))
+    found = measure.measure_compute([(module, dag)], CPU, "cpu", fused=False)
+    assert found.failed == {}
+    operators = [operation.partition("(")[0] for operation in found.costs.compute]
+    assert sorted(operators) == ["aten::cos", "aten::gt", "aten::sin", "aten::sum"]

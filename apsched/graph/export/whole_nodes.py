@@ -2,15 +2,15 @@
 
 A higher-order operator costs what is inside of it: each call as any other node, ``cond`` its dearer
 branch, ``map`` and ``scan`` their body as often as it runs, a loop that ends by what it computes
-one round. Where it was measured as a whole, that counts. One that is a kernel of its own
-(``flex_attention``, Triton) is priced by the cost model, as any operator.
+one round. One that is a kernel of its own (``flex_attention``, Triton) is priced by the cost model,
+as any operator.
 
 A transfer that is not scheduled is priced as if the compute stream waited for it: its launch, and
 its own time, of an operator that is not known that of an all-to-all of the tensors that it takes.
 Where nobody knows how many process ranks its group has, it costs its launch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from torch.fx import Graph, Node
 
@@ -31,32 +31,42 @@ from apsched.fx.subgraphs import inside_of
 from apsched.graph.records import asked_kind
 from apsched.kinds import CollectiveKind
 
-_MEASURED = ("measured", "profile")
-
 
 def whole_us(cost_model: CostModel, node: Node, sizes: Mapping[str, int]) -> float:
     """Return the time of ``node`` on the compute stream, in microseconds, with all that is inside
     of it and what it transfers; ``sizes`` as :func:`apsched.fx.collectives.group_sizes` returns
     them.
     """
-    source = getattr(cost_model, "cost_source", None)
-    measured = callable(source) and source(node) in _MEASURED
-    inside = None if measured else inside_of(node)
+    inside = inside_of(node)
     if inside is None:
         return cost_model.compute_us(node) + _transfer_us(cost_model, node, sizes)
     times_us = [_graph_us(cost_model, graph, sizes) for graph in inside.graphs]
     return inside.times * (max(times_us) if inside.one_of_them else sum(times_us))
 
 
+def priced_calls(node: Node) -> Iterator[Node]:
+    """Yield the calls of which ``node`` is made, each one operator: itself, or those inside."""
+    inside = inside_of(node)
+    if inside is None:
+        yield node
+        return
+    for graph in inside.graphs:
+        for call in _working(graph):
+            yield from priced_calls(call)
+
+
 def _graph_us(cost_model: CostModel, graph: Graph, sizes: Mapping[str, int]) -> float:
-    calls = (
+    return sum(whole_us(cost_model, node, sizes) for node in _working(graph))
+
+
+def _working(graph: Graph) -> Iterator[Node]:
+    return (
         node
         for node in graph.nodes
         if node.op == "call_function"
         and not is_wait_tensor(node)
         and not touches_nothing(node.target, bound_arguments(node), result_of(node))
     )
-    return sum(whole_us(cost_model, node, sizes) for node in calls)
 
 
 def _transfer_us(cost_model: CostModel, node: Node, sizes: Mapping[str, int]) -> float:
