@@ -6,10 +6,12 @@ call (torch/_inductor/fx_passes/control_dependencies.py, preserve_node_ordering)
 takes and does is kept in any legal order; that it came behind others was somebody's choice.
 """
 
+from typing import Any
+
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from apsched.fx.effects.of_node import attribute_of
+from apsched.fx.effects.of_node import attribute_of, higher_order_name
 from apsched.torch_compat.graphs import empty_graph_like
 
 
@@ -40,8 +42,7 @@ def _held_call(node: Node) -> Node | None:
     """Return the one call that the ``control_deps`` in ``node`` makes; None where it is none, or
     makes several.
     """
-    target = node.target
-    if not isinstance(target, torch._ops.HigherOrderOperator) or target.name() != "control_deps":
+    if higher_order_name(node) != "control_deps":
         return None
     body = attribute_of(node.args[1]) if isinstance(node.args[1], Node) else node.args[1]
     if not isinstance(body, GraphModule) or node.kwargs:
@@ -56,7 +57,7 @@ def _released(graph: Graph, node: Node, call: Node, values: dict[Node, Node]) ->
     inputs = call.graph.find_nodes(op="placeholder")
     handed = dict(zip(inputs, node.args[2:], strict=True))
 
-    def given(placeholder: Node) -> object:
+    def given(placeholder: Node) -> Any:
         value = handed[placeholder]
         return values[value] if isinstance(value, Node) else value
 

@@ -9,7 +9,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from apsched.fx.collectives import is_communication
-from apsched.fx.effects.of_node import RUN_ONE_CALL, attribute_of
+from apsched.fx.effects.of_node import RUN_ONE_CALL, attribute_of, higher_order_name
 from apsched.fx.operands import as_int, tensors_in, value_of
 
 _LENGTH_OF = {"map": 1, "map_impl": 1, "scan": 2}
@@ -54,13 +54,11 @@ def inside_of(node: Node) -> Inside | None:
     """Return what ``node`` runs; None where it is no higher-order operator, one that is a kernel of
     its own (``flex_attention``, Triton), or where its graphs have no shapes.
     """
-    if not isinstance(node.target, torch._ops.HigherOrderOperator):
-        return None
-    name, times = node.target.name(), 1
+    name, times = higher_order_name(node), 1
     if name in RUN_ONE_CALL:
         graphs = _one_call(node, RUN_ONE_CALL[name])
     elif name == "cond" or name in _RUN_ONCE or name in _LENGTH_OF:
-        graphs = tuple(body.graph for body in subgraphs_of(node))
+        graphs = tuple(_with_numbers(node, body.graph) for body in subgraphs_of(node))
     else:
         return None
     if name in _LENGTH_OF:
@@ -98,9 +96,7 @@ def _one_call(node: Node, place: int) -> tuple[Graph, ...]:
     """Return the graph of the one call that ``node`` makes, on inputs like those that it is
     handed.
     """
-    value = node.meta.get("val")
-    assert isinstance(node.target, torch._ops.HigherOrderOperator)
-    name = node.target.name()
+    name, value = higher_order_name(node), node.meta.get("val")
     if name in _RESULT_COMES_SECOND and isinstance(value, list | tuple):
         value = value[1] if len(value) == 2 else value[1:]
     graph = Graph()
@@ -112,12 +108,11 @@ def _one_call(node: Node, place: int) -> tuple[Graph, ...]:
 
     inputs = {argument: taken(argument) for argument in node.all_input_nodes}
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), inputs.__getitem__)
-    if len(args) <= place or not isinstance(args[place], torch._ops.OpOverload):
+    target: Any = args[place] if len(args) > place else None
+    if not isinstance(target, torch._ops.OpOverload):
         return ()
     passed: dict[str, Any] = {key: item for key, item in kwargs.items() if key != "rng_state"}
-    call = graph.call_function(
-        args[place], args[place + (2 if name == "out_dtype" else 1) :], passed
-    )
+    call = graph.call_function(target, args[place + (2 if name == "out_dtype" else 1) :], passed)
     if "val" in node.meta:
         call.meta["val"] = value
     return (graph,)
@@ -126,6 +121,27 @@ def _one_call(node: Node, place: int) -> tuple[Graph, ...]:
 def _length(over: Any) -> int:
     slices = next(tensors_in(value_of(over)), None)
     return 1 if slices is None or not slices.dim() else as_int(slices.shape[0])
+
+
+def _with_numbers(node: Node, body: Graph) -> Graph:
+    """Return ``body``, or a copy of it that knows the numbers that ``node`` hands to it: Dynamo
+    notes no values of them there.
+    """
+    inputs = body.find_nodes(op="placeholder")
+    operands = pytree.tree_leaves(node.args)[-len(inputs) :] if inputs else []
+    numbers = {
+        one.name: value_of(operand)
+        for one, operand in zip(inputs, operands, strict=False)
+        if one.users and "val" not in one.meta and not isinstance(value_of(operand), torch.Tensor)
+    }
+    if not numbers:
+        return body
+    graph = Graph()
+    graph.output(graph.graph_copy(body, {}))
+    for one in graph.find_nodes(op="placeholder"):
+        if one.name in numbers:
+            one.meta["val"] = numbers[one.name]
+    return graph
 
 
 def _has_values(graph: Graph) -> bool:

@@ -220,6 +220,13 @@ def _inside(node: torch.fx.Node) -> Effects:
     return replace(effects, writes=(node.args[0],)) if is_wait_tensor(node) else effects
 
 
+def higher_order_name(node: torch.fx.Node) -> str:
+    """Return the name of the higher-order operator that ``node`` calls; empty for all else."""
+    target: Any = node.target
+    known = isinstance(target, torch._ops.HigherOrderOperator)
+    return str(target.name()) if known else ""  # type: ignore[no-untyped-call]
+
+
 def attribute_of(node: torch.fx.Node) -> Any:
     """Return what a get_attr node reads, a tensor or a subgraph; :func:`missing` where there is no
     such thing."""

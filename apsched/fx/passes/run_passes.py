@@ -4,6 +4,7 @@ request.
 
 import difflib
 import logging
+import operator
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
 from apsched.errors import InputError
-from apsched.fx.collectives import is_collective
+from apsched.fx.collectives import is_collective, is_wait_tensor
+from apsched.fx.effects.of_node import effects_of
 from apsched.fx.passes.spec import check_graph
 
 logger = logging.getLogger(__name__)
@@ -148,6 +150,11 @@ def _check(one: Pass, module: GraphModule, before: Sequence[str], result: GraphM
             one.spec(result)
     except InputError as error:
         raise InputError(f"pass {one.name}: {error}") from None
+    if lost := _unwaited(result) - _unwaited(module):
+        raise InputError(
+            f"pass {one.name}: node {min(lost)}: expected a wait_tensor of the collective, as"
+            " before, found none; its result is never ready"
+        )
     for what, mine, theirs in zip(
         ("inputs", "outputs"), _convention(module.graph), _convention(result.graph), strict=True
     ):
@@ -168,6 +175,24 @@ def _convention(graph: torch.fx.Graph) -> tuple[list[str], list[str]]:
         for value in seen
     ]
     return [str(node.target) for node in graph.find_nodes(op="placeholder")], outputs
+
+
+def _unwaited(module: GraphModule) -> set[str]:
+    """Return the starts of ``module`` whose result, or an item of it, or a tensor that they write,
+    no wait takes.
+    """
+    return {
+        node.name
+        for node in module.graph.nodes
+        if is_collective(node)
+        and not any(is_wait_tensor(user) for result in _results(node) for user in result.users)
+    }
+
+
+def _results(start: Node) -> list[Node]:
+    written = tree_leaves(effects_of(start).writes)
+    items = [user for user in start.users if user.target is operator.getitem]
+    return [start, *items, *(node for node in written if isinstance(node, Node))]
 
 
 def _num_collectives(module: GraphModule) -> int:

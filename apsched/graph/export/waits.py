@@ -60,15 +60,15 @@ def match_waits(nodes: Sequence[torch.fx.Node], storages: Sequence[NodeStorages]
                     touched = storages[start]
                     left |= dict.fromkeys((*touched.allocates, *touched.writes), start)
             elif again := {left[s] for s in used.aliases if s in left}:
-                for start in again:  # of another of its results
+                for start in sorted(again):  # of another of its results
                     unscheduled[start].append(rank)
             else:
                 later_waits[rank] = max(
                     (wait_of_start[s] for s in starts),
                     default=waited.get(used.aliases[0], -1) if used.aliases else -1,
                 )
-    for starts in pending.values():
-        for start in starts:
+    for left_over in pending.values():
+        for start in left_over:
             if start not in wait_of_start:
                 unscheduled.setdefault(start, [])
     return Waits(

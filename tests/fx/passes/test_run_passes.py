@@ -99,7 +99,7 @@ def drops_an_output(module: GraphModule) -> GraphModule:
         (forgets_values, 'pass bad: node tanh: expected meta\\["val"\\]'),
         (
             drops_a_wait,
-            "pass bad: node all_gather_into_tensor: expected a wait_tensor of the collective",
+            "pass bad: node all_gather_into_tensor: expected a wait_tensor of the collective, as",
         ),
         (drops_an_output, "pass bad: expected a graph that is called as before, with outputs"),
     ],

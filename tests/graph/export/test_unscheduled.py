@@ -16,10 +16,11 @@ from apsched.schedule.schedule import StepKind, as_captured
 from apsched.schedule.simulate import simulate
 from apsched.schedule.verify import verify
 from apsched.torch_compat import graphs as torch_private
-from tests.helpers.graphs.instrumented import UnitCosts
+from tests.helpers.graphs.instrumented import UnitCosts, capture_of, traced
 from tests.helpers.graphs.programs_of_communication import c10d, traced_step
 from tests.helpers.problems.random_schedules import random_schedule
 
+aten = torch.ops.aten
 GROUP = "0"
 TRANSFER_US = 10.0
 """What UnitCosts asks for a transfer of few bytes, beside a microsecond for its launch."""
@@ -91,6 +92,7 @@ def test_a_start_without_a_wait_is_compute_as_long_as_its_transfer():
     left, scheduled = records["all_gather_into_tensor_1"], records["all_gather_into_tensor"]
     assert (left.kind, scheduled.kind) == (NodeKind.COMPUTE, NodeKind.START)
     assert left.collective is None
+    assert set(records["sin"].allocates) <= set(records["output"].frees)
     assert left.duration_us == pytest.approx(1.0 + TRANSFER_US + 256 / 1024)
     problem = build_problem(dag)
     assert [problem.node_names[c.start] for c in problem.collectives] == ["all_gather_into_tensor"]
@@ -135,6 +137,19 @@ def test_what_is_sent_lives_until_the_wait():
     assert records["isend"].duration_us == pytest.approx(1.0 + TRANSFER_US + 128 / 1024)
 
 
+def test_each_wait_for_several_results_is_one():
+    def step(x):
+        work = c10d.batch_p2p_ops(
+            ["isend", "irecv"], [1, 1], [0, 0], [x.sin(), x.new_zeros(4)], GROUP
+        )
+        return [c10d.wait_tensor(one) for one in work]
+
+    records = by_name(dag_of(step, torch.randn(4, 8)))
+    (received,) = records["new_zeros"].allocates
+    assert records["wait_tensor_1"].kind is NodeKind.COMPUTE
+    assert received in records["wait_tensor_1"].writes
+
+
 def test_communication_on_a_group_that_nobody_knows_costs_its_launch():
     def step(x):
         return c10d.wait_tensor(c10d.irecv(x.sin(), 1, 0, "9"))
@@ -158,13 +173,12 @@ def test_who_reads_a_result_beside_the_wait_comes_after_the_wait():
 
 def test_a_tensor_that_takes_another_storage_stands_for_both():
     def step(x, y):
-        mine, other = x.sin(), y.cos()
-        mine.set_(other)
-        seen = mine.view(-1).tan()
-        other.mul_(2)
-        return seen, mine.neg()
+        mine, other = aten.sin.default(x), aten.cos.default(y)
+        aten.set_.source_Tensor(mine, other)
+        seen = aten.tan.default(aten.view.default(mine, [-1]))
+        return seen, aten.mul_.Tensor(other, 2.0), aten.neg.default(mine)
 
-    dag = dag_of(step, torch.randn(4, 8), torch.randn(4, 8))
+    dag = export_graph(capture_of(traced(step, [torch.randn(4, 8)] * 2)), UnitCosts())
     records = by_name(dag)
-    assert dag.has_edge(records["tan"].rank, records["mul_"].rank)
-    assert dag.has_edge(records["mul_"].rank, records["neg"].rank)
+    assert dag.has_edge(records["tan_default"].rank, records["mul__tensor"].rank)
+    assert dag.has_edge(records["mul__tensor"].rank, records["neg_default"].rank)

@@ -130,6 +130,17 @@ def test_control_dependencies_cost_what_they_hold():
     assert price(held) == COMPUTE_US["sin"]
 
 
+def test_sizes_that_dynamo_makes_symbols_are_known_inside():
+    def step(x):
+        return torch.cond(x.sum() > 0, lambda x: x.view(-1).sin(), lambda x: x.flatten() * 2, (x,))
+
+    torch._dynamo.reset()
+    for rows in (4, 5, 6):
+        node = node_of(step, torch.randn(rows, 4), target="cond")
+        assert price(node) == COMPUTE_US["mul"]
+    assert any(not isinstance(operand, torch.fx.Node) for operand in node.args[-1])
+
+
 @pytest.mark.parametrize("op", ["placeholder", "call_function"])
 def test_bodies_without_shapes_are_priced_as_a_whole(op):
     node = node_of(branches, torch.randn(4, 4), target="cond")
