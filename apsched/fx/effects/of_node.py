@@ -224,7 +224,7 @@ def higher_order_name(node: torch.fx.Node) -> str:
     """Return the name of the higher-order operator that ``node`` calls; empty for all else."""
     target: Any = node.target
     known = isinstance(target, torch._ops.HigherOrderOperator)
-    return str(target.name()) if known else ""  # type: ignore[no-untyped-call]
+    return str(target.name()) if known else ""
 
 
 def attribute_of(node: torch.fx.Node) -> Any:
