@@ -10,7 +10,8 @@ from torch.utils import _pytree as pytree
 
 from apsched.fx.collectives import is_communication
 from apsched.fx.effects.of_node import RUN_ONE_CALL, attribute_of, higher_order_name
-from apsched.fx.operands import as_int, tensors_in, value_of
+from apsched.fx.operands import tensors_in, value_of
+from apsched.torch_compat.sizes import size_hint
 
 _LENGTH_OF = {"map": 1, "map_impl": 1, "scan": 2}
 """Operator that runs its body for each slice along dim 0 of an argument -> the place of that."""
@@ -120,7 +121,7 @@ def _one_call(node: Node, place: int) -> tuple[Graph, ...]:
 
 def _length(over: Any) -> int:
     slices = next(tensors_in(value_of(over)), None)
-    return 1 if slices is None or not slices.dim() else as_int(slices.shape[0])
+    return 1 if slices is None or not slices.dim() else size_hint(slices.shape[0])
 
 
 def _with_numbers(node: Node, body: Graph) -> Graph:

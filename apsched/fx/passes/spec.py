@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from apsched.errors import InputError
 

@@ -79,5 +79,5 @@ def _transfer_us(cost_model: CostModel, node: Node, sizes: Mapping[str, int]) ->
     if group not in sizes:
         return 0.0
     taken = (tensor for source in node.all_input_nodes for tensor in tensors_of(source))
-    size_bytes = sum(tensor_bytes(tensor, node) for tensor in taken)
+    size_bytes = sum(tensor_bytes(tensor) for tensor in taken)
     return cost_model.collective_us(CollectiveKind.ALL_TO_ALL, group, sizes[group], size_bytes)
