@@ -66,7 +66,8 @@ def test_what_torch_and_apsched_held_can_be_scheduled_again():
     assert [n.meta["apsched"] for n in released.graph.nodes if "apsched" in n.meta] == roles
 
 
-def test_a_body_of_several_calls_stays_whole():
+@pytest.mark.parametrize("returned", [0, 1])
+def test_a_body_of_several_calls_stays_whole(returned):
     module = traced_step(CONTROL_DEPS, "0", 1)
     node = next(n for n in module.graph.nodes if "control_deps" in str(n.target))
     body = getattr(module, node.args[1].target)
@@ -74,5 +75,5 @@ def test_a_body_of_several_calls_stays_whole():
     with body.graph.inserting_after(call):
         second = body.graph.call_function(aten.relu.default, (call,))
     second.meta["val"] = call.meta["val"]
-    body.graph.output_node().args = (second,)
+    body.graph.output_node().args = ((call, second)[returned],)
     assert without_control_deps(module) is module
