@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from apsched.errors import InputError
+from apsched.unpack import read_within
 
 _WHAT_TO_HAND_IN = (
     "hand in the fx_graph_runnable or minifier repro that torch writes (TORCH_COMPILE_DEBUG=1,"
@@ -66,8 +67,19 @@ def read_source(path: Path) -> ReproSource:
     InputError
         If it cannot be read or is no repro file; the message names the line.
     """
-    name = str(path)
-    text = _read_text(path)
+    return parse_source(str(path), _read_text(path))
+
+
+def parse_source(name: str, text: str, *, lines_before: int = 0) -> ReproSource:
+    """Return the parts of the repro file with this ``text``, which begins behind ``lines_before``
+    lines of the file ``name``.
+
+    Raises
+    ------
+    InputError
+        As :func:`read_source`.
+    """
+    text = "\n" * lines_before + text
     lines = text.splitlines()
     class_row = _find(_CLASS, lines)
     if class_row is None:
@@ -113,15 +125,9 @@ def _read_text(path: Path) -> str:
             " the path"
         )
     if path.is_dir():
-        inside = sorted(path.rglob("*fx_graph_runnable*"))
-        hint = (
-            f"; hand in one of its files, such as {inside[0]}"
-            if inside
-            else f"; {_WHAT_TO_HAND_IN}"
-        )
-        raise InputError(f"{path}: expected a file, found a directory{hint}")
+        raise InputError(f"{path}: expected a file, found a directory; {_WHAT_TO_HAND_IN}")
     try:
-        data = path.read_bytes()
+        data = read_within(path)
     except OSError as error:
         raise InputError(
             f"{path}: expected a readable file, found: {error.strerror}; check its permissions"
@@ -152,7 +158,7 @@ def _find(pattern: re.Pattern[str], lines: list[str]) -> int | None:
 
 def _no_class(name: str, lines: list[str]) -> InputError:
     """Return the error for a file without ``class Repro``, as precise as the file allows."""
-    if any("BackwardState" in line for line in lines[:5]):
+    if any("due to existence of BackwardState" in line for line in lines):
         return fault(
             name,
             1,
