@@ -77,7 +77,7 @@ def classify(source: str) -> SourceKind:
     if source.startswith(TRANSFORMERS_PREFIX):
         return SourceKind.TRANSFORMERS
     path = Path(source)
-    if path.is_dir() or is_trace_log(path) or is_runnable(path):
+    if (source and path.is_dir()) or is_trace_log(path) or is_runnable(path):
         return SourceKind.REPRO
     if path.is_file():
         return SourceKind.REPRO if path.suffix == ".py" else SourceKind.GRAPH_FILE

@@ -240,11 +240,12 @@ def _is_graph(artifact: object) -> bool:
 
 
 def _each_once(graphs: Iterable[RecordedGraph]) -> tuple[RecordedGraph, ...]:
-    """Return ``graphs`` without those that are written a second time: by the debug directory and
-    the trace, or when the job was traced again.
+    """Return ``graphs`` without compilations that are written a second time: by the debug directory
+    and the trace, for each of several equal layers, or when the job was traced again.
     """
-    found: dict[str, RecordedGraph] = {}
+    compilations: dict[str, dict[str, RecordedGraph]] = {}
     for graph in graphs:
         if graph.text.strip():
-            found.setdefault(graph.content, graph)
-    return tuple(found.values())
+            compilations.setdefault(graph.compilation, {}).setdefault(graph.content, graph)
+    once = {frozenset(found): found for found in reversed(compilations.values())}
+    return tuple(graph for found in reversed(once.values()) for graph in found.values())
