@@ -101,7 +101,12 @@ def recorded_graphs(path: Path) -> Recordings:
         )
     used = {graph.compilation for graph in graphs if graph.communicates}
     kept = tuple(graph for graph in graphs if graph.compilation in used)
-    if kept and len(kept) < len(graphs):
+    if not kept:
+        notes += (
+            "no graph has a collective, so that nothing can be scheduled: torch.compile does not see"
+            " those of fully_shard and DDP",
+        )
+    elif len(kept) < len(graphs):
         notes += (f"left out, without a collective: {len(graphs) - len(kept)} graphs",)
     return Recordings(graphs=kept or graphs, notes=notes)
 

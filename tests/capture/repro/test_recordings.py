@@ -198,3 +198,9 @@ def test_one_name_of_groups_of_two_sizes_is_refused(tmp_path: Path) -> None:
     debug_directory(tmp_path, {"model__0_forward_1.0": FORWARD, "model__1_forward_3.1": other})
     with pytest.raises(InputError, match=r"expected process group '0' to have 64 .*found 32"):
         read_repro(tmp_path)
+
+
+def test_that_no_graph_has_a_collective_is_noted(tmp_path: Path) -> None:
+    debug_directory(tmp_path, {"model__0_backward_3.1": BACKWARD})
+    (note,) = read_repro(tmp_path).notes
+    assert note.startswith("no graph has a collective, so that nothing can be scheduled")
