@@ -103,8 +103,8 @@ def recorded_graphs(path: Path) -> Recordings:
     kept = tuple(graph for graph in graphs if graph.compilation in used)
     if not kept:
         notes += (
-            "no graph has a collective, so that nothing can be scheduled: torch.compile does not see"
-            " those of fully_shard and DDP",
+            "no graph has a collective, so that nothing can be scheduled: torch.compile does not"
+            " see those of fully_shard and DDP",
         )
     elif len(kept) < len(graphs):
         notes += (f"left out, without a collective: {len(graphs) - len(kept)} graphs",)

@@ -2,12 +2,9 @@
 what is looked at.
 """
 
-import logging
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from torch._logging._internal import TorchLogsFormatter
 
 from apsched.capture.captured import Capture
 from apsched.capture.repro import recordings
@@ -15,6 +12,7 @@ from apsched.capture.repro.reader import read_repro
 from apsched.capture.repro.recordings import recorded_graphs
 from apsched.errors import InputError
 from apsched.unpack import LIMIT_VARIABLE
+from tests.helpers.graphs.recorded import RUN, debug_directory, trace_log
 
 DATA = Path(__file__).parent / "data"
 FORWARD = (DATA / "dtensor_forward.py.txt").read_text()
@@ -22,7 +20,6 @@ BACKWARD = (DATA / "dtensor_backward.py.txt").read_text()
 WIDER = (
     FORWARD.replace("(8, 128)", "(16, 128)").replace("4096", "8192").replace("[8, 4]", "[16, 4]")
 )
-RUN = "torch_compile_debug/run_2026_01_02_03_04_05_678901-pid_7"
 SILENT = """
 class Repro(torch.nn.Module):
     def forward(self, arg0_1):
@@ -38,39 +35,6 @@ mod = Repro()
 @pytest.fixture(autouse=True)
 def _default_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(LIMIT_VARIABLE, raising=False)
-
-
-def debug_directory(folder: Path, graphs: Mapping[str, str], run: str = RUN) -> None:
-    """Write what TORCH_COMPILE_DEBUG=1 does: a directory a graph."""
-    for name, text in graphs.items():
-        place = folder / run / "torchinductor" / name
-        place.mkdir(parents=True)
-        (place / "fx_graph_runnable.py").write_text(text)
-        (place / "fx_graph_readable.py").write_text("class <lambda>(torch.nn.Module):\n")
-        (place / "output_code.py").write_text("raise SystemExit('it was run')\n")
-
-
-def trace_log(path: Path, graphs: list[tuple[int, str]]) -> Path:
-    """Write what TORCH_TRACE does, with torch's own formatter: each graph with the number of its
-    frame.
-    """
-    entries: list[tuple[dict[str, object], str | None]] = [({"str": ["job.py", 0]}, None)]
-    for frame, text in graphs:
-        context = {"rank": 0, "frame_id": frame, "frame_compile_id": 0, "attempt": 0}
-        runnable = {"artifact": {"name": "fx_graph_runnable", "encoding": "string"}}
-        entries += [
-            ({"aot_forward_graph": {}, **context}, "class GraphModule(torch.nn.Module):\n    ..."),
-            ({**runnable, **context, "has_payload": "0"}, text),
-            ({"chromium_event": {}, **context}, '{\n"name": "fx_graph_runnable"\n}'),
-        ]
-    lines = []
-    for metadata, payload in entries:
-        record = logging.makeLogRecord({"levelname": "DEBUG", "pathname": "job.py", "msg": ""})
-        record.metadata, record.payload = metadata, payload
-        lines.append(TorchLogsFormatter(trace=True).format(record))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(lines) + "\n")
-    return path
 
 
 def names(capture: Capture) -> list[list[str]]:
