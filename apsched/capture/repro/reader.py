@@ -22,7 +22,14 @@ from apsched.capture.graph_module import direction_of, kept_by_name
 from apsched.capture.repro.graph import DEVICE, LINE, build_graph
 from apsched.capture.repro.groups import fake_groups, group_sizes, needs_groups
 from apsched.capture.repro.inputs import ReproInput, read_inputs
-from apsched.capture.repro.recordings import Recordings, is_trace_log, recorded_graphs
+from apsched.capture.repro.printed import parse_printed
+from apsched.capture.repro.recordings import (
+    RecordedGraph,
+    Recordings,
+    is_printed,
+    is_trace_log,
+    recorded_graphs,
+)
 from apsched.capture.repro.source import ReproSource, parse_source, read_source
 from apsched.fx.passes.spec import check_graph
 from apsched.names import graph_order
@@ -51,14 +58,14 @@ def read_repro(
     path = Path(path)
     for name in imports:
         import_module(name, asked_by="--import")
-    if not (path.is_dir() or is_trace_log(path)):
+    if not (path.is_dir() or is_trace_log(path) or is_printed(path)):
         graph, sizes = _read_graph(read_source(path), group_ranks or {})
         return _capture(str(path), (graph,), sizes, group_ranks)
     recordings = recorded_graphs(path)
     sizes = {}
     read: list[tuple[str, CapturedGraph]] = []
     for recorded in recordings.graphs:
-        source = parse_source(recorded.path, recorded.text, lines_before=recorded.lines_before)
+        source = _source_of(recorded)
         graph, found = _read_graph(source, group_ranks or {})
         for name, size in found.items():
             if sizes.setdefault(name, size) != size:
@@ -70,6 +77,15 @@ def read_repro(
         read.append((recorded.compilation, graph))
     graphs, where = _named(read, recordings)
     return _capture(str(path), graphs, sizes, group_ranks, (*recordings.notes, *where))
+
+
+def _source_of(recorded: RecordedGraph) -> ReproSource:
+    if recorded.printed:
+        text = "\n" * recorded.lines_before + recorded.text
+        return parse_printed(recorded.path, text, recorded.symbols)
+    source = parse_source(recorded.path, recorded.text, lines_before=recorded.lines_before)
+    beside = recorded.as_printed
+    return source if beside is None else replace(source, subgraphs=_source_of(beside).subgraphs)
 
 
 def _capture(

@@ -5,6 +5,9 @@ of ``fx_graph_runnable``.
     dedicated_log_torch_trace_rank_0_*.log, raw.log                     TORCH_TRACE=DIR
     [rank_0/]-_0_0_0/fx_graph_runnable_7.txt                            tlparse
 
+A trace also has graphs as text (``aot_forward_graph``); they are taken where there is no
+``fx_graph_runnable`` of that direction, as of a backend other than Inductor.
+
 Files are read, never run; links are not followed. The graphs of one process are taken: those of the
 lowest process rank, where names of files say the rank, and of the newest run.
 """
@@ -12,8 +15,8 @@ lowest process rank, where names of files say the rank, and of the newest run.
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 
 from apsched.errors import InputError
@@ -24,7 +27,13 @@ MAX_ENTRIES = 20_000
 MAX_GRAPHS = 200
 """Graphs that one source may have."""
 
-_RUNNABLE = re.compile(r"fx_graph_runnable(?:_\d+)?\.(?:py|txt)")
+_RUNNABLE = re.compile(
+    r"fx_graph_runnable(?:_\d+)?\.(?:py|txt)|(?P<printed>aot_(?:forward|backward|inference)_graph)"
+    r"(?:_\d+)?\.txt"
+)
+_PRINTED = ("aot_forward_graph", "aot_backward_graph", "aot_inference_graph")
+_NAME = re.compile(rf'"(?:fx_graph_runnable|create_symbol|{"|".join(_PRINTED)})"')
+_WHOLE = re.compile(r"\d{1,18}")
 _LOG = re.compile(r"dedicated_log_torch_trace_.*\.log|raw\.log")
 _RECORD = re.compile(r"[A-Z]\d{4} \S+ \d+ [^\]]*\] (\{.*)")
 _RANK = re.compile(r"(?:dedicated_log_torch_trace_)?rank_?(\d+)(?:_.*)?")
@@ -32,6 +41,7 @@ _DEBUG_DIRECTORY = re.compile(r"(.+)_(?:forward|backward|inference|joint)_\d+\.(
 _PARTS = re.compile(r"(\D+|^)(\d{0,18})")
 _RUN = re.compile(r"run_\d.*")
 _COMMUNICATION = re.compile(r"torch\.ops\.(?:_?c10d_functional|_dtensor|c10d|symm_mem)\w*\.")
+_LACKING = re.compile(r"^ +self\.\w+ = <", re.MULTILINE)
 _GRAPH = re.compile(r"^class Repro\b.*?^(?=mod = Repro\(\))", re.MULTILINE | re.DOTALL)
 
 
@@ -46,6 +56,18 @@ class RecordedGraph:
     compilation: str
     """The same for the forward and the backward graph of one compilation."""
     text: str
+    printed: bool = False
+    """Printed by :func:`torch.fx.GraphModule.print_readable`, no file that runs."""
+    symbols: Mapping[str, int] = field(default_factory=dict)
+    """Values of symbolic sizes that stand in the log beside the graph."""
+    as_printed: "RecordedGraph | None" = None
+    """The same graph as printed, where the file that runs lacks subgraphs."""
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether it takes gradients of outputs."""
+        _, _, forward = self.content.partition("def forward(")
+        return "tangents_" in forward.partition(" = ")[0]
 
     @property
     def communicates(self) -> bool:
@@ -78,6 +100,12 @@ def is_runnable(path: Path) -> bool:
     return _RUNNABLE.fullmatch(path.name) is not None
 
 
+def is_printed(path: Path) -> bool:
+    """Return whether ``path`` has the name of a graph that tlparse wrote as torch printed it."""
+    match = _RUNNABLE.fullmatch(path.name)
+    return match is not None and match["printed"] is not None
+
+
 def recorded_graphs(path: Path) -> Recordings:
     """Return the graphs in the directory or trace log ``path``, each once.
 
@@ -88,7 +116,7 @@ def recorded_graphs(path: Path) -> Recordings:
         files, notes = _of_one_process(path, tuple(_files_of_torch(path)))
     else:
         files, notes = (path,), ()
-    graphs = _each_once(_within_limit(path, files))
+    graphs = _each_once(_runnable_first(tuple(_within_limit(path, files))))
     if not graphs:
         raise InputError(
             f"{path}: expected graphs that torch wrote, found none; hand in a directory of"
@@ -209,18 +237,23 @@ def _written(file: Path) -> RecordedGraph:
     match = _DEBUG_DIRECTORY.fullmatch(file.parent.name)
     place = file.parent.parent / match[1] if match else file.parent
     return RecordedGraph(
-        path=str(file), lines_before=0, compilation=str(place), text=_text_of(file)
+        path=str(file),
+        lines_before=0,
+        compilation=str(place),
+        text=_text_of(file),
+        printed=is_printed(file),
     )
 
 
 def _logged(file: Path) -> Iterator[RecordedGraph]:
     """Yield the graphs of a trace log: records in JSON, each with its payload behind tabs."""
     lines = _text_of(file).split("\n")
+    symbols: dict[str, dict[str, int]] = {}
     row = 0
     while row < len(lines):
         match = _RECORD.match(lines[row])
         row += 1
-        if match is None or '"fx_graph_runnable"' not in match[1]:
+        if match is None or _NAME.search(match[1]) is None:
             continue
         start = row
         while row < len(lines) and lines[row].startswith("\t"):
@@ -229,19 +262,49 @@ def _logged(file: Path) -> Iterator[RecordedGraph]:
             record = json.loads(match[1])
         except (ValueError, RecursionError):
             continue
-        if not isinstance(record, dict) or not _is_graph(record.get("artifact")):
+        if not isinstance(record, dict):
             continue
         keys = ("compiled_autograd_id", "frame_id", "frame_compile_id", "attempt")
+        compilation = f"{file} {[record.get(key) for key in keys]}"
+        values = symbols.setdefault(compilation, {})
+        values |= _symbol(record.get("create_symbol"))
+        printed = any(name in record for name in _PRINTED)
+        if not (printed or _is_graph(record.get("artifact"))):
+            continue
         yield RecordedGraph(
             path=str(file),
             lines_before=start,
-            compilation=f"{file} {[record.get(key) for key in keys]}",
+            compilation=compilation,
             text="\n".join(line[1:] for line in lines[start:row]),
+            printed=printed,
+            symbols=values,
         )
+
+
+def _symbol(created: object) -> dict[str, int]:
+    """Return name and value of the symbolic size that a record is about."""
+    match created:
+        case {"symbol": str() as name, "val": str() as value} if _WHOLE.fullmatch(value):
+            return {name: int(value)}
+    return {}
 
 
 def _is_graph(artifact: object) -> bool:
     return isinstance(artifact, dict) and artifact.get("name") == "fx_graph_runnable"
+
+
+def _runnable_first(graphs: tuple[RecordedGraph, ...]) -> Iterator[RecordedGraph]:
+    """Yield ``graphs`` without printed ones that stand as files that run, too; these have the
+    printed one beside them where torch could not write subgraphs.
+    """
+    places = [(graph.compilation, graph.is_backward) for graph in graphs]
+    printed = {at: graph for at, graph in zip(places, graphs, strict=True) if graph.printed}
+    runnable = {at for at, graph in zip(places, graphs, strict=True) if not graph.printed}
+    for at, graph in zip(places, graphs, strict=True):
+        if graph.printed and at in runnable:
+            continue
+        lacks = not graph.printed and _LACKING.search(graph.text)
+        yield replace(graph, as_printed=printed.get(at)) if lacks else graph
 
 
 def _each_once(graphs: Iterable[RecordedGraph]) -> tuple[RecordedGraph, ...]:
@@ -253,4 +316,6 @@ def _each_once(graphs: Iterable[RecordedGraph]) -> tuple[RecordedGraph, ...]:
         if graph.text.strip():
             compilations.setdefault(graph.compilation, {}).setdefault(graph.content, graph)
     once = {frozenset(found): found for found in reversed(compilations.values())}
+    if len(once) <= MAX_GRAPHS:  # one that lacks its backward graph is part of another
+        once = {key: found for key, found in once.items() if not any(key < other for other in once)}
     return tuple(graph for found in reversed(once.values()) for graph in found.values())

@@ -15,7 +15,7 @@ import itertools
 import re
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from apsched.errors import InputError
@@ -48,6 +48,8 @@ class ReproSource:
     """Name of a symbolic size -> its value when the job was traced."""
     group_sizes: Mapping[str, int]
     """Process groups that the file sets up, where it does."""
+    subgraphs: Mapping[str, "ReproSource"] = field(default_factory=dict)
+    """Those of higher-order operators by their attributes, where the file has them."""
 
     def fault(self, line: int, message: str) -> InputError:
         """Return the error that names ``line`` of this file."""
