@@ -289,15 +289,6 @@ def node_source(node: Any, pass_name: str) -> Any:
     return NodeSource(node, pass_name, [NodeSourceAction.CREATE, NodeSourceAction.REPLACE])
 
 
-def dtype_abbreviations() -> dict[str, torch.dtype]:
-    """Return the types by the short names that torch prints: ``f32``, ``bf16``
-    (torch/utils/_dtype_abbrs.py, dtype_abbrs).
-    """
-    from torch.utils._dtype_abbrs import dtype_abbrs
-
-    return {short: dtype for dtype, short in dtype_abbrs.items()}
-
-
 def storage_key(tensor: Any) -> int:
     """Return the identity of a tensor's storage while it lives (torch/storage.py,
     UntypedStorage._cdata).

@@ -14,13 +14,15 @@ import re
 from collections.abc import Mapping
 
 from apsched.capture.repro.source import ReproSource, fault
-from apsched.torch_compat.graphs import dtype_abbreviations
+from apsched.errors import InputError
+from apsched.torch_compat.repro import dtype_abbreviations
 
 _TENSOR = re.compile(
     r"(?P<dtype>[a-z]\w*)\[(?P<shape>[^\]]*)\]\[(?P<stride>[^\]]*)\](?P<device>[a-z]+(?::\d+)?)"
 )
 _SYMBOL = re.compile(r"Sym\((?P<size>.*)\)")
 _CLASS = re.compile(r"^(\s*)class ([^(\n]*)\((?:torch\.)?nn\.Module\):", re.MULTILINE)
+_NO_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError)
 _UNNAMED = "Printed"
 
 
@@ -37,7 +39,7 @@ def parse_printed(name: str, text: str, symbols: Mapping[str, int]) -> ReproSour
     try:
         body = ast.parse(named).body
         found = next(n for n in body if isinstance(n, ast.ClassDef))
-    except (SyntaxError, ValueError, RecursionError, MemoryError, StopIteration) as error:
+    except (*_NO_PYTHON, StopIteration) as error:
         raise fault(
             name,
             getattr(error, "lineno", None) or 1,
@@ -67,12 +69,24 @@ def _parts(path: str, printed: ast.ClassDef, symbols: Mapping[str, int]) -> Repr
         raise fault(path, printed.lineno, "expected a printed graph with forward, found none")
     load_args = _function("load_args(reader)", forward.lineno)
     for k, argument in enumerate(forward.args.args[1:]):
-        for statement in _input(path, k, argument):
-            _add(load_args, statement, argument.lineno)
+        try:
+            for statement in _input(path, k, argument):
+                _add(load_args, statement, argument.lineno)
+        except _NO_PYTHON as error:
+            if isinstance(error, InputError):
+                raise
+            raise _no_shape(path, argument) from None
     init = _function("__init__(self)", forward.lineno)
     for line in forward.body:
-        if (constant := _constant(line)) is not None:
-            _add(init, constant, line.lineno)
+        try:
+            if (constant := _constant(line)) is not None:
+                _add(init, constant, line.lineno)
+        except _NO_PYTHON:
+            raise fault(
+                path,
+                line.lineno,
+                f"expected the shape of a constant as torch prints it, found {ast.unparse(line)}",
+            ) from None
     return ReproSource(
         path=path,
         init=init,
@@ -112,18 +126,24 @@ def _input(path: str, k: int, argument: ast.arg) -> tuple[str, ...]:
     match = _TENSOR.fullmatch(str(text))
     dtype = dtype_abbreviations().get(match["dtype"]) if match else None
     if match is None or dtype is None:
-        raise fault(
-            path,
-            argument.lineno,
-            f"expected type, shape, strides and device of {argument.arg}, such as"
-            f" 'f32[8, 64][64, 1]cpu', found {text!r}; hand in fx_graph_runnable",
-        )
+        raise _no_shape(path, argument)
     shape, stride = (_sizes(match[part]) for part in ("shape", "stride"))
     last = " + ".join(["1", *(f"(({n}) - 1)*({s})" for n, s in zip(shape, stride, strict=False))])
     size = "0" if "0" in shape else f"{dtype.itemsize}*({last})"
     return (
         f"buf{k} = reader.storage(None, {size}, device={match['device']!r})",
         f"reader.tensor(buf{k}, {_tuple(shape)}, {_tuple(stride)}, dtype={dtype})",
+    )
+
+
+def _no_shape(path: str, argument: ast.arg) -> InputError:
+    assert argument.annotation is not None
+    return fault(
+        path,
+        argument.lineno,
+        f"expected type, shape, strides and device of {argument.arg}, such as"
+        f" 'f32[8, 64][64, 1]cpu', found {ast.unparse(argument.annotation)}; hand in"
+        " fx_graph_runnable",
     )
 
 
@@ -147,7 +167,9 @@ def _constant(line: ast.stmt) -> str | None:
 
 
 def _sizes(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
+    """Return the sizes of ``8, Max(1, s7)``, as text."""
+    sizes = ast.parse(f"({text}{',' if text.strip() else ''})", mode="eval").body
+    return [ast.unparse(size) for size in sizes.elts] if isinstance(sizes, ast.Tuple) else [text]
 
 
 def _tuple(sizes: list[str]) -> str:

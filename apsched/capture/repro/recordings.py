@@ -120,7 +120,7 @@ def recorded_graphs(path: Path) -> Recordings:
     if not graphs:
         raise InputError(
             f"{path}: expected graphs that torch wrote, found none; hand in a directory of"
-            " TORCH_COMPILE_DEBUG=1, TORCH_TRACE or tlparse, of a job that compiled with Inductor"
+            " TORCH_COMPILE_DEBUG=1 (with Inductor), TORCH_TRACE or tlparse, or one of its files"
         )
     if len(graphs) > MAX_GRAPHS:
         raise InputError(

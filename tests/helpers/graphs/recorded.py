@@ -19,9 +19,15 @@ def debug_directory(folder: Path, graphs: Mapping[str, str], run: str = RUN) -> 
         (place / "output_code.py").write_text("raise SystemExit('it was run')\n")
 
 
-def trace_log(path: Path, graphs: list[tuple[int, str]]) -> Path:
+def trace_log(
+    path: Path,
+    graphs: list[tuple[int, str]],
+    printed: list[tuple[int, str, str]] | None = None,
+    symbols: Mapping[str, int] | None = None,
+) -> Path:
     """Write what TORCH_TRACE does, with torch's own formatter: each graph with the number of its
-    frame.
+    frame. Of ``printed`` ones also the kind of record (``aot_forward_graph``); ``symbols`` are
+    sizes of frame 0.
     """
     entries: list[tuple[dict[str, object], str | None]] = [({"str": ["job.py", 0]}, None)]
     for frame, text in graphs:
@@ -32,6 +38,11 @@ def trace_log(path: Path, graphs: list[tuple[int, str]]) -> Path:
             ({**runnable, **context, "has_payload": "0"}, text),
             ({"chromium_event": {}, **context}, '{\n"name": "fx_graph_runnable"\n}'),
         ]
+    context = {"rank": 0, "frame_id": 0, "frame_compile_id": 0, "attempt": 0}
+    for name, value in (symbols or {}).items():
+        entries.append(({"create_symbol": {"symbol": name, "val": str(value)}, **context}, None))
+    for frame, kind, text in printed or ():
+        entries.append(({kind: {}, **context, "frame_id": frame, "has_payload": "0"}, text))
     lines = []
     for metadata, payload in entries:
         record = logging.makeLogRecord({"levelname": "DEBUG", "pathname": "job.py", "msg": ""})
