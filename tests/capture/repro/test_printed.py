@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 from apsched.capture.captured import CapturedGraph
 from apsched.capture.repro.reader import read_repro
 from apsched.errors import InputError
-from apsched.torch_compat.graphs import size_hint
+from apsched.torch_compat.sizes import size_hint
 from tests.helpers.graphs.recorded import trace_log
 
 DATA = Path(__file__).parent / "data"
