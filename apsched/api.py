@@ -1,6 +1,6 @@
 """``apsched.optimize`` and ``apsched.solve``: a graph in, its fastest order out, with a proof."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from os import PathLike
@@ -37,7 +37,7 @@ from apsched.problem.plan.plan_file import as_plan
 from apsched.problem.plan.rules import Plan
 from apsched.problem.problem import Problem
 from apsched.progress import Progress
-from apsched.quantities import MemoryCap
+from apsched.quantities import MemoryCap, checked_group_ranks
 
 
 class _LeftOut(Enum):
@@ -71,6 +71,7 @@ def optimize(
     budget: float | None = None,
     seed: int | None = None,
     hints: Mapping[str, int] | None = None,
+    group_ranks: Mapping[str, Sequence[int]] | None = None,
     on_error: str = "raise",
 ) -> torch.fx.GraphModule:
     """Return ``gm`` in the fastest order and with the best buckets that the caps allow; ``gm``
@@ -124,6 +125,9 @@ def optimize(
         Symbol -> size, such as ``{"u0": 6144}``, of sizes that depend on data; ``None``: as torch
         hints at them, else balanced, else 8192 (docs/compiler.md).
         ``apsched_result.assumptions`` has all, and what rests on them.
+    group_ranks
+        Process ranks of process groups by name, where they do not run here. The graph goes before:
+        a group of another size than its collectives say is priced by what they say.
     on_error
         ``"fallback"``: an error is logged, and ``gm`` itself returned.
 
@@ -164,6 +168,7 @@ def optimize(
         seed=search.seed,
         num_workers=search.num_workers,
         hints=hints,
+        group_ranks=group_ranks,
         on_error=on_error,
     )
     try:
@@ -193,6 +198,7 @@ def solve(
     time_slack: float | None = None,
     budget: float | None = None,
     seed: int | None = None,
+    group_ranks: Mapping[str, Sequence[int]] | None = None,
 ) -> Result:
     """Return the fastest schedule of ``graph`` (a DAG of ``export_graph`` or a graph file, or a
     Problem) within the caps; ``None`` is no limit.
@@ -207,7 +213,8 @@ def solve(
     has the step times over the sampled costs; with ``second_group``, ``Result.problem`` has the
     second groups where these are faster. ``contention`` given as text is that of the cluster of the
     DAG. Where no schedule keeps the caps, ``Result.best`` is ``None`` and
-    ``Result.answer.infeasibility`` says why. Needs no process group and no FX graph.
+    ``Result.answer.infeasibility`` says why. ``group_ranks`` are process ranks of process groups by
+    name, for contention, beside those that the DAG has. Needs no process group and no FX graph.
     """
     request = SolveRequest(
         caps=_caps(
@@ -229,7 +236,8 @@ def solve(
     dag = None if isinstance(graph, Problem) else graph
     problem = graph if isinstance(graph, Problem) else build_problem(graph)
     cluster = dag.graph["cluster"] if dag is not None else ""
-    ranks = dag.graph["group_ranks"] if dag is not None else {}
+    known_ranks = dag.graph["group_ranks"] if dag is not None else {}
+    ranks = {**known_ranks, **checked_group_ranks(group_ranks)}
     known = load_cluster(cluster) if cluster in cluster_names() else None
     problem = as_asked(problem, contention, known, ranks)
     check_matches([problem], request.plan)

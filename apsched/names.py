@@ -6,7 +6,30 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
+_GRAPH = re.compile(r"(forward|backward|joint|graph)(?:-\d+)?")
 _BLOCK = re.compile(r"(?:[^.]+\.)*?[^.]+\.\d+(?=\.|$)")
+
+
+def direction_named(graph_name: str) -> str:
+    """Return ``forward`` or ``backward`` where that is what the name of a graph says, else an empty
+    string. Of several pairs of graphs each has a number.
+
+    >>> direction_named("forward"), direction_named("backward-2"), direction_named("joint")
+    ('forward', 'backward', '')
+    """
+    found = _GRAPH.fullmatch(graph_name)
+    return found[1] if found and found[1] in ("forward", "backward") else ""
+
+
+def is_graph_name(name: str) -> bool:
+    """Return whether ``name`` is one that graphs of a source have: ``joint``, ``forward-2``."""
+    return _GRAPH.fullmatch(name) is not None
+
+
+def graph_order(name: str) -> tuple[int, int]:
+    """Return where a graph stands among those of its source: pair by pair, forward first."""
+    word, _, number = name.partition("-")
+    return int(number or 0), ("forward", "backward", "joint", "graph").index(word)
 
 
 def block_of(name: str) -> str:

@@ -21,8 +21,10 @@ from apsched.config import (
 from apsched.errors import InputError
 from apsched.quantities import (
     parse_count,
+    parse_group_ranks,
     parse_hints,
     parse_memory_cap,
+    parse_module,
     parse_number,
     parse_optional_bytes,
     parse_optional_count,
@@ -85,6 +87,8 @@ class Option:
         """Return the value of what is stated, a text or a value; ``InputError`` names ``label``,
         or the flag.
         """
+        if isinstance(stated, list):  # each time that it was given
+            return tuple(self.read(one, label) for one in stated)
         if isinstance(stated, str) and self.parse is not None:
             return self.parse(stated, label or self.flag)
         return stated
@@ -173,6 +177,36 @@ OPTIONS: tuple[Option, ...] = (
         help=(
             "size of a symbol that depends on data, such as u0=6144; may be given again (default:"
             " torch's hint, else balanced, else 8192)"
+        ),
+    ),
+    Option(
+        name="group_ranks",
+        group="source",
+        unit=Unit.TEXT,
+        metavar="NAME=RANKS",
+        several=True,
+        axis=False,
+        parse=parse_group_ranks,
+        default=(),
+        help=(
+            "process ranks of a process group that the graphs name, such as dp=0-63 or"
+            " tp=0,8,16,24 or dp=0-56:8; may be given again (default: as many as the graphs say,"
+            " from 0 on)"
+        ),
+    ),
+    Option(
+        name="import",
+        group="source",
+        unit=Unit.TEXT,
+        metavar="MODULE",
+        field="imports",
+        several=True,
+        axis=False,
+        parse=parse_module,
+        default=(),
+        help=(
+            "module that defines operators of the graphs, imported first (its code runs); may be"
+            " given again"
         ),
     ),
     Option(

@@ -1,9 +1,10 @@
-"""Reads the quantities that people type: ``60GiB``, ``none``, ``floor+2GiB``, ``0.1%``, ``500MB``.
-No torch here.
+"""Reads the quantities that people type: ``60GiB``, ``none``, ``floor+2GiB``, ``0.1%``, ``500MB``,
+``dp=0-63``. No torch here.
 """
 
 import math
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -18,6 +19,8 @@ _UNITS = {
 _BYTES = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*(?P<unit>[a-z]*)", re.IGNORECASE)
 _BYTES_EXAMPLES = "60GiB, 500MB or 1048576"
 _LARGEST_BYTES = 2**62
+_RANKS = re.compile(r"(?P<first>\d{1,9})(?:-(?P<last>\d{1,9})(?::(?P<step>\d{1,9}))?)?")
+_MOST_RANKS = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +124,60 @@ def parse_number(text: str, label: str = "number") -> float:
     if not (math.isfinite(value) and value >= 0):
         raise InputError(f"{label}: expected a finite number >= 0; found {text!r}")
     return value
+
+
+def parse_group_ranks(text: str, label: str = "--group-ranks") -> tuple[str, tuple[int, ...]]:
+    """Return name and process ranks of the process group that ``text`` states: ``dp=0-63``,
+    ``tp=0,8,16,24``, ``dp=0-56:8`` (every eighth).
+    """
+    name, equals, words = text.rpartition("=")
+    ranks: list[int] = []
+    for word in words.split(","):
+        match = _RANKS.fullmatch(word.strip())
+        if not (name and equals and match) or match["step"] == "0":
+            raise InputError(
+                f"{label}: expected the process ranks of a group, such as dp=0-63, tp=0,8,16,24 or"
+                f" dp=0-56:8; found {text!r}"
+            )
+        first, last = int(match["first"]), int(match["last"] or match["first"])
+        found = range(first, last + 1, int(match["step"] or 1))
+        if len(found) > _MOST_RANKS:
+            raise InputError(
+                f"{label}: expected at most {_MOST_RANKS} process ranks; found {text!r}"
+            )
+        ranks += found
+    return name, checked_group_ranks({name: ranks}, label)[name]
+
+
+def checked_group_ranks(
+    stated: Mapping[str, Sequence[int]] | None, label: str = "group_ranks"
+) -> dict[str, tuple[int, ...]]:
+    """Return the process ranks of each group that are ``stated``; InputError, which names
+    ``label``, where they are none.
+    """
+    if not isinstance(stated, Mapping | None):
+        raise InputError(f"{label}: expected {{name: process ranks}}, found {stated!r}")
+    found: dict[str, tuple[int, ...]] = {}
+    for name, ranks in (stated or {}).items():
+        whole = isinstance(ranks, Sequence) and all(
+            isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0 for rank in ranks
+        )
+        if not isinstance(name, str) or not whole or not 0 < len(ranks) == len({*ranks}):
+            raise InputError(
+                f"{label}: expected distinct process ranks from 0 on, at least one, for the name of"
+                f" a process group; found {name!r}: {ranks!r}"
+            )
+        found[name] = tuple(ranks)
+    return found
+
+
+def parse_module(text: str, label: str = "--import") -> str:
+    """Return the name of a Python module."""
+    if not all(part.isidentifier() for part in text.split(".")):
+        raise InputError(
+            f"{label}: expected the name of a module, such as my_job.ops; found {text!r}"
+        )
+    return text
 
 
 def show_bytes(size_bytes: int | None) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 
 from apsched.config import Caps
 from apsched.kinds import CollectiveKind
-from apsched.names import bucket_labels, primary_group
+from apsched.names import bucket_labels, direction_named, primary_group
 from apsched.problem.problem import Problem, without_plan
 from apsched.schedule.result import AS_CAPTURED, Scored
 from apsched.schedule.schedule import Schedule, as_captured
@@ -92,9 +92,8 @@ def block_labels(problem: Problem) -> dict[str, str]:
     In place of the order of registration stands that in which forward uses parameters: the order of
     backward, turned round.
     """
-    backward = [
-        problem.name == "backward" or c.direction == "backward" for c in problem.collectives
-    ]
+    named = direction_named(problem.name)
+    backward = ["backward" in (named, c.direction) for c in problem.collectives]
     order = sorted(range(len(backward)), key=lambda c: (backward[c], -c if backward[c] else c))
     return bucket_labels(list(dict.fromkeys(problem.collectives[c].module for c in order)))
 

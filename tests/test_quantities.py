@@ -9,6 +9,7 @@ from apsched.quantities import (
     MemoryCap,
     parse_bytes,
     parse_count,
+    parse_group_ranks,
     parse_memory_cap,
     parse_number,
     parse_optional_bytes,
@@ -140,3 +141,24 @@ def test_quantities_for_people() -> None:
     assert show_bytes(64 * 2**30) == "64.00 GiB"
     assert show_us(12.5) == "12.50 µs"
     assert show_us(1_234_567.8) == "1,234.568 ms"
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "ranks"),
+    [
+        ("dp=0-3", "dp", (0, 1, 2, 3)),
+        ("tp=0,8,16", "tp", (0, 8, 16)),
+        ("0=0-16:8", "0", (0, 8, 16)),
+        ("a=b=7, 9-10", "a=b", (7, 9, 10)),
+    ],
+)
+def test_process_ranks_of_a_group(text: str, name: str, ranks: tuple[int, ...]) -> None:
+    assert parse_group_ranks(text) == (name, ranks)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "dp", "dp=", "=0", "dp=3-1", "dp=0,0", "dp=-1", "dp=0-9999999"]
+)
+def test_what_are_no_process_ranks(text: str) -> None:
+    with pytest.raises(InputError, match=r"--group-ranks: expected .*found"):
+        parse_group_ranks(text)

@@ -124,7 +124,7 @@ def _find_function(source: str) -> Callable[[], object]:
             f"{source}: {_EXAMPLE}, found"
             f" {'no colon' if not colon else 'a name that Python cannot import'}"
         )
-    found: Any = _import(source, module_name)
+    found: Any = import_module(module_name, asked_by=source)
     for part in path.split("."):
         owner = found
         found = getattr(owner, part, None)
@@ -154,8 +154,12 @@ def _callables(owner: object, names: list[str]) -> list[str]:
     return [name for name in names if callable(getattr(owner, name, None))]
 
 
-def _import(source: str, module_name: str) -> object:
-    """Import the user's module, with the current directory on the path as ``python -m`` has it."""
+def import_module(module_name: str, *, asked_by: str) -> object:
+    """Import a module of the user's, with the current directory on the path as ``python -m`` has
+    it. Its code runs here, with this process's rights.
+
+    Raises InputError, which begins with ``asked_by``, where it cannot be imported.
+    """
     here = os.getcwd()
     added = here not in sys.path and "" not in sys.path
     if added:
@@ -168,14 +172,14 @@ def _import(source: str, module_name: str) -> object:
             module_name == error.name or module_name.startswith(f"{error.name}.")
         ):
             raise InputError(
-                f"{source}: expected to import {module_name}, found no module {error.name}; "
+                f"{asked_by}: expected to import {module_name}, found no module {error.name}; "
                 "run in its directory, or install its package beside apsched"
             ) from None
         raise InputError(
-            f"{source}: importing {module_name} raised {_told(error)}; install what it needs"
+            f"{asked_by}: importing {module_name} raised {_told(error)}; install what it needs"
         ) from None
     except (Exception, SystemExit) as error:
-        raise InputError(f"{source}: importing {module_name} raised {_told(error)}") from None
+        raise InputError(f"{asked_by}: importing {module_name} raised {_told(error)}") from None
     finally:
         if added:
             sys.path.remove(here)

@@ -10,8 +10,8 @@ from apsched.errors import InputError
 from apsched.options_table import BY_NAME, Option, Unit, in_group
 
 SOURCE_HELP = (
-    "a preset (`apsched models`), hf:CONFIG.json, package.module:function, a file that torch wrote"
-    " when it traced a job, or a graph file"
+    "a preset (`apsched models`), hf:CONFIG.json, package.module:function, a file or directory that"
+    " torch wrote when it traced a job, or a graph file"
 )
 EPILOG = (
     "exit status: 0 done, 1 no schedule fits the caps or a rewritten graph is not what was claimed,"

@@ -36,6 +36,7 @@ def fingerprint(settings: Settings, *more: object) -> str | None:
         _versions(),
         process_rank(),
         sorted(running_groups().items()),
+        sorted((settings.group_ranks or {}).items()),
         prices,
         settings.caps,
         settings.stated_memory_cap,

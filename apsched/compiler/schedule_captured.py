@@ -18,6 +18,7 @@ from apsched.config import Caps, SolveOptions
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.measured_model import MeasuredCostModel
 from apsched.errors import InfeasibleError, InputError
+from apsched.fx.collectives import ranks_of_groups
 from apsched.kinds import CollectiveKind
 from apsched.pipeline.load import loaded_graph
 from apsched.pipeline.solve_graph import resolve_caps, solve_graph, under_plan
@@ -46,7 +47,7 @@ def scheduled(
     ``RoundTripError`` where the rewritten graph is not what was claimed.
     """
     captured = replace(captured, hints=settings.stated_hints)
-    group_ranks = running_groups()
+    group_ranks = groups_of(captured.module.graph, settings)
     model = settings.prices(group_ranks)
     cluster = model.cluster if isinstance(model, ClusterCostModel | MeasuredCostModel) else None
     progress = Progress(quiet=not (settings.progress and process_rank() == 0))
@@ -67,9 +68,8 @@ def scheduled(
             device_memory_bytes=cluster.device.memory_bytes if cluster else None,
             progress=progress,
         )
-        graph = replace(
-            graph, problem=as_asked(graph.problem, settings.contention, cluster, group_ranks)
-        )
+        known = graph.dag.graph["group_ranks"]
+        graph = replace(graph, problem=as_asked(graph.problem, settings.contention, cluster, known))
         if settings.parameter_order is not None:
             graph = replace(
                 graph,
@@ -138,6 +138,14 @@ def _in_order(problem: Problem, parameter_order: Sequence[str], *, all_known: bo
 
 def _working(agreement: GraphAgreement | None) -> AbstractContextManager[None]:
     return nullcontext() if agreement is None else agreement.job.working()
+
+
+def groups_of(graph: torch.fx.Graph, settings: Settings) -> dict[str, tuple[int, ...]]:
+    """Return name -> process ranks of the process groups that run in this process, of those that
+    collectives of ``graph`` name and only torch's registry knows, and of those that are stated.
+    """
+    stated = {name: tuple(ranks) for name, ranks in (settings.group_ranks or {}).items()}
+    return ranks_of_groups(graph.nodes, {**running_groups(), **stated})
 
 
 def running_groups() -> dict[str, tuple[int, ...]]:

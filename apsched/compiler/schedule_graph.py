@@ -9,7 +9,7 @@ import torch
 from apsched.capture.graph_module import capture_graph, direction_of
 from apsched.compiler.inductor_settings import check_inductor
 from apsched.compiler.ranks.agreement import GraphAgreement, agreement_of, check_launches
-from apsched.compiler.schedule_captured import RESULT, running_groups, scheduled
+from apsched.compiler.schedule_captured import RESULT, groups_of, scheduled
 from apsched.compiler.settings import Settings
 from apsched.errors import AgreementError, ApschedError
 from apsched.fx.collectives import is_collective
@@ -88,7 +88,7 @@ def _scheduled_or_as_it_was(
             gm, name=name, kept_inputs=kept_inputs, parameter_names=parameter_names
         )
         fast = scheduled(captured, settings, agreement)
-        return fast, hold_order(fast, group_ranks=running_groups()) if held else fast
+        return fast, hold_order(fast, group_ranks=groups_of(gm.graph, settings)) if held else fast
     except AgreementError:
         raise  # the other process ranks may run something else, whatever this one does
     except Exception as error:

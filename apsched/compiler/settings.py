@@ -41,7 +41,7 @@ from apsched.problem.contention import Contention
 from apsched.problem.contention_spec import parse_contention
 from apsched.problem.plan.plan_file import as_plan
 from apsched.problem.plan.rules import Plan
-from apsched.quantities import MemoryCap, parse_bytes
+from apsched.quantities import MemoryCap, checked_group_ranks, parse_bytes
 from apsched.torch_compat.compilers import plain_parameter_name
 
 ON_ERROR = ("raise", "fallback")
@@ -111,6 +111,10 @@ class Settings:
     seed: int = SolveOptions().seed
     num_workers: int = SolveOptions().num_workers
     """Threads of CP-SAT; more than one is not reproducible across machines."""
+    group_ranks: Mapping[str, Sequence[int]] | None = None
+    """Process ranks of process groups by name, beside those that run here and before them. What a
+    graph says of the size of a group goes before both.
+    """
     on_error: str = "raise"
     """``raise``: a problem in apsched stops compilation with its error. ``fallback``: it is logged,
     and the graph stays as it was.
@@ -162,6 +166,7 @@ class Settings:
         if self.cost_model is None:
             load_cluster(self.cluster or DEFAULT_CLUSTER)
         object.__setattr__(self, "plan", as_plan(self.plan))
+        object.__setattr__(self, "group_ranks", checked_group_ranks(self.group_ranks))
         if self.parameter_order is not None:
             object.__setattr__(self, "parameter_order", _names(self.parameter_order))
         _ = self.solve_request, self.stated_hints, self.answers, self.starts

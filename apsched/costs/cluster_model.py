@@ -10,14 +10,14 @@ from apsched.costs.clusters.cluster import Cluster
 from apsched.costs.compute.roofline import Roofline
 from apsched.costs.network.alpha_beta import GroupShape, collective_us, group_shape
 from apsched.costs.network.table import CollectiveTable
-from apsched.errors import InputError
 
 
 class ClusterCostModel:
     """Follows :class:`apsched.costs.model.CostModel`.
 
-    ``group_ranks`` maps a group's name to its process ranks, numbered node by node; of a group that
-    it lacks only the size is known, and its ranks are taken as contiguous. Where ``table`` has the
+    ``group_ranks`` maps a group's name to its process ranks, numbered node by node. A group that it
+    lacks, or has with other numbers of ranks than the graph says, is priced by the size that the
+    graph says, as contiguous ranks. Where ``table`` has the
     kind on a group of that shape it prices the collective; elsewhere the cluster's formula does,
     and :meth:`unpriced` lists it.
     """
@@ -93,11 +93,6 @@ class ClusterCostModel:
 
     def _shape(self, group_name: str, group_size: int) -> GroupShape:
         shape = self._shapes.get(group_name)
-        if shape is None:
-            shape = self._shapes[group_name] = group_shape(self.cluster, group_size)
-        if shape.num_ranks != group_size:
-            raise InputError(
-                f"group {group_name!r} has {shape.num_ranks} process ranks, but a collective on it"
-                f" says {group_size}"
-            )
-        return shape
+        if shape is not None and shape.num_ranks == group_size:
+            return shape
+        return group_shape(self.cluster, group_size)

@@ -118,7 +118,9 @@ class MeasuredCostModel:
         """
         if self._fallback.collective_source(kind, group_name, group_size) == "table":
             return None
-        shape = self._shapes.get(group_name) or group_shape(self.cluster, group_size)
+        shape = self._shapes.get(group_name)
+        if shape is None or shape.num_ranks != group_size:
+            shape = group_shape(self.cluster, group_size)
         return shape if self.costs.transfer_source(kind, shape.num_ranks, shape.num_nodes) else None
 
 

@@ -46,6 +46,12 @@ _CLONES_INPUT = (
     "broadcast",
 )  # Functional.cpp: these run in place on a clone
 
+STATE_GROUP_RANKS = (
+    "state its process ranks: group_ranks={name: ranks} in Python, --group-ranks NAME=0-7 on the"
+    " command line"
+)
+"""What to do where nothing says how large a process group is."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveCall:
@@ -160,7 +166,8 @@ def group_sizes(
     """Return the number of process ranks of each group that the collectives among ``nodes`` use.
 
     Sought in the arguments of any of them, in ``group_ranks``, and among the process groups that
-    exist, in this order. Groups of communication that is not known may be missing.
+    torch knows by name, in this order: what a graph says is what it computes. Groups of
+    communication that is not known may be missing.
     """
     sizes: dict[str, int] = {}
     unknown: dict[str, torch.fx.Node] = {}
@@ -175,16 +182,31 @@ def group_sizes(
         elif is_unknown_communication(node.target):
             optional.add(stated_group(node))
     for name in (optional | unknown.keys()) - sizes.keys():
-        found = len(group_ranks.get(name, ())) or len(_existing_groups().get(name, ()))
+        found = len(group_ranks.get(name, ())) or len(torch_private.ranks_of_group(name))
         sizes |= {name: found} if found else {}
     for name, node in unknown.items():
         if name not in sizes:
             raise InputError(
                 f"node {node.name}: expected the size of process group {name!r}, found it neither"
                 " in the graph, nor in group_ranks, nor among the process groups of this process;"
-                " pass group_ranks={name: process ranks}"
+                f" {STATE_GROUP_RANKS}"
             )
     return sizes
+
+
+def ranks_of_groups(
+    nodes: Iterable[torch.fx.Node], group_ranks: Mapping[str, Iterable[int]]
+) -> dict[str, tuple[int, ...]]:
+    """Return ``group_ranks``, and the process ranks of each further group that a collective among
+    ``nodes`` names and torch knows, also where it only resolves the name.
+    """
+    found = {name: tuple(ranks) for name, ranks in group_ranks.items()}
+    for node in nodes:
+        if is_collective(node) or is_blocking_collective(node):
+            name = group_name(node)
+            if name not in found and (ranks := torch_private.ranks_of_group(name)):
+                found[name] = ranks
+    return found
 
 
 def describe(node: torch.fx.Node, sizes: Mapping[str, int]) -> CollectiveCall:
@@ -272,9 +294,3 @@ def _qualified_name(target: Any) -> tuple[str, str]:
         namespace, _, name = target._qualified_op_name.partition("::")
         return namespace, name
     return "", ""
-
-
-def _existing_groups() -> dict[str, tuple[int, ...]]:
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return {}
-    return torch_private.process_group_names()

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule
 
-from apsched.compiler.schedule_captured import RESULT, running_groups
+from apsched.compiler.schedule_captured import RESULT, groups_of
 from apsched.compiler.schedule_graph import schedule_graph
 from apsched.compiler.settings import Settings
 from apsched.costs.clusters.cluster import DEFAULT_CLUSTER, load_cluster
@@ -195,7 +195,7 @@ def _settings(asked: dict[str, Any], settings: Settings, graph: Graph) -> Settin
             changes["max_prefetch"],
         )
     if (estimation := asked.get("custom_runtime_estimation")) is not None:
-        groups = running_groups()
+        groups = groups_of(graph, settings)
         formulas = settings.prices(groups)
         changes |= {
             "cost_model": EstimatedCosts(estimation, formulas, graph, groups),

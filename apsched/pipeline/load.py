@@ -12,6 +12,7 @@ import networkx as nx
 from apsched.costs.clusters.cluster import Cluster, load_cluster
 from apsched.errors import InputError
 from apsched.graph.reprice import repriced
+from apsched.names import direction_named
 from apsched.pipeline.cost_choice import CostChoice, ReadCosts, cluster_named, read_costs
 from apsched.pipeline.sources import OpenedSource, SourceKind, SourceRequest, classify, opened
 from apsched.problem.build import build_problem
@@ -172,7 +173,9 @@ def _export_capture(
         for captured in capture.graphs
         if captured.name in wanted
     )
-    notes = tuple(f"priced by formula, not in the table: {line}" for line in formulas.unpriced())
+    notes = capture.notes + tuple(
+        f"priced by formula, not in the table: {line}" for line in formulas.unpriced()
+    )
     if costs.table is not None:
         notes += tuple(
             f"measured collectives: {line}"
@@ -275,9 +278,10 @@ def _from_graph_files(
 def _in_direction(names: tuple[str, ...], direction: str, source: str) -> tuple[str, ...]:
     if direction == "both":
         return names
-    if direction not in names:
+    found = tuple(name for name in names if direction_named(name) == direction)
+    if not found:
         raise InputError(
             f"{source}: expected a {direction} graph, found {', '.join(names)}; choose --direction"
             " both"
         )
-    return (direction,)
+    return found

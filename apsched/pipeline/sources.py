@@ -6,7 +6,7 @@ No torch is imported before a source turns out to need it.
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 
 import networkx as nx
 
+from apsched.capture.repro.recordings import is_runnable, is_trace_log
 from apsched.errors import InputError
 from apsched.models.presets import PRESETS
+from apsched.names import graph_order, is_graph_name
 
 if TYPE_CHECKING:
     from apsched.capture.captured import Capture
@@ -50,6 +52,10 @@ class SourceRequest:
     """Whether to count what forward saves for backward, with and without tags on gathers."""
     hints: tuple[tuple[str, int], ...] = ()
     """Symbol and size, of sizes that depend on data."""
+    group_ranks: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """Name and process ranks of process groups that the graphs name."""
+    imports: tuple[str, ...] = ()
+    """Modules that define operators of the graphs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +77,8 @@ def classify(source: str) -> SourceKind:
     if source.startswith(TRANSFORMERS_PREFIX):
         return SourceKind.TRANSFORMERS
     path = Path(source)
-    if path.is_dir():
-        raise InputError(f"{source}: expected a file, found a directory; name the file in it")
+    if (source and path.is_dir()) or is_trace_log(path) or is_runnable(path):
+        return SourceKind.REPRO
     if path.is_file():
         return SourceKind.REPRO if path.suffix == ".py" else SourceKind.GRAPH_FILE
     if graph_file_set(path):
@@ -82,8 +88,8 @@ def classify(source: str) -> SourceKind:
     near = get_close_matches(source, PRESETS, n=1)
     hint = f"; did you mean {near[0]}?" if near else "; `apsched models` lists the presets"
     raise InputError(
-        "expected a preset, hf:CONFIG.json, package.module:function, a file written by torch or a"
-        f" graph file; found {source!r}, which is none{hint}"
+        "expected a preset, hf:CONFIG.json, package.module:function, a file or directory written by"
+        f" torch or a graph file; found {source!r}, which is none{hint}"
     )
 
 
@@ -91,11 +97,14 @@ def graph_file_set(path: Path) -> tuple[Path, ...]:
     """Return the files that ``apsched capture -o PATH`` writes for a source of several graphs, as
     far as they exist.
     """
-    return tuple(
-        file
-        for file in (member_path(path, name) for name in ("forward", "backward", "joint", "graph"))
-        if file.is_file()
-    )
+    start, end = f"{path.stem}.", path.suffix or GRAPH_SUFFIX
+    try:
+        beside = [file.name.removeprefix(start) for file in path.parent.iterdir()]
+    except OSError:
+        return ()
+    names = {name for name in (part.removesuffix(end) for part in beside) if is_graph_name(name)}
+    files = (member_path(path, name) for name in sorted(names, key=graph_order))
+    return tuple(file for file in files if file.is_file())
 
 
 def member_path(path: Path, graph_name: str) -> Path:
@@ -178,14 +187,18 @@ def _open_transformers(request: SourceRequest, stack: ExitStack) -> OpenedSource
 
 def _open_function(request: SourceRequest, stack: ExitStack) -> OpenedSource:
     from apsched.capture.fake_world import world
-    from apsched.capture.function import capture_function
+    from apsched.capture.function import capture_function, import_module
     from apsched.models.mesh import MeshSpec
 
     if request.mesh is not None:  # the function finds a fake process group of that size
         stack.enter_context(world(MeshSpec.parse(request.mesh).world_size))
+    for name in request.imports:
+        import_module(name, asked_by="--import")
     capture = capture_function(
         request.source, activation_checkpoint=request.activation_checkpoint or "none"
     )
+    ranks = {**capture.group_ranks, **dict(request.group_ranks)}
+    capture = replace(capture, group_ranks=ranks)
     return OpenedSource(label=request.source, slug=_slug(request.source), capture=capture)
 
 
@@ -194,10 +207,11 @@ def _open_repro(request: SourceRequest, stack: ExitStack) -> OpenedSource:
     from apsched.capture.repro.reader import read_repro
 
     path = Path(request.source)
-    capture = read_repro(path)
+    capture = read_repro(path, imports=request.imports, group_ranks=dict(request.group_ranks))
     if capture.group_sizes:
         stack.enter_context(fake_groups(capture.group_sizes))
-    return OpenedSource(label=path.name, slug=_slug(path.stem), capture=capture)
+    label = path.name or path.resolve().name
+    return OpenedSource(label=label, slug=_slug(Path(label).stem), capture=capture)
 
 
 def _open_graph_files(request: SourceRequest) -> OpenedSource:
@@ -223,10 +237,13 @@ _OPTIONS = {
     "activation_checkpoint": "--ac",
     "count_saved": "--saved-bytes",
 }
+_OPTIONS_OF_GRAPHS = {"group_ranks": "--group-ranks", "imports": "--import"}
 
 
 def _refuse_useless_options(request: SourceRequest, kind: SourceKind) -> None:
-    """Options of presets say nothing about a graph that exists already."""
+    """Options of presets say nothing about a graph that exists already, and those about names of
+    groups and operators nothing about presets and priced graphs.
+    """
     built = tuple(_OPTIONS)
     allowed = {
         SourceKind.PRESET: built,
@@ -238,6 +255,14 @@ def _refuse_useless_options(request: SourceRequest, kind: SourceKind) -> None:
             raise InputError(
                 f"{flag} chooses how a preset is built, but {request.source!r} is a {kind.value};"
                 f" leave {flag} out"
+            )
+    if kind in (SourceKind.FUNCTION, SourceKind.REPRO):
+        return
+    for field, flag in _OPTIONS_OF_GRAPHS.items():
+        if getattr(request, field):
+            raise InputError(
+                f"{flag} is about graphs that torch wrote and functions, but {request.source!r} is"
+                f" a {kind.value}; leave {flag} out"
             )
 
 

@@ -44,6 +44,29 @@ def process_group_names() -> dict[str, tuple[int, ...]]:
     return {name: tuple(get_process_group_ranks(group)) for group, name in _world.pg_names.items()}
 
 
+def ranks_of_group(name: str) -> tuple[int, ...]:
+    """Return the process ranks of a group that torch knows by ``name``, also where only its
+    registry does; empty where it knows none (torch/distributed/distributed_c10d.py,
+    _resolve_process_group).
+
+    Of a group that was registered by hand only the size is known: its ranks are taken as 0, 1, ...
+    """
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return ()
+    from torch.distributed.distributed_c10d import GroupName, _resolve_process_group  # type: ignore[attr-defined]
+
+    try:
+        group = _resolve_process_group(GroupName(name))
+    except (LookupError, RuntimeError, ValueError):
+        return ()
+    try:
+        return tuple(dist.get_process_group_ranks(group))
+    except (LookupError, RuntimeError, ValueError):
+        return tuple(range(group.size()))
+
+
 def job_store() -> Any:
     """Return a connection of its own to the store that process ranks of this job share
     (distributed_c10d.py, _get_default_store).

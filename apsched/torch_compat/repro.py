@@ -1,5 +1,5 @@
-"""Private functions of torch that write a graph as a program of its own; each with the torch file
-it comes from.
+"""Private functions of torch that write a graph as a program of its own, and what its texts of
+graphs mean; each with the torch file it comes from.
 """
 
 import io
@@ -8,10 +8,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from apsched.names import first_name, is_second
 from apsched.torch_compat.version import check_torch_version
 
 check_torch_version()
+
+
+def dtype_abbreviations() -> dict[str, torch.dtype]:
+    """Return the types by the short names that torch prints: ``f32``, ``bf16``
+    (torch/utils/_dtype_abbrs.py, dtype_abbrs).
+    """
+    from torch.utils._dtype_abbrs import dtype_abbrs
+
+    return {short: dtype for dtype, short in dtype_abbrs.items()}
 
 
 def graph_as_repro(module: Any) -> str:

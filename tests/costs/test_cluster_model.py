@@ -48,10 +48,16 @@ def test_the_ranks_of_a_group_decide_its_price() -> None:
     assert model.collective_us("all_gather", "tp", 8, 0) == pytest.approx(10.8)
     assert model.collective_us("all_gather", "dp", 8, 0) == pytest.approx(25.5)
     assert model.collective_us("all_gather", "unknown", 8, 0) == pytest.approx(10.8)
-    with pytest.raises(
-        InputError, match="group 'tp' has 8 process ranks, but a collective on it says 4"
-    ):
-        model.collective_us("all_gather", "tp", 4, 0)
+
+
+def test_what_the_graph_says_of_the_size_of_a_group_goes_before_its_ranks() -> None:
+    """Two ranks of one node, although 256 of 32 nodes are stated."""
+    stated = ClusterCostModel(H100, {"0": range(256)})
+    alone = ClusterCostModel(H100)
+    assert stated.collective_us("all_gather", "0", 2, 0) == alone.collective_us(
+        "all_gather", "0", 2, 0
+    )
+    assert stated.collective_us("all_gather", "0", 256, 0) == pytest.approx(6.6 + 255 * 2.7)
 
 
 def test_the_table_comes_first_and_what_it_lacks_is_reported(tmp_path: Path) -> None:

@@ -94,7 +94,10 @@ SOURCES: dict[str, tuple[Case, str]] = {
     ),
     "a misspelt preset": (lambda at: ["solve", "lama3-8b"], "did you mean llama3-8b?"),
     "an empty name": (lambda at: ["solve", ""], "expected"),
-    "a directory": (lambda at: ["solve", at.folder], "found a directory"),
+    "a directory": (
+        lambda at: ["solve", at.folder],
+        "expected graphs that torch wrote, found none",
+    ),
     "an empty graph file": (
         lambda at: ["solve", at.write("e.graph", b"")],
         "e.graph: expected a graph file of apsched",

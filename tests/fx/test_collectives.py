@@ -1,9 +1,13 @@
 """What a node has to do with communication, read from its operator and arguments."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
+from apsched.capture.fake_world import world
 from apsched.errors import InputError
 from apsched.fx.collectives import (
     ANY_GROUP,
@@ -17,8 +21,10 @@ from apsched.fx.collectives import (
     is_reduce_scatter,
     is_unknown_communication,
     is_wait_tensor,
+    ranks_of_groups,
     stated_group,
 )
+from apsched.torch_compat.graphs import process_group_names
 
 c10d = torch.ops._c10d_functional
 
@@ -160,6 +166,35 @@ def test_a_group_without_a_size_takes_it_from_another_node_or_from_group_ranks()
         InputError, match="node all_reduce_default: expected the size of process group 'dp'"
     ):
         group_sizes([reduce], {"dp": ()})
+
+
+def test_a_group_that_only_the_registry_of_torch_knows():
+    """Its size and, of a group of this process, its process ranks; what the graph says of the size
+    goes before both.
+    """
+    reduce = call(c10d.all_reduce.default, "x", "sum", "alias")
+    with world(8):
+        group = torch.distributed.new_group([0, 2, 4, 6])
+        with registered_as("alias", group):
+            assert "alias" not in process_group_names()
+            assert group_sizes([reduce], {}) == {"alias": 4}
+            assert ranks_of_groups([reduce], {}) == {"alias": (0, 2, 4, 6)}
+            assert ranks_of_groups([reduce], {"alias": (5, 6)}) == {"alias": (5, 6)}
+            two = call(c10d.all_gather_into_tensor.default, "x", 2, "alias", result=(16, 4))
+            assert group_sizes([reduce, two], {"alias": tuple(range(256))}) == {"alias": 2}
+    assert ranks_of_groups([reduce], {}) == {}
+    with pytest.raises(InputError, match=r"'alias'.*group_ranks=.*--group-ranks NAME=0-7"):
+        group_sizes([reduce], {})
+
+
+@contextmanager
+def registered_as(name: str, group: torch.distributed.ProcessGroup) -> Iterator[None]:
+    """Run the body with a further name of ``group``, as other libraries register their own."""
+    torch._C._distributed_c10d._register_process_group(name, group)
+    try:
+        yield
+    finally:
+        torch._C._distributed_c10d._unregister_process_group(name)
 
 
 def test_the_name_of_a_group_may_be_a_node():

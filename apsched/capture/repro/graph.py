@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from apsched.capture.repro.constants import read_attributes
-from apsched.capture.repro.inputs import ReproInput
+from apsched.capture.repro.inputs import ReproInput, read_inputs
 from apsched.capture.repro.source import ReproSource
 from apsched.capture.repro.values import (
     BINARY,
@@ -60,6 +60,9 @@ def build_graph(
             " again",
         )
     root = read_attributes(source, reader.attributes, mode)
+    for name in reader.attributes.keys() & source.subgraphs.keys():
+        subgraph = source.subgraphs[name]
+        setattr(root, name, build_graph(subgraph, read_inputs(subgraph, mode), mode))
     return torch.fx.GraphModule(root, reader.graph, class_name="Repro")
 
 

@@ -10,7 +10,7 @@ import torch
 from apsched.capture.fake_world import world
 from apsched.capture.repro.source import ReproSource
 from apsched.errors import InputError
-from apsched.fx.collectives import argument
+from apsched.fx.collectives import STATE_GROUP_RANKS, argument
 from apsched.torch_compat.graphs import registered_groups
 
 _SIZES_IN_ARGUMENTS = ("_c10d_functional", "_c10d_functional_autograd", "bucketing")
@@ -20,31 +20,39 @@ shapes.
 
 
 def group_sizes(
-    graph: torch.fx.Graph, source: ReproSource, where: Callable[[torch.fx.Node], str]
+    graph: torch.fx.Graph,
+    source: ReproSource,
+    group_ranks: Mapping[str, tuple[int, ...]],
+    where: Callable[[torch.fx.Node], str],
 ) -> dict[str, int]:
     """Return group name -> number of process ranks, of every group that the file sets up or a node
-    names.
+    names: as the arguments of a collective say, else as the user does, else as the file.
 
     Raises
     ------
     InputError
-        If nothing says how large a group is, or two lines disagree.
+        If nothing says how large a group is, or two collectives disagree.
     """
-    sizes = dict(source.group_sizes)
+    sizes: dict[str, int] = {}
+    unknown: dict[str, torch.fx.Node] = {}
     for node in graph.nodes:
         name, size = argument(node, "group_name", None), argument(node, "group_size", None)
-        if isinstance(name, str) and isinstance(size, int) and sizes.setdefault(name, size) != size:
+        if not isinstance(name, str):
+            continue
+        if not isinstance(size, int):
+            unknown.setdefault(name, node)
+        elif sizes.setdefault(name, size) != size:
             raise InputError(
                 f"{where(node)}: expected process group {name!r} to have {sizes[name]} process"
                 f" ranks throughout, found {size} at node {node.name}; write the file again"
             )
-    for node in graph.nodes:
-        name = argument(node, "group_name", None)
-        if isinstance(name, str) and name not in sizes:
+    stated = {name: len(ranks) for name, ranks in group_ranks.items() if ranks}
+    sizes = {**source.group_sizes, **stated, **sizes}
+    for name, node in unknown.items():
+        if name not in sizes:
             raise InputError(
                 f"{where(node)}: expected the size of process group {name!r} of node {node.name},"
-                f" found none in the file; add a last line setup_fake_process_groups({{{name!r}:"
-                " {'size': <process ranks>, 'rank': 0}})"
+                f" found none in the file; {STATE_GROUP_RANKS}"
             )
     return dict(sorted(sizes.items()))
 

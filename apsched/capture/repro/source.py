@@ -15,10 +15,11 @@ import itertools
 import re
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from apsched.errors import InputError
+from apsched.unpack import read_within
 
 _WHAT_TO_HAND_IN = (
     "hand in the fx_graph_runnable or minifier repro that torch writes (TORCH_COMPILE_DEBUG=1,"
@@ -47,6 +48,8 @@ class ReproSource:
     """Name of a symbolic size -> its value when the job was traced."""
     group_sizes: Mapping[str, int]
     """Process groups that the file sets up, where it does."""
+    subgraphs: Mapping[str, "ReproSource"] = field(default_factory=dict)
+    """Those of higher-order operators by their attributes, where the file has them."""
 
     def fault(self, line: int, message: str) -> InputError:
         """Return the error that names ``line`` of this file."""
@@ -66,8 +69,19 @@ def read_source(path: Path) -> ReproSource:
     InputError
         If it cannot be read or is no repro file; the message names the line.
     """
-    name = str(path)
-    text = _read_text(path)
+    return parse_source(str(path), _read_text(path))
+
+
+def parse_source(name: str, text: str, *, lines_before: int = 0) -> ReproSource:
+    """Return the parts of the repro file with this ``text``, which begins behind ``lines_before``
+    lines of the file ``name``.
+
+    Raises
+    ------
+    InputError
+        As :func:`read_source`.
+    """
+    text = "\n" * lines_before + text
     lines = text.splitlines()
     class_row = _find(_CLASS, lines)
     if class_row is None:
@@ -113,15 +127,9 @@ def _read_text(path: Path) -> str:
             " the path"
         )
     if path.is_dir():
-        inside = sorted(path.rglob("*fx_graph_runnable*"))
-        hint = (
-            f"; hand in one of its files, such as {inside[0]}"
-            if inside
-            else f"; {_WHAT_TO_HAND_IN}"
-        )
-        raise InputError(f"{path}: expected a file, found a directory{hint}")
+        raise InputError(f"{path}: expected a file, found a directory; {_WHAT_TO_HAND_IN}")
     try:
-        data = path.read_bytes()
+        data = read_within(path)
     except OSError as error:
         raise InputError(
             f"{path}: expected a readable file, found: {error.strerror}; check its permissions"
@@ -152,7 +160,7 @@ def _find(pattern: re.Pattern[str], lines: list[str]) -> int | None:
 
 def _no_class(name: str, lines: list[str]) -> InputError:
     """Return the error for a file without ``class Repro``, as precise as the file allows."""
-    if any("BackwardState" in line for line in lines[:5]):
+    if any("due to existence of BackwardState" in line for line in lines):
         return fault(
             name,
             1,

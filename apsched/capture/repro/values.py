@@ -132,7 +132,8 @@ def _operator_of_torch(name: str) -> Callable[..., Any]:
     if found is None:
         raise UnreadableError(
             f"the operator {name}, which torch {torch.__version__} does not know without the"
-            " library that defines it"
+            " library that defines it (name its module: --import MODULE on the command line,"
+            " imports= in Python)"
         )
     if isinstance(found, torch._ops.OpOverloadPacket):
         overloads = found.overloads()  # type: ignore[no-untyped-call]

@@ -48,8 +48,9 @@ def export_graph(
     """Return the DAG of ``captured`` as :mod:`apsched.graph.records` describes it, with durations
     from ``cost_model``.
 
-    ``group_ranks`` maps the name of a process group to its process ranks, where the graph names a
-    group without its size.
+    ``group_ranks`` maps the name of a process group to its process ranks: its size where the graph
+    names it without one, and which of them share a node. What the graph says of a size goes before;
+    ranks of another number are left out of the DAG.
 
     Raises
     ------
@@ -65,7 +66,7 @@ def export_graph(
     dag = nx.DiGraph(
         name=captured.name,
         cluster=cluster_name,
-        group_ranks={name: tuple(ranks) for name, ranks in (group_ranks or {}).items()},
+        group_ranks=_ranks_that_fit(analysis, group_ranks or {}),
         storages=tuple(analysis.table.storages),
         curves=curves,
         cuts=tuple(_cuts(analysis, cost_model, records)),
@@ -77,6 +78,20 @@ def export_graph(
     dag.add_edges_from(order, kind="order")
     check_graph(dag)
     return dag
+
+
+def _ranks_that_fit(
+    analysis: Analysis, group_ranks: Mapping[str, tuple[int, ...]]
+) -> dict[str, tuple[int, ...]]:
+    """Return the process ranks of the groups, without those that are more or fewer than the graph
+    says.
+    """
+    sizes = {call.group: call.group_size for call in analysis.calls.values()}
+    return {
+        name: tuple(ranks)
+        for name, ranks in group_ranks.items()
+        if not ranks or sizes.get(name, len(ranks)) == len(ranks)
+    }
 
 
 def _curves(analysis: Analysis, cost_model: CostModel) -> dict[str, PriceCurve]:

@@ -10,6 +10,7 @@ import torch
 from apsched.capture.captured import CapturedGraph
 from apsched.fx.passes.parameters import PARAMETER_KEY
 from apsched.kinds import NodeKind
+from apsched.names import direction_named
 from apsched.torch_compat.graphs import gradient_of
 
 
@@ -64,8 +65,8 @@ def directions(captured: CapturedGraph, nodes: Sequence[torch.fx.Node]) -> list[
     none of these, ``seq_nr``: a backward node has the number of its forward node, which lies
     behind.
     """
-    if captured.name in ("forward", "backward"):
-        return [captured.name] * len(nodes)
+    if named := direction_named(captured.name):
+        return [named] * len(nodes)
     rank_of = {node: rank for rank, node in enumerate(nodes)}
     backward = [False] * len(nodes)
     for rank, node in enumerate(nodes):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 
 from apsched.errors import InputError
+from apsched.names import direction_named
 from apsched.problem.plan.bitwise import BITWISE_RULE, fsdp_units
 from apsched.problem.plan.check import check_feasible
 from apsched.problem.plan.rules import Plan, Rule
@@ -162,7 +163,7 @@ def check_matches(problems: Sequence[Problem], plan: Plan) -> None:
         here = [
             p
             for p in problems
-            if not (p.name in ("forward", "backward") and rule.direction not in (None, p.name))
+            if rule.direction in (None, direction_named(p.name) or rule.direction)
         ]
         if here and not any(matches(problem, rule) for problem in here):
             raise InputError(
@@ -176,9 +177,7 @@ def matches(problem: Problem, rule: Rule) -> dict[int, re.Match[str]]:
     pattern = re.compile(rule.match)
     found = {}
     for c, collective in enumerate(problem.collectives):
-        direction = (
-            problem.name if problem.name in ("forward", "backward") else collective.direction
-        )
+        direction = direction_named(problem.name) or collective.direction
         if collective.on_path or not collective.module or rule.direction not in (None, direction):
             continue
         if rule.kind in (None, problem.keys[collective.key].kind) and (

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from apsched.config import Caps
 from apsched.kinds import CollectiveKind, NodeKind
+from apsched.names import direction_named
 from apsched.problem.problem import Collective, Problem
 from apsched.quantities import show_bytes, show_us
 from apsched.schedule.schedule import Schedule, StepKind
@@ -157,7 +158,7 @@ def _launch(members: Sequence[Collective], coalesced: bool) -> _Launch:
 
 def _set_of(problem: Problem, collective: Collective) -> tuple[str, str, CollectiveKind]:
     key = problem.keys[collective.key]
-    direction = problem.name if problem.name in ("forward", "backward") else collective.direction
+    direction = direction_named(problem.name) or collective.direction
     return direction, key.group, key.kind
 
 

@@ -34,6 +34,13 @@ def _strided_shard() -> None:
     )
 
 
+@contract("dtype_abbreviations")
+def _dtype_abbreviations() -> None:
+    text = traced().print_readable(print_output=False, include_stride=True, include_device=True)
+    expect('x_1: "f32[4, 4][4, 1]cpu"' in text, "inputs are printed with type, shape and strides")
+    expect(repro.dtype_abbreviations()["f32"] is torch.float32, "types have short names")
+
+
 @contract("import_op_library")
 def _import_op_library() -> None:
     for namespace in private._OP_LIBRARIES:

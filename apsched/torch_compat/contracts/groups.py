@@ -59,7 +59,13 @@ def _ordered_group() -> None:
         expect(private.process_group_names()[made] == (0, 2), "one that does not is made")
 
 
-@contract("registered_groups", "group_of_name", "resolved_group", "process_rank_in_group")
+@contract(
+    "registered_groups",
+    "group_of_name",
+    "resolved_group",
+    "process_rank_in_group",
+    "ranks_of_group",
+)
 def _registered_groups() -> None:
     with group(4, fake=True) as name:
         with private.registered_groups({"mine": 2}):
@@ -67,6 +73,8 @@ def _registered_groups() -> None:
             expect(private.resolved_group("mine").size() == 2, "and is found by it")
             expect(private.process_rank_in_group("mine") == 0, "and knows this process rank's rank")
         expect(private.process_rank_in_group(name) == 0, "so does the default group")
+        expect(private.ranks_of_group(name) == (0, 1, 2, 3), "its process ranks are known")
+        expect(private.ranks_of_group("mine") == (), "those of no group are none")
         try:
             private.process_rank_in_group("mine")
         except LookupError:

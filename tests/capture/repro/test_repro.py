@@ -118,7 +118,7 @@ def test_every_node_has_the_shape_that_it_has_when_the_file_runs(name: str) -> N
                 )
                 assert fake.dtype == tensor.dtype
             else:
-                assert size_hint(fake) == tensor
+                assert (fake if fake is None else size_hint(fake)) == tensor
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -175,6 +175,56 @@ def test_direction_and_kept_inputs_follow_the_names(
     assert (capture.graphs[0].name, capture.graphs[0].kept_inputs) == (direction, frozenset(kept))
     assert capture.group_sizes == {"0": 64}
     assert capture.group_ranks == {"0": ()}
+
+
+def test_input_that_only_passes_through_needs_no_value() -> None:
+    """The DeviceMesh of a DTensor: torch writes its type only, and reads it back as None."""
+    mesh = nodes(read_repro(DATA / "dtensor_forward.py.txt"))["primals_2"]
+    assert [user.op for user in mesh.users] == ["output"]
+    assert mesh.meta["val"] is None
+
+
+def test_size_of_a_group_is_what_the_graph_says_else_the_user_else_the_file(write: WRITE) -> None:
+    reduce = "c = torch.ops._c10d_functional.all_reduce.default(primals_1, 'sum', 'dp')\n"
+    wait = "w = torch.ops._c10d_functional.wait_tensor.default(c)\n"
+    gather = (
+        "g = torch.ops._c10d_functional.all_gather_into_tensor.default(primals_1, 2, 'dp')\n"
+        "v = torch.ops._c10d_functional.wait_tensor.default(g)\n"
+    )
+    tail = "setup_fake_process_groups({'dp': {'size': 256, 'rank': 0}})"
+    stated = {"dp": (0, 8, 16, 24)}
+    unknown = write(reduce + wait + "return (w,)")
+    with pytest.raises(InputError, match=r"--group-ranks NAME=0-7 on the command line"):
+        read_repro(unknown)
+    found = read_repro(unknown, group_ranks=stated)
+    assert (found.group_sizes, found.group_ranks) == ({"dp": 4}, stated)
+    by_file = read_repro(write(reduce + wait + "return (w,)", tail=tail))
+    assert (by_file.group_sizes, by_file.group_ranks) == ({"dp": 256}, {"dp": ()})
+    by_graph = write(reduce + wait + gather + "return (w, v)", tail=tail)
+    assert read_repro(by_graph, group_ranks=stated).group_sizes == {"dp": 2}
+
+
+def test_imports_define_the_operators_of_the_graph(
+    write: WRITE, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The module that is named is imported, from the current directory too; the file is not run."""
+    module = f"ops_of_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{module}.py").write_text(
+        "import torch\n"
+        f"library = torch.library.Library('{module}', 'DEF')\n"
+        "library.define('twice(Tensor x) -> Tensor')\n"
+        "library.impl('twice', lambda x: torch.cat([x, x]), 'CompositeExplicitAutograd')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    path = write(
+        f"x = torch.ops.{module}.twice.default(primals_1)\nreturn (x,)",
+        head="raise SystemExit('the file was run')\n",
+    )
+    with pytest.raises(InputError, match=rf"{module}\.twice\.default.*--import MODULE"):
+        read_repro(path)
+    assert nodes(read_repro(path, imports=(module,)))["x"].meta["val"].shape == (16, 16)
+    with pytest.raises(InputError, match="--import: expected to import no_such, found no module"):
+        read_repro(path, imports=("no_such",))
 
 
 def test_symbolic_sizes_keep_their_values_as_hints() -> None:

@@ -16,6 +16,13 @@ import torch.distributed._functional_collectives as functional
 from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.repro.after_aot import save_graph_repro
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 FOLDER = Path(__file__).parent
@@ -61,6 +68,35 @@ class Model(torch.nn.Module):
         for block in self.blocks:
             x = block(x)
         return functional.all_reduce(x.float().mean(), "sum", dist.group.WORLD)
+
+
+class Columns(torch.nn.Module):
+    """A multilayer perceptron under tensor parallelism: its inputs and outputs are DTensors, whose
+    DeviceMesh the graphs take and return.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = torch.nn.Linear(128, 256)
+        self.down = torch.nn.Linear(256, 128)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.relu(self.up(x)))
+
+
+def tensor_parallel() -> None:
+    """Write the graphs of a model of DTensors."""
+    mesh = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("tp",))
+    layouts = {"up": ColwiseParallel(), "down": RowwiseParallel(use_local_output=False)}
+    model = parallelize_module(Columns(), mesh, layouts)
+    x = DTensor.from_local(torch.randn(8, 128), mesh, [Replicate()])
+    torch._dynamo.reset()
+    backend = aot_autograd(
+        fw_compiler=compiler("dtensor_forward"),
+        bw_compiler=compiler("dtensor_backward"),
+        partition_fn=min_cut_rematerialization_partition,
+    )
+    torch.compile(model, backend=backend)(x).sum().full_tensor().backward()
 
 
 def write(name: str, gm: torch.fx.GraphModule, args: Any, **options: Any) -> None:
@@ -127,6 +163,7 @@ def main() -> None:
         torch.compile(Model(), backend=backend)(x).backward()
     for name in ("fsdp_forward", "fsdp_backward", "fsdp_backward_symbolic"):
         on_cuda(name)
+    tensor_parallel()
 
 
 if __name__ == "__main__":

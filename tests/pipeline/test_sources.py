@@ -1,0 +1,75 @@
+"""What a SOURCE may be, and how its graphs are called."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from apsched.errors import InputError
+from apsched.names import direction_named
+from apsched.pipeline.cost_choice import CostChoice
+from apsched.pipeline.load import loaded
+from apsched.pipeline.sources import SourceKind, SourceRequest, classify, graph_file_set
+from apsched.progress import Progress
+from tests.conftest import Run
+from tests.helpers.graphs.recorded import debug_directory, trace_log
+
+DATA = Path(__file__).parents[1] / "capture" / "repro" / "data"
+FORWARD, BACKWARD, SMALL = (
+    (DATA / f"{name}.py.txt").read_text()
+    for name in ("fsdp_forward", "fsdp_backward", "dtensor_forward")
+)
+GRAPHS = {
+    "model__0_forward_1.0": FORWARD,
+    "model__0_backward_3.2": BACKWARD,
+    "model__1_forward_2.1": SMALL,
+}
+NAMES = ["forward-1", "backward-1", "forward-2"]
+
+
+def test_what_torch_wrote_is_told_by_its_place_and_name(tmp_path: Path) -> None:
+    debug_directory(tmp_path, GRAPHS)
+    log = trace_log(tmp_path / "dedicated_log_torch_trace_k2.log", [(0, SMALL)])
+    text = tmp_path / "fx_graph_runnable_3.txt"
+    text.write_text(SMALL)
+    for source in (tmp_path, log, text, next(tmp_path.rglob("*.py"))):
+        assert classify(str(source)) is SourceKind.REPRO
+    with pytest.raises(InputError, match="found '', which is none"):
+        classify("")
+
+
+def test_graphs_of_a_directory_know_their_direction(tmp_path: Path) -> None:
+    """By its name every node of a numbered backward graph runs in backward, also before the first
+    that depends on a gradient.
+    """
+    debug_directory(tmp_path, GRAPHS)
+    request = SourceRequest(source=str(tmp_path))
+    with loaded(request, CostChoice(), "both", Progress(quiet=True)) as source:
+        assert [graph.problem.name for graph in source.graphs] == NAMES
+        for graph in source.graphs:
+            runs = {record["record"].direction for _, record in graph.dag.nodes(data=True)}
+            assert runs == {direction_named(graph.problem.name)}
+    with loaded(request, CostChoice(), "forward", Progress(quiet=True)) as source:
+        assert [graph.problem.name for graph in source.graphs] == ["forward-1", "forward-2"]
+
+
+def test_graph_files_of_a_directory_are_one_source(run: Run, tmp_path: Path) -> None:
+    debug_directory(tmp_path / "traced", GRAPHS)
+    (tmp_path / "step.forward-x.graph").touch()
+    written = run("capture", "traced", "-o", "step.graph")
+    assert written.code == 0, written.stderr
+    files = graph_file_set(tmp_path / "step.graph")
+    assert [file.name for file in files] == [f"step.{name}.graph" for name in NAMES]
+    solved = run("solve", "step.graph", "--budget", "0", "--direction", "backward", "--json")
+    assert [graph["name"] for graph in json.loads(solved.stdout)["graphs"]] == ["backward-1"]
+
+
+def test_solve_a_directory(run: Run, tmp_path: Path) -> None:
+    """Each graph has files of its own, and says where it comes from."""
+    debug_directory(tmp_path / "traced", GRAPHS)
+    solved = run("solve", "traced", "--budget", "0", "-o", "out")
+    assert solved.code == 0, solved.stderr
+    assert solved.stdout.count("is exact to the tick and to the byte") == 3
+    assert "backward-1: traced/torch_compile_debug/run_2026" in solved.stdout
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {f"{name}.schedule.json" for name in NAMES} < written
