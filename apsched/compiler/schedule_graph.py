@@ -1,15 +1,18 @@
 """``schedule_graph``: the one function that every surface in a compiler calls."""
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
+from typing import TypeVar
 
 import torch
 
 from apsched.capture.graph_module import capture_graph, direction_of
 from apsched.compiler.inductor_settings import check_inductor
-from apsched.compiler.ranks.agreement import GraphAgreement, agreement_of, check_launches
-from apsched.compiler.schedule_captured import RESULT, running_groups, scheduled
+from apsched.compiler.ranks.agreement import GraphAgreement, agreement_of
+from apsched.compiler.ranks.failures import in_words
+from apsched.compiler.ranks.launches import Launch, launches_of
+from apsched.compiler.schedule_captured import RESULT, process_rank, running_groups, scheduled
 from apsched.compiler.settings import Settings
 from apsched.errors import AgreementError, ApschedError
 from apsched.fx.collectives import is_collective
@@ -22,6 +25,11 @@ from apsched.writeback.hold_order import hold_order
 
 logger = logging.getLogger(__name__)
 
+Names = Mapping[str, str] | Callable[[], Mapping[str, str] | None]
+Launches = dict[str, tuple[Launch, ...]]
+"""By group."""
+T = TypeVar("T")
+
 
 def schedule_graph(
     gm: torch.fx.GraphModule,
@@ -29,7 +37,7 @@ def schedule_graph(
     *,
     name: str | None = None,
     kept_inputs: Iterable[str] | None = None,
-    parameter_names: Mapping[str, str] | None = None,
+    parameter_names: Names | None = None,
     held: bool = False,
     agreement: GraphAgreement | None = None,
 ) -> torch.fx.GraphModule:
@@ -38,60 +46,95 @@ def schedule_graph(
 
     Every node needs ``meta["val"]``; see :func:`apsched.capture.graph_module.capture_graph`
     for the other arguments, which matter to memory (``kept_inputs``: placeholders that the caller
-    keeps alive) and plans (``parameter_names``: placeholder -> name), and follow from the names and
-    descriptors that AOTAutograd gives placeholders where they are not given. What is returned runs
-    in graph order, with ``held`` also through full Inductor; its :class:`apsched.Result` is
-    ``module.meta["apsched_result"]``. ``agreement`` is that of the process ranks on this graph,
-    where it was opened already. One line is logged for each graph.
+    keeps alive) and plans (``parameter_names``: placeholder -> name, or a function that finds them
+    or writes them into the graph), and follow from the names and descriptors that AOTAutograd gives
+    placeholders where they are not given. What is returned runs in graph order, with ``held`` also
+    through full Inductor; its :class:`apsched.Result` is ``module.meta["apsched_result"]``.
+    ``agreement`` is that of the process ranks on this graph, where it was opened already. One line
+    is logged for each graph.
+
+    With ``on_error="fallback"`` no error leaves it, wherever one appears, and all process ranks of
+    the job run the graph as it was where one of them has to.
 
     Raises
     ------
     ApschedError
-        (``InputError``, ``InfeasibleError``, ``RoundTripError``) with ``on_error="raise"``, where
-        the graph cannot be scheduled; ``AgreementError`` whatever ``on_error`` says, where process
-        ranks of the job would launch different collectives, or one of them does not answer.
+        with ``on_error="raise"``: ``InputError``, ``InfeasibleError``, ``RoundTripError`` where the
+        graph cannot be scheduled, ``AgreementError`` where process ranks of the job would launch
+        different collectives, or one of them does not answer.
     """
-    agreement = agreement or agreement_of(gm, settings.deadline_s)
-    with agreement or nullcontext():
-        fast, run = _scheduled_or_as_it_was(
-            gm, settings, agreement, name, kept_inputs, parameter_names, held=held
-        )
-        result: Result | None = fast.meta.get(RESULT) if fast is not gm else None
-        if agreement is not None:
-            check_launches(agreement, fast, gm, _names(result))
-    if result is not None:
-        logger.info("%s", told(result))
+
+    def attempt(agreement: GraphAgreement | None) -> tuple[_Modules, Launches]:
+        names = parameter_names() if callable(parameter_names) else parameter_names
+        if not any(is_collective(node) for node in gm.graph.nodes):
+            return (gm, gm), {}
+        if held:
+            check_inductor()
+        captured = capture_graph(gm, name=name, kept_inputs=kept_inputs, parameter_names=names)
+        fast = scheduled(captured, settings, agreement)
+        run = hold_order(fast, group_ranks=running_groups()) if held else fast
+        if agreement is None:
+            return (fast, run), {}
+        with agreement.job.working():
+            return (fast, run), launches_of(fast, gm, _names(fast.meta[RESULT]))
+
+    fast, run = _all_or_none(gm, (gm, gm), settings, name, attempt, agreement)
+    if fast is not gm:
+        logger.info("%s", told(fast.meta[RESULT]))
     return run
 
 
-def _scheduled_or_as_it_was(
-    gm: torch.fx.GraphModule,
+def prepare_joint(
+    joint: torch.fx.GraphModule,
     settings: Settings,
-    agreement: GraphAgreement | None,
+    prepare: Callable[[], torch.fx.GraphModule],
+) -> torch.fx.GraphModule:
+    """Return what ``prepare`` makes of ``joint`` before it is partitioned; with
+    ``on_error="fallback"`` ``joint`` itself where that fails on any process rank.
+    """
+    return _all_or_none(joint, joint, settings, "joint", lambda _: (prepare(), {}), None)
+
+
+_Modules = tuple[torch.fx.GraphModule, torch.fx.GraphModule]
+"""A graph scheduled, and as it is to be run: where its order is held by control dependencies, these
+hide what is launched.
+"""
+
+
+def _all_or_none(
+    gm: torch.fx.GraphModule,
+    as_it_was: T,
+    settings: Settings,
     name: str | None,
-    kept_inputs: Iterable[str] | None,
-    parameter_names: Mapping[str, str] | None,
-    *,
-    held: bool,
-) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-    """Return the graph scheduled, and as it is to be run: with ``held`` with control dependencies,
-    which hide what is launched.
+    attempt: Callable[[GraphAgreement | None], tuple[T, Launches]],
+    agreement: GraphAgreement | None,
+) -> T:
+    """Return what ``attempt`` makes of ``gm``, where it succeeds on all process ranks that have
+    ``gm`` and they launch the same; else ``as_it_was``, or the error, as ``settings`` say.
     """
     try:
-        if not any(is_collective(node) for node in gm.graph.nodes):
-            return gm, gm
-        if held:
-            check_inductor()
-        captured = capture_graph(
-            gm, name=name, kept_inputs=kept_inputs, parameter_names=parameter_names
-        )
-        fast = scheduled(captured, settings, agreement)
-        return fast, hold_order(fast, group_ranks=running_groups()) if held else fast
-    except AgreementError:
-        raise  # the other process ranks may run something else, whatever this one does
-    except Exception as error:
-        same = kept_as_it_was(gm, error, settings, name)
-        return same, same
+        agreement = agreement or agreement_of(gm, settings.deadline_s)
+    except Exception as error:  # torch's store cannot be had: on no process rank
+        kept_as_it_was(gm, error, settings, name)
+        return as_it_was
+    with agreement or nullcontext():
+        kept, launches = "", Launches()
+        try:
+            result, launches = attempt(agreement)
+        except Exception as error:
+            kept_as_it_was(gm, error, settings, name)
+            result, kept = as_it_was, str(in_words(error, process_rank()))
+            if agreement is not None:
+                agreement.give_up(error)
+        if agreement is None:
+            return result
+        try:
+            agreement.check(launches, kept)
+        except AgreementError as error:
+            if not kept:
+                kept_as_it_was(gm, error, settings, name)
+            return as_it_was
+    return result
 
 
 def kept_as_it_was(
@@ -109,10 +152,8 @@ def kept_as_it_was(
     return gm
 
 
-def _names(result: Result | None) -> dict[str, str]:
+def _names(result: Result) -> dict[str, str]:
     """Return start node -> the parameter or module that it serves."""
-    if result is None:
-        return {}
     problem = result.problem
     return {problem.node_names[c.start]: c.module for c in problem.collectives if c.module}
 
