@@ -8,6 +8,7 @@ from typing import TypeVar
 import torch
 
 from apsched.capture.graph_module import capture_graph, direction_of
+from apsched.compiler.eager_parallel import warn_of_hidden_collectives
 from apsched.compiler.inductor_settings import check_inductor
 from apsched.compiler.ranks.agreement import GraphAgreement, agreement_of
 from apsched.compiler.ranks.failures import in_words
@@ -67,6 +68,7 @@ def schedule_graph(
     def attempt(agreement: GraphAgreement | None) -> tuple[_Modules, Launches]:
         names = parameter_names() if callable(parameter_names) else parameter_names
         if not any(is_collective(node) for node in gm.graph.nodes):
+            warn_of_hidden_collectives(process_rank())
             return (gm, gm), {}
         if held:
             check_inductor()

@@ -4,6 +4,8 @@ parameters a unit has.
 
 from typing import Any
 
+import torch
+
 from apsched.torch_compat.version import check_torch_version
 
 check_torch_version()
@@ -22,3 +24,24 @@ def fsdp_unit_of(module: Any) -> tuple[int, int]:
     if groups is None:  # torch 2.11 has one group at most
         groups = [state._fsdp_param_group] if state._fsdp_param_group is not None else []
     return id(state), len(groups)
+
+
+def has_fully_sharded_modules() -> bool:
+    """Return whether ``fully_shard`` was called on a module that is alive
+    (torch/distributed/_composable_state.py, _module_state_mapping).
+    """
+    if not torch.distributed.is_available():
+        return False
+    from torch.distributed import _composable_state
+    from torch.distributed.fsdp import FSDPModule
+
+    return any(
+        isinstance(module, FSDPModule) for module in list(_composable_state._module_state_mapping)
+    )
+
+
+def runs_in_ddp() -> bool:
+    """Return whether the forward of a DistributedDataParallel is running
+    (torch/nn/parallel/distributed.py, _active_ddp_module).
+    """
+    return torch.nn.parallel.DistributedDataParallel._get_active_ddp_module() is not None

@@ -54,9 +54,9 @@ class Seen:
     groups: Mapping[str, tuple[int, ...]]
 
 
-def seen(size: int, rank: int, *, rows: int = 100) -> list[Seen]:
+def seen(size: int, rank: int) -> list[Seen]:
     with world(size, rank) as running:
-        model = nn.Sequential(nn.Linear(16, rows), nn.GELU(), nn.Linear(rows, 16)).bfloat16()
+        model = nn.Sequential(nn.Linear(16, 100), nn.GELU(), nn.Linear(100, 16)).bfloat16()
         mesh = init_device_mesh("cpu", (size,))
         for layer in (model[0], model[2]):
             for name, parameter in list(layer.named_parameters(recurse=False)):
@@ -116,13 +116,12 @@ def test_one_answer_serves_shards_of_all_sizes(size):
 
 
 def test_what_is_more_than_padding_is_another_graph():
-    """Four layers are not two, and a number of nodes that differs is said."""
-    one, whole = seen(7, 6)[0], seen(7, 6, rows=98)[0]
+    """Another operator; and a number of nodes that differs is said."""
+    one = seen(7, 6)[0]
     graph = one.captured.module.graph
     (gelu,) = graph.find_nodes(op="call_function", target=torch.ops.aten.gelu.default)
     gelu.target = torch.ops.aten.relu.default
     assert likeness_of(graph, one.problem).digest != one.likeness.digest
-    assert whole.likeness.digest != one.likeness.digest, "its gathers are cut nowhere"
     short = replace(one.likeness, padding=one.likeness.padding[:-1])
     schedule = solved(one.problem)
     with pytest.raises(InputError, match=r"nodes without padding, found one of"):
