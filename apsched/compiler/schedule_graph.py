@@ -80,7 +80,13 @@ def schedule_graph(
         with agreement.job.working():
             return (fast, run), launches_of(fast, gm, _names(fast.meta[RESULT]))
 
-    fast, run = _all_or_none(gm, (gm, gm), settings, name, attempt, agreement)
+    fast, run = all_or_none(
+        lambda: agreement or agreement_of(gm, settings.deadline_s),
+        (gm, gm),
+        settings,
+        name or direction_of(gm.graph),
+        attempt,
+    )
     if fast is not gm:
         logger.info("%s", told(fast.meta[RESULT]))
     return run
@@ -94,7 +100,13 @@ def prepare_joint(
     """Return what ``prepare`` makes of ``joint`` before it is partitioned; with
     ``on_error="fallback"`` ``joint`` itself where that fails on any process rank.
     """
-    return _all_or_none(joint, joint, settings, "joint", lambda _: (prepare(), {}), None)
+    return all_or_none(
+        lambda: agreement_of(joint, settings.deadline_s),
+        joint,
+        settings,
+        "joint",
+        lambda _: (prepare(), {}),
+    )
 
 
 _Modules = tuple[torch.fx.GraphModule, torch.fx.GraphModule]
@@ -103,28 +115,27 @@ hide what is launched.
 """
 
 
-def _all_or_none(
-    gm: torch.fx.GraphModule,
+def all_or_none(
+    agree: Callable[[], GraphAgreement | None],
     as_it_was: T,
     settings: Settings,
-    name: str | None,
+    name: str,
     attempt: Callable[[GraphAgreement | None], tuple[T, Launches]],
-    agreement: GraphAgreement | None,
 ) -> T:
-    """Return what ``attempt`` makes of ``gm``, where it succeeds on all process ranks that have
-    ``gm`` and they launch the same; else ``as_it_was``, or the error, as ``settings`` say.
+    """Return the result of ``attempt``, where it succeeds on all process ranks that ``agree`` and
+    they launch the same; else ``as_it_was``, or the error, as ``settings`` say.
     """
     try:
-        agreement = agreement or agreement_of(gm, settings.deadline_s)
+        agreement = agree()
     except Exception as error:  # torch's store cannot be had: on no process rank
-        kept_as_it_was(gm, error, settings, name)
+        kept_as_it_was(as_it_was, error, settings, name)
         return as_it_was
     with agreement or nullcontext():
         kept, launches = "", Launches()
         try:
             result, launches = attempt(agreement)
         except Exception as error:
-            kept_as_it_was(gm, error, settings, name)
+            kept_as_it_was(as_it_was, error, settings, name)
             result, kept = as_it_was, str(in_words(error, process_rank()))
             if agreement is not None:
                 agreement.give_up(error)
@@ -134,24 +145,20 @@ def _all_or_none(
             agreement.check(launches, kept)
         except AgreementError as error:
             if not kept:
-                kept_as_it_was(gm, error, settings, name)
+                kept_as_it_was(as_it_was, error, settings, name)
             return as_it_was
     return result
 
 
-def kept_as_it_was(
-    gm: torch.fx.GraphModule, error: Exception, settings: Settings, name: str | None = None
-) -> torch.fx.GraphModule:
-    """Return ``gm``, which ``error`` kept from being scheduled, and log that; raise ``error`` where
+def kept_as_it_was(it: T, error: Exception, settings: Settings, name: str) -> T:
+    """Return ``it``, which ``error`` kept from being scheduled, and log that; raise ``error`` where
     ``settings`` say so.
     """
     if settings.on_error == "raise":
         raise error
     unexpected = error if not isinstance(error, ApschedError) else None
-    logger.warning(
-        "%s stays as it was: %s", name or direction_of(gm.graph), error, exc_info=unexpected
-    )
-    return gm
+    logger.warning("%s stays as it was: %s", name, error, exc_info=unexpected)
+    return it
 
 
 def _names(result: Result) -> dict[str, str]:
