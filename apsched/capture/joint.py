@@ -42,9 +42,9 @@ def capture_module(
     Parameters and inputs may be real, or fake tensors of one fake mode; parameters may be DTensors:
     the graph then takes their local shards. With ``reshard_after_forward`` the gathered parameters
     are gathered again in backward, but for ``kept_parameters``. ``passes`` run on the joint graph
-    first (docs/passes.md). With ``count_saved`` the joint graph is also partitioned without tags on gathers, and ``saved_bytes``
-    says what the tags change. A process group must run if the module uses one
-    (:func:`apsched.capture.fake_world.world`).
+    first (docs/passes.md). With ``count_saved`` the joint graph is also partitioned without tags on
+    gathers, and ``saved_bytes`` says what the tags change. A process group must run if the module
+    uses one (:func:`apsched.capture.fake_world.world`).
 
     The forward graph says what it saves. A module that runs such graphs is partitioned just as they
     were (:mod:`apsched.fx.passes.partition_replay`).

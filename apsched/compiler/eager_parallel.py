@@ -2,13 +2,13 @@
 
 import logging
 
-from apsched.torch_compat.fsdp import has_fully_sharded_modules, runs_in_ddp
+from apsched.torch_compat.fsdp import runs_in_ddp, runs_in_fsdp
 
 logger = logging.getLogger(__name__)
 
 _WAYS = {
     "fully_shard": (
-        has_fully_sharded_modules,
+        runs_in_fsdp,
         "apsched.tune_fsdp2(model, inputs) sets up its prefetches, and a model whose parameters"
         " are gathered when they are read (docs/compiler.md) is scheduled as a graph",
     ),

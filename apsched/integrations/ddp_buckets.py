@@ -70,7 +70,9 @@ class DdpBuckets:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Return what to hand to ``DistributedDataParallel``."""
+        """What to hand to ``DistributedDataParallel``."""
+        if len(self.bucket_cap_mb_list) == 1:
+            return {"bucket_cap_mb": self.bucket_cap_mb}
         return {"bucket_cap_mb_list": list(self.bucket_cap_mb_list)}
 
     def __str__(self) -> str:

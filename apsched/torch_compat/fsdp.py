@@ -31,17 +31,21 @@ def _groups_of(state: Any) -> list[Any]:
     return groups
 
 
-def has_fully_sharded_modules() -> bool:
-    """Return whether ``fully_shard`` was called on a module that is alive
-    (torch/distributed/_composable_state.py, _module_state_mapping).
+def runs_in_fsdp() -> bool:
+    """Return whether a step of a module is running on which ``fully_shard`` was called
+    (torch/distributed/_composable_state.py, _module_state_mapping;
+    torch/distributed/fsdp/_fully_shard/_fsdp_state.py, FSDPState._training_state).
     """
     if not torch.distributed.is_available():
         return False
     from torch.distributed import _composable_state
     from torch.distributed.fsdp import FSDPModule
 
+    modules: list[Any] = list(_composable_state._module_state_mapping)
     return any(
-        isinstance(module, FSDPModule) for module in list(_composable_state._module_state_mapping)
+        module._get_fsdp_state()._training_state.name != "IDLE"
+        for module in modules
+        if isinstance(module, FSDPModule)
     )
 
 
