@@ -2,7 +2,8 @@
 
 import logging
 
-from apsched.torch_compat.fsdp import runs_in_ddp, runs_in_fsdp
+from apsched.torch_compat.ddp import runs_in_ddp
+from apsched.torch_compat.fsdp import runs_in_fsdp
 
 logger = logging.getLogger(__name__)
 

@@ -31,6 +31,7 @@ from apsched.graph.export.export import export_graph
 from apsched.kinds import CollectiveKind
 from apsched.problem.build import build_problem
 from apsched.quantities import show_us
+from apsched.torch_compat.ddp import first_bucket_bytes, reducer_buckets
 from apsched.torch_compat.graphs import gradient_of, process_group_names, quiet_fake_tensors
 from apsched.units import ticks_to_us
 
@@ -230,7 +231,7 @@ def _best(backward: _Backward, prices: CostModel) -> DdpBuckets:
     """Return the limits that end the step first; of nearly equal ones those with the fewest
     buckets.
     """
-    default = (dist._DEFAULT_FIRST_BUCKET_BYTES, _DEFAULT_CAP_MB * _MIB)
+    default = (first_bucket_bytes(), _DEFAULT_CAP_MB * _MIB)
     candidates: list[tuple[int, ...]] = [default, *((mb * _MIB,) for mb in _CAPS_MB)]
     candidates += [
         (first * _MIB, cap * _MIB) for first in (1, 5) for cap in _CAPS_MB if cap > first
@@ -261,10 +262,7 @@ def _judged(
     """Return the step time with these limits, the buckets that the reducer makes, and the
     limits.
     """
-    made, _ = dist._compute_bucket_assignment_by_size(
-        list(backward.parameters), list(limits), [], list(range(len(backward.parameters)))
-    )
-    buckets = sorted((sorted(bucket) for bucket in made), key=lambda bucket: bucket[-1])
+    buckets = reducer_buckets(backward.parameters, limits)
     end_us = 0.0
     for bucket in buckets:
         size = sum(backward.sizes[k] for k in bucket)

@@ -49,13 +49,6 @@ def runs_in_fsdp() -> bool:
     )
 
 
-def runs_in_ddp() -> bool:
-    """Return whether the forward of a DistributedDataParallel is running
-    (torch/nn/parallel/distributed.py, _active_ddp_module).
-    """
-    return torch.nn.parallel.DistributedDataParallel._get_active_ddp_module() is not None
-
-
 HOOKS_OF_FSDP = "torch.distributed.fsdp."
 """Module of the hooks that ``fully_shard`` puts on modules."""
 
