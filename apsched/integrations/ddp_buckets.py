@@ -191,8 +191,9 @@ def _gradient_order(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[str, ...
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     copy, order = fake_copy(model, mode), []
     for name, parameter in copy.named_parameters():
-        if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(lambda _, name=name: order.append(name))
+        tensor: Any = parameter
+        if tensor.requires_grad:
+            tensor.register_post_accumulate_grad_hook(lambda _, name=name: order.append(name))
     try:
         with mode, quiet_fake_tensors():
             leaves = torch.utils._pytree.tree_leaves(copy(*fake_inputs(inputs, mode)))

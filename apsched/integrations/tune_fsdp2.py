@@ -133,7 +133,10 @@ def tune_fsdp2(model: nn.Module, inputs: Any, **settings: Any) -> Fsdp2Tuning:
         said = (Launch(what=f"what units are told: {told}", members=(), names=()),)
         return results, {group.name: said for group in agreement.groups} if agreement else {}
 
-    results = all_or_none(lambda: _agreement(model, chosen), (), chosen, "fully_shard", attempt)
+    as_it_was: tuple[Result, ...] = ()
+    results = all_or_none(
+        lambda: _agreement(model, chosen), as_it_was, chosen, "fully_shard", attempt
+    )
     applied = apply_fsdp2(model, results) if results else None
     return Fsdp2Tuning(settings=applied, results=results)
 
@@ -160,8 +163,7 @@ def _solved(
     """
     ranks, request = running_groups(), settings.solve_request
     prices = settings.prices(ranks)
-    known = isinstance(prices, ClusterCostModel | MeasuredCostModel)
-    cluster = prices.cluster if known else None
+    cluster = prices.cluster if isinstance(prices, ClusterCostModel | MeasuredCostModel) else None
     progress = Progress(quiet=not (settings.progress and process_rank() == 0))
     with agreement.job.working() if agreement else nullcontext():
         graph = loaded_graph(

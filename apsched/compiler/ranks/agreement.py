@@ -225,7 +225,11 @@ class GraphAgreement:
             self._say(group, f"{topic} {self.job.rank}", {**words, "up": group is parent})
         wrong, count = self._findings(topic)
         if parent is None:
-            verdict = {"wrong": wrong, "ranks": count, "at": f"{self.groups[0].key}/{topic} all"}
+            verdict: dict[str, Any] = {
+                "wrong": wrong,
+                "ranks": count,
+                "at": f"{self.groups[0].key}/{topic} all",
+            }
         else:
             self._say(parent, f"{topic} up {self.job.rank}", {"wrong": wrong, "ranks": count})
             verdict = self._hear(
