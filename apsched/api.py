@@ -169,6 +169,8 @@ def optimize(
     try:
         return scheduled(capture_graph(gm), settings)
     except Exception as error:
+        if settings.on_error == "raise":
+            raise
         return kept_as_it_was(gm, error, settings, direction_of(gm.graph))
 
 

@@ -28,13 +28,14 @@ def warn_of_hidden_collectives(process_rank: int) -> None:
     run outside of it.
     """
     for name, (is_used, way) in _WAYS.items():
-        if name not in _WARNED and is_used():
-            _WARNED.add(name)
-            if process_rank == 0:
-                logger.warning(
-                    "found %s and no collective in a graph of torch.compile: %s launches its own"
-                    " collectives outside of graphs, and apsched schedules none of them; %s",
-                    name,
-                    name,
-                    way,
-                )
+        if name in _WARNED or not is_used():
+            continue
+        _WARNED.add(name)
+        if process_rank == 0:
+            logger.warning(
+                "found %s and no collective in a graph of torch.compile: %s launches its own"
+                " collectives outside of graphs, and apsched schedules none of them; %s",
+                name,
+                name,
+                way,
+            )

@@ -150,3 +150,12 @@ def test_three_processes_compute_what_they_did(job, case):
             assert found["largest_distance"] < 1e-5
         else:
             assert found["num_unequal"] == 0
+
+
+@pytest.mark.alone
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
+@pytest.mark.parametrize("case", ["one fails", "one fails under Inductor"])
+def test_where_one_process_fails_all_run_their_graphs_as_they_were(job, case):
+    for report in job:
+        assert report[case]["graphs"] == []
+        assert report[case]["num_unequal"] == 0

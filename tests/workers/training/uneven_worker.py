@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
+from apsched.compiler import schedule_graph
 from tests.helpers.graphs.small_models import shard
 from tests.workers.training.compiler_worker import NUM_STEPS, compared
 
@@ -33,6 +34,21 @@ def odd(**settings: object) -> dict[str, object]:
     return compared(module, inputs, **settings)
 
 
+def one_fails(**settings: object) -> dict[str, object]:
+    """Process rank 1 cannot capture any graph."""
+    before = schedule_graph.capture_graph
+
+    def fails(*arguments: object, **more: object) -> object:
+        raise ZeroDivisionError("a bug")
+
+    try:
+        if dist.get_rank() == 1:
+            schedule_graph.capture_graph = fails
+        return odd(on_error="fallback", **settings)
+    finally:
+        schedule_graph.capture_graph = before
+
+
 def main(rank: int, world_size: int, folder: Path) -> None:
     torch.set_num_threads(1)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder.parent / "inductor")
@@ -45,6 +61,8 @@ def main(rank: int, world_size: int, folder: Path) -> None:
         "gathered again": odd(plain="aot_eager", reshard_after_forward=True),
         "no deadline": odd(plain="aot_eager", deadline_s=None),
         "inductor": odd(plain="inductor", inductor=True),
+        "one fails": one_fails(plain="aot_eager"),
+        "one fails under Inductor": one_fails(plain="inductor", inductor=True),
     }
     (folder / f"{rank}.json").write_text(json.dumps(found))
     dist.barrier()
