@@ -1,5 +1,7 @@
 """Contracts of eager data parallelism: ``fully_shard`` and DistributedDataParallel."""
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -20,7 +22,7 @@ def _runs_in_fsdp() -> None:
             return super().forward(x)
 
     with group(2, fake=True):
-        model = fully_shard(Looks(4, 4))
+        model: Any = fully_shard(Looks(4, 4))
         seen.append(fsdp.runs_in_fsdp())
         model(torch.ones(1, 4)).sum().backward()
         seen.append(fsdp.runs_in_fsdp())
