@@ -51,7 +51,8 @@ def one_fails(**settings: object) -> dict[str, object]:
 
 def main(rank: int, world_size: int, folder: Path) -> None:
     torch.set_num_threads(1)
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder.parent / "inductor")
+    # torch's own cache of joint graphs takes the shards of one process rank for those of another
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder.parent / f"inductor{rank}")
     store = dist.FileStore(str(folder / "store"), world_size)
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=600)
