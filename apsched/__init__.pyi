@@ -17,6 +17,8 @@ from apsched.errors import InfeasibleError as InfeasibleError
 from apsched.errors import InputError as InputError
 from apsched.errors import RoundTripError as RoundTripError
 from apsched.graph.export.export import export_graph as export_graph
+from apsched.integrations.ddp_buckets import ddp_buckets as ddp_buckets
+from apsched.integrations.tune_fsdp2 import tune_fsdp2 as tune_fsdp2
 from apsched.pipeline.result import Result as Result
 from apsched.problem.plan.plan_file import load_plan as load_plan
 from apsched.problem.plan.rules import Plan as Plan

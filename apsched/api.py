@@ -9,7 +9,7 @@ from typing import Final, Literal
 import networkx as nx
 import torch
 
-from apsched.capture.graph_module import capture_graph
+from apsched.capture.graph_module import capture_graph, direction_of
 from apsched.compiler.schedule_captured import scheduled
 from apsched.compiler.schedule_graph import kept_as_it_was
 from apsched.compiler.settings import Settings, memory_cap_of
@@ -174,7 +174,9 @@ def optimize(
     try:
         return scheduled(capture_graph(gm), settings)
     except Exception as error:
-        return kept_as_it_was(gm, error, settings)
+        if settings.on_error == "raise":
+            raise
+        return kept_as_it_was(gm, error, settings, direction_of(gm.graph))
 
 
 def solve(

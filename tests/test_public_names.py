@@ -12,7 +12,7 @@ import pytest
 import apsched
 
 NAMES = (
-    *("optimize", "solve", "backend", "inductor_pass"),
+    *("optimize", "solve", "backend", "inductor_pass", "tune_fsdp2", "ddp_buckets"),
     *("Caps", "SolveOptions", "Plan", "Rule", "load_plan"),
     *("capture_graph", "export_graph", "Problem", "Schedule", "Result", "simulate", "verify"),
     *("CostModel", "load_cost_model", "measure_costs"),

@@ -3,7 +3,7 @@ compiler gets them.
 """
 
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -33,6 +33,7 @@ def capture_module(
     *,
     source: str,
     reshard_after_forward: bool = True,
+    kept_parameters: Collection[str] = (),
     passes: PassList = (),
     count_saved: bool = False,
 ) -> Capture:
@@ -40,10 +41,10 @@ def capture_module(
 
     Parameters and inputs may be real, or fake tensors of one fake mode; parameters may be DTensors:
     the graph then takes their local shards. With ``reshard_after_forward`` the gathered parameters
-    are gathered again in backward. ``passes`` run on the joint graph first (docs/passes.md). With
-    ``count_saved`` the joint graph is also partitioned without tags on gathers, and ``saved_bytes``
-    says what the tags change. A process group must run if the module uses one
-    (:func:`apsched.capture.fake_world.world`).
+    are gathered again in backward, but for ``kept_parameters``. ``passes`` run on the joint graph
+    first (docs/passes.md). With ``count_saved`` the joint graph is also partitioned without tags on
+    gathers, and ``saved_bytes`` says what the tags change. A process group must run if the module
+    uses one (:func:`apsched.capture.fake_world.world`).
 
     The forward graph says what it saves. A module that runs such graphs is partitioned just as they
     were (:mod:`apsched.fx.passes.partition_replay`).
@@ -64,7 +65,11 @@ def capture_module(
         if is_tagged(joint):
             return run_passes(joint, (forget_spent_tags(), *passes, classify())).module
         return run_passes(
-            joint, (*passes, *joint_passes(reshard_after_forward=reshard_after_forward))
+            joint,
+            (
+                *passes,
+                *joint_passes(reshard_after_forward=reshard_after_forward, kept=kept_parameters),
+            ),
         ).module
 
     untagged: list[GraphModule] = []

@@ -14,7 +14,7 @@ from apsched.compiler.code_cache import with_agreed_code
 from apsched.compiler.inductor_pass import InductorPass, ParameterPass
 from apsched.compiler.inductor_settings import OFF, switched_on
 from apsched.compiler.schedule_captured import RESULT
-from apsched.compiler.schedule_graph import schedule_graph
+from apsched.compiler.schedule_graph import kept_as_it_was, prepare_joint, schedule_graph
 from apsched.compiler.settings import Settings
 from apsched.errors import InputError
 from apsched.fx.passes.lists import joint_passes
@@ -55,9 +55,9 @@ class Backend:
         self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **_: Any
     ) -> Callable[..., Any]:
         """Return ``gm`` compiled: its graphs run in the order that they were given."""
-        names = dynamo_parameters(gm)
+        names = self._parameters(gm)
         if self.inductor:
-            around = partial(with_agreed_code, deadline_s=self.settings.deadline_s)
+            around = partial(with_agreed_code, settings=self.settings)
             return inductor_compiled(
                 gm,
                 example_inputs,
@@ -74,6 +74,13 @@ class Backend:
             partition=partial(self._partition, names),
         )
 
+    def _parameters(self, gm: torch.fx.GraphModule) -> dict[int, str]:
+        try:
+            return dynamo_parameters(gm)
+        except Exception as error:
+            kept_as_it_was(gm, error, self.settings, "what Dynamo found")
+            return {}
+
     def _patches(self, names: Mapping[int, str]) -> dict[str, Any]:
         """Return what Inductor's settings must be, for forward and for backward, which is compiled
         later.
@@ -86,7 +93,9 @@ class Backend:
                 value,
             )
         hooks: dict[str, Any] = {
-            "joint_custom_pre_pass": ParameterPass(names, self.reshard_after_forward),
+            "joint_custom_pre_pass": ParameterPass(
+                names, self.reshard_after_forward, self.settings
+            ),
             "post_grad_custom_post_pass": InductorPass(self.settings, names, self.results),
         }
         return {name: OFF[name] for name in switched_on()} | {
@@ -100,18 +109,27 @@ class Backend:
         joint_inputs: Any,
         **options: Any,
     ) -> Any:
-        name_parameters(joint.graph, names)
         again = self.reshard_after_forward
-        joint = run_passes(
-            joint, (classify(),) if again is None else joint_passes(reshard_after_forward=again)
-        ).module
-        return default_partition(joint, joint_inputs, **options)
+
+        def prepare() -> torch.fx.GraphModule:
+            name_parameters(joint.graph, names)
+            return run_passes(
+                joint, (classify(),) if again is None else joint_passes(reshard_after_forward=again)
+            ).module
+
+        return default_partition(
+            prepare_joint(joint, self.settings, prepare), joint_inputs, **options
+        )
 
     def _compile(
         self, names: Mapping[int, str], name: str, gm: torch.fx.GraphModule, _: Sequence[Any]
     ) -> Callable[[list[Any]], Any]:
-        name_parameters(gm.graph, names)
-        fast = schedule_graph(gm, self.settings, name=name)
+        fast = schedule_graph(
+            gm,
+            self.settings,
+            name=name,
+            parameter_names=partial(name_parameters, gm.graph, names),
+        )
         if fast is not gm:
             self.results.append(fast.meta[RESULT])
         return boxed(fast)

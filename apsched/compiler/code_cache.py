@@ -17,6 +17,8 @@ from functools import partial
 from typing import Any
 
 from apsched.compiler.ranks.agreement import GraphAgreement, agreement_of
+from apsched.compiler.settings import Settings
+from apsched.errors import AgreementError
 from apsched.torch_compat.compilers import forget_code, forget_hashes, note_in_code, notes_in_code
 
 logger = logging.getLogger(__name__)
@@ -25,11 +27,11 @@ logger = logging.getLogger(__name__)
 class GraphInInductor:
     """One graph that Inductor compiles or finds in its cache."""
 
-    def __init__(self, agreement: GraphAgreement | None) -> None:
+    def __init__(self, agreement: GraphAgreement | None, settings: Settings) -> None:
         """``agreement`` is what process ranks say about it; ``None`` where there is nobody to talk
         to.
         """
-        self.agreement = agreement
+        self.agreement, self._settings = agreement, settings
         self.cached = True
         """Whether the cache is looked at."""
         self._passed = self._asked = False
@@ -42,9 +44,9 @@ class GraphInInductor:
         self._beating.close()  # who waits for others from now on says no longer that it works
         if self.agreement is not None and not self._asked:
             self._asked = True
-            self.agreement.same_code(None)
+            self._same_code(None)
         yield self.agreement
-        if self.agreement is not None:
+        if self.agreement is not None and self.agreement.launched:
             note_in_code(json.dumps(self.agreement.launched))
 
     def compiled(self, compile_graph: Callable[[], Any]) -> Any:
@@ -55,7 +57,7 @@ class GraphInInductor:
             if self._passed or self.agreement is None:
                 return code
             self._asked = True
-            if self.agreement.same_code(launched):
+            if self._same_code(launched):
                 logger.info(
                     "code for a graph taken from Inductor's cache; all process ranks launch the"
                     " same"
@@ -72,6 +74,19 @@ class GraphInInductor:
                 code = self._attempt(compile_graph)
             _launched()
             return code
+
+    def _same_code(self, launched: dict[str, str] | None) -> bool:
+        """Return whether all found the same code; no, where they cannot say and errors only fall
+        back: what is compiled then is compared again.
+        """
+        assert self.agreement is not None
+        try:
+            return self.agreement.same_code(launched)
+        except AgreementError as error:
+            if self._settings.on_error == "raise":
+                raise
+            logger.warning("code in Inductor's cache is not used: %s", error)
+            return False
 
     def _attempt(self, compile_graph: Callable[[], Any]) -> Any:
         notes_in_code()
@@ -95,15 +110,13 @@ def graph_in_inductor() -> GraphInInductor | None:
     return _CURRENT.get()
 
 
-def with_agreed_code(
-    compile_graph: Callable[..., Any], deadline_s: float | None
-) -> Callable[..., Any]:
+def with_agreed_code(compile_graph: Callable[..., Any], settings: Settings) -> Callable[..., Any]:
     """Return ``compile_graph(gm, inputs, ...)``, which looks into Inductor's cache, so that no
     process rank uses what others have not.
     """
 
     def compiled(gm: Any, inputs: Any, **options: Any) -> Any:
-        return GraphInInductor(agreement_of(gm, deadline_s)).compiled(
+        return GraphInInductor(agreement_of(gm, settings.deadline_s), settings).compiled(
             partial(_compiled_anywhere, compile_graph, gm, inputs, **options)
         )
 

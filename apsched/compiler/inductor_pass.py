@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.fx import Graph, GraphModule
 from apsched.compiler.code_cache import graph_in_inductor
 from apsched.compiler.fingerprint import fingerprint
 from apsched.compiler.schedule_captured import RESULT
-from apsched.compiler.schedule_graph import schedule_graph
+from apsched.compiler.schedule_graph import prepare_joint, schedule_graph
 from apsched.compiler.settings import Settings
 from apsched.fx.passes.parameters import is_backward, mark_parameters
 from apsched.pipeline.result import Result
@@ -37,11 +38,16 @@ class InductorPass(CustomGraphPass):
 
     def __call__(self, graph: Graph) -> None:
         """Schedule ``graph``; it stays as it is where it has no collectives."""
-        name_parameters(graph, self.names)
         module = graph.owning_module or GraphModule(torch.nn.Module(), graph)
         current = graph_in_inductor()
         with current.passed() if current is not None else nullcontext() as agreement:
-            fast = schedule_graph(module, self.settings, held=True, agreement=agreement)
+            fast = schedule_graph(
+                module,
+                self.settings,
+                parameter_names=partial(name_parameters, graph, self.names),
+                held=True,
+                agreement=agreement,
+            )
         if fast is not module:
             self.results.append(fast.meta[RESULT])
             replace_graph(graph, fast)
@@ -68,14 +74,24 @@ class ParameterPass(CustomGraphPass):
 
     names: Mapping[int, str]
     reshard_after_forward: bool | None
+    settings: Settings
 
     def __call__(self, graph: Graph) -> None:
-        """Tag the nodes of a joint graph in place; nothing on others."""
-        name_parameters(graph, self.names)
-        if self.reshard_after_forward is not None and any(
-            is_backward(node) for node in graph.nodes
-        ):
-            mark_parameters(graph, reshard_after_forward=self.reshard_after_forward)
+        """Tag the nodes of a joint graph in place, or none of them; nothing on others."""
+        module = graph.owning_module or GraphModule(torch.nn.Module(), graph)
+        again = self.reshard_after_forward
+        before = {node: dict(node.meta) for node in graph.nodes}
+        tagged = GraphModule(torch.nn.Module(), Graph())  # stands for success
+
+        def tag() -> GraphModule:
+            name_parameters(graph, self.names)
+            if again is not None and any(is_backward(node) for node in graph.nodes):
+                mark_parameters(graph, reshard_after_forward=again)
+            return tagged
+
+        if prepare_joint(module, self.settings, tag) is not tagged:
+            for node, meta in before.items():
+                node.meta = meta
 
     def uuid(self) -> str:
         """Return what it does."""

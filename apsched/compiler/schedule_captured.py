@@ -13,6 +13,7 @@ from apsched.artifacts.schedule_file import bind_schedule
 from apsched.capture.captured import CapturedGraph
 from apsched.compiler.ranks.agreement import GraphAgreement
 from apsched.compiler.ranks.answer import answered
+from apsched.compiler.ranks.uneven import likeness_of
 from apsched.compiler.settings import Settings
 from apsched.config import Caps, SolveOptions
 from apsched.costs.cluster_model import ClusterCostModel
@@ -91,7 +92,15 @@ def scheduled(
             replace(settings.answers, start=start),
             partial(solve_as_asked, progress=progress.solver, start=start),
         )
-        return answered(problem, caps, options, solving, sources=sources, agreement=agreement)
+        return answered(
+            problem,
+            caps,
+            options,
+            solving,
+            sources=sources,
+            agreement=agreement,
+            likeness=likeness_of(captured.module.graph, problem) if agreement else None,
+        )
 
     result = solve_graph(
         graph, request, progress, caps=caps, search=search, working=partial(_working, agreement)

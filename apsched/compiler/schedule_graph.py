@@ -1,15 +1,19 @@
 """``schedule_graph``: the one function that every surface in a compiler calls."""
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
+from typing import TypeVar
 
 import torch
 
 from apsched.capture.graph_module import capture_graph, direction_of
+from apsched.compiler.eager_parallel import warn_of_hidden_collectives
 from apsched.compiler.inductor_settings import check_inductor
-from apsched.compiler.ranks.agreement import GraphAgreement, agreement_of, check_launches
-from apsched.compiler.schedule_captured import RESULT, groups_of, scheduled
+from apsched.compiler.ranks.agreement import GraphAgreement, agreement_of
+from apsched.compiler.ranks.failures import in_words
+from apsched.compiler.ranks.launches import Launch, launches_of
+from apsched.compiler.schedule_captured import RESULT, groups_of, process_rank, scheduled
 from apsched.compiler.settings import Settings
 from apsched.errors import AgreementError, ApschedError
 from apsched.fx.collectives import is_collective
@@ -23,6 +27,11 @@ from apsched.writeback.hold_order import hold_order
 
 logger = logging.getLogger(__name__)
 
+Names = Mapping[str, str] | Callable[[], Mapping[str, str] | None]
+Launches = dict[str, tuple[Launch, ...]]
+"""By group."""
+T = TypeVar("T")
+
 
 def schedule_graph(
     gm: torch.fx.GraphModule,
@@ -30,7 +39,7 @@ def schedule_graph(
     *,
     name: str | None = None,
     kept_inputs: Iterable[str] | None = None,
-    parameter_names: Mapping[str, str] | None = None,
+    parameter_names: Names | None = None,
     held: bool = False,
     agreement: GraphAgreement | None = None,
 ) -> torch.fx.GraphModule:
@@ -39,82 +48,123 @@ def schedule_graph(
 
     Every node needs ``meta["val"]``; see :func:`apsched.capture.graph_module.capture_graph`
     for the other arguments, which matter to memory (``kept_inputs``: placeholders that the caller
-    keeps alive) and plans (``parameter_names``: placeholder -> name), and follow from the names and
-    descriptors that AOTAutograd gives placeholders where they are not given. What is returned runs
-    in graph order, with ``held`` also through full Inductor; its :class:`apsched.Result` is
-    ``module.meta["apsched_result"]``. ``agreement`` is that of the process ranks on this graph,
-    where it was opened already. One line is logged for each graph.
+    keeps alive) and plans (``parameter_names``: placeholder -> name, or a function that finds them
+    or writes them into the graph), and follow from the names and descriptors that AOTAutograd gives
+    placeholders where they are not given. What is returned runs in graph order, with ``held`` also
+    through full Inductor; its :class:`apsched.Result` is ``module.meta["apsched_result"]``.
+    ``agreement`` is that of the process ranks on this graph, where it was opened already. One line
+    is logged for each graph.
+
+    With ``on_error="fallback"`` no error leaves it, wherever one appears, and all process ranks of
+    the job run the graph as it was where one of them has to.
 
     Raises
     ------
     ApschedError
-        (``InputError``, ``InfeasibleError``, ``RoundTripError``) with ``on_error="raise"``, where
-        the graph cannot be scheduled; ``AgreementError`` whatever ``on_error`` says, where process
-        ranks of the job would launch different collectives, or one of them does not answer.
+        with ``on_error="raise"``: ``InputError``, ``InfeasibleError``, ``RoundTripError`` where the
+        graph cannot be scheduled, ``AgreementError`` where process ranks of the job would launch
+        different collectives, or one of them does not answer.
     """
-    free = without_control_deps(gm)
-    agreement = agreement or agreement_of(free, settings.deadline_s)
-    with agreement or nullcontext():
-        fast, run = _scheduled_or_as_it_was(
-            free, settings, agreement, name, kept_inputs, parameter_names, held=held
-        )
-        result: Result | None = fast.meta.get(RESULT) if fast is not free else None
-        if agreement is not None:
-            check_launches(agreement, fast, free, _names(result))
-    if result is not None:
-        logger.info("%s", told(result))
-    return gm if run is free else run
 
-
-def _scheduled_or_as_it_was(
-    gm: torch.fx.GraphModule,
-    settings: Settings,
-    agreement: GraphAgreement | None,
-    name: str | None,
-    kept_inputs: Iterable[str] | None,
-    parameter_names: Mapping[str, str] | None,
-    *,
-    held: bool,
-) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-    """Return the graph scheduled, and as it is to be run: with ``held`` with control dependencies,
-    which hide what is launched.
-    """
-    try:
-        if not any(is_collective(node) for node in gm.graph.nodes):
-            return gm, gm
+    def attempt(agreement: GraphAgreement | None) -> tuple[_Modules, Launches]:
+        names = parameter_names() if callable(parameter_names) else parameter_names
+        free = without_control_deps(gm)
+        if not any(is_collective(node) for node in free.graph.nodes):
+            warn_of_hidden_collectives(process_rank())
+            return (gm, gm), {}
         if held:
             check_inductor()
-        captured = capture_graph(
-            gm, name=name, kept_inputs=kept_inputs, parameter_names=parameter_names
-        )
+        captured = capture_graph(free, name=name, kept_inputs=kept_inputs, parameter_names=names)
         fast = scheduled(captured, settings, agreement)
-        return fast, hold_order(fast, group_ranks=groups_of(gm.graph, settings)) if held else fast
-    except AgreementError:
-        raise  # the other process ranks may run something else, whatever this one does
-    except Exception as error:
-        same = kept_as_it_was(gm, error, settings, name)
-        return same, same
+        run = hold_order(fast, group_ranks=groups_of(free.graph, settings)) if held else fast
+        if agreement is None:
+            return (fast, run), {}
+        with agreement.job.working():
+            return (fast, run), launches_of(fast, free, _names(fast.meta[RESULT]))
+
+    fast, run = all_or_none(
+        lambda: agreement or agreement_of(gm, settings.deadline_s),
+        (gm, gm),
+        settings,
+        name or direction_of(gm.graph),
+        attempt,
+    )
+    if fast is not gm:
+        logger.info("%s", told(fast.meta[RESULT]))
+    return run
 
 
-def kept_as_it_was(
-    gm: torch.fx.GraphModule, error: Exception, settings: Settings, name: str | None = None
+def prepare_joint(
+    joint: torch.fx.GraphModule,
+    settings: Settings,
+    prepare: Callable[[], torch.fx.GraphModule],
 ) -> torch.fx.GraphModule:
-    """Return ``gm``, which ``error`` kept from being scheduled, and log that; raise ``error`` where
+    """Return what ``prepare`` makes of ``joint`` before it is partitioned; with
+    ``on_error="fallback"`` ``joint`` itself where that fails on any process rank.
+    """
+    return all_or_none(
+        lambda: agreement_of(joint, settings.deadline_s),
+        joint,
+        settings,
+        "joint",
+        lambda _: (prepare(), {}),
+    )
+
+
+_Modules = tuple[torch.fx.GraphModule, torch.fx.GraphModule]
+"""A graph scheduled, and as it is to be run: where its order is held by control dependencies, these
+hide what is launched.
+"""
+
+
+def all_or_none(
+    agree: Callable[[], GraphAgreement | None],
+    as_it_was: T,
+    settings: Settings,
+    name: str,
+    attempt: Callable[[GraphAgreement | None], tuple[T, Launches]],
+) -> T:
+    """Return the result of ``attempt``, where it succeeds on all process ranks that ``agree`` and
+    they launch the same; else ``as_it_was``, or the error, as ``settings`` say.
+    """
+    try:
+        agreement = agree()
+    except Exception as error:  # torch's store cannot be had: on no process rank
+        kept_as_it_was(as_it_was, error, settings, name)
+        return as_it_was
+    with agreement or nullcontext():
+        kept, launches = "", Launches()
+        try:
+            result, launches = attempt(agreement)
+        except Exception as error:
+            kept_as_it_was(as_it_was, error, settings, name)
+            result, kept = as_it_was, str(in_words(error, process_rank()))
+            if agreement is not None:
+                agreement.give_up(error)
+        if agreement is None:
+            return result
+        try:
+            agreement.check(launches, kept)
+        except AgreementError as error:
+            if not kept:
+                kept_as_it_was(as_it_was, error, settings, name)
+            return as_it_was
+    return result
+
+
+def kept_as_it_was(it: T, error: Exception, settings: Settings, name: str) -> T:
+    """Return ``it``, which ``error`` kept from being scheduled, and log that; raise ``error`` where
     ``settings`` say so.
     """
     if settings.on_error == "raise":
         raise error
     unexpected = error if not isinstance(error, ApschedError) else None
-    logger.warning(
-        "%s stays as it was: %s", name or direction_of(gm.graph), error, exc_info=unexpected
-    )
-    return gm
+    logger.warning("%s stays as it was: %s", name, error, exc_info=unexpected)
+    return it
 
 
-def _names(result: Result | None) -> dict[str, str]:
+def _names(result: Result) -> dict[str, str]:
     """Return start node -> the parameter or module that it serves."""
-    if result is None:
-        return {}
     problem = result.problem
     return {problem.node_names[c.start]: c.module for c in problem.collectives if c.module}
 

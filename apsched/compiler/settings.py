@@ -117,14 +117,14 @@ class Settings:
     """
     on_error: str = "raise"
     """``raise``: a problem in apsched stops compilation with its error. ``fallback``: it is logged,
-    and the graph stays as it was.
+    and the graph stays as it was, on all process ranks of the job.
     """
     progress: bool = False
     """Tell on stderr where the solver stands, on process rank 0."""
     deadline_s: float | None = DEFAULT_DEADLINE_S
     """In a job of several processes one process rank solves for all, and before the first
     collective all compare what they will launch; so long one waits for another that does nothing.
-    ``None``: they do not talk, and each solves for itself.
+    ``None``: without limit.
     """
     cache: str | PathLike[str] | bool | None = None
     """Directory that keeps answers, which jobs may share; ``True``: ``apsched cache`` says which.
@@ -277,10 +277,8 @@ class Settings:
 
     @property
     def agreements(self) -> bool:
-        """Whether process ranks talk to each other now: there are several, and there is a
-        deadline.
-        """
-        return self.deadline_s is not None and running_job(self.deadline_s) is not None
+        """Whether process ranks talk to each other now: there are several."""
+        return running_job(self.deadline_s) is not None
 
     def _kept_answers(self) -> Cache | None:
         limit = self.cache_limit

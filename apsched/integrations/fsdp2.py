@@ -80,7 +80,7 @@ def apply_fsdp2(
         that it can do. Nothing is set then.
     """
     units = units_of(model)
-    settings = fsdp2_settings(units, _solved(solved))
+    settings = fsdp2_settings(units, solved_graphs(solved))
     handles = {unit.name: unit.handle for unit in units}
     told = {setting.name: setting for setting in settings.units}
     for name, handle in handles.items():
@@ -299,8 +299,10 @@ def _set_buffers(model: nn.Module, count: int) -> None:
         )
 
 
-def _solved(solved: Result | Iterable[Result] | str | PathLike[str]) -> dict[str, Solved]:
-    """Return problem and schedule by name of the graph."""
+def solved_graphs(solved: Result | Iterable[Result] | str | PathLike[str]) -> dict[str, Solved]:
+    """Return problem and schedule by name of the graph; ``InputError`` for graphs that FSDP2 does
+    not run.
+    """
     if isinstance(solved, str | PathLike):
         pairs = list(_from_directory(Path(solved)))
     else:

@@ -48,10 +48,10 @@ def units_of(model: nn.Module) -> tuple[Unit, ...]:
             unit, num_groups = fsdp_unit_of(module)
             if num_groups > 1:
                 raise InputError(
-                    f"{_plain(name) or ROOT}: expected one group of parameters in each unit, found"
-                    f" {num_groups} (one mesh each)"
+                    f"{plain_name(name) or ROOT}: expected one group of parameters in each unit,"
+                    f" found {num_groups} (one mesh each)"
                 )
-            modules.setdefault(unit, []).append((_plain(name), module))
+            modules.setdefault(unit, []).append((plain_name(name), module))
             owner[name] = unit
     if "" not in owner:
         raise InputError(
@@ -61,7 +61,7 @@ def units_of(model: nn.Module) -> tuple[Unit, ...]:
     parameters: dict[int, list[str]] = {unit: [] for unit in modules}
     for name, _ in model.named_parameters():
         inside = next(path for path in _paths(name) if path in owner)
-        parameters[owner[inside]].append(_plain(name))
+        parameters[owner[inside]].append(plain_name(name))
     return tuple(
         Unit(
             name="+".join(name or ROOT for name, _ in members),
@@ -175,7 +175,7 @@ def _paths(name: str) -> list[str]:
     return [".".join(parts[:k]) for k in range(len(parts) - 1, -1, -1)]
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
     """Return a name without those of wrappers around modules."""
     name = f"{name}."
     for wrapper in _WRAPPERS:

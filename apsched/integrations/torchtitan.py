@@ -104,15 +104,18 @@ def apsched_scheduling_pass(
     those of ``traced_result``.
     """
     result = copied(gm)
-    parameters = state_names(gm, traced_result)
-    gradients = gradient_names(gm, traced_result)
-    if not gradients:
-        logger.warning(
-            "the outputs of the traced step are not its loss and the gradients of its parameters;"
-            " schedules name no gradients"
-        )
-    describe_gradients(result.graph, gradients)
-    return schedule_graph(result, settings, name="joint", parameter_names=parameters, held=held)
+
+    def names() -> dict[str, str]:
+        gradients = gradient_names(gm, traced_result)
+        if not gradients:
+            logger.warning(
+                "the outputs of the traced step are not its loss and the gradients of its"
+                " parameters; schedules name no gradients"
+            )
+        describe_gradients(result.graph, gradients)
+        return state_names(gm, traced_result)
+
+    return schedule_graph(result, settings, name="joint", parameter_names=names, held=held)
 
 
 def state_names(gm: GraphModule, traced_result: Any) -> dict[str, str]:

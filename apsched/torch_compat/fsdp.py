@@ -2,7 +2,10 @@
 parameters a unit has.
 """
 
+from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from apsched.torch_compat.version import check_torch_version
 
@@ -18,7 +21,118 @@ def fsdp_unit_of(module: Any) -> tuple[int, int]:
     _fsdp_state.py, FSDPState._fsdp_param_groups).
     """
     state = module._get_fsdp_state()
-    groups = getattr(state, "_fsdp_param_groups", None)
+    return id(state), len(_groups_of(state))
+
+
+def _groups_of(state: Any) -> list[Any]:
+    groups: list[Any] | None = getattr(state, "_fsdp_param_groups", None)
     if groups is None:  # torch 2.11 has one group at most
         groups = [state._fsdp_param_group] if state._fsdp_param_group is not None else []
-    return id(state), len(groups)
+    return groups
+
+
+def runs_in_fsdp() -> bool:
+    """Return whether a step of a module is running on which ``fully_shard`` was called
+    (torch/distributed/_composable_state.py, _module_state_mapping;
+    torch/distributed/fsdp/_fully_shard/_fsdp_state.py, FSDPState._training_state).
+    """
+    if not torch.distributed.is_available():
+        return False
+    from torch.distributed import _composable_state
+    from torch.distributed.fsdp import FSDPModule
+
+    modules: list[Any] = list(_composable_state._module_state_mapping)
+    return any(
+        module._get_fsdp_state()._training_state.name != "IDLE"
+        for module in modules
+        if isinstance(module, FSDPModule)
+    )
+
+
+HOOKS_OF_FSDP = "torch.distributed.fsdp."
+"""Module of the hooks that ``fully_shard`` puts on modules."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatheredParameter:
+    """What ``fully_shard`` was told about one parameter."""
+
+    shape: torch.Size
+    """Of the whole."""
+    dim: int
+    """Sharded."""
+    param_dtype: torch.dtype
+    reduce_dtype: torch.dtype
+    shard_group: Any
+    replicate_group: Any
+    """``None`` without replicas."""
+    kept: bool
+    """From forward to backward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CastModule:
+    """What ``fully_shard`` does to what goes into a module and comes out of it."""
+
+    inputs: torch.dtype | None
+    outputs: torch.dtype | None
+
+
+def class_before_fsdp(module: Any) -> Any:
+    """Return the class that ``module`` had before ``fully_shard``
+    (torch/distributed/fsdp/_fully_shard/_fully_shard.py, FSDPModule.__new__).
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    of = type(module)
+    return of.__mro__[getattr(of, "_orig_cls_mro_index", 2)] if issubclass(of, FSDPModule) else of
+
+
+def fsdp_policies(
+    model: Any,
+) -> tuple[dict[tuple[int, str], GatheredParameter], dict[int, CastModule]]:
+    """Return what ``fully_shard`` was told, by module (its ``id``) and name of the parameter, and
+    by module; ``ValueError`` for what has no counterpart in a graph.
+
+    (torch/distributed/fsdp/_fully_shard/_fsdp_state.py, _fsdp_param_group.py, _fsdp_param.py)
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    parameters: dict[tuple[int, str], GatheredParameter] = {}
+    casts: dict[int, CastModule] = {}
+    for module in model.modules():
+        if not isinstance(module, FSDPModule):
+            continue
+        state: Any = module._get_fsdp_state()
+        policy = state._mp_policy
+        casts[id(module)] = CastModule(
+            inputs=policy.param_dtype if policy.cast_forward_inputs else None,
+            outputs=policy.output_dtype,
+        )
+        for group in _groups_of(state):
+            later, info = group.post_forward_mesh_info, group.mesh_info
+            if later is not None and later is not info:
+                raise ValueError("reshard_after_forward as a number of process ranks")
+            if not hasattr(info, "shard_process_group"):
+                raise ValueError("a mesh without a sharded dimension")
+            # torch keeps the root's parameters where nobody said otherwise (_lazy_init)
+            kept = later is None or (module is model and state._auto_reshard_after_forward is True)
+            for one in group.fsdp_params:
+                if one.is_dtensor:
+                    raise ValueError("a parameter that is a DTensor before it is sharded")
+                whole = one.sharded_param
+                dtype = policy.param_dtype if whole.dtype.is_floating_point else None
+                gathered = GatheredParameter(
+                    shape=one._orig_size,
+                    dim=one.fsdp_placement.dim,
+                    param_dtype=dtype or whole.dtype,
+                    reduce_dtype=policy.reduce_dtype or dtype or whole.dtype,
+                    shard_group=info.shard_process_group,
+                    replicate_group=getattr(info, "replicate_process_group", None),
+                    kept=kept,
+                )
+                own = one._module_info
+                parameters[id(own.module), own.param_name] = gathered
+                for other, name in zip(own.shared_modules, own.shared_param_names, strict=True):
+                    parameters[id(other), name] = gathered
+    return parameters, casts

@@ -92,7 +92,9 @@ def test_the_cache_is_used_where_there_is_nobody_to_talk_to():
     own = inductor_pass()
     without_collectives = torch.fx.symbolic_trace(torch.nn.ReLU())
     assert own.uuid() is not None
-    compiled_as = with_agreed_code(lambda gm, inputs: own.uuid(), 30.0)(without_collectives, [])
+    compiled_as = with_agreed_code(lambda gm, inputs: own.uuid(), own.settings)(
+        without_collectives, []
+    )
     assert compiled_as == own.uuid()
 
 

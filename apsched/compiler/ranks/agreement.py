@@ -10,7 +10,8 @@ lowest process rank is its *leader*.
    group hands on the answer that it got.
 2. Each says in each of its groups what it will launch there, and the leader compares. What
    leaders found goes up, to the lowest process rank that can be reached, and comes down to all as
-   one verdict, so that nobody begins unless all may.
+   one verdict. A good one counts once all have heard it, by one key of the store whose first value
+   holds for all: nobody begins unless all do, whoever comes late or ends in between.
 
 Where a compiler may find code for the graph in a cache, and would then ask for nothing, each says
 first in the same way whether it has found any; it counts where all have, and it launches the same.
@@ -21,6 +22,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -28,13 +30,12 @@ from typing import Any
 import torch
 
 from apsched.compiler.ranks.failures import differences, in_words, raise_failure, ranks_text
-from apsched.compiler.ranks.job import Job, running_job
+from apsched.compiler.ranks.job import DEFAULT_DEADLINE_S, Job, running_job
 from apsched.compiler.ranks.launches import (
     Launch,
     dump_launches,
     first_difference,
     groups_of,
-    launches_of,
     order_digest,
     parse_launches,
 )
@@ -47,6 +48,8 @@ _LINGER = 0.1
 """Share of the deadline for which process rank 0 stays where something is wrong; a tenth of that at
 least.
 """
+_OF_SHARDS = ("memory_cap_bytes",)
+"""Settings that may depend on the sizes of shards: ``floor`` is the least of each graph."""
 _CODE, _ORDER = "code", "order"
 _ABOUT = {_CODE: "whether it has code for the graph", _ORDER: "what to launch"}
 _ANEW = "compile anew"
@@ -106,17 +109,23 @@ class GraphAgreement:
     # the answer
 
     def shared(
-        self, identity: str, asked: Mapping[str, str], solve: Callable[[], bytes]
+        self,
+        identity: str,
+        asked: Mapping[str, str],
+        solve: Callable[[], bytes],
+        exact: str = "",
     ) -> tuple[bytes, int]:
         """Return the answer for all process ranks with this ``identity``, and who gave it;
         ``solve`` is called on one of them.
 
         ``asked`` are the settings that an answer depends on; it is an ``AgreementError`` where they
-        differ. An error of ``solve`` is raised on all of them, in the same words.
+        differ. Where ``exact`` does, shards have other sizes, and so may caps on memory. An
+        error of ``solve`` is raised on all of them, in the same words.
         """
         step, self._asked = f"answer {self._asked}", self._asked + 1
         try:
-            return self._shared(step, {"identity": identity, "asked": dict(asked)}, solve)
+            mine = {"identity": identity, "asked": dict(asked), "exact": exact}
+            return self._shared(step, mine, solve)
         except ApschedError as error:
             self._tell_failure(error, orders=False)
             raise
@@ -153,15 +162,20 @@ class GraphAgreement:
             raise_failure(theirs)
             if theirs["identity"] != mine["identity"]:
                 continue
-            if theirs["asked"] != mine["asked"]:
+            of_shards = _OF_SHARDS if theirs["exact"] != mine["exact"] else ()
+            if differing := differences(mine["asked"], theirs["asked"], of_shards):
                 raise AgreementError(
                     f"process rank {self.job.rank} and process rank {group.leader} have the same"
-                    " graph, but ask for different schedules:"
-                    f" {differences(mine['asked'], theirs['asked'])}; give all process ranks the"
-                    " same settings"
+                    f" graph, but ask for different schedules: {differing}; give all process ranks"
+                    " the same settings"
                 )
             same.append(group)
         return same
+
+    def give_up(self, error: Exception) -> None:
+        """Tell all who may wait for an answer of this process rank that there will be none."""
+        with suppress(AgreementError):  # the store is gone, and the others see that for themselves
+            self._tell_failure(error, orders=False)
 
     # the check
 
@@ -180,23 +194,28 @@ class GraphAgreement:
             raise AgreementError(found)
         return not found
 
-    def check(self, launches: Mapping[str, Sequence[Launch]]) -> None:
+    def check(self, launches: Mapping[str, Sequence[Launch]], kept: str = "") -> None:
         """Return where all process ranks will launch the same in every group; ``AgreementError`` on
         all of them where not.
+
+        ``kept`` is why this process rank has to run the graph as it was; then all have to.
         """
-        said = {}
+        digests = {}
         for group in self.groups:
             order = launches.get(group.name, ())
             self._write(group, f"launches {self.job.rank}", dump_launches(order))
-            self.launched[group.name] = order_digest(order)
-            said[group] = {"digest": self.launched[group.name]}
+            digests[group] = order_digest(order)
+        said = {group: {"digest": digest, "kept": kept} for group, digest in digests.items()}
         if wrong := self._verdict(_ORDER, said):
             raise AgreementError(wrong)
+        self.launched = {group.name: digest for group, digest in digests.items()}
 
     def _verdict(self, topic: str, said: Mapping[Group, Mapping[str, Any]]) -> str:
         """Say what is to be compared in each group; return what is wrong with what all said, empty
         for nothing.
         """
+        if not self.groups:
+            return ""
         parent = min(
             (p for p in self.groups if p.leader < self.job.rank),
             key=lambda p: (p.leader, p.key),
@@ -204,20 +223,31 @@ class GraphAgreement:
         )
         for group, words in said.items():
             self._say(group, f"{topic} {self.job.rank}", {**words, "up": group is parent})
-        wrong = self._findings(topic)
-        if parent is not None:
-            self._say(parent, f"{topic} up {self.job.rank}", {"wrong": wrong})
+        wrong, count = self._findings(topic)
+        if parent is None:
+            verdict: dict[str, Any] = {
+                "wrong": wrong,
+                "ranks": count,
+                "at": f"{self.groups[0].key}/{topic} all",
+            }
+        else:
+            self._say(parent, f"{topic} up {self.job.rank}", {"wrong": wrong, "ranks": count})
             verdict = self._hear(
                 parent, f"{topic} verdict", parent.leader, "its verdict", _VERDICT_BY, or_else=wrong
             )
-            wrong = verdict["wrong"]
         for group in self._spoken_for():
-            self._say(group, f"{topic} verdict", {"wrong": wrong})
-        return wrong
+            self._say(group, f"{topic} verdict", verdict)
+        if not verdict["wrong"] and not self.job.decided(verdict["at"], verdict["ranks"]):
+            return (
+                f"not all of {verdict['ranks']} process ranks have heard within"
+                f" {self.job.deadline_s:.1f} s that they may go on: one of them ended, or hangs."
+                " Nothing was launched. See the logs of the others, or raise deadline_s"
+            )
+        return str(verdict["wrong"])
 
-    def _findings(self, topic: str) -> str:
-        """Return what is wrong in the groups that this process rank speaks for, and in those below;
-        empty for nothing.
+    def _findings(self, topic: str) -> tuple[str, int]:
+        """Return what is wrong in the groups that this process rank speaks for, and in those below,
+        empty for nothing; and how many process ranks that is about.
         """
         began_s = time.monotonic()
         mine = self._spoken_for()
@@ -238,7 +268,7 @@ class GraphAgreement:
             ),
             "",
         )
-        return wrong or told or late
+        return wrong or told or late, 1 + sum(up["ranks"] for up in ups.values())
 
     def _collect(
         self, what: str, sources: Sequence[tuple[Group, int]], share: float, began_s: float
@@ -254,7 +284,7 @@ class GraphAgreement:
                     text := self._read(group, f"{what} {rank}")
                 ) is not None:
                     said[group, rank] = json.loads(text)
-            if any("failed" in s for s in said.values()):
+            if any("failed" in s or s.get("kept") for s in said.values()):
                 return ()
             return tuple(
                 dict.fromkeys(rank for group, rank in sources if (group, rank) not in said)
@@ -273,8 +303,8 @@ class GraphAgreement:
         """Return what is wrong with what was said in one group; empty for nothing."""
         heard = {rank: words for (where, rank), words in said.items() if where == group}
         for words in heard.values():
-            if "failed" in words:
-                return str(words["message"])
+            if "failed" in words or words.get("kept"):
+                return str(words.get("message") or words["kept"])
         missing = [rank for rank in group.ranks if rank in silent and rank not in heard]
         if missing:
             return self._silence(missing, group, _ABOUT[topic], _ORDERS_BY)
@@ -367,7 +397,8 @@ class GraphAgreement:
         heard = {f"{group.key}/heard": len(group.ranks) for group in self.groups}
         for key in heard:
             self.job.store.add(key)
-        most_s, began_s = _LINGER * self.job.deadline_s, time.monotonic()
+        most_s = _LINGER * min(self.job.deadline_s, DEFAULT_DEADLINE_S)
+        began_s = time.monotonic()
         while self.job.rank == 0 and (waited_s := time.monotonic() - began_s) < most_s:
             if waited_s > most_s / 10 and all(
                 self.job.store.add(key, 0) >= count for key, count in heard.items()
@@ -415,13 +446,12 @@ logger = logging.getLogger(__name__)
 
 
 def agreement_of(module: torch.fx.GraphModule, deadline_s: float | None) -> GraphAgreement | None:
-    """Return the round of talk about ``module``; ``None`` where there is nobody to talk to, or
-    ``deadline_s`` is ``None``.
+    """Return the agreement about ``module``; ``None`` where there is nobody to talk to.
 
     All process ranks that communicate in ``module`` must call this for it, and for other graphs
     with the same groups in the same order.
     """
-    job = running_job(deadline_s) if deadline_s is not None else None
+    job = running_job(deadline_s)
     if job is None:
         return None
     known = process_group_names()
@@ -435,19 +465,3 @@ def agreement_of(module: torch.fx.GraphModule, deadline_s: float | None) -> Grap
             )
     opened = GraphAgreement(job, {name: known[name] for name in groups if name in known})
     return opened if opened.groups else None
-
-
-def check_launches(
-    agreement: GraphAgreement,
-    module: torch.fx.GraphModule,
-    captured: torch.fx.GraphModule,
-    names: Mapping[str, str] | None = None,
-) -> None:
-    """Return where ``module``, made from ``captured``, may run: all process ranks will launch the
-    same; ``AgreementError`` where not.
-
-    ``names`` maps a start node of ``captured`` to what it is for.
-    """
-    with agreement.job.working():
-        launches = launches_of(module, captured, names)
-    agreement.check(launches)

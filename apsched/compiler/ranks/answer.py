@@ -6,12 +6,15 @@ import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
+import orjson
+
 from apsched.artifacts.schedule_file import ScheduleFile
 from apsched.compiler.ranks.agreement import GraphAgreement
 from apsched.compiler.ranks.answer_codec import dump_answer, parse_answer
 from apsched.compiler.ranks.cache import Cache
 from apsched.compiler.ranks.problem_digest import answer_digest, problem_digest, versions
 from apsched.compiler.ranks.replayed import answer_of, replayed
+from apsched.compiler.ranks.uneven import Likeness, mapped_schedule
 from apsched.config import Caps, SolveOptions
 from apsched.errors import InputError
 from apsched.problem.plan.rules import digest as rules_digest
@@ -50,9 +53,11 @@ def answered(
     *,
     sources: Sources | None = None,
     agreement: GraphAgreement | None = None,
+    likeness: Likeness | None = None,
 ) -> SolveResult:
-    """Return the answer for ``problem``; with ``round_`` the same schedule on all process ranks
-    that have its graph.
+    """Return the answer for ``problem``; with ``agreement`` the same schedule on all process ranks
+    that have its graph, and with ``likeness`` also on those that have it with shards of other
+    sizes.
 
     It was verified within ``caps`` here, whoever gave it. ``solve`` runs on one process rank, and
     only where no source has the answer.
@@ -67,14 +72,31 @@ def answered(
     asked |= {f"version of {name}": number for name, number in versions()}
     costs = problem_digest(problem)
 
-    def solved() -> bytes:
-        return costs.encode() + dump_answer(_found(problem, caps, options, solve, sources))
+    padding = list(likeness.padding) if likeness else []
+    mine = {"graph": problem.graph_hash, "costs": costs, "padding": padding}
 
-    data, solver = agreement.shared(problem.graph_hash, asked, solved)
-    answer = parse_answer(data[len(costs) :])
+    def solved() -> bytes:
+        answer = dump_answer(_found(problem, caps, options, solve, sources))
+        return orjson.dumps(mine) + b"\n" + answer
+
+    identity = likeness.digest if likeness else problem.graph_hash
+    data, solver = agreement.shared(identity, asked, solved, exact=problem.graph_hash)
+    head, _, body = data.partition(b"\n")
+    answer, theirs = parse_answer(body), orjson.loads(head)
     if solver == agreement.job.rank:
         return answer
-    same_costs = data[: len(costs)] == costs.encode()
+    if theirs["graph"] != problem.graph_hash and likeness is not None and answer.best is not None:
+        schedule = mapped_schedule(
+            answer.best.schedule, theirs["padding"], problem, likeness.padding
+        )
+        found = _of_other_shards(problem, caps, schedule, answer, solver)
+        logger.info(
+            "%s: process rank %d solved, with shards of other sizes; its schedule is used",
+            problem.name,
+            solver,
+        )
+        return found
+    same_costs = theirs["costs"] == costs
     if wrong := _wrong(problem, caps, answer, figures=same_costs):
         raise InputError(
             f"{problem.name}: the schedule of process rank {solver} does not fit this graph:"
@@ -183,6 +205,22 @@ def _at_other_costs(problem: Problem, answer: SolveResult, solver: int) -> Solve
         answer_of(best, f"none: process rank {solver} has other costs", answer.solved_by),
         baselines=(),
     )
+
+
+def _of_other_shards(
+    problem: Problem, caps: Caps, schedule: Schedule, answer: SolveResult, solver: int
+) -> SolveResult:
+    """Return what is known here of a ``schedule`` that process rank ``solver`` found for a graph
+    with shards of other sizes.
+    """
+    if wrong := verify(problem, schedule, caps):
+        raise InputError(
+            f"{problem.name}: the schedule of process rank {solver}, whose shards have other sizes,"
+            f" does not fit here: {'; '.join(wrong[:3])}"
+        )
+    source = f"none: process rank {solver} solved, with shards of other sizes"
+    assert answer.best is not None
+    return answer_of(scored(problem, answer.best.name, schedule), source, answer.solved_by)
 
 
 def _wrong(problem: Problem, caps: Caps, answer: SolveResult, *, figures: bool = True) -> str:

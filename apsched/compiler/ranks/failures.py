@@ -45,9 +45,12 @@ def ranks_text(ranks: Sequence[int]) -> str:
     return f"process ranks {listed}"
 
 
-def differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
+def differences(
+    mine: Mapping[str, str], theirs: Mapping[str, str], without: Sequence[str] = ()
+) -> str:
+    """Return which settings differ, but for those in ``without``; empty for none."""
     return "; ".join(
         f"{key} {mine.get(key, 'nothing')} here, {theirs.get(key, 'nothing')} there"
         for key in sorted({*mine, *theirs})
-        if mine.get(key) != theirs.get(key)
+        if mine.get(key) != theirs.get(key) and key not in without
     )

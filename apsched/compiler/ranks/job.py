@@ -21,6 +21,8 @@ from apsched.errors import AgreementError
 from apsched.torch_compat import graphs as torch_private
 
 DEFAULT_DEADLINE_S = 30.0
+_WITHOUT_DEADLINE_S = 1e9
+"""Thirty years, for whoever sets no deadline."""
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.25
 _BEATS_IN_DEADLINE = 8
 
@@ -47,6 +49,23 @@ class Job:
         number = self._rounds.get(group, 0)
         self._rounds[group] = number + 1
         return number
+
+    def decided(self, key: str, count: int) -> bool:
+        """Return whether all ``count`` process ranks came to the decision at ``key`` within the
+        deadline: the same answer on all of them.
+
+        The first value of the key is the decision, so that one that gives up and one that goes on
+        cannot both be right.
+        """
+        if self.store.add(f"{key}/ready") == count:
+            return self.store.decide(key, b"yes") == b"yes"
+        began_s, pause_s = time.monotonic(), _SHORTEST_PAUSE_S
+        while (decision := self.store.get(key)) is None:
+            if time.monotonic() - began_s > self.deadline_s:
+                return self.store.decide(key, b"no") == b"yes"
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S, self.deadline_s / 20)
+        return decision == b"yes"
 
     def beat(self) -> None:
         """Say that there is progress here, or at somebody waited for."""
@@ -106,10 +125,11 @@ class Job:
         return ()
 
 
-def running_job(deadline_s: float = DEFAULT_DEADLINE_S) -> Job | None:
+def running_job(deadline_s: float | None = DEFAULT_DEADLINE_S) -> Job | None:
     """Return the job that this process is part of; ``None`` where it is alone, or its process
-    groups are fake.
+    groups are fake. Without a deadline process ranks wait for each other without limit.
     """
+    deadline_s = _WITHOUT_DEADLINE_S if deadline_s is None else deadline_s
     dist = torch.distributed
     if (
         not (dist.is_available() and dist.is_initialized())

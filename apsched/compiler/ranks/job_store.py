@@ -32,6 +32,9 @@ class Store(Protocol):
     def add(self, key: str, amount: int) -> int:
         """Count."""
 
+    def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
+        """Write, where what is there is expected; return what is there then."""
+
 
 class JobStore:
     """Calls go to a thread of their own, one after the other, so that a store that hangs (its
@@ -79,6 +82,11 @@ class JobStore:
     def add(self, key: str, amount: int = 1) -> int:
         """Add to the number at ``key`` and return it; 0 for one that is not there."""
         return int(self._call(lambda: self._store.add(self._prefix + key, amount)))
+
+    def decide(self, key: str, value: bytes) -> bytes:
+        """Write ``value`` unless somebody has written another; return what is there."""
+        name = self._prefix + key
+        return bytes(self._call(lambda: self._store.compare_set(name, "", value.decode())))
 
     def _put(self, key: str, value: bytes) -> None:
         self._call(lambda: self._store.set(self._prefix + key, value))

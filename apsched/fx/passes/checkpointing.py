@@ -4,8 +4,9 @@ Tags are those that ``torch.utils.checkpoint`` leaves when Dynamo traces it (``r
 ``ac_graph_id``).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import getitem
 
 import torch
@@ -166,29 +167,32 @@ def _holds_blocks(module: nn.Module) -> bool:
     )
 
 
-def recompute_gathers(*, reshard_after_forward: bool = True) -> Pass:
+def recompute_gathers(*, reshard_after_forward: bool = True, kept: Collection[str] = ()) -> Pass:
     """Return the pass that names the parameter of each node which serves one, and tags gathers for
     the partitioner.
 
     With ``reshard_after_forward`` the whole single-input chain behind a gather's wait (slice, cast,
     permute, view) is recomputed in backward. Where only the gather is tagged, the partitioner saves
     what the chain makes of it: a cast or transposed copy of every parameter (AutoParallel #469).
+    Parameters ``kept`` are not gathered again.
     """
 
     def run(module: GraphModule) -> GraphModule:
         result = copied(module)
-        mark_parameters(result.graph, reshard_after_forward=reshard_after_forward)
+        mark_parameters(result.graph, reshard_after_forward=reshard_after_forward, kept=kept)
         return result
 
     return Pass(
-        name="recompute_gathers", run=run, spec=_check_chains if reshard_after_forward else None
+        name="recompute_gathers",
+        run=run,
+        spec=partial(_check_chains, kept=kept) if reshard_after_forward else None,
     )
 
 
-def _check_chains(joint: GraphModule) -> None:
+def _check_chains(joint: GraphModule, kept: Collection[str]) -> None:
     """Raise InputError where part of a chain is tagged and part is not."""
-    for node in gather_nodes(joint.graph):
-        if "recompute" not in node.meta:
+    for node, name in gather_nodes(joint.graph).items():
+        if "recompute" not in node.meta and name not in kept:
             raise InputError(
                 f"node {node.name}: expected a recompute tag on all that only moves a parameter,"
                 " found none"

@@ -1,5 +1,7 @@
 """The pass lists that apsched itself runs: values, to be joined, cut and added to."""
 
+from collections.abc import Collection
+
 from apsched.fx.passes.checkpointing import recompute_gathers
 from apsched.fx.passes.duplicates import deduplicate_gathers, fuse_summed_scatters
 from apsched.fx.passes.roles import classify
@@ -7,9 +9,11 @@ from apsched.fx.passes.round_trips import undo_round_trips
 from apsched.fx.passes.run_passes import PassList, without
 
 
-def joint_passes(*, reshard_after_forward: bool = True) -> PassList:
-    """Return what runs on a joint graph before it is partitioned."""
-    return (classify(), recompute_gathers(reshard_after_forward=reshard_after_forward))
+def joint_passes(*, reshard_after_forward: bool = True, kept: Collection[str] = ()) -> PassList:
+    """Return what runs on a joint graph before it is partitioned; parameters ``kept`` are not
+    gathered again in backward.
+    """
+    return (classify(), recompute_gathers(reshard_after_forward=reshard_after_forward, kept=kept))
 
 
 def shortening_passes(*, bitwise: bool) -> PassList:

@@ -2,7 +2,7 @@
 to the output.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from operator import getitem
 
 import torch
@@ -102,9 +102,11 @@ def gradient_nodes(joint: torch.fx.Graph) -> dict[Node, str]:
     return owner
 
 
-def mark_parameters(joint: torch.fx.Graph, *, reshard_after_forward: bool) -> None:
+def mark_parameters(
+    joint: torch.fx.Graph, *, reshard_after_forward: bool, kept: Collection[str] = ()
+) -> None:
     """Name the parameter on each node that serves one, and have the partitioner gather again in
-    backward.
+    backward, but for the parameters ``kept``.
 
     The whole chain up to the last layout op is marked for recomputation: marked less, the
     partitioner saves a transposed view or copy of every gathered parameter.
@@ -112,8 +114,8 @@ def mark_parameters(joint: torch.fx.Graph, *, reshard_after_forward: bool) -> No
     gathers = gather_nodes(joint)
     for node, name in (gathers | gradient_nodes(joint)).items():
         node.meta["custom"] = {**node.meta.get("custom", {}), PARAMETER_KEY: name}
-    for node in gathers:
-        if reshard_after_forward:
+    for node, name in gathers.items():
+        if reshard_after_forward and name not in kept:
             node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
             node.meta["ac_graph_id"] = _AFTER_ALL_CHECKPOINTS
         else:  # activation checkpointing recomputes activations, not parameters

@@ -12,10 +12,14 @@ from apsched.torch_compat.sizes import size_hint
 
 
 def node_signature(
-    node: torch.fx.Node, rank_of: Mapping[torch.fx.Node, int], group_size: int
+    node: torch.fx.Node,
+    rank_of: Mapping[torch.fx.Node, int],
+    group_size: int,
+    *,
+    sized: bool = True,
 ) -> str:
     """Return the digest of ``node``: operator, arguments by their structure, shapes, strides,
-    dtypes and the size of its group (or 0).
+    dtypes and the size of its group (or 0); not ``sized``: dimensions in place of sizes.
     """
     call = (node.op, target_name(node), group_size)
     args = [_structure(a, rank_of) for a in node.args]
@@ -24,7 +28,7 @@ def node_signature(
         for name in sorted(node.kwargs)
         if name != "group_name"
     ]
-    return digest(call, args, kwargs, _shape(node.meta.get("val")))
+    return digest(call, args, kwargs, _shape(node.meta.get("val"), sized=sized))
 
 
 def target_name(node: torch.fx.Node) -> str:
@@ -58,12 +62,14 @@ def _structure(argument: Any, rank_of: Mapping[torch.fx.Node, int]) -> Any:
     return type(argument).__name__
 
 
-def _shape(value: Any) -> Any:
+def _shape(value: Any, *, sized: bool) -> Any:
+    if isinstance(value, torch.Tensor) and not sized:
+        return value.dim(), str(value.dtype), value.device.type
     if isinstance(value, torch.Tensor):
         strides = value.stride() if value.layout is torch.strided else ()
         return _hints(value.shape), _hints(strides), str(value.dtype), value.device.type
     if isinstance(value, list | tuple):
-        return [_shape(item) for item in value]
+        return [_shape(item, sized=sized) for item in value]
     return type(value).__name__
 
 

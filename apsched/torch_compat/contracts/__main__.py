@@ -16,7 +16,12 @@ def main() -> int:
     """
     import torch
 
-    from apsched.torch_compat.contracts import compilers, graphs, groups  # noqa: F401  (they register their checks)
+    from apsched.torch_compat.contracts import (  # noqa: F401  (they register their checks)
+        compilers,
+        graphs,
+        groups,
+        parallel,
+    )
     from apsched.torch_compat.contracts.registry import outcomes, wrappers
 
     modules = wrappers()

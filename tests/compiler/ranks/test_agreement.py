@@ -69,6 +69,7 @@ def ask(
     orders: Mapping[str, Sequence[Launch]] | None = None,
     solve: Callable[[], bytes] | None = None,
     late_s: float = 0.0,
+    kept: str = "",
 ) -> Body:
     """Return a process rank that shares an answer and checks its order; it returns the answer and
     who solved.
@@ -80,7 +81,7 @@ def ask(
             answer = agreement.shared(
                 graph, asked or {}, solve or (lambda: f"of {job.rank}".encode())
             )
-            agreement.check({name: (orders or {}).get(name, USUAL) for name in groups})
+            agreement.check({name: (orders or {}).get(name, USUAL) for name in groups}, kept)
         return answer
 
     return body
@@ -341,3 +342,44 @@ def test_a_store_that_hangs_is_an_error():
         run(*[ask(ALL)] * 2, store=Hanging(), deadline_s=DEADLINE_S),
         "the store of the job has not answered for 1 s",
     )
+
+
+def test_where_one_keeps_its_graph_nobody_may_launch_anything_else():
+    """It is three groups away from the first that hears of it."""
+    bodies = [ask(groups, kept="no shape" if rank == 3 else "") for rank, groups in enumerate(MESH)]
+    found = run(*bodies)
+    assert [type(one) for one in found] == [AgreementError] * 4
+    assert {str(one) for one in found} == {"no shape"}
+
+
+def test_who_gives_up_and_who_goes_on_never_part():
+    """The last of all comes as the others give up: both may win, never half of them."""
+
+    def body(late_s: float) -> Body:
+        def decide(job: Job) -> bool:
+            time.sleep(late_s)
+            return job.decided("here", 3)
+
+        return decide
+
+    seen = set()
+    for late_s in (0.0, 0.28, 0.3, 0.32, 0.6):
+        found = run(body(0.0), body(0.0), body(late_s), deadline_s=0.3)
+        assert found == [found[0]] * 3
+        seen.add(found[0])
+    assert seen == {True, False}
+
+
+def test_nobody_goes_on_where_one_never_hears_that_all_may():
+    """It ended after it had said what it will launch."""
+
+    def ends(job: Job) -> object:
+        agreement = GraphAgreement(job, ALL)
+        agreement.shared("one", {}, lambda: b"")
+        job.decided = lambda key, count: True
+        agreement.check({"dp": USUAL})
+        return "gone"
+
+    found = run(*[ask(ALL)] * 3, ends, deadline_s=DEADLINE_S)
+    assert [type(one) for one in found[:3]] == [AgreementError] * 3
+    assert "not all of 4 process ranks have heard" in str(found[0])

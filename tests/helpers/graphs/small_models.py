@@ -73,3 +73,31 @@ def layers(num_layers=2):
     return nn.Sequential(
         *(layer for _ in range(num_layers) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh()))
     )
+
+
+class ResidualBlock(nn.Module):
+    """What a transformer block has beside attention."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
+
+
+class Residual(nn.Module):
+    """An embedding, blocks, an output and a loss, for FSDP2 and DDP."""
+
+    def __init__(self, width=WIDTH, num_layers=4):
+        super().__init__()
+        self.embedding = nn.Embedding(11, width)
+        self.layers = nn.ModuleList(ResidualBlock(width) for _ in range(num_layers))
+        self.output = nn.Linear(width, 11)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.output(x).float().logsumexp(-1).mean()

@@ -11,11 +11,11 @@ import torch
 
 import apsched.torch_compat.graphs
 from apsched.errors import InputError
-from apsched.torch_compat.contracts import compilers, graphs, groups, registry
+from apsched.torch_compat.contracts import compilers, graphs, groups, parallel, registry
 from apsched.torch_compat.contracts.__main__ import main
 from apsched.torch_compat.version import ANY_TORCH_VARIABLE, check_torch_version
 
-MODULES = (compilers, graphs, groups)
+MODULES = (compilers, graphs, groups, parallel)
 
 
 @pytest.mark.parametrize("name", sorted(registry.wrappers()))

@@ -22,9 +22,9 @@ from apsched.capture.captured import CapturedGraph
 from apsched.capture.fake_world import world
 from apsched.compiler import schedule_captured as scheduled
 from apsched.compiler.ranks.launches import launches_of, order_digest
-from apsched.compiler.schedule_graph import schedule_graph
+from apsched.compiler.schedule_graph import prepare_joint, schedule_graph
 from apsched.compiler.settings import Settings
-from apsched.errors import ApschedError
+from apsched.errors import ApschedError, InputError
 from apsched.graph.export.export import export_graph
 from apsched.graph.identity import graph_hash
 from apsched.models.build import build
@@ -140,10 +140,8 @@ def cases(rank: int, world_size: int, folder: Path) -> dict[str, Case]:
         return schedule(toy(everybody, width=16 if rank == odd_graph else 8)).code
 
     def another_schedule() -> object:
-        def as_it_was(problem, caps, options, solve, *, sources, agreement) -> SolveResult:
-            answer = scheduled_answered(
-                problem, caps, options, solve, sources=sources, agreement=agreement
-            )
+        def as_it_was(problem, caps, options, solve, **how) -> SolveResult:
+            answer = scheduled_answered(problem, caps, options, solve, **how)
             base = next(b for b in answer.baselines if b.schedule == as_captured(problem.num_nodes))
             return scheduled.replace(
                 answer, best=base, bound_ticks=0, peak_bound_bytes=0, launches_bound=0
@@ -171,18 +169,49 @@ def cases(rank: int, world_size: int, folder: Path) -> dict[str, Case]:
 
         return run
 
-    def own_error() -> object:
+    def own_error(odd: int) -> Case:
         """One process rank cannot export its graph."""
-        captured = toy(everybody)
-        if rank == 1:
-            del next(
-                iter(
-                    captured.module.graph.find_nodes(
-                        op="call_function", target=torch.ops.aten.mm.default
+
+        def run() -> object:
+            captured = toy(everybody)
+            if rank == odd:
+                del next(
+                    iter(
+                        captured.module.graph.find_nodes(
+                            op="call_function", target=torch.ops.aten.mm.default
+                        )
                     )
-                )
-            ).meta["val"]
+                ).meta["val"]
+            return schedule(captured, on_error="fallback", deadline_s=PATIENT_S) is captured.module
+
+        return run
+
+    def another_graph_falls_back() -> object:
+        captured = toy(everybody, width=16 if rank == odd_graph else 8)
         return schedule(captured, on_error="fallback") is captured.module
+
+    def too_late_falls_back() -> object:
+        if rank == late_one:
+            time.sleep(1.6 * DEADLINE_S)
+        captured = toy(everybody)
+        fast = schedule(captured, on_error="fallback", deadline_s=DEADLINE_S)
+        return fast is captured.module
+
+    def unprepared(on_error: str) -> Case:
+        """One process rank cannot prepare its joint graph."""
+
+        def run() -> object:
+            joint = toy(everybody).module
+            settings = Settings(on_error=on_error, deadline_s=PATIENT_S)
+
+            def prepare() -> GraphModule:
+                if rank == odd_graph:
+                    raise InputError("no role")
+                return GraphModule(joint, joint.graph)
+
+            return prepare_joint(joint, settings, prepare) is joint
+
+        return run
 
     def stages() -> object:
         """Two stages of a pipeline: other graphs, and one has two of them."""
@@ -234,7 +263,12 @@ def cases(rank: int, world_size: int, folder: Path) -> dict[str, Case]:
         "too late": too_late,
         "nothing fits": nothing_fits("raise"),
         "nothing fits, fallback": nothing_fits("fallback"),
-        "own error": own_error,
+        "own error": own_error(1),
+        "own error of who solves": own_error(0),
+        "another graph, fallback": another_graph_falls_back,
+        "too late, fallback": too_late_falls_back,
+        "unprepared": unprepared("raise"),
+        "unprepared, fallback": unprepared("fallback"),
         "stages": stages,
         "cache, first": cached(),
         "cache, again": cached(),
@@ -242,7 +276,7 @@ def cases(rank: int, world_size: int, folder: Path) -> dict[str, Case]:
         "cache, after": cached(),
         "read-only disk": spoilt(read_only_disk),
         "full disk": spoilt(full_disk),
-        "alone": lambda: scheduled_and_run(deadline_s=None),
+        "without a deadline": lambda: scheduled_and_run(deadline_s=None),
         "again": scheduled_and_run,
     }
 
@@ -288,9 +322,15 @@ def harmed(scenario: str) -> dict[str, object]:
             os.kill(os.getpid(), signal.SIGSTOP)
         os._exit(9)
 
+    def run() -> object:
+        captured = toy(dist.group.WORLD)
+        on_error = "fallback" if scenario.endswith("fallback") else "raise"
+        fast = schedule(captured, deadline_s=DEADLINE_S, on_error=on_error)
+        return fast is captured.module
+
     dist.barrier()
     with instead("solve_as_asked", ends):
-        return outcome(lambda: schedule(toy(dist.group.WORLD), deadline_s=DEADLINE_S).code)
+        return outcome(run)
 
 
 def store_of(rank: int, world_size: int, folder: Path, scenario: str, port: str) -> dist.Store:

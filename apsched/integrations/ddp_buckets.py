@@ -1,0 +1,299 @@
+"""``ddp_buckets``: the buckets of eager DDP that end a training step first, as its reducer makes
+them.
+
+DDP reduces gradients in the order in which backward finishes them, in runs of that order: a bucket
+is closed by the gradient with which it reaches its limit
+(torch/csrc/distributed/c10d/reducer.cpp, compute_bucket_assignment_by_size). From its second step
+on the buckets are these.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from apsched.capture.captured import Capture
+from apsched.capture.fake_copy import fake_copy, fake_inputs
+from apsched.capture.joint import capture_module
+from apsched.compiler.ranks.agreement import GraphAgreement
+from apsched.compiler.ranks.job import running_job
+from apsched.compiler.schedule_captured import running_groups
+from apsched.compiler.settings import Settings
+from apsched.costs.model import CostModel
+from apsched.errors import InputError
+from apsched.graph.export.export import export_graph
+from apsched.kinds import CollectiveKind
+from apsched.problem.build import build_problem
+from apsched.quantities import show_us
+from apsched.torch_compat.ddp import first_bucket_bytes, reducer_buckets
+from apsched.torch_compat.graphs import gradient_of, process_group_names, quiet_fake_tensors
+from apsched.units import ticks_to_us
+
+_MIB = 1 << 20
+_DEFAULT_CAP_MB = 25
+_CAPS_MB = (1, 2, 5, 10, 25, 50, 100, 200, 500, 1000)
+_SLACK = 1e-3
+"""Share of the step time that fewer launches may cost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DdpBuckets:
+    """What eager DDP can be told, and what it does then."""
+
+    bucket_cap_mb: float | None
+    """Limit of every bucket but the first; ``None`` where each has its own."""
+    bucket_cap_mb_list: tuple[float, ...]
+    """Limits of the buckets, the last one for all that follow, as DDP takes them."""
+    first_bucket_bytes: int
+    buckets: tuple[tuple[str, ...], ...]
+    """Names of parameters, in the order in which they are reduced."""
+    bucket_bytes: tuple[int, ...]
+    step_time_us: float
+    """As the costs predict it."""
+    default_us: float
+    """The same with DDP's own limits: 1 MiB, then 25 MiB."""
+
+    @property
+    def parameter_order(self) -> tuple[str, ...]:
+        """Names of the parameters in the order in which backward finishes their gradients."""
+        return tuple(name for bucket in self.buckets for name in bucket)
+
+    @property
+    def gain(self) -> float:
+        """Share of the step time that is saved, as the costs predict it."""
+        return 1 - self.step_time_us / self.default_us if self.default_us else 0.0
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What to hand to ``DistributedDataParallel``."""
+        if len(self.bucket_cap_mb_list) == 1:
+            return {"bucket_cap_mb": self.bucket_cap_mb}
+        return {"bucket_cap_mb_list": list(self.bucket_cap_mb_list)}
+
+    def __str__(self) -> str:
+        """Return one line about it."""
+        return (
+            f"DDP: {len(self.buckets)} buckets, the first of {self.first_bucket_bytes} bytes, step"
+            f" time {show_us(self.step_time_us)} predicted, {show_us(self.default_us)} with DDP's"
+            f" own ({100 * self.gain:.1f} % less)"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Backward:
+    """Gradients in the order in which backward finishes them."""
+
+    names: tuple[str, ...]
+    parameters: tuple[torch.Tensor, ...]
+    """Fake."""
+    ready_us: tuple[float, ...]
+    """From the begin of the step."""
+    end_us: float
+    """Of compute."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Bytes of each gradient."""
+        return tuple(p.numel() * p.element_size() for p in self.parameters)
+
+
+def ddp_buckets(model: nn.Module, inputs: Any, **settings: Any) -> DdpBuckets:
+    """Return the buckets with which ``DistributedDataParallel`` ends the step ``model(*inputs)``
+    first::
+
+        found = apsched.ddp_buckets(model, (tokens,), cluster="h100")
+        model = DistributedDataParallel(model, **found.arguments)
+
+    The step is captured with fake tensors on the host; the order of gradients is that of torch's
+    autograd engine. Call it on every process rank before DDP is made: all get the answer of the
+    lowest one. ``settings`` are ``cluster`` or ``cost_model``, and ``deadline_s``
+    (:class:`apsched.compiler.settings.Settings`).
+
+    Raises
+    ------
+    InputError
+        where the model cannot be captured, or no process group runs.
+    """
+    if strange := next((n for n in settings if n not in _SETTINGS), None):
+        raise InputError(f"expected {', '.join(_SETTINGS)}, found {strange!r}")
+    if not (dist.is_available() and dist.is_initialized()):
+        raise InputError(
+            "expected a process group, found none; call torch.distributed.init_process_group first"
+        )
+    chosen = Settings.of(settings)
+    whole = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+    given = inputs if isinstance(inputs, tuple) else (inputs,)
+
+    def solve() -> bytes:
+        prices = chosen.prices(running_groups())
+        return json.dumps(asdict(_best(_backward(whole, given, prices), prices))).encode()
+
+    job, ranks = running_job(chosen.deadline_s), tuple(range(dist.get_world_size()))
+    if job is None:
+        return _parsed(solve())
+    with GraphAgreement(job, {_whole_group(): ranks}) as agreement:
+        shape = [[n, list(p.shape), str(p.dtype)] for n, p in whole.named_parameters()]
+        asked = {name: repr(value) for name, value in settings.items() if name == "cluster"}
+        answer, _ = agreement.shared(f"DDP of {shape}", asked, solve)
+        agreement.check({})
+    return _parsed(answer)
+
+
+_SETTINGS = ("cluster", "cost_model", "deadline_s")
+
+
+def _parsed(answer: bytes) -> DdpBuckets:
+    fields = json.loads(answer)
+    return DdpBuckets(
+        **{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+        | {"buckets": tuple(map(tuple, fields["buckets"]))}
+    )
+
+
+def _whole_group() -> str:
+    """Return the name of the group of all process ranks."""
+    everybody = tuple(range(dist.get_world_size()))
+    return next(name for name, ranks in process_group_names().items() if ranks == everybody)
+
+
+def _backward(model: nn.Module, inputs: tuple[Any, ...], prices: CostModel) -> _Backward:
+    """Return when each gradient of a step is ready: in the order of the engine, at the times of the
+    captured graphs.
+    """
+    order = _gradient_order(model, inputs)
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    with quiet_fake_tensors():
+        capture = capture_module(
+            fake_copy(model, mode), fake_inputs(inputs, mode), source=type(model).__name__
+        )
+    parameters = dict(model.named_parameters())
+    at, end_us = _finished_us(capture, prices)
+    ready, latest_us = [], 0.0
+    for name in order:
+        latest_us = max(latest_us, at.get(name, end_us))
+        ready.append(latest_us)
+    return _Backward(
+        names=order,
+        parameters=tuple(torch.empty_like(parameters[n], device="meta") for n in order),
+        ready_us=tuple(ready),
+        end_us=end_us,
+    )
+
+
+def _gradient_order(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[str, ...]:
+    """Return parameters in the order in which the autograd engine accumulates their gradients."""
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    copy, order = fake_copy(model, mode), []
+    for name, parameter in copy.named_parameters():
+        tensor: Any = parameter
+        if tensor.requires_grad:
+            tensor.register_post_accumulate_grad_hook(lambda _, name=name: order.append(name))
+    try:
+        with mode, quiet_fake_tensors():
+            leaves = torch.utils._pytree.tree_leaves(copy(*fake_inputs(inputs, mode)))
+            results = [r for r in leaves if isinstance(r, torch.Tensor) and r.requires_grad]
+            torch.autograd.backward(results, [torch.ones_like(r) for r in results])
+    except Exception as error:
+        text = (str(error).strip().splitlines() or [""])[0][:300]
+        raise InputError(
+            f"expected a model that runs with these inputs, found {type(error).__name__}: {text}"
+        ) from error
+    if not order:
+        raise InputError("expected parameters with gradients, found none")
+    return tuple(order)
+
+
+def _finished_us(capture: Capture, prices: CostModel) -> tuple[dict[str, float], float]:
+    """Return when the gradient of each parameter is computed, and when compute ends."""
+    finished: dict[str, float] = {}
+    now_us = 0.0
+    for graph in capture.graphs:
+        problem = build_problem(export_graph(graph, prices, group_ranks=capture.group_ranks))
+        nodes = list(graph.module.graph.nodes)
+        ends: dict[torch.fx.Node, float] = {}
+        for node, ticks in zip(nodes, problem.duration_ticks, strict=True):
+            now_us += ticks_to_us(ticks)
+            ends[node] = now_us
+        output = graph.module.graph.output_node()
+        described = output.meta.get("desc") or ()
+        for value, descriptor in zip(output.args[0], described, strict=False):  # type: ignore[arg-type]
+            if (name := gradient_of(descriptor)) is not None and isinstance(value, torch.fx.Node):
+                finished[name] = ends[value]
+    return finished, now_us
+
+
+def _best(backward: _Backward, prices: CostModel) -> DdpBuckets:
+    """Return the limits that end the step first; of nearly equal ones those with the fewest
+    buckets.
+    """
+    default = (first_bucket_bytes(), _DEFAULT_CAP_MB * _MIB)
+    candidates: list[tuple[int, ...]] = [default, *((mb * _MIB,) for mb in _CAPS_MB)]
+    candidates += [
+        (first * _MIB, cap * _MIB) for first in (1, 5) for cap in _CAPS_MB if cap > first
+    ]
+    if len({(p.dtype, p.device) for p in backward.parameters}) == 1:
+        candidates.append(_fastest_limits(backward, prices))
+    judged = [_judged(backward, limits, prices) for limits in candidates]
+    default_us = judged[0][0]
+    within_us = min(us for us, _, _ in judged) * (1 + _SLACK)
+    us, buckets, limits = min(
+        (one for one in judged if one[0] <= within_us), key=lambda one: (len(one[1]), one[0])
+    )
+    sizes = [sum(backward.sizes[k] for k in bucket) for bucket in buckets]
+    return DdpBuckets(
+        bucket_cap_mb=limits[-1] / _MIB if len(limits) < 3 else None,
+        bucket_cap_mb_list=tuple(limit / _MIB for limit in limits),
+        first_bucket_bytes=sizes[0],
+        buckets=tuple(tuple(backward.names[k] for k in bucket) for bucket in buckets),
+        bucket_bytes=tuple(sizes),
+        step_time_us=us,
+        default_us=default_us,
+    )
+
+
+def _judged(
+    backward: _Backward, limits: tuple[int, ...], prices: CostModel
+) -> tuple[float, list[list[int]], tuple[int, ...]]:
+    """Return the step time with these limits, the buckets that the reducer makes, and the
+    limits.
+    """
+    buckets = reducer_buckets(backward.parameters, limits)
+    end_us = 0.0
+    for bucket in buckets:
+        size = sum(backward.sizes[k] for k in bucket)
+        end_us = max(end_us, backward.ready_us[bucket[-1]]) + _reduce_us(prices, size)
+    return max(end_us, backward.end_us), buckets, limits
+
+
+def _fastest_limits(backward: _Backward, prices: CostModel) -> tuple[int, ...]:
+    """Return the limits of the runs of gradients that are all reduced first (exact for these
+    costs): the end of the first j is the least over the last of their runs.
+    """
+    sizes = np.concatenate([[0], np.cumsum(backward.sizes)])
+    count = len(backward.sizes)
+    grid = np.unique(np.geomspace(1, max(int(sizes[-1]), 2), 256).astype(np.int64))
+    price = np.array([_reduce_us(prices, int(size)) for size in grid])
+    ends, before = np.zeros(count + 1), np.zeros(count + 1, dtype=np.int64)
+    for last in range(1, count + 1):
+        took = np.interp(sizes[last] - sizes[:last], grid, price)
+        found = np.maximum(ends[:last], backward.ready_us[last - 1]) + took
+        before[last] = int(np.argmin(found))
+        ends[last] = found[before[last]]
+    limits: list[int] = []
+    while count:
+        limits.append(int(sizes[count] - sizes[before[count]]))
+        count = int(before[count])
+    return tuple(reversed(limits))
+
+
+def _reduce_us(prices: CostModel, size_bytes: int) -> float:
+    group = _whole_group()
+    return float(
+        prices.collective_us(CollectiveKind.ALL_REDUCE, group, dist.get_world_size(), size_bytes)
+    )

@@ -1,0 +1,151 @@
+"""The graphs of a training step of a model on which ``fully_shard`` was called, captured in the
+job: each parameter is gathered, cast and reduced as its unit says.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from apsched.capture.captured import Capture
+from apsched.capture.fake_copy import fake_copy, fake_inputs
+from apsched.capture.joint import capture_module
+from apsched.errors import ApschedError, InputError
+from apsched.models.collectives import gather_shards, sum_gradient
+from apsched.models.mesh import ALONE, Group
+from apsched.torch_compat.fsdp import (
+    HOOKS_OF_FSDP,
+    CastModule,
+    GatheredParameter,
+    class_before_fsdp,
+    fsdp_policies,
+)
+from apsched.torch_compat.graphs import quiet_fake_tensors
+
+
+def capture_fsdp2(model: nn.Module, inputs: tuple[Any, ...]) -> Capture:
+    """Return forward and backward graph of ``model(*inputs)``; no memory of a device is taken, and
+    ``model`` stays as it is.
+
+    They are the same on all process ranks: shards count with their padding.
+    """
+    parameters, casts = _policies(model)
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    copies: dict[nn.Module, nn.Module] = {}
+
+    def shard(owner: nn.Module, name: str, value: nn.Parameter) -> torch.Tensor:
+        if (id(owner), name) not in parameters:
+            return mode.from_tensor(value.detach(), static_shapes=True)
+        with mode:
+            return torch.empty(
+                _padded(parameters[id(owner), name]), dtype=value.dtype, device=value.device
+            )
+
+    copy = fake_copy(
+        model,
+        mode,
+        make=shard,
+        class_of=class_before_fsdp,
+        without_hooks_of=HOOKS_OF_FSDP,
+        copies=copies,
+    )
+    for original, new in copies.items():
+        mine = {
+            n: parameters[k] for n in original._parameters if (k := (id(original), n)) in parameters
+        }
+        if mine:
+            new.__class__ = _gathering(type(new), mine)
+        if id(original) in casts:
+            _cast(new, casts[id(original)])
+    kept = [
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        for name in module._parameters
+        if (id(module), name) in parameters and parameters[id(module), name].kept
+    ]
+    try:
+        with quiet_fake_tensors():
+            return capture_module(
+                copy, fake_inputs(inputs, mode), source=type(copy).__name__, kept_parameters=kept
+            )
+    except ApschedError:
+        raise
+    except Exception as error:
+        text = (str(error).strip().splitlines() or [""])[0][:300]
+        raise InputError(
+            "expected a model that AOTAutograd can trace with these inputs, found"
+            f" {type(error).__name__}: {text}; hand in inputs as the model gets them, or capture a"
+            " part of it"
+        ) from error
+
+
+def group_names_of(model: nn.Module) -> tuple[str, ...]:
+    """Return the names of the process groups that the units of ``model`` communicate in."""
+    groups = {
+        group.group_name: None
+        for one in _policies(model)[0].values()
+        for group in (one.shard_group, one.replicate_group)
+        if group is not None
+    }
+    return tuple(groups)
+
+
+def _policies(
+    model: nn.Module,
+) -> tuple[dict[tuple[int, str], GatheredParameter], dict[int, CastModule]]:
+    try:
+        return fsdp_policies(model)
+    except ValueError as error:
+        raise InputError(
+            "expected fully_shard with parameters on one or two data-parallel dimensions, found"
+            f" {error}; capture the step as a graph (docs/compiler.md)"
+        ) from None
+
+
+def _padded(of: GatheredParameter) -> list[int]:
+    """Return the shape of a shard with its padding."""
+    size = of.shard_group.size()
+    return [-(-n // size) if dim == of.dim else n for dim, n in enumerate(of.shape)]
+
+
+def _gathering(of: type[nn.Module], parameters: dict[str, GatheredParameter]) -> type[nn.Module]:
+    def reader(name: str) -> property:
+        return property(lambda module: _gathered(module._parameters[name], parameters[name]))
+
+    return type(of.__name__, (of,), {name: reader(name) for name in parameters})
+
+
+def _gathered(x: Any, of: GatheredParameter) -> torch.Tensor:
+    """Return a whole parameter from its shard, as FSDP2 hands it to the module."""
+    shards, dim = _group(of.shard_group), of.dim
+    x = sum_gradient(x, _group(of.replicate_group), of.reduce_dtype)
+    whole = gather_shards(x, shards, of.param_dtype, of.reduce_dtype)
+    if dim:
+        whole = whole.view(shards.size, *x.shape).movedim(0, dim).flatten(dim, dim + 1)
+    return whole.narrow(dim, 0, of.shape[dim]) if whole.shape[dim] > of.shape[dim] else whole
+
+
+def _group(group: Any) -> Group:
+    if group is None:
+        return ALONE
+    return Group(size=group.size(), name=group.group_name, rank=dist.get_rank(group))
+
+
+def _cast(module: nn.Module, cast: CastModule) -> None:
+    def to(dtype: torch.dtype, value: Any) -> Any:
+        return torch.utils._pytree.tree_map(
+            lambda x: x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x,
+            value,
+        )
+
+    if (given := cast.inputs) is not None:
+        module.register_forward_pre_hook(
+            lambda _, args, kwargs: (to(given, args), to(given, kwargs)),
+            prepend=True,
+            with_kwargs=True,
+        )
+    if (result := cast.outputs) is not None:
+        module.register_forward_hook(lambda _, args, output: to(result, output))

@@ -1,0 +1,202 @@
+"""``tune_fsdp2``: eager FSDP2 set up by a solved schedule, in the job and in one call."""
+
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from apsched.capture.captured import CapturedGraph
+from apsched.compiler.ranks.agreement import GraphAgreement
+from apsched.compiler.ranks.answer import Solve, answered
+from apsched.compiler.ranks.job import running_job
+from apsched.compiler.ranks.launches import Launch
+from apsched.compiler.schedule_captured import process_rank, running_groups
+from apsched.compiler.schedule_graph import Launches, all_or_none
+from apsched.compiler.settings import Settings
+from apsched.config import Caps, SolveOptions
+from apsched.costs.cluster_model import ClusterCostModel
+from apsched.costs.measured_model import MeasuredCostModel
+from apsched.errors import InfeasibleError, InputError
+from apsched.integrations.fsdp2 import (
+    Fsdp2Settings,
+    apply_fsdp2,
+    fsdp2_plan,
+    fsdp2_settings,
+    solved_graphs,
+)
+from apsched.integrations.fsdp2_capture import capture_fsdp2, group_names_of
+from apsched.integrations.fsdp2_units import plain_name, units_of
+from apsched.pipeline.load import loaded_graph
+from apsched.pipeline.result import Result
+from apsched.pipeline.solve_graph import resolve_caps, solve_graph, under_plan
+from apsched.problem.contention_spec import as_asked
+from apsched.problem.problem import Problem
+from apsched.progress import Progress
+from apsched.quantities import MemoryCap, show_us
+from apsched.report.explanation import explain_infeasible
+from apsched.schedule.result import SolveResult
+from apsched.solver import solve_as_asked
+from apsched.units import ticks_to_us
+
+_FIXED = {"max_compute_move": 0}
+_REFUSED = ("plan", "bitwise", "parameter_order", "second_group", "max_compute_move", "schedule")
+"""Settings that eager FSDP2 decides itself."""
+_AS_FSDP2 = "transformer_block"
+"""The baseline that does what FSDP2 does by itself: a bucket for each block, and the gather of the
+next one in flight.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fsdp2Tuning:
+    """What :func:`tune_fsdp2` did."""
+
+    settings: Fsdp2Settings | None
+    """What the units were told; ``None`` where an error left the model as it was."""
+    results: tuple[Result, ...]
+    """Of the forward and the backward graph."""
+
+    @property
+    def step_time_us(self) -> float:
+        """Step time that the costs predict; 0 where nothing was set."""
+        return sum(result.step_time_us or 0.0 for result in self.results)
+
+    @property
+    def untuned_us(self) -> float:
+        """The same of FSDP2 without settings: the next unit's gather in flight, no more."""
+        return ticks_to_us(
+            sum(
+                baseline.step_time_ticks
+                for result in self.results
+                for baseline in result.answer.baselines
+                if baseline.name == _AS_FSDP2
+            )
+        )
+
+    @property
+    def gain(self) -> float:
+        """Share of the step time that is saved, as the costs predict it."""
+        return 1 - self.step_time_us / self.untuned_us if self.untuned_us else 0.0
+
+    def __str__(self) -> str:
+        """Return one line about it."""
+        if self.settings is None:
+            return "FSDP2 stays as it was"
+        return (
+            f"FSDP2 tuned: {len(self.settings.units)} units, step time"
+            f" {show_us(self.step_time_us)} predicted, {show_us(self.untuned_us)} as it was"
+            f" ({100 * self.gain:.1f} % less)"
+        )
+
+
+def tune_fsdp2(model: nn.Module, inputs: Any, **settings: Any) -> Fsdp2Tuning:
+    """Set up ``model``, on which ``fully_shard`` was called, to gather as a solved schedule of its
+    own training step says::
+
+        for block in model.layers:
+            fully_shard(block, mp_policy=policy)
+        fully_shard(model, mp_policy=policy)
+        print(apsched.tune_fsdp2(model, (tokens,), cluster="h100"))
+
+    Call it on every process rank, before the first step. The step ``model(*inputs)`` is captured
+    with fake tensors on the host, with the units, the mixed precision and the resharding that
+    ``fully_shard`` was given; one process rank solves, and all set the same, by public setters
+    alone. Losses and weights stay as they are, bit for bit.
+
+    Parameters
+    ----------
+    inputs
+        What forward takes: a tuple, or one tensor; only shapes and dtypes matter.
+    settings
+        See :class:`apsched.compiler.settings.Settings`: cluster, memory_cap, budget, on_error ...
+
+    Raises
+    ------
+    InputError
+        with ``on_error="raise"``, where the model cannot be captured or FSDP2 cannot do what the
+        schedule says; nothing is set then, on any process rank.
+    """
+    if refused := next((name for name in _REFUSED if name in settings), None):
+        raise InputError(f"{refused}: expected no such setting, found one; eager FSDP2 decides it")
+    chosen = Settings.of(settings | _FIXED)
+    given = inputs if isinstance(inputs, tuple) else (inputs,)
+
+    def attempt(
+        agreement: GraphAgreement | None,
+    ) -> tuple[tuple[Result, ...], Launches]:
+        with agreement.job.working() if agreement else nullcontext():
+            capture = capture_fsdp2(model, given)
+        results = tuple(_solved(model, graph, chosen, agreement) for graph in capture.graphs)
+        told = fsdp2_settings(units_of(model), solved_graphs(results))
+        said = (Launch(what=f"what units are told: {told}", members=(), names=()),)
+        return results, {group.name: said for group in agreement.groups} if agreement else {}
+
+    as_it_was: tuple[Result, ...] = ()
+    results = all_or_none(
+        lambda: _agreement(model, chosen), as_it_was, chosen, "fully_shard", attempt
+    )
+    applied = apply_fsdp2(model, results) if results else None
+    return Fsdp2Tuning(settings=applied, results=results)
+
+
+def _agreement(model: nn.Module, settings: Settings) -> GraphAgreement | None:
+    """Return what process ranks of the units' groups say to each other about ``model``."""
+    job = running_job(settings.deadline_s)
+    if job is None:
+        return None
+    ranks = running_groups()
+    used = [name for name in group_names_of(model) if name in ranks]
+    opened = GraphAgreement(job, {name: ranks[name] for name in used})
+    return opened if opened.groups else None
+
+
+def _solved(
+    model: nn.Module,
+    captured: CapturedGraph,
+    settings: Settings,
+    agreement: GraphAgreement | None,
+) -> Result:
+    """Return the answer for one graph with a bucket for each unit, on all process ranks the
+    same.
+    """
+    ranks, request = running_groups(), settings.solve_request
+    prices = settings.prices(ranks)
+    cluster = prices.cluster if isinstance(prices, ClusterCostModel | MeasuredCostModel) else None
+    progress = Progress(quiet=not (settings.progress and process_rank() == 0))
+    with agreement.job.working() if agreement else nullcontext():
+        graph = loaded_graph(
+            captured,
+            prices,
+            cluster=cluster.name if cluster else "",
+            group_ranks=ranks,
+            device_memory_bytes=cluster.device.memory_bytes if cluster else None,
+            progress=progress,
+        )
+        problem = as_asked(graph.problem, settings.contention, cluster, ranks)
+        plain = (replace(c, module=plain_name(c.module)) for c in problem.collectives)
+        problem = replace(problem, collectives=tuple(plain))
+        request = replace(request, bitwise_price=False, plan=fsdp2_plan(model, problem))
+        if request.memory_cap is None and cluster is None:
+            request = replace(request, memory_cap=MemoryCap())
+        (graph,) = under_plan((replace(graph, problem=problem),), request)
+        caps = resolve_caps(graph, request, progress)
+    solving = partial(solve_as_asked, progress=progress.solver)
+    search = partial(_answered, solving=solving, settings=settings, agreement=agreement)
+    result = solve_graph(graph, request, progress, caps=caps, search=search)
+    if result.best is None:
+        raise InfeasibleError(explain_infeasible(result))
+    return result
+
+
+def _answered(
+    problem: Problem,
+    caps: Caps,
+    options: SolveOptions,
+    *,
+    solving: Solve,
+    settings: Settings,
+    agreement: GraphAgreement | None,
+) -> SolveResult:
+    return answered(problem, caps, options, solving, sources=settings.answers, agreement=agreement)

@@ -1,0 +1,84 @@
+"""Contracts of eager data parallelism: ``fully_shard`` and DistributedDataParallel."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from apsched.torch_compat import ddp as ddp
+from apsched.torch_compat import fsdp as fsdp
+from apsched.torch_compat.contracts.registry import contract, expect, group
+
+
+@contract("runs_in_fsdp")
+def _runs_in_fsdp() -> None:
+    seen = []
+
+    class Looks(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(fsdp.runs_in_fsdp())
+            return super().forward(x)
+
+    with group(2, fake=True):
+        model: Any = fully_shard(Looks(4, 4))
+        seen.append(fsdp.runs_in_fsdp())
+        model(torch.ones(1, 4)).sum().backward()
+        seen.append(fsdp.runs_in_fsdp())
+    expect(seen == [False, True, False], "a step is running from its forward to its backward's end")
+
+
+@contract("class_before_fsdp", "fsdp_policies", "GatheredParameter", "CastModule")
+def _fsdp_policies() -> None:
+    with group(2, fake=True):
+        model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3))
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        fully_shard(model[0], mp_policy=policy, reshard_after_forward=False)
+        fully_shard(model[1])
+        fully_shard(model)
+        expect(fsdp.class_before_fsdp(model[0]) is nn.Linear, "a module's class is known")
+        expect(fsdp.class_before_fsdp(nn.Linear(1, 1)) is nn.Linear, "also where it is its own")
+        parameters, casts = fsdp.fsdp_policies(model)
+        first, second = parameters[id(model[0]), "weight"], parameters[id(model[1]), "weight"]
+        expect((first.shape, first.dim) == (torch.Size([3, 4]), 0), "whole shape and dimension")
+        expect(
+            (first.param_dtype, first.reduce_dtype) == (torch.bfloat16, torch.float32)
+            and (second.param_dtype, second.reduce_dtype) == (torch.float32, torch.float32),
+            "dtypes are those of the policy",
+        )
+        expect((first.kept, second.kept) == (True, False), "what stays until backward")
+        expect(first.shard_group.size() == 2 and first.replicate_group is None, "the groups")
+        expect(casts[id(model[0])].inputs == torch.bfloat16, "inputs are cast")
+        hooks = [*model[0]._forward_pre_hooks.values(), *model[0]._forward_hooks.values()]
+        expect(
+            len(hooks) == 2 and all(h.__module__.startswith(fsdp.HOOKS_OF_FSDP) for h in hooks),
+            "its hooks are told by their module",
+        )
+
+
+@contract("runs_in_ddp")
+def _runs_in_ddp() -> None:
+    seen = []
+
+    class Looks(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(ddp.runs_in_ddp())
+            return super().forward(x)
+
+    with group(2, fake=True):
+        seen.append(ddp.runs_in_ddp())
+        DistributedDataParallel(Looks(4, 4))(torch.ones(1, 4))
+        seen.append(ddp.runs_in_ddp())
+    expect(seen == [False, True, False], "it is running while its forward is")
+
+
+@contract("first_bucket_bytes", "reducer_buckets")
+def _reducer_buckets() -> None:
+    sizes = [torch.empty(n, device="meta") for n in (1, 2, 3, 4, 5)]
+    expect(ddp.first_bucket_bytes() == 1 << 20, "the first bucket has 1 MiB")
+    expect(
+        ddp.reducer_buckets(sizes, [4, 20]) == [[0], [1, 2], [3, 4]],
+        "a bucket is closed by the gradient with which it reaches its limit; the last limit holds"
+        " on",
+    )

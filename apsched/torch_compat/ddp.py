@@ -1,0 +1,39 @@
+"""Private functions of torch around DistributedDataParallel."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from apsched.torch_compat.version import check_torch_version
+
+check_torch_version()
+
+
+def runs_in_ddp() -> bool:
+    """Return whether the forward of a DistributedDataParallel is running
+    (torch/nn/parallel/distributed.py, _active_ddp_module).
+    """
+    ddp: Any = torch.nn.parallel.DistributedDataParallel
+    return ddp._get_active_ddp_module() is not None
+
+
+def first_bucket_bytes() -> int:
+    """Return the limit of DDP's first bucket where none is stated
+    (torch/nn/parallel/distributed.py, _BucketCapacityConfig).
+    """
+    private: Any = dist
+    return int(private._DEFAULT_FIRST_BUCKET_BYTES)
+
+
+def reducer_buckets(parameters: Sequence[Any], limits: Sequence[int]) -> list[list[int]]:
+    """Return the buckets, as positions, that DDP's reducer makes of parameters in the order in
+    which their gradients are ready (torch/csrc/distributed/c10d/reducer.cpp,
+    compute_bucket_assignment_by_size).
+    """
+    private: Any = dist
+    made, _ = private._compute_bucket_assignment_by_size(
+        list(parameters), list(limits), [], list(range(len(parameters)))
+    )
+    return sorted((sorted(bucket) for bucket in made), key=lambda bucket: bucket[-1])

@@ -1,0 +1,143 @@
+"""Eager FSDP2 and DDP tuned in the job: the same losses and weights, the buckets that were
+predicted, and one warning where nobody tuned anything.
+"""
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+
+import apsched
+from apsched.capture.fake_world import world
+from apsched.compiler import eager_parallel
+from apsched.integrations.fsdp2_capture import capture_fsdp2
+from tests.helpers.graphs.small_models import Residual
+from tests.helpers.processes import WORKERS, Job, run_jobs
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory) -> list[dict]:
+    asked = Job(folder=tmp_path_factory.mktemp("tuned") / "two", world_size=2)
+    (found,) = run_jobs(WORKERS / "training/tune_worker.py", [asked], timeout_s=600)
+    return found
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("case", ["float32", "mixed"])
+def test_a_tuned_model_computes_what_it_did(job, case):
+    settings = [report[case]["settings"] for report in job]
+    assert settings[0] == settings[1]
+    assert any(len(unit["forward_prefetch"]) > 1 for unit in settings[0]["units"])
+    assert any(unit["backward_prefetch"] for unit in settings[0]["units"])
+    for report in job:
+        assert report[case]["untouched"]
+        assert report[case]["tuned"] == report[case]["as it was"]
+        assert len({*report[case]["tuned"]}) == 4, "each step changes the loss"
+
+
+@pytest.mark.alone
+def test_it_is_captured_as_the_units_were_told(job):
+    assert job[0]["float32"]["dtypes"] == ["float32"]
+    assert job[0]["mixed"]["dtypes"] == ["bfloat16", "float32"]
+    gathered = [name for name in job[0]["mixed"]["kept"] if name.startswith("output")]
+    assert sorted(gathered) == ["output.bias", "output.weight"], "reduced, not gathered again"
+    step_us, untuned_us, gain = job[0]["mixed"]["gain"]
+    assert 0 < step_us <= untuned_us
+    assert gain == pytest.approx(1 - step_us / untuned_us)
+    assert "FSDP2 tuned: 6 units, step time" in job[0]["mixed"]["text"]
+
+
+@pytest.mark.alone
+def test_where_one_process_cannot_be_tuned_none_is(job):
+    for report in job:
+        assert report["fallback"] == {"settings": None, "text": "FSDP2 stays as it was"}
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("case", ["small", "large"])
+def test_ddp_makes_the_buckets_that_were_predicted(job, case):
+    predicted = [{k: v for k, v in r["ddp"][case].items() if k != "made"} for r in job]
+    assert predicted[0] == predicted[1]
+    found, made = predicted[0], job[0]["ddp"][case]["made"]
+    assert made["has_rebuilt_buckets"]
+    sizes = [int(size) for size in made["rebuilt_bucket_sizes"].split(", ")]
+    assert sizes == found["bucket_bytes"]
+    indices = made["rebuilt_per_bucket_param_indices"].split(", ")
+    by_name = [[found["names"][int(k)] for k in bucket.split()] for bucket in indices]
+    assert by_name == found["buckets"]
+    assert found["first_bucket_bytes"] == sizes[0]
+    assert found["step_time_us"] <= found["default_us"] * 1.001
+    assert (len(sizes) == 1) == (case == "small"), "one launch where bytes cost nothing"
+
+
+def test_what_cannot_be_tuned_is_refused():
+    with world(2):
+        with pytest.raises(apsched.InputError, match="on which fully_shard was called"):
+            apsched.tune_fsdp2(Residual(), torch.zeros(1, 2, dtype=torch.long))
+        with pytest.raises(apsched.InputError, match="plan: expected no such setting"):
+            apsched.tune_fsdp2(Residual(), (), plan="plan.toml")
+        model, mesh = Residual(), init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+        model.output.weight = nn.Parameter(
+            distribute_tensor(torch.zeros(11, 8), mesh["tp"], [Shard(0)])
+        )
+        fully_shard(model, mesh=mesh["dp"])
+        with pytest.raises(apsched.InputError, match="DTensor before it is sharded"):
+            apsched.tune_fsdp2(model, torch.zeros(1, 2, dtype=torch.long))
+        with pytest.raises(apsched.InputError, match="expected a model that runs"):
+            apsched.ddp_buckets(Residual(), torch.zeros(1, 2))
+        with pytest.raises(apsched.InputError, match="found 'memory_cap'"):
+            apsched.ddp_buckets(Residual(), torch.zeros(1, 2), memory_cap=1)
+    with pytest.raises(apsched.InputError, match="expected a process group"):
+        apsched.ddp_buckets(Residual(), torch.zeros(1, 2))
+
+
+def test_each_process_rank_captures_the_same_graph_whatever_its_shards():
+    codes = []
+    for rank in (0, 6):
+        with world(7, rank):
+            model = Residual()
+            for layer in model.layers:
+                fully_shard(layer)
+            fully_shard(model)
+            capture = capture_fsdp2(model, (torch.zeros(1, 2, dtype=torch.long),))
+            assert not model._get_fsdp_state()._fsdp_param_groups[0].is_unsharded
+            codes.append([graph.module.code for graph in capture.graphs])
+    assert codes[0] == codes[1]
+    assert "all_gather" in codes[0][0]
+    assert "reduce_scatter" in codes[0][1]
+
+
+def compiled(model: nn.Module) -> None:
+    torch._dynamo.reset()
+    run = torch.compile(model, backend=apsched.backend(memory_cap="none"))
+    for _ in range(2):
+        run(torch.zeros(1, 2, dtype=torch.long))
+
+
+@pytest.mark.parametrize(("rank", "count"), [(0, 1), (1, 0)])
+def test_fully_shard_under_torch_compile_is_one_warning_on_process_rank_0(
+    caplog, monkeypatch, rank, count
+):
+    monkeypatch.setattr(eager_parallel, "_WARNED", set())
+    with world(2, rank), caplog.at_level(logging.WARNING, logger=eager_parallel.__name__):
+        model = Residual()
+        for layer in model.layers:
+            fully_shard(layer)
+        compiled(fully_shard(model))
+    found = [record.message for record in caplog.records if record.name == eager_parallel.__name__]
+    assert len(found) == count
+    assert all("fully_shard" in text and "apsched.tune_fsdp2" in text for text in found)
+
+
+def test_ddp_under_torch_compile_is_a_warning_and_one_process_is_none(caplog, monkeypatch):
+    monkeypatch.setattr(eager_parallel, "_WARNED", set())
+    with world(2), caplog.at_level(logging.WARNING, logger=eager_parallel.__name__):
+        compiled(Residual())
+        assert not [r for r in caplog.records if r.name == eager_parallel.__name__]
+        compiled(nn.parallel.DistributedDataParallel(Residual()))
+    found = [record.message for record in caplog.records if record.name == eager_parallel.__name__]
+    assert len(found) == 1
+    assert "apsched.ddp_buckets" in found[0]

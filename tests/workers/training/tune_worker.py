@@ -1,0 +1,110 @@
+"""One of two gloo processes that train under ``fully_shard`` and DDP, tuned by apsched and not;
+reports as JSON.
+
+usage: ``main(PROCESS_RANK, WORLD_SIZE, FOLDER)``, see ``processes.run_jobs``
+"""
+
+import json
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import apsched
+from tests.helpers.graphs.eager_fsdp2 import digest, shards_of
+from tests.helpers.graphs.small_models import Residual
+
+NUM_STEPS = 3
+QUICK = {"budget": 0.2, "memory_cap": "none", "deadline_s": 200.0}
+
+
+def sharded(**policy: torch.dtype) -> nn.Module:
+    """Of 33 rows, which two process ranks do not share evenly."""
+    torch.manual_seed(0)
+    model = Residual(33)
+    how = MixedPrecisionPolicy(**policy)
+    for layer in model.layers:
+        fully_shard(layer, mp_policy=how)
+    fully_shard(model.output, mp_policy=how, reshard_after_forward=False)
+    fully_shard(model, mp_policy=how)
+    return model
+
+
+def tokens(rank: int) -> torch.Tensor:
+    return torch.randint(0, 11, (4, 8), generator=torch.Generator().manual_seed(rank))
+
+
+def trained(model: nn.Module, x: torch.Tensor) -> list[object]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen: list[object] = []
+    for _ in range(NUM_STEPS):
+        loss = model(x)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        seen.append(loss.item())
+    return [*seen, digest(shards_of(model))]
+
+
+def fsdp2(rank: int, **policy: torch.dtype) -> dict[str, object]:
+    model, x = sharded(**policy), tokens(rank)
+    before = {name: id(parameter) for name, parameter in model.named_parameters()}
+    found = apsched.tune_fsdp2(model, x, **QUICK)
+    return {
+        "untouched": before == {name: id(p) for name, p in model.named_parameters()},
+        "settings": asdict(found.settings),
+        "gain": [found.step_time_us, found.untuned_us, found.gain],
+        "text": str(found),
+        "dtypes": sorted({key.dtype for r in found.results for key in r.problem.keys}),
+        "kept": [c.module for c in found.results[1].problem.collectives],
+        "tuned": trained(model, x),
+        "as it was": trained(sharded(**policy), x),
+    }
+
+
+def falls_back(rank: int) -> dict[str, object]:
+    """One process rank has inputs that its model cannot take."""
+    model, x = sharded(), tokens(rank)
+    wrong = x.float() if rank == 1 else x
+    found = apsched.tune_fsdp2(model, wrong, on_error="fallback", **QUICK)
+    return {"settings": found.settings, "text": str(found)}
+
+
+def ddp(rank: int) -> dict[str, object]:
+    found = {}
+    for name, width in {"small": 32, "large": 256}.items():
+        torch.manual_seed(0)
+        model, x = Residual(width), tokens(rank).repeat(16, 8)
+        buckets = apsched.ddp_buckets(model, x)
+        wrapped = DistributedDataParallel(model, **buckets.arguments)
+        for _ in range(4):  # torch writes its statistics down in some of the first steps
+            wrapped(x).backward()
+        found[name] = asdict(buckets) | {
+            "gain": buckets.gain,
+            "order": buckets.parameter_order,
+            "names": [name for name, _ in model.named_parameters()],
+            "made": wrapped._get_ddp_logging_data(),
+        }
+    return found
+
+
+def main(rank: int, world_size: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), world_size)
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=400)
+    )
+    report = {
+        "float32": fsdp2(rank),
+        "mixed": fsdp2(rank, param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
+        "fallback": falls_back(rank),
+        "ddp": ddp(rank),
+    }
+    (folder / f"{rank}.json").write_text(json.dumps(report))
+    dist.barrier()
+    dist.destroy_process_group()
