@@ -53,3 +53,5 @@ class Capture:
     """Group name -> number of process ranks, of the groups whose process ranks are not known."""
     saved_bytes: SavedBytes | None = None
     """Where it was asked for."""
+    warnings: tuple[str, ...] = ()
+    """What the user should know about the graphs, a sentence each."""

@@ -181,12 +181,16 @@ def _open_function(request: SourceRequest, stack: ExitStack) -> OpenedSource:
     from apsched.capture.function import capture_function
     from apsched.models.mesh import MeshSpec
 
-    if request.mesh is not None:  # the function finds a fake process group of that size
-        stack.enter_context(world(MeshSpec.parse(request.mesh).world_size))
+    mesh = None if request.mesh is None else MeshSpec.parse(request.mesh)
+    if mesh is not None:
+        stack.enter_context(world(mesh.world_size))
     capture = capture_function(
-        request.source, activation_checkpoint=request.activation_checkpoint or "none"
+        request.source,
+        mesh=mesh,
+        activation_checkpoint=request.activation_checkpoint or "none",
     )
-    return OpenedSource(label=request.source, slug=_slug(request.source), capture=capture)
+    name = request.source if mesh is None else f"{request.source}-{mesh}"
+    return OpenedSource(label=request.source, slug=_slug(name), capture=capture)
 
 
 def _open_repro(request: SourceRequest, stack: ExitStack) -> OpenedSource:

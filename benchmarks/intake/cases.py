@@ -1,0 +1,31 @@
+"""All cases, and what they have in common."""
+
+import importlib
+import logging
+from collections.abc import Iterator
+from contextlib import suppress
+
+from benchmarks.intake import hugging_face
+from benchmarks.intake.case import Case
+
+_HEAVY = (
+    "transformers",
+    "transformers.models.auto.modeling_auto",
+    "torch._dynamo",
+    "torch._inductor.fx_passes.overlap_scheduling",
+    "torch.distributed.tensor",
+    "ortools.sat.python.cp_model",
+)
+
+
+def every_case() -> Iterator[Case]:
+    """Yield the cases, group by group."""
+    yield from hugging_face.cases()
+
+
+def prepare() -> None:
+    """Import once what takes long, so that forks have it."""
+    logging.disable(logging.WARNING)
+    for name in _HEAVY:
+        with suppress(ImportError):
+            importlib.import_module(name)
