@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import suppress
 
-from benchmarks.intake import hugging_face
+from benchmarks.intake import features, hugging_face, titan
 from benchmarks.intake.case import Case
 
 _HEAVY = (
@@ -20,12 +20,14 @@ _HEAVY = (
 
 def every_case() -> Iterator[Case]:
     """Yield the cases, group by group."""
+    yield from features.cases()
     yield from hugging_face.cases()
+    yield from titan.cases()
 
 
 def prepare() -> None:
     """Import once what takes long, so that forks have it."""
-    logging.disable(logging.WARNING)
+    logging.disable(logging.CRITICAL)
     for name in _HEAVY:
         with suppress(ImportError):
             importlib.import_module(name)

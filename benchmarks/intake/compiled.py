@@ -1,0 +1,62 @@
+"""Graphs as ``torch.compile`` hands them to a backend, with nothing of apsched in between."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from apsched.capture.captured import CapturedGraph
+from apsched.capture.graph_module import kept_by_name
+from apsched.fx.graph_copies import copied
+
+
+def as_captured(module: GraphModule, name: str) -> CapturedGraph:
+    """Return ``module`` without any check: whether apsched takes it is what is asked."""
+    placeholders = [node.name for node in module.graph.find_nodes(op="placeholder")]
+    return CapturedGraph(
+        name=name,
+        module=module,
+        kept_inputs=frozenset(kept_by_name(placeholders)),
+        parameter_names={},
+    )
+
+
+def compiled_graphs(
+    function: Callable[..., Any],
+    inputs: tuple[Any, ...],
+    *,
+    dynamic: bool | None = None,
+    backward: bool = True,
+    fullgraph: bool = True,
+) -> tuple[CapturedGraph, ...]:
+    """Return the graphs of one step of ``function``, in the order in which they are compiled."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.aot_autograd import make_boxed_func
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    graphs: list[CapturedGraph] = []
+
+    def keep(name: str) -> Callable[[GraphModule, Any], Any]:
+        def compiler(module: GraphModule, _: Any) -> Any:
+            graphs.append(as_captured(copied(module), f"{name}{len(graphs) or ''}"))
+            return make_boxed_func(module.forward)
+
+        return compiler
+
+    torch._dynamo.config.capture_scalar_outputs = True
+    torch._dynamo.config.capture_dynamic_output_shape_ops = True
+    backend = aot_autograd(
+        fw_compiler=keep("forward"),
+        bw_compiler=keep("backward"),
+        partition_fn=min_cut_rematerialization_partition,
+    )
+    result = torch.compile(function, backend=backend, dynamic=dynamic, fullgraph=fullgraph)(*inputs)
+    if backward:
+        leaves = [
+            leaf
+            for leaf in torch.utils._pytree.tree_leaves(result)
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+        ]
+        torch.stack([leaf.float().sum() for leaf in leaves]).sum().backward()  # type: ignore[no-untyped-call]
+    return tuple(graphs)
