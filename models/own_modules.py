@@ -7,7 +7,7 @@ parallelism) keep their placements; data parallelism goes over the local tensors
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -71,6 +71,36 @@ class _OwnSharding:
         return x.to(self.data.options.param_dtype)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Read:
+    """A parameter where it is registered."""
+
+    owner: nn.Module
+    name: str
+    sharding: _OwnSharding
+    places: list[nn.Module] = field(default_factory=list)
+    """Modules that have it; more than one where it is tied."""
+    this_pass: list[torch.Tensor] = field(default_factory=list)
+    """What was gathered in this forward pass, of a tied one: it is gathered, and its gradient
+    reduced, once.
+    """
+
+    def value(self) -> torch.Tensor | None:
+        """Return the parameter as the module uses it."""
+        parameter = self.owner._parameters[self.name]
+        if parameter is None:
+            return None
+        if len(self.places) == 1:
+            return self.sharding.read(parameter)
+        if not self.this_pass:
+            self.this_pass.append(self.sharding.read(parameter))
+        return self.this_pass[0]
+
+    def forget(self, *_: object) -> None:
+        """Begin or end a forward pass."""
+        self.this_pass.clear()
+
+
 def check_own_mesh(source: str, mesh: MeshSpec) -> None:
     """Raise :class:`InputError` for axes of ``mesh`` that say nothing about any ``nn.Module``."""
     for axis, size in (("tp", mesh.tp), ("ep", mesh.ep)):
@@ -117,20 +147,28 @@ def shard_module(
     """
     mesh = _data_mesh(meshes.dense)
     summed = summed or {}
-    made: dict[int, tuple[nn.Parameter, _OwnSharding]] = {}
+    made: dict[int, _Read] = {}
     for child in tuple(module.modules()):
         if mesh is None and child not in summed:
             continue
-        shardings: dict[str, _OwnSharding] = {}
+        reads: dict[str, _Read] = {}
         for name, whole in tuple(child.named_parameters(recurse=False, remove_duplicate=False)):
             if not whole.is_floating_point():
                 continue
-            if id(whole) not in made:
-                made[id(whole)] = _sharded(whole, mesh, options, summed.get(child, ALONE))
-            parameter, shardings[name] = made[id(whole)]
-            child.register_parameter(name, parameter)
-        if shardings:
-            _gather_when_read(child, shardings)
+            if id(whole) in made:  # a tied one is the parameter of whoever has it first
+                del child._parameters[name]
+            else:
+                parameter, sharding = _sharded(whole, mesh, options, summed.get(child, ALONE))
+                child.register_parameter(name, parameter)
+                made[id(whole)] = _Read(owner=child, name=name, sharding=sharding)
+            reads[name] = made[id(whole)]
+            reads[name].places.append(child)
+        if reads:
+            _gather_when_read(child, reads)
+    for read in made.values():
+        if len(read.places) > 1:
+            module.register_forward_pre_hook(read.forget)
+            module.register_forward_hook(read.forget, always_call=True)
 
 
 def _data_mesh(dense: DeviceMesh) -> DeviceMesh | None:
@@ -170,17 +208,11 @@ def _sharded(
     return parameter, _OwnSharding(data=data, tensor_parallel=before, summed=summed)
 
 
-def _gather_when_read(module: nn.Module, shardings: dict[str, _OwnSharding]) -> None:
+def _gather_when_read(module: nn.Module, reads: Mapping[str, _Read]) -> None:
     """Give ``module`` a class of its own whose parameters read as gathered."""
-
-    def reader(name: str) -> property:
-        def read(self: nn.Module) -> torch.Tensor | None:
-            parameter = self._parameters[name]
-            return None if parameter is None else shardings[name].read(parameter)
-
-        return property(read)
-
-    members: dict[str, Any] = {name: reader(name) for name in shardings}
+    members: dict[str, Any] = {
+        name: property(lambda self, read=read: read.value()) for name, read in reads.items()
+    }
     if isinstance(module, nn.RNNBase):  # it reads a list that it makes itself
 
         def weights(self: Any) -> list[Any]:

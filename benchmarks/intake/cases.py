@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import suppress
 
-from benchmarks.intake import features, hugging_face, titan
+from benchmarks.intake import features, hugging_face, titan, torch_files
 from benchmarks.intake.case import Case
 
 _HEAVY = (
@@ -21,6 +21,7 @@ _HEAVY = (
 def every_case() -> Iterator[Case]:
     """Yield the cases, group by group."""
     yield from features.cases()
+    yield from torch_files.cases()
     yield from hugging_face.cases()
     yield from titan.cases()
 

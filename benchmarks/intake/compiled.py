@@ -29,8 +29,11 @@ def compiled_graphs(
     dynamic: bool | None = None,
     backward: bool = True,
     fullgraph: bool = True,
+    seen: Callable[[GraphModule, Any], None] | None = None,
 ) -> tuple[CapturedGraph, ...]:
-    """Return the graphs of one step of ``function``, in the order in which they are compiled."""
+    """Return the graphs of one step of ``function``, in the order in which they are compiled;
+    ``seen`` is given each graph with its inputs.
+    """
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.aot_autograd import make_boxed_func
     from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -38,7 +41,9 @@ def compiled_graphs(
     graphs: list[CapturedGraph] = []
 
     def keep(name: str) -> Callable[[GraphModule, Any], Any]:
-        def compiler(module: GraphModule, _: Any) -> Any:
+        def compiler(module: GraphModule, example_inputs: Any) -> Any:
+            if seen is not None:
+                seen(module, example_inputs)
             graphs.append(as_captured(copied(module), f"{name}{len(graphs) or ''}"))
             return make_boxed_func(module.forward)
 

@@ -43,6 +43,11 @@ def cases() -> Iterator[Case]:
         yield Case(name=name, group="features", build=partial(_graphs, make), smoke=name in _SMOKE)
 
 
+def made(name: str) -> Callable[[], Made]:
+    """Return what makes the feature ``name``."""
+    return _FEATURES[name]
+
+
 def _graphs(make: Callable[[], Made]) -> tuple[CapturedGraph, ...]:
     running_world(WORLD)
     torch.manual_seed(0)
@@ -354,6 +359,76 @@ def _float8() -> Made:
             return y.view_as(x).to(x.dtype)
 
     model = torch.no_grad()(Model(Float8(), Block()).forward)
+    return model, (activations(),), {"backward": False}
+
+
+@_feature("sharded by DTensor")
+def _dtensor() -> Made:
+    """Weights are DTensors on a mesh, and are redistributed by their own rules."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (WORLD,))
+
+    class Distributed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            whole = torch.randn(WIDTH, WIDTH) / 8
+            self.weight = nn.Parameter(
+                distribute_tensor(whole, mesh, [Shard(0)], src_data_rank=None)
+            )
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            weight = self.weight
+            assert isinstance(weight, DTensor)
+            return F.linear(x, weight.redistribute(mesh, [Replicate()]).to_local())
+
+    return Model(Distributed(), Block(), Distributed()), (activations(),), {}
+
+
+@_feature("tensor parallelism by DTensor, beside gathers")
+def _two_axes() -> Made:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    class Split(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.down(F.gelu(self.up(x)))
+            return x + result
+
+    split = Split()
+    mesh = init_device_mesh("cpu", (WORLD,))
+    parallelize_module(split, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    return Model(split, Block()), (activations(),), {}
+
+
+@_feature("fused operators of asynchronous tensor parallelism")
+def _async_tp() -> Made:
+    """As torch's pass over a graph leaves them, beside gathers of weights."""
+    from torch.distributed import _symmetric_memory as operators
+
+    class Fused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) / 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            assert operators is not None
+            group = dist.group.WORLD.group_name  # type: ignore[union-attr]
+            _, (y,) = torch.ops.symm_mem.fused_all_gather_matmul(
+                x.flatten(0, 1), [self.weight], 0, group
+            )
+            return y[: x.shape[0] * x.shape[1]].view_as(x)
+
+    model = torch.no_grad()(Model(Fused(), Block()).forward)
     return model, (activations(),), {"backward": False}
 
 
