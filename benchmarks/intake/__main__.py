@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import torch
 
     from benchmarks.intake import page
-    from benchmarks.intake.cases import every_case, prepare
+    from benchmarks.intake.cases.every import every_case, prepare
     from benchmarks.intake.examine import examine
     from benchmarks.intake.isolation import outcomes
 

@@ -14,6 +14,14 @@ class NotTracedError(Exception):
     """No graph came of a case: nothing that apsched or torch's scheduler could be asked of."""
 
 
+class UnreadError(Exception):
+    """apsched refuses the form in which a graph comes, before it has a graph."""
+
+    def __init__(self, graph: CapturedGraph, error: Exception) -> None:
+        super().__init__(str(error))
+        self.graph, self.error = graph, error
+
+
 Build = Callable[[], tuple[CapturedGraph, ...]]
 """Makes graphs in the process that examines them; process groups that they need go on running."""
 

@@ -1,4 +1,4 @@
-"""One case: its graphs to torch's scheduler and to apsched, and what comes back run and compared."""
+"""One case: its graphs go to torch and to apsched; what comes back is run and compared."""
 
 import time
 from collections.abc import Mapping
@@ -15,7 +15,15 @@ from apsched.fx.collectives import is_collective
 from apsched.fx.graph_copies import copied
 from apsched.torch_compat.graphs import schedule_overlap
 from benchmarks.intake import execution, fake_collectives
-from benchmarks.intake.case import EXACT, TAKEN, Case, CaseOutcome, GraphOutcome, NotTracedError
+from benchmarks.intake.case import (
+    EXACT,
+    TAKEN,
+    Case,
+    CaseOutcome,
+    GraphOutcome,
+    NotTracedError,
+    UnreadError,
+)
 
 _BUDGET_S = 0.05
 
@@ -26,6 +34,9 @@ def examine(case: Case) -> CaseOutcome:
     fake_collectives.install()
     try:
         graphs = case.build()
+    except UnreadError as error:
+        unread = _unread(error)
+        return CaseOutcome(name=case.name, group=case.group, graphs=(unread,))
     except NotTracedError as error:
         return CaseOutcome(name=case.name, group=case.group, not_traced=str(error))
     except Exception as error:
@@ -51,6 +62,17 @@ def reason(error: BaseException) -> str:
     """Return an exception in one line."""
     line = (str(error).strip().splitlines() or [""])[0]
     return f"{type(error).__name__}: {line}"[:300]
+
+
+def _unread(error: UnreadError) -> GraphOutcome:
+    module = error.graph.module
+    return GraphOutcome(
+        name=error.graph.name,
+        num_nodes=len(module.graph.nodes),
+        launches=_launches(module),
+        torch=_taken_by_torch(module),
+        apsched=reason(error.error),
+    )
 
 
 def _handed_on(module: GraphModule, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -47,9 +47,7 @@ def _all_gather(x: torch.Tensor, size: int, group: str) -> torch.Tensor:
     return torch.cat([_of_rank(x, rank) for rank in range(size)])
 
 
-def _all_gather_out(
-    x: torch.Tensor, size: int, group: str, *, out: torch.Tensor
-) -> torch.Tensor:
+def _all_gather_out(x: torch.Tensor, size: int, group: str, *, out: torch.Tensor) -> torch.Tensor:
     return out.copy_(_all_gather(x, size, group))
 
 

@@ -17,9 +17,7 @@ def outcomes(
         yield _outcome(case, examine, timeout_s)
 
 
-def _outcome(
-    case: Case, examine: Callable[[Case], CaseOutcome], timeout_s: float
-) -> CaseOutcome:
+def _outcome(case: Case, examine: Callable[[Case], CaseOutcome], timeout_s: float) -> CaseOutcome:
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_work, args=(case, examine, theirs), daemon=True)

@@ -134,7 +134,9 @@ def test_any_architecture_is_captured_under_its_own_names(configs, tmp_path, nam
     assert set(forward) <= reduced
 
 
-@pytest.mark.parametrize(("name", "changes"), [("llama", {"attention_bias": True}), ("mixtral", {})])
+@pytest.mark.parametrize(
+    ("name", "changes"), [("llama", {"attention_bias": True}), ("mixtral", {})]
+)
 def test_tensor_parallelism_follows_the_plan_of_the_model(configs, tmp_path, name, changes):
     path = configs.written(tmp_path, name, num_hidden_layers=1, **changes)
     capture = captured(path, "fsdp=2,tp=2")

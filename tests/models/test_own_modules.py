@@ -117,8 +117,12 @@ def served(capture: Capture, name: str, kind: CollectiveKind) -> list[str]:
 
 
 SPLIT = {
-    *(f"layers.{k}.{part}.{what}" for k in (0, 1) for part in ("inner", "outer")
-      for what in ("weight", "bias")),
+    *(
+        f"layers.{k}.{part}.{what}"
+        for k in (0, 1)
+        for part in ("inner", "outer")
+        for what in ("weight", "bias")
+    ),
     *(f"memory.{what}_{side}_l0" for what in ("weight", "bias") for side in ("ih", "hh")),
     "table.weight",
 }

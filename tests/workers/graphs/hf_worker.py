@@ -20,7 +20,7 @@ from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster
 from apsched.graph.export.export import export_graph
 from apsched.models.build import BuiltModel, initial_values
-from apsched.models.hf import FAMILIES, build_from_config
+from apsched.models.transformers.config import FAMILIES, build_from_config
 from apsched.models.mesh import MeshSpec
 from apsched.models.options import ModelOptions
 from apsched.models.preset_capture import capture_built

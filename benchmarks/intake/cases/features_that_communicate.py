@@ -1,6 +1,6 @@
-"""Features of torch one by one, on small models whose weights are gathered."""
+"""Features of torch that communicate: attention, experts, and parallelism beside gathers."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -9,209 +9,9 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
 
-from apsched.capture.captured import CapturedGraph
-from benchmarks.intake.case import Case
-from benchmarks.intake.compiled import compiled_graphs
-from benchmarks.intake.parts import (
-    TOKENS,
-    WIDTH,
-    WORLD,
-    Block,
-    Model,
-    ShardedLinear,
-    activations,
-    gathered,
-)
-from benchmarks.intake.worlds import running_world
-
-Made = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
-"""What is compiled, its inputs, and options of :func:`compiled_graphs`."""
-
-_FEATURES: dict[str, Callable[[], Made]] = {}
-_SMOKE = ("plain", "selective checkpointing", "tied embeddings", "mixture of experts")
-
-
-def cases() -> Iterator[Case]:
-    """Yield a case for each feature."""
-    for name, make in _FEATURES.items():
-        yield Case(name=name, group="features", build=partial(_graphs, make), smoke=name in _SMOKE)
-
-
-def made(name: str) -> Callable[[], Made]:
-    """Return what makes the feature ``name``."""
-    return _FEATURES[name]
-
-
-def _graphs(make: Callable[[], Made]) -> tuple[CapturedGraph, ...]:
-    running_world(WORLD)
-    torch.manual_seed(0)
-    function, inputs, options = make()
-    return compiled_graphs(function, inputs, **options)
-
-
-def _feature(name: str) -> Callable[[Callable[[], Made]], Callable[[], Made]]:
-    def registered(make: Callable[[], Made]) -> Callable[[], Made]:
-        _FEATURES[name] = make
-        return make
-
-    return registered
-
-
-@_feature("plain")
-def _plain() -> Made:
-    return Model(), (activations(),), {}
-
-
-@_feature("forward alone")
-def _inference() -> Made:
-    model = Model()
-    return torch.no_grad()(model.forward), (activations(),), {"backward": False}
-
-
-class _Checkpointed(nn.Module):
-    def __init__(self, inner: nn.Module, **options: Any) -> None:
-        super().__init__()
-        self.inner, self.options = inner, options
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = checkpoint(self.inner, x, use_reentrant=False, **self.options)
-        return result
-
-
-@_feature("checkpointing")
-def _checkpointing() -> Made:
-    return Model(_Checkpointed(Block()), _Checkpointed(Block())), (activations(),), {}
-
-
-@_feature("selective checkpointing")
-def _selective() -> Made:
-    def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        saved = operator in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
-        return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
-
-    context = partial(create_selective_checkpoint_contexts, policy)
-    blocks = (_Checkpointed(Block(), context_fn=context) for _ in range(2))
-    return Model(*blocks), (activations(),), {}
-
-
-@_feature("checkpointing with dropout")
-def _checkpointed_dropout() -> Made:
-    return Model(_Checkpointed(Block(nn.Dropout(0.5))), Block()), (activations(),), {}
-
-
-@_feature("dropout")
-def _dropout() -> Made:
-    return Model(Block(nn.Dropout(0.5)), Block(nn.Dropout(0.1))), (activations(),), {}
-
-
-@_feature("dynamic shapes")
-def _dynamic() -> Made:
-    return Model(), (activations(3),), {"dynamic": True}
-
-
-@_feature("autocast")
-def _autocast() -> Made:
-    model = Model()
-
-    def step(x: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss: torch.Tensor = model(x)
-            return loss
-
-    return step, (activations(),), {}
-
-
-@_feature("tied embeddings")
-def _tied() -> Made:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = nn.Parameter(torch.randn(64 // WORLD, WIDTH))
-            self.block = Block()
-
-        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-            table = gathered(self.table)
-            logits = F.linear(self.block(F.embedding(tokens, table)), table)
-            return F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
-
-    return Tied(), (torch.randint(0, 64, (2, TOKENS)),), {}
-
-
-@_feature("gradient accumulation")
-def _accumulation() -> Made:
-    model = Model()
-    return (
-        lambda one, other: model(one) + model(other),
-        (activations(), activations()),
-        {},
-    )
-
-
-@_feature("frozen weights")
-def _frozen() -> Made:
-    model = Model()
-    for parameter in model.blocks.parameters():
-        parameter.requires_grad_(False)
-    return model, (activations().requires_grad_(),), {}
-
-
-@_feature("batch norm, a buffer that is written")
-def _batch_norm() -> Made:
-    class Norm(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm = nn.BatchNorm1d(2 * WIDTH)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = self.norm(x.flatten(0, 1)).view_as(x)
-            return result
-
-    return Model(Block(Norm())), (activations(),), {}
-
-
-@_feature("custom operator")
-def _custom() -> Made:
-    @torch.library.custom_op("apsched_intake::scaled", mutates_args=())
-    def scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
-        return x * factor
-
-    scaled.register_fake(lambda x, factor: torch.empty_like(x))
-    scaled.register_autograd(
-        lambda ctx, gradient: (gradient * ctx.factor, None),
-        setup_context=lambda ctx, inputs, output: setattr(ctx, "factor", inputs[1]),
-    )
-
-    class Scaled(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return scaled(x, 0.5)
-
-    return Model(Block(Scaled())), (activations(),), {}
-
-
-@_feature("custom operator that writes its argument")
-def _mutating() -> Made:
-    @torch.library.custom_op("apsched_intake::write_", mutates_args=("x",))
-    def write(x: torch.Tensor, y: torch.Tensor) -> None:
-        x.add_(y.sum())
-
-    write.register_fake(lambda x, y: None)
-
-    class Counting(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("seen", torch.zeros(3))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            write(self.seen, x.detach())
-            return x
-
-    return Model(Block(Counting()), Block()), (activations(),), {}
+from benchmarks.intake.cases.feature_table import Made, feature
+from benchmarks.intake.cases.parts import WIDTH, WORLD, Block, Model, ShardedLinear, activations
 
 
 class _Attention(nn.Module):
@@ -229,13 +29,13 @@ class _Attention(nn.Module):
         return result
 
 
-@_feature("attention of torch")
+@feature("attention of torch")
 def _attention() -> Made:
     attend = partial(F.scaled_dot_product_attention, is_causal=True)
     return Model(_Attention(attend), Block()), (activations(),), {}
 
 
-@_feature("flex attention")
+@feature("flex attention")
 def _flex() -> Made:
     from torch.nn.attention.flex_attention import flex_attention
 
@@ -247,7 +47,7 @@ def _flex() -> Made:
     return model, (torch.randn(2, 128, WIDTH),), {"backward": False}
 
 
-@_feature("flex attention, backward")
+@feature("flex attention, backward")
 def _flex_backward() -> Made:
     from torch.nn.attention.flex_attention import flex_attention
 
@@ -267,7 +67,7 @@ class _Exchange(torch.autograd.Function):
         return back, None, None
 
 
-@_feature("mixture of experts")
+@feature("mixture of experts")
 def _experts() -> Made:
     """Splits that depend on the routing: sizes that nobody knows before it runs."""
 
@@ -295,7 +95,7 @@ def _experts() -> Made:
     return Model(Block(), Experts(), Block()), (activations(),), {}
 
 
-@_feature("masks whose size depends on data")
+@feature("masks whose size depends on data")
 def _masked() -> Made:
     class Masked(nn.Module):
         def __init__(self) -> None:
@@ -311,7 +111,7 @@ def _masked() -> Made:
     return Model(Masked(), Block()), (activations(),), {}
 
 
-@_feature("Ulysses")
+@feature("Ulysses")
 def _ulysses() -> Made:
     def attend(*heads: torch.Tensor) -> torch.Tensor:
         def swapped(x: torch.Tensor, split: int, joined: int) -> torch.Tensor:
@@ -326,7 +126,7 @@ def _ulysses() -> Made:
     return Model(_Attention(attend), Block()), (activations(),), {}
 
 
-@_feature("ring attention")
+@feature("ring attention")
 def _ring() -> Made:
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         both = torch.stack((k, v))
@@ -341,7 +141,7 @@ def _ring() -> Made:
     return Model(_Attention(attend), Block()), (activations(),), {}
 
 
-@_feature("float8")
+@feature("float8")
 def _float8() -> Made:
     """Weights are gathered as eight bits, and multiplied by a kernel for them."""
 
@@ -362,7 +162,7 @@ def _float8() -> Made:
     return model, (activations(),), {"backward": False}
 
 
-@_feature("sharded by DTensor")
+@feature("sharded by DTensor")
 def _dtensor() -> Made:
     """Weights are DTensors on a mesh, and are redistributed by their own rules."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -386,7 +186,7 @@ def _dtensor() -> Made:
     return Model(Distributed(), Block(), Distributed()), (activations(),), {}
 
 
-@_feature("tensor parallelism by DTensor, beside gathers")
+@feature("tensor parallelism by DTensor, beside gathers")
 def _two_axes() -> Made:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import (
@@ -410,7 +210,7 @@ def _two_axes() -> Made:
     return Model(split, Block()), (activations(),), {}
 
 
-@_feature("fused operators of asynchronous tensor parallelism")
+@feature("fused operators of asynchronous tensor parallelism")
 def _async_tp() -> Made:
     """As torch's pass over a graph leaves them, beside gathers of weights."""
     from torch.distributed import _symmetric_memory as operators
@@ -432,7 +232,7 @@ def _async_tp() -> Made:
     return model, (activations(),), {"backward": False}
 
 
-@_feature("coalesced collectives")
+@feature("coalesced collectives")
 def _coalesced() -> Made:
     shards = [torch.randn(4, WIDTH), torch.randn(WIDTH // WORLD, WIDTH)]
 
@@ -444,7 +244,7 @@ def _coalesced() -> Made:
     return step, (activations(),), {"backward": False}
 
 
-@_feature("broadcast")
+@feature("broadcast")
 def _broadcast() -> Made:
     model = Model()
 
@@ -453,73 +253,3 @@ def _broadcast() -> Made:
         return loss
 
     return step, (activations(),), {}
-
-
-def _with_optimizer(make: Callable[..., torch.optim.Optimizer]) -> Made:
-    parameters = [nn.Parameter(torch.randn(WIDTH, WIDTH)) for _ in range(3)]
-    optimizer = make(parameters)
-
-    def step(*gradients: torch.Tensor) -> None:
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = functional.all_reduce(gradient, "avg", dist.group.WORLD)
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-
-    gradients = tuple(torch.randn(WIDTH, WIDTH) for _ in parameters)
-    return step, gradients, {"backward": False, "fullgraph": False}
-
-
-@_feature("compiled optimizer, AdamW")
-def _adamw() -> Made:
-    return _with_optimizer(partial(torch.optim.AdamW, lr=torch.tensor(0.01)))
-
-
-@_feature("compiled optimizer, SGD with momentum")
-def _sgd() -> Made:
-    return _with_optimizer(partial(torch.optim.SGD, lr=0.01, momentum=0.9))
-
-
-@_feature("branch")
-def _branch() -> Made:
-    class Branch(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
-            return result
-
-    return Model(Block(Branch()), Block()), (activations(),), {}
-
-
-@_feature("scan")
-def _scan() -> Made:
-    from torch._higher_order_ops.scan import scan
-
-    class Scan(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            def one(carry: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-                total = carry + y
-                return total, total.clone()
-
-            return x + scan(one, torch.zeros_like(x[0]), x, dim=0)[1]
-
-    model = torch.no_grad()(Model(Block(Scan()), Block()).forward)
-    return model, (activations(),), {"backward": False}
-
-
-@_feature("regions compiled once")
-def _regions() -> Made:
-    from torch.compiler import nested_compile_region
-
-    class Region(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(WIDTH, WIDTH)
-
-        @nested_compile_region
-        def inner(self, x: torch.Tensor) -> torch.Tensor:
-            return F.gelu(self.layer(x))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.inner(x)
-
-    region = Region()
-    return Model(Block(), region, region, Block()), (activations(),), {}

@@ -3,31 +3,110 @@
 from importlib import import_module
 from typing import Any
 
-ARCHITECTURES = tuple(
-    (
-        "albert bart beit bert biogpt bloom clip_text_model clip_vision_model codegen cohere"
-        " convbert convnext deberta-v2 deepseek_v3 deit dinov2 distilbert electra esm falcon fnet"
-        " funnel gemma gemma2 gemma3_text glm gpt2 gpt_neo gpt_neox gpt_oss gptj granite ijepa"
-        " llama m2m_100 mbart mistral mixtral modernbert mpnet mpt nystromformer olmo olmo2 opt"
-        " pegasus persimmon phi phi3 qwen2 qwen2_moe qwen3 rembert roberta segformer"
-        " siglip_vision_model stablelm starcoder2 swin t5 vit vit_mae xglm"
-    ).split()
+ARCHITECTURES = (
+    "albert",
+    "bart",
+    "beit",
+    "bert",
+    "biogpt",
+    "bloom",
+    "clip_text_model",
+    "clip_vision_model",
+    "codegen",
+    "cohere",
+    "convbert",
+    "convnext",
+    "deberta-v2",
+    "deepseek_v3",
+    "deit",
+    "dinov2",
+    "distilbert",
+    "electra",
+    "esm",
+    "falcon",
+    "fnet",
+    "funnel",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "glm",
+    "gpt2",
+    "gpt_neo",
+    "gpt_neox",
+    "gpt_oss",
+    "gptj",
+    "granite",
+    "ijepa",
+    "llama",
+    "m2m_100",
+    "mbart",
+    "mistral",
+    "mixtral",
+    "modernbert",
+    "mpnet",
+    "mpt",
+    "nystromformer",
+    "olmo",
+    "olmo2",
+    "opt",
+    "pegasus",
+    "persimmon",
+    "phi",
+    "phi3",
+    "qwen2",
+    "qwen2_moe",
+    "qwen3",
+    "rembert",
+    "roberta",
+    "segformer",
+    "siglip_vision_model",
+    "stablelm",
+    "starcoder2",
+    "swin",
+    "t5",
+    "vit",
+    "vit_mae",
+    "xglm",
 )
 """``model_type`` of the architectures that are surveyed."""
 
-_WIDTHS = (
-    "hidden_size d_model n_embd dim embedding_size embed_dim word_embed_proj_dim projection_dim"
-).split()
-_INNER = (
-    "intermediate_size d_ff n_inner ffn_dim encoder_ffn_dim decoder_ffn_dim hidden_dim"
-    " moe_intermediate_size"
-).split()
-_DEPTHS = (
-    "n_layer n_layers num_layers num_hidden_layers encoder_layers decoder_layers num_decoder_layers"
-).split()
-_HEADS = (
-    "n_head n_heads num_heads num_attention_heads encoder_attention_heads decoder_attention_heads"
-).split()
+_WIDTHS = [
+    "hidden_size",
+    "d_model",
+    "n_embd",
+    "dim",
+    "embedding_size",
+    "embed_dim",
+    "word_embed_proj_dim",
+    "projection_dim",
+]
+_INNER = [
+    "intermediate_size",
+    "d_ff",
+    "n_inner",
+    "ffn_dim",
+    "encoder_ffn_dim",
+    "decoder_ffn_dim",
+    "hidden_dim",
+    "moe_intermediate_size",
+]
+_DEPTHS = [
+    "n_layer",
+    "n_layers",
+    "num_layers",
+    "num_hidden_layers",
+    "encoder_layers",
+    "decoder_layers",
+    "num_decoder_layers",
+]
+_HEADS = [
+    "n_head",
+    "n_heads",
+    "num_heads",
+    "num_attention_heads",
+    "encoder_attention_heads",
+    "decoder_attention_heads",
+]
 _OTHERS = {
     "vocab_size": 256,
     "max_position_embeddings": 128,

@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from apsched.errors import InputError
 from apsched.models.build import BuiltModel, initial_values, real_tokens
 from apsched.models.collectives import sum_gradient, sum_of_parts
-from apsched.models.hf_auto import accepted, build_auto, replace_forward
+from apsched.models.transformers.auto import accepted, build_auto, replace_forward
 from apsched.models.layers import SUMMED, WHOLE, token_loss
 from apsched.models.mesh import Group, MeshSpec, build_meshes, group_of
 from apsched.models.options import ModelOptions
@@ -164,8 +164,8 @@ def _is_known(fields: Mapping[str, Any], mesh: MeshSpec) -> bool:
     family = FAMILIES.get(fields["model_type"])
     if family is None:
         return False
-    whole = fields.get("tie_word_embeddings") or fields.get("attention_bias") or fields.get(
-        "mlp_bias"
+    whole = (
+        fields.get("tie_word_embeddings") or fields.get("attention_bias") or fields.get("mlp_bias")
     )
     return mesh.tp == 1 or (family.tensor_parallel and not whole)
 

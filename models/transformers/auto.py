@@ -1,6 +1,6 @@
 """Any causal, encoder, encoder-decoder or vision model of Transformers, from a configuration alone.
 
-What :mod:`apsched.models.hf` does for the families it knows, with the model's own forward pass and
+What :mod:`apsched.models.transformers.config` does for the families it knows, with the model's own forward pass and
 loss. Data parallelism is that of :mod:`apsched.models.own_modules`; tensor parallelism follows the
 model's own plan (``base_model_tp_plan``) by Transformers' own layers.
 """
@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from apsched.errors import InputError
 from apsched.models.build import BuiltModel, initial_values, real_tokens
+from apsched.models.collectives import sum_gradient, sum_of_parts
 from apsched.models.mesh import Group, Meshes, MeshSpec, build_meshes, group_of
 from apsched.models.options import ModelOptions
 from apsched.models.own_modules import shard_module
@@ -51,7 +52,7 @@ def build_auto(
     materialize: bool,
     seed: int,
 ) -> BuiltModel:
-    """Return the model of a configuration, as :func:`apsched.models.hf.build_from_config` does.
+    """Return the model of a configuration, as :func:`apsched.models.transformers.config.build_from_config` does.
 
     Raises
     ------
@@ -81,7 +82,7 @@ def build_auto(
         )
         summed = _split_by_plan(path, module, meshes) if mesh.tp > 1 else {}
         shard_module(module, meshes, options, summed=summed)
-    _return_loss(module, mesh.data_parallel_size)
+    _return_loss(module, mesh.data_parallel_size, split=mesh.tp > 1)
     _say_type(module, options.param_dtype)
     return BuiltModel(
         name=f"hf:{path.name}",
@@ -161,8 +162,7 @@ def _set_values(module: nn.Module, seed: int) -> None:
 
 
 def _made_fake(module: Any, mode: FakeTensorMode) -> None:
-    """Give ``module``, which is on ``meta``, fake tensors of ``mode``, which is on; ties are kept.
-    """
+    """Give ``module``, which is on ``meta``, fake tensors of ``mode``; ties are kept."""
     made: dict[int, torch.Tensor] = {}
 
     def fake(tensor: torch.Tensor) -> torch.Tensor:
@@ -250,6 +250,7 @@ def _split_by_plan(path: Path, module: Any, meshes: Meshes) -> dict[nn.Module, G
     def plan() -> Any:
         return module._resolve_parallel_plans(distributed.DistributedConfig(tp_size=size))[0]
 
+    tied = _untied(module)
     try:
         found = plan()
         layers.apply_tensor_parallelism(module, meshes.dense["tp"], found)
@@ -259,12 +260,70 @@ def _split_by_plan(path: Path, module: Any, meshes: Meshes) -> dict[nn.Module, G
             f"hf:{path}: expected a model that Transformers splits over tp={size} by its own plan"
             f" (base_model_tp_plan), found {type(error).__name__}: {reason}; drop tp, or use fsdp"
         ) from error
+    for owner, name, first, first_name in tied:
+        owner._parameters[name] = first._parameters[first_name]
     tp = group_of(meshes.dense, "tp")
     children = dict(module.named_modules())
-    return {children[name]: tp for name, style in found.items() if style == _SUMMED_STYLE}
+    owners = (
+        name if name in children else name.rpartition(".")[0]  # a plan names modules or parameters
+        for name, style in found.items()
+        if style == _SUMMED_STYLE
+    )
+    return {children[name]: tp for name in owners}
 
 
-def _return_loss(module: Any, num_parts: int) -> None:
+def _untied(module: nn.Module) -> list[tuple[nn.Module, str, nn.Module, str]]:
+    """Give every place of a tied parameter one of its own, as plans expect them; returns the places
+    (module and name), each with the first that had the parameter.
+    """
+    first: dict[int, tuple[nn.Module, str]] = {}
+    tied = []
+    for child in module.modules():
+        for name, parameter in child._parameters.items():
+            if parameter is None:
+                continue
+            if id(parameter) in first:
+                tied.append((child, name, *first[id(parameter)]))
+            else:
+                first[id(parameter)] = (child, name)
+    for child, name, owner, own_name in tied:
+        whole = owner._parameters[own_name]
+        assert whole is not None
+        child._parameters[name] = nn.Parameter(whole.detach().clone(), whole.requires_grad)
+    return tied
+
+
+@contextmanager
+def _sums_in_the_graph() -> Iterator[None]:
+    """Have Transformers' layers sum over ``tp`` by functional collectives, which a graph shows;
+    their own write in place, through a process group.
+    """
+    layers: Any = import_module("transformers.distributed.tensor_parallel")
+
+    def group(process_group: Any) -> Group:
+        return Group(
+            size=process_group.size(), name=process_group.group_name, rank=process_group.rank()
+        )
+
+    class OfGradient:
+        @staticmethod
+        def apply(x: torch.Tensor, process_group: Any) -> torch.Tensor:
+            return sum_gradient(x, group(process_group), x.dtype)
+
+    class OfParts:
+        @staticmethod
+        def apply(x: torch.Tensor, process_group: Any) -> torch.Tensor:
+            return sum_of_parts(x, group(process_group))
+
+    before = layers._AllReduceBackward, layers._AllReduceForward
+    layers._AllReduceBackward, layers._AllReduceForward = OfGradient, OfParts
+    try:
+        yield
+    finally:
+        layers._AllReduceBackward, layers._AllReduceForward = before
+
+
+def _return_loss(module: Any, num_parts: int, *, split: bool) -> None:
     """Give the model a forward that returns this process rank's share of the loss: the model's own
     where it has one, else the mean of the squares of its output.
     """
@@ -281,7 +340,8 @@ def _return_loss(module: Any, num_parts: int) -> None:
             chosen["decoder_input_ids"] = inputs
         if "use_cache" in names:
             chosen["use_cache"] = False
-        with said_to_compile():  # no look at the values of masks and positions
+        sums = _sums_in_the_graph() if split else nullcontext()
+        with sums, said_to_compile():  # no look at the values of masks and positions
             found = inner(self, **chosen)
         loss = getattr(found, "loss", None)
         if loss is None:

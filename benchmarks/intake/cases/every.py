@@ -5,8 +5,18 @@ import logging
 from collections.abc import Iterator
 from contextlib import suppress
 
-from benchmarks.intake import features, hugging_face, titan, torch_files
 from benchmarks.intake.case import Case
+from benchmarks.intake.cases import (
+    feature_table,
+    features,
+    features_that_communicate,
+    hugging_face,
+    titan,
+    torch_files,
+)
+
+_REGISTERING = (features, features_that_communicate)
+"""What fills the table of features."""
 
 _HEAVY = (
     "transformers",
@@ -20,7 +30,7 @@ _HEAVY = (
 
 def every_case() -> Iterator[Case]:
     """Yield the cases, group by group."""
-    yield from features.cases()
+    yield from feature_table.cases()
     yield from torch_files.cases()
     yield from hugging_face.cases()
     yield from titan.cases()

@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 from apsched.capture.captured import CapturedGraph
 from apsched.models.mesh import MeshSpec
 from benchmarks.intake.case import Case
-from benchmarks.intake.small_configs import ARCHITECTURES, small_fields
-from benchmarks.intake.worlds import running_world
+from benchmarks.intake.cases.small_configs import ARCHITECTURES, small_fields
+from benchmarks.intake.cases.worlds import running_world
 
 _SEQ_LEN = 32
 _SMOKE = ("gpt2 fsdp=2", "vit replicate=2")
@@ -33,7 +33,7 @@ def cases() -> Iterator[Case]:
 
 
 def _graphs(kind: str, mesh_text: str) -> tuple[CapturedGraph, ...]:
-    from apsched.models.hf import build_from_config
+    from apsched.models.transformers.config import build_from_config
     from apsched.models.preset_capture import capture_built
 
     mesh = MeshSpec.parse(mesh_text)

@@ -18,7 +18,7 @@ from apsched.fx.graph_copies import copied
 from apsched.integrations.torchtitan import REPLACED, pass_name, state_names
 from apsched.torch_compat.graphs import quiet_fake_tensors
 from benchmarks.intake.case import Case, NotTracedError
-from benchmarks.intake.worlds import running_world
+from benchmarks.intake.cases.worlds import running_world
 
 _TRAINER = "torchtitan.experiments.graph_trainer"
 _SEQ_LEN, _NUM_LAYERS = 32, 2

@@ -10,12 +10,13 @@ import torch
 from torch.fx import GraphModule
 
 from apsched.capture.captured import CapturedGraph
+from apsched.errors import ApschedError, InputError
 from apsched.fx.graph_copies import copied
-from benchmarks.intake import features
-from benchmarks.intake.case import Case
-from benchmarks.intake.compiled import compiled_graphs
-from benchmarks.intake.parts import WORLD
-from benchmarks.intake.worlds import running_world
+from benchmarks.intake.case import Case, UnreadError
+from benchmarks.intake.cases import feature_table
+from benchmarks.intake.cases.compiled import compiled_graphs
+from benchmarks.intake.cases.parts import WORLD
+from benchmarks.intake.cases.worlds import running_world
 
 _OF = (
     "plain",
@@ -42,12 +43,12 @@ def cases() -> Iterator[Case]:
         yield Case(
             name=f"file: {name}",
             group="files",
-            build=partial(_read, features.made(name)),
+            build=partial(_read, feature_table.made(name)),
             smoke=name == "plain",
         )
 
 
-def _read(make: Callable[[], features.Made]) -> tuple[CapturedGraph, ...]:
+def _read(make: Callable[[], feature_table.Made]) -> tuple[CapturedGraph, ...]:
     from apsched.capture.repro.reader import read_repro
 
     running_world(WORLD)
@@ -59,11 +60,15 @@ def _read(make: Callable[[], features.Made]) -> tuple[CapturedGraph, ...]:
         if not texts:
             texts.append(_text(copied(module), inputs))
 
-    compiled_graphs(function, inputs, **{**options, "seen": write})
+    graphs = compiled_graphs(function, inputs, **{**options, "seen": write})
     with TemporaryDirectory() as folder:
         path = Path(folder) / "fx_graph_runnable.py"
         path.write_text(texts[0])
-        return read_repro(path).graphs
+        try:
+            return read_repro(path).graphs
+        except ApschedError as error:
+            told = str(error).replace(f"{folder}/", "")
+            raise UnreadError(graphs[0], InputError(told)) from error
 
 
 def _text(module: GraphModule, inputs: list[object]) -> str:
