@@ -6,7 +6,7 @@ the solver's to choose. Names stay the module's. Parameters that are DTensors al
 parallelism) keep their placements; data parallelism goes over the local tensors.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -185,7 +185,7 @@ def _sharded(
     if mesh is None:
         return whole, _OwnSharding(data=None, tensor_parallel=None, summed=summed)
     before = whole if isinstance(whole, DTensor) else None
-    local = whole.detach() if before is None else before.detach().to_local()
+    local = whole.detach() if before is None else before.to_local().detach()
     shape = tuple(local.shape)
     fsdp = group_of(mesh, "fsdp").size
     data = ParameterSharding(
@@ -208,11 +208,13 @@ def _sharded(
     return parameter, _OwnSharding(data=data, tensor_parallel=before, summed=summed)
 
 
+def _reader(read: _Read) -> Callable[[nn.Module], torch.Tensor | None]:
+    return lambda module: read.value()
+
+
 def _gather_when_read(module: nn.Module, reads: Mapping[str, _Read]) -> None:
     """Give ``module`` a class of its own whose parameters read as gathered."""
-    members: dict[str, Any] = {
-        name: property(lambda self, read=read: read.value()) for name, read in reads.items()
-    }
+    members: dict[str, Any] = {name: property(_reader(read)) for name, read in reads.items()}
     if isinstance(module, nn.RNNBase):  # it reads a list that it makes itself
 
         def weights(self: Any) -> list[Any]:
@@ -222,11 +224,11 @@ def _gather_when_read(module: nn.Module, reads: Mapping[str, _Read]) -> None:
     module.__class__ = type(type(module).__name__, (type(module),), members)
 
 
-class _CollectiveWatch(TorchDispatchMode):
+class _CollectiveWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees whether an operator of a process group is called."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.found = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

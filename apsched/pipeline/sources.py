@@ -152,10 +152,10 @@ def _open_preset(request: SourceRequest, stack: ExitStack) -> OpenedSource:
 
 def _open_transformers(request: SourceRequest, stack: ExitStack) -> OpenedSource:
     from apsched.capture.fake_world import world
-    from apsched.models.transformers.config import build_from_config
     from apsched.models.mesh import MeshSpec
     from apsched.models.options import ModelOptions
     from apsched.models.preset_capture import capture_built
+    from apsched.models.transformers.config import build_from_config
 
     path = Path(request.source.removeprefix(TRANSFORMERS_PREFIX))
     mesh = MeshSpec.parse(request.mesh or DEFAULT_MESH)

@@ -88,7 +88,7 @@ def _examine_graph(graph: CapturedGraph, values: Mapping[str, Any]) -> GraphOutc
     module = graph.module
     launches = _launches(module)
     by_torch = _taken_by_torch(module)
-    about = {
+    about: dict[str, Any] = {
         "name": graph.name,
         "num_nodes": len(module.graph.nodes),
         "launches": launches,

@@ -7,15 +7,16 @@ since they may be indices or sizes.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-_LIBRARIES: list[torch.library.Library] = []
+_LIBRARIES: list[Any] = []
 
 
 def install() -> None:
     """Give the functional collectives of this process kernels that need no process group."""
-    library = torch.library.Library("_c10d_functional", "IMPL")
+    library: Any = torch.library.Library("_c10d_functional", "IMPL")
     _LIBRARIES.append(library)
     kernels = {
         "all_gather_into_tensor": _all_gather,
@@ -107,7 +108,7 @@ def _all_to_all(
     if len(sent) == 0:  # even splits
         return x.clone()
     parts = []
-    for rank, (part, rows) in enumerate(zip(x.split(list(sent)), received, strict=True)):
+    for rank, (part, rows) in enumerate(zip(torch.split(x, list(sent)), received, strict=True)):
         if rows == part.shape[0]:
             parts.append(_of_rank(part, rank))
         elif part.shape[0] == 0:

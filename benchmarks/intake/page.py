@@ -70,8 +70,8 @@ def markdown(outcomes: Sequence[CaseOutcome], about: str) -> str:
         for outcome in outcomes
         for graph in outcome.graphs
     ]
-    columns = ("group", "case", "graph", "torch", "apsched")
-    columns += ("launches", "after", "bits", "round trip", "s")
+    columns = ["group", "case", "graph", "torch", "apsched"]
+    columns += ["launches", "after", "bits", "round trip", "s"]
     missing = [(o.group, o.name, o.not_traced) for o in outcomes if not o.graphs]
     parts = [
         "# What is taken",

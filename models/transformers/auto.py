@@ -1,8 +1,8 @@
 """Any causal, encoder, encoder-decoder or vision model of Transformers, from a configuration alone.
 
-What :mod:`apsched.models.transformers.config` does for the families it knows, with the model's own forward pass and
-loss. Data parallelism is that of :mod:`apsched.models.own_modules`; tensor parallelism follows the
-model's own plan (``base_model_tp_plan``) by Transformers' own layers.
+What :mod:`apsched.models.transformers.config` does for the families it knows, with the model's own
+forward pass and loss. Data parallelism is that of :mod:`apsched.models.own_modules`; tensor
+parallelism follows the model's own plan (``base_model_tp_plan``) by Transformers' own layers.
 """
 
 import inspect
@@ -52,7 +52,7 @@ def build_auto(
     materialize: bool,
     seed: int,
 ) -> BuiltModel:
-    """Return the model of a configuration, as :func:`apsched.models.transformers.config.build_from_config` does.
+    """Return the model of a configuration, as ``config.build_from_config`` does.
 
     Raises
     ------
@@ -126,7 +126,7 @@ def _model_class(path: Path, config: Any, fields: Mapping[str, Any]) -> Any:
     transformers: Any = import_module("transformers")
     tables: Any = import_module("transformers.models.auto.modeling_auto")
     names = [name for name in fields.get("architectures") or () if hasattr(transformers, name)]
-    first = (_SEQ_TO_SEQ,) if getattr(config, "is_encoder_decoder", False) else ()
+    first: tuple[str, ...] = (_SEQ_TO_SEQ,) if getattr(config, "is_encoder_decoder", False) else ()
     first += (_CAUSAL,) if getattr(config, "is_decoder", False) else ()
     names += [
         name
@@ -224,9 +224,9 @@ def _inputs(
     if module.main_input_name == "pixel_values":
         size = getattr(config, "image_size", 224)
         height, width = size if isinstance(size, list | tuple) else (size, size)
-        shape = (batch, int(getattr(config, "num_channels", 3)), height, width)
+        image = (batch, int(getattr(config, "num_channels", 3)), height, width)
         generator = torch.Generator().manual_seed(seed or 0)
-        pixels = torch.empty(shape) if seed is None else torch.randn(shape, generator=generator)
+        pixels = torch.empty(image) if seed is None else torch.randn(image, generator=generator)
         return pixels.to(dtype), torch.zeros(batch, dtype=torch.int64) % classes
     limit = getattr(config, "max_position_embeddings", None)
     if isinstance(limit, int) and 0 < limit < seq_len:
@@ -253,7 +253,8 @@ def _split_by_plan(path: Path, module: Any, meshes: Meshes) -> dict[nn.Module, G
     tied = _untied(module)
     try:
         found = plan()
-        layers.apply_tensor_parallelism(module, meshes.dense["tp"], found)
+        split = {name: style for name, style in found.items() if style != _SUMMED_STYLE}
+        layers.apply_tensor_parallelism(module, meshes.dense["tp"], split)
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
         raise InputError(
@@ -343,7 +344,7 @@ def _return_loss(module: Any, num_parts: int, *, split: bool) -> None:
         sums = _sums_in_the_graph() if split else nullcontext()
         with sums, said_to_compile():  # no look at the values of masks and positions
             found = inner(self, **chosen)
-        loss = getattr(found, "loss", None)
+        loss: torch.Tensor | None = getattr(found, "loss", None)
         if loss is None:
             loss = found[0].float().square().mean()
         return loss / num_parts

@@ -22,11 +22,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from apsched.errors import InputError
 from apsched.models.build import BuiltModel, initial_values, real_tokens
 from apsched.models.collectives import sum_gradient, sum_of_parts
-from apsched.models.transformers.auto import accepted, build_auto, replace_forward
 from apsched.models.layers import SUMMED, WHOLE, token_loss
 from apsched.models.mesh import Group, MeshSpec, build_meshes, group_of
 from apsched.models.options import ModelOptions
 from apsched.models.sharding import shard_parameters
+from apsched.models.transformers.auto import accepted, build_auto, replace_forward
 
 _ATTENTION = "apsched_causal"
 

@@ -34,8 +34,8 @@ def compiled_graphs(
     """Return the graphs of one step of ``function``, in the order in which they are compiled;
     ``seen`` is given each graph with its inputs.
     """
+    from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
-    from torch._functorch.aot_autograd import make_boxed_func
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     graphs: list[CapturedGraph] = []

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as functional
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import (
@@ -16,7 +15,16 @@ from torch.utils.checkpoint import (
 )
 
 from benchmarks.intake.cases.feature_table import Made, feature
-from benchmarks.intake.cases.parts import TOKENS, WIDTH, WORLD, Block, Model, activations, gathered
+from benchmarks.intake.cases.parts import (
+    TOKENS,
+    WIDTH,
+    WORLD,
+    Block,
+    Model,
+    activations,
+    functional,
+    gathered,
+)
 
 
 @feature("plain")

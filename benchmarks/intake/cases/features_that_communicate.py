@@ -6,12 +6,19 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as functional
 import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.intake.cases.feature_table import Made, feature
-from benchmarks.intake.cases.parts import WIDTH, WORLD, Block, Model, ShardedLinear, activations
+from benchmarks.intake.cases.parts import (
+    WIDTH,
+    WORLD,
+    Block,
+    Model,
+    ShardedLinear,
+    activations,
+    functional,
+)
 
 
 class _Attention(nn.Module):
@@ -51,7 +58,7 @@ def _flex() -> Made:
 def _flex_backward() -> Made:
     from torch.nn.attention.flex_attention import flex_attention
 
-    return Model(_Attention(flex_attention), Block()), (torch.randn(2, 128, WIDTH),), {}  # type: ignore[arg-type]
+    return Model(_Attention(flex_attention), Block()), (torch.randn(2, 128, WIDTH),), {}
 
 
 class _Exchange(torch.autograd.Function):
@@ -86,8 +93,8 @@ def _experts() -> Made:
             for size in (*sent, *received):
                 torch._check(size >= 0)
                 torch._check(size <= 10_000)
-            there = _Exchange.apply(tokens[order], received, sent)  # type: ignore[no-untyped-call]
-            back = _Exchange.apply(self.expert(there), sent, received)  # type: ignore[no-untyped-call]
+            there = _Exchange.apply(tokens[order], received, sent)
+            back = _Exchange.apply(self.expert(there), sent, received)
             back = back[: tokens.shape[0]]
             result = torch.zeros_like(tokens).index_add(0, order[: back.shape[0]], back)
             return result.view_as(x) + x
@@ -117,7 +124,7 @@ def _ulysses() -> Made:
         def swapped(x: torch.Tensor, split: int, joined: int) -> torch.Tensor:
             parts = torch.cat(x.chunk(WORLD, split)).contiguous()
             rows = [parts.shape[0] // WORLD] * WORLD
-            there = _Exchange.apply(parts, rows, rows)  # type: ignore[no-untyped-call]
+            there = _Exchange.apply(parts, rows, rows)
             return torch.cat(there.chunk(WORLD), joined)
 
         q, k, v = (swapped(x, 1, 2) for x in heads)
@@ -222,7 +229,7 @@ def _async_tp() -> Made:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             assert operators is not None
-            group = dist.group.WORLD.group_name  # type: ignore[union-attr]
+            group = dist.group.WORLD.group_name
             _, (y,) = torch.ops.symm_mem.fused_all_gather_matmul(
                 x.flatten(0, 1), [self.weight], 0, group
             )

@@ -33,8 +33,8 @@ def cases() -> Iterator[Case]:
 
 
 def _graphs(kind: str, mesh_text: str) -> tuple[CapturedGraph, ...]:
-    from apsched.models.transformers.config import build_from_config
     from apsched.models.preset_capture import capture_built
+    from apsched.models.transformers.config import build_from_config
 
     mesh = MeshSpec.parse(mesh_text)
     running_world(mesh.world_size)

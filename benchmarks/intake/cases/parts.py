@@ -1,14 +1,17 @@
 """Modules with collectives of which the features are made."""
 
+from importlib import import_module
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as functional
 import torch.nn.functional as F
 from torch import nn
 
 WIDTH, TOKENS, WORLD = 32, 16, 2
+
+functional: Any = import_module("torch.distributed._functional_collectives")
+"""Collectives as functions, whose types say less than they take."""
 
 
 class _Gather(torch.autograd.Function):
@@ -23,7 +26,7 @@ class _Gather(torch.autograd.Function):
 
 def gathered(shard: torch.Tensor) -> torch.Tensor:
     """Return the whole of a shard; its gradient is reduce-scattered."""
-    whole: torch.Tensor = _Gather.apply(shard)  # type: ignore[no-untyped-call]
+    whole: torch.Tensor = _Gather.apply(shard)
     return whole
 
 

@@ -15,11 +15,11 @@ import transformers
 from torch.distributed.tensor import DTensor
 
 from apsched.models.build import BuiltModel, initial_values
-from apsched.models.transformers.config import build_from_config
 from apsched.models.mesh import MeshSpec
 from apsched.models.options import ModelOptions
 from apsched.models.preset_capture import capture_built
 from apsched.models.training import run_step
+from apsched.models.transformers.config import build_from_config
 from tests.helpers.graphs.hf_configs import AUTO
 
 CASES = {
