@@ -6,6 +6,7 @@ the solver's to choose. Names stay the module's. Parameters that are DTensors al
 parallelism) keep their placements; data parallelism goes over the local tensors.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -148,8 +149,10 @@ def shard_module(
     mesh = _data_mesh(meshes.dense)
     summed = summed or {}
     made: dict[int, _Read] = {}
+    places = Counter(id(p) for _, p in module.named_parameters(remove_duplicate=False))
     for child in tuple(module.modules()):
-        if mesh is None and child not in summed:
+        tied = any(places[id(parameter)] > 1 for parameter in child._parameters.values())
+        if mesh is None and child not in summed and not tied:
             continue
         reads: dict[str, _Read] = {}
         for name, whole in tuple(child.named_parameters(recurse=False, remove_duplicate=False)):
