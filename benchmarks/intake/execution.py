@@ -1,13 +1,14 @@
 """Runs a graph before and after scheduling on the same values, and compares the bits."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 
-from apsched.torch_compat.graphs import size_hint
+from apsched.torch_compat.sizes import size_hint
 from benchmarks.intake.case import EQUAL
 
 _SEED = 20
@@ -15,15 +16,17 @@ _SEED = 20
 
 def values_for(module: GraphModule, known: Mapping[str, Any]) -> dict[str, Any]:
     """Return a value for each placeholder: a known one, or one that depends on nothing but its
-    place and type.
+    place and type. One whose size is not known has none, and the graph does not run.
     """
     generator = torch.Generator().manual_seed(_SEED)
-    return {
-        node.name: known[node.name]
-        if node.name in known
-        else _value(node.meta.get("val"), generator)
-        for node in module.graph.find_nodes(op="placeholder")
-    }
+    values = {}
+    for node in module.graph.find_nodes(op="placeholder"):
+        if node.name in known:
+            values[node.name] = known[node.name]
+        else:
+            with suppress(Exception):
+                values[node.name] = _value(node.meta.get("val"), generator)
+    return values
 
 
 def outputs_by_name(module: GraphModule, outputs: Any) -> dict[str, Any]:
