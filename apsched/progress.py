@@ -42,6 +42,11 @@ class Progress:
             took["seconds"] = time.perf_counter() - self._began
             self._end(sys.exc_info()[0] is None)
 
+    def warning(self, text: str) -> None:
+        """Tell the user what may not be as meant."""
+        if not self._quiet:
+            self._line(f"warning: {text}")
+
     def solver(self, stage: str, incumbent_us: float, bound_us: float) -> None:
         """Report where the solver stands; called as often as it likes."""
         news = f"{stage}: bound {show_us(bound_us)}"

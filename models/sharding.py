@@ -70,9 +70,11 @@ class ParameterSharding:
 
     def gather(self, parameter: DTensor) -> torch.Tensor:
         """Return the parameter as one ``inner`` process rank uses it, in ``param_dtype``."""
-        x = sum_gradient(
-            parameter.to_local(), group_of(self.mesh, "replicate"), self.options.reduce_dtype
-        )
+        return self.gather_local(parameter.to_local())
+
+    def gather_local(self, x: torch.Tensor) -> torch.Tensor:
+        """As :meth:`gather`, of the local tensor of the parameter."""
+        x = sum_gradient(x, group_of(self.mesh, "replicate"), self.options.reduce_dtype)
         fsdp = group_of(self.mesh, "fsdp")
         if fsdp.size == 1:
             x = x.to(self.options.param_dtype)

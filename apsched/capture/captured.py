@@ -54,4 +54,6 @@ class Capture:
     saved_bytes: SavedBytes | None = None
     """Where it was asked for."""
     notes: tuple[str, ...] = ()
-    """What the user should know about where the graphs come from."""
+    """Where the graphs come from, to be printed with an answer, a sentence each."""
+    warnings: tuple[str, ...] = ()
+    """What may be wrong with the graphs, to be printed at once, a sentence each."""

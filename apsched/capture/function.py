@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,10 @@ from apsched.capture.captured import Capture
 from apsched.capture.fake_world import world
 from apsched.capture.joint import capture_module
 from apsched.errors import ApschedError, InputError
+from apsched.fx.collectives import is_collective
 from apsched.fx.passes.checkpointing import Checkpointing, blocks_of
+from apsched.models.mesh import MeshSpec, build_meshes
+from apsched.models.own_modules import check_own_mesh, is_distributed, shard_module
 from apsched.torch_compat.graphs import quiet_fake_tensors
 
 _EXAMPLE = "expected package.module:function, such as my_job.model:build"
@@ -28,6 +32,7 @@ def capture_function(
     source: str,
     *,
     num_ranks: int | None = None,
+    mesh: MeshSpec | None = None,
     reshard_after_forward: bool = True,
     activation_checkpoint: str = "none",
 ) -> Capture:
@@ -36,7 +41,10 @@ def capture_function(
 
     ``source`` is looked up as Python does, with the current directory first. The user's code runs
     here, with this process's rights: as process rank 0 of a fake process group of ``num_ranks``, or
-    where that is None in the process group that it starts itself. ``reshard_after_forward`` is that
+    where that is None in the process group that it starts itself. With ``mesh`` a module that is
+    distributed in no way of its own is sharded over its axes
+    (:func:`apsched.models.own_modules.shard_module`); of one that is, ``mesh`` says the number of
+    process ranks alone, which is a warning of the capture. ``reshard_after_forward`` is that
     of :func:`apsched.capture.joint.capture_module`; ``activation_checkpoint`` (``none``, ``full``,
     ``every-N``, ``selective``) is about the blocks of the module
     (:func:`apsched.fx.passes.checkpointing.blocks_of`).
@@ -48,8 +56,11 @@ def capture_function(
         the line of the user's file), if it returns something else, or if the module cannot be
         traced.
     """
+    if mesh is not None:
+        num_ranks = mesh.world_size
     with world(num_ranks) if num_ranks is not None else nullcontext():
         module, inputs = call_function(source)
+        warnings = () if mesh is None else _sharded_over(module, inputs, source, mesh)
         checkpointing, blocks = Checkpointing.parse(activation_checkpoint), blocks_of(module)
         if checkpointing.every and not blocks:
             raise InputError(
@@ -60,7 +71,7 @@ def capture_function(
         try:
             with quiet_fake_tensors():
                 passes = checkpointing.passes(blocks)
-                return capture_module(
+                capture = capture_module(
                     module,
                     inputs,
                     source=source,
@@ -74,6 +85,31 @@ def capture_function(
                 f"{source}: expected a module that AOTAutograd can trace with these inputs, found"
                 f" {_told(error)}"
             ) from error
+    if num_ranks is not None and num_ranks > 1 and not _has_collectives(capture):
+        warnings = (
+            *warnings,
+            f"{source}: no collective on {num_ranks} process ranks: there is nothing to schedule;"
+            " does the module have parameters that need a gradient?",
+        )
+    return replace(capture, warnings=warnings)
+
+
+def _sharded_over(
+    module: torch.nn.Module, inputs: tuple[Any, ...], source: str, mesh: MeshSpec
+) -> tuple[str, ...]:
+    """Shard ``module`` over ``mesh``, or say why it is left as it is."""
+    if found := is_distributed(module, inputs):
+        return (
+            f"{source}: the module has {found} of its own, which say how it is sharded: of --mesh"
+            f" {mesh} only the number of process ranks ({mesh.world_size}) counts",
+        )
+    check_own_mesh(source, mesh)
+    shard_module(module, build_meshes(mesh, "cpu"))
+    return ()
+
+
+def _has_collectives(capture: Capture) -> bool:
+    return any(is_collective(n) for graph in capture.graphs for n in graph.module.graph.nodes)
 
 
 def call_function(source: str) -> tuple[torch.nn.Module, tuple[Any, ...]]:

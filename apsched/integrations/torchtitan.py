@@ -52,8 +52,55 @@ def register(**settings: Any) -> None:
     InputError
         for a wrong setting, and without TorchTitan.
     """
-    pipeline = partial(apsched_pipeline, settings=Settings.of(settings))
-    _titan("registry").register_pass_pipeline(PIPELINE)(pipeline)
+    chosen = Settings.of(settings)
+    registry = _titan("registry")
+    registry.register_pass_pipeline(PIPELINE)(partial(apsched_pipeline, settings=chosen))
+    registry.register_post_init_hook(PIPELINE)(partial(check_trainer, settings=chosen))
+
+
+def check_trainer(trainer: Any, *, settings: Settings) -> None:
+    """Say of a trainer whose pipeline is ``apsched`` that its steps never ask for a pipeline: with
+    pipeline parallelism, in another mode than ``aot_fx_trace``, without passes, and with an
+    artifact that was compiled before.
+
+    Raises
+    ------
+    InputError
+        with ``on_error="raise"``; with ``"fallback"`` it is a warning.
+    """
+    compile_config = trainer.config.compile
+    if trainer.parallel_dims is not None and trainer.parallel_dims.pp_enabled:
+        _unscheduled(
+            "pipeline parallelism, whose stages are compiled without a pass pipeline: take"
+            " --parallelism.pipeline_parallel_degree 1",
+            settings,
+        )
+    elif not compile_config.enable or compile_config.mode != "aot_fx_trace":
+        _unscheduled(
+            f"--compile.mode {compile_config.mode}, which has no joint graph: take --compile.enable"
+            " --compile.mode aot_fx_trace",
+            settings,
+        )
+    elif not compile_config.enable_passes:
+        _unscheduled("--compile.enable_passes turned off: turn it on", settings)
+    elif compile_config.precompile_artifact_dir:
+        _unscheduled(_PRECOMPILED, settings)
+
+
+_PRECOMPILED = (
+    "--compile.precompile_artifact_dir: an artifact is made by TorchTitan's own passes, whatever"
+    " pipeline is chosen: leave it out"
+)
+
+
+def _unscheduled(found: str, settings: Settings) -> None:
+    text = (
+        f"--compile.pass_pipeline {PIPELINE}: expected steps that are traced for a pass pipeline,"
+        f" found {found}, or choose another pipeline"
+    )
+    if settings.on_error == "raise":
+        raise InputError(text)
+    logger.warning("%s; nothing is scheduled", text)
 
 
 def apsched_pipeline(
@@ -62,15 +109,17 @@ def apsched_pipeline(
     """Return TorchTitan's default passes for a traced step, with apsched's in the place of
     :data:`REPLACED`.
 
-    Where a precompiled artifact is loaded there is nothing to replace: it was scheduled when it was
-    made.
+    ``InputError``, or with ``on_error="fallback"`` a warning and TorchTitan's passes, where a
+    precompiled artifact is loaded: TorchTitan's own passes made it.
     """
+    settings = settings or Settings()
     passes: list[PassFunction] = _titan("passes").construct_default_graph_passes(
         traced_result, config, parallel_dims=parallel_dims
     )
-    names = [_name(one) for one in passes]
+    names = [pass_name(one) for one in passes]
     if REPLACED not in names:
         if config.compile.precompile_artifact_dir:
+            _unscheduled(_PRECOMPILED, settings)
             return passes
         raise InputError(
             f"expected {REPLACED} among TorchTitan's passes, found {', '.join(names)}; this version"
@@ -86,7 +135,7 @@ def apsched_pipeline(
     scheduling = partial(
         apsched_scheduling_pass,
         traced_result=traced_result,
-        settings=settings or Settings(),
+        settings=settings,
         held=config.compile.inductor_compilation == "full",
     )
     return [*passes[:place], scheduling, *passes[place + 1 :]]
@@ -171,7 +220,8 @@ def _width(layouts: Mapping[int, Any], k: int) -> int:
     return int(layouts[k].num_tensors) if k in layouts else 1
 
 
-def _name(one: Any) -> str:
+def pass_name(one: Any) -> str:
+    """Return the name of a pass, which may be partially applied."""
     return str(getattr(one.func if isinstance(one, partial) else one, "__name__", one))
 
 

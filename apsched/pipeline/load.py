@@ -109,6 +109,8 @@ def opening(request: SourceRequest, progress: Progress) -> Iterator[tuple[Opened
             "read" if classify(request.source) is SourceKind.GRAPH_FILE else "capture"
         ) as took:
             source = stack.enter_context(opened(request))
+        for warning in source.capture.warnings if source.capture is not None else ():
+            progress.warning(warning)
         yield source, took["seconds"]
 
 

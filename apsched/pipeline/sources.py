@@ -161,10 +161,10 @@ def _open_preset(request: SourceRequest, stack: ExitStack) -> OpenedSource:
 
 def _open_transformers(request: SourceRequest, stack: ExitStack) -> OpenedSource:
     from apsched.capture.fake_world import world
-    from apsched.models.hf import build_from_config
     from apsched.models.mesh import MeshSpec
     from apsched.models.options import ModelOptions
     from apsched.models.preset_capture import capture_built
+    from apsched.models.transformers.config import build_from_config
 
     path = Path(request.source.removeprefix(TRANSFORMERS_PREFIX))
     mesh = MeshSpec.parse(request.mesh or DEFAULT_MESH)
@@ -190,16 +190,21 @@ def _open_function(request: SourceRequest, stack: ExitStack) -> OpenedSource:
     from apsched.capture.function import capture_function, import_module
     from apsched.models.mesh import MeshSpec
 
-    if request.mesh is not None:  # the function finds a fake process group of that size
-        stack.enter_context(world(MeshSpec.parse(request.mesh).world_size))
+    mesh = None if request.mesh is None else MeshSpec.parse(request.mesh)
+    if mesh is not None:
+        stack.enter_context(world(mesh.world_size))
     for name in request.imports:
         import_module(name, asked_by="--import")
     capture = capture_function(
-        request.source, activation_checkpoint=request.activation_checkpoint or "none"
+        request.source,
+        mesh=mesh,
+        activation_checkpoint=request.activation_checkpoint or "none",
     )
     ranks = {**capture.group_ranks, **dict(request.group_ranks)}
-    capture = replace(capture, group_ranks=ranks)
-    return OpenedSource(label=request.source, slug=_slug(request.source), capture=capture)
+    name = request.source if mesh is None else f"{request.source}-{mesh}"
+    return OpenedSource(
+        label=request.source, slug=_slug(name), capture=replace(capture, group_ranks=ranks)
+    )
 
 
 def _open_repro(request: SourceRequest, stack: ExitStack) -> OpenedSource:

@@ -6,12 +6,13 @@ import importlib
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from apsched.torch_compat.compilers import plain_parameter_name
 from apsched.torch_compat.version import check_torch_version
 
 check_torch_version()
@@ -185,6 +186,13 @@ def is_composite(operator: Any) -> bool:
     )
 
 
+def said_to_compile() -> Any:
+    """Return a context in which ``torch.compiler.is_compiling()``: modules ask it before they look
+    at values (torch/compiler/__init__.py).
+    """
+    return getattr(torch.compiler, "_compile_session_context", nullcontext)()
+
+
 def fake_mode_of(tensors: Any) -> Any:
     """Return the fake mode of the first fake tensor among ``tensors``, or None
     (torch/_subclasses/fake_tensor.py).
@@ -207,14 +215,16 @@ def set_traced_module_stack(stack: dict[str, tuple[str, type]] | None) -> None:
 
 
 def parameter_behind(descriptor: object) -> str | None:
-    """Return the name of the parameter behind a joint input, by ``meta["desc"]``
-    (torch/_functorch/_aot_autograd/descriptors.py).
+    """Return the name of the parameter behind a joint input, by ``meta["desc"]``: that of the
+    module, without what wrappers add (torch/_functorch/_aot_autograd/descriptors.py).
     """
     from torch._functorch._aot_autograd.descriptors import ParamAOTInput, SubclassGetAttrAOTInput
 
     while isinstance(descriptor, SubclassGetAttrAOTInput):
         descriptor = descriptor.base
-    return str(descriptor.target) if isinstance(descriptor, ParamAOTInput) else None
+    if not isinstance(descriptor, ParamAOTInput):
+        return None
+    return plain_parameter_name(str(descriptor.target))
 
 
 def is_parameter_or_buffer(descriptor: object) -> bool:

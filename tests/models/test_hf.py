@@ -98,13 +98,14 @@ def test_a_configuration_is_a_source_like_any_other(configs, run, tmp_path):
 @pytest.mark.parametrize(
     ("name", "changes", "mesh", "found"),
     [
-        ("llama", {"model_type": "gpt2"}, "fsdp=2", "found 'gpt2'"),
+        ("llama", {"model_type": "unheard-of"}, "fsdp=2", "found 'unheard-of'"),
+        ("llama", {"model_type": "whisper"}, "fsdp=2", "a model of tokens or pixels"),
+        ("llama", {"model_type": "gpt2"}, "fsdp=2,tp=2", "by its own plan"),
+        ("llama", {"model_type": "opt"}, "fsdp=2,ep=2", "drop ep=2"),
+        ("llama", {"model_type": "opt", "max_position_embeddings": 16}, "fsdp=2", "--seq 16"),
         ("llama", {"num_attention_heads": 3}, "fsdp=2", "that Transformers accepts, found"),
         ("llama", {}, "tp=4", "tp must divide the 2 key-value heads; found tp=4"),
-        ("llama", {"attention_bias": True}, "tp=2", "biases have no tensor-parallel form"),
         ("llama", {}, "fsdp=2,ep=2", "drop ep=2"),
-        ("qwen3", {}, "tp=2", "tie_word_embeddings"),
-        ("mixtral", {}, "tp=2", "mixtral has no tensor-parallel form"),
         ("mixtral", {"sliding_window": 16}, "fsdp=2", "sliding window of 16 tokens"),
     ],
 )
@@ -112,6 +113,37 @@ def test_what_does_not_fit_is_refused_by_name(configs, tmp_path, name, changes, 
     with pytest.raises(InputError, match=found) as error:
         captured(configs.written(tmp_path, name, **changes), mesh)
     assert f"{name}.json" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "some"),
+    [
+        ("gpt2", "fsdp=4", "transformer.h.0.attn.c_attn.weight"),
+        ("bert", "replicate=2,fsdp=2", "bert.encoder.layer.0.attention.self.query.weight"),
+        ("vit", "fsdp=2", "vit.embeddings.cls_token"),
+    ],
+)
+def test_any_architecture_is_captured_under_its_own_names(configs, tmp_path, name, mesh, some):
+    path = tmp_path / f"{name}.json"
+    path.write_text(json.dumps(configs.AUTO[name]))
+    capture = captured(path, mesh)
+    forward = gathered(capture, "forward")
+    assert some in forward
+    assert not [other for other in forward if "parametrizations" in other]
+    reduced = set(gathered(capture, "backward"))
+    assert set(forward) <= reduced
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"), [("llama", {"attention_bias": True}), ("mixtral", {})]
+)
+def test_tensor_parallelism_follows_the_plan_of_the_model(configs, tmp_path, name, changes):
+    path = configs.written(tmp_path, name, num_hidden_layers=1, **changes)
+    capture = captured(path, "fsdp=2,tp=2")
+    sizes = {len(ranks) for ranks in capture.group_ranks.values()}
+    assert sizes == {2}
+    assert len(capture.group_ranks) == 2
+    assert "model.layers.0.self_attn.q_proj.weight" in gathered(capture, "forward")
 
 
 def test_files_that_are_no_configuration_are_refused(run, tmp_path):
@@ -169,3 +201,23 @@ def test_rewritten_graphs_compute_the_same_bits(reports):
             assert found["same loss"], case
             assert found["unequal"] == [], case
         assert min(min(report[case]["buckets"]) for case in report if "fsdp" in case) >= 1
+
+
+@pytest.fixture(scope="module")
+def auto_jobs(tmp_path_factory) -> dict[int, list[dict]]:
+    worker = WORKERS / "graphs/auto_worker.py"
+    return run_sizes(worker, tmp_path_factory.mktemp("auto"), timeout_s=300)
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("num_processes", [2, 4])
+def test_any_architecture_computes_what_transformers_computes(auto_jobs, num_processes):
+    """Loss and every gradient, against the eager model: FSDP, HSDP, DDP, and the model's own plan
+    of tensor parallelism.
+    """
+    for report in auto_jobs[num_processes]:
+        for case, found in report.items():
+            assert found["names"], case
+            assert found["count"] > 5, case
+            assert found["loss"] == pytest.approx(found["expected"], rel=1e-5), case
+            assert found["distance"] < 1e-4, case

@@ -16,6 +16,7 @@ from tests.helpers.processes import run_sizes
 
 pytest.importorskip("torchtitan", reason="needs the extra torchtitan")
 
+from apsched.compiler.settings import Settings
 from apsched.integrations import torchtitan as integration
 
 
@@ -86,7 +87,9 @@ def one(name: str):
     return functools.partial(function)
 
 
-def pipeline_of(monkeypatch, *names: str, **compile_config: object) -> list[str]:
+def pipeline_of(
+    monkeypatch, *names: str, on_error: str = "raise", **compile_config: object
+) -> list[str]:
     passes = [one(name) for name in names]
     monkeypatch.setattr(
         "torchtitan.experiments.graph_trainer.passes.construct_default_graph_passes",
@@ -97,7 +100,9 @@ def pipeline_of(monkeypatch, *names: str, **compile_config: object) -> list[str]
             **{"precompile_artifact_dir": "", "inductor_compilation": "regional"} | compile_config
         )
     )
-    return [integration._name(p) for p in integration.apsched_pipeline(None, config)]
+    settings = Settings(on_error=on_error)
+    found = integration.apsched_pipeline(None, config, settings=settings)
+    return [integration.pass_name(p) for p in found]
 
 
 def test_one_pass_of_the_default_pipeline_is_replaced(monkeypatch):
@@ -106,13 +111,57 @@ def test_one_pass_of_the_default_pipeline_is_replaced(monkeypatch):
         "apsched_scheduling_pass",
         "b",
     ]
-    assert pipeline_of(monkeypatch, "a", precompile_artifact_dir="somewhere") == ["a"]
+    chosen = {"precompile_artifact_dir": "somewhere"}
+    assert pipeline_of(monkeypatch, "a", on_error="fallback", **chosen) == ["a"]
+    with pytest.raises(InputError, match="precompile_artifact_dir: an artifact is made by"):
+        pipeline_of(monkeypatch, "a", **chosen)
     with pytest.raises(
         InputError, match=r"expected joint_transformer.* among TorchTitan's passes, found a, b"
     ):
         pipeline_of(monkeypatch, "a", "b")
     with pytest.raises(InputError, match=r"turn off --compile\.enable_fsdp_dense_region_overlap"):
         pipeline_of(monkeypatch, integration.REPLACED, "schedule_fsdp_comms_to_dense_regions_pass")
+
+
+@pytest.mark.parametrize(
+    ("pipeline_parallel", "changes", "found"),
+    [
+        (True, {}, "found pipeline parallelism"),
+        (False, {"mode": "jit"}, "found --compile.mode jit"),
+        (False, {"enable": False}, "which has no joint graph"),
+        (False, {"enable_passes": False}, "found --compile.enable_passes turned off"),
+        (False, {"precompile_artifact_dir": "there"}, "found --compile.precompile_artifact_dir"),
+    ],
+)
+def test_a_trainer_whose_steps_ask_for_no_pipeline_is_refused(
+    pipeline_parallel, changes, found, caplog
+):
+    from torchtitan.experiments.graph_trainer.registry import POST_INIT_HOOKS
+
+    taken = {"enable": True, "mode": "aot_fx_trace", "enable_passes": True}
+    taken["precompile_artifact_dir"] = ""
+    trainer = SimpleNamespace(
+        parallel_dims=SimpleNamespace(pp_enabled=pipeline_parallel),
+        config=SimpleNamespace(compile=SimpleNamespace(**taken | changes)),
+    )
+    integration.register()
+    with pytest.raises(InputError, match=found):
+        POST_INIT_HOOKS["apsched"](trainer)
+    integration.register(on_error="fallback")
+    POST_INIT_HOOKS["apsched"](trainer)
+    assert found in caplog.text
+    assert "nothing is scheduled" in caplog.text
+
+
+def test_a_trainer_whose_steps_ask_for_it_is_taken():
+    from torchtitan.experiments.graph_trainer.configs import GraphTrainerCompileConfig
+
+    compile_config = GraphTrainerCompileConfig(enable=True, mode="aot_fx_trace")
+    trainer = SimpleNamespace(
+        parallel_dims=SimpleNamespace(pp_enabled=False),
+        config=SimpleNamespace(compile=compile_config),
+    )
+    integration.check_trainer(trainer, settings=Settings())
 
 
 def test_it_is_chosen_by_name_and_settings_are_checked():

@@ -78,6 +78,13 @@ def _sizes_that_depend_on_data() -> None:
     expect(not env.guards, "and no guard is added")
 
 
+@contract("said_to_compile")
+def _said_to_compile() -> None:
+    with private.said_to_compile():
+        expect(torch.compiler.is_compiling(), "a module that asks is said to be compiled")
+    expect(not torch.compiler.is_compiling(), "and afterwards not")
+
+
 @contract("is_composite")
 def _is_composite() -> None:
     expect(private.is_composite(aten.linear.default), "aten.linear is made of other operators")

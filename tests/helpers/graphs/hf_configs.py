@@ -25,6 +25,46 @@ CONFIGS = {
 }
 
 
+_NO_DROPOUT = dict.fromkeys(
+    (
+        "hidden_dropout_prob",
+        "attention_probs_dropout_prob",
+        "attn_pdrop",
+        "embd_pdrop",
+        "resid_pdrop",
+        "dropout_rate",
+    ),
+    0.0,
+)
+AUTO = {
+    "gpt2": {
+        "model_type": "gpt2",
+        "vocab_size": 256,
+        "n_embd": 64,
+        "n_layer": 1,
+        "n_head": 4,
+        "n_positions": 64,
+    },
+    "bert": {**_SMALL, "model_type": "bert", "num_hidden_layers": 1},
+    "gpt_neox": {**_SMALL, "model_type": "gpt_neox", "num_hidden_layers": 1},
+    "qwen3": {**CONFIGS["qwen3"], "num_hidden_layers": 1},
+    "t5": {
+        "model_type": "t5",
+        "vocab_size": 256,
+        "d_model": 64,
+        "d_kv": 16,
+        "d_ff": 96,
+        "num_layers": 1,
+        "num_decoder_layers": 1,
+        "num_heads": 4,
+    },
+    "vit": {**_SMALL, "model_type": "vit", "num_hidden_layers": 1, "image_size": 32},
+}
+"""Of architectures that have no form of their own here; a layer each."""
+for _fields in AUTO.values():
+    _fields.update(_NO_DROPOUT)
+
+
 def written(folder: Path, name: str, **changes: object) -> Path:
     """Write configuration ``name`` with ``changes``, and return its path."""
     path = folder / f"{name}.json"

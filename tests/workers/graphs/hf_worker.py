@@ -20,11 +20,11 @@ from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster
 from apsched.graph.export.export import export_graph
 from apsched.models.build import BuiltModel, initial_values
-from apsched.models.hf import FAMILIES, build_from_config
 from apsched.models.mesh import MeshSpec
 from apsched.models.options import ModelOptions
 from apsched.models.preset_capture import capture_built
 from apsched.models.training import run_step
+from apsched.models.transformers.config import FAMILIES, build_from_config
 from apsched.problem.build import build_problem
 from apsched.writeback.write_back import write_back
 from tests.helpers.graphs.hf_configs import written

@@ -26,6 +26,7 @@ from apsched.models.layers import SUMMED, WHOLE, token_loss
 from apsched.models.mesh import Group, MeshSpec, build_meshes, group_of
 from apsched.models.options import ModelOptions
 from apsched.models.sharding import shard_parameters
+from apsched.models.transformers.auto import accepted, build_auto, replace_forward
 
 _ATTENTION = "apsched_causal"
 
@@ -97,11 +98,26 @@ def build_from_config(
     path = path / "config.json" if path.is_dir() else path
     fields = read_config(path)
     options = options or ModelOptions()
-    family = FAMILIES[fields["model_type"]]
     transformers = _transformers()
+    for what, value in (("seq_len", seq_len), ("batch", batch)):
+        if value < 1:
+            raise InputError(f"{what} must be at least 1; found {value}")
+    if not _is_known(fields, mesh):
+        return build_auto(
+            path,
+            fields,
+            mesh=mesh,
+            seq_len=seq_len,
+            batch=batch,
+            num_layers=num_layers,
+            options=options,
+            materialize=materialize,
+            seed=seed,
+        )
+    family = FAMILIES[fields["model_type"]]
     if num_layers is not None:
         fields["num_hidden_layers"] = num_layers
-    config = _accepted(path, lambda: getattr(transformers, family.config).from_dict(fields))
+    config = accepted(path, lambda: getattr(transformers, family.config).from_dict(fields))
     _check(path, config, family, mesh, seq_len, batch)
     transformers.AttentionInterface.register(_ATTENTION, _causal_attention)
     config._attn_implementation = _ATTENTION
@@ -110,7 +126,7 @@ def build_from_config(
     meshes = build_meshes(mesh, "cpu")
     tp = group_of(meshes.dense, "tp")
     with torch.device("meta"):
-        module: Any = _accepted(path, lambda: getattr(transformers, family.model)(config))
+        module: Any = accepted(path, lambda: getattr(transformers, family.model)(config))
     if config.tie_word_embeddings:
         module.lm_head.register_parameter("weight", None)
     num_parameters = sum(parameter.numel() for parameter in module.parameters())
@@ -143,9 +159,20 @@ def build_from_config(
     )
 
 
+def _is_known(fields: Mapping[str, Any], mesh: MeshSpec) -> bool:
+    """Return whether the model has a form of its own here on ``mesh``."""
+    family = FAMILIES.get(fields["model_type"])
+    if family is None:
+        return False
+    whole = (
+        fields.get("tie_word_embeddings") or fields.get("attention_bias") or fields.get("mlp_bias")
+    )
+    return mesh.tp == 1 or (family.tensor_parallel and not whole)
+
+
 def read_config(path: Path) -> dict[str, Any]:
-    """Return the fields of a configuration file whose ``model_type`` is known here; needs neither
-    torch nor Transformers.
+    """Return the fields of a configuration file that names its ``model_type``; needs neither torch
+    nor Transformers.
     """
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
@@ -159,9 +186,9 @@ def read_config(path: Path) -> dict[str, Any]:
             f"hf:{path}: expected JSON, found {error}; take the config.json of a model"
         ) from None
     kind = fields.get("model_type") if isinstance(fields, dict) else None
-    if kind not in FAMILIES:
+    if not isinstance(kind, str):
         raise InputError(
-            f'hf:{path}: expected a configuration with "model_type" {", ".join(FAMILIES)}; found'
+            f'hf:{path}: expected a configuration with a "model_type" of Transformers; found'
             f" {kind!r}: capture other models as package.module:function"
         )
     return dict(fields)
@@ -174,18 +201,6 @@ def _transformers() -> Any:
         raise InputError(
             f"hf: needs Transformers ({error}); run pip install 'apsched[hf]'"
         ) from None
-
-
-def _accepted(path: Path, make: Callable[[], Any]) -> Any:
-    """Return what Transformers makes of a configuration; what it refuses is an InputError."""
-    try:
-        return make()
-    except Exception as error:
-        reason = " ".join(str(error).split())[:300]
-        raise InputError(
-            f"hf:{path}: expected a configuration that Transformers accepts, found"
-            f" {type(error).__name__}: {reason}"
-        ) from error
 
 
 def _check(
@@ -272,7 +287,7 @@ def _make_trainable(model: nn.Module, tp: Group, options: ModelOptions, global_t
             logits_TV = self.lm_head(sum_gradient(x_TD, tp, x_TD.dtype))
         return token_loss(logits_TV, targets_BS.flatten(), tp) / global_tokens
 
-    _replace_forward(model, loss)
+    replace_forward(model, loss)
     if tp.size == 1:
         return
     for name, module in model.named_modules():
@@ -282,7 +297,7 @@ def _make_trainable(model: nn.Module, tp: Group, options: ModelOptions, global_t
                 dict(module.named_parameters(recurse=False)), _DENSE_PLAN[last]
             )
         elif last in ("self_attn", "mlp"):
-            _replace_forward(module, _summed(type(module).forward, tp))
+            replace_forward(module, _summed(type(module).forward, tp))
 
 
 def _summed(inner: Callable[..., Any], tp: Group) -> Callable[..., Any]:
@@ -297,10 +312,6 @@ def _summed(inner: Callable[..., Any], tp: Group) -> Callable[..., Any]:
         return sum_of_parts(result, tp)
 
     return forward
-
-
-def _replace_forward(module: nn.Module, forward: Callable[..., Any]) -> None:
-    module.__class__ = type(type(module).__name__, (type(module),), {"forward": forward})
 
 
 def _fill_buffers(model: nn.Module, config: Any) -> None:

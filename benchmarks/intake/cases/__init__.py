@@ -1,0 +1,1 @@
+"""What is surveyed, by where it comes from."""

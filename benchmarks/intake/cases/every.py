@@ -1,0 +1,44 @@
+"""All cases, and what they have in common."""
+
+import importlib
+import logging
+from collections.abc import Iterator
+from contextlib import suppress
+
+from benchmarks.intake.case import Case
+from benchmarks.intake.cases import (
+    feature_table,
+    features,
+    features_that_communicate,
+    hugging_face,
+    titan,
+    torch_files,
+)
+
+_REGISTERING = (features, features_that_communicate)
+"""What fills the table of features."""
+
+_HEAVY = (
+    "transformers",
+    "transformers.models.auto.modeling_auto",
+    "torch._dynamo",
+    "torch._inductor.fx_passes.overlap_scheduling",
+    "torch.distributed.tensor",
+    "ortools.sat.python.cp_model",
+)
+
+
+def every_case() -> Iterator[Case]:
+    """Yield the cases, group by group."""
+    yield from feature_table.cases()
+    yield from torch_files.cases()
+    yield from hugging_face.cases()
+    yield from titan.cases()
+
+
+def prepare() -> None:
+    """Import once what takes long, so that forks have it."""
+    logging.disable(logging.CRITICAL)
+    for name in _HEAVY:
+        with suppress(ImportError):
+            importlib.import_module(name)

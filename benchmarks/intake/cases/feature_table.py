@@ -1,0 +1,47 @@
+"""The table of features: what is compiled for each."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from apsched.capture.captured import CapturedGraph
+from benchmarks.intake.case import Case
+from benchmarks.intake.cases.compiled import compiled_graphs
+from benchmarks.intake.cases.parts import WORLD
+from benchmarks.intake.cases.worlds import running_world
+
+Made = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+"""What is compiled, its inputs, and options of :func:`compiled_graphs`."""
+
+_FEATURES: dict[str, Callable[[], Made]] = {}
+_SMOKE = ("plain", "selective checkpointing", "tied embeddings")
+
+
+def cases() -> Iterator[Case]:
+    """Yield a case for each feature."""
+    for name, make in _FEATURES.items():
+        yield Case(name=name, group="features", build=partial(_graphs, make), smoke=name in _SMOKE)
+
+
+def made(name: str) -> Callable[[], Made]:
+    """Return what makes the feature ``name``."""
+    return _FEATURES[name]
+
+
+def _graphs(make: Callable[[], Made]) -> tuple[CapturedGraph, ...]:
+    running_world(WORLD)
+    torch.manual_seed(0)
+    function, inputs, options = make()
+    return compiled_graphs(function, inputs, **options)
+
+
+def feature(name: str) -> Callable[[Callable[[], Made]], Callable[[], Made]]:
+    """Register what makes the feature ``name``."""
+
+    def registered(make: Callable[[], Made]) -> Callable[[], Made]:
+        _FEATURES[name] = make
+        return make
+
+    return registered

@@ -1,0 +1,107 @@
+"""Runs a graph before and after scheduling on the same values, and compares the bits."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+from torch.utils._pytree import tree_leaves
+
+from apsched.torch_compat.sizes import size_hint
+from benchmarks.intake.case import EQUAL
+
+_SEED = 20
+
+
+def values_for(module: GraphModule, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a value for each placeholder: a known one, or one that depends on nothing but its
+    place and type. One whose size is not known has none, and the graph does not run.
+    """
+    generator = torch.Generator().manual_seed(_SEED)
+    values = {}
+    for node in module.graph.find_nodes(op="placeholder"):
+        if node.name in known:
+            values[node.name] = known[node.name]
+        else:
+            with suppress(Exception):
+                values[node.name] = _value(node.meta.get("val"), generator)
+    return values
+
+
+def outputs_by_name(module: GraphModule, outputs: Any) -> dict[str, Any]:
+    """Return what a graph returned, by the names of its nodes: what a backward graph takes."""
+    nodes = tree_leaves(module.graph.output_node().args[0])
+    found = zip(nodes, tree_leaves(outputs), strict=False)
+    return {node.name: value for node, value in found if isinstance(node, torch.fx.Node)}
+
+
+def run(module: GraphModule, values: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
+    """Return what the graph returns, and its inputs as it leaves them."""
+    torch.manual_seed(_SEED)
+    places = [node.name for node in module.graph.find_nodes(op="placeholder")]
+    inputs = [_copy(values[name]) for name in places]
+    with torch.no_grad():
+        outputs = torch.fx.Interpreter(module).run(*inputs)
+    return tree_leaves(outputs), inputs
+
+
+def compared(before: GraphModule, after: GraphModule, values: Mapping[str, Any]) -> str:
+    """Return whether both graphs give the same bits, in a word or a sentence."""
+    try:
+        then = run(before, values)
+    except Exception as error:
+        return f"not run: {type(error).__name__}: {_first_line(error)}"
+    try:
+        now = run(after, values)
+    except Exception as error:
+        return f"rewritten graph fails: {type(error).__name__}: {_first_line(error)}"
+    for what, old, new in (
+        ("outputs", then[0], now[0]),
+        ("inputs", then[1], now[1]),
+    ):
+        if len(old) != len(new):
+            return f"{len(old)} {what} before, {len(new)} after"
+        wrong = [k for k, pair in enumerate(zip(old, new, strict=True)) if not _same(*pair)]
+        if wrong:
+            return f"{len(wrong)} of {len(old)} {what} differ, the first is {wrong[0]}"
+    return EQUAL
+
+
+def _same(one: Any, other: Any) -> bool:
+    if not isinstance(one, torch.Tensor):
+        return bool(one == other) or one is None
+    if not isinstance(other, torch.Tensor):
+        return False
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    a, b = one.detach().contiguous(), other.detach().contiguous()
+    return bool(torch.equal(a.view(-1).view(torch.uint8), b.view(-1).view(torch.uint8)))
+
+
+def _value(meta: Any, generator: torch.Generator) -> Any:
+    if isinstance(meta, torch.SymInt | int) and not isinstance(meta, bool):
+        return size_hint(meta)
+    if not isinstance(meta, torch.Tensor):
+        return meta
+    shape = [size_hint(size) for size in meta.shape]
+    if meta.dtype == torch.uint8 and len(shape) == 1 and shape[0] == torch.get_rng_state().numel():
+        return torch.get_rng_state()
+    if meta.dtype == torch.bool:
+        return torch.rand(shape, generator=generator) > 0.5
+    if not (meta.is_floating_point() or meta.is_complex()):
+        return torch.randint(0, 2, shape, generator=generator, dtype=torch.int64).to(meta.dtype)
+    value = torch.randn(shape, generator=generator) / 8
+    strides = [size_hint(stride) for stride in meta.stride()]
+    return torch.empty_strided(shape, strides, dtype=meta.dtype).copy_(value)
+
+
+def _copy(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    copy = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+    return copy.copy_(value.detach())
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0][:200]

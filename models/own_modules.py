@@ -1,0 +1,258 @@
+"""Modules of the user's own, sharded like the presets: FSDP, HSDP or DDP of any ``nn.Module``.
+
+Each parameter is a shard of its own that every use gathers, in its own type, and is reduced in that
+type: what ``fully_shard`` does without mixed precision, parameter by parameter, so that buckets are
+the solver's to choose. Names stay the module's. Parameters that are DTensors already (tensor
+parallelism) keep their placements; data parallelism goes over the local tensors.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Replicate
+from torch.func import functional_call
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from apsched.errors import InputError
+from apsched.models.collectives import sum_gradient
+from apsched.models.mesh import ALONE, Group, Meshes, MeshSpec, group_of
+from apsched.models.options import ModelOptions
+from apsched.models.sharding import ParameterSharding
+from apsched.torch_compat.graphs import fake_mode_of
+
+_DATA_AXES = ("replicate", "fsdp")
+_FUNCTIONAL = ("_c10d_functional", "_c10d_functional_autograd", "c10d")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OwnSharding:
+    """How one parameter of a user's module is read."""
+
+    data: ParameterSharding | None
+    """``None`` where every process rank has the whole parameter, and its own part of the model."""
+    tensor_parallel: DTensor | None
+    """What the parameter was before, where the module split it itself."""
+    summed: Group = ALONE
+    """Process ranks that have parts of its gradient beside those of ``data``."""
+
+    def read(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Return the parameter as the module uses it; a plain tensor, which a module that wants no
+        DTensor put in its place, is its local shard.
+        """
+        if not isinstance(parameter, DTensor) or self.data is None:
+            return sum_gradient(self._gathered(parameter), self.summed, parameter.dtype)
+        x = sum_gradient(self._gathered(parameter.to_local()), self.summed, parameter.dtype)
+        before = self.tensor_parallel
+        if before is None:
+            return x
+        return DTensor.from_local(
+            x,
+            before.device_mesh,
+            before.placements,
+            run_check=False,
+            shape=before.shape,
+            stride=before.stride(),
+        )
+
+    def _gathered(self, x: torch.Tensor) -> torch.Tensor:
+        if self.data is None:
+            return x
+        if self.data.inner_shape:
+            return self.data.gather_local(x)
+        for axis in _DATA_AXES:  # a number: there is nothing to split
+            x = sum_gradient(x, group_of(self.data.mesh, axis), self.data.options.reduce_dtype)
+        return x.to(self.data.options.param_dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Read:
+    """A parameter where it is registered."""
+
+    owner: nn.Module
+    name: str
+    sharding: _OwnSharding
+    places: list[nn.Module] = field(default_factory=list)
+    """Modules that have it; more than one where it is tied."""
+    this_pass: list[torch.Tensor] = field(default_factory=list)
+    """What was gathered in this forward pass, of a tied one: it is gathered, and its gradient
+    reduced, once.
+    """
+
+    def value(self) -> torch.Tensor | None:
+        """Return the parameter as the module uses it."""
+        parameter = self.owner._parameters[self.name]
+        if parameter is None:
+            return None
+        if len(self.places) == 1:
+            return self.sharding.read(parameter)
+        if not self.this_pass:
+            self.this_pass.append(self.sharding.read(parameter))
+        return self.this_pass[0]
+
+    def forget(self, *_: object) -> None:
+        """Begin or end a forward pass."""
+        self.this_pass.clear()
+
+
+def check_own_mesh(source: str, mesh: MeshSpec) -> None:
+    """Raise :class:`InputError` for axes of ``mesh`` that say nothing about any ``nn.Module``."""
+    for axis, size in (("tp", mesh.tp), ("ep", mesh.ep)):
+        if size > 1:
+            raise InputError(
+                f"{source}: expected a mesh of replicate and fsdp, along which any module is"
+                f" sharded, found {axis}={size} in --mesh {mesh}; have the function return a module"
+                " with DTensor parameters (torch.distributed.tensor.parallel)"
+            )
+
+
+def is_distributed(module: nn.Module, inputs: tuple[Any, ...]) -> str:
+    """Return what of ``module`` is distributed by itself, in words; empty where nothing is.
+
+    Parameters that are DTensors are, and a forward pass that launches collectives; it is run on
+    fake tensors, which computes nothing.
+    """
+    if any(isinstance(tensor, DTensor) for tensor in _state(module).values()):
+        return "DTensor parameters"
+    if any(isinstance(child, FSDPModule) for child in module.modules()):
+        return "units of fully_shard"
+    watch = _CollectiveWatch()
+    try:
+        _run_fake(module, inputs, watch)
+    except Exception:  # the capture says why, with the line of the user's file
+        return ""
+    return "collectives" if watch.found else ""
+
+
+def shard_module(
+    module: nn.Module,
+    meshes: Meshes,
+    options: ModelOptions | None = None,
+    *,
+    summed: Mapping[nn.Module, Group] | None = None,
+) -> None:
+    """Shard every parameter of ``module`` over the axes ``replicate`` and ``fsdp``, and gather it
+    whenever it is read.
+
+    Parameters may be real or fake; a shard is of the same sort. Tied parameters stay tied. Those
+    that are no floating-point numbers have no gradient to reduce and stay whole. Without
+    ``options`` each parameter is gathered and reduced in its own type. ``summed`` says of modules
+    over which group the gradients of their parameters are summed, too.
+    """
+    mesh = _data_mesh(meshes.dense)
+    summed = summed or {}
+    made: dict[int, _Read] = {}
+    places = Counter(id(p) for _, p in module.named_parameters(remove_duplicate=False))
+    for child in tuple(module.modules()):
+        tied = any(places[id(parameter)] > 1 for parameter in child._parameters.values())
+        if mesh is None and child not in summed and not tied:
+            continue
+        reads: dict[str, _Read] = {}
+        for name, whole in tuple(child.named_parameters(recurse=False, remove_duplicate=False)):
+            if not whole.is_floating_point():
+                continue
+            if id(whole) in made:  # a tied one is the parameter of whoever has it first
+                del child._parameters[name]
+            else:
+                parameter, sharding = _sharded(whole, mesh, options, summed.get(child, ALONE))
+                child.register_parameter(name, parameter)
+                made[id(whole)] = _Read(owner=child, name=name, sharding=sharding)
+            reads[name] = made[id(whole)]
+            reads[name].places.append(child)
+        if reads:
+            _gather_when_read(child, reads)
+    for read in made.values():
+        if len(read.places) > 1:
+            module.register_forward_pre_hook(read.forget)
+            module.register_forward_hook(read.forget, always_call=True)
+
+
+def _data_mesh(dense: DeviceMesh) -> DeviceMesh | None:
+    """Return the part of the mesh over which data is parallel; ``None`` where there is none."""
+    axes = tuple(axis for axis in _DATA_AXES if axis in (dense.mesh_dim_names or ()))
+    if not axes or all(group_of(dense, axis).size == 1 for axis in axes):
+        return None
+    return dense if axes == dense.mesh_dim_names else dense[axes]
+
+
+def _sharded(
+    whole: nn.Parameter, mesh: DeviceMesh | None, options: ModelOptions | None, summed: Group
+) -> tuple[nn.Parameter, _OwnSharding]:
+    if mesh is None:
+        return whole, _OwnSharding(data=None, tensor_parallel=None, summed=summed)
+    before = whole if isinstance(whole, DTensor) else None
+    local = whole.detach() if before is None else before.to_local().detach()
+    shape = tuple(local.shape)
+    fsdp = group_of(mesh, "fsdp").size
+    data = ParameterSharding(
+        mesh=mesh,
+        inner=ALONE,
+        inner_dim=0,
+        fsdp_dim=next((dim for dim, size in enumerate(shape) if size % fsdp == 0), 0),
+        inner_shape=shape,
+        options=options or ModelOptions(param_dtype=whole.dtype, reduce_dtype=whole.dtype),
+    )
+    shard = DTensor.from_local(
+        data.own_part(local) if shape else local,
+        mesh,
+        data.placements() if shape else [Replicate()] * mesh.ndim,
+        run_check=False,
+        shape=local.shape,
+        stride=torch.empty(shape, device="meta").stride(),
+    )
+    parameter = nn.Parameter(shard, requires_grad=whole.requires_grad)
+    return parameter, _OwnSharding(data=data, tensor_parallel=before, summed=summed)
+
+
+def _reader(read: _Read) -> Callable[[nn.Module], torch.Tensor | None]:
+    return lambda module: read.value()
+
+
+def _gather_when_read(module: nn.Module, reads: Mapping[str, _Read]) -> None:
+    """Give ``module`` a class of its own whose parameters read as gathered."""
+    members: dict[str, Any] = {name: property(_reader(read)) for name, read in reads.items()}
+    if isinstance(module, nn.RNNBase):  # it reads a list that it makes itself
+
+        def weights(self: Any) -> list[Any]:
+            return [getattr(self, name, None) for name in self._flat_weights_names]
+
+        members["_flat_weights"] = property(weights, lambda self, value: None)
+    module.__class__ = type(type(module).__name__, (type(module),), members)
+
+
+class _CollectiveWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees whether an operator of a process group is called."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.found |= getattr(func, "namespace", "") in _FUNCTIONAL
+        return func(*args, **(kwargs or {}))
+
+
+def _run_fake(module: nn.Module, inputs: tuple[Any, ...], watch: _CollectiveWatch) -> None:
+    state = _state(module)
+    mode = fake_mode_of((*state.values(), *inputs)) or FakeTensorMode(allow_non_fake_inputs=True)
+
+    def fake(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
+            return value
+        return mode.from_tensor(value)
+
+    with torch.no_grad(), mode, watch:
+        functional_call(
+            module, {name: fake(value) for name, value in state.items()}, tree_map(fake, inputs)
+        )
+
+
+def _state(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}

@@ -1,0 +1,177 @@
+"""A module of the user's is sharded over ``--mesh`` under its own names, or says why it is not."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from apsched.capture.captured import Capture
+from apsched.capture.function import capture_function
+from apsched.errors import InputError
+from apsched.fx.collectives import collective_kind, is_collective
+from apsched.kinds import CollectiveKind
+from apsched.models.mesh import MeshSpec
+
+JOB = """
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(8, 12), nn.Linear(12, 8)
+        self.scale = nn.Parameter(torch.tensor(1.0))
+        self.frozen = nn.Parameter(torch.ones(8), requires_grad=False)
+
+    def forward(self, x):
+        return x + self.outer(self.inner(x).relu()) * self.scale * self.frozen
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(32, 8)
+        self.layers = nn.ModuleList(Block() for _ in range(2))
+        self.memory = nn.LSTM(8, 8, batch_first=True)
+        self.head = nn.Linear(8, 32, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, tokens):
+        x = self.table(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.memory(x)[0]).square().mean()
+
+
+def build():
+    return Model(), (torch.zeros(2, 4, dtype=torch.int64),)
+
+
+def normed():
+    return torch.nn.utils.parametrizations.orthogonal(nn.Linear(8, 8)), (torch.randn(3, 8),)
+
+
+class Distributed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        whole = torch.randn(8, 8)
+        self.weight = nn.Parameter(distribute_tensor(whole, mesh, [Shard(0)], src_data_rank=None))
+
+    def forward(self, x):
+        return (x @ self.weight.redistribute(placements=[Replicate()]).to_local()).sum()
+
+
+def dtensors():
+    return Distributed(), (torch.randn(3, 8),)
+
+
+class Summing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.layer(functional.all_reduce(x, "sum", dist.group.WORLD)).sum()
+
+
+def by_hand():
+    return Summing(), (torch.randn(3, 8),)
+
+
+def nothing():
+    return nn.ReLU(), (torch.randn(3, 8, requires_grad=True),)
+"""
+
+SOURCE = "apsched_own_job:"
+KINDS = CollectiveKind
+
+
+@pytest.fixture(autouse=True)
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "apsched_own_job.py").write_text(JOB)
+    yield
+    sys.modules.pop("apsched_own_job", None)
+
+
+def captured(function: str, mesh: str) -> Capture:
+    return capture_function(SOURCE + function, mesh=MeshSpec.parse(mesh))
+
+
+def served(capture: Capture, name: str, kind: CollectiveKind) -> list[str]:
+    """Return the parameters that the collectives of one kind serve."""
+    graph = next(graph for graph in capture.graphs if graph.name == name)
+    nodes = [node for node in graph.module.graph.nodes if is_collective(node)]
+    return [
+        node.meta["custom"]["apsched_parameter"]
+        for node in nodes
+        if collective_kind(node) == kind and "apsched_parameter" in node.meta.get("custom", {})
+    ]
+
+
+SPLIT = {
+    *(
+        f"layers.{k}.{part}.{what}"
+        for k in (0, 1)
+        for part in ("inner", "outer")
+        for what in ("weight", "bias")
+    ),
+    *(f"memory.{what}_{side}_l0" for what in ("weight", "bias") for side in ("ih", "hh")),
+    "table.weight",
+}
+
+
+def test_every_parameter_is_gathered_and_reduced_under_its_own_name():
+    capture = captured("build", "fsdp=4")
+    assert capture.warnings == ()
+    gathered = served(capture, "forward", KINDS.ALL_GATHER)
+    frozen = {"layers.0.frozen", "layers.1.frozen"}
+    assert {*gathered} == SPLIT | frozen
+    assert {*served(capture, "backward", KINDS.REDUCE_SCATTER)} == SPLIT, "none of a frozen one"
+    scales = {"layers.0.scale", "layers.1.scale"}
+    assert {*served(capture, "backward", KINDS.ALL_REDUCE)} == scales, "a number is not split"
+    assert [len(ranks) for ranks in capture.group_ranks.values()] == [4]
+
+
+def test_copies_of_the_module_reduce_alone():
+    capture = captured("build", "replicate=4")
+    assert served(capture, "forward", KINDS.ALL_GATHER) == []
+    reduced = {*served(capture, "backward", KINDS.ALL_REDUCE)}
+    assert reduced == SPLIT | {"layers.0.scale", "layers.1.scale"}
+
+
+def test_a_parametrization_does_not_show_in_names():
+    capture = captured("normed", "fsdp=2")
+    assert "weight" in served(capture, "forward", KINDS.ALL_GATHER)
+
+
+@pytest.mark.parametrize(
+    ("function", "found"), [("dtensors", "DTensor parameters"), ("by_hand", "collectives")]
+)
+def test_a_module_that_is_distributed_already_stays_so_and_mesh_says_it(function, found):
+    capture = captured(function, "fsdp=4,tp=2")
+    (warning,) = capture.warnings
+    assert f"{SOURCE}{function}: the module has {found} of its own" in warning
+    assert "--mesh fsdp=4,tp=2 only the number of process ranks (8) counts" in warning
+    assert [len(ranks) for ranks in capture.group_ranks.values()] == [8]
+
+
+def test_no_collective_on_several_process_ranks_is_a_warning(run):
+    (warning,) = captured("nothing", "fsdp=4").warnings
+    assert "no collective on 4 process ranks" in warning
+    assert captured("nothing", "fsdp=1").warnings == ()
+    ran = run("capture", f"{SOURCE}nothing", "--mesh", "fsdp=4", "-o", "step.graph")
+    assert ran.code == 0
+    assert f"warning: {warning}" in ran.stderr
+
+
+def test_axes_that_say_nothing_about_any_module_are_refused():
+    with pytest.raises(InputError, match=r"found tp=2 in --mesh fsdp=2,tp=2; have the function"):
+        captured("build", "fsdp=2,tp=2")
