@@ -2,8 +2,8 @@
 aliasing, and see which ones the tests notice.
 
 ``python -m tests.mutation --out FILE`` judges 300 faults; interrupted, it goes on where it was.
-``--again`` judges those once more that no test has noticed, after new tests say. ``--table`` writes
-the score, and what no test notices, as Markdown.
+``--again`` judges those once more that no test has noticed: with more and slower tests, or with new
+ones (``--new``). ``--table`` writes the score, and what no test notices, as Markdown.
 """
 
 import argparse
@@ -54,6 +54,16 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="files, by a regular expression")
     parser.add_argument("--again", action="store_true", help="those that no test has noticed")
+    parser.add_argument("--tests", nargs="+", default=TESTS, help="files or folders with tests")
+    parser.add_argument(
+        "--notes", type=Path, help="what is known of tests; beside --out if not given"
+    )
+    parser.add_argument(
+        "--but", type=Path, help="notes of a run, whose tests have had their say and are left out"
+    )
+    parser.add_argument(
+        "--new", action="store_true", help="new tests have a say: not the score at first"
+    )
     parser.add_argument("--table", type=Path, help="write this file, and judge nothing")
     parser.add_argument("--budget", type=float, default=6.0, help="seconds of tests a fault")
     parser.add_argument("--slowest", type=float, default=2.0, help="seconds of a test at most")
@@ -82,6 +92,7 @@ def main() -> int:
         for k, mutant in enumerate(mutants):
             entry = done.setdefault(mutant.name, _entry(mutant))
             judge_one(judge, mutant, entry, control=k % _CONTROL == _CONTROL - 1)
+            entry["rounds"][-1]["new"] = given.new
             record["mutants"] = list(done.values())
             given.out.write_text(json.dumps(record, indent=1) + "\n")
 
@@ -91,7 +102,8 @@ def main() -> int:
         most_cases=given.cases,
         slowest_s=given.slowest,
         budget_s=given.budget,
-        notes=given.out.with_suffix(".tests.json"),
+        notes=given.notes or given.out.with_suffix(".tests.json"),
+        left_out=frozenset(known for known, said in _noted(given.but).items() if said),
         work=work,
     )
     hypothesis.settings.register_profile(
@@ -102,7 +114,7 @@ def main() -> int:
     )
     hypothesis.settings.load_profile("mutation")
     options = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:faulthandler", "-o", "timeout=0"]
-    status = pytest.main([*options, *(str(ROOT / test) for test in TESTS)], plugins=[judge])
+    status = pytest.main([*options, *(str(ROOT / test) for test in given.tests)], plugins=[judge])
     print(", ".join(f"{number} {outcome}" for outcome, number in counted(record).items()))
     return int(status)
 
@@ -121,6 +133,10 @@ def judge_one(judge: Judge, mutant: Mutant, entry: dict, *, control: bool) -> No
         without = judge.judged(None, chosen)
         if without.outcome != "survived":
             sys.exit(f"expected tests that pass without a fault, found {without}")
+
+
+def _noted(path: Path | None) -> dict:
+    return {} if path is None else json.loads(path.read_text())
 
 
 def _entry(mutant: Mutant) -> dict:

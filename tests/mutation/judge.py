@@ -68,6 +68,8 @@ class Judge:
     """Of processor time, for the tests of one fault."""
     notes: Path
     """What is known of tests, kept for the next run."""
+    left_out: frozenset[str] = frozenset()
+    """Names of tests."""
     work: Callable[["Judge"], None]
     functions: dict[tuple[str, str, int], list[FunctionType]] = field(default_factory=dict)
     items: list[pytest.Item] = field(default_factory=list)
@@ -80,7 +82,8 @@ class Judge:
             if not heavy and item.get_closest_marker("alone") is None:
                 key = str(item.path), getattr(item, "originalname", item.name)
                 groups.setdefault(key, []).append(item)
-        items[:] = [item for group in groups.values() for item in _spread(group, self.most_cases)]
+        spread = [item for group in groups.values() for item in _spread(group, self.most_cases)]
+        items[:] = [item for item in spread if item.nodeid not in self.left_out]
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         self.items = session.items

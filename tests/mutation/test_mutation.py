@@ -148,7 +148,8 @@ def test_a_test_that_runs_the_fault_notices_it(root: Path) -> None:
 
 def test_the_table_has_scores_and_what_is_left() -> None:
     def entry(line: int, *outcomes: str, **more: str) -> dict:
-        rounds = [{"outcome": outcome, "by": "tests/test_a.py::test_b"} for outcome in outcomes]
+        by = "tests/test_a.py::test_b"
+        rounds = [{"outcome": o, "by": by, "new": k > 0} for k, o in enumerate(outcomes)]
         fixed = {"file": "solver/a.py", "function": "f", "kind": "comparison"}
         return fixed | {"line": line, "before": "a < b", "after": "a <= b", "rounds": rounds} | more
 

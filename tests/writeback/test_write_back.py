@@ -322,10 +322,13 @@ def test_an_unknown_group_is_refused(captured, problem):
         InputError, match="no process group runs; start it, or say this process rank's place"
     ):
         write_back(captured.module, problem, schedule, process_rank_of=nowhere)
-    with pytest.raises(
-        InputError, match="has 4 process ranks; process_rank_of says that this one is 4"
-    ):
-        write_back(captured.module, problem, schedule, process_rank_of=lambda group: 4)
+    for rank in (4, -1):
+        with pytest.raises(
+            InputError, match=f"has 4 process ranks; process_rank_of says that this one is {rank}"
+        ):
+            write_back(
+                captured.module, problem, schedule, process_rank_of=lambda _, rank=rank: rank
+            )
 
 
 def broken(captured: CapturedGraph, change) -> CapturedGraph:
