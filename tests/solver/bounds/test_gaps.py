@@ -91,7 +91,7 @@ def gaps_in_any_order(seed: int) -> Counter[str]:
 
 
 def gaps_under_contention(seed: int) -> Counter[str]:
-    """Return what the bounds leave to the best schedule without contention, on a machine with it."""
+    """Return what the bounds leave to what is best without contention, on a machine with it."""
     problem, caps = case(seed, 5)
     best = best_schedule(problem, caps)
     if best is None:
