@@ -3,7 +3,7 @@ aliasing, and see which ones the tests notice.
 
 ``python -m tests.mutation --out FILE`` judges 300 faults; interrupted, it goes on where it was.
 ``--again`` judges those once more that no test has noticed: with more and slower tests, or with new
-ones (``--new``). ``--table`` writes the score, and what no test notices, as Markdown.
+ones (``--new``: what they notice is no part of the score at first). ``--table`` writes the score, and what no test notices, as Markdown.
 """
 
 import argparse
@@ -61,9 +61,7 @@ def main() -> int:
     parser.add_argument(
         "--but", type=Path, help="notes of a run, whose tests have had their say and are left out"
     )
-    parser.add_argument(
-        "--new", action="store_true", help="new tests have a say: not the score at first"
-    )
+    parser.add_argument("--new", default="$.", help="names of tests that count as new, by a regex")
     parser.add_argument("--table", type=Path, help="write this file, and judge nothing")
     parser.add_argument("--budget", type=float, default=6.0, help="seconds of tests a fault")
     parser.add_argument("--slowest", type=float, default=2.0, help="seconds of a test at most")
@@ -92,7 +90,7 @@ def main() -> int:
         for k, mutant in enumerate(mutants):
             entry = done.setdefault(mutant.name, _entry(mutant))
             judge_one(judge, mutant, entry, control=k % _CONTROL == _CONTROL - 1)
-            entry["rounds"][-1]["new"] = given.new
+            entry["rounds"][-1]["new"] = bool(re.search(given.new, entry["rounds"][-1]["by"]))
             record["mutants"] = list(done.values())
             given.out.write_text(json.dumps(record, indent=1) + "\n")
 
