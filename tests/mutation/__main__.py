@@ -3,7 +3,8 @@ aliasing, and see which ones the tests notice.
 
 ``python -m tests.mutation --out FILE`` judges 300 faults; interrupted, it goes on where it was.
 ``--again`` judges those once more that no test has noticed: with more and slower tests, or with new
-ones (``--new``: what they notice is no part of the score at first). ``--table`` writes the score, and what no test notices, as Markdown.
+ones (``--new``: what they notice is no part of the score at first). ``--table`` writes the score,
+and what no test notices, as Markdown.
 """
 
 import argparse
