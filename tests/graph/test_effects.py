@@ -288,6 +288,37 @@ def test_without_values_the_schema_and_what_is_known_of_it_decide():
     assert summary(graph.output_node().args[0]) == BARRIER | {"writes": ["x"]}
 
 
+NORMS = {
+    "native_batch_norm": lambda x, m, v, train: (x, None, None, m, v, train, 0.1, 1e-5),
+    "cudnn_batch_norm": lambda x, m, v, train: (x, x, None, m, v, train, 0.1, 1e-5),
+    "miopen_batch_norm": lambda x, m, v, train: (x, x, None, m, v, train, 0.1, 1e-5),
+    "_batch_norm_impl_index": lambda x, m, v, train: (x, None, None, m, v, train, 0.1, 1e-5, False),
+    "batch_norm": lambda x, m, v, train: (x, None, None, m, v, train, 0.1, 1e-5, False),
+    "instance_norm": lambda x, m, v, train: (x, None, None, m, v, train, 0.1, 1e-5, False),
+}
+"""Operators whose schemas are silent about the running statistics, and their arguments."""
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("name", NORMS)
+def test_running_statistics_are_read_before_and_after_the_norm_that_updates_them(name, train):
+    """In training nothing crosses the norm that reads them; elsewhere the norm only reads."""
+
+    def step(x, mean, variance):
+        before = aten.neg.default(mean), aten.neg.default(variance)
+        normed = call(getattr(aten, name).default, *NORMS[name](x, mean, variance, train))
+        return *before, normed, aten.sin.default(mean), aten.sin.default(variance)
+
+    module = torch.fx.symbolic_trace(step)
+    mode = FakeTensorMode()
+    for node in module.graph.nodes:
+        node.meta["val"] = mode.from_tensor(matrix())
+    norm = next(node.name for node in module.graph.nodes if name in node.name)
+    around = {("neg_default", norm), ("neg_default_1", norm)}
+    around |= {(norm, "sin_default"), (norm, "sin_default_1")}
+    assert around & orders(module) == (around if train else set())
+
+
 @pytest.mark.parametrize(
     "body", [torch.nn.ReLU(), None], ids=["a module that is no graph", "no body"]
 )

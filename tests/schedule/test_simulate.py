@@ -195,6 +195,32 @@ def test_a_bucket_of_reductions_is_not_copied_out() -> None:
     }
 
 
+def test_a_copy_in_that_casts_pays_half_of_what_each_cast_reads_and_writes_rounded_up() -> None:
+    # three elements of two bytes become three of one: (6 + 3) / 2 is 5 bytes; so do five: 8 bytes;
+    # at a tick a byte 13 ticks, not 12.5, nor 12
+    hand = ByHand(copy_price=line(0, 1024))
+    starts = []
+    for name, elements in (("u", 3), ("v", 5)):
+        shard = hand.input(name, 2 * elements, kept=True)
+        cast = hand.compute(f"c{name}", 1, shard, size=elements)
+        starts.append(
+            hand.start(
+                "all_gather",
+                f"g{name}",
+                cast,
+                elements,
+                2 * elements,
+                prologue=(cast,),
+                cast=(cast,),
+                cast_bytes=2 * elements,
+            )
+        )
+    waits = [hand.wait(f"w{i}", start) for i, start in enumerate(starts)]
+    problem = hand.output(hand.compute("a", 1, *waits))
+    at = spans(problem, "u v in:0 start:0 wait:0 out:gu out:gv a output", "gu gv")
+    assert at["in:0"] == (0, 5 + 8)
+
+
 def test_in_flight_bytes_are_outputs_between_start_and_wait() -> None:
     # 2 KiB from gu's launch to its wait, 3 KiB from gv's; a wait no longer counts what it waits for
     problem = two_gathers()

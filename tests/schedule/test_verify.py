@@ -235,6 +235,20 @@ def test_a_bucket_has_no_casts_and_a_lone_gather_has_its_own() -> None:
     assert "step cast_w is missing" in verify(problem, alone, Caps())
 
 
+def test_views_of_a_cast_go_with_it_into_the_copy_in() -> None:
+    hand = ByHand()
+    shards, gathers = [hand.input(name, KIB, kept=True) for name in "wx"], []
+    for k, shard in enumerate(shards):
+        cast = hand.compute(f"cast_{k}", 1, shard, size=KIB)
+        view = hand.view(f"view_{k}", cast)
+        more = {"prologue": (cast,), "cast": (cast, view), "cast_bytes": 2 * KIB}
+        gathers.append(hand.start("all_gather", f"ag_{k}", view, KIB, KIB, **more))
+    waits = [hand.wait(f"wait_{k}", start) for k, start in enumerate(gathers)]
+    problem = hand.output(hand.compute("b", 1, *waits))
+    shared = "w x in:0 start:0 wait:0 out:ag_0 out:ag_1 b output"
+    assert verify(problem, schedule(problem, shared, "ag_0 ag_1"), Caps()) == ()
+
+
 @pytest.mark.parametrize(
     ("cap", "value", "message"),
     [

@@ -27,7 +27,7 @@ from apsched.models.preset_capture import capture_preset
 from apsched.problem.build import build_problem
 from apsched.problem.problem import Problem
 from apsched.schedule.schedule import Bucket, Schedule
-from apsched.schedule.simulate import simulate
+from apsched.schedule.simulate import copy_in_bytes, simulate
 from apsched.solver.solve import solve
 from apsched.writeback.round_trip import round_trip
 from apsched.writeback.write_back import write_back
@@ -177,6 +177,33 @@ def test_a_bucket_changes_no_kernel(
     claimed = simulate(problem, schedule)
     trip = round_trip(module, captured, costs, running.group_ranks, claimed)
     assert trip.difference == ""
+
+
+class ByteCosts:
+    """A cost model in which every byte of a copy counts."""
+
+    def compute_us(self, node: torch.fx.Node) -> float:
+        value = node.meta["val"]
+        return float(value.numel() * value.itemsize) if node.op == "call_function" else 0.0
+
+    def collective_us(self, kind: str, group: str, group_size: int, size_bytes: int) -> float:
+        return 10.0 + size_bytes
+
+
+def test_casts_of_an_odd_number_of_bytes_are_exact(running):
+    """The copy-in reads one byte and writes two for each of 3 and 5 elements: 4.5 and 7.5."""
+
+    def step(*shards: torch.Tensor) -> list[torch.Tensor]:
+        return [gathered(shard.to(torch.bfloat16)) for shard in shards]
+
+    shards = tuple(torch.ones(n, dtype=torch.float8_e5m2) for n in (3, 5))
+    captured, ranks = captured_function(step, shards, parameters=2), running.group_ranks
+    problem = build_problem(export_graph(captured, ByteCosts(), group_ranks=ranks))
+    schedule = schedule_with_buckets(problem, [Bucket((0, 1))])
+    assert copy_in_bytes(problem, schedule.buckets[0]) == 5 + 8
+    module = write_back(captured.module, problem, schedule, process_rank_of=lambda group: 0)
+    claimed = simulate(problem, schedule)
+    assert round_trip(module, captured, ByteCosts(), ranks, claimed).difference == ""
 
 
 @pytest.mark.parametrize(("mesh", "rank"), [("fsdp=7", 0), ("fsdp=96", 95)])

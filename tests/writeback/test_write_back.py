@@ -322,10 +322,13 @@ def test_an_unknown_group_is_refused(captured, problem):
         InputError, match="no process group runs; start it, or say this process rank's place"
     ):
         write_back(captured.module, problem, schedule, process_rank_of=nowhere)
-    with pytest.raises(
-        InputError, match="has 4 process ranks; process_rank_of says that this one is 4"
-    ):
-        write_back(captured.module, problem, schedule, process_rank_of=lambda group: 4)
+    for rank in (4, -1):
+        with pytest.raises(
+            InputError, match=f"has 4 process ranks; process_rank_of says that this one is {rank}"
+        ):
+            write_back(
+                captured.module, problem, schedule, process_rank_of=lambda _, rank=rank: rank
+            )
 
 
 def broken(captured: CapturedGraph, change) -> CapturedGraph:
@@ -427,6 +430,12 @@ def test_a_coalesced_bucket_is_one_launch_and_a_wait_for_each_member(captured, k
     starts = [problem.node_names[problem.collectives[c].start] for c in members]
     (launch,) = calls_of(module, "start")
     old = {node.name: node for node in captured.module.graph.nodes}
+    operators = {
+        "all_gather": c10d.all_gather_into_tensor_coalesced.default,
+        "reduce_scatter": c10d.reduce_scatter_tensor_coalesced.default,
+    }
+    assert launch.target is operators[kind]
+    assert launch.args[1:] == old[starts[0]].args[1:]
     assert [sent.name for sent in launch.args[0]] == [old[name].args[0].name for name in starts]
     assert [value.shape for value in launch.meta["val"]] == [
         old[name].meta["val"].shape for name in starts

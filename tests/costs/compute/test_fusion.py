@@ -150,6 +150,19 @@ def test_two_halves_of_one_value_are_one_read() -> None:
     assert traffic(rotate, matrix()) == (2, 1)
 
 
+@pytest.mark.parametrize(
+    "both",
+    [lambda x: x + x.t(), lambda x: x[:768] + x[256:]],
+    ids=["itself and its transpose", "parts that overlap"],
+)
+def test_a_kernel_reads_no_more_of_a_value_than_there_is(both) -> None:
+    """What two views of one value share is read once."""
+    graph = graph_of(lambda x: torch.exp(both(x)), matrix())
+    shares = fused_shares(graph)
+    written = torch.exp(both(matrix())).nbytes
+    assert sum(share.traffic_bytes for share in shares.values()) == SIZE_BYTES + written
+
+
 def test_a_change_of_layout_is_part_of_the_kernel_around_it() -> None:
     assert traffic(
         lambda x: torch.exp(torch.exp(x).t().clone(memory_format=torch.contiguous_format)), matrix()

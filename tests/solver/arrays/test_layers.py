@@ -11,6 +11,7 @@ import pytest
 from apsched.problem.problem import Problem
 from apsched.solver.arrays.layers import Period, find_periods
 from apsched.solver.arrays.problem_arrays import problem_arrays
+from tests.helpers.problems.by_hand import ByHand
 from tests.helpers.problems.layered import Layer, layered
 
 PLAIN, WIDE = Layer(), Layer(ticks=(40, 60, 20), shard_bytes=(2048, 4096, 0))
@@ -60,6 +61,18 @@ def test_equal_layers_are_found(layer: Layer, backward: bool) -> None:
     assert period.count >= 5
     params = sum(size > 0 for size in layer.shard_bytes)
     assert len(period.collectives) == params * (1 + backward) + layer.on_path
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_three_layers_are_a_period_from_the_first_compute_node_on(count: int) -> None:
+    """Nothing before them or behind them, and two are not enough."""
+    b = ByHand()
+    for i in range(count):
+        shard = b.input(f"w{i}", 1024, kept=True)
+        b.compute(f"f{i}", 10, b.wait(f"wait{i}", b.start("all_gather", f"ag{i}", shard, 512, 512)))
+    periods = find_periods(problem_arrays(b.output()))
+    found = [(p.first_compute, p.length, p.count, p.collectives) for p in periods]
+    assert found == ([(0, 1, count, (tuple(range(count)),))] if count >= 3 else [])
 
 
 def test_a_reduction_and_the_one_that_follows_it_are_in_one_layer() -> None:

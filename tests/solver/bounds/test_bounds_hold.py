@@ -7,6 +7,8 @@ import pytest
 from apsched.config import Caps, SolveOptions
 from apsched.costs.price_curve import PriceCurve
 from apsched.problem.problem import Problem
+from apsched.schedule.schedule import as_captured
+from apsched.schedule.simulate import simulate
 from apsched.solver import solve
 from apsched.solver.arrays.instance import Instance
 from apsched.solver.arrays.problem_arrays import problem_arrays
@@ -94,6 +96,22 @@ def test_the_launch_of_an_on_path_collective_takes_time_before_its_transfer() ->
         == result.best.step_time_ticks
         == 4 * 100 + 3 * 207
     )
+
+
+def test_a_price_that_is_rounded_up_is_no_rate() -> None:
+    """Ten bytes take a tick and eleven take two, in whole ticks: of 110 bytes in buckets of up to
+    eleven the first say 11 ticks, the last 20.
+    """
+    b = ByHand(prices={"all_gather": PriceCurve(size_bytes=(0, 100), price_ticks=(0, 10))})
+    shards = [b.input(f"s{i}", 5, kept=True) for i in range(11)]
+    starts = [b.start("all_gather", f"ag{i}", s, 5, 10) for i, s in enumerate(shards)]
+    waits = [b.wait(f"w{i}", s) for i, s in enumerate(starts)]
+    problem, caps = b.output(b.compute("last", 1, *waits)), Caps(bucket_cap_bytes=11)
+    captured = simulate(problem, as_captured(problem.num_nodes))
+    assert captured.step_time_ticks == 11 + 1
+    instance = Instance.of(problem, caps)
+    assert step_time_bound(instance).ticks <= captured.step_time_ticks
+    assert lp_bound(instance).ticks <= captured.step_time_ticks
 
 
 @pytest.mark.parametrize("chunk", range(7))

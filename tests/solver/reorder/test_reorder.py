@@ -3,6 +3,7 @@ of them.
 """
 
 import random
+from collections.abc import Callable
 from dataclasses import fields, replace
 
 import numpy as np
@@ -28,6 +29,7 @@ from apsched.solver.reorder.reorder import ComputeMover, Moved
 from apsched.solver.search.decoder import Decoder
 from apsched.solver.search.just_in_time import just_in_time
 from apsched.solver.search.local_search import Search
+from tests.helpers.problems.by_hand import ByHand, line
 from tests.helpers.problems.layered import Layer, layered
 from tests.helpers.problems.random_schedules import random_schedule
 from tests.helpers.problems.strategies import (
@@ -160,6 +162,68 @@ def test_moving_fills_stalls_and_keeps_the_memory() -> None:
     assert after.fastest_ticks <= before.fastest_ticks - 20 * (num_layers - 1)
 
 
+LARGE = 64 * 512
+
+
+def on_the_wire(b: ByHand, x: int) -> int:
+    """Return a result that takes 100 ticks on the path of compute."""
+    start = b.start("all_reduce", "ar", x, 512, 512, on_path=True, bucketable=False)
+    return b.wait("arrived", start)
+
+
+def large_result_in_the_stall() -> tuple[Problem, int]:
+    """In the stall, ``big`` would leave a large result beside that of ``f``; ``little`` leaves no
+    more than it takes.
+    """
+    b = ByHand(prices={"all_reduce": line(100)})
+    x, taken = b.input("x", 512), b.input("taken", LARGE)
+    f = b.compute("f", 10, on_the_wire(b, b.compute("head", 10, x, size=512)), size=LARGE)
+    used = b.compute("used", 10, f, size=512)
+    big = b.compute("small", 10, b.compute("big", 100, x, size=LARGE), size=512)
+    little = b.compute("little", 100, taken, size=LARGE)
+    return b.output(used, big, little), 2 * LARGE + 10 * 512
+
+
+def large_result_for_a_large_one() -> tuple[Problem, int]:
+    """``big`` frees as much as it allocates, but needs both at once, beside what ``f`` takes."""
+    b = ByHand(prices={"all_reduce": line(100)})
+    x, taken, remade = b.input("x", 512), b.input("taken", LARGE), b.input("remade", LARGE)
+    f = b.compute("f", 10, on_the_wire(b, b.compute("head", 10, x, size=512)), taken, size=512)
+    big = b.compute("small", 10, b.compute("big", 100, remade, size=LARGE), size=512)
+    return b.output(f, big, b.compute("little", 100, x, size=512)), 2 * LARGE + 10 * 512
+
+
+def large_input_put_off() -> tuple[Problem, int]:
+    """Put off until the stall, ``big`` would keep its input beside what ``a`` takes and makes;
+    ``little`` keeps none.
+    """
+    b = ByHand(prices={"all_reduce": line(100)})
+    x, saved, taken = b.input("x", 512), b.input("saved", LARGE), b.input("taken", LARGE)
+    big = b.compute("big", 100, saved, size=512)
+    little = b.compute("little", 100, x, size=512)
+    a = b.compute("used", 10, b.compute("a", 10, taken, size=LARGE), size=512)
+    f = b.compute("f", 10, on_the_wire(b, a), size=512)
+    return b.output(f, big, little), 2 * LARGE + 10 * 512
+
+
+@pytest.mark.parametrize(
+    "case", [large_result_in_the_stall, large_result_for_a_large_one, large_input_put_off]
+)
+def test_what_fills_a_stall_is_what_memory_has_room_for(case: Callable) -> None:
+    """The first block that could fill it would go over the cap, so that the other one does."""
+    problem, cap = case()
+    caps = Caps(memory_cap_bytes=cap, max_compute_move=None)
+    instance = Instance.of(problem, caps)
+    search = Search(instance=instance, report=lambda *_: None, max_evaluations=50, floor_bytes=0)
+    search.portfolio()
+    assert search.best is not None
+    mover = ComputeMover(Instance.of(problem))
+    start = Moved(blocks=mover.captured, candidate=search.best)
+    found = mover.improve(start, caps, 0).candidate.figures
+    assert found.peak_memory_bytes <= cap
+    assert found.step_time_ticks == search.best.figures.step_time_ticks - 100
+
+
 def test_compute_moves_only_for_more_than_the_slack() -> None:
     """Stalls of three parts in a thousand: with a slack of five the compute stays as captured, and
     without any it moves.
@@ -203,6 +267,26 @@ def test_memory_bound_holds_for_every_order(seed: int) -> None:
         assert floor is not None
         assert bound <= lower.peak_bytes == floor.peak_memory_bytes < peaks[-1]
         peaks.append(lower.peak_bytes)
+
+
+def test_the_peak_is_lowered_at_each_place_where_it_stands() -> None:
+    """Three times two large results are made before either is used: as captured the peak stands at
+    three places, and only the last of three moves lowers it.
+    """
+    b = ByHand()
+    x = b.input("x", 512)
+    for i in range(3):
+        large = [b.compute(f"large{i}_{j}", 1, x, size=64 * 512) for j in range(2)]
+        small = [b.compute(f"small{i}_{j}", 1, node, size=512) for j, node in enumerate(large)]
+        x = b.compute(f"joined{i}", 1, *small, size=512)
+    shard = b.input("w", 512, kept=True)
+    gathered = b.wait("wait", b.start("all_gather", "gather", shard, 512, 512))
+    problem = b.output(b.compute("last", 1, x, gathered, size=512))
+    caps = Caps(max_compute_move=None)
+    (as_captured, _), (least, _) = (least_memory(problem, c, QUICK) for c in (Caps(), caps))
+    assert least < as_captured - 60 * 512
+    found = lower_peak(ComputeMover(Instance.of(problem)), caps, 0)
+    assert min((lower.peak_bytes for lower in found), default=as_captured) == least
 
 
 def test_a_cap_below_what_captured_order_needs_goes_to_an_order_that_keeps_it() -> None:
