@@ -94,6 +94,7 @@ def test_other_bits_are_seen():
     )
 
 
+@pytest.mark.alone
 def test_a_case_that_hangs_or_dies_is_one_row():
     def hangs(one: Case) -> CaseOutcome:
         time.sleep(60)
@@ -109,6 +110,7 @@ def test_a_case_that_hangs_or_dies_is_one_row():
     assert died.not_traced == "the process ended with status 3"
 
 
+@pytest.mark.alone
 def test_the_survey_runs_a_case_and_writes_its_page(tmp_path):
     command = [sys.executable, "-m", "benchmarks.intake", "--only", "features: (plain|forward al)"]
     ran = subprocess.run(
@@ -124,6 +126,7 @@ def test_the_survey_runs_a_case_and_writes_its_page(tmp_path):
     assert "| features | 2 | 0 | 3 | 3 | 3 | 0 | 3 | 0 | 0 | 3 |" in text
 
 
+@pytest.mark.alone
 def test_wrong_use_is_told():
     for only, found in (("(", "is none"), ("nothing like it", "no case matches")):
         command = [sys.executable, "-m", "benchmarks.intake", "--only", only]

@@ -16,7 +16,7 @@ Made = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 """What is compiled, its inputs, and options of :func:`compiled_graphs`."""
 
 _FEATURES: dict[str, Callable[[], Made]] = {}
-_SMOKE = ("plain", "selective checkpointing", "tied embeddings")
+_SMOKE = ("plain", "selective checkpointing", "mixture of experts")
 
 
 def cases() -> Iterator[Case]:
