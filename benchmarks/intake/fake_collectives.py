@@ -16,7 +16,8 @@ _LIBRARIES: list[Any] = []
 
 def install() -> None:
     """Give the functional collectives of this process kernels that need no process group."""
-    library: Any = torch.library.Library("_c10d_functional", "IMPL")
+    make: Any = torch.library.Library
+    library = make("_c10d_functional", "IMPL")
     _LIBRARIES.append(library)
     kernels = {
         "all_gather_into_tensor": _all_gather,

@@ -34,8 +34,8 @@ def compiled_graphs(
     """Return the graphs of one step of ``function``, in the order in which they are compiled;
     ``seen`` is given each graph with its inputs.
     """
-    from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch._aot_autograd.utils import make_boxed_func
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     graphs: list[CapturedGraph] = []
@@ -69,5 +69,5 @@ def compiled_graphs(
             for leaf in torch.utils._pytree.tree_leaves(result)
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad
         ]
-        torch.stack([leaf.float().sum() for leaf in leaves]).sum().backward()  # type: ignore[no-untyped-call]
+        torch.stack([leaf.float().sum() for leaf in leaves]).sum().backward()
     return tuple(graphs)

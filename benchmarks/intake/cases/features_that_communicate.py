@@ -229,6 +229,7 @@ def _async_tp() -> Made:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             assert operators is not None
+            assert dist.group.WORLD is not None
             group = dist.group.WORLD.group_name
             _, (y,) = torch.ops.symm_mem.fused_all_gather_matmul(
                 x.flatten(0, 1), [self.weight], 0, group
