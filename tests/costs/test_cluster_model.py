@@ -52,12 +52,12 @@ def test_the_ranks_of_a_group_decide_its_price() -> None:
 
 def test_what_the_graph_says_of_the_size_of_a_group_goes_before_its_ranks() -> None:
     """Two ranks of one node, although 256 of 32 nodes are stated."""
-    stated = ClusterCostModel(H100, {"0": range(256)})
+    stated = ClusterCostModel(H100, {"0": range(256), "dp": range(0, 64, 8)})
     alone = ClusterCostModel(H100)
-    assert stated.collective_us("all_gather", "0", 2, 0) == alone.collective_us(
-        "all_gather", "0", 2, 0
-    )
-    assert stated.collective_us("all_gather", "0", 256, 0) == pytest.approx(6.6 + 255 * 2.7)
+    for name, size in (("0", 2), ("0", 256), ("dp", 4)):
+        assert stated.collective_us("all_gather", name, size, 0) == alone.collective_us(
+            "all_gather", name, size, 0
+        )
 
 
 def test_the_table_comes_first_and_what_it_lacks_is_reported(tmp_path: Path) -> None:
