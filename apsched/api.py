@@ -10,7 +10,7 @@ import networkx as nx
 import torch
 
 from apsched.capture.graph_module import capture_graph, direction_of
-from apsched.compiler.schedule_captured import scheduled
+from apsched.compiler.schedule_captured import RESULT, scheduled
 from apsched.compiler.schedule_graph import kept_as_it_was
 from apsched.compiler.settings import Settings, memory_cap_of
 from apsched.config import (
@@ -22,6 +22,7 @@ from apsched.config import (
 )
 from apsched.costs.clusters.cluster import cluster_names, load_cluster
 from apsched.costs.model import CostModel
+from apsched.pipeline.assumptions import check_hints
 from apsched.pipeline.result import Result
 from apsched.pipeline.solve_graph import (
     SolveRequest,
@@ -79,9 +80,9 @@ def optimize(
 
     The :class:`apsched.Result` (schedule, bound, gap, figures) is at hand as
     ``fast.apsched_result`` and ``fast.meta["apsched_result"]`` of the module returned, which was
-    exported and simulated again to check it. Every node needs ``meta["val"]``, as the graphs that
-    compilers hand to their backends have it. The result has its order where it runs node by node;
-    full Inductor would change it, and keeps it after
+    exported and simulated again to check it. Placeholders need ``meta["val"]``, as the graphs that
+    compilers hand to their backends have it; calls without it are run on fake values. The result
+    has its order where it runs node by node; full Inductor would change it, and keeps it after
     :func:`apsched.writeback.hold_order.hold_order`.
 
     Parameters
@@ -172,7 +173,10 @@ def optimize(
         on_error=on_error,
     )
     try:
-        return scheduled(capture_graph(gm), settings)
+        fast = scheduled(capture_graph(gm), settings)
+        found = fast.meta[RESULT].assumptions
+        check_hints(settings.stated_hints, found.sizes if found else (), "hints", "the graph has")
+        return fast
     except Exception as error:
         if settings.on_error == "raise":
             raise

@@ -46,7 +46,7 @@ def schedule_graph(
     """Return ``gm`` scheduled; ``gm`` itself, the same object, where it has no collectives, or with
     ``on_error="fallback"`` on an error.
 
-    Every node needs ``meta["val"]``; see :func:`apsched.capture.graph_module.capture_graph`
+    Placeholders need ``meta["val"]``; see :func:`apsched.capture.graph_module.capture_graph`
     for the other arguments, which matter to memory (``kept_inputs``: placeholders that the caller
     keeps alive) and plans (``parameter_names``: placeholder -> name, or a function that finds them
     or writes them into the graph), and follow from the names and descriptors that AOTAutograd gives

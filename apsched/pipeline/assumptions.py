@@ -2,12 +2,13 @@
 the time and of the peak follows from these.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import networkx as nx
 
+from apsched.errors import InputError
 from apsched.graph.cost_shares import share_of_nodes
 from apsched.graph.records import Assumed
 from apsched.kinds import AssumedSize
@@ -44,6 +45,21 @@ def assumptions_of(
         if schedule is None or timeline is None
         else _peak_share(frozenset(assumed.storages), problem, schedule, timeline),
     )
+
+
+def check_hints(
+    stated: Iterable[str], sizes: Iterable[AssumedSize], label: str, where: str
+) -> None:
+    """Raise InputError, which names ``label`` and ``where``, for a hint about a symbol that is not
+    among ``sizes``.
+    """
+    there = sorted({size.symbol for size in sizes}, key=lambda symbol: (len(symbol), symbol))
+    for symbol in stated:
+        if symbol not in there:
+            raise InputError(
+                f"{label}: expected a symbol whose size depends on data, found {symbol!r}; {where}"
+                f" {', '.join(there) or 'none'}"
+            )
 
 
 def assumed_json(assumptions: Assumptions) -> Mapping[str, Any]:

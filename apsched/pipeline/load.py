@@ -13,6 +13,7 @@ from apsched.costs.clusters.cluster import Cluster, load_cluster
 from apsched.errors import InputError
 from apsched.graph.reprice import repriced
 from apsched.names import direction_named
+from apsched.pipeline.assumptions import check_hints
 from apsched.pipeline.cost_choice import CostChoice, ReadCosts, cluster_named, read_costs
 from apsched.pipeline.sources import OpenedSource, SourceKind, SourceRequest, classify, opened
 from apsched.problem.build import build_problem
@@ -94,7 +95,9 @@ def loaded_at(
             _export_capture(source, wanted, chosen, capture_seconds, progress, fused=costs.fused)
             for costs, chosen in zip(choices, read, strict=True)
         ]
-        _check_hints(request, exported)
+        sizes = (s for one in exported for g in one.graphs for s in g.dag.graph["assumed"].sizes)
+        where = f"the graphs of {request.source} have"
+        check_hints(dict(request.hints), sizes, "--hint", where)
         yield tuple(
             _contended(one, costs, chosen.cluster)
             for one, costs, chosen in zip(exported, choices, read, strict=True)
@@ -212,20 +215,6 @@ def _contended(
 def _with_hints(capture: "Capture", request: SourceRequest) -> "Capture":
     hints = dict(request.hints)
     return replace(capture, graphs=tuple(replace(g, hints=hints) for g in capture.graphs))
-
-
-def _check_hints(request: SourceRequest, sources: Sequence[LoadedSource]) -> None:
-    """Raise InputError for a hint about a symbol that no graph has."""
-    assumed = {
-        s.symbol for one in sources for g in one.graphs for s in g.dag.graph["assumed"].sizes
-    }
-    for symbol, _ in request.hints:
-        if symbol not in assumed:
-            there = ", ".join(sorted(assumed)) or "none"
-            raise InputError(
-                f"--hint: expected a symbol whose size depends on data, found {symbol!r}; the"
-                f" graphs of {request.source} have {there}"
-            )
 
 
 def _group_ranks(capture: "Capture") -> dict[str, tuple[int, ...]]:

@@ -135,3 +135,10 @@ def test_a_schedule_adds_no_guard(of_inputs: bool) -> None:
     assert fast.apsched_result.assumptions is not None
     assert fast.apsched_result.round_trip_exact
     assert knowledge_of(env) == before
+
+
+def test_a_hint_about_another_symbol_is_named(module) -> None:
+    with pytest.raises(
+        InputError, match=r"hints: expected a symbol .*, found 'u9'; the graph has u0"
+    ):
+        apsched.optimize(module, cost_model=UnitCosts(), budget=0, hints={"u9": 4})
