@@ -10,6 +10,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from apsched.fx.assumed_sizes import assume_sizes, rests_on_assumed
 from apsched.fx.operands import touched_bytes
+from apsched.fx.passes.partition_replay import is_whole_view
 from apsched.torch_compat.sizes import FALLBACK_SIZE, same_sizes, size_hint
 from tests.helpers.graphs.experts import env_of, knowledge_of
 
@@ -129,6 +130,13 @@ def test_the_users_graph_gets_no_guard(function: Callable[..., object]) -> None:
     assert not same_sizes(result.shape, [3, 8])
     assert same_sizes(result.shape, result.shape)
     assert knowledge_of(env) == before
+
+
+def test_views_are_compared_without_a_guard() -> None:
+    module = traced(lambda x: (x.nonzero().t(), x.nonzero()[:, :1]), torch.ones(4, 4))
+    found = {n.name: is_whole_view(n) for n in module.graph.nodes if n.op == "call_function"}
+    assert found["t"] is True
+    assert not any(whole for name, whole in found.items() if name.startswith("slice"))
 
 
 def test_an_expanded_size_counts_once() -> None:

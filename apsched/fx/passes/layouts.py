@@ -10,8 +10,6 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from apsched.torch_compat.sizes import same_sizes
-
 _aten = torch.ops.aten
 _COPIES = frozenset(
     (
@@ -106,7 +104,7 @@ def is_part(layout: Any, shape: Sequence[int], offset: int) -> bool:
     """Return whether a layout is ``shape`` elements in their order, from ``offset`` on."""
     if (
         not isinstance(layout, torch.Tensor)
-        or not same_sizes(layout.shape, shape)
+        or tuple(layout.shape) != tuple(shape)
         or layout.storage_offset() != offset
     ):
         return False

@@ -13,7 +13,6 @@ from apsched.fx.graph_copies import copied, finished
 from apsched.fx.passes.layouts import is_part, moved_along, moves_of
 from apsched.fx.passes.run_passes import Pass
 from apsched.torch_compat.graphs import process_rank_in_group
-from apsched.torch_compat.sizes import same_sizes
 
 _aten, _c10d = torch.ops.aten, torch.ops._c10d_functional
 _ALIASES = (_aten.alias.default, _aten.detach.default)
@@ -74,7 +73,7 @@ def _own_parts(wait: Node, start: Node, process_rank_of: Callable[[str], int]) -
     candidates = [
         (node, layout)
         for node, layout in moves_of(wait)
-        if isinstance(layout, torch.Tensor) and same_sizes(layout.shape, value.shape)
+        if isinstance(layout, torch.Tensor) and layout.shape == value.shape
     ]
     if not candidates:
         return {}
@@ -118,8 +117,8 @@ _SPLITS = ("output_split_sizes", "input_split_sizes")
 def _same_strides(node: Node, source: Node) -> bool:
     mine, theirs = node.meta["val"], source.meta["val"]
     return bool(
-        same_sizes(mine.shape, theirs.shape)
-        and same_sizes(mine.stride(), theirs.stride())
+        mine.shape == theirs.shape
+        and mine.stride() == theirs.stride()
         and mine.dtype == theirs.dtype
     )
 

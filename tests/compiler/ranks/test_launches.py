@@ -1,6 +1,9 @@
 """What a graph launches, in words that mean the same on every process rank of a group."""
 
 import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from apsched.capture.captured import CapturedGraph
 from apsched.capture.fake_world import world
@@ -92,3 +95,14 @@ def test_the_first_difference():
     assert first_difference(launches, (launches[0], launches[2], *launches[2:])).startswith(
         "launch 2 is all_gather float32"
     )
+
+
+def test_bytes_that_depend_on_data_are_nobodys_business():
+    """Each process rank may gather as many rows as the others, or not: the launch is the same."""
+    env = ShapeEnv()
+    with FakeTensorMode(shape_env=env):
+        rows = torch.empty(env.create_unbacked_symint(), 8)
+    c10d = torch.ops._c10d_functional
+    module = make_fx(lambda x: c10d.wait_tensor(c10d.all_gather_into_tensor(x, 2, "0")))(rows)
+    (launch,) = launches_of(module, module)["0"]
+    assert launch.what == "all_gather float32 0 -> 0 bytes"

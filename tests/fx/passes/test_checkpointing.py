@@ -12,6 +12,7 @@ from apsched.capture.captured import Capture
 from apsched.capture.function import capture_function
 from apsched.capture.joint import capture_module
 from apsched.errors import InputError
+from apsched.fx.assumed_sizes import rests_on_assumed
 from apsched.fx.passes.checkpointing import (
     Checkpointing,
     blocks_of,
@@ -22,6 +23,8 @@ from apsched.fx.passes.checkpointing import (
 from apsched.models.mesh import MeshSpec
 from apsched.models.options import ModelOptions
 from apsched.models.preset_capture import capture_preset
+from tests.helpers.graphs.experts import Masked, env_of
+from tests.helpers.graphs.small_models import WIDTH
 
 
 class Block(nn.Module):
@@ -161,3 +164,30 @@ def test_a_users_module_may_be_checkpointed_too(monkeypatch, tmp_path):
         InputError, match="needs layers in a ModuleList or ModuleDict, and Linear has none"
     ):
         capture_function("checkpointed_job:flat", activation_checkpoint="full")
+
+
+class MaskedStack(nn.Module):
+    """Layers of which one part takes some rows alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Masked(), Masked()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.sum()
+
+
+def test_sizes_that_depend_on_data_are_recomputed_like_others() -> None:
+    """Choosing what to save compares shapes, and views with what they show; such sizes too."""
+    module = MaskedStack()
+    passes = Checkpointing.parse("selective").passes(blocks_of(module))
+    inputs = (torch.randn(16, WIDTH, requires_grad=True),)
+    capture = capture_module(module, inputs, source="masked", passes=passes)
+    assert [graph.name for graph in capture.graphs] == ["forward", "backward"]
+    assert any(
+        isinstance(node.meta.get("val"), torch.Tensor) and rests_on_assumed(node.meta["val"])
+        for node in capture.graphs[1].module.graph.nodes
+    )
+    assert not env_of(capture.graphs[0].module).guards

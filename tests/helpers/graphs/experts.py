@@ -47,7 +47,7 @@ class Masked(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = (x.sum(-1) > 0).nonzero().squeeze(-1)
-        return self.all(x).index_add(0, rows, self.some(x[rows]))
+        return self.all(x).index_add(0, rows, self.some(x[rows]) + x.mean(0))
 
 
 def env_of(module: torch.fx.GraphModule) -> ShapeEnv:
