@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule
 
+from apsched.compiler.ranks.agreement import agreement_of
 from apsched.compiler.schedule_captured import RESULT, groups_of
-from apsched.compiler.schedule_graph import schedule_graph
+from apsched.compiler.schedule_graph import all_or_none, schedule_graph
 from apsched.compiler.settings import Settings
 from apsched.costs.clusters.cluster import DEFAULT_CLUSTER, load_cluster
 from apsched.errors import InputError
@@ -132,9 +133,22 @@ def aten_autobucketing_reordering_pass(
             "expected a graph of a GraphModule, found one of none; wrap it:"
             " torch.fx.GraphModule(root, graph)"
         )
-    asked = _asked(configs)
-    if any(is_collective(node) for node in gm.nodes):
-        chosen = _settings(asked, settings or Settings(), gm)
+    base = settings or Settings()
+
+    def chosen_here() -> tuple[dict[str, Any], Settings] | None:
+        asked = _asked(configs)
+        scheduled = any(is_collective(node) for node in gm.nodes)
+        return (asked, _settings(asked, base, gm)) if scheduled else None
+
+    found = all_or_none(
+        lambda: agreement_of(module, base.deadline_s),
+        None,
+        base,
+        "graph",
+        lambda _: (chosen_here(), {}),
+    )
+    if found is not None:
+        asked, chosen = found
         fast = schedule_graph(module, chosen, held=bool(asked.get("insert_overlap_deps")))
         if fast is not module:
             replace_graph(gm, fast)

@@ -189,7 +189,7 @@ def recompute_gathers(*, reshard_after_forward: bool = True, kept: Collection[st
     )
 
 
-def _check_chains(joint: GraphModule, kept: Collection[str]) -> None:
+def _check_chains(joint: GraphModule, kept: Collection[str] = ()) -> None:
     """Raise InputError where part of a chain is tagged and part is not."""
     for node, name in gather_nodes(joint.graph).items():
         if "recompute" not in node.meta and name not in kept:
