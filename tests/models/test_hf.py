@@ -99,7 +99,7 @@ def test_a_configuration_is_a_source_like_any_other(configs, run, tmp_path):
     ("name", "changes", "mesh", "found"),
     [
         ("llama", {"model_type": "unheard-of"}, "fsdp=2", "found 'unheard-of'"),
-        ("llama", {"model_type": "whisper"}, "fsdp=2", "a model of tokens or pixels"),
+        ("llama", {"model_type": "wav2vec2"}, "fsdp=2", "a model of tokens or pixels"),
         ("llama", {"model_type": "gpt2"}, "fsdp=2,tp=2", "by its own plan"),
         ("llama", {"model_type": "opt"}, "fsdp=2,ep=2", "drop ep=2"),
         ("llama", {"model_type": "opt", "max_position_embeddings": 16}, "fsdp=2", "--seq 16"),
