@@ -20,7 +20,7 @@ def table(record: dict[str, Any]) -> str:
         "# Faults that the tests notice",
         "",
         f"Written by `python -m tests.mutation --table`: {len(entries)} faults, seed"
-        f' {record["seed"]}. "At first" is before the tests that this run asked for.',
+        f" {record['seed']}. {record.get('remark', '')}".rstrip(),
         "",
         "| part | faults | noticed at first | at last | equivalent | left |",
         "| :-- | --: | --: | --: | --: | --: |",
