@@ -20,13 +20,18 @@ from apsched.solver.program.program import Figures, Program
 from apsched.solver.search.bucket_forms import flipped, flips, in_forms, like
 from apsched.solver.search.decoder import Decoder
 from apsched.solver.search.launch_policy import Policy
-from apsched.solver.search.neighbourhood import Move, Neighbourhood
-from apsched.solver.search.start_partitions import families
+from apsched.solver.search.neighbourhood import Move, Neighbourhood, TriedMoves
+from apsched.solver.search.start_partitions import even_runs, families
 
 LEADS = (np.inf, 16.0, 4.0, 2.0, 1.0, 0.5, 0.0)
 FIRST_POLICIES = (Policy(lead=np.inf, copy_out_early=True), Policy(lead=1.0, copy_out_early=True))
 _PROMISING = 6
 """Partitions of the portfolio that are tried under every policy."""
+_ROUNDS_IN_ALL_LAYERS = 2
+_BASINS = 3
+"""Starts of even runs that are descended from to the end, the best after moves in all layers."""
+_NEAR = 1.02
+"""Of those, step time over that of the best up to which one is descended from."""
 _STEERING_ROUNDS = 4
 _BISECTIONS = 12
 _SEED = 0
@@ -59,6 +64,11 @@ class Candidate:
             self.figures.num_launches,
         )
 
+    @property
+    def layout(self) -> tuple[Policy, int | None]:
+        """Everything but the partition that decides how it is laid out."""
+        return self.policy, self.steer_bytes
+
 
 @dataclass(slots=True)
 class Search:
@@ -76,12 +86,16 @@ class Search:
     _neighbourhood: Neighbourhood = field(init=False)
     _below: Candidate | None = None
     """The best under the loosest of the tighter caps looked at."""
+    _is_spread: bool = False
+    """Whether it has descended from other starts, too."""
     _tried: set[tuple[bytes, Policy, int | None]] = field(init=False, default_factory=set)
+    _tried_moves: TriedMoves = field(init=False)
 
     def __post_init__(self) -> None:
         self.pricer = Pricer(self.instance)
         self._judge = Decoder(self.pricer, self.instance.caps)
         self._neighbourhood = Neighbourhood(self.instance.arrays)
+        self._tried_moves = TriedMoves(num_collectives=len(self.instance.arrays.kind))
 
     @property
     def evaluations(self) -> int:
@@ -209,10 +223,8 @@ class Search:
         """Improve the start here, then under the tighter caps of each ladder, the tightest first,
         and then under the caps themselves.
         """
-        if any(ladders):
-            self.descend(
-                stop_at_ticks
-            )  # from its own start, too, not only from what fits tighter caps
+        if any(ladders):  # from its own starts, too, not only from what fits tighter caps
+            self.descend_from_many(stop_at_ticks)
         for ladder in ladders:
             self._below = None
             for rung in ladder:
@@ -247,7 +259,7 @@ class Search:
         """Take moves that help until none does; then wander with half of the evaluations that are
         left, and so on.
         """
-        self.descend(stop_at_ticks)
+        self.descend_from_many(stop_at_ticks)
         while (
             self._neighbourhood.pairs
             and (left := self.max_evaluations - self.evaluations) >= _SHORTEST_WALK
@@ -255,6 +267,38 @@ class Search:
         ):
             self._wander(left // 2, stop_at_ticks)
             self.descend(stop_at_ticks)
+
+    def descend_from_many(self, stop_at_ticks: int) -> None:
+        """Descend from the best, and once from even runs of neighbours: moves lead from different
+        starts to different ends, and the best start has seldom the best end.
+        """
+        if not self._is_spread and not self._done(stop_at_ticks):
+            self._is_spread = True
+            best = self._ends(stop_at_ticks)
+            for end in best:
+                self.best = end
+                self._sweep(self._neighbourhood.local, stop_at_ticks, "local moves")
+                best = [*best, self.best]
+            self.best = min(best, key=lambda candidate: candidate.value)
+        self.descend(stop_at_ticks)
+
+    def _ends(self, stop_at_ticks: int) -> list[Candidate]:
+        """Return the best, and the best ends of moves in all layers from even runs."""
+        assert self.best is not None
+        first, ends = self.best, [self.best]
+        for labels in even_runs(self.pricer, self.instance.caps):
+            self.best = None
+            for policy in in_forms(self.instance.arrays, FIRST_POLICIES):
+                self.consider(self.evaluate(labels, policy, first.steer_bytes))
+            for _ in range(_ROUNDS_IN_ALL_LAYERS if self.best is not None else 0):
+                if not self._sweep(self._neighbourhood.periodic, stop_at_ticks, "periodic moves"):
+                    break
+            if self.best is not None:
+                ends.append(self.best)
+        self.best = first
+        ends.sort(key=lambda candidate: candidate.value)
+        near = ends[0].figures.step_time_ticks * _NEAR
+        return [end for end in ends[:_BASINS] if end.figures.step_time_ticks <= near]
 
     def descend(self, stop_at_ticks: int) -> None:
         """Take moves that help, in all layers at once and then one by one, and other policies,
@@ -312,10 +356,10 @@ class Search:
         for move in moves(self.best.labels):
             if self._done(stop_at_ticks):
                 break
+            if not self._tried_moves.is_new(move, self.best.labels, self.best.layout):
+                continue
             improved |= self._try(
-                self._neighbourhood.applied(move, self.best.labels),
-                self.best.policy,
-                self.best.steer_bytes,
+                self._neighbourhood.applied(move, self.best.labels), *self.best.layout
             )
         self.report(stage, self.best.figures.step_time_ticks)
         return improved

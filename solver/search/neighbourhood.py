@@ -8,7 +8,7 @@ that its translates along the repeated layers are the same move with other names
 import random
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -167,6 +167,48 @@ class Neighbourhood:
             yield Move(
                 kind=kind, of=np.array([a for a, _ in pairs]), to=np.array([b for _, b in pairs])
             )
+
+
+@dataclass(slots=True)
+class TriedMoves:
+    """Moves of single collectives that need no second try: the buckets of both have not changed
+    since the first.
+    """
+
+    num_collectives: int
+    _clock: int = 0
+    _labels: Ints | None = None
+    _layout: object = None
+    _changed: Ints = field(init=False)
+    """By collective: when its bucket changed last."""
+    _tried: dict[tuple[int, int, int], int] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._changed = np.zeros(self.num_collectives, dtype=np.int64)
+
+    def is_new(self, move: Move, labels: Ints, layout: object) -> bool:
+        """Whether ``move`` of ``labels`` needs a try, which is noted; ``layout`` is everything else
+        that decides what it is worth.
+        """
+        if labels is not self._labels or layout != self._layout:
+            self._see(labels, layout)
+        if len(move.of) > 1:
+            return True
+        of, to = int(move.of[0]), int(move.to[0])
+        tried = self._tried.get((move.kind, of, to), 0)
+        self._tried[move.kind, of, to] = self._clock
+        return tried < max(int(self._changed[of]), int(self._changed[to]))
+
+    def _see(self, labels: Ints, layout: object) -> None:
+        self._clock += 1
+        if self._labels is None or layout != self._layout:
+            self._changed[:] = self._clock
+        else:
+            differ = self._labels != labels
+            touched = np.zeros(self.num_collectives, dtype=np.bool_)
+            touched[self._labels[differ]] = touched[labels[differ]] = True
+            self._changed[touched[self._labels] | touched[labels]] = self._clock
+        self._labels, self._layout = labels, layout
 
 
 def _single(kind: int, of: int, to: int) -> Move:

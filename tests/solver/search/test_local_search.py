@@ -18,8 +18,8 @@ from apsched.solver.program.evaluate import evaluate
 from apsched.solver.program.to_schedule import expand
 from apsched.solver.reorder.min_memory import least_memory
 from apsched.solver.search.local_search import Search
-from apsched.solver.search.neighbourhood import CHANGE, CUT, JOIN, apply
-from apsched.solver.search.start_partitions import families
+from apsched.solver.search.neighbourhood import CHANGE, CUT, JOIN, Move, TriedMoves, apply
+from apsched.solver.search.start_partitions import even_runs, families
 from tests.helpers.problems.strategies import layered_problem, random_problem
 
 
@@ -45,6 +45,57 @@ def test_the_number_of_evaluations_does_not_grow_with_the_problem() -> None:
     for search in (few, many):
         search.improve(0)
         assert search.evaluations <= 1_500 + 50  # a move may need a few to keep the memory cap
+
+
+def test_even_runs_are_as_long_as_they_say_and_keep_to_one_key() -> None:
+    search = searched(6, 100)
+    arrays = search.instance.arrays
+    largest = []
+    for labels in even_runs(search.pricer, Caps()):
+        sizes = np.bincount(labels, minlength=len(labels))
+        assert all(len(set(arrays.key[labels == label])) == 1 for label in set(labels.tolist()))
+        largest.append(int(sizes.max()))
+    assert largest == sorted(largest)
+    assert largest[:2] == [1, 2]
+
+
+def test_several_starts_lead_to_better_ends_than_one() -> None:
+    """At the same number of evaluations, summed over problems."""
+    one = several = 0
+    for seed in range(8):
+        problem = layered_problem(random.Random(seed), num_layers=8)
+        for spread in (False, True):
+            search = Search(
+                instance=Instance.of(problem, Caps()),
+                report=lambda stage, ticks: None,
+                max_evaluations=2_000,
+                floor_bytes=0,
+            )
+            search.portfolio()
+            search._is_spread = not spread
+            search.improve(0)
+            one, several = (
+                one + (0 if spread else search.step_time_ticks),
+                several + (search.step_time_ticks if spread else 0),
+            )
+    assert several < one
+
+
+def test_a_move_is_tried_again_only_where_a_bucket_of_it_has_changed() -> None:
+    tried = TriedMoves(num_collectives=6)
+    labels = np.array([0, 0, 2, 2, 4, 5])
+    join = Move(kind=JOIN, of=np.array([0]), to=np.array([2]))
+    other = Move(kind=JOIN, of=np.array([4]), to=np.array([5]))
+    layers = Move(kind=JOIN, of=np.array([0, 2]), to=np.array([2, 4]))
+    assert tried.is_new(join, labels, "layout")
+    assert tried.is_new(other, labels, "layout")
+    assert not tried.is_new(join, labels, "layout")
+    assert tried.is_new(layers, labels, "layout")
+    assert tried.is_new(layers, labels, "layout")
+    changed = np.array([0, 0, 2, 3, 4, 5])  # bucket 2 is cut
+    assert tried.is_new(join, changed, "layout")
+    assert not tried.is_new(other, changed, "layout")
+    assert tried.is_new(other, changed, "another layout")
 
 
 @pytest.mark.parametrize("seed", range(20))
