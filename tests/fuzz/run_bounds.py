@@ -1,13 +1,15 @@
 """Judge the claims of answers to random problems by all schedules that ``verify`` accepts, until
 the time is up; print how many are false, and the smallest problem found for each.
 
-usage: python tests/fuzz/run_bounds.py [--minutes 60] [--first-seed 0]
+usage: python tests/fuzz/run_bounds.py [--minutes 60] [--first-seed 0] [--processes 2]
 """
 
 import argparse
+import os
 import sys
 import time
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -21,9 +23,12 @@ from tests.helpers.claims import BrokenClaim, answer, broken_claims, judged, ran
 from tests.helpers.verify_oracle import TooLargeError
 
 
-def try_seeds(*, first_seed: int, seconds: float, counts: Counter[str]) -> list[str]:
-    """Return what is false of answers from ``first_seed`` on, as text; count all in ``counts``."""
+def try_seeds(first_seed: int, every: int, seconds: float) -> tuple[Counter[str], list[str]]:
+    """Return what was judged, counted, and the false claims as text: of ``first_seed`` and each
+    ``every``-th seed behind it.
+    """
     end, seed, failures = time.monotonic() + seconds, first_seed, []
+    counts: Counter[str] = Counter()
     while time.monotonic() < end:
         try:
             result, broken = judged(seed)
@@ -39,8 +44,8 @@ def try_seeds(*, first_seed: int, seconds: float, counts: Counter[str]) -> list[
         for claim in {b.claim: b for b in broken}.values():
             counts[f"false {claim.claim}"] += 1
             failures.append(_shortened(seed, claim))
-        seed += 1
-    return failures
+        seed += every
+    return counts, failures
 
 
 def _shortened(seed: int, broken: BrokenClaim) -> str:
@@ -125,9 +130,16 @@ def main() -> int:
     )
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     given = parser.parse_args()
+    first, every = given.first_seed, max(given.processes, 1)
     counts: Counter[str] = Counter()
-    failures = try_seeds(first_seed=given.first_seed, seconds=60 * given.minutes, counts=counts)
+    failures: list[str] = []
+    with ProcessPoolExecutor(every) as pool:
+        seconds = 60 * given.minutes
+        for found in [pool.submit(try_seeds, first + i, every, seconds) for i in range(every)]:
+            counts += found.result()[0]
+            failures += found.result()[1]
     for failure in failures:
         print(f"{failure}\n")
     print(", ".join(f"{count} {what}" for what, count in sorted(counts.items())))
