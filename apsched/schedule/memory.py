@@ -1,4 +1,11 @@
-"""Bytes alive at each step of a schedule: an exact function of the order (design, section 4)."""
+"""Bytes alive at each step of a schedule: an exact function of the order (design, section 4).
+
+The solver has the same rule in other forms, which change with it: of programs
+(``solver.program.evaluate``), while a partition is placed (``solver.search.construct``), while
+compute moves (``solver.arrays.reordered``, ``solver.reorder``), in CP-SAT
+(``solver.cpsat.constraints_memory``), in the MILP (``solver.milp.memory``), and in bounds
+(``solver.bounds.step_time``, ``memory_and_launches``, ``tighten``, ``any_order.memory``).
+"""
 
 from dataclasses import dataclass
 from itertools import accumulate
