@@ -324,6 +324,8 @@ def test_a_fingerprint_names_all_settings():
         "max_compute_move",
     }
     known |= {
+        "group_ranks",
+        "hints",
         "plan",
         "bitwise",
         "budget",
