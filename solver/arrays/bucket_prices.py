@@ -12,7 +12,7 @@ from apsched.solver.arrays.problem_arrays import Bools, Ints, ProblemArrays
 from apsched.units import ALLOCATION_BYTES
 
 NUM_FIGURES = 8
-LAUNCH_TICKS, TRANSFER_TICKS, COPY_IN_TICKS, IN_BUFFER, OUT_BUFFER, READY_GAP, NEED_GAP, FLAT = (
+LAUNCH_TICKS, TRANSFER_TICKS, COPY_IN_TICKS, IN_BUFFER, OUT_BUFFER, READY_SLOT, NEED_SLOT, FLAT = (
     range(NUM_FIGURES)
 )
 """Columns of the figures of a bucket: ticks of its launch, transfer and copy-in; bytes of its
@@ -191,7 +191,7 @@ def bucket_figures(t: Tables, member_begin: Ints, member_list: Ints, coalesced: 
             outputs += t.output_bytes[c]
             copied += t.copied_bytes[c]
             ready, need = max(ready, t.ready_slot[c]), min(need, t.need_slot[c])
-        figures[b, READY_GAP], figures[b, NEED_GAP] = ready, need
+        figures[b, READY_SLOT], figures[b, NEED_SLOT] = ready, need
         if past - begin == 1:
             figures[b, LAUNCH_TICKS], figures[b, TRANSFER_TICKS] = (
                 t.launch_ticks[first],

@@ -13,8 +13,8 @@ from apsched.solver.arrays.bucket_prices import (
     COPY_IN_TICKS,
     FLAT,
     LAUNCH_TICKS,
-    NEED_GAP,
-    READY_GAP,
+    NEED_SLOT,
+    READY_SLOT,
     TRANSFER_TICKS,
     Tables,
     bucket_figures,
@@ -97,7 +97,7 @@ def lay_out(
     """Return operations and arguments of the program that the rules make of a partition."""
     num_compute = len(f.compute_ticks)
     rows = _rows(t, clock, r, member_begin, member_list, figures, num_compute)
-    in_order = by_slot(figures[:, NEED_GAP], num_compute)
+    in_order = by_slot(figures[:, NEED_SLOT], num_compute)
     queue = in_order[(rows[in_order, GATHERED] == 1) & (rows[in_order, LATEST] == num_compute)]
     by_latest = by_slot(rows[:, LATEST], num_compute)
     rows[:, WANT] = want_slots(clock, r, figures, rows[:, STREAM], queue, f.num_streams)
@@ -155,10 +155,10 @@ def _rows(
             t.wait_first[first] > 0 or t.wait_last[first] < num_compute,
         )
         rows[b, READY] = (
-            figures[b, READY_GAP] if gathered else min(launch_slot(clock, r, figures, b), latest)
+            figures[b, READY_SLOT] if gathered else min(launch_slot(clock, r, figures, b), latest)
         )
         rows[b, NEED], rows[b, TRANSFER] = (
-            min(figures[b, NEED_GAP], t.wait_last[first]),
+            min(figures[b, NEED_SLOT], t.wait_last[first]),
             figures[b, TRANSFER_TICKS],
         )
         rows[b, LAUNCH_WORK] = figures[b, LAUNCH_TICKS] + figures[b, COPY_IN_TICKS] + prologue

@@ -8,7 +8,7 @@ from apsched.solver.arrays.bucket_prices import (
     FLAT,
     IN_BUFFER,
     LAUNCH_TICKS,
-    NEED_GAP,
+    NEED_SLOT,
     OUT_BUFFER,
     TRANSFER_TICKS,
     Tables,
@@ -95,7 +95,7 @@ def evaluate_labels(
     figures = bucket_figures(t, member_begin, member_list, r.coalesced)
     operation, argument = lay_out(t, f, clock, r, bucket_of, member_begin, member_list, figures)
     if (
-        most_prefetch(operation, argument, figures[:, NEED_GAP].copy(), len(f.compute_ticks))
+        most_prefetch(operation, argument, figures[:, NEED_SLOT].copy(), len(f.compute_ticks))
         > r.max_prefetch
     ):
         return False, 0, 0, 0, 0  # a gather went ahead with one that waits for it

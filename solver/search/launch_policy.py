@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from apsched.config import Caps
-from apsched.solver.arrays.bucket_prices import NEED_GAP, READY_GAP, TRANSFER_TICKS
+from apsched.solver.arrays.bucket_prices import NEED_SLOT, READY_SLOT, TRANSFER_TICKS
 from apsched.solver.arrays.jit import compiled
 from apsched.solver.arrays.problem_arrays import Bools, Ints, ProblemArrays
 
@@ -124,13 +124,13 @@ def want_slots(
     num_buckets, num_compute = len(figures), len(clock.reached) - 1
     want = np.zeros(num_buckets, np.int64)
     if not rules.prefetch:
-        return figures[:, NEED_GAP].copy()
+        return figures[:, NEED_SLOT].copy()
     if rules.one_ahead:
         # the need of the one before it on its stream
         before = np.zeros(num_streams, np.int64)
         for b in queue:
             want[b] = before[stream[b]]
-            before[stream[b]] = figures[b, NEED_GAP]
+            before[stream[b]] = figures[b, NEED_SLOT]
     elif not np.isinf(rules.lead):
         # latest launches that still end before the need, one after the other on each stream, then
         # ``lead`` transfers earlier
@@ -138,14 +138,14 @@ def want_slots(
         for i in range(len(queue) - 1, -1, -1):
             b = queue[i]
             begin = (
-                min(clock.reached[figures[b, NEED_GAP]], latest[stream[b]])
+                min(clock.reached[figures[b, NEED_SLOT]], latest[stream[b]])
                 - figures[b, TRANSFER_TICKS]
             )
             latest[stream[b]] = begin
             at = begin - rules.lead * figures[b, TRANSFER_TICKS]
             want[b] = 0 if at <= 0 else np.searchsorted(clock.reached, at, side="right") - 1
     for b in range(num_buckets):
-        need = figures[b, NEED_GAP]
+        need = figures[b, NEED_SLOT]
         if rules.in_stalls:
             before_it = np.searchsorted(clock.stalls, want[b], side="right") - 1
             if before_it >= 0 and want[b] - clock.stalls[before_it] <= _NEAR:
@@ -161,7 +161,7 @@ def launch_slot(clock: BaseTimes, rules: Rules, figures: Ints, b: int) -> int:
     """Return the slot where a bucket that is no gather is launched: when it is ready and may be, or
     at the next stall.
     """
-    ready, need, num_compute = figures[b, READY_GAP], figures[b, NEED_GAP], len(clock.reached) - 1
+    ready, need, num_compute = figures[b, READY_SLOT], figures[b, NEED_SLOT], len(clock.reached) - 1
     if need < num_compute:
         return int(max(ready, need - rules.max_prefetch))
     if not rules.in_stalls:
