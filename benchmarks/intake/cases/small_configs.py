@@ -141,6 +141,7 @@ _SIZES = (
 )
 _SPECIAL: dict[str, dict[str, Any]] = {
     "codegen": {"rotary_dim": 8},
+    "deepseek_v3": {"num_key_value_heads": 4, "first_k_dense_replace": 0},
     "convnext": {"depths": [1, 1], "hidden_sizes": [32, 64], "num_stages": 2},
     "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32},
     "falcon": {"num_kv_heads": 1, "multi_query": True},
