@@ -37,7 +37,7 @@ _SHARE_AS_CAPTURED = 4
 """Where compute may move, one in so many evaluations goes to buckets around it as captured."""
 _SHARE_OF_THE_END = 4
 """Of the evaluations, one in so many goes to the buckets at the end, each time it changes."""
-_EVALUATIONS_PER_WORK = 400
+_EVALUATIONS_PER_WORK = 300
 """Evaluations of the search under one memory cap per unit of deterministic work in the budget."""
 
 
