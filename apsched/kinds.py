@@ -62,7 +62,7 @@ class KernelCut:
 
 
 class SizeSource(StrEnum):
-    """Whose word the size is that stands for one that depends on data."""
+    """Where the value that is assumed for a size that depends on data comes from."""
 
     TORCH = "torch"
     """Torch's own hint."""

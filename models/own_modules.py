@@ -158,7 +158,7 @@ def shard_module(
         for name, whole in tuple(child.named_parameters(recurse=False, remove_duplicate=False)):
             if not whole.is_floating_point():
                 continue
-            if id(whole) in made:  # a tied one is the parameter of whoever has it first
+            if id(whole) in made:  # a tied one belongs to the first module that has it
                 del child._parameters[name]
             else:
                 parameter, sharding = _sharded(whole, mesh, options, summed.get(child, ALONE))

@@ -2,7 +2,7 @@
 back, round trip.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -21,8 +21,8 @@ from apsched.costs.measured_model import MeasuredCostModel
 from apsched.errors import InfeasibleError, InputError
 from apsched.fx.collectives import ranks_of_groups
 from apsched.kinds import CollectiveKind
-from apsched.pipeline.load import loaded_graph
-from apsched.pipeline.solve_graph import resolve_caps, solve_graph, under_plan
+from apsched.pipeline.load import LoadedGraph, loaded_graph
+from apsched.pipeline.solve_graph import SolveRequest, resolve_caps, solve_graph, under_plan
 from apsched.pipeline.steps import check_round_trip, rewrite, with_round_trip
 from apsched.problem.contention_spec import as_asked
 from apsched.problem.problem import Problem
@@ -49,28 +49,15 @@ def scheduled(
     """
     captured = replace(captured, hints=settings.stated_hints)
     group_ranks = groups_of(captured.module.graph, settings)
-    model = settings.prices(group_ranks)
-    cluster = model.cluster if isinstance(model, ClusterCostModel | MeasuredCostModel) else None
-    progress = Progress(quiet=not (settings.progress and process_rank() == 0))
     files = settings.answers.schedules
     request = replace(
         settings.solve_request,
         bitwise_price=agreement is None,  # it takes a second solve, for which a job would wait
         second_group=settings.second_group and not files,
     )
-    if request.memory_cap is None and cluster is None:
-        request = replace(request, memory_cap=MemoryCap())
+    progress = progress_of(settings)
     with _working(agreement):
-        graph = loaded_graph(
-            captured,
-            model,
-            cluster=cluster.name if cluster else "",
-            group_ranks=group_ranks,
-            device_memory_bytes=cluster.device.memory_bytes if cluster else None,
-            progress=progress,
-        )
-        known = graph.dag.graph["group_ranks"]
-        graph = replace(graph, problem=as_asked(graph.problem, settings.contention, cluster, known))
+        graph, request = priced(captured, settings, group_ranks, request, progress)
         if settings.parameter_order is not None:
             graph = replace(
                 graph,
@@ -114,6 +101,38 @@ def scheduled(
     rewritten.module.meta[RESULT] = result
     setattr(rewritten.module, RESULT, result)
     return rewritten.module
+
+
+def progress_of(settings: Settings) -> Progress:
+    """Return where progress is shown: on process rank 0, where ``settings`` ask for it."""
+    return Progress(quiet=not (settings.progress and process_rank() == 0))
+
+
+def priced(
+    captured: CapturedGraph,
+    settings: Settings,
+    group_ranks: Mapping[str, tuple[int, ...]],
+    request: SolveRequest,
+    progress: Progress,
+) -> tuple[LoadedGraph, SolveRequest]:
+    """Return ``captured`` as a problem at the costs and under the contention that ``settings``
+    state; and ``request``, without a memory cap where the costs know no device.
+    """
+    model = settings.prices(group_ranks)
+    cluster = model.cluster if isinstance(model, ClusterCostModel | MeasuredCostModel) else None
+    graph = loaded_graph(
+        captured,
+        model,
+        cluster=cluster.name if cluster else "",
+        group_ranks=group_ranks,
+        device_memory_bytes=cluster.device.memory_bytes if cluster else None,
+        progress=progress,
+    )
+    known = graph.dag.graph["group_ranks"]
+    problem = as_asked(graph.problem, settings.contention, cluster, known)
+    if request.memory_cap is None and cluster is None:
+        request = replace(request, memory_cap=MemoryCap())
+    return replace(graph, problem=problem), request
 
 
 def _in_order(problem: Problem, parameter_order: Sequence[str], *, all_known: bool) -> Problem:

@@ -9,33 +9,24 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from apsched.fx.collectives import is_communication
-from apsched.fx.effects.of_node import RUN_ONE_CALL, attribute_of, higher_order_name
+from apsched.fx.effects.of_node import (
+    RUN_ONE_CALL,
+    RUN_SUBGRAPHS,
+    attribute_of,
+    higher_order_name,
+)
 from apsched.fx.operands import tensors_in, value_of
 from apsched.torch_compat.sizes import size_hint
 
 _LENGTH_OF = {"map": 1, "map_impl": 1, "scan": 2}
 """Operator that runs its body for each slice along dim 0 of an argument -> the place of that."""
-_RUN_ONCE = frozenset(
-    (
-        "control_deps",
-        "hints_wrapper",
-        "invoke_quant",
-        "invoke_quant_packed",
-        "invoke_subgraph",
-        "local_map_hop",
-        "run_const_graph",
-        "strict_mode",
-        "tag_activation_checkpoint",
-        "while_loop",
-        "while_loop_stack_output",
-        "wrap",
-        "wrap_activation_checkpoint",
-        "wrap_with_autocast",
-        "wrap_with_set_grad_enabled",
-    )
+_RUN_ONCE = RUN_SUBGRAPHS.difference(
+    _LENGTH_OF,
+    ("associative_scan", "cond", "flex_attention", "flex_attention_backward", "foreach_map"),
 )
-"""Operators that run each of their bodies once, as far as is known: of a loop that ends by what it
-computes nobody knows how often."""
+"""Operators that run each of their bodies once. A ``while_loop`` counts as one round, since its
+data decide how many there are.
+"""
 _RESULT_COMES_SECOND = frozenset(("run_and_save_rng_state", "with_effects"))
 
 
@@ -44,7 +35,7 @@ class Inside:
     """What runs when a higher-order operator does."""
 
     graphs: tuple[Graph, ...]
-    """Every call in them has ``meta["val"]``, and so has what it takes."""
+    """Every call in them, and every argument of these calls, has ``meta["val"]``."""
     times: int
     """How often each runs."""
     one_of_them: bool
@@ -146,7 +137,7 @@ def _with_numbers(node: Node, body: Graph) -> Graph:
 
 
 def _has_values(graph: Graph) -> bool:
-    """Whether the shapes of all that is used are known; Dynamo hands in sizes that nobody uses."""
+    """Whether every call and every used input has a shape; Dynamo also hands in unused sizes."""
     return all(
         "val" in node.meta
         for node in graph.nodes

@@ -272,8 +272,8 @@ def _judged(
 
 
 def _fastest_limits(backward: _Backward, prices: CostModel) -> tuple[int, ...]:
-    """Return the limits of the runs of gradients that are all reduced first (exact for these
-    costs): the end of the first j is the least over the last of their runs.
+    """Return the limits of the runs of gradients that are all reduced first (prices are
+    interpolated in size): the end of the first j is the least over the last of their runs.
     """
     sizes = np.concatenate([[0], np.cumsum(backward.sizes)])
     count = len(backward.sizes)

@@ -12,12 +12,10 @@ from apsched.compiler.ranks.agreement import GraphAgreement
 from apsched.compiler.ranks.answer import Solve, answered
 from apsched.compiler.ranks.job import running_job
 from apsched.compiler.ranks.launches import Launch
-from apsched.compiler.schedule_captured import process_rank, running_groups
+from apsched.compiler.schedule_captured import priced, progress_of, running_groups
 from apsched.compiler.schedule_graph import Launches, all_or_none
 from apsched.compiler.settings import Settings
 from apsched.config import Caps, SolveOptions
-from apsched.costs.cluster_model import ClusterCostModel
-from apsched.costs.measured_model import MeasuredCostModel
 from apsched.errors import InfeasibleError, InputError
 from apsched.integrations.fsdp2 import (
     Fsdp2Settings,
@@ -28,13 +26,10 @@ from apsched.integrations.fsdp2 import (
 )
 from apsched.integrations.fsdp2_capture import capture_fsdp2, group_names_of
 from apsched.integrations.fsdp2_units import plain_name, units_of
-from apsched.pipeline.load import loaded_graph
 from apsched.pipeline.result import Result
 from apsched.pipeline.solve_graph import resolve_caps, solve_graph, under_plan
-from apsched.problem.contention_spec import as_asked
 from apsched.problem.problem import Problem
-from apsched.progress import Progress
-from apsched.quantities import MemoryCap, show_us
+from apsched.quantities import show_us
 from apsched.report.explanation import explain_infeasible
 from apsched.schedule.result import SolveResult
 from apsched.solver import solve_as_asked
@@ -161,25 +156,14 @@ def _solved(
     """Return the answer for one graph with a bucket for each unit, on all process ranks the
     same.
     """
-    ranks, request = running_groups(), settings.solve_request
-    prices = settings.prices(ranks)
-    cluster = prices.cluster if isinstance(prices, ClusterCostModel | MeasuredCostModel) else None
-    progress = Progress(quiet=not (settings.progress and process_rank() == 0))
+    progress = progress_of(settings)
     with agreement.job.working() if agreement else nullcontext():
-        graph = loaded_graph(
-            captured,
-            prices,
-            cluster=cluster.name if cluster else "",
-            group_ranks=ranks,
-            device_memory_bytes=cluster.device.memory_bytes if cluster else None,
-            progress=progress,
-        )
-        problem = as_asked(graph.problem, settings.contention, cluster, ranks)
+        request = replace(settings.solve_request, bitwise_price=False)
+        graph, request = priced(captured, settings, running_groups(), request, progress)
+        problem = graph.problem
         plain = (replace(c, module=plain_name(c.module)) for c in problem.collectives)
         problem = replace(problem, collectives=tuple(plain))
-        request = replace(request, bitwise_price=False, plan=fsdp2_plan(model, problem))
-        if request.memory_cap is None and cluster is None:
-            request = replace(request, memory_cap=MemoryCap())
+        request = replace(request, plan=fsdp2_plan(model, problem))
         (graph,) = under_plan((replace(graph, problem=problem),), request)
         caps = resolve_caps(graph, request, progress)
     solving = partial(solve_as_asked, progress=progress.solver)

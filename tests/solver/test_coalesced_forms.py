@@ -120,27 +120,43 @@ def test_search_alone_finds_as_much_with_forms_as_without() -> None:
     assert found[True] >= found[False] > 20
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_large_problems_gain_by_it_where_members_cost_nothing(seed: int) -> None:
-    """Never slower than flat buckets, by the same search; and bounds on all objectives hold for
-    what it finds, in windows too.
+def layered_with_free_members(seed: int) -> tuple[Problem, Problem]:
+    """Return a large problem with flat buckets only, and the same one where coalesced gathers and
+    reduce-scatters cost nothing for each member.
     """
-    rng = random.Random(seed)
-    flat = layered_problem(rng, num_layers=12)
-    priced = replace(
-        flat,
-        keys=tuple(
-            replace(k, coalesced_member_ticks=0 if k.kind != "all_reduce" else None)
-            for k in flat.keys
-        ),
+    flat = layered_problem(random.Random(seed), num_layers=12)
+    free = tuple(
+        replace(key, coalesced_member_ticks=0 if key.kind != "all_reduce" else None)
+        for key in flat.keys
     )
+    return flat, replace(flat, keys=free)
+
+
+def test_large_problems_gain_by_it_where_members_cost_nothing() -> None:
+    """Each flat bucket may be coalesced, at no more time. Search is no proof: one case may end in
+    a worse local optimum, but not by 2 %, and most gain.
+    """
+    gained = 0
+    for seed in range(6):
+        flat, priced = layered_with_free_members(seed)
+        options = SolveOptions(budget=3.0)
+        one, other = solve(flat, Caps(), options).best, solve(priced, Caps(), options).best
+        assert one is not None
+        assert other is not None
+        assert other.step_time_ticks <= one.step_time_ticks * 1.02
+        gained += other.step_time_ticks < one.step_time_ticks
+    assert gained >= 4
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_bounds_hold_for_large_problems_with_both_forms(seed: int) -> None:
+    """Bounds on all objectives hold for the schedules that search and windows find."""
+    _, priced = layered_with_free_members(seed)
     assert not is_small(priced)
     options = SolveOptions(budget=3.0)
-    one, other = solve(flat, Caps(), options), solve(priced, Caps(), options)
-    assert one.best is not None
+    other = solve(priced, Caps(), options)
     assert other.best is not None
     assert verify(priced, other.best.schedule, Caps()) == ()
-    assert other.best.step_time_ticks <= one.best.step_time_ticks * 1.001
     assert other.bound_ticks <= other.best.step_time_ticks
     limit, small = other.best.step_time_ticks, problem_arrays(priced)
     assert peak_bound(Instance(problem=priced, arrays=small), limit) <= other.best.peak_memory_bytes

@@ -6,12 +6,13 @@ so that stages of a pipeline may compile other graphs, and more or fewer of them
 lowest process rank is its *leader*.
 
 1. A process rank whose graph is that of the leader of one of its groups takes the answer of the
-   lowest such leader; one that finds nobody lower with its graph solves. The leader of a
+   lowest such leader; one that finds none lower with its graph solves. The leader of a
    group hands on the answer that it got.
 2. Each says in each of its groups what it will launch there, and the leader compares. What
    leaders found goes up, to the lowest process rank that can be reached, and comes down to all as
    one verdict. A good one counts once all have heard it, by one key of the store whose first value
-   holds for all: nobody begins unless all do, whoever comes late or ends in between.
+   holds for all: either all process ranks begin or none does, also where one is late or ends in
+   between.
 
 Where a compiler may find code for the graph in a cache, and would then ask for nothing, each says
 first in the same way whether it has found any; it counts where all have, and it launches the same.
@@ -74,7 +75,7 @@ class Group:
 
 class GraphAgreement:
     """What is said about one graph; a context: an error that leaves it is told to the others, so
-    that nobody waits in vain.
+    that none waits in vain.
     """
 
     def __init__(self, job: Job, groups: Mapping[str, Sequence[int]]) -> None:
@@ -184,7 +185,7 @@ class GraphAgreement:
         same in every group.
 
         ``launched`` is group name -> digest of what the code found here launches, ``None`` where
-        none was found. Where the answer is no, nobody may use what was found.
+        none was found. Where the answer is no, none may use what was found.
         """
         found = self._verdict(
             _CODE,
@@ -316,7 +317,7 @@ class GraphAgreement:
         return self._differing(group, digests)
 
     def _differing(self, group: Group, digests: Mapping[int, str]) -> str:
-        """Return who would launch something else than most in one group; empty for nobody."""
+        """Return who would launch something else than most in one group; empty for none."""
         counts = list(digests.values())
         usual = max(dict.fromkeys(counts), key=counts.count)
         others = [rank for rank, digest in digests.items() if digest != usual]

@@ -22,7 +22,7 @@ from apsched.torch_compat import graphs as torch_private
 
 DEFAULT_DEADLINE_S = 30.0
 _WITHOUT_DEADLINE_S = 1e9
-"""Thirty years, for whoever sets no deadline."""
+"""Thirty years: the wait where no deadline is set."""
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.25
 _BEATS_IN_DEADLINE = 8
 

@@ -34,7 +34,7 @@ RUN_ONE_CALL = {
 """Higher-order operator -> place of the operator that it calls on the arguments after it."""
 _FUNCTIONAL_FORMS = frozenset(("auto_functionalized", "auto_functionalized_v2"))
 _DRAW = frozenset(("run_and_save_rng_state", "graphsafe_run_with_rng_state", "run_with_rng_state"))
-_RUN_SUBGRAPHS = frozenset(
+RUN_SUBGRAPHS = frozenset(
     (
         "associative_scan",
         "cond",
@@ -130,7 +130,7 @@ def _higher_order(
     if name in _FUNCTIONAL_FORMS and args and isinstance(args[0], torch._ops.OpOverload):
         inner = operator_effects(args[0], (), {})
         return Effects(by_identity=True, draws=inner.draws, acts=inner.acts)
-    if name in _RUN_SUBGRAPHS:
+    if name in RUN_SUBGRAPHS:
         return _of_subgraphs(node, args, kwargs)
     return unknown_effects(node.all_input_nodes)
 

@@ -7,7 +7,7 @@ as any operator.
 
 A transfer that is not scheduled is priced as if the compute stream waited for it: its launch, and
 its own time, of an operator that is not known that of an all-to-all of the tensors that it takes.
-Where nobody knows how many process ranks its group has, it costs its launch.
+Where the number of process ranks of its group is not known, it costs its launch.
 """
 
 from collections.abc import Iterator, Mapping

@@ -81,7 +81,10 @@ def _sizes_that_depend_on_data() -> None:
 @contract("said_to_compile")
 def _said_to_compile() -> None:
     with private.said_to_compile():
-        expect(torch.compiler.is_compiling(), "a module that asks is said to be compiled")
+        expect(
+            torch.compiler.is_compiling(),
+            "torch.compiler.is_compiling() is true in a module that asks while it is traced",
+        )
     expect(not torch.compiler.is_compiling(), "and afterwards not")
 
 

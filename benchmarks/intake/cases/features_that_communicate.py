@@ -76,7 +76,7 @@ class _Exchange(torch.autograd.Function):
 
 @feature("mixture of experts")
 def _experts() -> Made:
-    """Splits that depend on the routing: sizes that nobody knows before it runs."""
+    """Splits that depend on the routing: their sizes are not known before the step runs."""
 
     class Experts(nn.Module):
         def __init__(self) -> None:
