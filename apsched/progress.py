@@ -42,6 +42,11 @@ class Progress:
             took["seconds"] = time.perf_counter() - self._began
             self._end(sys.exc_info()[0] is None)
 
+    def note(self, text: str) -> None:
+        """Tell the user why something takes longer than usual."""
+        if not self._quiet:
+            self._line(text)
+
     def warning(self, text: str) -> None:
         """Tell the user what may not be as meant."""
         if not self._quiet:

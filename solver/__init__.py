@@ -5,6 +5,7 @@ from apsched.solver.compute_move_cap import moving_where_it_pays
 from apsched.solver.frontier import AlongCaps, Known
 from apsched.solver.milp.answer import solve_with_milp
 from apsched.solver.reorder.min_memory import least_memory, schedule_of_least_memory
+from apsched.solver.search.decoder import must_compile
 from apsched.solver.solve import solve
 from apsched.solver.suggestions import Change, best_changes
 
@@ -15,6 +16,7 @@ __all__ = [
     "best_changes",
     "least_memory",
     "moving_where_it_pays",
+    "must_compile",
     "schedule_of_least_memory",
     "solve",
     "solve_as_asked",

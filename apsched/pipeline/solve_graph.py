@@ -178,13 +178,15 @@ def _solved(
     search: Search | None,
     working: Working,
 ) -> Result:
-    from apsched.solver import moving_where_it_pays, solve_as_asked, solve_with_milp
+    from apsched.solver import moving_where_it_pays, must_compile, solve_as_asked, solve_with_milp
     from apsched.what_if.robust import made_robust
 
     options, robustness = request.options, None
     search = search or partial(solve_as_asked, progress=progress.solver)
     if request.milp is not None:  # it decides no order: its claims are about the one of the caps
         caps = moving_where_it_pays(problem, caps)
+    if must_compile():
+        progress.note("the solver compiles its inner loops, once in this environment")
     with progress.stage(f"solve {problem.name}") as took:
         answer = (
             search(problem, caps, options)

@@ -141,6 +141,21 @@ def _chain_depths(arrays: ProblemArrays, leader: Ints) -> list[int]:
 
 
 @compiled
+def num_at_most(ascending: Ints, limit: float) -> int:
+    """Return how many of the sorted values are at most ``limit``: ``np.searchsorted`` from the
+    right, which takes numba a second to compile.
+    """
+    low, high = 0, len(ascending)
+    while low < high:
+        middle = (low + high) // 2
+        if ascending[middle] <= limit:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@compiled
 def curve_price(t: Tables, curve: int, size_bytes: int) -> int:
     """Return what ``apsched.costs.price_curve.PriceCurve`` returns, in 64 bits: the quotient is
     guessed in attached nodes, and the remainder set right.
@@ -149,7 +164,7 @@ def curve_price(t: Tables, curve: int, size_bytes: int) -> int:
     products in it wrap around.
     """
     begin, past = t.curve_begin[curve], t.curve_begin[curve + 1]
-    k = np.searchsorted(t.curve_size[begin:past], size_bytes, side="right") - 1
+    k = num_at_most(t.curve_size[begin:past], size_bytes) - 1
     k = begin + min(max(k, 0), past - begin - 2)
     rise, run, over = (
         t.curve_price[k + 1] - t.curve_price[k],

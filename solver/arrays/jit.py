@@ -21,27 +21,27 @@ _IMPORTED = re.compile(rb"^from (apsched\.solver[\w.]*) import", re.MULTILINE)
 
 def compiled(function: Callable[P, R]) -> Callable[P, R]:
     """Return ``function`` compiled by numba."""
-    return _compiled(function)
-
-
-def inlined(function: Callable[P, R]) -> Callable[P, R]:
-    """Return ``function`` to be pasted into the compiled functions that call it: handing over many
-    arrays costs more than a short body.
-    """
-    return _compiled(function, inline="always")
-
-
-def _compiled(function: Callable[P, R], **how: str) -> Callable[P, R]:
     njit = cast("Any", nb.njit)
-    dispatcher = njit(cache=True, **how)(function)
+    dispatcher = njit(cache=True, no_cfunc_wrapper=True)(function)
     try:
         assert dispatcher._cache._cache_file._source_stamp
         dispatcher._cache._cache_file._source_stamp = source_stamp()
     except (
         AttributeError
     ):  # a numba whose cache cannot be told what counts: no cache rather than stale code
-        dispatcher = njit(**how)(function)
+        dispatcher = njit(no_cfunc_wrapper=True)(function)
     return cast("Callable[P, R]", dispatcher)
+
+
+def has_machine_code(function: Callable[..., Any]) -> bool:
+    """Whether this process or the cache on disk has machine code for ``function``; true where numba
+    does not show it.
+    """
+    dispatcher = cast("Any", function)
+    try:
+        return bool(dispatcher.signatures or dispatcher._cache._cache_file._load_index())
+    except (AttributeError, OSError):
+        return True
 
 
 @cache

@@ -263,7 +263,10 @@ def live(walked: Timing, p: Buckets, f: WalkInput) -> MemoryUse:
             k += 1
         else:
             live_bytes[i] = f.base_slot[k] + live
-    return MemoryUse(live_bytes.max(), live_bytes, first, last, inside, buffer_lives)
+    peak = live_bytes[0]
+    for i in range(position + 1):
+        peak = max(peak, live_bytes[i])
+    return MemoryUse(peak, live_bytes, first, last, inside, buffer_lives)
 
 
 @compiled

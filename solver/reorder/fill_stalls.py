@@ -150,7 +150,8 @@ def refill(
 def _places(p: Precedence, program: Pass) -> tuple[Ints, Ints]:
     """Return the place of each block in the order of ``program``, and the operation that it is."""
     place = np.empty(len(p.block_ticks), np.int64)
-    place[program.order] = np.arange(len(p.block_ticks))
+    for k in range(len(program.order)):
+        place[program.order[k]] = k
     at = np.zeros(len(p.block_ticks), np.int64)
     for i in range(len(program.operation)):
         if program.operation[i] == NODE:

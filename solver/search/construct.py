@@ -28,6 +28,7 @@ from apsched.solver.search.construct_pass import (
     COPIED,
     FIRST,
     FLYING,
+    FOLLOWS,
     FREED,
     GATHERED,
     HELD,
@@ -97,10 +98,20 @@ def lay_out(
     """Return operations and arguments of the program that the rules make of a partition."""
     num_compute = len(f.compute_ticks)
     rows = _rows(t, clock, r, member_begin, member_list, figures, num_compute)
-    in_order = by_slot(figures[:, NEED_SLOT], num_compute)
-    queue = in_order[(rows[in_order, GATHERED] == 1) & (rows[in_order, LATEST] == num_compute)]
-    by_latest = by_slot(rows[:, LATEST], num_compute)
-    rows[:, WANT] = want_slots(clock, r, figures, rows[:, STREAM], queue, f.num_streams)
+    queue, num_queued = np.empty(len(rows), np.int64), 0
+    for b in by_slot(figures[:, NEED_SLOT], num_compute):
+        if rows[b, GATHERED] and rows[b, LATEST] == num_compute:
+            queue[num_queued] = b
+            num_queued += 1
+    queue = queue[:num_queued]
+    planned, num_planned = np.empty(len(rows), np.int64), 0
+    for b in by_slot(rows[:, LATEST], num_compute):
+        if rows[b, LATEST] < num_compute:
+            planned[num_planned] = b
+            num_planned += 1
+    wanted = want_slots(clock, r, figures, rows[:, STREAM], queue, f.num_streams)
+    for b in range(len(rows)):  # numba takes three seconds to compile an assignment of slices
+        rows[b, WANT] = wanted[b]
     used = _reserve(t, f, r.early, bucket_of, figures, rows)
     units = Units(
         rows,
@@ -113,7 +124,7 @@ def lay_out(
         t.by_need,
         t.copy_out_ticks + t.epilogue_ticks,
         queue,
-        by_latest[rows[by_latest, LATEST] < num_compute],
+        planned[:num_planned],
         used,
         r.memory_cap,
         r.in_flight_cap,
@@ -137,15 +148,15 @@ def _rows(
         begin, past = member_begin[b], member_begin[b + 1]
         first = member_list[begin]
         flat, kind = figures[b, FLAT] == 1, t.kind[first]
-        prologue, epilogue, inputs, outputs, flying, latest = 0, 0, 0, 0, 0, num_compute
+        prologue, epilogue, inputs, outputs, latest, follows = 0, 0, 0, 0, num_compute, False
         for j in range(begin, past):
             c = member_list[j]
             prologue += t.prologue_ticks[c] - (t.cast_ticks[c] if flat else 0)
             epilogue += t.epilogue_ticks[c]
             inputs += t.input_bytes[c]
             outputs += t.output_bytes[c]
-            flying += t.output_bytes[c]
             latest = min(latest, t.launch_last[c])
+            follows |= t.after_begin[c] < t.after_begin[c + 1]
         gathered = kind == ALL_GATHER and not t.on_path[first]
         copied = flat and kind == ALL_GATHER
         rows[b, STREAM], rows[b, FIRST], rows[b, PAST] = t.stream[first], begin, past
@@ -165,7 +176,7 @@ def _rows(
         rows[b, WAIT_WORK] = 0 if copied else epilogue
         rows[b, AHEAD] = outputs if flat else outputs + inputs
         rows[b, HELD] = 0 if kind == ALL_REDUCE else inputs
-        rows[b, FLYING] = flying
+        rows[b, FLYING], rows[b, FOLLOWS] = outputs, follows
     return rows
 
 

@@ -13,15 +13,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from apsched.solver.arrays.jit import compiled, inlined
+from apsched.solver.arrays.jit import compiled
 from apsched.solver.arrays.problem_arrays import Bools, Ints
 from apsched.solver.program.program import COPY_OUT, LAUNCH, NODE, WAIT
 from apsched.solver.search.launch_policy import UNLIMITED
 
-NUM_COLUMNS = 17
+NUM_COLUMNS = 20
 (
     STREAM, FIRST, PAST, GATHERED, COPIED, WANT, READY, NEED, TRANSFER, LAUNCH_WORK, WAIT_WORK,
-    AHEAD, HELD, FREED, FLYING, LATEST, STAYS,
+    AHEAD, HELD, FREED, FLYING, LATEST, STAYS, FOLLOWS, FINISH, STATUS,
 ) = range(NUM_COLUMNS)  # fmt: skip
 """Columns of a bucket's row:
 
@@ -45,10 +45,17 @@ FLYING                bytes that count against the cap on bytes in flight
 LATEST                slot where the user's plan wants it launched; the number of compute nodes
                       where it says nothing
 STAYS                 1 where its wait keeps its place, by the plan
+FOLLOWS               1 where a member depends on another collective
+FINISH                tick at which its transfer ends; the pass fills it
+STATUS                0, launched or waited for; the pass fills it
 ====================
 ===============================================================================
 """
-_CLOCK, _BYTES_HELD, _BYTES_FLYING, _LENGTH, _OUTSTANDING, _FIRST_END = range(6)
+_NUM_SCALARS = 7
+_CLOCK, _BYTES_HELD, _BYTES_FLYING, _LENGTH, _OUTSTANDING, _FIRST_END, _NUM_COMPUTE = range(
+    _NUM_SCALARS
+)
+"""Places in the clock; behind them stands for each stream the tick at which it is free."""
 _LAUNCHED, _WAITED = 1, 2
 BLOCK = 64
 """Compute nodes of a block: sums and maxima over long ranges go block by block."""
@@ -110,11 +117,9 @@ def place(u: Units, early: bool, at_once: bool, in_stalls: bool) -> tuple[Ints, 
     for k in range(num_compute + 1):
         block_most[k // BLOCK] = max(block_most[k // BLOCK], used[k])
     program = np.empty((2, num_compute + 2 * num_buckets + num_collectives), np.int64)
-    clock = np.array([0, 0, 0, 0, 0, UNLIMITED], np.int64)
-    finish = np.zeros(num_buckets, np.int64)
-    status = np.zeros(num_buckets, np.int64)
+    clock = np.zeros(_NUM_SCALARS + u.num_streams, np.int64)
+    clock[_FIRST_END], clock[_NUM_COMPUTE] = UNLIMITED, num_compute
     out = np.zeros(num_collectives, np.bool_)
-    stream_free = np.zeros(u.num_streams, np.int64)
     outstanding = np.empty(num_buckets, np.int64)
     by_ready, by_need = by_slot(rows[:, READY], num_compute), by_slot(rows[:, NEED], num_compute)
     pending = np.empty(num_buckets, np.int64)  # ready, but another wait must come first
@@ -152,18 +157,18 @@ def place(u: Units, early: bool, at_once: bool, in_stalls: bool) -> tuple[Ints, 
                 if not short and clock[_FIRST_END] > clock[_CLOCK]:
                     break
                 for i in range(clock[_OUTSTANDING]):
-                    if short or finish[outstanding[i]] <= clock[_CLOCK]:
-                        _wait(rows, program, clock, finish, status, outstanding, outstanding[i])
+                    if short or rows[outstanding[i], FINISH] <= clock[_CLOCK]:
+                        _wait(rows, program, clock, outstanding, outstanding[i])
                         moved = True
                         break
             for turn in range(2):  # first what the compute order needs
                 kept = 0
                 for i in range(num_pending):
                     b = pending[i]
-                    if status[b]:
+                    if rows[b, STATUS]:
                         continue
                     if (turn == 0 and rows[b, NEED] >= num_compute) or _blocked(
-                        rows, member_list, after_begin, after_list, bucket_of, status, out, b
+                        rows, member_list, after_begin, after_list, bucket_of, out, b
                     ):
                         pending[kept] = b
                         kept += 1
@@ -172,18 +177,8 @@ def place(u: Units, early: bool, at_once: bool, in_stalls: bool) -> tuple[Ints, 
                         clock[_BYTES_FLYING] + rows[b, FLYING] > in_flight_cap
                         and clock[_OUTSTANDING] > 0
                     ):
-                        _wait(rows, program, clock, finish, status, outstanding, outstanding[0])
-                    _launch(
-                        rows,
-                        program,
-                        clock,
-                        finish,
-                        status,
-                        outstanding,
-                        stream_free,
-                        num_compute,
-                        b,
-                    )
+                        _wait(rows, program, clock, outstanding, outstanding[0])
+                    _launch(rows, program, clock, outstanding, b)
                     if g == rows[b, READY]:  # from here on they are held, until the wait
                         used[g] -= rows[b, FREED]
                         in_use -= rows[b, FREED]
@@ -193,7 +188,7 @@ def place(u: Units, early: bool, at_once: bool, in_stalls: bool) -> tuple[Ints, 
             # launch gathers in order of need while they want to, may, and fit
             while g >= room_from and next_gather < len(gathers):
                 b = gathers[next_gather]
-                if status[b]:
+                if rows[b, STATUS]:
                     next_gather += 1
                     continue
                 if (
@@ -202,7 +197,7 @@ def place(u: Units, early: bool, at_once: bool, in_stalls: bool) -> tuple[Ints, 
                     or clock[_BYTES_FLYING] + rows[b, FLYING] > in_flight_cap
                 ):
                     break
-                if _blocked(rows, member_list, after_begin, after_list, bucket_of, status, out, b):
+                if _blocked(rows, member_list, after_begin, after_list, bucket_of, out, b):
                     break
                 if rows[b, NEED] > g:
                     room = memory_cap - rows[b, AHEAD]
@@ -214,9 +209,7 @@ def place(u: Units, early: bool, at_once: bool, in_stalls: bool) -> tuple[Ints, 
                     if room_from > g:
                         break
                 _add(used, block_added, block_most, g, rows[b, NEED], rows[b, AHEAD])
-                _launch(
-                    rows, program, clock, finish, status, outstanding, stream_free, num_compute, b
-                )
+                _launch(rows, program, clock, outstanding, b)
                 next_gather += 1
             if again:
                 break
@@ -238,18 +231,20 @@ def place(u: Units, early: bool, at_once: bool, in_stalls: bool) -> tuple[Ints, 
                     # ``needed`` anyway
                     while next_wait < len(gathers):
                         d = gathers[next_wait]
-                        if status[d] != _WAITED:
+                        if rows[d, STATUS] != _WAITED:
                             work = 0
                             for j in range(rows[d, FIRST], rows[d, PAST]):
                                 work += copy_out_work[member_list[j]]
-                            arrived = status[d] == _LAUNCHED and finish[d] <= clock[_CLOCK]
+                            arrived = (
+                                rows[d, STATUS] == _LAUNCHED and rows[d, FINISH] <= clock[_CLOCK]
+                            )
                             if (
-                                not status[needed]
+                                not rows[needed, STATUS]
                                 or not arrived
-                                or clock[_CLOCK] + work > finish[needed]
+                                or clock[_CLOCK] + work > rows[needed, FINISH]
                             ):
                                 break
-                            _wait(rows, program, clock, finish, status, outstanding, d)
+                            _wait(rows, program, clock, outstanding, d)
                             if rows[d, COPIED]:
                                 for j in range(rows[d, FIRST], rows[d, PAST]):
                                     _copy_out(program, clock, copy_out_work, out, member_list[j])
@@ -260,12 +255,14 @@ def place(u: Units, early: bool, at_once: bool, in_stalls: bool) -> tuple[Ints, 
                 depth = 1
                 while depth > 0:
                     b = stack[depth - 1]
-                    if status[b] == _WAITED or (launch_only and depth == 1 and status[b]):
+                    if rows[b, STATUS] == _WAITED or (
+                        launch_only and depth == 1 and rows[b, STATUS]
+                    ):
                         depth -= 1
                         continue
-                    if not status[b]:
+                    if not rows[b, STATUS]:
                         deeper = _first_blocking(
-                            rows, member_list, after_begin, after_list, bucket_of, status, b
+                            rows, member_list, after_begin, after_list, bucket_of, b
                         )
                         if deeper >= 0:
                             stack[depth] = deeper
@@ -284,22 +281,12 @@ def place(u: Units, early: bool, at_once: bool, in_stalls: bool) -> tuple[Ints, 
                             clock[_BYTES_FLYING] + rows[b, FLYING] > in_flight_cap
                             and clock[_OUTSTANDING] > 0
                         ):
-                            _wait(rows, program, clock, finish, status, outstanding, outstanding[0])
-                        _launch(
-                            rows,
-                            program,
-                            clock,
-                            finish,
-                            status,
-                            outstanding,
-                            stream_free,
-                            num_compute,
-                            b,
-                        )
+                            _wait(rows, program, clock, outstanding, outstanding[0])
+                        _launch(rows, program, clock, outstanding, b)
                         if launch_only and depth == 1:
                             break
                     depth -= 1
-                    _wait(rows, program, clock, finish, status, outstanding, b)
+                    _wait(rows, program, clock, outstanding, b)
                     if rows[b, COPIED]:
                         for j in range(rows[b, FIRST], rows[b, PAST]):
                             c = member_list[j]
@@ -309,7 +296,7 @@ def place(u: Units, early: bool, at_once: bool, in_stalls: bool) -> tuple[Ints, 
                 c = by_need_of[next_copy]
                 next_copy += 1
                 b = bucket_of[c]
-                if rows[b, COPIED] and status[b] == _WAITED and not out[c]:
+                if rows[b, COPIED] and rows[b, STATUS] == _WAITED and not out[c]:
                     _copy_out(program, clock, copy_out_work, out, c)
             if clock[_LENGTH] == before:
                 break
@@ -336,53 +323,33 @@ def by_slot(slots: Ints, num_compute: int) -> Ints:
     return order
 
 
-@inlined
+@compiled
 def _emit(program: Ints, clock: Ints, operation: int, argument: int) -> None:
     program[0, clock[_LENGTH]] = operation
     program[1, clock[_LENGTH]] = argument
     clock[_LENGTH] += 1
 
 
-@inlined
-def _launch(
-    rows: Ints,
-    program: Ints,
-    clock: Ints,
-    finish: Ints,
-    status: Ints,
-    outstanding: Ints,
-    stream_free: Ints,
-    num_compute: int,
-    b: int,
-) -> None:
+@compiled
+def _launch(rows: Ints, program: Ints, clock: Ints, outstanding: Ints, b: int) -> None:
     _emit(program, clock, LAUNCH, b)
     clock[_CLOCK] += rows[b, LAUNCH_WORK]
-    stream = rows[b, STREAM]
-    finish[b] = max(clock[_CLOCK], stream_free[stream]) + rows[b, TRANSFER]
-    stream_free[stream] = finish[b]
-    status[b] = _LAUNCHED
+    free = _NUM_SCALARS + rows[b, STREAM]
+    clock[free] = max(clock[_CLOCK], clock[free]) + rows[b, TRANSFER]
+    rows[b, FINISH], rows[b, STATUS] = clock[free], _LAUNCHED
     clock[_BYTES_FLYING] += rows[b, FLYING]
-    if rows[b, NEED] >= num_compute and not rows[b, GATHERED] and not rows[b, STAYS]:
+    if rows[b, NEED] >= clock[_NUM_COMPUTE] and not rows[b, GATHERED] and not rows[b, STAYS]:
         outstanding[clock[_OUTSTANDING]] = b
         clock[_OUTSTANDING] += 1
         clock[_BYTES_HELD] += rows[b, HELD]
-        clock[_FIRST_END] = min(clock[_FIRST_END], finish[b])
+        clock[_FIRST_END] = min(clock[_FIRST_END], rows[b, FINISH])
 
 
-@inlined
-def _wait(
-    rows: Ints,
-    program: Ints,
-    clock: Ints,
-    finish: Ints,
-    status: Ints,
-    outstanding: Ints,
-    bucket: int,
-) -> None:
-    awaited = bucket  # the argument may be an entry of what is changed below
+@compiled
+def _wait(rows: Ints, program: Ints, clock: Ints, outstanding: Ints, awaited: int) -> None:
     _emit(program, clock, WAIT, awaited)
-    clock[_CLOCK] = max(clock[_CLOCK], finish[awaited]) + rows[awaited, WAIT_WORK]
-    status[awaited] = _WAITED
+    clock[_CLOCK] = max(clock[_CLOCK], rows[awaited, FINISH]) + rows[awaited, WAIT_WORK]
+    rows[awaited, STATUS] = _WAITED
     clock[_BYTES_FLYING] -= rows[awaited, FLYING]
     kept_ones = 0
     clock[_FIRST_END] = UNLIMITED
@@ -392,64 +359,64 @@ def _wait(
             clock[_BYTES_HELD] -= rows[awaited, HELD]
         else:
             outstanding[kept_ones] = other
-            clock[_FIRST_END] = min(clock[_FIRST_END], finish[other])
+            clock[_FIRST_END] = min(clock[_FIRST_END], rows[other, FINISH])
             kept_ones += 1
     clock[_OUTSTANDING] = kept_ones
 
 
-@inlined
+@compiled
 def _copy_out(program: Ints, clock: Ints, copy_out_work: Ints, out: Bools, member: int) -> None:
     _emit(program, clock, COPY_OUT, member)
     clock[_CLOCK] += copy_out_work[member]
     out[member] = True
 
 
-@inlined
+@compiled
 def _first_blocking(
     rows: Ints,
     member_list: Ints,
     after_begin: Ints,
     after_list: Ints,
     bucket_of: Ints,
-    status: Ints,
     waiting: int,
 ) -> int:
     """Return the last bucket that a member of ``waiting`` depends on and that has not been waited
     for; -1 for none.
     """
     found = -1
+    if not rows[waiting, FOLLOWS]:
+        return found
     for m in range(rows[waiting, FIRST], rows[waiting, PAST]):
         for q in range(after_begin[member_list[m]], after_begin[member_list[m] + 1]):
-            if status[bucket_of[after_list[q]]] != _WAITED:
+            if rows[bucket_of[after_list[q]], STATUS] != _WAITED:
                 found = bucket_of[after_list[q]]
     return found
 
 
-@inlined
+@compiled
 def _blocked(
     rows: Ints,
     member_list: Ints,
     after_begin: Ints,
     after_list: Ints,
     bucket_of: Ints,
-    status: Ints,
     out: Bools,
     waiting: int,
 ) -> bool:
     """Whether a member of ``waiting`` depends on a collective whose result is not there yet."""
-    found = False
+    if not rows[waiting, FOLLOWS]:
+        return False
     for m in range(rows[waiting, FIRST], rows[waiting, PAST]):
         for q in range(after_begin[member_list[m]], after_begin[member_list[m] + 1]):
             awaited = bucket_of[after_list[q]]
-            if status[awaited] != _WAITED or (rows[awaited, COPIED] and not out[after_list[q]]):
-                found = True
-                break
-        if found:
-            break
-    return found
+            if rows[awaited, STATUS] != _WAITED or (
+                rows[awaited, COPIED] and not out[after_list[q]]
+            ):
+                return True
+    return False
 
 
-@inlined
+@compiled
 def _last_above(
     used: Ints, block_added: Ints, block_most: Ints, first: int, past: int, limit: int
 ) -> int:
@@ -457,18 +424,17 @@ def _last_above(
     in use; -1 for none.
     """
     k = past - 1
-    found = -1
-    while k >= first and found < 0:
+    while k >= first:
         if (k + 1) % BLOCK == 0 and k + 1 - BLOCK >= first and block_most[k // BLOCK] <= limit:
             k -= BLOCK
         elif used[k] + block_added[k // BLOCK] > limit:
-            found = k
+            return k
         else:
             k -= 1
-    return found
+    return -1
 
 
-@inlined
+@compiled
 def _add(
     used: Ints, block_added: Ints, block_most: Ints, first: int, past: int, size_bytes: int
 ) -> None:

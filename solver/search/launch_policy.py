@@ -8,7 +8,12 @@ from typing import NamedTuple
 import numpy as np
 
 from apsched.config import Caps
-from apsched.solver.arrays.bucket_prices import NEED_SLOT, READY_SLOT, TRANSFER_TICKS
+from apsched.solver.arrays.bucket_prices import (
+    NEED_SLOT,
+    READY_SLOT,
+    TRANSFER_TICKS,
+    num_at_most,
+)
 from apsched.solver.arrays.jit import compiled
 from apsched.solver.arrays.problem_arrays import Bools, Ints, ProblemArrays
 
@@ -50,7 +55,7 @@ class Policy:
 
     def coalesced_of(self, num_collectives: int) -> Bools:
         """Return ``coalesced`` as an array."""
-        return np.frombuffer(self.coalesced or bytes(num_collectives), dtype=np.bool_)
+        return np.frombuffer(self.coalesced or bytes(num_collectives), dtype=np.bool_).copy()
 
 
 class Rules(NamedTuple):
@@ -98,7 +103,7 @@ def rules(arrays: ProblemArrays, policy: Policy, caps: Caps, memory_cap_bytes: i
         max_prefetch=min(_or_unlimited(caps.max_prefetch), _or_unlimited(policy.most_ahead)),
         bucket_cap=_or_unlimited(caps.bucket_cap_bytes),
         span_cap=_or_unlimited(caps.max_topo_span),
-        coalesced=policy.coalesced_of(len(arrays.kind)).copy(),
+        coalesced=policy.coalesced_of(len(arrays.kind)),
     )
 
 
@@ -143,11 +148,11 @@ def want_slots(
             )
             latest[stream[b]] = begin
             at = begin - rules.lead * figures[b, TRANSFER_TICKS]
-            want[b] = 0 if at <= 0 else np.searchsorted(clock.reached, at, side="right") - 1
+            want[b] = 0 if at <= 0 else num_at_most(clock.reached, at) - 1
     for b in range(num_buckets):
         need = figures[b, NEED_SLOT]
         if rules.in_stalls:
-            before_it = np.searchsorted(clock.stalls, want[b], side="right") - 1
+            before_it = num_at_most(clock.stalls, want[b]) - 1
             if before_it >= 0 and want[b] - clock.stalls[before_it] <= _NEAR:
                 want[b] = clock.stalls[before_it]
         if need < num_compute:
@@ -166,7 +171,7 @@ def launch_slot(clock: BaseTimes, rules: Rules, figures: Ints, b: int) -> int:
         return int(max(ready, need - rules.max_prefetch))
     if not rules.in_stalls:
         return int(ready)
-    at = np.searchsorted(clock.stalls, ready)
+    at = num_at_most(clock.stalls, ready - 1)
     if at < len(clock.stalls) and clock.stalls[at] - ready <= _NEAR and clock.stalls[at] < need:
         return int(clock.stalls[at])
     return int(ready)

@@ -140,7 +140,8 @@ def levels(before_begin: Ints, before_list: Ints, chain: Ints) -> tuple[Ints, In
     """
     num_items, num_steps = len(before_begin) - 1, len(chain)
     step = np.full(num_items, -1, np.int64)
-    step[chain] = np.arange(num_steps)
+    for k in range(num_steps):
+        step[chain[k]] = k
     level = np.full(num_items, -1, np.int64)
     limit = np.full(num_items, num_steps, np.int64)
     for j in range(num_items):

@@ -68,8 +68,11 @@ def earliest(
             mark_ancestors(
                 before_begin, before_list, place, ticks.span, i, max_move, before, follows
             )
-            run[:] = 0
-            least[:] = follows.max()
+            most = np.int64(0)
+            for j in range(num_items):
+                most = max(most, follows[j])
+            for s in range(num_streams + 1):
+                run[s], least[s] = 0, most
             for a in range(i - 1, -1, -1):
                 j = by_begin[a]
                 if before[j]:
@@ -108,7 +111,8 @@ def mark_ancestors(
     before ``item`` begins.
     """
     before[:] = False
-    follows[:] = 0
+    for j in range(len(follows)):
+        follows[j] = 0
     before[item] = True
     latest = np.int64(-1)  # place of the latest compute node found
     for j in range(item, -1, -1):

@@ -8,14 +8,28 @@ from apsched.solver.arrays.jit import compiled
 from apsched.solver.arrays.problem_arrays import Ints
 
 
-@compiled
 def one_machine(head: Ints, tail: Ints, ticks: Ints) -> int:
     """Return the longest of min head + sum of ticks + min tail over all sets of jobs, (V3).
 
     Jackson's rule gives it: of the jobs that may run, run the one with the longest tail, and let
     those that come interrupt it.
     """
-    by_head = np.argsort(head)
+    return _end_by_jacksons_rule(head, tail, ticks, np.argsort(head, kind="stable"))
+
+
+def critical_jobs(head: Ints, tail: Ints, ticks: Ints) -> tuple[int, int, int]:
+    """Return min head + sum of ticks + min tail of the set for which it is longest, with its least
+    head and its least tail.
+
+    Sets are all jobs with at least some head and some tail: at most 256 of the heads are tried.
+    """
+    heads = np.unique(head)
+    tried = heads[:: max(len(heads) // 256, 1)]
+    return _longest(head, tail, ticks, tried, np.argsort(-tail, kind="stable"))
+
+
+@compiled
+def _end_by_jacksons_rule(head: Ints, tail: Ints, ticks: Ints, by_head: Ints) -> int:
     left = ticks.copy()
     heap = [(np.int64(0), np.int64(0))]
     heap.pop()
@@ -38,17 +52,11 @@ def one_machine(head: Ints, tail: Ints, ticks: Ints) -> int:
 
 
 @compiled
-def critical_jobs(head: Ints, tail: Ints, ticks: Ints) -> tuple[int, int, int]:
-    """Return min head + sum of ticks + min tail of the set for which it is longest, with its least
-    head and its least tail.
-
-    Sets are all jobs with at least some head and some tail: at most 256 of the heads are tried.
-    """
-    by_tail = np.argsort(-tail)
-    heads = np.unique(head)
+def _longest(
+    head: Ints, tail: Ints, ticks: Ints, tried: Ints, by_tail: Ints
+) -> tuple[int, int, int]:
     best, best_head, best_tail = np.int64(-1), np.int64(0), np.int64(0)
-    step = max(len(heads) // 256, 1)
-    for h in heads[::step]:
+    for h in tried:
         total = np.int64(0)
         for j in by_tail:
             if head[j] >= h:

@@ -1,12 +1,13 @@
 """Machine code in the cache is stale when any file changes that is compiled into it."""
 
+import runpy
 import shutil
 from pathlib import Path
 
 import pytest
 
 import apsched.solver
-from apsched.solver.arrays.jit import source_stamp, stamp_of
+from apsched.solver.arrays.jit import has_machine_code, source_stamp, stamp_of
 
 
 @pytest.fixture
@@ -43,3 +44,18 @@ def test_a_change_of_anything_else_keeps_the_stamp(solver: Path) -> None:
     with (solver / "infeasible" / "explain.py").open("a") as text:
         text.write("# changed")
     assert stamp_of(solver) == before
+
+
+def test_machine_code_is_found_in_the_process_and_in_the_cache_on_disk(tmp_path: Path) -> None:
+    file = tmp_path / "doubled.py"
+    file.write_text(
+        "from apsched.solver.arrays.jit import compiled\n"
+        "@compiled\n"
+        "def doubled(x: int) -> int:\n"
+        "    return 2 * x\n"
+    )
+    first = runpy.run_path(str(file))["doubled"]
+    assert not has_machine_code(first)
+    assert first(2) == 4
+    assert has_machine_code(first)
+    assert has_machine_code(runpy.run_path(str(file))["doubled"])
