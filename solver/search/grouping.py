@@ -54,8 +54,10 @@ def group(
     arrays, unlimited = pricer.arrays, int(UNLIMITED)
     a, t = pricer.tables.plan_groups, pricer.tables
     urgency = np.where(arrays.kind == ALL_GATHER, a.need_slot, a.ready_slot)
+    of_keys = np.zeros(len(pricer.problem.keys), dtype=np.bool_)
+    of_keys[list(keys)] = True
     wanted = (
-        np.isin(arrays.key, np.fromiter(keys, dtype=np.int64))
+        of_keys[arrays.key]
         & arrays.bucketable
         & ~a.closed
         & (a.leader == np.arange(len(urgency)))

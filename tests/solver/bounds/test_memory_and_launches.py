@@ -192,3 +192,39 @@ def test_a_gather_that_only_another_gather_reads_is_not_held_to_its_need() -> No
         tighten(Instance(problem=problem, arrays=small, caps=within)).arrays.ready_slot
         == small.ready_slot
     ).all(), "both gathers stand before y, when it is not there yet"
+
+
+def test_a_launch_that_must_end_early_is_none_that_can_begin_late() -> None:
+    """Within 65 ticks the long transfer begins at 15 at the latest, before the input of the other
+    is there; at any time later they share a launch.
+    """
+    b = ByHand(prices={"all_gather": line(0, 10)})
+    x, shard = b.input("x", 512), b.input("s", 2048, kept=True)
+    long = b.start("all_gather", "long", shard, 2048, 4096)
+    for k in range(2):
+        x = b.compute(f"k{k}", 10, x, size=512)
+    short = b.start("all_gather", "short", x, 512, 512, holds_input=False)
+    for k in range(2, 5):
+        x = b.compute(f"k{k}", 10, x, size=512)
+    last = b.compute("k5", 10, x, b.wait("w0", long), b.wait("w1", short), size=512)
+    instance = Instance.of(b.output(last))
+    assert [launches_bound(instance, ticks) for ticks in (65, 80)] == [2, 1]
+
+
+def test_each_link_of_the_longest_chain_is_a_launch() -> None:
+    """The last collective waits for two, of which one waits for another."""
+    b = ByHand()
+    shard = b.input("s", 512, kept=True)
+    first = b.wait("w0", b.start("all_gather", "ag0", shard, 512, 1024, group="a"))
+    beside = b.wait("w1", b.start("all_gather", "ag1", shard, 512, 1024, group="b"))
+    both = b.compute("both", 0, first, beside, size=1024)
+    last = b.start("all_gather", "ag2", both, 1024, 2048, group="a", prologue=(both,))
+    problem = b.output(b.compute("k", 1, b.wait("w2", last), size=512))
+    assert launches_bound(Instance.of(problem), 10_000) == 3
+
+
+def test_where_no_two_fit_into_a_bucket_all_are_launches_of_their_own() -> None:
+    """Four of more than half of the cap each: by their bytes alone three launches would do."""
+    problem = four_gathers(512, 0)
+    instance = Instance.of(problem, Caps(bucket_cap_bytes=2 * 4096 - 1))
+    assert launches_bound(instance, 10_000) == 4

@@ -16,6 +16,7 @@ from apsched.solver.arrays.problem_arrays import problem_arrays
 from apsched.solver.arrays.reordered import Orders
 from apsched.solver.bounds.any_order.bound import loose_program
 from apsched.solver.bounds.any_order.chain import between, chain_bound, levels
+from apsched.solver.bounds.any_order.heads import Ticks, earliest
 from apsched.solver.bounds.any_order.jobs import ends_of
 from apsched.solver.bounds.any_order.last_reduction import tail_bound
 from apsched.solver.bounds.any_order.one_machine import critical_jobs, one_machine
@@ -333,3 +334,21 @@ def test_without_collectives_it_is_the_compute() -> None:
     x = b.input("x", 512)
     problem = b.output(b.compute("a", 7, x), b.compute("b", 8, x))
     assert bound_of(problem, Caps(max_compute_move=None)) == (15, "compute")
+
+
+def test_what_is_captured_twice_the_cap_on_moves_before_an_item_has_ended() -> None:
+    """(V1) of ten nodes that follow nothing, of 10 ticks each: the eighth may pass the six before
+    it, and the first one has run.
+    """
+    none, num_nodes = np.zeros(10, np.int64), 10
+    ticks = Ticks(first=none, span=none + 10, work=none + 10, load=none, stream=none)
+    begin = earliest(
+        np.zeros(num_nodes + 1, np.int64),
+        np.zeros(0, np.int64),
+        np.arange(num_nodes),
+        ticks,
+        1,
+        np.zeros(num_nodes, np.bool_),
+        3,
+    )
+    assert begin.tolist() == [0] * 7 + [10, 20, 30]
