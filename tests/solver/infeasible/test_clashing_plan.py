@@ -1,13 +1,17 @@
 """A plan that breaks a cap is an answer that names the rule and the least cap that would do."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from apsched.config import Caps, SolveOptions
 from apsched.problem.plan.apply import restricted
 from apsched.problem.plan.rules import Plan, Rule
+from apsched.problem.restriction import Restriction
 from apsched.solver import solve
+from apsched.solver.infeasible.clashing_plan import plan_clashes
+from tests.helpers.problems.by_hand import ByHand
 from tests.helpers.problems.by_hand_plans import gathers_and_reductions
 from tests.helpers.problems.random_plans import named
 
@@ -61,3 +65,27 @@ def test_a_memory_cap_that_would_do_without_the_plan() -> None:
     assert why is not None
     assert why.least == (("memory_cap_bytes", planned),)
     assert re.search(r"without the plan [\d.]+ \w+ would do", why.message)
+
+
+def test_what_shares_the_launch_may_be_needed_a_move_later() -> None:
+    """Compute may move by one place: a launch at slot 3 serves a gather that is needed by the node
+    before it as captured, and behind it where that has moved; so the later need may be far away.
+    """
+    b = ByHand()
+    x = b.input("x", 512)
+    gathers = [
+        b.start("all_gather", f"ag{i}", b.input(f"s{i}", 512, kept=True), 512, 1024)
+        for i in range(2)
+    ]
+    waits = [b.wait(f"w{i}", start) for i, start in enumerate(gathers)]
+    needs = {2: waits[0], 9: waits[1]}
+    nodes = [
+        b.compute(f"k{k}", 1, x, *([needs[k]] if k in needs else []), size=512) for k in range(10)
+    ]
+    problem = b.output(*nodes)
+    planned = replace(problem.collectives[1], restriction=Restriction(start_slots=(3, 3)))
+    problem = replace(problem, collectives=(problem.collectives[0], planned))
+    caps = Caps(max_prefetch=4, max_compute_move=1)
+    assert plan_clashes(problem, caps) == ()
+    (clash,) = plan_clashes(problem, replace(caps, max_compute_move=0))
+    assert (clash.cap, clash.least) == ("max_prefetch", 9 - 3)

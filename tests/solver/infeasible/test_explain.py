@@ -150,3 +150,31 @@ def test_a_large_problem_is_judged_by_construction_and_bounds(
     assert why.message.startswith("no schedule fits: no schedule was found that keeps")
     for r in why.relaxations:
         assert r.least is None or r.bound <= r.least
+
+
+def test_what_a_move_of_one_place_makes_possible_is_possible() -> None:
+    """Each large result is used at once where two nodes change places; as captured both are alive
+    together.
+    """
+    b = ByHand()
+    x = b.input("x", 512)
+    large = [b.compute(f"large{i}", 1, x, size=8192) for i in range(2)]
+    problem = b.output(*(b.compute(f"used{i}", 1, y, size=512) for i, y in enumerate(large)))
+    oracle = FeasibilityOracle(Instance.of(problem), SolveOptions())
+    caps = Caps(memory_cap_bytes=8192 + 4 * 512)
+    assert [oracle(replace(caps, max_compute_move=most))[0] for most in (0, 1)] == [False, True]
+
+
+def test_the_collectives_that_are_larger_than_the_cap_in_flight_are_named() -> None:
+    b = ByHand()
+    gathered = [
+        b.wait(
+            f"w{i}",
+            b.start("all_gather", f"ag{i}", b.input(f"s{i}", 512, kept=True), 512, size),
+        )
+        for i, size in enumerate((1024, 4096))
+    ]
+    problem = b.output(b.compute("k", 1, *gathered, size=512))
+    why = explain(Instance.of(problem, Caps(in_flight_cap_bytes=2048)), SolveOptions())
+    assert why.proven
+    assert why.nodes == ("ag1",)
