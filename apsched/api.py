@@ -110,8 +110,8 @@ def optimize(
         Reduce gradients in the buckets and payload order of eager FSDP2, so that sums are the same
         bit for bit. What that costs is ``apsched_result.bitwise``. Parameters must have names, too.
     contention
-        Who slows whom, as for ``--contention`` (``"links,compute=1.2"``), or in full; by default
-        nobody.
+        How streams slow each other, as for ``--contention`` (``"links,compute=1.2"``), or in
+        full; off by default.
     second_group
         Also try gathers on a second process group of the same process ranks, so that they do not
         queue behind reductions, and keep the faster. The group is made once in the life of the
@@ -137,7 +137,7 @@ def optimize(
     InputError
         Where ``gm`` cannot be scheduled; the message names the node.
     InfeasibleError
-        Where no schedule keeps the caps; the message says the least that would do.
+        Where no schedule keeps the caps; the message has the least cap with a schedule.
     RoundTripError
         Where the graph to be returned, exported and simulated again, is not what was claimed; the
         message names the difference.

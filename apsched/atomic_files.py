@@ -16,7 +16,7 @@ MOST_NAME_BYTES = 128
 
 
 def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write ``data`` to ``path`` so that nobody ever sees a part of it; InputError where the place
+    """Write ``data`` to ``path`` so that no reader sees a part of it; InputError where the place
     cannot be written.
     """
     path = Path(path)
@@ -53,7 +53,7 @@ def one_component(name: str, what: str) -> str:
         raise InputError(
             f"{what}: expected a name that can be part of the name of a file (printable, without /"
             f" and \\, at most {MOST_NAME_BYTES} bytes), found {shown!r}; write the file again with"
-            " another name, and do not trust one that somebody else made"
+            " another name, and do not trust a file from an unknown source"
         )
     return name
 

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 from apsched.errors import InputError
 
 DEFAULT_COMPUTE_MOVE = 200
-"""Places by which compute may move where nobody says otherwise: two layers of LLaMA, further gains
-nothing.
+"""Default for the places by which compute may move: two layers of LLaMA; larger values did not
+help.
 """
 
 

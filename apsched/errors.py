@@ -20,8 +20,8 @@ class InputError(ApschedError, ValueError):
 
 
 class InfeasibleError(ApschedError):
-    """No schedule keeps the caps; the message names the caps, the nodes and the least cap that
-    would do.
+    """No schedule keeps the caps; the message names the caps, the nodes and the least cap
+    with a schedule.
     """
 
 

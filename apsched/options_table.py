@@ -189,9 +189,8 @@ OPTIONS: tuple[Option, ...] = (
         parse=parse_group_ranks,
         default=(),
         help=(
-            "process ranks of a process group that the graphs name, such as dp=0-63 or"
-            " tp=0,8,16,24 or dp=0-56:8; may be given again (default: as many as the graphs say,"
-            " from 0 on)"
+            "process ranks of a named process group, such as dp=0-63 or tp=0,8,16,24 or"
+            " dp=0-56:8; may be given again (default: the size in the graphs, from 0 on)"
         ),
     ),
     Option(
@@ -216,7 +215,7 @@ OPTIONS: tuple[Option, ...] = (
         metavar="BYTES",
         axis=False,
         help=(
-            f"bytes that a file which is read may unpack to (default: ${LIMIT_VARIABLE}, else"
+            f"largest unpacked size of a file that is read (default: ${LIMIT_VARIABLE}, else"
             f" {show_bytes(DEFAULT_LIMIT_BYTES)})"
         ),
     ),
@@ -249,8 +248,7 @@ OPTIONS: tuple[Option, ...] = (
         unit=Unit.SWITCH,
         default=False,
         help=(
-            "price every node as a kernel of its own (eager, aot_eager), not chains as Inductor"
-            " fuses them"
+            "price every node as a kernel of its own (eager, aot_eager), without Inductor's fusion"
         ),
     ),
     Option(
@@ -360,9 +358,9 @@ OPTIONS: tuple[Option, ...] = (
         metavar="WHAT",
         setting=True,
         help=(
-            "who slows whom, with commas: links (groups on one link share it), compute or"
-            " compute=1.2 (slower beside collectives), transfers=1.1 and latency=3 (slower beside"
-            " compute) (default: none)"
+            "how streams slow each other, with commas: links (groups on one link share it), compute"
+            " or compute=1.2 (slower during collectives), transfers=1.1 and latency=3 (slower"
+            " during compute) (default: none)"
         ),
     ),
     Option(
@@ -384,10 +382,7 @@ OPTIONS: tuple[Option, ...] = (
         metavar="SIGMA",
         parse=parse_number,
         setting=True,
-        help=(
-            "how far sampled costs are from those stated: sigma of lognormal factors (default:"
-            f" {DEFAULT_NOISE:g})"
-        ),
+        help=(f"error of sampled costs: sigma of lognormal factors (default: {DEFAULT_NOISE:g})"),
     ),
     Option(
         name="robust",
@@ -396,7 +391,7 @@ OPTIONS: tuple[Option, ...] = (
         metavar="WHAT",
         setting=True,
         help=(
-            f"what counts: mean or worst step time over the scenarios (default: {DEFAULT_MEASURE})"
+            f"objective: mean or worst step time over the scenarios (default: {DEFAULT_MEASURE})"
         ),
     ),
     Option(

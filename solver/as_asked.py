@@ -2,7 +2,7 @@
 
 Where moving compute does not pay the search keeps it as captured. What is claimed of the answer is
 about what was asked all the same: bounds hold for every order of the compute that the caps allow,
-and that nothing fits is said only where those orders were looked at, too.
+and infeasibility is reported only after those orders were searched, too.
 """
 
 from collections.abc import Callable

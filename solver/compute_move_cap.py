@@ -13,9 +13,9 @@ from apsched.kinds import CollectiveKind, NodeKind
 from apsched.problem.problem import Problem
 
 _WORTH = 0.001
-"""Share of all compute that has to stick out at the end."""
+"""Least share of all compute that the reductions after the last compute node must have."""
 _ENOUGH = 0.5
-"""Share of what sticks out that gradients near the end have to make up for."""
+"""Share of the exposed end that gradients near the end have to hide."""
 _NONE, _SEVERAL = -1, -2
 
 
@@ -28,9 +28,7 @@ def moving_where_it_pays(problem: Problem, caps: Caps) -> Caps:
 
 
 def _end_pays(problem: Problem, max_move: int | None) -> bool:
-    """Whether gradients within ``max_move`` places of the end make up for enough of what sticks out
-    there.
-    """
+    """Whether gradients within ``max_move`` places of the end hide enough of the exposed end."""
     ticks = [problem.duration_ticks[node] for node in problem.captured_order]
     out = _sticks_out(problem, ticks)
     if out <= _WORTH * sum(ticks):

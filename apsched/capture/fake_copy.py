@@ -41,8 +41,8 @@ def fake_copy(
     """Return ``module`` and all modules in it with fake tensors of ``mode``; names, and what is
     shared, stay.
 
-    ``make`` makes parameters in another way, ``class_of`` says what a module was before somebody
-    changed its class, ``without_hooks_of`` names the package whose hooks are left out, and
+    ``make`` makes parameters in another way, ``class_of`` gives the class that a module had
+    before a later change, ``without_hooks_of`` names the package whose hooks are left out, and
     ``copies`` fills with the copy of each module.
     """
     copies = {} if copies is None else copies

@@ -71,7 +71,7 @@ def with_missing_values(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     none.
 
     The value of a call is what it gives on the fake values of its arguments; None stands for a
-    placeholder that nobody takes as a tensor, and for what nobody uses.
+    placeholder that no node takes as a tensor, and for a value without a use.
 
     Raises
     ------

@@ -18,7 +18,7 @@ EPILOG = (
     " 2 wrong use"
 )
 SLOWDOWN_HELP = (
-    "say the least memory that is at most so much slower than the fastest (default: 2%%)"
+    "report the least memory whose step is slower than the fastest by at most this (default: 2%%)"
 )
 
 _WITHOUT_HEADING = ("buckets", "process groups")
@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise what is wrong with the command line."""
-        raise InputError(f"{message} (`{self.prog} --help` shows what there is)")
+        raise InputError(f"{message} (`{self.prog} --help` lists all options)")
 
 
 def add_verb(verbs: Any, name: str, text: str, run: Run) -> argparse.ArgumentParser:

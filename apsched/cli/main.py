@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(
             os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # whoever reads our stdout has enough
+        )  # the reader of our stdout has closed the pipe
         return EXIT_DONE
     except Exception as error:
         if os.environ.get(DEBUG_VARIABLE):

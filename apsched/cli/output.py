@@ -41,8 +41,8 @@ def write_one(
 def refuse_infeasible(
     results: "Sequence[Result]", *, source: str, cluster: str, stdout: TextIO, as_json: bool
 ) -> None:
-    """Raise ``InfeasibleError`` where a graph has no schedule, with the caps, the least that would
-    do and the nodes that need it.
+    """Raise ``InfeasibleError`` where a graph has no schedule, with the caps, the least values
+    that fit and the nodes that need them.
     """
     from apsched.report.explanation import explain_infeasible
     from apsched.report.summary import report_json

@@ -62,8 +62,8 @@ def run_grid(args: argparse.Namespace, stdout: TextIO) -> None:
     _print(lives, labelled, slowdown, store, args, stdout)
     if not any(outcome.step_ticks is not None for live in lives for outcome in live.known.values()):
         raise InfeasibleError(
-            f"no schedule fits at any point of the study; {store.directory / FILE} says what"
-            " would do"
+            f"no schedule fits at any point of the study; {store.directory / FILE} has the"
+            " least caps that fit"
         )
 
 
@@ -135,7 +135,7 @@ def ask_what_if(args: argparse.Namespace, stdout: TextIO) -> None:
         raise InfeasibleError(
             "no schedule fits now, or none would then; "
             + str(store.directory / FILE)
-            + " says what would do"
+            + " has the least caps that fit"
         )
 
 

@@ -28,8 +28,8 @@ class GraphInInductor:
     """One graph that Inductor compiles or finds in its cache."""
 
     def __init__(self, agreement: GraphAgreement | None, settings: Settings) -> None:
-        """``agreement`` is what process ranks say about it; ``None`` where there is nobody to talk
-        to.
+        """``agreement`` is the agreement of the process ranks on it; ``None`` without other
+        process ranks.
         """
         self.agreement, self._settings = agreement, settings
         self.cached = True
@@ -69,7 +69,7 @@ class GraphInInductor:
             )
             forget_code(code)
             code = self._attempt(compile_graph)
-            if not self._passed:  # somebody has just put it back
+            if not self._passed:  # another process has just written it
                 self.cached = False
                 code = self._attempt(compile_graph)
             _launched()
@@ -105,7 +105,7 @@ _CURRENT: ContextVar[GraphInInductor | None] = ContextVar("apsched_graph_in_indu
 
 def graph_in_inductor() -> GraphInInductor | None:
     """Return the graph that Inductor compiles now under :func:`with_agreed_code`; ``None`` where
-    somebody else called it.
+    Inductor was called without it.
     """
     return _CURRENT.get()
 

@@ -57,7 +57,7 @@ class InductorPass(CustomGraphPass):
         ``None`` turns them off.
 
         Where process ranks compare what they will launch, one that found its code in a cache would
-        not answer the others: there they are off, unless whoever called Inductor sees to that
+        not answer the others: there they are off, unless the caller of Inductor handles that
         (:mod:`apsched.compiler.code_cache`; ``apsched.backend`` does).
         """
         current = graph_in_inductor()
@@ -106,9 +106,9 @@ def inductor_pass(**settings: Any) -> InductorPass:
         torch._inductor.config.post_grad_custom_post_pass = apsched.inductor_pass(cluster="h100",
         memory_cap="60GiB")
 
-    for whoever calls Inductor otherwise than by
+    for callers of Inductor other than
     ``torch.compile(backend=apsched.backend(inductor=True))``, which sets this up by itself. It is
-    asked for with forward, backward and inference graphs; the setting must still be there when
+    called with forward, backward and inference graphs; the setting must still be there when
     backward is compiled, which is at the first backward. ``settings`` are those of
     :class:`apsched.compiler.settings.Settings`.
     """

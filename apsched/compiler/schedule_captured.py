@@ -153,7 +153,7 @@ def _in_order(problem: Problem, parameter_order: Sequence[str], *, all_known: bo
             f" gradient that is reduced, found {strange[0].module or 'no name'!r} at node"
             f" {problem.node_names[strange[0].start]}; hand in [n for n, _ in"
             " model.named_parameters()] of the model that is compiled; under"
-            " torch.compile(backend='inductor') a pass alone is told no names of parameters: use"
+            " torch.compile(backend='inductor') a pass alone gets no names of parameters: use"
             " apsched.backend(inductor=True)"
         )
     return replace(

@@ -112,8 +112,8 @@ def prepare_joint(
 
 
 _Modules = tuple[torch.fx.GraphModule, torch.fx.GraphModule]
-"""A graph scheduled, and as it is to be run: where its order is held by control dependencies, these
-hide what is launched.
+"""The scheduled graph, and the graph to execute: where control dependencies hold the order, they
+hide the launches.
 """
 
 

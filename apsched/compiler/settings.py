@@ -52,8 +52,8 @@ class Settings:
     """How graphs are scheduled in this job. Checked when it is made, so that a mistake shows before
     anything is traced.
 
-    Sizes are bytes or texts as on the command line (``"60GiB"``); ``None`` is no limit unless said
-    otherwise.
+    Sizes are bytes or texts as on the command line (``"60GiB"``); ``None`` is no limit unless
+    stated otherwise.
     """
 
     cluster: str | Path | None = None
@@ -77,8 +77,8 @@ class Settings:
     bitwise: bool = False
     """Reduce gradients in the buckets and payload order of eager FSDP2."""
     contention: str | Contention | None = None
-    """Who slows whom, as for ``--contention`` (``"links,compute=1.2"``), or in full; ``None``:
-    nobody.
+    """How streams slow each other, as for ``--contention`` (``"links,compute=1.2"``), or in full;
+    ``None``: not at all.
     """
     second_group: bool = False
     """Also try gathers on a second process group of the same process ranks, and keep the faster; it

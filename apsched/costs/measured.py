@@ -65,7 +65,7 @@ class MeasuredCosts:
     launch_us: Mapping[CollectiveKind, float] = field(default_factory=dict)
     """Kind of collective -> price of the launch of a bucket of any size."""
     copies: tuple[tuple[int, float], ...] = ()
-    """Bytes copied, and microseconds; empty where nobody measured copies."""
+    """Bytes copied, and microseconds; empty without a measurement of copies."""
 
     @property
     def table(self) -> CollectiveTable:

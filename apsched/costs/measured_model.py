@@ -23,7 +23,7 @@ class MeasuredCostModel:
     """Follows :class:`apsched.costs.model.CostModel`.
 
     ``fallback`` prices what ``costs`` lack, and collectives first where it has a table of them:
-    whoever hands in a table means it.
+    a table that the user hands in goes first.
     """
 
     def __init__(

@@ -3,7 +3,7 @@ schedules the graph again takes them away.
 
 torch wraps the call that is to come behind others into ``control_deps`` with a graph of that one
 call (torch/_inductor/fx_passes/control_dependencies.py, preserve_node_ordering). What such a call
-takes and does is kept in any legal order; that it came behind others was somebody's choice.
+takes and does is kept in any legal order; its place behind others was the choice of a scheduler.
 """
 
 from typing import Any

@@ -24,11 +24,11 @@ def copied(module: GraphModule) -> GraphModule:
 
 
 def finished(module: GraphModule) -> GraphModule:
-    """Return ``module`` after its graph was changed: without what nobody uses any more, and
+    """Return ``module`` after its graph was changed: without unused nodes, and
     compiled.
 
     torch's own ``eliminate_dead_code`` keeps every wait, since it has a side effect; here a wait
-    whose result nobody wants goes, with its collective. What writes into a tensor, draws, or has
+    without a use of its result goes, with its collective. What writes into a tensor, draws, or has
     another effect stays.
     """
     for node in reversed(list(module.graph.nodes)):

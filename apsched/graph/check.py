@@ -105,7 +105,9 @@ def _check_storages(records: list[NodeRecord], num_storages: int) -> None:
             )
             born.add(s)
         for s in (*record.reads, *record.writes, *record.aliases, *record.frees):
-            _require(s in born, f"node {record.name}: uses storage {s}, which nobody has allocated")
+            _require(
+                s in born, f"node {record.name}: uses storage {s}, which no node has allocated"
+            )
             _require(s not in freed, f"node {record.name}: uses storage {s} after its last use")
         freed.update(record.frees)
 

@@ -75,8 +75,8 @@ class CollectiveRecord:
     registered; else -1.
     """
     cost_source: str = ""
-    """Where its duration comes from, as :attr:`NodeRecord.cost_source`; empty where nobody
-    knows.
+    """Where its duration comes from, as :attr:`NodeRecord.cost_source`; empty if
+    unknown.
     """
     num_coalesced: int = 0
     """Transfers that it launches together, each with memory of its own; 0 where it is no coalesced

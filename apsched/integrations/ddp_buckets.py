@@ -44,7 +44,7 @@ _SLACK = 1e-3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DdpBuckets:
-    """What eager DDP can be told, and what it does then."""
+    """The settings of eager DDP, and their effect."""
 
     bucket_cap_mb: float | None
     """Limit of every bucket but the first; ``None`` where each has its own."""

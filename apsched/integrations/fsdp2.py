@@ -1,7 +1,7 @@
 """A solved schedule as settings of eager FSDP2: no graph, only the public setters of
 ``fully_shard``'s modules.
 
-What FSDP2 can be told, and so what of a schedule it keeps: which gathers run in which order, before
+FSDP2 has settings for a part of a schedule: which gathers run in which order, before
 which unit each is launched, which parameters stay from forward to backward, and how many
 reduce-scatters may be in flight. Reduce-scatters it launches itself, each as soon as its unit's
 backward has ended. What does not fit is refused.
@@ -41,7 +41,7 @@ Solved = tuple[Problem, Schedule]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitSettings:
-    """What one unit is told."""
+    """The settings of one unit."""
 
     name: str
     forward_prefetch: tuple[str, ...]
@@ -55,7 +55,7 @@ class UnitSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fsdp2Settings:
-    """What a model is told."""
+    """The settings of a model."""
 
     units: tuple[UnitSettings, ...]
     """In the order in which they run."""
@@ -119,7 +119,7 @@ def fsdp2_plan(model: nn.Module, graph: "nx.DiGraph | Problem") -> Plan:
 
 
 def fsdp2_settings(units: Sequence[Unit], solved: Mapping[str, Solved]) -> Fsdp2Settings:
-    """Return what the units have to be told; ``solved`` are the schedules by graph: ``forward``,
+    """Return the settings of the units; ``solved`` are the schedules by graph: ``forward``,
     and ``backward`` where there is one.
     """
     by_parameter = {name: unit for unit in units for name in unit.parameters}
@@ -127,7 +127,7 @@ def fsdp2_settings(units: Sequence[Unit], solved: Mapping[str, Solved]) -> Fsdp2
     launches = launches_of(problem, schedule, CollectiveKind.ALL_GATHER, by_parameter)
     if not launches:
         raise InputError(
-            "forward: expected gathers of parameters, found none; FSDP2 has nothing to be told"
+            "forward: expected gathers of parameters, found none; FSDP2 needs no settings"
         )
     hooks = _forward_hooks(units, _needs(problem, by_parameter))
     ahead = prefetch_lists(hooks, launches)
@@ -293,8 +293,8 @@ def _set_buffers(model: nn.Module, count: int) -> None:
         setter(count)
     elif count > 1:
         logger.warning(
-            "this torch keeps one reduce-scatter in flight; the schedule has %d (torch 2.13 can be"
-            " told so)",
+            "this torch keeps one reduce-scatter in flight; the schedule has %d (torch 2.13 has a"
+            " setting for it)",
             count,
         )
 

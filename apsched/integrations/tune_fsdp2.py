@@ -49,7 +49,7 @@ class Fsdp2Tuning:
     """What :func:`tune_fsdp2` did."""
 
     settings: Fsdp2Settings | None
-    """What the units were told; ``None`` where an error left the model as it was."""
+    """The settings of the units; ``None`` where an error left the model as it was."""
     results: tuple[Result, ...]
     """Of the forward and the backward graph."""
 
@@ -125,7 +125,7 @@ def tune_fsdp2(model: nn.Module, inputs: Any, **settings: Any) -> Fsdp2Tuning:
             capture = capture_fsdp2(model, given)
         results = tuple(_solved(model, graph, chosen, agreement) for graph in capture.graphs)
         told = fsdp2_settings(units_of(model), solved_graphs(results))
-        said = (Launch(what=f"what units are told: {told}", members=(), names=()),)
+        said = (Launch(what=f"settings of units: {told}", members=(), names=()),)
         return results, {group.name: said for group in agreement.groups} if agreement else {}
 
     as_it_was: tuple[Result, ...] = ()

@@ -31,7 +31,7 @@ class CostChoice:
     own.
     """
     contention: ContentionChoice = field(default_factory=ContentionChoice)
-    """Who slows whom."""
+    """How streams slow each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

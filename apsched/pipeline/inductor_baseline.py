@@ -118,7 +118,7 @@ def run_inductor(
 ) -> InductorRun:
     """Return what ``schedule_overlap_bucketing`` makes of a copy of ``captured`` at our costs.
 
-    The process groups that the graph names must run (a fake one will do).
+    The process groups that the graph names must run (a fake one suffices).
     """
     module = copied(captured.module)
     prices_ms = _PricesMs(module, checked(cost_model), group_ranks)

@@ -1,4 +1,4 @@
-"""What apsched answers about one graph: the schedule, its certificate, and what its check said."""
+"""The result for one graph: the schedule, its certificate, and the outcome of its check."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -94,7 +94,7 @@ def rewrite(graph: LoadedGraph, scored: Scored, progress: Progress) -> Rewritten
 
 
 def with_round_trip(result: Result, rewritten: Rewritten) -> Result:
-    """Return ``result`` with what the round trip of its graph said."""
+    """Return ``result`` with the round trip of its graph."""
     seconds = {**result.seconds, "write_back": rewritten.seconds}
     return replace(result, round_trip_exact=rewritten.round_trip.exact, seconds=seconds)
 

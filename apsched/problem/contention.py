@@ -1,9 +1,10 @@
-"""Who slows whom: streams that share a link share its bandwidth; compute and collectives slow each
-other down. Integers only.
+"""How streams slow each other: streams on one link share its bandwidth; compute and collectives
+slow each other down. Integers only.
 
 The machine of the design, with three more rules (each is off unless asked for):
 
-- A transfer first takes its latency (the price of no bytes), which hinders nobody, and then moves
+- A transfer first takes its latency (the price of no bytes), which slows no other transfer, and
+then moves
   its bytes. While n transfers on a link move bytes, each moves at 1/n of the speed that it has
   alone; one on several links at the speed that the fullest of them leaves.
 - While any transfer runs, the compute stream works at 1/f of its speed, f >= 1 a ratio of integers.
@@ -81,7 +82,7 @@ class Contention:
 
     @property
     def changes_nothing(self) -> bool:
-        """Nobody shares a link, and nothing is slower."""
+        """No two streams share a link, and nothing is slower."""
         return self.parts() == 1 and set(self.slowdowns.values()) == {(1, 1)}
 
     def links_of(self, group: str) -> tuple[int, ...]:

@@ -1,5 +1,5 @@
 """Which contention a command or a call asks for, and what that is for a problem on a cluster. No
-torch, so graph files will do.
+torch, so graph files suffice.
 
 Links are those of one process rank, which stand for all ranks, since all do the same: what it has
 inside its node, and its NIC. A group inside a node uses the first; one across nodes the second, and

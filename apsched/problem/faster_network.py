@@ -1,5 +1,5 @@
 """The same problem on a faster network: what a byte costs between nodes changes, nothing else. No
-torch, so graph files will do.
+torch, so graph files suffice.
 """
 
 from collections.abc import Mapping, Sequence

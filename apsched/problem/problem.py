@@ -50,7 +50,7 @@ class Key:
     """Price of one launch on the compute stream."""
     coalesced_member_ticks: int | None = None
     """What each member of a coalesced bucket adds to the price of its bytes, on the group's stream;
-    ``None``: nobody priced that form, and the solver does not look at it.
+    ``None``: that form has no price, and the solver does not look at it.
     """
 
 
@@ -138,7 +138,7 @@ class Problem:
     """Bytes copied -> ticks on the compute stream, of a copy-in or a copy-out."""
     kernels: tuple[int, ...] = ()
     """For each node the first of those that a compiler makes one kernel of, -1 for none; empty
-    where nobody knows.
+    if unknown.
     """
     cuts: tuple[KernelCut, ...] = ()
     """Where kernels may be cut, and the price (:mod:`apsched.schedule.kernel_cuts`)."""
@@ -149,7 +149,7 @@ class Problem:
     rules: tuple[str, ...] = ()
     """The rules of the plan that restricts its collectives, as the user wrote them."""
     contention: Contention | None = None
-    """Who slows whom; ``None``: nobody does."""
+    """How streams slow each other; ``None``: not at all."""
 
     @property
     def num_nodes(self) -> int:

@@ -94,7 +94,7 @@ def audit_lines(audit: Audit) -> tuple[str, ...]:
             *exposed_lines(audit.exposed),
         ]
     if audit.changes:
-        found.append("  what would help most, one on top of the other, each simulated:")
+        found.append("  changes that would help most, cumulative, each simulated:")
         before = audit.now
         for k, change in enumerate(audit.changes, start=1):
             gain = before.step_time_ticks - change.scored.step_time_ticks

@@ -19,7 +19,7 @@ class Share:
     label: str
     ticks: int
     exposed_ticks: int
-    """Of it, the time that the compute stream stands still."""
+    """Of it, the time that the compute stream stalls."""
     stretches: tuple[Stretch, ...]
 
 

@@ -158,9 +158,9 @@ def _need_cells(relaxation: Relaxation) -> tuple[str, str]:
     if relaxation.least is None:
         return "unknown", f"proven to need {bound} or more{too}"
     proven = (
-        "proven: no less will do"
+        "proven: no lower value fits"
         if relaxation.proven
-        else f"known to do; proven to need {bound} or more"
+        else f"known to fit; proven to need {bound} or more"
     )
     return _value(relaxation.cap, relaxation.least), proven + too
 
@@ -174,8 +174,8 @@ def _ms(ticks: int) -> str:
 
 
 def explain_infeasible(result: Result) -> str:
-    """Return why no schedule keeps the caps: which clash, at which nodes, and the least that would
-    do.
+    """Return why no schedule keeps the caps: which clash, at which nodes, and the least
+    values that fit.
     """
     why = result.answer.infeasibility
     if why is None:

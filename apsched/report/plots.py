@@ -33,7 +33,7 @@ COLORS = {
     CollectiveKind.BROADCAST: "#999999",
 }
 """Kind of a bar -> its colour. Moved compute is indigo of Paul Tol's muted scheme
-(https://sronpersonalpages.nl/~pault/): much darker than other compute, so that it is told apart
+(https://sronpersonalpages.nl/~pault/): much darker than other compute, so that it stands out
 without colours, too.
 """
 _DARK = ("moved compute", CollectiveKind.ALL_TO_ALL, "launch")
@@ -118,7 +118,7 @@ def plot_timeline(problem: Problem, schedule: Schedule, ax: "Axes | None" = None
     """Draw what runs when: a row for the compute stream and one for each process group; return the
     axes.
 
-    Hatched is exposed time: the compute stream stands still, waiting for a collective. Dark is
+    Hatched is exposed time: the compute stream stalls, waiting for a collective. Dark is
     compute that does not run in the order as captured (the fewest nodes whose moving makes this
     order). Bars that are wide enough carry the names of their node, or of the parameters that the
     transfer serves (``4x``: four members). Axes that share theirs keep the longest time in view.

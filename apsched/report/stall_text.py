@@ -1,4 +1,4 @@
-"""Why the compute stream stands still: in one sentence for each stall, read off the timeline."""
+"""The cause of each stall of the compute stream, in one sentence, read off the timeline."""
 
 from apsched.config import Caps
 from apsched.problem.problem import Problem

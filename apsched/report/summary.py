@@ -102,7 +102,7 @@ def _broken_by(result: Result) -> Iterator[tuple[str, str]]:
 
 
 def infeasibility_json(why: Infeasibility) -> dict[str, Any]:
-    """Return why nothing fits: ``least`` has the values known to do, ``relaxations`` also what is
+    """Return why nothing fits: ``least`` has the values known to fit, ``relaxations`` also what is
     proven of them.
     """
     return {

@@ -113,9 +113,9 @@ def _slice(
 def _compute(
     pid: int, problem: Problem, schedule: Schedule, timeline: Timeline, caps: Caps
 ) -> Iterator[Event]:
-    """Yield what the compute stream does, and where it stands still and why. Steps without length
-    are left out: in Perfetto they would lie in what begins at the same time. Where nothing runs
-    behind a wait, its flow leads to a mark at the end.
+    """Yield the operations of the compute stream, and its stalls with their causes. Steps without
+    length are left out: in Perfetto they would lie in what begins at the same time. Where nothing
+    runs behind a wait, its flow leads to a mark at the end.
     """
     moved = moved_compute(problem, schedule)
     why = stalls(problem, schedule, timeline, caps)

@@ -29,14 +29,14 @@ class Clock(Protocol):
         """Put a transfer on a stream and return its index."""
 
     def wait(self, transfer: int) -> None:
-        """Let the compute stream stand still until a transfer has ended."""
+        """Stall the compute stream until a transfer has ended."""
 
     def finish(self) -> int:
         """Let all transfers end, and return when the last of everything does."""
 
 
 class FreeClock:
-    """Nobody slows anybody: sums and maxima."""
+    """Streams do not slow each other: sums and maxima."""
 
     def __init__(self, num_streams: int) -> None:
         self.now = 0
@@ -57,7 +57,7 @@ class FreeClock:
         return len(self.ends) - 1
 
     def wait(self, transfer: int) -> None:
-        """Stand still."""
+        """Stall."""
         self.now = max(self.now, self.ends[transfer])
 
     def finish(self) -> int:
@@ -119,7 +119,7 @@ class SharedClock:
         return index
 
     def wait(self, transfer: int) -> None:
-        """Stand still."""
+        """Stall."""
         while self.ends[transfer] < 0:
             speeds = self._speeds(computing=False)
             change = self._next_change(speeds)

@@ -54,7 +54,7 @@ class BoundSource(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """The exact figures of an order, whoever made it and in whatever terms."""
+    """The exact figures of an order, independent of its author and its form."""
 
     name: str
     """Who made it: a baseline's name, or ``apsched``."""
@@ -100,7 +100,7 @@ class Relaxation:
     value.
     """
     bound: int
-    """No lower value will do."""
+    """No lower value fits (proven)."""
     lifted: tuple[str, ...]
     """Caps that were left out, since they clash whatever the value of this one: they have to give
     way, too.
@@ -108,7 +108,7 @@ class Relaxation:
 
     @property
     def proven(self) -> bool:
-        """Whether no lower value than ``least`` will do."""
+        """Whether it is proven that no value lower than ``least`` fits."""
         return self.least is not None and self.least <= self.bound
 
 
@@ -150,8 +150,8 @@ class Infeasibility:
 
     @property
     def least(self) -> tuple[tuple[str, int], ...]:
-        """For each cap the least value known to do, where there is one (with some lifted where they
-        have to give way, too).
+        """For each cap the least value known to fit, where there is one (with some lifted where
+        they have to give way, too).
         """
         return tuple((r.cap, r.least) for r in self.relaxations if r.least is not None)
 

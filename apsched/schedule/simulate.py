@@ -47,8 +47,8 @@ class Timeline:
     begin_ticks: tuple[int, ...]
     """When each step begins on the compute stream."""
     end_ticks: tuple[int, ...]
-    """When each step ends on the compute stream; a wait lasts as long as the stream stands
-    still.
+    """When each step ends on the compute stream; a wait lasts as long as the stream
+    stalls.
     """
     transfers: tuple[Transfer, ...]
     """In order of launch."""
@@ -58,7 +58,7 @@ class Timeline:
     """Output bytes of all collectives, started and not yet waited for, at each step."""
     step_time_ticks: int
     exposed_ticks: int
-    """Time that the compute stream stands still, the tail after its last node included."""
+    """Time that the compute stream stalls, the tail after its last node included."""
     compute_ticks: int
     """Time that the compute stream works."""
 

@@ -36,7 +36,7 @@ class Engine(Protocol):
 
 
 class GivenEngine:
-    """An executor that somebody else made, and ends."""
+    """An executor that the caller made, and ends."""
 
     def __init__(self, executor: Executor, slots: int = 64) -> None:
         self._executor, self.slots = executor, slots
@@ -60,7 +60,7 @@ class InProcess(Executor):
     """Runs everything in this process, when it is handed in."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Run ``fn``; an interrupt goes through to whoever called."""
+        """Run ``fn``; an interrupt goes through to the caller."""
         future: Future[Any] = Future()
         try:
             future.set_result(fn(*args, **kwargs))

@@ -258,7 +258,7 @@ class Board:
         self._began = time.monotonic()
 
     def told(self) -> None:
-        """Say where things stand, unless that was said a moment ago."""
+        """Report progress, unless the last report is recent."""
         now = time.monotonic()
         done, total = self.counts()
         if not self._stream.isatty() and now - self._last < _SECONDS_BETWEEN_LINES and done < total:

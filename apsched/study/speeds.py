@@ -51,7 +51,7 @@ def parse_times(text: str, label: str) -> float:
 def at_speeds(
     dag: nx.DiGraph, speeds: Speeds, cluster: Cluster | None
 ) -> tuple[nx.DiGraph, tuple[str, ...]]:
-    """Return ``dag`` at ``speeds``, and what should be said about it; ``cluster`` says which groups
+    """Return ``dag`` at ``speeds``, and remarks on it; ``cluster`` says which groups
     leave a node.
     """
     new = nx.DiGraph(**dag.graph)

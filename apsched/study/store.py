@@ -403,8 +403,8 @@ def _check_inside(file: str, folder: str) -> None:
     head, _, name = str(file).partition("/")
     if head != folder:
         raise InputError(
-            f"{FILE}: expected a file in {folder}/, found {file!r}; do not trust a study that"
-            " somebody else made"
+            f"{FILE}: expected a file in {folder}/, found {file!r}; do not trust a study"
+            " from an unknown source"
         )
     one_component(name, f"{FILE}: file in {folder}/")
 
@@ -418,8 +418,8 @@ def _marks(values: tuple[Any, ...]) -> str:
 
 
 def better_of(known: Outcome, new: Outcome) -> Outcome:
-    """Return the better of both; ``known`` itself where ``new`` adds nothing. Bounds hold for both,
-    whoever proved them.
+    """Return the better of both; ``known`` itself where ``new`` adds nothing. A bound from either
+    holds for both.
     """
     best = known if known.value[:4] <= new.value[:4] else new
     if best.status == Status.INFEASIBLE:

@@ -55,7 +55,7 @@ HOOKS_OF_FSDP = "torch.distributed.fsdp."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatheredParameter:
-    """What ``fully_shard`` was told about one parameter."""
+    """The arguments of ``fully_shard`` for one parameter."""
 
     shape: torch.Size
     """Of the whole."""
@@ -91,8 +91,8 @@ def class_before_fsdp(module: Any) -> Any:
 def fsdp_policies(
     model: Any,
 ) -> tuple[dict[tuple[int, str], GatheredParameter], dict[int, CastModule]]:
-    """Return what ``fully_shard`` was told, by module (its ``id``) and name of the parameter, and
-    by module; ``ValueError`` for what has no counterpart in a graph.
+    """Return the arguments of ``fully_shard``, by module (its ``id``) and name of the parameter,
+    and by module; ``ValueError`` for what has no counterpart in a graph.
 
     (torch/distributed/fsdp/_fully_shard/_fsdp_state.py, _fsdp_param_group.py, _fsdp_param.py)
     """
@@ -115,7 +115,7 @@ def fsdp_policies(
                 raise ValueError("reshard_after_forward as a number of process ranks")
             if not hasattr(info, "shard_process_group"):
                 raise ValueError("a mesh without a sharded dimension")
-            # torch keeps the root's parameters where nobody said otherwise (_lazy_init)
+            # torch keeps the root's parameters by default (_lazy_init)
             kept = later is None or (module is model and state._auto_reshard_after_forward is True)
             for one in group.fsdp_params:
                 if one.is_dtensor:

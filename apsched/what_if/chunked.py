@@ -2,8 +2,8 @@
 
 A collective on the path (tensor or expert parallel) waits for a matrix product, and the next matrix
 product waits for it. Split in two along the rows, with the products at both ends and what lies
-between, the first half is on the wire while the second is computed. The bound says what is there to
-win before anybody writes such kernels; it knows no price of smaller products (see
+between, the first half is on the wire while the second is computed. The bound gives the largest
+gain of such kernels before they are written; it knows no price of smaller products (see
 ``apsched.solver.bounds.any_order.chunked``).
 """
 
@@ -127,7 +127,7 @@ def _is_product(record: NodeRecord) -> bool:
 
 
 def line(name: str, found: WhatIfChunked) -> str:
-    """Return in one line what there is to win."""
+    """Return a one-line summary of the potential gain."""
     if not found.num_collectives:
         return f"{name}: no collective on the path to split"
     share = max(1 - found.bound_us / found.whole_us, 0.0) if found.whole_us else 0.0

@@ -2,7 +2,7 @@
 prefetch.
 
 A schedule that is known stays possible where a cap is loosened, so the gain is never negative. Two
-searches differ by chance, so a gain counts as proven only by bounds: whoever schedules best within
+searches differ by chance, so a gain counts as proven only by bounds: the best schedule within
 the old caps needs at least the old bound.
 """
 

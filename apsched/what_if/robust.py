@@ -37,8 +37,8 @@ AS_PRICED = "apsched, for the costs as they are"
 def made_robust(
     problem: Problem, caps: Caps, options: SolveOptions, answer: SolveResult, asked: ScenarioOptions
 ) -> tuple[SolveResult, Robustness | None]:
-    """Return ``answer`` with the best schedule by ``asked``, and what the scenarios said; ``None``
-    where there is no schedule.
+    """Return ``answer`` with the best schedule by ``asked``, and the result of the scenarios;
+    ``None`` where there is no schedule.
     """
     if answer.best is None:
         return answer, None

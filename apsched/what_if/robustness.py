@@ -24,7 +24,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Robustness:
-    """What the scenarios said."""
+    """The result of the scenarios."""
 
     options: ScenarioOptions
     baselines: tuple[Spread, ...]

@@ -170,7 +170,7 @@ def _control_dependencies(
 
 
 def _producers(analysis: Analysis) -> list[set[int]]:
-    """Return for each node those that compute or communicate what it takes, directly or as a
+    """Return for each node those that compute or communicate its operands, directly or as a
     view.
     """
     producers: list[set[int]] = []

@@ -39,7 +39,7 @@ def keep_what_is_sent(gm: GraphModule) -> GraphModule:
     Raises
     ------
     InputError
-        where ``out`` is somebody else's memory, and Inductor reuses buffers.
+        where ``out`` is memory of another node, and Inductor reuses buffers.
     """
     exposed = [
         node

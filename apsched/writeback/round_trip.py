@@ -72,8 +72,8 @@ def round_trip(
 def with_names_checked(
     trip: RoundTrip, rewritten: GraphModule, problem: Problem, schedule: Schedule
 ) -> RoundTrip:
-    """Return ``trip``, not exact where a launch of ``rewritten`` cannot be told by the names of the
-    collectives that it stands for.
+    """Return ``trip``, not exact where a launch of ``rewritten`` cannot be identified by the names
+    of the collectives that it stands for.
 
     Metrics, reports and traces find launches by these names; a node that was renamed, or lost its
     note, would drop out of them silently.

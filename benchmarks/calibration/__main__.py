@@ -1,5 +1,5 @@
-"""``python -m benchmarks.calibration``: how well a profile foretells steps that it has not seen,
-and a schedule that nobody has run.
+"""``python -m benchmarks.calibration``: how well a profile predicts steps that it has not seen,
+and a schedule that has not run.
 
 Starts gloo processes of one thread that run ``llama3-debug``, profiled by ``torch.profiler``. Costs
 are read off every other step (``apsched calibrate --trace``); the others are what they are held
@@ -26,7 +26,7 @@ _WORKER = Path(__file__).with_name("worker.py")
 _WITHIN = 0.10
 _TIMEOUT_S = 900
 _HELD = ("step", "compute stream", "group's stream")
-"""What must be foretold within 10 %; a schedule that nobody has run is shown beside."""
+"""Required prediction accuracy: 10 %. A schedule that has not run is only shown."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,5 +1,5 @@
 """One of several gloo processes: run ``llama3-debug`` under the profiler, calibrate on every other
-step, foretell the rest and a schedule.
+step, predict the rest and a schedule.
 
 usage: calibration_worker.py PROCESS_RANK WORLD_SIZE FOLDER NUM_STEPS
 """

@@ -1,10 +1,10 @@
-"""One case in a process of its own: ``python -m benchmarks.common.case FILE``, where FILE says
-which case, and gets what is found.
+"""One case in a process of its own: ``python -m benchmarks.common.case FILE``. FILE names the
+case, and gets its record.
 
-In this order, so that memory can be told apart: torch captures; a small graph warms up solver and
-torch's pass; the graphs are exported and solved under each memory cap, and written back; then
-torch's schedulers run on the same graphs, and what they reach is solved for with the peak of their
-graph as the cap; last, one graph is solved again in other processes.
+In this order, so that the memory of each part is known: torch captures; a small graph warms up
+solver and torch's pass; the graphs are exported and solved under each memory cap, and written back;
+then torch's schedulers run on the same graphs, and what they reach is solved for with the peak of
+their graph as the cap; last, one graph is solved again in other processes.
 """
 
 import json

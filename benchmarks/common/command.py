@@ -47,7 +47,7 @@ class Benchmark:
 
     @property
     def notes(self) -> Path:
-        """What somebody wrote by hand about its numbers."""
+        """The file of notes about its numbers, written by hand."""
         return _HERE / ("notes.md" if self.caps else f"notes-{self.name}.md")
 
 
@@ -227,7 +227,7 @@ def _measure_all(
     if num_jobs > 1:
         todo.sort(
             key=lambda case: -case.weight
-        )  # the longest first, so that nobody waits for it in the end
+        )  # the longest first, so that it does not run alone at the end
     began, weights = time.perf_counter(), {case.name: case.weight for case in todo}
     with CaseProcesses(asked, num_jobs) as processes:
         for number, record in enumerate(processes.measure(todo), start=1):
@@ -272,7 +272,7 @@ def _table_again(benchmark: Benchmark, file: Path) -> int:
 
 
 def _commit() -> str:
-    """Return which state of the code this is; empty where nobody knows."""
+    """Return which state of the code this is; empty if unknown."""
     try:
         command = ["git", "describe", "--always", "--dirty"]
         return subprocess.run(

@@ -128,7 +128,7 @@ def time_ratio(case: CaseRecord, row: Row) -> float | None:
 
 
 def verdicts(run: RunRecord) -> tuple[Verdict, ...]:
-    """Return what there is to say about every figure."""
+    """Return the verdict on every figure."""
     return (
         _finished(run),
         _gap(run),

@@ -33,7 +33,7 @@ def run_counting(
     bytes live at each node.
 
     Values die as in the code that FX generates: after the node that uses them last, or at once
-    where nobody does. The caller holds ``kept`` inputs. The input of a collective is held until its
+    without a use. The caller holds ``kept`` inputs. The input of a collective is held until its
     wait where the record says so. A real process group lets go of tensors in a thread of its own, a
     moment after the wait: where more is live than ``expected``, that moment is given.
     """

@@ -28,8 +28,8 @@ def cpu_s() -> float:
 
 @contextmanager
 def timed() -> Iterator[Used]:
-    """Time the body; garbage of what ran before is collected first, so that nobody pays for
-    others.
+    """Time the body; garbage of what ran before is collected first, so that it is not charged
+    to the body.
     """
     gc.collect()
     used = Used()

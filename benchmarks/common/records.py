@@ -74,7 +74,7 @@ class Row:
     """Places by which the one moved that moved furthest."""
     noise: tuple["Noise", ...] = ()
     least_cap_bytes: int = 0
-    """Where nothing fits: the least memory cap that is known to do; 0 for none."""
+    """Where nothing fits: the least memory cap with a known schedule; 0 for none."""
 
     @property
     def solved(self) -> bool:

@@ -50,7 +50,7 @@ def grids(run: RunRecord, report: Report) -> tuple[Grid, ...]:
 
 
 def markdown(run: RunRecord, notes: str, report: Report) -> str:
-    """Return the dated page; ``notes`` are those that somebody wrote by hand."""
+    """Return the dated page; ``notes`` are written by hand."""
     missed = [(verdict, miss) for verdict in report.verdicts(run) for miss in verdict.misses]
     tables = (_markdown_grid(grid) for grid in grids(run, report))
     parts = [
@@ -97,7 +97,7 @@ found: the schedule may cost 0.1 % more
   share of the time that a schedule can do anything about. Compute is that of the nodes whose \
 order is fixed; launches, copies and
   casts of shards are beyond it.
-- **exposed** is the time that the compute stream stands still.
+- **exposed** is the time that the compute stream stalls.
 - **floor** is the least memory for which a schedule is known; **layer** is the gathered weights \
 of one transformer block (the largest
   one, as allocated; embedding and output are no blocks).

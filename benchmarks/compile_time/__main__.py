@@ -2,9 +2,9 @@
 takes, beside torch's own, in one run.
 
 On a fake process group of four: the first step (forward and backward, where all graphs are
-compiled) with torch's backend and with apsched's, one after the other in one process. What is
-imported, loaded or compiled once comes before: the same steps with the smallest model, of which is
-said how long they took, too. A model has the graph of a large one where it has as many layers:
+compiled) with torch's backend and with apsched's, one after the other in one process. Imports,
+loads and one-time compilations come before: the same steps with the smallest model, whose time is
+reported, too. A model has the graph of a large one where it has as many layers:
 ``llama3-debug`` with 32 has that of ``llama3-8b`` and fits into memory. Full Inductor generates all
 its code, but no C++ compiler runs, and the step then runs node by node: compilers take as long for
 both, so that ratios with them would be nearer to one. Exit status: 0, 2 wrong use.

@@ -6,7 +6,7 @@ torch's ``schedule_overlap_bucketing``, and apsched with and without a cap on me
 long sequences on a fast link, the network all others. Costs are measured on the same link first.
 Schedules run by turns; a table has medians, spread, what was predicted, and the peak of live bytes
 as counted while running. Nothing else should run meanwhile: the report says what did. ``device``:
-memory and operators on a GPU (``python -m benchmarks.device``); skipped, and said to be, where
+memory and operators on a GPU (``python -m benchmarks.device``); skipped, with a line, where
 there is none. ``checks``: a long run against eager FSDP2, faults, random graphs, files of any
 bytes.
 

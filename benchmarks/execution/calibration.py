@@ -60,7 +60,7 @@ class Calibration:
 
     A virtual machine is faster or slower by some per cent from one minute to the next. So steps are
     observed in each round of steps that are timed, too: schedules are solved with what was known
-    before, and foretold with what operators and messages took meanwhile.
+    before, and predicted with the times of operators and messages in that round.
     """
 
     def __init__(self, built: BuiltModel, capture: Capture, folder: Path) -> None:

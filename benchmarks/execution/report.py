@@ -63,7 +63,7 @@ def _network(run: Mapping[str, Any]) -> list[str]:
             f" {found['others_cores']:.2f} cores busy during calibration and {fmean(cores):.2f}"
             f" during the rounds; {left_out} of {len(cores)} steps, those that they disturbed, are"
             " left out. Schedules are solved with profiles of"
-            f" {len(found['captured_beside_profiler_us']['first'])} steps as captured and foretold"
+            f" {len(found['captured_beside_profiler_us']['first'])} steps as captured and predicted"
             f" with those of one in each round: beside the profiler they took {first_us / 1e3:.0f}"
             f" ms at first and {then_us / 1e3:.0f} ms in the rounds, where steps without it took"
             f" {captured_us / 1e3:.0f} ms. At first {slowed}, and in the rounds {slows}. What would"

@@ -41,7 +41,7 @@ class Beside:
 
 
 class Slowdown:
-    """Runs steps without collectives beside messages that nobody waits for. Every process rank
+    """Runs steps without collectives beside messages that no node waits for. Every process rank
     calls the same, and gets the same.
     """
 
@@ -74,8 +74,8 @@ class Slowdown:
 def contention_of(
     samples: Sequence[Mapping[Messages, Beside]], compute_us: float, latency_us: float
 ) -> Contention:
-    """Return who slows whom, by ``samples`` of a step whose compute takes so long as captured, and
-    messages that have such a latency.
+    """Return how streams slow each other, by ``samples`` of a step whose compute takes so long as
+    captured, and messages that have such a latency.
 
     Compute is slower by the ratio of these times. With t(s) what messages of s bytes take, and the
     latency l,

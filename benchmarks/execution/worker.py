@@ -200,7 +200,7 @@ def by_turns(
     ``before_each`` is called before each round. A round runs each schedule twice, in changing
     order, and times the second: before a step of a job comes another like it, which is what caches
     and connections remember. More rounds follow, as many again at most, until each has so many
-    steps that nobody disturbed.
+    undisturbed steps.
     """
     times: dict[str, list[float]] = {runnable.name: [] for runnable in runnables}
     cores: dict[str, list[float]] = {runnable.name: [] for runnable in runnables}

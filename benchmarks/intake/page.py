@@ -77,8 +77,8 @@ def markdown(outcomes: Sequence[CaseOutcome], about: str) -> str:
         "# What is taken",
         about,
         "Graphs with collectives are counted; a case that gives none is not traced. *torch* is"
-        " `schedule_overlap_bucketing` on a copy of the graph; *torch alone* is what it takes and"
-        " apsched refuses.",
+        " `schedule_overlap_bucketing` on a copy of the graph; *torch alone* counts graphs"
+        " that it accepts and apsched refuses.",
         _table(headings(), totals(outcomes)),
         "## Every graph",
         _table(columns, rows),

@@ -89,7 +89,7 @@ def pairs(run: RunRecord) -> Iterator[Pair]:
 
 
 def verdicts(run: RunRecord) -> tuple[Verdict, ...]:
-    """Return what there is to say about every figure."""
+    """Return the verdict on every figure."""
     found = tuple(pairs(run))
     return (
         _finished(run),

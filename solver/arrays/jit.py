@@ -28,7 +28,7 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
         dispatcher._cache._cache_file._source_stamp = source_stamp()
     except (
         AttributeError
-    ):  # a numba whose cache cannot be told what counts: no cache rather than stale code
+    ):  # a numba without this hook of its cache: no cache rather than stale code
         dispatcher = njit(no_cfunc_wrapper=True)(function)
     return cast("Callable[P, R]", dispatcher)
 

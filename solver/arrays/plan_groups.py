@@ -16,7 +16,7 @@ class PlanGroups(NamedTuple):
     leader: Ints
     """First collective of its atom."""
     closed: Bools
-    """Nobody joins its atom."""
+    """No other collective joins its group."""
     size_bytes: Ints
     ready_slot: Ints
     need_slot: Ints

@@ -114,7 +114,7 @@ class ProblemArrays:
     group: Ints
     """(C,) group of the plan whose members share one bucket; -1 for none."""
     closed: Bools
-    """(C,) nobody joins its group."""
+    """(C,) no other collective joins its group."""
     launch_last: Ints
     """(C,) last slot where the plan lets its launch stand; m where it says nothing. The first is
     part of ``ready_slot``.
@@ -126,7 +126,7 @@ class ProblemArrays:
     kept_bytes: int
     num_streams: int
     shares: ContentionArrays | None
-    """Who slows whom; ``None``: nobody does."""
+    """How streams slow each other; ``None``: not at all."""
 
     @cached_property
     def time_before(self) -> Ints:

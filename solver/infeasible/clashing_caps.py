@@ -178,8 +178,8 @@ def relaxations(
 
 
 def _bisect(oracle: FeasibilityOracle, caps: Caps, name: str, bound: int) -> tuple[int | None, int]:
-    """Return the least value of cap ``name`` that is known to do, and the least that is not proven
-    impossible.
+    """Return the least value of cap ``name`` with a known schedule, and the least that is not
+    proven impossible.
     """
     if name == "in_flight_cap_bytes":
         bound = max(bound, oracle.largest)

@@ -1,4 +1,4 @@
-"""Where the user's plan alone already breaks a cap: which rule, and the least cap that would do."""
+"""Where the user's plan alone already breaks a cap: which rule, and the least cap that fits."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,5 +1,5 @@
-"""Why nothing fits: the caps that clash, the nodes where, what is alive there, and the least of
-each cap that would do.
+"""Why nothing fits: the caps that clash, the nodes where, what is alive there, and the least
+value of each cap that fits.
 """
 
 from apsched.config import Caps, SolveOptions
@@ -81,16 +81,13 @@ def _told(caps: Caps, clash: Clash, relaxed: tuple[Relaxation, ...], proven: boo
         return (
             f"the {_WORDS[name]} has to be at least {_show(name, found.bound)}, more than {limit}"
         )
-    least_is = "would" if found.proven else "is known to"
-    return (
-        f"the least {_WORDS[name]} that {least_is} do is {_show(name, found.least)}, more than"
-        f" {limit}"
-    )
+    fits = "that fits" if found.proven else "known to fit"
+    return f"the least {_WORDS[name]} {fits} is {_show(name, found.least)}, more than {limit}"
 
 
 def _without_plan(problem: Problem, caps: Caps) -> list[str]:
-    """Return what the cap on memory would have to be without the user's plan, where that would
-    do.
+    """Return what the cap on memory would have to be without the user's plan, where that is
+    enough.
     """
     free = without_plan(problem)
     if free is problem or caps.memory_cap_bytes is None:
@@ -98,7 +95,7 @@ def _without_plan(problem: Problem, caps: Caps) -> list[str]:
     least = just_in_time(Instance.of(free, caps))
     if least is None or least.peak_memory_bytes > caps.memory_cap_bytes:
         return []
-    return [f"without the plan {show_bytes(least.peak_memory_bytes)} would do"]
+    return [f"without the plan {show_bytes(least.peak_memory_bytes)} is enough"]
 
 
 def _show(name: str, value: int) -> str:

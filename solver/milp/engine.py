@@ -29,7 +29,7 @@ _CBC_BOUND = re.compile(r"Lower bound:\s+(\S+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What the solver said about one objective."""
+    """The solver's answer for one objective."""
 
     status: str
     """``optimal``, ``feasible``, ``infeasible`` or ``unknown``."""

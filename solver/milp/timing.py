@@ -106,8 +106,8 @@ def _compute_stream(order: Order, clock: Clock) -> None:
 
 
 def _after(order: Order, later: Linear, earlier: Linear, holds: Linear, most: float) -> None:
-    """Later >= earlier where ``holds`` is 1; elsewhere they differ by ``most`` at most, and nothing
-    is said.
+    """Later >= earlier where ``holds`` is 1; elsewhere they differ by ``most`` at most, and no
+    relation holds.
     """
     if not holds and not holds.constant:
         return

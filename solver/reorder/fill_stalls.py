@@ -1,5 +1,5 @@
-"""Keep the order of the compute; put off what nothing waits for; where the stream would stand
-still, run what is ready.
+"""Keep the order of the compute; defer work without a consumer; where the stream would stall,
+run what is ready.
 
 One pass over a program (launches, waits and copies around the compute order in some order) on the
 clock. Blocks that no launch on the path depends on (weight gradients) may be put off. At a wait
@@ -79,7 +79,7 @@ class _Course(NamedTuple):
     usual_bytes: Ints
     """(K+1,) bytes that blocks hold behind so many places of the program."""
     needed: Bools
-    """(B,) the stream stands still for it: what outputs alone need is waited for at the end."""
+    """(B,) the stream stalls for it: what outputs alone need is waited for at the end."""
     room_bytes: int
     max_move: int
     limits: FillLimits
@@ -210,7 +210,7 @@ def _run_up_to(p: Precedence, u: Units, c: _Course, state: _State, i: int) -> No
 
 @compiled
 def _fill_stall(p: Precedence, u: Units, c: _Course, state: _State, i: int) -> None:
-    """Wait as operation ``i`` does, and while the stream would stand still run what may run."""
+    """Wait as operation ``i`` does, and run what may run while the stream would stall."""
     scalars, awaited = state.scalars, c.program.argument[i]
     if not state.launched[awaited]:
         _launch(u, awaited, state)

@@ -1,10 +1,10 @@
-"""The end of the step: reductions that stick out behind the last compute node, and orders of the
+"""The end of the step: reductions that end after the last compute node, and orders of the
 compute that let less of them do so.
 
 The last reduction R of a step runs when there is nothing left to compute. A weight gradient that is
 put off behind what R needs runs beside it, but its own reduction then follows R on the same stream.
 Put off are blocks that only one bucket needs: with C ticks of compute and T of transfer they
-shorten what sticks out by C - T at most, so the last ones with C > T go, as many as it takes.
+shorten the exposed end by C - T at most, so the last ones with C > T go, as many as needed.
 Behind R those with the longest transfers run first (Johnson's rule for two machines: where C > T
 descending T is best), and what is left in the end is the shortest. Where R itself has blocks that
 nothing else needs, those also may run as soon as what they need is there.
@@ -28,12 +28,12 @@ from apsched.solver.reorder.reorder import ComputeMover, Moved
 from apsched.solver.search.local_search import Search
 
 _SHARES = (0.25, 0.5, 0.75, 1.0, 1.5)
-"""Of what sticks out, how much the blocks that are put off should make up for."""
+"""Share of the exposed end that the deferred blocks should hide."""
 _MOST_ROUNDS = 8
 """How often the end is looked at, each time as the round before left it."""
 _NEAR = 10
 """Tails before the end, from where on buckets are searched anew."""
-NOBODY, SEVERAL = -1, -2
+NO_OWNER, SEVERAL = -1, -2
 """In place of an owner."""
 
 
@@ -48,7 +48,7 @@ class Tail:
 
 
 def tail_of(arrays: ProblemArrays, program: Program) -> Tail | None:
-    """Return what sticks out behind the last compute; None where that is no reduction."""
+    """Return the reductions that end after the last compute node; None where there are none."""
     partition, where = program.partition, trace(arrays, program)
     if not len(partition.buckets):
         return None
@@ -70,8 +70,8 @@ def with_shorter_tail(
     """Return a search around an order whose end is shorter by more than ``worth_ticks`` in all, or
     ``search`` where none is found.
 
-    As long as ``worth_ticks`` and more stick out; buckets are searched anew at the end only, with
-    ``evaluations`` at most.
+    As long as ``worth_ticks`` and more are exposed at the end; buckets are searched anew at the end
+    only, with ``evaluations`` at most.
     """
     best = search
     for _ in range(_MOST_ROUNDS):
@@ -157,7 +157,7 @@ def orders_of_the_end(
     for share in _SHARES:
         max_delay = worth[: int(np.searchsorted(makes_up, share * tail.ticks)) + 1]
         behind = np.isin(owner, max_delay) | (
-            (owner == NOBODY) & (place >= place[needed].max(initial=0))
+            (owner == NO_OWNER) & (place >= place[needed].max(initial=0))
         )
         _add_following(p, behind)  # what nothing needs
         behind &= _passed(p, order, behind) <= most
@@ -213,15 +213,15 @@ def _soon(p: Precedence, order: Ints, mine: Bools) -> Ints:
 
 
 def owners(p: Precedence, bucket_of: Ints) -> Ints:
-    """Return for each block the only bucket that it is needed for; NOBODY where none needs it,
+    """Return for each block the only bucket that it is needed for; NO_OWNER where none needs it,
     SEVERAL where more than one does.
     """
-    owner = np.full(len(p.block_ticks), NOBODY, dtype=np.int64)
+    owner = np.full(len(p.block_ticks), NO_OWNER, dtype=np.int64)
     for block in range(len(owner) - 1, -1, -1):
         after = owner[p.behind_list[p.behind_begin[block] : p.behind_begin[block + 1]]]
         buckets = bucket_of[p.feeds_list[p.feeds_begin[block] : p.feeds_begin[block + 1]]]
         served = set(after.tolist()) | set(buckets.tolist())
-        served.discard(NOBODY)
+        served.discard(NO_OWNER)
         if served:
             owner[block] = served.pop() if len(served) == 1 else SEVERAL
     return owner

@@ -227,7 +227,7 @@ def place(u: Units, early: bool, at_once: bool, in_stalls: bool) -> tuple[Ints, 
                 else:
                     break
                 if in_stalls and not launch_only:
-                    # copy buckets out that have arrived, while the stream stands still for
+                    # copy buckets out that have arrived, while the stream stalls for
                     # ``needed`` anyway
                     while next_wait < len(gathers):
                         d = gathers[next_wait]

@@ -1,7 +1,7 @@
 """Waits as late as the peak allows: what a schedule gains must survive costs that are wrong.
 
 Search waits for a reduction where the clock of the model says that it is done. If transfers take
-longer than the model says, or compute less, the compute stream stands still there, though nothing
+longer than the model says, or compute less, the compute stream stalls there, though nothing
 needs the result yet. The later the wait, the less it risks; but until then the bytes that it frees
 are held. So, on a program that is otherwise decided, each wait that nothing needs yet is given a
 margin

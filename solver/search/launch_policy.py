@@ -39,7 +39,7 @@ class Policy:
     one_ahead: bool = False
     """A gather starts when the one before it is needed (prefetch of one bucket, as FSDP2 does)."""
     in_stalls: bool = False
-    """Launch, and copy out, while the compute stream stands still for an on-path collective
+    """Launch, and copy out, while the compute stream stalls for an on-path collective
     anyway.
     """
     wait_reductions_at_once: bool = False

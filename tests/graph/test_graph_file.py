@@ -129,7 +129,7 @@ BROKEN = {
     ),
     "storage": (
         lambda dag: rewritten(dag, lambda c: c["nodes"][2].update(reads=[7])),
-        "uses storage 7, which nobody has allocated",
+        "uses storage 7, which no node has allocated",
     ),
     "curve": (
         lambda dag: rewritten(dag, lambda c: c["graph"]["curves"].pop("copy")),

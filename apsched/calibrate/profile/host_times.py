@@ -1,10 +1,10 @@
 """One step of a job on a CPU, taken apart: the host is the compute stream, gloo's threads are the
 groups' streams.
 
-Every moment between the first and the last node of a graph is somebody's: an operator owns the time
+Every moment between the first and the last node of a graph has one owner: an operator owns the time
 from the end of the one before it to its own end (python and views on the way included), a start
 owns what passes until its transfer begins or the host goes on, a transfer owns what passes until
-the host gets on after its wait, if the host stood still for it. So the costs of one step, put back
+the host gets on after its wait, if the host stalled for it. So the costs of one step, put back
 into the machine
 
     t_k = max(t_{k-1}, end of the transfers waited for) + d_k

@@ -68,8 +68,8 @@ def is_nccl(kernel: Work) -> bool:
 
 
 def message_of(kernel: Work, launched_by: HostOp | None) -> Message | None:
-    """Return what an NCCL kernel transferred; ``None`` where the trace does not say, or nobody asks
-    (barriers, point to point).
+    """Return what an NCCL kernel transferred; ``None`` where the trace does not say, or the kernel
+    needs no price (barriers, point to point).
     """
     args = (
         kernel.args

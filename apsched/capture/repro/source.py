@@ -229,7 +229,7 @@ def _without_unreadable_submodules(section: list[str]) -> list[str]:
     = ...``.
 
     torch prints the subgraphs of higher-order operators by their repr (``<lambda>()``), which
-    nobody can read back.
+    cannot be parsed.
     """
     end = next(
         (row for row, line in enumerate(section) if re.match(r"\s+def forward\b", line)),

@@ -1,5 +1,5 @@
-"""``apsched audit``: how good is the order that a graph has now, or a schedule file, whoever made
-it, and what would help it most?
+"""``apsched audit``: score the order of a graph, or any schedule file, and rank the changes that
+would help most.
 """
 
 import argparse
@@ -15,8 +15,8 @@ def add_parser(verbs: Any) -> None:
     parser = add_verb(
         verbs,
         "audit",
-        "score the order that graphs have now, or a schedule file, against the proven bound: what"
-        " is exposed, what would help",
+        "score the order of the graphs, or a schedule file, against the proven bound: exposed"
+        " collectives, and the changes that would help",
         run,
     )
     add_source(parser)
@@ -24,7 +24,7 @@ def add_parser(verbs: Any) -> None:
     add_json(parser)
     add_groups(parser, "caps", "search", "compute", "contention")
     text = (
-        "score this schedule file, whoever made it, not the order as captured; once for each graph"
+        "score this schedule file instead of the order as captured; any author; once for each graph"
     )
     add_option(parser, "--schedule", "FILE", text, several=True)
     parser.add_argument(
@@ -32,7 +32,7 @@ def add_parser(verbs: Any) -> None:
         action="store_true",
         help=(
             "also the bound if collectives on the path, and the matrix products around them, were"
-            " split in two: what is there to win"
+            " split in two: the most that asynchronous tensor parallelism can gain"
         ),
     )
 

@@ -28,12 +28,12 @@ def add_parser(verbs: Any) -> None:
     parser = add_verb(
         verbs,
         "calibrate",
-        "read costs off a profile of a job, or measure them on the device at hand, for `--costs`",
+        "read costs from a profile of a job, or measure them on this device, for `--costs`",
         run,
     )
     how = parser.add_argument_group("how (one of these)")
     text = (
-        "what torch.profiler exported, with record_shapes=True and steps marked by prof.step();"
+        "trace of torch.profiler, with record_shapes=True and steps marked by prof.step();"
         " once for each process rank"
     )
     add_option(how, "--trace", "FILE", text, several=True)
@@ -45,7 +45,7 @@ def add_parser(verbs: Any) -> None:
     how.add_argument(
         "--unfused",
         action="store_true",
-        help="run what Inductor would fuse, too, one by one, as eager and aot_eager jobs do",
+        help="also run operators that Inductor would fuse, one by one, as eager and aot_eager do",
     )
     add_option(parser, "--graph", "SOURCE", SOURCE_HELP, dest="source", required=True)
     add_groups(parser, "source")

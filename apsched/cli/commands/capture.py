@@ -20,8 +20,8 @@ def add_parser(verbs: Any) -> None:
         "--saved-bytes",
         action="store_true",
         help=(
-            "also say what forward saves for backward, and what it would if gathers of parameters,"
-            " and what follows them, had no tags"
+            "also print the bytes that forward saves for backward, and the bytes without tags on"
+            " gathers of parameters and the nodes that follow them"
         ),
     )
     add_groups(parser, "costs")

@@ -16,7 +16,7 @@ from apsched.cli.output import refuse_infeasible
 
 def add_parser(verbs: Any) -> None:
     """Add the verb."""
-    parser = add_verb(verbs, "compare", "score every baseline beside the solver", run)
+    parser = add_verb(verbs, "compare", "compare the solver with every baseline", run)
     add_source(parser)
     add_groups(parser, "costs")
     add_json(parser)

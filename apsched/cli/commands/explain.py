@@ -15,7 +15,8 @@ def add_parser(verbs: Any) -> None:
     parser = add_verb(
         verbs,
         "explain",
-        "say what the step time rests on and what one more would buy, or why no schedule fits",
+        "show the shares of the critical path and the gain from relaxing each cap, or why no"
+        " schedule fits",
         run,
     )
     add_source(parser)

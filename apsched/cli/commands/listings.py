@@ -14,14 +14,14 @@ def add_parser(verbs: Any) -> None:
     clusters = add_verb(
         verbs,
         "clusters",
-        "list the clusters that costs can be computed for, or show the file of one",
+        "list the clusters, or print the file of one",
         run_clusters,
     )
     clusters.add_argument(
         "name",
         metavar="NAME",
         nargs="?",
-        help="print its file, where every number names its source: a start for your own",
+        help="print its file, with the source of every number: a template for your own",
     )
     add_json(clusters)
 

@@ -18,11 +18,11 @@ def add_parser(verbs: Any) -> None:
         "show a run as one HTML file: timeline, memory, buckets, baselines, certificate",
         run,
     )
-    add_run(parser, "what `apsched solve -o DIR` wrote, or the directory of a study")
-    text = "a study of the same graphs, whose frontiers are shown beside this run"
+    add_run(parser, "output directory of `apsched solve -o DIR`, or the directory of a study")
+    text = "a study of the same graphs; the page shows its frontiers, too"
     add_option(parser, "--study", "DIR", text)
     text = (
-        "of a study: show this point in detail, by its name or how that begins; may be given again"
+        "of a study: show this point in detail, by its name or a prefix of it; may be given again"
         " (default: the fastest of each frontier)"
     )
     add_option(parser, "--point", "NAME", text, several=True)

@@ -20,11 +20,11 @@ def add_parser(verbs: Any) -> None:
     parser = add_verb(
         verbs,
         "study",
-        "answer a grid of questions: a memory/time frontier, other meshes, clusters, options; go on"
-        " after a stop",
+        "answer a grid of questions: a memory/time frontier, other meshes, clusters, options;"
+        " resumes after an interruption",
         run,
     )
-    text = f"{SOURCE_HELP}; or compare A B, merge A B, export DIR, about studies that are there"
+    text = f"{SOURCE_HELP}; or compare A B, merge A B, export DIR, for existing studies"
     parser.add_argument("source", metavar="SOURCE", nargs="+", help=text)
     add_groups(parser, "source", "costs")
     add_json(parser)
@@ -44,7 +44,7 @@ def add_parser(verbs: Any) -> None:
     grid.add_argument(
         "--full",
         action="store_true",
-        help="solve at every memory cap, whatever is known from others",
+        help="solve at every memory cap, without results of other caps",
     )
     add_option(grid, "--slowdown", "SHARE", SLOWDOWN_HELP)
     add_option(grid, "--ignore", "NAME", "of compare: an option that may differ", several=True)
@@ -56,7 +56,7 @@ def add_parser(verbs: Any) -> None:
     add_out(
         parser,
         "DIR",
-        "directory of the study, where an earlier run is gone on with (default:"
+        "directory of the study; an earlier run in it is resumed (default:"
         " apsched-out/study-SOURCE)",
     )
 

@@ -20,17 +20,17 @@ def add_parser(verbs: Any) -> None:
     parser = add_verb(
         verbs,
         "trace",
-        "write the timelines of a run for Perfetto, to lie beside a profile of the job",
+        "write the timelines of a run for Perfetto, alone or with a profile of the job",
         run,
     )
-    add_run(parser, "what `apsched solve -o DIR` wrote")
+    add_run(parser, "output directory of `apsched solve -o DIR`")
     text = (
         "a trace that torch.profiler exported of the job: write both into one file, aligned where"
         " the job runs each graph"
     )
     add_option(parser, "--beside", "FILE", text)
     text = (
-        "the step of that trace to lie beside, as its profiler counted (default: the last whole"
+        "the step of that trace to align with, as its profiler counted (default: the last whole"
         " one)"
     )
     add_option(parser, "--step", "N", text)

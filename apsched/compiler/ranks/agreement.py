@@ -1,7 +1,7 @@
 """One graph, and what the process ranks of its groups tell each other about it: who solves, the
 answer, and what each will launch.
 
-Everything is said in groups of process ranks that communicate in the graph: only they must agree,
+All messages go to groups of process ranks that communicate in the graph: only they must agree,
 so that stages of a pipeline may compile other graphs, and more or fewer of them. In each group the
 lowest process rank is its *leader*.
 
@@ -74,7 +74,7 @@ class Group:
 
 
 class GraphAgreement:
-    """What is said about one graph; a context: an error that leaves it is told to the others, so
+    """Agreement on one graph; a context: an error that leaves it is sent to the others, so
     that none waits in vain.
     """
 
@@ -212,7 +212,7 @@ class GraphAgreement:
         self.launched = {group.name: digest for group, digest in digests.items()}
 
     def _verdict(self, topic: str, said: Mapping[Group, Mapping[str, Any]]) -> str:
-        """Say what is to be compared in each group; return what is wrong with what all said, empty
+        """Send the text to compare in each group; return the first mismatch of all texts, empty
         for nothing.
         """
         if not self.groups:
@@ -301,7 +301,7 @@ class GraphAgreement:
         said: Mapping[tuple[Group, int], Mapping[str, Any]],
         silent: tuple[int, ...],
     ) -> str:
-        """Return what is wrong with what was said in one group; empty for nothing."""
+        """Return the first mismatch of the texts of one group; empty where they agree."""
         heard = {rank: words for (where, rank), words in said.items() if where == group}
         for words in heard.values():
             if "failed" in words or words.get("kept"):
@@ -447,7 +447,7 @@ logger = logging.getLogger(__name__)
 
 
 def agreement_of(module: torch.fx.GraphModule, deadline_s: float | None) -> GraphAgreement | None:
-    """Return the agreement about ``module``; ``None`` where there is nobody to talk to.
+    """Return the agreement about ``module``; ``None`` without other process ranks.
 
     All process ranks that communicate in ``module`` must call this for it, and for other graphs
     with the same groups in the same order.

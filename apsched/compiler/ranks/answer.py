@@ -59,7 +59,7 @@ def answered(
     that have its graph, and with ``likeness`` also on those that have it with shards of other
     sizes.
 
-    It was verified within ``caps`` here, whoever gave it. ``solve`` runs on one process rank, and
+    It was verified within ``caps`` here, from any source. ``solve`` runs on one process rank, and
     only where no source has the answer.
     """
     sources = sources or Sources()

@@ -81,7 +81,7 @@ class Cache:
         """Return why proofs that the cache has (under ``digest``, if stated) are not believed;
         empty where only this user can write them.
 
-        A checksum says that nobody cut a file, not who wrote it.
+        A checksum proves that a file is complete, not who wrote it.
         """
         for path in (self.directory, *([self._path(digest)] if digest else [])):
             try:
@@ -134,7 +134,7 @@ class Cache:
             logger.warning("cache %s is left as it is: %s", self.directory, error)
 
     def entries(self) -> tuple[Entry, ...]:
-        """Return what there is, used most recently first."""
+        """Return all entries, used most recently first."""
         found = []
         for path in self._files(f"*{_SUFFIX}"):
             with contextlib.suppress(OSError):  # another process may remove it meanwhile

@@ -16,7 +16,7 @@ def raise_failure(said: Mapping[str, Any]) -> None:
 
 
 def in_words(error: BaseException, rank: int) -> ApschedError:
-    """Return ``error`` as it is told to all: of its kind where apsched raised it on purpose, and
+    """Return ``error`` as it is sent to all: of its kind where apsched raised it on purpose, and
     with the process rank.
     """
     error = getattr(error, "inner_exception", error)  # torch's compilers wrap what a pass raises

@@ -3,8 +3,8 @@ ever hanging.
 
 A process rank that works (it exports, solves, writes back) beats: a counter of its own in the store
 rises. One that waits watches the counter of the one it waits for, and beats whenever that rises; so
-work anywhere is seen along a whole chain of waits, and where nobody works any more, everybody is
-through after the deadline, whoever waits for whom.
+work anywhere is seen along a whole chain of waits. Where no process rank works, all of them stop
+after the deadline.
 """
 
 import os
@@ -68,7 +68,7 @@ class Job:
         return decision == b"yes"
 
     def beat(self) -> None:
-        """Say that there is progress here, or at somebody waited for."""
+        """Report progress of this process rank, or of one that it waits for."""
         self.store.add(_beats(self.rank))
 
     @contextmanager
@@ -98,8 +98,8 @@ class Job:
         share_of_deadline: float,
         began_s: float | None = None,
     ) -> tuple[int, ...]:
-        """Call ``poll`` until it returns nobody; it returns the process ranks that are still waited
-        for.
+        """Call ``poll`` until it returns an empty tuple; it returns the process ranks that are
+        still missing.
 
         Returns those that were silent for that share of the deadline, from ``began_s`` on (now);
         none where all have come.

@@ -38,7 +38,7 @@ class Store(Protocol):
 
 class JobStore:
     """Calls go to a thread of their own, one after the other, so that a store that hangs (its
-    process was stopped) hangs nobody.
+    process was stopped) cannot block a process rank.
     """
 
     def __init__(self, store: Store, prefix: str, timeout_s: float) -> None:
@@ -53,7 +53,7 @@ class JobStore:
         weakref.finalize(self, self._calls.put, None)
 
     def get(self, key: str) -> bytes | None:
-        """Return the value of ``key``; ``None`` where nobody has written it yet."""
+        """Return the value of ``key``; ``None`` while it has no value."""
         name = self._prefix + key
         value: bytes | None = self._call(
             lambda: self._store.get(name) if self._store.check([name]) else None
@@ -84,7 +84,7 @@ class JobStore:
         return int(self._call(lambda: self._store.add(self._prefix + key, amount)))
 
     def decide(self, key: str, value: bytes) -> bytes:
-        """Write ``value`` unless somebody has written another; return what is there."""
+        """Write ``value`` unless the key has one; return the value that the key has then."""
         name = self._prefix + key
         return bytes(self._call(lambda: self._store.compare_set(name, "", value.decode())))
 
@@ -114,5 +114,5 @@ def _serve(calls: "queue.SimpleQueue[_Call | None]") -> None:
         call, answer = asked
         try:
             answer.put((call(), None))
-        except Exception as error:  # handed to whoever asked
+        except Exception as error:  # raised again in the caller's thread
             answer.put((None, error))

@@ -96,7 +96,7 @@ def count_flops(node: torch.fx.Node, arguments: Mapping[str, Any], result: objec
 def _registered_flops(
     formula: Any, node: torch.fx.Node, arguments: Mapping[str, Any], result: object
 ) -> int:
-    """Call a formula of the registry: those that torch wraps take shapes, so plain tuples will do;
+    """Call a formula of the registry: those that torch wraps take shapes, so plain tuples suffice;
     the others take tensors.
     """
     takes_shapes = hasattr(formula, "__wrapped__")

@@ -397,8 +397,8 @@ def _is_fusible(node: torch.fx.Node) -> bool:
 
 
 def _copies_bucket(node: torch.fx.Node, free: set[torch.fx.Node]) -> bool:
-    """Say whether the node copies into or out of what a collective moves: whoever made the bucket,
-    it costs the bytes that it moves.
+    """Say whether the node copies into or out of the buffer of a collective: by any author of
+    the bucket, it costs the bytes that it moves.
     """
     if op_name(node.target) not in _COPIES:
         return False

@@ -53,8 +53,8 @@ class _Curve:
         return times[k] * math.exp(share * math.log(times[k + 1] / times[k]))
 
     def _beyond(self, size_bytes: int) -> float:
-        """Go on with the bandwidth between the last two points, or with the last point's where they
-        do not rise.
+        """Extrapolate with the bandwidth between the last two points, or with the last point's
+        where they do not rise.
         """
         sizes, times = self.size_bytes, self.time_us
         us_per_byte = times[-1] / sizes[-1]

@@ -161,7 +161,9 @@ def composite_effects(
 
 
 class _StoppedError(Exception):
-    """What the call does cannot be told from the operators seen; ``effects`` is what is known."""
+    """The operators seen do not determine the effects of the call; ``effects`` are the known
+    ones.
+    """
 
     def __init__(self, effects: Effects) -> None:
         super().__init__()

@@ -98,7 +98,7 @@ def _ancestors(node: Node, known: dict[Node, Node]) -> set[Node]:
 
 
 def _written(module: GraphModule) -> set[Node]:
-    """Return the nodes whose tensors somebody may write into."""
+    """Return the nodes with tensors that another node may write into."""
     written: set[Node] = set()
     for node in module.graph.nodes:
         if effects_of(node).writes:
@@ -131,7 +131,7 @@ def _with_sums_first(module: GraphModule) -> GraphModule:
 
 def _summed_chains(node: Node) -> tuple[Sequence[Node], Sequence[Node]] | None:
     """Return the two equal chains, each from its reduce-scatter on, whose results ``node`` adds and
-    nobody else uses.
+    no other node uses.
     """
     if (
         node.target is not _aten.add.Tensor

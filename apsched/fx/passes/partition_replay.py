@@ -106,7 +106,7 @@ def replayed_saves(nodes: Iterable[Node]) -> list[Node]:
     there are none.
 
     Tags on backward nodes don't count: tracers copy those of the forward node to what follows from
-    it in backward (AutoParallel #531). What somebody marked since goes before: ``MUST_SAVE`` is
+    it in backward (AutoParallel #531). Later marks go first: ``MUST_SAVE`` is
     saved, ``PREFER_RECOMPUTE`` and ``MUST_RECOMPUTE`` are not.
     """
     nodes = [node for node in nodes if node.op == "call_function" and not is_backward(node)]

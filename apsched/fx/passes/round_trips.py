@@ -1,5 +1,5 @@
-"""Values that are moved there and back: whoever takes the result may as well take what it was made
-of.
+"""Values that are moved there and back: users of the result may take the original value
+instead.
 """
 
 from collections.abc import Callable
@@ -24,11 +24,11 @@ def undo_round_trips(process_rank_of: Callable[[str], int] = process_rank_in_gro
 
     Three things give back what went in: an alias; this process rank's own part of what it gathered;
     an all-to-all back to where another came from. Their consumers take the original, so that the
-    redistributed value lives only for those who need it, and aliases and collectives that nobody
-    needs any more go. ``process_rank_of`` says which rank this process has in a group.
+    redistributed value lives only for those who need it, and aliases and collectives that no
+    node needs go. ``process_rank_of`` says which rank this process has in a group.
 
     Left alone is what a graph returns, since outputs may not become aliases of inputs, and what
-    somebody writes into.
+    a node writes into.
     """
 
     def run(module: GraphModule) -> GraphModule:
@@ -124,7 +124,7 @@ def _same_strides(node: Node, source: Node) -> bool:
 
 
 def _is_seen(node: Node, *, inside: bool = False) -> bool:
-    """Return whether somebody outside sees the tensor of ``node``, or somebody writes into it
+    """Return whether the caller sees the tensor of ``node``, or a node writes into it
     (``inside``: only the latter).
     """
     for user in node.users:

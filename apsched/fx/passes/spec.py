@@ -50,7 +50,7 @@ def _check_value(node: torch.fx.Node, where: _Where) -> None:
 
 
 def _returns_nothing(node: torch.fx.Node) -> bool:
-    """Return whether ``node`` has no result that anybody could use."""
+    """Return whether ``node`` has no result that a node could use."""
     if isinstance(node.target, torch._ops.OpOverload):
         return not node.target._schema.returns
     return isinstance(node.target, torch._ops.HigherOrderOperator) and not node.users

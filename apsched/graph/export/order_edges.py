@@ -26,7 +26,7 @@ def order_edges(
     ``holds`` are pairs of a start that reads its input until its wait, and that wait;
     ``extra_waits`` pairs of the wait of a collective and a later one for the same work;
     ``group_of_start`` has the process groups of the collectives that nodes of this graph start.
-    ``read_beside_waits`` are storages of transfers that somebody reads by another way than through
+    ``read_beside_waits`` are storages of transfers that a node reads by another way than through
     the wait. Linear in the accesses: each access is paired with the last write only.
     """
     edges = _mutation_edges(kinds, storages, holds, read_beside_waits)

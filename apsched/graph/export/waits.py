@@ -99,7 +99,7 @@ def keep_unscheduled(
 def read_beside_waits(
     waits: Waits, nodes: Sequence[torch.fx.Node], storages: Sequence[NodeStorages]
 ) -> Iterator[int]:
-    """Yield the storages of transfers whose results somebody takes from the start, and not from the
+    """Yield the storages of transfers whose results a node takes from the start, and not from the
     wait: they are there after the wait all the same.
     """
     used = dict(zip(nodes, storages, strict=True))

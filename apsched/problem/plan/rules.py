@@ -49,7 +49,7 @@ class Rule:
     by: str = ""
     r"""What tells groups apart, made of what ``match`` captured: ``\1``, ``\g<name>``."""
     closed: bool = False
-    """Nobody else joins the bucket of the group."""
+    """No other collective joins the bucket of the group."""
     pin: bool = False
     """Alone, with start and wait between the compute nodes where they were captured."""
     prefetch: int | None = None

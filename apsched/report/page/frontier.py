@@ -58,7 +58,7 @@ class FrontierPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slowdown:
-    """The least memory that is known to do for a step so much slower than the fastest."""
+    """The least memory with a known schedule for a step so much slower than the fastest."""
 
     share: float
     limit_us: float
@@ -248,9 +248,9 @@ def _slowdowns(line: Frontier) -> str:
     head = (
         "slower than the fastest",
         "step time at most",
-        "memory that will do",
+        "memory that is enough",
         "its step time",
-        "will not do (proven)",
+        "not enough (proven)",
     )
     caption = "The smallest memory for a given slowdown"
     return f'<div class="wide">{table(head, rows, caption=caption)}</div>'

@@ -58,7 +58,7 @@ class Stretch:
     begin_ticks: int
     end_ticks: int
     exposed_ticks: int
-    """Of it, the time that the compute stream stands still."""
+    """Of it, the time that the compute stream stalls."""
     where: Where
     cause: Cause
     at_step: int
@@ -190,7 +190,7 @@ def _before_on_stream(timeline: Timeline, num_streams: int) -> list[int]:
 
 
 class _Exposed:
-    """How long the compute stream stands still between two points in time."""
+    """How long the compute stream stalls between two points in time."""
 
     def __init__(self, timeline: Timeline) -> None:
         done = timeline.end_ticks[-1] if timeline.end_ticks else 0

@@ -1,5 +1,5 @@
-"""Which collectives the compute stream stands still for, and why: for each wait that stalls, what
-its transfer was doing until then.
+"""The collectives that stall the compute stream, and the causes: for each wait that stalls, the
+state of its transfer until then.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class StallCause(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stall:
-    """One transfer that the compute stream stands still for."""
+    """One transfer that stalls the compute stream."""
 
     name: str
     """Kind, and module or node of its first member."""

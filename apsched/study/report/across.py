@@ -74,7 +74,7 @@ class Worth:
     num_launches: int
     num_collectives: int
     saved_us: float
-    """At least, whoever schedules without buckets (proven)."""
+    """At least, against every schedule without buckets (proven)."""
     bucketed: bool
 
 

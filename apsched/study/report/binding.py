@@ -135,7 +135,7 @@ class Bucketing:
     """No schedule without buckets is faster (proven); ``None`` where an older version answered."""
 
     def proven_us(self, point: Point) -> float:
-        """Return what buckets save at ``point`` at least, whoever schedules without them."""
+        """Return what buckets save at ``point`` at least, against every schedule without them."""
         return max(0.0, (self.without_us or 0.0) - (point.step_time_us or 0.0))
 
 

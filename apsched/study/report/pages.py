@@ -171,8 +171,7 @@ def study_page_of(
     points = store.points()
     if not any(point.schedule for point in points):
         raise InputError(
-            f"{directory}: expected a study with answers, found none; `apsched study` goes on"
-            " with it"
+            f"{directory}: expected a study with answers, found none; `apsched study` resumes it"
         )
     lines = lines_of(points)
     commands = store.commands()

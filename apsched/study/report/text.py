@@ -122,7 +122,7 @@ def slowdown_text(points: Sequence[Point], slowdown: float) -> str:
     assert least is not None
     text = (
         f"{100 * slowdown:g} % slower than the fastest, {show_us(least.step_limit_us)}:"
-        f" {show_bytes(least.peak_memory_bytes)} will do ({show_us(least.step_time_us)})"
+        f" {show_bytes(least.peak_memory_bytes)} is enough ({show_us(least.step_time_us)})"
     )
     return (
         text

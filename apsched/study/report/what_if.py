@@ -7,7 +7,7 @@ the difference is proven.
                       everything else stays
     memory=-10GiB     a memory cap that is so much lower (or with ``+`` higher)
 
-Two searches differ by chance, so that only bounds prove: whoever schedules best now needs at least
+Two searches differ by chance, so that only bounds prove: the best schedule of now needs at least
 the bound of now.
 """
 
@@ -43,7 +43,7 @@ class Answer:
     now: Point
     then: Point
     notes: tuple[str, ...] = ()
-    """What should be said about the costs of then."""
+    """Remarks on the changed costs."""
 
     @property
     def gain_us(self) -> float | None:

@@ -38,7 +38,7 @@ def sentence(answer: Answer) -> str:
         needs = "; ".join(
             _needs(point) for point in (answer.now, answer.then) if point.step_time_us is None
         )
-        return f"{answer.verdict}: {needs or 'no cap is known that would do'}"
+        return f"{answer.verdict}: {needs or 'no cap is known that fits'}"
     share = 100 * abs(gain) / (answer.now.step_time_us or 1.0)
     found = (
         f"{show_us(abs(gain))} ({share:.2f} %) {'shorter' if gain > 0 else 'longer'}"

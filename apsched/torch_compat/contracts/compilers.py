@@ -179,7 +179,7 @@ def _describe_gradients() -> None:
     private.describe_gradients(graph, {1: "w"})
     expect(
         [gradient_of(d) for d in graph.output_node().meta["desc"]] == [None, "w"],
-        "an output is said to be a gradient of a parameter",
+        "an output is marked as a gradient of a parameter",
     )
 
 

@@ -188,7 +188,7 @@ def _descriptors() -> None:
         "a parameter's descriptor has its name",
     )
     found = [private.is_parameter_or_buffer(d) for d in (weight, buffer, plain)]
-    expect(found == [True, True, False], "parameters and buffers are told from other inputs")
+    expect(found == [True, True, False], "parameters and buffers are known from other inputs")
     expect(
         private.gradient_of(GradAOTOutput(weight)) == "w",
         "a gradient's descriptor has that of its parameter",
@@ -325,7 +325,7 @@ def _partitioned_graphs() -> None:
     saved = [n for n in again[0].graph.output_node().args[0][1:] if n.op == "call_function"]
     expect(
         ["tanh" in str(n.target) for n in saved] == [True],
-        "it saves what it is told to, and inputs",
+        "it saves the values that it is given, and inputs",
     )
 
 

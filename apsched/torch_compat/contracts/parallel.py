@@ -53,7 +53,7 @@ def _fsdp_policies() -> None:
         hooks = [*model[0]._forward_pre_hooks.values(), *model[0]._forward_hooks.values()]
         expect(
             len(hooks) == 2 and all(h.__module__.startswith(fsdp.HOOKS_OF_FSDP) for h in hooks),
-            "its hooks are told by their module",
+            "its hooks are identified by their module",
         )
 
 

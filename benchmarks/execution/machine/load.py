@@ -32,7 +32,7 @@ class Load:
 
     @classmethod
     def now(cls) -> Self:
-        """Return them so far. Interrupts are nobody's: most are the network's."""
+        """Return them so far. Interrupts belong to no process: most are the network's."""
         user, nice, system, _idle, _io, _hard, _soft, steal = map(
             int, Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
         )

@@ -1,5 +1,5 @@
-"""What sticks out at the end, whatever the order of the compute: a reduction that is ready late,
-against all others of its stream.
+"""Reductions that end after the last compute node, in every order of the compute: one that is
+ready late, against all others of its stream.
 
 Compute that a later order leaves to the end, to run beside the transfer of the last reduction,
 makes gradients whose own transfers then follow that one on its stream. Either way it costs: before

@@ -31,7 +31,7 @@ _MOST_WINDOWS = 2
 
 
 def windows(arrays: ProblemArrays, program: Program) -> Iterator[Window]:
-    """Yield windows around the waits where the compute stream stands still, the longest first,
+    """Yield windows around the waits where the compute stream stalls, the longest first,
     without repeats.
     """
     waits, stalls = stalls_of(arrays, program)
@@ -44,7 +44,7 @@ def windows(arrays: ProblemArrays, program: Program) -> Iterator[Window]:
 
 
 def stalls_of(arrays: ProblemArrays, program: Program) -> tuple[Ints, Ints]:
-    """Return the waits of ``program``, and for how many ticks the compute stream stands still at
+    """Return the waits of ``program``, and for how many ticks the compute stream stalls at
     each; less than none where it does not.
     """
     where = trace(arrays, program)
@@ -113,7 +113,7 @@ def improve(
     """Return ``program`` with window after window decided anew, until none helps, the work is used
     up or the bound is met.
 
-    None is decided where all that the compute stream stands still is within the slack.
+    None is decided where all stalls of the compute stream are within the slack.
     ``options.budget`` is the work for all windows together; one takes at most a tenth of it.
     """
     best, figures = program, evaluate(pricer.arrays, program)

@@ -216,7 +216,7 @@ class WindowView:
                         need[place[int(d)]] = min(need[place[int(d)]], max(slot - 1, 0))
 
     def _work(self, i: int) -> int:
-        """Return the work of a fixed operation on the compute stream, without standing still."""
+        """Return the work of a fixed operation on the compute stream, without stalls."""
         whole, operation, argument = (
             self.whole,
             int(self.program.operation[i]),

@@ -31,7 +31,7 @@ def test_the_order_as_captured(run: Run, debug_graphs: dict[str, Path]) -> None:
         "above the bound",
         "exposed, ",
         "waited for at once",
-        "what would help most",
+        "changes that would help most",
         "1. ",
         "launch instead of",
     ):

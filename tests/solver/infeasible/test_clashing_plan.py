@@ -64,7 +64,7 @@ def test_a_memory_cap_that_would_do_without_the_plan() -> None:
     ).infeasibility
     assert why is not None
     assert why.least == (("memory_cap_bytes", planned),)
-    assert re.search(r"without the plan [\d.]+ \w+ would do", why.message)
+    assert re.search(r"without the plan [\d.]+ \w+ is enough", why.message)
 
 
 def test_what_shares_the_launch_may_be_needed_a_move_later() -> None:

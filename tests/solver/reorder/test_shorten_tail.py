@@ -21,7 +21,7 @@ from apsched.solver.program.to_schedule import expand
 from apsched.solver.reorder.min_memory import is_small
 from apsched.solver.reorder.reorder import ComputeMover
 from apsched.solver.reorder.shorten_tail import (
-    NOBODY,
+    NO_OWNER,
     SEVERAL,
     ancestors,
     orders_of_the_end,
@@ -285,7 +285,7 @@ def test_owners_and_ancestors_are_those_of_the_graph(seed: int) -> None:
         for sooner in p.before_list[p.before_begin[k] : p.before_begin[k + 1]].tolist():
             before[k] |= before[sooner]
     expected = [
-        NOBODY if not buckets else min(buckets) if len(buckets) == 1 else SEVERAL
+        NO_OWNER if not buckets else min(buckets) if len(buckets) == 1 else SEVERAL
         for buckets in served
     ]
     assert owners(p, bucket_of).tolist() == expected
