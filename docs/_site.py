@@ -1,12 +1,14 @@
 """Hooks of MkDocs (``mkdocs.yml``): pages that come from the repository itself, and formulas as
 MathML.
 
-The first page is the README; the command line is what ``--help`` prints; the API is the docstrings
-of what ``apsched`` exports. Formulas between dollar signs become MathML, which browsers draw
-themselves: no script from elsewhere is needed.
+The first page is the README; the command line is the output of ``--help``; the API is the
+docstrings of the names that ``apsched`` exports; notebooks are shown without outputs. Formulas
+between dollar signs become MathML, which browsers draw themselves: no script from elsewhere is
+needed.
 """
 
 import argparse
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,6 @@ import apsched
 from apsched.cli.parser import build_parser
 
 _ROOT = Path(__file__).resolve().parents[1]
-_SHOWN = {"README.md", "CHANGELOG.md"}
 _CODE = re.compile(r"(```.*?```|`[^`\n]*`)", re.DOTALL)
 _DISPLAYED = re.compile(r"\$\$(.+?)\$\$", re.DOTALL)
 _INLINE = re.compile(r"\$(?!\s)([^$\n]+?)(?<!\s)\$(?!\d)")
@@ -28,7 +29,9 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the pages that are made here."""
     results = sorted((_ROOT / "benchmarks" / "results").glob("*.md"))
     pages = {
-        "index.md": _readme(),
+        "index.md": _for_site("README.md"),
+        "contributing.md": _for_site("CONTRIBUTING.md"),
+        "notebooks.md": _notebooks(),
         "changelog.md": (_ROOT / "CHANGELOG.md").read_text(),
         "cli.md": _commands(),
         "api.md": _api(),
@@ -41,10 +44,10 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    """Return the page with formulas as MathML, and without links to what is not in the site."""
+    """Return the page with formulas as MathML; notebooks are on one page of the site."""
     parts = _CODE.split(markdown)
     parts[::2] = [_with_formulas(part) for part in parts[::2]]
-    return re.sub(r"\[([^\]]*)\]\((?:\.\./)?notebooks/[^)]*\)", r"\1", "".join(parts))
+    return re.sub(r"\]\((?:\.\./)?notebooks/[^)]*\)", "](notebooks.md)", "".join(parts))
 
 
 def on_page_content(html: str, **_: object) -> str:
@@ -57,10 +60,27 @@ def _with_formulas(text: str) -> str:
     return _INLINE.sub(lambda found: convert(found[1]), text)
 
 
-def _readme() -> str:
-    text = (_ROOT / "README.md").read_text()
+def _for_site(name: str) -> str:
+    """Return a page of the top folder, its links as those of the site."""
+    text = (_ROOT / name).read_text()
     text = re.sub(r"\]\(benchmarks/results/[^)]*\)", "](benchmarks.md)", text)
-    return text.replace("](docs/", "](").replace("](CHANGELOG.md)", "](changelog.md)")
+    text = re.sub(r"\]\(([A-Z]+)\.md\)", lambda found: f"]({found[1].lower()}.md)", text)
+    return text.replace("](docs/", "](")
+
+
+def _notebooks() -> str:
+    """Return all notebooks as one page; the repository has them without outputs."""
+    parts = [
+        "# Notebooks",
+        "The notebooks are in `notebooks/`. Run them with Jupyter to see outputs and pictures.",
+    ]
+    for file in sorted((_ROOT / "notebooks").glob("*.ipynb")):
+        parts.append(f"`notebooks/{file.name}`")
+        for cell in json.loads(file.read_text())["cells"]:
+            source = "".join(cell["source"])
+            code = cell["cell_type"] == "code"
+            parts.append(f"```python\n{source}\n```" if code else _lowered(source))
+    return "\n\n".join(parts)
 
 
 def _lowered(text: str) -> str:
@@ -89,7 +109,7 @@ def _api() -> str:
         [
             "# Python",
             "",
-            "All of it is imported when first used: `import apsched` imports no torch.",
+            "Names are imported when they are first used: `import apsched` does not import torch.",
             "",
             *entries,
         ]

@@ -1,4 +1,4 @@
-"""The script in docs/compiler.md runs as it stands, on two processes, as ``torchrun`` would start
+"""The script in docs/training-job.md runs as it stands, on two processes, as ``torchrun`` starts
 them.
 """
 
@@ -14,11 +14,11 @@ from tests.helpers.processes import as_torchrun
 
 pytestmark = pytest.mark.alone
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "compiler.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "training-job.md"
 
 
 def test_the_example_trains_with_fewer_launches(tmp_path):
-    (code,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    (code,) = re.findall(r"```python\n(# train.py\n.*?)```", DOCS.read_text(), re.DOTALL)
     script = tmp_path / "train.py"
     script.write_text(code)
     with as_torchrun(world_size=2) as job:
