@@ -92,3 +92,7 @@ def test_what_starts_processes_or_goes_by_the_clock_is_marked() -> None:
 def test_the_version_is_said_once() -> None:
     assert SETUPTOOLS["dynamic"]["version"] == {"attr": "apsched.__version__"}
     assert f"## [{apsched.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_citation_has_the_version() -> None:
+    assert f"\nversion: {apsched.__version__}\n" in (ROOT / "CITATION.cff").read_text()
