@@ -40,13 +40,14 @@ def tag_saved(num_outputs: int) -> Pass:
     def run(module: GraphModule) -> GraphModule:
         result = copied(module)
         for node in saved_nodes(result, num_outputs):
-            _mark_saved(node)
+            mark_saved(node)
         return result
 
     return Pass(name="tag_saved", run=run)
 
 
-def _mark_saved(node: Node) -> None:
+def mark_saved(node: Node) -> None:
+    """Mark that forward hands ``node`` to backward, on it and on what it is a view of."""
     if node.target is getitem:
         parent = node.all_input_nodes[0]
         known = parent.meta.get("custom", {}).get(SAVED_KEY, ())
@@ -55,7 +56,7 @@ def _mark_saved(node: Node) -> None:
     if node.op == "call_function":
         _mark(node, True)
     if is_whole_view(node):
-        _mark_saved(node.all_input_nodes[0])
+        mark_saved(node.all_input_nodes[0])
 
 
 def is_whole_view(node: Node) -> bool:

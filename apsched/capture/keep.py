@@ -1,0 +1,64 @@
+"""The choice between a parameter that is kept from forward to backward and one that is gathered
+again, on captured graphs.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from apsched.capture.captured import CapturedGraph
+from apsched.errors import InputError
+from apsched.fx.keep import GatheredAgain, gathered_again, with_kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keepable:
+    """A parameter that both graphs gather, and that can be kept in between."""
+
+    name: str
+    """Fully qualified name of the parameter; of one without a name, its forward placeholder."""
+    again: GatheredAgain
+
+
+def keepable(forward: CapturedGraph, backward: CapturedGraph) -> tuple[Keepable, ...]:
+    """Return the parameters of a pair of graphs that are gathered in both, in the order of the
+    placeholders of forward.
+    """
+    found = gathered_again(forward.module, backward.module)
+    return tuple(
+        Keepable(name=forward.parameter_names.get(shard, shard), again=again)
+        for shard, again in found.items()
+        if shard in forward.kept_inputs
+    )
+
+
+def keep(
+    forward: CapturedGraph, backward: CapturedGraph, names: Collection[str]
+) -> tuple[CapturedGraph, CapturedGraph]:
+    """Return the pair of graphs with the gathered parameters ``names`` kept from forward to
+    backward; what is given stays as it is.
+
+    Forward returns the gathered tensor, or the cast or transposed copy of it that backward reads,
+    and backward takes it as an input that nobody else holds, which is freed at its last use there.
+
+    Raises
+    ------
+    InputError
+        for a name that is no parameter which both graphs gather.
+    """
+    by_name: Mapping[str, GatheredAgain] = {k.name: k.again for k in keepable(forward, backward)}
+    for name in names:
+        if name not in by_name:
+            known = ", ".join(list(by_name)[:3])
+            raise InputError(
+                f"keep: expected parameters that forward and backward both gather, found {name!r};"
+                f" there are {len(by_name)}" + (f" ({known}, ...)" if by_name else "")
+            )
+    chosen = [again for name, again in by_name.items() if name in names]
+    modules = with_kept(forward.module, backward.module, chosen)
+    gone = {again.passed for again in chosen if again.frees_shard}
+    return replace(forward, module=modules[0]), replace(
+        backward,
+        module=modules[1],
+        kept_inputs=backward.kept_inputs - gone,
+        parameter_names={k: v for k, v in backward.parameter_names.items() if k not in gone},
+    )

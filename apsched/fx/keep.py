@@ -1,0 +1,251 @@
+"""Keep gathered parameters from forward to backward, on the pair of graphs that a partitioner made.
+
+Where a parameter is gathered again, backward takes its shard and repeats the chain
+
+    shard -> cast -> all_gather -> wait -> view, cast, transpose -> compute
+
+that forward has run. Where it is kept, forward hands over what the chain makes, and backward takes
+that. Both chains are found by what they compute, not by names of nodes: a backward node is *made
+again* where a forward node calls the same operator on the same arguments, all the way from one
+shard.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from operator import getitem
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_map_only
+
+from apsched.errors import InputError
+from apsched.fx.collectives import is_collective, is_wait_tensor, tensor_bytes, tensors_of
+from apsched.fx.graph_copies import copied, finished
+from apsched.fx.passes.parameters import serves_alone
+from apsched.fx.passes.partition_replay import mark_saved
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatheredAgain:
+    """One parameter that forward and backward both gather."""
+
+    shard: str
+    """Name of the forward placeholder."""
+    passed: str
+    """Name of the backward placeholder: the shard, or a view of it."""
+    values: tuple[tuple[str, str], ...]
+    """Forward node and backward node of each value that is handed over where it is kept."""
+    size_bytes: int
+    """Of those values together."""
+    frees_shard: bool
+    """Backward does not take the shard any more where the parameter is kept."""
+    shard_bytes: int
+
+
+def gathered_again(forward: GraphModule, backward: GraphModule) -> dict[str, GatheredAgain]:
+    """Return placeholder of forward -> how its tensor is gathered again in backward, in the order
+    of the placeholders of forward.
+
+    Handed over is what compute of backward reads: the least bytes of what stands just before it (a
+    cast or transposed copy) and of what the gathers return.
+    """
+    shards = _passed_shards(forward.graph, backward.graph)
+    made = _made_again(forward.graph, shards)
+    found: dict[str, GatheredAgain] = {}
+    for passed, shard in shards.items():
+        chain = {node: same for node, (same, origin) in made.items() if origin is passed}
+        values = _handed_over(chain)
+        if not values:
+            continue
+        rest = _still_needed(passed, chain, values)
+        found[shard.name] = GatheredAgain(
+            shard=shard.name,
+            passed=passed.name,
+            values=tuple((chain[value].name, value.name) for value in values),
+            size_bytes=_bytes_of(values),
+            frees_shard=not rest,
+            shard_bytes=_bytes_of([shard]),
+        )
+    order = [node.name for node in forward.graph.find_nodes(op="placeholder")]
+    return {name: found[name] for name in order if name in found}
+
+
+def with_kept(
+    forward: GraphModule, backward: GraphModule, kept: Iterable[GatheredAgain]
+) -> tuple[GraphModule, GraphModule]:
+    """Return copies of both graphs with the parameters ``kept``, of :func:`gathered_again`.
+
+    A value takes the place of the shard among the outputs of forward and the inputs of backward, or
+    the places behind it where backward has another use for the shard.
+    """
+    forward, backward = copied(forward), copied(backward)
+    made = {node.name: node for node in forward.graph.nodes}
+    again = {node.name: node for node in backward.graph.nodes}
+    for one in kept:
+        values = [made[name] for name, _ in one.values]
+        for value in values:
+            _forget_recompute(value)
+            mark_saved(value)
+        _hand_over(forward.graph, one.passed, values, drop=one.frees_shard)
+        passed = again[one.passed]
+        at = passed
+        for (name, repeated), value in zip(one.values, values, strict=True):
+            with backward.graph.inserting_after(at):
+                at = backward.graph.placeholder(name)
+            at.meta = {key: item for key, item in value.meta.items() if key != "desc"}
+            again[repeated].replace_all_uses_with(at)
+        if one.frees_shard:
+            _erase_chain(passed)
+    forward.recompile()
+    return forward, finished(backward)
+
+
+def _passed_shards(forward: torch.fx.Graph, backward: torch.fx.Graph) -> dict[Node, Node]:
+    """Return backward placeholder -> forward placeholder, of inputs that forward passes on, itself
+    or a view of it.
+    """
+    handed = {node.name: node for node in _outputs(forward) if isinstance(node, Node)}
+    found = {}
+    for node in backward.find_nodes(op="placeholder"):
+        if node.name in handed and (base := _storage_of(handed[node.name])).op == "placeholder":
+            found[node] = base
+    return found
+
+
+def _made_again(
+    forward: torch.fx.Graph, shards: Mapping[Node, Node]
+) -> dict[Node, tuple[Node, Node]]:
+    """Return backward node -> forward node of the same value, and the shard that both come from."""
+    handed = {node.name: node for node in _outputs(forward) if isinstance(node, Node)}
+    made = {passed: (handed[passed.name], passed) for passed in shards}
+    backward = next(iter(shards)).graph if shards else None
+    for node in backward.nodes if backward is not None else ():
+        inputs = node.all_input_nodes
+        if not serves_alone(node) or not inputs or any(i not in made for i in inputs):
+            continue
+        origins = {made[i][1] for i in inputs}
+        if len(origins) != 1:
+            continue
+        twin = next(
+            (user for user in made[inputs[0]][0].users if _same_call(node, user, made)), None
+        )
+        if twin is not None:
+            made[node] = twin, origins.pop()
+    return made
+
+
+def _same_call(node: Node, other: Node, made: Mapping[Node, tuple[Node, Node]]) -> bool:
+    def there(value: Any) -> Any:
+        return tree_map_only(Node, lambda n: made[n][0], value)
+
+    return (
+        node.target == other.target
+        and there(node.args) == other.args
+        and there(dict(node.kwargs)) == dict(other.kwargs)
+    )
+
+
+def _handed_over(chain: Mapping[Node, Node]) -> list[Node]:
+    """Return the backward nodes whose values forward can hand over in place of the gathers of
+    ``chain``; none where it has no gather.
+    """
+    gathered: set[Node] = set()
+    for node in chain:
+        if is_collective(node) or any(i in gathered for i in node.all_input_nodes):
+            gathered.add(node)
+    read = [node for node in chain if node in gathered and any(u not in chain for u in node.users)]
+    if any(is_collective(node) for node in read):
+        return []
+    before_compute = list(dict.fromkeys(_storage_of(node) for node in read))
+    above = {n for node in chain if is_collective(node) for n in _ancestors(node, chain)}
+    waits = [node for node in chain if is_wait_tensor(node) and node not in above]
+    return min(before_compute, waits, key=_bytes_of)
+
+
+def _ancestors(node: Node, chain: Mapping[Node, Node]) -> set[Node]:
+    found: set[Node] = set()
+    stack = [i for i in node.all_input_nodes if i in chain]
+    while stack:
+        one = stack.pop()
+        if one not in found:
+            found.add(one)
+            stack += [i for i in one.all_input_nodes if i in chain]
+    return found
+
+
+def _still_needed(passed: Node, chain: Mapping[Node, Node], values: Collection[Node]) -> bool:
+    """Return whether backward reads the shard though it gets ``values``."""
+    stack, seen = [passed], {passed}
+    while stack:
+        for user in stack.pop().users:
+            if user in values or user in seen:
+                continue
+            if user not in chain:
+                return True
+            seen.add(user)
+            stack.append(user)
+    return False
+
+
+def _storage_of(node: Node) -> Node:
+    """Return the node that makes the storage which ``node`` shows."""
+    while node.op == "call_function" and (
+        node.target is getitem
+        or (isinstance(node.target, torch._ops.OpOverload) and node.target.is_view)
+    ):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _bytes_of(nodes: Iterable[Node]) -> int:
+    return sum(tensor_bytes(tensor) for node in nodes for tensor in tensors_of(node))
+
+
+def _outputs(graph: torch.fx.Graph) -> list[Any]:
+    values = graph.output_node().args[0]
+    assert isinstance(values, list | tuple)
+    return list(values)
+
+
+def _hand_over(
+    graph: torch.fx.Graph, passed: str, values: Collection[Node], *, drop: bool
+) -> None:
+    """Put ``values`` behind the output ``passed`` (or in its place), with as many of its
+    descriptions.
+    """
+    output, outputs = graph.output_node(), _outputs(graph)
+    places = [k for k, v in enumerate(outputs) if isinstance(v, Node) and v.name == passed]
+    if not places:
+        raise InputError(f"expected a forward graph that passes {passed} on, found none")
+    at = places[-1]
+    cut = slice(at if drop else at + 1, at + 1)
+    for key in ("desc", "output_stack_traces"):
+        if key in output.meta:
+            described = list(output.meta[key])
+            described[cut] = [described[at]] * len(values)
+            output.meta[key] = described
+    outputs[cut] = values
+    output.args = (tuple(outputs),)
+
+
+def _forget_recompute(value: Node) -> None:
+    """Drop what asked the partitioner to make ``value`` and what it comes from again."""
+    stack = [value]
+    while stack:
+        node = stack.pop()
+        node.meta.pop("recompute", None)
+        node.meta.pop("ac_graph_id", None)
+        stack += [i for i in node.all_input_nodes if i.op == "call_function"]
+
+
+def _erase_chain(passed: Node) -> None:
+    """Erase a placeholder and the nodes behind it, which no value needs any more."""
+    order, seen = [passed], {passed}
+    for node in order:
+        for user in node.users:
+            if user not in seen:
+                seen.add(user)
+                order.append(user)
+    for node in sorted(seen, reverse=True):
+        passed.graph.erase_node(node)
