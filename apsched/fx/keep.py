@@ -24,6 +24,7 @@ from apsched.fx.collectives import is_collective, is_wait_tensor, tensor_bytes, 
 from apsched.fx.graph_copies import copied, finished
 from apsched.fx.passes.parameters import serves_alone
 from apsched.fx.passes.partition_replay import mark_saved
+from apsched.torch_compat.sizes import size_hint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +37,12 @@ class GatheredAgain:
     """Name of the backward placeholder: the shard, or a view of it."""
     values: tuple[tuple[str, str], ...]
     """Forward node and backward node of each value that is handed over where it is kept."""
-    size_bytes: int
-    """Of those values together."""
+    value_bytes: tuple[int, ...]
+    """Of each of them."""
+    num_elements: int
+    """Of the largest of them: those of the parameter."""
+    gathers: tuple[str, ...]
+    """Backward nodes that start the gathers which keeping it saves."""
     frees_shard: bool
     """Backward does not take the shard any more where the parameter is kept."""
     shard_bytes: int
@@ -63,7 +68,13 @@ def gathered_again(forward: GraphModule, backward: GraphModule) -> dict[str, Gat
             shard=shard.name,
             passed=passed.name,
             values=tuple((chain[value].name, value.name) for value in values),
-            size_bytes=_bytes_of(values),
+            value_bytes=tuple(_bytes_of([value]) for value in values),
+            num_elements=max(size_hint(t.numel()) for v in values for t in tensors_of(v)),
+            gathers=tuple(
+                node.name
+                for node in sorted({n for value in values for n in _ancestors(value, chain)})
+                if is_collective(node)
+            ),
             frees_shard=not rest,
             shard_bytes=_bytes_of([shard]),
         )

@@ -1,0 +1,78 @@
+"""Which parameters may be kept, the choices that people make today, and the order in which keeping
+pays.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from apsched.names import block_of
+
+NONE, ALL = "none", "all"
+THRESHOLD_ELEMENTS = 100_000
+"""DeepSpeed's ``stage3_param_persistence_threshold``: parameters up to this size are kept."""
+
+Choice = frozenset[str]
+"""Names of the parameters that are kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One parameter that forward and backward both gather."""
+
+    name: str
+    size_bytes: int
+    """Of what is handed from forward to backward where it is kept."""
+    num_elements: int
+    beside_bytes: int
+    """Of its shard, which lives on though backward does not take it where the parameter is kept."""
+    gathers: tuple[int, ...]
+    """Collectives of backward that keeping it saves."""
+
+    @property
+    def need(self) -> int:
+        """Place of its first gather among the collectives of backward, as captured."""
+        return min(self.gathers, default=-1)
+
+
+def named_choices(parameters: Sequence[Parameter]) -> dict[str, Choice]:
+    """Return the choices that people make, by name; of equal ones the first.
+
+    ``none``            all gathered again (FULL_SHARD)
+    ``all``             all kept (SHARD_GRAD_OP, ZeRO-2)
+    ``last_block``      the block that backward needs first, and what follows it (FSDP2 by habit)
+    ``fsdp2``           what lies outside of blocks: FSDP2 does not reshard its root module
+    ``threshold``       up to 100,000 elements (DeepSpeed)
+    """
+    blocks = [block_of(p.name) for p in sorted(parameters, key=lambda p: p.need)]
+    last = next((block for block in blocks if block), "")
+    after = min((p.need for p in parameters if block_of(p.name) == last), default=0)
+    made = {
+        NONE: Choice(),
+        ALL: Choice(p.name for p in parameters),
+        "last_block": Choice(
+            p.name for p in parameters if last and (block_of(p.name) == last or p.need < after)
+        ),
+        "fsdp2": Choice(p.name for p in parameters if not block_of(p.name)),
+        "threshold": Choice(p.name for p in parameters if p.num_elements <= THRESHOLD_ELEMENTS),
+    }
+    distinct: dict[Choice, str] = {}
+    for name, choice in made.items():
+        distinct.setdefault(choice, name)
+    return {name: choice for choice, name in distinct.items()}
+
+
+def units(parameters: Sequence[Parameter]) -> list[tuple[str, ...]]:
+    """Return the parameters in the order in which keeping them pays, those that belong together as
+    one unit.
+
+    Small ones first: a launch of their own costs most per byte. Then block by block as backward
+    needs them: nothing runs that could hide the first gathers, and a parameter that forward used
+    last and backward needs first is held for the shortest time.
+    """
+    small = [p for p in parameters if p.num_elements <= THRESHOLD_ELEMENTS]
+    by_unit: dict[str, list[str]] = {}
+    for p in sorted(parameters, key=lambda p: p.need):
+        if p not in small:
+            by_unit.setdefault(block_of(p.name) or p.name, []).append(p.name)
+    first = [tuple(p.name for p in small)] if small else []
+    return first + [tuple(names) for names in by_unit.values()]

@@ -1,0 +1,166 @@
+"""Forward and backward of one step under one choice: graphs, problems and solved schedules."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from apsched.capture.captured import CapturedGraph
+from apsched.capture.keep import Keepable, keep, keepable
+from apsched.config import Caps
+from apsched.errors import InputError
+from apsched.names import direction_named
+from apsched.pipeline.load import LoadedGraph, loaded_graph
+from apsched.pipeline.result import Result
+from apsched.pipeline.solve_graph import SolveRequest, resolve_caps, solve_graph
+from apsched.problem.problem import Problem
+from apsched.progress import Progress
+from apsched.units import allocated_bytes
+from apsched.whole_step.choices import Choice, Parameter
+
+Graphs = tuple[LoadedGraph, LoadedGraph]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolvedChoice:
+    """Both graphs under one choice, solved."""
+
+    kept: Choice
+    kept_bytes: int
+    beside_bytes: int
+    """Shards of kept parameters: alive in backward, though not an input of it."""
+    graphs: Graphs
+    results: tuple[Result, Result]
+
+    @property
+    def fits(self) -> bool:
+        """Whether both graphs have a schedule within the caps."""
+        return all(result.best is not None for result in self.results)
+
+    @property
+    def step_ticks(self) -> int:
+        """Forward and backward, one after the other."""
+        return sum(r.best.step_time_ticks for r in self.results if r.best is not None)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The higher peak of both."""
+        forward, backward = (r.best.peak_memory_bytes if r.best else 0 for r in self.results)
+        return max(forward, backward + self.beside_bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One step: its graphs as captured, every parameter gathered again, and what may be kept."""
+
+    graphs: Graphs
+    request: SolveRequest
+    progress: Progress
+    cap_bytes: int | None
+    """One for both graphs."""
+    parameters: tuple[Parameter, ...]
+    solved: dict[Choice, SolvedChoice] = field(default_factory=dict)
+    """Choices that were solved already."""
+    made: dict[Choice, Graphs] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, graphs: Iterable[LoadedGraph], request: SolveRequest, progress: Progress) -> "Step":
+        """Return the step that ``graphs``, under the plan, are; ``InputError`` where they are not a
+        forward and a backward graph with FX graphs.
+        """
+        graphs = tuple(graphs)
+        if [direction_named(g.problem.name) for g in graphs] != ["forward", "backward"]:
+            raise InputError(
+                "keep: expected one forward and one backward graph, found"
+                f" {', '.join(g.problem.name for g in graphs)}; leave keep out"
+            )
+        forward, backward = graphs
+        if forward.captured is None or backward.captured is None:
+            raise InputError(
+                "keep: expected FX graphs, in which parameters can be kept, found a graph file;"
+                " solve the source itself"
+            )
+        capped = [resolve_caps(g, request, progress).memory_cap_bytes for g in graphs]
+        return cls(
+            graphs=(forward, backward),
+            request=request,
+            progress=progress,
+            cap_bytes=None if None in capped else max(c for c in capped if c is not None),
+            parameters=tuple(
+                _parameter(k, backward.problem) for k in keepable(forward.captured, backward.captured)
+            ),
+        )
+
+    @property
+    def caps(self) -> Caps:
+        """The caps of the step."""
+        return replace(self.request.caps, memory_cap_bytes=self.cap_bytes)
+
+    def beside_bytes(self, kept: Choice) -> int:
+        """Return the bytes of shards that are alive in backward beside its graph."""
+        return sum(p.beside_bytes for p in self.parameters if p.name in kept)
+
+    def under(self, kept: Choice) -> Graphs:
+        """Return the graphs with the parameters ``kept``, priced anew."""
+        if not kept:
+            return self.graphs
+        if kept not in self.made:
+            forward, backward = (g.captured for g in self.graphs)
+            assert forward is not None
+            assert backward is not None
+            pair = keep(forward, backward, kept)
+            first, second = (
+                self._priced(old, new) for old, new in zip(self.graphs, pair, strict=True)
+            )
+            self.made[kept] = first, second
+        return self.made[kept]
+
+    def _priced(self, old: LoadedGraph, captured: CapturedGraph) -> LoadedGraph:
+        assert old.cost_model is not None
+        new = loaded_graph(
+            captured,
+            old.cost_model,
+            cluster=old.dag.graph["cluster"],
+            group_ranks=old.group_ranks,
+            device_memory_bytes=old.device_memory_bytes,
+            progress=Progress(quiet=True),
+        )
+        problem = replace(new.problem, contention=old.problem.contention)
+        problem, without = self.request.posed(problem)
+        return replace(new, problem=problem, without_bitwise=without, seconds=old.seconds)
+
+    def solve(self, kept: Choice) -> SolvedChoice:
+        """Return both graphs solved with the parameters ``kept``; each choice once."""
+        if kept not in self.solved:
+            graphs = self.under(kept)
+            beside = self.beside_bytes(kept)
+            size = sum(p.size_bytes for p in self.parameters if p.name in kept)
+            with self.progress.stage(f"solve with {len(kept)} parameters kept"):
+                forward = self._solve(graphs[0], 0)
+                backward = self._solve(graphs[1], beside)
+            self.solved[kept] = SolvedChoice(
+                kept=kept,
+                kept_bytes=size,
+                beside_bytes=beside,
+                graphs=graphs,
+                results=(forward, backward),
+            )
+        return self.solved[kept]
+
+    def _solve(self, graph: LoadedGraph, beside: int) -> Result:
+        cap = None if self.cap_bytes is None else max(self.cap_bytes - beside, 0)
+        caps = replace(self.caps, memory_cap_bytes=cap)
+        return solve_graph(graph, self.request, Progress(quiet=True), caps=caps)
+
+
+def _parameter(found: Keepable, backward: Problem) -> Parameter:
+    again = found.again
+    return Parameter(
+        name=found.name,
+        size_bytes=sum(map(allocated_bytes, again.value_bytes)),
+        num_elements=again.num_elements,
+        beside_bytes=allocated_bytes(again.shard_bytes) if again.frees_shard else 0,
+        gathers=tuple(
+            c
+            for c, one in enumerate(backward.collectives)
+            if backward.node_names[one.start] in again.gathers
+        ),
+    )

@@ -1,0 +1,166 @@
+"""Choose what is kept: solve forward and backward under one memory cap for the choices that people
+make, then along the order in which keeping pays.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from apsched.problem.problem import Problem
+from apsched.problem.second_group import with_second_groups
+from apsched.solver.bounds.step_time import TimeBound
+from apsched.solver.bounds.whole_step import (
+    KeptItem,
+    StepBound,
+    graph_bound,
+    least_durations,
+    seam_bytes,
+)
+from apsched.whole_step.choices import NONE, Choice, named_choices, units
+from apsched.whole_step.pair import SolvedChoice, Step
+
+_FIRST = 4
+"""Prefixes of the order that are looked at first, evenly spaced."""
+_ROUNDS = 4
+"""Rounds of halving around the best of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepAnswer:
+    """What is kept, and what the step takes."""
+
+    best: SolvedChoice
+    bound: TimeBound
+    """No choice and no schedules within the caps are faster."""
+    baselines: dict[str, SolvedChoice]
+    """The choices that people make, by name, as far as they may fit."""
+    tried: tuple[SolvedChoice, ...]
+    """All that were solved, in order."""
+    num_parameters: int
+    """Gathered in both graphs: kept or gathered again."""
+    cap_bytes: int | None
+
+    @property
+    def gap(self) -> float:
+        """(step time - bound) / step time."""
+        ticks = self.best.step_ticks
+        return (ticks - self.bound.ticks) / ticks if ticks else 0.0
+
+
+def solve_step(step: Step) -> StepAnswer:
+    """Return the fastest choice found, never slower than one that people make and that fits.
+
+    Where none fits, ``best`` is that with all gathered again, without a schedule. Of choices whose
+    step times differ by less than the time slack the one with the lowest peak is taken, as long as
+    no choice that people make becomes faster.
+    """
+    bounds = _bounds(step)
+    index = {p.name: k for k, p in enumerate(step.parameters)}
+
+    def may_pay(kept: Choice) -> bool:
+        items = [index[name] for name in kept]
+        fits = any(bound.may_fit(items) for bound in bounds)
+        return fits and min(b.of_choice(items).ticks for b in bounds) < _best_ticks(step)
+
+    bound = min((b.over_choices() for b in bounds), key=lambda b: b.ticks)
+    baselines = {
+        name: step.solve(kept)
+        for name, kept in named_choices(step.parameters).items()
+        if name == NONE or any(b.may_fit(index[n] for n in kept) for b in bounds)
+    }
+    enough = bound.ticks * (1 + step.request.options.time_slack / 2)
+    _along_order(step, may_pay, enough)
+    best = _least_memory_within_slack(step, baselines)
+    return StepAnswer(
+        best=best,
+        bound=replace(bound, ticks=min(bound.ticks, best.step_ticks)) if best.fits else bound,
+        baselines=baselines,
+        tried=tuple(step.solved.values()),
+        num_parameters=len(step.parameters),
+        cap_bytes=step.cap_bytes,
+    )
+
+
+def _along_order(step: Step, may_pay: Callable[[Choice], bool], enough: float) -> None:
+    """Solve prefixes of the order in which keeping pays: some all over it, then around the best,
+    between units first and inside of one at last.
+    """
+    order = [name for unit in units(step.parameters) for name in unit]
+    ends = [0]
+    for unit in units(step.parameters):
+        ends.append(ends[-1] + len(unit))
+    known: dict[int, float] = {}
+
+    def look(at: Iterable[int]) -> None:
+        for k in sorted(set(at) - known.keys()):
+            kept = Choice(order[:k])
+            if kept in step.solved or (_best_ticks(step) > enough and may_pay(kept)):
+                known[k] = _ticks(step.solve(kept))
+            else:
+                known[k] = _NEVER
+
+    last = len(ends) - 1
+    look(ends[round(last * k / _FIRST)] for k in range(_FIRST + 1))
+    for _ in range(_ROUNDS):
+        best = min(known, key=lambda k: (known[k], k))
+        around = (
+            max((k for k in known if k < best), default=best),
+            min((k for k in known if k > best), default=best),
+        )
+        look(_between(ends, *sorted((best, other))) for other in around)
+
+
+def _between(ends: Sequence[int], low: int, high: int) -> int:
+    """Return the middle one of the ends of units between both; of one unit the middle itself."""
+    inside = [end for end in ends if low < end < high]
+    return inside[len(inside) // 2] if inside else (low + high) // 2
+
+
+_NEVER = float("inf")
+
+
+def _ticks(solved: SolvedChoice) -> float:
+    return solved.step_ticks if solved.fits else _NEVER
+
+
+def _best_ticks(step: Step) -> float:
+    return min(map(_ticks, step.solved.values()), default=_NEVER)
+
+
+def _least_memory_within_slack(step: Step, baselines: dict[str, SolvedChoice]) -> SolvedChoice:
+    fitting = [solved for solved in step.solved.values() if solved.fits]
+    if not fitting:
+        return baselines[NONE]
+    least = min(solved.step_ticks for solved in fitting)
+    limit = min(
+        int(least * (1 + step.request.options.time_slack)),
+        min((b.step_ticks for b in baselines.values() if b.fits), default=least),
+    )
+    near = (solved for solved in fitting if solved.step_ticks <= max(limit, least))
+    return min(near, key=lambda s: (s.peak_bytes, s.step_ticks, len(s.kept), sorted(s.kept)))
+
+
+def _bounds(step: Step) -> list[StepBound]:
+    """Return bounds on the step, of which the least holds: one for each way to place gathers on
+    groups.
+    """
+    again = [graph.problem for graph in step.graphs]
+    kept = [graph.problem for graph in step.under(Choice(p.name for p in step.parameters))]
+    forward = least_durations(again[0], kept[0])
+    items = [KeptItem(collectives=p.gathers, kept_bytes=p.size_bytes) for p in step.parameters]
+    ways = {False, step.request.second_group}
+    ticks = min(graph_bound(_grouped(forward, way), step.caps) for way in ways)
+    return [
+        StepBound.of(
+            forward_ticks=ticks,
+            again=_grouped(again[1], way),
+            kept=_grouped(least_durations(kept[1], again[1]), way),
+            items=items,
+            caps=step.caps,
+            seam=seam_bytes(*again),
+        )
+        for way in sorted(ways)
+    ]
+
+
+def _grouped(problem: Problem, second: bool) -> Problem:
+    return (with_second_groups(problem) or problem) if second else problem
