@@ -428,6 +428,19 @@ OPTIONS: tuple[Option, ...] = (
         ),
     ),
     Option(
+        name="keep",
+        group="whole step",
+        unit=Unit.TEXT,
+        metavar="WHICH",
+        default="none",
+        axis=False,
+        help=(
+            "parameters kept from forward to backward, not gathered again: none, all, auto (what is"
+            " fastest and fits, forward and backward together) or a file with a name or regular"
+            " expression a line (default: none)"
+        ),
+    ),
+    Option(
         name="inductor",
         group="baselines",
         unit=Unit.SWITCH,

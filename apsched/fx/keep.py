@@ -219,9 +219,7 @@ def _outputs(graph: torch.fx.Graph) -> list[Any]:
     return list(values)
 
 
-def _hand_over(
-    graph: torch.fx.Graph, passed: str, values: Collection[Node], *, drop: bool
-) -> None:
+def _hand_over(graph: torch.fx.Graph, passed: str, values: Collection[Node], *, drop: bool) -> None:
     """Put ``values`` behind the output ``passed`` (or in its place), with as many of its
     descriptions.
     """

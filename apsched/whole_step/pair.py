@@ -11,7 +11,7 @@ from apsched.names import direction_named
 from apsched.pipeline.load import LoadedGraph, loaded_graph
 from apsched.pipeline.result import Result
 from apsched.pipeline.solve_graph import SolveRequest, resolve_caps, solve_graph
-from apsched.problem.problem import Problem
+from apsched.problem.problem import Problem, with_contention
 from apsched.progress import Progress
 from apsched.units import allocated_bytes
 from apsched.whole_step.choices import Choice, Parameter
@@ -66,27 +66,14 @@ class Step:
         """Return the step that ``graphs``, under the plan, are; ``InputError`` where they are not a
         forward and a backward graph with FX graphs.
         """
-        graphs = tuple(graphs)
-        if [direction_named(g.problem.name) for g in graphs] != ["forward", "backward"]:
-            raise InputError(
-                "keep: expected one forward and one backward graph, found"
-                f" {', '.join(g.problem.name for g in graphs)}; leave keep out"
-            )
-        forward, backward = graphs
-        if forward.captured is None or backward.captured is None:
-            raise InputError(
-                "keep: expected FX graphs, in which parameters can be kept, found a graph file;"
-                " solve the source itself"
-            )
+        graphs = pair_of(graphs)
         capped = [resolve_caps(g, request, progress).memory_cap_bytes for g in graphs]
         return cls(
-            graphs=(forward, backward),
+            graphs=graphs,
             request=request,
             progress=progress,
             cap_bytes=None if None in capped else max(c for c in capped if c is not None),
-            parameters=tuple(
-                _parameter(k, backward.problem) for k in keepable(forward.captured, backward.captured)
-            ),
+            parameters=parameters_of(graphs),
         )
 
     @property
@@ -103,29 +90,13 @@ class Step:
         if not kept:
             return self.graphs
         if kept not in self.made:
-            forward, backward = (g.captured for g in self.graphs)
-            assert forward is not None
-            assert backward is not None
-            pair = keep(forward, backward, kept)
-            first, second = (
-                self._priced(old, new) for old, new in zip(self.graphs, pair, strict=True)
-            )
+            first, second = (self._posed(graph) for graph in with_kept(self.graphs, kept))
             self.made[kept] = first, second
         return self.made[kept]
 
-    def _priced(self, old: LoadedGraph, captured: CapturedGraph) -> LoadedGraph:
-        assert old.cost_model is not None
-        new = loaded_graph(
-            captured,
-            old.cost_model,
-            cluster=old.dag.graph["cluster"],
-            group_ranks=old.group_ranks,
-            device_memory_bytes=old.device_memory_bytes,
-            progress=Progress(quiet=True),
-        )
-        problem = replace(new.problem, contention=old.problem.contention)
-        problem, without = self.request.posed(problem)
-        return replace(new, problem=problem, without_bitwise=without, seconds=old.seconds)
+    def _posed(self, graph: LoadedGraph) -> LoadedGraph:
+        problem, without = self.request.posed(graph.problem)
+        return replace(graph, problem=problem, without_bitwise=without)
 
     def solve(self, kept: Choice) -> SolvedChoice:
         """Return both graphs solved with the parameters ``kept``; each choice once."""
@@ -149,6 +120,60 @@ class Step:
         cap = None if self.cap_bytes is None else max(self.cap_bytes - beside, 0)
         caps = replace(self.caps, memory_cap_bytes=cap)
         return solve_graph(graph, self.request, Progress(quiet=True), caps=caps)
+
+
+def pair_of(graphs: Iterable[LoadedGraph], label: str = "keep") -> Graphs:
+    """Return ``graphs`` as forward and backward; ``InputError`` where they are not that, or come
+    without FX graphs.
+    """
+    graphs = tuple(graphs)
+    if [direction_named(g.problem.name) for g in graphs] != ["forward", "backward"]:
+        raise InputError(
+            f"{label}: expected one forward and one backward graph, found"
+            f" {', '.join(g.problem.name for g in graphs)}; leave it out"
+        )
+    if any(graph.captured is None for graph in graphs):
+        raise InputError(
+            f"{label}: expected FX graphs, in which parameters can be kept, found a graph file;"
+            " solve the source itself"
+        )
+    return graphs[0], graphs[1]
+
+
+def parameters_of(graphs: Graphs) -> tuple[Parameter, ...]:
+    """Return the parameters that both graphs gather."""
+    forward, backward = (graph.captured for graph in graphs)
+    assert forward is not None
+    assert backward is not None
+    return tuple(_parameter(k, graphs[1].problem) for k in keepable(forward, backward))
+
+
+def with_kept(graphs: Graphs, kept: Choice) -> Graphs:
+    """Return ``graphs`` with the parameters ``kept``, priced anew as they were, with the same
+    contention.
+    """
+    if not kept:
+        return graphs
+    forward, backward = (graph.captured for graph in graphs)
+    assert forward is not None
+    assert backward is not None
+    pair = keep(forward, backward, kept)
+    first, second = (_priced(old, new) for old, new in zip(graphs, pair, strict=True))
+    return first, second
+
+
+def _priced(old: LoadedGraph, captured: CapturedGraph) -> LoadedGraph:
+    assert old.cost_model is not None
+    new = loaded_graph(
+        captured,
+        old.cost_model,
+        cluster=old.dag.graph["cluster"],
+        group_ranks=old.group_ranks,
+        device_memory_bytes=old.device_memory_bytes,
+        progress=Progress(quiet=True),
+    )
+    problem = with_contention(new.problem, old.problem.contention)
+    return replace(new, problem=problem, seconds=old.seconds)
 
 
 def _parameter(found: Keepable, backward: Problem) -> Parameter:

@@ -15,6 +15,7 @@ from apsched.solver.bounds.whole_step import (
     least_durations,
     seam_bytes,
 )
+from apsched.whole_step.asked import AUTO, AskedToKeep
 from apsched.whole_step.choices import NONE, Choice, named_choices, units
 from apsched.whole_step.pair import SolvedChoice, Step
 
@@ -44,6 +45,26 @@ class StepAnswer:
         """(step time - bound) / step time."""
         ticks = self.best.step_ticks
         return (ticks - self.bound.ticks) / ticks if ticks else 0.0
+
+
+def solve_asked(step: Step, asked: AskedToKeep, label: str = "--keep") -> StepAnswer:
+    """Return the answer for what is asked: the choice found, or the one stated with the bound of
+    its own graphs.
+    """
+    if asked.mode == AUTO:
+        return solve_step(step)
+    best = step.solve(asked.chosen([p.name for p in step.parameters], label))
+    return StepAnswer(
+        best=best,
+        bound=TimeBound(
+            ticks=sum(result.answer.bound_ticks for result in best.results),
+            source=" and ".join(result.answer.bound_source for result in best.results),
+        ),
+        baselines={},
+        tried=(best,),
+        num_parameters=len(step.parameters),
+        cap_bytes=step.cap_bytes,
+    )
 
 
 def solve_step(step: Step) -> StepAnswer:

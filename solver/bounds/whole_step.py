@@ -132,9 +132,7 @@ class StepBound:
 
     def may_fit(self, kept: Iterable[int]) -> bool:
         """Return whether (S1) allows the items ``kept``."""
-        return self.free_bytes is None or (
-            sum(self.kept_bytes[i] for i in kept) <= self.free_bytes
-        )
+        return self.free_bytes is None or (sum(self.kept_bytes[i] for i in kept) <= self.free_bytes)
 
     def _best(self, rows: Sequence[tuple[str, float]]) -> TimeBound:
         source, ticks = max(rows, key=lambda row: row[1])

@@ -1,6 +1,7 @@
 """``apsched apply``: replay schedule files on the graphs they belong to."""
 
 import argparse
+from dataclasses import replace
 from typing import Any, TextIO
 
 from apsched.cli.arguments import add_groups, add_json, add_out, add_source, add_verb
@@ -19,7 +20,7 @@ def add_parser(verbs: Any) -> None:
     add_source(parser)
     add_groups(parser, "costs")
     add_json(parser)
-    add_groups(parser, "contention")
+    add_groups(parser, "contention", "whole step")
     parser.add_argument(
         "schedules",
         metavar="SCHEDULE",
@@ -40,13 +41,22 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from apsched.progress import Progress
     from apsched.report.summary import print_files
     from apsched.report.table import console, print_json
+    from apsched.whole_step.asked import AUTO, asked_to_keep
+    from apsched.whole_step.solve import graphs_with
 
     where = source_request(args), cost_choice(args), direction(args)
+    asked = asked_to_keep(args.keep)
+    if asked.mode == AUTO:
+        raise InputError(
+            "--keep: expected the file of what was kept (kept.txt, beside the schedules), all or"
+            " none; found auto, which solves anew"
+        )
     schedules = [load_schedule(path) for path in args.schedules]
     check_writable(out_dir(args, "."))
     progress = Progress()
     files: dict[str, bytes] = {}
     with loaded(*where, progress) as source:
+        source = replace(source, graphs=graphs_with(source.graphs, asked))
         applied = [apply_one(graph_of(file, source), file, files, progress) for file in schedules]
         if len({entry["name"] for entry in applied}) < len(applied):
             raise InputError(

@@ -34,7 +34,7 @@ def add_parser(verbs: Any) -> None:
     add_groups(parser, "costs")
     add_json(parser)
     add_groups(parser, "caps", "search", "compute", "contention", "scenarios", "plan", "buckets")
-    add_groups(parser, "process groups")
+    add_groups(parser, "whole step", "process groups")
     add_inductor(parser, default=False)
     add_groups(parser, "second opinion")
     parser.add_argument(
@@ -63,14 +63,18 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
     from apsched.artifacts.stated_options import stated_options
     from apsched.errors import ApschedError, RoundTripError
     from apsched.pipeline.load import loaded
-    from apsched.pipeline.solve_graph import solve_graph, under_plan
+    from apsched.pipeline.solve_graph import under_plan
     from apsched.pipeline.steps import with_torch_schedulers
     from apsched.progress import Progress
     from apsched.report.summary import print_solved, report_json
     from apsched.report.table import print_json
+    from apsched.report.whole_step import keep_json, print_kept
+    from apsched.whole_step.asked import KEPT_FILE, asked_to_keep, kept_file
+    from apsched.whole_step.solve import solve_graphs
 
     where = source_request(args), cost_choice(args), direction(args)
     request = solve_request(args)
+    asked = asked_to_keep(args.keep)
     check_writable(out_dir(args, "."))
     progress = Progress()
     with loaded(*where, progress) as source:
@@ -78,7 +82,7 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
         graphs = under_plan(source.graphs, request)
         target = out_dir(args, source.slug)
         check_writable(target)
-        results = [solve_graph(graph, request, progress) for graph in graphs]
+        graphs, results, step = solve_graphs(graphs, request, asked, progress)
         refuse_infeasible(
             results, source=args.source, cluster=source.cluster, stdout=stdout, as_json=args.json
         )
@@ -91,11 +95,16 @@ def run(args: argparse.Namespace, stdout: TextIO) -> None:
         for k, graph in enumerate(graphs):
             results[k] = add_files(graph, results[k], files, lost, progress)
     report = report_json(args.source, source.cluster, results, stated_options(vars(args)))
+    if step is not None:
+        report["keep"] = keep_json(step)
+        files[KEPT_FILE] = kept_file(step.best.kept)
     files["result.json"] = (json.dumps(report, indent=1) + "\n").encode()
     written, unwritten = write_or_rescue(target, files)
     if args.json:
         print_json(stdout, **report)
     else:
+        if step is not None:
+            print_kept(step, stdout)
         rewritten = all(graph.captured is not None for graph in graphs)
         print_solved(
             results, written, source.notes, stdout, metrics=args.metrics, rewritten=rewritten

@@ -1,0 +1,81 @@
+"""What is kept from forward to backward, for a person and for a program."""
+
+from typing import Any, TextIO
+
+from apsched.quantities import show_bytes, show_us
+from apsched.report.table import console, plain_table
+from apsched.units import ticks_to_us
+from apsched.whole_step.pair import SolvedChoice
+from apsched.whole_step.search import StepAnswer
+
+
+def keep_json(answer: StepAnswer) -> dict[str, Any]:
+    """Return what ``--json`` says about the step: what is kept, its figures, and the choices that
+    were solved.
+    """
+    best = answer.best
+    return {
+        "kept": sorted(best.kept),
+        "num_parameters": answer.num_parameters,
+        **_figures(best),
+        "bound_us": ticks_to_us(answer.bound.ticks),
+        "bound_source": answer.bound.source,
+        "gap": answer.gap,
+        "memory_cap_bytes": answer.cap_bytes,
+        "baselines": {name: _figures(choice) for name, choice in answer.baselines.items()},
+        "tried": [_figures(choice) for choice in answer.tried],
+    }
+
+
+def _figures(choice: SolvedChoice) -> dict[str, Any]:
+    forward, backward = (result.step_time_us for result in choice.results)
+    return {
+        "num_kept": len(choice.kept),
+        "kept_bytes": choice.kept_bytes,
+        "forward_us": forward,
+        "backward_us": backward,
+        "step_time_us": ticks_to_us(choice.step_ticks) if choice.fits else None,
+        "peak_memory_bytes": choice.peak_bytes if choice.fits else None,
+        "fits": choice.fits,
+    }
+
+
+def print_kept(answer: StepAnswer, stream: TextIO) -> None:
+    """Print the choices that people make beside the one found, and what that keeps."""
+    figures = ("kept", "kept bytes", "forward ms", "backward ms", "step ms", "peak memory")
+    table = plain_table("choice", *figures, "fits", right=figures)
+    for name, choice in (*answer.baselines.items(), ("apsched", answer.best)):
+        table.add_row(name, *_cells(choice))
+    out = console(stream)
+    out.print(table)
+    for line in kept_lines(answer):
+        out.print(line, markup=False)
+    out.print()
+
+
+def _cells(choice: SolvedChoice) -> list[str]:
+    figures = _figures(choice)
+    times = (figures[key] for key in ("forward_us", "backward_us", "step_time_us"))
+    return [
+        str(len(choice.kept)),
+        show_bytes(choice.kept_bytes),
+        *("" if us is None else f"{us / 1000:,.3f}" for us in times),
+        show_bytes(choice.peak_bytes) if choice.fits else "",
+        "yes" if choice.fits else "no",
+    ]
+
+
+def kept_lines(answer: StepAnswer) -> tuple[str, ...]:
+    """Return the step in words: its time and bound, and what is kept."""
+    best = answer.best
+    if not best.fits:
+        return ("step: no choice fits the memory cap",)
+    again = answer.num_parameters - len(best.kept)
+    return (
+        f"step: {show_us(ticks_to_us(best.step_ticks))}, bound"
+        f" {show_us(ticks_to_us(answer.bound.ticks))} ({answer.bound.source}), gap"
+        f" {100 * answer.gap:.3f} %; peak {show_bytes(best.peak_bytes)}, cap"
+        f" {show_bytes(answer.cap_bytes)}",
+        f"  kept from forward to backward: {len(best.kept)} of {answer.num_parameters} parameters,"
+        f" {show_bytes(best.kept_bytes)}; {again} gathered again",
+    )

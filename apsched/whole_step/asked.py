@@ -1,0 +1,97 @@
+"""What a user asks to be kept: ``none``, ``all``, ``auto``, or a file of names.
+
+A file has an entry a line, without ``#`` comments: the name of a parameter, or a regular expression
+that fits all of its name.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+
+from apsched.errors import InputError
+from apsched.whole_step.choices import ALL, NONE, Choice
+
+AUTO = "auto"
+KEPT_FILE = "kept.txt"
+"""File of an answer that has the names of the parameters kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedToKeep:
+    """What is to be kept."""
+
+    mode: str = NONE
+    """``none``, ``all``, ``auto``, or ``names``."""
+    entries: tuple[str, ...] = ()
+    """Names and regular expressions, of ``names``."""
+
+    def chosen(self, names: Sequence[str], label: str = "--keep") -> Choice:
+        """Return those of the parameters ``names`` that are kept; of ``auto`` none is known.
+
+        ``InputError`` for an entry that is no parameter which both graphs gather.
+        """
+        if self.mode == ALL:
+            return Choice(names)
+        found: set[str] = set()
+        for entry in self.entries:
+            fits = [name for name in names if name == entry] or [
+                name for name in names if re.fullmatch(entry, name)
+            ]
+            if not fits:
+                known = f"such as {names[0]}" if names else "there are none"
+                raise InputError(
+                    f"{label}: expected parameters that forward and backward both gather"
+                    f" ({known}), found none that {entry!r} fits; drop that entry"
+                )
+            found.update(fits)
+        return Choice(found)
+
+
+def asked_to_keep(
+    stated: str | PathLike[str] | Iterable[str] | None, label: str = "--keep"
+) -> AskedToKeep:
+    """Return what is stated: ``none``, ``all``, ``auto``, the path of a file, or in Python a
+    sequence of names; ``None`` is ``none``.
+    """
+    if stated is None:
+        return AskedToKeep()
+    if isinstance(stated, str) and stated in (NONE, ALL, AUTO):
+        return AskedToKeep(mode=stated)
+    if isinstance(stated, str | PathLike):
+        return AskedToKeep(mode="names", entries=_checked(_entries(stated, label), label))
+    if not isinstance(stated, Iterable) or not all(isinstance(s, str) for s in (*stated,)):
+        raise InputError(
+            f"{label}: expected auto, none, all, a file or names of parameters; found {stated!r}"
+        )
+    return AskedToKeep(mode="names", entries=_checked(tuple(stated), label))
+
+
+def kept_file(kept: Choice) -> bytes:
+    """Return the file of an answer: the names kept, sorted, one a line."""
+    return "".join(f"{name}\n" for name in sorted(kept)).encode()
+
+
+def _entries(path: str | PathLike[str], label: str) -> tuple[str, ...]:
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{label}: expected auto, none, all or a readable file with a parameter a line, found"
+            f" {str(path)!r}: {error}"
+        ) from None
+    entries = (line.partition("#")[0].strip() for line in lines)
+    return tuple(entry for entry in entries if entry)
+
+
+def _checked(entries: tuple[str, ...], label: str) -> tuple[str, ...]:
+    for entry in entries:
+        try:
+            re.compile(entry)
+        except re.error as error:
+            raise InputError(
+                f"{label}: expected the name of a parameter or a regular expression, found"
+                f" {entry!r}: {error}"
+            ) from None
+    return entries

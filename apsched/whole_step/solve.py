@@ -1,0 +1,34 @@
+"""The graphs of a source solved as asked: each alone, or forward and backward as one step."""
+
+from collections.abc import Sequence
+
+from apsched.pipeline.load import LoadedGraph
+from apsched.pipeline.result import Result
+from apsched.pipeline.solve_graph import SolveRequest, solve_graph
+from apsched.progress import Progress
+from apsched.whole_step.asked import AskedToKeep
+from apsched.whole_step.choices import NONE
+from apsched.whole_step.pair import Step, pair_of, parameters_of, with_kept
+from apsched.whole_step.search import StepAnswer, solve_asked
+
+
+def solve_graphs(
+    graphs: Sequence[LoadedGraph], request: SolveRequest, asked: AskedToKeep, progress: Progress
+) -> tuple[tuple[LoadedGraph, ...], list[Result], StepAnswer | None]:
+    """Return graphs, answers and the answer for the step; where nothing is asked to be kept each
+    graph is solved alone, and there is none.
+
+    ``graphs`` are under the plan of ``request`` already.
+    """
+    if asked.mode == NONE:
+        return tuple(graphs), [solve_graph(graph, request, progress) for graph in graphs], None
+    answer = solve_asked(Step.of(graphs, request, progress), asked)
+    return answer.best.graphs, list(answer.best.results), answer
+
+
+def graphs_with(graphs: Sequence[LoadedGraph], asked: AskedToKeep) -> tuple[LoadedGraph, ...]:
+    """Return ``graphs`` with what is asked for kept; ``auto`` asks for nothing here."""
+    if asked.mode == NONE:
+        return tuple(graphs)
+    pair = pair_of(graphs)
+    return with_kept(pair, asked.chosen([p.name for p in parameters_of(pair)]))
