@@ -24,6 +24,7 @@ from apsched.fx.collectives import is_collective, is_wait_tensor, tensor_bytes, 
 from apsched.fx.graph_copies import copied, finished
 from apsched.fx.passes.parameters import serves_alone
 from apsched.fx.passes.partition_replay import mark_saved
+from apsched.torch_compat.graphs import empty_graph_like
 from apsched.torch_compat.sizes import size_hint
 
 
@@ -90,26 +91,42 @@ def with_kept(
     A value takes the place of the shard among the outputs of forward and the inputs of backward, or
     the places behind it where backward has another use for the shard.
     """
-    forward, backward = copied(forward), copied(backward)
+    forward = copied(forward)
     made = {node.name: node for node in forward.graph.nodes}
-    again = {node.name: node for node in backward.graph.nodes}
+    taken: dict[str, GatheredAgain] = {}
     for one in kept:
         values = [made[name] for name, _ in one.values]
         for value in values:
             _forget_recompute(value)
             mark_saved(value)
         _hand_over(forward.graph, one.passed, values, drop=one.frees_shard)
-        passed = again[one.passed]
-        at = passed
-        for (name, repeated), value in zip(one.values, values, strict=True):
-            with backward.graph.inserting_after(at):
-                at = backward.graph.placeholder(name)
-            at.meta = {key: item for key, item in value.meta.items() if key != "desc"}
-            again[repeated].replace_all_uses_with(at)
-        if one.frees_shard:
-            _erase_chain(passed)
+        taken[one.passed] = one
     forward.recompile()
-    return forward, finished(backward)
+    return forward, finished(_taking(backward, taken, made))
+
+
+def _taking(
+    backward: GraphModule, taken: Mapping[str, GatheredAgain], made: Mapping[str, Node]
+) -> GraphModule:
+    """Return a copy of ``backward`` that takes the values of ``taken``, by passed input, as inputs;
+    ``made`` are the nodes of forward.
+    """
+    module = copied(backward)
+    graph = empty_graph_like(backward.graph)
+    values: dict[Node, Node] = {}
+    known = {node.name: node for node in backward.graph.nodes}
+    for node in backward.graph.nodes:
+        one = taken.get(node.name) if node.op == "placeholder" else None
+        gone = one is not None and one.frees_shard
+        if node not in values and not gone and all(i in values for i in node.all_input_nodes):
+            values[node] = graph.node_copy(node, values.__getitem__)
+            values[node].meta = dict(node.meta)
+        for name, repeated in one.values if one is not None else ():
+            value = graph.placeholder(name)
+            value.meta = {key: item for key, item in made[name].meta.items() if key != "desc"}
+            values[known[repeated]] = value
+    module.graph = graph
+    return module
 
 
 def _passed_shards(forward: torch.fx.Graph, backward: torch.fx.Graph) -> dict[Node, Node]:
@@ -246,15 +263,3 @@ def _forget_recompute(value: Node) -> None:
         node.meta.pop("recompute", None)
         node.meta.pop("ac_graph_id", None)
         stack += [i for i in node.all_input_nodes if i.op == "call_function"]
-
-
-def _erase_chain(passed: Node) -> None:
-    """Erase a placeholder and the nodes behind it, which no value needs any more."""
-    order, seen = [passed], {passed}
-    for node in order:
-        for user in node.users:
-            if user not in seen:
-                seen.add(user)
-                order.append(user)
-    for node in sorted(seen, reverse=True):
-        passed.graph.erase_node(node)

@@ -1,0 +1,103 @@
+"""Parameters kept on a pair of graphs are those that the partitioner would have kept."""
+
+from itertools import combinations, pairwise
+
+import pytest
+import torch
+
+from apsched.capture.captured import Capture
+from apsched.capture.keep import keep, keepable
+from apsched.errors import InputError
+from apsched.models.mesh import MeshSpec
+from apsched.models.preset_capture import capture_preset
+from apsched.schedule.schedule import as_captured
+from apsched.schedule.simulate import simulate
+from tests.helpers.graphs.sharded_layers import captured_layers, loaded_layers
+
+WIDTHS = (32, 64, 128, 32)
+
+
+def _figures(capture: Capture) -> list[tuple[object, ...]]:
+    """Return collectives by what they carry, step time and peak of each graph, as captured."""
+    found = []
+    for graph in loaded_layers(capture):
+        problem = graph.problem
+        timeline = simulate(problem, as_captured(problem.num_nodes))
+        carried = [(problem.keys[c.key].kind, c.size_bytes) for c in problem.collectives]
+        found.append((carried, timeline.step_time_ticks, timeline.peak_memory_bytes))
+    return found
+
+
+def _kept(capture: Capture, names: tuple[str, ...]) -> Capture:
+    graphs = keep(*capture.graphs, names)
+    return Capture(source="kept", graphs=graphs, group_ranks=capture.group_ranks)
+
+
+NAMES = tuple(f"weights.{k}" for k in range(3))
+CHOICES = [c for n in range(1, 4) for c in combinations(NAMES, n)]
+
+
+@pytest.fixture(scope="module")
+def again() -> Capture:
+    return captured_layers(WIDTHS)
+
+
+@pytest.mark.parametrize("names", CHOICES, ids=" ".join)
+def test_each_choice_has_the_figures_of_the_partitioner(again: Capture, names) -> None:
+    assert _figures(_kept(again, names)) == _figures(captured_layers(WIDTHS, kept=names))
+
+
+def test_nothing_that_was_given_changes(again: Capture) -> None:
+    before = [str(graph.module.graph) for graph in again.graphs]
+    _kept(again, NAMES)
+    assert [str(graph.module.graph) for graph in again.graphs] == before
+
+
+def test_forward_hands_over_what_backward_takes_place_by_place(again: Capture) -> None:
+    forward, backward = keep(*again.graphs, NAMES[1:])
+    outputs = forward.module.graph.output_node()
+    saved = [node.name for node in outputs.args[0]][1:]
+    inputs = [node.name for node in backward.module.graph.find_nodes(op="placeholder")]
+    assert inputs[: len(saved)] == saved
+    assert len(outputs.meta["desc"]) == len(saved) + 1
+    assert set(backward.parameter_names.values()) == {NAMES[0]}
+    assert len(backward.kept_inputs) == len(again.graphs[1].kept_inputs) - 2
+
+
+def test_a_cast_behind_the_gather_is_kept_in_place_of_it() -> None:
+    capture = captured_layers(WIDTHS, cast=torch.bfloat16)
+    found = {k.name: k.again for k in keepable(*capture.graphs)}
+    assert [again.value_bytes for again in found.values()] == [
+        (2 * a * b,) for a, b in pairwise(WIDTHS)
+    ]
+    kept = _figures(_kept(capture, NAMES))
+    assert kept == _figures(captured_layers(WIDTHS, cast=torch.bfloat16, kept=NAMES))
+
+
+def test_a_shard_that_backward_reads_itself_stays_an_input() -> None:
+    capture = captured_layers(WIDTHS, penalty=True)
+    assert not any(k.again.frees_shard for k in keepable(*capture.graphs))
+    assert _figures(_kept(capture, NAMES)) == _figures(
+        captured_layers(WIDTHS, penalty=True, kept=NAMES)
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "mesh", "again"),
+    [("llama3-debug", "fsdp=4,tp=2", 0), ("deepseek-v3-debug", "fsdp=4,ep=2", 0)],
+)
+def test_all_parameters_of_a_preset_can_be_kept(model: str, mesh: str, again: int) -> None:
+    """All but the embedding, which backward does not read."""
+    capture = capture_preset(model, mesh=MeshSpec.parse(mesh), seq_len=64, num_layers=1)
+    names = [k.name for k in keepable(*capture.graphs)]
+    assert set(capture.graphs[0].parameter_names.values()) - set(names) == {"tok_embeddings.weight"}
+    _, backward = keep(*capture.graphs, names)
+    target = torch.ops._c10d_functional.all_gather_into_tensor.default
+    gathers = backward.module.graph.find_nodes(op="call_function", target=target)
+    left = [n for n in gathers if n.meta.get("custom", {}).get("apsched_parameter")]
+    assert len(left) == again
+
+
+def test_a_name_that_is_no_parameter_is_refused(again: Capture) -> None:
+    with pytest.raises(InputError, match=r"'weights.7'; there are 3 \(weights.0"):
+        keep(*again.graphs, ["weights.7"])

@@ -1,0 +1,97 @@
+"""A few sharded layers with a loss, captured on a fake world: small enough to try every choice of
+what is kept.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from apsched.capture.captured import Capture
+from apsched.capture.fake_world import world
+from apsched.capture.joint import capture_module
+from apsched.pipeline.load import LoadedGraph, loaded_graph
+from apsched.progress import Progress
+
+RANKS = 4
+
+
+class ShardedLayers(nn.Module):
+    """``x @ w_0 @ w_1 ...`` with parameters sharded over the rows, gathered and then cast."""
+
+    def __init__(
+        self, widths: Sequence[int], *, cast: torch.dtype | None = None, penalty: bool = False
+    ) -> None:
+        super().__init__()
+        mesh = init_device_mesh("cpu", (RANKS,))
+        self.mode, self.cast, self.penalty = FakeTensorMode(), cast, penalty
+        self.weights = nn.ParameterList()
+        with self.mode:
+            for rows, columns in pairwise(widths):
+                shard = torch.empty(rows // RANKS, columns)
+                placed = DTensor.from_local(shard, mesh, (Shard(0),), run_check=False)
+                self.weights.append(nn.Parameter(placed))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for weight in self.weights:
+            whole = weight.redistribute(placements=(Replicate(),))  # type: ignore[operator]
+            local = whole.to_local(grad_placements=(Partial(),))
+            if self.cast is not None:
+                local, x = local.to(self.cast), x.to(self.cast)
+            x = torch.relu(x @ local)
+            if self.penalty:
+                x = x + weight.to_local().square().sum()  # type: ignore[operator]
+        return x.float().sum()
+
+
+def captured_layers(
+    widths: Sequence[int],
+    *,
+    tokens: int = 64,
+    cast: torch.dtype | None = None,
+    penalty: bool = False,
+    kept: Sequence[str] = (),
+) -> Capture:
+    """Return the graphs of layers of these widths; parameters ``kept`` by the partitioner."""
+    with world(RANKS):
+        module = ShardedLayers(widths, cast=cast, penalty=penalty)
+        with module.mode:
+            x = torch.empty(tokens, widths[0], requires_grad=True)
+        return capture_module(module, (x,), source="layers", kept_parameters=kept)
+
+
+class FlatPrices:
+    """Matrix products by their FLOPs, other nodes a microsecond, transfers by bytes: prices that no
+    fusion changes.
+    """
+
+    def __init__(self, *, bytes_per_us: float = 500.0, latency_us: float = 3.0) -> None:
+        self.bytes_per_us, self.latency_us = bytes_per_us, latency_us
+
+    def compute_us(self, node: torch.fx.Node) -> float:
+        if node.target is torch.ops.aten.mm.default:
+            rows, inner = node.all_input_nodes[0].meta["val"].shape
+            return 1 + float(rows * inner * node.meta["val"].shape[1]) / 50_000
+        return 1.0
+
+    def collective_us(self, kind: str, group_name: str, group_size: int, size_bytes: int) -> float:
+        return self.latency_us + size_bytes / self.bytes_per_us
+
+
+def loaded_layers(capture: Capture, prices: FlatPrices | None = None) -> tuple[LoadedGraph, ...]:
+    """Return the graphs of ``capture`` as problems."""
+    return tuple(
+        loaded_graph(
+            graph,
+            prices or FlatPrices(),
+            cluster="",
+            group_ranks=capture.group_ranks,
+            device_memory_bytes=2**30,
+            progress=Progress(quiet=True),
+        )
+        for graph in capture.graphs
+    )
