@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from os import PathLike
 from typing import Any
 
 import torch
@@ -13,13 +14,15 @@ import torch
 from apsched.compiler.code_cache import with_agreed_code
 from apsched.compiler.inductor_pass import InductorPass, ParameterPass
 from apsched.compiler.inductor_settings import OFF, switched_on
+from apsched.compiler.keep import kept_passes
+from apsched.compiler.ranks.agreement import GraphAgreement
 from apsched.compiler.schedule_captured import RESULT
 from apsched.compiler.schedule_graph import kept_as_it_was, prepare_joint, schedule_graph
 from apsched.compiler.settings import Settings
 from apsched.errors import InputError
 from apsched.fx.passes.lists import joint_passes
 from apsched.fx.passes.roles import classify
-from apsched.fx.passes.run_passes import run_passes
+from apsched.fx.passes.run_passes import PassList, run_passes
 from apsched.pipeline.result import Result
 from apsched.torch_compat.compilers import (
     aot_compiled,
@@ -31,6 +34,7 @@ from apsched.torch_compat.compilers import (
     inductor_setting,
     name_parameters,
 )
+from apsched.whole_step.asked import AUTO, AskedToKeep, asked_to_keep
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +48,8 @@ class Backend:
     settings: Settings
     inductor: bool
     reshard_after_forward: bool | None
+    keep: AskedToKeep | None = None
+    """What is kept from forward to backward; ``None``: as ``reshard_after_forward`` says."""
     results: list[Result] = field(default_factory=list)
     """The answer for each graph that was scheduled in this process, in the order in which they were
     compiled.
@@ -94,7 +100,10 @@ class Backend:
             )
         hooks: dict[str, Any] = {
             "joint_custom_pre_pass": ParameterPass(
-                names, self.reshard_after_forward, self.settings
+                names,
+                self.reshard_after_forward if self.keep is None else True,
+                self.settings,
+                self.keep,
             ),
             "post_grad_custom_post_pass": InductorPass(self.settings, names, self.results),
         }
@@ -111,11 +120,17 @@ class Backend:
     ) -> Any:
         again = self.reshard_after_forward
 
-        def prepare() -> torch.fx.GraphModule:
+        def partition(module: torch.fx.GraphModule) -> Any:
+            return default_partition(module, joint_inputs, **options)
+
+        def prepare(agreement: GraphAgreement | None) -> torch.fx.GraphModule:
             name_parameters(joint.graph, names)
-            return run_passes(
-                joint, (classify(),) if again is None else joint_passes(reshard_after_forward=again)
-            ).module
+            passes: PassList = (classify(),)
+            if self.keep is not None:
+                passes = kept_passes(self.keep, joint, partition, self.settings, names, agreement)
+            elif again is not None:
+                passes = joint_passes(reshard_after_forward=again)
+            return run_passes(joint, passes).module
 
         return default_partition(
             prepare_joint(joint, self.settings, prepare), joint_inputs, **options
@@ -136,7 +151,11 @@ class Backend:
 
 
 def backend(
-    *, inductor: bool = False, reshard_after_forward: bool | None = None, **settings: Any
+    *,
+    inductor: bool = False,
+    reshard_after_forward: bool | None = None,
+    keep: str | PathLike[str] | Sequence[str] | None = None,
+    **settings: Any,
 ) -> Backend:
     """Return a backend for ``torch.compile`` that schedules the collectives of every graph::
 
@@ -151,6 +170,11 @@ def backend(
         ``True``: what gathers a parameter runs again in backward, ``False``: gathered parameters
         are kept until then. ``None``: as the model says (activation checkpointing around the
         gather), else they are kept.
+    keep
+        Parameters whose gathered tensors stay from forward to backward: ``"none"``, ``"all"``,
+        ``"auto"`` (what is fastest and fits, forward and backward solved as one step, on one
+        process rank for all), names or regular expressions, or a file of them, such as the
+        ``kept.txt`` of ``apsched solve --keep auto``. In place of ``reshard_after_forward``.
     settings
         See :class:`apsched.compiler.settings.Settings`.
     """
@@ -160,6 +184,22 @@ def backend(
         )
     if not isinstance(inductor, bool):
         raise InputError(f"inductor: expected True or False, found {inductor!r}")
+    if keep is not None and reshard_after_forward is not None:
+        raise InputError(
+            f"keep: expected it in place of reshard_after_forward, found {keep!r} and"
+            f" {reshard_after_forward!r}; leave one out"
+        )
+    asked = None if keep is None else asked_to_keep(keep, "keep")
+    if inductor and asked is not None and asked.mode == AUTO:
+        raise InputError(
+            "keep: expected none, all, a file or names with inductor=True, found 'auto'; solve the"
+            " step before (`apsched solve --keep auto`), and hand in its kept.txt"
+        )
     chosen = Settings.of(settings)
     chosen.check_traced_by_dynamo()
-    return Backend(settings=chosen, inductor=inductor, reshard_after_forward=reshard_after_forward)
+    return Backend(
+        settings=chosen,
+        inductor=inductor,
+        reshard_after_forward=reshard_after_forward,
+        keep=asked,
+    )

@@ -12,13 +12,15 @@ from torch.fx import Graph, GraphModule
 
 from apsched.compiler.code_cache import graph_in_inductor
 from apsched.compiler.fingerprint import fingerprint
+from apsched.compiler.ranks.agreement import GraphAgreement
 from apsched.compiler.schedule_captured import RESULT
 from apsched.compiler.schedule_graph import prepare_joint, schedule_graph
 from apsched.compiler.settings import Settings
-from apsched.fx.passes.parameters import is_backward, mark_parameters
+from apsched.fx.passes.parameters import gather_nodes, is_backward, mark_parameters
 from apsched.pipeline.result import Result
 from apsched.problem.plan.rules import digest
 from apsched.torch_compat.compilers import name_parameters, replace_graph
+from apsched.whole_step.asked import AskedToKeep
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +77,8 @@ class ParameterPass(CustomGraphPass):
     names: Mapping[int, str]
     reshard_after_forward: bool | None
     settings: Settings
+    keep: AskedToKeep | None = None
+    """Which parameters are kept all the same; ``None``: none."""
 
     def __call__(self, graph: Graph) -> None:
         """Tag the nodes of a joint graph in place, or none of them; nothing on others."""
@@ -83,10 +87,12 @@ class ParameterPass(CustomGraphPass):
         before = {node: dict(node.meta) for node in graph.nodes}
         tagged = GraphModule(torch.nn.Module(), Graph())  # stands for success
 
-        def tag() -> GraphModule:
+        def tag(_: GraphAgreement | None) -> GraphModule:
             name_parameters(graph, self.names)
             if again is not None and any(is_backward(node) for node in graph.nodes):
-                mark_parameters(graph, reshard_after_forward=again)
+                parameters = sorted(set(gather_nodes(graph).values()))
+                kept = self.keep.fitting(parameters) if self.keep is not None else ()
+                mark_parameters(graph, reshard_after_forward=again, kept=kept)
             return tagged
 
         if prepare_joint(module, self.settings, tag) is not tagged:
@@ -95,9 +101,9 @@ class ParameterPass(CustomGraphPass):
 
     def uuid(self) -> str:
         """Return what it does."""
-        return digest(
-            map(repr, ("parameters", self.reshard_after_forward, *sorted(self.names.items())))
-        )
+        kept = () if self.keep is None else (self.keep,)
+        how = ("parameters", self.reshard_after_forward, *kept, *sorted(self.names.items()))
+        return digest(map(repr, how))
 
 
 def inductor_pass(**settings: Any) -> InductorPass:

@@ -58,13 +58,7 @@ def scheduled(
     progress = progress_of(settings)
     with _working(agreement):
         graph, request = priced(captured, settings, group_ranks, request, progress)
-        if settings.parameter_order is not None:
-            graph = replace(
-                graph,
-                problem=_in_order(
-                    graph.problem, settings.parameter_order, all_known=settings.bitwise
-                ),
-            )
+        graph = in_registered_order(graph, settings)
         (graph,) = under_plan((graph,), request)
         mine = next(
             (file for file in files if file.graph["hash"] == graph.problem.graph_hash), None
@@ -133,6 +127,14 @@ def priced(
     if request.memory_cap is None and cluster is None:
         request = replace(request, memory_cap=MemoryCap())
     return replace(graph, problem=problem), request
+
+
+def in_registered_order(graph: LoadedGraph, settings: Settings) -> LoadedGraph:
+    """Return ``graph`` with the places of its parameters as ``settings`` state them, if they do."""
+    order = settings.parameter_order
+    if order is None:
+        return graph
+    return replace(graph, problem=_in_order(graph.problem, order, all_known=settings.bitwise))
 
 
 def _in_order(problem: Problem, parameter_order: Sequence[str], *, all_known: bool) -> Problem:

@@ -97,9 +97,10 @@ def schedule_graph(
 def prepare_joint(
     joint: torch.fx.GraphModule,
     settings: Settings,
-    prepare: Callable[[], torch.fx.GraphModule],
+    prepare: Callable[[GraphAgreement | None], torch.fx.GraphModule],
 ) -> torch.fx.GraphModule:
-    """Return what ``prepare`` makes of ``joint`` before it is partitioned; with
+    """Return what ``prepare`` makes of ``joint`` before it is partitioned, given the agreement of
+    the process ranks on it; with
     ``on_error="fallback"`` ``joint`` itself where that fails on any process rank.
     """
     return all_or_none(
@@ -107,7 +108,7 @@ def prepare_joint(
         joint,
         settings,
         "joint",
-        lambda _: (prepare(), {}),
+        lambda agreement: (prepare(agreement), {}),
     )
 
 

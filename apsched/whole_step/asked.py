@@ -32,21 +32,25 @@ class AskedToKeep:
 
         ``InputError`` for an entry that is no parameter which both graphs gather.
         """
-        if self.mode == ALL:
-            return Choice(names)
-        found: set[str] = set()
         for entry in self.entries:
-            fits = [name for name in names if name == entry] or [
-                name for name in names if re.fullmatch(entry, name)
-            ]
-            if not fits:
+            if not _fits(entry, names):
                 known = f"such as {names[0]}" if names else "there are none"
                 raise InputError(
                     f"{label}: expected parameters that forward and backward both gather"
                     f" ({known}), found none that {entry!r} fits; drop that entry"
                 )
-            found.update(fits)
-        return Choice(found)
+        return self.fitting(names)
+
+    def fitting(self, names: Sequence[str]) -> Choice:
+        """As :meth:`chosen`, for one of several graphs: an entry may be about another."""
+        if self.mode == ALL:
+            return Choice(names)
+        return Choice(name for entry in self.entries for name in _fits(entry, names))
+
+
+def _fits(entry: str, names: Sequence[str]) -> list[str]:
+    """Return the parameter called ``entry``; else those that it fits as a regular expression."""
+    return [n for n in names if n == entry] or [n for n in names if re.fullmatch(entry, n)]
 
 
 def asked_to_keep(

@@ -2,8 +2,9 @@
 make, then along the order in which keeping pays.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 from apsched.problem.problem import Problem
 from apsched.problem.second_group import with_second_groups
@@ -19,6 +20,8 @@ from apsched.whole_step.asked import AUTO, AskedToKeep
 from apsched.whole_step.choices import NONE, Choice, named_choices, units
 from apsched.whole_step.pair import SolvedChoice, Step
 
+_FEW = 3
+"""Of so many parameters every choice is solved that may pay."""
 _FIRST = 4
 """Prefixes of the order that are looked at first, evenly spaced."""
 _ROUNDS = 4
@@ -74,23 +77,24 @@ def solve_step(step: Step) -> StepAnswer:
     step times differ by less than the time slack the one with the lowest peak is taken, as long as
     no choice that people make becomes faster.
     """
-    bounds = _bounds(step)
-    index = {p.name: k for k, p in enumerate(step.parameters)}
+    return search_choices(step, _bounds(step))
 
-    def may_pay(kept: Choice) -> bool:
-        items = [index[name] for name in kept]
-        fits = any(bound.may_fit(items) for bound in bounds)
-        return fits and min(b.of_choice(items).ticks for b in bounds) < _best_ticks(step)
 
-    bound = min((b.over_choices() for b in bounds), key=lambda b: b.ticks)
+def search_choices(step: Step, bounds: Sequence[StepBound]) -> StepAnswer:
+    """As :func:`solve_step`; of ``bounds`` the least holds."""
+    search = _Search(step, bounds)
     baselines = {
         name: step.solve(kept)
         for name, kept in named_choices(step.parameters).items()
-        if name == NONE or any(b.may_fit(index[n] for n in kept) for b in bounds)
+        if name == NONE or search.may_fit(kept)
     }
-    enough = bound.ticks * (1 + step.request.options.time_slack / 2)
-    _along_order(step, may_pay, enough)
+    if len(step.parameters) <= _FEW:
+        search.look(search.every_choice())
+    else:
+        search.along_order()
+        search.look(search.filled())
     best = _least_memory_within_slack(step, baselines)
+    bound = search.bound
     return StepAnswer(
         best=best,
         bound=replace(bound, ticks=min(bound.ticks, best.step_ticks)) if best.fits else bound,
@@ -101,33 +105,81 @@ def solve_step(step: Step) -> StepAnswer:
     )
 
 
-def _along_order(step: Step, may_pay: Callable[[Choice], bool], enough: float) -> None:
-    """Solve prefixes of the order in which keeping pays: some all over it, then around the best,
-    between units first and inside of one at last.
-    """
-    order = [name for unit in units(step.parameters) for name in unit]
-    ends = [0]
-    for unit in units(step.parameters):
-        ends.append(ends[-1] + len(unit))
-    known: dict[int, float] = {}
+class _Search:
+    """Choices that are worth solving: bounds say which may fit, and which may be faster."""
 
-    def look(at: Iterable[int]) -> None:
-        for k in sorted(set(at) - known.keys()):
-            kept = Choice(order[:k])
-            if kept in step.solved or (_best_ticks(step) > enough and may_pay(kept)):
-                known[k] = _ticks(step.solve(kept))
-            else:
-                known[k] = _NEVER
+    def __init__(self, step: Step, bounds: Sequence[StepBound]) -> None:
+        self._step, self._bounds = step, bounds
+        self._index = {p.name: k for k, p in enumerate(step.parameters)}
+        self._order = [name for unit in units(step.parameters) for name in unit]
+        self.bound = min((b.over_choices() for b in bounds), key=lambda b: b.ticks)
+        self._enough = self.bound.ticks * (1 + step.request.options.time_slack / 2)
 
-    last = len(ends) - 1
-    look(ends[round(last * k / _FIRST)] for k in range(_FIRST + 1))
-    for _ in range(_ROUNDS):
-        best = min(known, key=lambda k: (known[k], k))
-        around = (
-            max((k for k in known if k < best), default=best),
-            min((k for k in known if k > best), default=best),
-        )
-        look(_between(ends, *sorted((best, other))) for other in around)
+    def may_fit(self, kept: Choice) -> bool:
+        """Return whether memory between forward and backward may hold the parameters ``kept``."""
+        items = [self._index[name] for name in kept]
+        return any(bound.may_fit(items) for bound in self._bounds)
+
+    def look(self, choices: Iterable[Choice]) -> None:
+        """Solve those of ``choices`` that may be the fastest, until the bound is near."""
+        for kept in choices:
+            self._ticks_of(kept)
+
+    def _ticks_of(self, kept: Choice) -> float:
+        """Return the step time of a choice; never, where it cannot be the fastest."""
+        step = self._step
+        if kept not in step.solved:
+            items = [self._index[name] for name in kept]
+            best = _best_ticks(step)
+            if (
+                best <= self._enough
+                or not self.may_fit(kept)
+                or min(b.of_choice(items).ticks for b in self._bounds) >= best
+            ):
+                return _NEVER
+        return _ticks(step.solve(kept))
+
+    def every_choice(self) -> Iterator[Choice]:
+        """Yield all choices."""
+        for count in range(len(self._order) + 1):
+            yield from map(Choice, combinations(self._order, count))
+
+    def along_order(self) -> None:
+        """Solve prefixes of the order in which keeping pays: some all over it, then around the
+        best, between units first and inside of one at last.
+        """
+        ends = [0]
+        for unit in units(self._step.parameters):
+            ends.append(ends[-1] + len(unit))
+        known: dict[int, float] = {}
+
+        def look(at: Iterable[int]) -> None:
+            for k in sorted(set(at) - known.keys()):
+                known[k] = self._ticks_of(Choice(self._order[:k]))
+
+        last = len(ends) - 1
+        look(ends[round(last * k / _FIRST)] for k in range(_FIRST + 1))
+        for _ in range(_ROUNDS):
+            best = min(known, key=lambda k: (known[k], k))
+            around = (
+                max((k for k in known if k < best), default=best),
+                min((k for k in known if k > best), default=best),
+            )
+            look([_between(ends, *sorted((best, other))) for other in around])
+
+    def filled(self) -> Iterator[Choice]:
+        """Yield the best choice with more parameters, as far as memory may hold them, in the order
+        in which keeping pays and the largest first; and the largest alone.
+        """
+        best = min(self._step.solved.values(), key=_ticks).kept
+        size = {p.name: p.size_bytes for p in self._step.parameters}
+        largest = sorted(self._order, key=lambda name: -size[name])
+        for start, names in ((best, self._order), (best, largest), (Choice(), largest)):
+            kept = start
+            for name in names:
+                if self.may_fit(kept | {name}):
+                    kept |= {name}
+            yield kept
 
 
 def _between(ends: Sequence[int], low: int, high: int) -> int:

@@ -199,7 +199,7 @@ def cases(rank: int, world_size: int, folder: Path) -> dict[str, Case]:
             joint = toy(everybody).module
             settings = Settings(on_error=on_error, deadline_s=PATIENT_S)
 
-            def prepare() -> GraphModule:
+            def prepare(_: object) -> GraphModule:
                 if rank == odd_graph:
                     raise InputError("no role")
                 return GraphModule(joint, joint.graph)

@@ -1,0 +1,63 @@
+"""What is kept under torch.compile and on graphs: real gloo processes train bit for bit as with all
+gathered again.
+"""
+
+import pytest
+
+import apsched
+from apsched.errors import InputError
+from tests.helpers.processes import WORKERS, run_sizes
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory) -> dict[int, list[dict]]:
+    script = WORKERS / "training/keep_worker.py"
+    return run_sizes(script, tmp_path_factory.mktemp("kept"), timeout_s=400)
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("size", [2, 4])
+def test_losses_and_gradients_are_those_of_all_gathered_again(jobs, size) -> None:
+    for report in jobs[size]:
+        found = report["compiled"]
+        for choice in ("none", "all", "one", "auto", "no memory"):
+            assert found[choice]["num_unequal"] == 0, choice
+            assert found[choice]["exact"], choice
+        again = found["none"]["gathers"]["backward"]
+        assert len(again) > 2
+        assert found["all"]["gathers"]["backward"] == []
+        assert found["one"]["gathers"]["backward"] == [n for n in again if n != found["kept"]]
+        assert len(found["auto"]["gathers"]["backward"]) < len(again)
+        assert len(found["no memory"]["gathers"]["backward"]) >= len(
+            found["auto"]["gathers"]["backward"]
+        )
+        assert all(found[c]["gathers"]["forward"] for c in ("none", "all", "auto"))
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("size", [2, 4])
+def test_all_process_ranks_keep_the_same(jobs, size) -> None:
+    first = jobs[size][0]["compiled"]
+    for report in jobs[size]:
+        for choice in ("auto", "no memory"):
+            assert report["compiled"][choice]["gathers"] == first[choice]["gathers"]
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("size", [2, 4])
+def test_graphs_compute_the_same_whatever_is_kept(jobs, size) -> None:
+    for report in jobs[size]:
+        assert report["graphs"]["num"] > 2
+        assert report["graphs"]["all"]
+        assert report["graphs"]["some"]
+
+
+def test_keep_stands_in_place_of_resharding() -> None:
+    with pytest.raises(InputError, match="keep: expected it in place of reshard_after_forward"):
+        apsched.backend(keep="all", reshard_after_forward=True)
+    with pytest.raises(InputError, match=r"inductor=True, found 'auto'.*kept.txt"):
+        apsched.backend(keep="auto", inductor=True)
+    with pytest.raises(InputError, match="keep: expected auto, none, all or a readable file"):
+        apsched.backend(keep="no such file")
+    with pytest.raises(InputError, match="keep: expected auto, none, all, a file or names"):
+        apsched.backend(keep=[3])

@@ -1,0 +1,98 @@
+"""One of several gloo processes that train with parameters kept from forward to backward; writes
+how far that is from all gathered again, as JSON.
+
+usage: ``main(PROCESS_RANK, WORLD_SIZE, FOLDER)``, see ``processes.run_jobs``
+"""
+
+import json
+import os
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import apsched
+from apsched.capture.keep import keep, keepable
+from apsched.models.preset_capture import capture_built
+from apsched.models.training import run_step
+from tests.helpers.graphs.small_models import layers
+from tests.workers.training.compiler_worker import (
+    NUM_STEPS,
+    QUICK,
+    compare,
+    small,
+    train,
+)
+from tests.workers.training.eager_worker import built_model
+
+
+def gathers(results: list[apsched.Result]) -> dict[str, list[str]]:
+    """Return graph -> parameters that it gathers."""
+    return {
+        r.problem.name: sorted(
+            c.module
+            for c in r.problem.collectives
+            if r.problem.keys[c.key].kind == "all_gather" and not c.on_path
+        )
+        for r in results
+    }
+
+
+def compiled() -> dict[str, object]:
+    """Train under ``torch.compile`` with each choice; all are compared with all gathered again."""
+    module, inputs = small(partial(layers, 4), [4] * NUM_STEPS)
+    backend = apsched.backend(keep="none", **QUICK)
+    expected = train(module, inputs, backend)
+    again = gathers(backend.results)["backward"]
+    found: dict[str, object] = {"kept": again[0]}
+    choices: dict[str, object] = {
+        "none": "none",
+        "all": "all",
+        "one": [again[0]],
+        "auto": "auto",
+        "no memory": "auto",
+    }
+    for label, choice in choices.items():
+        more = {"memory_cap": "floor"} if label == "no memory" else {}
+        backend = apsched.backend(keep=choice, **{**QUICK, **more})
+        record = train(module, inputs, backend)
+        found[label] = compare(expected, record) | {
+            "gathers": gathers(backend.results),
+            "exact": all(r.round_trip_exact for r in backend.results),
+        }
+    return found
+
+
+def interpreted(world_size: int) -> dict[str, object]:
+    """Run the graphs of a preset with choices made on the graphs themselves."""
+    built = built_model(world_size)
+    capture = capture_built(built)
+    names = [k.name for k in keepable(*capture.graphs)]
+    found: dict[str, object] = {"num": len(names)}
+    with torch.no_grad():
+        expected = run_step(built, *(g.module for g in capture.graphs))
+        for label, kept in {"all": names, "some": names[::2]}.items():
+            pair = keep(*capture.graphs, kept)
+            loss, gradients = run_step(built, *(g.module for g in pair))
+            found[label] = torch.equal(loss, expected[0]) and all(
+                torch.equal(gradients[name], one) for name, one in expected[1].items()
+            )
+    return found
+
+
+def report(world_size: int) -> dict[str, object]:
+    return {"compiled": compiled(), "graphs": interpreted(world_size)}
+
+
+def main(rank: int, world_size: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder.parent / "inductor")
+    store = dist.FileStore(str(folder / "store"), world_size)
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=600)
+    )
+    (folder / f"{rank}.json").write_text(json.dumps(report(world_size)))
+    dist.barrier()
+    dist.destroy_process_group()
