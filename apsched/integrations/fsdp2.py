@@ -137,6 +137,7 @@ def fsdp2_settings(units: Sequence[Unit], solved: Mapping[str, Solved]) -> Fsdp2
     if "backward" in solved:
         behind, gathered = _backward(units, names, solved["backward"], by_parameter)
         buffers = _reductions_in_flight(*solved["backward"], by_parameter, names)
+        _refuse_kept_in_part(problem, solved["backward"][0], units)
     kept = {unit.name for unit in units if unit.name not in gathered and _is_saved(problem, unit)}
     return Fsdp2Settings(
         units=tuple(
@@ -281,6 +282,21 @@ def _is_saved(forward: Problem, unit: Unit) -> bool:
     return any(
         forward.storages[c.output_storage].uses[-1] == forward.num_nodes - 1 for c in gathers
     )
+
+
+def _refuse_kept_in_part(forward: Problem, backward: Problem, units: Sequence[Unit]) -> None:
+    """Raise ``InputError`` for a unit of which backward gathers some parameters while forward hands
+    others on.
+    """
+    gathered = {c.module for c in movable(backward, CollectiveKind.ALL_GATHER)}
+    for unit in units:
+        again = [name for name in unit.parameters if name in gathered]
+        if again and _is_saved(forward, unit):
+            raise InputError(
+                f"backward: FSDP2 keeps a unit or gathers it again, and of {unit.name} the schedule"
+                f" gathers {again[0]} again and keeps others; keep all parameters of the unit or"
+                " none (--keep with a file that says which)"
+            )
 
 
 def _named(units: Sequence[Unit], name: str) -> Unit:

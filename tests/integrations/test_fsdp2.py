@@ -14,6 +14,7 @@ import apsched
 from apsched.artifacts.schedule_file import save_schedule
 from apsched.capture.fake_world import world
 from apsched.capture.joint import capture_module
+from apsched.capture.keep import keep
 from apsched.config import SolveOptions
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster
@@ -31,7 +32,7 @@ from apsched.problem.build import build_problem
 from apsched.problem.problem import Problem
 from tests.helpers.processes import WORKERS, run_sizes
 
-CASES = ("free", "near", "kept")
+CASES = ("free", "near", "kept", "some kept")
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +106,8 @@ def test_torch_alone_gathers_otherwise(reports):
     assert happened(reports[0]["kept"]["seen"][1], "gather") == [], (
         "parameters are kept from forward"
     )
+    again = [unit for unit, _ in happened(reports[0]["some kept"]["seen"][1], "gather")]
+    assert again == ["layers.1", "layers.0"]
 
 
 @pytest.mark.alone
@@ -159,8 +162,8 @@ def model():
         yield fully_shard(model)
 
 
-def problems_of() -> tuple[list[Problem], list[object]]:
-    """Capture the model as graphs over the two process ranks that run."""
+def problems_of(kept: tuple[str, ...] = ()) -> tuple[list[Problem], list[object]]:
+    """Capture the model as graphs over the two process ranks that run, with parameters kept."""
     module, options = Net(), ModelOptions(param_dtype=torch.float32)
     module, meshes = module.to("meta"), build_meshes(MeshSpec(fsdp=2), "cpu")
     with FakeTensorMode():
@@ -169,7 +172,8 @@ def problems_of() -> tuple[list[Problem], list[object]]:
     capture = capture_module(module, inputs, source="net")
     costs = ClusterCostModel(load_cluster("h100"), capture.group_ranks)
     graphs = [
-        export_graph(graph, costs, group_ranks=capture.group_ranks) for graph in capture.graphs
+        export_graph(graph, costs, group_ranks=capture.group_ranks)
+        for graph in keep(*capture.graphs, kept)
     ]
     return [build_problem(graph) for graph in graphs], graphs
 
@@ -192,6 +196,13 @@ def test_a_part_of_a_unit_is_refused(model):
     alone = apsched.Plan((apsched.Rule(match=".*", forbid=True),))
     with pytest.raises(InputError, match=r"the unit layers.0 has layers.0.w\d.weight"):
         apply_fsdp2(model, [solved(problem, plan=alone) for problem in problems])
+
+
+def test_a_unit_that_is_kept_in_part_is_refused(model):
+    problems, _ = problems_of(("layers.1.w1.weight",))
+    results = [solved(problem, plan=fsdp2_plan(model, problem)) for problem in problems]
+    with pytest.raises(InputError, match=r"of layers.1 the schedule gathers .* and keeps others"):
+        apply_fsdp2(model, results)
 
 
 def test_schedules_of_something_else_are_refused(model):

@@ -20,6 +20,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
 )
 
 import apsched
+from apsched.capture.keep import keep, keepable
 from apsched.config import SolveOptions
 from apsched.costs.cluster_model import ClusterCostModel
 from apsched.costs.clusters.cluster import load_cluster
@@ -41,6 +42,7 @@ CASES: dict[str, dict[str, Any]] = {
     "free": {},
     "near": {"max_prefetch": 30},
     "kept": {"reshard_after_forward": False},
+    "some kept": {"units": ("layers.2", "norm+output")},
 }
 
 
@@ -179,21 +181,27 @@ def in_schedule(problem: Problem, schedule: Schedule, kind: str) -> list[tuple[s
 
 @cache
 def captured(
-    world_size: int, reshard_after_forward: bool
+    world_size: int, reshard_after_forward: bool, units: tuple[str, ...] = ()
 ) -> tuple[tuple[torch.Tensor, ...], list[Problem]]:
-    """Return inputs of the model, and its forward and backward graph as problems."""
+    """Return inputs of the model, and its forward and backward graph as problems, with the
+    parameters of ``units`` kept.
+    """
     built = built_model(world_size, reshard_after_forward=reshard_after_forward)
     capture = capture_built(built)
+    names = (k.name for k in keepable(*capture.graphs))
+    kept = [name for name in names if unit_of(name) in units]
     costs = ClusterCostModel(load_cluster("h100"), capture.group_ranks)
     return built.inputs, [
         build_problem(export_graph(graph, costs, group_ranks=capture.group_ranks))
-        for graph in capture.graphs
+        for graph in keep(*capture.graphs, kept)
     ]
 
 
 def run_case(world_size: int, name: str, chosen: dict[str, Any]) -> dict[str, Any]:
     chosen = dict(chosen)
-    inputs, problems = captured(world_size, chosen.pop("reshard_after_forward", True))
+    inputs, problems = captured(
+        world_size, chosen.pop("reshard_after_forward", True), chosen.pop("units", ())
+    )
     model = eager_model(world_size)
     chosen |= {"max_compute_move": 0, "options": SolveOptions(budget=0.0)}
     results: list[Any] = [None, None]
