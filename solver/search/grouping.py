@@ -57,10 +57,7 @@ def group(
     of_keys = np.zeros(len(pricer.problem.keys), dtype=np.bool_)
     of_keys[list(keys)] = True
     wanted = (
-        of_keys[arrays.key]
-        & arrays.bucketable
-        & ~a.closed
-        & (a.leader == np.arange(len(urgency)))
+        of_keys[arrays.key] & arrays.bucketable & ~a.closed & (a.leader == np.arange(len(urgency)))
     )
     if most_bytes is not None:
         wanted &= a.size_bytes <= most_bytes
